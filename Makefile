@@ -1,0 +1,44 @@
+# Every target works from a fresh clone: scripts/setup_env.sh makes .venv first (its -h names PYTHON and RSKIP_VENV).
+env := scripts/setup_env.sh
+fast := python -m pytest -m "not slow and not gpu"
+
+# OpenMP threads that spin while they wait make a small model crawl (17 times slower) on a busy machine.
+OMP_WAIT_POLICY ?= passive
+export OMP_WAIT_POLICY
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench test-fast test-gpu test-py312 clean distclean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+demo: ## make a small corpus, train, translate and score, on a CPU in minutes
+	@$(env) scripts/demo.sh
+
+test: lint ## lint, then every test
+	@$(env) python -m pytest
+
+lint: ## ruff and shellcheck
+	@$(env) ruff check .
+	@find . \( -name '.venv*' -o -name .git -o -path ./demo \) -prune -o -name '*.sh' -print0 | \
+		$(env) xargs -0 shellcheck .ci/run
+
+# Sleeping threads, kind to a busy machine, wake too slowly for the small kernels of decoding: measure what users run.
+bench: ## training and generation speed beside stock fairseq's
+	@$(env) env -u OMP_WAIT_POLICY python scripts/bench.py
+
+test-fast: ## the tests that take seconds
+	@$(env) $(fast)
+
+test-gpu: ## what needs CUDA
+	@$(env) python -m pytest tests/gpu
+
+test-py312: ## the fast tests under Python 3.12, in an environment of their own
+	@RSKIP_VENV=.venv-py312 PYTHON="$${PYTHON:-python3.12}" $(env) $(fast)
+
+clean: ## remove what the targets made, but for the environments
+	rm -rf demo build dist fairseq_rskip.egg-info .pytest_cache .ruff_cache
+	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove the environments
+	rm -rf .venv .venv-py312

@@ -1,0 +1,118 @@
+"""The one table of architectures: ``transformer_<variant><size>``, seven variants times seven sizes."""
+
+from dataclasses import MISSING, field, fields, make_dataclass
+from typing import Any, Dict, Iterator, Optional, Tuple, Type
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models.transformer.transformer_config import (
+    DecoderConfig,
+    EncDecBaseConfig,
+    QuantNoiseConfig,
+    TransformerConfig,
+)
+
+from fairseq_rskip.modules.skip_config import SkipConfig
+
+# variant -> defaults of SkipConfig (README's variant table has the same rows)
+VARIANTS: Dict[str, Dict[str, Any]] = {
+    "xskip": {"skip_kind": "xskip", "skip_norm": "none"},
+    "xskip_ln": {"skip_kind": "xskip", "skip_norm": "layer"},
+    "xskip_bn": {"skip_kind": "xskip", "skip_norm": "batch"},
+    "rskip_ln": {"skip_kind": "rskip", "skip_norm": "layer"},
+    "rskip_bn": {"skip_kind": "rskip", "skip_norm": "batch"},
+    "wskip": {"skip_kind": "wskip", "skip_norm": "none", "skip_lambda": 1.0},
+    "wskip_ln": {"skip_kind": "wskip", "skip_norm": "layer", "skip_lambda": 1.0},
+}
+
+_BIG = {
+    "encoder_embed_dim": 1024,
+    "encoder_ffn_embed_dim": 4096,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+}
+
+# size -> what differs from Base; the sizes of fairseq's architecture of the same name
+SIZES: Dict[str, Dict[str, Any]] = {
+    "": {},
+    "_tiny": {
+        "encoder_embed_dim": 64,
+        "encoder_ffn_embed_dim": 64,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 2,
+    },
+    "_iwslt_de_en": {"encoder_ffn_embed_dim": 1024, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
+    # the paper's EN-VI model: tensor2tensor's transformer_base with shared embeddings
+    "_iwslt_en_vi": {"dropout": 0.1, "share_all_embeddings": True},
+    "_wmt_en_de": {},
+    "_vaswani_wmt_en_de_big": {**_BIG, "dropout": 0.3},
+    "_vaswani_wmt_en_fr_big": {**_BIG, "dropout": 0.1},
+}
+
+# fields of fairseq's config that would add a residual of fairseq's own (BASE layers) or only serve old checkpoints
+_LEFT_OUT = {"char_inputs", "base_layers", "base_sublayers", "base_shuffle", "_name"}
+_FOLLOWS_ENCODER = {"decoder_embed_dim", "decoder_ffn_embed_dim"}
+_FOLLOWS_DECODER = {"decoder_input_dim", "decoder_output_dim"}
+
+
+def _flat_fields() -> Iterator[Tuple[str, Any, Any]]:
+    """fairseq's nested ``TransformerConfig`` as flat fields, named like fairseq's command-line options."""
+    nested = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
+    for outer in fields(TransformerConfig):
+        inner = fields(nested[outer.name]) if outer.name in nested else [outer]
+        for item in inner:
+            name = item.name if item is outer else f"{outer.name}_{item.name}"
+            if item.name in _LEFT_OUT:
+                continue
+            kind, default, metadata = item.type, item.default, dict(item.metadata)
+            if name in _FOLLOWS_ENCODER | _FOLLOWS_DECODER:
+                kind, default = Optional[int], None
+                leader = "encoder's" if name in _FOLLOWS_ENCODER else "decoder's embedding dimension"
+                metadata["help"] = f"{metadata.get('help', name.replace('_', ' '))} (default: the {leader})"
+            elif item.name == "layers_to_keep":
+                kind = Optional[str]  # fairseq declares a list of ints and then splits it at commas
+            assert default is not MISSING, name
+            yield name, kind, field(default=default, metadata=metadata)
+
+
+SkipTransformerConfig = make_dataclass(
+    "SkipTransformerConfig",
+    list(_flat_fields()),
+    bases=(SkipConfig,),
+    namespace={"__doc__": "Every option of a skip Transformer, flat; the defaults are Base with rSkip+LN, λ = 2."},
+)
+
+
+def arch_config(arch: str, defaults: Dict[str, Any]) -> Type[FairseqDataclass]:
+    """A dataclass like :data:`SkipTransformerConfig` whose defaults are the architecture's, so that they hold wherever
+    fairseq builds a model: command line, hydra, checkpoint."""
+    known = {f.name: f for f in fields(SkipTransformerConfig)}
+    changed = [
+        (name, known[name].type, field(default=value, metadata=dict(known[name].metadata)))
+        for name, value in defaults.items()
+    ]
+    return make_dataclass(f"SkipTransformerConfig_{arch}", changed, bases=(SkipTransformerConfig,))
+
+
+def architectures() -> Iterator[Tuple[str, Type[FairseqDataclass]]]:
+    """Every architecture's name and config."""
+    for variant, skip in VARIANTS.items():
+        for size, sizes in SIZES.items():
+            arch = f"transformer_{variant}{size}"
+            yield arch, arch_config(arch, {**skip, **sizes})
+
+
+def resolve(cfg) -> TransformerConfig:
+    """fairseq's nested config of a flat one (dataclass or DictConfig), with the skip options as ``.skip``."""
+    flat = {f.name: getattr(cfg, f.name) for f in fields(SkipTransformerConfig) if f.name != "_name"}
+    skip = SkipConfig(**{f.name: flat.pop(f.name) for f in fields(SkipConfig) if f.name != "_name"})
+    for name in _FOLLOWS_ENCODER:
+        flat[name] = flat[name] or flat[name.replace("decoder", "encoder")]
+    for name in _FOLLOWS_DECODER:
+        flat[name] = flat[name] or flat["decoder_embed_dim"]
+    config = TransformerConfig()
+    for name, value in flat.items():
+        setattr(config, name, value)
+    config.skip = skip
+    return config

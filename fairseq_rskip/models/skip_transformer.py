@@ -1,0 +1,58 @@
+"""``transformer_<variant><size>``: the Transformer whose every residual is a skip connection of the paper."""
+
+import logging
+
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import register_model
+from fairseq.models.transformer import TransformerModelBase
+
+from fairseq_rskip.compat import UserError
+from fairseq_rskip.models._presets import SkipTransformerConfig, architectures, resolve
+from fairseq_rskip.modules.transformer import SkipTransformerDecoder, SkipTransformerEncoder
+from fairseq_rskip.residual import SkipConnection
+
+logger = logging.getLogger(__name__)
+
+
+class SkipTransformerModel(TransformerModelBase):
+    """Transformer (Vaswani et al. 2017) with the skip connections of Liu et al., COLING 2020, equations 2 to 4.
+
+    One subclass is registered for each architecture, with a config whose defaults are the architecture's.
+    """
+
+    @classmethod
+    def add_args(cls, parser):
+        """Add the options to ``parser``. All architectures share the flags: a default of True (the shared embeddings of
+        ``_iwslt_en_vi``) must not turn ``--share-all-embeddings`` into a switch that turns it off."""
+        gen_parser_from_dataclass(parser, SkipTransformerConfig(), delete_default=True)
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        """Build from a flat config. Raises :class:`~fairseq_rskip.compat.UserError` where its options contradict."""
+        arch = getattr(cfg, "_name", None) or cls.__name__
+        config = resolve(cfg)
+        config.skip.check(arch, pre_norm=config.encoder.normalize_before or config.decoder.normalize_before)
+        if config.share_all_embeddings and task.source_dictionary != task.target_dictionary:
+            raise UserError(
+                f"--arch {arch} shares all embeddings, and the two dictionaries differ: preprocess with "
+                "--joined-dictionary, or choose an architecture that does not share them (Base: no suffix)"
+            )
+        model = super().build_model(config, task)
+        counts = [sum(isinstance(m, SkipConnection) for m in side.modules()) for side in (model.encoder, model.decoder)]
+        warning = config.skip.growth_warning(*counts)
+        if warning:
+            logger.warning(warning)
+        return model
+
+    @classmethod
+    def build_encoder(cls, cfg, src_dict, embed_tokens):
+        return SkipTransformerEncoder(cfg, src_dict, embed_tokens)
+
+    @classmethod
+    def build_decoder(cls, cfg, tgt_dict, embed_tokens):
+        return SkipTransformerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+
+for _arch, _config in architectures():
+    _model = type(_arch, (SkipTransformerModel,), {"__doc__": SkipTransformerModel.__doc__})
+    register_model(_arch, dataclass=_config)(_model)

@@ -1,0 +1,273 @@
+"""Encoder and decoder layer of the Transformer (Vaswani et al. 2017) built on :mod:`fairseq_rskip.residual`.
+
+They take the place of fairseq's ``TransformerEncoderLayerBase`` and ``TransformerDecoderLayerBase``: same inputs, same
+parameter names for attention and feed-forward, the same order of random draws at construction and in dropout. Only the
+residual differs: ``skip(x, dropout(F(x)))`` instead of add and LayerNorm. Tensors are ``(seq_len, batch, embed_dim)``.
+"""
+
+from typing import Dict, List, Optional, Tuple
+
+import torch
+from fairseq import utils
+from fairseq.modules import LayerNorm, MultiheadAttention
+from fairseq.modules.fairseq_dropout import FairseqDropout
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor, nn
+
+from fairseq_rskip.compat import UserError
+from fairseq_rskip.residual import SkipConnection
+
+# never-trained duplicates that fairseq's encoder layer registers for its fused inference path
+_STOCK_DUPLICATES = [
+    f"{name}_{part}" for name in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")
+]
+
+
+class SkipTransformerLayerBase(nn.Module):
+    """What encoder and decoder layer share: feed-forward block, optional pre-norm, loading of stock checkpoints.
+
+    Args:
+        cfg: fairseq ``TransformerConfig`` whose ``skip`` is a :class:`~fairseq_rskip.modules.skip_config.SkipConfig`
+        side: ``cfg.encoder`` or ``cfg.decoder``
+
+    With ``side.normalize_before`` a residual is y = λx + αF(LN(x)); else y = G(λx + αF(x)) or its recursive form.
+    """
+
+    def __init__(self, cfg, side):
+        super().__init__()
+        self.cfg = cfg
+        self.embed_dim = side.embed_dim
+        self.normalize_before = side.normalize_before
+        self.quant_noise = cfg.quant_noise.pq
+        self.quant_noise_block_size = cfg.quant_noise.pq_block_size
+        self.dropout_module = FairseqDropout(cfg.dropout, module_name=self.__class__.__name__)
+        self.activation_fn = utils.get_activation_fn(activation=cfg.activation_fn)
+        self.activation_dropout_module = FairseqDropout(
+            float(cfg.activation_dropout or cfg.relu_dropout or 0), module_name=self.__class__.__name__
+        )
+
+    def build_attention(self, side, **kwargs) -> MultiheadAttention:
+        return MultiheadAttention(
+            self.embed_dim,
+            side.attention_heads,
+            dropout=self.cfg.attention_dropout,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+            **kwargs,
+        )
+
+    def build_feed_forward(self, side) -> None:
+        inner = side.ffn_embed_dim
+        self.fc1 = quant_noise(nn.Linear(self.embed_dim, inner), self.quant_noise, self.quant_noise_block_size)
+        self.fc2 = quant_noise(nn.Linear(inner, self.embed_dim), self.quant_noise, self.quant_noise_block_size)
+
+    def build_skip(self) -> SkipConnection:
+        # Activation checkpointing runs a layer twice, first without gradients: running statistics count once.
+        return self.cfg.skip.build(self.embed_dim, update_in_no_grad=not self.cfg.checkpoint_activations)
+
+    def build_pre_norm(self) -> Optional[nn.Module]:
+        return LayerNorm(self.embed_dim, export=self.cfg.export) if self.normalize_before else None
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """F of the feed-forward block, before dropout: shape ``(seq_len, batch, embed_dim)`` in and out."""
+        return self.fc2(self.activation_dropout_module(self.activation_fn(self.fc1(x))))
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Rename a stock fairseq layer's normalisations to ours and drop its duplicates, in place.
+
+        Raises :class:`~fairseq_rskip.compat.UserError` where the checkpoint was trained with another λ.
+        """
+        for duplicate in _STOCK_DUPLICATES:
+            state_dict.pop(f"{name}.{duplicate}", None)
+        for child, skip in self.named_children():
+            if isinstance(skip, SkipConnection):
+                if not self.normalize_before:
+                    _rename_stock_norm(state_dict, f"{name}.{child}")
+                _check_lambda(state_dict, f"{name}.{child}", len(skip.norms))
+
+
+def _rename_stock_norm(state_dict: Dict[str, Tensor], skip: str) -> None:
+    """``….final_layer_norm.weight`` is ``….final_skip.norms.0.weight`` here, and so on for each block."""
+    for part in ("weight", "bias"):
+        stock = f"{skip[: -len('_skip')]}_layer_norm.{part}"
+        if stock in state_dict:
+            state_dict[f"{skip}.norms.0.{part}"] = state_dict.pop(stock)
+
+
+def _check_lambda(state_dict: Dict[str, Tensor], skip: str, built: int) -> None:
+    """Raise ``UserError`` where the checkpoint has another number of normalisations for this skip than the model."""
+    found = sum(key.startswith(f"{skip}.norms.") and key.endswith(".weight") for key in state_dict)
+    if found and built and found != built:
+        raise UserError(
+            f"{skip} has {found} normalisations in the checkpoint and {built} in the model: "
+            f"train or generate with the checkpoint's --skip-lambda ({found} for rskip)"
+        )
+
+
+class SkipTransformerEncoderLayer(SkipTransformerLayerBase):
+    """Encoder layer: self-attention and feed-forward block, each with its own skip connection."""
+
+    def __init__(self, cfg, return_fc: bool = False):
+        super().__init__(cfg, cfg.encoder)
+        self.return_fc = return_fc
+        self.self_attn = self.build_attention(
+            cfg.encoder, self_attention=True, xformers_att_config=cfg.encoder.xformers_att_config
+        )
+        self.build_feed_forward(cfg.encoder)
+        self.self_attn_layer_norm = self.build_pre_norm()
+        self.final_layer_norm = self.build_pre_norm()
+        self.self_attn_skip = self.build_skip()
+        self.final_skip = self.build_skip()
+        # fairseq's encoder asks its first layer for these before it takes the fused path, which knows no skip of ours
+        self.load_to_BT = False
+        self.can_use_fastpath = False
+        self.ever_training = False
+        self.cfg_checkpoint_activations = cfg.checkpoint_activations
+
+    def forward(self, x: Tensor, encoder_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor] = None):
+        """
+        Args:
+            x: shape ``(seq_len, batch, embed_dim)``
+            encoder_padding_mask: boolean, shape ``(batch, seq_len)``, True where padded
+            attn_mask: shape ``(seq_len, seq_len)``, 1 where attention is not allowed
+
+        Returns:
+            Shape ``(seq_len, batch, embed_dim)``; with ``return_fc`` also F of the feed-forward block.
+        """
+        if attn_mask is not None:
+            attn_mask = attn_mask.masked_fill(attn_mask.to(torch.bool), -1e8 if x.dtype == torch.float32 else -1e4)
+        padding_mask = encoder_padding_mask.transpose(0, 1) if encoder_padding_mask is not None else None
+
+        query = self.self_attn_layer_norm(x) if self.self_attn_layer_norm is not None else x
+        f_x, _ = self.self_attn(
+            query=query,
+            key=query,
+            value=query,
+            key_padding_mask=encoder_padding_mask,
+            need_weights=False,
+            attn_mask=attn_mask,
+        )
+        x = self.self_attn_skip(x, self.dropout_module(f_x), padding_mask)
+
+        f_x = self.feed_forward(self.final_layer_norm(x) if self.final_layer_norm is not None else x)
+        x = self.final_skip(x, self.dropout_module(f_x), padding_mask)
+        if self.return_fc and not torch.jit.is_scripting():
+            return x, f_x
+        return x
+
+
+class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
+    """Decoder layer: self-attention, encoder attention and feed-forward block, each with its own skip connection."""
+
+    def __init__(self, cfg, no_encoder_attn: bool = False):
+        super().__init__(cfg, cfg.decoder)
+        self.cross_self_attention = cfg.cross_self_attention
+        self.need_attn = True
+        self.self_attn = self.build_attention(
+            cfg.decoder,
+            self_attention=not cfg.cross_self_attention,
+            xformers_att_config=cfg.decoder.xformers_att_config,
+        )
+        self.encoder_attn = None
+        if not no_encoder_attn:
+            self.encoder_attn = self.build_attention(
+                cfg.decoder,
+                kdim=cfg.encoder.embed_dim,
+                vdim=cfg.encoder.embed_dim,
+                encoder_decoder_attention=True,
+                xformers_att_config=cfg.encoder.xformers_att_config,
+            )
+        self.build_feed_forward(cfg.decoder)
+        self.self_attn_layer_norm = self.build_pre_norm()
+        self.encoder_attn_layer_norm = None if no_encoder_attn else self.build_pre_norm()
+        self.final_layer_norm = self.build_pre_norm()
+        self.self_attn_skip = self.build_skip()
+        self.encoder_attn_skip = None if no_encoder_attn else self.build_skip()
+        self.final_skip = self.build_skip()
+
+    def self_attention(
+        self,
+        x: Tensor,
+        encoder_out: Optional[Tensor],
+        encoder_padding_mask: Optional[Tensor],
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
+        attn_mask: Optional[Tensor],
+        padding_mask: Optional[Tensor],
+    ) -> Tensor:
+        """F of the self-attention block; under ``--cross-self-attention`` keys and values start with the encoder's."""
+        key = x
+        if self.cross_self_attention:
+            cached = self.self_attn._get_input_buffer(incremental_state)
+            if not (incremental_state is not None and cached is not None and "prev_key" in cached):
+                assert encoder_out is not None
+                if attn_mask is not None:
+                    attn_mask = torch.cat((x.new_zeros(x.size(0), encoder_out.size(0)), attn_mask), dim=1)
+                if padding_mask is not None:
+                    if encoder_padding_mask is None:
+                        encoder_padding_mask = padding_mask.new_zeros(encoder_out.size(1), encoder_out.size(0))
+                    padding_mask = torch.cat((encoder_padding_mask, padding_mask), dim=1)
+                key = torch.cat((encoder_out, x), dim=0)
+        f_x, _ = self.self_attn(
+            query=x,
+            key=key,
+            value=key,
+            key_padding_mask=padding_mask,
+            incremental_state=incremental_state,
+            need_weights=False,
+            attn_mask=attn_mask,
+        )
+        return f_x
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Optional[Tensor] = None,
+        encoder_padding_mask: Optional[Tensor] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        self_attn_mask: Optional[Tensor] = None,
+        self_attn_padding_mask: Optional[Tensor] = None,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+    ) -> Tuple[Tensor, Optional[Tensor], Optional[List[Optional[Tensor]]]]:
+        """
+        Args:
+            x: shape ``(tgt_len, batch, embed_dim)``
+            encoder_out: shape ``(src_len, batch, encoder_embed_dim)``
+            encoder_padding_mask: boolean, shape ``(batch, src_len)``, True where padded
+            self_attn_mask: shape ``(tgt_len, tgt_len)``, -inf where attention is not allowed
+            self_attn_padding_mask: boolean, shape ``(batch, tgt_len)``, True where padded
+            need_attn: return attention weights, averaged over heads
+            need_head_weights: return them for each head
+
+        Returns:
+            Output of shape ``(tgt_len, batch, embed_dim)``, attention weights or None, None (fairseq's ONNX state).
+        """
+        padding_mask = self_attn_padding_mask.transpose(0, 1) if self_attn_padding_mask is not None else None
+
+        query = self.self_attn_layer_norm(x) if self.self_attn_layer_norm is not None else x
+        f_x = self.self_attention(
+            query, encoder_out, encoder_padding_mask, incremental_state, self_attn_mask, self_attn_padding_mask
+        )
+        x = self.self_attn_skip(x, self.dropout_module(f_x), padding_mask)
+
+        attn: Optional[Tensor] = None
+        if self.encoder_attn is not None and self.encoder_attn_skip is not None and encoder_out is not None:
+            query = self.encoder_attn_layer_norm(x) if self.encoder_attn_layer_norm is not None else x
+            f_x, attn = self.encoder_attn(
+                query=query,
+                key=encoder_out,
+                value=encoder_out,
+                key_padding_mask=encoder_padding_mask,
+                incremental_state=incremental_state,
+                static_kv=True,
+                need_weights=need_attn or need_head_weights or (not self.training and self.need_attn),
+                need_head_weights=need_head_weights,
+            )
+            x = self.encoder_attn_skip(x, self.dropout_module(f_x), padding_mask)
+
+        f_x = self.feed_forward(self.final_layer_norm(x) if self.final_layer_norm is not None else x)
+        return self.final_skip(x, self.dropout_module(f_x), padding_mask), attn, None
+
+    def make_generation_fast_(self, need_attn: bool = False, **kwargs) -> None:
+        """fairseq's hook before generation: attention weights only where asked for."""
+        self.need_attn = need_attn

@@ -1,0 +1,236 @@
+"""The safe way to read a fairseq checkpoint: an allow-list, and literals in place of ``eval``.
+
+The allow-list of what a checkpoint may hold stands here and nowhere else (:func:`allowed_globals`). The wheel that
+``scripts/build_fairseq.py`` builds holds a copy of this file, ``fairseq.safe_load``.
+"""
+
+import argparse
+import ast
+import collections
+import os
+import pickle
+import re
+import types
+import zipfile
+
+import torch
+
+
+class UserError(ValueError):
+    """A mistake in what the user gave us. The message is all they need: one line, no traceback."""
+
+    one_line_for_user = True
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be read: missing, truncated or not a checkpoint at all."""
+
+
+class UnsafeCheckpointError(CheckpointError):
+    """A checkpoint holds something that is not on the allow-list. Nothing in it was run."""
+
+
+class _Refused(Exception):
+    """Something that is not on the allow-list; ``str()`` of it names it. (Torch rewords pickle's own exceptions.)"""
+
+
+class _NumberType:
+    """Stands in for ``numpy.dtype`` while a checkpoint is read: takes plain number types, by their short name.
+
+    numpy's own trusts the state it is given; forged flags make it take bytes for pointers to objects.
+    """
+
+    def __init__(self, code, *_align_and_copy):
+        if not (isinstance(code, str) and re.match(r"[biufc]\d{1,2}$", code)):
+            raise _Refused(f"numpy.dtype of {code!r}")
+        self.name = code
+
+    def __setstate__(self, state):
+        if state[1] not in ("<", ">", "|", "="):
+            raise _Refused(f"numpy.dtype of byte order {state[1]!r}")
+        self.name = state[1] + self.name
+
+    def read(self, data):
+        import numpy
+
+        return numpy.frombuffer(data, dtype=numpy.dtype(self.name)).copy()
+
+
+class _NumberArray:
+    """Stands in for ``numpy.ndarray`` and the function that makes an empty one; ``value`` is the finished array."""
+
+    def __init__(self, *_class_shape_and_code):
+        self.value = None
+
+    def __setstate__(self, state):
+        _version, shape, kind, fortran, data = state
+        if not isinstance(kind, _NumberType):
+            raise _Refused("numpy.ndarray without a number type")
+        self.value = kind.read(data).reshape(shape, order="F" if fortran else "C")
+
+
+def _number_scalar(kind, data):
+    """Stands in for numpy's function that makes a scalar."""
+    if not isinstance(kind, _NumberType):
+        raise _Refused("a numpy scalar without a number type")
+    return kind.read(data)[0]
+
+
+def _latin1(text, encoding):
+    """Stands in for ``_codecs.encode``, by which pickle's protocol 2 writes bytes."""
+    if encoding != "latin1":
+        raise _Refused(f"text in the encoding {encoding!r}")
+    return text.encode("latin1")
+
+
+def allowed_globals():
+    """Name in the pickle -> what it stands for, for everything beside what torch's weights_only allows by itself.
+
+    torch allows tensors, their storages and dtypes, OrderedDict, set, bytes and numbers. fairseq 0.12.2 adds:
+
+    * ``argparse.Namespace``, the settings of models and tasks that have no dataclass, and all settings in checkpoints
+      before 0.10. It is a bag of attributes: building one sets attributes on it and calls nothing.
+    * numpy arrays and scalars of numbers, in the validation metrics (``--eval-bleu`` logs such arrays). The names are
+      numpy 1's and numpy 2's; they lead to the stand-ins above, which read numbers from bytes and do nothing else.
+      Their bytes come by ``_codecs.encode``, which newer versions of torch allow by themselves.
+    """
+    allowed = {"argparse.Namespace": argparse.Namespace, "_codecs.encode": _latin1}
+    allowed.update({"numpy.dtype": _NumberType, "numpy.ndarray": _NumberArray})
+    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+        allowed[module + "._reconstruct"] = _NumberArray
+        allowed[module + ".scalar"] = _number_scalar
+    return allowed
+
+
+def _torch_at_least(major, minor):
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    return tuple(map(int, found.groups())) >= (major, minor)
+
+
+class _Unpickler(pickle._Unpickler):
+    """For torch < 2.6, whose weights_only cannot be extended by name: the same rules, in pickle's own terms.
+
+    Every name must be on torch's list or ours, so nothing else can be called; and only plain containers take state.
+    """
+
+    dispatch = dict(pickle._Unpickler.dispatch)
+
+    def find_class(self, module, name):
+        full = f"{module}.{name}"
+        for known in (torch._weights_only_unpickler._get_allowed_globals(), allowed_globals()):
+            if full in known:
+                return known[full]
+        raise _Refused(full)
+
+    def load_build(self):
+        kind = type(self.stack[-2])
+        if kind not in (argparse.Namespace, collections.OrderedDict, _NumberType, _NumberArray):
+            raise _Refused(f"the state of a {kind.__module__}.{kind.__qualname__}")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
+
+
+# what torch.load(..., pickle_module=...) takes in place of the pickle module
+_RESTRICTED_PICKLE = types.SimpleNamespace(
+    __name__="restricted", Unpickler=_Unpickler, load=lambda file, **options: _Unpickler(file, **options).load()
+)
+
+
+def load_checkpoint(file, map_location=None, **_ignored):
+    """``torch.load`` for checkpoints: only tensors, plain containers, and what ``allowed_globals`` lists.
+
+    ``file`` is a path or a binary file. Raises ``UnsafeCheckpointError`` naming the offending global, before anything
+    the file asks for is called, and ``CheckpointError`` when the file cannot be read. Further options of ``torch.load``
+    are accepted and ignored, so that no caller can turn the check off.
+    """
+    if isinstance(file, (str, os.PathLike)):
+        try:
+            with open(file, "rb") as opened:
+                return load_checkpoint(opened, map_location)
+        except OSError as error:
+            raise CheckpointError(f"cannot read checkpoint {file}: {error.strerror or error}") from None
+    name = getattr(file, "name", "(no file name)")
+    try:
+        _refuse_torchscript(file)
+        if _torch_at_least(2, 6):
+            with torch.serialization.safe_globals([(item, name) for name, item in allowed_globals().items()]):
+                state = torch.load(file, map_location=map_location, weights_only=True)
+        else:  # here weights_only=False is what lets torch use the restricted unpickler in place of pickle
+            state = torch.load(file, map_location=map_location, pickle_module=_RESTRICTED_PICKLE, weights_only=False)
+        return _finished(state)
+    except Exception as error:
+        raise _explain(name, error) from None
+
+
+def _finished(value):
+    """``value`` with every ``_NumberArray`` in it replaced by its array; containers keep their identity."""
+    if isinstance(value, _NumberArray):
+        return value.value
+    if isinstance(value, (dict, list)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            value[key] = _finished(item)
+    elif isinstance(value, argparse.Namespace):
+        _finished(vars(value))
+    elif type(value) is tuple:
+        return tuple(_finished(item) for item in value)
+    return value
+
+
+def _refuse_torchscript(file):
+    start = file.tell()
+    if zipfile.is_zipfile(file):
+        file.seek(start)
+        with zipfile.ZipFile(file) as archive:
+            if any(entry.endswith("/constants.pkl") for entry in archive.namelist()):
+                raise _Refused("TorchScript code")
+    file.seek(start)
+
+
+def _explain(name, error):
+    """The one-line error for whatever loading the file ``name`` raised."""
+    first = str(error).strip().split("\n")[0]
+    found = re.search(r"GLOBAL (\S+)", str(error)) or re.search(r"(?:function|but got) (<.+?>)", str(error))
+    if isinstance(error, _Refused) or (isinstance(error, pickle.UnpicklingError) and found):
+        what = str(error) if isinstance(error, _Refused) else found.group(1)
+        return UnsafeCheckpointError(
+            f"refused checkpoint {name}: it asks for {what}, which is not among the harmless types of a fairseq"
+            " checkpoint; nothing in it was run. Use a checkpoint from a source you trust."
+        )
+    return CheckpointError(
+        f"cannot read checkpoint {name}: truncated, or not a checkpoint ({type(error).__name__}: {first[:150]})"
+    )
+
+
+_ARITHMETIC = {ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b}
+_LONGEST = 100000
+
+
+def literal(text):
+    """The value of a setting such as ``"(0.9, 0.98)"`` or ``"[(512, 3)] * 20"``, in place of fairseq's ``eval``.
+
+    Settings stand in checkpoints, so evaluating them must not call anything: constants, tuples, lists, sets, dicts and
+    + - * are understood. Raises ``UserError`` for anything else, ``TypeError`` (as ``eval``) if ``text`` is no string.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"a setting must be a string, got {type(text).__name__}")
+    try:
+        return _evaluate(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, TypeError, ValueError, KeyError, RecursionError, MemoryError):
+        raise UserError(f"cannot read the setting {text!r}: only numbers, strings, lists, + and * work") from None
+
+
+def _evaluate(node):
+    if isinstance(node, ast.BinOp):
+        left, right = _evaluate(node.left), _evaluate(node.right)
+        sizes = [len(side) if hasattr(side, "__len__") else abs(side) for side in (left, right)]
+        length = sum(sizes) if isinstance(node.op, ast.Add) else sizes[0] * sizes[1]
+        if any(hasattr(side, "__len__") for side in (left, right)) and length > _LONGEST:
+            raise ValueError("too long")
+        return _ARITHMETIC[type(node.op)](left, right)
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        kind = {ast.Tuple: tuple, ast.List: list, ast.Set: set}[type(node)]
+        return kind(_evaluate(item) for item in node.elts)
+    if isinstance(node, ast.Dict):
+        return {_evaluate(key): _evaluate(value) for key, value in zip(node.keys, node.values)}
+    return ast.literal_eval(node)

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Average the weights of several fairseq checkpoints into one.
+
+    average_checkpoints.py --inputs DIR --num-update-checkpoints 5 --output DIR/averaged.pt
+    average_checkpoints.py --inputs a.pt b.pt c.pt --output averaged.pt
+
+Settings and everything else come from the first (with a directory: the newest) input, but for the optimizer's state,
+which belongs to one input only and is left out.
+"""
+
+import argparse
+import os
+import re
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Dict, List, Optional
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from fairseq_rskip.compat import CheckpointError, UserError, load_checkpoint  # noqa: E402
+
+_PATTERNS = {"epoch": r"checkpoint(\d+)\.pt", "update": r"checkpoint_\d+_(\d+)\.pt"}
+
+
+def last_checkpoints(folder: Path, count: int, unit: str, upper_bound: Optional[int] = None) -> List[Path]:
+    """The ``count`` newest checkpoints in ``folder``, newest first.
+
+    ``unit`` is "epoch" (checkpoint7.pt) or "update" (checkpoint_7_4000.pt); numbers above ``upper_bound`` do not count.
+    Raises ``UserError`` if there are fewer.
+    """
+    if count < 1:
+        raise UserError(f"the number of checkpoints must be at least 1, got {count}")
+    if not folder.is_dir():
+        raise UserError(f"--num-{unit}-checkpoints needs a directory as --inputs, got {folder}")
+    found = []
+    for path in folder.iterdir():
+        match = re.fullmatch(_PATTERNS[unit], path.name)
+        if match and (upper_bound is None or int(match.group(1)) <= upper_bound):
+            found.append((int(match.group(1)), path))
+    if len(found) < count:
+        bound = "" if upper_bound is None else f" up to {unit} {upper_bound}"
+        raise UserError(f"{folder} holds {len(found)} {unit} checkpoints{bound}, {count} are needed")
+    return [path for _, path in sorted(found, reverse=True)[:count]]
+
+
+def load_state(path: Path) -> Dict:
+    """One checkpoint, safely loaded, on the CPU. Raises ``CheckpointError``."""
+    state = load_checkpoint(path, map_location="cpu")
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no entry 'model'")
+    return state
+
+
+def check_alike(first: Dict, other: Dict, first_path: Path, path: Path) -> None:
+    """Raises ``CheckpointError`` naming the parameter if two models differ in names, shapes or dtypes."""
+    for name in list(first) + list(other):
+        if name not in first or name not in other:
+            holder, lacking = (first_path, path) if name in first else (path, first_path)
+            raise CheckpointError(f"cannot average: {name} is in {holder} but not in {lacking}")
+        a, b = first[name], other[name]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise CheckpointError(
+                f"cannot average: {name} is {tuple(a.shape)} {a.dtype} in {first_path}"
+                f" but {tuple(b.shape)} {b.dtype} in {path}"
+            )
+
+
+def average(paths: List[Path]) -> Dict:
+    """The first checkpoint with the mean of all weights.
+
+    Sums are in float64 and rounded once, to the dtype that is stored. Integer and boolean buffers are counters and
+    flags, which have no mean: the first checkpoint's stay. Tensors that share memory (tied embeddings) still do.
+    """
+    result = load_state(paths[0])
+    result.pop("last_optimizer_state", None)
+    model = result["model"]
+    sums = {name: value.double() for name, value in model.items() if value.is_floating_point()}
+    for path in paths[1:]:
+        other = load_state(path)["model"]
+        check_alike(model, other, paths[0], path)
+        for name, total in sums.items():
+            total += other[name]
+    means: Dict = {}
+    averaged = OrderedDict()
+    for name, value in model.items():
+        if name in sums:
+            place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+            averaged[name] = means.setdefault(place, (sums.pop(name) / len(paths)).to(value.dtype))
+        else:
+            averaged[name] = value
+    result["model"] = averaged
+    return result
+
+
+def save(state: Dict, path: Path) -> None:
+    """Write under a temporary name, then rename: a killed run leaves no half-written checkpoint."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError
+        raise UserError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
+    finally:
+        if temporary.exists():
+            temporary.unlink()
+
+
+def parse(argv: Optional[List[str]]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", nargs="+", type=Path, required=True, help="checkpoints, or one directory of them")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
+    number = parser.add_mutually_exclusive_group()
+    number.add_argument("--num-epoch-checkpoints", type=int, metavar="N", help="the last N of checkpoint<epoch>.pt")
+    number.add_argument(
+        "--num-update-checkpoints", type=int, metavar="N", help="the last N of checkpoint_<epoch>_<update>.pt"
+    )
+    parser.add_argument(
+        "--checkpoint-upper-bound", type=int, metavar="M", help="pass over checkpoints after epoch or update M"
+    )
+    return parser.parse_args(argv)
+
+
+def choose(options: argparse.Namespace) -> List[Path]:
+    """The checkpoints that the command line asks for. Raises ``UserError``."""
+    unit = "epoch" if options.num_epoch_checkpoints is not None else "update"
+    count = getattr(options, f"num_{unit}_checkpoints")
+    if count is None:
+        if options.checkpoint_upper_bound is not None:
+            raise UserError("--checkpoint-upper-bound needs --num-epoch-checkpoints or --num-update-checkpoints")
+        for path in options.inputs:
+            if path.is_dir():
+                raise UserError(f"{path} is a directory: say --num-epoch-checkpoints N or --num-update-checkpoints N")
+        return options.inputs
+    if len(options.inputs) != 1:
+        raise UserError(f"--num-{unit}-checkpoints takes one directory as --inputs, got {len(options.inputs)} paths")
+    return last_checkpoints(options.inputs[0], count, unit, options.checkpoint_upper_bound)
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    options = parse(argv)
+    try:
+        paths = choose(options)
+        state = average(paths)
+        save(state, options.output)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"averaged {', '.join(str(path) for path in paths)} into {options.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

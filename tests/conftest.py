@@ -1,0 +1,72 @@
+"""What several test files share: commands in processes of their own, and a small corpus that fairseq has preprocessed.
+
+The corpus teaches reversal: a target sentence is its source read backwards, over ten letters.
+"""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LETTERS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
+SIZES = {"train": 600, "valid": 60, "test": 40}
+
+
+def run_command(args, timeout=300, env=None, **options):
+    """Run ``args`` and return the CompletedProcess, stdout and stderr as text; a bare tool name means this venv's.
+
+    The repository is importable, one thread computes (the sizes here gain nothing from more), ``env`` adds variables.
+    """
+    bin_dir = str(Path(sys.executable).parent)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": bin_dir + os.pathsep + os.environ.get("PATH", "")}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment.update(env or {})
+    args = [str(arg) for arg in args]
+    if (Path(bin_dir) / args[0]).is_file():
+        args[0] = str(Path(bin_dir) / args[0])
+    return subprocess.run(
+        args, env=environment, timeout=timeout, encoding="utf-8", capture_output=True, check=False, **options
+    )
+
+
+def run_checked(args, **options):
+    """``run_command`` for a command that must succeed; returns stdout and stderr, one after the other."""
+    done = run_command(args, **options)
+    assert done.returncode == 0, f"{args[0]} exited with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}"
+    return done.stdout + done.stderr
+
+
+def write_corpus(folder, sizes=None, seed=1):
+    """Write <split>.src and <split>.tgt for every split; returns ``folder``."""
+    rng = random.Random(seed)
+    for split, count in (sizes or SIZES).items():
+        sentences = [[rng.choice(LETTERS) for _ in range(rng.randint(2, 8))] for _ in range(count)]
+        for suffix, step in (("src", 1), ("tgt", -1)):
+            lines = (" ".join(sentence[::step]) + "\n" for sentence in sentences)
+            (folder / f"{split}.{suffix}").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def preprocess(raw, destination):
+    """fairseq-preprocess with a joined dictionary; returns ``destination``."""
+    prefixes = [option for split in SIZES for option in (f"--{split}pref", raw / split)]
+    run_checked(
+        ["fairseq-preprocess", "-s", "src", "-t", "tgt", *prefixes, "--destdir", destination, "--joined-dictionary"]
+    )
+    return destination
+
+
+@pytest.fixture(scope="session")
+def raw_corpus(tmp_path_factory):
+    """The corpus as text: {train,valid,test}.{src,tgt}, 600, 60 and 40 pairs."""
+    return write_corpus(tmp_path_factory.mktemp("raw"))
+
+
+@pytest.fixture(scope="session")
+def tiny_corpus(raw_corpus, tmp_path_factory):
+    """The same corpus, binarised, with a joined dictionary: what fairseq's commands take as data."""
+    return preprocess(raw_corpus, tmp_path_factory.mktemp("corpus") / "data-bin")

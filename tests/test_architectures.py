@@ -1,0 +1,173 @@
+"""The table of architectures and its options, on the command line and under hydra."""
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+from fairseq import models, options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from transformer_helpers import TINY, build, dictionary, stock_defaults
+
+from fairseq_rskip.compat import UserError
+from fairseq_rskip.models._presets import SIZES, VARIANTS, resolve
+from fairseq_rskip.residual import SkipConnection
+
+STOCK_SIZES = [size for size in SIZES if size != "_iwslt_en_vi"]
+SIZE_OPTIONS = [
+    f"{side}_{name}"
+    for side in ("encoder", "decoder")
+    for name in ("embed_dim", "ffn_embed_dim", "layers", "attention_heads", "normalize_before", "learned_pos")
+] + ["dropout", "attention_dropout", "activation_dropout", "activation_fn", "share_all_embeddings"]
+
+
+def parse(*argv):
+    """The model config that fairseq-train would build from these options."""
+    parsed = options.parse_args_and_arch(options.get_training_parser(), ["data", *argv])
+    return convert_namespace_to_omegaconf(parsed).model
+
+
+def skips(model):
+    return [m for m in model.modules() if isinstance(m, SkipConnection)]
+
+
+def test_seven_variants_in_seven_sizes():
+    variants = "xskip xskip_ln xskip_bn rskip_ln rskip_bn wskip wskip_ln".split()
+    sizes = ["", "_tiny", "_iwslt_de_en", "_iwslt_en_vi", "_wmt_en_de"]
+    sizes += ["_vaswani_wmt_en_de_big", "_vaswani_wmt_en_fr_big"]
+    for variant in variants:
+        for size in sizes:
+            assert f"transformer_{variant}{size}" in ARCH_MODEL_REGISTRY
+    assert len(ARCH_MODEL_REGISTRY.keys() & {f"transformer_{v}{s}" for v in VARIANTS for s in SIZES}) >= 49
+
+
+@pytest.mark.parametrize("size", STOCK_SIZES)
+def test_sizes_are_those_of_fairseqs_architecture(size):
+    """Resolved as built: what our config leaves to follow the encoder must come out as fairseq sets it."""
+    stock = stock_defaults(f"transformer{size}")
+    ours = resolve(MODEL_DATACLASS_REGISTRY[f"transformer_rskip_ln{size}"]())
+    for name in SIZE_OPTIONS:
+        assert getattr(ours, name) == getattr(stock, name), name
+    assert (ours.decoder.input_dim, ours.decoder.output_dim) == (stock.decoder_input_dim, stock.decoder_output_dim)
+
+
+def test_en_vi_is_base_with_shared_embeddings():
+    base, en_vi = (MODEL_DATACLASS_REGISTRY[f"transformer_rskip_ln{size}"]() for size in ("", "_iwslt_en_vi"))
+    assert (en_vi.encoder_embed_dim, en_vi.encoder_ffn_embed_dim, en_vi.encoder_layers) == (512, 2048, 6)
+    assert (en_vi.dropout, en_vi.share_all_embeddings, base.share_all_embeddings) == (0.1, True, False)
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind", "norm", "skip_lambda"),
+    [
+        ("xskip", "xskip", "none", 2),
+        ("xskip_ln", "xskip", "layer", 2),
+        ("xskip_bn", "xskip", "batch", 2),
+        ("rskip_ln", "rskip", "layer", 2),
+        ("rskip_bn", "rskip", "batch", 2),
+        ("wskip", "wskip", "none", 1),
+        ("wskip_ln", "wskip", "layer", 1),
+    ],
+)
+def test_a_variant_builds_its_skips_everywhere(variant, kind, norm, skip_lambda):
+    built = skips(build(f"transformer_{variant}_tiny"))
+    assert len(built) == 2 * 2 + 2 * 3
+    assert {(s.kind, s.norm_name, s.skip_lambda) for s in built} == {(kind, norm, skip_lambda)}
+
+
+def test_an_option_overrides_the_architecture():
+    cfg = parse("--arch", "transformer_xskip_ln_tiny", "--skip-lambda", "0.5", "--skip-branch-scale", "3")
+    assert (str(cfg.skip_kind), cfg.skip_lambda, cfg.skip_branch_scale, cfg.encoder_embed_dim) == ("xskip", 0.5, 3, 64)
+    cfg = parse("--arch", "transformer_rskip_ln_tiny", "--skip-norm", "batch", "--encoder-embed-dim", "32")
+    assert (str(cfg.skip_norm), cfg.encoder_embed_dim, cfg.encoder_ffn_embed_dim) == ("batch", 32, 64)
+
+
+def test_naming_shared_embeddings_again_keeps_them():
+    """fairseq turns the flag of an option that defaults to True into one that unsets it."""
+    assert parse("--arch", "transformer_rskip_ln_iwslt_en_vi").share_all_embeddings is True
+    assert parse("--arch", "transformer_rskip_ln_iwslt_en_vi", "--share-all-embeddings").share_all_embeddings is True
+    assert parse("--arch", "transformer_rskip_ln_tiny").share_all_embeddings is False
+
+
+def test_the_decoder_follows_the_encoder_unless_told():
+    model = build("transformer_rskip_ln_tiny", encoder_embed_dim=32, encoder_ffn_embed_dim=48)
+    assert model.decoder.layers[0].fc1.weight.shape == (48, 32)
+    model = build("transformer_rskip_ln_tiny", **TINY, decoder_ffn_embed_dim=80)
+    assert model.decoder.layers[0].fc1.weight.shape == (80, 32)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "says"),
+    [
+        ("rskip_ln", {"skip_norm": "none"}, "norm='none'"),
+        ("rskip_ln", {"skip_lambda": 1.5}, "integer"),
+        ("rskip_ln", {"skip_lambda": 0}, "integer"),
+        ("xskip", {"skip_lambda": 0}, "skip_lambda"),
+        ("xskip", {"skip_lambda": float("nan")}, "finite"),
+        ("xskip_ln", {"skip_branch_scale": float("inf")}, "branch_scale"),
+        ("wskip", {"skip_lambda": 2}, "has no λ"),
+        ("xskip", {"skip_init": 2}, "--skip-init"),
+        ("rskip_ln", {"skip_lambda": 1e9}, "from 1 to 1000"),
+        ("rskip_ln", {"encoder_normalize_before": True}, "--skip-norm none"),
+        ("xskip_ln", {"decoder_normalize_before": True}, "--skip-norm none"),
+    ],
+)
+def test_a_contradiction_is_one_clear_line(arch, changes, says):
+    with pytest.raises(UserError) as refused:
+        build(f"transformer_{arch}_tiny", **changes)
+    message = str(refused.value)
+    assert says in message
+    assert "\n" not in message
+
+
+def test_shared_embeddings_need_one_dictionary():
+    two = SimpleNamespace(source_dictionary=dictionary(40), target_dictionary=dictionary(41))
+    with pytest.raises(UserError, match="--joined-dictionary"):
+        models.build_model(Namespace(arch="transformer_rskip_ln_iwslt_en_vi"), two)
+
+
+def test_unknown_kind_and_norm_are_refused_with_the_list(capsys):
+    for option, valid in (("--skip-kind", ("xskip", "rskip", "wskip")), ("--skip-norm", ("none", "layer", "batch"))):
+        with pytest.raises(SystemExit):
+            parse("--arch", "transformer_rskip_ln_tiny", option, "nosuch")
+        shown = capsys.readouterr().err
+        assert option in shown
+        assert all(name in shown for name in valid)
+
+
+def test_growth_without_a_norm_is_warned_of_once(caplog):
+    build("transformer_xskip", encoder_embed_dim=16, encoder_ffn_embed_dim=16)
+    warnings = [r.getMessage() for r in caplog.records if "fp16" in r.getMessage()]
+    assert len(warnings) == 1
+    assert "2^12 = 4.1e+03" in warnings[0]
+    assert "2^18 = 2.62e+05" in warnings[0]
+    assert "overflows" in warnings[0]
+    caplog.clear()
+    for scale, verdict in ((1.2, "1.2^12 = 8.92 through"), (1.2, "is within fp16"), (1.6, "comes close to the limit")):
+        build("transformer_xskip", encoder_embed_dim=16, encoder_ffn_embed_dim=16, skip_lambda=scale)
+        assert verdict in caplog.records[-1].getMessage()
+    build("transformer_wskip_tiny", skip_init=2, no_cross_attention=True)
+    assert "2^4 = 16 through the encoder and 2^4 = 16 through the decoder" in caplog.records[-1].getMessage()
+    caplog.clear()
+    for arch, changes in (("xskip", {"skip_lambda": 1}), ("xskip", {"skip_lambda": 0.5}), ("rskip_ln", {})):
+        build(f"transformer_{arch}_tiny", **changes)
+    assert not [r for r in caplog.records if "fp16" in r.getMessage()]
+
+
+def test_help_shows_the_skip_options_with_their_meaning(capsys):
+    with pytest.raises(SystemExit) as done:
+        parse("--arch", "transformer_rskip_ln", "--help")
+    assert done.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for option in ("--skip-kind", "--skip-lambda", "--skip-norm", "--skip-branch-scale", "--skip-init"):
+        assert option in shown
+    assert "number of recursive steps in rskip" in shown
+    assert "--encoder-embed-dim" in shown
+
+
+def test_a_namespace_without_our_options_gets_the_architectures():
+    """What from_pretrained and old callers hand over."""
+    model = ARCH_MODEL_REGISTRY["transformer_rskip_ln_tiny"]
+    config = MODEL_DATACLASS_REGISTRY["transformer_rskip_ln_tiny"].from_namespace(Namespace(dropout=0.3))
+    assert model.__name__ == "transformer_rskip_ln_tiny"
+    assert (config.dropout, config.skip_lambda, config.encoder_embed_dim) == (0.3, 2.0, 64)

@@ -1,0 +1,168 @@
+"""scripts/average_checkpoints.py against means in float64, and what it must refuse."""
+
+import argparse
+import importlib.util
+import os
+from collections import OrderedDict
+
+import pytest
+import torch
+from conftest import ROOT, run_command
+from exploits import Call, touch
+
+SCRIPT = ROOT / "scripts" / "average_checkpoints.py"
+
+
+def load_script():
+    spec = importlib.util.spec_from_file_location("average_checkpoints", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+average_checkpoints = load_script()
+
+
+def write(path, model, **more):
+    torch.save({"args": argparse.Namespace(arch="x"), "model": OrderedDict(model), **more}, path)
+    return path
+
+
+def random_model(seed):
+    generator = torch.Generator().manual_seed(seed)
+    tied = torch.randn(5, 3, generator=generator)
+    return {
+        "embed": tied,
+        "output": tied,
+        "half": torch.randn(4, 33, generator=generator).half() * 100,
+        "bf16": torch.randn(7, generator=generator).bfloat16(),
+        "double": torch.randn(1, generator=generator).double(),
+        "steps": torch.tensor(10 + seed),
+        "flag": torch.tensor([True, False]),
+    }
+
+
+def run(*args):
+    return run_command(["python", SCRIPT, *args])
+
+
+def test_the_mean_is_the_float64_mean_rounded_once(tmp_path):
+    models = [random_model(seed) for seed in range(3)]
+    paths = [write(tmp_path / f"{seed}.pt", model, n=seed) for seed, model in enumerate(models)]
+    done = run("--inputs", *paths, "--output", tmp_path / "out.pt")
+    assert done.returncode == 0, done.stderr
+    out = torch.load(tmp_path / "out.pt", weights_only=False)
+    assert list(out["model"]) == list(models[0])
+    for name in ("embed", "output", "half", "bf16", "double"):
+        expected = torch.stack([model[name].double() for model in models]).mean(0).to(models[0][name].dtype)
+        assert out["model"][name].dtype == models[0][name].dtype
+        assert torch.equal(out["model"][name], expected), name
+    assert out["n"] == 0
+    assert out["args"] == argparse.Namespace(arch="x")
+
+
+def test_half_weights_do_not_overflow(tmp_path):
+    paths = [write(tmp_path / f"{i}.pt", {"w": torch.full((2,), 60000.0).half()}) for i in range(4)]
+    average = average_checkpoints.average(paths)
+    assert torch.equal(average["model"]["w"], torch.full((2,), 60000.0).half())
+
+
+def test_counters_and_flags_come_from_the_first_input(tmp_path):
+    paths = [write(tmp_path / f"{seed}.pt", random_model(seed)) for seed in (5, 1)]
+    model = average_checkpoints.average(paths)["model"]
+    assert model["steps"].item() == 15
+    assert model["flag"].tolist() == [True, False]
+
+
+def test_tied_weights_stay_tied_and_the_optimizer_state_is_left_out(tmp_path):
+    paths = [write(tmp_path / f"{seed}.pt", random_model(seed), last_optimizer_state={"a": 1}) for seed in (0, 1)]
+    state = average_checkpoints.average(paths)
+    assert state["model"]["embed"].data_ptr() == state["model"]["output"].data_ptr()
+    assert "last_optimizer_state" not in state
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--num-epoch-checkpoints", "2"], (10.0 + 9.0) / 2),
+        (["--num-epoch-checkpoints", "2", "--checkpoint-upper-bound", "9"], (9.0 + 2.0) / 2),
+        (["--num-update-checkpoints", "3"], (1200.0 + 1000.0 + 900.0) / 3),
+        (["--num-update-checkpoints", "1", "--checkpoint-upper-bound", "999"], 900.0),
+    ],
+)
+def test_the_last_checkpoints_are_chosen_by_number_not_by_name(tmp_path, options, expected):
+    for epoch in (1, 2, 9, 10):
+        write(tmp_path / f"checkpoint{epoch}.pt", {"w": torch.tensor([float(epoch)])})
+    for epoch, update in ((9, 900), (10, 1000), (10, 1200)):
+        write(tmp_path / f"checkpoint_{epoch}_{update}.pt", {"w": torch.tensor([float(update)])})
+    write(tmp_path / "checkpoint_last.pt", {"w": torch.tensor([-1.0])})
+    options = average_checkpoints.parse(["--inputs", str(tmp_path), "--output", "x", *options])
+    value = average_checkpoints.average(average_checkpoints.choose(options))["model"]["w"].item()
+    assert value == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"w": torch.zeros(2), "more": torch.zeros(1)}, ["more is in", "b.pt", "but not in", "a.pt"]),
+        ({"v": torch.zeros(2)}, ["w is in", "a.pt", "but not in", "b.pt"]),
+        ({"w": torch.zeros(3)}, ["w is (2,)", "(3,)"]),
+        ({"w": torch.zeros(2).half()}, ["torch.float32", "torch.float16"]),
+    ],
+)
+def test_models_that_differ_are_refused_by_name(tmp_path, capsys, other, words):
+    paths = [write(tmp_path / "a.pt", {"w": torch.zeros(2)}), write(tmp_path / "b.pt", other)]
+    assert average_checkpoints.main(["--inputs", *map(str, paths), "--output", str(tmp_path / "out.pt")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot average: ") and len(error.splitlines()) == 1
+    assert all(word in error for word in words), error
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_nothing_in_a_checkpoint_runs(tmp_path):
+    marker = tmp_path / "ran"
+    good = write(tmp_path / "good.pt", {"w": torch.zeros(2)})
+    bad = write(tmp_path / "bad.pt", {"w": torch.zeros(2)}, extra=Call(os.system, touch(marker)))
+    done = run("--inputs", good, bad, "--output", tmp_path / "out.pt")
+    assert done.returncode == 1 and not marker.exists() and not (tmp_path / "out.pt").exists()
+    assert len(done.stderr.splitlines()) == 1
+    assert "bad.pt" in done.stderr and "posix.system" in done.stderr
+    torch.load(bad, weights_only=False)
+    assert marker.exists(), "the exploit must be real, or the test shows nothing"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--inputs", "none.pt"], "none.pt: No such file"),
+        (["--inputs", "."], "is a directory: say --num-epoch-checkpoints"),
+        (["--inputs", ".", "--num-epoch-checkpoints", "3"], "holds 0 epoch checkpoints, 3 are needed"),
+        (["--inputs", ".", "--num-update-checkpoints", "0"], "at least 1, got 0"),
+        (["--inputs", "torn.pt"], "torn.pt: truncated, or not a checkpoint"),
+        (["--inputs", "empty.pt"], "empty.pt: truncated, or not a checkpoint"),
+        (["--inputs", "list.pt"], "list.pt is not a fairseq checkpoint"),
+        (["--inputs", "good.pt", "--checkpoint-upper-bound", "3"], "--checkpoint-upper-bound needs"),
+        (["--inputs", "good.pt", "--output", "no/where.pt"], "cannot write no/where.pt"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, options, message):
+    monkeypatch.chdir(tmp_path)
+    good = write(tmp_path / "good.pt", {"w": torch.zeros(200)}).read_bytes()
+    (tmp_path / "torn.pt").write_bytes(good[: len(good) // 2])
+    (tmp_path / "empty.pt").write_bytes(b"")
+    torch.save([1, 2], tmp_path / "list.pt")
+    output = [] if "--output" in options else ["--output", "out.pt"]
+    assert average_checkpoints.main([*options, *output]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and len(error.splitlines()) == 1
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = write(tmp_path / "out.pt", {"w": torch.zeros(1)})
+    before = path.read_bytes()
+    monkeypatch.setattr(average_checkpoints.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
+    with pytest.raises(average_checkpoints.UserError, match="disk full"):
+        average_checkpoints.save({"model": {}}, path)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.pt"]

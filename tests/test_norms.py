@@ -1,0 +1,202 @@
+"""Batch normalisation that leaves padding out, against nn.BatchNorm on the packed positions; layouts; the factory."""
+
+import copy
+
+import pytest
+import torch
+from skip_variants import draw, to_rows
+from torch import nn
+
+from fairseq_rskip.norms import NORMS, BatchNorm, LayerNorm, create_norm
+
+SHAPES = {"sequence": ((6, 5, 33), -1), "image": ((4, 7, 5, 3), 1), "one-feature": ((9, 4, 1), -1)}
+
+
+def random_norm(name, dim, dtype=torch.float64, **options):
+    norm = create_norm(name, dim, **options)
+    for parameter in norm.parameters():
+        nn.init.uniform_(parameter, 0.5, 1.5)
+    return norm.to(dtype)
+
+
+def packed_twin(norm):
+    """nn.BatchNorm1d with the same parameters and statistics."""
+    twin = nn.BatchNorm1d(norm.dim).to(norm.weight.dtype)
+    twin.load_state_dict(norm.state_dict())
+    return twin
+
+
+def random_mask(shape, channel_dim, seed, share=0.4):
+    shape = list(shape)
+    shape.pop(channel_dim)
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float64, 1e-11), (torch.float32, 3e-5)], ids=["fp64", "fp32"])
+def test_batch_norm_equals_torchs_on_the_packed_positions(layout, masked, dtype, tolerance):
+    """Outputs, all gradients with random upstream ones, and the running statistics, over three batches, then eval."""
+    shape, channel_dim = SHAPES[layout]
+    norm = random_norm("batch", shape[channel_dim], dtype, channel_dim=channel_dim)
+    twin = packed_twin(norm)
+    for step in range(4):
+        if step == 3:
+            norm.eval(), twin.eval()
+        x = (draw(shape, step, dtype) * (step + 1) + step).requires_grad_()
+        mask = random_mask(shape, channel_dim, step) if masked else None
+        keep = ~to_rows(mask.unsqueeze(channel_dim), channel_dim).squeeze(1) if masked else slice(None)
+        upstream = draw(shape, 50 + step, dtype)
+        packed = to_rows(x.detach(), channel_dim)[keep].requires_grad_()
+        y, expected = norm(x, mask), twin(packed)
+        close = dict(rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(to_rows(y, channel_dim)[keep], expected, **close)
+        ours = torch.autograd.grad(y, [x, norm.weight, norm.bias], upstream)
+        theirs = torch.autograd.grad(expected, [packed, twin.weight, twin.bias], to_rows(upstream, channel_dim)[keep])
+        torch.testing.assert_close(to_rows(ours[0], channel_dim)[keep], theirs[0], **close)
+        for a, b in zip(ours[1:], theirs[1:]):
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * 30)
+        if masked:
+            assert not to_rows(y, channel_dim)[~keep].any() and not to_rows(ours[0], channel_dim)[~keep].any()
+        for name, value in twin.state_dict().items():
+            torch.testing.assert_close(norm.state_dict()[name], value, **close)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_a_mask_of_nothing_changes_nothing(training):
+    norm = random_norm("batch", 33).train(training)
+    other, x = copy.deepcopy(norm), draw((6, 5, 33), 1)
+    torch.testing.assert_close(norm(x), other(x, torch.zeros(6, 5, dtype=torch.bool)), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(norm.state_dict(), other.state_dict(), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_what_padding_holds_reaches_nothing(layout, poison, training):
+    """Also when the gradient that arrives at padded positions is NaN."""
+    shape, channel_dim = SHAPES[layout]
+    clean_norm = random_norm("batch", shape[channel_dim], channel_dim=channel_dim).train(training)
+    norm, mask = copy.deepcopy(clean_norm), random_mask(shape, channel_dim, 3)
+    padded = mask.unsqueeze(channel_dim)
+    x, upstream = draw(shape, 1), draw(shape, 2)
+    results = []
+    for module, fill in ((clean_norm, 0.0), (norm, poison)):
+        z = x.masked_fill(padded, fill).requires_grad_()
+        y = module(z, mask)
+        gradients = torch.autograd.grad(y, [z, module.weight, module.bias], upstream.masked_fill(padded, fill))
+        results.append([y, *gradients, *module.buffers()])
+    for clean, poisoned in zip(*results):
+        assert torch.isfinite(poisoned).all() and torch.equal(clean, poisoned)
+
+
+@pytest.mark.parametrize("masked", [(False, True), (True, False), (True, True)], ids=str)
+def test_two_batches_before_one_backward(masked):
+    """As a shared layer or two forward passes per update have it."""
+    norm, twin = random_norm("batch", 5), nn.BatchNorm1d(5).double()
+    twin.load_state_dict(norm.state_dict())
+    ours, theirs = 0, 0
+    for step, with_mask in enumerate(masked):
+        x, upstream = draw((6, 4, 5), step), draw((6, 4, 5), 9 + step)
+        mask = random_mask(x.shape, -1, step) if with_mask else torch.zeros(6, 4, dtype=torch.bool)
+        ours = ours + (norm(x, mask if with_mask else None) * upstream)[~mask].sum()
+        theirs = theirs + (twin(x[~mask]) * upstream[~mask]).sum()
+    for a, b in zip(torch.autograd.grad(ours, norm.parameters()), torch.autograd.grad(theirs, twin.parameters())):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("unpadded", [0, 1])
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_too_few_positions_leave_the_running_statistics_alone(unpadded, masked):
+    norm = random_norm("batch", 5)
+    before = copy.deepcopy(norm.state_dict())
+    x = draw((3 if masked else unpadded, 1, 5), 1).requires_grad_()
+    mask = torch.arange(3).view(3, 1) >= unpadded if masked else None
+    y = norm(x, mask)
+    gradients = torch.autograd.grad(y, [x, norm.weight, norm.bias], draw(x.shape, 2))
+    assert all(torch.isfinite(t).all() for t in (y, *gradients))
+    torch.testing.assert_close(y[:unpadded], norm.bias.expand(unpadded, 1, 5))
+    for name, value in norm.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(
+    "update,grad,counted", [(True, False, 1), (True, True, 1), (False, False, 0), (False, True, 1)]
+)
+def test_running_statistics_without_grad(masked, update, grad, counted):
+    """update_in_no_grad=False keeps the forward pass of activation checkpointing from counting a batch twice."""
+    norm = create_norm("batch", 5, update_in_no_grad=update)
+    x, mask = draw((6, 4, 5), 1, torch.float32), random_mask((6, 4, 5), -1, 1) if masked else None
+    with torch.set_grad_enabled(grad):
+        y = norm(x, mask)
+    assert norm.num_batches_tracked.item() == counted
+    assert (norm.running_mean != 0).any().item() == (norm.running_var != 1).any().item() == bool(counted)
+    torch.testing.assert_close(y, create_norm("batch", 5)(x, mask))
+
+
+def test_running_statistics_stay_fp32_in_a_half_model():
+    """A variance above fp16's largest number, 65504, must survive."""
+    norm = random_norm("batch", 5, torch.float32).half()
+    assert norm.weight.dtype == torch.float16
+    x = (draw((50, 4, 5), 1) * 600).half()
+    mask = random_mask(x.shape, -1, 1)
+    for _ in range(100):
+        y = norm(x, mask)
+    assert y.dtype == torch.float16
+    assert norm.running_mean.dtype == norm.running_var.dtype == torch.float32
+    torch.testing.assert_close(norm.running_var, x[~mask].float().var(0), rtol=1e-3, atol=0)
+    assert norm.running_var.min() > 2e5
+    assert norm.double().running_var.dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", ["layer", "batch"])
+def test_images_equal_sequences_with_the_axis_moved_by_hand(name):
+    image, sequence = random_norm(name, 7, channel_dim=1), random_norm(name, 7)
+    sequence.load_state_dict(image.state_dict())
+    x = draw((4, 7, 5, 3), 1)
+    expected = sequence(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    torch.testing.assert_close(image(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_image_norms_equal_torchs_own():
+    x = draw((4, 7, 5, 3), 1)
+    batch, chw = random_norm("batch", 7, channel_dim=1), random_norm("layer", 7, channel_dim=1, norm_axes="chw")
+    two_d, group = nn.BatchNorm2d(7).double(), nn.GroupNorm(1, 7).double()
+    two_d.load_state_dict(batch.state_dict())
+    group.load_state_dict(chw.state_dict())
+    assert torch.equal(batch(x), two_d(x)) and torch.equal(chw(x), group(x))
+
+
+@pytest.mark.parametrize("name,classes", [("layer", LayerNorm), ("batch", BatchNorm)])
+def test_defaults_are_torchs(name, classes):
+    norm = create_norm(name, 5)
+    assert type(norm) is classes is NORMS[name]
+    torchs = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}[name](5)
+    assert norm.eps == torchs.eps and list(norm.state_dict()) == list(torchs.state_dict())
+    for key, value in torchs.state_dict().items():
+        assert torch.equal(norm.state_dict()[key], value)
+
+
+def test_none_is_the_identity():
+    norm, x = create_norm("none", 5), draw((3, 5), 1)
+    assert norm(x) is x and not norm.state_dict()
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        (dict(name="instance"), r"norm='instance': expected one of none, layer, batch"),
+        (dict(name=None), r"norm=None: expected one of"),
+        (dict(dim=0), r"dim=0: expected an integer > 0"),
+        (dict(channel_dim=2), r"channel_dim=2: expected -1 .* or 1"),
+        (dict(norm_axes="hw", channel_dim=1), r"norm_axes='hw': expected one of c, chw"),
+        (dict(norm_axes="chw"), r"norm_axes='chw' with channel_dim=-1: expected 'c'"),
+        (dict(name="batch", norm_axes="chw", channel_dim=1), r"norm_axes='chw' with norm 'batch': expected 'c'"),
+        (dict(eps=0.0), r"eps=0.0: expected a finite number > 0"),
+        (dict(eps=float("nan")), r"eps=nan: expected a finite number > 0"),
+    ],
+)
+def test_invalid_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_norm(**{"name": "layer", "dim": 5, **options})

@@ -1,0 +1,182 @@
+"""fairseq's own commands with ``--user-dir fairseq_rskip``, each in a process of its own, on a generated corpus."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import ROOT, SIZES, run_checked, run_command
+
+from fairseq_rskip import compat
+
+pytestmark = pytest.mark.slow
+
+PLUGIN = ["--user-dir", str(ROOT / "fairseq_rskip")]
+DIMS = "--encoder-embed-dim 32 --encoder-ffn-embed-dim 32".split()
+TRAINING = (
+    "--source-lang src --target-lang tgt --optimizer adam --lr 0.005 --lr-scheduler inverse_sqrt --warmup-updates 10 "
+    "--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 600 --seed 3 --cpu --num-workers 0 "
+    "--log-format json --no-progress-bar --no-epoch-checkpoints"
+).split()
+
+
+
+def train_command(corpus, save_dir, *options, arch="transformer_rskip_ln_tiny"):
+    command = ["fairseq-train", corpus, *PLUGIN, "--arch", arch, *DIMS, *TRAINING]
+    return [*command, "--save-dir", save_dir, *options]
+
+
+def train(corpus, save_dir, *options, arch="transformer_rskip_ln_tiny"):
+    return run_checked(train_command(corpus, save_dir, *options, arch=arch))
+
+
+def weights(save_dir):
+    """Parameters and buffers, but for a buffer that fairseq never initialises nor reads for its value."""
+    state = compat.load_checkpoint(save_dir / "checkpoint_last.pt")["model"]
+    return {name: value for name, value in state.items() if not name.endswith("_float_tensor")}
+
+
+def valid_losses(log):
+    return [float(json.loads(r[r.index("{") :])["valid_loss"]) for r in log.splitlines() if '"valid_loss"' in r]
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_corpus, tmp_path_factory):
+    """A model trained for four epochs without interruption, checkpoints every 8 updates."""
+    save_dir = tmp_path_factory.mktemp("trained")
+    log = train(tiny_corpus, save_dir, "--max-epoch", 4, "--save-interval-updates", 8, "--keep-interval-updates", 3)
+    return save_dir, log
+
+
+def test_training_lowers_the_held_out_loss(trained):
+    losses = valid_losses(trained[1])
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_a_killed_run_resumes_to_the_same_weights(tiny_corpus, trained, tmp_path):
+    """kill -9 once a checkpoint is there; the next run goes on and ends where the uninterrupted one did."""
+    options = ("--max-epoch", 4, "--save-interval-updates", 8)
+    tool, *rest = map(str, train_command(tiny_corpus, tmp_path, *options))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as run_command: sums depend on the number of threads
+    running = subprocess.Popen(
+        [f"{sys.prefix}/bin/{tool}", *rest], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
+    deadline = time.time() + 120
+    while not (tmp_path / "checkpoint_last.pt").exists() and time.time() < deadline and running.poll() is None:
+        time.sleep(0.02)
+    assert running.poll() is None, "the run ended before it could be killed"
+    running.kill()
+    running.wait()
+    log = train(tiny_corpus, tmp_path, *options)
+    assert "Loaded checkpoint" in log
+    whole = weights(trained[0])
+    for name, value in weights(tmp_path).items():
+        torch.testing.assert_close(value, whole[name], rtol=0, atol=0)
+
+
+def test_averaged_checkpoint_generates_and_loads_in_python(tiny_corpus, trained, tmp_path):
+    save_dir, _ = trained
+    averaged = tmp_path / "averaged.pt"
+    average = [sys.executable, ROOT / "scripts" / "average_checkpoints.py", "--inputs", save_dir]
+    run_checked([*average, "--num-update-checkpoints", "3", "--output", averaged])
+    generated = run_checked(
+        ["fairseq-generate", tiny_corpus, *PLUGIN, "--path", averaged, "--beam", "4", "--cpu"]
+        + ["--source-lang", "src", "--target-lang", "tgt", "--gen-subset", "test"]
+    )
+    rows = [line.split("\t") for line in generated.splitlines() if line.startswith(("H-", "S-"))]
+    best = {row[0][2:]: row[2] for row in rows if row[0].startswith("H-")}
+    sources = {row[0][2:]: row[1] for row in rows if row[0].startswith("S-")}
+    assert best.keys() == sources.keys()
+    assert len(best) == SIZES["test"]
+    program = (
+        "import sys, fairseq_rskip.models\n"
+        "from fairseq_rskip.models.skip_transformer import SkipTransformerModel\n"
+        "hub = SkipTransformerModel.from_pretrained(*sys.argv[1:], source_lang='src', target_lang='tgt')\n"
+        "print(type(hub.models[0]).__name__)\n"
+        "for line in sys.stdin: print('T\\t' + hub.translate(line.strip(), beam=4))\n"
+    )
+    keys = sorted(sources)[:10]
+    asked = [sys.executable, "-c", program, averaged.parent, averaged.name, tiny_corpus]
+    said = run_checked(asked, input="\n".join(sources[k] for k in keys))
+    assert [line[2:] for line in said.splitlines() if line.startswith("T\t")] == [best[k] for k in keys]
+
+
+def test_hydra_train_builds_the_architecture_with_its_defaults(tiny_corpus, tmp_path):
+    overrides = (
+        f"task=translation task.data={tiny_corpus} task.source_lang=src task.target_lang=tgt "
+        f"common.user_dir={ROOT}/fairseq_rskip common.cpu=true model._name=transformer_rskip_ln_tiny "
+        "model.encoder_ffn_embed_dim=48 criterion=label_smoothed_cross_entropy optimizer=adam optimization.lr=[0.001] "
+        f"optimization.max_update=2 dataset.max_tokens=400 checkpoint.save_dir={tmp_path}"
+    ).split()
+    run_checked(["fairseq-hydra-train", *overrides], cwd=tmp_path)
+    state = weights(tmp_path)
+    layers = {name.split(".")[2] for name in state if name.startswith("encoder.layers.")}
+    assert layers == {"0", "1"}
+    assert state["encoder.layers.0.fc1.weight"].shape == (48, 64)
+    assert state["decoder.layers.0.fc1.weight"].shape == (48, 64)
+    assert "encoder.layers.0.final_skip.norms.1.weight" in state
+    assert "encoder.layers.0.final_skip.norms.2.weight" not in state
+
+
+def test_hydra_refuses_an_option_that_does_not_exist(tiny_corpus, tmp_path):
+    command = f"task=translation task.data={tiny_corpus} task.source_lang=src task.target_lang=tgt common.cpu=true"
+    command += f" common.user_dir={ROOT}/fairseq_rskip model._name=transformer_rskip_ln_tiny model.skip_lamda=3"
+    done = run_command(["fairseq-hydra-train", *command.split()], cwd=tmp_path)
+    assert done.returncode != 0
+    assert "skip_lamda" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["none", "--checkpoint-activations", "--update-freq 2", "--amp"])
+def test_training_modes(tiny_corpus, tmp_path, option):
+    log = train(tiny_corpus, tmp_path, "--max-update", 12, *([] if option == "none" else option.split()))
+    assert torch.isfinite(weights(tmp_path)["encoder.layers.0.fc1.weight"]).all()
+    assert valid_losses(log)
+
+
+def test_checkpointed_activations_change_nothing(tiny_corpus, tmp_path):
+    """Not even the running statistics, though each layer runs forward twice.
+
+    SGD, since some gradients are zero but for rounding (the keys' bias, a bias before BN), which Adam scales up.
+    """
+    states, sgd = [], ["--optimizer", "sgd", "--lr", 0.1]
+    for name, extra in (("plain", []), ("checkpointed", ["--checkpoint-activations"])):
+        arch = "transformer_rskip_bn_tiny"
+        train(tiny_corpus, tmp_path / name, "--max-update", 6, "--disable-validation", *sgd, *extra, arch=arch)
+        states.append(weights(tmp_path / name))
+    assert any(name.endswith("running_var") for name in states[0])
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_contradiction_is_one_line_before_any_data_loads(tiny_corpus, tmp_path):
+    """Only the dictionaries are there: an error about the data would come first if data were loaded first."""
+    for name in ("dict.src.txt", "dict.tgt.txt"):
+        (tmp_path / name).write_bytes((tiny_corpus / name).read_bytes())
+    done = run_command(train_command(tmp_path, tmp_path / "out", "--skip-norm", "none"))
+    assert done.returncode != 0
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("error: --arch transformer_rskip_ln_tiny with")
+    assert "layer" in done.stderr.strip().splitlines()[-1]
+
+
+def test_a_checkpoint_of_another_lambda_is_one_line(tiny_corpus, trained, tmp_path):
+    """fairseq catches the error and raises its own; the line that names both λ must come through."""
+    restore = ["--restore-file", trained[0] / "checkpoint_last.pt"]
+    done = run_command(train_command(tiny_corpus, tmp_path, "--skip-lambda", 3, *restore))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "2 normalisations in the checkpoint and 3 in the model" in done.stderr.strip().splitlines()[-1]
+
+
+def test_generate_without_the_plugin_says_so_in_one_line(tiny_corpus, trained):
+    """README's troubleshooting quotes this message."""
+    command = ["fairseq-generate", tiny_corpus, "--path", trained[0] / "checkpoint_last.pt", "--cpu"]
+    done = run_command([*command, "--source-lang", "src", "--target-lang", "tgt"])
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: no architecture named 'transformer_rskip_ln_tiny' is registered")
+    assert "--user-dir" in last

@@ -1,0 +1,249 @@
+"""The skip module's contract: identities, layouts, padding, state, errors, scripting and compilation."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from skip_variants import CASE_NAMES, CASES, IMAGE, NAMES, SEQUENCE, VARIANTS, Case, draw, gradients
+
+from fairseq_rskip.residual import KINDS, SkipConnection
+
+BATCH_CASES = [case for case in CASES if case.masked and case.variant.norm == "batch"]
+
+
+def inputs(case, dtype=torch.float32):
+    return draw(case.shape, 1, dtype), draw(case.shape, 2, dtype)
+
+
+def test_plain_skip_is_exactly_the_sum():
+    x, f = draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)
+    assert torch.equal(SkipConnection(5)(x, f), x + f)
+
+
+@pytest.mark.parametrize("kind", ["rskip", "xskip"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_one_step_with_layer_norm_is_exactly_post_norm(kind, dtype):
+    skip = Case(VARIANTS[NAMES.index("rskip-1-layer-alpha1")], SEQUENCE).build().to(dtype)
+    other = SkipConnection(5, kind, norm="layer").to(dtype)
+    other.load_state_dict(skip.state_dict())
+    x, f = draw(SEQUENCE, 1, dtype), draw(SEQUENCE, 2, dtype)
+    assert torch.equal(other(x, f), F.layer_norm(x + f, (5,), skip.norms[0].weight, skip.norms[0].bias, 1e-5))
+
+
+@pytest.mark.parametrize("norm", ["none", "layer"])
+@pytest.mark.parametrize("scale", [0.5, 1, 2])
+def test_a_constant_learned_skip_is_an_expanded_skip(norm, scale):
+    x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
+    learned = SkipConnection(5, "wskip", norm=norm, init=scale).double()
+    fixed = SkipConnection(5, "xskip", skip_lambda=scale, norm=norm).double()
+    torch.testing.assert_close(learned(x, f), fixed(x, f), rtol=1e-13, atol=1e-13)
+    assert torch.equal(learned.weight, torch.full((5,), float(scale), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_images_equal_sequences_with_the_axis_moved_by_hand(variant, masked):
+    case = Case(variant, IMAGE, masked=masked)
+    image, sequence = case.build().double(), variant.build(IMAGE[1]).double()
+    (x, f), mask = inputs(case, torch.float64), case.mask()
+    expected = sequence(x.permute(0, 2, 3, 1), f.permute(0, 2, 3, 1), mask).permute(0, 3, 1, 2)
+    torch.testing.assert_close(image(x, f, mask), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.channel_dim == 1], ids=lambda c: c.name)
+def test_image_memory_format_is_kept(case):
+    (x, f), skip = inputs(case), case.build()
+    plain = skip(x, f, case.mask())
+    last = skip(*(t.contiguous(memory_format=torch.channels_last) for t in (x, f)), case.mask())
+    assert plain.is_contiguous() and last.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(plain, last)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
+@pytest.mark.parametrize("shape", [(5,), (7, 5), (2, 3, 4, 5), (0, 3, 5)], ids=str)
+def test_any_leading_shape(variant, shape):
+    skip = variant.build(5).eval()
+    x, f = draw(shape, 1, torch.float32), draw(shape, 2, torch.float32)
+    torch.testing.assert_close(skip(x, f).view(-1, 5), skip(x.view(-1, 5), f.view(-1, 5)))
+    assert skip.train()(x, f).shape == shape
+
+
+@pytest.mark.parametrize("case", BATCH_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_what_padding_holds_reaches_nothing_under_batch_norm(case, poison):
+    mask, results = case.mask(), []
+    padded = mask.unsqueeze(case.channel_dim)
+    for fill in (0.0, poison):
+        skip = case.build()
+        x, f = (t.masked_fill(padded, fill).requires_grad_() for t in inputs(case))
+        y = skip(x, f, mask)
+        upstream = draw(case.shape, 3, torch.float32).masked_fill(padded, fill)
+        results.append([y, *gradients(y, upstream, [x, f, *skip.parameters()]), *skip.buffers()])
+    for clean, poisoned in zip(*results):
+        assert torch.isfinite(poisoned).all() and torch.equal(clean, poisoned)
+
+
+@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
+def test_inputs_are_left_alone(case):
+    (x, f), skip = inputs(case), case.build()
+    before = x.clone(), f.clone()
+    with torch.no_grad():
+        skip(x, f, case.mask())
+    assert torch.equal(x, before[0]) and torch.equal(f, before[1])
+
+
+@pytest.mark.parametrize("hook", ["forward", "backward"])
+def test_a_hook_sees_a_step_as_it_was(hook):
+    """rskip adds in place where it can, but not to an output that a hook may hold."""
+    variant, seen = VARIANTS[NAMES.index("rskip-2-layer-alpha1")], []
+    skip, plain = variant.build(5), variant.build(5)
+    x, f = draw(SEQUENCE, 1, torch.float32).requires_grad_(), draw(SEQUENCE, 2, torch.float32)
+    step_one = plain.norms[0](x + f)
+    expected = plain.norms[1](x + step_one)
+    upstream = draw(SEQUENCE, 3, torch.float32)
+    if hook == "forward":
+        skip.norms[0].register_forward_hook(lambda module, args, output: seen.append(output))
+    else:
+        skip.norms[0].register_full_backward_hook(lambda module, g_in, g_out: seen.append(g_out[0]))
+    y = skip(x, f)
+    y.backward(upstream)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(
+        seen[0], step_one if hook == "forward" else torch.autograd.grad(expected, step_one, upstream)[0]
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_torchscript_gives_the_same_numbers(case):
+    (x, f), skip = inputs(case), case.build()
+    scripted = torch.jit.script(copy.deepcopy(skip))
+    for training in (True, False):
+        skip.train(training), scripted.train(training)
+        a, b = (module(x.requires_grad_(), f, case.mask()) for module in (skip, scripted))
+        assert torch.equal(a, b)
+        upstream = draw(case.shape, 3, torch.float32)
+        torch.testing.assert_close(torch.autograd.grad(a, x, upstream), torch.autograd.grad(b, x, upstream))
+    torch.testing.assert_close(skip.state_dict(), scripted.state_dict())
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.variant.skip_lambda == 2 and c.shape == SEQUENCE], ids=lambda case: case.name
+)
+def test_torch_compile_sees_one_graph(case):
+    """Training, so that running statistics change inside the graph."""
+    torch._dynamo.reset()
+    (x, f), skip = inputs(case), case.build()
+    traced = copy.deepcopy(skip)
+    compiled = torch.compile(traced, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, f, case.mask()), skip(x, f, case.mask()))
+    torch.testing.assert_close(traced.state_dict(), skip.state_dict())
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
+def test_state_names_counts_and_round_trips(variant):
+    skip = variant.build(33, seed=1)
+    steps = 0 if variant.norm == "none" else variant.skip_lambda if variant.kind == "rskip" else 1
+    names = ["weight"] if variant.vectors % 2 else []  # a norm has two vectors, a learned skip one of its own
+    names += [f"norms.{k}.{name}" for k in range(steps) for name in ("weight", "bias")]
+    assert [name for name, _ in skip.named_parameters()] == names
+    assert sum(p.numel() for p in skip.parameters()) == 33 * variant.vectors
+    statistics = ("running_mean", "running_var", "num_batches_tracked") if variant.norm == "batch" else ()
+    assert [name for name, _ in skip.named_buffers()] == [f"norms.{k}.{s}" for k in range(steps) for s in statistics]
+
+    x, f = draw((4, 33), 1, torch.float32), draw((4, 33), 2, torch.float32)
+    skip(x, f)
+    skip.eval()
+    loaded, saved = variant.build(33, seed=2).eval(), io.BytesIO()
+    torch.save(skip.state_dict(), saved)
+    saved.seek(0)
+    loaded.load_state_dict(torch.load(saved, weights_only=True))
+    for twin in (loaded, copy.deepcopy(skip), pickle.loads(pickle.dumps(skip))):
+        assert type(twin) is type(skip) is KINDS[variant.kind]
+        assert torch.equal(twin(x, f), skip(x, f))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
+def test_attributes_and_repr(variant):
+    skip = variant.build(5)
+    assert isinstance(skip, SkipConnection)
+    assert (skip.kind, skip.skip_lambda, skip.norm_name, skip.branch_scale) == variant[:4]
+    for word in (f"kind={variant.kind}", f"lambda={variant.skip_lambda}", f"norm={variant.norm}", "alpha="):
+        assert word in repr(skip)
+
+
+def test_a_class_of_the_table_builds_its_own_kind():
+    assert torch.equal(KINDS["rskip"](5, skip_lambda=2, norm="layer").norms[1].weight, torch.ones(5))
+    with pytest.raises(ValueError, match="kind='xskip': expected 'rskip'"):
+        KINDS["rskip"](5, "xskip", norm="layer")
+
+
+def test_integral_floats_count_as_integers():
+    assert len(SkipConnection(5, "rskip", 2.0, "layer").norms) == 2
+
+
+def test_update_in_no_grad_reaches_every_step():
+    skip = SkipConnection(5, "rskip", 2, "batch", update_in_no_grad=False)
+    with torch.no_grad():
+        skip(draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32))
+    assert [norm.num_batches_tracked.item() for norm in skip.norms] == [0, 0]
+
+
+NAN, INF = float("nan"), float("inf")
+INVALID = [
+    (dict(kind="yskip"), "kind='yskip': expected one of xskip, rskip, wskip"),
+    (dict(kind=None), "kind=None: expected one of"),
+    (dict(norm="instance"), "norm='instance': expected one of none, layer, batch"),
+    (dict(kind="rskip", norm="none"), "norm='none': expected a normalisation for kind 'rskip'"),
+    (dict(norm="layer", norm_axes="chw"), "norm_axes='chw' with channel_dim=-1: expected 'c'"),
+    (dict(norm_axes="hw"), "norm_axes='hw': expected one of c, chw"),
+    *[(dict(dim=d), r"dim=.*: expected an integer > 0") for d in (0, -3, 5.0, "5", True, None)],
+    *[(dict(channel_dim=c), r"channel_dim=.*: expected -1 .* or 1") for c in (0, 2, None, True, "1")],
+    *[(dict(skip_lambda=v), r"skip_lambda=.*: expected a finite real number > 0")
+      for v in (0, -1, NAN, INF, True, "2", None, 1j)],
+    *[(dict(kind="wskip", skip_lambda=v), r"skip_lambda=.*: expected a finite real number > 0") for v in (0, NAN)],
+    *[(dict(kind="rskip", norm="layer", skip_lambda=v), r"skip_lambda=.*: expected an integer from 1 to 1000")
+      for v in (0, -1, 1.5, 1001, 10**400, NAN, INF, True, "2", None)],
+    *[(dict(branch_scale=v), r"branch_scale=.*: expected a finite real number > 0") for v in (0, -1, NAN, INF, True)],
+    *[(dict(kind="wskip", init=v), r"init=.*: expected a finite real number") for v in (NAN, INF, 1e39, True, "1")],
+    *[(dict(skip_lambda=v), r"skip_lambda=.*: expected .* that fp32 holds") for v in (1e300, 10**400)],
+    *[(dict(norm="layer", eps=v), "eps=.*: expected a finite number > 0") for v in (-1e-5, 0, NAN, 10**400)],
+]
+
+
+@pytest.mark.parametrize("options,message", INVALID, ids=[str(options) for options, _ in INVALID])
+def test_invalid_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        SkipConnection(**{"dim": 5, **options})
+
+
+MASK = torch.zeros(4, 3, dtype=torch.bool)
+INVALID_CALLS = {
+    "shapes differ": (-1, SEQUENCE, (4, 1, 5), None, r"f_x has shape \[4, 1, 5\]: expected x's shape \[4, 3, 5\]"),
+    "dim": (-1, (4, 3, 6), (4, 3, 6), None, r"x has shape \[4, 3, 6\]: expected 5 at dimension -1"),
+    "scalar": (-1, (), (), None, r"x has shape \[\]: expected 5 at dimension -1"),
+    "image rank": (1, (4, 5, 3), (4, 5, 3), None, r"x has shape \[4, 5, 3\]: expected \(batch, 5, height, width\)"),
+    "image dim": (1, (2, 6, 3, 2), (2, 6, 3, 2), None, "expected 5 at dimension 1"),
+    "mask transposed": (-1, SEQUENCE, SEQUENCE, MASK.t(), r"padding_mask .*\[3, 4\].*boolean mask of shape \[4, 3\]"),
+    "mask with channels": (-1, SEQUENCE, SEQUENCE, MASK.unsqueeze(-1), r"padding_mask .*of shape \[4, 3\]"),
+    "mask type": (-1, SEQUENCE, SEQUENCE, MASK.long(), r"padding_mask has dtype .*64.*boolean mask"),
+    "image mask": (1, IMAGE, IMAGE, torch.zeros(IMAGE).bool(), r"padding_mask .*of shape \[2, 3, 2\]"),
+}
+
+
+@pytest.mark.parametrize("call", INVALID_CALLS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_invalid_calls(call, kind):
+    channel_dim, x_shape, f_shape, mask, message = INVALID_CALLS[call]
+    skip = SkipConnection(5, kind, norm="layer", channel_dim=channel_dim)
+    for function in (skip, skip.skip_ratio):
+        with pytest.raises(ValueError, match=message):
+            function(torch.zeros(x_shape), torch.zeros(f_shape), mask)
+
+
+def test_integer_inputs_are_refused():
+    with pytest.raises(ValueError, match="expected floating point"):
+        SkipConnection(5)(torch.zeros(SEQUENCE).long(), torch.zeros(SEQUENCE))

@@ -1,0 +1,165 @@
+"""Values and gradients of every skip variant against its equation in float64, per layout, mask and dtype."""
+
+import pytest
+import torch
+from skip_variants import CASE_NAMES, CASES, NAMES, SEQUENCE, VARIANTS, Case, draw, gradients, reference
+from torch.autograd import gradcheck, gradgradcheck
+
+# Absolute and relative: a few roundings of a unit-scale value in the type.
+TOLERANCE = {
+    torch.float64: dict(rtol=1e-10, atol=1e-10),
+    torch.float32: dict(rtol=2e-5, atol=2e-5),
+    torch.float16: dict(rtol=4e-3, atol=6e-3),
+    torch.bfloat16: dict(rtol=3e-2, atol=5e-2),
+}
+
+
+def leaves(case, skip, x, f):
+    """float64 leaf copies of inputs and parameters, for the reference."""
+    parameters = {name: p.detach().double().requires_grad_() for name, p in skip.named_parameters()}
+    return x.detach().double().requires_grad_(), f.detach().double().requires_grad_(), parameters
+
+
+def zero_padding(case, upstream):
+    mask = case.mask()
+    return upstream if mask is None else upstream.masked_fill(mask.unsqueeze(case.channel_dim), 0)
+
+
+def check_against_reference(case, skip, x, f, dtype, check_gradients=True):
+    mask = case.mask()
+    upstream = draw(case.shape, 3, dtype)
+    x, f = x.requires_grad_(), f.requires_grad_()
+    y = skip(x, f, mask)
+    assert y.shape == x.shape and y.dtype == x.dtype
+    rx, rf, parameters = leaves(case, skip, x, f)
+    expected = reference(case, skip, rx, rf, parameters)
+    if case.variant.norm == "batch":  # padding comes out as zero and sends no gradient; elsewhere rows stand alone
+        assert mask is None or not y.movedim(case.channel_dim, -1)[mask].any()
+    torch.testing.assert_close(y.double(), expected, **TOLERANCE[dtype])
+    if not check_gradients:
+        return
+    ours = gradients(y, upstream, [x, f, *skip.parameters()])
+    r_upstream = zero_padding(case, upstream.double()) if case.variant.norm == "batch" else upstream.double()
+    theirs = gradients(expected, r_upstream, [rx, rf, *parameters.values()])
+    for name, a, b in zip(["x", "f_x", *parameters], ours, theirs):
+        scale = max(1.0, b.abs().max().item())
+        torch.testing.assert_close(a.double() / scale, b / scale, msg=lambda m, n=name: f"{n}: {m}", **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
+def test_equation_and_all_gradients_in_float64(case):
+    skip = case.build().double()
+    check_against_reference(case, skip, draw(case.shape, 1), draw(case.shape, 2), torch.float64)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
+@pytest.mark.parametrize("shape", [(5, 1, 33), (3, 2, 1), (33, 1, 7), (2, 2, 1023), (2, 33, 1, 3)], ids=str)
+def test_odd_sizes_in_float32(variant, shape):
+    case = Case(variant, shape)
+    check_against_reference(
+        case, case.build(), draw(shape, 1, torch.float32), draw(shape, 2, torch.float32), torch.float32,
+        check_gradients=shape[-1] != 1 or len(shape) == 4,  # one feature: gradients of 0 / sqrt(eps) amplify rounding
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
+def test_gradcheck_float64(case):
+    skip, mask = case.build().double(), case.mask()
+    x, f = draw(case.shape, 1).requires_grad_(), draw(case.shape, 2).requires_grad_()
+    # gradcheck moves the parameters in place, so that skip sees them change
+    assert gradcheck(lambda x, f, *parameters: skip(x, f, mask), (x, f, *skip.parameters()))
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.kind == "rskip"], ids=lambda v: v.name)
+def test_second_order_gradients(variant):
+    case = Case(variant, (2, 2, 3))
+    skip = case.build().double()
+    x, f = draw(case.shape, 1).requires_grad_(), draw(case.shape, 2).requires_grad_()
+    assert gradgradcheck(lambda x, f, *parameters: skip(x, f), (x, f, *skip.parameters()))
+
+
+@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("half_module", [True, False], ids=["half-module", "fp32-module"])
+def test_half_precision(case, dtype, half_module):
+    """Against float64 on the same rounded inputs and parameters, for a .half() model and for fp32 parameters."""
+    skip = case.build()
+    skip = skip.to(dtype) if half_module else skip
+    check_against_reference(case, skip, draw(case.shape, 1, dtype), draw(case.shape, 2, dtype), dtype)
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.sums_exactly()], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("dtype,offset", [(torch.float16, 1000), (torch.bfloat16, 200)], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_half_precision_with_a_large_offset(variant, dtype, offset, masked):
+    """Integers whose sums the type holds exactly: only moments in half precision could miss the tolerance."""
+    case = Case(variant, (8, 4, 16), masked=masked)
+    skip = case.build().to(dtype)
+    if variant.kind == "wskip":
+        torch.nn.init.ones_(skip.weight)
+    x = draw(case.shape, 1).mul(4).round().clamp(-20, 20).add(offset).to(dtype)
+    f = draw(case.shape, 2).mul(2).round().clamp(-5, 5).to(dtype)
+    check_against_reference(case, skip, x, f, dtype, check_gradients=False)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
+@pytest.mark.parametrize(
+    "x_type,f_type",
+    [(torch.float16, torch.float32), (torch.float32, torch.float16), (torch.bfloat16, torch.float16),
+     (torch.float64, torch.float32), (torch.float32, torch.float64)],
+    ids=str,
+)
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_mixed_types_return_the_type_of_x(variant, x_type, f_type, masked):
+    case = Case(variant, SEQUENCE, masked=masked)
+    skip, x, f = case.build(), draw(SEQUENCE, 1, x_type), draw(SEQUENCE, 2, f_type)
+    y = skip(x, f, case.mask())
+    assert y.dtype == x_type
+    coarser = x_type if x_type in (torch.float16, torch.bfloat16) else torch.float32
+    expected = reference(case, skip, *leaves(case, skip, x, f))
+    torch.testing.assert_close(y.double(), expected, **TOLERANCE[coarser])
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
+@pytest.mark.parametrize("x_type", [torch.float32, torch.bfloat16], ids=str)
+def test_under_autocast(variant, x_type):
+    case = Case(variant, SEQUENCE)
+    skip, x, f = case.build(), draw(SEQUENCE, 1, x_type), draw(SEQUENCE, 2, torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = skip(x, f)
+    assert y.dtype == x_type
+    torch.testing.assert_close(y.double(), reference(case, skip, *leaves(case, skip, x, f)), **TOLERANCE[x_type])
+
+
+@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_skip_ratio_is_the_ratio_of_the_derivatives_at_fixed_statistics(case, training):
+    """With the statistics held, y is linear in x and F per entry: the two slopes' quotient is the ratio."""
+    skip, mask = case.build().double(), case.mask()
+    x, f, parameters = leaves(case, skip, draw(case.shape, 1), draw(case.shape, 2))
+    if case.variant.norm == "batch" and not training:
+        for k, norm in enumerate(skip.norms):
+            norm.running_mean.copy_(draw(norm.dim, 10 + k))
+            norm.running_var.copy_(draw(norm.dim, 20 + k).abs() + 0.5)
+        skip.eval()
+        y = skip(x, f, mask)  # already linear: the running statistics are constants
+    else:
+        skip.train(training)
+        y = reference(case, skip, x, f, parameters, freeze=True)
+    before = {k: v.clone() for k, v in skip.state_dict().items()}
+    ratio = skip.skip_ratio(x, f, mask)
+    assert ratio.shape == x.shape
+    for name, value in skip.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    by_x, by_f = gradients(y, torch.ones_like(y), [x, f])
+    keep = by_f != 0  # batch norm zeroes padded rows
+    assert keep.any()
+    torch.testing.assert_close(ratio[keep], (by_x / by_f)[keep], rtol=1e-9, atol=1e-9)
+
+
+def test_skip_ratio_of_half_inputs_is_computed_in_fp32():
+    case = Case(VARIANTS[NAMES.index("rskip-3-layer-alpha0.5")], SEQUENCE)
+    skip, x, f = case.build(), draw(SEQUENCE, 1, torch.float16), draw(SEQUENCE, 2, torch.float16)
+    ratio = skip.skip_ratio(x, f)
+    assert ratio.dtype == torch.float32
+    torch.testing.assert_close(ratio, skip.skip_ratio(x.float(), f.float()))

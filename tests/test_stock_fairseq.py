@@ -1,0 +1,155 @@
+"""fairseq itself survived the move: its own commands, the stock ``transformer``, each in a process of its own."""
+
+import json
+import re
+import shlex
+import sys
+
+import pytest
+from conftest import ROOT, SIZES, run_checked
+
+pytestmark = pytest.mark.slow
+
+MODEL = shlex.split(
+    "--arch transformer --share-all-embeddings --encoder-layers 1 --decoder-layers 1 --encoder-attention-heads 2 "
+    "--decoder-attention-heads 2 --encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 64 "
+    "--decoder-ffn-embed-dim 64 --dropout 0.1"
+)
+TRAINING = shlex.split(
+    "--optimizer adam --lr 0.005 --lr-scheduler inverse_sqrt --warmup-updates 20 --criterion "
+    "label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 400 --seed 7 --cpu --num-workers 0 "
+    "--log-format json --no-progress-bar --log-interval 1000"
+)
+ADVICE = re.compile(r"Warning|deprecat", re.IGNORECASE)
+
+
+def train(corpus, save_dir, *options):
+    return run_checked(["fairseq-train", corpus, *MODEL, *TRAINING, "--save-dir", save_dir, *options])
+
+
+def logged(text, key):
+    """Every value of ``key`` in the JSON lines of a log, as floats."""
+    records = (json.loads(found) for found in re.findall(r"\{\"epoch\".*\}", text))
+    return [float(record[key]) for record in records if key in record]
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_corpus, tmp_path_factory):
+    """(directory, log) of six epochs without interruption, with BLEU: numpy arrays enter the checkpoint with it."""
+    save_dir = tmp_path_factory.mktemp("stock")
+    options = ["--max-epoch", "6", "--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 10}']
+    return save_dir, train(tiny_corpus, save_dir, *options)
+
+
+def checkpoint(trained):
+    return trained[0] / "checkpoint_last.pt"
+
+
+def test_preprocess_counts_every_pair(tiny_corpus):
+    log = (tiny_corpus / "preprocess.log").read_text(encoding="utf-8")
+    for split, count in SIZES.items():
+        assert f"{split}.src: {count} sents" in log
+    assert (tiny_corpus / "dict.src.txt").read_bytes() == (tiny_corpus / "dict.tgt.txt").read_bytes()
+
+
+def test_train_lowers_the_held_out_loss_and_gives_no_advice(trained):
+    losses = logged(trained[1], "valid_loss")
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] - 0.2
+    assert not ADVICE.search(trained[1])
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(tiny_corpus, trained, tmp_path):
+    options = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 10}']
+    train(tiny_corpus, tmp_path, "--max-epoch", "3", *options)
+    log = train(tiny_corpus, tmp_path, "--max-epoch", "6", *options)
+    assert "Loaded checkpoint" in log
+    assert logged(log, "valid_loss") == logged(trained[1], "valid_loss")[3:]
+
+
+def test_validate_gives_the_loss_of_training(tiny_corpus, trained):
+    command = ["fairseq-validate", tiny_corpus, "--task", "translation", "--path", checkpoint(trained), "--cpu"]
+    log = run_checked([*command, "--max-tokens", "400", "--log-format", "json", "--num-workers", "0"])
+    found = re.findall(r'"valid_loss": "([\d.]+)"', log)
+    assert float(found[-1]) == pytest.approx(logged(trained[1], "valid_loss")[-1], abs=2e-3)
+
+
+def generate(tiny_corpus, trained, *options):
+    command = ["fairseq-generate", tiny_corpus, "--path", checkpoint(trained), "--cpu", "--beam", "4"]
+    return run_checked([*command, *options])
+
+
+def hypotheses(text):
+    """Sentence number -> hypothesis."""
+    return {int(number): words for number, words in re.findall(r"^H-(\d+)\t\S+\t(.*)$", text, re.MULTILINE)}
+
+
+@pytest.fixture(scope="module")
+def generated(tiny_corpus, trained):
+    return generate(tiny_corpus, trained, "--max-len-b", "10")
+
+
+def test_generate_translates_every_sentence(generated):
+    found = hypotheses(generated)
+    assert sorted(found) == list(range(SIZES["test"]))
+    assert all(found.values())
+    assert not ADVICE.search(generated)
+
+
+def test_score_prints_the_bleu_of_generate(generated, tmp_path):
+    order = sorted(hypotheses(generated).items())
+    references = dict(re.findall(r"^T-(\d+)\t(.*)$", generated, re.MULTILINE))
+    (tmp_path / "hyp").write_text("".join(f"{words}\n" for _, words in order))
+    (tmp_path / "ref").write_text("".join(f"{references[str(number)]}\n" for number, _ in order))
+    scored = run_checked(["fairseq-score", "--sys", tmp_path / "hyp", "--ref", tmp_path / "ref"])
+    bleu = r"BLEU4 = ([\d.]+)"
+    assert float(re.search(bleu, scored).group(1)) == float(re.search(bleu, generated).group(1))
+
+
+def test_interactive_and_from_pretrained_agree_with_generate(tiny_corpus, raw_corpus, trained, generated):
+    sources = (raw_corpus / "test.src").read_text(encoding="utf-8").splitlines()[:5]
+    command = ["fairseq-interactive", tiny_corpus, "--path", checkpoint(trained), "--cpu", "--beam", "4"]
+    options = ["--max-len-b", "10", "--source-lang", "src", "--target-lang", "tgt"]
+    text = run_checked([*command, *options], input="".join(line + "\n" for line in sources))
+    expected = [hypotheses(generated)[number] for number in range(5)]
+    assert [hypotheses(text)[number] for number in range(5)] == expected
+    program = (
+        "import json, sys; from fairseq.models.transformer import TransformerModel as M;"
+        "m = M.from_pretrained(sys.argv[1], sys.argv[2], sys.argv[3]);"
+        "print('RESULT' + json.dumps(m.translate(json.loads(sys.argv[4]), beam=4, max_len_b=10)))"
+    )
+    place = checkpoint(trained)
+    text = run_checked([sys.executable, "-c", program, place.parent, place.name, tiny_corpus, json.dumps(sources)])
+    assert json.loads(text.split("RESULT")[1].splitlines()[0]) == expected
+
+
+def test_hydra_train_trains_in_its_run_directory(tiny_corpus, tmp_path):
+    sizes = ",".join(f"{side}_{size}" for side in ("encoder", "decoder") for size in ("layers:1", "embed_dim:32"))
+    overrides = [
+        *f"task=translation task.data={tiny_corpus} task.source_lang=src task.target_lang=tgt".split(),
+        f"+model={{_name:transformer,{sizes}}}",
+        *shlex.split("criterion=cross_entropy optimizer=adam optimization.lr=[0.005] lr_scheduler=fixed"),
+        *shlex.split("dataset.max_tokens=400 optimization.max_epoch=2 common.cpu=true dataset.num_workers=0"),
+    ]
+    log = run_checked(["fairseq-hydra-train", *overrides, "hydra.run.dir=run"], cwd=tmp_path)
+    path = tmp_path / "run" / "checkpoints" / "checkpoint_last.pt"
+    text = run_checked(["fairseq-generate", tiny_corpus, "--path", path, "--cpu", "--max-len-b", "10"])
+    assert len(hypotheses(text)) == SIZES["test"]
+    losses = [float(loss) for loss in re.findall(r"valid on 'valid' subset \| loss ([\d.]+)", log)]
+    assert len(losses) == 2 and losses[1] < losses[0]
+    assert not ADVICE.search(log)
+
+
+def test_batches_in_buckets(tiny_corpus, tmp_path):
+    """``--num-batch-buckets`` asks numpy for percentiles by an argument that numpy has renamed."""
+    options = "--arch transformer_tiny --optimizer adam --max-tokens 400 --max-update 2 --num-batch-buckets 2 --cpu"
+    log = run_checked(["fairseq-train", tiny_corpus, *options.split(), "--save-dir", tmp_path])
+    assert "bucketing source lengths" in log
+
+
+def test_an_averaged_checkpoint_generates(tiny_corpus, trained, tmp_path):
+    averaged = tmp_path / "averaged.pt"
+    script = [sys.executable, ROOT / "scripts" / "average_checkpoints.py", "--inputs", trained[0]]
+    run_checked([*script, "--num-epoch-checkpoints", "3", "--output", averaged])
+    text = run_checked(["fairseq-generate", tiny_corpus, "--path", averaged, "--cpu", "--max-len-b", "10"])
+    assert len(hypotheses(text)) == SIZES["test"]

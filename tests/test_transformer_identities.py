@@ -1,0 +1,239 @@
+"""What a skip Transformer must equal: stock fairseq at λ = 1, itself by another path, and the paper's counts."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from fairseq.sequence_generator import SequenceGenerator
+from transformer_helpers import ALL_TINY, TINY, batch, build, dictionary, pad, randomise, sentences
+
+from fairseq_rskip.compat import UserError
+from fairseq_rskip.models._presets import SIZES, VARIANTS, resolve
+from fairseq_rskip.modules.transformer_layer import SkipTransformerEncoderLayer
+
+OPTIONS = [
+    {},
+    {"cross_self_attention": True},
+    {"cross_self_attention": True, "no_cross_attention": True},
+    {"layernorm_embedding": True},
+    {"share_decoder_input_output_embed": True},
+    {"decoder_embed_dim": 16},
+    {"share_all_embeddings": True},
+]
+POST_NORM = ["transformer_rskip_ln_tiny", "transformer_xskip_ln_tiny"]
+SMALL = {**TINY, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+
+
+def logits(model, src, lengths, prev):
+    with torch.no_grad():
+        return model(src, lengths, prev)[0]
+
+
+def relative_error(found, expected) -> float:
+    """Largest difference by the largest value: streams without a norm grow, and their rounding with them."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def hypotheses(model, pairs):
+    src, lengths, prev = batch(pairs)
+    sample = {"net_input": {"src_tokens": src, "src_lengths": lengths, "prev_output_tokens": prev}}
+    generator = SequenceGenerator([model], dictionary(), beam_size=4, max_len_b=12)
+    found = generator.generate([model], sample)
+    return [[(h["tokens"].tolist(), round(float(h["score"]), 4)) for h in beams] for beams in found]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("arch", POST_NORM)
+def test_lambda_1_loads_a_stock_checkpoint_and_says_the_same(arch, options):
+    stock = build("transformer_tiny", **TINY, **options)
+    randomise(stock)
+    ours = build(arch, seed=2, skip_lambda=1, **TINY, **options)
+    ours.load_state_dict(stock.state_dict(), strict=True)
+    inputs = batch(sentences())
+    with torch.no_grad():
+        (found, found_extra), (expected, expected_extra) = (model(*inputs) for model in (ours, stock))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    attention = [extra["attn"][0] for extra in (found_extra, expected_extra)]
+    assert (attention[0] is None) == (attention[1] is None) == ("no_cross_attention" in options)
+    if attention[0] is not None:
+        torch.testing.assert_close(*attention, rtol=0, atol=0)
+    assert hypotheses(ours, sentences()) == hypotheses(stock, sentences())
+
+
+def test_an_encoder_layer_equals_stocks_under_an_attention_mask_and_returns_fc():
+    config = resolve(SimpleNamespace(**vars(MODEL_DATACLASS_REGISTRY["transformer_rskip_ln_tiny"](skip_lambda=1.0))))
+    torch.manual_seed(1)
+    stock = TransformerEncoderLayerBase(config, return_fc=True)
+    ours = SkipTransformerEncoderLayer(config, return_fc=True)
+    randomise(stock)
+    state = {f"layer.{key}": value for key, value in stock.state_dict().items()}
+    ours.upgrade_state_dict_named(state, "layer")
+    ours.load_state_dict({key[len("layer.") :]: value for key, value in state.items()}, strict=True)
+    assert ours.can_use_fastpath is False, "fairseq's fused path knows no skip of ours"
+    x, padding = torch.randn(5, 3, 64), torch.tensor([[0, 0, 0, 0, 0], [0, 0, 0, 1, 1], [0, 0, 0, 0, 1]]).bool()
+    future = torch.ones(5, 5).triu(1)
+    expected = stock.eval()(x, padding, attn_mask=future)
+    for found, wanted in zip(ours.eval()(x, padding, attn_mask=future), expected):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    unmasked = ours(x, padding)[0]
+    assert (unmasked - expected[0]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("arch", POST_NORM)
+def test_lambda_2_is_not_lambda_1(arch):
+    one, two = (build(arch, skip_lambda=n, **TINY) for n in (1, 2))  # from one seed: the same weights elsewhere
+    inputs = batch(sentences())
+    assert (logits(one, *inputs) - logits(two, *inputs)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("source", ["transformer_tiny", "transformer_rskip_ln_tiny"])
+def test_a_checkpoint_of_another_lambda_is_refused_with_both(source):
+    state = build(source, **({"skip_lambda": 1} if "rskip" in source else {}), **TINY).state_dict()
+    with pytest.raises(UserError, match="1 normalisations in the checkpoint and 2 in the model"):
+        build("transformer_rskip_ln_tiny", **TINY).load_state_dict(state)
+
+
+def test_pre_norm_xskip_at_lambda_1_is_stock_pre_norm():
+    pre_norm = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+    stock = build("transformer_tiny", **TINY, **pre_norm)
+    randomise(stock)
+    ours = build("transformer_xskip_tiny", seed=2, skip_lambda=1, **TINY, **pre_norm)
+    ours.load_state_dict(stock.state_dict(), strict=True)
+    inputs = batch(sentences())
+    torch.testing.assert_close(logits(ours, *inputs), logits(stock, *inputs), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"cross_self_attention": True, "no_cross_attention": True}])
+def test_same_seed_gives_stock_weights_dropout_and_gradients(options):
+    """Construction and dropout draw random numbers in fairseq's order: runs against stock differ by the skip alone."""
+    inputs = batch(sentences())
+    losses, grads = [], []
+    for arch, skip in (("transformer_tiny", {}), ("transformer_rskip_ln_tiny", {"skip_lambda": 1})):
+        model = build(arch, **TINY, **options, **skip).train()
+        torch.manual_seed(5)
+        loss = model(*inputs)[0].float().logsumexp(-1).sum()
+        loss.backward()
+        losses.append(loss.item())
+        grads.append(model.encoder.layers[0].fc1.weight.grad)
+    assert losses[0] == losses[1]
+    torch.testing.assert_close(*grads, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_path_that_generates_equals_the_path_that_trains(variant, size):
+    """A model fresh from a checkpoint in eval mode against the same weights in train mode without dropout.
+
+    Batch normalisation is held in eval mode on both sides: using the batch's statistics in training is its definition.
+    """
+    arch = f"transformer_{variant}{size}"
+    trained = build(arch, **SMALL, dropout=0.0)
+    randomise(trained)
+    fresh = build(arch, seed=2, **SMALL, dropout=0.0)
+    fresh.load_state_dict(trained.state_dict())
+    trained.train()
+    for module in trained.modules():
+        if hasattr(module, "running_mean"):
+            module.eval()
+    inputs = batch(sentences())
+    torch.testing.assert_close(logits(fresh, *inputs), logits(trained, *inputs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("arch", ALL_TINY)
+def test_incremental_decoding_equals_full_decoding(arch):
+    """In float64, to the precision of fairseq's softmax, which is fp32 in incremental decoding only."""
+    model = build(arch, **TINY).double()
+    randomise(model)
+    src, lengths, prev = batch(sentences((6, 6, 6)))
+    encoder_out = model.encoder(src, src_lengths=lengths)
+    full = model.decoder(prev, encoder_out=encoder_out)[0]
+    state = {}
+    steps = [
+        model.decoder(prev[:, : i + 1], encoder_out=encoder_out, incremental_state=state)[0][:, -1]
+        for i in range(prev.size(1))
+    ]
+    assert relative_error(torch.stack(steps, dim=1), full) < 1e-5
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("arch", ALL_TINY)
+def test_padding_and_company_do_not_change_a_sentence(arch, left):
+    model = build(arch, **TINY).double()
+    randomise(model)
+    pairs = sentences((9, 2, 5))
+    together = logits(model, *batch(pairs, left_pad_source=left))
+    for i, pair in enumerate(pairs):
+        alone = logits(model, *batch([pair], left_pad_source=left))[0]
+        torch.testing.assert_close(together[i, : alone.size(0)], alone, rtol=1e-10, atol=1e-10)
+
+
+def test_batch_norm_in_training_does_not_count_padding():
+    """The same sentences with more padding columns give the same loss, gradients and running statistics."""
+    src, lengths, prev = batch(sentences())
+    wider = [torch.cat([t, t.new_full((t.size(0), 4), dictionary().pad())], dim=1) for t in (src, prev)]
+    outcomes = []
+    for source, target in ((src, prev), wider):
+        model = build("transformer_xskip_bn_tiny", **TINY, dropout=0.0).double().train()
+        out = model(source, lengths, target)[0]
+        loss = out[target.ne(dictionary().pad())].logsumexp(-1).sum()
+        loss.backward()
+        skip = model.decoder.layers[1].encoder_attn_skip.norms[0]
+        outcomes.append((loss, model.encoder.layers[0].fc1.weight.grad, skip.running_mean, skip.running_var))
+    for narrow, wide in zip(*outcomes):
+        torch.testing.assert_close(narrow, wide, rtol=1e-9, atol=1e-9)
+
+
+def count(model) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("size", "added"), [("", 30_720), ("_vaswani_wmt_en_de_big", 61_440)])
+def test_lambda_2_adds_the_papers_parameters(size, added):
+    with torch.device("meta"):
+        one, two = (build(f"transformer_rskip_ln{size}", skip_lambda=n) for n in (1, 2))
+    assert count(two) - count(one) == added
+
+
+def test_base_holds_none_of_fairseqs_duplicates():
+    with torch.device("meta"):
+        stock, ours = build("transformer"), build("transformer_rskip_ln", skip_lambda=1)
+    attention = 4 * (512 * 512 + 512)
+    feed_forward = 2 * 512 * 2048 + 2048 + 512
+    assert count(stock) - count(ours) == 6 * (attention + feed_forward)
+    assert not [n for n, _ in ours.named_parameters() if n.rpartition(".")[2] in ("in_proj_weight", "fc1_weight")]
+
+
+@pytest.mark.parametrize("arch", ["transformer_tiny", *ALL_TINY])
+def test_torchscript_says_the_same(arch):
+    """Scripting, of the model and of beam search around it, works as it does for stock (the first row)."""
+    model = build(arch, **TINY).double()
+    randomise(model)
+    inputs = batch(sentences())
+    assert relative_error(logits(torch.jit.script(model), *inputs), logits(model, *inputs)) < 1e-4
+    generator = SequenceGenerator([model], dictionary(), beam_size=2, max_len_b=5)
+    scripted = torch.jit.script(generator)
+    sample = {"net_input": dict(zip(("src_tokens", "src_lengths"), inputs))}
+    plain, compiled = (g.forward(sample) for g in (generator, scripted))
+    assert [h[0]["tokens"].tolist() for h in plain] == [h[0]["tokens"].tolist() for h in compiled]
+
+
+def test_every_residual_is_a_skip_connection():
+    """With F(x) = 0 a pre-activation stack is λ^n x: n counts the skips on each stream."""
+    model = build("transformer_xskip_tiny", **TINY, skip_lambda=3.0)
+    with torch.no_grad():
+        for layer in [*model.encoder.layers, *model.decoder.layers]:
+            for name, p in layer.named_parameters():
+                if name.startswith(("fc2.", "self_attn.out_proj.", "encoder_attn.out_proj.")):
+                    p.zero_()
+    src, lengths, prev = batch(sentences((4,)))
+    x, _ = model.encoder.forward_embedding(src)
+    encoder_out = model.encoder(src, src_lengths=lengths)
+    torch.testing.assert_close(encoder_out["encoder_out"][0].transpose(0, 1), x * 3**4)
+    states = model.decoder.extract_features(prev, encoder_out)[1]["inner_states"]
+    torch.testing.assert_close(states[-1], states[0] * 3**6)
+
+
+def test_pad_helper_pads_where_it_says():
+    assert pad([[5], [6, 7]], left=True).tolist() == [[dictionary().pad(), 5], [6, 7]]
