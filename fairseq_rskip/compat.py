@@ -6,11 +6,15 @@ elsewhere, the plugin calls ``apply()``, which does what can be done from outsid
 times.
 """
 
+import atexit
 import functools
 import os
+import queue
 import re
 import shutil
 import sys
+import threading
+import time
 import types
 import warnings
 
@@ -38,13 +42,35 @@ _WARNINGS = (
 
 
 def prepare():
-    """What does not depend on how fairseq was installed: allow-list, quiet start, one-line errors."""
+    """What does not depend on how fairseq was installed: allow-list, quiet start, one-line errors, a clean end."""
     if hasattr(torch.serialization, "add_safe_globals"):  # torch >= 2.4; for torch.load calls other than ours
         torch.serialization.add_safe_globals([allowed_globals()["argparse.Namespace"]])
     if not sys.warnoptions:
         for message, category in _WARNINGS:
             warnings.filterwarnings("ignore", message=message, category=category)
     _install_excepthook()
+    atexit.unregister(_end_batch_loading)
+    atexit.register(_end_batch_loading)
+
+
+def _end_batch_loading(timeout=10.0):
+    """Stop the threads in which fairseq loads batches ahead, as after ``--max-update`` in the middle of an epoch.
+
+    They are daemons: an interpreter that ends while one of them computes in C++ aborts ("terminate called without an
+    active exception", exit status 134), after a training run that went well.
+    """
+    iterators = sys.modules.get("fairseq.data.iterators")
+    deadline = time.monotonic() + timeout  # in seconds; for a source that never answers
+    for thread in threading.enumerate():
+        if iterators is None or not isinstance(thread, iterators.BackgroundConsumer):
+            continue
+        thread._max_len = 0  # ends after the batch at hand
+        while thread.is_alive() and time.monotonic() < deadline:
+            try:
+                while True:
+                    thread._queue.get_nowait()  # a full queue keeps the thread waiting
+            except queue.Empty:
+                thread.join(0.01)
 
 
 def line_for_user(error):

@@ -49,6 +49,29 @@ def test_prepare_twice_adds_nothing():
     assert sys.excepthook is hook
 
 
+LOADING_AHEAD = """
+import torch
+from fairseq.data.iterators import BufferedIterator
+
+class Batches:
+    def __len__(self):
+        return 10**9
+    def __iter__(self):
+        while True:
+            yield torch.ones(300, 300) @ torch.ones(300, 300)
+
+batches = BufferedIterator(10**9, Batches())
+next(batches)
+print("read one", flush=True)
+"""
+
+
+def test_a_process_ends_well_while_a_thread_still_loads_batches():
+    """Stock fairseq aborts here, as it may after --max-update has ended a run in the middle of an epoch."""
+    done = run_command([sys.executable, "-c", LOADING_AHEAD])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "read one\n", "")
+
+
 class FairseqOfAnotherOrigin:
     """What apply() meets where fairseq did not come from our wheel: the same modules without ``_today``."""
 
