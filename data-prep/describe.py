@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Write DATA-BIN/preparation.json, what training and evaluation need to know of a corpus, and print it as a table."""
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+from errors import UserError, run
+
+# "| [en] some/train.en: 29000 sents, 412893 tokens, 0.0% replaced (by <unk>)", as fairseq-preprocess logs it
+COUNTS = re.compile(r"\[(\S+)\] (.+): (\d+) sents, (\d+) tokens, ([\d.e+-]+)% replaced")
+TYPES = re.compile(r"\[(\S+)\] Dictionary: (\d+) types")
+
+
+def counts(log, src, tgt):
+    """``{split: {"pairs": n, "tokens": {lang: n}, "unknown_percent": {lang: x}}}`` and ``{lang: types}`` of a log."""
+    splits = {}
+    for lang, path, sentences, tokens, unknown in COUNTS.findall(log):
+        split = splits.setdefault(Path(path).name.rpartition(".")[0], {"tokens": {}, "unknown_percent": {}})
+        split["pairs"] = int(sentences)
+        split["tokens"][lang] = int(tokens)
+        split["unknown_percent"][lang] = float(unknown)
+    if not splits:
+        raise UserError("fairseq-preprocess logged no counts")
+    types = {lang: int(count) for lang, count in TYPES.findall(log)}
+    return splits, {lang: types[lang] for lang in (src, tgt)}
+
+
+def table(splits, src, tgt, paper):
+    rows = [["split", "pairs", f"{src} tokens", f"{src} unknown", f"{tgt} tokens", f"{tgt} unknown"]]
+    for name, split in splits.items():
+        pairs = f"{split['pairs']:,}" + (f" (paper: {paper[name]})" if name in paper else "")
+        row = [name, pairs]
+        for lang in (src, tgt):
+            row += [f"{split['tokens'][lang]:,}", f"{split['unknown_percent'][lang]:.2f} %"]
+        rows.append(row)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data_bin", type=Path)
+    parser.add_argument("--log", type=Path, required=True, help="preprocess.log of fairseq-preprocess")
+    for name in ("corpus", "src", "tgt", "bpe", "tokenizer"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--bpe-size", type=int, required=True)
+    parser.add_argument("--vocabulary", choices=("joint", "separate"), required=True)
+    parser.add_argument("--paper", nargs="*", default=[], metavar="SPLIT=PAIRS", help="the paper's counts")
+    options = parser.parse_args()
+    splits, types = counts(options.log.read_text(encoding="utf-8"), options.src, options.tgt)
+    keys = ("corpus", "src", "tgt", "bpe", "bpe_size", "tokenizer")
+    facts = {key: getattr(options, key) for key in keys}
+    facts.update(joined_dictionary=options.vocabulary == "joint", dictionary_types=types, splits=splits)
+    text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+    (options.data_bin / "preparation.json").write_text(text, encoding="utf-8")
+    print(table(splits, options.src, options.tgt, dict(item.split("=", 1) for item in options.paper)))
+
+
+if __name__ == "__main__":
+    run(main)

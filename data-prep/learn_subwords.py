@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Learn subwords from the training text: merge operations of subword-nmt, or a BPE model of sentencepiece."""
+
+import argparse
+import collections
+import contextlib
+import io
+import itertools
+import os
+import sys
+
+import lines
+import parallel
+from errors import UserError, run
+
+MOST_TYPES = 400_000  # distinct words that merges are learned from, the most frequent; the rest would cost gigabytes
+MOST_SENTENCES = 1_000_000  # that sentencepiece draws at random, for the same reason
+
+
+def learn_subword_nmt(texts, model, size):
+    from subword_nmt.learn_bpe import learn_bpe
+
+    counts = collections.Counter()
+    for text in texts:
+        for line in lines.read(text):
+            counts.update(line.split(" "))
+    counts.pop("", None)
+    if not counts:
+        raise UserError(f"nothing to learn from in {' and '.join(texts)}")
+    words = [f"{word} {count}\n" for word, count in counts.most_common(MOST_TYPES)]
+    counts.clear()
+    with lines.writing(model) as output, contextlib.ExitStack() as quiet:
+        if not sys.stderr.isatty():  # its progress bar does not look
+            quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        learn_bpe(words, output, size, is_dict=True)
+    learned = sum(1 for _ in lines.read(model)) - 1  # below the line of the version
+    if learned < size:
+        print(f"subword-nmt: {learned} merges learned, not {size}: no further pair of symbols occurs twice")
+
+
+def learn_sentencepiece(texts, model, size):
+    import sentencepiece
+
+    sentencepiece.set_random_generator_seed(1)
+    content = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=itertools.chain.from_iterable(lines.read(text) for text in texts),
+            model_writer=content,
+            vocab_size=size,
+            model_type="bpe",
+            character_coverage=1.0,
+            input_sentence_size=MOST_SENTENCES,
+            shuffle_input_sentence=True,
+            num_threads=parallel.all_cores(),
+            minloglevel=2,
+        )
+    except RuntimeError as error:  # its message ends in what is possible: "... set it to a value <= 1234."
+        raise UserError(f"sentencepiece with {size} subwords: {str(error).split('] ')[-1]}") from None
+    part = f"{model}.part"
+    with open(part, "wb") as file:
+        file.write(content.getvalue())
+    os.replace(part, model)
+
+
+LEARNERS = {"subword-nmt": learn_subword_nmt, "sentencepiece": learn_sentencepiece}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=sorted(LEARNERS))
+    parser.add_argument("--size", type=int, required=True, help="merge operations, or sentencepiece's vocabulary")
+    parser.add_argument("--model", required=True, help="file to write")
+    parser.add_argument("texts", nargs="+", help="training text; several files make one joint model")
+    options = parser.parse_args()
+    LEARNERS[options.kind](options.texts, options.model, options.size)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# IWSLT'15 English-Vietnamese as Stanford NLP and the paper use it; `-h` shows the usage.
+# shellcheck source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+# Published as tokens already, with HTML entities. The paper: 32k joint subwords.
+src=en tgt=vi corpus=iwslt15-en-vi tokenizer=none bpe_size=32000
+paper=('train=133,317' 'valid=1,553' 'test=1,268')
+archive_list=$here/archives/$corpus.tsv
+
+usage() {
+  cat <<EOF
+usage: data-prep/prepare-iwslt15-en-vi.sh [options] [FOLDER]
+
+133,317 training pairs, tst2012 as valid, tst2013 as test, ready for fairseq in FOLDER/data-bin (default FOLDER: data/$corpus).
+
+$(archive_options)
+$(text_options)
+EOF
+}
+
+unpack_all() {
+  unpack train-en-vi.tgz
+  unpack dev-2012-en-vi.tgz
+  unpack test-2013-en-vi.tgz
+}
+
+collect() {
+  split train "$out/unpacked/train"
+  split valid "$out/unpacked/tst2012"
+  split test "$out/unpacked/tst2013"
+}
+
+prepare "$@"

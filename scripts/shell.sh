@@ -1,0 +1,20 @@
+# shellcheck shell=bash
+# What the project's shell scripts share; sourced, never run.
+
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# The project's own environment, where no other is active; then every tool that the caller names must be there.
+use_environment() {
+  local tool root
+  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+  if [[ -z ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} && -d $root/.venv/bin ]]; then
+    export PATH="$root/.venv/bin:$PATH"
+  fi
+  for tool in "$@"; do
+    command -v "$tool" >/dev/null ||
+      die "$tool is not installed; scripts/setup_env.sh makes the environment, and activates it for a command: scripts/setup_env.sh ${0#"$root/"} ..."
+  done
+}
