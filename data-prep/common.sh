@@ -91,7 +91,7 @@ parse_options() {
 
 check_options() {
   local number
-  [[ ${#positional[@]} -le 1 ]] || die "one target folder is accepted, got ${#positional[@]}; -h shows the usage"
+  [[ ${#positional[@]} -le 1 ]] || die "one target folder is accepted, got ${#positional[@]}: ${positional[*]}; -h shows the usage"
   [[ $bpe =~ ^(subword-nmt|sentencepiece|none)$ ]] || die "--bpe $bpe: subword-nmt, sentencepiece and none are known"
   for number in "--bpe-size $bpe_size" "--max-length $max_length" "--workers ${workers:-1}"; do
     [[ $number =~ \ [1-9][0-9]*$ ]] || die "$number: a whole number above 0 is needed"

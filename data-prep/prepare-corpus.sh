@@ -49,7 +49,7 @@ own_checks() {
     [[ ${!option} =~ ^[A-Za-z_-]+$ ]] || die "--$option needs a language code such as en, not '${!option}'; -h shows the usage"
   done
   [[ $src != "$tgt" ]] || die "--src and --tgt are both $src"
-  [[ ${#positional[@]} -eq 1 ]] || die "one target folder is needed, got ${#positional[@]}; -h shows the usage"
+  [[ ${#positional[@]} -eq 1 ]] || die "the target FOLDER is missing; -h shows the usage"
   corpus=${corpus:-$(basename "${positional[0]}")}
   for name in train valid test; do
     [[ -n ${prefix[$name]:-} ]] || die "--$name PREFIX is missing; -h shows the usage"

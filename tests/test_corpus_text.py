@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import encode
 import lines
@@ -166,7 +167,7 @@ def test_parts_are_joined_whatever_their_form(tmp_path):
     write(tmp_path / "one.de", ["a", "b"])
     write(tmp_path / "two.en.gz", gzip.compress(b"C\n"))
     write(tmp_path / "two.de", ["c"])
-    sgm = '<refset trglang="any">\n<doc docid="d">\n<hl>\n<seg id="1">{}</seg>\n</hl><p>\n<seg id="2"> {} </seg>\n</p></doc>\n'
+    sgm = '<refset>\n<doc docid="d">\n<hl>\n<seg id="1">{}</seg>\n</hl><p>\n<seg id="2"> {} </seg></p>\n</doc>'
     write(tmp_path / "three-src.en.sgm", sgm.format("R&amp;D &lt;x&gt;", "E").encode())
     write(tmp_path / "three-ref.de.sgm", sgm.format("d", "e").encode())
     tool(

@@ -1,0 +1,105 @@
+"""An HTTP server on 127.0.0.1 whose paths behave well or badly, each as told.
+
+with Loopback() as server:
+    server.answers["/a b.gz"] = Answer(data, drop_at=1000, times=1)
+    ... server.url("a b.gz") ... server.requests
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Optional
+from urllib.parse import quote, unquote
+
+WEB_PAGE = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n"
+
+
+@dataclass
+class Answer:
+    """What a path answers. It misbehaves (status, drop_at, stall_at) for the first ``times`` GETs, None: for ever."""
+
+    body: bytes = b""
+    status: int = 200
+    times: Optional[int] = None
+    ranges: bool = True  # honours Range; otherwise sends everything, with 200
+    etag: Optional[str] = None
+    drop_at: Optional[int] = None  # closes the connection after this byte of the body
+    stall_at: Optional[int] = None  # sends nothing after this byte of the body
+    pause: float = 0  # seconds between pieces of ``piece`` bytes
+    piece: int = 1 << 16
+
+
+class Loopback:
+    """The server; ``answers`` maps a decoded path to an ``Answer``, ``requests`` are (method, path, Range header)."""
+
+    def __init__(self):
+        self.answers, self.requests, self.closing = {}, [], threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"loopback": self}))
+        self._server.daemon_threads = True
+        self.base = f"http://127.0.0.1:{self._server.server_port}"
+
+    def url(self, path: str) -> str:
+        return f"{self.base}/{quote(path)}"
+
+    def gets(self, path: str) -> list:
+        """The Range headers (None for a whole file) of the GETs for ``path``."""
+        return [wanted for method, asked, wanted in self.requests if method == "GET" and asked == f"/{path}"]
+
+    def serve_folder(self, folder) -> None:
+        """Serve every file in ``folder``, well."""
+        self.answers.update({f"/{path.name}": Answer(path.read_bytes()) for path in folder.iterdir() if path.is_file()})
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    loopback: Loopback
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self._answer(with_body=False)
+
+    def do_GET(self):
+        self._answer(with_body=True)
+
+    def _answer(self, with_body: bool):
+        path, wanted = unquote(self.path), self.headers.get("Range")
+        self.loopback.requests.append((self.command, path, wanted))
+        answer = self.loopback.answers.get(path, Answer(status=404))
+        bad = answer.times is None or len(self.loopback.gets(path[1:])) <= answer.times
+        if answer.status != 200 and bad:
+            return self.send_error(answer.status)
+        start = int(wanted[len("bytes=") :].partition("-")[0]) if wanted and answer.ranges else 0
+        if start and start >= len(answer.body):
+            return self.send_error(416)
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(answer.body) - 1}/{len(answer.body)}")
+        self.send_header("Content-Length", str(len(answer.body) - start))
+        if answer.etag:
+            self.send_header("ETag", answer.etag)
+        self.end_headers()
+        if with_body:
+            self._send(answer, start, bad)
+
+    def _send(self, answer: Answer, start: int, bad: bool):
+        limits = [limit for limit in (answer.drop_at, answer.stall_at) if limit is not None and bad]
+        end = max(start, min(limits)) if limits else len(answer.body)
+        try:
+            for at in range(start, end, answer.piece):
+                self.wfile.write(answer.body[at : min(at + answer.piece, end)])
+                time.sleep(answer.pause)
+            if answer.stall_at is not None and bad:
+                self.loopback.closing.wait()
+        except (BrokenPipeError, ConnectionResetError):
+            pass
