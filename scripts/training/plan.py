@@ -1,0 +1,142 @@
+"""The fairseq-train command for a corpus and an architecture.
+
+The settings stand in recipes.py; this adds what depends on the data, the architecture, the machine and the user.
+"""
+
+import argparse
+import filecmp
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+from fairseq_rskip.compat import UserError
+from training.folders import ROOT, Data, find_data, shown
+from training.options import PLUGIN, Options, check_arch, find_user_dir
+from training.recipes import CPU, RECIPES, Recipe, peak_lr, split_step
+
+HALF = ("fp16", "memory_efficient_fp16", "bf16", "memory_efficient_bf16", "amp", "tpu")
+LONGEST = 250  # tokens of a training sentence that data preparation lets through
+
+
+def find_gpus() -> Tuple[int, bool]:
+    """How many GPUs torch sees, and whether all compute well in half precision (compute capability 7.0)."""
+    import torch
+
+    count = torch.cuda.device_count()
+    return count, all(torch.cuda.get_device_capability(number) >= (7, 0) for number in range(count))
+
+
+def device_options(gpus: int, halves: bool, no_fp16: bool, given: Dict[str, Any]) -> Dict[str, Any]:
+    """--fp16, or --cpu. Raises ``UserError`` for half precision without a GPU."""
+    chosen = [name for name in HALF if name in given]
+    if gpus and "cpu" not in given:
+        return {"fp16": True} if halves and not no_fp16 and not chosen else {}
+    if "fp16" in chosen or "memory_efficient_fp16" in chosen:
+        raise UserError("--fp16 needs a GPU, and " + ("--cpu is given" if gpus else "torch sees none"))
+    # fairseq would start as many processes as there are GPUs
+    return {**CPU, "cpu": True, **({"distributed-world-size": 1} if gpus > 1 else {})}
+
+
+def step_options(target: int, processes: int, unit: str, given: Dict[str, Any]) -> Tuple[Dict[str, Any], str]:
+    """--max-tokens and --update-freq, and a line that says what a step is. Raises ``UserError``."""
+    cap = os.environ.get("MAX_TOKENS_PER_GPU") or "4096"
+    if not re.fullmatch("[1-9][0-9]*", cap):
+        raise UserError(f"MAX_TOKENS_PER_GPU must be a positive whole number, got {cap!r}")
+    freq = given["update_freq"][0] if "update_freq" in given else None
+    if "batch_size" in given and "max_tokens" not in given:
+        count = given["batch_size"] * processes * (freq or 1)
+        return {}, f"a step: at most {count} sentences (--batch-size), in place of the recipe's {target} tokens"
+    size, freq = split_step(target, processes, int(cap), given.get("max_tokens"), freq)
+    if size < LONGEST and "max_tokens" not in given:
+        raise UserError(
+            f"{target} tokens a step leave {size} for each of {processes} x {freq} batches, less than a long sentence; "
+            "use fewer GPUs (CUDA_VISIBLE_DEVICES) or give --max-tokens"
+        )
+    result = {"max-tokens": size, "update-freq": freq}
+    if size < int(cap) and "max_tokens" not in given:
+        result["max-tokens-valid"] = int(cap)  # held-out sentences are not filtered by length
+    plural = "s" if processes > 1 and unit == "GPU" else ""
+    return result, (
+        f"tokens a step: {processes} {unit}{plural} x {size} (--max-tokens) x {freq} (--update-freq) "
+        f"= {processes * size * freq}; the recipe's: {target}"
+    )
+
+
+def as_words(options: Dict[str, Any]) -> List[str]:
+    """Options as a command line has them."""
+    return [word for k, v in options.items() for word in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
+
+
+@dataclass
+class Plan:
+    """What train.sh does: ``command``, into ``save``; ``notes`` and ``warnings`` are lines for the user.
+
+    ``settings`` tell the model from others, ``end`` is the last update, or 0.
+    """
+
+    command: List[str]
+    save: Path
+    data: Data
+    dictionaries: List[Path]
+    settings: Dict[str, Any]
+    end: int
+    notes: List[str]
+    warnings: List[str]
+
+
+def machine_options(
+    recipe: Recipe, given: Dict[str, Any], own: argparse.Namespace
+) -> Tuple[Dict, Dict, str, List[str]]:
+    """Options of the device and of the batch, a note and warnings. Raises ``UserError``."""
+    gpus, halves = find_gpus() if own.gpus is None else (own.gpus, True)
+    device, warnings = device_options(gpus, halves, own.no_fp16, given), []
+    on_cpu = "cpu" in device
+    if on_cpu:
+        warnings = [("" if gpus else "no GPU that torch can use: ") + "training on the CPU, which is slow"]
+    processes = given.get("distributed_world_size") or (1 if on_cpu else gpus)
+    step, note = step_options(recipe.tokens, processes, "CPU" if on_cpu else "GPU", given)
+    return device, step, note, warnings
+
+
+def embedding_options(data: Data, dictionaries: List[Path], options: Options, arch: str) -> Dict[str, Any]:
+    """--share-all-embeddings where both languages have one dictionary. Raises ``UserError`` if ``arch`` needs it."""
+    joined = not dictionaries or filecmp.cmp(*dictionaries, shallow=False)
+    if options.shares and not joined:
+        raise UserError(f"{arch} shares all embeddings, and {data.folder} has two dictionaries: prepare a joined one")
+    return {"share-all-embeddings": True} if joined and "share_decoder_input_output_embed" not in options.given else {}
+
+
+def log_options(save: Path) -> Tuple[Dict[str, Any], List[str]]:
+    """--tensorboard-logdir where fairseq found a package that writes it, else a note."""
+    from fairseq.logging.progress_bar import SummaryWriter
+
+    if SummaryWriter is None:
+        return {}, ["no TensorBoard log: neither tensorboard nor tensorboardX is installed"]
+    return {"tensorboard-logdir": shown(save / "tensorboard")}, []
+
+
+def make_plan(corpus: str, arch: str, words: List[str], own: argparse.Namespace) -> Plan:
+    """The command and what belongs to it; writes nothing. Raises ``UserError``."""
+    data = find_data(corpus, own.dry_run)
+    recipe = RECIPES[data.recipe]
+    check_arch(arch, find_user_dir(words))
+    options = Options(arch, {**recipe.options, "share-all-embeddings": True}, words)
+    given = options.given
+    device, step, note, warnings = machine_options(recipe, given, own)
+    dictionaries = data.dictionaries(given)
+    embeddings = embedding_options(data, dictionaries, options, arch)
+    save = Path(given.get("save_dir") or ROOT / "checkpoints" / data.name / arch)
+    logs, more = log_options(save)
+    rate = {"lr": f"{peak_lr(options.dim):g}"}
+    chosen = {"user-dir": shown(PLUGIN), "arch": arch, **rate, **device, **recipe.options, **step, **embeddings}
+    chosen = {**chosen, "save-dir": shown(save), **logs}
+    chosen = {name: value for name, value in chosen.items() if options.leaves(name)}
+    if chosen.get("lr") == rate["lr"]:
+        more.append(f"peak learning rate: {rate['lr']}, for dimension {options.dim}")
+    command = [shutil.which("fairseq-train") or "fairseq-train", shown(data.folder), *as_words(chosen), *words]
+    end = given.get("max_update", chosen.get("max-update", 0))
+    notes = [f"recipe: {data.recipe}", note, *more]
+    return Plan(command, save, data, dictionaries, options.settings, end, notes, warnings)

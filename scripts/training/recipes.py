@@ -1,0 +1,69 @@
+"""The settings each corpus is trained with, in one table. docs/training.md says where every value comes from."""
+
+from dataclasses import dataclass
+from typing import Any, Dict, Optional, Tuple
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """``tokens`` a step over all processes; fairseq-train's ``options``; ``prepare`` is what makes the data-bin.
+
+    Where ``options`` has no lr, it is ``peak_lr`` of the architecture's size.
+    """
+
+    tokens: int
+    options: Dict[str, Any]
+    prepare: str = ""
+
+
+# Vaswani et al. 2017, as in tensor2tensor's transformer_base_v1. Dropout is each architecture's own.
+VASWANI = {
+    "optimizer": "adam",
+    "adam-betas": "(0.9, 0.98)",
+    "adam-eps": "1e-9",
+    "lr-scheduler": "inverse_sqrt",
+    "warmup-updates": 4000,
+    "warmup-init-lr": "1e-7",
+    "criterion": "label_smoothed_cross_entropy",
+    "label-smoothing": 0.1,
+    "seed": 1,
+}
+EPOCHS = {"keep-last-epochs": 10}
+UPDATES = {"save-interval-updates": 2500, "keep-interval-updates": 10}
+WMT = {**VASWANI, "max-update": 550_000, "no-epoch-checkpoints": True, **UPDATES}
+SMALL = {**VASWANI, "lr": 0.001, "warmup-updates": 800, "dropout": 0.2, "max-epoch": 20, **EPOCHS}
+DEMO = {**VASWANI, "lr": 0.002, "warmup-updates": 400, "max-epoch": 8, "log-interval": 50, **EPOCHS}
+GENERAL = "own"
+
+RECIPES = {
+    "iwslt15-en-vi": Recipe(4096, {**VASWANI, "max-update": 100_000, **EPOCHS}, "data-prep/prepare-iwslt15-en-vi.sh"),
+    "wmt14-en-de": Recipe(16384, WMT, "data-prep/prepare-wmt14-en-de.sh"),
+    "wmt14-en-fr": Recipe(16384, WMT, "data-prep/prepare-wmt14-en-fr.sh"),
+    "multi30k-en-de": Recipe(2048, SMALL, "data-prep/prepare-multi30k.sh --tgt de"),
+    "multi30k-en-fr": Recipe(2048, SMALL, "data-prep/prepare-multi30k.sh --tgt fr"),
+    "numbers": Recipe(2000, {**DEMO, "save-interval-updates": 0}, "make demo"),
+    GENERAL: Recipe(4096, {**VASWANI, "max-update": 100_000, **EPOCHS, **UPDATES}),
+}
+NAMES = [name for name in RECIPES if name != GENERAL]
+
+# A step takes seconds there: save before an epoch ends, speak more often, and leave the second core to the model.
+CPU = {"save-interval-updates": 200, "keep-interval-updates": 1, "log-interval": 20, "num-workers": 0}
+
+
+def peak_lr(dim: int, warmup: int = VASWANI["warmup-updates"]) -> float:
+    """Vaswani et al.'s d^-0.5 · warmup^-0.5, rounded to 0.00005: 0.0007 for 512, 0.0005 for 1024."""
+    return round(2 * (dim * warmup) ** -0.5, 4) / 2
+
+
+def split_step(
+    target: int, processes: int, cap: int, max_tokens: Optional[int] = None, update_freq: Optional[int] = None
+) -> Tuple[int, int]:
+    """``(max_tokens, update_freq)`` whose product with ``processes`` is ``target``; what is given stays.
+
+    With neither given, the fewest batches of at most ``cap`` tokens.
+    """
+    if update_freq is None:
+        update_freq = (
+            max(1, round(target / (processes * max_tokens))) if max_tokens else -(-target // (processes * cap))
+        )
+    return max_tokens or max(1, target // (processes * update_freq)), update_freq

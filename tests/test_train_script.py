@@ -1,0 +1,235 @@
+"""scripts/train.sh: the command it makes, read by fairseq's own parser, against the paper's numbers."""
+
+import json
+import shlex
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, run_command
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging.progress_bar import SummaryWriter
+from training_corpus import prepare
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from training.main import main  # noqa: E402
+from training.plan import find_gpus  # noqa: E402
+
+SCRIPT = ROOT / "scripts" / "train.sh"
+TINY = "transformer_rskip_ln_tiny"
+
+# corpus, architecture, tokens a step, updates, peak learning rate, dropout: the paper, section 4.1, and Vaswani et al.
+PAPER = [
+    ("iwslt15-en-vi", "transformer_rskip_ln_iwslt_en_vi", 4096, None, 7e-4, 0.1),
+    ("iwslt15-en-vi", "transformer_rskip_ln_vaswani_wmt_en_de_big", 4096, None, 5e-4, 0.3),
+    ("wmt14-en-de", "transformer_rskip_ln_wmt_en_de", 16384, 550000, 7e-4, 0.1),
+    ("wmt14-en-de", "transformer_vaswani_wmt_en_de_big", 16384, 550000, 5e-4, 0.3),
+    ("wmt14-en-fr", "transformer_xskip_ln_vaswani_wmt_en_fr_big", 16384, 550000, 5e-4, 0.1),
+]
+
+
+@pytest.fixture
+def plan(capsys):
+    """Plans in this process; ``words`` is the command without the program, ``args`` how fairseq parses it."""
+
+    def make(*argv):
+        status = main([str(word) for word in argv])
+        out, err = capsys.readouterr()
+        if status != 0:
+            return SimpleNamespace(status=status, err=err, out=out)
+        words = shlex.split(out)[1:]
+        args = options.parse_args_and_arch(options.get_training_parser(), list(words))
+        return SimpleNamespace(status=0, err=err, out=out, words=words, args=args)
+
+    return make
+
+
+def step_of(args, processes):
+    return args.max_tokens * args.update_freq[0] * processes
+
+
+def refused(result, *parts):
+    """One line on stderr that has every one of ``parts``."""
+    assert result.status == 1
+    assert result.out == ""
+    lines = [line for line in result.err.splitlines() if "| INFO |" not in line]
+    assert len(lines) == 1, result.err
+    assert lines[0].startswith("error: ")
+    for part in parts:
+        assert part in lines[0]
+
+
+@pytest.mark.parametrize(("corpus", "arch", "tokens", "updates", "rate", "dropout"), PAPER)
+def test_the_command_has_the_papers_settings(plan, corpus, arch, tokens, updates, rate, dropout):
+    args = plan(corpus, arch, "--dry-run", "--gpus", 1).args
+    cfg = convert_namespace_to_omegaconf(args)
+    assert step_of(args, 1) == tokens
+    assert cfg.optimization.lr == [rate]
+    assert (cfg.optimizer._name, cfg.optimizer.adam_betas, cfg.optimizer.adam_eps) == ("adam", "(0.9, 0.98)", 1e-9)
+    assert (cfg.lr_scheduler._name, cfg.lr_scheduler.warmup_updates) == ("inverse_sqrt", 4000)
+    assert cfg.lr_scheduler.warmup_init_lr == 1e-7
+    assert (cfg.criterion._name, cfg.criterion.label_smoothing) == ("label_smoothed_cross_entropy", 0.1)
+    assert updates in (None, cfg.optimization.max_update)
+    assert args.arch == arch
+    assert (cfg.model.dropout, cfg.model.share_all_embeddings) == (dropout, True)
+    assert not cfg.model.encoder_normalize_before
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2, 3, 8])
+@pytest.mark.parametrize(("corpus", "tokens"), [("iwslt15-en-vi", 4096), ("wmt14-en-de", 16384), ("numbers", 2000)])
+def test_a_step_has_the_papers_tokens_on_any_number_of_gpus(plan, corpus, tokens, gpus):
+    made = plan(corpus, TINY, "--dry-run", "--gpus", gpus)
+    args, processes = made.args, max(1, gpus)
+    assert tokens - processes * args.update_freq[0] < step_of(args, processes) <= tokens
+    assert args.max_tokens <= 4096 <= int(args.max_tokens_valid)
+    assert f"= {step_of(args, processes)}; the recipe's: {tokens}" in made.err
+    assert (args.fp16, args.cpu) == (gpus > 0, gpus == 0)
+    assert ("slow" in made.err) == (gpus == 0)
+
+
+def test_three_gpus_train_wmt_on_16380_tokens(plan):
+    args = plan("wmt14-en-de", TINY, "--dry-run", "--gpus", 3).args
+    assert (args.max_tokens, list(args.update_freq)) == (2730, [2])
+
+
+@pytest.mark.parametrize(("dim", "rate"), [(64, 2e-3), (256, 1e-3), (512, 7e-4), (1024, 5e-4)])
+def test_the_learning_rate_follows_a_dimension_that_the_user_gives(plan, dim, rate):
+    given = ["--encoder-embed-dim", dim, "--decoder-embed-dim", dim]
+    for arch in ("transformer_rskip_ln", "transformer"):
+        assert plan("iwslt15-en-vi", arch, "--dry-run", *given).args.lr == [rate]
+
+
+@pytest.mark.parametrize(
+    ("given", "max_tokens", "update_freq"),
+    [
+        ("--max-tokens 1024", 1024, 8),
+        ("--update-freq 1", 8192, 1),
+        ("--max-tokens 3000 --update-freq 5", 3000, 5),
+        ("--batch-size 64", None, 1),
+        ("--batch-size 64 --update-freq 3", None, 3),
+    ],
+)
+def test_a_batch_of_the_users_holds_and_the_rest_follows(plan, given, max_tokens, update_freq):
+    args = plan("wmt14-en-de", "transformer", "--dry-run", "--gpus", 2, *given.split()).args
+    assert (args.max_tokens, list(args.update_freq)) == (max_tokens, [update_freq])
+
+
+def test_a_larger_gpu_takes_larger_batches(plan, monkeypatch):
+    monkeypatch.setenv("MAX_TOKENS_PER_GPU", "16384")
+    args = plan("wmt14-en-de", TINY, "--dry-run", "--gpus", 1).args
+    assert (args.max_tokens, list(args.update_freq)) == (16384, [1])
+    monkeypatch.setenv("MAX_TOKENS_PER_GPU", "4k")
+    refused(plan("wmt14-en-de", TINY, "--dry-run", "--gpus", 1), "MAX_TOKENS_PER_GPU", "4k")
+
+
+def test_the_users_options_win(plan):
+    given = "--lr 0.01 --max-epoch 3 --optimizer sgd --save-dir /x/y --seed 7 --no-fp16".split()
+    made = plan("iwslt15-en-vi", "transformer", "--dry-run", "--gpus", 1, *given)
+    assert made.args.lr == [0.01]
+    assert (made.args.max_epoch, made.args.max_update) == (3, 0)
+    assert (made.args.optimizer, made.args.seed, made.args.fp16) == ("sgd", 7, False)
+    assert made.args.save_dir == "/x/y"
+    assert made.words[-len(given) + 1 :] == given[:-1]
+    assert made.args.tensorboard_logdir == ("/x/y/tensorboard" if SummaryWriter else None)
+
+
+@pytest.mark.parametrize("given", ["--amp", "--memory-efficient-fp16", "--bf16", "--cpu"])
+def test_a_precision_of_the_users_is_left_alone(plan, given):
+    words = plan("wmt14-en-de", TINY, "--dry-run", "--gpus", 8, given).words
+    assert "--fp16" not in words
+    assert words.count(given) == 1
+
+
+def test_the_cpu_of_a_machine_with_gpus_is_one_process(plan):
+    """fairseq alone would start eight."""
+    args = plan("wmt14-en-de", TINY, "--dry-run", "--gpus", 8, "--cpu").args
+    assert (args.distributed_world_size, step_of(args, 1)) == (1, 16384)
+
+
+def test_gpus_are_found_by_torch_and_old_ones_train_in_single_precision(plan, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for capability, halves in (((9, 0), True), ((7, 0), True), ((6, 1), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number, found=capability: found)
+        assert find_gpus() == (2, halves)
+        args = plan("wmt14-en-de", TINY, "--dry-run").args
+        assert (step_of(args, 2), args.fp16, args.cpu) == (16384, halves, False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        ("", ["CORPUS", "ARCH"]),
+        ("numbers", ["CORPUS", "ARCH"]),
+        ("iwslt transformer", ["'iwslt'", "iwslt15-en-vi", "wmt14-en-fr", "numbers"]),
+        ("wmt14-en-de transformer_rskip_lm --dry-run", ["transformer_rskip_ln", "--archs"]),
+        (f"wmt14-en-de {TINY} --dry-run --skip-lamda 3", ["--skip-lamda 3", "--skip-lambda?"]),
+        (f"wmt14-en-de {TINY} --dry-run --max-tokens many", ["--max-tokens", "many"]),
+        (f"wmt14-en-de {TINY} --dry-run --arch transformer", ["--arch"]),
+        (f"wmt14-en-de {TINY} --dry-run --gpus 0 --fp16", ["--fp16", "GPU"]),
+        (f"iwslt15-en-vi {TINY} --dry-run --gpus 64", ["64", "CUDA_VISIBLE_DEVICES"]),
+        (f"wmt14-en-de {TINY} --gpus 2", ["--gpus", "--dry-run"]),
+        (f"wmt14-en-de {TINY} --dry-run --user-dir /no/such", ["--user-dir /no/such"]),
+    ],
+)
+def test_bad_input_is_one_line(plan, argv, parts):
+    refused(plan(*argv.split()), *parts)
+
+
+def test_data_that_are_not_prepared(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.folders.ROOT", tmp_path)
+    refused(plan("iwslt15-en-vi", TINY), "not prepared", "data-prep/prepare-iwslt15-en-vi.sh")
+    refused(plan("multi30k-en-de", TINY), "data-prep/prepare-multi30k.sh --tgt de")
+    refused(plan(tmp_path, TINY), "dict.SRC.txt")
+    (tmp_path / "preparation.json").write_text("{")
+    refused(plan(tmp_path, TINY), "preparation.json")
+
+
+@pytest.fixture
+def data(tiny_corpus, tmp_path):
+    return prepare(tiny_corpus, tmp_path)
+
+
+def test_preparation_json_picks_the_settings(plan, data):
+    made = plan(data, TINY, "--dry-run", "--gpus", 1)
+    assert (made.args.max_tokens, made.args.lr, made.args.max_epoch) == (
+        2000,
+        [0.002],
+        8,
+    )
+    assert made.args.save_dir.endswith(f"checkpoints/numbers/{TINY}")
+    (data / "data-bin" / "preparation.json").unlink()
+    made = plan(data / "data-bin", TINY, "--dry-run", "--gpus", 1)
+    assert (made.args.max_tokens, made.args.lr) == (4096, [0.002])  # of dimension 64
+    assert made.args.save_dir.endswith(f"checkpoints/ein Körper/{TINY}")
+
+
+def test_embeddings_are_shared_only_with_one_dictionary(plan, data):
+    with open(data / "data-bin" / "dict.tgt.txt", "a", encoding="utf-8") as dictionary:
+        dictionary.write("more 1\n")
+    made = plan(data, TINY, "--dry-run")
+    assert "--share-all-embeddings" not in made.words
+    refused(plan(data, "transformer_rskip_ln_iwslt_en_vi", "--dry-run"), "two dictionaries", "joined")
+
+
+def test_a_folder_of_another_model_or_place_is_refused(plan, data, tmp_path):
+    save = tmp_path / "save"
+    save.mkdir()
+    (save / "checkpoint_last.pt").touch()
+    (save / "training.json").write_text(json.dumps({"arch": TINY, "skip_lambda": 2.0}))
+    assert plan(data, TINY, "--dry-run", "--save-dir", save, "--skip-lambda", 2).status == 0
+    refused(plan(data, TINY, "--save-dir", save, "--skip-lambda", 3), "skip_lambda = 2.0, not 3.0", "--save-dir")
+    refused(plan(data, "transformer_tiny", "--save-dir", save), TINY)
+    (save / "dict.tgt.txt").write_text("a 1\n")
+    refused(plan(data, TINY, "--save-dir", save), "dict.tgt.txt", "another vocabulary")
+    refused(plan(data, TINY, "--save-dir", save / "training.json" / "below"), "cannot write")
+
+
+def test_usage_and_a_missing_environment():
+    assert "usage: scripts/train.sh CORPUS ARCH" in run_command([SCRIPT, "numbers", "-h"]).stdout
+    bare = {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "/no/such"}
+    done = subprocess.run(["/bin/bash", SCRIPT, "numbers", TINY], env=bare, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: fairseq-train is not installed")
