@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Averages checkpoints, translates a subset, scores it; `-h` lists the options. The work is in scripts/evaluation.
+set -euo pipefail
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=scripts/shell.sh
+source "$scripts/shell.sh"
+
+use_environment python fairseq-generate sacrebleu
+# Decoding takes small steps: threads that spin while they wait make a busy machine crawl.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+exec python "$scripts/evaluation" "$@"

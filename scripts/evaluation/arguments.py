@@ -1,0 +1,47 @@
+"""The command line of scripts/evaluate.sh."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import List, Optional
+
+from evaluation.length_penalty import DEFAULT_LENPEN
+from evaluation.options import Parser, finite, whole_number
+
+DESCRIPTION = """Average the last checkpoints, translate with beam search, score against the raw references.
+
+DATA is what data-prep/prepare-*.sh made: the folder with preparation.json, its parent, or a corpus' name in data/.
+CHECKPOINT-DIR is where training saved to. OUT gets generate.log, hyp.tok (subwords joined), hyp.txt (detokenised) and
+scores.json. A finished generation is not repeated while checkpoints, data and options stay what they were.
+See docs/evaluation.md."""
+
+
+def parse(argv: Optional[List[str]] = None) -> Namespace:
+    """The options, defaults filled in. A mistake ends the program with one line."""
+    parser = Parser(prog="scripts/evaluate.sh", description=DESCRIPTION)
+    parser.add_argument("data", type=Path, metavar="DATA")
+    parser.add_argument("folder", type=Path, metavar="CHECKPOINT-DIR")
+    weights = parser.add_mutually_exclusive_group()
+    weights.add_argument(
+        "--average",
+        type=whole_number(0),
+        default=5,
+        metavar="N",
+        help="average the last N epochs' or updates' checkpoints (5); 0: checkpoint_best.pt, else checkpoint_last.pt",
+    )
+    weights.add_argument("--checkpoint", type=Path, metavar="FILE", help="take this one, by path or name in the folder")
+    parser.add_argument("--subset", choices=("test", "valid"), default="test", help="which sentences (test)")
+    parser.add_argument("--beam", type=whole_number(1), default=4, metavar="N", help="beam size (4)")
+    parser.add_argument(
+        "--lenpen",
+        type=finite,
+        default=DEFAULT_LENPEN,
+        metavar="A",
+        help="score / length^A (0.5: near tensor2tensor's alpha 0.6)",
+    )
+    parser.add_argument("--max-tokens", type=whole_number(1), default=8000, metavar="N", help="tokens per batch (8000)")
+    parser.add_argument("--cpu", action="store_true", help="leave a GPU alone")
+    parser.add_argument("--fp32", action="store_true", help="full precision on a GPU, too")
+    parser.add_argument("--out", type=Path, help="where results go (CHECKPOINT-DIR/evaluation-SUBSET)")
+    options = parser.parse_args(argv)
+    options.out = options.out or options.folder / f"evaluation-{options.subset}"
+    return options

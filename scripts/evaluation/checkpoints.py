@@ -1,0 +1,95 @@
+"""Which weights are evaluated: one checkpoint or the average of the last ones, and whether they fit the vocabulary."""
+
+import re
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+from average_checkpoints import average, last_checkpoints, load_state, save
+
+from evaluation.prepared import SPECIAL_SYMBOLS, Prepared, difference, symbols
+from evaluation.text import InputError, read_lines
+
+ACCEPTED = "checkpoint<epoch>.pt, checkpoint_<epoch>_<update>.pt, checkpoint_best.pt or checkpoint_last.pt"
+_NUMBERED = {"update": r"checkpoint_\d+_\d+\.pt", "epoch": r"checkpoint\d+\.pt"}
+
+
+def choose(folder: Path, count: int, checkpoint: Optional[Path] = None) -> Tuple[List[Path], str]:
+    """The checkpoints to average (one: to take as it is), newest first, and a line that says which and why.
+
+    ``checkpoint`` is taken if given, a path or a name in ``folder``. Of epochs' and updates' checkpoints those are
+    averaged of which there are more, up to ``count``; updates' where it is the same. With fewer than two of either
+    kind, or a ``count`` of 0, it is checkpoint_best.pt, else checkpoint_last.pt, else the newest.
+    Raises ``InputError`` if there is nothing to take.
+    """
+    if not folder.is_dir():
+        raise InputError(f"CHECKPOINT-DIR {folder} is not a folder; give the one that training saved to")
+    if checkpoint is not None:
+        for path in (checkpoint, folder / checkpoint):
+            if path.is_file():
+                return [path], f"checkpoint {path}"
+        raise InputError(f"no checkpoint {checkpoint}, here or in {folder}, which holds {_listing(folder)}")
+    names = [path.name for path in folder.iterdir() if path.is_file()]
+    found = {unit: sum(bool(re.fullmatch(form, name)) for name in names) for unit, form in _NUMBERED.items()}
+    unit = max(found, key=lambda unit: min(found[unit], max(count, 1)))  # the first of equals: updates
+    if count >= 1 and found[unit] >= min(count, 2):
+        taken = last_checkpoints(folder, min(count, found[unit]), unit)
+        fewer = f", of which there are fewer than {count}" if len(taken) < count else ""
+        listed = ", ".join(path.name for path in taken)
+        return taken, f"average of the last {len(taken)} {unit} checkpoints{fewer}: {listed}"
+    single = [name for name in ("checkpoint_best.pt", "checkpoint_last.pt") if name in names]
+    if not single and found[unit]:
+        single = [last_checkpoints(folder, 1, unit)[0].name]
+    if not single:
+        raise InputError(f"{folder} has no checkpoint: it holds {_listing(folder)}; accepted are {ACCEPTED}")
+    few = f" (--average {count} found {found[unit]} numbered checkpoints)" if count else ""
+    return [folder / single[0]], f"checkpoint {folder / single[0]}{few}"
+
+
+def _listing(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir())
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "nothing"
+
+
+def identity(paths: List[Path]) -> List[Dict]:
+    """What tells these files from others and from later versions of themselves."""
+    stats = [(path, path.stat()) for path in paths]
+    return [{"name": path.name, "size": stat.st_size, "modified_ns": stat.st_mtime_ns} for path, stat in stats]
+
+
+def write_average(paths: List[Path], output: Path) -> None:
+    """Raises ``UserError`` if the checkpoints cannot be read or are of different models."""
+    save(average(paths), output)
+
+
+def check_dictionaries(prepared: Prepared, folder: Path) -> bool:
+    """Compare DATA's dictionaries with the copies that training left in ``folder``; False if there are none.
+
+    Raises ``InputError`` if the checkpoint belongs to another vocabulary.
+    """
+    compared = False
+    for language in sorted({prepared.src, prepared.tgt}):
+        copy = folder / f"dict.{language}.txt"
+        if copy.is_file():
+            found = difference(symbols(prepared.dictionary(language)), symbols(copy))
+            if found:
+                _refuse(prepared, folder, f"dict.{language}.txt differs, {found}")
+            compared = True
+    return compared
+
+
+def check_embeddings(prepared: Prepared, checkpoint: Path) -> None:
+    """Compare the embeddings' rows with the dictionaries' lengths. Raises as the others do."""
+    model = load_state(checkpoint)["model"]
+    for side, language in (("encoder", prepared.src), ("decoder", prepared.tgt)):
+        weight = model.get(f"{side}.embed_tokens.weight")
+        needed = len(read_lines(prepared.dictionary(language))) + SPECIAL_SYMBOLS
+        if weight is not None and weight.shape[0] != needed:
+            what = f"its {side} embeds {weight.shape[0]} symbols, DATA's dict.{language}.txt makes {needed}"
+            _refuse(prepared, checkpoint, what)
+
+
+def _refuse(prepared: Prepared, checkpoint: Path, what: str) -> None:
+    raise InputError(
+        f"{checkpoint} belongs to another vocabulary than {prepared.folder}: {what};"
+        " evaluate with the DATA it was trained on"
+    )

@@ -1,0 +1,132 @@
+"""From a prepared corpus and a checkpoint folder to a table of scores."""
+
+import hashlib
+import sys
+from argparse import Namespace
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Dict, List, Optional
+
+import fairseq_rskip
+from evaluation import checkpoints, generation, metrics, once
+from evaluation.prepared import PAPER_TOKENISED, Prepared, check_sentences, find, read_references
+from evaluation.text import InputError, write_json, write_lines
+from fairseq_rskip.safe_load import UserError
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def data_identity(prepared: Prepared, subset: str) -> Dict[str, str]:
+    """The checksum of each file of DATA that decides what is generated."""
+    files = [prepared.dictionary(language) for language in (prepared.src, prepared.tgt)]
+    files += prepared.binarised(subset)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def translate(options, prepared: Prepared, references: List[str]) -> Dict:
+    """Have OUT/generate.log made, if it is not there yet; returns what scores.json says about it."""
+    taken, which = checkpoints.choose(options.folder, options.average, options.checkpoint)
+    say(f"== {which}")
+    search = generation.search_options(prepared, options.subset, options.beam, options.lenpen, options.max_tokens)
+    key = {
+        "checkpoints": checkpoints.identity(taken),
+        "data": data_identity(prepared, options.subset),
+        "options": [*search, f"cpu={options.cpu}", f"fp32={options.fp32}"],
+        "versions": {"fairseq": version("fairseq"), "fairseq_rskip": fairseq_rskip.__version__},
+    }
+    log = options.out / "generate.log"
+    if once.is_made(log, key):
+        say(f"== translation: up to date ({log})")
+    else:
+        check_sentences(prepared, options.subset, references)
+        checkpoint = ready_checkpoint(options.out, prepared, taken)
+        command = generation.command(prepared, checkpoint, search)
+        command += generation.device_options(options.cpu, options.fp32)
+        say(f"== translating {len(references):,} sentences\n{generation.quoted(command)}")
+        failed = options.out / "generate.failed.log"
+        once.make(log, key, lambda path: generation.run(command, path, len(references), failed))
+    about = {"data": str(prepared.folder), "corpus": prepared.corpus, "subset": options.subset, "weights": which}
+    return {**about, **key}
+
+
+def ready_checkpoint(out: Path, prepared: Prepared, taken: List[Path]) -> Path:
+    """The file to translate with, of DATA's vocabulary; an average is written to ``out``, once."""
+    compared = checkpoints.check_dictionaries(prepared, taken[0].parent)
+    make_folder(out)
+    checkpoint = taken[0]
+    if len(taken) > 1:
+        checkpoint, key = out / "averaged.pt", {"checkpoints": checkpoints.identity(taken)}
+        if not once.is_made(checkpoint, key):
+            once.make(checkpoint, key, lambda path: checkpoints.write_average(taken, path))
+    if not compared:
+        checkpoints.check_embeddings(prepared, checkpoint)
+    return checkpoint
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {folder}: {error.strerror}") from None
+
+
+def score(options, prepared: Prepared, hypotheses: List[str], references: List[str], about: Dict) -> None:
+    """Print the tables and write OUT/scores.json."""
+    paths = (options.out / "hyp.txt", [prepared.reference(options.subset)])
+    languages = (prepared.tgt, prepared.src)
+    rows = metrics.compute(hypotheses, [references], *languages, tokenised=prepared.tokenised)
+    title = "detokenised translations against the raw references" if prepared.tokenizer == "moses" else "text as it is"
+    plain = detokenised(prepared, hypotheses, references)
+    if plain:
+        title = "text as published, which is tokenised already"
+        if prepared.corpus == PAPER_TOKENISED:
+            title += "; tensor2tensor scores this text: its intl rows stand beside the paper's figures"
+    result = {**metrics.report(rows, *paths, len(references)), "text": title}
+    say(f"\n{prepared.src}-{prepared.tgt} {options.subset}, {len(references):,} sentences: {title}")
+    say(metrics.table(rows))
+    if plain:
+        title = "both sides detokenised, entities undone: what sacreBLEU expects, not comparable to the paper"
+        rows = metrics.compute(*plain, *languages)
+        result["detokenised"] = {"text": title, "scores": [asdict(row) for row in rows]}
+        say(f"\n{title}")
+        say(metrics.table(rows))
+    write_json(options.out / "scores.json", {**result, "evaluation": about})
+    say(f"\nwritten to {options.out}: generate.log, hyp.tok, hyp.txt, scores.json")
+
+
+def detokenised(prepared: Prepared, hypotheses: List[str], references: List[str]) -> Optional[List]:
+    """Both sides as plain text, for a corpus published as tokens; None where that changes nothing."""
+    if not prepared.tokenised:
+        return None
+    both = [metrics.detokenise(lines, prepared.tgt) for lines in (hypotheses, references)]
+    return None if both == [hypotheses, references] else [both[0], [both[1]]]
+
+
+def evaluate(options) -> None:
+    prepared = find(options.data)
+    references = read_references(prepared, options.subset)
+    about = translate(options, prepared, references)
+    tokens = generation.hypotheses(options.out / "generate.log", len(references))
+    hypotheses = metrics.detokenise(tokens, prepared.tgt) if prepared.tokenizer == "moses" else tokens
+    write_lines(options.out / "hyp.tok", tokens)
+    write_lines(options.out / "hyp.txt", hypotheses)
+    score(options, prepared, hypotheses, references, about)
+
+
+def main(options: Namespace) -> int:
+    """Do what ``arguments.parse`` read; returns the exit status. What goes wrong is one line on standard error."""
+    try:
+        evaluate(options)
+    except (InputError, UserError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted; the next run goes on from what is complete", file=sys.stderr)
+        return 130
+    return 0

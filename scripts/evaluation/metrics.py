@@ -1,0 +1,115 @@
+"""The scores: sacreBLEU in several tokenisations, chrF, and the BLEU of tensor2tensor's and the papers' scripts."""
+
+import platform
+import re
+from dataclasses import asdict, dataclass
+from typing import Dict, List, Optional, Sequence
+
+import sacrebleu
+import sacremoses
+from sacrebleu.metrics import BLEU, CHRF
+
+
+@dataclass
+class Score:
+    """One row of the table. ``signature`` is sacreBLEU's; ``note`` says what was done to the text before it."""
+
+    name: str
+    score: float
+    signature: str
+    note: str
+
+
+def versions() -> Dict[str, str]:
+    """The versions that a score depends on."""
+    return {
+        "sacrebleu": sacrebleu.__version__,
+        "sacremoses": sacremoses.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def split_compounds(tokens: str) -> str:
+    """``rich-text format`` -> ``rich ##AT##-##AT## text format``, as tensor2tensor's get_ende_bleu.sh does."""
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens)
+
+
+def moses_tokens(lines: Sequence[str], language: str) -> List[str]:
+    """Each line as tokenizer.perl's tokens, one space between them."""
+    tokenizer = sacremoses.MosesTokenizer(lang=language)
+    return [tokenizer.tokenize(line, return_str=True) for line in lines]
+
+
+def detokenise(lines: Sequence[str], language: str) -> List[str]:
+    """Each line of Moses tokens as plain text, entities undone (``sacremoses -l LANGUAGE detokenize``)."""
+    detokenizer = sacremoses.MosesDetokenizer(lang=language)
+    return [detokenizer.detokenize(line.split(), return_str=True) for line in lines]
+
+
+def splits_compounds(src_lang: Optional[str], tgt_lang: str) -> bool:
+    """Whether compound-split BLEU is customary: into German from English (or from an unnamed language)."""
+    return tgt_lang == "de" and src_lang in (None, "en")
+
+
+def compute(
+    hypotheses: List[str],
+    references: List[List[str]],
+    tgt_lang: str,
+    src_lang: Optional[str] = None,
+    tokenised: bool = False,
+) -> List[Score]:
+    """Every score of one system output; ``references`` holds one list of lines per reference.
+
+    ``tokenised`` text consists of tokens already: tokenised BLEU takes them as they are, without the Moses tokeniser.
+    """
+    as_is = "text as given"
+    rows = [
+        _score("sacreBLEU 13a", BLEU(tokenize="13a", force=tokenised), hypotheses, references, as_is),
+        _score("sacreBLEU intl", BLEU(tokenize="intl", force=True), hypotheses, references, f"{as_is}; t2t-bleu cased"),
+        _score(
+            "sacreBLEU intl lower-cased",
+            BLEU(tokenize="intl", lowercase=True, force=True),
+            hypotheses,
+            references,
+            f"{as_is}; t2t-bleu uncased",
+        ),
+        _score("chrF", CHRF(), hypotheses, references, as_is),
+    ]
+    note = "tokens as given"
+    if not tokenised:
+        note = f"both sides through sacremoses {sacremoses.__version__}'s MosesTokenizer({tgt_lang})"
+        hypotheses = moses_tokens(hypotheses, tgt_lang)
+        references = [moses_tokens(lines, tgt_lang) for lines in references]
+    rows.append(_score("tokenised BLEU", BLEU(tokenize="none", force=True), hypotheses, references, note))
+    if splits_compounds(src_lang, tgt_lang):
+        hypotheses = [split_compounds(line) for line in hypotheses]
+        references = [[split_compounds(line) for line in lines] for lines in references]
+        note += ", a-b split into a ##AT##-##AT## b"
+        rows.append(_score("compound-split BLEU", BLEU(tokenize="none", force=True), hypotheses, references, note))
+    return rows
+
+
+def _score(name: str, metric, hypotheses: List[str], references: List[List[str]], note: str) -> Score:
+    value = metric.corpus_score(hypotheses, references).score
+    return Score(name, value, str(metric.get_signature()), note)
+
+
+def table(rows: Sequence[Score]) -> str:
+    """The rows as aligned text: name, score, signature, and below each its note."""
+    width = max(len(row.name) for row in rows)
+    lines = []
+    for row in rows:
+        lines.append(f"{row.name:<{width}}  {row.score:6.2f}  {row.signature}")
+        lines.append(f"{'':<{width}}          {row.note}")
+    return "\n".join(lines)
+
+
+def report(rows: Sequence[Score], hyp, refs: Sequence, sentences: int) -> Dict:
+    """What goes into a JSON file: the scores, what was compared, and the versions they depend on."""
+    return {
+        "hyp": str(hyp),
+        "ref": [str(ref) for ref in refs],
+        "sentences": sentences,
+        "scores": [asdict(row) for row in rows],
+        "versions": versions(),
+    }

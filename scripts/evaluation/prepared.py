@@ -1,0 +1,128 @@
+"""A prepared corpus: what data preparation leaves behind, checked before anything is computed from it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Optional
+
+from evaluation.text import InputError, read_lines
+
+CORPORA = Path(__file__).resolve().parent.parent.parent / "data"  # where data-prep and train.sh keep corpora by name
+SUBSETS = ("train", "valid", "test")
+# subwords in preparation.json -> fairseq's --post-process
+POST_PROCESS = {"subword-nmt": "subword_nmt", "sentencepiece": "sentencepiece", "none": None}
+TOKENIZERS = ("moses", "none")
+PAPER_TOKENISED = "iwslt15-en-vi"
+SPECIAL_SYMBOLS = 4  # <s>, <pad>, </s>, <unk> stand in no dictionary file
+
+
+@dataclass
+class Prepared:
+    """A data-bin folder and what its preparation.json says of it."""
+
+    folder: Path
+    corpus: str
+    src: str
+    tgt: str
+    bpe: str
+    tokenizer: str
+
+    @property
+    def tokenised(self) -> bool:
+        """Whether the raw text is tokens already, as IWSLT'15 EN-VI is published; sentencepiece is for plain text."""
+        return self.tokenizer == "none" and (self.bpe != "sentencepiece" or self.corpus == PAPER_TOKENISED)
+
+    def dictionary(self, language: str) -> Path:
+        return self.folder / f"dict.{language}.txt"
+
+    def binarised(self, subset: str) -> List[Path]:
+        """The files from which fairseq reads the subset's source sentences."""
+        prefix = f"{subset}.{self.src}-{self.tgt}.{self.src}"
+        return [self.folder / f"{prefix}.bin", self.folder / f"{prefix}.idx"]
+
+    def reference(self, subset: str) -> Path:
+        return self.folder / "raw" / f"{subset}.{self.tgt}"
+
+
+def find(data: Path) -> Prepared:
+    """The prepared corpus in ``data`` or in ``data``/data-bin; ``data`` may be the name of one in the project's data/.
+
+    Raises ``InputError`` if there is none.
+    """
+    if not data.exists() and (CORPORA / data).is_dir():
+        data = CORPORA / data
+    if not data.is_dir():
+        raise InputError(f"DATA {data} is not a folder; give one that data-prep/prepare-….sh made")
+    for folder in (data, data / "data-bin"):
+        if (folder / "preparation.json").is_file():
+            break
+    else:
+        raise InputError(
+            f"{data} is not prepared: neither it nor {data.name}/data-bin holds preparation.json;"
+            " make it with data-prep/prepare-….sh"
+        )
+    prepared = _read_settings(folder)
+    for language in (prepared.src, prepared.tgt):
+        if not prepared.dictionary(language).is_file():
+            raise InputError(f"{folder} is not prepared completely: dict.{language}.txt is missing; prepare it again")
+    return prepared
+
+
+def _read_settings(folder: Path) -> Prepared:
+    path = folder / "preparation.json"
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+    names = ("corpus", "src", "tgt", "bpe", "tokenizer")
+    if not isinstance(settings, dict) or not all(isinstance(settings.get(name), str) for name in names):
+        raise InputError(f"{path} must give, as text, {', '.join(names)}; prepare the corpus again")
+    for name, accepted in (("bpe", list(POST_PROCESS)), ("tokenizer", list(TOKENIZERS))):
+        if settings[name] not in accepted:
+            raise InputError(f"{path} says {name} {settings[name]!r}; known are {', '.join(accepted)}")
+    return Prepared(folder, **{name: settings[name] for name in names})
+
+
+def read_references(prepared: Prepared, subset: str) -> List[str]:
+    """The raw references of a subset that can be translated. Raises ``InputError`` naming what is missing."""
+    if not all(path.is_file() for path in prepared.binarised(subset)):
+        there = [name for name in SUBSETS if all(path.is_file() for path in prepared.binarised(name))]
+        raise InputError(
+            f"{prepared.folder} has no subset {subset!r} of {prepared.src}-{prepared.tgt};"
+            f" it has {', '.join(there) or 'none at all'}"
+        )
+    path = prepared.reference(subset)
+    if not path.is_file():
+        raise InputError(f"{prepared.folder} has no raw references: {path} is missing; prepare the corpus again")
+    return read_lines(path)
+
+
+def check_sentences(prepared: Prepared, subset: str, references: List[str]) -> None:
+    """Raises ``InputError`` if the binarised subset has another number of sentences than the references."""
+    from fairseq.data import indexed_dataset  # takes seconds to import
+
+    prefix = prepared.binarised(subset)[0].with_suffix("")
+    try:
+        count = len(indexed_dataset.make_dataset(str(prefix), indexed_dataset.infer_dataset_impl(str(prefix))))
+    except Exception as error:  # the reader checks with assert, struct and numpy
+        raise InputError(f"cannot read {prefix}.idx ({type(error).__name__}); prepare the corpus again") from None
+    if count != len(references):
+        raise InputError(
+            f"{prefix.name}.bin holds {count} sentences and {prepared.reference(subset)} {len(references)}:"
+            " they are not of one preparation; prepare the corpus again"
+        )
+
+
+def symbols(dictionary: Path) -> List[str]:
+    """What a fairseq dictionary file lists, in order; the special symbols are not in it."""
+    return [line.rsplit(" ", 1)[0] for line in read_lines(dictionary)]
+
+
+def difference(ours: List[str], theirs: List[str]) -> Optional[str]:
+    """How two lists of symbols differ, in words; None if they do not."""
+    if ours == theirs:
+        return None
+    if len(ours) != len(theirs):
+        return f"{len(ours)} symbols in DATA, {len(theirs)} with the checkpoint"
+    first = next(i for i, pair in enumerate(zip(ours, theirs)) if pair[0] != pair[1])
+    return f"symbol {first + 1} is {ours[first]!r} in DATA, {theirs[first]!r} with the checkpoint"

@@ -1,0 +1,70 @@
+"""A corpus as data preparation leaves it, small enough to learn something from in seconds: for test_evaluate.py."""
+
+import json
+import random
+
+from conftest import run_checked
+from sacremoses import MosesTokenizer
+
+SIZES = {"train": 400, "valid": 20, "test": 33}
+WORDS = {
+    "house": "Haus",
+    "car": "Auto",
+    "sign": "Schild",
+    "picture": "Bild",
+    "dress": "Kleid",
+    "wall paint": "Wandfarbe",
+}
+COLOURS = {"black-and-white": "schwarz-weißes", "dark-green": "dunkel-grünes", "red": "rotes", "orange": "orangenes"}
+
+
+def sentence(rng):
+    """An English and a German sentence, plain text: with quotes, an apostrophe, hyphens, an ampersand."""
+    word, colour, number = rng.choice(sorted(WORDS)), rng.choice(sorted(COLOURS)), rng.randint(2, 9)
+    return rng.choice(
+        [
+            (f'She said: "A {colour} {word}."', f'Sie sagte: "Ein {COLOURS[colour]} {WORDS[word]}."'),
+            (f"It's a {colour} {word}, isn't it?", f"Das ist ein {COLOURS[colour]} {WORDS[word]}, oder?"),
+            (f"{number} & {number} for a {word}!", f"{number} & {number} für ein {WORDS[word]}!"),
+        ]
+    )
+
+
+def prepare(folder, tokenizer="moses", bpe="subword-nmt"):
+    """DATA with raw/, dictionaries, binarised splits and preparation.json; returns ``folder``.
+
+    With ``tokenizer`` "none" the raw text is Moses tokens, entities included, as IWSLT's EN-VI is published.
+    """
+    rng = random.Random(7)
+    work = folder / "work"
+    (folder / "raw").mkdir(parents=True)
+    work.mkdir()
+    tokenizers = {language: MosesTokenizer(lang=language) for language in ("en", "de")}
+    for split, size in SIZES.items():
+        for language, lines in zip(("en", "de"), zip(*(sentence(rng) for _ in range(size)))):
+            tokens = [tokenizers[language].tokenize(s, return_str=True, aggressive_dash_splits=True) for s in lines]
+            raw = tokens if tokenizer == "none" else lines
+            write(folder / "raw" / f"{split}.{language}", raw)
+            write(work / f"{split}.{language}", tokens)
+    apply_subwords(work)
+    prefixes = [option for split in SIZES for option in (f"--{split}pref", work / f"{split}.bpe")]
+    options = ["-s", "en", "-t", "de", "--joined-dictionary", "--destdir", folder]
+    run_checked(["fairseq-preprocess", *options, *prefixes])
+    about = {"corpus": "own", "src": "en", "tgt": "de", "bpe": bpe, "tokenizer": tokenizer, "joined_dictionary": True}
+    (folder / "preparation.json").write_text(json.dumps({**about, "more": [1, 2]}), encoding="utf-8")
+    return folder
+
+
+def apply_subwords(work):
+    """subword-nmt's own commands; <split>.bpe.<language> of <split>.<language>."""
+    joined = work / "joined"
+    joined.write_bytes(b"".join((work / f"train.{language}").read_bytes() for language in ("en", "de")))
+    run_checked(["subword-nmt", "learn-bpe", "-i", joined, "-o", work / "codes", "-s", 120])
+    for split in SIZES:
+        for language in ("en", "de"):
+            source, target = work / f"{split}.{language}", work / f"{split}.bpe.{language}"
+            run_checked(["subword-nmt", "apply-bpe", "-c", work / "codes", "-i", source, "-o", target])
+
+
+def write(path, lines):
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")

@@ -1,0 +1,290 @@
+"""scripts/evaluate.sh on a model trained for seconds, against the commands of fairseq, sacremoses and sacreBLEU."""
+
+import json
+import math
+import os
+import re
+import shutil
+import sys
+
+import pytest
+from conftest import ROOT, run_checked, run_command
+from evaluation_corpus import prepare
+from exploits import Call, touch
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import torch  # noqa: E402
+from evaluation import generation, once  # noqa: E402
+from evaluation.arguments import parse  # noqa: E402
+from evaluation.main import main  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+EVALUATE = ROOT / "scripts" / "evaluate.sh"
+PLUGIN = ["--user-dir", ROOT / "fairseq_rskip"]
+TRAINING = (
+    "--arch transformer_rskip_ln_tiny --encoder-layers 1 --decoder-layers 1 --share-all-embeddings --dropout 0 "
+    "--optimizer adam --lr 0.01 --lr-scheduler inverse_sqrt --warmup-updates 20 --max-tokens 800 --max-epoch 24 "
+    "--save-interval 4 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --seed 3 --cpu --num-workers 0"
+).split()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder around data-bin, and checkpoints with copies of the dictionaries beside them, as train.sh does."""
+    base = tmp_path_factory.mktemp("eval") / "größere Übung 1"
+    data = prepare(base / "Daten" / "data-bin")
+    folder = base / "Modell λ=2"
+    run_checked(["fairseq-train", data, *PLUGIN, *TRAINING, "--save-dir", folder])
+    for language in ("en", "de"):
+        shutil.copy(data / f"dict.{language}.txt", folder)
+    return data.parent, folder
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained):
+    """What the script printed when it was run as a user does, with no option; its results are in the default place."""
+    done = run_command([EVALUATE, *trained], cwd=trained[0].parent)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, trained[1] / "evaluation-test"
+
+
+@pytest.fixture
+def copy(trained, evaluated, tmp_path):
+    """Data and checkpoints to spoil, not evaluated yet."""
+    data, folder = tmp_path / "data", tmp_path / "model"
+    shutil.copytree(trained[0] / "data-bin", data)
+    shutil.copytree(trained[1], folder, ignore=shutil.ignore_patterns("evaluation-*"))
+    return data, folder
+
+
+@pytest.fixture
+def calls(evaluated, monkeypatch):
+    """generation.run replaced by a copy of the log that was generated for real; returns the commands it was given."""
+    commands, text = [], (evaluated[1] / "generate.log").read_bytes()
+
+    def run(command, log, sentences, failed):
+        commands.append(command)
+        log.write_bytes(text)
+
+    monkeypatch.setattr(generation, "run", run)
+    return commands
+
+
+def evaluate(*words):
+    return main(parse([str(word) for word in words]))
+
+
+def test_translations_and_score_are_those_of_the_plain_commands(trained, evaluated, tmp_path):
+    """average_checkpoints.py, fairseq-generate, sort, cut, sacremoses, sacrebleu by hand, as in docs/multi30k.md."""
+    data, folder = trained[0] / "data-bin", trained[1]
+    average = tmp_path / "average.pt"
+    script = ["python", ROOT / "scripts" / "average_checkpoints.py"]
+    run_checked([*script, "--inputs", folder, "--num-epoch-checkpoints", 5, "--output", average])
+    options = "--beam 4 --lenpen 0.5 --max-len-a 1 --max-len-b 50 --remove-bpe --batch-size 7 --cpu".split()
+    log = run_checked(["fairseq-generate", data, *PLUGIN, "--path", average, *options])
+    found = [line.split("\t") for line in log.splitlines() if line.startswith("H-")]
+    tokens = [text for _, _, text in sorted(found, key=lambda fields: int(fields[0][2:]))]
+    command = ["sacremoses", "-q", "-l", "de", "-j", "1", "detokenize"]
+    plain = run_command(command, input="".join(line + "\n" for line in tokens)).stdout
+
+    assert (evaluated[1] / "hyp.tok").read_text(encoding="utf-8").split("\n") == [*tokens, ""]
+    assert (evaluated[1] / "hyp.txt").read_text(encoding="utf-8") == plain
+    assert "@-@" in " ".join(tokens) and "&quot;" in " ".join(tokens) and "@@" not in " ".join(tokens)
+    assert "schwarz-weißes" in plain and '"' in plain and "&quot;" not in plain
+    bleu = run_command(["sacrebleu", data / "raw" / "test.de", "-i", evaluated[1] / "hyp.txt", "-b", "-w", "6"]).stdout
+    row = json.loads((evaluated[1] / "scores.json").read_text(encoding="utf-8"))["scores"][0]
+    assert row["score"] == pytest.approx(float(bleu), abs=1e-5) and float(bleu) > 40
+    assert f"{row['score']:.2f}  {row['signature']}" in evaluated[0]
+
+
+def test_the_log_is_out_of_order_and_was_put_into_order(evaluated):
+    log = (evaluated[1] / "generate.log").read_text(encoding="utf-8")
+    ids = [int(number) for number in re.findall(r"^H-(\d+)\t", log, re.MULTILINE)]
+    assert ids != sorted(ids) and sorted(ids) == list(range(33))
+    assert str(ROOT / "fairseq_rskip") in evaluated[0]
+
+
+def test_fairseq_divides_by_the_length_with_its_end_to_the_power_lenpen(evaluated):
+    """What docs/evaluation.md and the default of --lenpen build on, read from fairseq's own scores."""
+    log = (evaluated[1] / "generate.log").read_text(encoding="utf-8")
+    score = dict(re.findall(r"^H-(\d+)\t(\S+)", log, re.MULTILINE))
+    tokens = {i: [float(p) for p in text.split()] for i, text in re.findall(r"^P-(\d+)\t(.*)$", log, re.MULTILINE)}
+    assert len({len(values) for values in tokens.values()}) > 3
+    for i, values in tokens.items():
+        assert float(score[i]) == pytest.approx(sum(values) / math.sqrt(len(values)), abs=1e-3)
+
+
+def test_a_finished_generation_is_not_repeated_until_something_changes(copy, calls, capsys):
+    data, folder = copy
+    assert evaluate(*copy) == 0 and len(calls) == 1
+    assert "average of the last 5 epoch checkpoints" in capsys.readouterr().out
+    assert evaluate(*copy) == 0 and len(calls) == 1
+    assert "up to date" in capsys.readouterr().out
+    assert evaluate(*copy, "--lenpen", "0.6") == 0 and len(calls) == 2
+    os.utime(folder / "checkpoint20.pt", ns=(1, 1))
+    assert evaluate(*copy, "--lenpen", "0.6") == 0 and len(calls) == 3
+    assert evaluate(*copy, "--lenpen", "0.6", "--average", 2) == 0 and len(calls) == 4
+    binarised = data / "test.en-de.en.bin"
+    binarised.write_bytes(binarised.read_bytes()[::-1])
+    assert evaluate(*copy, "--lenpen", "0.6", "--average", 2) == 0 and len(calls) == 5
+    (folder / "evaluation-test" / "generate.log").unlink()
+    assert evaluate(*copy, "--lenpen", "0.6", "--average", 2) == 0 and len(calls) == 6
+
+
+def test_one_checkpoint_can_be_taken(copy, calls, capsys):
+    for options, name in (
+        (["--average", 0], "checkpoint_best.pt"),
+        (["--checkpoint", "checkpoint8.pt"], "checkpoint8.pt"),
+    ):
+        assert evaluate(*copy, *options, "--out", copy[1] / "out") == 0
+        assert calls[-1][calls[-1].index("--path") + 1] == str(copy[1] / name)
+    assert evaluate(*copy, "--average", 9) == 0
+    assert "average of the last 6 epoch checkpoints, of which there are fewer than 9" in capsys.readouterr().out
+
+
+def test_text_published_as_tokens_gets_two_tables(copy, calls, capsys, evaluated):
+    """The raw text is Moses tokens now: scored as it is, and detokenised, which gives back the plain text's scores."""
+    about = json.loads((copy[0] / "preparation.json").read_text(encoding="utf-8"))
+    about.update(tokenizer="none", corpus="iwslt15-en-vi")
+    (copy[0] / "preparation.json").write_text(json.dumps(about), encoding="utf-8")
+    reference = copy[0] / "raw" / "test.de"
+    tokens = run_command(
+        ["sacremoses", "-q", "-l", "de", "-j", "1", "tokenize", "-a"], input=reference.read_text(encoding="utf-8")
+    ).stdout
+    reference.write_text(tokens, encoding="utf-8")
+    assert evaluate(*copy) == 0
+    out = copy[1] / "evaluation-test"
+    assert (out / "hyp.txt").read_bytes() == (out / "hyp.tok").read_bytes()
+    found = json.loads((out / "scores.json").read_text(encoding="utf-8"))
+    plain = json.loads((evaluated[1] / "scores.json").read_text(encoding="utf-8"))
+    assert found["detokenised"]["scores"] == plain["scores"]
+    bleu = run_command(
+        ["sacrebleu", reference, "-i", out / "hyp.tok", "-b", "-w", "6", "--tokenize", "intl", "--force"]
+    )
+    assert found["scores"][1]["score"] == pytest.approx(float(bleu.stdout), abs=1e-5)
+    assert found["scores"][1]["score"] != plain["scores"][1]["score"]
+    text = capsys.readouterr().out
+    assert text.index("as published") < text.index("paper's figures") < text.index("entities undone")
+
+
+def test_a_generator_that_fails_is_one_line_and_keeps_what_was_there(copy, evaluated):
+    """The sentences' file is cut off, which only fairseq-generate finds out."""
+    out = copy[1] / "evaluation-test"
+    shutil.copytree(evaluated[1], out)
+    before = (out / "scores.json").read_bytes()
+    binarised = copy[0] / "test.en-de.en.bin"
+    binarised.write_bytes(binarised.read_bytes()[:40])
+    done = run_command([EVALUATE, *copy])
+    assert done.returncode == 1
+    assert_one_line(done.stderr, "fairseq-generate failed with exit status 1: ", "Error", "generate.failed.log")
+    assert "Traceback" in (out / "generate.failed.log").read_text(encoding="utf-8")
+    assert (out / "scores.json").read_bytes() == before and (out / "generate.log").exists()
+
+
+def edit(path, change):
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def without_copies(folder):
+    for path in folder.glob("dict.*"):
+        path.unlink()
+
+
+def longer_dictionary(data, folder):
+    without_copies(folder)
+    for language in ("en", "de"):
+        edit(data / f"dict.{language}.txt", lambda text: text + "neu 1\n")
+
+
+def unsafe(data, folder):
+    without_copies(folder)
+    torch.save({"model": Call(touch, str(folder / "ran"))}, folder / "checkpoint_best.pt")
+
+
+SPOILT = {
+    "no preparation.json": (lambda d, m: (d / "preparation.json").unlink(), ["is not prepared", "preparation.json"]),
+    "broken preparation.json": (lambda d, m: edit(d / "preparation.json", lambda t: t[:9]), ["cannot read", "json"]),
+    "unknown tokenizer": (
+        lambda d, m: edit(d / "preparation.json", lambda t: t.replace("moses", "spacy")),
+        ["tokenizer 'spacy'", "moses, none"],
+    ),
+    "no target": (lambda d, m: edit(d / "preparation.json", lambda t: t.replace("tgt", "tr")), ["must give", "tgt"]),
+    "no dictionary": (lambda d, m: (d / "dict.de.txt").unlink(), ["dict.de.txt is missing"]),
+    "no subset": (lambda d, m: (d / "test.en-de.en.bin").unlink(), ["no subset 'test'", "it has train, valid"]),
+    "no references": (lambda d, m: (d / "raw" / "test.de").unlink(), ["no raw references", "test.de is missing"]),
+    "references longer": (
+        lambda d, m: edit(d / "raw" / "test.de", lambda t: t + "mehr\n"),
+        ["test.en-de.en.bin holds 33 sentences", "test.de 34"],
+    ),
+    "broken index": (
+        lambda d, m: (d / "test.en-de.en.idx").write_bytes(b"MMIDIDX"),
+        ["cannot read", "test.en-de.en.idx"],
+    ),
+    "no checkpoint folder": (lambda d, m: shutil.rmtree(m), ["CHECKPOINT-DIR", "is not a folder"]),
+    "empty checkpoint folder": (
+        lambda d, m: [shutil.rmtree(m), m.mkdir()],
+        ["has no checkpoint: it holds nothing", "checkpoint_best.pt"],
+    ),
+    "only other files": (
+        lambda d, m: [path.rename(path.with_suffix(".bak")) for path in m.glob("*.pt")],
+        ["has no checkpoint: it holds checkpoint12.bak", "accepted are checkpoint<epoch>.pt"],
+    ),
+    "other dictionary": (
+        lambda d, m: edit(m / "dict.de.txt", lambda t: "neu 9\n" + t.partition("\n")[2]),
+        ["another vocabulary", "dict.de.txt differs, symbol 1 is", "'neu' with the checkpoint"],
+    ),
+    "other dictionary, no copies": (
+        longer_dictionary,
+        ["another vocabulary", "its encoder embeds", "dict.en.txt makes"],
+    ),
+    "cut checkpoint": (
+        lambda d, m: (m / "checkpoint_best.pt").write_bytes((m / "checkpoint_best.pt").read_bytes()[:999]),
+        ["cannot read checkpoint", "truncated"],
+    ),
+    "unsafe checkpoint": (unsafe, ["refused checkpoint", "checkpoint_best.pt"]),
+}
+
+
+@pytest.mark.parametrize("spoil, words", SPOILT.values(), ids=SPOILT)
+def test_what_cannot_be_used_is_one_line_before_generating(copy, calls, capsys, spoil, words):
+    spoil(*copy)
+    if words[0].startswith("cannot read checkpoint"):
+        without_copies(copy[1])
+    options = ["--average", 0] if words[0].endswith("checkpoint") else []
+    assert evaluate(*copy, *options) == 1
+    assert calls == [] and not (copy[1] / "ran").exists()
+    assert_one_line(capsys.readouterr().err, *words)
+
+
+def test_too_few_hypotheses_are_not_scored(copy, calls, capsys, monkeypatch):
+    run = generation.run
+
+    def lose_one(command, log, *more):
+        run(command, log, *more)
+        log.write_bytes(log.read_bytes().replace(b"H-17\t", b"X-17\t"))
+
+    monkeypatch.setattr(generation, "run", lose_one)
+    assert evaluate(*copy) == 1
+    assert_one_line(capsys.readouterr().err, "32 hypotheses for 32 sentences", "33 references", "generate.log")
+    assert not (copy[1] / "evaluation-test" / "scores.json").exists()
+
+
+def test_interrupted_it_leaves_nothing_half_done(copy, calls, capsys, monkeypatch):
+    def interrupted(command, log, *more):
+        log.write_text("H-0\t", encoding="utf-8")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generation, "run", interrupted)
+    assert evaluate(*copy) == 130
+    assert_one_line(capsys.readouterr().err, "interrupted")
+    assert sorted(path.name for path in (copy[1] / "evaluation-test").iterdir()) == ["averaged.pt", "averaged.pt.key"]
+    monkeypatch.undo()
+    assert not once.is_made(copy[1] / "evaluation-test" / "generate.log", {})
+
+
+def assert_one_line(stderr, *words):
+    assert stderr.startswith("error: ") and stderr.count("\n") == 1, stderr
+    for word in words:
+        assert word in stderr

@@ -1,0 +1,180 @@
+"""The parts of scripts/evaluate.sh that need no trained model: choices, command lines, explanations."""
+
+import os
+import sys
+
+import pytest
+from conftest import ROOT, run_command
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import torch  # noqa: E402
+from evaluation import checkpoints, generation, once  # noqa: E402
+from evaluation.arguments import parse  # noqa: E402
+from evaluation.prepared import Prepared  # noqa: E402
+from evaluation.text import InputError  # noqa: E402
+
+EPOCHS = [f"checkpoint{n}.pt" for n in (1, 2, 9, 10)]
+UPDATES = [f"checkpoint_{e}_{u}.pt" for e, u in ((1, 500), (2, 1000), (10, 9500))]
+LAST = ["checkpoint_best.pt", "checkpoint_last.pt"]
+
+
+@pytest.mark.parametrize(
+    "there, count, expected",
+    [
+        (EPOCHS + LAST, 3, ["checkpoint10.pt", "checkpoint9.pt", "checkpoint2.pt"]),
+        (EPOCHS + LAST, 5, ["checkpoint10.pt", "checkpoint9.pt", "checkpoint2.pt", "checkpoint1.pt"]),
+        (UPDATES, 2, ["checkpoint_10_9500.pt", "checkpoint_2_1000.pt"]),
+        (EPOCHS + UPDATES, 3, ["checkpoint_10_9500.pt", "checkpoint_2_1000.pt", "checkpoint_1_500.pt"]),
+        (EPOCHS + UPDATES, 4, ["checkpoint10.pt", "checkpoint9.pt", "checkpoint2.pt", "checkpoint1.pt"]),
+        (EPOCHS + UPDATES[:1], 5, ["checkpoint10.pt", "checkpoint9.pt", "checkpoint2.pt", "checkpoint1.pt"]),
+        (EPOCHS, 1, ["checkpoint10.pt"]),
+        (UPDATES[:1] + LAST, 5, ["checkpoint_best.pt"]),
+        (EPOCHS + LAST[1:], 0, ["checkpoint_last.pt"]),
+        (EPOCHS, 0, ["checkpoint10.pt"]),
+    ],
+)
+def test_the_last_checkpoints_are_chosen(tmp_path, there, count, expected):
+    for name in [*there, "checkpoint11.pt.tmp", "averaged.pt"]:
+        (tmp_path / name).touch()
+    taken, which = checkpoints.choose(tmp_path, count)
+    assert [path.name for path in taken] == expected
+    assert all(name in which for name in expected)
+
+
+def test_a_missing_checkpoint_is_named_with_what_is_there(tmp_path):
+    (tmp_path / "checkpoint3.pt").touch()
+    assert checkpoints.choose(tmp_path, 5, tmp_path / "checkpoint3.pt")[0] == [tmp_path / "checkpoint3.pt"]
+    with pytest.raises(InputError, match=r"no checkpoint checkpoint4.pt.*holds checkpoint3.pt"):
+        checkpoints.choose(tmp_path, 5, checkpoints.Path("checkpoint4.pt"))
+
+
+def prepared(tmp_path, bpe="subword-nmt", tokenizer="moses", corpus="own"):
+    return Prepared(tmp_path, corpus, "en", "vi", bpe, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "bpe, expected", [("subword-nmt", "subword_nmt"), ("sentencepiece", "sentencepiece"), ("none", None)]
+)
+def test_the_subwords_are_undone_by_their_kind(tmp_path, bpe, expected):
+    options = generation.search_options(prepared(tmp_path, bpe), "valid", 3, 0.25, 999)
+    pairs = dict(zip(options[::2], options[1::2]))
+    assert pairs.get("--post-process") == expected
+    assert pairs["--gen-subset"] == "valid" and pairs["--beam"] == "3" and pairs["--lenpen"] == "0.25"
+
+
+@pytest.mark.parametrize(
+    "bpe, tokenizer, corpus, expected",
+    [
+        ("subword-nmt", "moses", "own", False),
+        ("subword-nmt", "none", "own", True),
+        ("sentencepiece", "none", "own", False),
+        ("sentencepiece", "none", "iwslt15-en-vi", True),
+    ],
+)
+def test_which_text_counts_as_tokenised(tmp_path, bpe, tokenizer, corpus, expected):
+    assert prepared(tmp_path, bpe, tokenizer, corpus).tokenised == expected
+
+
+def test_the_command_names_the_plugin_and_refuses_paths_that_fairseq_misreads(tmp_path):
+    command = generation.command(prepared(tmp_path / "a b's"), tmp_path / "é $x.pt", ["--beam", "4"])
+    assert command[command.index("--user-dir") + 1] == run_command(["python", "-m", "fairseq_rskip"]).stdout.strip()
+    for name in ("a:b", "${a}", "it\\'s"):
+        with pytest.raises(InputError, match="fairseq cannot take .* in a path"):
+            generation.command(prepared(tmp_path), tmp_path / name / "x.pt", [])
+
+
+@pytest.mark.parametrize(
+    "available, capability, cpu, fp32, expected",
+    [
+        (False, (0, 0), False, False, ["--cpu"]),
+        (True, (9, 0), False, False, ["--fp16"]),
+        (True, (7, 0), False, False, ["--fp16"]),
+        (True, (6, 1), False, False, []),
+        (True, (9, 0), False, True, []),
+        (True, (9, 0), True, False, ["--cpu"]),
+    ],
+)
+def test_the_device_is_found(monkeypatch, available, capability, cpu, fp32, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert generation.device_options(cpu, fp32) == expected
+
+
+@pytest.mark.parametrize(
+    "log, status, expected",
+    [
+        (
+            "INFO x\nTraceback\n  File y\nRuntimeError: size mismatch\n\tsome weight\n\n",
+            1,
+            "RuntimeError: size mismatch",
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory.\n", 1, "torch.OutOfMemoryError: CUDA out of memory."),
+        ("Error: early\nerror: refused checkpoint x\n", 1, "error: refused checkpoint x"),
+        ("usage: fairseq-generate\nfairseq-generate: error: argument --beam\n", 2, "error: argument --beam"),
+        ("H-0\t-1\tx\n", -9, "killed by signal 9, out of memory perhaps"),
+        ("", 1, "it said nothing"),
+    ],
+)
+def test_a_failure_is_explained_by_its_last_meaningful_line(tmp_path, log, status, expected):
+    (tmp_path / "log").write_text(log, encoding="utf-8")
+    assert generation.explain(tmp_path / "log", status).endswith(expected)
+
+
+def test_hypotheses_come_in_order_and_may_hold_anything_but_a_newline(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("S-1\tx\nH-1\t-0.5\tb\u2028 \x85c\nD-1\t-0.5\tno\nH-0\t-1e-05\t\nH-2\t-2\tz\n", encoding="utf-8")
+    assert generation.hypotheses(log, 3) == ["", "b\u2028 \x85c", "z"]
+    for sentences in (2, 4):
+        with pytest.raises(InputError, match=f"3 hypotheses .* {sentences} references"):
+            generation.hypotheses(log, sentences)
+    log.write_text("H-1\t-1\ta\nH-1\t-1\ta\n", encoding="utf-8")
+    with pytest.raises(InputError, match="2 hypotheses for 1 sentences"):
+        generation.hypotheses(log, 2)
+
+
+def test_a_file_is_made_once_and_never_half(tmp_path):
+    path = tmp_path / "x"
+    once.make(path, {"a": 1}, lambda part: part.write_text("first"))
+    assert once.is_made(path, {"a": 1}) and not once.is_made(path, {"a": 2})
+
+    def fail(part):
+        part.write_text("half")
+        raise InputError("no")
+
+    with pytest.raises(InputError, match="no"):
+        once.make(path, {"a": 2}, fail)
+    assert path.read_text() == "first" and once.is_made(path, {"a": 1})
+    assert sorted(os.listdir(tmp_path)) == ["x", "x.key"]
+    path.unlink()
+    assert not once.is_made(path, {"a": 1})
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["d", "c", "--beem", "3"], "unrecognized arguments: --beem 3"),
+        (["d"], "required: CHECKPOINT-DIR"),
+        (["d", "c", "--beam", "0"], "--beam: '0' is not a whole number of at least 1"),
+        (["d", "c", "--average", "two"], "--average: 'two' is not a whole number of at least 0"),
+        (["d", "c", "--lenpen", "nan"], "--lenpen: 'nan' is not a number"),
+        (["d", "c", "--subset", "train"], "--subset: invalid choice: 'train'"),
+        (["d", "c", "--average", "2", "--checkpoint", "x"], "not allowed with"),
+        (["d", "c", "--lenp", "0.6"], "unrecognized arguments: --lenp"),
+    ],
+)
+def test_mistaken_options_are_one_line(capsys, words, expected):
+    with pytest.raises(SystemExit) as stopped:
+        parse(words)
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert error.startswith("error: ") and error.count("\n") == 1 and expected in error
+
+
+def test_the_script_itself_explains_and_refuses(tmp_path):
+    script = ROOT / "scripts" / "evaluate.sh"
+    shown = run_command([script, "-h"], cwd=tmp_path)
+    assert shown.returncode == 0 and "CHECKPOINT-DIR" in shown.stdout and "--lenpen" in shown.stdout
+    done = run_command([script, "nowhere", "c"], cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith("error: DATA nowhere is not a folder")
+    assert done.stderr.count("\n") == 1

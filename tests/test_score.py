@@ -1,0 +1,264 @@
+"""scripts/score.py against sacreBLEU's and sacremoses' own commands, perl, and values worked out by hand."""
+
+import json
+import math
+import shutil
+import sys
+from collections import Counter
+
+import pytest
+from conftest import ROOT, run_checked, run_command
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import score  # noqa: E402
+from evaluation import length_penalty, metrics  # noqa: E402
+
+SCORE = ["python", ROOT / "scripts" / "score.py"]
+REFERENCE = """\
+Ein Boston-Terrier läuft über saftig-grünes Gras vor einem weißen Zaun.
+„Wir haben 3.000,50 € bezahlt“, sagte die 45-jährige Frau am 12. März.
+Der US-Präsident traf den EU-Kommissar – zum Nord-Süd-Gespräch – in Köln.
+Das ist's: R&D kostet <10 % & bringt's "gar nichts".
+Zwei Männer stehen am Herd und bereiten Essen zu.
+""".splitlines()
+HYPOTHESIS = """\
+Ein boston-Terrier läuft über saftig-grünes Gras vor einem weissen Zaun.
+"Wir haben 3.000,50 Euro bezahlt", sagte die 45-Jährige Frau am 12. März.
+Der US-Präsident traf einen EU-Kommissar - zum Nord-Süd-Gespräch - in Köln.
+Das ist es: R&D kostet <10 % & bringt's "gar nichts".
+Zwei Männer stehen am Herd und bereiten das Essen zu.
+""".splitlines()
+
+
+def write(path, lines):
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """HYPOTHESIS and REFERENCE as files, in a folder whose name has a space and an umlaut."""
+    folder = tmp_path / "zwei Wörter"
+    folder.mkdir()
+    return write(folder / "hyp.de", HYPOTHESIS), write(folder / "ref.de", REFERENCE)
+
+
+def scores(hyp, *refs, options=("--src-lang", "en", "--tgt-lang", "de")):
+    """Name -> row of the JSON that score.py writes."""
+    out = hyp.with_suffix(".json")
+    assert score.main([str(word) for word in ["--hyp", hyp, "--ref", *refs, *options, "--json", out]]) == 0
+    return {row["name"]: row for row in json.loads(out.read_text(encoding="utf-8"))["scores"]}
+
+
+def sacrebleu(hyp, refs, *options):
+    """Score and signature as the command line tool gives them."""
+    done = run_command(["sacrebleu", *refs, "-i", hyp, "-w", "10", "--format", "json", *options])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return found["score"], found["signature"]
+
+
+SAME_AS = {
+    "sacreBLEU 13a": ["-m", "bleu"],
+    "sacreBLEU intl": ["-m", "bleu", "--tokenize", "intl"],
+    "sacreBLEU intl lower-cased": ["-m", "bleu", "--tokenize", "intl", "--lowercase"],
+    "chrF": ["-m", "chrf"],
+}
+
+
+def test_plain_scores_are_those_of_the_sacrebleu_command(pair):
+    found = scores(*pair)
+    for name, options in SAME_AS.items():
+        value, signature = sacrebleu(pair[0], pair[1:], *options)
+        assert found[name]["score"] == pytest.approx(value, abs=1e-9)
+        assert found[name]["signature"] == signature
+    assert len({round(found[name]["score"], 3) for name in SAME_AS}) == 4  # the cases differ, so mixing them up shows
+
+
+def test_several_references(pair):
+    second = write(pair[0].with_name("ref2.de"), HYPOTHESIS[:2] + REFERENCE[2:])
+    found = scores(*pair, second)
+    value, signature = sacrebleu(pair[0], [pair[1], second], "-m", "bleu")
+    assert found["sacreBLEU 13a"]["score"] == pytest.approx(value, abs=1e-9)
+    assert found["sacreBLEU 13a"]["signature"] == signature and signature.startswith("nrefs:2|")
+
+
+def test_tokenised_and_compound_split_bleu_are_those_of_the_commands(pair):
+    """sacremoses' tokeniser, then perl's substitution as in get_ende_bleu.sh, then sacreBLEU without a tokeniser."""
+    if not shutil.which("perl"):
+        pytest.skip("perl is not installed")
+    tokens, split = [], []
+    for path in pair:
+        text = path.read_text(encoding="utf-8")
+        done = run_command(["sacremoses", "-q", "-l", "de", "-j", "1", "tokenize"], input=text)
+        tokens.append(write(path.with_suffix(".tok"), done.stdout.splitlines()))
+        done = run_command(["perl", "-ple", "s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g", tokens[-1]])
+        split.append(write(path.with_suffix(".atat"), done.stdout.splitlines()))
+    found = scores(*pair)
+    for name, (hyp, ref) in {"tokenised BLEU": tokens, "compound-split BLEU": split}.items():
+        value, signature = sacrebleu(hyp, [ref], "-m", "bleu", "--tokenize", "none", "--force")
+        assert found[name]["score"] == pytest.approx(value, abs=1e-9)
+        assert found[name]["signature"] == signature
+        assert "sacremoses" in found[name]["note"]
+    assert abs(found["tokenised BLEU"]["score"] - found["compound-split BLEU"]["score"]) > 0.5
+
+
+def bleu(hypothesis, reference):
+    """Papineni et al. 2002 on one tokenised pair, no smoothing."""
+    hyp, ref = hypothesis.split(), reference.split()
+    log = 0.0
+    for n in range(1, 5):
+        grams = [Counter(tuple(side[i : i + n]) for i in range(len(side) - n + 1)) for side in (hyp, ref)]
+        log += math.log(sum((grams[0] & grams[1]).values()) / sum(grams[0].values())) / 4
+    return 100 * math.exp(log + min(0, 1 - len(ref) / len(hyp)))
+
+
+def test_values_worked_out_by_hand(tmp_path):
+    """Seven words of which the last is wrong: the precisions are 6/7, 5/6, 4/5 and 3/4, their product is 3/7."""
+    hyp, ref = (
+        write(tmp_path / "h", ["the cat sat on the mat today"]),
+        write(tmp_path / "r", ["the cat sat on the mat"]),
+    )
+    expected = 100 * (3 / 7) ** 0.25
+    for name, row in scores(hyp, ref, options=["--tgt-lang", "en"]).items():
+        if "BLEU" in name:
+            assert row["score"] == pytest.approx(expected, abs=1e-9)
+    assert bleu("the cat sat on the mat today", "the cat sat on the mat") == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_tokenisations_differ_where_they_should(tmp_path):
+    """13a leaves „…“ and hyphens on the word, intl takes them off, lower-casing forgives a capital."""
+    hyp, ref = "Die „schwarz-weiße Katze“ schläft dort heute", "die „schwarz-weiße Katze schläft dort heute"
+    found = scores(write(tmp_path / "h", [hyp]), write(tmp_path / "r", [ref]))
+    intl = ["Die „ schwarz - weiße Katze “ schläft dort heute", "die „ schwarz - weiße Katze schläft dort heute"]
+    assert found["sacreBLEU intl"]["score"] == pytest.approx(bleu(*intl), abs=1e-9)
+    assert found["sacreBLEU intl lower-cased"]["score"] == pytest.approx(bleu(*map(str.lower, intl)), abs=1e-9)
+    assert found["sacreBLEU 13a"]["score"] < found["sacreBLEU intl"]["score"]
+    assert found["sacreBLEU intl"]["score"] < found["sacreBLEU intl lower-cased"]["score"]
+
+
+@pytest.mark.parametrize(
+    "tokens, split",
+    [
+        ("rich-text format", "rich ##AT##-##AT## text format"),  # the example of get_ende_bleu.sh
+        ("a-b-c ab-cd-ef", "a ##AT##-##AT## b-c ab ##AT##-##AT## cd ##AT##-##AT## ef"),  # a match takes b with it
+        ("- a- -b a - b", "- a- -b a - b"),
+        ("größer-ähnlich --", "größer ##AT##-##AT## ähnlich --"),
+    ],
+)
+def test_compounds_are_split(tokens, split):
+    assert metrics.split_compounds(tokens) == split
+
+
+@pytest.mark.parametrize(
+    "options, there", [("--src-lang fr --tgt-lang de", 0), ("--tgt-lang fr", 0), ("--tgt-lang de", 1)]
+)
+def test_compound_splitting_is_for_english_to_german(pair, options, there):
+    assert ("compound-split BLEU" in scores(*pair, options=options.split())) == bool(there)
+
+
+def test_tokenised_text_is_taken_as_it_is(pair):
+    """The published entities stay one token each."""
+    hyp = write(pair[0], ["tôi &quot; thích &quot; nó &apos;"])
+    ref = write(pair[1], ["tôi &quot; thích &quot; nó . &apos;"])
+    row = scores(hyp, ref, options=["--tgt-lang", "vi", "--tokenised"])["tokenised BLEU"]
+    assert row["score"] == pytest.approx(
+        bleu(hyp.read_text(encoding="utf-8"), ref.read_text(encoding="utf-8")), abs=1e-9
+    )
+    assert row["note"] == "tokens as given"
+
+
+def test_lines_end_at_newlines_only(pair):
+    """Python would split at a line separator, a next-line and a form feed, too; a missing last newline is no matter."""
+    for path in pair:
+        path.write_text("ein Haus\u2028und\x85ein\x0cSchiff auf See\nnoch ein Satz hier", encoding="utf-8")
+    out = pair[0].with_suffix(".json")
+    done = run_command([*SCORE, "--hyp", pair[0], "--ref", pair[1], "--tgt-lang", "de", "--json", out])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text(encoding="utf-8"))["sentences"] == 2
+    assert "sacreBLEU 13a" in done.stdout and " 100.00 " in done.stdout
+
+
+def test_table_and_json_say_the_same(pair):
+    out = pair[0].with_suffix(".json")
+    table = run_checked([*SCORE, "--hyp", pair[0], "--ref", pair[1], "--tgt-lang", "de", "--json", out])
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["hyp"] == str(pair[0]) and found["ref"] == [str(pair[1])] and found["sentences"] == 5
+    assert set(found["versions"]) == {"sacrebleu", "sacremoses", "python"}
+    for row in found["scores"]:
+        (line,) = (line for line in table.split("\n") if line.startswith(row["name"] + "  "))
+        assert f"{row['score']:.2f}" in line and row["signature"] in line
+        assert row["note"] in table
+
+
+REFUSED = {
+    "other length": (lambda hyp, ref: write(hyp, HYPOTHESIS[:3]), ["hyp.de has 3 lines", "ref.de has 5"]),
+    "empty": (lambda hyp, ref: hyp.write_bytes(b""), ["hyp.de is empty"]),
+    "blank": (lambda hyp, ref: ref.write_bytes(b"\n" * 5), ["ref.de is empty"]),
+    "not UTF-8": (
+        lambda hyp, ref: ref.write_bytes("gut\ngut\nschön\n".encode("latin-1")),
+        ["ref.de", "line 3", "0xf6"],
+    ),
+    "missing": (lambda hyp, ref: ref.unlink(), ["cannot read", "ref.de", "No such file"]),
+    "folder": (lambda hyp, ref: (hyp.unlink(), hyp.mkdir()), ["cannot read", "hyp.de"]),
+}
+
+
+@pytest.mark.parametrize("spoil, words", REFUSED.values(), ids=REFUSED)
+def test_bad_input_is_one_line(pair, spoil, words, capsys):
+    spoil(*pair)
+    assert score.main(["--hyp", str(pair[0]), "--ref", str(pair[1]), "--tgt-lang", "de"]) == 1
+    assert_one_line(*capsys.readouterr(), *words)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--tgt-lang", "de", "--jsn", "x"], ["unrecognized arguments: --jsn"]),
+        (["--tgt", "de"], ["required: --tgt-lang"]),  # no abbreviations
+        (["--tgt-lang", "de", "--json", "/nowhere/x.json"], ["cannot write /nowhere/x.json: No such file"]),
+    ],
+)
+def test_bad_options_are_one_line(pair, options, words):
+    done = run_command([*SCORE, "--hyp", pair[0], "--ref", pair[1], *options])
+    assert done.returncode != 0
+    assert_one_line(done.stdout, done.stderr, *words)
+
+
+def assert_one_line(stdout, stderr, *words):
+    assert stdout == ""
+    assert stderr.startswith("error: ") and stderr.count("\n") == 1, stderr
+    for word in words:
+        assert word in stderr
+
+
+def test_the_length_penalties_agree_near_the_typical_length():
+    """The default's penalty ratio of two lengths within 20 % of 25 is tensor2tensor's to within 0.5 %; 0.6's is not."""
+
+    def worst(lenpen):
+        return max(
+            abs(
+                length_penalty.fairseq_penalty(length / 25, lenpen)
+                / (((5 + length) / 6) ** 0.6 / ((5 + 25) / 6) ** 0.6)
+                - 1
+            )
+            for length in range(20, 31)
+        )
+
+    assert length_penalty.DEFAULT_LENPEN == 0.5
+    assert worst(0.5) < 0.005 < 0.015 < worst(0.6)
+
+
+@pytest.mark.parametrize("alpha, length, expected", [(0.6, 10, 0.4), (0.6, 25, 0.5), (0.6, 55, 0.55), (1, 5, 0.5)])
+def test_the_equivalent_penalty_has_the_same_slope(alpha, length, expected):
+    """d log penalty / d log length, by central differences, of both functions."""
+    lenpen = length_penalty.equivalent_lenpen(alpha, length)
+    assert lenpen == pytest.approx(expected)
+    step = 1e-5
+    for penalty, parameter in (
+        (length_penalty.tensor2tensor_penalty, alpha),
+        (length_penalty.fairseq_penalty, lenpen),
+    ):
+        ends = [math.log(penalty(length * math.exp(way), parameter)) for way in (-step, step)]
+        assert (ends[1] - ends[0]) / (2 * step) == pytest.approx(lenpen, abs=1e-8)
