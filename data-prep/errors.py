@@ -1,6 +1,5 @@
 """How the tools of this folder fail: one line on stderr, exit status 1."""
 
-import os
 import sys
 
 
@@ -8,15 +7,20 @@ class UserError(Exception):
     """Something that the user can mend; the message says what was wrong and what is accepted."""
 
 
-def run(main):
-    """Call ``main()`` and end the process with its status; errors of the user or the disk become one line."""
+def status_of(main, place="a file"):
+    """Call ``main()``; returns the exit status. Errors of the user, or of the disk at ``place``, become one line."""
     try:
-        status = main()
+        return main() or 0
     except UserError as error:
-        status = f"error: {error}"
+        print(f"error: {error}", file=sys.stderr)
     except OSError as error:
-        where = f" ({os.fspath(error.filename)})" if error.filename is not None else ""
-        status = f"error: {error.strerror or error}{where}"
+        print(f"error: {error.filename or place}: {error.strerror or error}", file=sys.stderr)
     except KeyboardInterrupt:
-        status = 130
-    sys.exit(status)
+        print("error: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 1
+
+
+def run(main):
+    """End the process with ``main()``'s status."""
+    sys.exit(status_of(main))

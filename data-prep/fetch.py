@@ -22,7 +22,7 @@ from urllib.parse import quote
 import download
 from checksums import URL, Archive, checksum_of, mistaken_content, read_list, read_table, replace_text, write_table
 from download import Curl, SourceError, megabytes, need_space
-from errors import UserError
+from errors import UserError, status_of
 
 _LOCK_HEADING = "name, size, sha256 of archives at their first download; a row removed here is recorded anew"
 
@@ -239,30 +239,24 @@ def parse(argv: Optional[List[str]]) -> argparse.Namespace:
     return options
 
 
+def fetch_all(options: argparse.Namespace) -> None:
+    """What the command line asks for. Raises ``UserError`` and ``OSError``."""
+    folder = options.folder
+    archives = read_list(options.list)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = options.lock or folder.absolute().parent / "checksums.lock"
+    fetcher = Fetcher(folder, lock, options.mirror, {"stall": options.stall, "retries": options.retries})
+    fetcher.check_mirror(archives)
+    with only_run(folder):
+        fetcher.check_space(archives)
+        for archive in archives:
+            print(f"{archive.name}: {fetcher.fetch(archive)}", flush=True)
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     """Fetch, as the command line does; returns the exit status, errors are one line on stderr."""
     options = parse(argv)
-    folder = options.folder
-    lock = options.lock or folder.absolute().parent / "checksums.lock"
-    try:
-        archives = read_list(options.list)
-        folder.mkdir(parents=True, exist_ok=True)
-        fetcher = Fetcher(folder, lock, options.mirror, {"stall": options.stall, "retries": options.retries})
-        fetcher.check_mirror(archives)
-        with only_run(folder):
-            fetcher.check_space(archives)
-            for archive in archives:
-                print(f"{archive.name}: {fetcher.fetch(archive)}", flush=True)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"error: {error.filename or folder}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("error: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    return 0
+    return status_of(lambda: fetch_all(options), options.folder)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import IO, Dict, Iterator, List, NamedTuple, Optional, Set
 
 from checksums import mistaken_content
 from download import megabytes, need_space
-from errors import UserError
+from errors import UserError, status_of
 from tqdm import tqdm
 
 ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip", ".gz")
@@ -184,21 +184,13 @@ def parse(argv: Optional[List[str]]) -> argparse.Namespace:
 def main(argv: Optional[List[str]] = None) -> int:
     """Unpack, as the command line does; returns the exit status, errors are one line on stderr."""
     options = parse(argv)
-    try:
+
+    def unpack_all():
         for name, size in unpack(options.archive, options.folder, options.only).items():
             shown = name if name.isprintable() else repr(name)
             print(f"unpacked {shown}, {megabytes(size)}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        place = error.filename or options.folder
-        print(f"error: {options.archive}: {place}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was unpacked", file=sys.stderr)
-        return 130
-    return 0
+
+    return status_of(unpack_all, f"{options.archive}: {options.folder}")
 
 
 if __name__ == "__main__":
