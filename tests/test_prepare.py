@@ -1,5 +1,6 @@
 """data-prep/prepare-*.sh as a user runs them: own corpora, stages that run once, interruptions, and every bad input."""
 
+import fcntl
 import json
 import os
 import signal
@@ -212,7 +213,7 @@ def test_a_missing_tool_and_a_second_preparation(raw, tmp_path):
     error = refused(tools / "bash", *command(raw, tmp_path / "out"), env={"PATH": str(tools), "VIRTUAL_ENV": "x"})
     assert "is not installed; scripts/setup_env.sh makes the environment" in error
     (tmp_path / "out").mkdir()
-    with subprocess.Popen(["flock", str(tmp_path / "out" / ".lock"), "sleep", "60"]) as other:
-        time.sleep(0.5)
+    lock = tmp_path / "out" / ".lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         assert "another preparation" in refused(*command(raw, tmp_path / "out"))
-        other.terminate()
