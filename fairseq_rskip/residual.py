@@ -93,11 +93,12 @@ class SkipConnection(nn.Module):
         self.norm_name = norm
         first = create_norm(norm, dim, channel_dim, norm_axes, eps, update_in_no_grad)
         self.uses_padding_mask = first.uses_padding_mask
+        self.by_rows = channel_dim == 1 and norm == "layer" and norm_axes == "c" and self.steps() > 1
         self.norms = nn.ModuleList()
         if norm != "none":
-            self.norms.append(first)
-            for _ in range(1, self.steps()):
-                self.norms.append(create_norm(norm, dim, channel_dim, norm_axes, eps, update_in_no_grad))
+            layout = -1 if self.by_rows else channel_dim
+            for _ in range(self.steps()):
+                self.norms.append(create_norm(norm, dim, layout, norm_axes, eps, update_in_no_grad))
 
     def check_lambda(self, skip_lambda: Any) -> float:
         return _finite("skip_lambda", skip_lambda, positive=True)
@@ -191,6 +192,13 @@ class RSkip(SkipConnection):
 
     def forward(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
         self.check(x, f_x, padding_mask)
+        if not self.by_rows:
+            return self.recurse(x, f_x, padding_mask)
+        # image maps, normalised position by position: views as (..., dim) spare an allocation a step
+        y = self.recurse(x.permute(0, 2, 3, 1), f_x.permute(0, 2, 3, 1), None).permute(0, 3, 1, 2)
+        return y.contiguous() if x.is_contiguous() else y
+
+    def recurse(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
         y = torch.add(x, f_x, alpha=self.branch_scale)
         owned = False
         for step, norm in enumerate(self.norms):
@@ -214,6 +222,11 @@ class RSkip(SkipConnection):
         right. Returns ``x``'s shape, at least fp32; running statistics stay as they are.
         """
         self.check(x, f_x, padding_mask)
+        if not self.by_rows:
+            return self.unrolled_ratio(x, f_x, padding_mask)
+        return self.unrolled_ratio(x.permute(0, 2, 3, 1), f_x.permute(0, 2, 3, 1), None).permute(0, 3, 1, 2)
+
+    def unrolled_ratio(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
         x = at_least_float32(x)
         z = torch.add(x, f_x, alpha=self.branch_scale)
         product = torch.ones_like(x)
