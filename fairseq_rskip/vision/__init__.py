@@ -1,0 +1,1 @@
+"""PreAct-ResNet on CIFAR with the residual module of this package; nothing here imports fairseq."""

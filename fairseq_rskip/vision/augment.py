@@ -1,0 +1,89 @@
+"""Batched augmentation on the device: padded random crop, flip, normalisation, in one gather from the stored images.
+
+Equal to torchvision's ``RandomCrop(size, padding)``, ``RandomHorizontalFlip``, ``ToTensor``, ``Normalize`` for the same
+draws (``padding="black"``), or to the same with ``Normalize`` first (``padding="mean"``: what lies outside is 0 after
+normalisation, as in fb.resnet.torch, which He et al. used).
+"""
+
+from typing import Tuple
+
+import torch
+from torch import Tensor
+
+from .sampler import Batch
+
+PADDINGS = ("mean", "black")
+
+
+def channel_statistics(images: Tensor) -> Tuple[Tensor, Tensor]:
+    """Mean and standard deviation per channel of uint8 ``(N, H, W, C)`` images scaled to 0..1, as fp32 ``(C,)``."""
+    channels = images.flatten(0, -2)
+    values = torch.arange(256, dtype=torch.float64) / 255
+    counts = torch.stack([torch.bincount(channels[:, c], minlength=256) for c in range(images.size(-1))]).double().cpu()
+    shares = counts / counts.sum(1, keepdim=True)
+    mean = shares @ values
+    variance = (shares * (values - mean.unsqueeze(1)).square()).sum(1)
+    return mean.float(), variance.sqrt().float().clamp(min=1e-3)
+
+
+class Augmenter:
+    """Turns stored images and a batch's draws into the network's input ``(N, C, H, W)``, fp32.
+
+    Stored images are uint8 ``(N, H, W, C)``, ``shape`` their ``(H, W, C)``, on ``device``. ``crop`` is the number of
+    padded pixels a side, of the stream that draws. Tables hold what the few possible draws lead to, so that a batch
+    takes a handful of kernels; what is done per channel is done on rows of ``W * C`` values, since torch's kernels are
+    slow where the innermost dimension has three.
+    """
+
+    def __init__(
+        self,
+        shape: Tuple[int, int, int],
+        mean: Tensor,
+        std: Tensor,
+        crop: int,
+        padding: str,
+        channels_last: bool,
+        device: torch.device,
+    ):
+        if padding not in PADDINGS:
+            raise ValueError(f"padding={padding!r}: expected one of {', '.join(PADDINGS)}")
+        height, width, channels = shape
+        self.channels_last = channels_last
+        self.crop = crop
+        outside = torch.zeros_like(mean) if padding == "mean" else (0 - mean) / std
+        rows = torch.arange(2 * crop + 1).unsqueeze(1) + torch.arange(height) - crop
+        columns = torch.arange(2 * crop + 1).unsqueeze(1) + torch.arange(width) - crop
+        columns = torch.cat([columns, columns.flip(1)])  # row ``left``, and flipped ``2 * crop + 1 + left``
+        tables = {
+            "rows": rows.clamp(0, height - 1).unsqueeze(2),
+            "columns": columns.clamp(0, width - 1).unsqueeze(1),
+            "row_inside": ((rows >= 0) & (rows < height)).unsqueeze(2),
+            "value_inside": ((columns >= 0) & (columns < width)).repeat_interleave(channels, 1).unsqueeze(1),
+            "scale": (1 / (255 * std.double())).float().repeat(width),
+            "shift": (-mean.double() / std.double()).float().repeat(width),
+            "outside": outside.repeat(width),
+        }
+        self.tables = {name: table.to(device) for name, table in tables.items()}
+
+    def train(self, images: Tensor, batch: Batch) -> Tensor:
+        """The batch's images, cropped and flipped as drawn."""
+        tables = self.tables
+        column = batch.left + batch.flip * len(tables["rows"])
+        taken = images[batch.index.view(-1, 1, 1), tables["rows"][batch.top], tables["columns"][column]]
+        x = self._normalised(taken)
+        if self.crop:
+            inside = tables["row_inside"][batch.top] & tables["value_inside"][column]
+            x = torch.where(inside, x, tables["outside"])
+        return self._to_layout(x.view(taken.shape))
+
+    def test(self, images: Tensor) -> Tensor:
+        """``images`` as they are."""
+        return self._to_layout(self._normalised(images).view(images.shape))
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """fp32 ``(N, H, W * C)``."""
+        return torch.addcmul(self.tables["shift"], images.flatten(2).float(), self.tables["scale"])
+
+    def _to_layout(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 3, 1, 2)
+        return x if self.channels_last else x.contiguous()

@@ -1,0 +1,223 @@
+"""Every setting of a training run, in one dataclass; the command line is generated from it."""
+
+import argparse
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, get_type_hints
+
+from ..norms import NORM_AXES, NORMS
+from ..residual import KINDS, SkipConnection
+from ..safe_load import UserError
+from .augment import PADDINGS
+from .model import SHORTCUTS, WIDTHS, check_depth
+from .schedule import learning_rate
+
+DATA_SETS = ("cifar10", "cifar100", "digits")
+FOLDER = "imagefolder:"
+
+
+def _option(default: Any, text: str, **extra: Any) -> Any:
+    """A field with its help; ``free`` marks one that may differ between a checkpoint and the run that resumes it."""
+    if isinstance(default, tuple):
+        return dataclasses.field(default_factory=lambda: default, metadata={"help": text, **extra})
+    return dataclasses.field(default=default, metadata={"help": text, **extra})
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The settings, with the paper's values as defaults. Raises ``UserError`` for a value that is not accepted."""
+
+    data: str = _option("cifar10", "cifar10, cifar100, digits, or imagefolder:PATH")
+    data_dir: str = _option("~/.cache/fairseq_rskip", "where cifar10 and cifar100 are downloaded to", free=True)
+    cache: str = _option("~/.cache/fairseq_rskip", "where decoded image folders are kept", free=True)
+    train_images: int = _option(0, "train on this many images only, as many of each class; 0 means all")
+
+    depth: int = _option(110, "layers of the PreAct-ResNet, 6n+2: 20, 32, 44, 56, 110, ...")
+    shortcut: str = _option(
+        "A", "where the width changes: A pads channels with zeros, B is a 1x1 convolution", choices=SHORTCUTS
+    )
+    skip_kind: str = _option("rskip", "the skip connection; xskip with lambda 1, norm none is plain", choices=KINDS)
+    skip_lambda: float = _option(2.0, "weight of x in xskip, number of steps in rskip")
+    skip_norm: str = _option("layer", "the normalisation G after the addition", choices=NORMS)
+    skip_branch_scale: float = _option(1.0, "alpha in lambda*x + alpha*F(x)")
+    skip_init: float = _option(1.0, "where the learned w of wskip starts")
+    skip_norm_axes: str = _option(
+        "c", "layer norm over the channels of each position (c) or over a whole image (chw)", choices=NORM_AXES
+    )
+
+    iterations: int = _option(64000, "updates in all")
+    batch_size: int = _option(128, "images an update, over all processes")
+    lr: float = _option(0.1, "learning rate after the warm-up")
+    warmup_lr: float = _option(0.01, "learning rate during the warm-up")
+    warmup_iterations: int = _option(400, "length of the warm-up")
+    milestones: Optional[Tuple[int, ...]] = _option(
+        None, "iterations at which the rate is multiplied by --lr-factor (default: 1/2 and 3/4 of --iterations)"
+    )
+    lr_factor: float = _option(0.1, "what a milestone multiplies the rate by")
+    momentum: float = _option(0.9, "of SGD")
+    weight_decay: float = _option(2e-4, "of all parameters")
+    crop: int = _option(4, "padded pixels a side of the random crop; 0 turns it off")
+    padding: str = _option(
+        "mean",
+        "what the crop pads with: mean (normalise first, as He et al.) or black (torchvision's usual order)",
+        choices=PADDINGS,
+    )
+    flip: bool = _option(True, "do not flip half of the images (digits never are: mirrored, they would be others)")
+
+    seeds: Tuple[int, ...] = _option((1,), "train once for each of these, one after another", free=True)
+    output: str = _option("", "where runs are written (default: runs/<data>-resnet<depth>-<skip>)", free=True)
+    resume: bool = _option(False, "go on from the checkpoints in --output, where there are any", free=True)
+    save_interval: int = _option(0, "also save a checkpoint every so many iterations; 0: after each epoch", free=True)
+    test_interval: int = _option(1, "epochs between tests; the last iteration is always tested")
+    tensorboard: bool = _option(False, "write TensorBoard events, too", free=True)
+
+    device: str = _option("auto", "auto takes a GPU if there is one", choices=("auto", "cpu", "cuda"), free=True)
+    amp: str = _option("off", "mixed precision; fp16 needs a GPU", choices=("off", "bf16", "fp16"))
+    memory_format: str = _option(
+        "channels_last", "layout of image maps in memory", choices=("channels_last", "contiguous"), free=True
+    )
+    compile: bool = _option(False, "compile the model with torch.compile", free=True)
+    sync_bn: bool = _option(False, "batch statistics over all GPUs (several GPUs only)")
+
+    def __post_init__(self) -> None:
+        if self.data not in DATA_SETS and not (self.data.startswith(FOLDER) and len(self.data) > len(FOLDER)):
+            raise UserError(f"--data {self.data!r}: expected one of {', '.join(DATA_SETS)} or {FOLDER}PATH")
+        for field in dataclasses.fields(self):
+            choices = field.metadata.get("choices")
+            if choices and getattr(self, field.name) not in choices:
+                raise UserError(f"{flag(field)} {getattr(self, field.name)!r}: expected one of {', '.join(choices)}")
+        self._check_numbers()
+        self._check_schedule()
+        try:
+            check_depth(self.depth)
+            SkipConnection(WIDTHS[0], channel_dim=1, **self.skip_options())
+        except ValueError as error:
+            raise UserError(_in_terms_of_flags(str(error))) from None
+
+    def _check_numbers(self) -> None:
+        for names, accepted, holds in _RANGES:
+            for name in names.split():
+                value = getattr(self, name)
+                if not (math.isfinite(value) and holds(value)):
+                    raise UserError(f"--{name.replace('_', '-')} {value!r}: expected {accepted}")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or not all(0 <= s < 2**63 for s in self.seeds):
+            raise UserError(f"--seeds {' '.join(map(str, self.seeds))}: expected different integers >= 0")
+
+    def _check_schedule(self) -> None:
+        steps = self.all_milestones()
+        if list(steps) != sorted(set(steps)) or any(step < 1 for step in steps):
+            raise UserError(f"--milestones {' '.join(map(str, steps))}: expected increasing iterations >= 1")
+        if steps and self.warmup_iterations >= steps[0]:
+            raise UserError(
+                f"--warmup-iterations {self.warmup_iterations}: expected fewer than the first milestone's {steps[0]}"
+            )
+
+    def all_milestones(self) -> Tuple[int, ...]:
+        if self.milestones is None:
+            return tuple(sorted({max(1, self.iterations // 2), max(1, self.iterations * 3 // 4)}))
+        return self.milestones
+
+    def learning_rate(self, iteration: int) -> float:
+        """The rate for update number ``iteration``, counted from 0."""
+        return learning_rate(
+            iteration, self.lr, self.warmup_lr, self.warmup_iterations, self.all_milestones(), self.lr_factor
+        )
+
+    def skip_options(self) -> Dict[str, Any]:
+        """What ``SkipConnection`` takes beside ``dim`` and ``channel_dim``."""
+        return {name: getattr(self, field) for name, field in SKIP_FIELDS.items()}
+
+    def name(self) -> str:
+        """A short name for the run, such as cifar10-resnet110-rskip2-layer."""
+        data = self.data if self.data in DATA_SETS else Path(self.data[len(FOLDER) :]).resolve().name
+        scale = self.skip_init if self.skip_kind == "wskip" else self.skip_lambda
+        parts = [data, f"resnet{self.depth}", f"{self.skip_kind}{scale:g}", self.skip_norm]
+        parts += [f"alpha{self.skip_branch_scale:g}"] if self.skip_branch_scale != 1 else []
+        parts += [self.skip_norm_axes] if self.skip_norm_axes != "c" else []
+        return "-".join(parts + (["B"] if self.shortcut == "B" else []))
+
+    def folder(self) -> Path:
+        """Where the runs are written, one folder a seed."""
+        return Path(self.output).expanduser() if self.output else Path("runs") / self.name()
+
+    def fixed(self) -> Dict[str, Any]:
+        """The settings that make a run what it is: those that a checkpoint and what resumes it must share."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.metadata.get("free")}
+
+    def as_dict(self) -> Dict[str, Any]:
+        """All settings as plain values, tuples as lists."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+
+SKIP_FIELDS = {
+    "kind": "skip_kind",
+    "skip_lambda": "skip_lambda",
+    "norm": "skip_norm",
+    "branch_scale": "skip_branch_scale",
+    "init": "skip_init",
+    "norm_axes": "skip_norm_axes",
+}
+_RANGES: Sequence[Tuple[str, str, Callable[[float], bool]]] = (
+    ("iterations batch_size test_interval", "an integer >= 1", lambda v: v >= 1),
+    ("train_images warmup_iterations save_interval crop", "an integer >= 0", lambda v: v >= 0),
+    ("lr warmup_lr lr_factor", "a number > 0", lambda v: v > 0),
+    ("weight_decay", "a number >= 0", lambda v: v >= 0),
+    ("momentum", "a number from 0 to below 1", lambda v: 0 <= v < 1),
+)
+
+
+def flag(field: "dataclasses.Field[Any]") -> str:
+    """The option that sets a field; one that is on by default is turned off by ``--no-...``."""
+    return ("--no-" if field.default is True else "--") + field.name.replace("_", "-")
+
+
+def _in_terms_of_flags(message: str) -> str:
+    """``norm='none': expected ...`` of the modules as ``--skip-norm 'none': expected ...``."""
+    name, equals, rest = message.partition("=")
+    return f"--{SKIP_FIELDS.get(name, name).replace('_', '-')} {rest}" if equals else message
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (-h lists the options)\n")
+
+
+def parse(argv: Optional[Sequence[str]], description: str, epilog: str = "") -> Config:
+    """The settings that a command line asks for.
+
+    Raises ``UserError`` for a value that is not accepted; ends the program, with one line, for an unknown option.
+    """
+    parser = _Parser(
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    hints = get_type_hints(Config)
+    for field in dataclasses.fields(Config):
+        text, hint = field.metadata["help"], hints[field.name]
+        if hint is bool:
+            parser.add_argument(flag(field), dest=field.name, action=f"store_{not field.default}".lower(), help=text)
+            continue
+        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+        text += "" if default in ("", None) else f" (default: {shown})"
+        several = hint not in (str, int, float)
+        options = {"nargs": "+", "type": int, "metavar": "N"} if several else {"type": hint}
+        if "choices" in field.metadata:
+            options["metavar"] = "{" + ",".join(field.metadata["choices"]) + "}"
+        parser.add_argument(flag(field), help=text.replace("%", "%%"), **options)
+    given = vars(parser.parse_args(argv))
+    return Config(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def difference(saved: Dict[str, Any], config: Config) -> List[str]:
+    """What the settings of a checkpoint or result disagree in with ``config``, in terms of options."""
+    here = {name: list(v) if isinstance(v, tuple) else v for name, v in config.fixed().items()}
+    return [
+        f"--{name.replace('_', '-')}: {saved.get(name)} there, {value} here"
+        for name, value in here.items()
+        if saved.get(name) != value
+    ]

@@ -1,0 +1,95 @@
+"""The image sets that ``--data`` names, as tensors in memory."""
+
+import dataclasses
+from pathlib import Path
+from typing import Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..safe_load import UserError
+from .config import FOLDER, Config
+from .imagefolder import load_image_folder
+
+TEST_EVERY = 5  # of the digits, every fifth is for testing
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSet:
+    """Images are uint8 ``(N, 32, 32, 3)``, labels int64 ``(N,)``; ``may_flip``: mirrored images keep their class."""
+
+    classes: Tuple[str, ...]
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    may_flip: bool = True
+
+    def to(self, device: torch.device) -> "ImageSet":
+        moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return dataclasses.replace(self, **moved)
+
+
+def load(config: Config) -> ImageSet:
+    """The image set of ``config.data``, cut down to ``config.train_images``.
+
+    Raises ``UserError`` for one that cannot be had or read, or has fewer images than asked for.
+    """
+    if config.data.startswith(FOLDER):
+        folder = Path(config.data[len(FOLDER) :]).expanduser()
+        images = ImageSet(**load_image_folder(folder, Path(config.cache).expanduser()))
+    elif config.data == "digits":
+        images = _digits()
+    else:
+        images = _cifar(config.data, Path(config.data_dir).expanduser())
+    return balanced_subset(images, config.train_images) if config.train_images else images
+
+
+def balanced_subset(images: ImageSet, count: int) -> ImageSet:
+    """``count`` training images, the same number of each class, always the same ones; in their old order."""
+    classes = len(images.classes)
+    available = torch.bincount(images.train_labels, minlength=classes).min().item() * classes
+    if count % classes or count > available:
+        raise UserError(f"--train-images {count}: expected a multiple of {classes} (classes) up to {available}")
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(images.train_labels), generator=generator)
+    labels = images.train_labels[order]
+    chosen = torch.cat([order[labels == c][: count // classes] for c in range(classes)]).sort().values
+    return dataclasses.replace(
+        images, train_images=images.train_images[chosen], train_labels=images.train_labels[chosen]
+    )
+
+
+def _cifar(name: str, folder: Path) -> ImageSet:
+    try:
+        from torchvision import datasets
+    except ImportError:
+        raise UserError(f"--data {name} needs torchvision: pip install torchvision") from None
+    kind = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
+    try:
+        train, test = (kind(str(folder), train=part, download=True) for part in (True, False))
+    except (OSError, RuntimeError, ValueError, EOFError) as error:  # URLError is an OSError
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"cannot get {name} into {folder}: {reason}; where there is no network, put {kind.filename} there"
+        ) from None
+    images = [torch.from_numpy(part.data) for part in (train, test)]
+    labels = [torch.tensor(part.targets) for part in (train, test)]
+    return ImageSet(tuple(train.classes), images[0], labels[0], images[1], labels[1])
+
+
+def _digits() -> ImageSet:
+    """scikit-learn's 1,797 handwritten digits of 8x8, enlarged (bilinear) to 32x32, grey as RGB."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise UserError("--data digits needs scikit-learn: pip install scikit-learn") from None
+    digits = load_digits()
+    small = torch.from_numpy(digits.images).float().unsqueeze(1) * (255 / 16)
+    large = F.interpolate(small, size=(32, 32), mode="bilinear", align_corners=False).round().to(torch.uint8)
+    images = large.permute(0, 2, 3, 1).expand(-1, -1, -1, 3).contiguous()
+    labels = torch.from_numpy(digits.target).long()
+    test = torch.arange(len(labels)) % TEST_EVERY == TEST_EVERY - 1
+    names = tuple(str(name) for name in digits.target_names)
+    return ImageSet(names, images[~test], labels[~test], images[test], labels[test], may_flip=False)

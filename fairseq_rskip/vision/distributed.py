@@ -1,0 +1,99 @@
+"""The processes that torchrun started; one process where it did not."""
+
+import dataclasses
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..norms import BatchNorm
+from ..safe_load import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """This process's place among ``world`` processes, and its device."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """``values`` added up over all processes, in place."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def least(self, value: int) -> int:
+        """The least of all processes' ``value``."""
+        if self.world == 1:
+            return value
+        least = torch.tensor(value, device=self.device)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return int(least)
+
+    def wait(self) -> None:
+        """Return when every process has come here."""
+        if self.world > 1:
+            dist.barrier()
+
+    def share(self, batch_size: int) -> slice:
+        """This process's part of a batch."""
+        part = batch_size // self.world
+        return slice(self.rank * part, (self.rank + 1) * part)
+
+    def broadcast_buffers(self, module: nn.Module) -> None:
+        """Give every process the first one's buffers (running statistics)."""
+        if self.world > 1:
+            for buffer in module.buffers():
+                dist.broadcast(buffer, 0)
+
+
+def join(device: str) -> Group:
+    """Join the group that torchrun's environment describes, on ``auto``, ``cpu`` or ``cuda``. Raises ``UserError``."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: there is no CUDA GPU here, or this torch cannot use it; expected cpu or auto")
+    cuda = device != "cpu" and torch.cuda.is_available()
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    gpus = torch.cuda.device_count() if cuda else 0
+    if cuda and local >= gpus:
+        raise UserError(f"process {local} has no GPU of its own: expected at most {gpus} processes on this machine")
+    chosen = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(chosen)
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if world > 1:
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=30))
+    return Group(int(os.environ.get("RANK", 0)), world, chosen)
+
+
+def leave(group: Group) -> None:
+    if group.world > 1:
+        dist.destroy_process_group()
+
+
+class _SyncedNorm(nn.SyncBatchNorm):
+    """torch's, called as the norms of this package are; same names in the state dict."""
+
+    owns_output = False
+
+    def forward(self, x: Tensor, padding_mask: None = None) -> Tensor:
+        return super().forward(x)
+
+
+def synchronise_statistics(model: nn.Module) -> nn.Module:
+    """Every batch normalisation, those of the skips included, with statistics over all GPUs. Returns ``model``."""
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # first: it would convert ours, too
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, BatchNorm):
+                synced = _SyncedNorm(child.dim, child.eps, child.momentum)
+                synced.load_state_dict(child.state_dict())
+                setattr(module, name, synced)
+    return model

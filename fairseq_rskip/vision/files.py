@@ -1,0 +1,61 @@
+"""Writing files so that a kill, a full disk or a power cut leaves the old one or the new one, never a part."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO, Callable
+
+from ..safe_load import UserError
+
+PART = ".part"  # how the name of an unfinished file ends
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Let ``write`` fill a file beside ``path``, force it to disk, then rename it. Raises ``UserError``."""
+    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+    try:
+        with open(part, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError
+        raise UserError(f"cannot write {path}: {_reason(error)}") from None
+    finally:
+        if part.exists():
+            part.unlink()
+    _sync_folder(path.parent)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what a killed process has left unfinished in ``folder``."""
+    for part in folder.glob(f".*{PART}"):
+        part.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """``text`` as the whole content of ``path``."""
+    write_atomically(path, lambda file: file.write(text.encode("utf-8")))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """``value``, indented."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error).strip().split("\n")[0][:150]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in ``folder`` durable, where the system can."""
+    try:
+        handle = os.open(str(folder), os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)

@@ -1,0 +1,164 @@
+"""Class folders of 32x32 images, or tar archives of them, decoded once and then kept in a cache.
+
+PATH holds ``train`` and ``test``, each a folder ``train/<class>/<image>`` or an archive ``train.tar.gz`` (``.tgz``,
+``.tar``) of such a folder. An archive is read from beginning to end and never unpacked.
+"""
+
+import hashlib
+import io
+import os
+import sys
+import tarfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import Any, Dict, Iterable, Iterator, List, Tuple
+
+import torch
+from torch import Tensor
+
+from ..safe_load import CheckpointError, UserError, load_checkpoint
+from .files import write_atomically
+
+SIZE = 32
+SPLITS = ("train", "test")
+ARCHIVES = (".tar.gz", ".tgz", ".tar")
+IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+LARGEST = 16 * 2**20  # bytes of a file that could be a 32x32 image
+CACHE_VERSION = "1"
+
+Parts = Tuple[str, ...]
+
+
+def load_image_folder(path: Path, cache: Path) -> Dict[str, Any]:
+    """``classes``, and ``{train,test}_images`` uint8 ``(N, 32, 32, 3)`` and ``_labels`` int64, sorted by file name.
+
+    Read from ``cache`` if nothing in ``path`` has another name, size or modification time than when it was written.
+    Raises ``UserError`` naming the folder or image that is missing, broken or of another size.
+    """
+    sources = {split: _source(path, split) for split in SPLITS}
+    kept = cache / f"imagefolder-{_fingerprint(sources.values())}.pt"
+    if kept.is_file():
+        try:
+            loaded = load_checkpoint(kept)
+            return {**loaded, "classes": tuple(loaded["classes"])}
+        except CheckpointError as error:
+            print(f"warning: {error}; reading {path} again", file=sys.stderr)
+    print(f"reading {path}; the decoded images are kept in {kept.parent}", flush=True)
+    read = {split: _read(source, split) for split, source in sources.items()}
+    train, test = (sorted({parts[0] for parts, _ in read[split]}) for split in SPLITS)
+    if train != test:
+        only = (("train", set(train) - set(test)), ("test", set(test) - set(train)))
+        differ = "; ".join(f"only in {split}: {', '.join(sorted(names))}" for split, names in only if names)
+        raise UserError(f"the class folders of {sources['train']} and {sources['test']} differ ({differ})")
+    result: Dict[str, Any] = {"classes": train}
+    for split in SPLITS:
+        result[f"{split}_images"] = torch.stack([image for _, image in read[split]])
+        result[f"{split}_labels"] = torch.tensor([train.index(parts[0]) for parts, _ in read[split]])
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, lambda file: torch.save(result, file))
+    except (OSError, UserError) as error:
+        print(f"warning: the decoded images are not kept: {error}", file=sys.stderr)
+    return {**result, "classes": tuple(train)}
+
+
+def _source(path: Path, split: str) -> Path:
+    """The folder or archive of a split."""
+    if not path.is_dir():
+        raise UserError(f"{path} is not a folder: expected one that holds train and test")
+    for candidate in [path / split, *(path / f"{split}{suffix}" for suffix in ARCHIVES)]:
+        if candidate.exists():
+            return candidate
+    raise UserError(f"{path} holds neither a folder {split} nor {', '.join(split + suffix for suffix in ARCHIVES)}")
+
+
+def _fingerprint(sources: Iterable[Path]) -> str:
+    digest = hashlib.sha256(CACHE_VERSION.encode())
+    for source in sources:
+        for file in sorted(_files(source)) if source.is_dir() else [source]:
+            status = file.stat()
+            line = f"{file.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\0"
+            digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:24]
+
+
+def _read(source: Path, split: str) -> List[Tuple[Parts, Tensor]]:
+    """Every image of a split with (class, ..., file name), sorted."""
+    entries = _folder_entries(source) if source.is_dir() else _archive_entries(source)
+    found = sorted(((parts, image) for parts, image in entries), key=lambda entry: entry[0])
+    if not found:
+        raise UserError(f"{source} holds no images ({', '.join(IMAGES)})")
+    if not source.is_dir():
+        found = _without_common_folder(found, split)
+    for parts, _ in found:
+        if len(parts) < 2:
+            raise UserError(f"{source / parts[0]} is in no class folder: expected {split}/<class>/<image>")
+    return found
+
+
+def _without_common_folder(found: List[Tuple[Parts, Tensor]], split: str) -> List[Tuple[Parts, Tensor]]:
+    """Drop the folders that an archive wraps around its class folders, such as ``train/``."""
+    while all(len(parts) > 2 and parts[0] == found[0][0][0] for parts, _ in found):
+        found = [(parts[1:], image) for parts, image in found]
+    return found
+
+
+def _files(source: Path) -> Iterator[Path]:
+    def fail(error: OSError) -> None:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}")
+
+    for folder, _, names in os.walk(source, onerror=fail, followlinks=True):
+        yield from (Path(folder) / name for name in names if _is_image(name))
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGES) and not name.startswith(".")
+
+
+def _folder_entries(source: Path) -> Iterator[Tuple[Parts, Tensor]]:
+    seen = set()
+    for file in _files(source):
+        parts = file.relative_to(source).parts
+        seen.add(parts[0])
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise UserError(f"cannot read {file}: {error.strerror}") from None
+        yield parts, decode(data, str(file))
+    for folder in sorted(source.iterdir()):
+        if seen and folder.is_dir() and folder.name not in seen and not folder.name.startswith("."):
+            raise UserError(f"the class folder {folder} holds no images ({', '.join(IMAGES)})")
+
+
+def _archive_entries(source: Path) -> Iterator[Tuple[Parts, Tensor]]:
+    try:
+        with tarfile.open(source, "r|*") as archive:
+            for member in archive:
+                parts = tuple(part for part in PurePosixPath(member.name).parts if part not in (".", "/"))
+                if not parts or member.isdir() or not _is_image(parts[-1]):
+                    continue
+                name = f"{source}:{member.name}"
+                if not member.isfile():
+                    raise UserError(f"{name} is a link: expected an archive of the images themselves")
+                if member.size > LARGEST:
+                    raise UserError(f"{name} takes {member.size} bytes: expected a {SIZE}x{SIZE} image")
+                yield parts, decode(archive.extractfile(member).read(), name)
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise UserError(f"cannot read {source}: truncated, or not a tar archive ({error})") from None
+
+
+def decode(data: bytes, name: str) -> Tensor:
+    """An image file's bytes as uint8 ``(32, 32, 3)``. Raises ``UserError`` with ``name`` if broken or of other size."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            width, height = image.size
+            if (width, height) == (SIZE, SIZE):
+                pixels = bytearray(image.convert("RGB").tobytes())
+    except Exception as error:  # Pillow raises many kinds, SyntaxError and struct.error among them
+        reason = "cannot be identified" if "cannot identify" in str(error) else str(error)
+        raise UserError(f"the image {name} is corrupt: {reason}") from None
+    if (width, height) != (SIZE, SIZE):
+        raise UserError(f"the image {name} is {width}x{height}: expected {SIZE}x{SIZE}")
+    return torch.frombuffer(pixels, dtype=torch.uint8).view(SIZE, SIZE, 3)

@@ -1,0 +1,123 @@
+"""What a run tells: a progress bar or plain lines, JSON lines, TensorBoard events, and the final JSON."""
+
+import importlib
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import torch
+
+from .. import __version__
+from ..safe_load import UserError
+from .config import Config
+from .files import write_text
+
+LOG = "log.jsonl"
+LINES_EVERY = 30.0  # seconds between lines within an epoch, where there is no terminal
+
+
+class RunLog:
+    """The log of one run in ``folder``, of the first process; ``active=False`` makes it say and write nothing.
+
+    ``history`` is what an earlier part of the run logged: the log is written anew from it, so that a run which was
+    killed and resumed has every epoch once.
+    """
+
+    def __init__(self, folder: Path, history: List[Dict[str, Any]], config: Config, active: bool):
+        self.path = folder / LOG
+        self.active = active
+        self.iterations = config.iterations
+        self.last_line = time.monotonic()
+        self.bar: Any = None
+        self.events: Any = None
+        if not active:
+            return
+        write_text(self.path, "".join(json.dumps(record) + "\n" for record in history))
+        done = history[-1]["iteration"] if history else 0
+        if config.tensorboard:
+            self.events = _writer(folder, purge_step=done + 1)
+        if sys.stderr.isatty():
+            self.bar = _bar(config.iterations, done)
+
+    def iteration(self, number: int, loss: Any) -> None:
+        """Show that ``number`` iterations are done; ``loss`` is a tensor that is read only when shown."""
+        if not self.active:
+            return
+        if self.bar is not None:
+            self.bar.update(number - self.bar.n)
+        elif time.monotonic() - self.last_line > LINES_EVERY:
+            self.say(f"iteration {number}/{self.iterations}  loss {float(loss):.4f}")
+
+    def epoch(self, record: Dict[str, Any]) -> None:
+        """Write the record of an epoch everywhere."""
+        if not self.active:
+            return
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        if self.events is not None:
+            for name, value in record.items():
+                if name not in ("epoch", "iteration") and isinstance(value, (int, float)):
+                    self.events.add_scalar(name, value, record["iteration"])
+            self.events.flush()
+        parts = [f"epoch {record['epoch']}", f"iteration {record['iteration']}/{self.iterations}"]
+        parts += [f"lr {record['lr']:g}", f"train loss {record['train_loss']:.4f}"]
+        if "test_error" in record:
+            parts.append(f"test error {record['test_error']:.2f} % (best {record['best_error']:.2f} %)")
+        parts.append(f"{record['images_per_second']:.0f} images/s")
+        self.say("  ".join(parts))
+
+    def say(self, line: str) -> None:
+        """Print a line, above the progress bar if there is one."""
+        if not self.active:
+            return
+        self.last_line = time.monotonic()
+        if self.bar is not None:
+            self.bar.write(line, file=sys.stdout)
+        else:
+            print(line, flush=True)
+
+    def close(self) -> None:
+        for output in (self.bar, self.events):
+            if output is not None:
+                output.close()
+
+
+def _bar(total: int, done: int) -> Optional[Any]:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(total=total, initial=done, unit="it", dynamic_ncols=True)
+
+
+def _writer(folder: Path, purge_step: int) -> Any:
+    for module in ("tensorboardX", "torch.utils.tensorboard"):
+        try:
+            return importlib.import_module(module).SummaryWriter(str(folder), purge_step=purge_step)
+        except ImportError:
+            continue
+    raise UserError("--tensorboard needs tensorboardX: pip install tensorboardX")
+
+
+def versions() -> Dict[str, str]:
+    """Versions of what computes."""
+    found = {"fairseq_rskip": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def machine(device: torch.device, world: int) -> Dict[str, Any]:
+    """What a speed depends on."""
+    if device.type == "cuda":
+        return {"device": torch.cuda.get_device_name(device), "processes": world}
+    return {
+        "device": f"CPU {platform.machine()}",
+        "processes": world,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+    }

@@ -1,0 +1,139 @@
+"""What ``scripts/train_cifar.py`` runs: every seed in turn, and their mean."""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+import torch
+
+from ..safe_load import UserError
+from . import distributed
+from .config import Config, difference, parse
+from .data import ImageSet, load
+from .distributed import Group
+from .files import write_json
+from .interrupt import Interrupted
+from .memory import keep_freed_memory
+from .run import RESULT, Run
+
+SUMMARY = "summary.json"
+
+
+def main(argv: Optional[Sequence[str]] = None, description: str = "", epilog: str = "") -> int:
+    """Train as ``argv`` says; returns the exit status. What the user can mend is one line on stderr."""
+    rank = 0
+    try:
+        config = parse(argv, description, epilog)
+        group = distributed.join(config.device)
+        rank = group.rank
+        try:
+            check_machine(config, group)
+            train_all(config, group)
+        finally:
+            distributed.leave(group)
+    except (UserError, Interrupted) as error:
+        return _fail(str(error), rank, getattr(error, "exit_status", 1))
+    except OSError as error:  # a folder that may not be written, a disk that is gone
+        return _fail(f"{error.filename or 'the file system'}: {error.strerror or error}", rank)
+    except KeyboardInterrupt:
+        return _fail("interrupted", rank, 130)
+    except RuntimeError as error:
+        line = _explained(error)
+        if not line:
+            raise
+        return _fail(line, rank)
+    return 0
+
+
+def _fail(line: str, rank: int, status: int = 1) -> int:
+    if rank == 0:
+        print(f"error: {line}", file=sys.stderr)
+    return status
+
+
+def _explained(error: RuntimeError) -> str:
+    """A line for what torch raises when the machine, not the program, falls short; else ""."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return "the GPU's memory is full: try a smaller --batch-size or --amp bf16"
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        reason = " ".join(str(error).split())[:200]
+        return f"--compile failed, train without it: {reason}"
+    return ""
+
+
+def check_machine(config: Config, group: Group) -> None:
+    """Raise ``UserError`` for settings that the device, or the number of processes, cannot do."""
+    cuda = group.device.type == "cuda"
+    if config.amp == "fp16" and not cuda:
+        raise UserError("--amp fp16 needs a GPU: expected bf16 or off on a CPU")
+    if config.sync_bn and not (cuda and group.world > 1):
+        raise UserError("--sync-bn needs several GPUs: start with torchrun, or leave it out")
+    if config.batch_size % group.world:
+        raise UserError(f"--batch-size {config.batch_size}: expected a multiple of the {group.world} processes")
+
+
+def train_all(config: Config, group: Group) -> List[Dict[str, Any]]:
+    """Train once for each of ``config.seeds`` that has no result yet; returns the results."""
+    if group.device.type == "cpu":
+        keep_freed_memory()
+    else:
+        torch.backends.cudnn.benchmark = True  # every batch has the same shape
+    images = None
+    results = []
+    for seed in config.seeds:
+        folder = config.folder() / f"seed{seed}"
+        result = finished(folder, config)
+        if result is None:
+            images = images if images is not None else _load(config, group)
+            result = Run(config, seed, images, group, folder).run()
+        results.append(result)
+        if group.first:
+            print(f"seed {seed}: {_one(result)}  ({folder / RESULT})", flush=True)
+    if group.first:
+        summarise(results, config.folder())
+    return results
+
+
+def finished(folder: Path, config: Config) -> Optional[Dict[str, Any]]:
+    """The result in ``folder``, if there is one. Raises ``UserError`` if it is of a run with other settings."""
+    path = folder / RESULT
+    if not path.is_file():
+        return None
+    try:
+        result = json.loads(path.read_text("utf-8"))
+        differs = difference(result["config"], config)
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is not a result of train_cifar.py; remove it, or choose another --output") from None
+    if differs:
+        raise UserError(f"{path} is of another run: {'; '.join(differs)}; choose another --output")
+    return result
+
+
+def summarise(results: List[Dict[str, Any]], folder: Path) -> None:
+    """Print mean and standard deviation of the errors, and write them beside the runs."""
+    errors = [result["error"] for result in results]
+    mean = statistics.mean(errors)
+    deviation = statistics.stdev(errors) if len(errors) > 1 else None
+    write_json(
+        folder / SUMMARY,
+        {"seeds": [r["seed"] for r in results], "errors": errors, "mean": mean, "standard_deviation": deviation},
+    )
+    if deviation is not None:
+        print(f"error of {len(errors)} seeds: {mean:.2f} ± {deviation:.2f} % (mean ± standard deviation)")
+
+
+def _one(result: Dict[str, Any]) -> str:
+    best = f"best {result['best_error']:.2f} % in epoch {result['best_epoch']}"
+    return f"error {result['error']:.2f} % ({best}), {result['images_per_second']:.0f} images/s"
+
+
+def _load(config: Config, group: Group) -> ImageSet:
+    """The data on the device; the first process downloads and decodes, the others then find it done."""
+    if not group.first:
+        group.wait()
+    images = load(config)
+    if group.first:
+        group.wait()
+    return images.to(group.device)

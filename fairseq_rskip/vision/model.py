@@ -1,0 +1,119 @@
+"""PreAct-ResNet for 32x32 images (He et al. 2016b, "Identity Mappings in Deep Residual Networks"), with any skip.
+
+Every residual unit computes ``y = skip(shortcut(x), F(x))`` with :class:`fairseq_rskip.residual.SkipConnection`, where
+``F`` is BN-ReLU-conv-BN-ReLU-conv. The plain skip (xskip, lambda 1, no norm) gives He et al.'s network. Image maps are
+``(batch, channels, height, width)`` throughout; the ``channels_last`` memory format is kept.
+"""
+
+from typing import Any, Dict, Optional
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..residual import SkipConnection
+
+WIDTHS = (16, 32, 64)
+SHORTCUTS = ("A", "B")
+
+
+class PadShortcut(nn.Module):
+    """Shortcut type A: every ``stride``-th position, zeros in the channels that ``in_width`` lacks; no parameters."""
+
+    def __init__(self, in_width: int, width: int, stride: int):
+        super().__init__()
+        self.extra = width - in_width
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
+
+
+class PreActBlock(nn.Module):
+    """One residual unit, ``(N, in_width, H, W)`` to ``(N, width, H / stride, W / stride)``.
+
+    ``common``: the first BN-ReLU stands before the split, so that the shortcut, too, starts from the activated input.
+    """
+
+    def __init__(self, in_width: int, width: int, stride: int, common: bool, shortcut: str, skip: Dict[str, Any]):
+        super().__init__()
+        self.common = common
+        self.bn1 = nn.BatchNorm2d(in_width)
+        self.conv1 = _conv(in_width, width, 3, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = _conv(width, width, 3)
+        self.shortcut: nn.Module = nn.Identity()
+        if in_width != width or stride != 1:
+            pad = shortcut == "A"
+            self.shortcut = PadShortcut(in_width, width, stride) if pad else _conv(in_width, width, 1, stride)
+        self.skip = SkipConnection(width, channel_dim=1, **skip)
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = F.relu(self.bn1(x), inplace=True)
+        branch = self.conv2(F.relu(self.bn2(self.conv1(activated)), inplace=True))
+        return self.skip(self.shortcut(activated if self.common else x), branch)
+
+
+class PreActResNet(nn.Module):
+    """See :func:`preact_resnet`."""
+
+    def __init__(self, depth: int, num_classes: int, skip: Dict[str, Any], shortcut: str):
+        super().__init__()
+        self.conv = _conv(3, WIDTHS[0], 3)
+        blocks, in_width = [], WIDTHS[0]
+        for stage, width in enumerate(WIDTHS):
+            for position in range((depth - 2) // 6):
+                # He et al. 2016b, 4.1: the first unit activates right after the lone convolution, before it splits;
+                # units that widen do so in the authors' code
+                first = position == 0
+                stride = 2 if first and stage > 0 else 1
+                blocks.append(PreActBlock(in_width, width, stride, first, shortcut, skip))
+                in_width = width
+        self.blocks = nn.Sequential(*blocks)
+        self.bn = nn.BatchNorm2d(in_width)
+        self.fc = nn.Linear(in_width, num_classes)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """He initialisation with the fan-out, as the authors' code does it; the linear layer keeps torch's weights."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images ``(N, 3, H, W)`` to logits ``(N, num_classes)``."""
+        x = self.blocks(self.conv(x))
+        return self.fc(F.relu(self.bn(x), inplace=True).mean((2, 3)))
+
+
+def preact_resnet(
+    depth: int, num_classes: int, skip: Optional[Dict[str, Any]] = None, shortcut: str = "A"
+) -> PreActResNet:
+    """PreAct-ResNet of ``depth`` = 6n+2 layers: three stages of n units, widths 16, 32, 64.
+
+    Args:
+        depth: 8, 14, 20, 32, 44, 56, 110 or any other 6n+2 with n >= 1.
+        num_classes: size of the output, >= 1.
+        skip: options of ``SkipConnection`` (kind, skip_lambda, norm, branch_scale, init, norm_axes, ...) for every
+            unit; none gives the plain skip.
+        shortcut: where the width changes, "A" (strided identity, zero-padded channels) or "B" (1x1 convolution).
+
+    Raises:
+        ValueError: for a depth other than 6n+2, an unknown shortcut, or what ``SkipConnection`` refuses.
+    """
+    check_depth(depth)
+    if not isinstance(num_classes, int) or num_classes < 1:
+        raise ValueError(f"num_classes={num_classes!r}: expected an integer >= 1")
+    if shortcut not in SHORTCUTS:
+        raise ValueError(f"shortcut={shortcut!r}: expected one of {', '.join(SHORTCUTS)}")
+    return PreActResNet(depth, num_classes, dict(skip or {}), shortcut)
+
+
+def check_depth(depth: int) -> None:
+    """Raise ``ValueError`` unless ``depth`` is an integer 6n+2 with n >= 1."""
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 8 or (depth - 2) % 6:
+        raise ValueError(f"depth={depth!r}: expected 6n+2 with n >= 1, for example 20, 32, 44, 56, 110")
+
+
+def _conv(in_width: int, width: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_width, width, size, stride, size // 2, bias=False)

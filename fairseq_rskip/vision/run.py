@@ -1,0 +1,170 @@
+"""One run from its first or its last saved iteration to the end: epochs, tests, checkpoints, the result."""
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+from ..safe_load import UserError
+from . import checkpoint
+from .config import Config
+from .data import ImageSet
+from .distributed import Group
+from .files import remove_parts, write_json
+from .interrupt import Interrupted, stop_on_signal
+from .logs import RunLog, machine, versions
+from .trainer import NEVER, Trainer
+
+CHECKPOINT = "checkpoint.pt"
+RESULT = "result.json"
+CHECK_EVERY = 50  # iterations between looks at the loss, where a look makes this process wait
+
+
+class Run:
+    """A training run from ``seed`` on ``images`` that keeps its checkpoint, log and result in ``folder``.
+
+    Raises ``UserError`` for a checkpoint in ``folder`` that is not of this run, or is there without ``config.resume``.
+    """
+
+    def __init__(self, config: Config, seed: int, images: ImageSet, group: Group, folder: Path):
+        self.config, self.seed, self.images, self.group, self.folder = config, seed, images, group, folder
+        self.path = folder / CHECKPOINT
+        self.trainer = Trainer(config, seed, images, group)
+        self.history: List[Dict[str, Any]] = []
+        self.epoch_seconds = 0.0
+        self.identity = {
+            "seed": seed,
+            "classes": ", ".join(images.classes[:100]),
+            "training images": len(images.train_labels),
+            "test images": len(images.test_labels),
+        }
+        if self.path.exists():
+            if not config.resume:
+                raise UserError(f"{self.path} is of an earlier run: --resume goes on, --output starts elsewhere")
+            self._restore(checkpoint.load(self.path, config, self.identity))
+        if group.first:
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_parts(folder)
+
+    def run(self) -> Dict[str, Any]:
+        """Train to the last iteration; returns the result.
+
+        Raises ``UserError`` if a loss is not finite or a file cannot be written, and ``Interrupted`` after Ctrl-C or
+        SIGTERM, with the state saved.
+        """
+        log = RunLog(self.folder, self.history, self.config, active=self.group.first)
+        if self.trainer.iteration:
+            log.say(f"going on from iteration {self.trainer.iteration} of {self.path}")
+        try:
+            with stop_on_signal(active=self.group.world == 1) as stop:
+                while self.trainer.iteration < self.config.iterations:
+                    self.iterate(log)
+                    if stop.signal is not None:
+                        self.save()
+                        done = f"stopped at iteration {self.trainer.iteration}"
+                        raise Interrupted(f"{done}; --resume goes on from {self.path}", stop.signal)
+        finally:
+            log.close()
+        return self._finish()
+
+    def iterate(self, log: RunLog) -> None:
+        """One iteration, and what is due after it."""
+        trainer, start = self.trainer, time.perf_counter()
+        loss = trainer.train_step()
+        now = trainer.iteration
+        ends_epoch = self._passes(now) > self._passes(now - 1) or now == self.config.iterations
+        saves = ends_epoch or (self.config.save_interval and now % self.config.save_interval == 0)
+        waits = self.group.device.type != "cpu" or self.group.world > 1
+        if ends_epoch or not waits or now % CHECK_EVERY == 0:
+            self._check_loss()
+        self.epoch_seconds += time.perf_counter() - start
+        log.iteration(now, loss)
+        if ends_epoch:
+            self._end_epoch(log)
+        if saves:
+            self.save()
+
+    def _passes(self, iteration: int) -> int:
+        """How many passes over the training images ``iteration`` updates complete."""
+        return iteration * self.config.batch_size // len(self.images.train_labels)
+
+    def _check_loss(self) -> None:
+        bad = self.group.least(self.trainer.settle())
+        if bad < NEVER:
+            raise UserError(f"the loss is not finite at iteration {bad}: {self._what_to_try()}")
+
+    def _what_to_try(self) -> str:
+        kept = f"the last good checkpoint stays, {self.path}" if self.path.exists() else "there is no checkpoint yet"
+        return f"stopped, {kept}; try a lower --lr, a longer --warmup-iterations, --amp off or another --skip-norm"
+
+    def _end_epoch(self, log: RunLog) -> None:
+        trainer, now = self.trainer, self.trainer.iteration
+        loss, error, count = trainer.epoch_means()
+        epoch = self._passes(now) + (self._passes(now) == self._passes(now - 1))  # one that the run's end cuts counts
+        record: Dict[str, Any] = {
+            "epoch": epoch,
+            "iteration": now,
+            "lr": self.config.learning_rate(now - 1),
+            "train_loss": loss,
+            "train_error": error,
+        }
+        if epoch % self.config.test_interval == 0 or now == self.config.iterations:
+            record.update(trainer.test())
+            record["best_error"] = min([record["test_error"]] + [past["test_error"] for past in self._tested()])
+        record["images_per_second"] = round(count / self.epoch_seconds, 1)
+        record["seconds"] = round(self.epoch_seconds, 3)
+        self.history.append(record)
+        log.epoch(record)
+        self.epoch_seconds = 0.0
+
+    def _tested(self) -> List[Dict[str, Any]]:
+        return [record for record in self.history if "test_error" in record]
+
+    def save(self) -> None:
+        """Write the checkpoint. Raises ``UserError`` if its weights are not finite, or it cannot be written."""
+        self._check_loss()
+        if not self.trainer.weights_are_finite():
+            raise UserError(f"weights are not finite after iteration {self.trainer.iteration}: {self._what_to_try()}")
+        state = {
+            "config": self.config.as_dict(),
+            "identity": self.identity,
+            "history": self.history,
+            "epoch_seconds": self.epoch_seconds,
+            **self.trainer.state_dict(),
+        }
+        if self.group.first:
+            checkpoint.save(self.path, state)
+
+    def _restore(self, state: Dict[str, Any]) -> None:
+        self.trainer.load_state_dict(state)
+        self.history = list(state["history"])
+        self.epoch_seconds = float(state["epoch_seconds"])
+
+    def _finish(self) -> Dict[str, Any]:
+        last, tested, trainer = self.history[-1], self._tested(), self.trainer
+        best = min(tested, key=lambda record: record["test_error"])
+        speeds = [record["images_per_second"] for record in self.history]
+        result = {
+            "error": last["test_error"],
+            "best_error": best["test_error"],
+            "best_epoch": best["epoch"],
+            "test_loss": last["test_loss"],
+            "train_loss": last["train_loss"],
+            "seed": self.seed,
+            "iterations": trainer.iteration,
+            "epochs": last["epoch"],
+            "parameters": sum(parameter.numel() for parameter in trainer.module.parameters()),
+            "classes": len(self.images.classes),
+            "train_images": len(self.images.train_labels),
+            "test_images": len(self.images.test_labels),
+            "mean": trainer.mean.tolist(),
+            "std": trainer.std.tolist(),
+            "images_per_second": statistics.median(speeds[1:] or speeds),  # the first epoch warms up
+            "train_seconds": round(sum(record["seconds"] for record in self.history), 1),
+            "config": self.config.as_dict(),
+            "versions": versions(),
+            "machine": machine(self.group.device, self.group.world),
+        }
+        if self.group.first:
+            write_json(self.folder / RESULT, result)
+        return result

@@ -1,0 +1,172 @@
+"""One training step and one test: the model, its optimizer, and the data on the device."""
+
+import contextlib
+import math
+from typing import Any, ContextManager, Dict, List, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..safe_load import CheckpointError
+from . import random_state
+from .augment import Augmenter, channel_statistics
+from .config import Config
+from .data import ImageSet
+from .distributed import Group, synchronise_statistics
+from .model import preact_resnet
+from .sampler import Batch, BatchStream
+
+TEST_BATCH = 500
+NEVER = 2**62
+_FORMATS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
+_AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Trainer:
+    """A network started from ``seed``, trained on ``images`` (on ``group.device``) update by update.
+
+    ``iteration`` counts the updates. ``meter`` is the sum of losses, of errors, and the number of images, of this
+    process, as far as ``settle`` has read them.
+    """
+
+    def __init__(self, config: Config, seed: int, images: ImageSet, group: Group):
+        self.config, self.images, self.group = config, images, group
+        device = group.device
+        random_state.seed_everything(seed)
+        self.module: nn.Module = preact_resnet(
+            config.depth, len(images.classes), config.skip_options(), config.shortcut
+        )
+        if config.sync_bn:
+            self.module = synchronise_statistics(self.module)
+        self.module = self.module.to(device).to(memory_format=_FORMATS[config.memory_format])
+        self.net = self._wrapped()
+        self.optimizer = torch.optim.SGD(
+            self.module.parameters(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+        self.scaler = _gradient_scaler(config.amp == "fp16")
+        flip = config.flip and images.may_flip
+        self.stream = BatchStream(len(images.train_labels), config.batch_size, seed, config.crop, flip, device)
+        self.mean, self.std = channel_statistics(images.train_images)
+        channels_last = config.memory_format == "channels_last"
+        shape = tuple(images.train_images.shape[1:])
+        self.augmenter = Augmenter(shape, self.mean, self.std, config.crop, config.padding, channels_last, device)
+        self.iteration = 0
+        self.meter = [0.0, 0.0, 0.0]
+        self.pending: List[Tuple[Tensor, Tensor]] = []
+
+    def _wrapped(self) -> nn.Module:
+        net: Any = torch.compile(self.module) if self.config.compile else self.module
+        if self.group.world > 1:
+            ids = [self.group.device.index] if self.group.device.type == "cuda" else None
+            net = nn.parallel.DistributedDataParallel(net, device_ids=ids)
+        return net
+
+    def train_step(self) -> Tensor:
+        """One update on this process's share of the next batch; returns its loss, detached."""
+        batch = self.stream.next()
+        if self.group.world > 1:
+            share = self.group.share(self.config.batch_size)
+            batch = Batch(*(part[share] for part in batch))
+        x = self.augmenter.train(self.images.train_images, batch)
+        y = self.images.train_labels[batch.index]
+        loss, logits = self.update(x, y)
+        self.iteration += 1
+        self.pending.append((loss, (logits.argmax(1) != y).sum()))  # read later: reading waits for the device
+        return loss
+
+    def settle(self) -> int:
+        """Add what has not been read yet to ``meter``; returns the first iteration of it whose loss is not finite.
+
+        If all are, that is ``NEVER``.
+        """
+        if not self.pending:
+            return NEVER
+        losses, errors = (torch.stack(values).tolist() for values in zip(*self.pending))
+        first = self.iteration - len(losses) + 1
+        count = self.config.batch_size // self.group.world
+        for loss, wrong in zip(losses, errors):
+            self.meter = [self.meter[0] + loss * count, self.meter[1] + wrong, self.meter[2] + count]
+        self.pending.clear()
+        return next((first + k for k, loss in enumerate(losses) if not math.isfinite(loss)), NEVER)
+
+    def epoch_means(self) -> Tuple[float, float, float]:
+        """Mean loss, error (%) and images since the last call, over all processes; all of them must call it."""
+        loss_sum, errors, count = self.group.sum(self._meter()).tolist()
+        self.meter = [0.0, 0.0, 0.0]
+        return loss_sum / count, 100 * errors / count, count
+
+    def _meter(self) -> Tensor:
+        return torch.tensor(self.meter, dtype=torch.float64, device=self.group.device)
+
+    def update(self, x: Tensor, y: Tensor) -> Tuple[Tensor, Tensor]:
+        """Forward, backward and the optimizer's step on images ``x`` with labels ``y``; returns loss and logits."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate(self.iteration)
+        with self._autocast():
+            logits = self.net(x)
+            loss = F.cross_entropy(logits, y)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.detach(), logits.detach()
+
+    @torch.no_grad()
+    def test(self) -> Dict[str, float]:
+        """Loss and error (%) on the test images, which the processes share."""
+        self.module.eval()
+        self.group.broadcast_buffers(self.module)
+        images, labels = self.images.test_images, self.images.test_labels
+        sums = torch.zeros(2, dtype=torch.float64, device=self.group.device)
+        for start in range(self.group.rank * TEST_BATCH, len(labels), self.group.world * TEST_BATCH):
+            y = labels[start : start + TEST_BATCH]
+            with self._autocast():
+                logits = self.module(self.augmenter.test(images[start : start + TEST_BATCH]))
+                loss = F.cross_entropy(logits, y, reduction="sum")
+            sums += torch.stack([loss.double(), (logits.argmax(1) != y).sum().double()])
+        self.module.train()
+        loss_sum, errors = self.group.sum(sums).tolist()
+        return {"test_loss": loss_sum / len(labels), "test_error": 100 * errors / len(labels)}
+
+    def _autocast(self) -> ContextManager[Any]:
+        if self.config.amp == "off":
+            return contextlib.nullcontext()
+        return torch.autocast(self.group.device.type, dtype=_AMP[self.config.amp])
+
+    def weights_are_finite(self) -> bool:
+        """Whether all weights and running statistics are finite numbers."""
+        values = [value for value in self.module.state_dict().values() if value.is_floating_point()]
+        return bool(torch.stack([value.isfinite().all() for value in values]).all())
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Everything that decides how training goes on; all processes must call it."""
+        return {
+            "iteration": self.iteration,
+            "model": self.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "sampler": self.stream.state_dict(),
+            "random": random_state.capture(self.group.device),
+            "meter": self.group.sum(self._meter()).tolist(),
+        }
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Go on from ``state``. Raises ``CheckpointError`` if it does not fit this network."""
+        try:
+            self.module.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.scaler.load_state_dict(state["scaler"])
+            self.stream.load_state_dict(state["sampler"])
+            random_state.restore(state["random"], self.group.device)
+            self.iteration = int(state["iteration"])
+            self.meter = list(state["meter"]) if self.group.first else [0.0, 0.0, 0.0]
+        except (KeyError, RuntimeError, ValueError, TypeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise CheckpointError(f"the checkpoint does not fit this network: {reason}") from None
+
+
+def _gradient_scaler(enabled: bool) -> Any:
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler("cuda", enabled=enabled)
+    return torch.cuda.amp.GradScaler(enabled=enabled)  # torch < 2.3

@@ -1,0 +1,133 @@
+"""Order, augmentation and learning rate: against torchvision's transforms for the same draws, and by hand."""
+
+import pytest
+import torch
+from torchvision import transforms
+from torchvision.transforms import functional as tv
+
+from fairseq_rskip.vision.augment import Augmenter, channel_statistics
+from fairseq_rskip.vision.config import Config
+from fairseq_rskip.vision.sampler import Batch, BatchStream
+from fairseq_rskip.vision.schedule import learning_rate
+
+CPU = torch.device("cpu")
+
+
+def random_images(count, seed=0):
+    return torch.randint(256, (count, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def stream(size=10, batch_size=4, seed=5, crop=4, flip=True):
+    return BatchStream(size, batch_size, seed, crop, flip, CPU)
+
+
+@pytest.mark.parametrize("padding", ["mean", "black"])
+@pytest.mark.parametrize("crop", [0, 4])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_equals_torchvision_for_the_same_draws(padding, crop, channels_last):
+    images = random_images(40)
+    mean, std = channel_statistics(images)
+    augmenter = Augmenter((32, 32, 3), mean, std, crop, padding, channels_last, CPU)
+    corners = 2 * crop + 1
+    batch = Batch(
+        torch.arange(40).flip(0), torch.arange(40) % corners, torch.arange(40) // 5 % corners, torch.arange(40) % 2 == 0
+    )
+    got = augmenter.train(images, batch)
+    normalise = transforms.Normalize(mean.tolist(), std.tolist())
+    for k, (index, top, left, flip) in enumerate(zip(*(part.tolist() for part in batch))):
+        image = transforms.ToTensor()(images[index].numpy())
+        image = tv.pad(image, crop) if padding == "black" else tv.pad(normalise(image), crop)
+        image = tv.crop(image, top, left, 32, 32)
+        image = tv.hflip(image) if flip else image
+        image = normalise(image) if padding == "black" else image
+        torch.testing.assert_close(got[k], image, atol=1e-6, rtol=0)
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    assert got.is_contiguous(memory_format=memory_format)
+
+
+def test_test_images_are_only_normalised():
+    images = random_images(5)
+    mean, std = channel_statistics(images)
+    got = Augmenter((32, 32, 3), mean, std, 4, "mean", True, CPU).test(images)
+    expected = transforms.Normalize(mean.tolist(), std.tolist())(images.permute(0, 3, 1, 2) / 255)
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
+
+
+def test_channel_statistics():
+    images = random_images(30)
+    images[:, :, :, 1] //= 3
+    mean, std = channel_statistics(images)
+    values = images.double().view(-1, 3) / 255
+    torch.testing.assert_close(mean.double(), values.mean(0), atol=1e-7, rtol=0)
+    torch.testing.assert_close(std.double(), values.std(0, unbiased=False), atol=1e-7, rtol=0)
+
+
+def test_draws_are_distributed_as_torchvision_draws_them():
+    """RandomCrop.get_params: corners uniform in 0..8; RandomHorizontalFlip: half."""
+    batch = stream(size=90_000, batch_size=90_000).next()
+    for corner in (batch.top, batch.left):
+        counts = torch.bincount(corner, minlength=9)
+        assert len(counts) == 9
+        chi_squared = ((counts - 10_000).double() ** 2 / 10_000).sum()
+        assert chi_squared < 26.1  # 8 degrees of freedom, p = 0.001
+    assert abs(batch.flip.double().mean() - 0.5) < 0.006
+    joint = torch.bincount(batch.top * 18 + batch.left * 2 + batch.flip.long(), minlength=162)
+    assert ((joint - 90_000 / 162).double() ** 2 / (90_000 / 162)).sum() < 221  # 161 degrees, p = 0.001
+
+
+def test_no_flip_and_no_crop():
+    batch = stream(crop=0, flip=False, batch_size=10).next()
+    assert not batch.flip.any() and not batch.top.any() and not batch.left.any()
+
+
+def test_each_pass_shows_every_example_once_and_batches_run_on():
+    batches = stream(size=10, batch_size=4)
+    seen = torch.cat([batches.next().index for _ in range(15)])
+    assert len(seen) == 60
+    orders = [chunk.tolist() for chunk in seen.split(10)]
+    assert all(sorted(order) == list(range(10)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 6
+
+
+def test_a_batch_larger_than_the_set():
+    index = stream(size=3, batch_size=8).next().index
+    assert torch.bincount(index).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
+
+
+def test_seeds_differ_and_repeat():
+    first, same, other = stream(seed=1).next(), stream(seed=1).next(), stream(seed=2).next()
+    assert all(torch.equal(a, b) for a, b in zip(first, same))
+    assert not all(torch.equal(a, b) for a, b in zip(first, other))
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3, 5, 7])
+def test_a_restored_stream_goes_on_as_the_first_would(before):
+    first = stream()
+    for _ in range(before):
+        first.next()
+    second = stream(seed=99)
+    second.load_state_dict(first.state_dict())
+    for _ in range(8):
+        assert all(torch.equal(a, b) for a, b in zip(first.next(), second.next()))
+
+
+def test_the_papers_schedule():
+    config = Config()
+    rates = {i: config.learning_rate(i) for i in (0, 399, 400, 31_999, 32_000, 47_999, 48_000, 63_999)}
+    assert rates == {
+        0: 0.01,
+        399: 0.01,
+        400: 0.1,
+        31_999: 0.1,
+        32_000: 0.01,
+        47_999: 0.01,
+        48_000: 0.001,
+        63_999: 0.001,
+    }
+    assert (config.batch_size, config.momentum, config.weight_decay, config.crop) == (128, 0.9, 2e-4, 4)
+
+
+def test_milestones_follow_the_length_of_the_run_unless_given():
+    assert Config(iterations=800, warmup_iterations=9).all_milestones() == (400, 600)
+    assert Config(milestones=(500, 900)).learning_rate(899) == 0.01
+    assert [learning_rate(i, 1.0, 0.5, 2, (4, 5), 0.25) for i in range(6)] == [0.5, 0.5, 1.0, 1.0, 0.25, 0.0625]

@@ -1,0 +1,211 @@
+"""PreAct-ResNet against a straight-line float64 implementation with the same weights, and its parameter counts."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from skip_variants import VARIANTS, draw, from_rows, to_rows
+
+from fairseq_rskip.norms import BatchNorm
+from fairseq_rskip.vision.distributed import synchronise_statistics
+from fairseq_rskip.vision.model import preact_resnet
+
+
+def batch_norm(x, weights, name):
+    """Over batch and positions, with the batch's statistics."""
+    mean = x.mean((0, 2, 3), keepdim=True)
+    var = ((x - mean) ** 2).mean((0, 2, 3), keepdim=True)
+    shape = (1, -1, 1, 1)
+    gain, bias = weights[f"{name}.weight"].view(shape), weights[f"{name}.bias"].view(shape)
+    return (x - mean) / (var + 1e-5) ** 0.5 * gain + bias
+
+
+def skip_norms(variant, axes, weights, block, image_shape):
+    """The G_k of a block as functions of rows (positions, channels)."""
+
+    def norm(k):
+        def apply(rows):
+            cells = rows.view(image_shape[0], -1, image_shape[1])  # (N, H * W, C)
+            over = {"batch": (0, 1), "layer": (1, 2) if axes == "chw" else (2,)}[variant.norm]
+            mean = cells.mean(over, keepdim=True)
+            var = ((cells - mean) ** 2).mean(over, keepdim=True)
+            gain, bias = weights[f"{block}.skip.norms.{k}.weight"], weights[f"{block}.skip.norms.{k}.bias"]
+            return ((cells - mean) / (var + 1e-5) ** 0.5 * gain + bias).reshape(rows.shape)
+
+        return apply
+
+    return [norm(k) for k in range(10)]
+
+
+def reference(x, weights, depth, variant, shortcut, axes="c"):
+    """He et al. 2016b, with the variant's equation (plain arithmetic) in place of the addition; training mode."""
+    x = F.conv2d(x, weights["conv.weight"], padding=1)
+    units = (depth - 2) // 6
+    for unit in range(3 * units):
+        block, first, stride = f"blocks.{unit}", unit % units == 0, 2 if unit in (units, 2 * units) else 1
+        activated = batch_norm(x, weights, f"{block}.bn1").clamp(min=0)
+        skip = activated if first else x
+        branch = F.conv2d(activated, weights[f"{block}.conv1.weight"], padding=1, stride=stride)
+        branch = batch_norm(branch, weights, f"{block}.bn2").clamp(min=0)
+        branch = F.conv2d(branch, weights[f"{block}.conv2.weight"], padding=1)
+        if stride == 2 and shortcut == "A":
+            small = skip[:, :, ::2, ::2]
+            skip = torch.cat([small, torch.zeros_like(small)], 1)
+        elif stride == 2:
+            skip = F.conv2d(skip, weights[f"{block}.shortcut.weight"], stride=2)
+        norms = skip_norms(variant, axes, weights, block, branch.shape)
+        y = variant.equation(to_rows(skip, 1), to_rows(branch, 1), norms, weights.get(f"{block}.skip.weight"))
+        x = from_rows(y, branch, 1)
+    x = batch_norm(x, weights, "bn").clamp(min=0).sum((2, 3)) / (x.size(2) * x.size(3))
+    return x @ weights["fc.weight"].t() + weights["fc.bias"]
+
+
+def options(variant, **more):
+    return {
+        "kind": variant.kind,
+        "skip_lambda": variant.skip_lambda,
+        "norm": variant.norm,
+        "branch_scale": variant.branch_scale,
+        **more,
+    }
+
+
+def build(depth, variant, shortcut="A", **more):
+    """A network whose every parameter is random, so that no gain is 1 and no bias is 0."""
+    torch.manual_seed(3)
+    model = preact_resnet(depth, 7, options(variant, **more), shortcut)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def outputs_and_gradients(compute, x, weights):
+    y = compute(x)
+    upstream = draw(y.shape, seed=11, dtype=y.dtype)
+    return [y, *torch.autograd.grad(y, [x, *weights], upstream)]
+
+
+CASES = [(v, "A", "c") for v in VARIANTS] + [(v, "B", "chw" if v.norm == "layer" else "c") for v in VARIANTS]
+
+
+@pytest.mark.parametrize("depth", [14, pytest.param(26, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("variant, shortcut, axes", CASES, ids=[f"{v.name}-{s}-{a}" for v, s, a in CASES])
+def test_equals_a_straight_line_float64_implementation(variant, shortcut, axes, depth):
+    model = build(depth, variant, shortcut, norm_axes=axes).double()
+    x = draw((4, 3, 12, 12), seed=1).requires_grad_()
+    weights = dict(model.named_parameters())
+    copies = {name: p.detach().clone().requires_grad_() for name, p in weights.items()}
+    expected = outputs_and_gradients(
+        lambda x: reference(x, copies, depth, variant, shortcut, axes), x, list(copies.values())
+    )
+    got = outputs_and_gradients(model, x, list(weights.values()))
+    largest = max(truth.abs().max().item() for truth in expected)  # a bias that a BN follows has gradient 0
+    for name, ours, truth in zip(["y", "x", *weights], got, expected):
+        torch.testing.assert_close(ours, truth, atol=1e-11 * largest, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("variant", [VARIANTS[0], VARIANTS[7]], ids=lambda v: v.name)
+def test_fp32_in_either_memory_format_stays_close_to_float64(variant):
+    model = build(20, variant)
+    x = draw((4, 3, 32, 32), seed=2)
+    truth = reference(x, {n: p.detach().double() for n, p in model.named_parameters()}, 20, variant, "A")
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        y = model.to(memory_format=memory_format)(x.float().contiguous(memory_format=memory_format))
+        torch.testing.assert_close(y.double(), truth, atol=1e-3, rtol=1e-3)
+
+
+def test_every_unit_keeps_channels_last():
+    model = build(8, VARIANTS[7]).to(memory_format=torch.channels_last)
+    seen = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _m, _i, y: seen.append(y.is_contiguous(memory_format=torch.channels_last)))
+    model(draw((2, 3, 32, 32), 1, torch.float32).contiguous(memory_format=torch.channels_last))
+    assert seen == [True] * 3
+
+
+def expected_count(n, classes, shortcut, vectors_per_unit):
+    """Counted layer by layer; a unit has one vector of its width for each gain, bias and w of its skip."""
+    total = 3 * 16 * 9
+    in_width = 16
+    for width in (16, 32, 64):
+        for _ in range(n):
+            total += 9 * in_width * width + 9 * width * width + 2 * in_width + 2 * width + vectors_per_unit * width
+            if shortcut == "B" and in_width != width:
+                total += in_width * width
+            in_width = width
+    return total + 2 * 64 + 64 * classes + classes
+
+
+@pytest.mark.parametrize("depth", [8, 20, 32, 44, 56, 110])
+@pytest.mark.parametrize("classes", [10, 100])
+@pytest.mark.parametrize("shortcut", ["A", "B"])
+@pytest.mark.parametrize("variant", [VARIANTS[0], VARIANTS[7], VARIANTS[12]], ids=lambda v: v.name)
+def test_parameter_counts(depth, classes, shortcut, variant):
+    with torch.device("meta"):
+        model = preact_resnet(depth, classes, options(variant), shortcut)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == expected_count((depth - 2) // 6, classes, shortcut, variant.vectors)
+
+
+def test_published_sizes():
+    """He et al. 2016a, Table 6, has 0.27M, 0.46M, 0.66M, 0.85M, 1.7M."""
+    sizes = {20: 269_722, 32: 464_154, 44: 658_586, 56: 853_018, 110: 1_727_962}
+    for depth, size in sizes.items():
+        with torch.device("meta"):
+            assert sum(p.numel() for p in preact_resnet(depth, 10).parameters()) == size
+    assert [round(size / 1e6, 2) for size in sizes.values()] == [0.27, 0.46, 0.66, 0.85, 1.73]
+
+
+def test_depth_110_has_54_units_of_three_widths():
+    with torch.device("meta"):
+        model = preact_resnet(110, 10, {"kind": "rskip", "skip_lambda": 2, "norm": "layer"})
+    assert [block.skip.dim for block in model.blocks] == [16] * 18 + [32] * 18 + [64] * 18
+    assert {len(block.skip.norms) for block in model.blocks} == {2}
+
+
+def test_he_initialisation():
+    torch.manual_seed(0)
+    model = preact_resnet(56, 10)
+    weight = model.blocks[-1].conv2.weight
+    assert weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+    assert abs(weight.mean().item()) < 1e-3 and model.fc.bias.eq(0).all()
+    assert all(module.bias is None for module in model.modules() if isinstance(module, torch.nn.Conv2d))
+
+
+def test_wskip_starts_where_init_says():
+    model = preact_resnet(8, 10, {"kind": "wskip", "init": 2.0, "norm": "layer"})
+    assert all(block.skip.weight.eq(2).all() for block in model.blocks)
+
+
+@pytest.mark.parametrize("depth", [2, 7, 19, 21, 110.0, "20", True, -4])
+def test_depth_other_than_6n_plus_2_is_refused(depth):
+    with pytest.raises(ValueError, match=r"depth=.*: expected 6n\+2 with n >= 1, for example 20, 32, 44, 56, 110"):
+        preact_resnet(depth, 10)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"num_classes": 0}, "num_classes=0"),
+        ({"shortcut": "C"}, "shortcut='C': expected one of A, B"),
+        ({"skip": {"kind": "gate"}}, "kind='gate': expected one of xskip, rskip, wskip"),
+        ({"skip": {"kind": "rskip"}}, "norm='none': expected a normalisation"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        preact_resnet(**{"depth": 8, "num_classes": 10, **arguments})
+
+
+@pytest.mark.parametrize("variant", [VARIANTS[0], VARIANTS[9]], ids=lambda v: v.name)
+def test_synchronised_statistics_reach_every_batch_norm_and_are_the_same_for_one_process(variant):
+    model = build(8, variant)
+    twin = synchronise_statistics(copy.deepcopy(model))
+    norms = [m for m in twin.modules() if isinstance(m, (torch.nn.BatchNorm2d, BatchNorm))]
+    assert norms == [] and twin.state_dict().keys() == model.state_dict().keys()
+    x = draw((4, 3, 8, 8), 1, torch.float32)
+    torch.testing.assert_close(twin(x), model(x), atol=1e-5, rtol=1e-5)
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(value, model.state_dict()[name], atol=1e-5, rtol=1e-5)

@@ -1,0 +1,89 @@
+"""The command line: every option, and what it refuses, in one line."""
+
+import re
+
+import pytest
+import torch
+from conftest import ROOT
+from vision_helpers import error_line, train, write_folder
+
+from fairseq_rskip.vision.config import Config, parse
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return f"imagefolder:{write_folder(tmp_path_factory.mktemp('ảnh nhỏ') / 'set')}"
+
+
+BAD = [
+    ({"depth": 21}, "--depth 21: expected 6n+2 with n >= 1"),
+    ({"skip_kind": "gate"}, "--skip-kind 'gate': expected one of xskip, rskip, wskip"),
+    ({"skip_norm": "none"}, "--skip-norm 'none': expected a normalisation for kind 'rskip'"),
+    ({"skip_lambda": 1.5}, "--skip-lambda 1.5: expected an integer from 1"),
+    ({"skip_norm": "batch", "skip_norm_axes": "chw"}, "--skip-norm-axes 'chw' with norm 'batch': expected 'c'"),
+    ({"shortcut": "C"}, "--shortcut 'C': expected one of A, B"),
+    ({"batch_size": 0}, "--batch-size 0: expected an integer >= 1"),
+    ({"lr": "nan"}, "--lr nan: expected a number > 0"),
+    ({"momentum": 1}, "--momentum 1.0: expected a number from 0 to below 1"),
+    ({"warmup_iterations": 400}, "--warmup-iterations 400: expected fewer than the first milestone's 3"),
+    ({"milestones": [5, 4]}, "--milestones 5 4: expected increasing iterations"),
+    ({"seeds": [1, 1]}, "--seeds 1 1: expected different integers >= 0"),
+    ({"train_images": 4}, "--train-images 4: expected a multiple of 3 (classes) up to 12"),
+    ({"amp": "fp16"}, "--amp fp16 needs a GPU"),
+    ({"sync_bn": True}, "--sync-bn needs several GPUs"),
+]
+
+
+@pytest.mark.parametrize("options, message", BAD, ids=[" ".join(options) for options, _ in BAD])
+def test_bad_options_are_one_line(tmp_path, images, capfd, options, message):
+    status, _, error = train(capfd, tmp_path / "run", images, **options)
+    assert status == 1 and error_line(error).startswith(message)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("data", ["mnist", "imagefolder:", ""])
+def test_unknown_data_is_one_line(tmp_path, capfd, data):
+    status, _, error = train(capfd, tmp_path / "run", data)
+    expected = f"--data {data!r}: expected one of cifar10, cifar100, digits or imagefolder:PATH"
+    assert status == 1 and error_line(error) == expected
+
+
+def test_cuda_without_a_gpu_is_one_line(tmp_path, images, capfd, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    status, _, error = train(capfd, tmp_path / "run", images, device="cuda")
+    assert status == 1 and error_line(error).startswith("--device cuda: there is no CUDA GPU here")
+
+
+@pytest.mark.parametrize("argv", [["--dept", "20"], ["--depth", "deep"], ["--depth"]])
+def test_the_parser_says_it_in_one_line(argv, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse(argv, "")
+    assert stopped.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_every_option_has_a_help_text_and_reaches_the_dataclass(capsys):
+    with pytest.raises(SystemExit):
+        parse(["-h"], "")
+    text = capsys.readouterr().out
+    assert all(f"--{name.replace('_', '-')}" in text.replace("--no-", "--") for name in Config().as_dict())
+    config = parse(["--no-flip", "--milestones", "7", "9", "--skip-lambda", "3", "--warmup-iterations", "1"], "")
+    assert (config.flip, config.milestones, config.skip_lambda, config.compile) == (False, (7, 9), 3.0, False)
+
+
+def documented_rows():
+    text = (ROOT / "docs" / "cifar.md").read_text("utf-8")
+    return re.findall(r"^\| ([^|]+?) \| (?:Table|section) [^|]*\|[^|]*\| `(--[^`]+)` \|$", text, re.M)
+
+
+def test_every_row_of_the_papers_tables_is_a_command():
+    rows = dict(documented_rows())
+    built = {}
+    for name, line in rows.items():
+        config = parse(line.split(), "")
+        skip = config.skip_options()
+        built[name] = (config.data, *(skip[key] for key in ("kind", "skip_lambda", "norm", "branch_scale", "init")))
+    assert len(built) == len(set(built.values())) == 21
+    assert built["LN(x + 3F)"] == ("cifar10", "xskip", 1.0, "layer", 3.0, 1.0)
+    assert built["2rSkip+BN"] == ("cifar10", "rskip", 2.0, "batch", 1.0, 1.0)
+    assert built["wSkip+LN, w from 2"] == ("cifar10", "wskip", 2.0, "layer", 1.0, 2.0)

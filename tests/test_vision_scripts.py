@@ -1,0 +1,89 @@
+"""plot_runs.py, bench_cifar.py and demo_cifar.sh, as a person runs them."""
+
+import csv
+import importlib.util
+import json
+import sys
+
+import pytest
+from conftest import ROOT, run_command
+from vision_helpers import error_line
+
+SCRIPTS = ROOT / "scripts"
+
+
+def write_log(folder, errors):
+    folder.mkdir(parents=True)
+    lines = [
+        json.dumps({"iteration": 10 * (k + 1), "train_loss": 2.0 / (k + 1), "test_error": error})
+        for k, error in enumerate(errors)
+    ]
+    (folder / "log.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def plot(*arguments):
+    return run_command([sys.executable, SCRIPTS / "plot_runs.py", *arguments])
+
+
+@pytest.mark.parametrize("suffix, magic", [("png", b"\x89PNG"), pytest.param("pdf", b"%PDF", marks=pytest.mark.slow)])
+def test_curves_of_several_runs(tmp_path, suffix, magic):
+    write_log(tmp_path / "đồ thị" / "seed1", [50, 30, 20])
+    write_log(tmp_path / "đồ thị" / "seed2", [55, 33])
+    write_log(tmp_path / "other", [60, 40])
+    with open(tmp_path / "other" / "log.jsonl", "a", encoding="utf-8") as log:
+        log.write('{"iteration": 30, "tra')  # what a kill leaves
+    figure = tmp_path / f"hai đường.{suffix}"
+    done = plot(tmp_path / "đồ thị", tmp_path / "other", "--output", figure)
+    assert (done.returncode, done.stdout) == (0, f"2 runs drawn into {figure}\n"), done.stderr
+    assert figure.read_bytes().startswith(magic)
+
+
+def test_what_cannot_be_drawn_is_one_line(tmp_path, capfd):
+    spec = importlib.util.spec_from_file_location("plot_runs", SCRIPTS / "plot_runs.py")
+    plot_runs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plot_runs)
+    write_log(tmp_path / "run", [50])
+    (tmp_path / "empty").mkdir()
+    figure = tmp_path / "curves.png"
+    for arguments, message in (
+        ((tmp_path / "empty", "--output", figure), f"{tmp_path}/empty holds no log.jsonl: expected a folder that"),
+        (
+            (tmp_path / "run", "--output", tmp_path / "curves.gif"),
+            "curves.gif: expected a name that ends in .png, .pdf",
+        ),
+        ((tmp_path / "run", tmp_path / "run", "--output", figure), "--labels: expected 2 different names, one a run"),
+    ):
+        assert plot_runs.main([str(argument) for argument in arguments]) == 1
+        assert message in error_line(capfd.readouterr().err)
+    assert not figure.exists()
+
+
+@pytest.mark.slow
+def test_the_bench_compares_every_skip_and_every_loop(tmp_path):
+    output = tmp_path / "speed.csv"
+    command = [sys.executable, SCRIPTS / "bench_cifar.py", "--depth", "8", "--batch-size", "16", "--rounds", "2"]
+    done = run_command([*command, "--steps", "1", "--workers", "1", "--device", "cpu", "--output", output])
+    assert done.returncode == 0, done.stderr
+    with open(output, newline="") as file:
+        rows = list(csv.DictReader(file))
+    steps = {(r["model"], r["memory_format"]) for r in rows if r["measured"] == "step"}
+    assert {("plain", "channels_last"), ("rskip_ln_lambda3", "contiguous")} <= steps and len(steps) == 12
+    assert [r["model"].split(": ")[1] for r in rows if r["measured"] == "loop"] == [
+        "bare step",
+        "whole loop",
+        "PIL and DataLoader",
+    ]
+    assert all(float(r["images_per_s"]) > 0 and float(r["ratio"]) > 0 for r in rows)
+
+
+@pytest.mark.slow
+def test_the_demo_trains_draws_and_says_when_it_has_not_learned(tmp_path):
+    folder = tmp_path / "chỗ để"
+    environment = {"DEMO_DIR": str(folder), "DEMO_ITERATIONS": "10", "DEMO_MOST_ERROR": "100"}
+    done = run_command([SCRIPTS / "demo_cifar.sh"], env=environment)
+    assert done.returncode == 0 and "The demo is done" in done.stdout, done.stderr
+    assert (folder / "cifar" / "curve.png").is_file()
+    again = run_command([SCRIPTS / "demo_cifar.sh"], env={**environment, "DEMO_MOST_ERROR": "1"})
+    assert "epoch 1 " not in again.stdout  # not trained again
+    assert again.returncode == 1
+    assert again.stderr.startswith("error: the test error is ") and "the demo wants at most 1 %" in again.stderr

@@ -1,0 +1,73 @@
+"""Small image folders, and runs of train_cifar.py in this process or in one of its own."""
+
+import json
+import random
+import sys
+import tarfile
+
+from conftest import ROOT, run_command
+from PIL import Image
+
+from fairseq_rskip.vision.main import main
+
+SCRIPT = ROOT / "scripts" / "train_cifar.py"
+CLASSES = ("cat", "dog", "Vịt")
+
+
+def write_image(path, seed, size=(32, 32), mode="RGB"):
+    """Random pixels as ``path``; returns their bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.frombytes("RGB", size, random.Random(seed).randbytes(size[0] * size[1] * 3)).convert(mode)
+    image.save(path)
+    return image.convert("RGB").tobytes()
+
+
+def write_folder(path, per_class=4, classes=CLASSES, splits=("train", "test")):
+    """An image folder of PNGs; returns ``path``."""
+    for split in splits:
+        for c, name in enumerate(classes):
+            for k in range(per_class):
+                write_image(path / split / name / f"{k}.png", seed=f"{split}{c}{k}")
+    return path
+
+
+def pack(folder, archive, name=None):
+    """A gzipped tar of ``folder``, under its own name or ``name``."""
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, arcname=name or folder.name)
+    return archive
+
+
+def arguments(output, data, **options):
+    """A run that takes a second: depth 8, 6 iterations of 8 images on one CPU thread, unless ``options`` say else."""
+    options = {"depth": 8, "iterations": 6, "batch_size": 8, "warmup_iterations": 1, "device": "cpu", **options}
+    argv = ["--data", data, "--output", output, "--cache", output.parent / "cache"]
+    for name, value in options.items():
+        values = [] if value is True else value if isinstance(value, (list, tuple)) else [value]
+        argv += [f"--{name.replace('_', '-')}", *values]
+    return [str(item) for item in argv]
+
+
+def train(capfd, output, data, **options):
+    """``main`` in this process: (exit status, stdout, stderr)."""
+    capfd.readouterr()
+    status = main(arguments(output, data, **options))
+    return (status, *capfd.readouterr())
+
+
+def train_process(output, data, timeout=120, env=None, **options):
+    """``scripts/train_cifar.py`` in a process of its own."""
+    return run_command([sys.executable, SCRIPT, *arguments(output, data, **options)], timeout=timeout, env=env)
+
+
+def history(folder):
+    """The records of a run's log without its timings."""
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
+    return [{k: v for k, v in r.items() if k not in ("seconds", "images_per_second")} for r in records]
+
+
+def error_line(error):
+    """The only line on stderr."""
+    (line,) = error.splitlines()
+    assert line.startswith("error: ")
+    return line[len("error: ") :]
