@@ -3,9 +3,9 @@
 #
 # The caller sets corpus, src, tgt, tokenizer (moses; none for text that is tokenised already), bpe_size and paper (the
 # paper's pairs per split), defines usage and collect, and calls prepare "$@". collect calls `split NAME PREFIX...`
-# for train, valid and test. archive_list names what is fetched first, unpack_all, where there is one, unpacks it,
-# own_option takes an option of the
-# caller's own and its value, and own_checks looks at all of them before anything is written.
+# for train, valid and test. fetches=1 has archives/<corpus>.tsv fetched first, unpack_all, where there is one, unpacks
+# them. own_option takes an option of the caller's own and its value, own_checks looks at all of them before anything is
+# written.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -14,12 +14,12 @@ readonly here
 source "$here/../scripts/shell.sh"
 
 readonly format=1 # of the stages' files; another number makes everything anew
-archive_list='' paper=() positional=() inputs=()
+archive_list='' fetches='' paper=() positional=() inputs=()
 
 archive_options() {
   cat <<EOF
   --from DIR-or-URL        take the archives from a folder or a mirror
-  --archives FILE          another list of archives than $(basename "$archive_list"), with its own sizes and checksums
+  --archives FILE          another list of archives than those in data-prep/archives, with its own sizes and checksums
 EOF
 }
 
@@ -54,7 +54,7 @@ make() {
 }
 
 value_of() {
-  [[ $# -ge 2 ]] || die "$1 needs a value; -h shows the usage"
+  [[ -n ${2:-} ]] || die "$1 needs a value; -h shows the usage"
   printf '%s' "$2"
 }
 
@@ -79,10 +79,11 @@ parse_options() {
       --max-ratio) max_ratio=$(value_of "$@") ;;
       --workers) workers=$(value_of "$@") ;;
       --from | --archives)
-        [[ -n $archive_list ]] || unknown_option "$1"
+        [[ -n $fetches ]] || unknown_option "$1"
         if [[ $1 == --from ]]; then from=$(value_of "$@"); else archive_list=$(value_of "$@"); fi
         ;;
       -*) own_option "$@" ;;
+      '') die "an empty argument; -h shows the usage" ;;
       *) positional+=("$1") taken=1 ;;
     esac
     shift "$taken"
@@ -114,7 +115,7 @@ open_folder() {
 }
 
 # What tells one version of a file from another without reading all of it.
-identity() { stat -L -c '%n %s %y' -- "$@"; }
+identity() { stat -L -c '%s %y' -- "$@"; }
 
 # stage NAME FUNCTION [DEPENDS-ON...]: runs FUNCTION, which fills $part, unless $out/NAME was made from the same things.
 stage() {
@@ -158,7 +159,7 @@ unpack() {
 split() {
   local name=$1
   shift
-  make "$part/$name.$tgt" tool collect "$part/$name" --src "$src" --tgt "$tgt" "$@"
+  [[ -e $part/$name.$src && -e $part/$name.$tgt ]] || tool collect "$part/$name" --src "$src" --tgt "$tgt" "$@"
 }
 
 # each FUNCTION: calls FUNCTION SPLIT LANGUAGE for all of them.
@@ -218,6 +219,7 @@ subwords() {
 binarise() {
   local joined=(--joined-dictionary) log=$out/fairseq-preprocess.log text=$out/subwords
   [[ $vocabulary == joint ]] || joined=()
+  find "$part" -mindepth 1 -not -name .key -delete # fairseq-preprocess refuses a dictionary that is there already
   fairseq-preprocess --source-lang "$src" --target-lang "$tgt" "${joined[@]}" --destdir "$part" \
     --trainpref "$text/train" --validpref "$text/valid" --testpref "$text/test" \
     --workers "${workers:-$(getconf _NPROCESSORS_ONLN)}" >"$log" 2>&1 ||
@@ -238,14 +240,20 @@ fetch() {
 }
 
 prepare() {
-  local out part key bpe vocabulary workers from normalise max_length max_ratio
+  local out bpe vocabulary workers from normalise max_length max_ratio
   parse_options "$@"
   check_options
   own_checks
+  [[ -z $fetches ]] || archive_list=${archive_list:-$here/archives/$corpus.tsv}
   use_environment python fairseq-preprocess
   out=${positional[0]:-$here/../data/$corpus}
   open_folder
-  if [[ -n $archive_list ]]; then
+  run_job make_all
+}
+
+make_all() {
+  local part key
+  if [[ -n $fetches ]]; then
     fetch
   fi
   key=$(identity "${inputs[@]}")

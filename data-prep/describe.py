@@ -21,8 +21,9 @@ def counts(log, src, tgt):
         split["pairs"] = int(sentences)
         split["tokens"][lang] = int(tokens)
         split["unknown_percent"][lang] = float(unknown)
-    if not splits:
-        raise UserError("fairseq-preprocess logged no counts")
+    missing = {"train", "valid", "test"} - splits.keys()
+    if missing:
+        raise UserError(f"fairseq-preprocess logged no counts for {', '.join(sorted(missing))}")
     types = {lang: int(count) for lang, count in TYPES.findall(log)}
     return splits, {lang: types[lang] for lang in (src, tgt)}
 

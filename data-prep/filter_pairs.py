@@ -5,7 +5,7 @@ fairseq: 1 to 250 on either side, neither more than 1.5 times the other."""
 import argparse
 
 import lines
-from errors import run
+from errors import UserError, run
 
 
 def main():
@@ -24,6 +24,8 @@ def main():
                 kept += 1
                 source_file.write(source + "\n")
                 target_file.write(target + "\n")
+        if not kept:
+            raise UserError(f"none of the {pairs:,} training pairs is left: see --max-length and --max-ratio")
     print(f"filter: kept {kept:,} of {pairs:,} training pairs")
 
 

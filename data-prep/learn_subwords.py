@@ -14,17 +14,26 @@ import parallel
 from errors import UserError, run
 
 MOST_TYPES = 400_000  # distinct words that merges are learned from, the most frequent; the rest would cost gigabytes
+MOST_COUNTED = 4_000_000  # distinct words while they are counted; beyond it, those seen once are forgotten
 MOST_SENTENCES = 1_000_000  # that sentencepiece draws at random, for the same reason
+
+
+def count_words(texts):
+    """How often each word of the files occurs."""
+    counts = collections.Counter()
+    for text in texts:
+        for line in lines.read(text):
+            counts.update(line.split(" "))
+            if len(counts) > MOST_COUNTED:
+                counts = collections.Counter({word: count for word, count in counts.items() if count > 1})
+    counts.pop("", None)
+    return counts
 
 
 def learn_subword_nmt(texts, model, size):
     from subword_nmt.learn_bpe import learn_bpe
 
-    counts = collections.Counter()
-    for text in texts:
-        for line in lines.read(text):
-            counts.update(line.split(" "))
-    counts.pop("", None)
+    counts = count_words(texts)
     if not counts:
         raise UserError(f"nothing to learn from in {' and '.join(texts)}")
     words = [f"{word} {count}\n" for word, count in counts.most_common(MOST_TYPES)]
@@ -50,6 +59,7 @@ def learn_sentencepiece(texts, model, size):
             vocab_size=size,
             model_type="bpe",
             character_coverage=1.0,
+            normalization_rule_name="identity",  # NFKC, its default, would take the references' own characters away
             input_sentence_size=MOST_SENTENCES,
             shuffle_input_sentence=True,
             num_threads=parallel.all_cores(),

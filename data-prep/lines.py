@@ -22,7 +22,8 @@ def read(path):
         try:
             for raw in file:
                 number += 1
-                yield raw.decode("utf-8").rstrip("\n")
+                text = raw.decode("utf-8" if number > 1 else "utf-8-sig")  # without a byte order mark
+                yield text[:-1] if text.endswith("\n") else text
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: line {number} is not valid UTF-8 ({error.reason})") from None
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -63,7 +64,9 @@ def writing(path):
         with open(part, "w", encoding="utf-8", newline="\n") as file:
             yield file
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:  # a failed write does not know where
+            error.filename = path
         with contextlib.suppress(OSError):
             os.remove(part)
         raise

@@ -4,6 +4,7 @@ import collections
 import concurrent.futures
 import multiprocessing
 import os
+import signal
 import threading
 from multiprocessing.connection import wait
 
@@ -51,6 +52,12 @@ def _mapped(chunks, make, arguments, workers):
             yield [function(line) for line in chunk]
         return
     with concurrent.futures.ProcessPoolExecutor(workers, initializer=_start, initargs=(make, arguments)) as pool:
+        # Ctrl-C is for the parent, which ends its workers: they are forked with the signal blocked
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            pool.submit(int).result()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         pending = collections.deque()
         try:
             for chunk in chunks:

@@ -46,7 +46,7 @@ find_text() {
 own_checks() {
   local option name lang found
   for option in src tgt; do
-    [[ ${!option} =~ ^[A-Za-z_-]+$ ]] || die "--$option needs a language code such as en, not '${!option}'; -h shows the usage"
+    [[ ${!option} =~ ^[A-Za-z_]+$ ]] || die "--$option needs a language code such as en, not '${!option}'; -h shows the usage"
   done
   [[ $src != "$tgt" ]] || die "--src and --tgt are both $src"
   [[ ${#positional[@]} -eq 1 ]] || die "the target FOLDER is missing; -h shows the usage"

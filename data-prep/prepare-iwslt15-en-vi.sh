@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # Published as tokens already, with HTML entities. The paper: 32k joint subwords.
 src=en tgt=vi corpus=iwslt15-en-vi tokenizer=none bpe_size=32000
 paper=('train=133,317' 'valid=1,553' 'test=1,268')
-archive_list=$here/archives/$corpus.tsv
+fetches=1
 
 usage() {
   cat <<EOF

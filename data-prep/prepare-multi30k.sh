@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # The paper has no Multi30k; 6,000 merges suit 29,000 short captions.
 src=en tgt=de corpus=multi30k-en-de tokenizer=moses bpe_size=6000
-archive_list=$here/archives/$corpus.tsv
+fetches=1
 
 usage() {
   cat <<EOF
@@ -25,7 +25,6 @@ own_option() {
   tgt=$(value_of "$@")
   [[ $tgt == de || $tgt == fr ]] || die "--tgt $tgt: de and fr are known"
   corpus=multi30k-en-$tgt
-  archive_list=$here/archives/$corpus.tsv
 }
 
 collect() {

@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # Vaswani et al. 2017: about 37,000 joint subwords.
 src=en tgt=de corpus=wmt14-en-de tokenizer=moses bpe_size=37000
 paper=('train=4.5M' 'valid=3,000' 'test=3,003')
-archive_list=$here/archives/$corpus.tsv
+fetches=1
 
 usage() {
   cat <<EOF

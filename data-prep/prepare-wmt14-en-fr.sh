@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # Vaswani et al. 2017: 32,000 subwords.
 src=en tgt=fr corpus=wmt14-en-fr tokenizer=moses bpe_size=32000
 paper=('train=36M' 'valid=6,003' 'test=3,003')
-archive_list=$here/archives/$corpus.tsv
+fetches=1
 
 usage() {
   cat <<EOF

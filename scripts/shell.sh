@@ -6,6 +6,32 @@ die() {
   exit 1
 }
 
+# Runs a function in a process group of its own: a signal to the script ends every process that it started, and what
+# fails in it ends the script. Not to be called in a condition, which would switch errexit off inside.
+run_job() {
+  local job status=0
+  set -m
+  ("$@") &
+  job=$!
+  set +m
+  trap 'stop_job 130' INT
+  trap 'stop_job 143' TERM HUP
+  wait "$job" || status=$?
+  trap - INT TERM HUP
+  [[ $status -eq 0 ]] || exit "$status"
+}
+
+# Ends every process of $job, the obstinate ones after ten seconds, then the script.
+stop_job() {
+  local tenths=100
+  trap '' INT TERM HUP
+  { kill -TERM -- "-$job" && wait "$job"; } 2>/dev/null || true
+  while kill -0 -- "-$job" 2>/dev/null && ((tenths--)); do sleep 0.1; done
+  kill -KILL -- "-$job" 2>/dev/null || true
+  printf 'error: interrupted; the same command goes on from here\n' >&2
+  exit "$1"
+}
+
 # The project's own environment, where no other is active; then every tool that the caller names must be there.
 use_environment() {
   local tool root

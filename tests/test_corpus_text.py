@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import encode
+import learn_subwords
 import lines
 import parallel
 import pytest
@@ -51,6 +52,7 @@ def test_a_line_ends_at_a_newline_only(tmp_path):
         "",
         "four",
     ]
+    assert list(lines.read(write(tmp_path / "bom", "\ufeffone\n\ufefftwo".encode()))) == ["one", "\ufefftwo"]
     assert list(lines.read(write(tmp_path / "a.gz", gzip.compress(text.encode()))))[3] == "four"
 
 
@@ -130,6 +132,13 @@ def test_split_words_are_forgotten_before_they_fill_the_memory(tmp_path, monkeyp
         assert len(bpe.cache) <= 12
 
 
+def test_rare_words_are_forgotten_before_they_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(learn_subwords, "MOST_COUNTED", 50)
+    text = write(tmp_path / "text", [f"often rare{number}" for number in range(1000)])
+    counts = learn_subwords.count_words([text])
+    assert counts["often"] == 1000 and len(counts) <= 51
+
+
 def test_a_corpus_with_fewer_merges_than_asked_for_says_so(tmp_path):
     said = tool(
         "learn_subwords", "subword-nmt", "--size", 500, "--model", tmp_path / "codes", write(tmp_path / "a", ["ab ab"])
@@ -138,7 +147,7 @@ def test_a_corpus_with_fewer_merges_than_asked_for_says_so(tmp_path):
 
 
 def test_sentencepiece_is_undone_without_loss(tmp_path):
-    text = write(tmp_path / "text", sentences(800))
+    text = write(tmp_path / "text", [*sentences(800), "NFKC would change … 5 m² ½ ™ ﬁ №"] * 2)
     tool("learn_subwords", "sentencepiece", "--size", 120, "--model", tmp_path / "model", text)
     tool("encode", "sentencepiece", "--model", tmp_path / "model", "--workers", 2, text, tmp_path / "out")
     pieces = list(lines.read(tmp_path / "out"))
@@ -160,6 +169,8 @@ def test_the_filter_is_the_rule_of_clean_corpus_n(tmp_path):
     ]
     assert result == kept and 0 < len(kept) < len(pairs)
     assert said == f"filter: kept {len(kept)} of {len(pairs)} training pairs\n"
+    error = fails("filter_pairs", *files, tmp_path / "a.none", tmp_path / "b.none", "--max-length", "0")
+    assert "none of the 409 training pairs is left" in error and not list(tmp_path.glob("*.none*"))
 
 
 def test_parts_are_joined_whatever_their_form(tmp_path):

@@ -38,6 +38,7 @@ def test_multi30k(archives, tmp_path, tgt):
     corpus_archives.multi30k(archives, tgt)
     listed = corpus_archives.write_list(archives)
     options = ["--tgt", tgt, "--from", archives, "--archives", listed, "--bpe-size", 60, tmp_path / "out"]
+    options = options[2:] + options[:2] if tgt == "fr" else options  # the list holds whatever comes first
     said = run_checked([script("multi30k"), *options])
     assert "train.en.gz: " in said and "sha256 checked" in said
     assert (facts(tmp_path / "out")["corpus"], facts(tmp_path / "out")["tokenizer"]) == (f"multi30k-en-{tgt}", "moses")
