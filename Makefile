@@ -7,13 +7,16 @@ OMP_WAIT_POLICY ?= passive
 export OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench test-fast test-gpu test-py312 clean distclean
+.PHONY: help demo demo-cifar test lint bench bench-cifar test-fast test-gpu test-py312 clean distclean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 demo: ## make a small corpus, train, translate and score, on a CPU in minutes
 	@$(env) scripts/demo.sh
+
+demo-cifar: ## train a PreAct-ResNet-20 on handwritten digits, on a CPU in minutes
+	@$(env) scripts/demo_cifar.sh
 
 test: lint ## lint, then every test
 	@$(env) python -m pytest
@@ -26,6 +29,9 @@ lint: ## ruff and shellcheck
 # Sleeping threads, kind to a busy machine, wake too slowly for the small kernels of decoding: measure what users run.
 bench: ## training and generation speed beside stock fairseq's
 	@$(env) env -u OMP_WAIT_POLICY python scripts/bench.py
+
+bench-cifar: ## a ResNet's training speed with each skip, and the training loop beside its parts
+	@$(env) env -u OMP_WAIT_POLICY python scripts/bench_cifar.py
 
 test-fast: ## the tests that take seconds
 	@$(env) $(fast)

