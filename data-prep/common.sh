@@ -249,6 +249,7 @@ prepare() {
   out=${positional[0]:-$here/../data/$corpus}
   open_folder
   run_job make_all
+  [[ $job_status -eq 0 ]] || exit "$job_status"
 }
 
 make_all() {

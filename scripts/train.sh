@@ -27,37 +27,55 @@ The same command again goes on from SAVE-DIR/checkpoint_last.pt.
 EOF
 }
 
-# Ends every process of the job $job, then the script.
-# shellcheck disable=SC2329 # the traps call it
-stop() {
-  local tenths=100
-  trap '' INT TERM HUP
-  { kill -TERM -- "-$job" && wait "$job"; } 2>/dev/null || true
-  while kill -0 -- "-$job" 2>/dev/null && ((tenths--)); do sleep 0.1; done
-  kill -KILL -- "-$job" 2>/dev/null || true
+# shellcheck disable=SC2329 # stop_job calls it
+stopped() {
   if [[ -e $save/checkpoint_last.pt ]]; then
-    printf 'stopped; the same command goes on from %s\n' "$save/checkpoint_last.pt" >&2
+    printf 'stopped; the same command goes on from %s\n' "$save/checkpoint_last.pt"
   else
-    printf 'stopped before the first checkpoint was written\n' >&2
+    printf 'stopped before the first checkpoint was written\n'
   fi
-  exit "$1"
+}
+
+# shellcheck disable=SC2329 # run_job calls it
+logged() { { printf '%s\n' "$text" && "$@" 2>&1 </dev/null; } | tee -a -- "$save/train.log"; }
+
+# Why fairseq-train ended with status $1: the last error in what it wrote to train.log from byte $2 on, else its last line.
+reason() {
+  local said line
+  if [[ $1 -eq 137 ]]; then
+    printf 'killed, out of memory perhaps'
+    return
+  fi
+  said=$(tail -c "+$(($2 + 1))" -- "$save/train.log" | tr '\r' '\n' | grep -a '[^[:space:]]' |
+    sed -E '/^Exception ignored in/,/^[A-Za-z0-9_.]*(Error|Exception)(:|$)/d') || true # what went wrong while it ended
+  line=$(grep -aE '(^|[a-z]: )error: |^[A-Za-z0-9_.]*(Error|Exception|Exit)(:|$)' <<<"$said" | tail -n 1) || true
+  line=${line:-${said##*$'\n'}}
+  line=${line#error: }
+  printf '%s' "${line:0:500}"
+}
+
+# evaluate.sh averages what has a number in its name; fairseq gives none to where --max-update ends an epoch midway.
+say_what_can_be_averaged() {
+  local path found=0
+  for path in "$save"/checkpoint*.pt; do
+    [[ ${path##*/} =~ ^checkpoint(_[0-9]+_)?[0-9]+\.pt$ ]] && found=$((found + 1))
+  done
+  [[ $found -ge 2 ]] || printf 'train.sh: %s\n' "$found numbered checkpoint(s) in $save: nothing to average, evaluate.sh \
+will take a single one. fairseq writes them where an epoch ends, or every N updates with --save-interval-updates N" >&2
 }
 
 train() {
-  local save=$1 text=$2 job status=0
+  local save=$1 text=$2 job_status before=0
   shift 2
   if command -v flock >/dev/null; then
     exec 9>"$save/train.lock" # fairseq-train inherits it: it is held as long as anything writes there
     flock --nonblock 9 || die "another training writes to $save"
   fi
-  set -m # a process group of its own, so that stopping reaches every process that fairseq-train starts
-  ({ printf '%s\n' "$text" && "$@" 2>&1 </dev/null; } | tee -a -- "$save/train.log") &
-  job=$!
-  set +m
-  trap 'stop 130' INT
-  trap 'stop 143' TERM HUP
-  wait "$job" || status=$?
-  [[ $status -eq 0 ]] || die "fairseq-train ended with status $status; its output is in $save/train.log, too"
+  [[ ! -e $save/train.log ]] || before=$(wc -c <"$save/train.log")
+  run_job logged "$@"
+  [[ $job_status -eq 0 ]] ||
+    die "fairseq-train ended with status $job_status: $(reason "$job_status" "$before"); its output is in $save/train.log"
+  say_what_can_be_averaged
 }
 
 main() {

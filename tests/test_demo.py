@@ -1,7 +1,11 @@
 """The demo's corpus of spelled-out numbers, and how scripts/demo.sh goes on after an interruption."""
 
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT, run_command
@@ -114,6 +118,7 @@ def test_the_demo_goes_on_and_fails_where_nothing_was_learned(tmp_path):
     assert first.returncode == 1
     assert first.stderr.splitlines()[-1].startswith("error: held-out BLEU is ")
     assert first.stderr.splitlines()[-1].endswith("the demo wants at least 95")
+    assert "\n$ scripts/evaluate.sh " in first.stdout and "demo\\ out/data-300 " in first.stdout
     numbers = read(out / "corpus-300", "test", "en")
     shown = [line[4:] for line in first.stdout.splitlines() if line.startswith("en  ")]
     assert shown == numbers[:10] and first.stdout.count("\nref ") == 10 and "sacreBLEU 13a" in first.stdout
@@ -122,6 +127,43 @@ def test_the_demo_goes_on_and_fails_where_nothing_was_learned(tmp_path):
     assert second.returncode == 0, second.stderr
     assert "data-bin: up to date" in second.stdout and "translation: up to date" in second.stdout
     assert (out / "model-300-1" / "checkpoint_last.pt").stat().st_mtime_ns == trained
+
+
+@pytest.mark.slow
+def test_the_demo_interrupted_in_its_training_goes_on_from_its_last_checkpoint(tmp_path):
+    """Ctrl-C, which every process of the terminal's foreground gets."""
+    out, printed = tmp_path / "demo", tmp_path / "printed"
+    variables = {"DEMO_DIR": str(out), "DEMO_PAIRS": "300", "DEMO_EPOCHS": "12", "DEMO_LEAST_BLEU": "0"}
+    variables["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    model = out / "model-300-12"
+    with open(printed, "wb") as file:
+        demo = subprocess.Popen(
+            [ROOT / "scripts" / "demo.sh"],
+            env={**os.environ, **variables},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        deadline = time.time() + 180
+        while not (model / "checkpoint2.pt").exists() and demo.poll() is None and time.time() < deadline:
+            time.sleep(0.05)
+        shown = printed.read_text(encoding="utf-8")
+        os.killpg(demo.pid, signal.SIGINT)
+        assert demo.wait(timeout=60) == 130, printed.read_text(encoding="utf-8")[-2000:]
+    assert "begin training epoch 2\n" in shown  # as it comes, not when it ends
+    assert printed.read_text(encoding="utf-8").splitlines()[-1].startswith("stopped; the same command goes on from")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(demo.pid, 0)
+    epochs = [int(path.stem[10:]) for path in model.glob("checkpoint*.pt") if path.stem[10:].isdigit()]
+    done = run_command([ROOT / "scripts" / "demo.sh"], env=variables)
+    assert done.returncode == 0, done.stderr
+    begun = [int(number) for number in re.findall(r"begin training epoch (\d+)", done.stdout)]
+    assert "Loaded checkpoint" in done.stdout and begun[-1] == 12
+    assert max(epochs) <= begun[0] <= max(epochs) + 1 and begun[0] > 1
+    log = (model / "train.log").read_text(encoding="utf-8")
+    for settings in ("fairseq_cli.train | {", "SkipTransformerEncoder(", "out_proj"):
+        assert settings in log and settings not in done.stdout
 
 
 def test_the_demo_refuses_what_it_does_not_know():

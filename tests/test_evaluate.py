@@ -5,12 +5,14 @@ import math
 import os
 import re
 import shutil
+import subprocess
 import sys
 
 import pytest
 from conftest import ROOT, run_checked, run_command
 from evaluation_corpus import prepare
-from exploits import Call, touch
+from spoilt_evaluation import SPOILT
+from training_corpus import lengthen
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -18,6 +20,8 @@ import torch  # noqa: E402
 from evaluation import generation, once  # noqa: E402
 from evaluation.arguments import parse  # noqa: E402
 from evaluation.main import main  # noqa: E402
+
+from fairseq_rskip.compat import load_checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -183,79 +187,44 @@ def test_a_generator_that_fails_is_one_line_and_keeps_what_was_there(copy, evalu
     assert (out / "scores.json").read_bytes() == before and (out / "generate.log").exists()
 
 
-def edit(path, change):
-    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def without_copies(folder):
-    for path in folder.glob("dict.*"):
-        path.unlink()
-
-
-def longer_dictionary(data, folder):
-    without_copies(folder)
-    for language in ("en", "de"):
-        edit(data / f"dict.{language}.txt", lambda text: text + "neu 1\n")
-
-
-def unsafe(data, folder):
-    without_copies(folder)
-    torch.save({"model": Call(touch, str(folder / "ran"))}, folder / "checkpoint_best.pt")
-
-
-SPOILT = {
-    "no preparation.json": (lambda d, m: (d / "preparation.json").unlink(), ["is not prepared", "preparation.json"]),
-    "broken preparation.json": (lambda d, m: edit(d / "preparation.json", lambda t: t[:9]), ["cannot read", "json"]),
-    "unknown tokenizer": (
-        lambda d, m: edit(d / "preparation.json", lambda t: t.replace("moses", "spacy")),
-        ["tokenizer 'spacy'", "moses, none"],
-    ),
-    "no target": (lambda d, m: edit(d / "preparation.json", lambda t: t.replace("tgt", "tr")), ["must give", "tgt"]),
-    "no dictionary": (lambda d, m: (d / "dict.de.txt").unlink(), ["dict.de.txt is missing"]),
-    "no subset": (lambda d, m: (d / "test.en-de.en.bin").unlink(), ["no subset 'test'", "it has train, valid"]),
-    "no references": (lambda d, m: (d / "raw" / "test.de").unlink(), ["no raw references", "test.de is missing"]),
-    "references longer": (
-        lambda d, m: edit(d / "raw" / "test.de", lambda t: t + "mehr\n"),
-        ["test.en-de.en.bin holds 33 sentences", "test.de 34"],
-    ),
-    "broken index": (
-        lambda d, m: (d / "test.en-de.en.idx").write_bytes(b"MMIDIDX"),
-        ["cannot read", "test.en-de.en.idx"],
-    ),
-    "no checkpoint folder": (lambda d, m: shutil.rmtree(m), ["CHECKPOINT-DIR", "is not a folder"]),
-    "empty checkpoint folder": (
-        lambda d, m: [shutil.rmtree(m), m.mkdir()],
-        ["has no checkpoint: it holds nothing", "checkpoint_best.pt"],
-    ),
-    "only other files": (
-        lambda d, m: [path.rename(path.with_suffix(".bak")) for path in m.glob("*.pt")],
-        ["has no checkpoint: it holds checkpoint12.bak", "accepted are checkpoint<epoch>.pt"],
-    ),
-    "other dictionary": (
-        lambda d, m: edit(m / "dict.de.txt", lambda t: "neu 9\n" + t.partition("\n")[2]),
-        ["another vocabulary", "dict.de.txt differs, symbol 1 is", "'neu' with the checkpoint"],
-    ),
-    "other dictionary, no copies": (
-        longer_dictionary,
-        ["another vocabulary", "its encoder embeds", "dict.en.txt makes"],
-    ),
-    "cut checkpoint": (
-        lambda d, m: (m / "checkpoint_best.pt").write_bytes((m / "checkpoint_best.pt").read_bytes()[:999]),
-        ["cannot read checkpoint", "truncated"],
-    ),
-    "unsafe checkpoint": (unsafe, ["refused checkpoint", "checkpoint_best.pt"]),
-}
-
-
 @pytest.mark.parametrize("spoil, words", SPOILT.values(), ids=SPOILT)
 def test_what_cannot_be_used_is_one_line_before_generating(copy, calls, capsys, spoil, words):
     spoil(*copy)
-    if words[0].startswith("cannot read checkpoint"):
-        without_copies(copy[1])
     options = ["--average", 0] if words[0].endswith("checkpoint") else []
     assert evaluate(*copy, *options) == 1
     assert calls == [] and not (copy[1] / "ran").exists()
     assert_one_line(capsys.readouterr().err, *words)
+
+
+@pytest.mark.parametrize("limit", [1024, 1100])
+def test_a_model_for_longer_sentences_translates_them(copy, limit, capsys):
+    """fairseq-generate's own limit is 1,024, whatever the model was trained for."""
+    path = copy[1] / "checkpoint_best.pt"
+    state = load_checkpoint(path)
+    state["cfg"]["model"]["max_source_positions"] = limit
+    torch.save(state, path)
+    lengthen(copy[0] / "test.en-de.en", 18, 1100)
+    done = run_command([EVALUATE, *copy, "--average", 0, "--beam", 1])
+    if limit == 1100:
+        assert done.returncode == 0, done.stderr
+        assert "written to" in done.stdout
+    else:
+        assert_one_line(done.stderr, "sentence 18 of test has 1100 tokens", "take 1024", "--max-source-positions 1100")
+
+
+def test_a_sentence_that_no_batch_holds_is_one_line(copy, calls, capsys):
+    assert evaluate(*copy, "--max-tokens", 3) == 1
+    assert calls == []
+    assert_one_line(capsys.readouterr().err, "more than a batch may hold: give --max-tokens ")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(trained, evaluated):
+    """As with `| head -3`, here for sure before the first line is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([EVALUATE, *trained], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_too_few_hypotheses_are_not_scored(copy, calls, capsys, monkeypatch):

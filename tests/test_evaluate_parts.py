@@ -40,6 +40,7 @@ def test_the_last_checkpoints_are_chosen(tmp_path, there, count, expected):
     taken, which = checkpoints.choose(tmp_path, count)
     assert [path.name for path in taken] == expected
     assert all(name in which for name in expected)
+    assert ("nothing to average" in which) == (len(taken) == 1 and count > 1)
 
 
 def test_a_missing_checkpoint_is_named_with_what_is_there(tmp_path):
@@ -112,6 +113,11 @@ def test_the_device_is_found(monkeypatch, available, capability, cpu, fp32, expe
         ("torch.OutOfMemoryError: CUDA out of memory.\n", 1, "torch.OutOfMemoryError: CUDA out of memory."),
         ("Error: early\nerror: refused checkpoint x\n", 1, "error: refused checkpoint x"),
         ("usage: fairseq-generate\nfairseq-generate: error: argument --beam\n", 2, "error: argument --beam"),
+        (
+            "OSError: full\nException ignored in: <function f at 0x1>\nTraceback:\n  File y\nAttributeError: z\n",
+            1,
+            "exit status 1: OSError: full",
+        ),
         ("H-0\t-1\tx\n", -9, "killed by signal 9, out of memory perhaps"),
         ("", 1, "it said nothing"),
     ],

@@ -132,6 +132,8 @@ def test_a_killed_preparation_goes_on_where_it_stopped(raw, tmp_path):
         time.sleep(0.02)
     run_checked(["pkill", "-KILL", "-s", process.pid])
     process.wait()
+    while run_command(["pgrep", "-s", process.pid]).stdout:  # they hold the folder's lock until they are gone
+        time.sleep(0.05)
     model = (killed / "subwords.part" / "model").stat().st_mtime_ns
     assert not (killed / "data-bin").exists()
     assert made(prepare(raw, "--name", "x", killed)) == (STAGES[2:], STAGES[:2])

@@ -216,7 +216,7 @@ def test_bad_input_is_one_line(pair, spoil, words, capsys):
     "options, words",
     [
         (["--tgt-lang", "de", "--jsn", "x"], ["unrecognized arguments: --jsn"]),
-        (["--tgt", "de"], ["required: --tgt-lang"]),  # no abbreviations
+        (["--tgt", "de"], ["unrecognized arguments: --tgt de"]),  # no abbreviations
         (["--tgt-lang", "de", "--json", "/nowhere/x.json"], ["cannot write /nowhere/x.json: No such file"]),
     ],
 )
@@ -224,6 +224,21 @@ def test_bad_options_are_one_line(pair, options, words):
     done = run_command([*SCORE, "--hyp", pair[0], "--ref", pair[1], *options])
     assert done.returncode != 0
     assert_one_line(done.stdout, done.stderr, *words)
+
+
+@pytest.mark.parametrize(
+    "options, lacking",
+    [
+        ([], ["tokenised BLEU", "compound-split BLEU"]),
+        (["--tokenised"], ["compound-split BLEU"]),
+    ],
+)
+def test_without_a_language_the_rows_that_need_one_are_left_out(pair, capsys, options, lacking):
+    everything, found = scores(*pair), scores(*pair, options=options)
+    assert set(found) == set(everything) - set(lacking)
+    assert capsys.readouterr().out.endswith(f"\nleft out without --tgt-lang: {', '.join(lacking)}\n")
+    for name in SAME_AS:
+        assert found[name]["score"] == everything[name]["score"]
 
 
 def assert_one_line(stdout, stderr, *words):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run_command
 from fairseq.logging.progress_bar import SummaryWriter
-from training_corpus import prepare
+from training_corpus import lengthen, prepare
 
 SCRIPT = ROOT / "scripts" / "train.sh"
 TINY = "transformer_rskip_ln_tiny"
@@ -41,11 +41,15 @@ def start(*argv, until):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    quiet["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where pytest itself ignores it
     running = subprocess.Popen([SCRIPT, *map(str, argv)], env=environment, start_new_session=True, **quiet)
     deadline = time.time() + 120
     while not until.exists() and running.poll() is None and time.time() < deadline:
         time.sleep(0.05)
     assert running.poll() is None, "it ended before it could be stopped"
+    if not until.exists():
+        running.kill()
+        pytest.fail(f"no {until} after two minutes")
     return running
 
 
@@ -91,9 +95,26 @@ def test_a_signal_ends_every_process(data, tmp_path, number, status):
 
 
 @pytest.mark.slow
-def test_the_exit_status_is_fairseqs(data, tmp_path):
-    """The valid split is broken, which only fairseq-train finds out."""
-    (data / "data-bin" / "valid.src-tgt.src.idx").write_bytes(b"broken")
-    done = run_command([SCRIPT, data, TINY, *LITTLE, "--save-dir", tmp_path / "save"])
+def test_the_exit_status_and_the_reason_are_fairseqs(data, tmp_path):
+    """The training sentences are cut off, which only fairseq-train finds out."""
+    (data / "data-bin" / "train.src-tgt.src.bin").write_bytes(b"")
+    save = tmp_path / "save"
+    save.mkdir()
+    (save / "train.log").write_text("KeyError: of the run before\n")
+    done = run_command([SCRIPT, data, TINY, *LITTLE, "--save-dir", save])
     assert done.returncode == 1
-    assert "fairseq-train ended with status 1" in done.stderr.splitlines()[-1]
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: fairseq-train ended with status 1: ValueError: ")
+    assert last.endswith(f"; its output is in {save}/train.log")
+
+
+@pytest.mark.slow
+def test_a_held_out_sentence_that_is_too_long_ends_nothing(data, tmp_path):
+    """Nor is there a checkpoint to average where --max-update ends the first epoch midway, and it says so."""
+    lengthen(data / "data-bin" / "valid.src-tgt.src", 10, 3001)
+    save = tmp_path / "save"
+    done = run_command([SCRIPT, data, TINY, *LITTLE, "--save-dir", save, "--max-update", 2])
+    assert done.returncode == 0, done.stderr
+    assert "1 of 60" in done.stderr and "valid on 'valid' subset" in done.stdout
+    assert {path.name for path in save.glob("*.pt")} == {"checkpoint_best.pt", "checkpoint_last.pt"}
+    assert done.stderr.splitlines()[-1].startswith(f"train.sh: 0 numbered checkpoint(s) in {save}: nothing to average")

@@ -1,21 +1,17 @@
 """scripts/train.sh: the command it makes, read by fairseq's own parser, against the paper's numbers."""
 
 import json
-import shlex
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT, run_command
-from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging.progress_bar import SummaryWriter
-from training_corpus import prepare
+from training_corpus import planner, prepare, refused
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from training.main import main  # noqa: E402
 from training.plan import find_gpus  # noqa: E402
 
 SCRIPT = ROOT / "scripts" / "train.sh"
@@ -33,33 +29,11 @@ PAPER = [
 
 @pytest.fixture
 def plan(capsys):
-    """Plans in this process; ``words`` is the command without the program, ``args`` how fairseq parses it."""
-
-    def make(*argv):
-        status = main([str(word) for word in argv])
-        out, err = capsys.readouterr()
-        if status != 0:
-            return SimpleNamespace(status=status, err=err, out=out)
-        words = shlex.split(out)[1:]
-        args = options.parse_args_and_arch(options.get_training_parser(), list(words))
-        return SimpleNamespace(status=0, err=err, out=out, words=words, args=args)
-
-    return make
+    return planner(capsys)
 
 
 def step_of(args, processes):
     return args.max_tokens * args.update_freq[0] * processes
-
-
-def refused(result, *parts):
-    """One line on stderr that has every one of ``parts``."""
-    assert result.status == 1
-    assert result.out == ""
-    lines = [line for line in result.err.splitlines() if "| INFO |" not in line]
-    assert len(lines) == 1, result.err
-    assert lines[0].startswith("error: ")
-    for part in parts:
-        assert part in lines[0]
 
 
 @pytest.mark.parametrize(("corpus", "arch", "tokens", "updates", "rate", "dropout"), PAPER)

@@ -1,7 +1,18 @@
-"""The tiny corpus as data preparation leaves a corpus, for the tests of scripts/train.sh."""
+"""For the tests of scripts/train.sh: the tiny corpus as data preparation leaves one, longer sentences, plans."""
 
 import json
+import shlex
 import shutil
+import sys
+from types import SimpleNamespace
+
+import torch
+from conftest import ROOT
+from fairseq import options
+from fairseq.data import indexed_dataset
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from training.main import main  # noqa: E402
 
 
 def prepare(tiny_corpus, tmp_path):
@@ -11,3 +22,42 @@ def prepare(tiny_corpus, tmp_path):
     about = {"corpus": "numbers", "src": "src", "tgt": "tgt", "joined_dictionary": True}
     (folder / "data-bin" / "preparation.json").write_text(json.dumps(about))
     return folder
+
+
+def lengthen(prefix, number, tokens):
+    """Give sentence ``number``, counted from 1, of the binarised ``prefix`` so many tokens, its end counted."""
+    old = indexed_dataset.make_dataset(str(prefix), "mmap")
+    items = [old[index].clone() for index in range(len(old))]
+    items[number - 1] = torch.cat([items[number - 1][:1].repeat(tokens - 1), items[number - 1][-1:]])
+    del old
+    builder = indexed_dataset.make_builder(f"{prefix}.bin", "mmap", vocab_size=100)
+    for item in items:
+        builder.add_item(item)
+    builder.finalize(f"{prefix}.idx")
+
+
+def planner(capsys):
+    """A function that plans in this process, with train.sh's arguments; ``words`` of what it returns is the command
+    without the program, ``args`` how fairseq parses it."""
+
+    def plan(*argv):
+        status = main([str(word) for word in argv])
+        out, err = capsys.readouterr()
+        if status != 0:
+            return SimpleNamespace(status=status, err=err, out=out)
+        words = shlex.split(out)[1:]
+        args = options.parse_args_and_arch(options.get_training_parser(), list(words))
+        return SimpleNamespace(status=0, err=err, out=out, words=words, args=args)
+
+    return plan
+
+
+def refused(result, *parts):
+    """One line on stderr that has every one of ``parts``."""
+    assert result.status == 1
+    assert result.out == ""
+    lines = [line for line in result.err.splitlines() if "| INFO |" not in line]
+    assert len(lines) == 1, result.err
+    assert lines[0].startswith("error: ")
+    for part in parts:
+        assert part in lines[0]

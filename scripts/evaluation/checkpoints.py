@@ -1,10 +1,12 @@
 """Which weights are evaluated: one checkpoint or the average of the last ones, and whether they fit the vocabulary."""
 
+import argparse
 import re
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
-from average_checkpoints import average, last_checkpoints, load_state, save
+from average_checkpoints import average, last_checkpoints, save
+from training.lengths import POSITIONS
 
 from evaluation.prepared import SPECIAL_SYMBOLS, Prepared, difference, symbols
 from evaluation.text import InputError, read_lines
@@ -41,7 +43,12 @@ def choose(folder: Path, count: int, checkpoint: Optional[Path] = None) -> Tuple
         single = [last_checkpoints(folder, 1, unit)[0].name]
     if not single:
         raise InputError(f"{folder} has no checkpoint: it holds {_listing(folder)}; accepted are {ACCEPTED}")
-    few = f" (--average {count} found {found[unit]} numbered checkpoints)" if count else ""
+    few = ""
+    if count:
+        few = (
+            f"; nothing to average: --average {count} found {found[unit]} numbered checkpoint(s). fairseq-train writes "
+            "them where an epoch ends, or every N updates with --save-interval-updates N"
+        )
     return [folder / single[0]], f"checkpoint {folder / single[0]}{few}"
 
 
@@ -61,25 +68,29 @@ def write_average(paths: List[Path], output: Path) -> None:
     save(average(paths), output)
 
 
-def check_dictionaries(prepared: Prepared, folder: Path) -> bool:
-    """Compare DATA's dictionaries with the copies that training left in ``folder``; False if there are none.
+def check_dictionaries(prepared: Prepared, folder: Path) -> None:
+    """Compare DATA's dictionaries with the copies that training left in ``folder``, if there are any.
 
     Raises ``InputError`` if the checkpoint belongs to another vocabulary.
     """
-    compared = False
     for language in sorted({prepared.src, prepared.tgt}):
         copy = folder / f"dict.{language}.txt"
         if copy.is_file():
             found = difference(symbols(prepared.dictionary(language)), symbols(copy))
             if found:
                 _refuse(prepared, folder, f"dict.{language}.txt differs, {found}")
-            compared = True
-    return compared
 
 
-def check_embeddings(prepared: Prepared, checkpoint: Path) -> None:
-    """Compare the embeddings' rows with the dictionaries' lengths. Raises as the others do."""
-    model = load_state(checkpoint)["model"]
+def positions(state: Dict) -> Tuple[int, int]:
+    """The most tokens of a source and of a target sentence that a loaded checkpoint was trained to take."""
+    cfg = state.get("cfg")
+    settings = cfg.get("model") if isinstance(cfg, dict) else state.get("args")
+    settings = vars(settings) if isinstance(settings, argparse.Namespace) else settings or {}
+    return tuple(settings.get(f"max_{side}_positions") or POSITIONS for side in ("source", "target"))
+
+
+def check_embeddings(prepared: Prepared, checkpoint: Path, model: Dict) -> None:
+    """Compare the rows of ``model``'s embeddings with the dictionaries' lengths. Raises as the others do."""
     for side, language in (("encoder", prepared.src), ("decoder", prepared.tgt)):
         weight = model.get(f"{side}.embed_tokens.weight")
         needed = len(read_lines(prepared.dictionary(language))) + SPECIAL_SYMBOLS

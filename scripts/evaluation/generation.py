@@ -6,9 +6,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 from tqdm import tqdm
+from training.lengths import POSITIONS
 
 import fairseq_rskip
 from evaluation.prepared import POST_PROCESS, Prepared
@@ -38,6 +39,12 @@ def search_options(prepared: Prepared, subset: str, beam: int, lenpen: float, ma
         *("--beam", str(beam), "--lenpen", str(lenpen), "--max-len-a", "1", "--max-len-b", "50"),
         *("--max-tokens", str(max_tokens), *(["--post-process", post_process] if post_process else [])),
     ]
+
+
+def position_options(limits: Tuple[int, int]) -> List[str]:
+    """What lets fairseq-generate take sentences as long as the model does; its own limit is ``POSITIONS``."""
+    names = ("--max-source-positions", "--max-target-positions")
+    return [word for name, limit in zip(names, limits) if limit > POSITIONS for word in (name, str(limit))]
 
 
 def command(prepared: Prepared, checkpoint: Path, options: List[str]) -> List[str]:
@@ -86,7 +93,9 @@ def explain(log: Path, status: int) -> str:
     """One line on why fairseq-generate ended with ``status``: its log's last error, else its last line."""
     if status < 0:
         return f"fairseq-generate was killed by signal {-status}" + (", out of memory perhaps" if status == -9 else "")
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
+    text = log.read_text(encoding="utf-8", errors="replace")
+    text = re.sub(r"^Exception ignored in.*?^[\w.]*(Error|Exception)\b.*?$", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
     named = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception|Exit)\b:", line)]
     last = (named or lines or ["it said nothing"])[-1]
     return f"fairseq-generate failed with exit status {status}: {last}"

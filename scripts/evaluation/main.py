@@ -1,18 +1,18 @@
 """From a prepared corpus and a checkpoint folder to a table of scores."""
 
 import hashlib
-import sys
 from argparse import Namespace
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
+
+from average_checkpoints import load_state
 
 import fairseq_rskip
-from evaluation import checkpoints, generation, metrics, once
-from evaluation.prepared import PAPER_TOKENISED, Prepared, check_sentences, find, read_references
+from evaluation import checkpoints, ending, generation, metrics, once
+from evaluation.prepared import PAPER_TOKENISED, Prepared, check_lengths, check_sentences, find, read_references
 from evaluation.text import InputError, write_json, write_lines
-from fairseq_rskip.safe_load import UserError
 
 
 def say(text: str) -> None:
@@ -42,8 +42,9 @@ def translate(options, prepared: Prepared, references: List[str]) -> Dict:
         say(f"== translation: up to date ({log})")
     else:
         check_sentences(prepared, options.subset, references)
-        checkpoint = ready_checkpoint(options.out, prepared, taken)
-        command = generation.command(prepared, checkpoint, search)
+        checkpoint, limits = ready_checkpoint(options.out, prepared, taken)
+        check_lengths(prepared, options.subset, limits, options.max_tokens)
+        command = generation.command(prepared, checkpoint, [*search, *generation.position_options(limits)])
         command += generation.device_options(options.cpu, options.fp32)
         say(f"== translating {len(references):,} sentences\n{generation.quoted(command)}")
         failed = options.out / "generate.failed.log"
@@ -52,18 +53,21 @@ def translate(options, prepared: Prepared, references: List[str]) -> Dict:
     return {**about, **key}
 
 
-def ready_checkpoint(out: Path, prepared: Prepared, taken: List[Path]) -> Path:
-    """The file to translate with, of DATA's vocabulary; an average is written to ``out``, once."""
-    compared = checkpoints.check_dictionaries(prepared, taken[0].parent)
+def ready_checkpoint(out: Path, prepared: Prepared, taken: List[Path]) -> Tuple[Path, Tuple[int, int]]:
+    """The file to translate with, of DATA's vocabulary, and the lengths that it takes.
+
+    An average is written to ``out``, once.
+    """
+    checkpoints.check_dictionaries(prepared, taken[0].parent)
     make_folder(out)
     checkpoint = taken[0]
     if len(taken) > 1:
         checkpoint, key = out / "averaged.pt", {"checkpoints": checkpoints.identity(taken)}
         if not once.is_made(checkpoint, key):
             once.make(checkpoint, key, lambda path: checkpoints.write_average(taken, path))
-    if not compared:
-        checkpoints.check_embeddings(prepared, checkpoint)
-    return checkpoint
+    state = load_state(checkpoint)  # what fairseq could not read is found here, in one line
+    checkpoints.check_embeddings(prepared, checkpoint, state["model"])
+    return checkpoint, checkpoints.positions(state)
 
 
 def make_folder(folder: Path) -> None:
@@ -85,16 +89,16 @@ def score(options, prepared: Prepared, hypotheses: List[str], references: List[s
         if prepared.corpus == PAPER_TOKENISED:
             title += "; tensor2tensor scores this text: its intl rows stand beside the paper's figures"
     result = {**metrics.report(rows, *paths, len(references)), "text": title}
-    say(f"\n{prepared.src}-{prepared.tgt} {options.subset}, {len(references):,} sentences: {title}")
-    say(metrics.table(rows))
+    text = [f"\n{prepared.src}-{prepared.tgt} {options.subset}, {len(references):,} sentences: {title}"]
+    text.append(metrics.table(rows))
     if plain:
         title = "both sides detokenised, entities undone: what sacreBLEU expects, not comparable to the paper"
         rows = metrics.compute(*plain, *languages)
         result["detokenised"] = {"text": title, "scores": [asdict(row) for row in rows]}
-        say(f"\n{title}")
-        say(metrics.table(rows))
+        text += [f"\n{title}", metrics.table(rows)]
     write_json(options.out / "scores.json", {**result, "evaluation": about})
-    say(f"\nwritten to {options.out}: generate.log, hyp.tok, hyp.txt, scores.json")
+    text.append(f"\nwritten to {options.out}: generate.log, hyp.tok, hyp.txt, scores.json")
+    say("\n".join(text))  # last: whoever reads it may stop reading
 
 
 def detokenised(prepared: Prepared, hypotheses: List[str], references: List[str]) -> Optional[List]:
@@ -118,15 +122,4 @@ def evaluate(options) -> None:
 
 def main(options: Namespace) -> int:
     """Do what ``arguments.parse`` read; returns the exit status. What goes wrong is one line on standard error."""
-    try:
-        evaluate(options)
-    except (InputError, UserError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"error: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("error: interrupted; the next run goes on from what is complete", file=sys.stderr)
-        return 130
-    return 0
+    return ending.run(lambda: evaluate(options))

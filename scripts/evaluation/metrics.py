@@ -46,7 +46,7 @@ def detokenise(lines: Sequence[str], language: str) -> List[str]:
     return [detokenizer.detokenize(line.split(), return_str=True) for line in lines]
 
 
-def splits_compounds(src_lang: Optional[str], tgt_lang: str) -> bool:
+def splits_compounds(src_lang: Optional[str], tgt_lang: Optional[str]) -> bool:
     """Whether compound-split BLEU is customary: into German from English (or from an unnamed language)."""
     return tgt_lang == "de" and src_lang in (None, "en")
 
@@ -54,13 +54,14 @@ def splits_compounds(src_lang: Optional[str], tgt_lang: str) -> bool:
 def compute(
     hypotheses: List[str],
     references: List[List[str]],
-    tgt_lang: str,
+    tgt_lang: Optional[str] = None,
     src_lang: Optional[str] = None,
     tokenised: bool = False,
 ) -> List[Score]:
     """Every score of one system output; ``references`` holds one list of lines per reference.
 
     ``tokenised`` text consists of tokens already: tokenised BLEU takes them as they are, without the Moses tokeniser.
+    Without ``tgt_lang`` the rows are left out that need it: ``left_out`` names them.
     """
     as_is = "text as given"
     rows = [
@@ -75,6 +76,8 @@ def compute(
         ),
         _score("chrF", CHRF(), hypotheses, references, as_is),
     ]
+    if tgt_lang is None and not tokenised:
+        return rows
     note = "tokens as given"
     if not tokenised:
         note = f"both sides through sacremoses {sacremoses.__version__}'s MosesTokenizer({tgt_lang})"
@@ -87,6 +90,13 @@ def compute(
         note += ", a-b split into a ##AT##-##AT## b"
         rows.append(_score("compound-split BLEU", BLEU(tokenize="none", force=True), hypotheses, references, note))
     return rows
+
+
+def left_out(tgt_lang: Optional[str], tokenised: bool) -> List[str]:
+    """The rows that ``compute`` cannot make without the target's language."""
+    if tgt_lang is not None:
+        return []
+    return ["compound-split BLEU"] if tokenised else ["tokenised BLEU", "compound-split BLEU"]
 
 
 def _score(name: str, metric, hypotheses: List[str], references: List[List[str]], note: str) -> Score:

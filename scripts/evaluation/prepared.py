@@ -3,7 +3,9 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional
+from typing import List, Optional, Tuple
+
+from training.lengths import read_lengths
 
 from evaluation.text import InputError, read_lines
 
@@ -35,10 +37,13 @@ class Prepared:
     def dictionary(self, language: str) -> Path:
         return self.folder / f"dict.{language}.txt"
 
+    def prefix(self, subset: str, language: str) -> Path:
+        """What the names of a subset's binarised files begin with."""
+        return self.folder / f"{subset}.{self.src}-{self.tgt}.{language}"
+
     def binarised(self, subset: str) -> List[Path]:
         """The files from which fairseq reads the subset's source sentences."""
-        prefix = f"{subset}.{self.src}-{self.tgt}.{self.src}"
-        return [self.folder / f"{prefix}.bin", self.folder / f"{prefix}.idx"]
+        return [Path(f"{self.prefix(subset, self.src)}.{suffix}") for suffix in ("bin", "idx")]
 
     def reference(self, subset: str) -> Path:
         return self.folder / "raw" / f"{subset}.{self.tgt}"
@@ -99,18 +104,34 @@ def read_references(prepared: Prepared, subset: str) -> List[str]:
 
 def check_sentences(prepared: Prepared, subset: str, references: List[str]) -> None:
     """Raises ``InputError`` if the binarised subset has another number of sentences than the references."""
-    from fairseq.data import indexed_dataset  # takes seconds to import
-
-    prefix = prepared.binarised(subset)[0].with_suffix("")
-    try:
-        count = len(indexed_dataset.make_dataset(str(prefix), indexed_dataset.infer_dataset_impl(str(prefix))))
-    except Exception as error:  # the reader checks with assert, struct and numpy
-        raise InputError(f"cannot read {prefix}.idx ({type(error).__name__}); prepare the corpus again") from None
+    prefix = prepared.prefix(subset, prepared.src)
+    count = len(read_lengths(prefix))
     if count != len(references):
         raise InputError(
             f"{prefix.name}.bin holds {count} sentences and {prepared.reference(subset)} {len(references)}:"
             " they are not of one preparation; prepare the corpus again"
         )
+
+
+def check_lengths(prepared: Prepared, subset: str, limits: Tuple[int, int], max_tokens: int) -> None:
+    """Raises ``InputError`` if a sentence is longer than the model's ``limits`` (source, target) or than a batch.
+
+    Not one may be left out: the score would be of another test set.
+    """
+    for language, side, limit in zip((prepared.src, prepared.tgt), ("source", "target"), limits):
+        prefix = prepared.prefix(subset, language)
+        if not Path(f"{prefix}.idx").is_file():  # fairseq-generate needs no target
+            continue
+        lengths = read_lengths(prefix)
+        longest = int(lengths.argmax())
+        what = f"sentence {longest + 1} of {subset} has {lengths[longest]} tokens in its {side} ({language})"
+        if lengths[longest] > limit:
+            raise InputError(
+                f"{what}, and the model was trained to take {limit}: shorten the sentence and prepare the corpus again,"
+                f" or train with --max-{side}-positions {lengths[longest]}"
+            )
+        if lengths[longest] > max_tokens:
+            raise InputError(f"{what}, more than a batch may hold: give --max-tokens {lengths[longest]} or more")
 
 
 def symbols(dictionary: Path) -> List[str]:

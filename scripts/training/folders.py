@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 from fairseq_rskip.compat import UserError, load_checkpoint
 from training.recipes import GENERAL, NAMES, RECIPES
@@ -27,6 +27,16 @@ class Data:
     recipe: str
     preparation: Dict[str, Any] = field(default_factory=dict)
     there: bool = True
+
+    @property
+    def languages(self) -> Dict[str, str]:
+        """fairseq-train's options for what preparation.json says; from file names alone, fairseq guesses."""
+        said = {"source-lang": self.preparation.get("src"), "target-lang": self.preparation.get("tgt")}
+        return {name: language for name, language in said.items() if isinstance(language, str)}
+
+    def pair(self, given: Dict[str, Any]) -> Tuple[str, str]:
+        """Source and target language: the user's, preparation.json's, or the file names'. Raises as the next."""
+        return tuple(path.name[len("dict.") : -len(".txt")] for path in self.dictionaries(given))
 
     def dictionaries(self, given: Dict[str, Any]) -> List[Path]:
         """The source's and the target's. Raises ``UserError`` if this is not the data-bin of a language pair."""

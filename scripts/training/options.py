@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from fairseq_rskip.compat import UserError
+from training.shape import check_model, find_positions, find_shape
 
 PLUGIN = Path(__file__).resolve().parent.parent.parent / "fairseq_rskip"
 
@@ -68,9 +69,10 @@ class Options:
     given: what the user gave, by fairseq's names
     unknown: options of the recipe that do not go with it (--adam-betas with --optimizer sgd)
     dim, shares: the encoder's dimension, and whether the embeddings are shared without the recipe
-    settings: what tells models with different skip connections apart
+    settings: what tells models of different skip connections or shapes apart
+    positions: the most tokens of a source and of a target sentence that the model takes
 
-    Raises ``UserError`` for what fairseq-train would not take.
+    Raises ``UserError`` for what fairseq-train would not take, or could not build a model of.
     """
 
     def __init__(self, arch: str, recipe: Dict[str, Any], words: List[str]):
@@ -89,12 +91,16 @@ class Options:
         self.given = {name: value for name, value in given.items() if value is not None and name != "data"}
         if "arch" in self.given:
             fail("--arch is given twice: ARCH is the second argument")
-        config = MODEL_DATACLASS_REGISTRY.get(arch)  # its defaults are not in args
-        defaults = vars(config()) if config else {}
+        kind = MODEL_DATACLASS_REGISTRY.get(arch)
+        config = kind() if kind else None
+        defaults = dict(vars(config)) if config else {}  # they are not in args
+        shape = find_shape(args, defaults)
+        self.positions = find_positions(args, defaults, self.given)
         self.dim = getattr(args, "encoder_embed_dim", None) or defaults.get("encoder_embed_dim") or 512
         self.shares = self.given.get("share_all_embeddings") or defaults.get("share_all_embeddings", False)
         skips = (name for name in defaults if name.startswith("skip_"))
-        self.settings = {"arch": arch, **{name: self.given.get(name, defaults[name]) for name in skips}}
+        self.settings = {"arch": arch, **{name: self.given.get(name, defaults[name]) for name in skips}, **shape}
+        check_model(arch, config, self.given, shape)
 
     def leaves(self, name: str) -> bool:
         """Whether the recipe's option applies: it is known, and the user did not give it (or another end)."""

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Tuple
 
 from fairseq_rskip.compat import UserError
 from training.folders import ROOT, Data, find_data, shown
+from training.lengths import validation_options
 from training.options import PLUGIN, Options, check_arch, find_user_dir
 from training.recipes import CPU, RECIPES, Recipe, peak_lr, split_step
 
@@ -123,16 +124,19 @@ def make_plan(corpus: str, arch: str, words: List[str], own: argparse.Namespace)
     data = find_data(corpus, own.dry_run)
     recipe = RECIPES[data.recipe]
     check_arch(arch, find_user_dir(words))
-    options = Options(arch, {**recipe.options, "share-all-embeddings": True}, words)
+    options = Options(arch, {**data.languages, **recipe.options, "share-all-embeddings": True}, words)
     given = options.given
     device, step, note, warnings = machine_options(recipe, given, own)
     dictionaries = data.dictionaries(given)
     embeddings = embedding_options(data, dictionaries, options, arch)
+    if dictionaries:
+        valid, left_out = validation_options(data.folder, data.pair(given), options.positions, given, step)
+        step, warnings = {**step, **valid}, [*warnings, *left_out]
     save = Path(given.get("save_dir") or ROOT / "checkpoints" / data.name / arch)
     logs, more = log_options(save)
     rate = {"lr": f"{peak_lr(options.dim):g}"}
-    chosen = {"user-dir": shown(PLUGIN), "arch": arch, **rate, **device, **recipe.options, **step, **embeddings}
-    chosen = {**chosen, "save-dir": shown(save), **logs}
+    chosen = {"user-dir": shown(PLUGIN), "arch": arch, **data.languages, **rate, **device, **recipe.options}
+    chosen = {**chosen, **step, **embeddings, "save-dir": shown(save), **logs}
     chosen = {name: value for name, value in chosen.items() if options.leaves(name)}
     if chosen.get("lr") == rate["lr"]:
         more.append(f"peak learning rate: {rate['lr']}, for dimension {options.dim}")
