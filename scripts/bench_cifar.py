@@ -10,6 +10,7 @@ the median of the rounds' ratios, since a machine's speed drifts.
 
 import argparse
 import csv
+import io
 import os
 import platform
 import random
@@ -26,10 +27,13 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 from torchvision import transforms  # noqa: E402
 
+from fairseq_rskip.safe_load import UserError  # noqa: E402
 from fairseq_rskip.vision import distributed  # noqa: E402
 from fairseq_rskip.vision.config import Config  # noqa: E402
 from fairseq_rskip.vision.data import ImageSet  # noqa: E402
+from fairseq_rskip.vision.files import write_text  # noqa: E402
 from fairseq_rskip.vision.logs import RunLog, machine  # noqa: E402
+from fairseq_rskip.vision.main import check_machine  # noqa: E402
 from fairseq_rskip.vision.memory import keep_freed_memory  # noqa: E402
 from fairseq_rskip.vision.run import Run  # noqa: E402
 from fairseq_rskip.vision.trainer import Trainer  # noqa: E402
@@ -226,9 +230,39 @@ def table(args, group):
     return found
 
 
-def main():
+def rows_to_keep(path, only, device, columns):
+    """What ``path`` holds of the part that ``only`` leaves out, measured on the same device."""
+    if only is None or not path.is_file():
+        return []
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            kept = [row for row in reader if row.get("measured") != only and row.get("device") == device]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    if kept and reader.fieldnames != list(columns):
+        raise UserError(f"{path} has other columns than this version writes: choose another --output")
+    return kept
+
+
+def write_table(path, found, only):
+    """``found`` as ``path``, steps before loops."""
+    rows = found + rows_to_keep(path, only, found[0]["device"], found[0])
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, found[0])
+    writer.writeheader()
+    writer.writerows(sorted(rows, key=lambda row: row["measured"] != "step"))
+    write_text(path, text.getvalue())
+
+
+def bench():
     args = parse()
     group = distributed.join(args.device)
+    check_machine(configuration(args, LOOP, FORMATS[0]), group)
+    try:
+        args.output.parent.mkdir(parents=True, exist_ok=True)  # before anything is measured in vain
+    except OSError as error:
+        raise UserError(f"--output {args.output}: {error.strerror}") from None
     cuda = group.device.type == "cuda"
     if cuda:
         torch.backends.cudnn.benchmark = True
@@ -250,15 +284,20 @@ def main():
         "torch": torch.__version__,
     }
     found = [{**row, **settings} for row in table(args, group)]
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    with open(args.output, "w", newline="") as out:
-        writer = csv.DictWriter(out, found[0])
-        writer.writeheader()
-        writer.writerows(found)
     for row in found:
         print("  ".join(f"{key}={value}" for key, value in row.items() if key not in settings))
+    write_table(args.output, found, args.only)
     print(f"written to {args.output}")
 
 
+def main():
+    try:
+        bench()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -62,7 +62,7 @@ if [[ ! -e $corpus/done ]]; then
   run python scripts/make_number_corpus.py "$corpus" --train "$pairs"
   touch "$corpus/done"
 fi
-run data-prep/prepare-corpus.sh --name numbers --src en --tgt vi --bpe-size 500 \
+run data-prep/prepare-corpus.sh --name numbers --src en --tgt vi --bpe-size 100 \
   --train "$corpus/train" --valid "$corpus/valid" --test "$corpus/test" "$data"
 run scripts/train.sh "$data" transformer_rskip_ln_tiny --skip-lambda 2 --max-epoch "$epochs" --save-dir "$model" \
   --encoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 --encoder-attention-heads 4 \

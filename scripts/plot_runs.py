@@ -24,29 +24,42 @@ FORMATS = (".png", ".pdf", ".svg")
 
 
 def read_log(path: Path) -> List[Dict]:
-    """The records of one log; a last line that a kill cut off is left out. Raises ``UserError``."""
+    """The records of one log, none if no epoch is done; a last line that a kill cut off is left out.
+
+    Raises ``UserError``.
+    """
     records = []
-    lines = path.read_text("utf-8").splitlines()
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a log of train_cifar.py: it is not text") from None
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            record["iteration"], record["train_loss"]
-        except (ValueError, KeyError, TypeError):
+            float(record["iteration"]), float(record["train_loss"]), float(record.get("test_error", 0))
+        except (ValueError, KeyError, TypeError, AttributeError):
             if number == len(lines):
                 break
             raise UserError(f"{path}, line {number}, is not a record of train_cifar.py") from None
         records.append(record)
-    if not records:
-        raise UserError(f"{path} holds no epoch yet")
     return records
 
 
 def seeds_of(run: Path) -> List[List[Dict]]:
-    """The logs of a run's seeds, or the one of a seed's own folder. Raises ``UserError`` if there is none."""
+    """The logs of a run's seeds, or the one of a seed's own folder, as far as an epoch is done.
+
+    Raises ``UserError`` if there is none.
+    """
     logs = [run / LOG] if (run / LOG).is_file() else sorted(run.glob(f"seed*/{LOG}"))
     if not logs:
         raise UserError(f"{run} holds no {LOG}: expected a folder that train_cifar.py wrote")
-    return [read_log(log) for log in logs]
+    found = [(log, read_log(log)) for log in logs]
+    for log, records in found:
+        if not records:
+            print(f"warning: {log} holds no epoch yet and is left out", file=sys.stderr)
+    return [records for _, records in found if records]
 
 
 def draw(runs: Dict[str, List[List[Dict]]], output: Path, first: int) -> None:
@@ -97,11 +110,15 @@ def main(argv: Optional[List[str]] = None) -> int:
         labels = options.labels or [run.resolve().name for run in options.runs]
         if len(labels) != len(options.runs) or len(set(labels)) < len(labels):
             raise UserError(f"--labels: expected {len(options.runs)} different names, one a run")
-        draw({label: seeds_of(run) for label, run in zip(labels, options.runs)}, options.output, options.first)
+        runs = {label: seeds_of(run) for label, run in zip(labels, options.runs)}
+        runs = {label: seeds for label, seeds in runs.items() if seeds}
+        if not runs:
+            raise UserError("there is nothing to draw: no run has finished an epoch")
+        draw(runs, options.output, options.first)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{len(options.runs)} runs drawn into {options.output}")
+    print(f"{len(runs)} runs drawn into {options.output}")
     return 0
 
 

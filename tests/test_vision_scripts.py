@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import re
 import sys
 
 import pytest
@@ -76,14 +77,35 @@ def test_the_bench_compares_every_skip_and_every_loop(tmp_path):
     assert all(float(r["images_per_s"]) > 0 and float(r["ratio"]) > 0 for r in rows)
 
 
+DEMO = SCRIPTS / "demo_cifar.sh"
+
+
 @pytest.mark.slow
 def test_the_demo_trains_draws_and_says_when_it_has_not_learned(tmp_path):
-    folder = tmp_path / "chỗ để"
-    environment = {"DEMO_DIR": str(folder), "DEMO_ITERATIONS": "10", "DEMO_MOST_ERROR": "100"}
-    done = run_command([SCRIPTS / "demo_cifar.sh"], env=environment)
+    theirs = tmp_path / "chỗ để" / "cifar" / "thesis.txt"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("years of work")
+    environment = {"DEMO_DIR": "chỗ để", "DEMO_ITERATIONS": "10", "DEMO_MOST_ERROR": "100"}
+    done = run_command([DEMO], env=environment, cwd=tmp_path)  # a relative folder is the caller's
     assert done.returncode == 0 and "The demo is done" in done.stdout, done.stderr
-    assert (folder / "cifar" / "curve.png").is_file()
-    again = run_command([SCRIPTS / "demo_cifar.sh"], env={**environment, "DEMO_MOST_ERROR": "1"})
+    (folder,) = (tmp_path / "chỗ để").glob("cifar-*")
+    assert re.fullmatch("cifar-[0-9a-f]{12}", folder.name) and (folder / "curve.png").is_file()
+    again = run_command([DEMO], env={**environment, "DEMO_MOST_ERROR": "1"}, cwd=tmp_path)
     assert "epoch 1 " not in again.stdout  # not trained again
     assert again.returncode == 1
     assert again.stderr.startswith("error: the test error is ") and "the demo wants at most 1 %" in again.stderr
+    assert theirs.read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    "name, values, expected",
+    [
+        ("DEMO_ITERATIONS", ("abc", "0", "-1", "1.5", "08"), "an integer >= 1"),
+        ("DEMO_MOST_ERROR", ("abc", "-1", "5%", "nan"), "a number >= 0, in %"),
+    ],
+)
+def test_the_demo_refuses_what_is_no_number(tmp_path, name, values, expected):
+    for value in values:
+        done = run_command([DEMO], env={"DEMO_DIR": str(tmp_path), name: value})
+        assert (done.returncode, done.stderr) == (1, f"error: {name}={value}: expected {expected}\n")
+    assert list(tmp_path.iterdir()) == []

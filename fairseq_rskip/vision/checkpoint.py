@@ -29,10 +29,7 @@ def load(path: Path, config: Config, identity: Dict[str, Any]) -> Dict[str, Any]
     state = load_checkpoint(path, map_location="cpu")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of train_cifar.py")
-    differs = difference(state["config"], config)
-    for name, value in identity.items():
-        if state["identity"].get(name) != value:
-            differs.append(f"{name}: {state['identity'].get(name)} there, {value} here")
+    differs = difference(state["config"], config, state["identity"], identity)
     if differs:
         raise CheckpointError(f"{path} is of another run: {'; '.join(differs)}")
     return state

@@ -213,11 +213,20 @@ def parse(argv: Optional[Sequence[str]], description: str, epilog: str = "") -> 
     return Config(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
-def difference(saved: Dict[str, Any], config: Config) -> List[str]:
-    """What the settings of a checkpoint or result disagree in with ``config``, in terms of options."""
-    here = {name: list(v) if isinstance(v, tuple) else v for name, v in config.fixed().items()}
+def difference(saved: Dict[str, Any], config: Config, there: Dict[str, Any], here: Dict[str, Any]) -> List[str]:
+    """What a checkpoint or result disagrees in with a run: settings, in terms of options, and identity.
+
+    The identities, ``there`` and ``here``, are a description -> its value; since they cover the images themselves, the
+    path of an image folder is free.
+    """
+    pairs = [
+        (f"--{name.replace('_', '-')}", saved.get(name), list(value) if isinstance(value, tuple) else value)
+        for name, value in config.fixed().items()
+    ]
+    pairs += [(name, there.get(name), value) for name, value in here.items()]
+    both_folders = str(saved.get("data")).startswith(FOLDER) and config.data.startswith(FOLDER)
     return [
-        f"--{name.replace('_', '-')}: {saved.get(name)} there, {value} here"
-        for name, value in here.items()
-        if saved.get(name) != value
+        f"{name}: {old} there, {new} here"
+        for name, old, new in pairs
+        if old != new and not (name == "--data" and both_folders)
     ]

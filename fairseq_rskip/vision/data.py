@@ -1,8 +1,9 @@
 """The image sets that ``--data`` names, as tensors in memory."""
 
 import dataclasses
+import hashlib
 from pathlib import Path
-from typing import Tuple
+from typing import Any, Dict, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,23 @@ class ImageSet:
     def to(self, device: torch.device) -> "ImageSet":
         moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
         return dataclasses.replace(self, **moved)
+
+    def digest(self) -> str:
+        """SHA-256 of all images and labels: equal for equal data, wherever it was read from."""
+        digest = hashlib.sha256()
+        for part in (self.train_images, self.train_labels, self.test_images, self.test_labels):
+            digest.update(str(tuple(part.shape)).encode())
+            digest.update(part.cpu().contiguous().numpy())
+        return digest.hexdigest()
+
+    def identity(self) -> Dict[str, Any]:
+        """What must be equal for a run to go on with these images, in words."""
+        return {
+            "classes": ", ".join(self.classes[:100]),
+            "training images": len(self.train_labels),
+            "test images": len(self.test_labels),
+            "SHA-256 of images and labels": self.digest(),
+        }
 
 
 def load(config: Config) -> ImageSet:

@@ -1,13 +1,16 @@
 """Writing files so that a kill, a full disk or a power cut leaves the old one or the new one, never a part."""
 
+import contextlib
+import fcntl
 import json
 import os
 from pathlib import Path
-from typing import Any, BinaryIO, Callable
+from typing import Any, BinaryIO, Callable, Iterator
 
 from ..safe_load import UserError
 
 PART = ".part"  # how the name of an unfinished file ends
+LOCK = ".lock"
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
@@ -28,9 +31,25 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what a killed process has left unfinished in ``folder``."""
+    """Remove what a killed process has left unfinished in ``folder``, whose lock the caller holds."""
     for part in folder.glob(f".*{PART}"):
         part.unlink()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Make ``folder`` and hold its lock during the block; gives False, without it, if another process holds it.
+
+    The system releases it when the process ends, however it ends. The file stays: removing it would be a race.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / LOCK, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def write_text(path: Path, text: str) -> None:

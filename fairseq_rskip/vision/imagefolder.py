@@ -7,7 +7,7 @@ PATH holds ``train`` and ``test``, each a folder ``train/<class>/<image>`` or an
 import hashlib
 import io
 import os
-import sys
+import stat
 import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..safe_load import CheckpointError, UserError, load_checkpoint
+from .console import tell
 from .files import write_atomically
 
 SIZE = 32
@@ -24,7 +25,7 @@ SPLITS = ("train", "test")
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 LARGEST = 16 * 2**20  # bytes of a file that could be a 32x32 image
-CACHE_VERSION = "1"
+CACHE_VERSION = "2"  # of what is accepted, too
 
 Parts = Tuple[str, ...]
 
@@ -39,11 +40,11 @@ def load_image_folder(path: Path, cache: Path) -> Dict[str, Any]:
     kept = cache / f"imagefolder-{_fingerprint(sources.values())}.pt"
     if kept.is_file():
         try:
-            loaded = load_checkpoint(kept)
+            loaded = _checked(load_checkpoint(kept), kept)
             return {**loaded, "classes": tuple(loaded["classes"])}
         except CheckpointError as error:
-            print(f"warning: {error}; reading {path} again", file=sys.stderr)
-    print(f"reading {path}; the decoded images are kept in {kept.parent}", flush=True)
+            tell(f"warning: {error}; reading {path} again", "stderr")
+    tell(f"reading {path}; the decoded images are kept in {kept.parent}")
     read = {split: _read(source, split) for split, source in sources.items()}
     train, test = (sorted({parts[0] for parts, _ in read[split]}) for split in SPLITS)
     if train != test:
@@ -58,8 +59,23 @@ def load_image_folder(path: Path, cache: Path) -> Dict[str, Any]:
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, lambda file: torch.save(result, file))
     except (OSError, UserError) as error:
-        print(f"warning: the decoded images are not kept: {error}", file=sys.stderr)
+        tell(f"warning: the decoded images are not kept: {error}", "stderr")
     return {**result, "classes": tuple(train)}
+
+
+def _checked(loaded: Any, kept: Path) -> Dict[str, Any]:
+    """``loaded``, if it is what this module keeps in its cache. Raises ``CheckpointError``."""
+    keys = {"classes", *(f"{split}_{part}" for split in SPLITS for part in ("images", "labels"))}
+    fits = isinstance(loaded, dict) and set(loaded) == keys and isinstance(loaded["classes"], list)
+    for split in SPLITS if fits else ():
+        images, labels = loaded[f"{split}_images"], loaded[f"{split}_labels"]
+        fits = fits and isinstance(images, Tensor) and isinstance(labels, Tensor) and labels.dim() == 1
+        fits = fits and (images.dtype, labels.dtype) == (torch.uint8, torch.int64) and len(labels) > 0
+        fits = fits and tuple(images.shape) == (len(labels), SIZE, SIZE, 3)
+        fits = fits and int(labels.min()) >= 0 and int(labels.max()) < len(loaded["classes"])
+    if not fits:
+        raise CheckpointError(f"{kept} does not hold decoded images")
+    return loaded
 
 
 def _source(path: Path, split: str) -> Path:
@@ -67,8 +83,10 @@ def _source(path: Path, split: str) -> Path:
     if not path.is_dir():
         raise UserError(f"{path} is not a folder: expected one that holds train and test")
     for candidate in [path / split, *(path / f"{split}{suffix}" for suffix in ARCHIVES)]:
-        if candidate.exists():
+        if candidate.is_dir() or candidate.is_file():
             return candidate
+        if candidate.exists():
+            raise UserError(f"{candidate} is neither a folder nor a regular file")
     raise UserError(f"{path} holds neither a folder {split} nor {', '.join(split + suffix for suffix in ARCHIVES)}")
 
 
@@ -107,8 +125,25 @@ def _files(source: Path) -> Iterator[Path]:
     def fail(error: OSError) -> None:
         raise UserError(f"cannot read {error.filename}: {error.strerror}")
 
+    visited: Dict[Tuple[int, int], str] = {}
     for folder, _, names in os.walk(source, onerror=fail, followlinks=True):
-        yield from (Path(folder) / name for name in names if _is_image(name))
+        status = os.stat(folder)
+        first = visited.setdefault((status.st_dev, status.st_ino), folder)
+        if first != folder:  # a link, perhaps a loop, would count images twice
+            raise UserError(f"the folders {folder} and {first} are the same one: expected each only once")
+        for name in filter(_is_image, names):
+            _check_regular(Path(folder) / name)
+            yield Path(folder) / name
+
+
+def _check_regular(file: Path) -> None:
+    """Raise ``UserError`` for what a read could wait for forever, and for a link that leads nowhere."""
+    try:
+        regular = stat.S_ISREG(file.stat().st_mode)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from None
+    if not regular:
+        raise UserError(f"{file} is not a regular file: expected an image")
 
 
 def _is_image(name: str) -> bool:
@@ -154,11 +189,24 @@ def decode(data: bytes, name: str) -> Tensor:
     try:
         with Image.open(io.BytesIO(data)) as image:
             width, height = image.size
-            if (width, height) == (SIZE, SIZE):
+            lost = _what_rgb_loses(image)
+            if (width, height) == (SIZE, SIZE) and not lost:
                 pixels = bytearray(image.convert("RGB").tobytes())
     except Exception as error:  # Pillow raises many kinds, SyntaxError and struct.error among them
         reason = "cannot be identified" if "cannot identify" in str(error) else str(error)
         raise UserError(f"the image {name} is corrupt: {reason}") from None
     if (width, height) != (SIZE, SIZE):
         raise UserError(f"the image {name} is {width}x{height}: expected {SIZE}x{SIZE}")
+    if lost:
+        raise UserError(f"the image {name} {lost}: expected RGB, grey or palette, 8 bits a channel, not transparent")
     return torch.frombuffer(pixels, dtype=torch.uint8).view(SIZE, SIZE, 3)
+
+
+def _what_rgb_loses(image: Any) -> str:
+    """What 8-bit RGB could not hold of a Pillow image, as a part of a sentence, or ""."""
+    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
+        return "is transparent"
+    if any(";16" in str(part) for part in image.tile) or image.mode.startswith("I"):
+        return "has 16 or more bits a channel"
+    jpeg = ("CMYK", "YCbCr") if image.format == "JPEG" else ()
+    return "" if image.mode in ("1", "L", "P", "RGB", *jpeg) else f"has the mode {image.mode}"

@@ -14,10 +14,12 @@ import torch
 from .. import __version__
 from ..safe_load import UserError
 from .config import Config
+from .console import tell
 from .files import write_text
 
 LOG = "log.jsonl"
 LINES_EVERY = 30.0  # seconds between lines within an epoch, where there is no terminal
+FIGURES_EVERY = 1.0  # seconds between figures beside the progress bar; the loss waits for the device
 
 
 class RunLog:
@@ -30,8 +32,10 @@ class RunLog:
     def __init__(self, folder: Path, history: List[Dict[str, Any]], config: Config, active: bool):
         self.path = folder / LOG
         self.active = active
+        self.config = config
         self.iterations = config.iterations
-        self.last_line = time.monotonic()
+        self.last_line = self.last_figures = time.monotonic()
+        self.errors = [record["test_error"] for record in history if "test_error" in record]
         self.bar: Any = None
         self.events: Any = None
         if not active:
@@ -48,9 +52,18 @@ class RunLog:
         if not self.active:
             return
         if self.bar is not None:
+            if time.monotonic() - self.last_figures > FIGURES_EVERY:
+                self._show_figures(number, float(loss))
             self.bar.update(number - self.bar.n)
         elif time.monotonic() - self.last_line > LINES_EVERY:
             self.say(f"iteration {number}/{self.iterations}  loss {float(loss):.4f}")
+
+    def _show_figures(self, number: int, loss: float) -> None:
+        figures = {"loss": f"{loss:.4f}", "lr": f"{self.config.learning_rate(number - 1):g}"}
+        if self.errors:
+            figures["test error"] = f"{self.errors[-1]:.2f} %"
+        self.bar.set_postfix(figures, refresh=False)
+        self.last_figures = time.monotonic()
 
     def epoch(self, record: Dict[str, Any]) -> None:
         """Write the record of an epoch everywhere."""
@@ -66,6 +79,7 @@ class RunLog:
         parts = [f"epoch {record['epoch']}", f"iteration {record['iteration']}/{self.iterations}"]
         parts += [f"lr {record['lr']:g}", f"train loss {record['train_loss']:.4f}"]
         if "test_error" in record:
+            self.errors.append(record["test_error"])
             parts.append(f"test error {record['test_error']:.2f} % (best {record['best_error']:.2f} %)")
         parts.append(f"{record['images_per_second']:.0f} images/s")
         self.say("  ".join(parts))
@@ -75,10 +89,7 @@ class RunLog:
         if not self.active:
             return
         self.last_line = time.monotonic()
-        if self.bar is not None:
-            self.bar.write(line, file=sys.stdout)
-        else:
-            print(line, flush=True)
+        tell(line, bar=self.bar)
 
     def close(self) -> None:
         for output in (self.bar, self.events):

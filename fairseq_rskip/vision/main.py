@@ -1,8 +1,8 @@
 """What ``scripts/train_cifar.py`` runs: every seed in turn, and their mean."""
 
+import contextlib
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -11,9 +11,10 @@ import torch
 from ..safe_load import UserError
 from . import distributed
 from .config import Config, difference, parse
+from .console import tell
 from .data import ImageSet, load
 from .distributed import Group
-from .files import write_json
+from .files import locked, write_json
 from .interrupt import Interrupted
 from .memory import keep_freed_memory
 from .run import RESULT, Run
@@ -39,7 +40,7 @@ def main(argv: Optional[Sequence[str]] = None, description: str = "", epilog: st
         return _fail(f"{error.filename or 'the file system'}: {error.strerror or error}", rank)
     except KeyboardInterrupt:
         return _fail("interrupted", rank, 130)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         line = _explained(error)
         if not line:
             raise
@@ -49,14 +50,16 @@ def main(argv: Optional[Sequence[str]] = None, description: str = "", epilog: st
 
 def _fail(line: str, rank: int, status: int = 1) -> int:
     if rank == 0:
-        print(f"error: {line}", file=sys.stderr)
+        tell(f"error: {line}", "stderr")
     return status
 
 
-def _explained(error: RuntimeError) -> str:
+def _explained(error: Exception) -> str:
     """A line for what torch raises when the machine, not the program, falls short; else ""."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "the GPU's memory is full: try a smaller --batch-size or --amp bf16"
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return "the memory is full: try a smaller --batch-size"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         reason = " ".join(str(error).split())[:200]
         return f"--compile failed, train without it: {reason}"
@@ -80,48 +83,63 @@ def train_all(config: Config, group: Group) -> List[Dict[str, Any]]:
         keep_freed_memory()
     else:
         torch.backends.cudnn.benchmark = True  # every batch has the same shape
-    images = None
+    images = _load(config, group)
+    identity = images.identity()
     results = []
     for seed in config.seeds:
         folder = config.folder() / f"seed{seed}"
-        result = finished(folder, config)
-        if result is None:
-            images = images if images is not None else _load(config, group)
-            result = Run(config, seed, images, group, folder).run()
+        result = finished(folder, config, {"seed": seed, **identity})
+        if not group.least(int(result is not None)):
+            result = train_one(config, seed, images, group, folder)
         results.append(result)
         if group.first:
-            print(f"seed {seed}: {_one(result)}  ({folder / RESULT})", flush=True)
+            tell(f"seed {seed}: {_one(result)}  ({folder / RESULT})")
     if group.first:
-        summarise(results, config.folder())
+        summarise(config, identity)
     return results
 
 
-def finished(folder: Path, config: Config) -> Optional[Dict[str, Any]]:
-    """The result in ``folder``, if there is one. Raises ``UserError`` if it is of a run with other settings."""
+def train_one(config: Config, seed: int, images: ImageSet, group: Group, folder: Path) -> Dict[str, Any]:
+    """Train from ``seed`` in ``folder``. Raises ``UserError`` if another process does so already."""
+    with locked(folder) if group.first else contextlib.nullcontext(True) as free:
+        if not group.least(int(free)):
+            raise UserError(f"another process is training in {folder}: wait for it, or choose another --output")
+        return Run(config, seed, images, group, folder).run()
+
+
+def finished(folder: Path, config: Config, identity: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    """The result in ``folder``, if there is one. Raises ``UserError`` if it is of a run with other settings or data."""
     path = folder / RESULT
     if not path.is_file():
         return None
     try:
         result = json.loads(path.read_text("utf-8"))
-        differs = difference(result["config"], config)
-    except (ValueError, KeyError, TypeError):
+        differs = difference(result["config"], config, result["identity"], identity)
+        float(result["error"])
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path} is not a result of train_cifar.py; remove it, or choose another --output") from None
     if differs:
         raise UserError(f"{path} is of another run: {'; '.join(differs)}; choose another --output")
     return result
 
 
-def summarise(results: List[Dict[str, Any]], folder: Path) -> None:
-    """Print mean and standard deviation of the errors, and write them beside the runs."""
+def summarise(config: Config, identity: Dict[str, Any]) -> None:
+    """Print mean and deviation of the errors of all seeds that are finished with these settings and write them."""
+    results = []
+    for path in config.folder().glob(f"seed*/{RESULT}"):
+        seed = path.parent.name[len("seed") :]
+        with contextlib.suppress(UserError):  # of other settings: another run's
+            results.append(finished(path.parent, config, {"seed": int(seed) if seed.isdecimal() else seed, **identity}))
+    results.sort(key=lambda result: result["seed"])
     errors = [result["error"] for result in results]
     mean = statistics.mean(errors)
     deviation = statistics.stdev(errors) if len(errors) > 1 else None
     write_json(
-        folder / SUMMARY,
+        config.folder() / SUMMARY,
         {"seeds": [r["seed"] for r in results], "errors": errors, "mean": mean, "standard_deviation": deviation},
     )
     if deviation is not None:
-        print(f"error of {len(errors)} seeds: {mean:.2f} ± {deviation:.2f} % (mean ± standard deviation)")
+        tell(f"error of {len(errors)} seeds: {mean:.2f} ± {deviation:.2f} % (mean ± standard deviation)")
 
 
 def _one(result: Dict[str, Any]) -> str:

@@ -18,12 +18,14 @@ from .trainer import NEVER, Trainer
 CHECKPOINT = "checkpoint.pt"
 RESULT = "result.json"
 CHECK_EVERY = 50  # iterations between looks at the loss, where a look makes this process wait
+LEAST_SCALE = 1e-4  # fp16's scaler halves its scale at every overflow; one this small stands for gradients of 1e8
 
 
 class Run:
     """A training run from ``seed`` on ``images`` that keeps its checkpoint, log and result in ``folder``.
 
-    Raises ``UserError`` for a checkpoint in ``folder`` that is not of this run, or is there without ``config.resume``.
+    The caller holds the folder's lock. Raises ``UserError`` for a checkpoint in ``folder`` that is not of this run, or
+    is there without ``config.resume``.
     """
 
     def __init__(self, config: Config, seed: int, images: ImageSet, group: Group, folder: Path):
@@ -32,12 +34,7 @@ class Run:
         self.trainer = Trainer(config, seed, images, group)
         self.history: List[Dict[str, Any]] = []
         self.epoch_seconds = 0.0
-        self.identity = {
-            "seed": seed,
-            "classes": ", ".join(images.classes[:100]),
-            "training images": len(images.train_labels),
-            "test images": len(images.test_labels),
-        }
+        self.identity = {"seed": seed, **images.identity()}
         if self.path.exists():
             if not config.resume:
                 raise UserError(f"{self.path} is of an earlier run: --resume goes on, --output starts elsewhere")
@@ -92,6 +89,12 @@ class Run:
         bad = self.group.least(self.trainer.settle())
         if bad < NEVER:
             raise UserError(f"the loss is not finite at iteration {bad}: {self._what_to_try()}")
+        scale = self.trainer.scaler.get_scale()  # the same in every process: gradients are summed before the check
+        if scale < LEAST_SCALE:
+            overflow = (
+                f"gradients overflow, at iteration {self.trainer.iteration} the loss scale is down to {scale:.0e}"
+            )
+            raise UserError(f"{overflow}: {self._what_to_try()}, or --amp bf16")
 
     def _what_to_try(self) -> str:
         kept = f"the last good checkpoint stays, {self.path}" if self.path.exists() else "there is no checkpoint yet"
@@ -161,6 +164,7 @@ class Run:
             "std": trainer.std.tolist(),
             "images_per_second": statistics.median(speeds[1:] or speeds),  # the first epoch warms up
             "train_seconds": round(sum(record["seconds"] for record in self.history), 1),
+            "identity": self.identity,
             "config": self.config.as_dict(),
             "versions": versions(),
             "machine": machine(self.group.device, self.group.world),
