@@ -72,6 +72,7 @@ def wait_for(path, process, timeout=60):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_runs_where_fairseq_cannot_be_imported(tmp_path, images):
     argv = [sys.executable, "-c", WITHOUT_FAIRSEQ, SCRIPT, *arguments(tmp_path / "run", images, iterations=4)]
     done = run_command(argv)
@@ -99,20 +100,17 @@ def kill_and_resume(tmp_path, images, iterations, delays):
     out, error = whole.communicate(timeout=100)
     assert whole.returncode == 0 and "going on" not in out, error
     assert_same_run(tmp_path / "killed" / "seed1", tmp_path / "whole" / "seed1")
-    assert not list((tmp_path / "killed" / "seed1").glob(".*"))
-
-
-def test_killed_and_resumed_equals_uninterrupted(tmp_path, images):
-    kill_and_resume(tmp_path, images, 40, [0.05])
+    assert not list((tmp_path / "killed" / "seed1").glob(".*.part"))
 
 
 @pytest.mark.slow
 def test_killed_many_times_equals_uninterrupted(tmp_path, images):
     draw = random.Random(5)
-    kill_and_resume(tmp_path, images, 100, [draw.uniform(0, 0.2) for _ in range(3)])
+    kill_and_resume(tmp_path, images, 80, [draw.uniform(0, 0.2) for _ in range(3)])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_says_so(tmp_path, images, number):
     process = start(tmp_path / "run", images, iterations=100_000)
     wait_for(tmp_path / "run" / "seed1" / "checkpoint.pt", process)
@@ -124,6 +122,7 @@ def test_a_signal_saves_and_says_so(tmp_path, images, number):
     assert error == f"error: stopped at iteration {state['iteration']}; --resume goes on from {path}\n"
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_what_is_there(tmp_path, images):
     """Files may grow to 200 KB, the checkpoint needs 600 KB."""
     command = [sys.executable, str(SCRIPT), *arguments(tmp_path / "run", images)]
@@ -132,7 +131,7 @@ def test_a_full_disk_keeps_what_is_there(tmp_path, images):
     done = run_command(["bash", "-c", 'ulimit -f 200; exec "$@"', "bash", *command])
     assert done.returncode == 1
     assert done.stderr == f"error: cannot write {path}: File too large\n"
-    assert sorted(p.name for p in path.parent.iterdir()) == ["log.jsonl"]
+    assert sorted(p.name for p in path.parent.iterdir()) == [".lock", "log.jsonl"]
 
 
 def torchrun(processes, argv, **options):

@@ -3,12 +3,15 @@
 import csv
 import importlib.util
 import json
+import os
 import re
 import sys
 
 import pytest
 from conftest import ROOT, run_command
 from vision_helpers import error_line
+
+from fairseq_rskip.safe_load import UserError
 
 SCRIPTS = ROOT / "scripts"
 
@@ -26,7 +29,8 @@ def plot(*arguments):
     return run_command([sys.executable, SCRIPTS / "plot_runs.py", *arguments])
 
 
-@pytest.mark.parametrize("suffix, magic", [("png", b"\x89PNG"), pytest.param("pdf", b"%PDF", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix, magic", [("png", b"\x89PNG"), ("pdf", b"%PDF")])
 def test_curves_of_several_runs(tmp_path, suffix, magic):
     write_log(tmp_path / "đồ thị" / "seed1", [50, 30, 20])
     write_log(tmp_path / "đồ thị" / "seed2", [55, 33])
@@ -39,10 +43,19 @@ def test_curves_of_several_runs(tmp_path, suffix, magic):
     assert figure.read_bytes().startswith(magic)
 
 
+def module(name):
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
 def test_what_cannot_be_drawn_is_one_line(tmp_path, capfd):
-    spec = importlib.util.spec_from_file_location("plot_runs", SCRIPTS / "plot_runs.py")
-    plot_runs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(plot_runs)
+    plot_runs = module("plot_runs")
+    for name, content in (("binary", b"\xff\xfe\x00log"), ("number", b"7\n7\n"), ("none", b"")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.jsonl").write_bytes(content)
     write_log(tmp_path / "run", [50])
     (tmp_path / "empty").mkdir()
     figure = tmp_path / "curves.png"
@@ -52,11 +65,29 @@ def test_what_cannot_be_drawn_is_one_line(tmp_path, capfd):
             (tmp_path / "run", "--output", tmp_path / "curves.gif"),
             "curves.gif: expected a name that ends in .png, .pdf",
         ),
+        ((tmp_path / "binary", "--output", figure), f"{tmp_path}/binary/log.jsonl is not a log of train_cifar.py: it"),
+        ((tmp_path / "number", "--output", figure), "number/log.jsonl, line 1, is not a record of train_cifar.py"),
         ((tmp_path / "run", tmp_path / "run", "--output", figure), "--labels: expected 2 different names, one a run"),
     ):
         assert plot_runs.main([str(argument) for argument in arguments]) == 1
         assert message in error_line(capfd.readouterr().err)
+    assert plot_runs.main([str(tmp_path / "none"), "--output", str(figure)]) == 1
+    assert capfd.readouterr().err.splitlines()[1] == "error: there is nothing to draw: no run has finished an epoch"
     assert not figure.exists()
+
+
+def test_a_run_without_an_epoch_is_left_out_with_a_warning(tmp_path, capfd, monkeypatch):
+    plot_runs, drawn = module("plot_runs"), {}
+    monkeypatch.setattr(plot_runs, "draw", lambda runs, output, first: drawn.update(runs))
+    write_log(tmp_path / "run" / "seed1", [50])
+    write_log(tmp_path / "run" / "seed2", [])
+    write_log(tmp_path / "fresh", [])
+    assert plot_runs.main([str(tmp_path / "run"), str(tmp_path / "fresh"), "--output", str(tmp_path / "a.png")]) == 0
+    assert {name: [len(seed) for seed in seeds] for name, seeds in drawn.items()} == {"run": [1]}
+    assert capfd.readouterr().err.splitlines() == [
+        f"warning: {folder}/log.jsonl holds no epoch yet and is left out"
+        for folder in (tmp_path / "run" / "seed2", tmp_path / "fresh")
+    ]
 
 
 @pytest.mark.slow
@@ -75,6 +106,50 @@ def test_the_bench_compares_every_skip_and_every_loop(tmp_path):
         "PIL and DataLoader",
     ]
     assert all(float(r["images_per_s"]) > 0 and float(r["ratio"]) > 0 for r in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--amp", "fp16"], "error: --amp fp16 needs a GPU: expected bf16 or off on a CPU\n"),
+        (["--depth", "21"], "error: --depth 21: expected 6n+2 with n >= 1, for example 20, 32, 44, 56, 110\n"),
+    ],
+)
+def test_what_the_bench_cannot_measure_is_one_line(tmp_path, options, message):
+    command = [sys.executable, SCRIPTS / "bench_cifar.py", "--device", "cpu", "--output", tmp_path / "speed.csv"]
+    done = run_command([*command, *options])
+    assert (done.returncode, done.stderr) == (1, message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_bench_keeps_the_other_part_of_the_same_device(tmp_path, monkeypatch):
+    bench, path = module("bench_cifar"), tmp_path / "speed.csv"
+
+    def row(measured, device, rate):
+        return {"measured": measured, "device": device, "images_per_s": rate}
+
+    def kept():
+        with open(path, newline="") as file:
+            return [tuple(row.values()) for row in csv.DictReader(file)]
+
+    bench.write_table(path, [row("step", "CPU", 1), row("loop", "CPU", 2)], None)
+    bench.write_table(path, [row("loop", "CPU", 3)], "loop")
+    assert kept() == [("step", "CPU", "1"), ("loop", "CPU", "3")]
+    bench.write_table(path, [row("step", "CPU", 4)], "step")
+    assert kept() == [("step", "CPU", "4"), ("loop", "CPU", "3")]
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b"images_per_s", b"pictures_per_s"))
+    with pytest.raises(UserError, match="has other columns than this version writes"):
+        bench.write_table(path, [row("step", "CPU", 5)], "step")
+    path.write_bytes(before)
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(UserError, match="cannot write .*speed.csv: No space left on device"):
+        bench.write_table(path, [row("step", "CPU", 6)], None)
+    monkeypatch.undo()
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+    bench.write_table(path, [row("loop", "H200", 9)], "loop")
+    assert kept() == [("loop", "H200", "9")]
 
 
 DEMO = SCRIPTS / "demo_cifar.sh"

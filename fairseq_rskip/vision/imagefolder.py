@@ -206,7 +206,9 @@ def _what_rgb_loses(image: Any) -> str:
     """What 8-bit RGB could not hold of a Pillow image, as a part of a sentence, or ""."""
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
         return "is transparent"
-    if any(";16" in str(part) for part in image.tile) or image.mode.startswith("I"):
+    # Pillow's word for how a file holds its pixels: RGB;16B, or a PPM's largest value
+    deep = any(";16" in str(part) or (part[0] == "ppm" and part[3][1] > 255) for part in image.tile)
+    if deep or image.mode.startswith("I"):
         return "has 16 or more bits a channel"
     jpeg = ("CMYK", "YCbCr") if image.format == "JPEG" else ()
     return "" if image.mode in ("1", "L", "P", "RGB", *jpeg) else f"has the mode {image.mode}"

@@ -91,10 +91,10 @@ class Run:
             raise UserError(f"the loss is not finite at iteration {bad}: {self._what_to_try()}")
         scale = self.trainer.scaler.get_scale()  # the same in every process: gradients are summed before the check
         if scale < LEAST_SCALE:
-            overflow = (
-                f"gradients overflow, at iteration {self.trainer.iteration} the loss scale is down to {scale:.0e}"
+            raise UserError(
+                f"gradients overflow at iteration {self.trainer.iteration}, the loss scale is down to {scale:.0e}: "
+                f"{self._what_to_try()}, or --amp bf16"
             )
-            raise UserError(f"{overflow}: {self._what_to_try()}, or --amp bf16")
 
     def _what_to_try(self) -> str:
         kept = f"the last good checkpoint stays, {self.path}" if self.path.exists() else "there is no checkpoint yet"
