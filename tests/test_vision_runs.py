@@ -58,7 +58,7 @@ def test_a_run_logs_every_epoch_and_reports_the_last_iterations_error(tmp_path, 
 
 @pytest.mark.slow
 def test_it_learns(tmp_path, capfd):
-    options = {"iterations": 50, "batch_size": 64, "milestones": [45], "train_images": 200, "test_interval": 99}
+    options = {"iterations": 100, "batch_size": 64, "milestones": [80], "train_images": 200, "test_interval": 99}
     assert train(capfd, tmp_path / "run", "digits", **options)[0] == 0
     records = history(tmp_path / "run" / "seed1")
     assert records[-1]["train_loss"] < 1.2 < records[0]["train_loss"]
