@@ -199,6 +199,7 @@ class RSkip(SkipConnection):
         return y.contiguous() if x.is_contiguous() else y
 
     def recurse(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+        """Eq. 4 in the layout of ``self.norms``: ``(..., dim)`` for image maps by rows, otherwise as given."""
         y = torch.add(x, f_x, alpha=self.branch_scale)
         owned = False
         for step, norm in enumerate(self.norms):
@@ -227,6 +228,7 @@ class RSkip(SkipConnection):
         return self.unrolled_ratio(x.permute(0, 2, 3, 1), f_x.permute(0, 2, 3, 1), None).permute(0, 3, 1, 2)
 
     def unrolled_ratio(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+        """The formula of :meth:`skip_ratio`, in the layout of :meth:`recurse`."""
         x = at_least_float32(x)
         z = torch.add(x, f_x, alpha=self.branch_scale)
         product = torch.ones_like(x)

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the project's shell scripts share; sourced, never run.
+# What the project's shell scripts share; sourced, never run, by scripts that have set -euo pipefail.
 
 die() {
   printf 'error: %s\n' "$*" >&2

@@ -10,7 +10,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 def keep_freed_memory() -> None:
     """Ask glibc not to return freed memory to the system; does nothing elsewhere.
 
-    A step frees its activations, tens of megabytes; getting those pages anew costs some thousand page faults a step.
+    A step frees its activations, tens of megabytes, and would fault those pages in anew at the next.
     """
     if not sys.platform.startswith("linux"):
         return
