@@ -27,11 +27,11 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 from torchvision import transforms  # noqa: E402
 
+from fairseq_rskip.files import write_text  # noqa: E402
 from fairseq_rskip.safe_load import UserError  # noqa: E402
 from fairseq_rskip.vision import distributed  # noqa: E402
 from fairseq_rskip.vision.config import Config  # noqa: E402
 from fairseq_rskip.vision.data import ImageSet  # noqa: E402
-from fairseq_rskip.vision.files import write_text  # noqa: E402
 from fairseq_rskip.vision.logs import RunLog, machine  # noqa: E402
 from fairseq_rskip.vision.main import check_machine  # noqa: E402
 from fairseq_rskip.vision.memory import keep_freed_memory  # noqa: E402

@@ -189,7 +189,7 @@ def test_weights_that_an_update_broke_are_not_saved(tmp_path, images, capfd):
 
 
 def test_a_disk_that_fills_up_keeps_the_last_checkpoint(tmp_path, images, capfd, monkeypatch):
-    from fairseq_rskip.vision import files
+    from fairseq_rskip import files
 
     assert train(capfd, tmp_path / "whole", images)[0] == 0
     real, writes = files.os.fsync, []

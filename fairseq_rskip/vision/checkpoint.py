@@ -6,9 +6,9 @@ from typing import Any, Dict
 
 import torch
 
+from ..files import write_atomically
 from ..safe_load import CheckpointError, load_checkpoint
 from .config import Config, difference
-from .files import write_atomically
 
 FORMAT = "fairseq_rskip.vision 1"
 

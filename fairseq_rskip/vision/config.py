@@ -71,6 +71,12 @@ class Config:
     save_interval: int = _option(0, "also save a checkpoint every so many iterations; 0: after each epoch", free=True)
     test_interval: int = _option(1, "epochs between tests; the last iteration is always tested")
     tensorboard: bool = _option(False, "write TensorBoard events, too", free=True)
+    skip_log_interval: int = _option(
+        0,
+        "write each block's x:F, norm of F(x) over norm of x, and gradient norm to TensorBoard every so many "
+        "iterations; 0: never",
+        free=True,
+    )
 
     device: str = _option("auto", "auto takes a GPU if there is one", choices=("auto", "cpu", "cuda"), free=True)
     amp: str = _option("off", "mixed precision; fp16 needs a GPU", choices=("off", "bf16", "fp16"))
@@ -89,6 +95,8 @@ class Config:
                 raise UserError(f"{flag(field)} {getattr(self, field.name)!r}: expected one of {', '.join(choices)}")
         self._check_numbers()
         self._check_schedule()
+        if self.skip_log_interval and self.sync_bn and (self.skip_kind, self.skip_norm) == ("rskip", "batch"):
+            raise UserError("--skip-log-interval: x:F of rskip with --skip-norm batch cannot be had under --sync-bn")
         try:
             check_depth(self.depth)
             SkipConnection(WIDTHS[0], channel_dim=1, **self.skip_options())
@@ -160,7 +168,7 @@ SKIP_FIELDS = {
 }
 _RANGES: Sequence[Tuple[str, str, Callable[[float], bool]]] = (
     ("iterations batch_size test_interval", "an integer >= 1", lambda v: v >= 1),
-    ("train_images warmup_iterations save_interval crop", "an integer >= 0", lambda v: v >= 0),
+    ("train_images warmup_iterations save_interval skip_log_interval crop", "an integer >= 0", lambda v: v >= 0),
     ("lr warmup_lr lr_factor", "a number > 0", lambda v: v > 0),
     ("weight_decay", "a number >= 0", lambda v: v >= 0),
     ("momentum", "a number from 0 to below 1", lambda v: 0 <= v < 1),

@@ -16,9 +16,9 @@ from typing import Any, Dict, Iterable, Iterator, List, Tuple
 import torch
 from torch import Tensor
 
+from ..files import write_atomically
 from ..safe_load import CheckpointError, UserError, load_checkpoint
 from .console import tell
-from .files import write_atomically
 
 SIZE = 32
 SPLITS = ("train", "test")

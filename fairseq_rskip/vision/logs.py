@@ -12,10 +12,10 @@ from typing import Any, Dict, List, Optional
 import torch
 
 from .. import __version__
+from ..files import write_text
 from ..safe_load import UserError
 from .config import Config
 from .console import tell
-from .files import write_text
 
 LOG = "log.jsonl"
 LINES_EVERY = 30.0  # seconds between lines within an epoch, where there is no terminal
@@ -26,10 +26,13 @@ class RunLog:
     """The log of one run in ``folder``, of the first process; ``active=False`` makes it say and write nothing.
 
     ``history`` is what an earlier part of the run logged: the log is written anew from it, so that a run which was
-    killed and resumed has every epoch once.
+    killed and resumed has every epoch once. ``done`` is the iteration after which this part begins, the last of
+    ``history`` unless given; TensorBoard forgets what was logged after it.
     """
 
-    def __init__(self, folder: Path, history: List[Dict[str, Any]], config: Config, active: bool):
+    def __init__(
+        self, folder: Path, history: List[Dict[str, Any]], config: Config, active: bool, done: Optional[int] = None
+    ):
         self.path = folder / LOG
         self.active = active
         self.config = config
@@ -41,8 +44,9 @@ class RunLog:
         if not active:
             return
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in history))
-        done = history[-1]["iteration"] if history else 0
-        if config.tensorboard:
+        if done is None:
+            done = history[-1]["iteration"] if history else 0
+        if config.tensorboard or config.skip_log_interval:
             self.events = _writer(folder, purge_step=done + 1)
         if sys.stderr.isatty():
             self.bar = _bar(config.iterations, done)
@@ -84,6 +88,13 @@ class RunLog:
         parts.append(f"{record['images_per_second']:.0f} images/s")
         self.say("  ".join(parts))
 
+    def skips(self, number: int, values: Dict[str, float]) -> None:
+        """Write what iteration ``number`` showed of the skip connections, by its tags; most iterations have nothing."""
+        if values and self.events is not None:
+            for tag, value in values.items():
+                self.events.add_scalar(tag, value, number)
+            self.events.flush()
+
     def say(self, line: str) -> None:
         """Print a line, above the progress bar if there is one."""
         if not self.active:
@@ -111,7 +122,7 @@ def _writer(folder: Path, purge_step: int) -> Any:
             return importlib.import_module(module).SummaryWriter(str(folder), purge_step=purge_step)
         except ImportError:
             continue
-    raise UserError("--tensorboard needs tensorboardX: pip install tensorboardX")
+    raise UserError("--tensorboard and --skip-log-interval need tensorboardX: pip install tensorboardX")
 
 
 def versions() -> Dict[str, str]:

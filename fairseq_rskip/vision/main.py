@@ -8,13 +8,13 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
+from ..files import locked, write_json
 from ..safe_load import UserError
 from . import distributed
 from .config import Config, difference, parse
 from .console import tell
 from .data import ImageSet, load
 from .distributed import Group
-from .files import locked, write_json
 from .interrupt import Interrupted
 from .memory import keep_freed_memory
 from .run import RESULT, Run
@@ -102,7 +102,7 @@ def train_all(config: Config, group: Group) -> List[Dict[str, Any]]:
 def train_one(config: Config, seed: int, images: ImageSet, group: Group, folder: Path) -> Dict[str, Any]:
     """Train from ``seed`` in ``folder``. Raises ``UserError`` if another process does so already."""
     with locked(folder) if group.first else contextlib.nullcontext(True) as free:
-        if not group.least(int(free)):
+        if not group.least(int(bool(free))):
             raise UserError(f"another process is training in {folder}: wait for it, or choose another --output")
         return Run(config, seed, images, group, folder).run()
 

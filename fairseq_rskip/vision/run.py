@@ -5,12 +5,12 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List
 
+from ..files import remove_parts, write_json
 from ..safe_load import UserError
 from . import checkpoint
 from .config import Config
 from .data import ImageSet
 from .distributed import Group
-from .files import remove_parts, write_json
 from .interrupt import Interrupted, stop_on_signal
 from .logs import RunLog, machine, versions
 from .trainer import NEVER, Trainer
@@ -49,17 +49,18 @@ class Run:
         Raises ``UserError`` if a loss is not finite or a file cannot be written, and ``Interrupted`` after Ctrl-C or
         SIGTERM, with the state saved.
         """
-        log = RunLog(self.folder, self.history, self.config, active=self.group.first)
-        if self.trainer.iteration:
-            log.say(f"going on from iteration {self.trainer.iteration} of {self.path}")
+        done = self.trainer.iteration
+        log = RunLog(self.folder, self.history, self.config, active=self.group.first, done=done)
+        if done:
+            log.say(f"going on from iteration {done} of {self.path}")
         try:
             with stop_on_signal(active=self.group.world == 1) as stop:
                 while self.trainer.iteration < self.config.iterations:
                     self.iterate(log)
                     if stop.signal is not None:
                         self.save()
-                        done = f"stopped at iteration {self.trainer.iteration}"
-                        raise Interrupted(f"{done}; --resume goes on from {self.path}", stop.signal)
+                        stopped = f"stopped at iteration {self.trainer.iteration}"
+                        raise Interrupted(f"{stopped}; --resume goes on from {self.path}", stop.signal)
         finally:
             log.close()
         return self._finish()
@@ -76,6 +77,7 @@ class Run:
             self._check_loss()
         self.epoch_seconds += time.perf_counter() - start
         log.iteration(now, loss)
+        log.skips(now, trainer.skips)
         if ends_epoch:
             self._end_epoch(log)
         if saves:

@@ -2,13 +2,15 @@
 
 import contextlib
 import math
-from typing import Any, ContextManager, Dict, List, Tuple
+from typing import Any, ContextManager, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..safe_load import CheckpointError
+from ..analysis.live import summarise
+from ..analysis.probe import SkipProbe
+from ..safe_load import CheckpointError, UserError
 from . import random_state
 from .augment import Augmenter, channel_statistics
 from .config import Config
@@ -27,7 +29,9 @@ class Trainer:
     """A network started from ``seed``, trained on ``images`` (on ``group.device``) update by update.
 
     ``iteration`` counts the updates. ``meter`` is the sum of losses, of errors, and the number of images, of this
-    process, as far as ``settle`` has read them.
+    process, as far as ``settle`` has read them. ``skips`` is what the last update, if it was one to log, showed of the
+    skip connections (:mod:`..analysis.live`), in the first process. Raises ``UserError`` for settings that exclude each
+    other.
     """
 
     def __init__(self, config: Config, seed: int, images: ImageSet, group: Group):
@@ -54,10 +58,13 @@ class Trainer:
         self.iteration = 0
         self.meter = [0.0, 0.0, 0.0]
         self.pending: List[Tuple[Tensor, Tensor]] = []
+        self.skips: Dict[str, float] = {}
 
     def _wrapped(self) -> nn.Module:
         net: Any = torch.compile(self.module) if self.config.compile else self.module
         if self.group.world > 1:
+            if self.config.compile and self.config.skip_log_interval:
+                raise UserError("--skip-log-interval sees nothing under --compile with several processes: drop either")
             ids = [self.group.device.index] if self.group.device.type == "cuda" else None
             net = nn.parallel.DistributedDataParallel(net, device_ids=ids)
         return net
@@ -70,7 +77,12 @@ class Trainer:
             batch = Batch(*(part[share] for part in batch))
         x = self.augmenter.train(self.images.train_images, batch)
         y = self.images.train_labels[batch.index]
-        loss, logits = self.update(x, y)
+        interval = self.config.skip_log_interval
+        if interval and (self.iteration + 1) % interval == 0 and self.group.first:
+            loss, logits = self.measured_update(x, y)
+        else:
+            self.skips = {}
+            loss, logits = self.update(x, y)
         self.iteration += 1
         self.pending.append((loss, (logits.argmax(1) != y).sum()))  # read later: reading waits for the device
         return loss
@@ -99,12 +111,24 @@ class Trainer:
     def _meter(self) -> Tensor:
         return torch.tensor(self.meter, dtype=torch.float64, device=self.group.device)
 
-    def update(self, x: Tensor, y: Tensor) -> Tuple[Tensor, Tensor]:
-        """Forward, backward and the optimizer's step on images ``x`` with labels ``y``; returns loss and logits."""
+    def measured_update(self, x: Tensor, y: Tensor) -> Tuple[Tensor, Tensor]:
+        """``update`` that fills ``skips``, on this process's images."""
+        net = self.module if self.config.compile else self.net  # compiled code calls no hooks
+        scale = self.scaler.get_scale()
+        with SkipProbe(self.module) as probe:
+            done = self.update(x, y, net)
+        self.skips = summarise(probe, scale)
+        return done
+
+    def update(self, x: Tensor, y: Tensor, net: Optional[nn.Module] = None) -> Tuple[Tensor, Tensor]:
+        """Forward, backward and the optimizer's step on images ``x`` with labels ``y``; returns loss and logits.
+
+        ``net`` is this trainer's network in another wrapping, if any.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate(self.iteration)
         with self._autocast():
-            logits = self.net(x)
+            logits = (net or self.net)(x)
             loss = F.cross_entropy(logits, y)
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()

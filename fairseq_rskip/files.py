@@ -5,9 +5,9 @@ import fcntl
 import json
 import os
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterator
+from typing import IO, Any, BinaryIO, Callable, Iterator, Optional
 
-from ..safe_load import UserError
+from .safe_load import UserError
 
 PART = ".part"  # how the name of an unfinished file ends
 LOCK = ".lock"
@@ -37,19 +37,21 @@ def remove_parts(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Make ``folder`` and hold its lock during the block; gives False, without it, if another process holds it.
+def locked(folder: Path, name: str = LOCK, wait: bool = False) -> Iterator[Optional[IO[str]]]:
+    """Make ``folder`` and hold the lock ``name`` in it during the block; gives the open file, or None if another process
+    holds the lock (with ``wait`` it waits for it).
 
-    The system releases it when the process ends, however it ends. The file stays: removing it would be a race.
+    The system releases it when the process ends, however it ends, and all that it gave the file's descriptor to. The
+    file stays: removing it would be a race.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "a") as file:
+    with open(folder / name, "a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            yield False
+            yield None
         else:
-            yield True
+            yield file
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,0 +1,133 @@
+"""One run from its folder: the commands of run.json one after another, their output in log.txt, then metrics.json."""
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Dict, List, Optional, Set
+
+from fairseq_rskip.files import locked, write_json
+from reproduction import runs
+from reproduction.plans import TASKS, Job
+from reproduction.runs import BROKEN, DONE, RUNNING, STOPPED, State
+
+GRACE = 60.0  # seconds that a command has to save and stop
+LOOKS = 5  # tries for the lock, which `status` takes for a moment
+
+stopping = threading.Event()
+_children: Set[subprocess.Popen] = set()
+
+
+def execute(folder: Path, environment: Optional[Dict[str, str]] = None) -> State:
+    """Do the run of ``folder``, from where it was left; ``environment`` is added to this process's.
+
+    Returns what became of it: done, failed with the last error, stopped by ``stop``, or running elsewhere. Raises
+    ``UserError`` if ``folder`` is no run's.
+    """
+    job = runs.load(folder)
+    for _ in range(LOOKS):
+        with locked(folder, name=runs.LOCK) as lock:
+            if lock is not None:
+                return _attempt(job, environment or {}, lock.fileno())
+        time.sleep(0.1)
+    return State(RUNNING, detail="by another process")
+
+
+def _attempt(job: Job, environment: Dict[str, str], lock: int) -> State:
+    folder, metrics = job.folder, runs.metrics(job.folder)
+    if metrics:
+        return State(DONE, 1.0)
+    for name in (runs.FAILED, runs.QUEUED):
+        with contextlib.suppress(FileNotFoundError):
+            (folder / name).unlink()
+    about = runs.read(folder / runs.RUN)
+    commands = job.commands()
+    about.update(commands=commands, versions=runs.versions(), git=runs.git_commit())
+    about["attempts"] = [*about.get("attempts", []), {**runs.stamp(), "environment": environment}]
+    write_json(folder / runs.RUN, about)
+    start = time.time()
+    for command in commands:
+        begins = _size(folder / runs.LOG)
+        status = _run(command, folder / runs.LOG, environment, lock)
+        if stopping.is_set():
+            return State(STOPPED)
+        if status:
+            return _failed(folder, f"status {status}", last_error(folder / runs.LOG, begins), command)
+    result = TASKS[job.task].metrics(folder)
+    if result is None:
+        return _failed(folder, "no result", "the commands ended well, and left no whole result", commands[-1])
+    write_json(folder / runs.METRICS, {**result, "seconds": round(time.time() - start, 1), **runs.stamp()})
+    return State(DONE, 1.0)
+
+
+def _failed(folder: Path, status: str, error: str, command: List[str]) -> State:
+    about = {"error": error, "status": status, "command": shlex.join(command), **runs.stamp()}
+    write_json(folder / runs.FAILED, about)
+    return State(BROKEN, detail=error)
+
+
+def _run(command: List[str], log: Path, environment: Dict[str, str], lock: int) -> int:
+    """Run ``command`` with its output at the end of ``log``; returns its status.
+
+    It has a process group of its own, and keeps the run's lock as long as anything of it lives.
+    """
+    tools = os.path.dirname(os.path.abspath(sys.executable))
+    env = {**os.environ, "PATH": os.pathsep.join([tools, os.environ.get("PATH", "")]), **environment}
+    with open(log, "ab") as output:
+        output.write(f"== {runs.stamp()['time']} {shlex.join(command)}\n".encode())
+        output.flush()
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+            pass_fds=[lock],
+        )
+    _children.add(child)
+    try:
+        if stopping.is_set():
+            _signal(child, signal.SIGTERM)
+        return child.wait()
+    finally:
+        _children.discard(child)
+
+
+def stop() -> None:
+    """End what runs, in every thread: each command may save; what has not ended after a minute is killed."""
+    stopping.set()
+    children = list(_children)
+    for child in children:
+        _signal(child, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE
+    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for child in children:
+        _signal(child, signal.SIGKILL)
+
+
+def _signal(child: subprocess.Popen, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, number)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def last_error(log: Path, begins: int) -> str:
+    """The last line after byte ``begins`` of ``log`` that says what went wrong, else the last line."""
+    with open(log, "rb") as file:
+        file.seek(begins)
+        text = file.read().decode("utf-8", "replace")
+    lines = [line.strip() for line in re.split(r"[\r\n]+", text)[1:] if line.strip()]  # the first is the command
+    errors = [line for line in lines if re.match(r"(\S+: )?error: |[\w.]*(Error|Exception)(:|$)", line)]
+    line = (errors or lines or ["it said nothing"])[-1]
+    return re.sub(r"^error: ", "", line)[:500]

@@ -1,0 +1,116 @@
+"""A cell trained by train_cifar.py: its settings, its command, how far it is, and what came out."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.vision.config import DATA_SETS, FOLDER, Config, flag
+from fairseq_rskip.vision.logs import LOG
+from fairseq_rskip.vision.run import RESULT
+from reproduction.tables import ROOT, Cell, Options, StandIn
+
+FIELDS = {field.name: field for field in dataclasses.fields(Config) if not field.metadata.get("free")}
+NAMED = (
+    "data",
+    "depth",
+    "skip_kind",
+    "skip_lambda",
+    "skip_norm",
+    "iterations",
+    "warmup_iterations",
+)  # whatever they are
+LOWER_IS_BETTER = True
+
+
+def find_data(corpus: str) -> str:
+    """``--corpus`` as train_cifar.py's --data: a folder's path is one of images. Raises ``UserError``."""
+    if corpus in DATA_SETS:
+        return corpus
+    path = Path(corpus[len(FOLDER) :] if corpus.startswith(FOLDER) else corpus).expanduser()
+    if not path.is_dir():
+        raise UserError(f"--corpus {corpus}: no folder of images, and none of {', '.join(DATA_SETS)}")
+    return f"{FOLDER}{path.resolve()}"
+
+
+def data_name(data: str) -> str:
+    """What a report calls ``data``: a folder's own name."""
+    return Path(data[len(FOLDER) :]).name if data.startswith(FOLDER) else data
+
+
+def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Options) -> Dict[str, Any]:
+    """The cell's options, without what is train_cifar.py's default, the schedule shortened to ``scale`` of its length.
+
+    Raises ``UserError`` for an option that train_cifar.py does not take, or a value that it refuses.
+    """
+    options = {**stand_in.options, **cell.options, **changed}
+    given = {name.replace("-", "_"): value for name, value in options.items()}
+    unknown = sorted(set(given) - set(FIELDS) | {"data"} & set(given))
+    if unknown:
+        names = ", ".join(name.replace("_", "-") for name in FIELDS if name != "data")
+        raise UserError(f"train_cifar.py takes no option {unknown[0].replace('_', '-')!r} here; it takes {names}")
+    try:
+        whole = Config(data=data, **given)
+        steps = None if whole.milestones is None else tuple(max(1, round(step * scale)) for step in whole.milestones)
+        config = dataclasses.replace(
+            whole,
+            iterations=max(1, round(whole.iterations * scale)),
+            warmup_iterations=round(whole.warmup_iterations * scale),
+            milestones=steps,
+        )
+    except TypeError as error:
+        raise UserError(f"an option has a value of the wrong type: {error}") from None
+    defaults = Config(data=data)
+    return {name: value for name, value in config.fixed().items() if name in NAMED or value != getattr(defaults, name)}
+
+
+def identity(settings: Dict[str, Any]) -> Dict[str, Any]:
+    """What tells this cell's runs from others: where a folder of images lies does not (train_cifar.py checks it)."""
+    return {**settings, "data": data_name(settings["data"])}
+
+
+def slug(settings: Dict[str, Any]) -> str:
+    """A readable name for the cell's runs."""
+    return f"{Config(**_as_fields(settings)).name()}-{settings['iterations']}"
+
+
+def _as_fields(settings: Dict[str, Any]) -> Dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+
+
+def length(settings: Dict[str, Any]) -> str:
+    return f"{settings['iterations']:,} iterations"
+
+
+def commands(settings: Dict[str, Any], seed: int, folder: Path) -> List[List[str]]:
+    """The command lines that fill ``folder``, the run's; train_cifar.py makes it itself, one for each seed."""
+    words = [sys.executable, str(ROOT / "scripts" / "train_cifar.py")]
+    for name, value in settings.items():
+        field = FIELDS[name]
+        if isinstance(value, bool):
+            words.append(flag(field))
+        else:
+            words += [flag(field), *map(str, value if isinstance(value, (list, tuple)) else [value])]
+    return [[*words, "--seeds", str(seed), "--output", str(folder.parent), "--resume"]]
+
+
+def progress(settings: Dict[str, Any], folder: Path) -> float:
+    """The part of the run that is done, from 0 to 1, as its log says."""
+    try:
+        lines = (folder / LOG).read_text("utf-8").splitlines()
+        return json.loads(lines[-1])["iteration"] / settings["iterations"]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return 0.0
+
+
+def metrics(folder: Path) -> Optional[Dict[str, Any]]:
+    """``values`` by name and what else a report shows, or None if the run is not finished."""
+    try:
+        result = json.loads((folder / RESULT).read_text("utf-8"))
+        values = {name: float(result[name]) for name in ("error", "best_error", "test_loss", "train_loss")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    about = {name: result.get(name) for name in ("parameters", "train_seconds", "machine", "versions")}
+    return {"values": values, "unit": "% test error", **about}

@@ -1,0 +1,179 @@
+"""What ``scripts/reproduce.py`` does: list, run, status, report, execute."""
+
+import argparse
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+import yaml
+
+from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.vision.console import tell
+from reproduction import local, plans, runs, tables
+from reproduction.execution import execute
+from reproduction.plans import TASKS, Job, Plan
+from reproduction.tables import Options, StandIn, Table
+
+say = tell  # whoever reads may stop reading: the runs go on
+
+
+def list_tables(options: argparse.Namespace) -> None:
+    """Every table, or the rows of those named."""
+    known = tables.load_all(options.experiments)
+    for table in _named(options.tables, known).values() if options.tables else known.values():
+        cells = [cell for cell in tables.cells(table) if cell.run]
+        count = len(cells) * len(table.seeds)
+        say(
+            f"{table.name:<8} {table.title}: {len(cells)} cells x {len(table.seeds)} seeds = {count} runs ({table.data})"
+        )
+        for cell in cells if options.tables else ():
+            reported = "" if cell.reported is None else f"  reported {cell.reported}"
+            settings = " ".join(f"--{name} {value}" for name, value in cell.options.items())
+            say(f"  {cell.row}{' / ' + cell.column if cell.column else ''}{reported}  {cell.arch} {settings}".rstrip())
+    if not options.tables:
+        for name, stand_in in tables.load_stand_ins(options.experiments).items():
+            say(f"--corpus {name}: {stand_in.data} stands in for the data of {stand_in.task}")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plan, show or do the runs; returns the exit status."""
+    known = tables.load_all(options.experiments)
+    made: List[Plan] = []
+    todo: Dict[Path, Job] = {}
+    for table in _named(options.tables, known).values():
+        plan = make_plan(table, options)
+        made.append(plan)
+        todo.update({job.folder: job for job in plans.jobs(plan, table.task, options.output)})
+    if options.dry_run:
+        for job in todo.values():
+            say(f"# {local.name(job)}: {runs.state(job)}")
+            for command in job.commands():
+                say(shlex.join(command))
+        return 0
+    places = local.environments(options.jobs) if options.launcher == "local" else []
+    for plan in made:
+        plans.save(plan, options.output)
+    waiting = []
+    for job in todo.values():
+        state = runs.state(job)
+        if state.name in (runs.DONE, runs.RUNNING):
+            say(f"{state} already {local.name(job)}")
+        else:
+            runs.prepare(job)
+            waiting.append(job)
+    if options.launcher == "slurm":
+        from reproduction import slurm
+
+        return slurm.submit(waiting, options, say)
+    states = local.run_all(waiting, places, say)
+    failed = [state for state in states if state.name == runs.BROKEN]
+    if failed:
+        raise UserError(f"{len(failed)} of {len(states)} runs failed; reproduce.py status shows why")
+    return 0
+
+
+def make_plan(table: Table, options: argparse.Namespace) -> Plan:
+    """The plan that the command line asks for. Raises ``UserError``."""
+    stand_in, data = find_stand_in(table, options.corpus, tables.load_stand_ins(options.experiments))
+    chosen = plans.choose_cells(table, options.rows or [], options.columns or [])
+    return plans.make_plan(
+        table, stand_in, data, options.scale, parse_changes(options.set), list(options.seeds or table.seeds), chosen
+    )
+
+
+def find_stand_in(table: Table, corpus: Optional[str], known: Dict[str, StandIn]) -> Tuple[StandIn, str]:
+    """What ``--corpus`` means for ``table``, and the data to train on ("" for the table's). Raises ``UserError``."""
+    task = TASKS[table.task]
+    if corpus is None or corpus == table.data:
+        return StandIn(table.task, table.data), ""
+    if corpus in known:
+        if known[corpus].task != table.task:
+            raise UserError(f"--corpus {corpus} is for {known[corpus].task}, and {table.name} is of {table.task}")
+        return known[corpus], task.find_data(known[corpus].data)
+    data = task.find_data(corpus)
+    same = [s for s in known.values() if s.task == table.task and s.data == task.data_name(data)]
+    return (same or [StandIn(table.task, data)])[0], data
+
+
+def status(options: argparse.Namespace) -> None:
+    """Every plan with the state of its runs."""
+    known = tables.load_all(options.experiments)
+    found = plans.load_all(options.output)
+    if not found:
+        say(f"nothing has been run in {options.output}; reproduce.py list shows what can be")
+    for plan in found:
+        table = known.get(plan.table)
+        if table is None or (options.tables and plan.table not in options.tables):
+            continue
+        say(f"{plan.name}: {table.title}" + ("" if plan.whole else " (not the paper's settings)"))
+        for (row, column), settings in plan.settings.items():
+            for seed in plan.seeds:
+                folder = plans.run_folder(options.output, table.task, settings, seed)
+                state = runs.state(Job(table.task, settings, seed, folder))
+                value = runs.metrics(folder).get("values", {}).get(table.metric)
+                shown = f"{state}" + (f"  {table.metric} {value:.2f}" if value is not None else "")
+                say(f"  {row}{' / ' + column if column else ''}, seed {seed}: {shown}")
+
+
+def _named(names: List[str], known: Dict[str, Table]) -> Dict[str, Table]:
+    """The tables of these names. Raises ``UserError``."""
+    for name in names:
+        if name not in known:
+            raise UserError(f"no table named {name!r}; there are {', '.join(known)}")
+    return {name: known[name] for name in names}
+
+
+def parse_changes(words: List[str]) -> Options:
+    """``--set`` NAME=VALUE, the values as YAML has them. Raises ``UserError``."""
+    result = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        try:
+            result[name.lstrip("-")] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            result[name.lstrip("-")] = value
+        if not name or not equals or not isinstance(result[name.lstrip("-")], (bool, int, float, str)):
+            raise UserError(f"--set {word}: expected NAME=VALUE, an option without its dashes, such as depth=20")
+    return result
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run the subcommand; returns the exit status. What the user can mend is one line on standard error."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    actions: Dict[str, Any] = {
+        "list": list_tables,
+        "run": run,
+        "status": status,
+        "report": report,
+        "execute": execute_one,
+    }
+    try:
+        return actions[options.command](options) or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"error: {error.filename or 'the file system'}: {error.strerror or error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("error: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 1
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the report of all plans."""
+    from reporting.main import write_report
+
+    return write_report(options)
+
+
+def execute_one(options: argparse.Namespace) -> int:
+    """What a launcher starts elsewhere: the run of one prepared folder."""
+    state = execute(options.folder)
+    say(f"{state} {options.folder}")
+    return 0 if state.name in (runs.DONE, runs.RUNNING) else 1
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,145 @@
+"""A table as it is run: with which data, at which scale, with which changes and seeds, and which runs that takes.
+
+Runs are told apart by their settings, not by the table that asks for them: a row that several tables share is trained
+once. OUT/plans/<name>.json keeps what was asked for, OUT/runs/<name>/seed<n> is a run.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Tuple
+
+from fairseq_rskip.files import locked, write_json
+from fairseq_rskip.safe_load import UserError
+from reproduction import images, translation
+from reproduction.tables import Cell, Options, StandIn, Table, cells
+
+TASKS = {"images": images, "translation": translation}
+RUNS = "runs"
+PLANS = "plans"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: ``settings`` of its task, and the ``seed``, in ``folder``."""
+
+    task: str
+    settings: Dict[str, Any]
+    seed: int
+    folder: Path
+
+    def commands(self) -> List[List[str]]:
+        return TASKS[self.task].commands(self.settings, self.seed, self.folder)
+
+
+@dataclass
+class Plan:
+    """``table`` with the data ``data``, ``scale`` times its length, and options ``changed`` in every row.
+
+    Of the cells, those of ``chosen`` are run, (row, column) pairs, with ``seeds``; ``settings`` holds theirs.
+    """
+
+    table: str
+    data: str
+    scale: float
+    changed: Options
+    seeds: List[int]
+    name: str
+    settings: Dict[Tuple[str, str], Dict[str, Any]] = field(default_factory=dict)
+    stand_in: Options = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is the table as the paper has it: its data, its length, its options."""
+        return self.scale == 1 and not self.data and not self.changed and not self.stand_in
+
+
+def make_plan(
+    table: Table, stand_in: StandIn, data: str, scale: float, changed: Options, seeds: List[int], chosen: List[Cell]
+) -> Plan:
+    """The plan to run ``chosen`` cells of ``table``; ``data`` is "" for the table's own. Raises ``UserError``."""
+    task = TASKS[table.task]
+    plan = Plan(table.name, data, scale, dict(changed), seeds, _name(table, data, scale, changed), {}, stand_in.options)
+    for cell in chosen:
+        own = data or (cell.data if table.task == "translation" else task.find_data(cell.data))
+        try:
+            plan.settings[cell.row, cell.column] = task.settings(cell, own, stand_in, scale, changed)
+        except UserError as error:
+            where = f"{table.name}, row {cell.row!r}" + (f", column {cell.column!r}" if cell.column else "")
+            raise UserError(f"{where}: {error}") from None
+    return plan
+
+
+def choose_cells(table: Table, rows: List[str], columns: List[str]) -> List[Cell]:
+    """The cells to run of the named rows and columns, or of all. Raises ``UserError`` for a name it does not have."""
+    for kind, names, known in (
+        ("row", rows, [row.label for row in table.rows if row.run]),
+        ("column", columns, list(table.columns)),
+    ):
+        for name in names:
+            if name not in known:
+                raise UserError(f"{table.name} has no {kind} {name!r} to run; it has {', '.join(known)}")
+    return [
+        cell
+        for cell in cells(table)
+        if cell.run and (not rows or cell.row in rows) and (not columns or cell.column in columns)
+    ]
+
+
+def jobs(plan: Plan, task: str, out: Path) -> Iterator[Job]:
+    """The plan's runs, each once, seed by seed: the first seed of every row comes before the second of any."""
+    seen = set()
+    for seed in plan.seeds:
+        for settings in plan.settings.values():
+            job = Job(task, settings, seed, run_folder(out, task, settings, seed))
+            if job.folder not in seen:
+                seen.add(job.folder)
+                yield job
+
+
+def run_folder(out: Path, task: str, settings: Dict[str, Any], seed: int) -> Path:
+    """OUT/runs/<what it is>-<hash of its settings>/seed<n>."""
+    identity = TASKS[task].identity(settings)
+    digest = hashlib.sha256(json.dumps([task, identity], sort_keys=True).encode()).hexdigest()[:8]
+    return out / RUNS / f"{_clean(TASKS[task].slug(settings))}-{digest}" / f"seed{seed}"
+
+
+def save(plan: Plan, out: Path) -> None:
+    """Add ``plan`` to those in OUT: cells and seeds asked for earlier, under the same name, stay."""
+    folder = out / PLANS
+    path = folder / f"{plan.name}.json"
+    with locked(folder, wait=True):
+        earlier = load(path) if path.exists() else plan
+        seeds = [*earlier.seeds, *(seed for seed in plan.seeds if seed not in earlier.seeds)]
+        settings = {**earlier.settings, **plan.settings}
+        content = dataclasses.asdict(dataclasses.replace(plan, seeds=seeds, settings={}))
+        content["settings"] = [[row, column, value] for (row, column), value in settings.items()]
+        write_json(path, content)
+
+
+def load(path: Path) -> Plan:
+    """A plan that ``save`` wrote. Raises ``UserError``."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        content["settings"] = {(row, column): value for row, column, value in content["settings"]}
+        return Plan(**content)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"cannot read the plan {path}: {error}") from None
+
+
+def load_all(out: Path) -> List[Plan]:
+    """Every plan in OUT, sorted by name."""
+    return [load(path) for path in sorted((out / PLANS).glob("*.json"))]
+
+
+def _name(table: Table, data: str, scale: float, changed: Options) -> str:
+    words = [table.name, TASKS[table.task].data_name(data) if data else "", f"scale{scale:g}" if scale != 1 else ""]
+    words += [f"{name}-{value}" for name, value in sorted(changed.items())]
+    return _clean("-".join(filter(None, words)))
+
+
+def _clean(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:150]

@@ -1,0 +1,159 @@
+"""A cell trained by train.sh and scored by evaluate.sh: its settings, its commands, how far it is, what came out."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from fairseq_rskip.safe_load import UserError
+from reproduction.tables import ROOT, Cell, Options, StandIn
+
+LOWER_IS_BETTER = False
+CHECKPOINTS = "checkpoints"
+EVALUATION = "evaluation"
+OURS = ("save-dir", "seed", "arch", "user-dir", "restore-file")
+PROGRESS = {"updates": r"num_updates[= ](\d+)", "epochs": r"end of epoch (\d+)"}
+LOG_TAIL = 100_000  # bytes
+SHARE = 50  # a shortened run saves every 50th of itself: the five that are averaged are its last tenth
+
+
+def find_data(corpus: str) -> str:
+    """``--corpus`` as train.sh takes it: the name of a corpus, or a prepared folder's path. Raises ``UserError``."""
+    from training.recipes import NAMES
+
+    if corpus in NAMES:
+        return corpus
+    if not Path(corpus).is_dir():
+        raise UserError(f"--corpus {corpus}: no prepared folder, and none of {', '.join(NAMES)}")
+    return str(Path(corpus).resolve())
+
+
+def data_name(data: str) -> str:
+    """The corpus that is in ``data``, as its preparation.json says."""
+    from training.folders import find_data as find
+
+    return find(data, dry_run=True).name
+
+
+def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Options) -> Dict[str, Any]:
+    """The architecture and fairseq-train's options beside the corpus's recipe, shortened to ``scale`` of its length.
+
+    Raises ``UserError`` for an architecture that does not exist, or what train.sh refuses.
+    """
+    options = {**stand_in.options, **cell.options, **changed}
+    taken = sorted(set(options) & set(OURS))
+    if taken:
+        raise UserError(f"option {taken[0]!r} is set by reproduce.py itself")
+    recipe = _recipe(data)
+    if scale != 1 or stand_in.updates:
+        options.update(_schedule(data, recipe, stand_in, scale, options))
+    check(cell.arch, data, options)
+    ends = {**recipe, **options}
+    unit, end = ("updates", "max-update") if "max-update" in ends else ("epochs", "max-epoch")
+    return {"data": data, "arch": cell.arch, "options": options, "unit": unit, "length": int(ends[end])}
+
+
+def _recipe(data: str) -> Options:
+    from training.folders import find_data as find
+    from training.recipes import RECIPES
+
+    return RECIPES[find(data, dry_run=True).recipe].options
+
+
+def _schedule(data: str, recipe: Options, stand_in: StandIn, scale: float, options: Options) -> Options:
+    """Updates, warm-up and checkpoints of a run that is not the recipe's own. Raises ``UserError``."""
+    whole = options.get("max-update") or stand_in.updates or recipe.get("max-update")
+    if not whole:
+        raise UserError(f"{data} is trained by epochs, which --scale cannot shorten: give --set max-update=N")
+    updates = max(1, round(whole * scale))
+    return {
+        "max-update": updates,
+        "warmup-updates": max(1, round(options.get("warmup-updates", recipe["warmup-updates"]) * scale)),
+        "no-epoch-checkpoints": True,
+        "save-interval-updates": max(1, updates // SHARE),
+        "keep-interval-updates": 10,
+    }
+
+
+def check(arch: str, data: str, options: Options) -> None:
+    """Have train.sh's planner read the options. Raises ``UserError``."""
+    from training.options import Options as Reader
+    from training.options import check_arch, find_user_dir
+
+    words = as_words(options)
+    check_arch(arch, find_user_dir(words))
+    Reader(arch, _recipe(data), words)
+
+
+def as_words(options: Options) -> List[str]:
+    """Options as fairseq-train takes them; one that is true has no value, one that is false is left out."""
+    words = []
+    for name, value in options.items():
+        if value is not False:
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words
+
+
+def identity(settings: Dict[str, Any]) -> Dict[str, Any]:
+    """What tells this cell's runs from others: where the corpus lies does not (train.sh compares vocabularies)."""
+    return {**settings, "data": data_name(settings["data"])}
+
+
+def slug(settings: Dict[str, Any]) -> str:
+    """A readable name for the cell's runs."""
+    scale = settings["options"].get("skip-lambda")
+    words = [data_name(settings["data"]), settings["arch"], f"lambda{scale}" if scale else "", str(settings["length"])]
+    return "-".join(filter(None, words))
+
+
+def length(settings: Dict[str, Any]) -> str:
+    return f"{settings['length']:,} {settings['unit']}"
+
+
+def commands(settings: Dict[str, Any], seed: int, folder: Path) -> List[List[str]]:
+    """The command lines that fill ``folder``: training, then beam search and scores."""
+    save, scripts = folder / CHECKPOINTS, ROOT / "scripts"
+    words = [*as_words(settings["options"]), "--seed", str(seed), "--save-dir", str(save)]
+    return [
+        [str(scripts / "train.sh"), settings["data"], settings["arch"], *words],
+        [str(scripts / "evaluate.sh"), _prepared(settings["data"]), str(save), "--out", str(folder / EVALUATION)],
+    ]
+
+
+def _prepared(data: str) -> str:
+    return data if Path(data).is_dir() else str(ROOT / "data" / data)
+
+
+def progress(settings: Dict[str, Any], folder: Path) -> float:
+    """The part of the training that is done, from 0 to 1, as the end of train.log says."""
+    path = folder / CHECKPOINTS / "train.log"
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_TAIL))
+            tail = file.read().decode("utf-8", "replace")
+    except OSError:
+        return 0.0
+    done = re.findall(PROGRESS[settings["unit"]], tail)
+    return min(1.0, int(done[-1]) / settings["length"]) if done else 0.0
+
+
+def metrics(folder: Path) -> Optional[Dict[str, Any]]:
+    """``values`` and ``signatures`` by the names of evaluate.sh's scores, or None if the run is not finished."""
+    try:
+        report = json.loads((folder / EVALUATION / "scores.json").read_text("utf-8"))
+        values = {row["name"]: float(row["score"]) for row in report["scores"]}
+        signatures = {row["name"]: row["signature"] for row in report["scores"]}
+        weights = report["evaluation"]["weights"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    versions = {"python": sys.version.split()[0], **report["evaluation"].get("versions", {})}
+    return {
+        "values": values,
+        "signatures": signatures,
+        "unit": "BLEU",
+        "sentences": report["sentences"],
+        "references": report["ref"],
+        "weights": weights,
+        "versions": versions,
+    }
