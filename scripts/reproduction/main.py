@@ -14,6 +14,7 @@ from fairseq_rskip.vision.console import tell
 from reproduction import local, plans, runs, tables
 from reproduction.execution import execute
 from reproduction.plans import TASKS, Job, Plan
+from reproduction.results import collect
 from reproduction.tables import Options, StandIn, Table
 
 say = tell  # whoever reads may stop reading: the runs go on
@@ -24,10 +25,8 @@ def list_tables(options: argparse.Namespace) -> None:
     known = tables.load_all(options.experiments)
     for table in _named(options.tables, known).values() if options.tables else known.values():
         cells = [cell for cell in tables.cells(table) if cell.run]
-        count = len(cells) * len(table.seeds)
-        say(
-            f"{table.name:<8} {table.title}: {len(cells)} cells x {len(table.seeds)} seeds = {count} runs ({table.data})"
-        )
+        total = f"{len(cells)} cells x {len(table.seeds)} seeds = {len(cells) * len(table.seeds)} runs"
+        say(f"{table.name:<8} {table.title}: {total} ({table.data})")
         for cell in cells if options.tables else ():
             reported = "" if cell.reported is None else f"  reported {cell.reported}"
             settings = " ".join(f"--{name} {value}" for name, value in cell.options.items())
@@ -108,13 +107,11 @@ def status(options: argparse.Namespace) -> None:
         if table is None or (options.tables and plan.table not in options.tables):
             continue
         say(f"{plan.name}: {table.title}" + ("" if plan.whole else " (not the paper's settings)"))
-        for (row, column), settings in plan.settings.items():
-            for seed in plan.seeds:
-                folder = plans.run_folder(options.output, table.task, settings, seed)
-                state = runs.state(Job(table.task, settings, seed, folder))
-                value = runs.metrics(folder).get("values", {}).get(table.metric)
-                shown = f"{state}" + (f"  {table.metric} {value:.2f}" if value is not None else "")
-                say(f"  {row}{' / ' + column if column else ''}, seed {seed}: {shown}")
+        for result in collect(plan, table, options.output).cells.values():
+            cell, values = result.cell, result.values(table.metric)
+            for seed, state in result.states.items():
+                shown = f"  {table.metric} {values[seed]:.2f}" if seed in values else ""
+                say(f"  {cell.row}{' / ' + cell.column if cell.column else ''}, seed {seed}: {state}{shown}")
 
 
 def _named(names: List[str], known: Dict[str, Table]) -> Dict[str, Table]:

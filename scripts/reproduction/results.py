@@ -1,0 +1,57 @@
+"""What has come of a plan: for every cell of its table the runs, their states, and the values of finished ones."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+from reproduction import plans, runs
+from reproduction.plans import Job, Plan
+from reproduction.runs import DONE, State
+from reproduction.tables import Cell, Table, cells
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A cell with, by seed, its runs' folders, states, and the content of metrics.json where a run is done.
+
+    A cell that is not planned, or only quotes a figure, has none.
+    """
+
+    cell: Cell
+    folders: Dict[int, Path]
+    states: Dict[int, State]
+    metrics: Dict[int, Dict[str, Any]]
+
+    def values(self, metric: str) -> Dict[int, float]:
+        """The value of ``metric`` by seed, of the runs that are done."""
+        return {seed: content["values"][metric] for seed, content in self.metrics.items()}
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """A ``table`` as ``plan`` has it run; ``cells`` by row and column; ``length`` says how long a run is."""
+
+    table: Table
+    plan: Plan
+    cells: Dict[Tuple[str, str], CellResult]
+    data: List[str]
+    length: List[str]
+
+
+def collect(plan: Plan, table: Table, out: Path) -> TableResult:
+    """Read the state of every run of ``plan`` in ``out``."""
+    task = plans.TASKS[table.task]
+    found, data, lengths = {}, [], []
+    for cell in cells(table):
+        settings = plan.settings.get((cell.row, cell.column))
+        folders, states, metrics = {}, {}, {}
+        for seed in plan.seeds if settings else ():
+            folders[seed] = plans.run_folder(out, table.task, settings, seed)
+            states[seed] = runs.state(Job(table.task, settings, seed, folders[seed]))
+            if states[seed].name == DONE:
+                metrics[seed] = runs.metrics(folders[seed])
+        if settings:
+            data.append(task.identity(settings)["data"])
+            lengths.append(task.length(settings))
+        found[cell.row, cell.column] = CellResult(cell, folders, states, metrics)
+    return TableResult(table, plan, found, list(dict.fromkeys(data)), list(dict.fromkeys(lengths)))
