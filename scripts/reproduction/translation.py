@@ -15,7 +15,7 @@ EVALUATION = "evaluation"
 OURS = ("save-dir", "seed", "arch", "user-dir", "restore-file")
 PROGRESS = {"updates": r"num_updates[= ](\d+)", "epochs": r"end of epoch (\d+)"}
 LOG_TAIL = 100_000  # bytes
-SHARE = 50  # a shortened run saves every 50th of itself: the five that are averaged are its last tenth
+SHARE, AVERAGED = 20, 3  # a shortened run saves, and validates, every 20th of itself: the last three are averaged
 
 
 def find_data(corpus: str) -> str:
@@ -46,12 +46,14 @@ def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Op
     if taken:
         raise UserError(f"option {taken[0]!r} is set by reproduce.py itself")
     recipe = _recipe(data)
-    if scale != 1 or stand_in.updates:
+    shortened = scale != 1 or stand_in.updates > 0
+    if shortened:
         options.update(_schedule(data, recipe, stand_in, scale, options))
     check(cell.arch, data, options)
     ends = {**recipe, **options}
     unit, end = ("updates", "max-update") if "max-update" in ends else ("epochs", "max-epoch")
-    return {"data": data, "arch": cell.arch, "options": options, "unit": unit, "length": int(ends[end])}
+    result = {"data": data, "arch": cell.arch, "options": options, "unit": unit, "length": int(ends[end])}
+    return {**result, "average": AVERAGED} if shortened else result
 
 
 def _recipe(data: str) -> Options:
@@ -114,10 +116,11 @@ def length(settings: Dict[str, Any]) -> str:
 def commands(settings: Dict[str, Any], seed: int, folder: Path) -> List[List[str]]:
     """The command lines that fill ``folder``: training, then beam search and scores."""
     save, scripts = folder / CHECKPOINTS, ROOT / "scripts"
+    evaluate = [str(scripts / "evaluate.sh"), _prepared(settings["data"]), str(save), "--out", str(folder / EVALUATION)]
     words = [*as_words(settings["options"]), "--seed", str(seed), "--save-dir", str(save)]
     return [
         [str(scripts / "train.sh"), settings["data"], settings["arch"], *words],
-        [str(scripts / "evaluate.sh"), _prepared(settings["data"]), str(save), "--out", str(folder / EVALUATION)],
+        [*evaluate, *(["--average", str(settings["average"])] if "average" in settings else [])],
     ]
 
 
