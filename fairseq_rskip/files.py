@@ -38,8 +38,8 @@ def remove_parts(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path, name: str = LOCK, wait: bool = False) -> Iterator[Optional[IO[str]]]:
-    """Make ``folder`` and hold the lock ``name`` in it during the block; gives the open file, or None if another process
-    holds the lock (with ``wait`` it waits for it).
+    """Make ``folder`` and hold the lock ``name`` in it during the block; gives the open file, or None if another
+    process holds the lock (with ``wait`` it waits for it).
 
     The system releases it when the process ends, however it ends, and all that it gave the file's descriptor to. The
     file stays: removing it would be a race.

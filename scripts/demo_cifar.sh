@@ -46,7 +46,7 @@ key=$({
 folder=$parent/cifar-${key:0:12}
 
 python scripts/train_cifar.py "${options[@]}" --output "$folder" --resume
-python scripts/plot_runs.py "$folder" --output "$folder/curve.png" --labels 'ResNet-20, 2rSkip+LN'
+python scripts/analyze.py curves "ResNet-20, 2rSkip+LN=$folder" --output "$folder/curve"
 error=$(python -c 'import json, sys; print(json.load(open(sys.argv[1], encoding="utf-8"))["error"])' \
   "$folder/seed1/result.json")
 awk -v error="$error" -v most="$most_error" 'BEGIN { exit !(error + 0 <= most + 0) }' ||

@@ -113,7 +113,7 @@ install_all() {
 # The second call is for an installed fairseq of the same version but other content, which pip would keep.
 pip_install() {
   local pip=("$python" -m pip install)
-  (cd "$root" && "${pip[@]}" -c constraints.txt "$1" -e '.[test,experiments,vision]') >&2 &&
+  (cd "$root" && "${pip[@]}" -c constraints.txt "$1" -e '.[test,experiments,reproduce,vision]') >&2 &&
     if [[ $before != building ]]; then "${pip[@]}" --quiet --force-reinstall --no-deps "$1" >&2; fi
 }
 

@@ -1,46 +1,17 @@
-"""plot_runs.py, bench_cifar.py and demo_cifar.sh, as a person runs them."""
+"""bench_cifar.py and demo_cifar.sh, as a person runs them."""
 
 import csv
 import importlib.util
-import json
 import os
 import re
 import sys
 
 import pytest
 from conftest import ROOT, run_command
-from vision_helpers import error_line
 
 from fairseq_rskip.safe_load import UserError
 
 SCRIPTS = ROOT / "scripts"
-
-
-def write_log(folder, errors):
-    folder.mkdir(parents=True)
-    lines = [
-        json.dumps({"iteration": 10 * (k + 1), "train_loss": 2.0 / (k + 1), "test_error": error})
-        for k, error in enumerate(errors)
-    ]
-    (folder / "log.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
-
-
-def plot(*arguments):
-    return run_command([sys.executable, SCRIPTS / "plot_runs.py", *arguments])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix, magic", [("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_curves_of_several_runs(tmp_path, suffix, magic):
-    write_log(tmp_path / "đồ thị" / "seed1", [50, 30, 20])
-    write_log(tmp_path / "đồ thị" / "seed2", [55, 33])
-    write_log(tmp_path / "other", [60, 40])
-    with open(tmp_path / "other" / "log.jsonl", "a", encoding="utf-8") as log:
-        log.write('{"iteration": 30, "tra')  # what a kill leaves
-    figure = tmp_path / f"hai đường.{suffix}"
-    done = plot(tmp_path / "đồ thị", tmp_path / "other", "--output", figure)
-    assert (done.returncode, done.stdout) == (0, f"2 runs drawn into {figure}\n"), done.stderr
-    assert figure.read_bytes().startswith(magic)
 
 
 def module(name):
@@ -49,45 +20,6 @@ def module(name):
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
-
-
-def test_what_cannot_be_drawn_is_one_line(tmp_path, capfd):
-    plot_runs = module("plot_runs")
-    for name, content in (("binary", b"\xff\xfe\x00log"), ("number", b"7\n7\n"), ("none", b"")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "log.jsonl").write_bytes(content)
-    write_log(tmp_path / "run", [50])
-    (tmp_path / "empty").mkdir()
-    figure = tmp_path / "curves.png"
-    for arguments, message in (
-        ((tmp_path / "empty", "--output", figure), f"{tmp_path}/empty holds no log.jsonl: expected a folder that"),
-        (
-            (tmp_path / "run", "--output", tmp_path / "curves.gif"),
-            "curves.gif: expected a name that ends in .png, .pdf",
-        ),
-        ((tmp_path / "binary", "--output", figure), f"{tmp_path}/binary/log.jsonl is not a log of train_cifar.py: it"),
-        ((tmp_path / "number", "--output", figure), "number/log.jsonl, line 1, is not a record of train_cifar.py"),
-        ((tmp_path / "run", tmp_path / "run", "--output", figure), "--labels: expected 2 different names, one a run"),
-    ):
-        assert plot_runs.main([str(argument) for argument in arguments]) == 1
-        assert message in error_line(capfd.readouterr().err)
-    assert plot_runs.main([str(tmp_path / "none"), "--output", str(figure)]) == 1
-    assert capfd.readouterr().err.splitlines()[1] == "error: there is nothing to draw: no run has finished an epoch"
-    assert not figure.exists()
-
-
-def test_a_run_without_an_epoch_is_left_out_with_a_warning(tmp_path, capfd, monkeypatch):
-    plot_runs, drawn = module("plot_runs"), {}
-    monkeypatch.setattr(plot_runs, "draw", lambda runs, output, first: drawn.update(runs))
-    write_log(tmp_path / "run" / "seed1", [50])
-    write_log(tmp_path / "run" / "seed2", [])
-    write_log(tmp_path / "fresh", [])
-    assert plot_runs.main([str(tmp_path / "run"), str(tmp_path / "fresh"), "--output", str(tmp_path / "a.png")]) == 0
-    assert {name: [len(seed) for seed in seeds] for name, seeds in drawn.items()} == {"run": [1]}
-    assert capfd.readouterr().err.splitlines() == [
-        f"warning: {folder}/log.jsonl holds no epoch yet and is left out"
-        for folder in (tmp_path / "run" / "seed2", tmp_path / "fresh")
-    ]
 
 
 @pytest.mark.slow

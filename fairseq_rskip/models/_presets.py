@@ -12,6 +12,7 @@ from fairseq.models.transformer.transformer_config import (
 )
 
 from fairseq_rskip.modules.skip_config import SkipConfig
+from fairseq_rskip.modules.skip_log import SkipLogConfig
 
 # variant -> defaults of SkipConfig (README's variant table has the same rows)
 VARIANTS: Dict[str, Dict[str, Any]] = {
@@ -79,7 +80,7 @@ def _flat_fields() -> Iterator[Tuple[str, Any, Any]]:
 SkipTransformerConfig = make_dataclass(
     "SkipTransformerConfig",
     list(_flat_fields()),
-    bases=(SkipConfig,),
+    bases=(SkipConfig, SkipLogConfig),
     namespace={"__doc__": "Every option of a skip Transformer, flat; the defaults are Base with rSkip+LN, λ = 2."},
 )
 
@@ -107,6 +108,8 @@ def resolve(cfg) -> TransformerConfig:
     """fairseq's nested config of a flat one (dataclass or DictConfig), with the skip options as ``.skip``."""
     flat = {f.name: getattr(cfg, f.name) for f in fields(SkipTransformerConfig) if f.name != "_name"}
     skip = SkipConfig(**{f.name: flat.pop(f.name) for f in fields(SkipConfig) if f.name != "_name"})
+    for f in fields(SkipLogConfig):
+        flat.pop(f.name, None)  # of the training, not of the model
     for name in _FOLLOWS_ENCODER:
         flat[name] = flat[name] or flat[name.replace("decoder", "encoder")]
     for name in _FOLLOWS_DECODER:

@@ -8,6 +8,7 @@ from fairseq.models.transformer import TransformerModelBase
 
 from fairseq_rskip.compat import UserError
 from fairseq_rskip.models._presets import SkipTransformerConfig, architectures, resolve
+from fairseq_rskip.modules import skip_log
 from fairseq_rskip.modules.transformer import SkipTransformerDecoder, SkipTransformerEncoder
 from fairseq_rskip.residual import SkipConnection
 
@@ -30,6 +31,7 @@ class SkipTransformerModel(TransformerModelBase):
     def build_model(cls, cfg, task):
         """Build from a flat config. Raises :class:`~fairseq_rskip.compat.UserError` where its options contradict."""
         arch = getattr(cfg, "_name", None) or cls.__name__
+        skip_log.check_interval(cfg.skip_log_interval)
         config = resolve(cfg)
         config.skip.check(arch, pre_norm=config.encoder.normalize_before or config.decoder.normalize_before)
         if config.share_all_embeddings and task.source_dictionary != task.target_dictionary:
@@ -42,6 +44,7 @@ class SkipTransformerModel(TransformerModelBase):
         warning = config.skip.growth_warning(*counts)
         if warning:
             logger.warning(warning)
+        skip_log.attach(task, model, cfg.skip_log_interval)
         return model
 
     @classmethod

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional
 import torch
 
 from .. import __version__
+from ..analysis.live import WRITING
 from ..files import write_text
 from ..safe_load import UserError
 from .config import Config
@@ -93,7 +94,6 @@ class RunLog:
         if values and self.events is not None:
             for tag, value in values.items():
                 self.events.add_scalar(tag, value, number)
-            self.events.flush()
 
     def say(self, line: str) -> None:
         """Print a line, above the progress bar if there is one."""
@@ -119,7 +119,7 @@ def _bar(total: int, done: int) -> Optional[Any]:
 def _writer(folder: Path, purge_step: int) -> Any:
     for module in ("tensorboardX", "torch.utils.tensorboard"):
         try:
-            return importlib.import_module(module).SummaryWriter(str(folder), purge_step=purge_step)
+            return importlib.import_module(module).SummaryWriter(str(folder), purge_step=purge_step, **WRITING)
         except ImportError:
             continue
     raise UserError("--tensorboard and --skip-log-interval need tensorboardX: pip install tensorboardX")

@@ -98,7 +98,7 @@ class Options:
         self.positions = find_positions(args, defaults, self.given)
         self.dim = getattr(args, "encoder_embed_dim", None) or defaults.get("encoder_embed_dim") or 512
         self.shares = self.given.get("share_all_embeddings") or defaults.get("share_all_embeddings", False)
-        skips = (name for name in defaults if name.startswith("skip_"))
+        skips = (name for name in defaults if name.startswith("skip_") and name != "skip_log_interval")
         self.settings = {"arch": arch, **{name: self.given.get(name, defaults[name]) for name in skips}, **shape}
         check_model(arch, config, self.given, shape)
 

@@ -1,0 +1,152 @@
+"""How much of x and of F(x) is in y: ``y = a * x + b * F + c`` with the statistics of every G held constant.
+
+Each skip connection is such an elementwise affine map for a given input. :func:`coefficients` finds a, b and c without
+the formula of ``skip_ratio``: it runs the skip connection's own forward on what it has just seen, lets every G's
+statistics, measured here from that G's input, be constants to autograd, and differentiates. So a / b checks the closed
+form, kind by kind.
+
+The paper's effective scale. Section 4.3 of Liu et al. (2020) says that layer normalisation "does not adjust the
+effective scale of the skip connection in forward propagation such that the effective scale becomes 1", and reports a
+learned effective scale of 2.82 for 2xSkip+LN and 2.64 for 2rSkip+LN, averaged over the shown blocks, without defining
+it. It cannot be the ratio x:F, which is exactly lambda = 2 for 2xSkip+LN, whatever is learned, since G scales x and F
+alike. What the gain does change is the coefficient of x in y, ``lambda * w / sigma`` for xSkip+LN. Our reading, and it
+is no more than that: the effective scale is the mean of ``|a|`` over examples, positions and features, then over the
+blocks shown. For those who read it as the share of the two parts, ``||a * x|| / ||b * F||`` is measured, too.
+"""
+
+import contextlib
+import dataclasses
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ..norms import BatchNorm, Norm
+from ..residual import SkipConnection
+from .probe import example_mean, example_norm, inputs
+
+
+class Coefficients(NamedTuple):
+    """``y = a * x + b * F + c``, each of x's shape; padded positions of a batch norm have no meaning."""
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+
+
+def coefficients(skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Coefficients:
+    """The coefficients of ``skip`` for these inputs, in x's dtype; shapes as for ``skip.forward``.
+
+    Raises ``ValueError`` for a batch norm in training mode: evaluation is what it has constant statistics in.
+    """
+    if any(isinstance(norm, BatchNorm) and norm.training for norm in skip.norms):
+        raise ValueError("coefficients of a batch norm need evaluation mode: call model.eval() first")
+    x, f_x = x.detach().requires_grad_(), f_x.detach().requires_grad_()
+    with torch.enable_grad(), _constant_statistics(skip):
+        y = skip.forward(x, f_x, padding_mask)
+        a, b = torch.autograd.grad(y.sum(), (x, f_x))  # elementwise: the gradient of the sum is the derivative
+    return Coefficients(a, b, (y - a * x - b * f_x).detach())
+
+
+@contextlib.contextmanager
+def _constant_statistics(skip: SkipConnection) -> Iterator[None]:
+    """Every G of ``skip`` is replaced by the affine map that it is for its input, statistics constant."""
+    handles = [norm.register_forward_hook(_as_affine_map) for norm in skip.norms]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _as_affine_map(norm: Norm, args: Tuple[Any, ...], _output: Tensor) -> Tensor:
+    z = args[0]
+    mean, deviation = _statistics(norm, z.detach())
+    return (z - mean) / deviation * norm.per_channel(norm.weight) + norm.per_channel(norm.bias)
+
+
+def _statistics(norm: Norm, z: Tensor) -> Tuple[Tensor, Tensor]:
+    """Mean and standard deviation of G's input, broadcastable to it: of torch's own making, not ``Norm.moments``."""
+    if isinstance(norm, BatchNorm):
+        mean, variance = norm.per_channel(norm.running_mean), norm.per_channel(norm.running_var)
+    else:
+        axes = (1, 2, 3) if norm.norm_axes == "chw" else norm.channel_dim
+        variance, mean = torch.var_mean(z, dim=axes, correction=0, keepdim=True)
+    return mean, (variance + norm.eps).sqrt()
+
+
+@dataclasses.dataclass
+class Scales:
+    """What :class:`CoefficientProbe` found at one skip connection; a list holds one value an example, float64."""
+
+    a: List[Tensor] = dataclasses.field(default_factory=list)
+    b: List[Tensor] = dataclasses.field(default_factory=list)
+    ratio: List[Tensor] = dataclasses.field(default_factory=list)
+    closed_form: List[Tensor] = dataclasses.field(default_factory=list)
+    parts: List[Tensor] = dataclasses.field(default_factory=list)
+    difference: float = 0.0
+    mismatch: float = 0.0
+
+
+class CoefficientProbe:
+    """Coefficients of every skip connection below ``model`` in the forward passes of a ``with`` block.
+
+    ``scales`` is module name -> :class:`Scales`: per example the means over positions and features of ``|a|``,
+    ``|b|``, ``a / b`` and of ``skip_ratio`` (``closed_form``), and ``parts``, ``||a * x|| / ||b * F||``;
+    ``difference``, the largest relative difference between a / b and the closed form at any position and feature;
+    ``mismatch``, the largest difference between the real output and ``a*x + b*F + c``, relative to the largest value of
+    that output. All of it in float64. Hooks are there only within the block.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.skips: Dict[str, SkipConnection] = {
+            name: module for name, module in model.named_modules() if isinstance(module, SkipConnection)
+        }
+        self.scales = {name: Scales() for name in self.skips}
+        self._handles: List[Any] = []
+
+    def __enter__(self) -> "CoefficientProbe":
+        for name, skip in self.skips.items():
+            hook = _measuring_hook(self.scales[name])
+            self._handles.append(skip.register_forward_hook(hook, with_kwargs=True))
+        return self
+
+    def __exit__(self, *_exception: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _measuring_hook(scales: Scales) -> Callable[..., None]:
+    def hook(skip: SkipConnection, args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Tensor) -> None:
+        x, f_x, padding_mask = inputs(*args, **kwargs)
+        x, f_x, output = x.detach().double(), f_x.detach().double(), output.detach().double()
+        a, b, c = coefficients(skip, x, f_x, padding_mask)
+        with torch.no_grad():
+            closed = skip.skip_ratio(x, f_x, padding_mask)
+            for values, per_position in (
+                (scales.a, a.abs()),
+                (scales.b, b.abs()),
+                (scales.ratio, a / b),
+                (scales.closed_form, closed),
+            ):
+                values.append(example_mean(skip, per_position, padding_mask).cpu())
+            parts = [example_norm(skip, part, padding_mask) for part in (a * x, b * f_x)]
+            scales.parts.append((parts[0] / parts[1]).cpu())
+            apart = torch.where(a / b == closed, torch.zeros_like(closed), (a / b - closed) / closed)  # 0 or inf twice
+            scales.difference = _larger(scales.difference, _largest(apart, skip, padding_mask))
+            apart = _largest(a * x + b * f_x + c - output, skip, padding_mask)
+            scales.mismatch = _larger(scales.mismatch, apart / _largest(output, skip, padding_mask))
+
+    return hook
+
+
+def _largest(values: Tensor, skip: SkipConnection, padding_mask: Optional[Tensor]) -> float:
+    """The largest absolute value at an unpadded position."""
+    if padding_mask is not None:
+        values = values.masked_fill(padding_mask.unsqueeze(skip.channel_dim), 0.0)
+    return float(values.abs().max())
+
+
+def _larger(old: float, new: float) -> float:
+    return old if new <= old else new  # NaN is the larger

@@ -1,0 +1,186 @@
+"""What becomes of gradients, branches and tokens on the way through a deep stack at initialisation.
+
+Three demonstrations, each block by block and averaged over examples:
+
+* ``gradient``: the norm of the loss gradient at a block's output, over that at the last block's. In He et al. 2016b,
+  Eq. 8, the skip path of ``y = lambda * x + F(x)`` contributes the factor ``lambda^(L - l)`` at block l of L.
+* ``branch``: ``|F(x)| / |x|``. A block where it is near 0 is near the identity (the identity plateau).
+* ``similarity``: the mean cosine of two different tokens, in a stack of self-attention (Dong et al. 2021 show that it
+  goes to 1 without skips).
+"""
+
+import dataclasses
+import math
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from ..safe_load import UserError
+from .depth_stack import VARIANTS, SelfAttention, Stack, TwoLayers, Variant
+
+QUANTITIES = ("gradient", "branch", "similarity")
+HEADS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Sizes of the stacks. ``gain`` is ``|F(x)| / |x|`` of a branch without normalisation, in expectation."""
+
+    blocks: int = 50
+    dim: int = 64
+    gain: float = 0.25
+    seeds: int = 5
+    examples: int = 32
+    tokens: int = 16
+
+    def __post_init__(self) -> None:
+        """Raises ``UserError`` for what no stack can have."""
+        for name, least in (("blocks", 2), ("dim", HEADS), ("seeds", 1), ("examples", 1), ("tokens", 2)):
+            if getattr(self, name) < least:
+                raise UserError(f"--{name} {getattr(self, name)}: expected an integer >= {least}")
+        if self.dim % HEADS:
+            raise UserError(f"--dim {self.dim}: expected a multiple of {HEADS}, the number of attention heads")
+        if not 0 <= self.gain < math.inf:
+            raise UserError(f"--gain {self.gain}: expected a number >= 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """One quantity of one variant: ``mean`` and ``deviation`` (over seeds; None for one) of each of ``blocks``.
+
+    Blocks count from 1; block 0, which only the similarity has, is the stack's input.
+    """
+
+    quantity: str
+    variant: Variant
+    blocks: List[int]
+    mean: List[float]
+    deviation: Optional[List[float]]
+
+
+def gradient_norms(stack: Stack, x: Tensor, upstream: Tensor) -> Tensor:
+    """``(blocks,)``: the mean over examples of the gradient's norm at each block's output, over that at the last's.
+
+    ``upstream``, of ``x``'s shape ``(examples, dim)``, is the loss gradient at the last block's output.
+    """
+    outputs = stack(x.detach().requires_grad_()).outputs  # no branch has a weight that asks for gradients
+    gradients = torch.autograd.grad(outputs[-1], outputs, upstream)
+    norms = _norms(gradients)
+    return (norms / norms[-1]).mean(1)
+
+
+@torch.no_grad()
+def branch_ratios(stack: Stack, x: Tensor) -> Tensor:
+    """``(blocks,)``: the mean over examples of ``|F(x)| / |x|``; ``x`` is ``(examples, dim)``. 0 where F(x) is."""
+    found = stack(x)
+    branches = _norms(found.branches)
+    return torch.where(branches == 0, branches, branches / _norms(found.inputs)).mean(1)
+
+
+def _norms(tensors: Sequence[Tensor]) -> Tensor:
+    """``(blocks, examples)``; scaled first, so that squares neither overflow nor vanish."""
+    values = torch.stack(list(tensors))
+    largest = values.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
+    return torch.linalg.vector_norm(values / largest, dim=-1) * largest.squeeze(-1)
+
+
+def token_similarity(x: Tensor) -> Tensor:
+    """``(examples,)``: the mean cosine of all pairs of different tokens of ``x``, ``(tokens, examples, dim)``."""
+    tokens = x.size(0)
+    total = torch.nn.functional.normalize(x, dim=-1).sum(0).square().sum(-1)  # |sum u|^2 = n + pairs
+    return (total - tokens) / (tokens * (tokens - 1))
+
+
+@torch.no_grad()
+def similarities(stack: Stack, x: Tensor) -> Tensor:
+    """``(blocks + 1,)``: the mean similarity of the input's tokens and of each block's output's."""
+    return torch.stack([token_similarity(y).mean() for y in [x, *stack(x).outputs]])
+
+
+def rate(profile: Profile) -> Optional[float]:
+    """The factor by which a quantity grows from one block to the one before, fitted by least squares to its logarithm.
+
+    For gradients it is lambda of Eq. 8 where the skip path is all there is. None if a value is 0.
+    """
+    if min(profile.mean) <= 0:
+        return None
+    block = torch.tensor(profile.blocks, dtype=torch.float64)
+    logarithm = torch.tensor(profile.mean, dtype=torch.float64).log()
+    block, logarithm = block - block.mean(), logarithm - logarithm.mean()
+    return math.exp(-float((block * logarithm).sum() / block.square().sum()))
+
+
+def expected_rate(variant: Variant, gain: float) -> Optional[float]:
+    """``sqrt(lambda^2 + gain^2)``: the rate of an xskip stack without G with its branches counted; else None.
+
+    Skip path and branch are uncorrelated at initialisation, so their squared norms add up.
+    """
+    if variant.kind is None:
+        return gain
+    return None if variant.path is None else math.hypot(variant.path, gain)
+
+
+def measure(settings: Settings, variants: Iterable[Variant] = VARIANTS) -> List[Profile]:
+    """Every quantity of every variant. Raises ``UserError`` if a stack is too deep for float64."""
+    profiles = []
+    for variant in variants:
+        values: Dict[str, List[Tensor]] = {quantity: [] for quantity in QUANTITIES}
+        for seed in range(settings.seeds):
+            for quantity, found in _one_seed(settings, variant, seed).items():
+                values[quantity].append(found)
+        profiles += [_profile(quantity, variant, torch.stack(found)) for quantity, found in values.items()]
+    return profiles
+
+
+def _one_seed(settings: Settings, variant: Variant, seed: int) -> Dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, settings.dim, dtype=torch.float64, generator=generator)
+
+    def stack(branch: Callable[[], torch.nn.Module]) -> Stack:
+        return Stack(variant, settings.blocks, settings.dim, branch)
+
+    x, upstream, tokens = draw(settings.examples), draw(settings.examples), draw(settings.tokens, settings.examples)
+    bare = stack(lambda: TwoLayers(settings.dim, settings.gain, generator))
+    normalised = stack(lambda: TwoLayers(settings.dim, settings.gain, generator, pre_norm=True))
+    attention = stack(lambda: SelfAttention(settings.dim, HEADS, generator))
+    return {
+        "gradient": gradient_norms(bare, x, upstream),
+        "branch": branch_ratios(normalised, x),
+        "similarity": similarities(attention, tokens),
+    }
+
+
+def _profile(quantity: str, variant: Variant, values: Tensor) -> Profile:
+    """``values`` is ``(seeds, blocks)``, or ``(seeds, blocks + 1)`` from block 0 on."""
+    first = 0 if quantity == "similarity" else 1
+    if not torch.isfinite(values).all():
+        raise UserError(f"{variant.name}: the {quantity} leaves what float64 can hold: take fewer --blocks")
+    deviation = values.std(0).tolist() if len(values) > 1 else None
+    return Profile(quantity, variant, list(range(first, first + values.size(1))), values.mean(0).tolist(), deviation)
+
+
+def rows(profiles: Sequence[Profile], settings: Settings) -> List[Dict[str, Any]]:
+    """One row a block, for a CSV; ``skip_path`` is ``lambda^(L - l)`` beside the gradients it predicts."""
+    table = []
+    for profile in profiles:
+        variant = profile.variant
+        path = variant.path if profile.quantity == "gradient" else None
+        for position, block in enumerate(profile.blocks):
+            table.append(
+                {
+                    "quantity": profile.quantity,
+                    "variant": variant.name,
+                    "kind": variant.kind,
+                    "skip_lambda": variant.skip_lambda,
+                    "norm": variant.norm,
+                    "block": block,
+                    "mean": profile.mean[position],
+                    "deviation_over_seeds": profile.deviation and profile.deviation[position],
+                    "skip_path": None if path is None else path ** (settings.blocks - block),
+                    **dataclasses.asdict(settings),
+                }
+            )
+    return table

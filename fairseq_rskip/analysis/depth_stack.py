@@ -1,0 +1,127 @@
+"""Stacks of residual blocks around :class:`fairseq_rskip.residual.SkipConnection`, at initialisation, in float64.
+
+Weights come from one generator, so that stacks of different skips from one seed have the same branches.
+"""
+
+import dataclasses
+import math
+from typing import Callable, List, NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..residual import SkipConnection
+
+
+class NoSkip(nn.Module):
+    """``y = F(x)``."""
+
+    def forward(self, x: Tensor, f_x: Tensor) -> Tensor:
+        return f_x
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A skip by the paper's name; ``kind`` None is a stack without skip connections, y = F(x)."""
+
+    name: str
+    kind: Optional[str] = None
+    skip_lambda: Optional[float] = None
+    norm: str = "none"
+
+    def skip(self, dim: int) -> nn.Module:
+        """A module ``y = skip(x, f_x)`` for features of size ``dim``."""
+        if self.kind is None:
+            return NoSkip()
+        return SkipConnection(dim, kind=self.kind, skip_lambda=self.skip_lambda, norm=self.norm).double()
+
+    @property
+    def path(self) -> Optional[float]:
+        """The factor of one block's skip path in He et al. 2016b, Eq. 8: lambda, where no G follows, else None."""
+        return self.skip_lambda if self.kind == "xskip" and self.norm == "none" else None
+
+
+VARIANTS = (
+    Variant("no skip"),
+    Variant("0.5xSkip", "xskip", 0.5),
+    Variant("1xSkip", "xskip", 1.0),
+    Variant("2xSkip", "xskip", 2.0),
+    Variant("1xSkip+LN", "xskip", 1.0, "layer"),
+    Variant("2xSkip+LN", "xskip", 2.0, "layer"),
+    Variant("2rSkip+LN", "rskip", 2, "layer"),
+)
+
+
+def _weight(rows: int, columns: int, deviation: float, generator: torch.Generator) -> nn.Parameter:
+    values = torch.randn(rows, columns, dtype=torch.float64, generator=generator)
+    return nn.Parameter(values * deviation, requires_grad=False)
+
+
+class TwoLayers(nn.Module):
+    """``F(x) = W2 relu(W1 x)`` over the last dimension, with He's initialisation of W1 and W2 scaled by ``gain``.
+
+    In expectation over the weights ``|F(x)|^2 = gain^2 |x|^2``, and the same for the gradient through F. ``pre_norm``
+    normalises x first, as pre-activation ResNets and pre-norm Transformers do. ``gain`` 0 makes F zero.
+    """
+
+    def __init__(self, dim: int, gain: float, generator: torch.Generator, pre_norm: bool = False):
+        super().__init__()
+        hidden = 4 * dim
+        self.pre_norm = pre_norm
+        self.first = _weight(hidden, dim, math.sqrt(2 / dim), generator)
+        self.second = _weight(dim, hidden, gain / math.sqrt(hidden), generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.pre_norm:
+            x = functional.layer_norm(x, x.shape[-1:])
+        return functional.linear(functional.relu(functional.linear(x, self.first)), self.second)
+
+
+class SelfAttention(nn.Module):
+    """``F(x)``: multi-head self-attention of ``layer_norm(x)``, x ``(tokens, examples, dim)``, without a mask.
+
+    All four weights keep the norm of what they multiply (deviation ``1 / sqrt(dim)``).
+    """
+
+    def __init__(self, dim: int, heads: int, generator: torch.Generator):
+        super().__init__()
+        self.heads = heads
+        self.inward = _weight(3 * dim, dim, 1 / math.sqrt(dim), generator)
+        self.outward = _weight(dim, dim, 1 / math.sqrt(dim), generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens, examples, dim = x.shape
+        inward = functional.linear(functional.layer_norm(x, (dim,)), self.inward)
+        # (tokens, examples, 3, heads, size) -> three of (examples, heads, tokens, size)
+        query, key, value = inward.view(tokens, examples, 3, self.heads, -1).permute(2, 1, 3, 0, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value)
+        return functional.linear(mixed.permute(2, 0, 1, 3).reshape(tokens, examples, dim), self.outward)
+
+
+class Pass(NamedTuple):
+    """What one forward pass met, block by block from the input on: x, F(x) and y."""
+
+    inputs: List[Tensor]
+    branches: List[Tensor]
+    outputs: List[Tensor]
+
+
+class Stack(nn.Module):
+    """``blocks`` residual blocks, each a branch of its own from ``branch()`` and a skip of ``variant``."""
+
+    def __init__(self, variant: Variant, blocks: int, dim: int, branch: Callable[[], nn.Module]):
+        super().__init__()
+        self.branches = nn.ModuleList(branch() for _ in range(blocks))
+        self.skips = nn.ModuleList(variant.skip(dim) for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Pass:
+        """``x`` is ``(..., dim)``, float64."""
+        found = Pass([], [], [])
+        for branch, skip in zip(self.branches, self.skips):
+            f_x = branch(x)
+            y = skip(x, f_x)
+            for values, value in zip(found, (x, f_x, y)):
+                values.append(value)
+            x = y
+        return found

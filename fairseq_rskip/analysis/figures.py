@@ -1,0 +1,122 @@
+"""Figures in one style, as PNG and PDF, with the CSV behind each.
+
+``stem`` is a path without its ending: ``save(figure, stem)`` writes ``<stem>.png`` and ``<stem>.pdf``. Nothing here
+touches pyplot's global state, and equal figures are equal files.
+"""
+
+import csv
+import io
+import os
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+from ..files import PART, write_atomically
+from ..safe_load import UserError
+
+ENDINGS = (".png", ".pdf", ".csv")
+DPI = 150
+# Okabe and Ito's colours without yellow, which is hard to see on white; the first two differ most.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", ":", "-.")
+# Without these a file would hold the time and the version of matplotlib that wrote it.
+METADATA = {".png": {"Software": None}, ".pdf": {"Creator": None, "Producer": None, "CreationDate": None}}
+SIZES = {"font.size": 10, "axes.titlesize": 11, "axes.labelsize": 10, "xtick.labelsize": 9, "ytick.labelsize": 9}
+
+
+def _matplotlib() -> Any:
+    """The module. Raises ``UserError`` where it is not installed."""
+    try:
+        import matplotlib.figure
+    except ImportError:
+        raise UserError("figures need matplotlib: pip install matplotlib") from None
+    return matplotlib
+
+
+def check_stem(path: Any) -> Path:
+    """``path`` as a stem, its folder made; an ending of ``ENDINGS`` is taken off. For before a long computation.
+
+    Raises ``UserError`` if the files cannot be written there or matplotlib is missing.
+    """
+    _matplotlib()
+    path = Path(path)
+    stem = path.with_suffix("") if path.suffix.lower() in ENDINGS else path
+    if stem.name in ("", ".."):
+        raise UserError(f"--output {path}: expected the name of the figure, for example figures/depth")
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        trial = stem.with_name(f".{stem.name}{ENDINGS[0]}.{os.getpid()}{PART}")
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write into {stem.parent}: {error.strerror or error}") from None
+    for ending in ENDINGS:
+        if _with(stem, ending).is_dir():
+            raise UserError(f"cannot write {_with(stem, ending)}: it is a folder")
+    return stem
+
+
+def new_figure(columns: int = 1, width: float = 5.5, height: float = 4.0) -> Tuple[Any, List[Any]]:
+    """A figure of one row of ``columns`` panels, each ``width`` x ``height`` inches; always a list of axes.
+
+    Lines that are drawn without a style take :func:`style` 0, 1, ... of their panel. Raises ``UserError`` without
+    matplotlib.
+    """
+    matplotlib = _matplotlib()
+    with matplotlib.rc_context(SIZES):
+        figure = matplotlib.figure.Figure(figsize=(columns * width, height), layout="constrained")
+        axes = list(figure.subplots(1, columns, squeeze=False)[0])
+        styles = [style(number) for number in range(len(COLOURS) * len(LINES))]
+        for axis in axes:
+            axis.grid(alpha=0.3)
+            axis.set_prop_cycle(**{key: [each[key] for each in styles] for key in styles[0]})
+    return figure, axes
+
+
+def style(number: int) -> Dict[str, Any]:
+    """Colour, marker and line style of the ``number``-th line, from 0; the first 28 differ."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+        "markersize": 4,
+        "linewidth": 1.2,
+    }
+
+
+def label_text(text: str) -> str:
+    """``text`` as it is, for a legend: matplotlib sets ``$...$`` as formulas and hides labels that begin with ``_``."""
+    text = text.replace("$", r"\$")
+    return f"\u200b{text}" if text.startswith("_") else text
+
+
+def save(figure: Any, stem: Path) -> None:
+    """Write ``<stem>.png`` (150 dpi) and ``<stem>.pdf``, each the old one or the new one. Raises ``UserError``."""
+    with _matplotlib().rc_context({"pdf.fonttype": 42}):  # TrueType: text in the PDF stays text
+        for ending, metadata in METADATA.items():
+            content = io.BytesIO()
+            figure.savefig(content, format=ending[1:], dpi=DPI, metadata=metadata)
+            write_atomically(_with(stem, ending), lambda file, content=content: file.write(content.getbuffer()))
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """``rows`` as a CSV file whose columns are the keys of the first; numbers read back as exactly what they were.
+
+    Tensors and numpy numbers count as numbers, None is an empty cell. Raises ``UserError`` if it cannot be written,
+    ``ValueError`` for no rows or a row with a key that the first lacks.
+    """
+    if not rows:
+        raise ValueError("write_csv needs at least one row")
+    text = io.StringIO()
+    table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
+    write_atomically(Path(path), lambda file: file.write(text.getvalue().encode("utf-8")))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _with(stem: Path, ending: str) -> Path:
+    return stem.with_name(stem.name + ending)  # with_suffix would replace what follows a dot of the name itself

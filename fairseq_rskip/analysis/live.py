@@ -1,0 +1,50 @@
+"""What a training writes to TensorBoard about its skip connections at every ``--skip-log-interval``-th update.
+
+Per block, means over the examples (sentences or images) of one batch:
+
+* ``skip_x_to_F/<block>``: the ratio x:F in y (:meth:`SkipConnection.skip_ratio`);
+* ``skip_F_over_x/<block>``: ‖F(x)‖ / ‖x‖;
+* ``skip_grad_norm/<block>``: ``n * ‖dL/dy‖`` over the example's part of y, with L the mean loss that is optimised and n
+  the examples in the batch, whose number thereby does not enter. For images that is the gradient of an image's own
+  cross entropy; for sentences that of a sentence's summed loss, divided by the batch's mean number of target tokens
+  (not divided where the criterion averages over sentences).
+
+``<block>`` is the module's name in the model, for example ``encoder.layers.0.self_attn_skip`` or ``blocks.3.skip``.
+"""
+
+import math
+from typing import Dict, List
+
+import torch
+from torch import Tensor
+
+from .probe import SkipProbe
+
+X_TO_F = "skip_x_to_F"
+F_OVER_X = "skip_F_over_x"
+GRAD_NORM = "skip_grad_norm"
+# of a SummaryWriter: tensorboardX writes from a thread, whose file its flush() does not wait for. In seconds; and room
+# for what one update logs, so that training does not wait for the thread
+WRITING = {"flush_secs": 5, "max_queue": 1000}
+
+
+def summarise(probe: SkipProbe, loss_scale: float = 1.0) -> Dict[str, float]:
+    """Tag -> value, of the blocks that the probe saw; those that did not run (LayerDrop) have no tags.
+
+    ``loss_scale`` is what the loss whose gradients the probe saw is divided by to give L, the mean loss that is
+    optimised: fp16's scale, and the number of tokens where the loss is a sum over them. Empty where a gradient is not
+    finite: fp16 overflowed and the update is dropped.
+    """
+    tags: List[str] = []
+    means: List[Tensor] = []
+    for name, block in probe.blocks.items():
+        gradients = block.y_grad_norm
+        if gradients is not None:
+            gradients = gradients * (len(gradients) / loss_scale)
+        for quantity, values in ((X_TO_F, block.ratio), (F_OVER_X, block.f_over_x), (GRAD_NORM, gradients)):
+            if values is not None:
+                tags.append(f"{quantity}/{name}")
+                means.append(values.float().mean())
+    found = dict(zip(tags, torch.stack(means).tolist())) if means else {}  # one wait for the device
+    finite = all(math.isfinite(value) for tag, value in found.items() if tag.startswith(GRAD_NORM))
+    return found if finite else {}

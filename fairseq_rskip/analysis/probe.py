@@ -1,0 +1,175 @@
+"""What flows through the skip connections of a model, measured by hooks while it runs.
+
+An example is one image of ``(batch, dim, height, width)``, or one sentence, that is one column, of
+``(seq_len, batch, dim)``. Norms are Frobenius norms over all of an example's positions and features, padded positions
+left out. Everything is computed inside the hooks: later in-place operations cannot spoil it, and no activation is kept.
+"""
+
+import dataclasses
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ..norms import at_least_float32
+from ..residual import SkipConnection
+
+
+@dataclasses.dataclass
+class _Pass:
+    """One forward pass through one skip connection; tensors are of shape ``(examples,)``."""
+
+    x_norm: Tensor
+    f_norm: Tensor
+    ratio: Optional[Tensor]
+    y_grad_norm: Optional[Tensor] = None
+
+
+class Block:
+    """What was measured at the residual block that ends in ``skip``; the examples of all forward passes in order.
+
+    Every quantity is a detached tensor of shape ``(examples,)``, at least fp32, on the model's device, or None if it
+    was not measured: ``x_norm`` and ``f_norm``, the norms of x and F(x); ``f_over_x``, their quotient; ``ratio``, the
+    mean of ``skip.skip_ratio`` over an example's positions and features; ``y_grad_norm``, the norm of the gradient at
+    the output y, of the passes that a backward pass has reached.
+    """
+
+    def __init__(self, name: str, skip: SkipConnection):
+        self.name = name
+        self.skip = skip
+        self._passes: List[_Pass] = []
+
+    @property
+    def x_norm(self) -> Optional[Tensor]:
+        return self._all("x_norm")
+
+    @property
+    def f_norm(self) -> Optional[Tensor]:
+        return self._all("f_norm")
+
+    @property
+    def ratio(self) -> Optional[Tensor]:
+        return self._all("ratio")
+
+    @property
+    def y_grad_norm(self) -> Optional[Tensor]:
+        return self._all("y_grad_norm")
+
+    @property
+    def f_over_x(self) -> Optional[Tensor]:
+        return self.f_norm / self.x_norm if self._passes else None
+
+    def _all(self, quantity: str) -> Optional[Tensor]:
+        found = [getattr(item, quantity) for item in self._passes if getattr(item, quantity) is not None]
+        return torch.cat(found) if found else None
+
+
+class SkipProbe:
+    """Measures every skip connection below ``model`` during a ``with`` block.
+
+        with SkipProbe(model) as probe:
+            loss = criterion(model(x))
+            loss.backward()
+        probe.blocks["blocks.3.skip"].y_grad_norm
+
+    Args:
+        model: any module, also one that DistributedDataParallel wraps.
+        grads: measure the gradients at the outputs, too, in forward passes with grad.
+        ratio: measure ``skip_ratio``, too.
+        dtype: what norms are computed in, the tensor's own but at least fp32 by default. In fp32 a norm above 1.8e19
+            is infinite, and what is below 1e-19 gets lost, as in deep stacks with lambda > 1 or < 1: float64, slower.
+
+    ``blocks`` is module name -> :class:`Block`, in the order of ``named_modules``; empty for a model without skip
+    connections of ours. Forward passes add to it, with grad or without. Under activation checkpointing the pass that
+    is repeated during backward counts once. With a loss that sums over examples which do not see each other,
+    ``y_grad_norm`` is that of each example's own loss. The hooks are there only within the block, so the backward pass
+    belongs into it.
+    """
+
+    def __init__(self, model: nn.Module, grads: bool = True, ratio: bool = True, dtype: Optional[torch.dtype] = None):
+        self.grads = grads
+        self.ratio = ratio
+        self.dtype = dtype
+        self.blocks: Dict[str, Block] = {
+            name: Block(name, module) for name, module in model.named_modules() if isinstance(module, SkipConnection)
+        }
+        self._handles: List[Any] = []
+
+    def __enter__(self) -> "SkipProbe":
+        for block in self.blocks.values():
+            self._handles.append(block.skip.register_forward_hook(self._hook(block), with_kwargs=True))
+        return self
+
+    def __exit__(self, *_exception: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hook(self, block: Block) -> Callable[..., None]:
+        def hook(skip: SkipConnection, args: Tuple[Any, ...], kwargs: Dict[str, Any], y: Tensor) -> None:
+            x, f_x, padding_mask = inputs(*args, **kwargs)
+            repeated = torch._C._current_graph_task_id() != -1  # during backward: activation checkpointing
+            if not repeated:
+                block._passes.append(self._measure(skip, x, f_x, padding_mask))
+            if self.grads and y.requires_grad:
+                waiting = [item for item in block._passes if item.y_grad_norm is None]
+                if waiting:  # backward visits passes last to first
+                    self._handles.append(y.register_hook(self._gradient_hook(waiting[-1], skip, padding_mask)))
+
+        return hook
+
+    @torch.no_grad()
+    def _measure(self, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> _Pass:
+        norms = [example_norm(skip, tensor.detach(), padding_mask, self.dtype) for tensor in (x, f_x)]
+        ratio = None
+        if self.ratio:
+            ratio = example_mean(skip, skip.skip_ratio(x.detach(), f_x.detach(), padding_mask), padding_mask)
+        return _Pass(norms[0], norms[1], ratio)
+
+    def _gradient_hook(
+        self, measured: _Pass, skip: SkipConnection, padding_mask: Optional[Tensor]
+    ) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            measured.y_grad_norm = example_norm(skip, gradient.detach(), padding_mask, self.dtype)
+
+        return hook
+
+
+def inputs(x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+    """The arguments of ``SkipConnection.forward``, however they were passed."""
+    return x, f_x, padding_mask
+
+
+def example_norm(
+    skip: SkipConnection, tensor: Tensor, padding_mask: Optional[Tensor] = None, dtype: Optional[torch.dtype] = None
+) -> Tensor:
+    """The Frobenius norm of each example of ``tensor``, which is laid out as ``skip`` takes it: ``(examples,)``."""
+    values = _without_padding(skip, tensor, padding_mask)
+    dtype = dtype or at_least_float32(tensor.new_empty(0)).dtype
+    axes = _all_but_examples(skip, values)
+    if skip.channel_dim == -1 and values.dim() > 1:  # norms of rows first: ten times as fast on a CPU
+        values, axes = torch.linalg.vector_norm(values, dim=-1, dtype=dtype), axes[:-1]
+    if axes:
+        values = torch.linalg.vector_norm(values, dim=axes, dtype=dtype)
+    return values.reshape(-1)
+
+
+def example_mean(skip: SkipConnection, tensor: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+    """The mean over each example's unpadded positions and features; NaN for an example that has none."""
+    values = _without_padding(skip, at_least_float32(tensor), padding_mask)
+    axes = _all_but_examples(skip, values)
+    if padding_mask is None:
+        return values.mean(axes).reshape(-1)
+    kept = padding_mask.logical_not().unsqueeze(skip.channel_dim).expand_as(values)
+    return (values.sum(axes) / kept.sum(axes)).reshape(-1)
+
+
+def _without_padding(skip: SkipConnection, tensor: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+    """``tensor``, zero where padded, whatever it holds there."""
+    return tensor if padding_mask is None else tensor.masked_fill(padding_mask.unsqueeze(skip.channel_dim), 0.0)
+
+
+def _all_but_examples(skip: SkipConnection, tensor: Tensor) -> List[int]:
+    """The dimensions that make up an example; of sequences, examples are the dimension before the features."""
+    examples = 0 if skip.channel_dim == 1 else tensor.dim() - 2
+    return [axis for axis in range(tensor.dim()) if axis != examples]

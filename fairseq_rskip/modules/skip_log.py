@@ -1,0 +1,137 @@
+"""``fairseq-train --skip-log-interval N``: the skip connections' measures (:mod:`fairseq_rskip.analysis.live`) in
+TensorBoard, at every N-th update, in the folder ``skip`` beside fairseq's ``train_inner`` and ``valid``.
+
+The forward and backward pass of one batch is ``task.train_step``. Where N > 0, and nowhere else, the task of the model
+gets its own ``train_step``, which lets a :class:`~fairseq_rskip.analysis.probe.SkipProbe` look on at every N-th update.
+"""
+
+import atexit
+import functools
+import inspect
+import logging
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Dict, Optional
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.distributed.utils import get_global_rank
+from fairseq.logging import progress_bar
+
+from fairseq_rskip.analysis.live import WRITING, summarise
+from fairseq_rskip.analysis.probe import SkipProbe
+from fairseq_rskip.compat import UserError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class SkipLogConfig(FairseqDataclass):
+    """What is logged of the skip connections; it changes nothing in the model or its training."""
+
+    skip_log_interval: int = field(
+        default=0,
+        metadata={
+            "help": "write per-block x:F, norm of F(x) over norm of x, and gradient norm to TensorBoard "
+            "(--tensorboard-logdir) at every N-th update; 0: never"
+        },
+    )
+
+
+def check_interval(interval: int) -> None:
+    """Raise :class:`~fairseq_rskip.compat.UserError` unless ``interval`` is 0 or more."""
+    if interval < 0:
+        raise UserError(f"--skip-log-interval {interval}: expected an integer >= 0")
+
+
+def attach(task: Any, model: Any, interval: int) -> None:
+    """Make ``task`` log the skip connections of ``model`` at every ``interval``-th update of a training.
+
+    Nothing happens for 0, nor where no training can follow: fairseq-generate and its kin, which read ``interval`` from
+    the checkpoint, never import fairseq's trainer.
+    """
+    if interval and "fairseq.trainer" in sys.modules:
+        _Folder.watch()
+        task.train_step = SkipLog(task.train_step, model, interval)
+
+
+class _Folder:
+    """The --tensorboard-logdir of this process's training; None without one, and in all processes but the first.
+
+    A task does not know it: ``fairseq.logging.progress_bar.progress_bar``, which is told, notes it here.
+    """
+
+    path: Optional[str] = None
+
+    @classmethod
+    def watch(cls) -> None:
+        build = progress_bar.progress_bar
+        if hasattr(build, "notes_folder"):
+            return
+        signature = inspect.signature(build)
+
+        @functools.wraps(build)
+        def build_and_note(*args, **kwargs):
+            cls.path = signature.bind(*args, **kwargs).arguments.get("tensorboard_logdir")
+            return build(*args, **kwargs)
+
+        build_and_note.notes_folder = True
+        progress_bar.progress_bar = build_and_note
+
+
+class SkipLog:
+    """A task's ``train_step``, called and answering as that does, that logs ``model``'s skip connections.
+
+    Of an update the first batch of the first process is measured (``--update-freq``, several GPUs). An update that fp16
+    drops for its overflow counts again, as it does for fairseq. Steps are fairseq's: the first update is number 1.
+    """
+
+    def __init__(self, train_step: Any, model: Any, interval: int):
+        self.train_step, self.model, self.interval = train_step, model, interval
+        self.first = self.last = 0  # the update that this process began with, and the one that it logged last
+        self.writer: Any = None
+
+    def __call__(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **options):
+        step = update_num + 1
+        due = step % self.interval == 0 and step != self.last and not ignore_grad
+        arguments = (sample, model, criterion, optimizer, update_num, ignore_grad)
+        if not self.first:
+            self.first = step
+            self.warn_if_in_vain()
+        if not (due and can_write()):
+            return self.train_step(*arguments, **options)
+        with SkipProbe(self.model) as probe:
+            loss, sample_size, output = self.train_step(*arguments, **options)
+        values = summarise(probe, float(sample_size or 1) * loss_scale(optimizer))
+        if values:
+            self.write(step, values)
+        return loss, sample_size, output
+
+    def warn_if_in_vain(self) -> None:
+        """One line, of the first process, where nothing can be written."""
+        if not can_write() and get_global_rank() == 0:
+            needs = "tensorboardX (pip install tensorboardX)" if _Folder.path else "--tensorboard-logdir"
+            logger.warning(f"--skip-log-interval {self.interval} needs {needs}: the skip connections are not logged")
+
+    def write(self, step: int, values: Dict[str, float]) -> None:
+        """Write; seconds later it is on the disk. What an earlier process logged of updates done again is void."""
+        if self.writer is None:
+            folder = os.path.join(_Folder.path, "skip")
+            self.writer = progress_bar.SummaryWriter(folder, purge_step=self.first, **WRITING)
+            atexit.register(self.writer.close)
+        for tag, value in values.items():
+            self.writer.add_scalar(tag, value, step)
+        self.last = step
+
+
+def can_write() -> bool:
+    """Whether this process writes TensorBoard events."""
+    return bool(_Folder.path) and progress_bar.SummaryWriter is not None
+
+
+def loss_scale(optimizer: Any) -> float:
+    """What a fairseq optimizer multiplies the loss by before backward: 1 but for --fp16 and --amp."""
+    scaler = getattr(optimizer, "scaler", None)
+    if scaler is None:
+        return 1.0
+    return float(scaler.get_scale() if hasattr(scaler, "get_scale") else scaler.loss_scale)

@@ -1,0 +1,1 @@
+"""What ``scripts/analyze.py`` runs, one module a subcommand."""

@@ -1,0 +1,132 @@
+"""How much of x and of F(x) is in y, block by block: the ratio x:F, learned gains, the paper's effective scale.
+
+With the statistics of every G held constant, y = a*x + b*F + c. The ratio a:b is measured by a probe, and by the closed
+form of appendix A; both must agree. The effective scale is the mean of |a| over examples, positions and features: our
+reading of a quantity that the paper reports (2.82 for 2xSkip+LN, 2.64 for 2rSkip+LN) without a definition. It cannot be
+the ratio, which for xSkip is lambda whatever is learned.
+"""
+
+import argparse
+from typing import Any, Dict, List
+
+import torch
+from torch import nn
+
+from analysing import models, table
+from analysing.progress import note, progress
+from analysing.study import Place, Study
+from fairseq_rskip.analysis import figures
+from fairseq_rskip.analysis.coefficients import CoefficientProbe, Scales
+from fairseq_rskip.analysis.gradients import estimate
+from fairseq_rskip.residual import SkipConnection, WSkip
+
+EXAMPLES = 1_000
+TOLERANCE = 1e-9  # of float64, with room for sums that cancel
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    models.add_arguments(parser, EXAMPLES)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure, print, write. Raises ``UserError``."""
+    stem = figures.check_stem(options.output)
+    study = models.load_study(options)
+    places = {label: models.shown(study, label, options) for label in study.models}
+    found: Dict[str, List[Dict[str, Any]]] = {}
+    learned: List[Dict[str, Any]] = []
+    for label, model in study.models.items():
+        scales = _measure(label, model, study)
+        found[label] = [_row(label, place, scales[place.name]) for place in places[label]]
+        learned += _learned(label, model, places[label])
+        figures.write_csv(stem.with_name(f"{stem.name}.csv"), [row for rows in found.values() for row in rows])
+        if learned:
+            figures.write_csv(stem.with_name(f"{stem.name}-learned.csv"), learned)
+    _print(places, found, learned, study)
+    figures.save(draw(places, found, study), stem)
+    more = f", {stem}-learned.csv" if learned else ""
+    print(f"written to {stem}.csv{more}, {stem}.png and {stem}.pdf")
+
+
+def _measure(label: str, model: nn.Module, study: Study) -> Dict[str, Scales]:
+    with CoefficientProbe(model) as probe, torch.no_grad():
+        for batch in progress(study.batches(), study.batch_count, label):
+            study.losses(model, batch)
+    return probe.scales
+
+
+def _row(label: str, place: Place, scales: Scales) -> Dict[str, Any]:
+    measured = (scales.a, scales.b, scales.ratio, scales.closed_form, scales.parts)
+    a, b, ratio, closed, parts = (estimate(torch.cat(values)) for values in measured)
+    return {
+        "model": label,
+        "block": place.name,
+        "index": place.index,
+        "group": place.group,
+        "ratio": ratio.mean,
+        "ratio_standard_error": ratio.sem,
+        "ratio_closed_form": closed.mean,
+        "largest_relative_difference": scales.difference,
+        "effective_scale": a.mean,
+        "effective_scale_standard_error": a.sem,
+        "branch_coefficient": b.mean,
+        "skip_part_over_branch_part": parts.mean,
+        "largest_output_difference": scales.mismatch,
+        "examples": a.examples,
+    }
+
+
+def _learned(label: str, model: nn.Module, shown: List[Place]) -> List[Dict[str, Any]]:
+    """Every gain G_k.weight and every w of wskip: its mean, mean absolute value and norm."""
+    modules = dict(model.named_modules())
+    rows = []
+    for place in shown:
+        skip: SkipConnection = modules[place.name]
+        vectors = {f"gain of G_{step}": norm.weight for step, norm in enumerate(skip.norms, 1)}
+        if isinstance(skip, WSkip):
+            vectors["w"] = skip.weight
+        for what, vector in vectors.items():
+            vector = vector.detach().double()
+            values = {"mean": vector.mean(), "mean_absolute": vector.abs().mean(), "norm": vector.norm()}
+            rows.append(
+                {"model": label, "block": place.name, "index": place.index, "group": place.group, "vector": what}
+                | {name: float(value) for name, value in values.items()}
+                | {"size": vector.numel()}
+            )
+    return rows
+
+
+def _print(places: Any, found: Any, learned: List[Dict[str, Any]], study: Study) -> None:
+    for key, title in (("ratio", "x:F in y"), ("effective_scale", "effective scale")):
+        print("\n".join(table.text(places, _values(found, key), f"{title}, mean over {study.data}")) + "\n")
+    for label, rows in found.items():
+        apart = max(row["largest_relative_difference"] for row in rows)
+        print(f"{label}: closed form and probe differ by {apart:.1e} at most (relative, float64)")
+        if not apart <= TOLERANCE:
+            worst = max(rows, key=lambda row: row["largest_relative_difference"])
+            note(f"{label}: closed form and probe disagree at {worst['block']}")
+        for what in dict.fromkeys(row["vector"] for row in learned if row["model"] == label):
+            mine = [row for row in learned if row["model"] == label and row["vector"] == what]
+            means = {key: sum(row[key] for row in mine) / len(mine) for key in ("mean", "mean_absolute", "norm")}
+            print(
+                f"{label}: {what} over {len(mine)} blocks: mean {means['mean']:.4g}, mean absolute value "
+                f"{means['mean_absolute']:.4g}, norm {means['norm']:.4g}"
+            )
+
+
+def draw(places: Dict[str, List[Place]], found: Dict[str, List[Dict[str, Any]]], study: Study) -> Any:
+    """Ratio and effective scale over the blocks, a panel each, for encoder and decoder apart."""
+    sides = table.panels(places)
+    figure, axes = figures.new_figure(columns=2 * len(sides))
+    drawn = (("ratio", "x:F in y"), ("effective_scale", "effective scale, mean |a|"))
+    wanted = [(side, *quantity) for side in sides for quantity in drawn]
+    for axis, (side, key, title) in zip(axes, wanted):
+        table.draw(axis, side, places, _values(found, key), _values(found, f"{key}_standard_error"))
+        axis.set_ylabel(title)
+    axes[-1].legend(fontsize="small")
+    figure.suptitle(f"Mean over {study.data}", fontsize="medium")
+    return figure
+
+
+def _values(found: Dict[str, List[Dict[str, Any]]], key: str) -> Dict[str, Dict[str, float]]:
+    return {label: {row["block"]: row[key] for row in rows} for label, rows in found.items()}

@@ -1,0 +1,147 @@
+"""Transformers: checkpoints of fairseq, and fresh ones, on sentence pairs that fairseq-preprocess has binarised."""
+
+import argparse
+import logging
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
+
+import torch
+from fairseq import checkpoint_utils, tasks, utils
+from fairseq import options as fairseq_options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from torch import Tensor, nn
+
+import fairseq_rskip.models  # noqa: F401  (registers the architectures)
+from analysing.progress import progress
+from analysing.study import Given, Study, calibrate, choose, device_of, fit, parsed
+from fairseq_rskip.residual import SkipConnection
+from fairseq_rskip.safe_load import CheckpointError, UserError
+from fairseq_rskip.vision.random_state import seed_everything
+
+
+def group(name: str, _skip: SkipConnection) -> str:
+    """encoder or decoder."""
+    return name.partition(".")[0]
+
+
+def losses(model: nn.Module, sample: Dict[str, Any]) -> Tensor:
+    """Cross entropy of each sentence's target, teacher-forced: the mean over its tokens, without label smoothing."""
+    log_probabilities = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
+    target = sample["target"]
+    kept = target.ne(sample["pad"])
+    picked = log_probabilities.gather(-1, target.unsqueeze(-1)).squeeze(-1).masked_fill(~kept, 0.0)
+    return -picked.sum(1) / kept.sum(1)
+
+
+def study(models: Sequence[Given], options: argparse.Namespace) -> Study:
+    """Build every model and draw the examples. Raises ``UserError``, ``CheckpointError``."""
+    logging.getLogger().setLevel(logging.WARNING)  # fairseq lets every library's remarks through
+    device = device_of(options.device)
+    states = [_read(given) for given in models]
+    data = _data(models, states, options)
+    built, first_task = {}, None
+    for given, state in progress(list(zip(models, states)), len(models), "loading", "model"):
+        cfg = _fresh_settings(given, data) if state is None else state["cfg"]
+        task, model = _build(given, cfg, state, data, options.seed)
+        first_task = first_task or task
+        built[given.label] = model.to(device).eval()
+    dataset = _dataset(first_task, options.split, data)
+    chosen = _choose(dataset, list(built.values()), options)
+
+    def batches() -> Iterator[Dict[str, Any]]:
+        for start in range(0, len(chosen), options.batch_size):
+            sample = dataset.collater([dataset[i] for i in chosen[start : start + options.batch_size]])
+            sample["pad"] = first_task.target_dictionary.pad()
+            yield utils.move_to_cuda(sample) if device.type == "cuda" else sample
+
+    for given in models:
+        if given.state is None:
+            seed_everything(options.seed)
+            calibrate(built[given.label], batches(), lambda net, sample: net(**sample["net_input"]))
+    return Study(
+        models=built,
+        batches=batches,
+        batch_count=-(-len(chosen) // options.batch_size),
+        examples=len(chosen),
+        data=f"{len(chosen)} sentence pairs of {options.split}",
+        losses=losses,
+        group=group,
+        numbered_by_group=True,
+    )
+
+
+def _read(given: Given) -> Any:
+    """The checkpoint as fairseq understands it, settings of older versions brought up to date; None for a fresh one."""
+    if given.state is None:
+        return None
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(given.path)
+        if state["cfg"]["task"]["data"] is not None and state["cfg"]["model"] is not None:
+            return state
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"{given} is not a checkpoint of fairseq-train: it lacks {error}") from None
+    raise CheckpointError(f"{given} is not a checkpoint of fairseq-train: it has no settings")
+
+
+def _data(models: Sequence[Given], states: Sequence[Any], options: argparse.Namespace) -> str:
+    """The data-bin that all models see: --data, else the one that every checkpoint names."""
+    pairs = [(given, state) for given, state in zip(models, states) if state is not None]
+    named = {str(Path(state["cfg"]["task"]["data"]).expanduser()): given for given, state in pairs}
+    if options.data:
+        named = {options.data: "--data"}
+    if not named:
+        raise UserError("fresh Transformers need --data DATA-BIN, a folder that fairseq-preprocess wrote")
+    if len(named) > 1:
+        listed = ", ".join(f"{given.label}: {folder}" for folder, given in named.items())
+        raise UserError(f"the checkpoints name different data: say --data DATA-BIN ({listed})")
+    ((folder, given),) = named.items()
+    if not list(Path(folder).expanduser().glob("dict.*.txt")):
+        hint = "" if options.data else f", which {given} was trained on: say --data DATA-BIN"
+        raise UserError(f"{folder} is not here or holds no dict.*.txt{hint}")
+    return str(Path(folder).expanduser())
+
+
+def _fresh_settings(given: Given, data: str) -> Any:
+    """The settings of ``fairseq-train DATA --arch ARCH ...`` for ``fresh:ARCH ...``."""
+    parser = fairseq_options.get_training_parser()
+    argv = [data, "--arch", *given.fresh]
+    return convert_namespace_to_omegaconf(parsed(given, lambda: fairseq_options.parse_args_and_arch(parser, argv)))
+
+
+def _build(given: Given, cfg: Any, state: Any, data: str, seed: int) -> Tuple[Any, nn.Module]:
+    """The task on ``data`` and the model with its weights."""
+    try:
+        cfg.task.data = data
+        if "eval_bleu" in cfg.task:
+            cfg.task.eval_bleu = False  # it would build a tokenizer and a generator
+        task = tasks.setup_task(cfg.task)
+        seed_everything(seed)
+        model = task.build_model(cfg.model)
+    except UserError as error:
+        raise UserError(f"{given}: {error}") from None
+    except (OSError, AssertionError, AttributeError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{given} does not go with {data}: {reason}") from None
+    if state is not None:
+        weights = dict(state["model"])
+        model.upgrade_state_dict(weights)
+        fit(model, checkpoint_utils.prune_state_dict(weights, cfg.model), given)
+    return task, model
+
+
+def _dataset(task: Any, split: str, data: str) -> Any:
+    try:
+        task.load_dataset(split)
+    except (FileNotFoundError, OSError) as error:
+        raise UserError(f"{data} has no split {split!r}: {' '.join(str(error).split())[:150]}") from None
+    return task.dataset(split)
+
+
+def _choose(dataset: Any, models: List[nn.Module], options: argparse.Namespace) -> List[int]:
+    """The examples, drawn from those that every model is long enough for, longest last: equal lengths batch best."""
+    limits = [model.max_positions() for model in models]
+    limit = tuple(min(sides) for sides in zip(*limits))
+    everything = torch.arange(len(dataset)).numpy()
+    fitting, _ = dataset.filter_indices_by_size(everything, limit)
+    chosen = fitting[choose(len(fitting), options.examples, options.seed).numpy()]
+    return sorted((int(i) for i in chosen), key=lambda i: (dataset.size(i), i))

@@ -1,0 +1,199 @@
+"""Learning curves: logs written by hand, and what of them comes back in figure, table and CSV."""
+
+import csv
+import json
+
+import analyze
+from analysing.curves import split
+from vision_helpers import error_line
+
+from fairseq_rskip.analysis import curves
+
+START = "2026-01-01 10:00:00 | INFO | "
+
+
+def inner(step, loss, nll=1.0):
+    """A line as fairseq writes it every --log-interval updates."""
+    said = f"loss={loss}, nll_loss={nll}, ppl={round(2**nll, 2)}, wps=1261.9, ups=0.7, bsz=116"
+    return f"{START}train_inner | epoch 001:     {step} / 251 {said}, num_updates={step}, lr=0.0001, wall=33\n"
+
+
+def summary(source, step, loss, nll=1.0):
+    """A line as it writes it after an epoch (train) or a validation (valid)."""
+    subset = " | valid on 'valid' subset" if source == "valid" else ""
+    said = f"loss {loss} | nll_loss {nll} | ppl {round(2**nll, 2)} | wps 3768.6 | wpb 2140.5 | bsz 126.8"
+    return f"{START}{source} | epoch 001{subset} | {said} | num_updates {step} | best_loss 3\n"
+
+
+def fairseq_run(folder, *lines):
+    folder.mkdir(parents=True)
+    noise = f"recipe: x\n{START}fairseq_cli.train | {{'lr': [0.1], 'loss': 3}}\n{START}train | task: TranslationTask\n"
+    (folder / "train.log").write_text(noise + "".join(lines), "utf-8")
+    return folder
+
+
+def cifar_run(folder, *errors):
+    folder.mkdir(parents=True)
+    records = [
+        {"epoch": k, "iteration": 10 * k, "train_loss": 2.0 / k, "test_error": error}
+        for k, error in enumerate(errors, 1)
+    ]
+    (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    return folder
+
+
+def draw(stem, *arguments):
+    return analyze.main(["curves", "--output", str(stem), *map(str, arguments)])
+
+
+def table(stem):
+    """run -> curve -> [(step, value)], read from the CSV; seeds one after the other."""
+    found = {}
+    with open(f"{stem}.csv", newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            point = (int(row["step"]), float(row["value"]))
+            found.setdefault(row["run"], {}).setdefault(row["curve"], []).append(point)
+    return found
+
+
+def test_fairseq_logs_come_back_number_by_number(tmp_path, capfd):
+    lines = [
+        inner(100, 10.5, 9.25),
+        summary("valid", 150, 8.5, 7.0),
+        inner(200, 7.25, 6.0),
+        summary("train", 251, 8.0, 7),
+    ]
+    fairseq_run(tmp_path / "một lần", *lines)
+    fairseq_run(tmp_path / "two", inner(100, "nan"), summary("valid", 150, 9, 3))
+    stem = tmp_path / "hình" / "đường"
+    assert draw(stem, f"2rSkip+LN={tmp_path / 'một lần'}", tmp_path / "two") == 0
+    said, error = capfd.readouterr()
+    assert error == "" and [line.split() for line in said.splitlines()[1:3]] == [
+        ["2rSkip+LN", "200", "7.25", "128"],
+        ["two", "150", "nan", "8"],
+    ]
+    assert table(stem)["2rSkip+LN"] == {
+        "train_inner_loss": [(100, 10.5), (200, 7.25)],
+        "train_inner_nll_loss": [(100, 9.25), (200, 6.0)],
+        "train_inner_ppl": [(100, 608.87), (200, 64.0)],
+        "valid_loss": [(150, 8.5)],
+        "valid_nll_loss": [(150, 7.0)],
+        "valid_ppl": [(150, 128.0)],
+        "train_loss": [(251, 8.0)],
+        "train_nll_loss": [(251, 7.0)],
+        "train_ppl": [(251, 128.0)],
+    }
+    assert (stem.parent / "đường.png").read_bytes()[:4] == b"\x89PNG"
+    assert (stem.parent / "đường.pdf").read_bytes()[:4] == b"%PDF"
+
+
+def test_a_resumed_run_keeps_the_last_of_what_it_repeats(tmp_path):
+    lines = [inner(20, 9), inner(40, 8), summary("valid", 40, 7), inner(60, 6), summary("valid", 60, 5), inner(80, 4)]
+    resumed = [inner(60, 6.5), summary("valid", 60, 5.5), summary("valid", 60, 5.25)]
+    (log,) = curves.read_run(fairseq_run(tmp_path / "run", *lines, *resumed))
+    assert log.curves["train_inner_loss"] == [(20, 9), (40, 8), (60, 6.5)]  # 80 is still to be repeated
+    assert log.curves["valid_loss"] == [(40, 7), (60, 5.25)]
+
+
+def test_fairseqs_json_format_is_read_too(tmp_path):
+    said = {"epoch": 1, "update": 0.08, "loss": "22.4", "nll_loss": "22.3", "ppl": "5.1e+06", "num_updates": "20"}
+    valid = {"epoch": 1, "valid_loss": "9.5", "valid_ppl": "700.5", "valid_num_updates": "32"}
+    lines = [f"{START}train_inner | {json.dumps(said)}\n", f"{START}valid | {json.dumps(valid)}\n"]
+    (log,) = curves.read_run(fairseq_run(tmp_path / "run", *lines))
+    assert {name: points[0] for name, points in log.curves.items()} == {
+        "train_inner_loss": (20, 22.4),
+        "train_inner_nll_loss": (20, 22.3),
+        "train_inner_ppl": (20, 5.1e6),
+        "valid_loss": (32, 9.5),
+        "valid_ppl": (32, 700.5),
+    }
+
+
+def test_what_every_log_has_is_drawn(tmp_path):
+    whole = curves.read_run(fairseq_run(tmp_path / "a", inner(20, 9), summary("train", 30, 8), summary("valid", 30, 7)))
+    short = curves.read_run(fairseq_run(tmp_path / "b", summary("train", 5, 8)))  # fewer updates than --log-interval
+    assert list(curves.shown(whole)) == ["train_inner_loss", "valid_ppl"]
+    assert list(curves.shown(whole + short)) == ["train_loss", "valid_ppl"]
+    assert list(curves.shown(short)) == ["train_loss"]
+
+
+def test_cifar_seeds_share_a_label(tmp_path, capfd):
+    for seed, errors in (("seed1", [50, 30, 20]), ("seed2", [55, 33]), ("seed10", [60])):
+        cifar_run(tmp_path / "đồ thị" / seed, *errors)
+    with open(tmp_path / "đồ thị" / "seed2" / "log.jsonl", "a", encoding="utf-8") as log:
+        log.write('{"iteration": 30, "tra')  # what a kill leaves
+    assert draw(tmp_path / "x", tmp_path / "đồ thị", f"one={cifar_run(tmp_path / 'b', 40)}", "--first", 10) == 0
+    assert table(tmp_path / "x") == {
+        "đồ thị": {
+            "train_loss": [(10, 2), (20, 1), (30, 2 / 3), (10, 2), (20, 1), (10, 2)],
+            "test_error": [(10, 50), (20, 30), (30, 20), (10, 55), (20, 33), (10, 60)],
+        },
+        "one": {"train_loss": [(10, 2)], "test_error": [(10, 40)]},
+    }
+    assert [line.split()[-3:] for line in capfd.readouterr().out.splitlines()[1:3]] == [
+        ["30", "0.6667", "20"],
+        ["20", "1", "33"],
+    ]
+
+
+def test_runs_of_one_label_are_its_seeds_and_first_leaves_out(tmp_path, capfd):
+    a, b = cifar_run(tmp_path / "a", 50, 30), cifar_run(tmp_path / "b", 40, 20)
+    assert draw(tmp_path / "x", f"rSkip={a}", f"rSkip={b}", "--first", 20) == 0
+    assert table(tmp_path / "x") == {"rSkip": {"train_loss": [(20, 1), (20, 1)], "test_error": [(20, 30), (20, 20)]}}
+
+
+def test_a_run_that_has_logged_nothing_is_left_out_with_a_warning(tmp_path, capfd):
+    runs = [cifar_run(tmp_path / "run" / "seed1", 50).parent, cifar_run(tmp_path / "fresh")]
+    assert draw(tmp_path / "x", *runs) == 0
+    warning = f"warning: {tmp_path}/fresh/log.jsonl holds no iteration yet and is left out\n"
+    assert capfd.readouterr().err == warning and list(table(tmp_path / "x")) == ["run"]
+
+
+def test_labels_and_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=0.1").mkdir()
+    assert split("lr=0.1") == ("lr=0.1", "lr=0.1")  # a folder that exists
+    assert split("2rSkip+LN=runs/lr=0.1") == ("2rSkip+LN", "runs/lr=0.1")
+    assert split(".") == (tmp_path.name, ".")
+
+
+def test_what_cannot_be_drawn_is_one_line(tmp_path, capfd):
+    cifar, fairseq = cifar_run(tmp_path / "cifar", 50), fairseq_run(tmp_path / "fairseq", inner(20, 9))
+    for name, content in (("binary", b"\xff\xfe\x00log\n"), ("number", b"7\n"), ("loss", b'{"iteration": 1}\n')):
+        cifar_run(tmp_path / name)
+        (tmp_path / name / "log.jsonl").write_bytes(content)
+    broken = fairseq_run(tmp_path / "broken", inner(20, 9), inner(40, "9.x"), inner(60, 8))
+    (tmp_path / "empty").mkdir()
+    silent = fairseq_run(tmp_path / "silent")
+    expected = "holds no log: expected log.jsonl of train_cifar.py or train.log of fairseq-train"
+    for runs, message in (
+        ([tmp_path / "empty"], f"{tmp_path}/empty {expected}"),
+        ([tmp_path / "no"], f"{tmp_path}/no does not exist"),
+        ([tmp_path / "binary"], f"{tmp_path}/binary/log.jsonl is not a log of train_cifar.py: it is not text"),
+        ([tmp_path / "number"], f"{tmp_path}/number/log.jsonl, line 1, is not a log line of train_cifar.py"),
+        ([tmp_path / "loss"], f"{tmp_path}/loss/log.jsonl, line 1, is not a log line of train_cifar.py"),
+        ([broken], f"{broken}/train.log, line 5, is not a log line of fairseq-train"),
+        ([cifar, cifar], f"two runs are called cifar: say LABEL={cifar}; runs of one LABEL are its seeds"),
+        ([cifar, fairseq], f"{cifar}/log.jsonl is of train_cifar.py, {fairseq}/train.log of fairseq-train: draw them"),
+        ([cifar, "--first", 11], "there is nothing to draw: no run has logged anything from 11 on"),
+    ):
+        assert draw(tmp_path / "x", *runs) == 1
+        assert error_line(capfd.readouterr().err).startswith(message)
+    assert draw(tmp_path / "x", silent) == 1
+    assert capfd.readouterr().err.splitlines()[1] == "error: there is nothing to draw: no run has logged anything"
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_a_line_that_was_cut_off_at_the_end_is_left_out(tmp_path):
+    whole = inner(40, 8)
+    for cut in (whole[:-1], whole[: whole.index("num_updates=") + len("num_updates=4")], whole[:60]):
+        run = fairseq_run(tmp_path / str(len(cut)), inner(20, 9), cut)  # update 4, taken for true, would undo 20
+        assert curves.read_run(run)[0].curves["train_inner_loss"] == [(20, 9)]
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out_where_a_resumed_run_wrote_on_behind_it(tmp_path):
+    lines = [inner(20, 9), inner(40, 8), inner(60, 7)]
+    for cut in (lines[1].index("loss=8") + len("loss=8"), lines[1].index("num_updates=4") + len("num_updates=4")):
+        run = fairseq_run(tmp_path / str(cut), lines[0], lines[1][:cut] + "recipe: multi30k-en-de\n", lines[2])
+        (log,) = curves.read_run(run)
+        assert log.curves["train_inner_loss"] == [(20, 9.0), (60, 7.0)]

@@ -1,0 +1,192 @@
+"""Stacks against depth: He et al.'s lambda^(L-l), Jacobians multiplied by hand, and the command."""
+
+import csv
+import dataclasses
+import math
+
+import analyze
+import pytest
+import torch
+from analysing.depth import table
+from torch import nn
+
+from fairseq_rskip.analysis import depth
+from fairseq_rskip.analysis.depth_stack import VARIANTS, SelfAttention, Stack, TwoLayers, Variant
+from fairseq_rskip.analysis.probe import SkipProbe
+
+BY_NAME = {variant.name: variant for variant in VARIANTS}
+SMALL = depth.Settings(blocks=6, dim=8, seeds=2, examples=3, tokens=4)
+
+
+def generator(seed=1):
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(*shape, seed=7):
+    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
+
+
+def two_layers(variant, blocks, dim, gain, pre_norm=False):
+    weights = generator()
+    return Stack(variant, blocks, dim, lambda: TwoLayers(dim, gain, weights, pre_norm))
+
+
+def of(profiles, quantity, name):
+    (found,) = [p for p in profiles if p.quantity == quantity and p.variant.name == name]
+    return found
+
+
+@pytest.mark.parametrize("skip_lambda", [0.5, 1.0, 2.0])
+def test_without_branches_the_gradient_is_exactly_the_skip_paths(skip_lambda):
+    stack = two_layers(Variant("x", "xskip", skip_lambda), 50, 8, gain=0.0)
+    found = depth.gradient_norms(stack, draw(3, 8), draw(3, 8))
+    assert found.tolist() == [skip_lambda ** (50 - block) for block in range(1, 51)]  # powers of two: exact
+
+
+def test_lambda_that_binary_cannot_hold_is_right_to_rounding():
+    stack = two_layers(Variant("x", "xskip", 0.9), 50, 8, gain=0.0)
+    found = depth.gradient_norms(stack, draw(3, 8), draw(3, 8))
+    expected = torch.tensor([0.9 ** (50 - block) for block in range(1, 51)], dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("gain", [1e-3, 0.25])
+@pytest.mark.parametrize("name", ["0.5xSkip", "1xSkip", "2xSkip"])
+def test_branches_add_to_the_rate_as_their_squares(name, gain):
+    settings = depth.Settings(blocks=20, dim=64, gain=gain, seeds=2, examples=4, tokens=2)
+    rate = depth.rate(of(depth.measure(settings, [BY_NAME[name]]), "gradient", name))
+    skip_lambda = BY_NAME[name].skip_lambda
+    assert rate == pytest.approx(math.sqrt(skip_lambda**2 + gain**2), rel=0.01)
+    assert depth.expected_rate(BY_NAME[name], gain) == pytest.approx(math.sqrt(skip_lambda**2 + gain**2))
+
+
+def test_a_stack_without_skips_vanishes_and_explodes_with_its_gain():
+    for gain in (0.5, 2.0):
+        settings = depth.Settings(blocks=20, dim=64, gain=gain, seeds=2, examples=4, tokens=2)
+        assert depth.rate(of(depth.measure(settings, VARIANTS[:1]), "gradient", "no skip")) == pytest.approx(
+            gain, rel=0.05
+        )
+
+
+@pytest.mark.parametrize("name", list(BY_NAME))
+def test_gradients_equal_jacobians_multiplied_by_hand(name):
+    stack, x, upstream = two_layers(BY_NAME[name], 3, 4, gain=0.7), draw(1, 4), draw(1, 4, seed=8)
+
+    def block(number):
+        return lambda x: stack.skips[number](x, stack.branches[number](x))
+
+    states = [x]
+    for number in range(3):
+        states.append(block(number)(states[-1]).detach())
+    gradient, norms = upstream.flatten(), [1.0]
+    for number in (2, 1):  # from the last block's output to the first one's
+        jacobian = torch.autograd.functional.jacobian(block(number), states[number]).reshape(4, 4)
+        gradient = jacobian.T @ gradient
+        norms.insert(0, float(gradient.norm() / upstream.norm()))
+    assert depth.gradient_norms(stack, x, upstream).tolist() == pytest.approx(norms, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", ["1xSkip", "2xSkip+LN", "2rSkip+LN"])
+def test_the_probe_measures_the_same(name):
+    stack, x, upstream = two_layers(BY_NAME[name], 4, 8, gain=0.5), draw(1, 3, 8), draw(1, 3, 8, seed=8)
+    with SkipProbe(stack) as probe:
+        stack(x.clone().requires_grad_()).outputs[-1].backward(upstream)
+    blocks = list(probe.blocks.values())
+    norms = torch.stack([block.y_grad_norm for block in blocks])
+    torch.testing.assert_close(depth.gradient_norms(stack, x[0], upstream[0]), (norms / norms[-1]).mean(1))
+    torch.testing.assert_close(depth.branch_ratios(stack, x[0]), torch.stack([b.f_over_x for b in blocks]).mean(1))
+
+
+def test_a_scaled_skip_drowns_its_branches_and_a_normalised_one_does_not():
+    profiles = depth.measure(depth.Settings(blocks=20, seeds=2, examples=4, tokens=4))
+    drowned = of(profiles, "branch", "2xSkip").mean
+    assert drowned[-1] / drowned[-2] == pytest.approx(0.5, rel=0.15)
+    assert drowned[-1] < 1e-5 and of(profiles, "branch", "1xSkip").mean[-1] == pytest.approx(
+        0.25 / math.sqrt(2.25), rel=0.3
+    )
+    for name in ("1xSkip+LN", "2xSkip+LN", "2rSkip+LN"):
+        assert of(profiles, "branch", name).mean[-1] == pytest.approx(0.25, rel=0.15)
+        assert depth.rate(of(profiles, "gradient", name)) == pytest.approx(1, abs=0.02)
+    similar = {name: of(profiles, "similarity", name).mean[-1] for name in BY_NAME}
+    assert similar["no skip"] > 0.999 > similar["1xSkip"] > similar["2xSkip"]
+    assert similar["1xSkip+LN"] > similar["2xSkip+LN"] > similar["2xSkip"]
+
+
+def test_norms_far_from_one_are_right():
+    stack, x = two_layers(Variant("x", "xskip", 2.0), 900, 4, gain=0.0), draw(2, 4)
+    assert depth.gradient_norms(stack, x, draw(2, 4)).tolist() == [2.0 ** (900 - block) for block in range(1, 901)]
+
+
+def test_branches_are_the_same_under_every_skip():
+    one, two = two_layers(BY_NAME["1xSkip"], 2, 4, 0.5), two_layers(BY_NAME["2rSkip+LN"], 2, 4, 0.5)
+    x = draw(3, 4)
+    for mine, theirs in zip(one.branches, two.branches):
+        assert torch.equal(mine(x), theirs(x))
+
+
+def test_attention_is_torchs():
+    ours, theirs = SelfAttention(8, 2, generator()), nn.MultiheadAttention(8, 2, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(ours.inward)
+        theirs.out_proj.weight.copy_(ours.outward)
+        x = draw(5, 3, 8)
+        normalised = nn.functional.layer_norm(x, (8,))
+        torch.testing.assert_close(ours(x), theirs(normalised, normalised, normalised)[0])
+
+
+def test_the_similarity_of_tokens_by_hand():
+    # cosines 0, 1/sqrt(2) and 1/sqrt(2); of the second example 1, -1 and -1; lengths do not matter
+    tokens = [[[3.0, 0.0], [1.0, 1.0]], [[0.0, 0.2], [5.0, 5.0]], [[1.0, 1.0], [-2.0, -2.0]]]
+    found = depth.token_similarity(torch.tensor(tokens, dtype=torch.float64))
+    assert found.tolist() == pytest.approx([math.sqrt(2) / 3, -1 / 3])
+
+
+def command(stem, *arguments):
+    sizes = [f"--{name}={getattr(SMALL, name)}" for name in ("blocks", "dim", "seeds", "examples", "tokens")]
+    return analyze.main(["depth", "--output", str(stem), *sizes, *arguments])
+
+
+@pytest.mark.slow
+def test_the_command_writes_figure_and_table(tmp_path, capfd):
+    assert command(tmp_path / "độ sâu" / "depth") == 0
+    said, error = capfd.readouterr()
+    assert error == "" and said.splitlines()[-1] == (
+        f"{tmp_path}/độ sâu/depth.png, .pdf and .csv: 6 blocks, mean of 2 seeds, at initialisation"
+    )
+    assert [line.split("  ")[0] for line in said.splitlines()[2:-1]] == list(BY_NAME)
+    assert sorted(p.name for p in (tmp_path / "độ sâu").iterdir()) == ["depth.csv", "depth.pdf", "depth.png"]
+    with open(tmp_path / "độ sâu" / "depth.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(BY_NAME) * (6 + 6 + 7)
+    doubled = [row for row in rows if (row["variant"], row["quantity"]) == ("2xSkip", "gradient")]
+    assert [float(row["skip_path"]) for row in doubled] == [32, 16, 8, 4, 2, 1]
+    assert [float(row["mean"]) for row in doubled] == of(depth.measure(SMALL), "gradient", "2xSkip").mean
+    assert {row["skip_path"] for row in rows if row["variant"] in ("no skip", "2rSkip+LN")} == {""}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--blocks", "1"], "--blocks 1: expected an integer >= 2"),
+        (["--dim", "10"], "--dim 10: expected a multiple of 4, the number of attention heads"),
+        (["--gain", "-1"], "--gain -1.0: expected a number >= 0"),
+        (["--gain", "nan"], "--gain nan: expected a number >= 0"),
+        (["--seeds", "0"], "--seeds 0: expected an integer >= 1"),
+        (
+            ["--blocks", "40", "--gain", "1e9"],
+            "no skip: the gradient leaves what float64 can hold: take fewer --blocks",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(tmp_path, capfd, arguments, message):
+    assert command(tmp_path / "x", *arguments) == 1
+    assert capfd.readouterr() == ("", f"error: {message}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_seed_has_no_deviation_and_no_branch_no_rate():
+    settings = dataclasses.replace(SMALL, seeds=1, gain=0.0)
+    profiles = depth.measure(settings)
+    lines = {line.split("  ")[0]: line.split() for line in table(profiles, settings).splitlines()}
+    assert lines["2xSkip"][1:5] == ["32", "2", "2", "2"] and lines["no skip"][2:5] == ["0", "-", "-"]
+    assert {row["deviation_over_seeds"] for row in depth.rows(profiles, settings)} == {None}

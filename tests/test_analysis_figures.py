@@ -1,0 +1,106 @@
+"""Figures and the CSV behind them: what is in the files, and what stays when writing fails."""
+
+import csv
+import math
+import os
+import struct
+import sys
+
+import pytest
+import torch
+
+from fairseq_rskip.analysis import figures
+from fairseq_rskip.safe_load import UserError
+
+
+def drawn():
+    figure, axes = figures.new_figure(2, width=4.0, height=3.0)
+    axes[0].plot([0, 1], [1, 2], label=figures.label_text("_2rSkip $x$ học"))
+    axes[0].legend()
+    return figure
+
+
+def test_png_and_pdf_have_the_size_asked_for_and_are_the_same_each_time(tmp_path):
+    for folder in ("một", "hai"):
+        (tmp_path / folder).mkdir()
+        figures.save(drawn(), tmp_path / folder / "hình 1.5")
+    one, two = ({p.name: p.read_bytes() for p in (tmp_path / f).iterdir()} for f in ("một", "hai"))
+    assert one == two and sorted(one) == ["hình 1.5.pdf", "hình 1.5.png"]
+    png = one["hình 1.5.png"]
+    assert png[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", png[16:24]) == (1200, 450)  # 8 x 3 inches, 150 dpi
+    assert one["hình 1.5.pdf"].startswith(b"%PDF") and b"CreationDate" not in one["hình 1.5.pdf"]
+
+
+def test_pyplot_is_left_alone(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it would fail
+    assert len(figures.new_figure(3)[1]) == 3
+
+
+def test_lines_differ_in_black_and_white_too():
+    styles = [figures.style(number) for number in range(28)]
+    assert len({(s["marker"], s["linestyle"]) for s in styles}) == 28
+    assert len({s["color"] for s in styles[:7]}) == 7
+
+
+def test_a_label_shows_as_it_was_typed():
+    figure = drawn()
+    figure.canvas.draw()
+    (text,) = figure.axes[0].get_legend().get_texts()
+    # matplotlib hides what begins with _ and takes $...$ for a formula: what is not escaped has no backslash
+    assert text.get_text().replace("\u200b", "").replace(r"\$", "$") == "_2rSkip $x$ học"
+    assert text.get_text().count(r"\$") == 2
+
+
+def test_a_csv_reads_back_as_exactly_what_was_written(tmp_path):
+    values = [0.1 + 0.2, 2.0**-1000, 1e300, math.pi, -0.0]
+    rows = [{"name": 'a, "b"\nλ', "value": value, "none": None} for value in values]
+    rows += [{"name": "tensor", "value": torch.tensor(0.1, dtype=torch.float64), "none": None}]
+    figures.write_csv(tmp_path / "x.csv", rows)
+    with open(tmp_path / "x.csv", newline="", encoding="utf-8") as file:
+        back = list(csv.DictReader(file))
+    assert list(back[0]) == ["name", "value", "none"]
+    assert [float(row["value"]) for row in back] == [*values, 0.1] and math.copysign(1, float(back[4]["value"])) == -1
+    assert {row["name"] for row in back} == {'a, "b"\nλ', "tensor"} and {row["none"] for row in back} == {""}
+
+
+def test_rows_that_are_no_table_are_refused(tmp_path):
+    for rows in ([], [{"a": 1}, {"a": 1, "b": 2}]):
+        with pytest.raises(ValueError):
+            figures.write_csv(tmp_path / "x.csv", rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_old_files(tmp_path, monkeypatch):
+    stem = tmp_path / "x"
+    for ending in figures.ENDINGS:
+        (tmp_path / f"x{ending}").write_text("old")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(UserError, match=r"^cannot write .*x\.png: No space left on device$"):
+        figures.save(drawn(), stem)
+    with pytest.raises(UserError, match=r"^cannot write .*x\.csv: No space left on device$"):
+        figures.write_csv(tmp_path / "x.csv", [{"a": 1}])
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {f"x{e}": "old" for e in figures.ENDINGS}
+
+
+def test_a_stem_is_checked_before_anything_is_computed(tmp_path):
+    assert figures.check_stem(tmp_path / "một" / "v1.5") == tmp_path / "một" / "v1.5"
+    assert (tmp_path / "một").is_dir() and list((tmp_path / "một").iterdir()) == []
+    assert figures.check_stem(tmp_path / "depth.PDF") == tmp_path / "depth"
+    (tmp_path / "file").write_text("")
+    (tmp_path / "taken.png").mkdir()
+    for path, message in (
+        (tmp_path / "file" / "x", "cannot write into .*file: "),
+        (tmp_path / "taken", "taken.png: it is a folder"),
+        (tmp_path / ("x" * 300), "cannot write into .*File name too long"),
+        ("/", "--output /: expected the name of the figure"),
+    ):
+        with pytest.raises(UserError, match=message):
+            figures.check_stem(path)
+
+
+def test_without_matplotlib_one_line_says_so(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for call in (figures.new_figure, lambda: figures.check_stem(tmp_path / "x")):
+        with pytest.raises(UserError, match="^figures need matplotlib: pip install matplotlib$"):
+            call()

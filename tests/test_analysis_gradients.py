@@ -1,0 +1,108 @@
+"""Gradient norms (Figure 3) against autograd, one example at a time, and identities of plain stacks."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from analysing.translation_models import losses as sentence_losses
+from analysing.vision_models import Batch
+from analysing.vision_models import losses as image_losses
+from skip_variants import draw
+from torch import nn
+from transformer_helpers import TINY, batch, build, dictionary, pad, randomise, sentences
+
+from fairseq_rskip.analysis.gradients import estimate, gradient_norms
+from fairseq_rskip.residual import SkipConnection
+from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.vision.model import preact_resnet
+
+
+def norms_one_by_one(model, examples, loss):
+    """Name -> list of ||dL_i / dy||, each example in a pass of its own, with torch.autograd.grad."""
+    outputs, found = {}, {}
+    skips = [(name, m) for name, m in model.named_modules() if isinstance(m, SkipConnection)]
+    handles = [m.register_forward_hook(lambda _m, _i, y, name=name: outputs.update({name: y})) for name, m in skips]
+    for example in examples:
+        value = loss(model, example)
+        for name, gradient in zip(outputs, torch.autograd.grad(value, list(outputs.values()))):
+            found.setdefault(name, []).append(gradient.double().norm())
+    for handle in handles:
+        handle.remove()
+    return {name: torch.stack(values) for name, values in found.items()}
+
+
+def check(found, expected, rel=1e-9):
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        assert found[name].examples == len(values)
+        assert found[name].mean == pytest.approx(float(values.mean()), rel=rel)
+        assert found[name].sem == pytest.approx(float(values.std() / len(values) ** 0.5), rel=100 * rel)
+
+
+@pytest.mark.parametrize("norm", ("layer", "batch"))
+def test_resnet_equals_autograd_image_by_image(norm):
+    torch.manual_seed(1)
+    model = preact_resnet(8, 4, {"kind": "rskip", "skip_lambda": 2, "norm": norm}).double()
+    randomise(model)
+    x, y = draw((5, 3, 32, 32), 1), torch.tensor([0, 3, 1, 2, 2])
+    found = gradient_norms(model, [Batch(x[:2], y[:2]), Batch(x[2:], y[2:])], image_losses)
+    assert model.training and all(p.grad is None for p in model.parameters())
+    model.eval()
+    check(found, norms_one_by_one(model, range(5), lambda net, i: F.cross_entropy(net(x[i : i + 1]), y[i : i + 1])))
+
+
+@pytest.mark.parametrize("arch", ("transformer_rskip_ln_tiny", "transformer_wskip_tiny", "transformer_rskip_bn_tiny"))
+def test_transformer_equals_autograd_sentence_by_sentence(arch):
+    model = build(arch, dropout=0.3, **TINY).double()
+    randomise(model)
+    pairs = sentences(lengths=(7, 3, 5))
+
+    def sample(pairs):
+        tokens, lengths, previous = batch(pairs)
+        inputs = {"src_tokens": tokens, "src_lengths": lengths, "prev_output_tokens": previous}
+        return {"net_input": inputs, "target": pad([t for _, t in pairs]), "pad": dictionary().pad()}
+
+    def mean_token_loss(net, pair):
+        logits = net(*batch([pair]))[0]
+        return F.cross_entropy(logits[0], torch.tensor(pair[1]))
+
+    found = gradient_norms(model, [sample(pairs)], sentence_losses)
+    check(found, norms_one_by_one(model.eval(), pairs, mean_token_loss), rel=1e-6)  # fairseq's softmax is fp32
+
+
+class Stack(nn.Module):
+    """x -> lambda x + 0 ten times over, then a sum: nothing but skips."""
+
+    def __init__(self, depth, **skip):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(4))
+        self.skips = nn.ModuleList(SkipConnection(4, **skip) for _ in range(depth))
+
+    def forward(self, x):
+        x = x + self.bias
+        for skip in self.skips:
+            x = skip(x, 0 * x)
+        return x
+
+
+@pytest.mark.parametrize("scale", (0.5, 1, 3))
+def test_a_stack_of_pure_skips_follows_the_power_law(scale):
+    """He et al. 2016b, Eq. 8: without branches the gradient at block l of L is lambda^(L-l) times that at the end."""
+    depth = 60
+    found = gradient_norms(Stack(depth, skip_lambda=scale), [torch.ones(2, 3, 4)], lambda net, x: net(x).sum((0, 2)))
+    values = [value.mean for value in found.values()]
+    assert values == pytest.approx([scale ** (depth - 1 - i) * 8**0.5 for i in range(depth)], rel=1e-6)
+
+
+def test_a_model_without_skips_and_an_empty_set_are_refused():
+    with pytest.raises(UserError, match="no skip connection"):
+        gradient_norms(nn.Linear(2, 2), [torch.ones(1, 2)], lambda net, x: net(x).sum(1))
+    with pytest.raises(UserError, match="no examples"):
+        gradient_norms(Stack(1), [], lambda net, x: net(x).sum((0, 2)))
+
+
+def test_estimate():
+    assert estimate(torch.tensor([1.0, 3.0])) == (2.0, pytest.approx(1.0), 2)
+    single = estimate(torch.tensor([1.0]))
+    assert single.mean == 1 and math.isnan(single.sem)

@@ -1,0 +1,193 @@
+"""SkipProbe against quantities computed by hand, under everything that training does to a model."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from skip_variants import CASE_NAMES, CASES, draw
+from torch import nn
+from transformer_helpers import TINY, batch, build, sentences
+
+from fairseq_rskip.analysis.probe import SkipProbe
+from fairseq_rskip.residual import SkipConnection
+from fairseq_rskip.vision.model import preact_resnet
+
+
+class Residual(nn.Module):
+    """x -> skip(x, F(x)) with F(x) = tanh(x) * 2."""
+
+    def __init__(self, skip, keyword=True):
+        super().__init__()
+        self.skip = skip
+        self.keyword = keyword
+
+    def forward(self, x, mask=None):
+        f_x = 2 * torch.tanh(x)
+        return self.skip(x, f_x, padding_mask=mask) if self.keyword else self.skip(x, f_x, mask)
+
+
+def resnet(depth=8, **skip):
+    torch.manual_seed(0)
+    return preact_resnet(depth, 5, {"kind": "rskip", "skip_lambda": 2, "norm": "layer", **skip})
+
+
+def images(count=3):
+    return draw((count, 3, 32, 32), 5, torch.float32)
+
+
+@pytest.mark.parametrize("keyword", (True, False))
+@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
+def test_an_examples_norms_and_ratio_leave_padding_out(case, keyword):
+    model = Residual(case.build().double().eval(), keyword)
+    x, mask, upstream = draw(case.shape, 1).requires_grad_(), case.mask(), draw(case.shape, 2)
+    with SkipProbe(model) as probe:
+        model(x, mask).backward(upstream)
+    (block,) = probe.blocks.values()
+    f_x = 2 * torch.tanh(x.detach())
+    ratio = model.skip.skip_ratio(x.detach(), f_x, mask)
+    examples = case.shape[0] if case.channel_dim == 1 else case.shape[1]
+    for i in range(examples):
+        one = (lambda t, i=i: t[i]) if case.channel_dim == 1 else (lambda t, i=i: t[:, i])
+        kept = slice(None) if mask is None else one((~mask).unsqueeze(case.channel_dim).expand(case.shape))
+        for found, tensor in ((block.x_norm, x), (block.f_norm, f_x), (block.y_grad_norm, upstream)):
+            torch.testing.assert_close(found[i], one(tensor.detach())[kept].square().sum().sqrt())
+        torch.testing.assert_close(block.ratio[i], one(ratio)[kept].mean(), equal_nan=True)  # all of it is padding
+    torch.testing.assert_close(block.f_over_x, block.f_norm / block.x_norm, equal_nan=True)
+
+
+def test_it_sees_the_equation_in_the_resnet_with_its_in_place_relu():
+    model = resnet(depth=14).eval()
+    with SkipProbe(model) as probe:
+        model(images()).sum().backward()
+    h = model.conv(images())
+    assert list(probe.blocks) == [f"blocks.{i}.skip" for i in range(6)]
+    for unit, block in zip(model.blocks, probe.blocks.values()):
+        activated = torch.relu(unit.bn1(h))
+        f_x = unit.conv2(torch.relu(unit.bn2(unit.conv1(activated))))
+        x = unit.shortcut(activated if unit.common else h)
+        torch.testing.assert_close(block.x_norm, x.flatten(1).norm(dim=1))
+        torch.testing.assert_close(block.f_norm, f_x.flatten(1).norm(dim=1))
+        h = unit.skip(x, f_x)
+    assert all(block.y_grad_norm.shape == (3,) for block in probe.blocks.values())
+
+
+def test_gradients_are_those_that_retained_outputs_get():
+    model = resnet().train()
+    outputs = {}
+    for name, module in model.named_modules():
+        if isinstance(module, SkipConnection):
+            module.register_forward_hook(lambda _m, _i, y, name=name: (y.retain_grad(), outputs.update({name: y}))[1])
+    with SkipProbe(model, ratio=False) as probe:
+        model(images()).square().sum().backward()
+    for name, block in probe.blocks.items():
+        torch.testing.assert_close(block.y_grad_norm, outputs[name].grad.flatten(1).norm(dim=1))
+        assert block.ratio is None
+
+
+def test_activation_checkpointing_measures_the_same_once():
+    found = []
+    for checkpointed in (False, True):
+        model = build("transformer_rskip_ln_tiny", checkpoint_activations=checkpointed, dropout=0.1, **TINY).train()
+        torch.manual_seed(0)
+        with SkipProbe(model) as probe:
+            for seed in (3, 4):
+                model(*batch(sentences(seed=seed)))[0].square().sum().backward()
+        found.append(list(probe.blocks.values()))
+    assert len(found[0]) == 2 * 2 + 2 * 3
+    for plain, repeated in zip(*found):
+        assert len(plain.x_norm) == 6
+        for quantity in ("x_norm", "f_norm", "ratio", "y_grad_norm"):
+            torch.testing.assert_close(getattr(repeated, quantity), getattr(plain, quantity))
+
+
+def test_passes_whose_backward_comes_later_keep_their_order():
+    skip = SkipConnection(4)
+    x = draw((2, 3, 4), 1).requires_grad_()
+    with SkipProbe(skip) as probe:
+        first, second = skip(x, x), skip(2 * x, x)
+        (first.sum() + 5 * second.sum()).backward()
+        with torch.no_grad():
+            skip(x, x)
+    (block,) = probe.blocks.values()
+    torch.testing.assert_close(block.y_grad_norm, torch.tensor([1.0] * 3 + [5.0] * 3).double() * 8**0.5)
+    assert len(block.x_norm) == 9
+
+
+def test_without_grad_there_is_no_gradient_norm():
+    model = resnet()
+    with SkipProbe(model) as probe, torch.no_grad():
+        model(images())
+    assert all(block.y_grad_norm is None and len(block.f_norm) == 3 for block in probe.blocks.values())
+
+
+def test_half_precision_is_measured_in_fp32():
+    model = resnet(kind="xskip", norm="none").to(torch.bfloat16).eval()
+    with SkipProbe(model) as probe:
+        model(images().bfloat16()).float().sum().backward()
+    for block in probe.blocks.values():
+        for quantity in ("x_norm", "f_norm", "ratio", "y_grad_norm"):
+            assert getattr(block, quantity).dtype == torch.float32
+    x = torch.full((1, 1, 4), 300.0, dtype=torch.float16)
+    with SkipProbe(SkipConnection(4)) as probe:
+        probe.blocks[""].skip(x, x)
+    assert probe.blocks[""].x_norm.item() == 600  # its square is beyond fp16
+
+
+def test_float64_keeps_what_fp32_cannot_square():
+    skip = SkipConnection(4)
+    x = torch.full((1, 1, 4), 1e30)
+    with SkipProbe(skip, dtype=torch.float64) as probe:
+        skip(x, x * 1e-60)
+    assert probe.blocks[""].x_norm.item() == pytest.approx(2e30)
+    assert probe.blocks[""].f_over_x.isfinite().all()
+
+
+def test_nothing_stays_behind():
+    skip = SkipConnection(4)
+    with SkipProbe(skip) as probe:
+        f_x = torch.ones(2, 1, 4, requires_grad=True).exp()
+        y = skip(torch.ones(2, 1, 4), f_x)
+        held = [weakref.ref(tensor) for tensor in (f_x, y)]
+    assert not skip._forward_hooks
+    y.sum().backward()  # after the block: nothing measures
+    del y, f_x
+    gc.collect()
+    assert [reference() for reference in held] == [None, None]
+    block = probe.blocks[""]
+    assert block.y_grad_norm is None and not block.x_norm.requires_grad
+    with pytest.raises(ZeroDivisionError), SkipProbe(skip):
+        raise ZeroDivisionError
+    assert not skip._forward_hooks
+
+
+def test_training_goes_on_as_if_it_were_not_there():
+    gradients = []
+    for probed in (False, True):
+        model = resnet(norm="batch").train()
+        if probed:
+            with SkipProbe(model):
+                model(images()).square().sum().backward()
+        else:
+            model(images()).square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()] + [b.double() for b in model.buffers()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+def test_under_data_parallel_wrapping(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        model = resnet()
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        with SkipProbe(wrapped) as probe:
+            wrapped(images()).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert list(probe.blocks) == [f"module.blocks.{i}.skip" for i in range(3)]
+    assert all(block.y_grad_norm.shape == (3,) for block in probe.blocks.values())
+
+
+def test_a_stock_transformer_has_no_blocks():
+    with SkipProbe(build("transformer_tiny", **TINY)) as probe:
+        pass
+    assert probe.blocks == {}

@@ -1,0 +1,112 @@
+"""Coefficients of x and F(x) in y: against float64 references with frozen statistics, and against the closed form."""
+
+import pytest
+import torch
+from skip_variants import CASE_NAMES, CASES, VARIANTS, Case, draw, gradients, reference
+from transformer_helpers import TINY, batch, build, randomise, sentences
+
+from fairseq_rskip.analysis.coefficients import CoefficientProbe, coefficients
+from fairseq_rskip.residual import SkipConnection
+from fairseq_rskip.vision.model import preact_resnet
+
+LAYER_CASES = [(case, name) for case, name in zip(CASES, CASE_NAMES) if case.variant.norm != "batch"]
+
+
+def kept(case, tensor):
+    mask = case.mask()
+    return tensor if mask is None else tensor[(~mask).unsqueeze(case.channel_dim).expand(case.shape)]
+
+
+@pytest.mark.parametrize("case", [c for c, _ in LAYER_CASES], ids=[name for _, name in LAYER_CASES])
+def test_coefficients_are_the_derivatives_of_the_frozen_equation(case):
+    skip = case.build().double().eval()
+    x, f_x = (draw(case.shape, seed).requires_grad_() for seed in (1, 2))
+    frozen = reference(case, skip, x, f_x, dict(skip.named_parameters()), freeze=True)
+    expected = gradients(frozen, torch.ones_like(frozen), (x, f_x))
+    a, b, c = coefficients(skip, x, f_x, case.mask())
+    torch.testing.assert_close((a, b), tuple(expected))
+    torch.testing.assert_close(a * x + b * f_x + c, skip(x, f_x, case.mask()))
+
+
+@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
+def test_closed_form_and_probe_agree(case):
+    skip = case.build().double().eval()
+    for name, buffer in skip.named_buffers():
+        if "running" in name:
+            buffer.copy_(draw(buffer.shape, 3).abs() + 0.5)
+    x, f_x = draw(case.shape, 1), draw(case.shape, 2)
+    a, b, c = coefficients(skip, x, f_x, case.mask())
+    closed = skip.skip_ratio(x, f_x, case.mask())
+    torch.testing.assert_close(kept(case, a / b), kept(case, closed), rtol=1e-12, atol=0)
+    y = skip(x, f_x, case.mask())
+    torch.testing.assert_close(kept(case, a * x + b * f_x + c), kept(case, y), rtol=1e-10, atol=1e-12)
+
+
+def test_finite_differences_of_a_batch_norm_in_evaluation():
+    """Its statistics are constant there, so the module itself is the affine map."""
+    variant = next(v for v in VARIANTS if v.name == "rskip-3-batch-alpha2")
+    skip = Case(variant, (4, 3, 5)).build().double().eval()
+    x, f_x, step = draw((4, 3, 5), 1), draw((4, 3, 5), 2), 0.25
+    a, b, _ = coefficients(skip, x, f_x)
+    torch.testing.assert_close((skip(x + step, f_x) - skip(x, f_x)) / step, a)
+    torch.testing.assert_close((skip(x, f_x + step) - skip(x, f_x)) / step, b)
+
+
+def test_coefficients_in_numbers():
+    """y = LN(2x + F) with row (2x + F) = (0, 2, 4, 6), so sigma = sqrt(5), and gains 1, 2, 3, 4."""
+    skip = SkipConnection(4, "xskip", 2, "layer", eps=1e-20).double().eval()
+    with torch.no_grad():
+        skip.norms[0].weight.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    x, f_x = torch.tensor([[[0.0, 0.5, 1.0, 1.5]]]).double(), torch.tensor([[[0.0, 1.0, 2.0, 3.0]]]).double()
+    a, b, _ = coefficients(skip, x, f_x)
+    torch.testing.assert_close(b.flatten(), torch.tensor([1.0, 2.0, 3.0, 4.0]).double() / 5**0.5)
+    torch.testing.assert_close(a, 2 * b)
+
+
+def test_training_mode_of_a_batch_norm_is_refused_and_nothing_stays_behind():
+    skip = SkipConnection(4, "rskip", 2, "batch")
+    x = torch.randn(2, 3, 4)
+    before = skip.norms[0].running_mean.clone()
+    with pytest.raises(ValueError, match="evaluation mode"):
+        coefficients(skip, x, x)
+    coefficients(skip.eval(), x, x)
+    assert torch.equal(skip.norms[0].running_mean, before) and not skip.norms[0]._forward_hooks
+    assert x.grad is None and not x.requires_grad
+
+
+@pytest.mark.parametrize("kind, scale", (("rskip", 3), ("xskip", 2), ("wskip", 1)))
+def test_the_probe_in_a_resnet(kind, scale):
+    torch.manual_seed(0)
+    model = preact_resnet(8, 4, {"kind": kind, "skip_lambda": scale, "norm": "layer", "init": 2.0}).eval()
+    randomise(model)
+    x = draw((3, 3, 32, 32), 1, torch.float32)
+    with CoefficientProbe(model) as probe, torch.no_grad():
+        expected = model(x)
+        model(x[:1])
+    assert torch.equal(model(x), expected)
+    assert list(probe.scales) == ["blocks.0.skip", "blocks.1.skip", "blocks.2.skip"]
+    for scales in probe.scales.values():
+        assert scales.difference < 1e-9 and scales.mismatch < 1e-5  # the network itself computes in fp32
+        ratio, a, b = (torch.cat(values) for values in (scales.ratio, scales.a, scales.b))
+        assert ratio.shape == (4,) and ratio.dtype == torch.float64
+        torch.testing.assert_close(ratio[0], ratio[3], rtol=1e-5, atol=0)  # the same image
+        if kind == "xskip":
+            torch.testing.assert_close(a, 2 * b)
+
+
+def test_the_probe_leaves_padding_out():
+    """A sentence measures the same alone and beside a longer one."""
+    model = build("transformer_rskip_ln_tiny", **TINY).double()
+    randomise(model)
+    pairs = sentences(lengths=(9, 2))
+    found = []
+    for batches in ([pairs], [pairs[:1], pairs[1:]]):
+        with CoefficientProbe(model) as probe, torch.no_grad():
+            for each in batches:
+                model(*batch(each))
+        found.append(probe.scales)
+    for name, together in found[0].items():
+        for quantity in ("a", "b", "ratio", "closed_form", "parts"):
+            alone = torch.cat(getattr(found[1][name], quantity))
+            torch.testing.assert_close(torch.cat(getattr(together, quantity)), alone, rtol=1e-9, atol=0)
+        assert together.difference < 1e-12 and together.mismatch < 1e-12

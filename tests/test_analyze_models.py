@@ -1,0 +1,191 @@
+"""MODEL on the command line of analyze.py: what is measured equals a measurement by hand; what is wrong gets a line."""
+
+import csv
+import math
+import shlex
+
+import pytest
+import torch
+from analyze import main
+from conftest import run_checked
+from vision_helpers import SCRIPT, arguments, error_line, write_folder
+
+from fairseq_rskip.vision import main as training
+from fairseq_rskip.vision.config import Config
+from fairseq_rskip.vision.data import load
+from fairseq_rskip.vision.model import preact_resnet
+
+FRESH = "fresh:--depth 8 --skip-kind rskip --skip-lambda 2"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two seeds of a trained ResNet-8 on twelve images, in folders whose names need quoting."""
+    folder = tmp_path_factory.mktemp("Việt runs")
+    data = f"imagefolder:{write_folder(folder / 'images')}"
+    assert SCRIPT.is_file()
+    argv = arguments(folder / "run", data, seeds=[1, 2], skip_kind="xskip", skip_lambda=2, skip_norm="layer")
+    assert training.main(argv) == 0
+    return folder, data
+
+
+@pytest.fixture
+def analyze(runs, tmp_path, capfd):
+    """``analyze.py COMMAND ...`` in this process: (exit status, stdout, stderr, rows of the CSV)."""
+
+    def run(command, *models, **options):
+        options = {"data": runs[1], "cache": runs[0] / "cache", "device": "cpu", "output": tmp_path / "f g", **options}
+        flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        capfd.readouterr()
+        status = main([command, *map(str, models), *flags])
+        table = tmp_path / "f g.csv"
+        rows = list(csv.DictReader(table.open(encoding="utf-8"))) if table.is_file() else []
+        return (status, *capfd.readouterr(), rows)
+
+    return run
+
+
+def refused(result):
+    """The line of a command that refuses."""
+    assert result[0] == 1 and not result[3]
+    return error_line(result[2])
+
+
+def spoilt(runs, tmp_path, change):
+    """A copy of seed 1's checkpoint after ``change(its model's weights)``."""
+    state = torch.load(runs[0] / "run" / "seed1" / "checkpoint.pt", weights_only=False)
+    change(state["model"])
+    torch.save(state, tmp_path / "spoilt.pt")
+    return f"bad={tmp_path / 'spoilt.pt'}"
+
+
+def test_gradients_of_checkpoints_and_fresh_networks(runs, analyze, tmp_path):
+    seed1, seed2 = (runs[0] / "run" / f"seed{seed}" for seed in (1, 2))
+    status, out, _, rows = analyze("gradients", f"2x+LN={seed1}", f"b={seed2 / 'checkpoint.pt'}", f"new={FRESH}")
+    assert status == 0
+    assert [row["model"] for row in rows] == ["2x+LN"] * 3 + ["b"] * 3 + ["new"] * 3
+    assert [row["group"] for row in rows[:3]] == ["stage1", "stage2", "stage3"]
+    assert {row["examples"] for row in rows} == {"12"}
+    assert all(math.isfinite(float(row["gradient_norm"])) for row in rows)
+    assert (tmp_path / "f g.png").stat().st_size > 1000 and (tmp_path / "f g.pdf").stat().st_size > 1000
+    assert "12 training images" in out and "stage2 block 2" in out
+
+    state = torch.load(seed1 / "checkpoint.pt", weights_only=False)
+    images = load(Config(data=runs[1], cache=str(runs[0] / "cache")))
+    model = preact_resnet(8, 3, {"kind": "xskip", "skip_lambda": 2, "norm": "layer"}).eval()
+    model.load_state_dict(state["model"])
+    pixels = images.train_images.double().div(255).flatten(0, 2)
+    mean, std = pixels.mean(0), pixels.std(0, correction=0)
+    x = ((images.train_images.double() / 255 - mean) / std).float().permute(0, 3, 1, 2)
+    norms = []
+    for image, label in zip(x.split(1), images.train_labels.split(1)):
+        h = model.blocks[:2](model.conv(image))
+        h.retain_grad()
+        logits = model.fc(torch.relu(model.bn(model.blocks[2](h))).mean((2, 3)))
+        torch.nn.functional.cross_entropy(logits, label).backward()
+        norms.append(h.grad.norm())
+    assert float(rows[1]["gradient_norm"]) == pytest.approx(float(torch.stack(norms).mean()), rel=1e-4)
+
+
+def test_ratio_learned_vectors_and_stage(runs, analyze, tmp_path):
+    fresh = "w=fresh:--depth 8 --skip-kind wskip --skip-init 2 --skip-norm layer"
+    status, out, _, rows = analyze("ratio", f"2x={runs[0] / 'run' / 'seed1'}", fresh, stage=2, examples=6)
+    assert status == 0 and [(row["model"], row["index"]) for row in rows] == [("2x", "2"), ("w", "2")]
+    for row in rows:
+        assert float(row["ratio"]) == pytest.approx(2) and float(row["ratio_closed_form"]) == pytest.approx(2)
+        assert float(row["largest_relative_difference"]) < 1e-12 and float(row["largest_output_difference"]) < 1e-5
+        assert float(row["effective_scale"]) == pytest.approx(2 * float(row["branch_coefficient"]))
+        assert row["examples"] == "6"
+    learned = list(csv.DictReader((tmp_path / "f g-learned.csv").open(encoding="utf-8")))
+    state = torch.load(runs[0] / "run" / "seed1" / "checkpoint.pt", weights_only=False)["model"]
+    gain = state["blocks.1.skip.norms.0.weight"]
+    assert [row["vector"] for row in learned] == ["gain of G_1", "gain of G_1", "w"]
+    assert float(learned[0]["norm"]) == pytest.approx(float(gain.norm())) and learned[0]["size"] == "32"
+    assert float(learned[0]["mean"]) == pytest.approx(float(gain.mean()))
+    assert float(learned[2]["norm"]) == pytest.approx(2 * 32**0.5) and float(learned[2]["mean_absolute"]) == 2
+    assert "differ by" in out and "w over 1 blocks" in out
+
+
+def test_equal_seeds_are_equal_runs(analyze, monkeypatch):
+    monkeypatch.setattr("fairseq_rskip.analysis.figures.save", lambda figure, stem: None)  # drawing takes a second
+    one, again = (analyze("gradients", f"a={FRESH}", seed=4, examples=5)[3] for _ in range(2))
+    other = analyze("gradients", f"a={FRESH}", seed=5, examples=5)[3]
+    assert one == again != other
+
+
+@pytest.mark.parametrize(
+    "models, options, line",
+    (
+        (["no-label"], {}, "MODEL 'no-label': expected LABEL=PATH"),
+        ([f"a={FRESH}", f"a={FRESH}"], {}, "two models have this label"),
+        (["a=fresh:"], {}, "expected options of train_cifar.py or an architecture"),
+        (["a=fresh:--depth 9"], {}, "a (fresh:--depth 9): --depth 9: expected 6n+2"),
+        (["a=fresh:--dpeth 8"], {}, "a (fresh:--dpeth 8): unrecognized arguments: --dpeth 8"),
+        (["a=fresh:--depth 'x"], {}, "No closing quotation"),
+        (["a=/no/such/file.pt"], {}, "a: cannot read checkpoint /no/such/file.pt: No such file"),
+        ([f"a={FRESH}", "b=fresh:transformer_rskip_ln_tiny"], {}, "they do not share examples"),
+        ([f"a={FRESH}"], {"split": "valid"}, "--split valid: images have train and test"),
+        ([f"a={FRESH}"], {"data": "mnist"}, "--data 'mnist': expected one of cifar10"),
+        (["a=fresh:transformer_rskip_ln_tiny"], {"data": ""}, "fresh Transformers need --data"),
+        (["a=fresh:transformer_rskip_ln_tiny"], {"data": "nowhere"}, "nowhere is not here or holds no dict"),
+        (["a=fresh:transformer_rskip_ln_tiny"], {"stage": 2}, "--stage: expected with ResNets only"),
+    ),
+)
+def test_what_is_wrong_on_the_command_line_gets_one_line(analyze, models, options, line):
+    assert line in refused(analyze("gradients", *models, **options))
+
+
+def test_what_is_wrong_with_a_checkpoint_names_it_and_the_layer(runs, analyze, tmp_path):
+    gain = "blocks.1.skip.norms.0.weight"
+    cases = (
+        (lambda w: w.pop(gain), f"lacks {gain}"),
+        (lambda w: w.update(extra=torch.ones(1)), "has extra, which its settings do not call for"),
+        (lambda w: w.update({gain: torch.ones(3)}), f"has {gain} of shape (3,): expected (32,)"),
+        (lambda w: w[gain].fill_(math.nan), f"has values in {gain} that are not finite"),
+        (lambda w: w.update({"fc.bias": torch.ones(7)}), "tells 7 classes apart, the data has 3"),
+    )
+    for change, line in cases:
+        model = spoilt(runs, tmp_path, change)
+        message = refused(analyze("ratio", model))
+        assert line in message and "spoilt.pt" in message
+    (tmp_path / "noise.pt").write_bytes(b"nothing")
+    assert "bad: cannot read checkpoint" in refused(analyze("ratio", f"bad={tmp_path / 'noise.pt'}"))
+    torch.save({"model": 1}, tmp_path / "noise.pt")
+    assert "no checkpoint of train_cifar.py or fairseq-train" in refused(analyze("ratio", f"b={tmp_path / 'noise.pt'}"))
+    assert "expected one seed's folder, say which" in refused(analyze("ratio", f"b={runs[0] / 'run'}"))
+    moved = spoilt(runs, tmp_path, lambda w: None)
+    images = runs[0] / "images"
+    images.rename(runs[0] / "moved")
+    try:
+        assert "say --data imagefolder:PATH" in refused(analyze("ratio", moved, data=""))
+    finally:
+        (runs[0] / "moved").rename(images)
+
+
+@pytest.mark.slow
+def test_checkpoints_of_fairseq(tiny_corpus, analyze, tmp_path):
+    """One of ours, one of stock fairseq, and a fresh one; the data is that which the checkpoint names."""
+    for arch in ("transformer_rskip_ln_tiny", "transformer_tiny"):
+        command = f"--arch {arch} --optimizer adam --max-tokens 600 --max-update 2 --no-progress-bar --cpu"
+        plugin = run_checked(["python", "-m", "fairseq_rskip"]).strip()
+        run_checked(
+            ["fairseq-train", tiny_corpus, *shlex.split(command), "--user-dir", plugin, "--save-dir", tmp_path / arch]
+        )
+    ours = tmp_path / "transformer_rskip_ln_tiny" / "checkpoint_last.pt"
+    status, out, err, rows = analyze("ratio", f"ours={ours}", data="", examples=30, batch_size=7)
+    assert status == 0, err
+    assert [row["group"] for row in rows] == ["encoder"] * 4 + ["decoder"] * 6
+    assert all(float(row["largest_relative_difference"]) < 1e-9 and row["examples"] == "30" for row in rows)
+    fresh = "3r=fresh:transformer_rskip_ln_tiny --skip-lambda 3 --encoder-layers 1"
+    status, out, err, rows = analyze("gradients", f"ours={ours}", fresh, data=tiny_corpus, split="valid", examples=9)
+    assert status == 0, err
+    assert len(rows) == 10 + 8 and all(float(row["gradient_norm"]) > 0 for row in rows)
+    (tmp_path / "f g.csv").unlink()
+    stock = tmp_path / "transformer_tiny" / "checkpoint_last.pt"
+    assert "has no skip connection of fairseq_rskip" in refused(analyze("gradients", f"s={stock}", data=""))
+    assert "has no split 'tset'" in refused(analyze("gradients", f"o={ours}", data="", split="tset"))
+    unknown = refused(analyze("gradients", "n=fresh:transformer_rksip_ln", data=tiny_corpus))
+    assert unknown.startswith("n (fresh:transformer_rksip_ln): ")
+    assert "--skip-lambda 1.5" in refused(
+        analyze("gradients", "n=fresh:transformer_rskip_ln_tiny --skip-lambda 1.5", data=tiny_corpus)
+    )
