@@ -1,0 +1,271 @@
+"""--skip-log-interval in fairseq-train: what is written, and that training does not notice."""
+
+import logging
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, run_checked
+
+pytest.importorskip("tensorboardX")
+import fairseq.trainer  # noqa: E402, F401  (whoever trains has imported it)
+from event_files import read_scalars  # noqa: E402
+from fairseq.logging import progress_bar  # noqa: E402
+from transformer_helpers import TINY, batch, build, dictionary, randomise, sentences  # noqa: E402
+
+from fairseq_rskip.compat import UserError, load_checkpoint  # noqa: E402
+from fairseq_rskip.modules import skip_log  # noqa: E402
+from fairseq_rskip.modules.skip_log import SkipLog, attach  # noqa: E402
+from fairseq_rskip.residual import SkipConnection  # noqa: E402
+
+QUANTITIES = ("skip_x_to_F", "skip_F_over_x", "skip_grad_norm")
+BLOCK = "decoder.layers.1.encoder_attn_skip"
+SCALE = 128.0
+
+
+class Optimizer:
+    """What ``train_step`` asks of fairseq's fp16 optimizer."""
+
+    scaler = SimpleNamespace(loss_scale=SCALE)
+
+    def backward(self, loss):
+        (loss * SCALE).backward()
+
+
+def token_losses(logits, target):
+    """Sum over tokens and their number, padding left out, as fairseq's cross_entropy does it."""
+    kept = target.ne(dictionary().pad())
+    return F.cross_entropy(logits[kept].double(), target[kept], reduction="sum"), int(kept.sum())
+
+
+def train_step(sample, model, criterion, optimizer, update_num, ignore_grad=False):
+    """The forward and backward pass of fairseq's ``FairseqTask.train_step``."""
+    model.train()
+    loss, count = token_losses(model(*sample)[0], sample[2].roll(-1, 1))
+    optimizer.backward(loss * 0 if ignore_grad else loss)
+    return loss, count, {}
+
+
+def same(a, b):
+    """Equal bit for bit, but for a buffer that fairseq leaves uninitialised."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a if "_float_tensor" not in name)
+
+
+@pytest.fixture
+def model():
+    made = build("transformer_rskip_ln_tiny", dropout=0.0, **TINY)
+    randomise(made)
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(skip_log._Folder, "path", str(tmp_path))
+    return tmp_path / "skip"
+
+
+def run(log, model, updates, sample=None, **options):
+    for update in updates:
+        log(sample or batch(sentences()), model, None, Optimizer(), update, **options)
+    return log
+
+
+def written(log, folder):
+    """What ``log`` wrote; it writes no more."""
+    log.writer.close()
+    return read_scalars(folder)
+
+
+def by_hand(model, sample, name=BLOCK, target=None):
+    """The three figures of a block whose skip is rskip, λ = 2, by autograd on a model that nobody watches."""
+    skip, seen = model.get_submodule(name), {}
+
+    def keep(module, arguments, y):
+        seen.update(x=arguments[0], f_x=arguments[1], y=y)
+        y.retain_grad()
+
+    handle = skip.register_forward_hook(keep)
+    loss, count = token_losses(model(*sample)[0], sample[2].roll(-1, 1) if target is None else target)
+    loss.backward()
+    handle.remove()
+    x, f_x, gradient = (tensor.detach().double() for tensor in (seen["x"], seen["f_x"], seen["y"].grad))
+    sigma = ((x + f_x).var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    ratio = 1 + sigma / skip.norms[0].weight.detach().double()
+    rows = []
+    for k in range(x.size(1)):
+        kept = sample[2][k].ne(dictionary().pad())
+        part = [tensor[kept, k] for tensor in (x, f_x, gradient)]
+        norms = [torch.linalg.vector_norm(tensor) for tensor in part]
+        rows.append([ratio[kept, k].mean(), norms[1] / norms[0], norms[2] * x.size(1) / count])
+    return torch.tensor(rows).mean(0).tolist()
+
+
+def test_the_figures_are_those_computed_by_hand(model, folder):
+    sample = batch(sentences())
+    found = written(run(SkipLog(train_step, model, 2), model, range(4), sample), folder)
+    model.zero_grad()
+    assert len(found) == 3 * sum(isinstance(module, SkipConnection) for module in model.modules()) == 3 * 10
+    expected = by_hand(model, sample)
+    for quantity, value in zip(QUANTITIES, expected):
+        values = found[f"{quantity}/{BLOCK}"]
+        assert values.keys() == {2, 4}
+        assert values[2] == values[4] == pytest.approx(value, rel=1e-5)
+
+
+def test_gradients_are_the_same_bit_for_bit_and_no_hook_stays(model, folder):
+    run(SkipLog(train_step, model, 1), model, [0])
+    watched = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    train_step(batch(sentences()), model, None, Optimizer(), 0)
+    assert all(torch.equal(a, parameter.grad) for a, parameter in zip(watched, model.parameters()))
+    assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("arch", ["transformer_xskip_tiny", "transformer_wskip_ln_tiny", "transformer_rskip_bn_tiny"])
+def test_every_kind_has_all_figures_and_trains_the_same(folder, arch):
+    """Running statistics included: the second reading of a batch must not count."""
+    states = []
+    for interval in (100, 1):
+        model = build(arch, dropout=0.1, **TINY)
+        torch.manual_seed(2)
+        log = run(SkipLog(train_step, model, interval), model, range(2))
+        gradients = {f"gradient of {name}": parameter.grad for name, parameter in model.named_parameters()}
+        states.append({**model.state_dict(), **gradients})
+    assert same(*states)
+    found = written(log, folder)
+    assert len(found) == 30 and all(values.keys() == {1, 2} for values in found.values())
+
+
+def test_activation_checkpointing_shows_the_same(tmp_path, monkeypatch):
+    found = []
+    for name, options in (("plain", {}), ("checkpointed", {"checkpoint_activations": True})):
+        monkeypatch.setattr(skip_log._Folder, "path", str(tmp_path / name))
+        model = build("transformer_rskip_ln_tiny", dropout=0.0, **TINY, **options)
+        log = run(SkipLog(train_step, model, 1), model, [0])
+        found.append(written(log, tmp_path / name / "skip"))
+    assert len(found[0]) == 30 and found[0].keys() == found[1].keys()
+    assert all(values == {1: pytest.approx(found[1][tag][1], rel=1e-5)} for tag, values in found[0].items())
+
+
+def test_what_was_logged_of_updates_that_are_done_again_is_void(model, folder):
+    """The first process is killed after update 5, its checkpoint is of update 3; the second logs every fourth."""
+    written(run(SkipLog(train_step, model, 1), model, range(5)), folder)
+    found = written(run(SkipLog(train_step, model, 4), model, range(3, 8)), folder)
+    assert all(values.keys() == {1, 2, 3, 4, 8} for values in found.values())
+
+
+class Overflowing(Optimizer):
+    def backward(self, loss):
+        (loss * float("inf")).backward()
+
+
+def test_an_updates_first_batch_is_logged_but_neither_dummies_nor_overflows(model, folder):
+    log = SkipLog(train_step, model, 1)
+    run(log, model, [0], ignore_grad=True)
+    log(batch(sentences()), model, None, Overflowing(), 0)
+    assert not folder.exists()
+    first, second = batch(sentences(seed=3)), batch(sentences(seed=4))
+    run(log, model, [0], first)
+    run(log, model, [0], second)
+    found = written(log, folder)
+    model.zero_grad()
+    assert found[f"skip_F_over_x/{BLOCK}"] == {1: pytest.approx(by_hand(model, first)[1], rel=1e-5)}
+
+
+def test_off_and_where_nobody_trains_nothing_is_wrapped(monkeypatch, model):
+    build_bar = progress_bar.progress_bar
+    off = SimpleNamespace(train_step=train_step)
+    attach(off, model, 0)
+    monkeypatch.delitem(sys.modules, "fairseq.trainer")  # as in fairseq-generate
+    attach(off, model, 100)
+    assert off.train_step is train_step and progress_bar.progress_bar is build_bar
+
+
+def test_without_tensorboard_one_warning_says_so(model, monkeypatch, caplog, tmp_path):
+    for folder, writer, needs in ((None, object, "--tensorboard-logdir"), (str(tmp_path), None, "tensorboardX")):
+        monkeypatch.setattr(skip_log._Folder, "path", folder)
+        monkeypatch.setattr(progress_bar, "SummaryWriter", writer)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            run(SkipLog(train_step, model, 1), model, range(3))
+        (record,) = caplog.records
+        assert record.getMessage().startswith(f"--skip-log-interval 1 needs {needs}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_negative_interval_is_one_line():
+    with pytest.raises(UserError, match="--skip-log-interval -5: expected an integer >= 0"):
+        build("transformer_rskip_ln_tiny", skip_log_interval=-5)
+
+
+def train(corpus, save_dir, *options, launcher=()):
+    """A real fairseq-train of 4 updates of 2 batches unless ``options`` say else: what it says, and its weights."""
+    command = [*launcher, f"{sys.prefix}/bin/fairseq-train", corpus, "--user-dir", ROOT / "fairseq_rskip", "--cpu"]
+    command += "--arch transformer_rskip_ln_tiny --encoder-embed-dim 32 --encoder-ffn-embed-dim 32".split()
+    command += "--optimizer adam --lr 0.003 --max-tokens 400 --update-freq 2 --max-update 4 --num-workers 0".split()
+    command += "--source-lang src --target-lang tgt --disable-validation --no-epoch-checkpoints".split()
+    command += ["--save-dir", save_dir, "--tensorboard-logdir", save_dir / "events", *options]
+    return run_checked(command), load_checkpoint(save_dir / "checkpoint_last.pt")["model"]
+
+
+@pytest.mark.slow
+def test_fairseq_train_writes_them_and_trains_the_same_and_goes_on_with_another_interval(tiny_corpus, tmp_path):
+    _, plain = train(tiny_corpus, tmp_path / "plain")
+    log, watched = train(tiny_corpus, tmp_path / "watched", "--skip-log-interval", "2")
+    assert same(plain, watched) and "skip_x_to_F" not in log
+    assert not (tmp_path / "plain" / "events" / "skip").exists()
+    folder = tmp_path / "watched" / "events" / "skip"
+    found = read_scalars(folder)
+    assert len(found) == 30 and all(values.keys() == {2, 4} for values in found.values())
+
+    _, plain = train(tiny_corpus, tmp_path / "plain", "--max-update", "6")
+    _, watched = train(tiny_corpus, tmp_path / "watched", "--max-update", "6", "--skip-log-interval", "3")
+    assert same(plain, watched)
+    assert all(values.keys() == {2, 4, 6} for values in read_scalars(folder).values())
+
+    checkpoint = tmp_path / "watched" / "checkpoint_last.pt"
+    assert load_checkpoint(checkpoint)["cfg"]["model"]["skip_log_interval"] == 3
+    generate = ["fairseq-generate", tiny_corpus, "--user-dir", ROOT / "fairseq_rskip", "--path", checkpoint, "--cpu"]
+    assert "Generate test" in run_checked(generate)
+
+
+@pytest.mark.slow
+def test_the_figures_of_fairseq_train_are_those_computed_by_hand(tiny_corpus, tmp_path):
+    """One batch holds the whole corpus, and a learning rate of 0 leaves the weights that the first update saw."""
+    options = "--lr 0 --max-tokens 100000 --update-freq 1 --max-update 1 --skip-log-interval 1 --dropout 0".split()
+    train(tiny_corpus, tmp_path, *options, "--criterion", "cross_entropy")
+    found = read_scalars(tmp_path / "events" / "skip")
+    from fairseq.checkpoint_utils import load_model_ensemble_and_task
+
+    override = {"data": str(tiny_corpus)}
+    (model,), _, task = load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")], override)
+    task.load_dataset("train")
+    data = task.dataset("train")
+    made = data.collater([data[k] for k in range(len(data))])
+    sample = [made["net_input"][name] for name in ("src_tokens", "src_lengths", "prev_output_tokens")]
+    for quantity, value in zip(QUANTITIES, by_hand(model.train(), sample, target=made["target"])):
+        assert found[f"{quantity}/{BLOCK}"] == {1: pytest.approx(value, rel=1e-4)}
+
+
+@pytest.mark.slow
+def test_of_two_processes_the_first_writes_and_both_train_the_same(tiny_corpus, tmp_path):
+    launcher = "torchrun --nproc_per_node 2 --rdzv-backend c10d --rdzv-endpoint localhost:0".split()
+    options = "--distributed-backend gloo --ddp-backend pytorch_ddp --update-freq 1 --max-update 2".split()
+    _, plain = train(tiny_corpus, tmp_path / "plain", *options, launcher=launcher)
+    log, watched = train(tiny_corpus, tmp_path / "watched", *options, "--skip-log-interval", 1, launcher=launcher)
+    assert same(plain, watched) and "--skip-log-interval 1 needs" not in log
+    folder = tmp_path / "watched" / "events" / "skip"
+    assert len(list(folder.iterdir())) == 1
+    found = read_scalars(folder)
+    assert len(found) == 30 and all(values.keys() == {1, 2} for values in found.values())
+
+
+def test_train_sh_takes_runs_of_different_intervals_for_one():
+    from training.options import Options
+
+    words = ["--skip-log-interval", "7"]
+    chosen = [Options("transformer_rskip_ln_tiny", {}, more) for more in ([], words)]
+    assert chosen[1].given["skip_log_interval"] == 7
+    assert chosen[0].settings == chosen[1].settings and "skip_lambda" in chosen[0].settings

@@ -1,0 +1,166 @@
+"""--skip-log-interval in train_cifar.py: what is written, and that training does not notice."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, run_checked
+from vision_helpers import SCRIPT, arguments, error_line, history, train, write_folder
+
+pytest.importorskip("tensorboardX")
+from event_files import read_scalars  # noqa: E402
+
+from fairseq_rskip.vision import trainer as trainer_module  # noqa: E402
+from fairseq_rskip.vision.config import Config  # noqa: E402
+from fairseq_rskip.vision.data import load  # noqa: E402
+from fairseq_rskip.vision.distributed import Group  # noqa: E402
+from fairseq_rskip.vision.trainer import Trainer  # noqa: E402
+
+QUANTITIES = ("skip_x_to_F", "skip_F_over_x", "skip_grad_norm")
+BLOCKS = [f"blocks.{k}.skip" for k in range(3)]  # of depth 8
+GROUP = Group(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return f"imagefolder:{write_folder(tmp_path_factory.mktemp('ảnh nhỏ') / 'set')}"
+
+
+@pytest.fixture
+def config(images, tmp_path):
+    return Config(
+        data=images, cache=str(tmp_path), depth=8, batch_size=8, iterations=6, warmup_iterations=1, skip_log_interval=3
+    )
+
+
+def weights(folder):
+    return torch.load(folder / "seed1" / "checkpoint.pt", weights_only=True)["model"]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def by_hand(config, updates, name):
+    """The figures of a block at update number ``updates`` + 1, by autograd on the network of a run without a log."""
+    trainer = Trainer(config, 1, load(config), GROUP)
+    for _ in range(updates):
+        trainer.train_step()
+    batch, seen = trainer.stream.next(), {}
+    skip = trainer.module.get_submodule(name)
+
+    def keep(module, arguments, y):
+        seen.update(x=arguments[0], f_x=arguments[1], y=y)
+        y.retain_grad()
+
+    skip.register_forward_hook(keep)
+    logits = trainer.module(trainer.augmenter.train(trainer.images.train_images, batch))
+    F.cross_entropy(logits, trainer.images.train_labels[batch.index], reduction="sum").backward()
+    x, f_x, gradient = (tensor.detach().double() for tensor in (seen["x"], seen["f_x"], seen["y"].grad))
+    sigma = ((x + f_x).var(1, unbiased=False) + 1e-5).sqrt()
+    ratio = 1 + sigma.unsqueeze(1) / skip.norms[0].weight.detach().double().view(-1, 1, 1)
+    x_norm, f_norm, y_grad_norm = (tensor.flatten(1).norm(dim=1) for tensor in (x, f_x, gradient))
+    return [float(values.mean()) for values in (ratio, f_norm / x_norm, y_grad_norm)]
+
+
+def test_the_figures_are_those_computed_by_hand(config, images, tmp_path, capfd):
+    status, _, error = train(capfd, tmp_path / "run", images, skip_log_interval=3)
+    assert (status, error) == (0, "")
+    found = read_scalars(tmp_path / "run" / "seed1")
+    expected = {f"{quantity}/{name}" for quantity in QUANTITIES for name in BLOCKS}
+    assert {tag for tag in found if tag.startswith("skip_")} == expected and "train_loss" in found
+    for quantity, value in zip(QUANTITIES, by_hand(config, 5, BLOCKS[1])):
+        values = found[f"{quantity}/{BLOCKS[1]}"]
+        assert values.keys() == {3, 6} and values[6] == pytest.approx(value, rel=1e-4)
+
+
+@pytest.mark.parametrize("skip", [{"skip_kind": "rskip", "skip_norm": "batch"}, {"skip_kind": "wskip"}], ids=str)
+def test_training_is_the_same_bit_for_bit(tmp_path, images, capfd, skip):
+    for interval in (0, 1):
+        assert train(capfd, tmp_path / f"every {interval}", images, skip_log_interval=interval, **skip)[0] == 0
+    a, b = (tmp_path / f"every {interval}" for interval in (0, 1))
+    assert same(weights(a), weights(b)) and history(a / "seed1") == history(b / "seed1")
+    assert not list((a / "seed1").glob("events*")) and len(read_scalars(b / "seed1")["skip_x_to_F/blocks.0.skip"]) == 6
+
+
+def test_off_puts_no_probe_into_the_loop(config, monkeypatch):
+    monkeypatch.setattr(trainer_module, "SkipProbe", None)
+    quiet = Config(**{**config.as_dict(), "seeds": (1,), "skip_log_interval": 0})
+    trainer = Trainer(quiet, 1, load(quiet), GROUP)
+    trainer.train_step()
+    assert trainer.skips == {} and not any(module._forward_hooks for module in trainer.module.modules())
+
+
+def test_resume_with_another_interval_forgets_only_what_it_does_again(tmp_path, images, capfd, monkeypatch):
+    """Killed after iteration 5, goes on from 4: what the first part logged at 5 is void, 4 stays, in mid-epoch too."""
+    step = Trainer.train_step
+
+    def killed(self):
+        if self.iteration == 5:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "train_step", killed)
+    options = {"save_interval": 4, "batch_size": 4, "iterations": 8, "train_images": 12}
+    assert train(capfd, tmp_path / "run", images, skip_log_interval=1, **options)[0] == 130
+    folder = tmp_path / "run" / "seed1"
+    assert read_scalars(folder)["skip_grad_norm/blocks.2.skip"].keys() == {1, 2, 3, 4, 5}
+    monkeypatch.setattr(Trainer, "train_step", step)
+    assert train(capfd, tmp_path / "run", images, skip_log_interval=7, resume=True, **options)[0] == 0
+    found = read_scalars(folder)
+    assert found["skip_grad_norm/blocks.2.skip"].keys() == {1, 2, 3, 4, 7}
+    assert found["train_loss"].keys() == {3, 6, 8}
+
+
+def test_compiled_networks_are_measured_uncompiled(config, monkeypatch):
+    """torch.compile's code calls no hooks; a stand-in that cannot be watched shows that it is not asked."""
+    monkeypatch.setattr(torch, "compile", lambda module: lambda x: module(x).detach().requires_grad_())
+    compiled = Config(**{**config.as_dict(), "seeds": (1,), "compile": True, "skip_log_interval": 1})
+    trainer = Trainer(compiled, 1, load(compiled), GROUP)
+    trainer.train_step()
+    assert len(trainer.skips) == 9 and trainer.skips["skip_grad_norm/blocks.0.skip"] > 0
+
+
+def test_the_scale_of_fp16_does_not_enter_and_an_overflow_is_not_logged(config, monkeypatch):
+    found = []
+    for scale in (1.0, 1024.0, float("inf")):
+        trainer = Trainer(Config(**{**config.as_dict(), "seeds": (1,), "skip_log_interval": 1}), 1, load(config), GROUP)
+        monkeypatch.setattr(trainer.scaler, "scale", lambda loss, scale=scale: loss * scale)
+        monkeypatch.setattr(trainer.scaler, "get_scale", lambda scale=scale: scale)
+        trainer.train_step()
+        found.append(trainer.skips)
+    assert found[0] == pytest.approx(found[1], rel=1e-5) and len(found[0]) == 9 and found[2] == {}
+
+
+BAD = [
+    ({"skip_log_interval": -1}, "--skip-log-interval -1: expected an integer >= 0"),
+    (
+        {"skip_log_interval": 5, "sync_bn": True, "skip_norm": "batch"},
+        "--skip-log-interval: x:F of rskip with --skip-norm batch cannot be had under --sync-bn",
+    ),
+]
+
+
+@pytest.mark.parametrize("options, message", BAD, ids=["negative", "sync_bn"])
+def test_what_cannot_be_logged_is_one_line(tmp_path, images, capfd, options, message):
+    status, _, error = train(capfd, tmp_path / "run", images, **options)
+    assert status == 1 and error_line(error) == message
+
+
+def test_compile_over_several_processes_is_refused(config):
+    compiled = Config(**{**config.as_dict(), "seeds": (1,), "compile": True})
+    with pytest.raises(trainer_module.UserError, match="--skip-log-interval sees nothing under --compile"):
+        Trainer(compiled, 1, load(config), Group(0, 2, torch.device("cpu")))
+
+
+@pytest.mark.slow
+def test_of_two_processes_the_first_writes_and_both_train_the_same(tmp_path, images):
+    for name, options in (("plain", {}), ("watched", {"skip_log_interval": 2})):
+        free_port = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+        run_checked(
+            ["torchrun", "--nproc_per_node", 2, *free_port, SCRIPT, *arguments(tmp_path / name, images, **options)],
+            cwd=ROOT,
+        )
+    assert same(weights(tmp_path / "plain"), weights(tmp_path / "watched"))
+    folder = tmp_path / "watched" / "seed1"
+    assert len(list(folder.glob("events*"))) == 1
+    assert all(read_scalars(folder)[f"{quantity}/{BLOCKS[0]}"].keys() == {2, 4, 6} for quantity in QUANTITIES)
