@@ -58,7 +58,7 @@ def _attempt(job: Job, environment: Dict[str, str], lock: int) -> State:
         if stopping.is_set():
             return State(STOPPED)
         if status:
-            return _failed(folder, f"status {status}", last_error(folder / runs.LOG, begins), command)
+            return _failed(folder, f"status {status}", _reason(status, folder / runs.LOG, begins), command)
     result = TASKS[job.task].metrics(folder)
     if result is None:
         return _failed(folder, "no result", "the commands ended well, and left no whole result", commands[-1])
@@ -96,21 +96,29 @@ def _run(command: List[str], log: Path, environment: Dict[str, str], lock: int) 
         if stopping.is_set():
             _signal(child, signal.SIGTERM)
         return child.wait()
+    except BaseException:  # where this is the main thread
+        stop()
+        raise
     finally:
         _children.discard(child)
 
 
 def stop() -> None:
-    """End what runs, in every thread: each command may save; what has not ended after a minute is killed."""
+    """End what runs, in every thread: each command may save; what has not ended after a minute is killed.
+
+    A second interrupt kills at once.
+    """
     stopping.set()
     children = list(_children)
     for child in children:
         _signal(child, signal.SIGTERM)
     deadline = time.monotonic() + GRACE
-    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for child in children:
-        _signal(child, signal.SIGKILL)
+    try:
+        while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        for child in children:
+            _signal(child, signal.SIGKILL)
 
 
 def _signal(child: subprocess.Popen, number: int) -> None:
@@ -120,6 +128,13 @@ def _signal(child: subprocess.Popen, number: int) -> None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def _reason(status: int, log: Path, begins: int) -> str:
+    if status < 0:  # by a signal: what it said last is no error
+        killed = f"killed by {signal.Signals(-status).name}"
+        return f"{killed}, out of memory perhaps" if -status == signal.SIGKILL else killed
+    return last_error(log, begins)
 
 
 def last_error(log: Path, begins: int) -> str:

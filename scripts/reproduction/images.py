@@ -1,13 +1,15 @@
 """A cell trained by train_cifar.py: its settings, its command, how far it is, and what came out."""
 
+import contextlib
 import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, get_type_hints
 
 from fairseq_rskip.safe_load import UserError
 from fairseq_rskip.vision.config import DATA_SETS, FOLDER, Config, flag
+from fairseq_rskip.vision.imagefolder import ARCHIVES, SPLITS
 from fairseq_rskip.vision.logs import LOG
 from fairseq_rskip.vision.run import RESULT
 from reproduction.tables import ROOT, Cell, Options, StandIn
@@ -23,6 +25,8 @@ NAMED = (
     "warmup_iterations",
 )  # whatever they are
 LOWER_IS_BETTER = True
+TYPES = get_type_hints(Config)
+WANTED = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
 def find_data(corpus: str) -> str:
@@ -31,8 +35,17 @@ def find_data(corpus: str) -> str:
         return corpus
     path = Path(corpus[len(FOLDER) :] if corpus.startswith(FOLDER) else corpus).expanduser()
     if not path.is_dir():
-        raise UserError(f"--corpus {corpus}: no folder of images, and none of {', '.join(DATA_SETS)}")
+        raise UserError(f"the data {corpus!r} is no folder of images, and none of {', '.join(DATA_SETS)}")
     return f"{FOLDER}{path.resolve()}"
+
+
+def check_data(data: str) -> None:
+    """Raise ``UserError`` for a folder in which train_cifar.py would find no images; data sets are downloaded."""
+    path = Path(data[len(FOLDER) :])
+    for split in SPLITS if data.startswith(FOLDER) else ():
+        names = [split, *(split + suffix for suffix in ARCHIVES)]
+        if not any((path / name).exists() for name in names):
+            raise UserError(f"{path} is no folder of images: it holds none of {', '.join(names)}")
 
 
 def data_name(data: str) -> str:
@@ -51,19 +64,34 @@ def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Op
     if unknown:
         names = ", ".join(name.replace("_", "-") for name in FIELDS if name != "data")
         raise UserError(f"train_cifar.py takes no option {unknown[0].replace('_', '-')!r} here; it takes {names}")
-    try:
-        whole = Config(data=data, **given)
-        steps = None if whole.milestones is None else tuple(max(1, round(step * scale)) for step in whole.milestones)
-        config = dataclasses.replace(
-            whole,
-            iterations=max(1, round(whole.iterations * scale)),
-            warmup_iterations=round(whole.warmup_iterations * scale),
-            milestones=steps,
-        )
-    except TypeError as error:
-        raise UserError(f"an option has a value of the wrong type: {error}") from None
+    whole = Config(data=data, **{name: _typed(name, value) for name, value in given.items()})
+    steps = whole.milestones and tuple(sorted({max(1, round(step * scale)) for step in whole.milestones}))
+    config = dataclasses.replace(
+        whole,
+        iterations=max(1, round(whole.iterations * scale)),
+        warmup_iterations=round(whole.warmup_iterations * scale),
+        milestones=steps,
+    )
     defaults = Config(data=data)
     return {name: value for name, value in config.fixed().items() if name in NAMED or value != getattr(defaults, name)}
+
+
+def _typed(name: str, value: Any) -> Any:
+    """``value`` of the option's type, one way for one value: 2.0 is 2. Raises ``UserError``."""
+    hint = TYPES[name]
+    if hint not in WANTED:  # milestones
+        values = [value] if isinstance(value, int) else value
+        if not isinstance(values, list) or not values or any(type(step) is not int for step in values):
+            raise UserError(f"option {name!r} is {value!r}; expected integers, as [32000, 48000]")
+        return tuple(values)
+    if hint is float and isinstance(value, str):  # YAML takes 1e-3 for text
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if hint is float and type(value) is float and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
+    if type(value) is not hint and not (hint is float and type(value) is int):
+        raise UserError(f"option {name.replace('_', '-')!r} is {value!r}; expected {WANTED[hint]}")
+    return value
 
 
 def identity(settings: Dict[str, Any]) -> Dict[str, Any]:

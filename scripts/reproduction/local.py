@@ -50,8 +50,10 @@ def run_all(jobs: List[Job], places: List[Dict[str, str]], say: Callable[[str], 
     for place in places:
         free.put(place)
     with ThreadPoolExecutor(len(places)) as pool:
-        futures = {pool.submit(_one, job, free, say): job for job in jobs}
+        futures: Dict[Future[State], Job] = {}
         try:
+            for job in jobs:
+                futures[pool.submit(_one, job, free, say)] = job
             _watch(futures, say)
         except BaseException:
             for future in futures:
@@ -66,6 +68,8 @@ def _one(job: Job, free: "queue.Queue[Dict[str, str]]", say: Callable[[str], Non
     try:
         say(f"start {name(job)}")
         state = execution.execute(job.folder, place)
+    except (UserError, OSError) as error:  # a full disk, a damaged folder: others may do better
+        state = State(runs.BROKEN, detail=str(error))
     finally:
         free.put(place)
     say(f"{state.name} {name(job)}" + (f": {state.detail}" if state.detail else ""))

@@ -52,6 +52,12 @@ def run(options: argparse.Namespace) -> int:
                 say(shlex.join(command))
         return 0
     places = local.environments(options.jobs) if options.launcher == "local" else []
+    if options.launcher == "slurm":
+        from reproduction import slurm
+
+        slurm.check(options)
+    for plan in made:
+        plans.check_data(plan, known[plan.table].task)
     for plan in made:
         plans.save(plan, options.output)
     waiting = []
@@ -63,8 +69,6 @@ def run(options: argparse.Namespace) -> int:
             runs.prepare(job)
             waiting.append(job)
     if options.launcher == "slurm":
-        from reproduction import slurm
-
         return slurm.submit(waiting, options, say)
     states = local.run_all(waiting, places, say)
     failed = [state for state in states if state.name == runs.BROKEN]
@@ -102,9 +106,13 @@ def status(options: argparse.Namespace) -> None:
     found = plans.load_all(options.output)
     if not found:
         say(f"nothing has been run in {options.output}; reproduce.py list shows what can be")
+    _named(options.tables, {**known, **{plan.table: known.get(plan.table) for plan in found}})
     for plan in found:
         table = known.get(plan.table)
-        if table is None or (options.tables and plan.table not in options.tables):
+        if options.tables and plan.table not in options.tables:
+            continue
+        if table is None:
+            say(f"{plan.name}: {options.experiments} holds no {plan.table}.yaml any more")
             continue
         say(f"{plan.name}: {table.title}" + ("" if plan.whole else " (not the paper's settings)"))
         for result in collect(plan, table, options.output).cells.values():
@@ -124,21 +132,27 @@ def _named(names: List[str], known: Dict[str, Table]) -> Dict[str, Table]:
 
 def parse_changes(words: List[str]) -> Options:
     """``--set`` NAME=VALUE, the values as YAML has them. Raises ``UserError``."""
-    result = {}
+    result: Options = {}
     for word in words:
-        name, equals, value = word.partition("=")
+        name, equals, text = word.partition("=")
+        name = name.lstrip("-").replace("_", "-")
         try:
-            result[name.lstrip("-")] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            result[name.lstrip("-")] = value
-        if not name or not equals or not isinstance(result[name.lstrip("-")], (bool, int, float, str)):
+            value = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError):
+            value = text
+        if not name or not equals or not isinstance(value, (bool, int, float, str, list)):
             raise UserError(f"--set {word}: expected NAME=VALUE, an option without its dashes, such as depth=20")
+        if name in result:
+            raise UserError(f"--set {word}: {name} is given twice")
+        result[name] = value
     return result
 
 
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand; returns the exit status. What the user can mend is one line on standard error."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+        signal.signal(signal.SIGHUP, _interrupt)
     actions: Dict[str, Any] = {
         "list": list_tables,
         "run": run,

@@ -2,10 +2,15 @@
 
 import argparse
 import math
+import re
 from pathlib import Path
-from typing import List, NoReturn, Optional
+from typing import List, NoReturn, Optional, Tuple, Union
 
 from reproduction.tables import FOLDER
+
+SLURM_OPTIONS = ("partition", "account", "qos", "gpus", "cpus", "mem", "time", "array_size", "slurm")
+FIXED = "array error gpus-per-node job-name nodes ntasks ntasks-per-node open-mode output signal wrap".split()
+LEAST_TIME = 10  # minutes; the last two or three are for saving
 
 DESCRIPTION = """The paper's tables and figures from your own runs (docs/reproduce.md).
 
@@ -37,6 +42,8 @@ def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     execute.add_argument("folder", type=Path)
     options = parser.parse_args(argv)
     options.output = options.output.expanduser().resolve()
+    if options.command == "run":
+        _check_launcher(parser, options)
     return options
 
 
@@ -53,10 +60,38 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the commands, and do nothing")
     parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help="where to run (local)")
     parser.add_argument("--jobs", type=_count, metavar="N", help="local: so many runs at a time (one a GPU)")
+    slurm = parser.add_argument_group("--launcher slurm: a job for each run")
+    slurm.add_argument("--partition", metavar="NAME", help="(the cluster's default)")
+    slurm.add_argument("--account", metavar="NAME")
+    slurm.add_argument("--qos", metavar="NAME")
+    slurm.add_argument("--gpus", type=_number, metavar="N", help="of a run, all on one node (1)")
+    slurm.add_argument("--cpus", type=_count, metavar="N", help="of a run (8)")
+    slurm.add_argument("--mem", type=_memory, metavar="SIZE", help="of a run, such as 64G (the cluster's default)")
+    slurm.add_argument("--time", type=_minutes, metavar="T", help="minutes, HH:MM:SS or D-HH:MM:SS of a job (1-00)")
+    slurm.add_argument("--array-size", type=_count, metavar="N", help="so many jobs at a time (256)")
+    slurm.add_argument(
+        "--slurm", nargs="+", type=_sbatch_option, metavar="KEY[=VALUE]", help="any other option of sbatch"
+    )
+
+
+def _check_launcher(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the program if an option is given that the launcher does not have."""
+    other = SLURM_OPTIONS if options.launcher == "local" else ("jobs",)
+    for name in other:
+        if getattr(options, name) is not None:
+            flag, launcher = name.replace("_", "-"), "slurm" if options.launcher == "local" else "local"
+            parser.error(f"--{flag} is an option of --launcher {launcher}")
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tables", nargs="*", metavar="TABLE")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="where the report goes (report in the output folder)")
+    parser.add_argument(
+        "--test", choices=("bootstrap", "randomisation"), default="bootstrap", help="of translations (bootstrap)"
+    )
+    parser.add_argument("--resamples", type=_count, metavar="N", help="of that test (1,000, or 10,000 trials)")
+    parser.add_argument("--examples", type=_count, metavar="N", help="of gradients and ratio, in place of the table's")
+    parser.add_argument("--no-figures", action="store_true", help="tables alone")
 
 
 def _seed(text: str) -> int:
@@ -78,3 +113,42 @@ def _scale(text: str) -> float:
     if not (math.isfinite(value) and 0 < value <= 1):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0, and 1 at most")
     return value
+
+
+def _number(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer >= 0")
+    return value
+
+
+def _memory(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d*[KMGT]?", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 64G, or a number of megabytes")
+    return text
+
+
+def _minutes(text: str) -> int:
+    """A time as sbatch has it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; in minutes, rounded up."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected minutes, HH:MM:SS or D-HH:MM:SS")
+    days, *parts = (int(part or 0) for part in found.groups())
+    hours_first = found[1] is not None or found[4] is not None
+    seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1) if hours_first else (60, 1, 0)))
+    minutes = math.ceil((days * 86400 + seconds) / 60)
+    if minutes < LEAST_TIME:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {LEAST_TIME} minutes at least")
+    return minutes
+
+
+def _sbatch_option(text: str) -> Tuple[str, Union[str, bool]]:
+    """KEY=VALUE, or KEY for an option without a value, as sbatch has it."""
+    key, equals, value = text.lstrip("-").partition("=")
+    if not re.fullmatch(r"[a-z][a-z-]+", key) or (equals and not value) or not value.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected KEY=VALUE, an option of sbatch such as constraint=a100")
+    named = "cpus" if key == "cpus-per-task" else key
+    if named in SLURM_OPTIONS or named in FIXED:
+        instead = f"--{named} of its own" if named in SLURM_OPTIONS else "a value that stays as it is"
+        raise argparse.ArgumentTypeError(f"{text!r}: {key} has {instead}")
+    return key, value if equals else True

@@ -61,16 +61,29 @@ def make_plan(
     table: Table, stand_in: StandIn, data: str, scale: float, changed: Options, seeds: List[int], chosen: List[Cell]
 ) -> Plan:
     """The plan to run ``chosen`` cells of ``table``; ``data`` is "" for the table's own. Raises ``UserError``."""
-    task = TASKS[table.task]
-    plan = Plan(table.name, data, scale, dict(changed), seeds, _name(table, data, scale, changed), {}, stand_in.options)
+    task, name = TASKS[table.task], _name(table, data, scale, changed)
+    plan = Plan(table.name, data, scale, dict(changed), list(dict.fromkeys(seeds)), name, {}, stand_in.options)
     for cell in chosen:
-        own = data or (cell.data if table.task == "translation" else task.find_data(cell.data))
+        where = f"{table.path}, row {cell.row!r}" + (f", column {cell.column!r}" if cell.column else "")
         try:
-            plan.settings[cell.row, cell.column] = task.settings(cell, own, stand_in, scale, changed)
+            own = data or task.find_data(cell.data)
+            settings = task.settings(cell, own, stand_in, scale, {})
+            if changed:
+                where = f"--set, for {where}"
+                settings = task.settings(cell, own, stand_in, scale, changed)
         except UserError as error:
-            where = f"{table.name}, row {cell.row!r}" + (f", column {cell.column!r}" if cell.column else "")
             raise UserError(f"{where}: {error}") from None
+        plan.settings[cell.row, cell.column] = settings
     return plan
+
+
+def check_data(plan: Plan, task: str) -> None:
+    """Raise ``UserError`` for data that is not prepared: every run would fail by it."""
+    for data in dict.fromkeys(settings["data"] for settings in plan.settings.values()):
+        try:
+            TASKS[task].check_data(data)
+        except UserError as error:
+            raise UserError(f"{plan.table} cannot run: {error}") from None
 
 
 def choose_cells(table: Table, rows: List[str], columns: List[str]) -> List[Cell]:
@@ -82,11 +95,14 @@ def choose_cells(table: Table, rows: List[str], columns: List[str]) -> List[Cell
         for name in names:
             if name not in known:
                 raise UserError(f"{table.name} has no {kind} {name!r} to run; it has {', '.join(known)}")
-    return [
+    chosen = [
         cell
         for cell in cells(table)
         if cell.run and (not rows or cell.row in rows) and (not columns or cell.column in columns)
     ]
+    if not chosen:
+        raise UserError(f"{table.name} has nothing to run there: these rows and columns only quote figures")
+    return chosen
 
 
 def jobs(plan: Plan, task: str, out: Path) -> Iterator[Job]:
@@ -127,7 +143,7 @@ def load(path: Path) -> Plan:
         content["settings"] = {(row, column): value for row, column, value in content["settings"]}
         return Plan(**content)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"cannot read the plan {path}: {error}") from None
+        raise UserError(f"cannot read the plan {path}: {error}; remove it and run again: its runs stay") from None
 
 
 def load_all(out: Path) -> List[Plan]:
@@ -136,9 +152,12 @@ def load_all(out: Path) -> List[Plan]:
 
 
 def _name(table: Table, data: str, scale: float, changed: Options) -> str:
-    words = [table.name, TASKS[table.task].data_name(data) if data else "", f"scale{scale:g}" if scale != 1 else ""]
+    """Two plans have one name only if they are one: what cannot stand in a file's name counts by its hash."""
+    words = [table.name, TASKS[table.task].data_name(data) if data else "", f"scale{scale}" if scale != 1 else ""]
     words += [f"{name}-{value}" for name, value in sorted(changed.items())]
-    return _clean("-".join(filter(None, words)))
+    whole = "-".join(filter(None, words))
+    name = _clean(whole)
+    return name if name == whole else f"{name}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
 
 def _clean(name: str) -> str:

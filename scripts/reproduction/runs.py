@@ -4,6 +4,7 @@ run.json says what is run, by whom and since when; log.txt is everything that th
 when all has gone well, failed.json when not. run.lock is held, by the process or what it started, while it runs.
 """
 
+import fcntl
 import json
 import platform
 import socket
@@ -16,8 +17,9 @@ from typing import Any, Dict, Optional
 import torch
 
 from fairseq_rskip import __version__
-from fairseq_rskip.files import locked, write_json
+from fairseq_rskip.files import write_json
 from fairseq_rskip.safe_load import UserError
+from reproduction import squeue
 from reproduction.plans import TASKS, Job
 from reproduction.tables import ROOT
 
@@ -76,32 +78,46 @@ def load(folder: Path) -> Job:
     """The run that ``prepare`` wrote. Raises ``UserError``."""
     about = read(folder / RUN)
     try:
-        return Job(about["task"], about["settings"], about["seed"], folder)
-    except KeyError:
+        job = Job(about["task"], about["settings"], about["seed"], folder)
+        job.commands()
+        return job
+    except (KeyError, TypeError, AttributeError):
         raise UserError(f"{folder} is not the folder of a run: it has no whole {RUN}") from None
 
 
 def state(job: Job) -> State:
     """What has become of the run."""
     folder = job.folder
-    if (folder / METRICS).exists():
+    if metrics(folder):
         return State(DONE, 1.0)
     progress = TASKS[job.task].progress(job.settings, folder)
-    if (folder / LOCK).exists():
-        with locked(folder, name=LOCK) as free:
-            if not free:
-                return State(RUNNING, progress)
+    if _held(folder / LOCK):
+        return State(RUNNING, progress)
+    queued = read(folder / QUEUED)  # after a failure, if there was one: `execute` removes it
+    if queued and squeue.alive(queued.get("job")):
+        return State(WAITING, progress, f"SLURM job {queued.get('job')}")
     failed = read(folder / FAILED)
     if failed:
-        return State(BROKEN, progress, failed["error"])
-    queued = read(folder / QUEUED)
-    if queued:
-        return State(WAITING, progress, f"SLURM job {queued.get('job')}")
+        return State(BROKEN, progress, str(failed.get("error")))
     return State(STOPPED, progress) if (folder / LOG).exists() else State(NEW)
 
 
+def _held(lock: Path) -> bool:
+    """Whether a run holds ``lock``: looked at for a moment, shared with others who look, and without writing."""
+    try:
+        with open(lock, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:  # none yet, or one that this user may not read
+        return False
+
+
 def metrics(folder: Path) -> Dict[str, Any]:
-    return read(folder / METRICS)
+    """What a finished run wrote; {} if there is none, or no whole one: `run` then makes it from what the run left."""
+    content = read(folder / METRICS)
+    return content if isinstance(content.get("values"), dict) else {}
 
 
 def versions() -> Dict[str, str]:

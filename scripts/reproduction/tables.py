@@ -1,5 +1,6 @@
 """A table of the paper as data: what experiments/*.yaml holds, read and checked."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
@@ -14,9 +15,21 @@ FOLDER = ROOT / "experiments"
 STAND_INS = "stand-ins.yaml"
 TASKS = ("images", "translation")
 FIGURES = ("gradients", "ratio", "curves")
+METRICS = {
+    "images": ("error", "best_error", "test_loss", "train_loss"),
+    "translation": (
+        "sacreBLEU 13a",
+        "sacreBLEU intl",
+        "sacreBLEU intl lower-cased",
+        "chrF",
+        "tokenised BLEU",
+        "compound-split BLEU",
+    ),
+}
+BY_LOADER = ("name", "path")  # fields of a table that its file does not give
 
 Number = Union[int, float]
-Options = Dict[str, Union[bool, int, float, str]]
+Options = Dict[str, Union[bool, int, float, str, List[int]]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """One table, or one figure, of the paper; ``name`` is its file's.
+    """One table, or one figure, of the paper; ``name`` is its file's, ``path`` where that is.
 
     task: images (train_cifar.py) or translation (train.sh and evaluate.sh)
     metric: what a cell holds: error, best_error, or the name of a score of evaluate.sh
@@ -72,6 +85,7 @@ class Table:
     figure: str = ""
     figure_options: Options = field(default_factory=dict)
     note: str = ""
+    path: str = ""
 
     def row(self, label: str) -> Row:
         return next(row for row in self.rows if row.label == label)
@@ -113,7 +127,7 @@ def cells(table: Table) -> List[Cell]:
         for name, column in table.columns.items():
             arch = row.arch.get(name, "") if isinstance(row.arch, dict) else row.arch
             reported = row.reported.get(name) if isinstance(row.reported, dict) else row.reported
-            options = {**table.options, **column.options, **row.options}
+            options = {k.replace("_", "-"): v for part in (table, column, row) for k, v in part.options.items()}
             runs = row.run and (table.task == "images" or bool(arch))
             result.append(Cell(row.label, name, arch, options, column.data or table.data, reported, runs))
     return result
@@ -135,15 +149,19 @@ def load(path: Path) -> Table:
     rows = content.pop("rows", None)
     if not isinstance(rows, list) or not rows:
         raise UserError(f"{path}: expected 'rows', a list with at least one row")
-    columns = content.pop("columns", None) or {"": {}}
-    if not isinstance(columns, dict):
+    columns = content.pop("columns", {"": None})
+    if not isinstance(columns, dict) or not columns:
         raise UserError(f"{path}: expected 'columns' to be a mapping, from a column's name to its data and options")
     content["columns"] = {
-        name: _build(Column, value or {}, f"{path}, column {name!r}") for name, value in columns.items()
+        name: _build(Column, {} if value is None else value, f"{path}, column {name!r}")
+        for name, value in columns.items()
     }
     content["rows"] = [_build(Row, row, _where(path, number, row)) for number, row in enumerate(rows, 1)]
     content.setdefault("baseline", "")
-    table = _build(Table, {**content, "name": path.stem}, str(path))
+    given = sorted(set(content) & set(BY_LOADER))
+    if given:
+        raise UserError(f"{path}: unknown key {given[0]!r}; expected {', '.join(_keys(Table))}")
+    table = _build(Table, {**content, "name": path.stem, "path": str(path)}, str(path))
     _check(table, path)
     return table
 
@@ -151,8 +169,16 @@ def load(path: Path) -> Table:
 def load_stand_ins(folder: Path = FOLDER) -> Dict[str, StandIn]:
     """What ``--corpus`` may name beside data sets and corpora. Raises as ``load``."""
     path = folder / STAND_INS
-    content = (_read(path) if path.exists() else None) or {}
-    return {name: _build(StandIn, value, f"{path}, {name!r}") for name, value in content.items()}
+    content = _read(path) if path.exists() else None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping, from a name for --corpus to what it stands for")
+    result = {str(name): _build(StandIn, value, f"{path}, {name!r}") for name, value in content.items()}
+    for name, value in result.items():
+        if value.task not in TASKS:
+            raise UserError(f"{path}, {name!r}: task is {value.task!r}; expected one of {', '.join(TASKS)}")
+    return result
 
 
 def _check(table: Table, path: Path) -> None:
@@ -160,25 +186,40 @@ def _check(table: Table, path: Path) -> None:
     for name, value, accepted in (("task", table.task, TASKS), ("figure", table.figure or "curves", FIGURES)):
         if value not in accepted:
             raise UserError(f"{path}: {name} is {value!r}; expected one of {', '.join(accepted)}")
-    if not table.seeds or len(set(table.seeds)) < len(table.seeds) or min(table.seeds) < 0:
+    if table.metric not in METRICS[table.task]:
+        raise UserError(f"{path}: metric is {table.metric!r}; expected one of {', '.join(METRICS[table.task])}")
+    seeds = table.seeds
+    if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is bool or seed < 0 for seed in seeds):
         raise UserError(f"{path}: seeds are {table.seeds}; expected different integers >= 0")
-    labels = [row.label for row in table.rows]
+    labels: List[str] = []
     for number, row in enumerate(table.rows, 1):
         where = f"{path}, row {number} ({row.label!r})"
-        if row.label in labels[: number - 1]:
+        if row.label in labels:
             raise UserError(f"{where}: there is a row of that label already, row {labels.index(row.label) + 1}")
-        baseline = table.baseline_of(row)
-        if baseline and baseline not in labels:
-            raise UserError(f"{where}: its baseline {baseline!r} is no row's label; they are {', '.join(labels)}")
-        if table.task == "images" and row.arch:
-            raise UserError(f"{where}: 'arch' is for translation; a ResNet is described by options such as depth")
-        if table.task == "translation" and row.run and not row.arch:
-            raise UserError(f"{where}: expected 'arch', an architecture, or 'run: false' for a quoted figure")
-        for key in ("arch", "reported"):
-            strange = sorted(set(value) - set(table.columns)) if isinstance(value := getattr(row, key), dict) else []
-            if strange:
-                known = ", ".join(table.columns)
-                raise UserError(f"{where}: {key} names a column {strange[0]!r}; the table's are {known}")
+        labels.append(row.label)
+        _check_row(table, row, where)
+
+
+def _check_row(table: Table, row: Row, where: str) -> None:
+    if not row.label.strip():
+        raise UserError(f"{where}: its label is empty")
+    baseline, labels = table.baseline_of(row), [row.label for row in table.rows]
+    if baseline and baseline not in labels:
+        raise UserError(f"{where}: its baseline {baseline!r} is no row's label; they are {', '.join(labels)}")
+    if table.task == "images" and row.arch:
+        raise UserError(f"{where}: 'arch' is for translation; a ResNet is described by options such as depth")
+    if table.task == "translation" and row.run and not row.arch:
+        raise UserError(f"{where}: expected 'arch', an architecture, or 'run: false' for a quoted figure")
+    known = ", ".join(table.columns)
+    for key in ("arch", "reported"):
+        strange = sorted(set(value) - set(table.columns)) if isinstance(value := getattr(row, key), dict) else []
+        if strange:
+            raise UserError(f"{where}: {key} names a column {strange[0]!r}; the table's are {known}")
+    if isinstance(row.reported, (int, float)) and len(table.columns) > 1:
+        raise UserError(f"{where}: reported is {row.reported}; expected a mapping, from the columns {known} to values")
+    for value in row.reported.values() if isinstance(row.reported, dict) else [row.reported]:
+        if value is not None and (isinstance(value, bool) or not math.isfinite(value)):
+            raise UserError(f"{where}: reported is {value}; expected a number")
 
 
 def _where(path: Path, number: int, row: Any) -> str:
@@ -187,7 +228,7 @@ def _where(path: Path, number: int, row: Any) -> str:
 
 
 def _keys(cls: type) -> List[str]:
-    return [name for name in cls.__dataclass_fields__ if name != "name"]
+    return [name for name in cls.__dataclass_fields__ if name not in BY_LOADER]
 
 
 def _build(cls: type, content: Any, where: str) -> Any:
@@ -210,7 +251,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Dict:
         seen: List[Any] = []
-        for key_node, _ in node.value:
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
@@ -225,6 +266,8 @@ def _read(path: Path) -> Any:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"cannot read {path}: it is not UTF-8 text") from None
+    except (ValueError, RecursionError) as error:  # such as a date in a month 13
+        raise UserError(f"{path}: not YAML: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""

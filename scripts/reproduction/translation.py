@@ -24,9 +24,24 @@ def find_data(corpus: str) -> str:
 
     if corpus in NAMES:
         return corpus
-    if not Path(corpus).is_dir():
-        raise UserError(f"--corpus {corpus}: no prepared folder, and none of {', '.join(NAMES)}")
-    return str(Path(corpus).resolve())
+    path = Path(corpus).expanduser()
+    if not path.is_dir():
+        raise UserError(f"the data {corpus!r} is no prepared folder, and none of {', '.join(NAMES)}")
+    return str(path.resolve())
+
+
+def check_data(data: str) -> None:
+    """Raise ``UserError`` for what train.sh or, hours later, evaluate.sh would refuse as not prepared."""
+    from evaluation.prepared import find as find_prepared
+    from evaluation.prepared import read_references
+    from evaluation.text import InputError
+    from training.folders import find_data as find
+
+    find(data, dry_run=False).dictionaries({})
+    try:
+        read_references(find_prepared(Path(_prepared(data))), "test")
+    except InputError as error:
+        raise UserError(str(error)) from None
 
 
 def data_name(data: str) -> str:
@@ -41,19 +56,28 @@ def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Op
 
     Raises ``UserError`` for an architecture that does not exist, or what train.sh refuses.
     """
-    options = {**stand_in.options, **cell.options, **changed}
+    options = {name: _plain(name, value) for name, value in {**stand_in.options, **cell.options, **changed}.items()}
     taken = sorted(set(options) & set(OURS))
     if taken:
         raise UserError(f"option {taken[0]!r} is set by reproduce.py itself")
     recipe = _recipe(data)
-    shortened = scale != 1 or stand_in.updates > 0
-    if shortened:
-        options.update(_schedule(data, recipe, stand_in, scale, options))
     check(cell.arch, data, options)
-    ends = {**recipe, **options}
+    shortened = scale != 1 or (stand_in.updates > 0 and "max-epoch" not in options)
+    if shortened:
+        options = _shortened(data, recipe, stand_in, scale, options)
+        check(cell.arch, data, options)
+    ends = options if {"max-update", "max-epoch"} & set(options) else recipe  # train.sh leaves the recipe's out, too
     unit, end = ("updates", "max-update") if "max-update" in ends else ("epochs", "max-epoch")
-    result = {"data": data, "arch": cell.arch, "options": options, "unit": unit, "length": int(ends[end])}
+    result = {"data": data, "corpus": data_name(data), "arch": cell.arch, "options": options}
+    result.update(unit=unit, length=int(ends[end]))
     return {**result, "average": AVERAGED} if shortened else result
+
+
+def _plain(name: str, value: Any) -> Any:
+    """``value``, one way for one number: 2.0 is 2. Raises ``UserError`` for a list."""
+    if isinstance(value, list):
+        raise UserError(f"option {name!r} is {value!r}; expected one value, text as fairseq-train has it")
+    return int(value) if type(value) is float and value.is_integer() and abs(value) < 2**53 else value
 
 
 def _recipe(data: str) -> Options:
@@ -63,19 +87,19 @@ def _recipe(data: str) -> Options:
     return RECIPES[find(data, dry_run=True).recipe].options
 
 
-def _schedule(data: str, recipe: Options, stand_in: StandIn, scale: float, options: Options) -> Options:
-    """Updates, warm-up and checkpoints of a run that is not the recipe's own. Raises ``UserError``."""
-    whole = options.get("max-update") or stand_in.updates or recipe.get("max-update")
+def _shortened(data: str, recipe: Options, stand_in: StandIn, scale: float, options: Options) -> Options:
+    """``options`` with updates, warm-up and checkpoints of a run that is not the recipe's own. Raises ``UserError``."""
+    whole = 0 if "max-epoch" in options else stand_in.updates or recipe.get("max-update", 0)
+    whole = int(options.get("max-update") or whole)
     if not whole:
         raise UserError(f"{data} is trained by epochs, which --scale cannot shorten: give --set max-update=N")
-    updates = max(1, round(whole * scale))
-    return {
-        "max-update": updates,
-        "warmup-updates": max(1, round(options.get("warmup-updates", recipe["warmup-updates"]) * scale)),
+    updates, warmup = max(1, round(whole * scale)), int(options.get("warmup-updates", recipe["warmup-updates"]))
+    saving = {
         "no-epoch-checkpoints": True,
         "save-interval-updates": max(1, updates // SHARE),
         "keep-interval-updates": 10,
     }
+    return {**saving, **options, "max-update": updates, "warmup-updates": max(1, round(warmup * scale))}
 
 
 def check(arch: str, data: str, options: Options) -> None:
@@ -99,13 +123,19 @@ def as_words(options: Options) -> List[str]:
 
 def identity(settings: Dict[str, Any]) -> Dict[str, Any]:
     """What tells this cell's runs from others: where the corpus lies does not (train.sh compares vocabularies)."""
-    return {**settings, "data": data_name(settings["data"])}
+    about = {name: value for name, value in settings.items() if name != "corpus"}
+    return {**about, "data": _corpus(settings)}
+
+
+def _corpus(settings: Dict[str, Any]) -> str:
+    """The corpus's name, even where its folder has gone."""
+    return settings.get("corpus") or data_name(settings["data"])
 
 
 def slug(settings: Dict[str, Any]) -> str:
     """A readable name for the cell's runs."""
     scale = settings["options"].get("skip-lambda")
-    words = [data_name(settings["data"]), settings["arch"], f"lambda{scale}" if scale else "", str(settings["length"])]
+    words = [_corpus(settings), settings["arch"], f"lambda{scale}" if scale else "", str(settings["length"])]
     return "-".join(filter(None, words))
 
 
@@ -147,16 +177,9 @@ def metrics(folder: Path) -> Optional[Dict[str, Any]]:
         report = json.loads((folder / EVALUATION / "scores.json").read_text("utf-8"))
         values = {row["name"]: float(row["score"]) for row in report["scores"]}
         signatures = {row["name"]: row["signature"] for row in report["scores"]}
-        weights = report["evaluation"]["weights"]
-    except (OSError, ValueError, KeyError, TypeError):
+        versions = {"python": sys.version.split()[0], **report["evaluation"].get("versions", {})}
+        about = {"sentences": report["sentences"], "references": report["ref"]}
+        about["weights"] = report["evaluation"]["weights"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    versions = {"python": sys.version.split()[0], **report["evaluation"].get("versions", {})}
-    return {
-        "values": values,
-        "signatures": signatures,
-        "unit": "BLEU",
-        "sentences": report["sentences"],
-        "references": report["ref"],
-        "weights": weights,
-        "versions": versions,
-    }
+    return {"values": values, "signatures": signatures, "unit": "BLEU", **about, "versions": versions}

@@ -1,0 +1,131 @@
+"""The page of a report in a real browser: its tables, its images, and nothing fetched from anywhere."""
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from PIL import Image
+from report_tree import Tree
+from reporting import analyses
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome is installed"),
+]
+# what the page says of itself once everything is loaded; the real page allows no scripts, the copy under test does
+PROBE = """<script>
+addEventListener("load", async () => {
+  const images = [...document.images];
+  await Promise.all(images.map(image => image.decode().catch(() => null)));
+  const said = document.createElement("output");
+  said.id = "probe";
+  const fetched = performance.getEntriesByType("resource").filter(entry => !entry.name.startsWith("data:"));
+  const border = getComputedStyle(document.querySelector(".warning")).borderLeftWidth;
+  const fits = document.documentElement.scrollWidth <= innerWidth;
+  said.textContent = [images.map(image => image.naturalWidth).join(","), fetched.length, fits, border].join(" ");
+  document.body.append(said);
+});
+</script>"""
+
+
+class Page(HTMLParser):
+    """Tables by their captions, each a list of rows; links and other addresses; headers without a scope."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.addresses, self.unscoped, self.ids, self.text = {}, [], 0, set(), None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.addresses += [attributes[name] for name in ("src", "href", "srcset", "action") if name in attributes]
+        self.ids.add(attributes.get("id"))
+        self.unscoped += tag == "th" and "scope" not in attributes
+        if tag == "table":
+            self.rows = []
+        elif tag == "tr":
+            self.rows.append([])
+        if tag in ("th", "td", "caption"):
+            self.text = ""
+
+    def handle_data(self, data):
+        if self.text is not None:
+            self.text += data
+
+    def handle_endtag(self, tag):
+        if tag == "caption":
+            self.caption = self.text
+        elif tag in ("th", "td"):
+            self.rows[-1].append(self.text)
+        elif tag == "table":
+            self.tables[self.caption] = self.rows
+        if tag in ("th", "td", "caption"):
+            self.text = None
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page with ü")
+    tree = Tree(folder)
+    tree.table()
+    tree.table("table2")
+    for name in ("table1", "table2"):
+        plan = tree.plan(name, scale=0.5 if name == "table2" else 1.0)
+        tree.finish(plan, "1xSkip", {1: 6.0, 2: 6.4, 3: 6.2})
+        tree.finish(plan, "1xSkip+LN", {1: 7.0, 2: 7.5, 3: 7.2})
+    tree.fail(plan, "2rSkip+LN", 1, "<script>alert(1)</script> & more")
+    (tree.out / "figures").mkdir()
+    Image.new("RGB", (30, 20)).save(tree.out / "figures" / "depth.png")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(analyses, "draw", lambda *_: [])
+        return tree.report() / "report.html"
+
+
+def browse(page, *words):
+    """chromium's (stdout, stderr); it reaches no host."""
+    profile = page.parent / "profile"
+    always = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--enable-logging=stderr"]
+    always += ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"]
+    done = subprocess.run([BROWSER, *always, *words, page.as_uri()], capture_output=True, timeout=120, check=True)
+    return done.stdout.decode("utf-8"), done.stderr.decode("utf-8", "replace")
+
+
+def test_the_page_in_the_browser(page, tmp_path):
+    copy = page.with_name("copy.html")
+    text = page.read_text("utf-8")
+    probed = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', PROBE, text)
+    assert probed != text
+    copy.write_text(probed, encoding="utf-8")
+    dom, log = browse(copy, "--dump-dom", "--window-size=500,900")
+    widths, fetched, fits, styled = re.search(r'<output id="probe">(.*?)</output>', dom).group(1).split()
+    assert len(widths.split(",")) == 3 and all(int(width) > 0 for width in widths.split(","))
+    assert (fetched, fits, styled) == ("0", "true", "4px")
+    assert "CONSOLE" not in log
+
+
+def test_the_pages_tables(page):
+    dom, log = browse(page, "--dump-dom")
+    assert "CONSOLE" not in log  # nor has its own policy anything to object to
+    found = Page(dom)
+    whole, part = found.tables.values()
+    assert list(found.tables)[1].endswith("(not the paper's experiment)")
+    assert [row[0] for row in whole] == ["row", "1xSkip", "2xSkip", "1xSkip+LN", "2rSkip+LN"]
+    assert whole[3][2:6] == ["7.23 ± 0.25", "3", "8.00", "−0.77"]
+    assert part[0][4] == "paper (full scale, cifar10)" and "ours − paper" not in part[0]
+    assert part[4][2] == "seed 1 failed: <script>alert(1)</script> & more; seeds 2, 3 not run"
+    assert found.unscoped == 0
+    outside = [address for address in found.addresses if not address.startswith(("data:", "#"))]
+    assert not outside and {address[1:] for address in found.addresses if address[0] == "#"} <= found.ids
+
+
+def test_a_screenshot(page, tmp_path):
+    for words in ((), ("--blink-settings=preferredColorScheme=0",)):
+        picture = tmp_path / "page.png"
+        browse(page, f"--screenshot={picture}", "--window-size=900,1200", *words)
+        with Image.open(picture) as image:
+            grey = image.convert("L")
+            assert image.width == 900 and len(grey.getcolors()) > 30
+            assert (grey.getpixel((2, 2)) > 200) == (not words)  # a light page, and a dark one

@@ -1,0 +1,95 @@
+"""reproduce.py's command line: what it refuses, before anything is written or run, and what it prints."""
+
+import pytest
+from reproduce_helpers import error_line, reproduce, write_table
+from reproduction import plans
+from reproduction.main import parse_changes
+from reproduction.tables import ROOT
+
+from fairseq_rskip.safe_load import UserError
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"settings": [1]}', '{"settings": []}'])
+def test_a_damaged_plan_is_named(tmp_path, capfd, content):
+    (tmp_path / plans.PLANS).mkdir()
+    (tmp_path / plans.PLANS / "table1.json").write_text(content)
+    status, _, error = reproduce(capfd, "status", "--output", tmp_path)
+    assert status == 1 and "table1.json: " in error_line(error) and "its runs stay" in error
+
+
+def test_set_takes_values_as_yaml_has_them():
+    words = [
+        "depth=20",
+        "lr=0.1",
+        "flip=false",
+        "skip-norm=none",
+        "adam-betas=(0.9, 0.98)",
+        "--skip_kind=xskip",
+        "a=b=c",
+    ]
+    assert parse_changes(words) == {
+        **{"depth": 20, "lr": 0.1, "flip": False, "skip-norm": "none", "adam-betas": "(0.9, 0.98)"},
+        **{"skip-kind": "xskip", "a": "b=c"},
+    }
+    for word in ("depth", "=8", "depth=", "depth={a: 1}", "depth=2020-01-01", "depth=~"):
+        with pytest.raises(UserError, match="expected NAME=VALUE"):
+            parse_changes([word])
+    with pytest.raises(UserError, match="depth is given twice"):
+        parse_changes(["depth=8", "depth=20"])
+
+
+@pytest.mark.parametrize(
+    "words", [*(("--scale", x) for x in ("0", "-1", "1.5", "nan", "x")), ("--seeds", "x"), ("--jobs", "0")]
+)
+def test_options_that_make_no_sense_are_one_line(capfd, words):
+    status, out, error = reproduce(capfd, "run", "table1", *words)
+    assert status == 2 and words[0] in error_line(error) and repr(words[1]) in error
+
+
+def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path, capfd):
+    write_table(tmp_path / "e")
+    words = ("run", "small", "--dry-run", "--experiments", tmp_path / "e", "--output", tmp_path / "đầu ra")
+    status, out, error = reproduce(capfd, *words)
+    assert (status, error) == (0, "") and not (tmp_path / "đầu ra").exists()
+    lines = [line for line in out.splitlines() if not line.startswith("#")]
+    assert len(lines) == 4 and all("train_cifar.py --data digits --depth 8 " in line for line in lines)
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capfd):
+    write_table(tmp_path / "e")
+    (tmp_path / "file").write_text("")
+    for output in (tmp_path / "file", tmp_path / "file" / "below"):
+        status, _, error = reproduce(capfd, "run", "small", "--experiments", tmp_path / "e", "--output", output)
+        assert status == 1 and str(tmp_path / "file") in error_line(error)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "task", "part"),
+    [
+        ("wmt14-en-de", "translation", "run: data-prep/prepare-wmt14-en-de.sh"),
+        ("empty", "translation", "lacks train.SRC-TGT.SRC.idx"),
+        ("empty", "images", "is no folder of images: it holds none of train, train.tar.gz"),
+    ],
+)
+def test_data_that_is_not_prepared_stops_before_anything_runs(tmp_path, capfd, corpus, task, part):
+    (tmp_path / "empty").mkdir()
+    folder = write_table(tmp_path / "e")
+    if task == "translation":
+        rows = [{"label": "a", "arch": "transformer_xskip_iwslt_en_vi"}]
+        write_table(tmp_path / "e", task=task, metric="chrF", data="numbers", rows=rows, options={}, baseline="")
+    corpus = tmp_path / "empty" if corpus == "empty" else corpus
+    words = ("small", "--experiments", folder, "--output", tmp_path / "out", "--corpus", corpus)
+    if (ROOT / "data" / str(corpus) / "data-bin").is_dir():
+        pytest.skip(f"{corpus} is prepared here")
+    status, _, error = reproduce(capfd, "run", *words)
+    line = error_line(error.splitlines()[-1])
+    assert status == 1 and line.startswith("small cannot run: ") and part in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_status_names_what_it_does_not_know(tmp_path, capfd):
+    folder = write_table(tmp_path / "e")
+    options = ("--experiments", folder, "--output", tmp_path / "out")
+    assert "nothing has been run in" in reproduce(capfd, "status", *options)[1]
+    assert error_line(reproduce(capfd, "status", "table9", *options)[2]) == "no table named 'table9'; there are small"
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,195 @@
+"""Runs by reproduce.py as real processes: once each, killed, interrupted, failing, several at a time."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import run_checked
+from reproduce_helpers import (
+    PLAIN,
+    SCRIPT,
+    TABLE,
+    alive,
+    children,
+    descendants,
+    error_line,
+    read,
+    reproduce,
+    reproduce_process,
+    start,
+    wait_until,
+    write_table,
+)
+from reproduction import runs
+from vision_helpers import history, write_folder
+
+pytestmark = pytest.mark.slow
+BROKEN = {"label": "broken", "options": {**PLAIN, "lr": 1e30, "warmup-lr": 1e30}}
+LONG = ("--set", "iterations=120", "--rows", "plain", "--seeds", 1)
+
+
+class Place:
+    """A home, a folder of experiments whose table runs on a few images, and an output, all with spaces and accents."""
+
+    def __init__(self, folder):
+        self.home = folder / "nhà"
+        self.images = write_folder(folder / "ảnh nhỏ")
+        rows = [TABLE["rows"][0], BROKEN, TABLE["rows"][1]]
+        self.tables = write_table(folder / "bảng của tôi", data=f"imagefolder:{self.images}", seeds=[1], rows=rows)
+        self.output = folder / "đầu ra"
+
+    def words(self, *more, output=None):
+        return ("run", "small", "--experiments", self.tables, "--output", output or self.output, *more)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("reproduce"))
+
+
+@pytest.fixture(scope="module")
+def first(place):
+    """The whole table, two runs at a time; one row is bound to fail."""
+    return reproduce_process(*place.words("--jobs", 2), home=place.home)
+
+
+def by_row(place):
+    """seed1 of each row; the broken row is a plain skip, too."""
+    result = {}
+    for path in place.output.glob("runs/*/seed1"):
+        settings = read(path / "run.json")["settings"]
+        result["broken" if "lr" in settings else settings["skip_kind"]] = path
+    return result
+
+
+def test_a_failing_row_stops_no_other_and_is_shown_with_its_error(place, first, capfd):
+    assert first.returncode == 1
+    assert error_line(first.stderr) == "1 of 3 runs failed; reproduce.py status shows why"
+    status, out, _ = reproduce(capfd, "status", "--experiments", place.tables, "--output", place.output)
+    lines = {line.split(",")[0].strip(): line for line in out.splitlines()[1:]}
+    assert "done  error " in lines["plain"] and "done  error " in lines["recursive"]
+    assert "failed: the loss is not finite at iteration" in lines["broken"]
+    folders = by_row(place)
+    failed = read(folders["broken"] / "failed.json")
+    assert failed["error"] in (folders["broken"] / "log.txt").read_text("utf-8") and failed["status"] == "status 1"
+    assert not (folders["broken"] / "metrics.json").exists()
+
+
+def test_a_runs_folder_tells_all_about_it(place, first, capfd, tmp_path):
+    folder = by_row(place)["rskip"]
+    about, log = read(folder / "run.json"), (folder / "log.txt").read_text("utf-8")
+    assert re.fullmatch(r"[0-9a-f]{40}(\+changes)?|None", str(about["git"]))
+    assert about["versions"]["torch"] == torch.__version__ and about["seed"] == 1
+    assert [a["environment"]["OMP_WAIT_POLICY"] for a in about["attempts"]] == ["passive"]  # two at a time
+    (command,) = about["commands"]
+    assert log.startswith("== 20") and "train_cifar.py" in log.splitlines()[0] and "epoch 1" in log
+    # the command by itself gives the same result
+    options = command[2 : command.index("--output")]
+    environment = {**about["attempts"][0]["environment"], "HOME": str(place.home)}
+    run_checked([*command[:2], *options, "--output", tmp_path / "own"], env=environment)
+    result = read(tmp_path / "own" / "seed1" / "result.json")
+    assert read(folder / "metrics.json")["values"]["error"] == result["error"]
+    assert history(folder) == history(tmp_path / "own" / "seed1")
+
+
+def test_what_is_done_is_not_done_again(place, first, capfd):
+    done = [path for row, path in by_row(place).items() if row != "broken"]
+    before = {path: path.stat().st_mtime_ns for folder in done for path in folder.iterdir()}
+    status, out, _ = reproduce(capfd, *place.words("--rows", "plain", "recursive"))
+    assert status == 0 and out.count("done already") == 2
+    assert {path: path.stat().st_mtime_ns for folder in done for path in folder.iterdir()} == before
+
+
+def test_a_truncated_result_is_made_again_without_training(place, first, tmp_path, capfd):
+    shutil.copytree(place.output, tmp_path / "out")
+    (folder,) = (path for path in tmp_path.glob("out/runs/*rskip*/seed1"))
+    whole, trained = (folder / "metrics.json").read_bytes(), (folder / "checkpoint.pt").stat().st_mtime_ns
+    (folder / "metrics.json").write_bytes(whole[:100])
+    (folder / "run.json").write_text("{")
+    words = place.words("--rows", "recursive", output=tmp_path / "out")
+    status, out, _ = reproduce(capfd, "status", "--experiments", place.tables, "--output", tmp_path / "out")
+    assert status == 0 and "recursive, seed 1: stopped 100 %" in out
+    assert reproduce_process(*words, home=place.home).returncode == 0
+    assert read(folder / "metrics.json")["values"]["error"] == read(folder / "result.json")["error"]
+    assert read(folder / "run.json")["seed"] == 1 and (folder / "checkpoint.pt").stat().st_mtime_ns == trained
+
+
+def test_a_killed_run_goes_on_and_ends_as_an_uninterrupted_one(place, tmp_path, capfd):
+    words = place.words(*LONG, output=tmp_path / "killed")
+    process = start(*words, home=place.home)
+    wait_until(lambda: list(tmp_path.glob("killed/runs/*/seed1/checkpoint.pt")), process)
+    (folder,) = tmp_path.glob("killed/runs/*/seed1")
+    (child,) = children(process.pid)
+    os.killpg(child, signal.SIGSTOP)  # it shall be there still when we look
+    process.kill()
+    process.communicate()
+    status, out, _ = reproduce(capfd, *words)  # what it started lives: it is left to it
+    assert status == 0 and re.search(r"running \d+ % already .*/seed1", out)
+    os.killpg(child, signal.SIGKILL)
+    wait_until(lambda: not alive(child))
+    part = history(folder)
+    assert 0 < part[-1]["iteration"] < 120
+    status, out, _ = reproduce(capfd, "status", "--experiments", place.tables, "--output", tmp_path / "killed")
+    assert re.search(r"plain, seed 1: stopped \d+ %", out)
+    assert reproduce_process(*words, home=place.home).returncode == 0
+    assert "going on from iteration" in (folder / "log.txt").read_text("utf-8")
+    assert len(read(folder / "run.json")["attempts"]) == 2
+    command = read(folder / "run.json")["commands"][0]
+    options = command[2 : command.index("--output")]
+    run_checked([*command[:2], *options, "--output", tmp_path / "whole"], env={"HOME": str(place.home)})
+    truth = tmp_path / "whole" / "seed1"
+    assert history(folder) == history(truth) and history(folder)[: len(part)] == part
+    ours, theirs = (torch.load(path / "checkpoint.pt", weights_only=True)["model"] for path in (folder, truth))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert read(folder / "metrics.json")["values"]["error"] == read(truth / "result.json")["error"]
+
+
+@pytest.mark.parametrize(("command", "number"), [("run", signal.SIGINT), ("execute", signal.SIGTERM)])
+def test_an_interrupt_ends_what_was_started_and_says_so(place, tmp_path, command, number):
+    words = place.words(*LONG, output=tmp_path / "out")
+    process = start(*words, home=place.home)
+    wait_until(lambda: list(tmp_path.glob("out/runs/*/seed1/checkpoint.pt")), process)
+    (folder,) = tmp_path.glob("out/runs/*/seed1")
+    if command == "execute":  # what a launcher starts elsewhere
+        os.killpg(children(process.pid)[0], signal.SIGKILL)
+        process.communicate()
+        process = start("execute", folder, home=place.home)
+        wait_until(lambda: (folder / "log.txt").read_text("utf-8").count("going on from"), process)
+    started = descendants(process.pid)
+    assert started
+    process.send_signal(number)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert error_line(error) == "interrupted; the same command goes on from here"
+    assert not any(alive(pid) for pid in started)
+    assert "stopped at iteration" in (folder / "log.txt").read_text("utf-8").splitlines()[-1]
+    assert runs.state(runs.load(folder)).name == runs.STOPPED and not (folder / "failed.json").exists()
+
+
+def test_two_at_once_do_each_run_once(place, tmp_path):
+    words = place.words("--rows", "plain", "recursive", "--set", "iterations=60", output=tmp_path / "out")
+    both = [start(*words, home=place.home) for _ in range(2)]
+    for process in both:
+        _, error = process.communicate(timeout=600)
+        assert process.returncode == 0, error
+    folders = list(tmp_path.glob("out/runs/*/seed1"))
+    assert len(folders) == 2
+    for folder in folders:
+        assert read(folder / "metrics.json")["values"]["error"] >= 0
+        assert (folder / "log.txt").read_text("utf-8").count("== 20") == 1
+
+
+def test_the_runs_outlive_their_reader(place, tmp_path):
+    words = place.words("--rows", "plain", "recursive", output=tmp_path / "out")
+    environment = {"HOME": str(place.home), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    line = 'set -o pipefail; "$@" | head -n 1'
+    command = ["bash", "-c", line, "bash", sys.executable, str(SCRIPT), *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
+    assert len(list(tmp_path.glob("out/runs/*/seed1/metrics.json"))) == 2

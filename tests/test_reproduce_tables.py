@@ -1,0 +1,270 @@
+"""experiments/*.yaml: the shipped tables beside the paper's numbers, typed here once more, and every refusal."""
+
+import re
+import shlex
+
+import pytest
+import yaml
+from conftest import ROOT
+from reproduce_helpers import TABLE, error_line, reproduce, write_table
+from reproduction import images, tables, translation
+from reproduction.tables import StandIn
+
+from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.vision.config import parse
+
+DEPTHS = ("ResNet-20", "ResNet-32", "ResNet-44", "ResNet-56", "ResNet-110")
+BASELINE, PROPOSAL = (33.38, 32.00, 30.50, 29.81, 28.71), (32.99, 31.39, 29.85, 28.98, 27.69)
+# Liu et al. 2020: Tables 1 to 7, and wSkip's of section 4.3
+PAPER = {
+    "table1": {
+        **{"1xSkip": 6.31, "2xSkip": 8.41, "3xSkip": 9.23},
+        **{"1xSkip+LN": 7.72, "2xSkip+LN": 6.29, "3xSkip+LN": 6.07},
+        **{"1rSkip+LN": 7.72, "2rSkip+LN": 6.02, "3rSkip+LN": 6.55},
+    },
+    "table2": {
+        **{"1xSkip": 28.98, "1xSkip+LN": 30.31, "2xSkip+LN": 30.99, "3xSkip+LN": 30.92},
+        **{"1rSkip+LN": 30.31, "2rSkip+LN": 31.45, "3rSkip+LN": 31.10},
+    },
+    "table3": {"x + F": 6.31, "0.5x + F": 18.61, "LN(0.5x + F)": 29.88, "LN(x + 2F)": 24.98, "LN(x + 3F)": 61.02},
+    "table4": {
+        **{"1xSkip": 6.31, "1xSkip+BN": 8.23, "2xSkip+BN": 6.43, "3xSkip+BN": 6.50},
+        **{"1rSkip+BN": 8.23, "2rSkip+BN": 6.77, "3rSkip+BN": 6.68},
+    },
+    "table5": {
+        "1xSkip+LN": {"6 blocks": 30.31, "2 blocks": 30.04},
+        "2rSkip+LN": {"6 blocks": 31.45, "2 blocks": 30.49},
+    },
+    "table6": {"Baseline": dict(zip(DEPTHS, BASELINE)), "+ proposal": dict(zip(DEPTHS, PROPOSAL))},
+    "table7": {
+        "Transformer-Base": {"EN-VI": 30.3, "EN-DE": 27.9, "EN-FR": 38.2},
+        "Transformer-Base + proposal": {"EN-VI": 31.5, "EN-DE": 28.6, "EN-FR": 39.0},
+        "Transformer-Big": {"EN-VI": 31.4, "EN-DE": 28.5, "EN-FR": 41.0},
+        "Transformer-Big + proposal": {"EN-VI": 32.2, "EN-DE": 29.0, "EN-FR": 41.6},
+    },
+    "wskip": {"2rSkip+LN": 6.02, "wSkip+LN, w from 1": 8.66, "wSkip+LN, w from 2": 6.45},
+}
+QUOTED = {  # Table 7's rows of others
+    "Vaswani": {"EN-DE": 28.4, "EN-FR": 41.0},
+    "Dou": {"EN-DE": 29.2},
+    "So": {"EN-DE": 29.8, "EN-FR": 41.3},
+    "Zhang": {"EN-DE": 29.3},
+    "Xu": {"EN-VI": 31.4, "EN-DE": 28.5},
+    "Nguyen": {"EN-VI": 32.8, "EN-DE": 27.6},
+    "Liu": {"EN-DE": 29.0, "EN-FR": 43.8},
+    "Zhao": {"EN-VI": 31.3, "EN-DE": 29.9, "EN-FR": 43.5},
+}
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return tables.load_all()
+
+
+def test_every_reported_value_is_the_papers(shipped):
+    assert {name for name in shipped if not name.startswith("figure")} == set(PAPER)
+    for name, rows in PAPER.items():
+        assert {row.label: row.reported for row in shipped[name].rows if row.run} == rows, name
+    others = {row.label.split()[0]: row.reported for row in shipped["table7"].rows if not row.run}
+    assert others == QUOTED
+
+
+def test_images_have_five_seeds_as_the_paper_and_its_data(shipped):
+    for name in ("table1", "table3", "table4", "table6", "wskip"):
+        assert shipped[name].seeds == [1, 2, 3, 4, 5]
+        assert shipped[name].data == ("cifar100" if name == "table6" else "cifar10")
+    for name in ("table2", "table5", "table7"):
+        assert shipped[name].data == "iwslt15-en-vi"
+        assert shipped[name].metric == "sacreBLEU intl"  # which t2t-bleu computes
+
+
+def test_a_label_says_what_the_cell_runs(shipped):
+    """2xSkip+BN is xskip, lambda 2, batch norm; and so on."""
+    norms = {"": "none", "+LN": "layer", "+BN": "batch"}
+    count = 0
+    for table in shipped.values():
+        for cell in tables.cells(table):
+            label = re.fullmatch(r"([\d.]+)([xr])Skip(|\+LN|\+BN)", cell.row)
+            if not label:
+                continue
+            count += 1
+            scale, kind, norm = float(label[1]), label[2], label[3]
+            assert cell.options["skip-lambda"] == scale
+            if table.task == "images":
+                assert cell.options["skip-kind"] == ("xskip" if scale == 1 else f"{kind}skip")
+                assert cell.options["skip-norm"] == norms[norm]
+            else:
+                kind = "x" if scale == 1 else kind
+                assert cell.arch == f"transformer_{kind}skip{norm.lower().replace('+', '_')}_iwslt_en_vi"
+    assert count > 30
+
+
+def fixed(settings):
+    """The command's own reading of the settings."""
+    words = images.commands(settings, 1, ROOT / "seed1")[0][2:]
+    return parse(words, "").fixed()
+
+
+def test_every_row_of_the_documentation_is_in_a_table(shipped):
+    known = {}
+    for table in shipped.values():
+        for cell in tables.cells(table) if table.task == "images" else ():
+            settings = images.settings(cell, cell.data, StandIn("images", cell.data), 1, {})
+            if cell.reported is not None:
+                known[tuple(sorted(map(str, fixed(settings).items())))] = cell.reported
+    text = (ROOT / "docs" / "cifar.md").read_text("utf-8")
+    rows = re.findall(r"^\| .* \| (?:Table \d|section 4\.3) \| ([\d.]+)[^|]* \| `(.*)` \|$", text, re.MULTILINE)
+    assert len(rows) == 21
+    for error, options in rows:
+        assert known[tuple(sorted(map(str, parse(shlex.split(options), "").fixed().items())))] == float(error)
+
+
+def test_every_cell_is_accepted_by_the_script_that_runs_it(shipped):
+    runs = 0
+    for table in shipped.values():
+        task = images if table.task == "images" else translation
+        for cell in tables.cells(table):
+            if cell.run:
+                runs += 1
+                assert task.settings(cell, cell.data, StandIn(table.task, cell.data), 1, {})
+    assert runs == (9 + 5 + 7 + 10 + 3) + (8 + 2) + (7 + 4 + 12)  # Tables 1, 3, 4, 6, wSkip; figures; Tables 2, 5, 7
+
+
+def test_a_rows_option_wins_over_its_columns_and_a_columns_over_the_tables(tmp_path):
+    columns = {"a": {"options": {"depth": 14}}, "b": {"options": {"lr": 0.2}, "data": "cifar100"}}
+    rows = [{"label": "r", "options": {"lr": 0.3}, "reported": {"b": 7}}]
+    folder = write_table(tmp_path, columns=columns, rows=rows, options={"depth": 8, "lr": 0.1}, baseline="r")
+    a, b = tables.cells(tables.load(folder / "small.yaml"))
+    assert (a.options, a.data, a.reported) == ({"depth": 14, "lr": 0.3}, "digits", None)
+    assert (b.options, b.data, b.reported) == ({"depth": 8, "lr": 0.3}, "cifar100", 7)
+
+
+def row(**changes):
+    return {"rows": [TABLE["rows"][0], {**TABLE["rows"][1], **changes}]}
+
+
+TWO = {"columns": {"a": None, "b": {}}}
+REFUSED = [
+    ({"colour": 1}, "unknown key 'colour'; expected title, source, task"),
+    ({"name": "x"}, "unknown key 'name'"),
+    ({"path": "x"}, "unknown key 'path'"),
+    ({1: 2}, "unknown key '1'"),
+    ({"task": "speech"}, "task is 'speech'; expected one of images, translation"),
+    ({"metric": "eror"}, "metric is 'eror'; expected one of error, best_error"),
+    ({"figure": "pie"}, "figure is 'pie'; expected one of gradients, ratio, curves"),
+    ({"seeds": []}, "seeds are []; expected different integers >= 0"),
+    ({"seeds": [1, 1]}, "seeds are [1, 1]"),
+    ({"seeds": [-1]}, "seeds are [-1]"),
+    ({"seeds": [True]}, "seeds are [True]"),
+    ({"seeds": ["1"]}, "seeds"),
+    ({"seeds": 1}, "seeds"),
+    ({"title": None}, "title"),
+    ({"rows": []}, "expected 'rows', a list with at least one row"),
+    ({"rows": {"label": "a"}}, "expected 'rows', a list"),
+    ({"rows": ["plain"]}, "row 1: expected a mapping with the keys label"),
+    ({"rows": [None]}, "row 1: expected a mapping"),
+    ({"columns": []}, "expected 'columns' to be a mapping"),
+    ({"columns": {"a": 0}}, "column 'a': expected a mapping with the keys data, options"),
+    ({"columns": {"a": {"dtaa": "x"}}}, "column 'a': unknown key 'dtaa'"),
+    ({"options": ["depth"]}, "options"),
+    ({"options": {"depth": None}}, "options"),
+    (
+        {"baseline": "none such"},
+        "row 1 ('plain'): its baseline 'none such' is no row's label; they are plain, ",
+    ),
+    (row(label="plain"), "row 2 ('plain'): there is a row of that label already, row 1"),
+    (row(label=1), 'row 2 (1): wrong value type for field "label"'),
+    (row(label=" "), "row 2 (' '): its label is empty"),
+    (row(lable="x"), "row 2 ('recursive'): unknown key 'lable'; expected label, equation"),
+    (row(options={"depth": {"a": 1}}), "row 2 ('recursive')"),
+    (row(arch="transformer"), "row 2 ('recursive'): 'arch' is for translation"),
+    (row(baseline="x"), "row 2 ('recursive'): its baseline 'x'"),
+    (row(reported="6.31"), "row 2 ('recursive')"),
+    (row(reported=True), "row 2 ('recursive'): reported is True; expected a number"),
+    (row(reported=float("nan")), "row 2 ('recursive'): reported is nan"),
+    (row(reported={"a": 1}), "row 2 ('recursive'): reported names a column 'a'"),
+    (row(run="no"), "row 2 ('recursive')"),
+    (TWO, "row 1 ('plain'): reported is 6.31; expected a mapping, from the columns a, b"),
+    ({"task": "translation", "metric": "chrF"}, "row 1 ('plain'): expected 'arch', an architecture, or 'run: false'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "part"), REFUSED)
+def test_what_is_wrong_is_one_line_with_the_file_and_the_row(tmp_path, changes, part):
+    path = write_table(tmp_path / "bảng của tôi") / "small.yaml"
+    path.write_text(yaml.safe_dump({**TABLE, **changes}), encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        tables.load(path)
+    assert str(error.value).startswith(str(path)) and part in str(error.value), error.value
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("missing", ["title", "task", "metric", "data", "seeds"])
+def test_a_missing_key_is_named(tmp_path, missing):
+    path = write_table(tmp_path) / "small.yaml"
+    path.write_text(re.sub(rf"^{missing}:.*\n(- .*\n)*", "", path.read_text(), flags=re.MULTILINE))
+    with pytest.raises(UserError, match=f"small.yaml: '{missing}' is missing"):
+        tables.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("a: 1\n\tb: 2\n", ", line 2: "),
+        ("title: a\ntitle: b\n", ", line 2: key 'title' is given twice"),
+        ("rows:\n- {label: a, label: b}\n", ", line 2: key 'label' is given twice"),
+        ("? [1, 2]\n: 3\n", ", line 1: found unhashable key"),
+        ("title: 2020-13-45\n", "not YAML: month must be in 1..12"),
+        ("title: !!python/object:os.system {}\n", "could not determine a constructor"),
+        ("title: !!map [1]\n", "expected a mapping node"),
+        ("- a\n- b\n", "expected a mapping with the keys title"),
+        ("", "expected a mapping with the keys title"),
+        ("a: [1\n", ", line 2: "),
+        ("a: \0\n", "not YAML"),
+        ("[" * 900, "not YAML"),
+    ],
+)
+def test_what_is_not_yaml_is_one_line_with_the_file(tmp_path, text, part):
+    path = tmp_path / "small.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        tables.load(path)
+    assert str(path) in str(error.value) and part in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_is_not_a_text_file_is_one_line(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"title: \xff\n")
+    with pytest.raises(UserError, match="cannot read .*a.yaml: it is not UTF-8 text"):
+        tables.load(tmp_path / "a.yaml")
+    (tmp_path / "b.yaml").mkdir()
+    with pytest.raises(UserError, match="cannot read .*b.yaml: Is a directory"):
+        tables.load(tmp_path / "b.yaml")
+    with pytest.raises(UserError, match="holds no tables: expected files such as table1.yaml"):
+        tables.load_all(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("- digits\n", "expected a mapping, from a name for --corpus"),
+        ("a: 1\n", "'a': expected a mapping with the keys task, data"),
+        ("a: {task: images}\n", "'a': 'data' is missing"),
+        ("a: {task: image, data: digits}\n", "'a': task is 'image'; expected one of images, translation"),
+        ("a: {task: images, data: digits, update: 1}\n", "'a': unknown key 'update'"),
+    ],
+)
+def test_stand_ins_are_checked_as_tables_are(tmp_path, capfd, text, part):
+    write_table(tmp_path)
+    (tmp_path / tables.STAND_INS).write_text(text)
+    status, out, error = reproduce(capfd, "list", "--experiments", tmp_path)
+    assert status == 1 and "stand-ins.yaml" in error and part in error_line(error)
+
+
+def test_list_says_how_many_runs_a_table_is_and_what_its_rows_are(tmp_path, capfd):
+    write_table(tmp_path)
+    status, out, _ = reproduce(capfd, "list", "--experiments", tmp_path)
+    assert status == 0 and "A table: 2 cells x 2 seeds = 4 runs (digits)" in out
+    status, out, _ = reproduce(capfd, "list", "small", "--experiments", tmp_path)
+    assert "plain  reported 6.31" in out and "--skip-kind rskip" in out
+    status, _, error = reproduce(capfd, "list", "table9", "--experiments", tmp_path)
+    assert status == 1 and error_line(error) == "no table named 'table9'; there are small"
