@@ -150,6 +150,27 @@ def test_one_number_is_one_run_however_it_is_written(shipped, tmp_path, other):
     assert plans.run_folder(tmp_path, "images", ours, 1) == plans.run_folder(tmp_path, "images", same, 1)
 
 
+@pytest.mark.parametrize(
+    "table, change, words",
+    [
+        ("table1", "device=cpu", ["--device", "cpu"]),
+        ("table1", "save-interval=7", ["--save-interval", "7"]),
+        ("table1", "compile=true", ["--compile"]),
+        ("table2", "skip-log-interval=100", ["--skip-log-interval", "100"]),
+    ],
+)
+def test_what_does_not_change_a_training_reaches_its_command_and_leaves_run_and_table_alone(
+    shipped, tmp_path, table, change, words
+):
+    changed, task = plan(shipped, table, "--set", change), shipped[table].task
+    assert changed.whole and changed.name == table
+    assert folders(shipped, tmp_path, table, "--set", change) == folders(shipped, tmp_path, table)
+    for settings in changed.settings.values():
+        command = plans.TASKS[task].commands(settings, 1, tmp_path)[0]
+        at = command.index(words[0])
+        assert command[at : at + len(words)] == words
+
+
 def test_where_a_folder_of_data_lies_does_not_count(shipped, tmp_path):
     for place in ("a", "b"):
         (tmp_path / place / "ảnh của tôi").mkdir(parents=True)
@@ -185,7 +206,7 @@ def test_every_first_seed_comes_before_any_second(shipped, tmp_path):
         (("table1", "--corpus", "mnist"), "'mnist' is no folder of images, and none of cifar10, cifar100, digits"),
         (("table2", "--corpus", "wmt15"), "'wmt15' is no prepared folder, and none of iwslt15-en-vi"),
         (("table1", "--set", "dept=8"), "--set, for "),
-        (("table1", "--set", "dept=8"), "train_cifar.py takes no option 'dept' here; it takes train-images, depth"),
+        (("table1", "--set", "dept=8"), "train_cifar.py takes no option 'dept' here; it takes data-dir, cache, train-images, depth"),
         (("table1", "--set", "data=digits"), "train_cifar.py takes no option 'data' here"),
         (("table1", "--set", "depth=9"), "row '1xSkip': --depth 9: expected 6n+2"),
         (("table1", "--set", "depth=8.5"), "option 'depth' is 8.5; expected an integer"),

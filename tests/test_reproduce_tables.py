@@ -265,6 +265,6 @@ def test_list_says_how_many_runs_a_table_is_and_what_its_rows_are(tmp_path, capf
     status, out, _ = reproduce(capfd, "list", "--experiments", tmp_path)
     assert status == 0 and "A table: 2 cells x 2 seeds = 4 runs (digits)" in out
     status, out, _ = reproduce(capfd, "list", "small", "--experiments", tmp_path)
-    assert "plain  reported 6.31" in out and "--skip-kind rskip" in out
+    assert "plain  reported 6.31" in out and "skip-kind=rskip" in out
     status, _, error = reproduce(capfd, "list", "table9", "--experiments", tmp_path)
     assert status == 1 and error_line(error) == "no table named 'table9'; there are small"

@@ -14,7 +14,9 @@ from fairseq_rskip.vision.logs import LOG
 from fairseq_rskip.vision.run import RESULT
 from reproduction.tables import ROOT, Cell, Options, StandIn
 
-FIELDS = {field.name: field for field in dataclasses.fields(Config) if not field.metadata.get("free")}
+FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+FREE = [name for name, field in FIELDS.items() if field.metadata.get("free")]  # no part of what a run is
+OURS = ("data", "seeds", "output", "resume")
 NAMED = (
     "data",
     "depth",
@@ -60,9 +62,9 @@ def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Op
     """
     options = {**stand_in.options, **cell.options, **changed}
     given = {name.replace("-", "_"): value for name, value in options.items()}
-    unknown = sorted(set(given) - set(FIELDS) | {"data"} & set(given))
+    unknown = sorted(set(given) - set(FIELDS) | set(OURS) & set(given))
     if unknown:
-        names = ", ".join(name.replace("_", "-") for name in FIELDS if name != "data")
+        names = ", ".join(name.replace("_", "-") for name in FIELDS if name not in OURS)
         raise UserError(f"train_cifar.py takes no option {unknown[0].replace('_', '-')!r} here; it takes {names}")
     whole = Config(data=data, **{name: _typed(name, value) for name, value in given.items()})
     steps = whole.milestones and tuple(sorted({max(1, round(step * scale)) for step in whole.milestones}))
@@ -72,8 +74,10 @@ def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Op
         warmup_iterations=round(whole.warmup_iterations * scale),
         milestones=steps,
     )
-    defaults = Config(data=data)
-    return {name: value for name, value in config.fixed().items() if name in NAMED or value != getattr(defaults, name)}
+    fixed, defaults = config.fixed(), Config(data=data)
+    result = {name: value for name, value in fixed.items() if name in NAMED or value != getattr(defaults, name)}
+    result.update({name: getattr(config, name) for name in FREE if name in given})
+    return {name: int(value) if _is_whole(value) else value for name, value in result.items()}
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -87,16 +91,25 @@ def _typed(name: str, value: Any) -> Any:
     if hint is float and isinstance(value, str):  # YAML takes 1e-3 for text
         with contextlib.suppress(ValueError):
             value = float(value)
-    if hint is float and type(value) is float and value.is_integer() and abs(value) < 2**53:
-        value = int(value)
+    value = int(value) if hint is float and _is_whole(value) else value
     if type(value) is not hint and not (hint is float and type(value) is int):
         raise UserError(f"option {name.replace('_', '-')!r} is {value!r}; expected {WANTED[hint]}")
     return value
 
 
+def _is_whole(value: Any) -> bool:
+    return type(value) is float and value.is_integer() and abs(value) < 2**53
+
+
+def is_free(option: str) -> bool:
+    """Whether an option (``--set device=cpu``) leaves a run what it is."""
+    return option.replace("-", "_") in FREE
+
+
 def identity(settings: Dict[str, Any]) -> Dict[str, Any]:
     """What tells this cell's runs from others: where a folder of images lies does not (train_cifar.py checks it)."""
-    return {**settings, "data": data_name(settings["data"])}
+    about = {name: value for name, value in settings.items() if name not in FREE}
+    return {**about, "data": data_name(settings["data"])}
 
 
 def slug(settings: Dict[str, Any]) -> str:
@@ -118,7 +131,7 @@ def commands(settings: Dict[str, Any], seed: int, folder: Path) -> List[List[str
     for name, value in settings.items():
         field = FIELDS[name]
         if isinstance(value, bool):
-            words.append(flag(field))
+            words += [flag(field)] if value != field.default else []
         else:
             words += [flag(field), *map(str, value if isinstance(value, (list, tuple)) else [value])]
     return [[*words, "--seeds", str(seed), "--output", str(folder.parent), "--resume"]]

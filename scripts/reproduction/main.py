@@ -15,7 +15,7 @@ from reproduction import local, plans, runs, tables
 from reproduction.execution import execute
 from reproduction.plans import TASKS, Job, Plan
 from reproduction.results import collect
-from reproduction.tables import Options, StandIn, Table
+from reproduction.tables import Cell, Options, StandIn, Table
 
 say = tell  # whoever reads may stop reading: the runs go on
 
@@ -28,9 +28,10 @@ def list_tables(options: argparse.Namespace) -> None:
         total = f"{len(cells)} cells x {len(table.seeds)} seeds = {len(cells) * len(table.seeds)} runs"
         say(f"{table.name:<8} {table.title}: {total} ({table.data})")
         for cell in cells if options.tables else ():
-            reported = "" if cell.reported is None else f"  reported {cell.reported}"
-            settings = " ".join(f"--{name} {value}" for name, value in cell.options.items())
-            say(f"  {cell.row}{' / ' + cell.column if cell.column else ''}{reported}  {cell.arch} {settings}".rstrip())
+            reported = "" if cell.reported is None else f"reported {cell.reported}"
+            settings = " ".join(f"{name}={value}" for name, value in cell.options.items())
+            shown = "  ".join(filter(None, [_title(cell), reported, cell.arch, settings]))
+            say(f"  {shown}")
     if not options.tables:
         for name, stand_in in tables.load_stand_ins(options.experiments).items():
             say(f"--corpus {name}: {stand_in.data} stands in for the data of {stand_in.task}")
@@ -119,7 +120,11 @@ def status(options: argparse.Namespace) -> None:
             cell, values = result.cell, result.values(table.metric)
             for seed, state in result.states.items():
                 shown = f"  {table.metric} {values[seed]:.2f}" if seed in values else ""
-                say(f"  {cell.row}{' / ' + cell.column if cell.column else ''}, seed {seed}: {state}{shown}")
+                say(f"  {_title(cell)}, seed {seed}: {state}{shown}")
+
+
+def _title(cell: Cell) -> str:
+    return " / ".join(filter(None, [cell.row, cell.column]))
 
 
 def _named(names: List[str], known: Dict[str, Table]) -> Dict[str, Table]:

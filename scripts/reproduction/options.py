@@ -4,7 +4,7 @@ import argparse
 import math
 import re
 from pathlib import Path
-from typing import List, NoReturn, Optional, Tuple, Union
+from typing import Callable, List, NoReturn, Optional, Tuple, Union
 
 from reproduction.tables import FOLDER
 
@@ -94,31 +94,25 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-figures", action="store_true", help="tables alone")
 
 
-def _seed(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer >= 0")
-    return value
+def _whole(least: int, most: float = math.inf) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if not re.fullmatch(r"\d+", text, re.ASCII) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected an integer >= {least}")
+        return int(text)
+
+    return convert
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer >= 1")
-    return value
+_count, _number, _seed = _whole(1), _whole(0), _whole(0, 2**31 - 1)
 
 
 def _scale(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and 0 < value <= 1):
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0, and 1 at most")
-    return value
-
-
-def _number(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer >= 0")
     return value
 
 

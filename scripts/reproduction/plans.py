@@ -61,8 +61,10 @@ def make_plan(
     table: Table, stand_in: StandIn, data: str, scale: float, changed: Options, seeds: List[int], chosen: List[Cell]
 ) -> Plan:
     """The plan to run ``chosen`` cells of ``table``; ``data`` is "" for the table's own. Raises ``UserError``."""
-    task, name = TASKS[table.task], _name(table, data, scale, changed)
-    plan = Plan(table.name, data, scale, dict(changed), list(dict.fromkeys(seeds)), name, {}, stand_in.options)
+    task = TASKS[table.task]
+    matters = {option: value for option, value in changed.items() if not task.is_free(option)}
+    name = _name(table, data, scale, matters)
+    plan = Plan(table.name, data, scale, matters, list(dict.fromkeys(seeds)), name, {}, stand_in.options)
     for cell in chosen:
         where = f"{table.path}, row {cell.row!r}" + (f", column {cell.column!r}" if cell.column else "")
         try:

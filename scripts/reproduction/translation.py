@@ -13,6 +13,7 @@ LOWER_IS_BETTER = False
 CHECKPOINTS = "checkpoints"
 EVALUATION = "evaluation"
 OURS = ("save-dir", "seed", "arch", "user-dir", "restore-file")
+FREE = ("skip-log-interval", "log-interval", "num-workers", "tensorboard-logdir", "no-fp16")  # no part of what a run is
 PROGRESS = {"updates": r"num_updates[= ](\d+)", "epochs": r"end of epoch (\d+)"}
 LOG_TAIL = 100_000  # bytes
 SHARE, AVERAGED = 20, 3  # a shortened run saves, and validates, every 20th of itself: the last three are averaged
@@ -121,10 +122,16 @@ def as_words(options: Options) -> List[str]:
     return words
 
 
+def is_free(option: str) -> bool:
+    """Whether an option leaves a run what it is."""
+    return option in FREE
+
+
 def identity(settings: Dict[str, Any]) -> Dict[str, Any]:
     """What tells this cell's runs from others: where the corpus lies does not (train.sh compares vocabularies)."""
     about = {name: value for name, value in settings.items() if name != "corpus"}
-    return {**about, "data": _corpus(settings)}
+    options = {name: value for name, value in settings["options"].items() if name not in FREE}
+    return {**about, "options": options, "data": _corpus(settings)}
 
 
 def _corpus(settings: Dict[str, Any]) -> str:
