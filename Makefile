@@ -1,6 +1,8 @@
 # Every target works from a fresh clone: scripts/setup_env.sh makes .venv first (its -h names PYTHON and RSKIP_VENV).
 env := scripts/setup_env.sh
-fast := python -m pytest -m "not slow and not gpu"
+# a file's tests share what they prepare: they stay in one process
+tests := python -m pytest -n auto --maxprocesses 4 --dist loadfile
+fast := $(tests) -m "not slow and not gpu"
 
 # OpenMP threads that spin while they wait make a small model crawl (17 times slower) on a busy machine.
 OMP_WAIT_POLICY ?= passive
@@ -19,7 +21,7 @@ demo-cifar: ## train a PreAct-ResNet-20 on handwritten digits, on a CPU in minut
 	@$(env) scripts/demo_cifar.sh
 
 test: lint ## lint, then every test
-	@$(env) python -m pytest
+	@$(env) $(tests)
 
 lint: ## ruff and shellcheck
 	@$(env) ruff check .

