@@ -4,6 +4,7 @@ import csv
 import json
 
 import analyze
+from analysing import curves as command
 from analysing.curves import split
 from vision_helpers import error_line
 
@@ -197,3 +198,18 @@ def test_a_line_that_a_kill_cut_off_is_left_out_where_a_resumed_run_wrote_on_beh
         run = fairseq_run(tmp_path / str(cut), lines[0], lines[1][:cut] + "recipe: multi30k-en-de\n", lines[2])
         (log,) = curves.read_run(run)
         assert log.curves["train_inner_loss"] == [(20, 9.0), (60, 7.0)]
+
+
+def test_a_figure_of_ten_runs_of_two_seeds(tmp_path):
+    """The legend is no panel's, every run has its own colour, seeds are thin beside their mean."""
+    for run in range(10):
+        for seed in (1, 2):
+            cifar_run(tmp_path / str(run) / f"seed{seed}", *[50 + run + seed] * (1 + seed))
+    figure = command.draw(command.read([str(tmp_path / str(run)) for run in range(10)], 0))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [str(run) for run in range(10)]
+    assert not any(axis.get_legend() for axis in figure.axes)
+    lines = figure.axes[1].get_lines()
+    assert len({line.get_color() for line in lines}) == 10
+    assert [list(line.get_xdata()) for line in lines[:3]] == [[10, 20], [10, 20], [10, 20, 30]]
+    assert [list(line.get_ydata()) for line in lines[:3]] == [[51.5, 51.5], [51, 51], [52, 52, 52]]
+    assert lines[0].get_linewidth() > lines[1].get_linewidth() == lines[2].get_linewidth()

@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import re
 import struct
 import sys
 
@@ -39,7 +40,21 @@ def test_pyplot_is_left_alone(monkeypatch):
 def test_lines_differ_in_black_and_white_too():
     styles = [figures.style(number) for number in range(28)]
     assert len({(s["marker"], s["linestyle"]) for s in styles}) == 28
-    assert len({s["color"] for s in styles[:7]}) == 7
+    assert len({(s["color"], s["linestyle"]) for s in styles}) == 28
+    assert len({s["color"] for s in styles[:10]}) == 10
+
+
+@pytest.mark.parametrize(
+    "values, scale", [([1.2, 1.9], "linear"), ([0.1, 3, math.nan], "log"), ([0, 5], "linear"), ([], "linear")]
+)
+def test_a_scale_is_logarithmic_from_a_decade_on_and_its_labels_are_plain_numbers(values, scale):
+    figure, (axis,) = figures.new_figure()
+    axis.plot(range(len(values)), values)
+    figures.scale_values(axis, values)
+    figure.canvas.draw()
+    assert axis.get_yscale() == scale
+    labels = [label.get_text().replace("\u2212", "-") for label in axis.get_yticklabels(which="both")]
+    assert labels and all(re.fullmatch(r"-?[\d.]+", label) for label in labels)
 
 
 def test_a_label_shows_as_it_was_typed():

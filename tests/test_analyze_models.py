@@ -103,6 +103,8 @@ def test_ratio_learned_vectors_and_stage(runs, analyze, tmp_path):
     assert float(learned[0]["norm"]) == pytest.approx(float(gain.norm())) and learned[0]["size"] == "32"
     assert float(learned[0]["mean"]) == pytest.approx(float(gain.mean()))
     assert float(learned[2]["norm"]) == pytest.approx(2 * 32**0.5) and float(learned[2]["mean_absolute"]) == 2
+    for row in learned:
+        assert float(row["rms"]) == pytest.approx(float(row["norm"]) / 32**0.5)
     assert "differ by" in out and "w over 1 blocks" in out
 
 

@@ -263,7 +263,7 @@ def test_stand_ins_are_checked_as_tables_are(tmp_path, capfd, text, part):
 def test_list_says_how_many_runs_a_table_is_and_what_its_rows_are(tmp_path, capfd):
     write_table(tmp_path)
     status, out, _ = reproduce(capfd, "list", "--experiments", tmp_path)
-    assert status == 0 and "A table: 2 cells x 2 seeds = 4 runs (digits)" in out
+    assert status == 0 and "A table: 2 networks x 2 seeds = 4 runs (digits)" in out
     status, out, _ = reproduce(capfd, "list", "small", "--experiments", tmp_path)
     assert "plain  reported 6.31" in out and "skip-kind=rskip" in out
     status, _, error = reproduce(capfd, "list", "table9", "--experiments", tmp_path)

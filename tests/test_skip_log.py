@@ -149,8 +149,12 @@ def test_activation_checkpointing_shows_the_same(tmp_path, monkeypatch):
     assert all(values == {1: pytest.approx(found[1][tag][1], rel=1e-5)} for tag, values in found[0].items())
 
 
-def test_what_was_logged_of_updates_that_are_done_again_is_void(model, folder):
-    """The first process is killed after update 5, its checkpoint is of update 3; the second logs every fourth."""
+def test_what_was_logged_of_updates_that_are_done_again_is_void(model, folder, monkeypatch):
+    """The first process is killed after update 5, its checkpoint is of update 3; the second logs every fourth.
+
+    Within one second, by which tensorboardX names its files: neither may write over the other's.
+    """
+    monkeypatch.setattr("tensorboardX.event_file_writer.time", SimpleNamespace(time=lambda: 1.5e9))
     written(run(SkipLog(train_step, model, 1), model, range(5)), folder)
     found = written(run(SkipLog(train_step, model, 4), model, range(3, 8)), folder)
     assert all(values.keys() == {1, 2, 3, 4, 8} for values in found.values())

@@ -165,6 +165,13 @@ def shown(logs: Iterable[Log]) -> Dict[str, str]:
     return found
 
 
+def mean(seeds: Iterable[Points]) -> Points:
+    """The mean of several curves, at the steps that all of them have."""
+    values = [dict(points) for points in seeds]
+    common = sorted(set.intersection(*map(set, values)))
+    return [(step, sum(each[step] for each in values) / len(values)) for step in common]
+
+
 def rows(runs: Dict[str, List[Log]]) -> List[Dict[str, Any]]:
     """One row a point of every curve of every log, for a CSV."""
     return [

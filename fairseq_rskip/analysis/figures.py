@@ -6,19 +6,22 @@ touches pyplot's global state, and equal figures are equal files.
 
 import csv
 import io
+import math
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from ..files import PART, write_atomically
 from ..safe_load import UserError
 
 ENDINGS = (".png", ".pdf", ".csv")
 DPI = 150
-# Okabe and Ito's colours without yellow, which is hard to see on white; the first two differ most.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# Okabe and Ito's colours without yellow, which is hard to see on white, and three more; the first two differ most.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#999933", "#7A5FD0")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 LINES = ("-", "--", ":", "-.")
+SAME_LINE = 7  # styles in a row of one line style: Okabe and Ito's colours solid, what comes after them dashed
+STYLES = SAME_LINE * len(LINES)  # that differ in colour and line, and in marker and line
 # Without these a file would hold the time and the version of matplotlib that wrote it.
 METADATA = {".png": {"Software": None}, ".pdf": {"Creator": None, "Producer": None, "CreationDate": None}}
 SIZES = {"font.size": 10, "axes.titlesize": 11, "axes.labelsize": 10, "xtick.labelsize": 9, "ytick.labelsize": 9}
@@ -66,7 +69,7 @@ def new_figure(columns: int = 1, width: float = 5.5, height: float = 4.0) -> Tup
     with matplotlib.rc_context(SIZES):
         figure = matplotlib.figure.Figure(figsize=(columns * width, height), layout="constrained")
         axes = list(figure.subplots(1, columns, squeeze=False)[0])
-        styles = [style(number) for number in range(len(COLOURS) * len(LINES))]
+        styles = [style(number) for number in range(STYLES)]
         for axis in axes:
             axis.grid(alpha=0.3)
             axis.set_prop_cycle(**{key: [each[key] for each in styles] for key in styles[0]})
@@ -74,14 +77,32 @@ def new_figure(columns: int = 1, width: float = 5.5, height: float = 4.0) -> Tup
 
 
 def style(number: int) -> Dict[str, Any]:
-    """Colour, marker and line style of the ``number``-th line, from 0; the first 28 differ."""
+    """Colour, marker and line style of the ``number``-th line, from 0; the first ``STYLES`` differ, the first ten in colour."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[number % len(MARKERS)],
-        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+        "linestyle": LINES[number // SAME_LINE % len(LINES)],
         "markersize": 4,
         "linewidth": 1.2,
     }
+
+
+def scale_values(axis: Any, values: Iterable[float]) -> None:
+    """The scale of ``axis``'s values: logarithmic if all are positive and span a decade, else linear; plain numbers.
+
+    Values that are not finite do not count.
+    """
+    from matplotlib.ticker import LogLocator
+
+    finite = [value for value in values if math.isfinite(value)]
+    if finite and min(finite) > 0 and max(finite) >= 10 * min(finite):
+        axis.set_yscale("log")
+        axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+    else:
+        axis.set_yscale("linear")
+        axis.ticklabel_format(axis="y", style="plain", useOffset=False)
 
 
 def label_text(text: str) -> str:

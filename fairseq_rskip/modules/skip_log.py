@@ -11,6 +11,7 @@ import inspect
 import logging
 import os
 import sys
+import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional
 
@@ -117,7 +118,11 @@ class SkipLog:
         """Write; seconds later it is on the disk. What an earlier process logged of updates done again is void."""
         if self.writer is None:
             folder = os.path.join(_Folder.path, "skip")
-            self.writer = progress_bar.SummaryWriter(folder, purge_step=self.first, **WRITING)
+            # tensorboardX names files by the second: a second writer would truncate the first's. Names are read in order
+            suffix = f".{time.time_ns()}"
+            self.writer = progress_bar.SummaryWriter(
+                folder, purge_step=self.first, filename_suffix=suffix, **WRITING
+            )
             atexit.register(self.writer.close)
         for tag, value in values.items():
             self.writer.add_scalar(tag, value, step)

@@ -1,8 +1,8 @@
 """Figure 4: the training loss (left) and the validation metric (right) of several runs.
 
 A run is a folder that train_cifar.py wrote, or the --save-dir of train.sh with its train.log; a file is taken as such a
-log itself. All seeds of a run share a colour: seed* in its folder, or RUNs with the same LABEL. docs/analysis.md says
-which lines are read, and what the columns of the CSV are.
+log itself. Seeds of a run (seed* in its folder, or RUNs with the same LABEL) are thin lines of one colour, their mean is
+a thick one. docs/analysis.md says which lines are read, and what the columns of the CSV are.
 """
 
 import argparse
@@ -12,10 +12,12 @@ from typing import Any, Dict, List, Tuple
 
 from analysing.columns import aligned
 from fairseq_rskip.analysis import curves
-from fairseq_rskip.analysis.figures import check_stem, label_text, new_figure, save, style, write_csv
+from fairseq_rskip.analysis.figures import check_stem, label_text, new_figure, save, scale_values, style, write_csv
 from fairseq_rskip.safe_load import UserError
 
 MARKERS = 12  # a line; more would hide it
+THIN = {"linewidth": 0.6, "alpha": 0.6, "marker": ""}  # a seed's line, beside the mean
+LEGEND_COLUMNS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,26 +76,30 @@ def split(argument: str) -> Tuple[str, str]:
 
 
 def draw(runs: Dict[str, List[curves.Log]]) -> Any:
-    """One line a seed, one colour a run, one panel a quantity."""
+    """One panel a quantity, one colour a run: its mean where it has several seeds, and they as thin lines."""
     logs = [log for seeds in runs.values() for log in seeds]
     panels = curves.shown(logs)
     figure, axes = new_figure(len(panels))
     for axis, (name, title) in zip(axes, panels.items()):
         for number, (label, seeds) in enumerate(runs.items()):
-            look = style(number)
-            for position, log in enumerate(seeds):
-                steps, values = zip(*log.curves[name]) if log.curves.get(name) else ((), ())
-                every = max(1, len(steps) // MARKERS)
-                axis.plot(steps, values, **look, markevery=every, label="" if position else label_text(label))
+            each = [log.curves[name] for log in seeds if log.curves.get(name)]
+            _draw_run(axis, each, style(number), label_text(label))
         axis.set_xlabel(logs[0].kind.step)
         axis.set_ylabel(title)
-        axis.set_yscale("log" if name in ("train_loss", "valid_ppl") and _positive(logs, name) else "linear")
-    axes[-1].legend(fontsize="small")
+        if name in ("train_loss", "valid_ppl"):
+            scale_values(axis, [value for log in logs for _, value in log.curves.get(name, [])])
+    handles, labels = axes[0].get_legend_handles_labels()
+    columns = min(LEGEND_COLUMNS, len(labels))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small")
     return figure
 
 
-def _positive(logs: List[curves.Log], name: str) -> bool:
-    return all(value > 0 for log in logs for _, value in log.curves.get(name, []))
+def _draw_run(axis: Any, seeds: List[curves.Points], look: Dict[str, Any], label: str) -> None:
+    line = curves.mean(seeds) if seeds else []
+    steps, values = zip(*line) if line else ((), ())
+    axis.plot(steps, values, **look, markevery=max(1, len(steps) // MARKERS), label=label)
+    for points in seeds if len(seeds) > 1 else ():
+        axis.plot(*zip(*points), **{**look, **THIN})
 
 
 def table(runs: Dict[str, List[curves.Log]]) -> str:

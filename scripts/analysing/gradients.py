@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
         done = {name: places[name] for name in found}
         figures.write_csv(stem.with_name(f"{stem.name}.csv"), rows(done, found))  # what is done is not lost
     means = {label: {name: e.mean for name, e in blocks.items()} for label, blocks in found.items()}
-    print("\n".join(table.text(places, means, f"gradient norm at y, mean over {study.data}")))
+    print(table.text(places, means, f"gradient norm at y, mean over {study.data}"))
     figures.save(draw(places, found, study), stem)
     print(f"written to {stem}.csv, {stem}.png and {stem}.pdf")
 

@@ -22,6 +22,10 @@ from fairseq_rskip.residual import SkipConnection, WSkip
 
 EXAMPLES = 1_000
 TOLERANCE = 1e-9  # of float64, with room for sums that cancel
+READING = (
+    "effective scale = mean |a|, the coefficient of x in y with G's statistics held constant: our reading, "
+    "the paper gives no definition and reports 2.82 (2xSkip+LN) and 2.64 (2rSkip+LN)"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +81,7 @@ def _row(label: str, place: Place, scales: Scales) -> Dict[str, Any]:
 
 
 def _learned(label: str, model: nn.Module, shown: List[Place]) -> List[Dict[str, Any]]:
-    """Every gain G_k.weight and every w of wskip: its mean, mean absolute value and norm."""
+    """Every gain G_k.weight and every w of wskip: its mean, mean absolute value, root mean square, norm."""
     modules = dict(model.named_modules())
     rows = []
     for place in shown:
@@ -87,7 +91,8 @@ def _learned(label: str, model: nn.Module, shown: List[Place]) -> List[Dict[str,
             vectors["w"] = skip.weight
         for what, vector in vectors.items():
             vector = vector.detach().double()
-            values = {"mean": vector.mean(), "mean_absolute": vector.abs().mean(), "norm": vector.norm()}
+            values = {"mean": vector.mean(), "mean_absolute": vector.abs().mean()}
+            values |= {"rms": vector.square().mean().sqrt(), "norm": vector.norm()}
             rows.append(
                 {"model": label, "block": place.name, "index": place.index, "group": place.group, "vector": what}
                 | {name: float(value) for name, value in values.items()}
@@ -98,7 +103,8 @@ def _learned(label: str, model: nn.Module, shown: List[Place]) -> List[Dict[str,
 
 def _print(places: Any, found: Any, learned: List[Dict[str, Any]], study: Study) -> None:
     for key, title in (("ratio", "x:F in y"), ("effective_scale", "effective scale")):
-        print("\n".join(table.text(places, _values(found, key), f"{title}, mean over {study.data}")) + "\n")
+        print(table.text(places, _values(found, key), f"{title}, mean over {study.data}") + "\n")
+    print(READING)
     for label, rows in found.items():
         apart = max(row["largest_relative_difference"] for row in rows)
         print(f"{label}: closed form and probe differ by {apart:.1e} at most (relative, float64)")
@@ -107,11 +113,9 @@ def _print(places: Any, found: Any, learned: List[Dict[str, Any]], study: Study)
             note(f"{label}: closed form and probe disagree at {worst['block']}")
         for what in dict.fromkeys(row["vector"] for row in learned if row["model"] == label):
             mine = [row for row in learned if row["model"] == label and row["vector"] == what]
-            means = {key: sum(row[key] for row in mine) / len(mine) for key in ("mean", "mean_absolute", "norm")}
-            print(
-                f"{label}: {what} over {len(mine)} blocks: mean {means['mean']:.4g}, mean absolute value "
-                f"{means['mean_absolute']:.4g}, norm {means['norm']:.4g}"
-            )
+            kinds = {"mean": "mean", "mean_absolute": "mean absolute value", "rms": "rms", "norm": "norm"}
+            means = [f"{kind} {sum(row[key] for row in mine) / len(mine):.4g}" for key, kind in kinds.items()]
+            print(f"{label}: {what} over {len(mine)} blocks: {', '.join(means)}")
 
 
 def draw(places: Dict[str, List[Place]], found: Dict[str, List[Dict[str, Any]]], study: Study) -> Any:
@@ -125,6 +129,7 @@ def draw(places: Dict[str, List[Place]], found: Dict[str, List[Dict[str, Any]]],
         axis.set_ylabel(title)
     axes[-1].legend(fontsize="small")
     figure.suptitle(f"Mean over {study.data}", fontsize="medium")
+    figure.supxlabel(READING, fontsize="x-small")
     return figure
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
+from analysing.columns import aligned
 from analysing.study import Place
 from fairseq_rskip.analysis.figures import label_text, style
 
@@ -10,8 +11,8 @@ PANELS = ("", *SIDES)  # the stages of a ResNet share one
 Values = Mapping[str, Mapping[str, float]]  # label of the model -> name of the block -> value
 
 
-def text(places: Mapping[str, Sequence[Place]], values: Values, title: str) -> List[str]:
-    """Lines of a table: a row a block, a column a model, and the mean over the blocks shown."""
+def text(places: Mapping[str, Sequence[Place]], values: Values, title: str) -> str:
+    """A table: a row a block, a column a model, and the mean over the blocks shown."""
     rows: Dict[tuple, Dict[str, float]] = {}
     for label, shown in places.items():
         for place in shown:
@@ -22,11 +23,7 @@ def text(places: Mapping[str, Sequence[Place]], values: Values, title: str) -> L
     cells += [[row[-1], *(_number(rows[row].get(label)) for label in places)] for row in sorted(rows)]
     means = [sum(values[label][p.name] for p in shown) / len(shown) for label, shown in places.items()]
     cells.append(["mean over blocks", *map(_number, means)])
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
-        for row in cells
-    ]
+    return aligned(cells)
 
 
 def panels(places: Mapping[str, Sequence[Place]]) -> List[str]:

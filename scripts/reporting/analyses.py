@@ -28,6 +28,7 @@ TITLES = {
     "ratio": "x:F in the output of every residual block, and effective scale",
     CURVES: "Learning curves",
 }
+ABOUT = "figures/{}, made with analyze.py by hand; its conditions are not recorded here."
 WEIGHTS = (f"{EVALUATION}/averaged.pt", f"{CHECKPOINTS}/checkpoint_best.pt", f"{CHECKPOINTS}/checkpoint_last.pt")
 
 
@@ -121,6 +122,6 @@ def _existing(folder: Path, names: List[str]) -> Path:
 def found(folder: Path) -> List[Figure]:
     """The figures that somebody has put into ``folder`` with analyze.py."""
     return [
-        Figure(path.with_name(path.name[: -len(".png")]), path.name[: -len(".png")], f"figures/{path.name}", path.name)
+        Figure(path.with_name(path.name[: -len(".png")]), path.name[: -len(".png")], ABOUT.format(path.name), path.name)
         for path in sorted(folder.glob("*.png"))
     ]

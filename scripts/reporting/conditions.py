@@ -5,6 +5,7 @@ from typing import Any, Dict, Iterable, List, Tuple
 from reproduction import runs
 from reproduction.plans import TASKS, Plan
 from reproduction.results import TableResult
+from training.recipes import GENERAL, RECIPES
 
 from reporting.model import Group, Line
 
@@ -26,7 +27,46 @@ def describe(result: TableResult, groups: List[Group]) -> List[Tuple[str, str]]:
     ]
     if plan.stand_in:
         found.append(("for the stand-in data", options(plan.stand_in)))
+    if table.task == "translation":
+        found += _recipes(result) + _weights(result, lines)
     return found + _software(lines)
+
+
+def _recipes(result: TableResult) -> List[Tuple[str, str]]:
+    """Where a translation is of other data: how that corpus's recipe differs from the table's own."""
+    told = []
+    for (_, column), settings in result.plan.settings.items():
+        if not result.plan.data:
+            continue
+        own = result.table.columns[column].data or result.table.data
+        here = TASKS["translation"].identity(settings)["data"]
+        if here != own:
+            told.append(f"{_recipe_name(here)}; {_recipe_name(own)} has {_different(here, own) or 'the same'}")
+    return [("other settings", " / ".join(dict.fromkeys(told)))] if told else []
+
+
+def _recipe_name(corpus: str) -> str:
+    return f"the recipe of {corpus}" if corpus in RECIPES else f"the general recipe (for {corpus})"
+
+
+def _different(here: str, own: str) -> str:
+    """The settings of ``own`` that ``here`` does not have, each beside that one's, before --scale."""
+    ours, papers = (RECIPES.get(name, RECIPES[GENERAL]) for name in (here, own))
+    found = {"tokens a step": (papers.tokens, ours.tokens)}
+    for name in ("lr", "dropout", "warmup-updates", "max-update", "max-epoch"):
+        default = "the architecture's" if name in ("lr", "dropout") else "none"
+        found[name] = tuple(recipe.options.get(name, default) for recipe in (papers, ours))
+    return ", ".join(f"{name} {theirs} (not {mine})" for name, (theirs, mine) in found.items() if theirs != mine)
+
+
+def _weights(result: TableResult, lines: List[Line]) -> List[Tuple[str, str]]:
+    """Which checkpoints were averaged: as evaluate.sh has said, or as it will be told."""
+    told = _each(metrics.get("weights") for metrics in _metrics(lines))
+    if not told:
+        asked = _each(settings.get("average") for settings in result.plan.settings.values())
+        told = [f"average of the last {count} checkpoints" for count in asked]
+    told = [each if len(told) == 1 else each.partition(":")[0] for each in told]
+    return [("weights", " / ".join(dict.fromkeys(told)))] if told else []
 
 
 def data(result: TableResult) -> str:
@@ -42,13 +82,37 @@ def papers_data(result: TableResult) -> List[str]:
 
 def warning(result: TableResult) -> str:
     """The sentence that keeps these numbers from being taken for the paper's; "" where they may stand beside them."""
-    plan = result.plan
-    if plan.whole:
+    if result.whole:
         return ""
-    changes = [f"scale {plan.scale:g}" if plan.scale != 1 else "", data(result) if plan.data else ""]
-    changes += [options(plan.changed), options(plan.stand_in)]
-    listed = ", ".join(filter(None, changes))
-    return f"Not the paper's experiment: {listed}; the values are not comparable with the paper's."
+    listed = _changes(result, data(result))
+    start = f"Not the paper's experiment{': ' * bool(listed)}{listed}; the values are not comparable with the paper's."
+    return f"{start} R{_outdated(result)[1:]}." if result.outdated else start
+
+
+def remark(result: TableResult) -> str:
+    """The same for a figure, in few words."""
+    if result.whole:
+        return ""
+    listed = [_changes(result, ", ".join(result.data)), _outdated(result)]
+    return f"not the paper's experiment: {', '.join(filter(None, listed))}"
+
+
+def papers(result: TableResult) -> str:
+    """What the paper's values are of, "" where ours are of the same."""
+    return "" if result.whole else f"full scale, {', '.join(papers_data(result))}"
+
+
+def _changes(result: TableResult, trained_on: str) -> str:
+    plan = result.plan
+    changes = [f"scale {plan.scale:g}" if plan.scale != 1 else "", trained_on if plan.data else ""]
+    return ", ".join(filter(None, [*changes, options(plan.changed), options(plan.stand_in)]))
+
+
+def _outdated(result: TableResult) -> str:
+    """The sentence on cells that were run before the table's file was changed."""
+    if not result.outdated:
+        return ""
+    return f"run with other settings than {result.table.path.name} has now: {', '.join(result.outdated)}"
 
 
 def _seeds(plan: Plan, asked: List[int]) -> str:

@@ -1,15 +1,18 @@
 """The figure of a table: every row's mean and standard deviation over seeds, beside the paper's where that is fair."""
 
+import textwrap
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 from reproduction.results import TableResult
 
 from fairseq_rskip.analysis import figures
+from reporting import conditions
 from reporting.model import Group, Line
 
 PAPER_COLOUR = "0.45"
+REMARK_COLOUR = "#8a4b00"
 PANELS = 3  # side by side; more columns of a table share one
 
 
@@ -33,7 +36,7 @@ class Figure(NamedTuple):
 
 def draw(result: TableResult, groups: List[Group], stem: Path) -> Path:
     """Write the table's figure and its CSV; returns ``stem``. Raises ``UserError``."""
-    whole = result.plan.whole
+    whole = result.whole
     stem = figures.check_stem(stem)
     drawn = [[line for line in group.lines if line.values or (whole and line.reported is not None)] for group in groups]
     pairs = [(group.title, lines) for group, lines in zip(groups, drawn) if lines]
@@ -41,14 +44,17 @@ def draw(result: TableResult, groups: List[Group], stem: Path) -> Path:
         pairs = [("", [replace(line, label=f"{title}, {line.label}") for title, lines in pairs for line in lines])]
     tallest = max(len(lines) for _, lines in pairs)
     width = 6.5 if len(pairs) == 1 else 3.4
-    figure, axes = figures.new_figure(len(pairs), width=width, height=1.2 + 0.34 * tallest)
+    said = textwrap.wrap(conditions.remark(result), round(13 * width * len(pairs)))
+    figure, axes = figures.new_figure(len(pairs), width=width, height=1.5 + 0.34 * tallest + 0.18 * len(said))
+    if said:
+        figure.suptitle(figures.label_text("\n".join(said)), fontsize="small", color=REMARK_COLOUR)
     for axis, (title, lines) in zip(axes, pairs):
         _panel(axis, lines, whole)
         axis.set_title(figures.label_text(title))
         axis.set_xlabel(figures.label_text(_unit(lines) or result.table.metric))
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=3, fontsize="small", frameon=False)
-    figures.write_csv(stem.with_name(stem.name + ".csv"), [_row(line, whole) for lines in drawn for line in lines])
+    known = {label: mark for axis in axes for mark, label in zip(*axis.get_legend_handles_labels())}
+    figure.legend(known.values(), known, loc="outside lower right", ncols=3, fontsize="small", frameon=False)
+    figures.write_csv(stem.with_name(stem.name + ".csv"), [_row(line, result) for lines in drawn for line in lines])
     figures.save(figure, stem)
     return stem
 
@@ -56,33 +62,43 @@ def draw(result: TableResult, groups: List[Group], stem: Path) -> Path:
 def _panel(axis: Any, lines: List[Line], whole: bool) -> None:
     """Rows from top to bottom; a small point a seed, a large one with its bar for their mean."""
     for place, line in enumerate(lines):
-        if line.values:
+        if len(line.values) > 1:
             seeds = list(line.values.values())
             axis.plot(seeds, [place] * len(seeds), "o", color=figures.COLOURS[0], alpha=0.35, markersize=4)
         if whole and line.reported is not None:
             axis.plot([line.reported], [place], "D", color=PAPER_COLOUR, mfc="none", zorder=3)
-    done = [(place, line) for place, line in enumerate(lines) if line.values]
-    if done:
-        places, means, bars = zip(*((place, line.mean, line.deviation or 0.0) for place, line in done))
-        axis.errorbar(
-            means, places, xerr=bars, fmt="o", color=figures.COLOURS[0], capsize=3, label="ours, mean \u00b1 s.d."
-        )
+    places = dict(enumerate(lines))
+    several = [(line.mean, place, line.deviation) for place, line in places.items() if line.deviation is not None]
+    one = [(line.mean, place) for place, line in places.items() if len(line.values) == 1]
+    if several:
+        _ours(axis, several, "ours, mean \u00b1 s.d.")
+    if one:
+        axis.plot(*zip(*one), "o", color=figures.COLOURS[0], mfc="none", label="ours, one seed")
     if whole and any(line.reported is not None for line in lines):
         axis.plot([], [], "D", color=PAPER_COLOUR, mfc="none", label="paper")
     axis.set_yticks(range(len(lines)), [figures.label_text(line.label) for line in lines])
     axis.set_ylim(len(lines) - 0.5, -0.5)
 
 
+def _ours(axis: Any, points: List[Tuple[float, int, float]], label: str) -> None:
+    means, places, bars = zip(*points)
+    axis.errorbar(means, places, xerr=bars, fmt="o", color=figures.COLOURS[0], capsize=3, label=label)
+
+
 def _unit(lines: List[Line]) -> str:
     return next((metrics["unit"] for line in lines for metrics in line.metrics.values() if metrics.get("unit")), "")
 
 
-def _row(line: Line, whole: bool) -> Dict[str, Any]:
+def _row(line: Line, result: TableResult) -> Dict[str, Any]:
     return {
+        "papers_experiment": result.whole,
+        "data": " / ".join(result.data),
+        "scale": result.plan.scale,
+        "length": " / ".join(result.length),
         "column": line.column,
         "row": line.label,
         "mean": line.mean,
         "standard_deviation": line.deviation,
         "values": " ".join(map(repr, line.values.values())),
-        "paper": line.reported if whole else None,
+        "paper": line.reported if result.whole else None,
     }

@@ -40,9 +40,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Grid:
-    """``long_notes`` are those without which the short texts of cells do not say enough."""
+    """``short_headers`` and ``long_notes`` are for narrow pages; without the notes short cells do not say enough."""
 
     headers: List[str]
+    short_headers: List[str]
     sections: List[Section]
     notes: List[str]
     long_notes: List[str]
@@ -60,13 +61,15 @@ def make(result: TableResult, groups: List[Group]) -> Grid:
         is_base = [any(line.label == other.baseline for other in group.lines) for line in group.lines]
         sections.append(Section(group.title, [Row(*pair) for pair in zip(kept, is_base)]))
     shown = [name for name, use in zip(headers, used) if use]
-    return Grid(shown, sections, _notes(groups, partial=True), _notes(groups, partial=False))
+    short = ["paper" if name.startswith("paper (") else name for name in shown]
+    notes = _notes(groups, partial=True) + _untested(groups)
+    return Grid(shown, short, sections, notes, _notes(groups, partial=False))
 
 
 def _headers(result: TableResult, groups: List[Group]) -> List[str]:
     paper = "paper"
-    if not result.plan.whole:
-        paper = f"paper (full scale, {', '.join(conditions.papers_data(result))})"
+    if not result.whole:
+        paper = f"paper ({conditions.papers(result)})"
     bases = sorted({line.baseline for group in groups for line in group.lines if line.baseline})
     baseline = bases[0] if len(bases) == 1 else "its baseline"
     ours = f"ours {MINUS} "
@@ -82,8 +85,8 @@ def _cells(line: Line, is_baseline: bool) -> List[Cell]:
         Cell("" if line.reported is None else f"{line.reported:.2f}", bold=line.best_reported),
         Cell(signed(line.minus_paper)),
         Cell(signed(line.minus_baseline) or ("baseline" if is_baseline and not line.baseline else "")),
-        Cell(_p_values(line.comparison.p, False) or line.comparison.reason, missing=not line.comparison.p),
-        Cell(_p_values(line.adjusted, True)),
+        Cell(_p_values(line, line.comparison.p, False) or line.comparison.reason, missing=not line.comparison.p),
+        Cell(_p_values(line, line.adjusted, True)),
     ]
 
 
@@ -111,10 +114,13 @@ def signed(value: Optional[float]) -> str:
     return "0.00" if float(text) == 0 else text.replace("-", MINUS)
 
 
-def _p_values(p: Mapping[str, float], mark: bool) -> str:
-    """One after the other, in the order of the seeds."""
-    ordered = [p[seed] for seed in sorted(p, key=lambda seed: int(seed or 0))]
-    return ", ".join(_p_value(value) + (" *" if mark and value < LEVEL else "") for value in ordered)
+def _p_values(line: Line, p: Mapping[str, float], mark: bool) -> str:
+    """One after the other, in the order of the seeds, which are named where the row has several."""
+    told = []
+    for seed in sorted(p, key=lambda seed: int(seed or 0)):
+        name = f"seed {seed}: " if seed and len(line.values) > 1 else ""
+        told.append(f"{name}{_p_value(p[seed])}{' *' if mark and p[seed] < LEVEL else ''}")
+    return ", ".join(told)
 
 
 def _p_value(value: float) -> str:
@@ -128,6 +134,16 @@ def _notes(groups: List[Group], partial: bool) -> List[str]:
         if line.missing and bool(line.values) == partial and (partial or line.missing != line.states):
             rows.setdefault(line.missing, []).append(line.label + (f" / {line.column}" if line.column else ""))
     return [f"{', '.join(labels)}: {missing}." for missing, labels in rows.items()]
+
+
+def _untested(groups: List[Group]) -> List[str]:
+    """The seeds of tested rows that could not be tested."""
+    return [
+        f"{line.label}{f' / {line.column}' if line.column else ''}: seed {seed} not tested: {reason}."
+        for group in groups
+        for line in group.lines
+        for seed, reason in line.comparison.untested.items()
+    ]
 
 
 def records(result: TableResult, groups: List[Group]) -> List[Dict[str, Any]]:
@@ -144,11 +160,12 @@ def _record(result: TableResult, group: Group, line: Line) -> Dict[str, Any]:
         "row": line.label,
         "equation": line.equation,
         "metric": table.metric,
-        "papers_experiment": plan.whole,
+        "papers_experiment": result.whole,
         "data": " / ".join(result.data),
         "scale": plan.scale,
         "length": " / ".join(result.length),
         "changed": conditions.options({**plan.changed, **plan.stand_in}),
+        "outdated": " / ".join(filter(None, [line.label, group.title])) in result.outdated,
         "seeds_planned": line.planned,
         "seeds_done": len(line.values),
         "values_by_seed": _by_seed(line.values),
@@ -161,6 +178,7 @@ def _record(result: TableResult, group: Group, line: Line) -> Dict[str, Any]:
         "baseline": line.baseline,
         "ours_minus_baseline": line.minus_baseline,
         "test": FAMILIES[table.task] if line.comparison.p else line.comparison.reason,
+        "untested": "; ".join(f"seed {seed}: {reason}" for seed, reason in line.comparison.untested.items()),
         "p": _by_seed(line.comparison.p),
         "p_holm": _by_seed(line.adjusted),
     }

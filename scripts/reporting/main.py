@@ -34,6 +34,7 @@ class Part:
     table: Table
     warning: str
     data: str
+    papers: str
     conditions: List[Tuple[str, str]]
     grid: Grid
     orderings: List[str]
@@ -99,6 +100,7 @@ def _part(
         table=table,
         warning=conditions.warning(result),
         data=conditions.data(result),
+        papers=conditions.papers(result),
         conditions=conditions.describe(result, groups),
         grid=grid.make(result, groups),
         orderings=[text for group in groups for text in [ordering.describe(group, table, tests)] if text],
@@ -114,7 +116,7 @@ def _figures(options: argparse.Namespace, result: TableResult, groups: List[mode
     if not any(line.values for group in groups for line in group.lines):
         return []
     stem = figures.draw(result, groups, folder / result.plan.name)
-    about = "Large points: means and standard deviations over seeds; small ones: the seeds."
+    about = "Large points: means and standard deviations over seeds; small ones: the seeds; open ones: one seed."
     own = Figure(stem, f"{table.metric} of every row", about, f"{table.title}: the values of the table")
     drawn = analyses.draw(result, groups, folder, options.examples, tell)
     return [*drawn[:1], own, *drawn[1:]] if table.figure else [own, *drawn]
@@ -129,7 +131,7 @@ def _test(groups: List[model.Group], table: Table, tests: PairedTests) -> str:
         return f"p: Welch's t-test over seeds, two-sided (scipy {scipy.__version__})."
     seeds = ", one for each seed in common" if any(len(line.comparison.p) > 1 for line in lines) else ""
     chance = "its chance is in the test sentences, not in the seeds"
-    return f"p: {tests}, of {table.metric} on the same test set, two-sided{seeds}; {chance}."
+    return f"p: {tests}, of {table.metric} on the same test set{seeds}; {chance}."
 
 
 def _idle(options: argparse.Namespace, planned: Any) -> List[Tuple[Table, str]]:

@@ -97,7 +97,7 @@ def _line(result: TableResult, found: CellResult) -> Line:
         missing=missing,
         states=states,
     )
-    if values and result.plan.whole and cell.reported is not None:
+    if values and result.whole and cell.reported is not None:
         return replace(line, minus_paper=line.mean - cell.reported)
     return line
 
@@ -150,16 +150,16 @@ def compare(line: Line, other: Line, table: Table, tests: PairedTests) -> Compar
         return Comparison(reason="same runs")
     if table.task == "images":
         return significance.welch(list(line.values.values()), list(other.values.values()))
-    p, reasons = {}, []
+    p, reasons = {}, {}
     for seed in sorted(set(line.values) & set(other.values)):
         try:
             systems = [load_system(each.folders[seed], each.metrics[seed], table.metric) for each in (line, other)]
             p[str(seed)] = tests.p_value(*systems)
         except Untested as reason:
-            reasons.append(str(reason))
+            reasons[str(seed)] = str(reason)
     if not p:
-        return Comparison(reason="; ".join(dict.fromkeys(reasons)) or "no seed in common")
-    return Comparison(p)
+        return Comparison(reason="; ".join(dict.fromkeys(reasons.values())) or "no seed in common")
+    return Comparison(p, untested=reasons)
 
 
 def _mark_best(lines: List[Line], table: Table) -> List[Line]:

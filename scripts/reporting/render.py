@@ -59,6 +59,13 @@ def html(text: Any) -> Any:
     return _plain(text) if type(text) is str else text
 
 
+def breakable(text: Any) -> Any:
+    """Text for HTML that may be broken after the strokes of sacreBLEU's signatures, not within their words."""
+    from markupsafe import Markup, escape
+
+    return Markup("|<wbr>").join(map(escape, _plain(text).split("|")))
+
+
 def data_link(path: Path, kind: str) -> Raw:
     """The file as a ``data:`` link."""
     return Raw(f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}")
@@ -88,7 +95,14 @@ def render(name: str, context: Dict[str, Any]) -> str:
         **(ENDS if name == "tex" else {}),
     )
     environment.filters.update(
-        raw=Raw, cell=markdown, tex=latex, link=data_link, width=width, anchor=_anchor, relative=_relative
+        raw=Raw,
+        breakable=breakable,
+        cell=markdown,
+        tex=latex,
+        link=data_link,
+        width=width,
+        anchor=_anchor,
+        relative=_relative,
     )
     text = environment.get_template(f"report.{name}.j2").render(context)
     return re.sub(r"\n{3,}", "\n\n", text)

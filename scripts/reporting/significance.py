@@ -13,10 +13,14 @@ OVER_SEEDS = ""  # the key of a test that has all seeds in it
 
 @dataclass(frozen=True)
 class Comparison:
-    """p-values of a row against another: by seed ("1", "2", ...), or one over all seeds; or the ``reason`` for none."""
+    """p-values of a row against another: by seed ("1", "2", ...), or one over all seeds; or the ``reason`` for none.
+
+    ``untested`` are the seeds without a p beside others that have one, each with the reason.
+    """
 
     p: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
+    untested: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def beyond_noise(self) -> bool:

@@ -51,8 +51,14 @@ def check_data(data: str) -> None:
 
 
 def data_name(data: str) -> str:
-    """What a report calls ``data``: a folder's own name."""
-    return Path(data[len(FOLDER) :]).name if data.startswith(FOLDER) else data
+    """What a report calls ``data``: a folder's own name, if no data set has it."""
+    name = Path(data[len(FOLDER) :]).name if data.startswith(FOLDER) else data
+    return f"folder {name}" if name in DATA_SETS and data.startswith(FOLDER) else name
+
+
+def is_data(data: str, wanted: str) -> bool:
+    """Whether ``data`` is the data set, or the folder, that a table names."""
+    return data == find_data(wanted)
 
 
 def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Options) -> Dict[str, Any]:

@@ -25,7 +25,8 @@ def list_tables(options: argparse.Namespace) -> None:
     known = tables.load_all(options.experiments)
     for table in _named(options.tables, known).values() if options.tables else known.values():
         cells = [cell for cell in tables.cells(table) if cell.run]
-        total = f"{len(cells)} cells x {len(table.seeds)} seeds = {len(cells) * len(table.seeds)} runs"
+        count = sum(not any(plans.is_twin(cell, other) for other in cells[:at]) for at, cell in enumerate(cells))
+        total = f"{count} networks x {len(table.seeds)} seeds = {count * len(table.seeds)} runs"
         say(f"{table.name:<8} {table.title}: {total} ({table.data})")
         for cell in cells if options.tables else ():
             reported = "" if cell.reported is None else f"reported {cell.reported}"
@@ -90,7 +91,7 @@ def make_plan(table: Table, options: argparse.Namespace) -> Plan:
 def find_stand_in(table: Table, corpus: Optional[str], known: Dict[str, StandIn]) -> Tuple[StandIn, str]:
     """What ``--corpus`` means for ``table``, and the data to train on ("" for the table's). Raises ``UserError``."""
     task = TASKS[table.task]
-    if corpus is None or corpus == table.data:
+    if corpus is None:
         return StandIn(table.task, table.data), ""
     if corpus in known:
         if known[corpus].task != table.task:
@@ -116,7 +117,7 @@ def status(options: argparse.Namespace) -> None:
             say(f"{plan.name}: {options.experiments} holds no {plan.table}.yaml any more")
             continue
         say(f"{plan.name}: {table.title}" + ("" if plan.whole else " (not the paper's settings)"))
-        for result in collect(plan, table, options.output).cells.values():
+        for result in collect(plan, table, options.output, compare=False).cells.values():
             cell, values = result.cell, result.values(table.metric)
             for seed, state in result.states.items():
                 shown = f"  {table.metric} {values[seed]:.2f}" if seed in values else ""

@@ -87,9 +87,14 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tables", nargs="*", metavar="TABLE")
     parser.add_argument("--to", type=Path, metavar="DIR", help="where the report goes (report in the output folder)")
     parser.add_argument(
-        "--test", choices=("bootstrap", "randomisation"), default="bootstrap", help="of translations (bootstrap)"
+        "--test",
+        choices=("randomisation", "bootstrap"),
+        default="randomisation",
+        help="of translations (randomisation)",
     )
-    parser.add_argument("--resamples", type=_count, metavar="N", help="of that test (1,000, or 10,000 trials)")
+    parser.add_argument(
+        "--resamples", type=_resamples, metavar="N", help="of that test (10,000 trials, or 1,000 resamples)"
+    )
     parser.add_argument("--examples", type=_count, metavar="N", help="of gradients and ratio, in place of the table's")
     parser.add_argument("--no-figures", action="store_true", help="tables alone")
 
@@ -104,6 +109,7 @@ def _whole(least: int, most: float = math.inf) -> Callable[[str], int]:
 
 
 _count, _number, _seed = _whole(1), _whole(0), _whole(0, 2**31 - 1)
+_resamples = _whole(100)  # with fewer no p-value has two digits
 
 
 def _scale(text: str) -> float:

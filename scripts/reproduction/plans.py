@@ -50,6 +50,7 @@ class Plan:
     name: str
     settings: Dict[Tuple[str, str], Dict[str, Any]] = field(default_factory=dict)
     stand_in: Options = field(default_factory=dict)
+    updates: int = 0  # the stand-in's
 
     @property
     def whole(self) -> bool:
@@ -62,9 +63,15 @@ def make_plan(
 ) -> Plan:
     """The plan to run ``chosen`` cells of ``table``; ``data`` is "" for the table's own. Raises ``UserError``."""
     task = TASKS[table.task]
+    wanted = {cell.data for cell in chosen}
+    if data and len(wanted) > 1:
+        raise UserError(
+            f"{table.name} has columns of {', '.join(sorted(wanted))}: --corpus needs --columns, for one of them"
+        )
+    replaces = bool(data) and not all(task.is_data(data, own) for own in wanted)
     matters = {option: value for option, value in changed.items() if not task.is_free(option)}
-    name = _name(table, data, scale, matters)
-    plan = Plan(table.name, data, scale, matters, list(dict.fromkeys(seeds)), name, {}, stand_in.options)
+    plan = Plan(table.name, data if replaces else "", scale, matters, list(dict.fromkeys(seeds)), "")
+    plan.name, plan.stand_in, plan.updates = _name(table, plan.data, scale, matters), stand_in.options, stand_in.updates
     for cell in chosen:
         where = f"{table.path}, row {cell.row!r}" + (f", column {cell.column!r}" if cell.column else "")
         try:
@@ -77,6 +84,16 @@ def make_plan(
             raise UserError(f"{where}: {error}") from None
         plan.settings[cell.row, cell.column] = settings
     return plan
+
+
+def with_twins(table: Table, chosen: List[Cell]) -> List[Cell]:
+    """``chosen``, and the cells of ``table`` that the same runs fill."""
+    return [cell for cell in cells(table) if any(is_twin(cell, other) for other in chosen)]
+
+
+def is_twin(cell: Cell, other: Cell) -> bool:
+    """Whether two cells of a table ask for the same run."""
+    return cell.run and (cell.arch, cell.options, cell.data) == (other.arch, other.options, other.data)
 
 
 def check_data(plan: Plan, task: str) -> None:
@@ -104,7 +121,7 @@ def choose_cells(table: Table, rows: List[str], columns: List[str]) -> List[Cell
     ]
     if not chosen:
         raise UserError(f"{table.name} has nothing to run there: these rows and columns only quote figures")
-    return chosen
+    return with_twins(table, chosen)
 
 
 def jobs(plan: Plan, task: str, out: Path) -> Iterator[Job]:

@@ -1,13 +1,14 @@
 """What has come of a plan: for every cell of its table the runs, their states, and the values of finished ones."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
+from fairseq_rskip.safe_load import UserError
 from reproduction import plans, runs
 from reproduction.plans import Job, Plan
 from reproduction.runs import DONE, State
-from reproduction.tables import Cell, Table, cells
+from reproduction.tables import Cell, StandIn, Table, cells
 
 
 @dataclass(frozen=True)
@@ -29,19 +30,28 @@ class CellResult:
 
 @dataclass(frozen=True)
 class TableResult:
-    """A ``table`` as ``plan`` has it run; ``cells`` by row and column; ``length`` says how long a run is."""
+    """A ``table`` as ``plan`` has it run; ``cells`` by row and column; ``length`` says how long a run is.
+
+    outdated: the cells that were run with other settings than the table's file has now
+    """
 
     table: Table
     plan: Plan
     cells: Dict[Tuple[str, str], CellResult]
     data: List[str]
     length: List[str]
+    outdated: List[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is the table as its file has it: data, length, every option."""
+        return self.plan.whole and not self.outdated
 
 
-def collect(plan: Plan, table: Table, out: Path) -> TableResult:
-    """Read the state of every run of ``plan`` in ``out``."""
+def collect(plan: Plan, table: Table, out: Path, compare: bool = True) -> TableResult:
+    """Read the state of every run of ``plan`` in ``out``; ``compare`` its settings with the table's file of today."""
     task = plans.TASKS[table.task]
-    found, data, lengths = {}, [], []
+    found, data, lengths, outdated = {}, [], [], []
     for cell in cells(table):
         settings = plan.settings.get((cell.row, cell.column))
         folders, states, metrics = {}, {}, {}
@@ -51,7 +61,19 @@ def collect(plan: Plan, table: Table, out: Path) -> TableResult:
             if states[seed].name == DONE:
                 metrics[seed] = runs.metrics(folders[seed])
         if settings:
+            if compare and not _is_current(plan, table, cell, settings):
+                outdated.append(" / ".join(filter(None, [cell.row, cell.column])))
             data.append(task.identity(settings)["data"])
             lengths.append(task.length(settings))
         found[cell.row, cell.column] = CellResult(cell, folders, states, metrics)
-    return TableResult(table, plan, found, list(dict.fromkeys(data)), list(dict.fromkeys(lengths)))
+    return TableResult(table, plan, found, list(dict.fromkeys(data)), list(dict.fromkeys(lengths)), outdated)
+
+
+def _is_current(plan: Plan, table: Table, cell: Cell, settings: Dict[str, Any]) -> bool:
+    task, stand_in = plans.TASKS[table.task], StandIn(table.task, "", plan.stand_in, plan.updates)
+    try:
+        now = task.settings(cell, settings["data"], stand_in, plan.scale, plan.changed)
+    except UserError:
+        return False
+    same_data = bool(plan.data) or task.is_data(settings["data"], cell.data)
+    return same_data and task.identity(now) == task.identity(settings)

@@ -1,5 +1,7 @@
 """A table of the paper as data: what experiments/*.yaml holds, read and checked."""
 
+import argparse
+import importlib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,6 +193,8 @@ def _check(table: Table, path: Path) -> None:
     seeds = table.seeds
     if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is bool or seed < 0 for seed in seeds):
         raise UserError(f"{path}: seeds are {table.seeds}; expected different integers >= 0")
+    if table.figure_options:
+        _check_figure(table, path)
     labels: List[str] = []
     for number, row in enumerate(table.rows, 1):
         where = f"{path}, row {number} ({row.label!r})"
@@ -198,6 +202,16 @@ def _check(table: Table, path: Path) -> None:
             raise UserError(f"{where}: there is a row of that label already, row {labels.index(row.label) + 1}")
         labels.append(row.label)
         _check_row(table, row, where)
+
+
+def _check_figure(table: Table, path: Path) -> None:
+    """Raises ``UserError`` for an option that the subcommand of analyze.py lacks."""
+    parser = argparse.ArgumentParser(add_help=False)
+    importlib.import_module(f"analysing.{table.figure or 'curves'}").add_arguments(parser)
+    known = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
+    for name in table.figure_options:
+        if name not in known:
+            raise UserError(f"{path}: figure_options names {name!r}; analyze.py takes {', '.join(known)}")
 
 
 def _check_row(table: Table, row: Row, where: str) -> None:

@@ -46,10 +46,17 @@ def check_data(data: str) -> None:
 
 
 def data_name(data: str) -> str:
-    """The corpus that is in ``data``, as its preparation.json says."""
+    """The corpus that is in ``data``, as its preparation.json says; a folder's own name, if no corpus has it."""
     from training.folders import find_data as find
+    from training.recipes import GENERAL, NAMES
 
-    return find(data, dry_run=True).name
+    found = find(data, dry_run=True)
+    return f"folder {found.name}" if found.recipe == GENERAL and found.name in NAMES else found.name
+
+
+def is_data(data: str, wanted: str) -> bool:
+    """Whether ``data`` is the corpus that a table names, or a folder in which it was prepared."""
+    return data == find_data(wanted) or data_name(data) == wanted
 
 
 def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Options) -> Dict[str, Any]:
