@@ -1,12 +1,15 @@
 """Run folders as reproduce.py leaves them, written by hand, and the report of them."""
 
 import csv
+import functools
 import json
 
+import pytest
 import yaml
-from reporting.main import write_report
+from reporting import main as reporting_main
 from reproduction import options, plans, runs
 from reproduction.plans import Plan
+from reproduction.results import collect
 from reproduction.tables import load
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:intl|smooth:exp|version:2.6.0"
@@ -95,10 +98,12 @@ class Tree:
     def fail(self, plan, label, seed, error):
         write_json(self.folder(plan, label, seed) / runs.FAILED, {"error": error})
 
-    def report(self, *words):
-        """Write the report in this process; returns its folder."""
+    def report(self, *words, compare=False):
+        """Write the report in this process; returns its folder. ``compare``: the plan's settings with the table's."""
         argv = ["report", "--output", str(self.out), "--experiments", str(self.experiments), *map(str, words)]
-        assert write_report(options.parse(argv)) == 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reporting_main, "collect", functools.partial(collect, compare=compare))
+            assert reporting_main.write_report(options.parse(argv)) == 0
         return self.out / "report"
 
     def records(self):

@@ -98,6 +98,20 @@ def test_paired_test_is_the_sacrebleu_commands(tmp_path, monkeypatch, kind, word
         again.p_value(as_system([*better[:-1], "a"], reference), as_system(base, reference))
 
 
+def test_equal_systems_are_not_told_apart(tmp_path):
+    # the same translations of a text that stands there twice, good ones of one half and worse ones of the other
+    reference, worse, good = systems(4)
+    reference, halves = reference * 2, ([*good, *worse], [*worse, *good])
+    near = [*halves[1][:-1], "a b"]
+    default = PairedTests(tmp_path / "cache.json", samples=1000)
+    p = [default.p_value(as_system(other, reference), as_system(halves[0], reference)) for other in (halves[1], near)]
+    assert default.kind == "randomisation" and p[0] > 0.99 and p[1] > 0.8
+    bootstrap = PairedTests(tmp_path / "cache.json", "bootstrap", 200)
+    assert 0.3 < bootstrap.p_value(as_system(halves[1], reference), as_system(halves[0], reference)) < 0.6
+    with pytest.raises(Untested, match="only 1 translations differ"):
+        default.p_value(as_system(near, reference), as_system(halves[1], reference))
+
+
 def test_what_cannot_be_tested(tmp_path):
     reference, base, better = systems(2)
     tests = PairedTests(tmp_path / "cache.json", samples=10)
@@ -158,7 +172,10 @@ def test_ordering(tmp_path):
     assert text.startswith(
         "Ordering, ResNet-20: of the pairs of rows that the paper tells apart, 3 of 6 stand in its order"
     )
-    assert "tau 0.00" in text and "Some of these rows lack" not in text
+    assert (
+        "(Kendall's tau 0.00); 3 of those in order are beyond the noise" in text
+        and "Some of these rows lack" not in text
+    )
     assert "beyond the noise (p < 0.05, uncorrected) c better than b, d better than b; within the noise 1." in text
     assert ordering.describe(Group("", "", rows[:1]), table, None) == ""
 

@@ -94,7 +94,9 @@ def test_a_scaled_run_never_stands_beside_the_papers_value(tree):
     texts = {ending: (folder / f"report.{ending}").read_text("utf-8") for ending in ("md", "tex", "html")}
     for text in texts.values():
         assert sentence in text.replace("&#39;", "'")
-        assert "paper (full scale, cifar10)" in text and "ours − paper<" not in text
+        assert "ours − paper<" not in text
+    assert all("paper (full scale, cifar10)" in texts[ending] for ending in ("md", "html"))
+    assert "The paper's values: full scale, cifar10." in texts["tex"] and "& paper &" in texts["tex"]
     rows = markdown_rows(texts["md"])
     assert "ours − paper" not in rows["row"] and "0.0125 of the whole length" in texts["md"]
     assert tree.records()["1xSkip", ""]["ours_minus_paper"] == ""
@@ -114,6 +116,31 @@ def test_every_kind_of_change_is_named(tree):
     assert named == ["scale 0.5", "depth 20", "width 8", "digits in place of cifar10"]
 
 
+def test_outdated_cells_are_named_and_not_put_beside_the_papers(tree):
+    tree.table()
+    tree.finish(tree.plan(), "1xSkip", BASE)
+    text = (tree.report("--no-figures", compare=True) / "report.md").read_text("utf-8")
+    assert "Run with other settings than table1.yaml has now: 1xSkip, 2xSkip, 1xSkip+LN." in text
+    assert "Not the paper's experiment; " in text and "ours − paper" not in markdown_rows(text)["row"]
+
+
+def test_another_corpus_has_another_recipe(tree):
+    tree.table("table2", "translation", rows=[{"label": "base"}])
+    settings = {("base", ""): {**translation_settings("base", "multi30k-en-de"), "corpus": "multi30k-en-de"}}
+    settings["base", ""]["average"] = 3
+    tree.plan("table2", settings, data="multi30k-en-de")
+    text = (tree.report("--no-figures") / "report.md").read_text("utf-8")
+    # scripts/training/recipes.py: 4,096 tokens and Vaswani et al.'s values against those of a small corpus
+    said = "the recipe of multi30k-en-de; the recipe of iwslt15-en-vi has tokens a step 4096 (not 2048), lr the"
+    assert said in text and "warmup-updates 4000 (not 800)" in text and "average of the last 3 checkpoints" in text
+
+
+def test_few_resamples_are_refused(tree, capsys):
+    with pytest.raises(SystemExit):
+        tree.report("--resamples", "99")
+    assert re.fullmatch(r"error: .*--resamples: '99'.* >= 100.*\n", capsys.readouterr().err)
+
+
 def test_translation(tree, tmp_path):
     tree.table("table2", "translation", rows=[{"label": "base", "reported": 30.3}, {"label": "ours", "reported": 31.4}])
     plan = tree.plan(
@@ -130,9 +157,14 @@ def test_translation(tree, tmp_path):
     text = (folder / "report.md").read_text("utf-8")
     p = dict(part.split(":") for part in tree.records()["ours", ""]["p"].split())
     assert set(p) == {"1", "2"}
-    assert markdown_rows(text)["ours"][5] == ", ".join(f"{float(value):.3f}" for value in p.values())
-    assert "paired bootstrap, 100 resamples" in text and SIGNATURE.replace("|", "\\|") in text
+    told = [f"seed {seed}: {float(value):.3f}" for seed, value in p.items()]
+    assert markdown_rows(text)["ours"][5] == ", ".join(told)
+    assert "approximate randomisation, two-sided, 100 trials" in text and SIGNATURE.replace("|", "\\|") in text
+    text = (tree.report("--no-figures", "--resamples", "100", "--test", "bootstrap") / "report.md").read_text("utf-8")
+    assert "about one-sided, 100 resamples" in text and "two-sided" not in text
     (tmp_path / "test2.vi").unlink()
+    text = (tree.report("--no-figures", "--resamples", "100") / "report.md").read_text("utf-8")
+    assert markdown_rows(text)["ours"][5] == told[0] and "ours: seed 2 not tested: references not readable." in text
     path.with_name("test1.vi").write_text("a\n")
     text = (tree.report("--no-figures") / "report.md").read_text("utf-8")
     assert markdown_rows(text)["ours"][5] == "*translations and references differ in length; references not readable*"

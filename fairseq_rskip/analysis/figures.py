@@ -77,7 +77,7 @@ def new_figure(columns: int = 1, width: float = 5.5, height: float = 4.0) -> Tup
 
 
 def style(number: int) -> Dict[str, Any]:
-    """Colour, marker and line style of the ``number``-th line, from 0; the first ``STYLES`` differ, the first ten in colour."""
+    """Colour, marker and line style of the ``number``-th line, from 0; the first ``STYLES`` differ, ten in colour."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[number % len(MARKERS)],

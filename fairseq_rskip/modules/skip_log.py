@@ -118,11 +118,9 @@ class SkipLog:
         """Write; seconds later it is on the disk. What an earlier process logged of updates done again is void."""
         if self.writer is None:
             folder = os.path.join(_Folder.path, "skip")
-            # tensorboardX names files by the second: a second writer would truncate the first's. Names are read in order
+            # tensorboardX names files by the second: a second writer would truncate the first's; read in names' order
             suffix = f".{time.time_ns()}"
-            self.writer = progress_bar.SummaryWriter(
-                folder, purge_step=self.first, filename_suffix=suffix, **WRITING
-            )
+            self.writer = progress_bar.SummaryWriter(folder, purge_step=self.first, filename_suffix=suffix, **WRITING)
             atexit.register(self.writer.close)
         for tag, value in values.items():
             self.writer.add_scalar(tag, value, step)

@@ -117,9 +117,10 @@ def _bar(total: int, done: int) -> Optional[Any]:
 
 
 def _writer(folder: Path, purge_step: int) -> Any:
+    options = {"purge_step": purge_step, "filename_suffix": f".{time.time_ns()}", **WRITING}
     for module in ("tensorboardX", "torch.utils.tensorboard"):
         try:
-            return importlib.import_module(module).SummaryWriter(str(folder), purge_step=purge_step, **WRITING)
+            return importlib.import_module(module).SummaryWriter(str(folder), **options)
         except ImportError:
             continue
     raise UserError("--tensorboard and --skip-log-interval need tensorboardX: pip install tensorboardX")

@@ -1,8 +1,8 @@
 """Figure 4: the training loss (left) and the validation metric (right) of several runs.
 
 A run is a folder that train_cifar.py wrote, or the --save-dir of train.sh with its train.log; a file is taken as such a
-log itself. Seeds of a run (seed* in its folder, or RUNs with the same LABEL) are thin lines of one colour, their mean is
-a thick one. docs/analysis.md says which lines are read, and what the columns of the CSV are.
+log itself. Seeds of a run (seed* in its folder, or RUNs with the same LABEL) are thin lines of one colour, their mean
+is a thick one. docs/analysis.md says which lines are read, and what the columns of the CSV are.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """What a table's numbers were made with, and whether it is the paper's experiment."""
 
+from pathlib import Path
 from typing import Any, Dict, Iterable, List, Tuple
 
 from reproduction import runs
@@ -112,7 +113,7 @@ def _outdated(result: TableResult) -> str:
     """The sentence on cells that were run before the table's file was changed."""
     if not result.outdated:
         return ""
-    return f"run with other settings than {result.table.path.name} has now: {', '.join(result.outdated)}"
+    return f"run with other settings than {Path(result.table.path).name} has now: {', '.join(result.outdated)}"
 
 
 def _seeds(plan: Plan, asked: List[int]) -> str:

@@ -25,11 +25,10 @@ def describe(group: Group, table: Table, tests: PairedTests) -> str:
     equal = len(pairs) - len(kept) - len(turned)
     shown = f" (Kendall's tau {tau:.2f})".replace("-", "\u2212") if math.isfinite(tau) and len(lines) > 2 else ""
     text = f"of the pairs of rows that the paper tells apart, {len(kept)} of {len(pairs)} stand in its order here"
-    text += _kept(kept, table, tests)
     text += f", {equal} equal" if equal else ""
     partial = " Some of these rows lack seeds." if any(len(line.values) < line.planned for line in lines) else ""
     start = f"Ordering, {group.title}" if group.title else "Ordering"
-    return f"{start}: {text}{shown}.{partial}{_turned(turned, table, tests)}"
+    return f"{start}: {text}{shown}{_kept(kept, table, tests)}.{partial}{_turned(turned, table, tests)}"
 
 
 def _different(group: Group) -> List[Line]:
@@ -46,7 +45,7 @@ def _kept(pairs: List[Tuple[Line, Line]], table: Table, tests: PairedTests) -> s
     if not pairs or table.task != "images":
         return ""
     beyond = sum(compare(*pair, table, tests).beyond_noise for pair in pairs)
-    return f", {beyond} of these beyond the noise (p < {LEVEL}, uncorrected)"
+    return f"; {beyond} of those in order are beyond the noise (p < {LEVEL}, uncorrected)"
 
 
 def _turned(pairs: List[Tuple[Line, Line]], table: Table, tests: PairedTests) -> str:
