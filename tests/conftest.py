@@ -5,11 +5,17 @@ The corpus teaches reversal: a target sentence is its source read backwards, ove
 
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+if threading.current_thread() is threading.main_thread():
+    # a shell's background job ignores Ctrl-C, and so would every command that is tested with it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 LETTERS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
