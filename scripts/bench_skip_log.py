@@ -125,11 +125,11 @@ def table(args):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=100, help="updates a turn (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=1500, help="target tokens a batch (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=500, help="target tokens a batch (default: %(default)s)")
     parser.add_argument("--depth", type=int, default=20, help="layers of the ResNet (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=128, help="images a batch (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=32, help="images a batch (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "skip_log_overhead.csv")
     parser.set_defaults(amp="off", compile=False, device="cpu")
     args = parser.parse_args()
