@@ -9,7 +9,6 @@ which belongs to one input only and is left out.
 """
 
 import argparse
-import os
 import re
 import sys
 from collections import OrderedDict
@@ -22,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from fairseq_rskip.compat import CheckpointError, UserError, load_checkpoint  # noqa: E402
+from fairseq_rskip.files import write_atomically  # noqa: E402
 
 _PATTERNS = {"epoch": r"checkpoint(\d+)\.pt", "update": r"checkpoint_\d+_(\d+)\.pt"}
 
@@ -97,17 +97,8 @@ def average(paths: List[Path]) -> Dict:
 
 
 def save(state: Dict, path: Path) -> None:
-    """Write under a temporary name, then rename: a killed run leaves no half-written checkpoint."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save(state, file)
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError
-        raise UserError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
-    finally:
-        if temporary.exists():
-            temporary.unlink()
+    """Write ``state``: a killed run leaves no half-written checkpoint. Raises ``UserError``."""
+    write_atomically(path, lambda file: torch.save(state, file))
 
 
 def parse(argv: Optional[List[str]]) -> argparse.Namespace:

@@ -161,7 +161,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, options, message):
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = write(tmp_path / "out.pt", {"w": torch.zeros(1)})
     before = path.read_bytes()
-    monkeypatch.setattr(average_checkpoints.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
     with pytest.raises(average_checkpoints.UserError, match="disk full"):
         average_checkpoints.save({"model": {}}, path)
     assert path.read_bytes() == before

@@ -42,13 +42,13 @@ def run(options: argparse.Namespace) -> int:
     """Plan, show or do the runs; returns the exit status."""
     known = tables.load_all(options.experiments)
     made: List[Plan] = []
-    todo: Dict[Path, Job] = {}
+    wanted: Dict[Path, Job] = {}
     for table in _named(options.tables, known).values():
         plan = make_plan(table, options)
         made.append(plan)
-        todo.update({job.folder: job for job in plans.jobs(plan, table.task, options.output)})
+        wanted.update({job.folder: job for job in plans.jobs(plan, table.task, options.output)})
     if options.dry_run:
-        for job in todo.values():
+        for job in wanted.values():
             say(f"# {local.name(job)}: {runs.state(job)}")
             for command in job.commands():
                 say(shlex.join(command))
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     for plan in made:
         plans.save(plan, options.output)
     waiting = []
-    for job in todo.values():
+    for job in wanted.values():
         state = runs.state(job)
         if state.name in (runs.DONE, runs.RUNNING):
             say(f"{state} already {local.name(job)}")

@@ -4,7 +4,9 @@ import argparse
 import math
 import re
 from pathlib import Path
-from typing import Callable, List, NoReturn, Optional, Tuple, Union
+from typing import Callable, List, Optional, Tuple, Union
+
+from evaluation.options import Parser
 
 from reproduction.tables import FOLDER
 
@@ -20,14 +22,9 @@ DESCRIPTION = """The paper's tables and figures from your own runs (docs/reprodu
   reproduce.py report                       tables beside the paper's values: Markdown, LaTeX, HTML"""
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message} (-h lists the options)\n")
-
-
 def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     """The options, defaults filled in. A mistake ends the program with one line."""
-    parser = Parser(prog="reproduce.py", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="reproduce.py", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--output", type=Path, default=Path("runs/paper"), metavar="DIR", help="(runs/paper)")
