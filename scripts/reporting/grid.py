@@ -72,6 +72,8 @@ def _headers(result: TableResult, groups: List[Group]) -> List[str]:
         paper = f"paper ({conditions.papers(result)})"
     bases = sorted({line.baseline for group in groups for line in group.lines if line.baseline})
     baseline = bases[0] if len(bases) == 1 else "its baseline"
+    if " + " in baseline:  # Table 3's "x + F"
+        baseline = f"({baseline})"
     ours = f"ours {MINUS} "
     return ["row", "equation", "ours", "n", paper, f"{ours}paper", f"{ours}{baseline}", "p", "p, Holm"]
 
