@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Callable, Iterator, Optional
 
-from .safe_load import UserError
+from .errors import UserError
 
 PART = ".part"  # how the name of an unfinished file ends
 LOCK = ".lock"

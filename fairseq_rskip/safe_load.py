@@ -1,7 +1,7 @@
 """The safe way to read a fairseq checkpoint: an allow-list, and literals in place of ``eval``.
 
 The allow-list of what a checkpoint may hold stands here and nowhere else (:func:`allowed_globals`). The wheel that
-``scripts/build_fairseq.py`` builds holds a copy of this file, ``fairseq.safe_load``.
+``scripts/build_fairseq.py`` builds holds a copy of this file, ``fairseq.safe_load``, and of ``errors.py``.
 """
 
 import argparse
@@ -15,11 +15,7 @@ import zipfile
 
 import torch
 
-
-class UserError(ValueError):
-    """A mistake in what the user gave us. The message is all they need: one line, no traceback."""
-
-    one_line_for_user = True
+from .errors import UserError
 
 
 class CheckpointError(UserError):

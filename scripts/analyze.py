@@ -11,9 +11,8 @@ from typing import List, Optional
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from evaluation.options import Parser  # noqa: E402
-
-from fairseq_rskip.safe_load import UserError  # noqa: E402
+from fairseq_rskip.errors import UserError  # noqa: E402
+from fairseq_rskip.tools.console import Parser  # noqa: E402
 
 # What -h lists; the modules of analysing/ say the rest, and are imported only when asked for: each has its own needs.
 COMMANDS = {

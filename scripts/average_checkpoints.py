@@ -20,7 +20,8 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from fairseq_rskip.compat import CheckpointError, UserError, load_checkpoint  # noqa: E402
+from fairseq_rskip.compat import CheckpointError, load_checkpoint  # noqa: E402
+from fairseq_rskip.errors import UserError  # noqa: E402
 from fairseq_rskip.files import write_atomically  # noqa: E402
 
 _PATTERNS = {"epoch": r"checkpoint(\d+)\.pt", "update": r"checkpoint_\d+_(\d+)\.pt"}

@@ -27,8 +27,8 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 from torchvision import transforms  # noqa: E402
 
+from fairseq_rskip.errors import UserError  # noqa: E402
 from fairseq_rskip.files import write_text  # noqa: E402
-from fairseq_rskip.safe_load import UserError  # noqa: E402
 from fairseq_rskip.vision import distributed  # noqa: E402
 from fairseq_rskip.vision.config import Config  # noqa: E402
 from fairseq_rskip.vision.data import ImageSet  # noqa: E402

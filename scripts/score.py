@@ -30,8 +30,9 @@ except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise
     use_environment(error.name)
-from evaluation.options import Parser  # noqa: E402
 from evaluation.text import check_lengths, read_lines, write_json  # noqa: E402
+
+from fairseq_rskip.tools.console import Parser  # noqa: E402
 
 
 def parse(argv=None):

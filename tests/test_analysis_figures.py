@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fairseq_rskip.analysis import figures
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 
 
 def drawn():

@@ -13,8 +13,8 @@ from torch import nn
 from transformer_helpers import TINY, batch, build, dictionary, pad, randomise, sentences
 
 from fairseq_rskip.analysis.gradients import estimate, gradient_norms
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
-from fairseq_rskip.safe_load import UserError
 from fairseq_rskip.vision.model import preact_resnet
 
 

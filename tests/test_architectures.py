@@ -9,7 +9,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from transformer_helpers import TINY, build, dictionary, stock_defaults
 
-from fairseq_rskip.compat import UserError
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import SIZES, VARIANTS, resolve
 from fairseq_rskip.residual import SkipConnection
 

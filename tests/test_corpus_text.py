@@ -64,6 +64,7 @@ def test_a_line_ends_at_a_newline_only(tmp_path):
         (gzip.compress(b"some text\n" * 50)[:-12], "damaged gzip"),
         (gzip.compress(b"some text\n" * 50)[:-8] + b"checksum", "damaged gzip"),
     ],
+    ids=["not UTF-8", "empty", "cut off", "wrong checksum"],
 )
 def test_unreadable_text_is_named(tmp_path, content, message):
     with pytest.raises(UserError, match=f"bad.*{message}"):

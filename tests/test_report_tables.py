@@ -13,8 +13,8 @@ from sacrebleu.metrics import BLEU
 from scipy import stats
 from test_report_statistics import systems
 
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked
-from fairseq_rskip.safe_load import UserError
 
 BASE, LN = {1: 6.0, 2: 6.4, 3: 6.2}, {1: 7.1, 2: 7.5, 3: 7.0}
 

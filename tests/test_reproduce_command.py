@@ -6,7 +6,7 @@ from reproduction import plans
 from reproduction.main import parse_changes
 from reproduction.tables import ROOT
 
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"settings": [1]}', '{"settings": []}'])

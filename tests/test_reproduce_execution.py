@@ -11,8 +11,8 @@ from reproduction import execution, local, plans, runs
 from reproduction.plans import Job
 from reproduction.runs import State
 
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked
-from fairseq_rskip.safe_load import UserError
 
 
 def shell_metrics(folder):

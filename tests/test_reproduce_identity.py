@@ -7,7 +7,7 @@ from reproduction.main import make_plan
 from reproduction.options import parse
 from reproduction.results import collect
 
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 
 
 @pytest.fixture(scope="module")

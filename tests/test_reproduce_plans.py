@@ -10,7 +10,7 @@ from reproduction.main import make_plan
 from reproduction.options import parse
 from reproduction.tables import StandIn
 
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.vision.config import Config
 
 SMALL = "encoder-layers encoder-embed-dim encoder-ffn-embed-dim encoder-attention-heads".split()

@@ -15,7 +15,8 @@ from event_files import read_scalars  # noqa: E402
 from fairseq.logging import progress_bar  # noqa: E402
 from transformer_helpers import TINY, batch, build, dictionary, randomise, sentences  # noqa: E402
 
-from fairseq_rskip.compat import UserError, load_checkpoint  # noqa: E402
+from fairseq_rskip.compat import load_checkpoint  # noqa: E402
+from fairseq_rskip.errors import UserError  # noqa: E402
 from fairseq_rskip.modules import skip_log  # noqa: E402
 from fairseq_rskip.modules.skip_log import SkipLog, attach  # noqa: E402
 from fairseq_rskip.residual import SkipConnection  # noqa: E402

@@ -9,7 +9,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.sequence_generator import SequenceGenerator
 from transformer_helpers import ALL_TINY, TINY, batch, build, dictionary, pad, randomise, sentences
 
-from fairseq_rskip.compat import UserError
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import SIZES, VARIANTS, resolve
 from fairseq_rskip.modules.transformer_layer import SkipTransformerEncoderLayer
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from vision_helpers import CLASSES, pack, train, write_folder, write_image
 
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.vision import imagefolder
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load

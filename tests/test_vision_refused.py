@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from vision_helpers import write_folder
 
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.vision.imagefolder import decode, load_image_folder
 
 

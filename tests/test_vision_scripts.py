@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import ROOT, run_command
 
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 
 SCRIPTS = ROOT / "scripts"
 

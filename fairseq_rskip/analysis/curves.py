@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
-from ..safe_load import UserError
+from ..errors import UserError
 
 Points = List[Tuple[int, float]]  # (iteration or update, value), steps ascending
 

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..safe_load import UserError
+from ..errors import UserError
 from .depth_stack import VARIANTS, SelfAttention, Stack, TwoLayers, Variant
 
 QUANTITIES = ("gradient", "branch", "similarity")

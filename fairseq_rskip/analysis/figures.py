@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
+from ..errors import UserError
 from ..files import PART, write_atomically
-from ..safe_load import UserError
 
 ENDINGS = (".png", ".pdf", ".csv")
 DPI = 150

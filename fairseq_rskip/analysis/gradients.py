@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..safe_load import UserError
+from ..errors import UserError
 from .probe import SkipProbe
 
 

@@ -6,7 +6,7 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerModelBase
 
-from fairseq_rskip.compat import UserError
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import SkipTransformerConfig, architectures, resolve
 from fairseq_rskip.modules import skip_log
 from fairseq_rskip.modules.transformer import SkipTransformerDecoder, SkipTransformerEncoder

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
-from fairseq_rskip.compat import UserError
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.norms import NORMS
 from fairseq_rskip.residual import KINDS, SkipConnection
 

@@ -21,7 +21,7 @@ from fairseq.logging import progress_bar
 
 from fairseq_rskip.analysis.live import WRITING, summarise
 from fairseq_rskip.analysis.probe import SkipProbe
-from fairseq_rskip.compat import UserError
+from fairseq_rskip.errors import UserError
 
 logger = logging.getLogger(__name__)
 

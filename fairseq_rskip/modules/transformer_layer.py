@@ -14,7 +14,7 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
-from fairseq_rskip.compat import UserError
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
 
 # never-trained duplicates that fairseq's encoder layer registers for its fused inference path

@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, get_type_hints
 
+from ..errors import UserError
 from ..norms import NORM_AXES, NORMS
 from ..residual import KINDS, SkipConnection
-from ..safe_load import UserError
 from .augment import PADDINGS
 from .model import SHORTCUTS, WIDTHS, check_depth
 from .schedule import learning_rate

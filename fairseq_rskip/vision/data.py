@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..safe_load import UserError
+from ..errors import UserError
 from .config import FOLDER, Config
 from .imagefolder import load_image_folder
 

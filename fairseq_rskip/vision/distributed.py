@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..norms import BatchNorm
-from ..safe_load import UserError
 
 
 @dataclasses.dataclass(frozen=True)

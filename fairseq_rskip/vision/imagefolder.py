@@ -16,9 +16,10 @@ from typing import Any, Dict, Iterable, Iterator, List, Tuple
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from ..files import write_atomically
-from ..safe_load import CheckpointError, UserError, load_checkpoint
-from .console import tell
+from ..safe_load import CheckpointError, load_checkpoint
+from ..tools.console import print_line
 
 SIZE = 32
 SPLITS = ("train", "test")
@@ -43,8 +44,8 @@ def load_image_folder(path: Path, cache: Path) -> Dict[str, Any]:
             loaded = _checked(load_checkpoint(kept), kept)
             return {**loaded, "classes": tuple(loaded["classes"])}
         except CheckpointError as error:
-            tell(f"warning: {error}; reading {path} again", "stderr")
-    tell(f"reading {path}; the decoded images are kept in {kept.parent}")
+            print_line(f"warning: {error}; reading {path} again", "stderr")
+    print_line(f"reading {path}; the decoded images are kept in {kept.parent}")
     read = {split: _read(source, split) for split, source in sources.items()}
     train, test = (sorted({parts[0] for parts, _ in read[split]}) for split in SPLITS)
     if train != test:
@@ -59,7 +60,7 @@ def load_image_folder(path: Path, cache: Path) -> Dict[str, Any]:
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, lambda file: torch.save(result, file))
     except (OSError, UserError) as error:
-        tell(f"warning: the decoded images are not kept: {error}", "stderr")
+        print_line(f"warning: the decoded images are not kept: {error}", "stderr")
     return {**result, "classes": tuple(train)}
 
 

@@ -13,10 +13,10 @@ import torch
 
 from .. import __version__
 from ..analysis.live import WRITING
+from ..errors import UserError
 from ..files import write_text
-from ..safe_load import UserError
+from ..tools.console import print_line
 from .config import Config
-from .console import tell
 
 LOG = "log.jsonl"
 LINES_EVERY = 30.0  # seconds between lines within an epoch, where there is no terminal
@@ -100,7 +100,7 @@ class RunLog:
         if not self.active:
             return
         self.last_line = time.monotonic()
-        tell(line, bar=self.bar)
+        print_line(line, bar=self.bar)
 
     def close(self) -> None:
         for output in (self.bar, self.events):

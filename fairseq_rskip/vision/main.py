@@ -8,11 +8,11 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
+from ..errors import UserError
 from ..files import locked, write_json
-from ..safe_load import UserError
+from ..tools.console import print_line
 from . import distributed
 from .config import Config, difference, parse
-from .console import tell
 from .data import ImageSet, load
 from .distributed import Group
 from .interrupt import Interrupted
@@ -50,7 +50,7 @@ def main(argv: Optional[Sequence[str]] = None, description: str = "", epilog: st
 
 def _fail(line: str, rank: int, status: int = 1) -> int:
     if rank == 0:
-        tell(f"error: {line}", "stderr")
+        print_line(f"error: {line}", "stderr")
     return status
 
 
@@ -93,7 +93,7 @@ def train_all(config: Config, group: Group) -> List[Dict[str, Any]]:
             result = train_one(config, seed, images, group, folder)
         results.append(result)
         if group.first:
-            tell(f"seed {seed}: {_one(result)}  ({folder / RESULT})")
+            print_line(f"seed {seed}: {_one(result)}  ({folder / RESULT})")
     if group.first:
         summarise(config, identity)
     return results
@@ -139,7 +139,7 @@ def summarise(config: Config, identity: Dict[str, Any]) -> None:
         {"seeds": [r["seed"] for r in results], "errors": errors, "mean": mean, "standard_deviation": deviation},
     )
     if deviation is not None:
-        tell(f"error of {len(errors)} seeds: {mean:.2f} ± {deviation:.2f} % (mean ± standard deviation)")
+        print_line(f"error of {len(errors)} seeds: {mean:.2f} ± {deviation:.2f} % (mean ± standard deviation)")
 
 
 def _one(result: Dict[str, Any]) -> str:

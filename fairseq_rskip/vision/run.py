@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List
 
+from ..errors import UserError
 from ..files import remove_parts, write_json
-from ..safe_load import UserError
 from . import checkpoint
 from .config import Config
 from .data import ImageSet

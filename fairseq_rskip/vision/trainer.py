@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ..analysis.live import summarise
 from ..analysis.probe import SkipProbe
-from ..safe_load import CheckpointError, UserError
+from ..errors import UserError
+from ..safe_load import CheckpointError
 from . import random_state
 from .augment import Augmenter, channel_statistics
 from .config import Config

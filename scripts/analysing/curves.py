@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Tuple
 from analysing.columns import aligned
 from fairseq_rskip.analysis import curves
 from fairseq_rskip.analysis.figures import check_stem, label_text, new_figure, save, scale_values, style, write_csv
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 
 MARKERS = 12  # a line; more would hide it
 THIN = {"linewidth": 0.6, "alpha": 0.6, "marker": ""}  # a seed's line, beside the mean

@@ -9,8 +9,9 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 import torch
 from torch import Tensor, nn
 
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
-from fairseq_rskip.safe_load import CheckpointError, UserError
+from fairseq_rskip.safe_load import CheckpointError
 
 CALIBRATION = 10  # batches
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from analysing.progress import progress
 from analysing.study import Given, Study, calibrate, choose, device_of, fit, parsed
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
-from fairseq_rskip.safe_load import CheckpointError, UserError
+from fairseq_rskip.safe_load import CheckpointError
 from fairseq_rskip.vision.random_state import seed_everything
 
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from analysing.progress import note, progress
 from analysing.study import Given, Study, calibrate, choose, device_of, fit, parsed
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
-from fairseq_rskip.safe_load import CheckpointError, UserError
+from fairseq_rskip.safe_load import CheckpointError
 from fairseq_rskip.vision.augment import Augmenter, channel_statistics
 from fairseq_rskip.vision.config import DATA_SETS, FOLDER, Config, parse
 from fairseq_rskip.vision.data import ImageSet, load

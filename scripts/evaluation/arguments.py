@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import List, Optional
 
 from evaluation.length_penalty import DEFAULT_LENPEN
-from evaluation.options import Parser, finite, whole_number
+from fairseq_rskip.tools.console import Parser, finite, whole_number
 
 DESCRIPTION = """Average the last checkpoints, translate with beam search, score against the raw references.
 

@@ -9,7 +9,8 @@ from fairseq_port.rules import RULES, UnknownSourceError, rewrite_module
 
 VERSION = "0.12.2"
 LOCAL_VERSION = "0.12.2+rskip1"
-COPIES = {"compat.py": "fairseq/_today.py", "safe_load.py": "fairseq/safe_load.py"}
+_COPIED = {"compat.py": "_today.py", "errors.py": "errors.py", "safe_load.py": "safe_load.py"}
+COPIES = {name: f"fairseq/{copy}" for name, copy in _COPIED.items()}
 
 # file, pattern, replacement; each must match exactly once
 _TEXT_RULES: Tuple[Tuple[str, str, str], ...] = (

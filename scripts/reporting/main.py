@@ -13,9 +13,9 @@ from reproduction.results import TableResult, collect
 from reproduction.tables import Table
 
 from fairseq_rskip.analysis.figures import write_csv
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_text
-from fairseq_rskip.safe_load import UserError
-from fairseq_rskip.vision.console import tell
+from fairseq_rskip.tools.console import print_line
 from reporting import analyses, conditions, figures, grid, model, ordering, render
 from reporting.figures import Figure
 from reporting.grid import Grid
@@ -55,7 +55,7 @@ def write_report(options: argparse.Namespace) -> int:
     made = plans.load_all(options.output)
     for plan in made:
         if plan.table not in known:
-            tell(f"warning: {plan.name} is left out: {options.experiments} has no table {plan.table!r}", "stderr")
+            print_line(f"warning: {plan.name} is left out: {options.experiments} has no table {plan.table!r}", "stderr")
     folder = (options.to.expanduser() if options.to else options.output / "report").resolve()
     with locked(folder, wait=True):
         _write(options, folder, [(plan, known[plan.table]) for name in wanted for plan in made if plan.table == name])
@@ -85,7 +85,8 @@ def _write(options: argparse.Namespace, folder: Path, asked: List[Tuple[Plan, Ta
     }
     for name in FORMATS:
         write_text(folder / f"report.{name}", render.render(name, context))
-    tell(f"{len(parts)} table{'s' * (len(parts) != 1)} of {options.output}: {folder}/report.html, .md, .tex and .csv")
+    tables = f"{len(parts)} table{'s' * (len(parts) != 1)} of {options.output}"
+    print_line(f"{tables}: {folder}/report.html, .md, .tex and .csv")
 
 
 def _part(
@@ -118,7 +119,7 @@ def _figures(options: argparse.Namespace, result: TableResult, groups: List[mode
     stem = figures.draw(result, groups, folder / result.plan.name)
     about = "Large points: means and standard deviations over seeds; small ones: the seeds; open ones: one seed."
     own = Figure(stem, f"{table.metric} of every row", about, f"{table.title}: the values of the table")
-    drawn = analyses.draw(result, groups, folder, options.examples, tell)
+    drawn = analyses.draw(result, groups, folder, options.examples, print_line)
     return [*drawn[:1], own, *drawn[1:]] if table.figure else [own, *drawn]
 
 

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict
 from urllib.parse import quote
 
 from fairseq_rskip.analysis.figures import DPI
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 

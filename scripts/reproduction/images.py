@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, get_type_hints
 
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.vision.config import DATA_SETS, FOLDER, Config, flag
 from fairseq_rskip.vision.imagefolder import ARCHIVES, SPLITS
 from fairseq_rskip.vision.logs import LOG

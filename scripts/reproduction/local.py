@@ -8,7 +8,7 @@ from typing import Callable, Dict, List, Optional
 
 import torch
 
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 from reproduction import execution, runs
 from reproduction.plans import Job
 from reproduction.runs import State

@@ -9,15 +9,15 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import yaml
 
-from fairseq_rskip.safe_load import UserError
-from fairseq_rskip.vision.console import tell
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.console import print_line
 from reproduction import local, plans, runs, tables
 from reproduction.execution import execute
 from reproduction.plans import TASKS, Job, Plan
 from reproduction.results import collect
 from reproduction.tables import Cell, Options, StandIn, Table
 
-say = tell  # whoever reads may stop reading: the runs go on
+say = print_line  # whoever reads may stop reading: the runs continue
 
 
 def list_tables(options: argparse.Namespace) -> None:

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 from typing import Callable, List, Optional, Tuple, Union
 
-from evaluation.options import Parser
-
+from fairseq_rskip.tools.console import Parser
 from reproduction.tables import FOLDER
 
 SLURM_OPTIONS = ("partition", "account", "qos", "gpus", "cpus", "mem", "time", "array_size", "slurm")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_json
-from fairseq_rskip.safe_load import UserError
 from reproduction import images, translation
 from reproduction.tables import Cell, Options, StandIn, Table, cells
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 from reproduction import plans, runs
 from reproduction.plans import Job, Plan
 from reproduction.runs import DONE, State

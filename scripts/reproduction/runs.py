@@ -17,8 +17,8 @@ from typing import Any, Dict, Optional
 import torch
 
 from fairseq_rskip import __version__
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_json
-from fairseq_rskip.safe_load import UserError
 from reproduction import squeue
 from reproduction.plans import TASKS, Job
 from reproduction.tables import ROOT

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable, List
 
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_json
-from fairseq_rskip.safe_load import UserError
 from reproduction import runs, slurm_job, squeue
 from reproduction.local import name
 from reproduction.plans import Job

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Union
 import dacite
 import yaml
 
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "experiments"

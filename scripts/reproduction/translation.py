@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from fairseq_rskip.safe_load import UserError
+from fairseq_rskip.errors import UserError
 from reproduction.tables import ROOT, Cell, Options, StandIn
 
 LOWER_IS_BETTER = False

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-from fairseq_rskip.compat import UserError, load_checkpoint
+from fairseq_rskip.compat import load_checkpoint
+from fairseq_rskip.errors import UserError
 from training.recipes import GENERAL, NAMES, RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent.parent

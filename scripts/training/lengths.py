@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-from fairseq_rskip.compat import UserError
+from fairseq_rskip.errors import UserError
 
 POSITIONS = 1024  # fairseq's --max-source-positions and --max-target-positions
 

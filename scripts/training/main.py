@@ -5,7 +5,7 @@ import shlex
 import sys
 from typing import List
 
-from fairseq_rskip.compat import UserError
+from fairseq_rskip.errors import UserError
 from training.folders import check_save, fill_save, finished
 from training.options import PLUGIN, list_archs, parse
 from training.plan import Plan, make_plan

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-from fairseq_rskip.compat import UserError
+from fairseq_rskip.errors import UserError
 from training.shape import check_model, find_positions, find_shape
 
 PLUGIN = Path(__file__).resolve().parent.parent.parent / "fairseq_rskip"

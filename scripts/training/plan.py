@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-from fairseq_rskip.compat import UserError
+from fairseq_rskip.errors import UserError
 from training.folders import ROOT, Data, find_data, shown
 from training.lengths import validation_options
 from training.options import PLUGIN, Options, check_arch, find_user_dir

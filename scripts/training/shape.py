@@ -2,7 +2,7 @@
 
 from typing import Any, Dict
 
-from fairseq_rskip.compat import UserError
+from fairseq_rskip.errors import UserError
 from training.lengths import POSITIONS
 
 SIDES = ("encoder", "decoder")

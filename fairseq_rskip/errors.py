@@ -1,0 +1,47 @@
+"""The one error that a user sees: a line on stderr and an exit status, never a traceback."""
+
+import os
+import sys
+from typing import Any, Callable
+
+RESUME = "interrupted; the same command resumes from here"
+
+
+class UserError(ValueError):
+    """A mistake that the user can fix; the message says what was wrong and what is accepted."""
+
+    one_line_for_user = True
+
+
+def exit_status(main: Callable[[], Any], interrupted: str = "interrupted") -> int:
+    """Call ``main()`` and return its exit status (None is 0).
+
+    Errors of the user, of the disk, and a missing package become one line ``error: ...`` on stderr and status 1, Ctrl-C
+    the line ``interrupted`` and 130; a reader that went away (``... | head``) ends the program quietly with 141.
+    """
+    try:
+        status = main() or 0
+        sys.stdout.flush()
+        return status
+    except UserError as error:
+        message = str(error)
+    except ModuleNotFoundError as error:
+        message = f"this needs the Python package {error.name}, which is not installed"
+    except BrokenPipeError:
+        discard_output()
+        return 141
+    except OSError as error:
+        message = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    except KeyboardInterrupt:
+        print(f"error: {interrupted}", file=sys.stderr)
+        return 130
+    print(f"error: {message}", file=sys.stderr)
+    return 1
+
+
+def discard_output(stream: Any = None) -> None:
+    """Send what is still in ``stream``'s buffer (stdout by default) nowhere: after its reader went away, flushing it at
+    exit would fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, (stream or sys.stdout).fileno())
+    os.close(nowhere)
