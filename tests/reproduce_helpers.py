@@ -10,8 +10,9 @@ from pathlib import Path
 
 import yaml
 from conftest import ROOT, run_command
-from reproduction.main import main
-from reproduction.options import parse
+
+from fairseq_rskip.tools.reproduce.main import main
+from fairseq_rskip.tools.reproduce.options import parse
 
 SCRIPT = ROOT / "scripts" / "reproduce.py"
 PLAIN = {"skip-kind": "xskip", "skip-lambda": 1, "skip-norm": "none"}

@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 from report_tree import Tree
-from reporting import analyses
+
+from fairseq_rskip.tools.report import analyses
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [

@@ -7,9 +7,9 @@ import sys
 import pytest
 from PIL import Image
 from report_tree import Tree, image_settings, translation_settings
-from reporting import analyses
 
 from fairseq_rskip.analysis import figures
+from fairseq_rskip.tools.report import analyses
 
 BASE, LN = {1: 6.0, 2: 6.4, 3: 6.2}, {1: 7.1, 2: 7.5, 3: 7.0}
 # in place of analyze.py: writes its arguments as the CSV file, and counts its calls
@@ -80,7 +80,7 @@ def test_a_tables_figure_says_what_it_is_of(tree, script, monkeypatch):
     tree.finish(plan, "1xSkip", BASE)
     tree.finish(plan, "2xSkip", {2: 7.0})
     monkeypatch.setattr(analyses, "draw", lambda *_: [])
-    monkeypatch.setattr("reporting.main.FORMATS", ())
+    monkeypatch.setattr("fairseq_rskip.tools.report.main.FORMATS", ())
     tree.report()
     figure = drawn[0]
     assert figure.get_suptitle() == "not the paper's experiment: scale 0.0125, depth 20"

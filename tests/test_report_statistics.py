@@ -7,13 +7,14 @@ import random
 import pytest
 from conftest import run_checked
 from report_tree import Tree
-from reporting import ordering, paired
-from reporting.model import Group, Line, build
-from reporting.paired import PairedTests, System, Untested, make_metric
-from reporting.significance import Comparison, correct, holm, welch
-from reproduction.results import collect
 from sacrebleu.metrics import BLEU, CHRF
 from scipy.special import betainc
+
+from fairseq_rskip.tools.report import ordering, paired
+from fairseq_rskip.tools.report.model import Group, Line, build
+from fairseq_rskip.tools.report.paired import PairedTests, System, Untested, make_metric
+from fairseq_rskip.tools.report.significance import Comparison, correct, holm, welch
+from fairseq_rskip.tools.reproduce.results import collect
 
 WORDS = "a b c d e f g h".split()
 

@@ -7,14 +7,14 @@ import sys
 import pytest
 from conftest import ROOT, run_command
 from report_tree import SIGNATURE, Tree, image_settings, markdown_rows, translation_settings
-from reporting.render import latex, markdown
-from reproduction.runs import LOCK
 from sacrebleu.metrics import BLEU
 from scipy import stats
 from test_report_statistics import systems
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked
+from fairseq_rskip.tools.report.render import latex, markdown
+from fairseq_rskip.tools.reproduce.runs import LOCK
 
 BASE, LN = {1: 6.0, 2: 6.4, 3: 6.2}, {1: 7.1, 2: 7.5, 3: 7.0}
 

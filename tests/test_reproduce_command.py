@@ -2,11 +2,11 @@
 
 import pytest
 from reproduce_helpers import error_line, reproduce, write_table
-from reproduction import plans
-from reproduction.main import parse_changes
-from reproduction.tables import ROOT
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.reproduce import plans
+from fairseq_rskip.tools.reproduce.main import parse_changes
+from fairseq_rskip.tools.reproduce.tables import ROOT
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"settings": [1]}', '{"settings": []}'])

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from reproduce_helpers import error_line, reproduce
-from reproduction import execution, local, plans, runs
-from reproduction.plans import Job
-from reproduction.runs import State
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked
+from fairseq_rskip.tools.reproduce import execution, local, plans, runs
+from fairseq_rskip.tools.reproduce.plans import Job
+from fairseq_rskip.tools.reproduce.runs import State
 
 
 def shell_metrics(folder):

@@ -2,12 +2,12 @@
 
 import pytest
 from reproduce_helpers import TABLE, error_line, reproduce, write_table
-from reproduction import plans, tables
-from reproduction.main import make_plan
-from reproduction.options import parse
-from reproduction.results import collect
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.reproduce import plans, tables
+from fairseq_rskip.tools.reproduce.main import make_plan
+from fairseq_rskip.tools.reproduce.options import parse
+from fairseq_rskip.tools.reproduce.results import collect
 
 
 @pytest.fixture(scope="module")

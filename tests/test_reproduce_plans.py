@@ -5,12 +5,12 @@ import shutil
 
 import pytest
 from reproduce_helpers import PLAIN, error_line, reproduce, write_table
-from reproduction import images, plans, tables
-from reproduction.main import make_plan
-from reproduction.options import parse
-from reproduction.tables import StandIn
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.reproduce import images, plans, tables
+from fairseq_rskip.tools.reproduce.main import make_plan
+from fairseq_rskip.tools.reproduce.options import parse
+from fairseq_rskip.tools.reproduce.tables import StandIn
 from fairseq_rskip.vision.config import Config
 
 SMALL = "encoder-layers encoder-embed-dim encoder-ffn-embed-dim encoder-attention-heads".split()

@@ -25,8 +25,9 @@ from reproduce_helpers import (
     wait_until,
     write_table,
 )
-from reproduction import runs
 from vision_helpers import history, write_folder
+
+from fairseq_rskip.tools.reproduce import runs
 
 pytestmark = pytest.mark.slow
 BROKEN = {"label": "broken", "options": {**PLAIN, "lr": 1e30, "warmup-lr": 1e30}}

@@ -9,9 +9,10 @@ from functools import partial
 import pytest
 from conftest import ROOT, run_command
 from fake_slurm import FakeSlurm, parameters, until
-from reproduction import main as program
-from reproduction import runs, slurm, squeue
-from reproduction.options import parse
+
+from fairseq_rskip.tools.reproduce import main as program
+from fairseq_rskip.tools.reproduce import runs, slurm, squeue
+from fairseq_rskip.tools.reproduce.options import parse
 
 SMALL = ["table1", "--corpus", "digits", "--seeds", "1", "--rows", "1xSkip", "2rSkip+LN"]
 SHORT = [*SMALL, "--scale", "0.003", "--set", "depth=8", "batch-size=16"]  # 192 iterations, the first epoch has 90
@@ -205,7 +206,7 @@ def test_without_slurm_nothing_is_written(tmp_path, fake, reproduce):
 
 
 def test_a_job_that_started_already_is_not_noted_as_queued(tmp_path):
-    from reproduction.plans import Job
+    from fairseq_rskip.tools.reproduce.plans import Job
 
     job = Job("images", {}, 1, tmp_path)
     path = tmp_path / runs.QUEUED

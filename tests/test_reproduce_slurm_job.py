@@ -10,7 +10,8 @@ import time
 import pytest
 from conftest import ROOT
 from fake_slurm import until
-from reproduction import slurm_job
+
+from fairseq_rskip.tools.reproduce import slurm_job
 
 STUBBORN = """
 import os, signal, sys, time
@@ -26,7 +27,7 @@ time.sleep(60)
 """
 AS_SUBMITIT_DOES = """
 import signal, sys
-from reproduction.slurm_job import Attempt
+from fairseq_rskip.tools.reproduce.slurm_job import Attempt
 attempt = Attempt([sys.executable, "-c", sys.argv[2]], ".", ".")
 def usr2(*_):
     delayed = attempt.checkpoint()

@@ -7,10 +7,10 @@ import pytest
 import yaml
 from conftest import ROOT
 from reproduce_helpers import TABLE, error_line, reproduce, write_table
-from reproduction import images, tables, translation
-from reproduction.tables import StandIn
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.reproduce import images, tables, translation
+from fairseq_rskip.tools.reproduce.tables import StandIn
 from fairseq_rskip.vision.config import parse
 
 DEPTHS = ("ResNet-20", "ResNet-32", "ResNet-44", "ResNet-56", "ResNet-110")

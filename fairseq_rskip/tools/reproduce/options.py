@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Callable, List, Optional, Tuple, Union
 
 from fairseq_rskip.tools.console import Parser
-from reproduction.tables import FOLDER
+from fairseq_rskip.tools.reproduce.tables import FOLDER
 
 SLURM_OPTIONS = ("partition", "account", "qos", "gpus", "cpus", "mem", "time", "array_size", "slurm")
 FIXED = "array error gpus-per-node job-name nodes ntasks ntasks-per-node open-mode output signal wrap".split()

@@ -12,7 +12,7 @@ import yaml
 
 from fairseq_rskip.errors import UserError
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "experiments"
 STAND_INS = "stand-ins.yaml"
 TASKS = ("images", "translation")

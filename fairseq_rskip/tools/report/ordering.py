@@ -4,13 +4,13 @@ import math
 from itertools import combinations
 from typing import List, Tuple
 
-from reproduction.plans import TASKS
-from reproduction.tables import Table
 from scipy import stats
 
-from reporting.model import Group, Line, compare
-from reporting.paired import PairedTests
-from reporting.significance import LEVEL
+from fairseq_rskip.tools.report.model import Group, Line, compare
+from fairseq_rskip.tools.report.paired import PairedTests
+from fairseq_rskip.tools.report.significance import LEVEL
+from fairseq_rskip.tools.reproduce.plans import TASKS
+from fairseq_rskip.tools.reproduce.tables import Table
 
 
 def describe(group: Group, table: Table, tests: PairedTests) -> str:

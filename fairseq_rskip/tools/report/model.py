@@ -6,14 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from reproduction.plans import TASKS
-from reproduction.results import CellResult, TableResult
-from reproduction.runs import DONE, NEW
-from reproduction.tables import Table
-
-from reporting import significance
-from reporting.paired import PairedTests, Untested, load_system
-from reporting.significance import Comparison
+from fairseq_rskip.tools.report import significance
+from fairseq_rskip.tools.report.paired import PairedTests, Untested, load_system
+from fairseq_rskip.tools.report.significance import Comparison
+from fairseq_rskip.tools.reproduce.plans import TASKS
+from fairseq_rskip.tools.reproduce.results import CellResult, TableResult
+from fairseq_rskip.tools.reproduce.runs import DONE, NEW
+from fairseq_rskip.tools.reproduce.tables import Table
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,16 @@ import sys
 from pathlib import Path
 from typing import Callable, Dict, List, Optional
 
-from reproduction import runs
-from reproduction.execution import last_error
-from reproduction.results import TableResult
-from reproduction.tables import ROOT
-from reproduction.translation import CHECKPOINTS, EVALUATION
-
 from fairseq_rskip.analysis.figures import ENDINGS
 from fairseq_rskip.files import write_text
+from fairseq_rskip.tools.report.figures import Figure
+from fairseq_rskip.tools.report.model import Group, Line
+from fairseq_rskip.tools.reproduce import runs
+from fairseq_rskip.tools.reproduce.execution import last_error
+from fairseq_rskip.tools.reproduce.results import TableResult
+from fairseq_rskip.tools.reproduce.tables import ROOT
+from fairseq_rskip.tools.reproduce.translation import CHECKPOINTS, EVALUATION
 from fairseq_rskip.vision.run import CHECKPOINT
-from reporting.figures import Figure
-from reporting.model import Group, Line
 
 SCRIPT = ROOT / "scripts" / "analyze.py"
 CURVES = "curves"

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Tuple
 
-from reproduction import runs
-from reproduction.plans import TASKS, Plan
-from reproduction.results import TableResult
 from training.recipes import GENERAL, RECIPES
 
-from reporting.model import Group, Line
+from fairseq_rskip.tools.report.model import Group, Line
+from fairseq_rskip.tools.reproduce import runs
+from fairseq_rskip.tools.reproduce.plans import TASKS, Plan
+from fairseq_rskip.tools.reproduce.results import TableResult
 
 
 def describe(result: TableResult, groups: List[Group]) -> List[Tuple[str, str]]:

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import scipy
-from reproduction import plans, tables
-from reproduction.plans import Plan
-from reproduction.results import TableResult, collect
-from reproduction.tables import Table
 
 from fairseq_rskip.analysis.figures import write_csv
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_text
 from fairseq_rskip.tools.console import print_line
-from reporting import analyses, conditions, figures, grid, model, ordering, render
-from reporting.figures import Figure
-from reporting.grid import Grid
-from reporting.paired import PairedTests
-from reporting.significance import LEVEL
+from fairseq_rskip.tools.report import analyses, conditions, figures, grid, model, ordering, render
+from fairseq_rskip.tools.report.figures import Figure
+from fairseq_rskip.tools.report.grid import Grid
+from fairseq_rskip.tools.report.paired import PairedTests
+from fairseq_rskip.tools.report.significance import LEVEL
+from fairseq_rskip.tools.reproduce import plans, tables
+from fairseq_rskip.tools.reproduce.plans import Plan
+from fairseq_rskip.tools.reproduce.results import TableResult, collect
+from fairseq_rskip.tools.reproduce.tables import Table
 
 FORMATS = ("md", "tex", "html")
 DEFAULT = Path("runs/paper")

@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Tuple
 
-from reproduction.results import TableResult
-
 from fairseq_rskip.analysis import figures
-from reporting import conditions
-from reporting.model import Group, Line
+from fairseq_rskip.tools.report import conditions
+from fairseq_rskip.tools.report.model import Group, Line
+from fairseq_rskip.tools.reproduce.results import TableResult
 
 PAPER_COLOUR = "0.45"
 REMARK_COLOUR = "#8a4b00"

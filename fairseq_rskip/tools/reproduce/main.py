@@ -11,11 +11,11 @@ import yaml
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.console import print_line
-from reproduction import local, plans, runs, tables
-from reproduction.execution import execute
-from reproduction.plans import TASKS, Job, Plan
-from reproduction.results import collect
-from reproduction.tables import Cell, Options, StandIn, Table
+from fairseq_rskip.tools.reproduce import local, plans, runs, tables
+from fairseq_rskip.tools.reproduce.execution import execute
+from fairseq_rskip.tools.reproduce.plans import TASKS, Job, Plan
+from fairseq_rskip.tools.reproduce.results import collect
+from fairseq_rskip.tools.reproduce.tables import Cell, Options, StandIn, Table
 
 say = print_line  # whoever reads may stop reading: the runs continue
 
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     places = local.environments(options.jobs) if options.launcher == "local" else []
     if options.launcher == "slurm":
-        from reproduction import slurm
+        from fairseq_rskip.tools.reproduce import slurm
 
         slurm.check(options)
     for plan in made:
@@ -180,7 +180,7 @@ def main(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write the report of all plans."""
-    from reporting.main import write_report
+    from fairseq_rskip.tools.report.main import write_report
 
     return write_report(options)
 

@@ -14,8 +14,8 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_json
-from reproduction import images, translation
-from reproduction.tables import Cell, Options, StandIn, Table, cells
+from fairseq_rskip.tools.reproduce import images, translation
+from fairseq_rskip.tools.reproduce.tables import Cell, Options, StandIn, Table, cells
 
 TASKS = {"images": images, "translation": translation}
 RUNS = "runs"

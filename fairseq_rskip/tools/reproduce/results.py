@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from fairseq_rskip.errors import UserError
-from reproduction import plans, runs
-from reproduction.plans import Job, Plan
-from reproduction.runs import DONE, State
-from reproduction.tables import Cell, StandIn, Table, cells
+from fairseq_rskip.tools.reproduce import plans, runs
+from fairseq_rskip.tools.reproduce.plans import Job, Plan
+from fairseq_rskip.tools.reproduce.runs import DONE, State
+from fairseq_rskip.tools.reproduce.tables import Cell, StandIn, Table, cells
 
 
 @dataclass(frozen=True)

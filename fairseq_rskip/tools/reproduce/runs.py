@@ -19,9 +19,9 @@ import torch
 from fairseq_rskip import __version__
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_json
-from reproduction import squeue
-from reproduction.plans import TASKS, Job
-from reproduction.tables import ROOT
+from fairseq_rskip.tools.reproduce import squeue
+from fairseq_rskip.tools.reproduce.plans import TASKS, Job
+from fairseq_rskip.tools.reproduce.tables import ROOT
 
 RUN, LOG, METRICS, FAILED, QUEUED, LOCK = (
     "run.json",

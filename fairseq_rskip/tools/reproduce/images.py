@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, get_type_hints
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.reproduce.tables import ROOT, Cell, Options, StandIn
 from fairseq_rskip.vision.config import DATA_SETS, FOLDER, Config, flag
 from fairseq_rskip.vision.imagefolder import ARCHIVES, SPLITS
 from fairseq_rskip.vision.logs import LOG
 from fairseq_rskip.vision.run import RESULT
-from reproduction.tables import ROOT, Cell, Options, StandIn
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 FREE = [name for name, field in FIELDS.items() if field.metadata.get("free")]  # no part of what a run is

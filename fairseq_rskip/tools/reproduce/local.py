@@ -9,9 +9,9 @@ from typing import Callable, Dict, List, Optional
 import torch
 
 from fairseq_rskip.errors import UserError
-from reproduction import execution, runs
-from reproduction.plans import Job
-from reproduction.runs import State
+from fairseq_rskip.tools.reproduce import execution, runs
+from fairseq_rskip.tools.reproduce.plans import Job
+from fairseq_rskip.tools.reproduce.runs import State
 
 SPEAK_EVERY = 60.0  # seconds
 

@@ -14,10 +14,10 @@ from typing import Any, Callable, List
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_json
-from reproduction import runs, slurm_job, squeue
-from reproduction.local import name
-from reproduction.plans import Job
-from reproduction.tables import ROOT
+from fairseq_rskip.tools.reproduce import runs, slurm_job, squeue
+from fairseq_rskip.tools.reproduce.local import name
+from fairseq_rskip.tools.reproduce.plans import Job
+from fairseq_rskip.tools.reproduce.tables import ROOT
 
 FOLDER = "slurm"  # in OUTPUT: scripts, logs, and what submitit keeps
 GPUS, CPUS, MINUTES = 1, 8, 24 * 60  # of a job, unless the options say

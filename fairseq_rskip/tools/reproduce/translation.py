@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from fairseq_rskip.errors import UserError
-from reproduction.tables import ROOT, Cell, Options, StandIn
+from fairseq_rskip.tools.reproduce.tables import ROOT, Cell, Options, StandIn
 
 LOWER_IS_BETTER = False
 CHECKPOINTS = "checkpoints"

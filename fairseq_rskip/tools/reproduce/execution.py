@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Dict, List, Optional, Set
 
 from fairseq_rskip.files import locked, write_json
-from reproduction import runs
-from reproduction.plans import TASKS, Job
-from reproduction.runs import BROKEN, DONE, RUNNING, STOPPED, State
+from fairseq_rskip.tools.reproduce import runs
+from fairseq_rskip.tools.reproduce.plans import TASKS, Job
+from fairseq_rskip.tools.reproduce.runs import BROKEN, DONE, RUNNING, STOPPED, State
 
 GRACE = 60.0  # seconds that a command has to save and stop
 LOOKS = 5  # tries for the lock, which `status` takes for a moment

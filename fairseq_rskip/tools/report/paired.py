@@ -16,13 +16,13 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 import sacrebleu
 from evaluation.metrics import moses_tokens, split_compounds
 from evaluation.text import InputError, read_lines
-from reproduction.runs import read
-from reproduction.translation import EVALUATION
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest
 
 from fairseq_rskip.files import write_json
+from fairseq_rskip.tools.reproduce.runs import read
+from fairseq_rskip.tools.reproduce.translation import EVALUATION
 
 BOOTSTRAP, RANDOMISATION = "bootstrap", "randomisation"
 KINDS = {BOOTSTRAP: ("bs", 1000), RANDOMISATION: ("ar", 10000)}

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional
 
-from reproduction.results import TableResult
-
-from reporting import conditions
-from reporting.model import Group, Line
-from reporting.significance import LEVEL
+from fairseq_rskip.tools.report import conditions
+from fairseq_rskip.tools.report.model import Group, Line
+from fairseq_rskip.tools.report.significance import LEVEL
+from fairseq_rskip.tools.reproduce.results import TableResult
 
 MINUS = "\u2212"
 FAMILIES = {"images": "over seeds", "translation": "on the test set"}
