@@ -34,13 +34,6 @@ run() {
   "$@"
 }
 
-# Passes on what a training says, but for fairseq's settings and the model's layers, which fill the screen before the
-# first update; train.log has them. Ctrl-C is for the training: the filter lives until that has said its last word.
-without_settings() (
-  trap '' INT
-  sed -u -e '/ | INFO | fairseq_cli\.train | {/d' -e '/ | INFO | fairseq_cli\.train | [A-Za-z0-9_]*($/,/^)$/d'
-)
-
 ten_translations() {
   printf '\nTen held-out numbers: source, translation, reference\n\n'
   paste -d '\n' "$data/data-bin/raw/test.en" "$model/evaluation-test/hyp.txt" "$data/data-bin/raw/test.vi" |
@@ -66,7 +59,7 @@ run data-prep/prepare-corpus.sh --name numbers --src en --tgt vi --bpe-size 100 
   --train "$corpus/train" --valid "$corpus/valid" --test "$corpus/test" "$data"
 run scripts/train.sh "$data" transformer_rskip_ln_tiny --skip-lambda 2 --max-epoch "$epochs" --save-dir "$model" \
   --encoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 --encoder-attention-heads 4 \
-  --decoder-layers 2 --decoder-embed-dim 128 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4 | without_settings
+  --decoder-layers 2 --decoder-embed-dim 128 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4
 run scripts/evaluate.sh "$data" "$model" --average 3
 ten_translations
 python - "$model/evaluation-test/scores.json" "$least_bleu" <<'EOF'

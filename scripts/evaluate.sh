@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Averages checkpoints, translates a subset, scores it; `-h` lists the options. The work is in scripts/evaluation.
+# Averages checkpoints, translates a subset, scores it; `-h` lists the options. The work is in fairseq_rskip/tools/evaluate.
 set -euo pipefail
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/shell.sh
@@ -8,4 +8,4 @@ source "$scripts/shell.sh"
 use_environment python fairseq-generate sacrebleu
 # Decoding takes small steps: threads that spin while they wait make a busy machine crawl.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-exec python "$scripts/evaluation" "$@"
+exec python -m fairseq_rskip.tools.evaluate "$@"

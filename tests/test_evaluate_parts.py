@@ -1,18 +1,16 @@
 """The parts of scripts/evaluate.sh that need no trained model: choices, command lines, explanations."""
 
 import os
-import sys
 
 import pytest
+import torch
 from conftest import ROOT, run_command
 
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import torch  # noqa: E402
-from evaluation import checkpoints, generation, once  # noqa: E402
-from evaluation.arguments import parse  # noqa: E402
-from evaluation.prepared import Prepared  # noqa: E402
-from evaluation.text import InputError  # noqa: E402
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.evaluate import cached, checkpoints, generation
+from fairseq_rskip.tools.evaluate.arguments import parse
+from fairseq_rskip.tools.evaluate.prepared import Prepared
+from fairseq_rskip.tools.process import explain
 
 EPOCHS = [f"checkpoint{n}.pt" for n in (1, 2, 9, 10)]
 UPDATES = [f"checkpoint_{e}_{u}.pt" for e, u in ((1, 500), (2, 1000), (10, 9500))]
@@ -46,7 +44,7 @@ def test_the_last_checkpoints_are_chosen(tmp_path, there, count, expected):
 def test_a_missing_checkpoint_is_named_with_what_is_there(tmp_path):
     (tmp_path / "checkpoint3.pt").touch()
     assert checkpoints.choose(tmp_path, 5, tmp_path / "checkpoint3.pt")[0] == [tmp_path / "checkpoint3.pt"]
-    with pytest.raises(InputError, match=r"no checkpoint checkpoint4.pt.*holds checkpoint3.pt"):
+    with pytest.raises(UserError, match=r"no checkpoint checkpoint4.pt.*holds checkpoint3.pt"):
         checkpoints.choose(tmp_path, 5, checkpoints.Path("checkpoint4.pt"))
 
 
@@ -81,7 +79,7 @@ def test_the_command_names_the_plugin_and_refuses_paths_that_fairseq_misreads(tm
     command = generation.command(prepared(tmp_path / "a b's"), tmp_path / "é $x.pt", ["--beam", "4"])
     assert command[command.index("--user-dir") + 1] == run_command(["python", "-m", "fairseq_rskip"]).stdout.strip()
     for name in ("a:b", "${a}", "it\\'s"):
-        with pytest.raises(InputError, match="fairseq cannot take .* in a path"):
+        with pytest.raises(UserError, match="fairseq cannot take .* in a path"):
             generation.command(prepared(tmp_path), tmp_path / name / "x.pt", [])
 
 
@@ -116,15 +114,14 @@ def test_the_device_is_found(monkeypatch, available, capability, cpu, fp32, expe
         (
             "OSError: full\nException ignored in: <function f at 0x1>\nTraceback:\n  File y\nAttributeError: z\n",
             1,
-            "exit status 1: OSError: full",
+            "status 1: OSError: full",
         ),
         ("H-0\t-1\tx\n", -9, "killed by signal 9, out of memory perhaps"),
         ("", 1, "it said nothing"),
     ],
 )
 def test_a_failure_is_explained_by_its_last_meaningful_line(tmp_path, log, status, expected):
-    (tmp_path / "log").write_text(log, encoding="utf-8")
-    assert generation.explain(tmp_path / "log", status).endswith(expected)
+    assert explain("fairseq-generate", log, status).endswith(expected)
 
 
 def test_hypotheses_come_in_order_and_may_hold_anything_but_a_newline(tmp_path):
@@ -132,28 +129,28 @@ def test_hypotheses_come_in_order_and_may_hold_anything_but_a_newline(tmp_path):
     log.write_text("S-1\tx\nH-1\t-0.5\tb\u2028 \x85c\nD-1\t-0.5\tno\nH-0\t-1e-05\t\nH-2\t-2\tz\n", encoding="utf-8")
     assert generation.hypotheses(log, 3) == ["", "b\u2028 \x85c", "z"]
     for sentences in (2, 4):
-        with pytest.raises(InputError, match=f"3 hypotheses .* {sentences} references"):
+        with pytest.raises(UserError, match=f"3 hypotheses .* {sentences} references"):
             generation.hypotheses(log, sentences)
     log.write_text("H-1\t-1\ta\nH-1\t-1\ta\n", encoding="utf-8")
-    with pytest.raises(InputError, match="2 hypotheses for 1 sentences"):
+    with pytest.raises(UserError, match="2 hypotheses for 1 sentences"):
         generation.hypotheses(log, 2)
 
 
 def test_a_file_is_made_once_and_never_half(tmp_path):
     path = tmp_path / "x"
-    once.make(path, {"a": 1}, lambda part: part.write_text("first"))
-    assert once.is_made(path, {"a": 1}) and not once.is_made(path, {"a": 2})
+    cached.make(path, {"a": 1}, lambda part: part.write_text("first"))
+    assert cached.is_made(path, {"a": 1}) and not cached.is_made(path, {"a": 2})
 
     def fail(part):
         part.write_text("half")
-        raise InputError("no")
+        raise UserError("no")
 
-    with pytest.raises(InputError, match="no"):
-        once.make(path, {"a": 2}, fail)
-    assert path.read_text() == "first" and once.is_made(path, {"a": 1})
+    with pytest.raises(UserError, match="no"):
+        cached.make(path, {"a": 2}, fail)
+    assert path.read_text() == "first" and cached.is_made(path, {"a": 1})
     assert sorted(os.listdir(tmp_path)) == ["x", "x.key"]
     path.unlink()
-    assert not once.is_made(path, {"a": 1})
+    assert not cached.is_made(path, {"a": 1})
 
 
 @pytest.mark.parametrize(

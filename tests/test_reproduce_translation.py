@@ -70,7 +70,7 @@ def finished(place, killed):
 
 
 def test_the_same_command_goes_on_from_its_checkpoint(finished):
-    log = (finished / "log.txt").read_text("utf-8")
+    log = (finished / "checkpoints" / "train.log").read_text("utf-8")
     (updates,) = re.findall(r"[Ll]oaded checkpoint .*checkpoint_last.pt .*@ (\d+) updates", log)
     assert 0 < int(updates) < 60
     assert len(read(finished / "run.json")["attempts"]) == 2

@@ -3,16 +3,13 @@
 import json
 import math
 import shutil
-import sys
 from collections import Counter
 
 import pytest
 from conftest import ROOT, run_checked, run_command
 
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import score  # noqa: E402
-from evaluation import length_penalty, metrics  # noqa: E402
+from fairseq_rskip.tools import score
+from fairseq_rskip.tools.evaluate import generation as length_penalty
 
 SCORE = ["python", ROOT / "scripts" / "score.py"]
 REFERENCE = """\
@@ -148,7 +145,7 @@ def test_the_tokenisations_differ_where_they_should(tmp_path):
     ],
 )
 def test_compounds_are_split(tokens, split):
-    assert metrics.split_compounds(tokens) == split
+    assert score.split_compounds(tokens) == split
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_of_two_processes_the_first_writes_and_both_train_the_same(tiny_corpus, 
 
 
 def test_train_sh_takes_runs_of_different_intervals_for_one():
-    from training.options import Options
+    from fairseq_rskip.tools.train.options import Options
 
     words = ["--skip-log-interval", "7"]
     chosen = [Options("transformer_rskip_ln_tiny", {}, more) for more in ([], words)]

@@ -3,7 +3,9 @@
 import json
 
 import pytest
-from training_corpus import lengthen, main, planner, prepare, refused
+from training_corpus import lengthen, planner, prepare, refused
+
+from fairseq_rskip.tools.train.main import prepare as prepare_training
 
 SKIP = "--skip-invalid-size-inputs-valid-test"
 TINY = "transformer_rskip_ln_tiny"
@@ -98,7 +100,7 @@ def test_a_model_that_cannot_be_built_is_one_line_and_leaves_nothing(plan, data,
 def test_another_shape_is_refused_where_checkpoints_are(plan, data, tmp_path, capsys):
     save = tmp_path / "save"
     same = ["--save-dir", save, "--encoder-layers", 3]
-    assert main([str(word) for word in [data, TINY, *same]]) == 0
+    assert prepare_training([str(word) for word in [data, TINY, *same]])[:2] == ["--save", str(save)]
     capsys.readouterr()
     written = json.loads((save / "training.json").read_text("utf-8"))
     assert (written["encoder_layers"], written["decoder_embed_dim"], written["skip_lambda"]) == (3, 64, 2.0)

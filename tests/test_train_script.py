@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging.progress_bar import SummaryWriter
 from training_corpus import planner, prepare, refused
 
-sys.path.insert(0, str(ROOT / "scripts"))
-from training.plan import find_gpus  # noqa: E402
+from fairseq_rskip.tools.train.plan import find_gpus
 
 SCRIPT = ROOT / "scripts" / "train.sh"
 TINY = "transformer_rskip_ln_tiny"
@@ -153,7 +151,7 @@ def test_bad_input_is_one_line(plan, argv, parts):
 
 
 def test_data_that_are_not_prepared(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.folders.ROOT", tmp_path)
+    monkeypatch.setattr("fairseq_rskip.tools.train.data.ROOT", tmp_path)
     refused(plan("iwslt15-en-vi", TINY), "not prepared", "data-prep/prepare-iwslt15-en-vi.sh")
     refused(plan("multi30k-en-de", TINY), "data-prep/prepare-multi30k.sh --tgt de")
     refused(plan(tmp_path, TINY), "dict.SRC.txt")

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Tuple
 
-from training.recipes import GENERAL, RECIPES
-
 from fairseq_rskip.tools.report.model import Group, Line
 from fairseq_rskip.tools.reproduce import runs
 from fairseq_rskip.tools.reproduce.plans import TASKS, Plan
 from fairseq_rskip.tools.reproduce.results import TableResult
+from fairseq_rskip.tools.train.recipes import GENERAL, RECIPES
 
 
 def describe(result: TableResult, groups: List[Group]) -> List[Tuple[str, str]]:

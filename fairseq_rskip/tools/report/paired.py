@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import sacrebleu
-from evaluation.metrics import moses_tokens, split_compounds
-from evaluation.text import InputError, read_lines
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest
 
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_json
 from fairseq_rskip.tools.reproduce.runs import read
 from fairseq_rskip.tools.reproduce.translation import EVALUATION
+from fairseq_rskip.tools.score import moses_tokens, split_compounds
+from fairseq_rskip.tools.text import read_lines
 
 BOOTSTRAP, RANDOMISATION = "bootstrap", "randomisation"
 KINDS = {BOOTSTRAP: ("bs", 1000), RANDOMISATION: ("ar", 10000)}
@@ -158,7 +159,7 @@ def load_system(folder: Path, metrics: Dict[str, Any], name: str) -> System:
 def _lines(path: Path, what: str) -> List[str]:
     try:
         return read_lines(path)
-    except InputError:
+    except UserError:
         raise Untested(f"{what} not readable") from None
 
 

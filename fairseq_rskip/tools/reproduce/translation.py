@@ -14,14 +14,14 @@ CHECKPOINTS = "checkpoints"
 EVALUATION = "evaluation"
 OURS = ("save-dir", "seed", "arch", "user-dir", "restore-file")
 FREE = ("skip-log-interval", "log-interval", "num-workers", "tensorboard-logdir", "no-fp16")  # no part of what a run is
-PROGRESS = {"updates": r"num_updates[= ](\d+)", "epochs": r"end of epoch (\d+)"}
+PROGRESS = {"updates": r"num_updates(?:[= ]|\": \")(\d+)", "epochs": r"end of epoch (\d+)"}
 LOG_TAIL = 100_000  # bytes
 SHARE, AVERAGED = 20, 3  # a shortened run saves, and validates, every 20th of itself: the last three are averaged
 
 
 def find_data(corpus: str) -> str:
     """``--corpus`` as train.sh takes it: the name of a corpus, or a prepared folder's path. Raises ``UserError``."""
-    from training.recipes import NAMES
+    from fairseq_rskip.tools.train.recipes import NAMES
 
     if corpus in NAMES:
         return corpus
@@ -33,22 +33,18 @@ def find_data(corpus: str) -> str:
 
 def check_data(data: str) -> None:
     """Raise ``UserError`` for what train.sh or, hours later, evaluate.sh would refuse as not prepared."""
-    from evaluation.prepared import find as find_prepared
-    from evaluation.prepared import read_references
-    from evaluation.text import InputError
-    from training.folders import find_data as find
+    from fairseq_rskip.tools.evaluate.prepared import find as find_prepared
+    from fairseq_rskip.tools.evaluate.prepared import read_references
+    from fairseq_rskip.tools.train.data import find_data as find
 
     find(data, dry_run=False).dictionaries({})
-    try:
-        read_references(find_prepared(Path(_prepared(data))), "test")
-    except InputError as error:
-        raise UserError(str(error)) from None
+    read_references(find_prepared(Path(_prepared(data))), "test")
 
 
 def data_name(data: str) -> str:
     """The corpus that is in ``data``, as its preparation.json says; a folder's own name, if no corpus has it."""
-    from training.folders import find_data as find
-    from training.recipes import GENERAL, NAMES
+    from fairseq_rskip.tools.train.data import find_data as find
+    from fairseq_rskip.tools.train.recipes import GENERAL, NAMES
 
     found = find(data, dry_run=True)
     return f"folder {found.name}" if found.recipe == GENERAL and found.name in NAMES else found.name
@@ -89,8 +85,8 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _recipe(data: str) -> Options:
-    from training.folders import find_data as find
-    from training.recipes import RECIPES
+    from fairseq_rskip.tools.train.data import find_data as find
+    from fairseq_rskip.tools.train.recipes import RECIPES
 
     return RECIPES[find(data, dry_run=True).recipe].options
 
@@ -112,8 +108,8 @@ def _shortened(data: str, recipe: Options, stand_in: StandIn, scale: float, opti
 
 def check(arch: str, data: str, options: Options) -> None:
     """Have train.sh's planner read the options. Raises ``UserError``."""
-    from training.options import Options as Reader
-    from training.options import check_arch, find_user_dir
+    from fairseq_rskip.tools.train.options import Options as Reader
+    from fairseq_rskip.tools.train.options import check_arch, find_user_dir
 
     words = as_words(options)
     check_arch(arch, find_user_dir(words))

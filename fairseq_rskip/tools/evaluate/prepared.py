@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Tuple
 
-from training.lengths import read_lengths
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.text import read_lines
+from fairseq_rskip.tools.train.data import ROOT, read_lengths
 
-from evaluation.text import InputError, read_lines
-
-CORPORA = Path(__file__).resolve().parent.parent.parent / "data"  # where data-prep and train.sh keep corpora by name
+CORPORA = ROOT / "data"  # where data-prep and train.sh keep corpora by name
 SUBSETS = ("train", "valid", "test")
 # subwords in preparation.json -> fairseq's --post-process
 POST_PROCESS = {"subword-nmt": "subword_nmt", "sentencepiece": "sentencepiece", "none": None}
@@ -52,24 +52,24 @@ class Prepared:
 def find(data: Path) -> Prepared:
     """The prepared corpus in ``data`` or in ``data``/data-bin; ``data`` may be the name of one in the project's data/.
 
-    Raises ``InputError`` if there is none.
+    Raises ``UserError`` if there is none.
     """
     if not data.exists() and (CORPORA / data).is_dir():
         data = CORPORA / data
     if not data.is_dir():
-        raise InputError(f"DATA {data} is not a folder; give one that data-prep/prepare-….sh made")
+        raise UserError(f"DATA {data} is not a folder; give one that data-prep/prepare-….sh made")
     for folder in (data, data / "data-bin"):
         if (folder / "preparation.json").is_file():
             break
     else:
-        raise InputError(
+        raise UserError(
             f"{data} is not prepared: neither it nor {data.name}/data-bin holds preparation.json;"
             " make it with data-prep/prepare-….sh"
         )
     prepared = _read_settings(folder)
     for language in (prepared.src, prepared.tgt):
         if not prepared.dictionary(language).is_file():
-            raise InputError(f"{folder} is not prepared completely: dict.{language}.txt is missing; prepare it again")
+            raise UserError(f"{folder} is not prepared completely: dict.{language}.txt is missing; prepare it again")
     return prepared
 
 
@@ -78,43 +78,43 @@ def _read_settings(folder: Path) -> Prepared:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
+        raise UserError(f"cannot read {path}: {error}") from None
     names = ("corpus", "src", "tgt", "bpe", "tokenizer")
     if not isinstance(settings, dict) or not all(isinstance(settings.get(name), str) for name in names):
-        raise InputError(f"{path} must give, as text, {', '.join(names)}; prepare the corpus again")
+        raise UserError(f"{path} must give, as text, {', '.join(names)}; prepare the corpus again")
     for name, accepted in (("bpe", list(POST_PROCESS)), ("tokenizer", list(TOKENIZERS))):
         if settings[name] not in accepted:
-            raise InputError(f"{path} says {name} {settings[name]!r}; known are {', '.join(accepted)}")
+            raise UserError(f"{path} says {name} {settings[name]!r}; known are {', '.join(accepted)}")
     return Prepared(folder, **{name: settings[name] for name in names})
 
 
 def read_references(prepared: Prepared, subset: str) -> List[str]:
-    """The raw references of a subset that can be translated. Raises ``InputError`` naming what is missing."""
+    """The raw references of a subset that can be translated. Raises ``UserError`` naming what is missing."""
     if not all(path.is_file() for path in prepared.binarised(subset)):
         there = [name for name in SUBSETS if all(path.is_file() for path in prepared.binarised(name))]
-        raise InputError(
+        raise UserError(
             f"{prepared.folder} has no subset {subset!r} of {prepared.src}-{prepared.tgt};"
             f" it has {', '.join(there) or 'none at all'}"
         )
     path = prepared.reference(subset)
     if not path.is_file():
-        raise InputError(f"{prepared.folder} has no raw references: {path} is missing; prepare the corpus again")
+        raise UserError(f"{prepared.folder} has no raw references: {path} is missing; prepare the corpus again")
     return read_lines(path)
 
 
 def check_sentences(prepared: Prepared, subset: str, references: List[str]) -> None:
-    """Raises ``InputError`` if the binarised subset has another number of sentences than the references."""
+    """Raises ``UserError`` if the binarised subset has another number of sentences than the references."""
     prefix = prepared.prefix(subset, prepared.src)
     count = len(read_lengths(prefix))
     if count != len(references):
-        raise InputError(
+        raise UserError(
             f"{prefix.name}.bin holds {count} sentences and {prepared.reference(subset)} {len(references)}:"
             " they are not of one preparation; prepare the corpus again"
         )
 
 
 def check_lengths(prepared: Prepared, subset: str, limits: Tuple[int, int], max_tokens: int) -> None:
-    """Raises ``InputError`` if a sentence is longer than the model's ``limits`` (source, target) or than a batch.
+    """Raises ``UserError`` if a sentence is longer than the model's ``limits`` (source, target) or than a batch.
 
     Not one may be left out: the score would be of another test set.
     """
@@ -126,12 +126,12 @@ def check_lengths(prepared: Prepared, subset: str, limits: Tuple[int, int], max_
         longest = int(lengths.argmax())
         what = f"sentence {longest + 1} of {subset} has {lengths[longest]} tokens in its {side} ({language})"
         if lengths[longest] > limit:
-            raise InputError(
+            raise UserError(
                 f"{what}, and the model was trained to take {limit}: shorten the sentence and prepare the corpus again,"
                 f" or train with --max-{side}-positions {lengths[longest]}"
             )
         if lengths[longest] > max_tokens:
-            raise InputError(f"{what}, more than a batch may hold: give --max-tokens {lengths[longest]} or more")
+            raise UserError(f"{what}, more than a batch may hold: give --max-tokens {lengths[longest]} or more")
 
 
 def symbols(dictionary: Path) -> List[str]:

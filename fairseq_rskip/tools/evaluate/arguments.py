@@ -1,11 +1,13 @@
-"""The command line of scripts/evaluate.sh."""
+"""The command line of scripts/evaluate.sh, which is checked before torch and fairseq are imported."""
 
 from argparse import Namespace
 from pathlib import Path
 from typing import List, Optional
 
-from evaluation.length_penalty import DEFAULT_LENPEN
+from fairseq_rskip.errors import exit_status
 from fairseq_rskip.tools.console import Parser, finite, whole_number
+from fairseq_rskip.tools.evaluate.generation import DEFAULT_LENPEN
+from fairseq_rskip.tools.process import stop_on_signals
 
 DESCRIPTION = """Average the last checkpoints, translate with beam search, score against the raw references.
 
@@ -45,3 +47,16 @@ def parse(argv: Optional[List[str]] = None) -> Namespace:
     options = parser.parse_args(argv)
     options.out = options.out or options.folder / f"evaluation-{options.subset}"
     return options
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Do what ``argv`` asks for; returns the exit status. What goes wrong is one line on standard error."""
+    options = parse(argv)
+    stop_on_signals()
+
+    def work() -> None:
+        from fairseq_rskip.tools.evaluate.main import evaluate  # takes seconds: after the options have been checked
+
+        evaluate(options)
+
+    return exit_status(work, interrupted="interrupted; the same command resumes from what is complete")

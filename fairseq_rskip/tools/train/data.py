@@ -1,15 +1,80 @@
-"""How long the sentences of a binarised corpus are, and whether the held-out ones fit the model and its batches.
+"""The data-bin that a training reads: which corpus it is, in which languages, and how long its sentences are."""
 
-fairseq leaves out training sentences that are too long, and ends with a traceback at the first validation over others.
-"""
-
-from dataclasses import dataclass
+import json
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.train.recipes import GENERAL, NAMES, RECIPES
 
+_CHECKOUT = Path(__file__).resolve().parents[3]
+ROOT = _CHECKOUT if (_CHECKOUT / "scripts").is_dir() else Path.cwd()  # holds data/ and checkpoints/
 POSITIONS = 1024  # fairseq's --max-source-positions and --max-target-positions
+
+
+@dataclass
+class Data:
+    """A data-bin: its ``folder``, the ``name`` of what is in it, its ``recipe``, and what preparation.json says.
+
+    ``there`` is False for a named corpus that is still to be prepared.
+    """
+
+    folder: Path
+    name: str
+    recipe: str
+    preparation: Dict[str, Any] = field(default_factory=dict)
+    there: bool = True
+
+    @property
+    def languages(self) -> Dict[str, str]:
+        """fairseq-train's options for what preparation.json says; from file names alone, fairseq guesses."""
+        said = {"source-lang": self.preparation.get("src"), "target-lang": self.preparation.get("tgt")}
+        return {name: language for name, language in said.items() if isinstance(language, str)}
+
+    def pair(self, given: Dict[str, Any]) -> Tuple[str, str]:
+        """Source and target language: the user's, preparation.json's, or the file names'. Raises as the next."""
+        return tuple(path.name[len("dict.") : -len(".txt")] for path in self.dictionaries(given))
+
+    def dictionaries(self, given: Dict[str, Any]) -> List[Path]:
+        """The source's and the target's. Raises ``UserError`` if this is not the data-bin of a language pair."""
+        if not self.there:
+            return []
+        pairs = [re.fullmatch(r"train\.(.+)-(.+)\.(?:\1|\2)\.idx", path.name) for path in self.folder.glob("train.*")]
+        src, tgt = next((match.groups() for match in pairs if match), (None, None))
+        src = given.get("source_lang") or self.preparation.get("src") or src
+        tgt = given.get("target_lang") or self.preparation.get("tgt") or tgt
+        found = [self.folder / f"dict.{src}.txt", self.folder / f"dict.{tgt}.txt"]
+        if not (any(pairs) and all(path.is_file() for path in found)):
+            again = f"; run: {RECIPES[self.recipe].prepare}" if self.recipe != GENERAL else ""
+            raise UserError(f"{self.folder} lacks train.SRC-TGT.SRC.idx, dict.SRC.txt or dict.TGT.txt{again}")
+        return found
+
+
+def find_data(corpus: str, dry_run: bool) -> Data:
+    """The data of a corpus's name or of a folder. Raises ``UserError``; a dry run needs no prepared data."""
+    if corpus in NAMES:
+        data = Data(ROOT / "data" / corpus / "data-bin", corpus, corpus)
+        data.there = data.folder.is_dir()
+        if not data.there and not dry_run:
+            raise UserError(f"{corpus} is not prepared (no {data.folder}); run: {RECIPES[corpus].prepare}")
+    elif Path(corpus).is_dir():
+        folder = Path(corpus)
+        folder = folder / "data-bin" if (folder / "data-bin").is_dir() else folder
+        own = folder.resolve()
+        data = Data(folder, (own.parent if own.name == "data-bin" else own).name, GENERAL)
+    else:
+        raise UserError(f"no corpus or folder named {corpus!r}; the corpora are {', '.join(NAMES)}")
+    path = data.folder / "preparation.json"
+    if path.exists():
+        try:
+            data.preparation = dict(json.loads(path.read_text("utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"cannot read {path}: {error}") from None
+        if data.preparation.get("corpus") in NAMES:
+            data.name = data.recipe = data.preparation["corpus"]
+    return data
 
 
 def read_lengths(prefix: Path):

@@ -1,35 +1,23 @@
-"""What the user asked for: train.sh's own arguments, and fairseq-train's options as fairseq itself reads them."""
+"""fairseq-train's options as fairseq itself reads them, and the model that they describe."""
 
 import argparse
 import difflib
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
+import fairseq_rskip
 from fairseq_rskip.errors import UserError
-from training.shape import check_model, find_positions, find_shape
+from fairseq_rskip.tools.train.data import POSITIONS
 
-PLUGIN = Path(__file__).resolve().parent.parent.parent / "fairseq_rskip"
+PLUGIN = Path(fairseq_rskip.__file__).resolve().parent
+SIDES = ("encoder", "decoder")
+OPTIONS = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos")
 
 
 def fail(message: str) -> None:
     """In place of argparse's usage and exit."""
     raise UserError(message)
-
-
-def parse(argv: List[str]) -> Tuple[str, str, List[str], argparse.Namespace]:
-    """CORPUS, ARCH, fairseq-train's options and train.sh's own. Raises ``UserError``."""
-    if len(argv) < 2 or argv[0].startswith("-") or argv[1].startswith("-"):
-        fail("CORPUS and ARCH are needed, in this order, before any option; -h shows the usage")
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--no-fp16", action="store_true")
-    parser.add_argument("--gpus", type=int)
-    parser.error = fail
-    own, words = parser.parse_known_args(argv[2:])
-    if own.gpus is not None and (not own.dry_run or own.gpus < 0):
-        fail("--gpus N plans for another machine, with --dry-run; CUDA_VISIBLE_DEVICES chooses among the GPUs here")
-    return argv[0], argv[1], words, own
 
 
 def find_user_dir(words: List[str]) -> Path:
@@ -40,7 +28,7 @@ def find_user_dir(words: List[str]) -> Path:
 
 
 def list_archs(user_dir: Path) -> List[str]:
-    """Every architecture of fairseq and of the plugin in ``user_dir``. Raises ``UserError``."""
+    """Every architecture of this plugin, then those of fairseq and of ``user_dir``. Raises ``UserError``."""
     import fairseq.models
     from fairseq import utils
 
@@ -51,7 +39,8 @@ def list_archs(user_dir: Path) -> List[str]:
             utils.import_user_module(argparse.Namespace(user_dir=str(user_dir)))
     except (OSError, ImportError) as error:
         raise UserError(f"cannot load --user-dir {user_dir}: {error}") from None
-    return sorted(fairseq.models.ARCH_MODEL_REGISTRY)
+    registered = fairseq.models.ARCH_MODEL_REGISTRY
+    return sorted(registered, key=lambda arch: (not registered[arch].__module__.startswith("fairseq_rskip."), arch))
 
 
 def check_arch(arch: str, user_dir: Path) -> None:
@@ -115,3 +104,48 @@ def refuse_unknown(words: List[str], arch: str, parser: argparse.ArgumentParser)
         known = re.findall(r"--[a-z][\w-]+", parser.format_usage())
         near = difflib.get_close_matches(words[0].partition("=")[0], known, 1)
         fail(f"fairseq-train takes no {' '.join(words)} with {arch}" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def find_shape(args, defaults: Dict[str, Any]) -> Dict[str, Any]:
+    """Layers, dimensions, heads and the like, by fairseq's names, as far as the architecture has them.
+
+    ``args`` are fairseq's; the architecture's ``defaults`` hold where those are silent. The decoder's dimensions follow
+    the encoder's.
+    """
+    shape = {}
+    for side in SIDES:
+        for option in OPTIONS:
+            value = getattr(args, f"{side}_{option}", None)
+            value = defaults.get(f"{side}_{option}") if value is None else value
+            value = shape.get(f"encoder_{option}") if value is None else value
+            if value is not None:
+                shape[f"{side}_{option}"] = value
+    return shape
+
+
+def find_positions(args, defaults: Dict[str, Any], given: Dict[str, Any]):
+    """The most tokens of a source and of a target sentence: of the task's limit and the model's the lower."""
+    limits = []
+    for name in ("max_source_positions", "max_target_positions"):
+        both = [value for value in (getattr(args, name, None), defaults.get(name)) if value]
+        limits.append(given.get(name) or min(both, default=POSITIONS))
+    return tuple(limits)
+
+
+def check_model(arch: str, config: Any, given: Dict[str, Any], shape: Dict[str, Any]) -> None:
+    """Raises ``UserError`` for skip options that contradict each other, and for heads that do not divide a dimension.
+
+    ``config`` is the architecture's dataclass with its defaults, or None.
+    """
+    for side in SIDES:
+        dim, heads = shape.get(f"{side}_embed_dim"), shape.get(f"{side}_attention_heads")
+        if isinstance(dim, int) and isinstance(heads, int) and (heads < 1 or dim % heads):
+            raise UserError(f"--{side}-attention-heads {heads} does not divide --{side}-embed-dim {dim}")
+    if not hasattr(config, "skip_kind"):
+        return
+    from fairseq_rskip.modules.skip_config import SkipConfig
+
+    if isinstance(config, SkipConfig):
+        for name in vars(config):
+            setattr(config, name, given.get(name, getattr(config, name)))
+        config.check(arch, pre_norm=any(shape.get(f"{side}_normalize_before") for side in SIDES))

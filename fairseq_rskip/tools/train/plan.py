@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from fairseq_rskip.errors import UserError
-from training.folders import ROOT, Data, find_data, shown
-from training.lengths import validation_options
-from training.options import PLUGIN, Options, check_arch, find_user_dir
-from training.recipes import CPU, RECIPES, Recipe, peak_lr, split_step
+from fairseq_rskip.tools.train.data import ROOT, Data, validation_options
+from fairseq_rskip.tools.train.options import PLUGIN, Options, check_arch, find_user_dir
+from fairseq_rskip.tools.train.recipes import CPU, RECIPES, Recipe, peak_lr, split_step
+from fairseq_rskip.tools.train.save import shown
 
 HALF = ("fp16", "memory_efficient_fp16", "bf16", "memory_efficient_bf16", "amp", "tpu")
 LONGEST = 250  # tokens of a training sentence that data preparation lets through
@@ -75,7 +75,7 @@ def as_words(options: Dict[str, Any]) -> List[str]:
 class Plan:
     """What train.sh does: ``command``, into ``save``; ``notes`` and ``warnings`` are lines for the user.
 
-    ``settings`` tell the model from others, ``end`` is the last update, or 0.
+    ``settings`` tell the model from others, ``end`` is the last of ``unit`` (updates or epochs), 0 where there is none.
     """
 
     command: List[str]
@@ -84,6 +84,7 @@ class Plan:
     dictionaries: List[Path]
     settings: Dict[str, Any]
     end: int
+    unit: str
     notes: List[str]
     warnings: List[str]
 
@@ -119,9 +120,8 @@ def log_options(save: Path) -> Tuple[Dict[str, Any], List[str]]:
     return {"tensorboard-logdir": shown(save / "tensorboard")}, []
 
 
-def make_plan(corpus: str, arch: str, words: List[str], own: argparse.Namespace) -> Plan:
+def make_plan(data: Data, arch: str, words: List[str], own: argparse.Namespace) -> Plan:
     """The command and what belongs to it; writes nothing. Raises ``UserError``."""
-    data = find_data(corpus, own.dry_run)
     recipe = RECIPES[data.recipe]
     check_arch(arch, find_user_dir(words))
     options = Options(arch, {**data.languages, **recipe.options, "share-all-embeddings": True}, words)
@@ -136,11 +136,12 @@ def make_plan(corpus: str, arch: str, words: List[str], own: argparse.Namespace)
     logs, more = log_options(save)
     rate = {"lr": f"{peak_lr(options.dim):g}"}
     chosen = {"user-dir": shown(PLUGIN), "arch": arch, **data.languages, **rate, **device, **recipe.options}
-    chosen = {**chosen, **step, **embeddings, "save-dir": shown(save), **logs}
+    chosen = {**chosen, **step, **embeddings, "save-dir": shown(save), "log-format": "json", **logs}
     chosen = {name: value for name, value in chosen.items() if options.leaves(name)}
     if chosen.get("lr") == rate["lr"]:
         more.append(f"peak learning rate: {rate['lr']}, for dimension {options.dim}")
     command = [shutil.which("fairseq-train") or "fairseq-train", shown(data.folder), *as_words(chosen), *words]
-    end = given.get("max_update", chosen.get("max-update", 0))
+    ends = {unit: given.get(f"max_{unit}") or chosen.get(f"max-{unit}", 0) for unit in ("update", "epoch")}
+    unit = "update" if ends["update"] else "epoch"
     notes = [f"recipe: {data.recipe}", note, *more]
-    return Plan(command, save, data, dictionaries, options.settings, end, notes, warnings)
+    return Plan(command, save, data, dictionaries, options.settings, ends[unit], f"{unit}s", notes, warnings)

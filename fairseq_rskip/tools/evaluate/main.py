@@ -1,22 +1,28 @@
 """From a prepared corpus and a checkpoint folder to a table of scores."""
 
 import hashlib
+import shlex
 from argparse import Namespace
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
-from average_checkpoints import load_state
-
 import fairseq_rskip
-from evaluation import checkpoints, ending, generation, metrics, once
-from evaluation.prepared import PAPER_TOKENISED, Prepared, check_lengths, check_sentences, find, read_references
-from evaluation.text import InputError, write_json, write_lines
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.files import write_json, write_text
+from fairseq_rskip.tools import score as metrics
+from fairseq_rskip.tools.average import load_state
+from fairseq_rskip.tools.console import print_line
+from fairseq_rskip.tools.evaluate import cached, checkpoints, generation
+from fairseq_rskip.tools.evaluate.prepared import (
+    PAPER_TOKENISED,
+    Prepared,
+    check_lengths,
+    check_sentences,
+    find,
+    read_references,
+)
 
 
 def data_identity(prepared: Prepared, subset: str) -> Dict[str, str]:
@@ -29,7 +35,7 @@ def data_identity(prepared: Prepared, subset: str) -> Dict[str, str]:
 def translate(options, prepared: Prepared, references: List[str]) -> Dict:
     """Have OUT/generate.log made, if it is not there yet; returns what scores.json says about it."""
     taken, which = checkpoints.choose(options.folder, options.average, options.checkpoint)
-    say(f"== {which}")
+    print_line(f"== {which}")
     search = generation.search_options(prepared, options.subset, options.beam, options.lenpen, options.max_tokens)
     key = {
         "checkpoints": checkpoints.identity(taken),
@@ -38,17 +44,17 @@ def translate(options, prepared: Prepared, references: List[str]) -> Dict:
         "versions": {"fairseq": version("fairseq"), "fairseq_rskip": fairseq_rskip.__version__},
     }
     log = options.out / "generate.log"
-    if once.is_made(log, key):
-        say(f"== translation: up to date ({log})")
+    if cached.is_made(log, key):
+        print_line(f"== translation: up to date ({log})")
     else:
         check_sentences(prepared, options.subset, references)
         checkpoint, limits = ready_checkpoint(options.out, prepared, taken)
         check_lengths(prepared, options.subset, limits, options.max_tokens)
         command = generation.command(prepared, checkpoint, [*search, *generation.position_options(limits)])
         command += generation.device_options(options.cpu, options.fp32)
-        say(f"== translating {len(references):,} sentences\n{generation.quoted(command)}")
+        print_line(f"== translating {len(references):,} sentences\n{shlex.join(command)}")
         failed = options.out / "generate.failed.log"
-        once.make(log, key, lambda path: generation.run(command, path, len(references), failed))
+        cached.make(log, key, lambda path: generation.run(command, path, len(references), failed))
     about = {"data": str(prepared.folder), "corpus": prepared.corpus, "subset": options.subset, "weights": which}
     return {**about, **key}
 
@@ -56,15 +62,15 @@ def translate(options, prepared: Prepared, references: List[str]) -> Dict:
 def ready_checkpoint(out: Path, prepared: Prepared, taken: List[Path]) -> Tuple[Path, Tuple[int, int]]:
     """The file to translate with, of DATA's vocabulary, and the lengths that it takes.
 
-    An average is written to ``out``, once.
+    An average is written to ``out``, cached.
     """
     checkpoints.check_dictionaries(prepared, taken[0].parent)
     make_folder(out)
     checkpoint = taken[0]
     if len(taken) > 1:
         checkpoint, key = out / "averaged.pt", {"checkpoints": checkpoints.identity(taken)}
-        if not once.is_made(checkpoint, key):
-            once.make(checkpoint, key, lambda path: checkpoints.write_average(taken, path))
+        if not cached.is_made(checkpoint, key):
+            cached.make(checkpoint, key, lambda path: checkpoints.write_average(taken, path))
     state = load_state(checkpoint)  # what fairseq could not read is found here, in one line
     checkpoints.check_embeddings(prepared, checkpoint, state["model"])
     return checkpoint, checkpoints.positions(state)
@@ -74,7 +80,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot make the folder {folder}: {error.strerror}") from None
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
 def score(options, prepared: Prepared, hypotheses: List[str], references: List[str], about: Dict) -> None:
@@ -98,7 +104,7 @@ def score(options, prepared: Prepared, hypotheses: List[str], references: List[s
         text += [f"\n{title}", metrics.table(rows)]
     write_json(options.out / "scores.json", {**result, "evaluation": about})
     text.append(f"\nwritten to {options.out}: generate.log, hyp.tok, hyp.txt, scores.json")
-    say("\n".join(text))  # last: whoever reads it may stop reading
+    print_line("\n".join(text))
 
 
 def detokenised(prepared: Prepared, hypotheses: List[str], references: List[str]) -> Optional[List]:
@@ -109,17 +115,13 @@ def detokenised(prepared: Prepared, hypotheses: List[str], references: List[str]
     return None if both == [hypotheses, references] else [both[0], [both[1]]]
 
 
-def evaluate(options) -> None:
+def evaluate(options: Namespace) -> None:
+    """Do what ``arguments.parse`` read. Raises ``UserError``."""
     prepared = find(options.data)
     references = read_references(prepared, options.subset)
     about = translate(options, prepared, references)
     tokens = generation.hypotheses(options.out / "generate.log", len(references))
     hypotheses = metrics.detokenise(tokens, prepared.tgt) if prepared.tokenizer == "moses" else tokens
-    write_lines(options.out / "hyp.tok", tokens)
-    write_lines(options.out / "hyp.txt", hypotheses)
+    for name, lines in (("hyp.tok", tokens), ("hyp.txt", hypotheses)):
+        write_text(options.out / name, "".join(line + "\n" for line in lines))
     score(options, prepared, hypotheses, references, about)
-
-
-def main(options: Namespace) -> int:
-    """Do what ``arguments.parse`` read; returns the exit status. What goes wrong is one line on standard error."""
-    return ending.run(lambda: evaluate(options))

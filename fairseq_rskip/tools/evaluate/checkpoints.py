@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
-from average_checkpoints import average, last_checkpoints, save
-from training.lengths import POSITIONS
-
-from evaluation.prepared import SPECIAL_SYMBOLS, Prepared, difference, symbols
-from evaluation.text import InputError, read_lines
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.average import average, last_checkpoints, save
+from fairseq_rskip.tools.evaluate.prepared import SPECIAL_SYMBOLS, Prepared, difference, symbols
+from fairseq_rskip.tools.text import read_lines
+from fairseq_rskip.tools.train.data import POSITIONS
 
 ACCEPTED = "checkpoint<epoch>.pt, checkpoint_<epoch>_<update>.pt, checkpoint_best.pt or checkpoint_last.pt"
 _NUMBERED = {"update": r"checkpoint_\d+_\d+\.pt", "epoch": r"checkpoint\d+\.pt"}
@@ -21,15 +21,15 @@ def choose(folder: Path, count: int, checkpoint: Optional[Path] = None) -> Tuple
     ``checkpoint`` is taken if given, a path or a name in ``folder``. Of epochs' and updates' checkpoints those are
     averaged of which there are more, up to ``count``; updates' where it is the same. With fewer than two of either
     kind, or a ``count`` of 0, it is checkpoint_best.pt, else checkpoint_last.pt, else the newest.
-    Raises ``InputError`` if there is nothing to take.
+    Raises ``UserError`` if there is nothing to take.
     """
     if not folder.is_dir():
-        raise InputError(f"CHECKPOINT-DIR {folder} is not a folder; give the one that training saved to")
+        raise UserError(f"CHECKPOINT-DIR {folder} is not a folder; give the one that training saved to")
     if checkpoint is not None:
         for path in (checkpoint, folder / checkpoint):
             if path.is_file():
                 return [path], f"checkpoint {path}"
-        raise InputError(f"no checkpoint {checkpoint}, here or in {folder}, which holds {_listing(folder)}")
+        raise UserError(f"no checkpoint {checkpoint}, here or in {folder}, which holds {_listing(folder)}")
     names = [path.name for path in folder.iterdir() if path.is_file()]
     found = {unit: sum(bool(re.fullmatch(form, name)) for name in names) for unit, form in _NUMBERED.items()}
     unit = max(found, key=lambda unit: min(found[unit], max(count, 1)))  # the first of equals: updates
@@ -42,7 +42,7 @@ def choose(folder: Path, count: int, checkpoint: Optional[Path] = None) -> Tuple
     if not single and found[unit]:
         single = [last_checkpoints(folder, 1, unit)[0].name]
     if not single:
-        raise InputError(f"{folder} has no checkpoint: it holds {_listing(folder)}; accepted are {ACCEPTED}")
+        raise UserError(f"{folder} has no checkpoint: it holds {_listing(folder)}; accepted are {ACCEPTED}")
     few = ""
     if count:
         few = (
@@ -71,7 +71,7 @@ def write_average(paths: List[Path], output: Path) -> None:
 def check_dictionaries(prepared: Prepared, folder: Path) -> None:
     """Compare DATA's dictionaries with the copies that training left in ``folder``, if there are any.
 
-    Raises ``InputError`` if the checkpoint belongs to another vocabulary.
+    Raises ``UserError`` if the checkpoint belongs to another vocabulary.
     """
     for language in sorted({prepared.src, prepared.tgt}):
         copy = folder / f"dict.{language}.txt"
@@ -100,7 +100,7 @@ def check_embeddings(prepared: Prepared, checkpoint: Path, model: Dict) -> None:
 
 
 def _refuse(prepared: Prepared, checkpoint: Path, what: str) -> None:
-    raise InputError(
+    raise UserError(
         f"{checkpoint} belongs to another vocabulary than {prepared.folder}: {what};"
         " evaluate with the DATA it was trained on"
     )

@@ -1,23 +1,41 @@
-"""The scores: sacreBLEU in several tokenisations, chrF, and the BLEU of tensor2tensor's and the papers' scripts."""
+"""Score translations against references, each score with its signature.
 
+    score.py --hyp out.de --ref newstest2014.de --src-lang en --tgt-lang de --json scores.json
+
+Give plain text, one sentence a line: sacreBLEU tokenises by itself. docs/evaluation.md says which BLEU is which.
+"""
+
+import argparse
 import platform
 import re
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 import sacrebleu
 import sacremoses
 from sacrebleu.metrics import BLEU, CHRF
 
+from fairseq_rskip.errors import exit_status
+from fairseq_rskip.files import write_json
+from fairseq_rskip.tools.console import Parser
+from fairseq_rskip.tools.text import check_lengths, read_lines
+
 
 @dataclass
 class Score:
-    """One row of the table. ``signature`` is sacreBLEU's; ``note`` says what was done to the text before it."""
+    """One row of the table. ``signature`` is sacreBLEU's; ``note`` says what was done to the text before it.
+
+    Of BLEU also: the length ratio, output over reference in this row's tokens, and the brevity penalty that follows
+    from it (1 where nothing is too short).
+    """
 
     name: str
     score: float
     signature: str
     note: str
+    length_ratio: Optional[float] = None
+    brevity_penalty: Optional[float] = None
 
 
 def versions() -> Dict[str, str]:
@@ -100,21 +118,27 @@ def left_out(tgt_lang: Optional[str], tokenised: bool) -> List[str]:
 
 
 def _score(name: str, metric, hypotheses: List[str], references: List[List[str]], note: str) -> Score:
-    value = metric.corpus_score(hypotheses, references).score
-    return Score(name, value, str(metric.get_signature()), note)
+    found = metric.corpus_score(hypotheses, references)
+    row = Score(name, found.score, str(metric.get_signature()), note)
+    if isinstance(metric, BLEU):
+        row.length_ratio, row.brevity_penalty = found.sys_len / found.ref_len, found.bp
+    return row
 
 
 def table(rows: Sequence[Score]) -> str:
-    """The rows as aligned text: name, score, signature, and below each its note."""
+    """The rows as aligned text: name, score, signature, and below each its note and its length."""
     width = max(len(row.name) for row in rows)
     lines = []
     for row in rows:
         lines.append(f"{row.name:<{width}}  {row.score:6.2f}  {row.signature}")
-        lines.append(f"{'':<{width}}          {row.note}")
+        length = ""
+        if row.length_ratio is not None:
+            length = f"; length ratio {row.length_ratio:.3f}, brevity penalty {row.brevity_penalty:.3f}"
+        lines.append(f"{'':<{width}}          {row.note}{length}")
     return "\n".join(lines)
 
 
-def report(rows: Sequence[Score], hyp, refs: Sequence, sentences: int) -> Dict:
+def report(rows: Sequence[Score], hyp: Path, refs: Sequence[Path], sentences: int) -> Dict:
     """What goes into a JSON file: the scores, what was compared, and the versions they depend on."""
     return {
         "hyp": str(hyp),
@@ -123,3 +147,43 @@ def report(rows: Sequence[Score], hyp, refs: Sequence, sentences: int) -> Dict:
         "scores": [asdict(row) for row in rows],
         "versions": versions(),
     }
+
+
+def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
+    """The options. A mistake ends the program with one line."""
+    parser = Parser(prog="score.py", description=__doc__)
+    parser.add_argument("--hyp", type=Path, required=True, metavar="FILE", help="the translations")
+    parser.add_argument("--ref", type=Path, required=True, nargs="+", metavar="FILE", help="one or more references")
+    parser.add_argument("--src-lang", metavar="LANG", help="language of the source, such as en")
+    parser.add_argument(
+        "--tgt-lang",
+        metavar="LANG",
+        help="language of both files, such as de; without it, rows that need its tokeniser are left out",
+    )
+    parser.add_argument(
+        "--tokenised",
+        action="store_true",
+        help="the files hold tokens already: tokenised BLEU takes them as they are",
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the scores there, too")
+    return parser.parse_args(argv)
+
+
+def score(options: argparse.Namespace) -> None:
+    """Write the JSON file, print the table. Raises ``UserError``."""
+    hypotheses = read_lines(options.hyp)
+    references = {path: read_lines(path) for path in options.ref}
+    check_lengths(hypotheses, references, options.hyp)
+    rows = compute(hypotheses, list(references.values()), options.tgt_lang, options.src_lang, options.tokenised)
+    if options.json:
+        write_json(options.json, report(rows, options.hyp, options.ref, len(hypotheses)))
+    print(table(rows))
+    lacking = left_out(options.tgt_lang, options.tokenised)
+    if lacking:
+        print(f"left out without --tgt-lang: {', '.join(lacking)}")
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Do what ``argv`` asks for; returns the exit status."""
+    options = parse(argv)
+    return exit_status(lambda: score(options))

@@ -1,0 +1,152 @@
+"""Average the weights of several fairseq checkpoints into one.
+
+    average_checkpoints.py --inputs DIR --num-update-checkpoints 5 --output DIR/averaged.pt
+    average_checkpoints.py --inputs a.pt b.pt c.pt --output averaged.pt
+
+Settings and everything else come from the first (with a directory: the newest) input, but for the optimizer's state,
+which belongs to one input only and is left out.
+"""
+
+import argparse
+import re
+from collections import OrderedDict
+from pathlib import Path
+from typing import Dict, List, Optional
+
+import torch
+
+from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.files import write_atomically
+from fairseq_rskip.safe_load import CheckpointError, load_checkpoint
+from fairseq_rskip.tools.console import Parser, whole_number
+
+_PATTERNS = {"epoch": r"checkpoint(\d+)\.pt", "update": r"checkpoint_\d+_(\d+)\.pt"}
+
+
+def last_checkpoints(folder: Path, count: int, unit: str, upper_bound: Optional[int] = None) -> List[Path]:
+    """The ``count`` newest checkpoints in ``folder``, newest first.
+
+    ``unit`` is "epoch" (checkpoint7.pt) or "update" (checkpoint_7_4000.pt); numbers above ``upper_bound`` do not count.
+    Raises ``UserError`` if there are fewer.
+    """
+    if not folder.is_dir():
+        raise UserError(f"--num-{unit}-checkpoints needs a directory as --inputs, got {folder}")
+    found = []
+    for path in folder.iterdir():
+        match = re.fullmatch(_PATTERNS[unit], path.name)
+        if match and (upper_bound is None or int(match.group(1)) <= upper_bound):
+            found.append((int(match.group(1)), path))
+    if len(found) < count:
+        bound = "" if upper_bound is None else f" up to {unit} {upper_bound}"
+        raise UserError(f"{folder} holds {len(found)} {unit} checkpoints{bound}, {count} are needed")
+    return [path for _, path in sorted(found, reverse=True)[:count]]
+
+
+def load_state(path: Path) -> Dict:
+    """One checkpoint of fairseq whose model can be used, safely loaded, on the CPU. Raises ``CheckpointError``."""
+    state = load_checkpoint(path, map_location="cpu")
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no entry 'model'")
+    if "cfg" not in state and "args" not in state:
+        whose = f"; it is one of {state['format']}" if isinstance(state.get("format"), str) else ""
+        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no settings ('cfg' or 'args'){whose}")
+    if not state["model"]:
+        raise CheckpointError(f"{path} holds an empty model: it has no parameters")
+    for name, value in state["model"].items():
+        if not isinstance(value, torch.Tensor):
+            found = type(value).__name__
+            raise CheckpointError(f"{path} is not a fairseq checkpoint: {name} is a {found}, not a tensor")
+        # fairseq never initialises that buffer, and never reads its value
+        if not torch.isfinite(value).all() and not str(name).endswith("_float_tensor"):
+            raise CheckpointError(f"{path} is of no use: {name} holds NaN or infinity, so its training has diverged")
+    return state
+
+
+def check_alike(first: Dict, other: Dict, first_path: Path, path: Path) -> None:
+    """Raises ``CheckpointError`` naming the parameter if two models differ in names, shapes or dtypes."""
+    for name in list(first) + list(other):
+        if name not in first or name not in other:
+            holder, lacking = (first_path, path) if name in first else (path, first_path)
+            raise CheckpointError(f"cannot average: {name} is in {holder} but not in {lacking}")
+        a, b = first[name], other[name]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise CheckpointError(
+                f"cannot average: {name} is {tuple(a.shape)} {a.dtype} in {first_path}"
+                f" but {tuple(b.shape)} {b.dtype} in {path}"
+            )
+
+
+def average(paths: List[Path]) -> Dict:
+    """The first checkpoint with the mean of all weights.
+
+    Sums are in float64 and rounded once, to the dtype that is stored. Integer and boolean buffers are counters and
+    flags, which have no mean: the first checkpoint's stay. Tensors that share memory (tied embeddings) still do.
+    """
+    result = load_state(paths[0])
+    result.pop("last_optimizer_state", None)
+    model = result["model"]
+    sums = {name: value.double() for name, value in model.items() if value.is_floating_point()}
+    for path in paths[1:]:
+        other = load_state(path)["model"]
+        check_alike(model, other, paths[0], path)
+        for name, total in sums.items():
+            total += other[name]
+    means: Dict = {}
+    averaged = OrderedDict()
+    for name, value in model.items():
+        if name in sums:
+            place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+            averaged[name] = means.setdefault(place, (sums.pop(name) / len(paths)).to(value.dtype))
+        else:
+            averaged[name] = value
+    result["model"] = averaged
+    return result
+
+
+def save(state: Dict, path: Path) -> None:
+    """Write ``state``: a killed run leaves no half-written checkpoint. Raises ``UserError``."""
+    write_atomically(path, lambda file: torch.save(state, file))
+
+
+def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
+    """The options. A mistake ends the program with one line."""
+    parser = Parser(prog="average_checkpoints.py", description=__doc__)
+    parser.add_argument("--inputs", nargs="+", type=Path, required=True, help="checkpoints, or one directory of them")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
+    number = parser.add_mutually_exclusive_group()
+    for unit, form in (("epoch", "checkpoint<epoch>.pt"), ("update", "checkpoint_<epoch>_<update>.pt")):
+        name = f"--num-{unit}-checkpoints"
+        number.add_argument(name, type=whole_number(1), metavar="N", help=f"the last N of {form}")
+    parser.add_argument(
+        "--checkpoint-upper-bound", type=int, metavar="M", help="pass over checkpoints after epoch or update M"
+    )
+    return parser.parse_args(argv)
+
+
+def choose(options: argparse.Namespace) -> List[Path]:
+    """The checkpoints that the command line asks for. Raises ``UserError``."""
+    unit = "epoch" if options.num_epoch_checkpoints is not None else "update"
+    count = getattr(options, f"num_{unit}_checkpoints")
+    if count is None:
+        if options.checkpoint_upper_bound is not None:
+            raise UserError("--checkpoint-upper-bound needs --num-epoch-checkpoints or --num-update-checkpoints")
+        for path in options.inputs:
+            if path.is_dir():
+                raise UserError(f"{path} is a directory: say --num-epoch-checkpoints N or --num-update-checkpoints N")
+        return options.inputs
+    if len(options.inputs) != 1:
+        raise UserError(f"--num-{unit}-checkpoints takes one directory as --inputs, got {len(options.inputs)} paths")
+    return last_checkpoints(options.inputs[0], count, unit, options.checkpoint_upper_bound)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write the average, say of what it is. Raises ``UserError``."""
+    paths = choose(options)
+    save(average(paths), options.output)
+    print(f"averaged {', '.join(str(path) for path in paths)} into {options.output}")
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Do what ``argv`` asks for; returns the exit status."""
+    options = parse(argv)
+    return exit_status(lambda: run(options))

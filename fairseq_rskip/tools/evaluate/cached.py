@@ -1,0 +1,41 @@
+"""Files that take long to make: one is made again only when what it was made from has changed."""
+
+import json
+import os
+from pathlib import Path
+from typing import Callable, Dict
+
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.files import PART, write_json
+
+
+def key_path(path: Path) -> Path:
+    """The file beside ``path`` that says from what it was made."""
+    return path.with_name(path.name + ".key")
+
+
+def is_made(path: Path, key: Dict) -> bool:
+    """Whether ``path`` was made from ``key``, completely."""
+    try:
+        return path.is_file() and json.loads(key_path(path).read_text(encoding="utf-8")) == key
+    except (OSError, ValueError):
+        return False
+
+
+def make(path: Path, key: Dict, write: Callable[[Path], None]) -> None:
+    """Have ``write`` make the file under a temporary name; it and its key appear when that has gone well.
+
+    Raises ``UserError`` if the place cannot be written to, and what ``write`` raises.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+    try:
+        write(part)
+        if key_path(path).exists():  # killed between the two, we must not leave an old key beside a new file
+            key_path(path).unlink()
+        os.replace(part, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        if part.exists():
+            part.unlink()
+    write_json(key_path(path), key)

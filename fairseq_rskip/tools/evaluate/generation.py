@@ -1,0 +1,156 @@
+"""fairseq-generate in a process of its own, and its output back in the order of the sentences."""
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+from tqdm import tqdm
+
+import fairseq_rskip
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.console import print_line
+from fairseq_rskip.tools.evaluate.prepared import POST_PROCESS, Prepared
+from fairseq_rskip.tools.process import explain, follow
+from fairseq_rskip.tools.train.data import POSITIONS
+
+UNREADABLE = r":|\$\{|\\'|\\$"  # in a path, to fairseq: separates paths; asks for another setting; ends a quotation
+REPORT_EVERY = 30.0  # seconds between lines on progress where there is no terminal
+HALF_PRECISION_SINCE = (7, 0)  # compute capability of the first GPUs on which fp16 is fast (Volta)
+
+
+def device_options(cpu: bool, fp32: bool) -> List[str]:
+    """fairseq's options for the device that is there: ``--cpu``, ``--fp16``, or none."""
+    import torch
+
+    if cpu or not torch.cuda.is_available():
+        return ["--cpu"]
+    return ["--fp16"] if not fp32 and torch.cuda.get_device_capability() >= HALF_PRECISION_SINCE else []
+
+
+def search_options(prepared: Prepared, subset: str, beam: int, lenpen: float, max_tokens: int) -> List[str]:
+    """fairseq's options that decide which hypotheses come out.
+
+    The longest output is the input's length + 50, as in Vaswani et al. 2017, section 6.1.
+    """
+    post_process = POST_PROCESS[prepared.bpe]
+    return [
+        *("--source-lang", prepared.src, "--target-lang", prepared.tgt, "--gen-subset", subset),
+        *("--beam", str(beam), "--lenpen", str(lenpen), "--max-len-a", "1", "--max-len-b", "50"),
+        *("--max-tokens", str(max_tokens), *(["--post-process", post_process] if post_process else [])),
+    ]
+
+
+def position_options(limits: Tuple[int, int]) -> List[str]:
+    """What lets fairseq-generate take sentences as long as the model does; its own limit is ``POSITIONS``."""
+    names = ("--max-source-positions", "--max-target-positions")
+    return [word for name, limit in zip(names, limits) if limit > POSITIONS for word in (name, str(limit))]
+
+
+def command(prepared: Prepared, checkpoint: Path, options: List[str]) -> List[str]:
+    """The whole command line; the plugin is always named. Raises ``UserError`` for a path that fairseq misreads."""
+    for path in (prepared.folder, checkpoint):
+        bad = sorted(set(re.findall(UNREADABLE, str(path))))
+        if bad:
+            raise UserError(f"fairseq cannot take {' or '.join(bad)} in a path: rename {path}, or link to it")
+    data, path = (f"./{path}" if str(path).startswith("-") else str(path) for path in (prepared.folder, checkpoint))
+    plugin = str(Path(fairseq_rskip.__file__).resolve().parent)
+    return ["fairseq-generate", data, "--user-dir", plugin, "--path", path, *options, "--num-workers", "0"]
+
+
+def run(arguments: List[str], log: Path, sentences: int, failed_log: Path) -> None:
+    """Run ``arguments`` with standard output in ``log``, standard error after it, and say how far it is.
+
+    Raises ``UserError`` with the last meaningful line if the command fails; its log is then ``failed_log``.
+    """
+    errors = log.with_name(log.name + ".stderr")
+    if failed_log.exists():
+        failed_log.unlink()
+    try:
+        with open(log, "wb") as out, open(errors, "wb") as err, Progress(sentences) as progress:
+
+            def take(line: bytes) -> None:
+                out.write(line)
+                if line.startswith(b"H-"):
+                    progress.advance()
+
+            status = follow(arguments, take, errors=err)
+            out.write(errors.read_bytes())
+        if status != 0:
+            os.replace(log, failed_log)
+            text = failed_log.read_text(encoding="utf-8", errors="replace")
+            raise UserError(f"{explain('fairseq-generate', text, status)} (the log is {failed_log})")
+    finally:
+        if errors.exists():
+            errors.unlink()
+
+
+class Progress:
+    """How many of ``total`` sentences are translated: a bar on a terminal, elsewhere a line every 30 seconds."""
+
+    def __init__(self, total: int):
+        terminal = sys.stderr.isatty()
+        self.bar = tqdm(total=total, unit="sent", disable=not terminal)
+        self.done, self.total = 0, total
+        self.next = float("inf") if terminal else time.monotonic() + REPORT_EVERY
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.bar.close()
+
+    def advance(self) -> None:
+        """One more."""
+        self.done += 1
+        self.bar.update()
+        if time.monotonic() >= self.next:
+            print_line(f"== translated {self.done:,} of {self.total:,}")
+            self.next = time.monotonic() + REPORT_EVERY
+
+
+def hypotheses(log: Path, sentences: int) -> List[str]:
+    """The best hypotheses in ``log``, subwords joined, in the corpus' order.
+
+    Raises ``UserError`` unless there is exactly one for each of ``sentences``.
+    """
+    found: Dict[int, str] = {}
+    total = 0
+    for line in log.read_text(encoding="utf-8").split("\n"):
+        match = re.match(r"H-(\d+)\t[^\t]*\t(.*)", line)
+        if match:
+            found[int(match.group(1))] = match.group(2)
+            total += 1
+    if total != sentences or set(found) != set(range(sentences)):
+        raise UserError(
+            f"generation gave {total} hypotheses for {len(found)} sentences and there are {sentences} references"
+            f" (the log is {log})"
+        )
+    return [found[i] for i in range(sentences)]
+
+
+# The length penalties of tensor2tensor and of fairseq, and how one stands for the other: both divide a hypothesis'
+# log-probability by a function f of its length, the end-of-sentence token counted. All that the choice between
+# hypotheses of about L tokens sees of f is its elasticity there, d log f / d log L.
+
+
+def tensor2tensor_penalty(length: float, alpha: float) -> float:
+    """((5 + length) / 6)^alpha (Wu et al. 2016, equation 14); its elasticity is alpha * length / (length + 5)."""
+    return ((5 + length) / 6) ** alpha
+
+
+def fairseq_penalty(length: float, lenpen: float) -> float:
+    """length^lenpen; its elasticity is lenpen at every length."""
+    return length**lenpen
+
+
+def equivalent_lenpen(alpha: float, length: float) -> float:
+    """The ``--lenpen`` that weighs hypotheses of about ``length`` tokens as tensor2tensor's ``alpha`` does."""
+    return alpha * length / (length + 5)
+
+
+PAPER_ALPHA = 0.6
+TYPICAL_LENGTH = 25  # subwords in a translated sentence, about; docs/evaluation.md has the value at other lengths
+DEFAULT_LENPEN = equivalent_lenpen(PAPER_ALPHA, TYPICAL_LENGTH)

@@ -1,0 +1,118 @@
+"""One of fairseq's commands in a process of its own: its output as it comes, how it is stopped, and why it failed."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Callable, List, Optional, Sequence
+
+from fairseq_rskip.errors import UserError
+
+GRACE = 10.0  # seconds that a process has to end by itself
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal has asked this process to end; ``status`` is the exit status that says so to a shell."""
+
+    def __init__(self, number: int, _frame: object = None):
+        super().__init__()
+        self.status = 128 + number
+
+
+def _raise_stopped(number: int, frame: object) -> None:
+    raise Stopped(number)
+
+
+def stop_on_signals() -> None:
+    """Have Ctrl-C, SIGTERM and SIGHUP raise ``Stopped``, so that what is half done is cleared away."""
+    for number in _STOPPING:
+        signal.signal(number, _raise_stopped)
+
+
+def environment() -> dict:
+    """The environment for one of fairseq's commands: this Python's commands first, output in UTF-8 and unbuffered."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
+
+
+def follow(
+    command: Sequence[str],
+    on_line: Callable[[bytes], None],
+    errors: Optional[IO[bytes]] = None,
+    inherit: Sequence[int] = (),
+) -> int:
+    """Run ``command`` and hand each line of its output to ``on_line``; returns its exit status.
+
+    Its standard error goes to the file ``errors``, without one to ``on_line``, too. The descriptors in ``inherit`` stay
+    open in it. Whatever ends this function early ends every process that the command has started.
+    Raises ``UserError`` if there is no such command.
+    """
+    try:
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors or subprocess.STDOUT,
+            pass_fds=inherit,
+            preexec_fn=os.setpgrp,  # a group of its own: a signal can reach all of it
+        )
+    except FileNotFoundError:
+        raise UserError(f"{command[0]} is not installed beside this Python, nor on PATH") from None
+    try:
+        for line in process.stdout:
+            on_line(line)
+        return process.wait()
+    except BaseException:
+        _end(process)
+        raise
+    finally:
+        process.stdout.close()
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End every process of the group, the obstinate ones after ``GRACE``; further signals to us wait meanwhile."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPPING}
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE
+        while time.monotonic() < deadline:
+            process.poll()
+            os.killpg(process.pid, 0)  # raises when the last one has gone
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_ERROR = r"(?:[\w-]+: )?(error: .*)|((?:[\w.]*(?:Error|Exception|Exit)\b)(?::.*)?)$"
+
+
+def explain(name: str, output: str, status: int) -> str:
+    """One line on why the command ``name`` ended with ``status``: the last error in its output, else its last line."""
+    if status < 0:
+        return f"{name} was killed by signal {-status}" + (", out of memory perhaps" if status == -9 else "")
+    # what goes wrong while an interpreter ends is not the reason
+    text = re.sub(r"^Exception ignored in.*?^[\w.]*(Error|Exception)\b.*?$", "", output, flags=re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for line in re.split(r"[\r\n]", text) if line.strip()]
+    named = [next(filter(None, match.groups())) for match in (re.match(_ERROR, line) for line in lines) if match]
+    last = (named or lines or ["it said nothing"])[-1]
+    return f"{name} ended with status {status}: {last[:500]}"
+
+
+def full_disk(output: str) -> bool:
+    """Whether ``output`` says that a disk, or a quota on it, is full."""
+    return bool(re.search(r"No space left on device|Disk quota exceeded", output))
+
+
+def tail(lines: List[bytes]) -> str:
+    """Lines of output as text."""
+    return b"".join(lines).decode("utf-8", "replace")

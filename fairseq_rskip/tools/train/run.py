@@ -1,0 +1,117 @@
+"""Run a planned fairseq-train: its whole output in SAVE-DIR/train.log, progress for who looks on, one line if it fails.
+
+A process of its own, which imports neither torch nor fairseq: the planner has let go of its memory, and of the GPU.
+"""
+
+import argparse
+import shutil
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import List, Optional
+
+from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.files import locked
+from fairseq_rskip.tools.console import print_line
+from fairseq_rskip.tools.process import Stopped, explain, follow, full_disk, stop_on_signals, tail
+from fairseq_rskip.tools.train.progress import Progress
+from fairseq_rskip.tools.train.save import NUMBERED, tidy
+
+LOG, LOCK = "train.log", "train.lock"
+KEPT = 500  # lines of output, in which the reason of a failure is looked for
+
+
+class Log:
+    """SAVE-DIR/train.log, and its last lines. A disk that has no room for it does not end the training."""
+
+    def __init__(self, save: Path):
+        self.path, self.lines, self.error = save / LOG, deque(maxlen=KEPT), ""
+        self.file = open(self.path, "ab")  # noqa: SIM115 (as long as the training)
+
+    def write(self, line: bytes) -> None:
+        """Append ``line``."""
+        self.lines.append(line)
+        try:
+            self.file.write(line)
+            self.file.flush()
+        except OSError as error:
+            self.error = str(error)
+
+
+def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
+    """What the planner hands over."""
+    parser = argparse.ArgumentParser(prog="python -m fairseq_rskip.tools.train.run", description=__doc__)
+    parser.add_argument("--save", type=Path, required=True, help="SAVE-DIR")
+    parser.add_argument("--about", required=True, help="lines that stand first in the log, and on the screen")
+    parser.add_argument("--end", type=int, default=0, help="the last update, or epoch")
+    parser.add_argument("--unit", choices=("updates", "epochs"), default="updates")
+    parser.add_argument("command", nargs="+", help="fairseq-train and its options, behind --")
+    return parser.parse_args(argv)
+
+
+def train(options: argparse.Namespace) -> int:
+    """Train; returns the exit status. Raises ``UserError`` with the reason if fairseq-train fails."""
+    with locked(options.save, LOCK) as lock:  # fairseq-train inherits it: it is held as long as anything writes there
+        if lock is None:
+            raise UserError(f"another training writes to {options.save}")
+        tidy(options.save)
+        log, progress, started = Log(options.save), Progress(options.end, options.unit), time.monotonic()
+        log.write(options.about.encode() + b"\n")
+        print_line(f"{options.about}\nthe whole log: {log.path}")
+
+        def take(line: bytes) -> None:
+            log.write(line)
+            progress.read(line.decode("utf-8", "replace"))
+
+        try:
+            status = follow(options.command, take, inherit=[lock.fileno()])
+        except Stopped as stopped:
+            progress.close()
+            return _say_stopped(options.save, stopped)
+        progress.close()
+        if status != 0:
+            raise UserError(_reason(options.save, log, status))
+        print_line(f"trained in {(time.monotonic() - started) / 60:.1f} minutes: {progress}")
+        _say_what_can_be_averaged(options.save)
+        return 0
+
+
+def _say_stopped(save: Path, stopped: Stopped) -> int:
+    last = save / "checkpoint_last.pt"
+    where = f"; the same command resumes from {last}" if last.exists() else " before the first checkpoint was written"
+    print_line(f"stopped{where}", "stderr")
+    return stopped.status
+
+
+def _reason(save: Path, log: Log, status: int) -> str:
+    """Why fairseq-train failed; what it has left half done is cleared away first."""
+    output = tail(log.lines)
+    if full_disk(output + log.error):
+        free = shutil.disk_usage(save).free
+        tidy(save)
+        saved = "; make room, then the same command resumes from checkpoint_last.pt"
+        saved = saved if (save / "checkpoint_last.pt").exists() else ", and no checkpoint had been written"
+        return f"no space left on the disk of {save} ({free / 1e6:,.0f} MB free){saved}; the log is {log.path}"
+    tidy(save)
+    return f"{explain('fairseq-train', output, status)}; its output is in {log.path}"
+
+
+def _say_what_can_be_averaged(save: Path) -> None:
+    """fairseq gives no number to the checkpoint where --max-update ends an epoch midway."""
+    found = sum(bool(NUMBERED.match(path.name)) for path in save.glob("checkpoint*.pt"))
+    if found < 2:
+        line = f"train.sh: {found} numbered checkpoint(s) in {save}: nothing to average, evaluate.sh will take a single"
+        line += " one. fairseq writes them where an epoch ends, or every N updates with --save-interval-updates N"
+        print_line(line, "stderr")
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Do what ``argv`` asks for; returns the exit status."""
+    options = parse(argv)
+    stop_on_signals()
+    return exit_status(lambda: train(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""The SAVE-DIR that a training writes: which model its checkpoints belong to, and how far they are."""
+
+import filecmp
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, Dict, List
+
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.files import write_atomically, write_json
+from fairseq_rskip.tools.train.data import Data
+
+SETTINGS = "training.json"
+NUMBERED = re.compile(r"checkpoint(_[0-9]+_)?[0-9]+\.pt$")  # what evaluate.sh averages
+
+
+def shown(path: Path) -> str:
+    """Relative to where the user is, if it is below."""
+    path, here = Path(os.path.abspath(path)), Path.cwd()
+    return str(path.relative_to(here) if here in path.parents else path)
+
+
+def check_save(save: Path, data: Data, settings: Dict[str, Any]) -> None:
+    """Raises ``UserError`` if the checkpoints in ``save`` are of another vocabulary or model."""
+    if not any(save.glob("checkpoint*.pt")):
+        return
+    for copy in save.glob("dict.*.txt"):
+        mine = data.folder / copy.name
+        if data.there and not (mine.is_file() and filecmp.cmp(copy, mine, shallow=False)):
+            raise UserError(
+                f"{save} holds checkpoints of another vocabulary ({copy.name} is not that of {data.folder}); "
+                "give another --save-dir"
+            )
+    try:
+        before = dict(json.loads((save / SETTINGS).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):  # checkpoints of a run that train.sh did not start
+        before = {}
+    for name, now in settings.items():
+        was = before.get(name, now)
+        if was != now:
+            raise UserError(f"{save} holds checkpoints of {name} = {was}, not {now}; give another --save-dir")
+
+
+def finished(save: Path, max_update: int) -> bool:
+    """Whether checkpoint_last has all updates; fairseq would do one more. Raises ``CheckpointError``."""
+    last = save / "checkpoint_last.pt"
+    if not (max_update and last.exists()):
+        return False
+    from fairseq_rskip.safe_load import load_checkpoint  # takes seconds to import
+
+    history = load_checkpoint(last, map_location="cpu").get("optimizer_history") or [{}]
+    return history[-1].get("num_updates", 0) >= max_update
+
+
+def fill_save(save: Path, data: Data, dictionaries: List[Path], settings: Dict[str, Any]) -> None:
+    """Makes ``save``, with copies of the dictionaries and what identifies the model: evaluation and resuming compare
+    with them. Raises ``UserError`` if it cannot be written."""
+    try:
+        save.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {save}: {error.strerror}") from None
+    for path in [*dictionaries, data.folder / "preparation.json"]:
+        if path.is_file():
+            write_atomically(save / path.name, lambda file, source=path: file.write(source.read_bytes()))
+    write_json(save / SETTINGS, settings)
+
+
+def tidy(save: Path) -> None:
+    """Clear away what a training that could not finish a file has left; the caller holds the folder's lock.
+
+    fairseq writes a numbered checkpoint and copies it to checkpoint_last.pt. Where the copying failed, as on a full
+    disk, checkpoint_last.pt becomes a second name of the newest numbered one, which takes no room; fairseq replaces it
+    by renaming, so the two do not change together.
+    """
+    for part in [*save.glob("*.pt.tmp"), *save.glob("*.part"), *save.glob(".*.part")]:
+        part.unlink()
+    numbered = [path for path in save.glob("checkpoint*.pt") if NUMBERED.match(path.name)]
+    newest = max(numbered, key=lambda path: path.stat().st_mtime_ns, default=None)
+    last = save / "checkpoint_last.pt"
+    if newest and not (last.exists() and last.stat().st_mtime_ns >= newest.stat().st_mtime_ns):
+        link = save / ".checkpoint_last.part"
+        os.link(newest, link)
+        os.replace(link, last)
