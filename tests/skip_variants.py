@@ -3,61 +3,73 @@
 The references share nothing with the package: gradients come from autograd through plain arithmetic in float64.
 """
 
-from typing import Callable, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from fairseq_rskip.residual import SkipConnection
+from fairseq_rskip.residual import KINDS, SkipConnection
 
-Equation = Callable[[Tensor, Tensor, List[Callable[[Tensor], Tensor]], Optional[Tensor]], Tensor]
+# y of x, F, the norms G (by step) and the parameters (by name), all on rows (positions, dim)
+Equation = Callable[[Tensor, Tensor, List[Callable[[Tensor], Tensor]], Dict[str, Tensor]], Tensor]
 
 
 class Variant(NamedTuple):
-    """Options of one skip connection, its equation ``y(x, F, G, w)`` and its number of parameter vectors."""
+    """Options of one skip connection and its equation."""
 
-    kind: str
-    skip_lambda: float
-    norm: str
-    branch_scale: float
-    vectors: int
+    options: Dict[str, Any]
     equation: Equation
 
-    def build(self, dim: int, seed: int = 0, **options) -> SkipConnection:
+    def build(self, dim: int, seed: int = 0, **layout) -> SkipConnection:
         """The variant with every parameter drawn at random, so that no gain is 1 and no bias is 0."""
-        options = {"init": 2.0, **options}
-        skip = SkipConnection(dim, self.kind, self.skip_lambda, self.norm, self.branch_scale, **options)
+        skip = SkipConnection(dim, **self.options, **layout)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in skip.parameters():
                 parameter.uniform_(0.5, 1.5, generator=generator)
         return skip
 
-    def sums_exactly(self) -> bool:
-        """Whether G's input is x plus an integer multiple of F (w set to 1), so that integers stay integers."""
-        integer = self.skip_lambda == 1 and self.branch_scale in (1.0, 2.0)
-        return integer and self.norm != "none" and self.kind in ("xskip", "rskip", "wskip")
+    @property
+    def kind(self) -> str:
+        return self.options["kind"]
+
+    @property
+    def norm(self) -> str:
+        return SkipConnection(1, **self.options).norm_name
 
     @property
     def name(self) -> str:
-        return f"{self.kind}-{self.skip_lambda}-{self.norm}-alpha{self.branch_scale:g}"
+        return SkipConnection(1, **self.options).label()
+
+
+def xskip(skip_lambda, norm, branch_scale, equation):
+    options = {"kind": "xskip", "skip_lambda": skip_lambda, "norm": norm, "branch_scale": branch_scale}
+    return Variant(options, equation)
+
+
+def rskip(skip_lambda, norm, branch_scale, equation):
+    return Variant({**xskip(skip_lambda, norm, branch_scale, None).options, "kind": "rskip"}, equation)
+
+
+def wskip(init, norm, branch_scale, equation):
+    return Variant({"kind": "wskip", "init": init, "norm": norm, "branch_scale": branch_scale}, equation)
 
 
 VARIANTS = [
-    Variant("xskip", 1, "none", 1.0, 0, lambda x, f, g, w: x + f),
-    Variant("xskip", 2.5, "none", 1.0, 0, lambda x, f, g, w: 2.5 * x + f),
-    Variant("xskip", 0.5, "none", 3.0, 0, lambda x, f, g, w: 0.5 * x + 3 * f),
-    Variant("xskip", 2, "layer", 1.0, 2, lambda x, f, g, w: g[0](2 * x + f)),
-    Variant("xskip", 1, "layer", 2.0, 2, lambda x, f, g, w: g[0](x + 2 * f)),
-    Variant("xskip", 3, "batch", 0.5, 2, lambda x, f, g, w: g[0](3 * x + 0.5 * f)),
-    Variant("rskip", 1, "layer", 1.0, 2, lambda x, f, g, w: g[0](x + f)),
-    Variant("rskip", 2, "layer", 1.0, 4, lambda x, f, g, w: g[1](x + g[0](x + f))),
-    Variant("rskip", 3, "layer", 0.5, 6, lambda x, f, g, w: g[2](x + g[1](x + g[0](x + 0.5 * f)))),
-    Variant("rskip", 2, "batch", 1.0, 4, lambda x, f, g, w: g[1](x + g[0](x + f))),
-    Variant("rskip", 3, "batch", 2.0, 6, lambda x, f, g, w: g[2](x + g[1](x + g[0](x + 2 * f)))),
-    Variant("wskip", 1, "none", 1.0, 1, lambda x, f, g, w: w * x + f),
-    Variant("wskip", 2, "layer", 1.0, 3, lambda x, f, g, w: g[0](w * x + f)),
-    Variant("wskip", 1, "batch", 2.0, 3, lambda x, f, g, w: g[0](w * x + 2 * f)),
+    xskip(1, "none", 1.0, lambda x, f, g, p: x + f),
+    xskip(2.5, "none", 1.0, lambda x, f, g, p: 2.5 * x + f),
+    xskip(0.5, "none", 3.0, lambda x, f, g, p: 0.5 * x + 3 * f),
+    xskip(2, "layer", 1.0, lambda x, f, g, p: g[0](2 * x + f)),
+    xskip(1, "layer", 2.0, lambda x, f, g, p: g[0](x + 2 * f)),
+    xskip(3, "batch", 0.5, lambda x, f, g, p: g[0](3 * x + 0.5 * f)),
+    rskip(1, "layer", 1.0, lambda x, f, g, p: g[0](x + f)),
+    rskip(2, "layer", 1.0, lambda x, f, g, p: g[1](x + g[0](x + f))),
+    rskip(3, "layer", 0.5, lambda x, f, g, p: g[2](x + g[1](x + g[0](x + 0.5 * f)))),
+    rskip(2, "batch", 1.0, lambda x, f, g, p: g[1](x + g[0](x + f))),
+    rskip(3, "batch", 2.0, lambda x, f, g, p: g[2](x + g[1](x + g[0](x + 2 * f)))),
+    wskip(1, "none", 1.0, lambda x, f, g, p: p["weight"] * x + f),
+    wskip(2, "layer", 1.0, lambda x, f, g, p: g[0](p["weight"] * x + f)),
+    wskip(1, "batch", 2.0, lambda x, f, g, p: g[0](p["weight"] * x + 2 * f)),
 ]
 NAMES = [variant.name for variant in VARIANTS]
 SEQUENCE, IMAGE = (4, 3, 5), (2, 5, 3, 2)
@@ -95,8 +107,10 @@ class Case(NamedTuple):
         return f"{self.variant.name}-{layout}{'-masked' if self.masked else ''}"
 
 
-CASES = [Case(v, shape, "c", masked) for v in VARIANTS for shape in (SEQUENCE, IMAGE) for masked in (False, True)]
-CASES += [Case(v, IMAGE, "chw") for v in VARIANTS if v.norm == "layer"]
+CASES = [Case(v, SEQUENCE) for v in VARIANTS]
+CASES += [Case(v, IMAGE) for v in VARIANTS if KINDS[v.kind].for_images]
+CASES += [case._replace(masked=True) for case in CASES if case.variant.norm == "batch"]
+CASES += [Case(v, IMAGE, "chw") for v in VARIANTS if v.norm == "layer" and v.kind in ("xskip", "rskip", "wskip")]
 CASE_NAMES = [case.name for case in CASES]
 
 
@@ -141,11 +155,11 @@ def reference_norm(case: Case, gain: Tensor, bias: Tensor, freeze: bool = False,
 def reference(case: Case, skip: SkipConnection, x: Tensor, f: Tensor, parameters: dict, freeze: bool = False) -> Tensor:
     """The variant's equation in float64; ``parameters`` by name, as ``skip.named_parameters()`` has them."""
     norms = [
-        reference_norm(case, parameters[f"norms.{k}.weight"], parameters[f"norms.{k}.bias"], freeze)
+        reference_norm(case, parameters.get(f"norms.{k}.weight"), parameters.get(f"norms.{k}.bias"), freeze)
         for k in range(len(skip.norms))
     ]
     rows, f_rows = to_rows(x, case.channel_dim), to_rows(f, case.channel_dim)
-    return from_rows(case.variant.equation(rows, f_rows, norms, parameters.get("weight")), x, case.channel_dim)
+    return from_rows(case.variant.equation(rows, f_rows, norms, parameters), x, case.channel_dim)
 
 
 def gradients(y: Tensor, upstream: Tensor, tensors) -> List[Tensor]:

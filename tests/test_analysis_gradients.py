@@ -90,7 +90,8 @@ class Stack(nn.Module):
 def test_a_stack_of_pure_skips_follows_the_power_law(scale):
     """He et al. 2016b, Eq. 8: without branches the gradient at block l of L is lambda^(L-l) times that at the end."""
     depth = 60
-    found = gradient_norms(Stack(depth, skip_lambda=scale), [torch.ones(2, 3, 4)], lambda net, x: net(x).sum((0, 2)))
+    stack = Stack(depth, kind="xskip", norm="none", skip_lambda=scale)
+    found = gradient_norms(stack, [torch.ones(2, 3, 4)], lambda net, x: net(x).sum((0, 2)))
     values = [value.mean for value in found.values()]
     assert values == pytest.approx([scale ** (depth - 1 - i) * 8**0.5 for i in range(depth)], rel=1e-6)
 

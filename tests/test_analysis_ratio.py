@@ -5,7 +5,7 @@ import torch
 from skip_variants import CASE_NAMES, CASES, VARIANTS, Case, draw, gradients, reference
 from transformer_helpers import TINY, batch, build, randomise, sentences
 
-from fairseq_rskip.analysis.coefficients import CoefficientProbe, coefficients
+from fairseq_rskip.analysis.coefficients import CoefficientProbe
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.vision.model import preact_resnet
 
@@ -23,7 +23,7 @@ def test_coefficients_are_the_derivatives_of_the_frozen_equation(case):
     x, f_x = (draw(case.shape, seed).requires_grad_() for seed in (1, 2))
     frozen = reference(case, skip, x, f_x, dict(skip.named_parameters()), freeze=True)
     expected = gradients(frozen, torch.ones_like(frozen), (x, f_x))
-    a, b, c = coefficients(skip, x, f_x, case.mask())
+    a, b, c = skip.coefficients(x, f_x, case.mask())
     torch.testing.assert_close((a, b), tuple(expected))
     torch.testing.assert_close(a * x + b * f_x + c, skip(x, f_x, case.mask()))
 
@@ -35,7 +35,7 @@ def test_closed_form_and_probe_agree(case):
         if "running" in name:
             buffer.copy_(draw(buffer.shape, 3).abs() + 0.5)
     x, f_x = draw(case.shape, 1), draw(case.shape, 2)
-    a, b, c = coefficients(skip, x, f_x, case.mask())
+    a, b, c = skip.coefficients(x, f_x, case.mask())
     closed = skip.skip_ratio(x, f_x, case.mask())
     torch.testing.assert_close(kept(case, a / b), kept(case, closed), rtol=1e-12, atol=0)
     y = skip(x, f_x, case.mask())
@@ -44,40 +44,38 @@ def test_closed_form_and_probe_agree(case):
 
 def test_finite_differences_of_a_batch_norm_in_evaluation():
     """Its statistics are constant there, so the module itself is the affine map."""
-    variant = next(v for v in VARIANTS if v.name == "rskip-3-batch-alpha2")
+    variant = next(v for v in VARIANTS if v.name == "rskip3-batch-alpha2")
     skip = Case(variant, (4, 3, 5)).build().double().eval()
     x, f_x, step = draw((4, 3, 5), 1), draw((4, 3, 5), 2), 0.25
-    a, b, _ = coefficients(skip, x, f_x)
+    a, b, _ = skip.coefficients(x, f_x)
     torch.testing.assert_close((skip(x + step, f_x) - skip(x, f_x)) / step, a)
     torch.testing.assert_close((skip(x, f_x + step) - skip(x, f_x)) / step, b)
 
 
 def test_coefficients_in_numbers():
     """y = LN(2x + F) with row (2x + F) = (0, 2, 4, 6), so sigma = sqrt(5), and gains 1, 2, 3, 4."""
-    skip = SkipConnection(4, "xskip", 2, "layer", eps=1e-20).double().eval()
+    skip = SkipConnection(4, "xskip", skip_lambda=2, eps=1e-20).double().eval()
     with torch.no_grad():
         skip.norms[0].weight.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     x, f_x = torch.tensor([[[0.0, 0.5, 1.0, 1.5]]]).double(), torch.tensor([[[0.0, 1.0, 2.0, 3.0]]]).double()
-    a, b, _ = coefficients(skip, x, f_x)
+    a, b, _ = skip.coefficients(x, f_x)
     torch.testing.assert_close(b.flatten(), torch.tensor([1.0, 2.0, 3.0, 4.0]).double() / 5**0.5)
     torch.testing.assert_close(a, 2 * b)
 
 
-def test_training_mode_of_a_batch_norm_is_refused_and_nothing_stays_behind():
-    skip = SkipConnection(4, "rskip", 2, "batch")
-    x = torch.randn(2, 3, 4)
+def test_a_batch_norm_in_training_takes_the_statistics_of_the_batch_and_keeps_none():
+    skip = SkipConnection(4, "rskip", norm="batch").double()
+    x, f_x = draw((2, 3, 4), 1), draw((2, 3, 4), 2)
     before = skip.norms[0].running_mean.clone()
-    with pytest.raises(ValueError, match="evaluation mode"):
-        coefficients(skip, x, x)
-    coefficients(skip.eval(), x, x)
-    assert torch.equal(skip.norms[0].running_mean, before) and not skip.norms[0]._forward_hooks
-    assert x.grad is None and not x.requires_grad
+    a, b, c = skip.coefficients(x, f_x)
+    assert torch.equal(skip.norms[0].running_mean, before)
+    torch.testing.assert_close(a * x + b * f_x + c, skip(x, f_x))
 
 
-@pytest.mark.parametrize("kind, scale", (("rskip", 3), ("xskip", 2), ("wskip", 1)))
-def test_the_probe_in_a_resnet(kind, scale):
+@pytest.mark.parametrize("kind, options", (("rskip", {"skip_lambda": 3}), ("xskip", {}), ("wskip", {"init": 2.0})))
+def test_the_probe_in_a_resnet(kind, options):
     torch.manual_seed(0)
-    model = preact_resnet(8, 4, {"kind": kind, "skip_lambda": scale, "norm": "layer", "init": 2.0}).eval()
+    model = preact_resnet(8, 4, {"kind": kind, **options}).eval()
     randomise(model)
     x = draw((3, 3, 32, 32), 1, torch.float32)
     with CoefficientProbe(model) as probe, torch.no_grad():

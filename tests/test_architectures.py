@@ -65,14 +65,15 @@ def test_en_vi_is_base_with_shared_embeddings():
         ("xskip_bn", "xskip", "batch", 2),
         ("rskip_ln", "rskip", "layer", 2),
         ("rskip_bn", "rskip", "batch", 2),
-        ("wskip", "wskip", "none", 1),
-        ("wskip_ln", "wskip", "layer", 1),
+        ("wskip", "wskip", "none", None),
+        ("wskip_ln", "wskip", "layer", None),
     ],
 )
 def test_a_variant_builds_its_skips_everywhere(variant, kind, norm, skip_lambda):
     built = skips(build(f"transformer_{variant}_tiny"))
     assert len(built) == 2 * 2 + 2 * 3
-    assert {(s.kind, s.norm_name, s.skip_lambda) for s in built} == {(kind, norm, skip_lambda)}
+    found = {(s.kind, s.norm_name, getattr(s.options, "skip_lambda", None)) for s in built}
+    assert found == {(kind, norm, skip_lambda)}
 
 
 def test_an_option_overrides_the_architecture():
@@ -99,17 +100,17 @@ def test_the_decoder_follows_the_encoder_unless_told():
 @pytest.mark.parametrize(
     ("arch", "changes", "says"),
     [
-        ("rskip_ln", {"skip_norm": "none"}, "norm='none'"),
+        ("rskip_ln", {"skip_norm": "none"}, "--skip-norm 'none'"),
         ("rskip_ln", {"skip_lambda": 1.5}, "integer"),
         ("rskip_ln", {"skip_lambda": 0}, "integer"),
-        ("xskip", {"skip_lambda": 0}, "skip_lambda"),
+        ("xskip", {"skip_lambda": 0}, "--skip-lambda 0"),
         ("xskip", {"skip_lambda": float("nan")}, "finite"),
-        ("xskip_ln", {"skip_branch_scale": float("inf")}, "branch_scale"),
-        ("wskip", {"skip_lambda": 2}, "has no λ"),
+        ("xskip_ln", {"skip_branch_scale": float("inf")}, "--skip-branch-scale inf"),
+        ("wskip", {"skip_lambda": 2}, "has no such option"),
         ("xskip", {"skip_init": 2}, "--skip-init"),
         ("rskip_ln", {"skip_lambda": 1e9}, "from 1 to 1000"),
-        ("rskip_ln", {"encoder_normalize_before": True}, "--skip-norm none"),
-        ("xskip_ln", {"decoder_normalize_before": True}, "--skip-norm none"),
+        ("rskip_ln", {"encoder_normalize_before": True}, "expected 'none'"),
+        ("xskip_ln", {"decoder_normalize_before": True}, "expected 'none'"),
     ],
 )
 def test_a_contradiction_is_one_clear_line(arch, changes, says):
@@ -161,7 +162,7 @@ def test_help_shows_the_skip_options_with_their_meaning(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     for option in ("--skip-kind", "--skip-lambda", "--skip-norm", "--skip-branch-scale", "--skip-init"):
         assert option in shown
-    assert "number of recursive steps in rskip" in shown
+    assert "number of steps in rskip" in shown
     assert "--encoder-embed-dim" in shown
 
 
@@ -170,4 +171,4 @@ def test_a_namespace_without_our_options_gets_the_architectures():
     model = ARCH_MODEL_REGISTRY["transformer_rskip_ln_tiny"]
     config = MODEL_DATACLASS_REGISTRY["transformer_rskip_ln_tiny"].from_namespace(Namespace(dropout=0.3))
     assert model.__name__ == "transformer_rskip_ln_tiny"
-    assert (config.dropout, config.skip_lambda, config.encoder_embed_dim) == (0.3, 2.0, 64)
+    assert (config.dropout, config.skip_norm, config.encoder_embed_dim) == (0.3, "layer", 64)

@@ -88,7 +88,12 @@ def test_half_precision(case, dtype, half_module):
     check_against_reference(case, skip, draw(case.shape, 1, dtype), draw(case.shape, 2, dtype), dtype)
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.sums_exactly()], ids=lambda variant: variant.name)
+# G's input is x plus an integer multiple of F (w set to 1), so that integers stay integers
+EXACT_NAMES = ("xskip1-layer-alpha2", "rskip1-layer", "wskip2-layer", "wskip1-batch-alpha2")
+EXACT = [variant for variant in VARIANTS if variant.name in EXACT_NAMES]
+
+
+@pytest.mark.parametrize("variant", EXACT, ids=lambda variant: variant.name)
 @pytest.mark.parametrize("dtype,offset", [(torch.float16, 1000), (torch.bfloat16, 200)], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 def test_half_precision_with_a_large_offset(variant, dtype, offset, masked):
@@ -158,7 +163,7 @@ def test_skip_ratio_is_the_ratio_of_the_derivatives_at_fixed_statistics(case, tr
 
 
 def test_skip_ratio_of_half_inputs_is_computed_in_fp32():
-    case = Case(VARIANTS[NAMES.index("rskip-3-layer-alpha0.5")], SEQUENCE)
+    case = Case(VARIANTS[NAMES.index("rskip3-layer-alpha0.5")], SEQUENCE)
     skip, x, f = case.build(), draw(SEQUENCE, 1, torch.float16), draw(SEQUENCE, 2, torch.float16)
     ratio = skip.skip_ratio(x, f)
     assert ratio.dtype == torch.float32

@@ -20,7 +20,7 @@ BAD = [
     ({"skip_kind": "gate"}, "--skip-kind 'gate': expected one of xskip, rskip, wskip"),
     ({"skip_norm": "none"}, "--skip-norm 'none': expected a normalisation for kind 'rskip'"),
     ({"skip_lambda": 1.5}, "--skip-lambda 1.5: expected an integer from 1"),
-    ({"skip_norm": "batch", "skip_norm_axes": "chw"}, "--skip-norm-axes 'chw' with norm 'batch': expected 'c'"),
+    ({"skip_norm": "batch", "skip_norm_axes": "chw"}, "--skip-norm-axes 'chw' with BatchNorm: expected 'c'"),
     ({"shortcut": "C"}, "--shortcut 'C': expected one of A, B"),
     ({"batch_size": 0}, "--batch-size 0: expected an integer >= 1"),
     ({"lr": "nan"}, "--lr nan: expected a number > 0"),
@@ -82,8 +82,8 @@ def test_every_row_of_the_papers_tables_is_a_command():
     for name, line in rows.items():
         config = parse(line.split(), "")
         skip = config.skip_options()
-        built[name] = (config.data, *(skip[key] for key in ("kind", "skip_lambda", "norm", "branch_scale", "init")))
+        built[name] = (config.data, *(skip.get(key) for key in ("kind", "skip_lambda", "norm", "branch_scale", "init")))
     assert len(built) == len(set(built.values())) == 21
-    assert built["LN(x + 3F)"] == ("cifar10", "xskip", 1.0, "layer", 3.0, 1.0)
-    assert built["2rSkip+BN"] == ("cifar10", "rskip", 2.0, "batch", 1.0, 1.0)
-    assert built["wSkip+LN, w from 2"] == ("cifar10", "wskip", 2.0, "layer", 1.0, 2.0)
+    assert built["LN(x + 3F)"] == ("cifar10", "xskip", 1.0, "layer", 3.0, None)
+    assert built["2rSkip+BN"] == ("cifar10", "rskip", 2.0, "batch", 1.0, None)
+    assert built["wSkip+LN, w from 2"] == ("cifar10", "wskip", None, "layer", 1.0, 2.0)

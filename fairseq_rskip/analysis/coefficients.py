@@ -1,9 +1,9 @@
 """How much of x and of F(x) is in y: ``y = a * x + b * F + c`` with the statistics of every G held constant.
 
-Each skip connection is such an elementwise affine map for a given input. :func:`coefficients` finds a, b and c without
-the formula of ``skip_ratio``: it runs the skip connection's own forward on what it has just seen, lets every G's
-statistics, measured here from that G's input, be constants to autograd, and differentiates. So a / b checks the closed
-form, kind by kind.
+Most skip connections are such an elementwise affine map for a given input, with gates held constant, too;
+``SkipConnection.coefficients`` knows it. That a * x + b * F + c is the real output, and a / b the closed form of
+``skip_ratio``, is measured here on what the skip connection has just seen. Kinds and norms that are no such map (they
+mix features or streams, or are a tanh) are left out.
 
 The paper's effective scale. Section 4.3 of Liu et al. (2020) says that layer normalisation "does not adjust the
 effective scale of the skip connection in forward propagation such that the effective scale becomes 1", and reports a
@@ -14,65 +14,14 @@ is no more than that: the effective scale is the mean of ``|a|`` over examples, 
 blocks shown. For those who read it as the share of the two parts, ``||a * x|| / ||b * F||`` is measured, too.
 """
 
-import contextlib
 import dataclasses
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from ..norms import BatchNorm, Norm
 from ..residual import SkipConnection
 from .probe import example_mean, example_norm, inputs
-
-
-class Coefficients(NamedTuple):
-    """``y = a * x + b * F + c``, each of x's shape; padded positions of a batch norm have no meaning."""
-
-    a: Tensor
-    b: Tensor
-    c: Tensor
-
-
-def coefficients(skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Coefficients:
-    """The coefficients of ``skip`` for these inputs, in x's dtype; shapes as for ``skip.forward``.
-
-    Raises ``ValueError`` for a batch norm in training mode: evaluation is what it has constant statistics in.
-    """
-    if any(isinstance(norm, BatchNorm) and norm.training for norm in skip.norms):
-        raise ValueError("coefficients of a batch norm need evaluation mode: call model.eval() first")
-    x, f_x = x.detach().requires_grad_(), f_x.detach().requires_grad_()
-    with torch.enable_grad(), _constant_statistics(skip):
-        y = skip.forward(x, f_x, padding_mask)
-        a, b = torch.autograd.grad(y.sum(), (x, f_x))  # elementwise: the gradient of the sum is the derivative
-    return Coefficients(a, b, (y - a * x - b * f_x).detach())
-
-
-@contextlib.contextmanager
-def _constant_statistics(skip: SkipConnection) -> Iterator[None]:
-    """Every G of ``skip`` is replaced by the affine map that it is for its input, statistics constant."""
-    handles = [norm.register_forward_hook(_as_affine_map) for norm in skip.norms]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _as_affine_map(norm: Norm, args: Tuple[Any, ...], _output: Tensor) -> Tensor:
-    z = args[0]
-    mean, deviation = _statistics(norm, z.detach())
-    return (z - mean) / deviation * norm.per_channel(norm.weight) + norm.per_channel(norm.bias)
-
-
-def _statistics(norm: Norm, z: Tensor) -> Tuple[Tensor, Tensor]:
-    """Mean and standard deviation of G's input, broadcastable to it: of torch's own making, not ``Norm.moments``."""
-    if isinstance(norm, BatchNorm):
-        mean, variance = norm.per_channel(norm.running_mean), norm.per_channel(norm.running_var)
-    else:
-        axes = (1, 2, 3) if norm.norm_axes == "chw" else norm.channel_dim
-        variance, mean = torch.var_mean(z, dim=axes, correction=0, keepdim=True)
-    return mean, (variance + norm.eps).sqrt()
 
 
 @dataclasses.dataclass
@@ -121,8 +70,11 @@ def _measuring_hook(scales: Scales) -> Callable[..., None]:
     def hook(skip: SkipConnection, args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Tensor) -> None:
         x, f_x, padding_mask = inputs(*args, **kwargs)
         x, f_x, output = x.detach().double(), f_x.detach().double(), output.detach().double()
-        a, b, c = coefficients(skip, x, f_x, padding_mask)
         with torch.no_grad():
+            try:
+                a, b, c = skip.coefficients(x, f_x, padding_mask)
+            except ValueError:
+                return
             closed = skip.skip_ratio(x, f_x, padding_mask)
             for values, per_position in (
                 (scales.a, a.abs()),

@@ -5,6 +5,7 @@ An example is one image of ``(batch, dim, height, width)``, or one sentence, tha
 left out. Everything is computed inside the hooks: later in-place operations cannot spoil it, and no activation is kept.
 """
 
+import contextlib
 import dataclasses
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -123,7 +124,8 @@ class SkipProbe:
         norms = [example_norm(skip, tensor.detach(), padding_mask, self.dtype) for tensor in (x, f_x)]
         ratio = None
         if self.ratio:
-            ratio = example_mean(skip, skip.skip_ratio(x.detach(), f_x.detach(), padding_mask), padding_mask)
+            with contextlib.suppress(ValueError):  # a kind or norm whose y has no coefficients of x and F
+                ratio = example_mean(skip, skip.skip_ratio(x.detach(), f_x.detach(), padding_mask), padding_mask)
         return _Pass(norms[0], norms[1], ratio)
 
     def _gradient_hook(

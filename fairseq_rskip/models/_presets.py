@@ -21,8 +21,8 @@ VARIANTS: Dict[str, Dict[str, Any]] = {
     "xskip_bn": {"skip_kind": "xskip", "skip_norm": "batch"},
     "rskip_ln": {"skip_kind": "rskip", "skip_norm": "layer"},
     "rskip_bn": {"skip_kind": "rskip", "skip_norm": "batch"},
-    "wskip": {"skip_kind": "wskip", "skip_norm": "none", "skip_lambda": 1.0},
-    "wskip_ln": {"skip_kind": "wskip", "skip_norm": "layer", "skip_lambda": 1.0},
+    "wskip": {"skip_kind": "wskip", "skip_norm": "none"},
+    "wskip_ln": {"skip_kind": "wskip", "skip_norm": "layer"},
 }
 
 _BIG = {

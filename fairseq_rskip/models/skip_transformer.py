@@ -33,7 +33,7 @@ class SkipTransformerModel(TransformerModelBase):
         arch = getattr(cfg, "_name", None) or cls.__name__
         skip_log.check_interval(cfg.skip_log_interval)
         config = resolve(cfg)
-        config.skip.check(arch, pre_norm=config.encoder.normalize_before or config.decoder.normalize_before)
+        skip = config.skip.check(arch, pre_norm=config.encoder.normalize_before or config.decoder.normalize_before)
         if config.share_all_embeddings and task.source_dictionary != task.target_dictionary:
             raise UserError(
                 f"--arch {arch} shares all embeddings, and the two dictionaries differ: preprocess with "
@@ -41,7 +41,7 @@ class SkipTransformerModel(TransformerModelBase):
             )
         model = super().build_model(config, task)
         counts = [sum(isinstance(m, SkipConnection) for m in side.modules()) for side in (model.encoder, model.decoder)]
-        warning = config.skip.growth_warning(*counts)
+        warning = config.skip.growth_warning(1.0 if skip.norms else skip.growth(), *counts)
         if warning:
             logger.warning(warning)
         skip_log.attach(task, model, cfg.skip_log_interval)

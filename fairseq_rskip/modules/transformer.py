@@ -5,6 +5,8 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 
 from fairseq_rskip.modules.transformer_layer import SkipTransformerDecoderLayer, SkipTransformerEncoderLayer
+from fairseq_rskip.norms import create_norm
+from fairseq_rskip.residual import SkipConnection
 
 
 def wrap_layer(layer, cfg):
@@ -15,15 +17,41 @@ def wrap_layer(layer, cfg):
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
 
-class SkipTransformerEncoder(TransformerEncoderBase):
+class _SkipStack:
+    """What both stacks share: their layers' numbers, and the norm after the last layer."""
+
+    built_layers = 0
+
+    def next_index(self) -> int:
+        self.built_layers += 1
+        return self.built_layers - 1
+
+    def add_final_norm(self) -> None:
+        """Normalise what leaves the stack where the last skip connection leaves it as it is, as in pre-norm."""
+        skips = [module for layer in self.layers for module in layer.modules() if isinstance(module, SkipConnection)]
+        if self.layer_norm is None and skips and skips[-1].needs_final_norm():
+            name = skips[-1].norm_name
+            self.layer_norm = create_norm("layer" if name == "none" else name, skips[-1].dim)
+
+
+class SkipTransformerEncoder(_SkipStack, TransformerEncoderBase):
     """fairseq's Transformer encoder over :class:`SkipTransformerEncoderLayer`."""
 
+    def __init__(self, cfg, *args, **options):
+        super().__init__(cfg, *args, **options)
+        self.add_final_norm()
+
     def build_encoder_layer(self, cfg):
-        return wrap_layer(SkipTransformerEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+        return wrap_layer(SkipTransformerEncoderLayer(cfg, self.next_index(), return_fc=self.return_fc), cfg)
 
 
-class SkipTransformerDecoder(TransformerDecoderBase):
+class SkipTransformerDecoder(_SkipStack, TransformerDecoderBase):
     """fairseq's Transformer decoder over :class:`SkipTransformerDecoderLayer`."""
 
+    def __init__(self, cfg, *args, **options):
+        super().__init__(cfg, *args, **options)
+        if not cfg.no_decoder_final_norm:
+            self.add_final_norm()
+
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
-        return wrap_layer(SkipTransformerDecoderLayer(cfg, no_encoder_attn), cfg)
+        return wrap_layer(SkipTransformerDecoderLayer(cfg, no_encoder_attn, self.next_index()), cfg)

@@ -2,20 +2,21 @@
 
 They take the place of fairseq's ``TransformerEncoderLayerBase`` and ``TransformerDecoderLayerBase``: same inputs, same
 parameter names for attention and feed-forward, the same order of random draws at construction and in dropout. Only the
-residual differs: ``skip(x, dropout(F(x)))`` instead of add and LayerNorm. Tensors are ``(seq_len, batch, embed_dim)``.
+residual differs: ``skip(x, dropout(F(skip.read(x))))`` instead of add and LayerNorm. Tensors are
+``(seq_len, batch, embed_dim)``.
 """
 
 from typing import Dict, List, Optional, Tuple
 
 import torch
 from fairseq import utils
-from fairseq.modules import LayerNorm, MultiheadAttention
+from fairseq.modules import MultiheadAttention
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual import SkipConnection
+from fairseq_rskip.residual import Branch, Place, SkipConnection, Weight
 
 # never-trained duplicates that fairseq's encoder layer registers for its fused inference path
 _STOCK_DUPLICATES = [
@@ -24,18 +25,21 @@ _STOCK_DUPLICATES = [
 
 
 class SkipTransformerLayerBase(nn.Module):
-    """What encoder and decoder layer share: feed-forward block, optional pre-norm, loading of stock checkpoints.
+    """What encoder and decoder layer share: feed-forward block, its skip connections, loading of stock checkpoints.
 
     Args:
         cfg: fairseq ``TransformerConfig`` whose ``skip`` is a :class:`~fairseq_rskip.modules.skip_config.SkipConfig`
         side: ``cfg.encoder`` or ``cfg.decoder``
+        other: the other of the two
+        index: the layer's number on its side, from 0
 
-    With ``side.normalize_before`` a residual is y = λx + αF(LN(x)); else y = G(λx + αF(x)) or its recursive form.
+    With ``side.normalize_before`` the branch sees LN(x), whatever the kind.
     """
 
-    def __init__(self, cfg, side):
+    def __init__(self, cfg, side, other, index: int):
         super().__init__()
         self.cfg = cfg
+        self.places = {"depth": side.layers, "other_depth": other.layers, "index": index}
         self.embed_dim = side.embed_dim
         self.normalize_before = side.normalize_before
         self.quant_noise = cfg.quant_noise.pq
@@ -61,12 +65,31 @@ class SkipTransformerLayerBase(nn.Module):
         self.fc1 = quant_noise(nn.Linear(self.embed_dim, inner), self.quant_noise, self.quant_noise_block_size)
         self.fc2 = quant_noise(nn.Linear(inner, self.embed_dim), self.quant_noise, self.quant_noise_block_size)
 
-    def build_skip(self) -> SkipConnection:
-        # Activation checkpointing runs a layer twice, first without gradients: running statistics count once.
-        return self.cfg.skip.build(self.embed_dim, update_in_no_grad=not self.cfg.checkpoint_activations)
+    def build_skips(self, side: str, sublayers: Tuple[str, ...]) -> List[SkipConnection]:
+        """A skip connection for each sublayer, by its name in :class:`~fairseq_rskip.residual.Place`; each has rescaled
+        its branch."""
+        skips = []
+        for position, sublayer in enumerate(sublayers):
+            place = Place(side, sublayer, position=position, sublayers=len(sublayers), **self.places)
+            # Activation checkpointing runs a layer twice, first without gradients: running statistics count once.
+            once = not self.cfg.checkpoint_activations
+            skip = self.cfg.skip.build(self.embed_dim, place, self.normalize_before, update_in_no_grad=once)
+            skip.initialise(self.branch(sublayer))
+            skips.append(skip)
+        return skips
 
-    def build_pre_norm(self) -> Optional[nn.Module]:
-        return LayerNorm(self.embed_dim, export=self.cfg.export) if self.normalize_before else None
+    def branch(self, sublayer: str) -> Branch:
+        """The weights of a sublayer, by role, with the standard deviations that fairseq drew them with."""
+        if sublayer == "ffn":
+            # torch's nn.Linear: uniform in ±1/√fan_in
+            linears = {"fc1": self.fc1, "fc2": self.fc2}
+            return {name: Weight(module.weight, (3 * module.in_features) ** -0.5) for name, module in linears.items()}
+        attention = getattr(self, sublayer)
+        projections = {role: getattr(attention, f"{role}_proj").weight for role in ("q", "k", "v", "out")}
+        branch = {role: Weight(weight, Weight(weight, 1.0).xavier) for role, weight in projections.items()}
+        if attention.qkv_same_dim:  # Xavier with gain 1/√2, but for the output
+            branch.update({role: Weight(branch[role].tensor, branch[role].std * 0.5**0.5) for role in ("q", "k", "v")})
+        return branch
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """F of the feed-forward block, before dropout: shape ``(seq_len, batch, embed_dim)`` in and out."""
@@ -75,23 +98,22 @@ class SkipTransformerLayerBase(nn.Module):
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Rename a stock fairseq layer's normalisations to ours and drop its duplicates, in place.
 
-        Raises :class:`~fairseq_rskip.compat.UserError` where the checkpoint was trained with another λ.
+        Raises :class:`~fairseq_rskip.errors.UserError` where the checkpoint was trained with another λ.
         """
         for duplicate in _STOCK_DUPLICATES:
             state_dict.pop(f"{name}.{duplicate}", None)
         for child, skip in self.named_children():
             if isinstance(skip, SkipConnection):
-                if not self.normalize_before:
-                    _rename_stock_norm(state_dict, f"{name}.{child}")
+                _rename_stock_norm(state_dict, f"{name}.{child}", "norms.0" if skip.pre_norm is None else "pre_norm")
                 _check_lambda(state_dict, f"{name}.{child}", len(skip.norms))
 
 
-def _rename_stock_norm(state_dict: Dict[str, Tensor], skip: str) -> None:
-    """``….final_layer_norm.weight`` is ``….final_skip.norms.0.weight`` here, and so on for each block."""
+def _rename_stock_norm(state_dict: Dict[str, Tensor], skip: str, ours: str) -> None:
+    """``….final_layer_norm.weight`` is ``….final_skip.norms.0.weight`` here (``.pre_norm.`` before the branch)."""
     for part in ("weight", "bias"):
         stock = f"{skip[: -len('_skip')]}_layer_norm.{part}"
         if stock in state_dict:
-            state_dict[f"{skip}.norms.0.{part}"] = state_dict.pop(stock)
+            state_dict[f"{skip}.{ours}.{part}"] = state_dict.pop(stock)
 
 
 def _check_lambda(state_dict: Dict[str, Tensor], skip: str, built: int) -> None:
@@ -107,17 +129,14 @@ def _check_lambda(state_dict: Dict[str, Tensor], skip: str, built: int) -> None:
 class SkipTransformerEncoderLayer(SkipTransformerLayerBase):
     """Encoder layer: self-attention and feed-forward block, each with its own skip connection."""
 
-    def __init__(self, cfg, return_fc: bool = False):
-        super().__init__(cfg, cfg.encoder)
+    def __init__(self, cfg, index: int = 0, return_fc: bool = False):
+        super().__init__(cfg, cfg.encoder, cfg.decoder, index)
         self.return_fc = return_fc
         self.self_attn = self.build_attention(
             cfg.encoder, self_attention=True, xformers_att_config=cfg.encoder.xformers_att_config
         )
         self.build_feed_forward(cfg.encoder)
-        self.self_attn_layer_norm = self.build_pre_norm()
-        self.final_layer_norm = self.build_pre_norm()
-        self.self_attn_skip = self.build_skip()
-        self.final_skip = self.build_skip()
+        self.self_attn_skip, self.final_skip = self.build_skips("encoder", ("self_attn", "ffn"))
         # fairseq's encoder asks its first layer for these before it takes the fused path, which knows no skip of ours
         self.load_to_BT = False
         self.can_use_fastpath = False
@@ -138,7 +157,7 @@ class SkipTransformerEncoderLayer(SkipTransformerLayerBase):
             attn_mask = attn_mask.masked_fill(attn_mask.to(torch.bool), -1e8 if x.dtype == torch.float32 else -1e4)
         padding_mask = encoder_padding_mask.transpose(0, 1) if encoder_padding_mask is not None else None
 
-        query = self.self_attn_layer_norm(x) if self.self_attn_layer_norm is not None else x
+        query = self.self_attn_skip.read(x)
         f_x, _ = self.self_attn(
             query=query,
             key=query,
@@ -149,7 +168,7 @@ class SkipTransformerEncoderLayer(SkipTransformerLayerBase):
         )
         x = self.self_attn_skip(x, self.dropout_module(f_x), padding_mask)
 
-        f_x = self.feed_forward(self.final_layer_norm(x) if self.final_layer_norm is not None else x)
+        f_x = self.feed_forward(self.final_skip.read(x))
         x = self.final_skip(x, self.dropout_module(f_x), padding_mask)
         if self.return_fc and not torch.jit.is_scripting():
             return x, f_x
@@ -159,8 +178,8 @@ class SkipTransformerEncoderLayer(SkipTransformerLayerBase):
 class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
     """Decoder layer: self-attention, encoder attention and feed-forward block, each with its own skip connection."""
 
-    def __init__(self, cfg, no_encoder_attn: bool = False):
-        super().__init__(cfg, cfg.decoder)
+    def __init__(self, cfg, no_encoder_attn: bool = False, index: int = 0):
+        super().__init__(cfg, cfg.decoder, cfg.encoder, index)
         self.cross_self_attention = cfg.cross_self_attention
         self.need_attn = True
         self.self_attn = self.build_attention(
@@ -178,12 +197,11 @@ class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
                 xformers_att_config=cfg.encoder.xformers_att_config,
             )
         self.build_feed_forward(cfg.decoder)
-        self.self_attn_layer_norm = self.build_pre_norm()
-        self.encoder_attn_layer_norm = None if no_encoder_attn else self.build_pre_norm()
-        self.final_layer_norm = self.build_pre_norm()
-        self.self_attn_skip = self.build_skip()
-        self.encoder_attn_skip = None if no_encoder_attn else self.build_skip()
-        self.final_skip = self.build_skip()
+        sublayers = ("self_attn", "ffn") if no_encoder_attn else ("self_attn", "encoder_attn", "ffn")
+        skips = self.build_skips("decoder", sublayers)
+        self.self_attn_skip = skips[0]
+        self.encoder_attn_skip = None if no_encoder_attn else skips[1]
+        self.final_skip = skips[-1]
 
     def self_attention(
         self,
@@ -244,7 +262,7 @@ class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
         """
         padding_mask = self_attn_padding_mask.transpose(0, 1) if self_attn_padding_mask is not None else None
 
-        query = self.self_attn_layer_norm(x) if self.self_attn_layer_norm is not None else x
+        query = self.self_attn_skip.read(x)
         f_x = self.self_attention(
             query, encoder_out, encoder_padding_mask, incremental_state, self_attn_mask, self_attn_padding_mask
         )
@@ -252,9 +270,8 @@ class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
 
         attn: Optional[Tensor] = None
         if self.encoder_attn is not None and self.encoder_attn_skip is not None and encoder_out is not None:
-            query = self.encoder_attn_layer_norm(x) if self.encoder_attn_layer_norm is not None else x
             f_x, attn = self.encoder_attn(
-                query=query,
+                query=self.encoder_attn_skip.read(x),
                 key=encoder_out,
                 value=encoder_out,
                 key_padding_mask=encoder_padding_mask,
@@ -265,7 +282,7 @@ class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
             )
             x = self.encoder_attn_skip(x, self.dropout_module(f_x), padding_mask)
 
-        f_x = self.feed_forward(self.final_layer_norm(x) if self.final_layer_norm is not None else x)
+        f_x = self.feed_forward(self.final_skip.read(x))
         return self.final_skip(x, self.dropout_module(f_x), padding_mask), attn, None
 
     def make_generation_fast_(self, need_attn: bool = False, **kwargs) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, get_type_hints
 
 from ..errors import UserError
-from ..norms import NORM_AXES, NORMS
-from ..residual import KINDS, SkipConnection
+from ..norms import NORM_AXES
+from ..residual import KINDS, SkipConnection, in_terms_of_flags, select, settings
+from ..residual.options import flag as skip_flag
 from .augment import PADDINGS
 from .model import SHORTCUTS, WIDTHS, check_depth
 from .schedule import learning_rate
@@ -24,8 +25,17 @@ def _option(default: Any, text: str, **extra: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": text, **extra})
 
 
+SKIP_SETTINGS = {skip_flag(setting.name): setting for setting in settings(KINDS)}
+_SkipOptions = dataclasses.make_dataclass(
+    "_SkipOptions",
+    [(name, Optional[s.type], _option(None, s.help, **({"choices": s.choices} if s.choices else {})))
+     for name, s in SKIP_SETTINGS.items()],
+    frozen=True,
+)
+
+
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(_SkipOptions):
     """The settings, with the paper's values as defaults. Raises ``UserError`` for a value that is not accepted."""
 
     data: str = _option("cifar10", "cifar10, cifar100, digits, or imagefolder:PATH")
@@ -38,10 +48,6 @@ class Config:
         "A", "where the width changes: A pads channels with zeros, B is a 1x1 convolution", choices=SHORTCUTS
     )
     skip_kind: str = _option("rskip", "the skip connection; xskip with lambda 1, norm none is plain", choices=KINDS)
-    skip_lambda: float = _option(2.0, "weight of x in xskip, number of steps in rskip")
-    skip_norm: str = _option("layer", "the normalisation G after the addition", choices=NORMS)
-    skip_branch_scale: float = _option(1.0, "alpha in lambda*x + alpha*F(x)")
-    skip_init: float = _option(1.0, "where the learned w of wskip starts")
     skip_norm_axes: str = _option(
         "c", "layer norm over the channels of each position (c) or over a whole image (chw)", choices=NORM_AXES
     )
@@ -90,18 +96,29 @@ class Config:
         if self.data not in DATA_SETS and not (self.data.startswith(FOLDER) and len(self.data) > len(FOLDER)):
             raise UserError(f"--data {self.data!r}: expected one of {', '.join(DATA_SETS)} or {FOLDER}PATH")
         for field in dataclasses.fields(self):
-            choices = field.metadata.get("choices")
-            if choices and getattr(self, field.name) not in choices:
+            choices, value = field.metadata.get("choices"), getattr(self, field.name)
+            if choices and value not in choices and not (value is None and field.name in SKIP_SETTINGS):
                 raise UserError(f"{flag(field)} {getattr(self, field.name)!r}: expected one of {', '.join(choices)}")
         self._check_numbers()
         self._check_schedule()
-        if self.skip_log_interval and self.sync_bn and (self.skip_kind, self.skip_norm) == ("rskip", "batch"):
-            raise UserError("--skip-log-interval: x:F of rskip with --skip-norm batch cannot be had under --sync-bn")
         try:
             check_depth(self.depth)
-            SkipConnection(WIDTHS[0], channel_dim=1, **self.skip_options())
         except ValueError as error:
-            raise UserError(_in_terms_of_flags(str(error))) from None
+            raise UserError(f"--{error}".replace("=", " ", 1)) from None
+        skip = self._check_skip()
+        if self.skip_log_interval and self.sync_bn and skip.uses_padding_mask and skip.steps() > 1:
+            raise UserError("--skip-log-interval: x:F of rskip with --skip-norm batch cannot be had under --sync-bn")
+
+    def _check_skip(self) -> SkipConnection:
+        """Refuse what the kind refuses, and set each of its options that was not given to the kind's default."""
+        try:
+            skip = SkipConnection(WIDTHS[0], channel_dim=1, **self.skip_options())
+        except ValueError as error:
+            raise UserError(in_terms_of_flags(str(error))) from None
+        for name in SKIP_SETTINGS:
+            value = getattr(skip.options, SKIP_SETTINGS[name].name, None)
+            object.__setattr__(self, name, SKIP_SETTINGS[name].type(value) if value is not None else None)
+        return skip
 
     def _check_numbers(self) -> None:
         for names, accepted, holds in _RANGES:
@@ -133,15 +150,14 @@ class Config:
         )
 
     def skip_options(self) -> Dict[str, Any]:
-        """What ``SkipConnection`` takes beside ``dim`` and ``channel_dim``."""
-        return {name: getattr(self, field) for name, field in SKIP_FIELDS.items()}
+        """What ``SkipConnection`` takes beside ``dim``, ``place`` and ``channel_dim``."""
+        given = {setting.name: getattr(self, name) for name, setting in SKIP_SETTINGS.items()}
+        return {"kind": self.skip_kind, "norm_axes": self.skip_norm_axes, **select(KINDS[self.skip_kind], given)}
 
     def name(self) -> str:
         """A short name for the run, such as cifar10-resnet110-rskip2-layer."""
         data = self.data if self.data in DATA_SETS else Path(self.data[len(FOLDER) :]).resolve().name
-        scale = self.skip_init if self.skip_kind == "wskip" else self.skip_lambda
-        parts = [data, f"resnet{self.depth}", f"{self.skip_kind}{scale:g}", self.skip_norm]
-        parts += [f"alpha{self.skip_branch_scale:g}"] if self.skip_branch_scale != 1 else []
+        parts = [data, f"resnet{self.depth}", SkipConnection(1, channel_dim=1, **self.skip_options()).label()]
         parts += [self.skip_norm_axes] if self.skip_norm_axes != "c" else []
         return "-".join(parts + (["B"] if self.shortcut == "B" else []))
 
@@ -158,14 +174,6 @@ class Config:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
 
-SKIP_FIELDS = {
-    "kind": "skip_kind",
-    "skip_lambda": "skip_lambda",
-    "norm": "skip_norm",
-    "branch_scale": "skip_branch_scale",
-    "init": "skip_init",
-    "norm_axes": "skip_norm_axes",
-}
 _RANGES: Sequence[Tuple[str, str, Callable[[float], bool]]] = (
     ("iterations batch_size test_interval", "an integer >= 1", lambda v: v >= 1),
     ("train_images warmup_iterations save_interval skip_log_interval crop", "an integer >= 0", lambda v: v >= 0),
@@ -178,12 +186,6 @@ _RANGES: Sequence[Tuple[str, str, Callable[[float], bool]]] = (
 def flag(field: "dataclasses.Field[Any]") -> str:
     """The option that sets a field; one that is on by default is turned off by ``--no-...``."""
     return ("--no-" if field.default is True else "--") + field.name.replace("_", "-")
-
-
-def _in_terms_of_flags(message: str) -> str:
-    """``norm='none': expected ...`` of the modules as ``--skip-norm 'none': expected ...``."""
-    name, equals, rest = message.partition("=")
-    return f"--{SKIP_FIELDS.get(name, name).replace('_', '-')} {rest}" if equals else message
 
 
 class _Parser(argparse.ArgumentParser):
@@ -206,12 +208,14 @@ def parse(argv: Optional[Sequence[str]], description: str, epilog: str = "") -> 
     hints = get_type_hints(Config)
     for field in dataclasses.fields(Config):
         text, hint = field.metadata["help"], hints[field.name]
-        if hint is bool:
+        if bool in (hint, *getattr(hint, "__args__", ())):
             parser.add_argument(flag(field), dest=field.name, action=f"store_{not field.default}".lower(), help=text)
             continue
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
         text += "" if default in ("", None) else f" (default: {shown})"
+        if field.name in SKIP_SETTINGS:
+            hint = SKIP_SETTINGS[field.name].type
         several = hint not in (str, int, float)
         options = {"nargs": "+", "type": int, "metavar": "N"} if several else {"type": hint}
         if "choices" in field.metadata:
@@ -227,6 +231,7 @@ def difference(saved: Dict[str, Any], config: Config, there: Dict[str, Any], her
     The identities, ``there`` and ``here``, are a description -> its value; since they cover the images themselves, the
     path of an image folder is free.
     """
+    saved = {**saved, **_skip_options_of(saved)}
     pairs = [
         (f"--{name.replace('_', '-')}", saved.get(name), list(value) if isinstance(value, tuple) else value)
         for name, value in config.fixed().items()
@@ -238,3 +243,13 @@ def difference(saved: Dict[str, Any], config: Config, there: Dict[str, Any], her
         for name, old, new in pairs
         if old != new and not (name == "--data" and both_folders)
     ]
+
+
+def _skip_options_of(saved: Dict[str, Any]) -> Dict[str, Any]:
+    """The skip options of a run as they would be saved now: earlier versions had fewer, and stored idle ones as 1."""
+    known = {field.name for field in dataclasses.fields(Config)}
+    try:
+        config = Config(**{k: v for k, v in saved.items() if k in {"skip_kind", *SKIP_SETTINGS} & known})
+    except UserError:
+        return {}
+    return {name: getattr(config, name) for name in SKIP_SETTINGS}

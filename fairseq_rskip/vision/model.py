@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..residual import SkipConnection
+from ..residual import PLAIN, Branch, Place, SkipConnection, Weight
 
 WIDTHS = (16, 32, 64)
 SHORTCUTS = ("A", "B")
@@ -34,7 +34,9 @@ class PreActBlock(nn.Module):
     ``common``: the first BN-ReLU stands before the split, so that the shortcut, too, starts from the activated input.
     """
 
-    def __init__(self, in_width: int, width: int, stride: int, common: bool, shortcut: str, skip: Dict[str, Any]):
+    def __init__(
+        self, in_width: int, width: int, stride: int, common: bool, shortcut: str, skip: Dict[str, Any], place: Place
+    ):
         super().__init__()
         self.common = common
         self.bn1 = nn.BatchNorm2d(in_width)
@@ -45,7 +47,12 @@ class PreActBlock(nn.Module):
         if in_width != width or stride != 1:
             pad = shortcut == "A"
             self.shortcut = PadShortcut(in_width, width, stride) if pad else _conv(in_width, width, 1, stride)
-        self.skip = SkipConnection(width, channel_dim=1, **skip)
+        self.skip = SkipConnection(width, channel_dim=1, place=place, **skip)
+
+    def branch(self) -> Branch:
+        """The kernels of the branch, with the standard deviations of He's initialisation with the fan-out."""
+        kernels = {"conv1": self.conv1.weight, "conv2": self.conv2.weight}
+        return {name: Weight(kernel, (2.0 / (9 * kernel.size(0))) ** 0.5) for name, kernel in kernels.items()}
 
     def forward(self, x: Tensor) -> Tensor:
         activated = F.relu(self.bn1(x), inplace=True)
@@ -60,13 +67,15 @@ class PreActResNet(nn.Module):
         super().__init__()
         self.conv = _conv(3, WIDTHS[0], 3)
         blocks, in_width = [], WIDTHS[0]
+        per_stage = (depth - 2) // 6
         for stage, width in enumerate(WIDTHS):
-            for position in range((depth - 2) // 6):
+            for position in range(per_stage):
                 # He et al. 2016b, 4.1: the first unit activates right after the lone convolution, before it splits;
                 # units that widen do so in the authors' code
                 first = position == 0
                 stride = 2 if first and stage > 0 else 1
-                blocks.append(PreActBlock(in_width, width, stride, first, shortcut, skip))
+                place = Place("resnet", "block", stage * per_stage + position, len(WIDTHS) * per_stage)
+                blocks.append(PreActBlock(in_width, width, stride, first, shortcut, skip, place))
                 in_width = width
         self.blocks = nn.Sequential(*blocks)
         self.bn = nn.BatchNorm2d(in_width)
@@ -79,6 +88,8 @@ class PreActResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(self.fc.bias)
+        for block in self.blocks:
+            block.skip.initialise(block.branch())
 
     def forward(self, x: Tensor) -> Tensor:
         """Images ``(N, 3, H, W)`` to logits ``(N, num_classes)``."""
@@ -94,8 +105,8 @@ def preact_resnet(
     Args:
         depth: 8, 14, 20, 32, 44, 56, 110 or any other 6n+2 with n >= 1.
         num_classes: size of the output, >= 1.
-        skip: options of ``SkipConnection`` (kind, skip_lambda, norm, branch_scale, init, norm_axes, ...) for every
-            unit; none gives the plain skip.
+        skip: options of ``SkipConnection`` (kind, norm, norm_axes, and the kind's own) for every unit; none gives the
+            plain skip.
         shortcut: where the width changes, "A" (strided identity, zero-padded channels) or "B" (1x1 convolution).
 
     Raises:
@@ -106,7 +117,7 @@ def preact_resnet(
         raise ValueError(f"num_classes={num_classes!r}: expected an integer >= 1")
     if shortcut not in SHORTCUTS:
         raise ValueError(f"shortcut={shortcut!r}: expected one of {', '.join(SHORTCUTS)}")
-    return PreActResNet(depth, num_classes, dict(skip or {}), shortcut)
+    return PreActResNet(depth, num_classes, dict(skip or PLAIN), shortcut)
 
 
 def check_depth(depth: int) -> None:

@@ -18,7 +18,7 @@ from analysing.study import Place, Study
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.analysis.coefficients import CoefficientProbe, Scales
 from fairseq_rskip.analysis.gradients import estimate
-from fairseq_rskip.residual import SkipConnection, WSkip
+from fairseq_rskip.residual import SkipConnection
 
 EXAMPLES = 1_000
 TOLERANCE = 1e-9  # of float64, with room for sums that cancel
@@ -87,8 +87,7 @@ def _learned(label: str, model: nn.Module, shown: List[Place]) -> List[Dict[str,
     for place in shown:
         skip: SkipConnection = modules[place.name]
         vectors = {f"gain of G_{step}": norm.weight for step, norm in enumerate(skip.norms, 1)}
-        if isinstance(skip, WSkip):
-            vectors["w"] = skip.weight
+        vectors.update({"w" if name == "weight" else name: vector for name, vector in skip.learned().items()})
         for what, vector in vectors.items():
             vector = vector.detach().double()
             values = {"mean": vector.mean(), "mean_absolute": vector.abs().mean()}

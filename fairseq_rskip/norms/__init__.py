@@ -1,0 +1,38 @@
+"""The normalisations G of ``y = G(...)``, reached by name through :func:`create_norm`.
+
+Every class in ``NORMS`` is a module ``norm(x, padding_mask=None)`` that returns ``x``'s shape and dtype, with
+``x`` laid out as
+
+* ``channel_dim=-1``: ``(..., dim)``, for example fairseq's ``(seq_len, batch, embed_dim)``;
+* ``channel_dim=1``: image maps ``(batch, dim, height, width)``.
+
+``padding_mask`` is boolean, of ``x``'s shape without the channel dimension, True where padded. Moments of fp16 and
+bf16 inputs are taken in fp32.
+"""
+
+from .base import NORM_AXES, Norm, at_least_float32, check_layout, is_half
+from .batch import BatchNorm
+from .rows import LayerNorm, NoNorm
+
+NORMS = {"none": NoNorm, "layer": LayerNorm, "batch": BatchNorm}
+
+__all__ = ["NORMS", "NORM_AXES", "BatchNorm", "LayerNorm", "NoNorm", "Norm"]
+__all__ += ["at_least_float32", "check_layout", "create_norm", "is_half"]
+
+
+def create_norm(
+    name: str,
+    dim: int,
+    channel_dim: int = -1,
+    norm_axes: str = "c",
+    eps: float = 1e-5,
+    update_in_no_grad: bool = True,
+) -> Norm:
+    """Build the normalisation ``name``, one of ``NORMS``, over ``dim`` features.
+
+    Raises ``ValueError``, naming argument, value and what is accepted, for an unknown ``name``, ``dim <= 0``,
+    ``channel_dim`` other than -1 or 1, ``norm_axes`` that is unknown or does not fit, or ``eps <= 0``.
+    """
+    if not isinstance(name, str) or name not in NORMS:
+        raise ValueError(f"norm={name!r}: expected one of {', '.join(NORMS)}")
+    return NORMS[name](dim, channel_dim, norm_axes, eps, update_in_no_grad=update_in_no_grad)

@@ -1,0 +1,100 @@
+"""What every normalisation G shares: the layout of its input, its parameters, its affine map."""
+
+import numbers
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+NORM_AXES = ("c", "chw")
+
+
+def is_half(x: Tensor) -> bool:
+    """Whether ``x`` is fp16 or bf16, whose moments need a wider type."""
+    return x.dtype == torch.float16 or x.dtype == torch.bfloat16
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if is_half(x) else x
+
+
+def check_layout(dim: int, channel_dim: int) -> None:
+    """Raise ``ValueError`` unless ``dim`` is a positive integer and ``channel_dim`` is -1 or 1."""
+    if isinstance(dim, bool) or not isinstance(dim, numbers.Integral) or dim <= 0:
+        raise ValueError(f"dim={dim!r}: expected an integer > 0, the size of the channel dimension")
+    if isinstance(channel_dim, bool) or channel_dim not in (-1, 1):
+        raise ValueError(f"channel_dim={channel_dim!r}: expected -1 (sequences) or 1 (image maps)")
+
+
+class Norm(nn.Module):
+    """A normalisation ``norm(x, padding_mask=None)``; returns ``x``'s shape and dtype.
+
+    Args:
+        dim: size of the channel dimension.
+        channel_dim: -1 for ``(..., dim)``, 1 for image maps ``(batch, dim, height, width)``.
+        norm_axes: ``"c"``; layer norm of image maps takes ``"chw"``, too.
+        eps: a finite number > 0.
+        update_in_no_grad: whether batch norm counts a batch that it sees without gradients.
+        gain, bias: whether there are parameters ``weight`` (ones) and ``bias`` (zeros) of shape ``(dim,)``.
+
+    ``uses_padding_mask``: padded positions are left out. ``owns_output``: the result is a new tensor, not a view, and
+    backward does not need it, so the caller may change it in place.
+    """
+
+    uses_padding_mask = False
+    owns_output = False
+    takes_chw = False
+
+    def __init__(
+        self,
+        dim: int,
+        channel_dim: int = -1,
+        norm_axes: str = "c",
+        eps: float = 1e-5,
+        update_in_no_grad: bool = True,
+        gain: bool = True,
+        bias: bool = True,
+    ):
+        nn.Module.__init__(self)  # not super(): a subclass may also be a norm of torch's
+        check_layout(dim, channel_dim)
+        if norm_axes not in NORM_AXES:
+            raise ValueError(f"norm_axes={norm_axes!r}: expected one of {', '.join(NORM_AXES)}")
+        if norm_axes == "chw" and not (self.takes_chw and channel_dim == 1):
+            found = "channel_dim=-1" if self.takes_chw else f"{type(self).__name__}"
+            raise ValueError(f"norm_axes='chw' with {found}: expected 'c'; 'chw' needs norm 'layer' and channel_dim=1")
+        if isinstance(eps, bool) or not isinstance(eps, numbers.Real) or not 0 < eps <= torch.finfo(torch.float32).max:
+            raise ValueError(f"eps={eps!r}: expected a finite number > 0")
+        self.dim = int(dim)
+        self.channel_dim = int(channel_dim)
+        self.norm_axes = norm_axes
+        self.eps = float(eps)
+        self.update_in_no_grad = bool(update_in_no_grad)
+        if gain:
+            self.weight = nn.Parameter(torch.ones(self.dim))
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(self.dim))
+
+    def per_channel(self, vector: Tensor) -> Tensor:
+        """View a ``(dim,)`` vector so that it broadcasts along the channel dimension of an input."""
+        return vector.view(-1, 1, 1) if self.channel_dim == 1 else vector
+
+    def channels_at_end(self, x: Tensor) -> Tensor:
+        """View ``x`` as ``(..., dim)``; its memory is contiguous that way if ``x`` is ``channels_last``."""
+        return x.permute(0, 2, 3, 1) if self.channel_dim == 1 else x
+
+    def to_layout(self, y: Tensor, x: Tensor) -> Tensor:
+        """Undo :meth:`channels_at_end` for a result, in ``x``'s memory format."""
+        if self.channel_dim == -1:
+            return y
+        y = y.permute(0, 3, 1, 2)
+        return y.contiguous() if x.is_contiguous() else y
+
+    def affine(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+        """``(scale, shift)``, broadcastable to ``x``: with its statistics constant, this norm is ``scale * x + shift``.
+
+        Changes no state. Raises ``ValueError`` for a norm that is no such map.
+        """
+        raise ValueError(f"{type(self).__name__} is not an affine map of its input, whatever is held constant")
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, channel_dim={self.channel_dim}, eps={self.eps:g}"

@@ -1,0 +1,115 @@
+"""Batch normalisation over the unpadded positions of a batch."""
+
+from typing import Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .base import Norm, at_least_float32, is_half
+
+
+class BatchNorm(Norm):
+    """Batch normalisation (Ioffe and Szegedy, 2015) per feature, over the unpadded positions of the batch.
+
+    Equals ``nn.BatchNorm1d`` (``nn.BatchNorm2d`` for image maps) on the packed unpadded positions: outputs, gradients,
+    running mean, unbiased running variance (momentum 0.1) and ``num_batches_tracked``. With a mask, padded positions
+    come out as zero and whatever they hold, NaN included, reaches nothing. A batch of fewer than two unpadded
+    positions has no variance: it is normalised with variance 0 and leaves the running statistics alone.
+
+    ``update_in_no_grad=False`` updates the running statistics only while grad is enabled, so that activation
+    checkpointing, which runs forward twice, counts each batch once. Running statistics stay fp32 under ``.half()``.
+    """
+
+    uses_padding_mask = True
+
+    def __init__(self, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5, **options: bool):
+        super().__init__(dim, channel_dim, norm_axes, eps, **options)
+        self.momentum = 0.1
+        self.register_buffer("running_mean", torch.zeros(self.dim))
+        self.register_buffer("running_var", torch.ones(self.dim))
+        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
+
+    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+        # torch's kernel takes half inputs with fp32 statistics, and otherwise one type
+        fused = self.running_mean.dtype == (torch.float32 if is_half(x) else x.dtype)
+        if fused and padding_mask is None and (not self.training or x.numel() >= 2 * self.dim):
+            return self._fused(x)
+        z = self._rows(at_least_float32(x))
+        padded = self._padded_rows(padding_mask, z)
+        z = z.masked_fill(padded, 0.0)
+        if self.training:
+            mean, var, count = self._batch_moments(z, padded)
+            if self.update_in_no_grad or torch.is_grad_enabled():
+                self._update(mean, var, count)
+        else:
+            mean, var = self.running_mean, self.running_var
+        y = (z - mean) * ((var + self.eps).rsqrt() * self.weight) + self.bias
+        y = y.masked_fill(padded, 0.0).to(x.dtype)
+        return self.to_layout(y.view(self.channels_at_end(x).shape), x)
+
+    def _fused(self, x: Tensor) -> Tensor:
+        update = self.training and (self.update_in_no_grad or torch.is_grad_enabled())
+        if update:
+            self.num_batches_tracked.add_(1)
+        running = update or not self.training
+        y = F.batch_norm(
+            x if self.channel_dim == 1 else self._rows(x),
+            self.running_mean if running else None,
+            self.running_var if running else None,
+            self.weight.to(self.running_mean.dtype),
+            self.bias.to(self.running_mean.dtype),
+            self.training,
+            self.momentum,
+            self.eps,
+        )
+        return y.view(x.shape).to(x.dtype)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """``x`` as ``(positions, dim)``."""
+        return self.channels_at_end(x).reshape(-1, self.dim)
+
+    def _padded_rows(self, padding_mask: Optional[Tensor], rows: Tensor) -> Tensor:
+        """The mask as ``(positions, 1)``, nothing padded without one."""
+        if padding_mask is None:
+            return torch.zeros(rows.size(0), 1, dtype=torch.bool, device=rows.device)
+        return padding_mask.reshape(-1, 1)
+
+    def _batch_moments(self, rows: Tensor, padded: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        """Mean and biased variance per feature, and the count of unpadded rows; ``rows`` is zero where padded.
+
+        Masked sums: indexing with the mask would make the host wait for the device.
+        """
+        count = padded.logical_not().sum().to(rows.dtype)
+        divisor = count.clamp(min=1.0)
+        mean = rows.sum(0) / divisor
+        return mean, (rows - mean).masked_fill(padded, 0.0).square().sum(0) / divisor, count
+
+    def _update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        counted = count >= 2
+        dtype = self.running_mean.dtype
+        momentum = self.momentum * counted.to(dtype)
+        unbiased = var.detach() * (count / (count - 1.0).clamp(min=1.0))
+        # .data, for torch's kernel saves the statistics of an earlier batch without using them in its backward: a
+        # plain in-place update would make that backward refuse
+        self.running_mean.data.lerp_(mean.detach().to(dtype), momentum)
+        self.running_var.data.lerp_(unbiased.to(dtype), momentum)
+        self.num_batches_tracked.add_(counted)
+
+    def affine(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+        mean, var = self.running_mean, self.running_var
+        if self.training:
+            rows = self._rows(at_least_float32(x))
+            padded = self._padded_rows(padding_mask, rows)
+            mean, var, _ = self._batch_moments(rows.masked_fill(padded, 0.0), padded)
+        scale = self.weight / (var + self.eps).sqrt()
+        return self.per_channel(scale), self.per_channel(self.bias - mean * scale)
+
+    def _apply(self, fn, *args, **kwargs):
+        """``.half()`` and the like convert gain and bias; a running variance would overflow or stall there."""
+        before = self.running_mean, self.running_var
+        super()._apply(fn, *args, **kwargs)
+        if is_half(self.running_mean) and not is_half(before[0]):
+            device = self.running_mean.device
+            self.running_mean, self.running_var = before[0].to(device), before[1].to(device)
+        return self

@@ -1,0 +1,14 @@
+"""Every skip connection, its equation, and one way to build it: ``SkipConnection(dim, kind=..., **options)``.
+
+``x`` is the block's input, ``F`` the output of its weighted branch, ``G`` a normalisation of
+:mod:`fairseq_rskip.norms`. One file per family; ``KINDS`` is name -> class. Torch is all that is needed.
+"""
+
+from .base import KINDS, Branch, ConstantSkip, LearnedSkip, Place, SkipConnection, Weight
+from .options import in_terms_of_flags, select, settings
+from .paper import RSkip, WSkip, XSkip
+
+PLAIN = {"kind": "xskip", "skip_lambda": 1.0, "norm": "none"}  # y = x + F
+
+__all__ = ["KINDS", "PLAIN", "Branch", "ConstantSkip", "LearnedSkip", "Place", "RSkip", "SkipConnection", "WSkip"]
+__all__ += ["Weight", "XSkip", "in_terms_of_flags", "select", "settings"]

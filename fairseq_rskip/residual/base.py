@@ -1,0 +1,376 @@
+"""The interface of a skip connection: where it stands, what its branch sees, how the two are put together."""
+
+import dataclasses
+import math
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ..norms import NORMS, at_least_float32, check_layout, create_norm
+from . import options as opt
+
+KINDS: Dict[str, Any] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where in a network a skip connection stands.
+
+    ``side``: encoder, decoder or resnet. ``sublayer``: self_attn, encoder_attn, ffn, or block of a ResNet. ``index``:
+    the layer's number from 0, of the ``depth`` layers of this side; ``other_depth``: layers of the other side.
+    ``position``: the sublayer's number from 0, of the ``sublayers`` that a layer has.
+    """
+
+    side: str = "encoder"
+    sublayer: str = "ffn"
+    index: int = 0
+    depth: int = 1
+    other_depth: int = 0
+    position: int = 0
+    sublayers: int = 1
+
+    @property
+    def number(self) -> int:
+        """The residual block's number on this side, from 1."""
+        return self.index * self.sublayers + self.position + 1
+
+    @property
+    def blocks(self) -> int:
+        """How many residual blocks this side has."""
+        return self.depth * self.sublayers
+
+    @property
+    def all_blocks(self) -> int:
+        """How many the network has: an encoder layer has two, a decoder layer three."""
+        return self.blocks + self.other_depth * (3 if self.side == "encoder" else 2)
+
+
+class Weight(NamedTuple):
+    """A weight matrix or kernel of a branch, ``(out, in, ...)``, and the standard deviation it was drawn with."""
+
+    tensor: Tensor
+    std: float
+
+    def rescale(self, std: float) -> None:
+        """Make ``std`` the standard deviation that the weight was drawn with."""
+        with torch.no_grad():
+            self.tensor.mul_(std / self.std)
+
+    @property
+    def xavier(self) -> float:
+        """The standard deviation of Xavier's (Glorot and Bengio, 2010) initialisation, gain 1."""
+        field = self.tensor[0][0].numel()
+        return math.sqrt(2.0 / ((self.tensor.size(0) + self.tensor.size(1)) * field))
+
+
+Branch = Dict[str, Weight]  # by role: q, k, v, out of attention; fc1, fc2; conv1, conv2
+
+
+class SkipConnection(nn.Module):
+    """A skip connection ``y = skip(x, f_x, padding_mask=None)``; also the base class of every kind.
+
+    Args:
+        dim: size of the channel dimension.
+        kind: one of ``KINDS``.
+        place: where it stands in the network, for kinds whose constants depend on it.
+        channel_dim: -1 for sequences ``(..., dim)``, 1 for image maps ``(batch, dim, height, width)``.
+        pre_norm: let the branch see LN(x), :meth:`read`; for kinds whose own norm does not stand after the sum.
+        norm_axes, eps, update_in_no_grad: see :mod:`fairseq_rskip.norms`.
+        options: fields of the kind's ``Options``: ``norm``, one of ``norms.NORMS``, and the kind's own.
+
+    A model computes ``x = skip(x, F(skip.read(x)))``. ``forward`` takes ``x`` and ``f_x`` of one shape in any floating
+    types and returns ``x``'s shape and dtype; kinds that carry several tensors take and return ``width_in * dim`` and
+    ``width_out * dim`` channels. ``padding_mask`` is boolean, of ``x``'s shape without the channel dimension, True
+    where padded; batch normalisation leaves those positions out and returns zeros there, the other norms treat every
+    row on its own.
+
+    Raises:
+        ValueError: naming the argument, its value and what is accepted, at construction for anything outside the
+            above, at call for shapes that differ, a channel dimension other than ``dim``, inputs that are not floating
+            point, or a mask of the wrong type or shape.
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        norm: str = opt.option("layer", "normalisation G", choices=NORMS)
+        drop_path: float = opt.option(
+            0.0,
+            "stochastic depth (Huang et al. 2016): the probability at which a branch is left out of an example in the "
+            "last block, linear in depth",
+            "rate",
+            short="drop",
+        )
+
+    kind = ""
+    norm_stands = "after"  # after the sum, before the branch, or nowhere
+    needs_norm = False
+    for_images = True
+    learns = False  # has parameters of its own beside the norms'
+    width_in = 1  # what it takes and returns, in tensors of dim channels
+    width_out = 1
+    __constants__ = ["learns", "width_in", "width_out"]  # class attributes that TorchScript may read
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kind" in cls.__dict__:
+            KINDS[cls.kind] = cls
+
+    def __new__(cls, dim: int = 0, kind: Optional[str] = None, **options: Any) -> "SkipConnection":
+        if cls is SkipConnection:
+            kind = "rskip" if kind is None else kind
+            if not isinstance(kind, str) or kind not in KINDS:
+                raise ValueError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
+            cls = KINDS[kind]
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        dim: int,
+        kind: Optional[str] = None,
+        place: Optional[Place] = None,
+        channel_dim: int = -1,
+        pre_norm: bool = False,
+        norm_axes: str = "c",
+        eps: float = 1e-5,
+        update_in_no_grad: bool = True,
+        **options: Any,
+    ):
+        super().__init__()
+        if kind not in (None, self.kind):
+            raise ValueError(f"kind={kind!r}: expected {self.kind!r}, the kind of {type(self).__name__}")
+        check_layout(dim, channel_dim)
+        if channel_dim == 1 and not self.for_images:
+            accepted = ", ".join(name for name, kind in KINDS.items() if kind.for_images)
+            raise ValueError(f"kind={self.kind!r}: expected one of {accepted} for images")
+        self.dim = int(dim)
+        self.channel_dim = int(channel_dim)
+        self.place = place or Place()
+        self.options = self._checked(options)
+        self.drop_rate = float(self.options.drop_path) * self.place.number / self.place.blocks
+        layout = (channel_dim, norm_axes, eps, update_in_no_grad)
+        self.norm_name = self.options.norm
+        first = create_norm(self.norm_name, dim, *layout)
+        self.pre_norm: Optional[nn.Module] = None
+        if self.norm_stands == "before":
+            self.pre_norm = first
+        elif pre_norm:
+            self._refuse_two_norms()
+            self.pre_norm = create_norm("layer", dim, *layout)
+        self.uses_padding_mask = first.uses_padding_mask
+        self.norms = nn.ModuleList()
+        if self.norm_stands == "after" and self.norm_name != "none":
+            self.norms.extend(create_norm(self.norm_name, dim, *self.norm_layout(layout)) for _ in range(self.steps()))
+
+    def _checked(self, given: Dict[str, Any]) -> Any:
+        known = [field.name for field in dataclasses.fields(self.Options)]
+        for name, value in given.items():
+            if name not in known:
+                raise ValueError(f"{name}={value!r}: kind {self.kind} has no such option; it has {', '.join(known)}")
+        options = self.Options(**given)
+        opt.check(options, self.kind)
+        if self.needs_norm and options.norm == "none":
+            raise ValueError(
+                f"norm='none': expected a normalisation for kind {self.kind!r}, for example 'layer' or 'rms'"
+            )
+        if self.norm_stands == "nowhere" and options.norm != "none":
+            raise ValueError(f"norm={options.norm!r}: expected 'none' for kind {self.kind!r}, which has no norm")
+        return options
+
+    def _refuse_two_norms(self) -> None:
+        if self.norm_stands != "nowhere" and self.norm_name != "none":
+            raise ValueError(
+                f"norm={self.norm_name!r}: pre-norm is y = λx + αF(LN(x)), without a normalisation after the sum: "
+                "expected 'none'"
+            )
+
+    def norm_layout(self, layout: Tuple[Any, ...]) -> Tuple[Any, ...]:
+        """The layout, ``channel_dim`` and so on, of the norms after the sum."""
+        return layout
+
+    def steps(self) -> int:
+        """How many normalisations, one per step, the kind owns."""
+        return 1
+
+    def growth(self) -> float:
+        """What a block multiplies x by, before G, at the start of training."""
+        return 1.0
+
+    def constants(self) -> Dict[str, float]:
+        """The constants of this place's equation, by the names that the source gives them."""
+        return {}
+
+    def learned(self) -> Dict[str, Tensor]:
+        """The parameters of the rule itself, by name: not those of the norms."""
+        return dict(self.named_parameters(recurse=False))
+
+    def needs_final_norm(self) -> bool:
+        """Whether what leaves the last block of a stack is still to be normalised, as in pre-norm."""
+        return self.pre_norm is not None
+
+    def initialise(self, branch: Branch) -> None:
+        """Rescale what the branch starts with; nothing is redrawn, so that a run draws what stock fairseq draws."""
+
+    def embedding_scale(self) -> float:
+        """What the embedding of this side starts multiplied by."""
+        return 1.0
+
+    def draw(self, *shape: int) -> Tensor:
+        """Standard normal values of this kind and place under the current seed, outside the global random stream."""
+        seed = (torch.initial_seed() + 7919 * self.place.number + 104729 * len(self.place.side)) % 2**63
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+    def read(self, x: Tensor) -> Tensor:
+        """What the branch sees: x, or G(x) where the norm stands before the branch."""
+        if self.pre_norm is not None:
+            return self.pre_norm(x)
+        return x
+
+    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+        """The equation, before the norms: shapes as in ``forward``."""
+        raise ValueError("SkipConnection is a base class: build one of its kinds")
+
+    def apply_norms(self, z: Tensor, x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+        """G of the sum z."""
+        for norm in self.norms:
+            z = norm(z, padding_mask)
+        return z
+
+    def forward(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+        self.check(x, f_x, padding_mask)
+        dtype = x.dtype
+        if self.drop_rate > 0.0:
+            f_x = self.drop_branch(f_x)
+        if padding_mask is not None and self.learns and self.uses_padding_mask:
+            # the norm masks the sum, but a rule's gradients are taken from x and F themselves; masked_fill would lose
+            # channels_last
+            padded, zero = padding_mask.unsqueeze(self.channel_dim), x.new_zeros(())
+            x, f_x = torch.where(padded, zero, x), torch.where(padded, zero.to(f_x.dtype), f_x)
+        y = self.apply_norms(self.combine(x, f_x), x, padding_mask)
+        return y if y.dtype == dtype else y.to(dtype)
+
+    def drop_branch(self, f_x: Tensor) -> Tensor:
+        """b F with b from Bernoulli(1 - p), one draw per example (sentence or image); in evaluation (1 - p) F."""
+        if not self.training:
+            return f_x * (1.0 - self.drop_rate)
+        shape = [1] * f_x.dim()
+        axis = 0 if self.channel_dim == 1 else max(f_x.dim() - 2, 0)
+        shape[axis] = f_x.size(axis)
+        kept = torch.rand(shape, device=f_x.device) >= self.drop_rate
+        return torch.where(kept, f_x, f_x.new_zeros(()))
+
+    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+        """p and q of ``y = G(p * x + q * F)``, broadcastable to x, whatever depends on x and F in them held constant.
+
+        Raises ``ValueError`` for a kind whose y mixes features or carries several tensors.
+        """
+        raise ValueError(f"{self.kind} mixes features or streams: its y has no coefficient of x and of F")
+
+    def coefficients(
+        self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor, Tensor]:
+        """a, b and c of ``y = a * x + b * F + c``, with the statistics of the norms and all gates held constant.
+
+        Each of x's shape, at least fp32. Raises ``ValueError`` where a norm or the kind has no such map.
+        """
+        self.check(x, f_x, padding_mask)
+        a, b = self.scales(x, f_x)
+        a, b, c = a, self._kept() * b, torch.zeros_like(a)
+        for norm in self.norms:
+            a, b, c = self._through(norm, a, b, c, x, f_x, padding_mask)
+        return self._expanded(x, a, b, c)
+
+    def _kept(self) -> float:
+        """The share of F that stochastic depth leaves on average."""
+        return 1.0 - self.drop_rate
+
+    def _expanded(self, x: Tensor, *parts: Tensor) -> Any:
+        like = at_least_float32(x)
+        return tuple(part.to(like.dtype).expand_as(like) for part in parts)
+
+    def _through(self, norm: Any, a: Tensor, b: Tensor, c: Tensor, x: Tensor, f_x: Tensor, padding_mask: Any) -> Any:
+        """The coefficients after ``norm``."""
+        scale, shift = norm.affine(a * at_least_float32(x) + b * f_x + c, padding_mask)
+        return scale * a, scale * b, scale * c + shift
+
+    def skip_ratio(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+        """x:F in y, ``p / q``: G scales both alike. Returns ``x``'s shape, at least fp32."""
+        self.check(x, f_x, padding_mask)
+        p, q = self.scales(x, f_x)
+        return self._expanded(x, p / (self._kept() * q))[0]
+
+    def per_channel(self, vector: Tensor) -> Tensor:
+        """View a ``(dim,)`` vector so that it broadcasts along the channel dimension."""
+        return vector.view(-1, 1, 1) if self.channel_dim == 1 else vector
+
+    def check(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> None:
+        """Raise ``ValueError`` for inputs that ``forward`` does not accept."""
+        if self.width_in == 1 and x.shape != f_x.shape:
+            raise ValueError(f"f_x has shape {list(f_x.shape)}: expected x's shape {list(x.shape)}")
+        if not (x.is_floating_point() and f_x.is_floating_point()):
+            raise ValueError(f"x and f_x have dtypes {x.dtype} and {f_x.dtype}: expected floating point")
+        if self.channel_dim == 1 and x.dim() != 4:
+            raise ValueError(f"x has shape {list(x.shape)}: expected (batch, {self.dim}, height, width)")
+        width = self.width_in * self.dim
+        if x.dim() == 0 or x.size(self.channel_dim) != width:
+            raise ValueError(f"x has shape {list(x.shape)}: expected {width} at dimension {self.channel_dim}")
+        if padding_mask is not None:
+            expected = list(x.shape)
+            expected.pop(self.channel_dim)
+            if padding_mask.dtype != torch.bool or list(padding_mask.shape) != expected:
+                raise ValueError(
+                    f"padding_mask has dtype {padding_mask.dtype} and shape {list(padding_mask.shape)}: "
+                    f"expected a boolean mask of shape {expected}, True where padded"
+                )
+
+    def label(self) -> str:
+        """A short name of the settings, such as rskip2-layer: the kind, its first own option, the norm, the rest."""
+        shared = {field.name for field in dataclasses.fields(SkipConnection.Options)}
+        own = [field for field in dataclasses.fields(self.Options) if field.name not in shared]
+        parts = [self.kind + (_short(getattr(self.options, own[0].name)) if own else ""), self.norm_name]
+        for field in [*own[1:], *dataclasses.fields(self.Options)]:
+            value = getattr(self.options, field.name)
+            if value != field.default and field.name != "norm" and field not in own[:1]:
+                text = f"{field.metadata['short'] or field.name}{_short(value)}"
+                parts += [text] if text not in parts else []
+        return "-".join(parts)
+
+    def extra_repr(self) -> str:
+        given = ", ".join(f"{k}={_short(v)}" for k, v in dataclasses.asdict(self.options).items())
+        return f"{self.dim}, kind={self.kind}, {given}, channel_dim={self.channel_dim}"
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+
+
+class ConstantSkip(SkipConnection):
+    """What kinds with constant weights share: ``y = G(p * x + q * F)`` with the floats ``x_scale`` and ``f_scale``."""
+
+    x_scale = 1.0
+    f_scale = 1.0
+    __constants__ = [*SkipConnection.__constants__, "x_scale", "f_scale"]
+
+    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+        if self.x_scale == 1.0:
+            return torch.add(x, f_x, alpha=self.f_scale)
+        if self.f_scale == 1.0:
+            return torch.add(f_x, x, alpha=self.x_scale)
+        return torch.add(self.x_scale * x, f_x, alpha=self.f_scale)
+
+    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+        like = at_least_float32(x)
+        return like.new_full((), self.x_scale), like.new_full((), self.f_scale)
+
+    def growth(self) -> float:
+        return self.x_scale
+
+
+class LearnedSkip(SkipConnection):
+    """What kinds with learned weights or gates share: ``y = G(p * x + q * F)``, p and q from :meth:`scales`."""
+
+    learns = True
+
+    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+        p, q = self.scales(x, f_x)
+        return p * x + q * f_x

@@ -1,0 +1,168 @@
+"""The skip connections of Liu et al. 2020, "Rethinking Skip Connection with Layer Normalization in Transformers and
+ResNets" (COLING): expanded, recursive and learned."""
+
+import dataclasses
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ..norms import at_least_float32
+from . import options as opt
+from .base import ConstantSkip, LearnedSkip
+
+ALPHA = "α: scale of the residual branch F(x) (paper, Table 3: 2, 3); in rskip of its first step"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scaled(ConstantSkip.Options):
+    skip_lambda: float = opt.option(
+        2.0,
+        "λ: scale of x in xskip (any real > 0), number of steps in rskip (integer ≥ 1); 1 is the plain skip",
+        "positive",
+    )
+    branch_scale: float = opt.option(1.0, ALPHA, "positive", short="alpha")
+
+
+class XSkip(ConstantSkip):
+    """Expanded skip ``y = G(lambda * x + alpha * F)``: Eq. 2 without G, Eq. 3 with it; lambda < 1 contracts.
+
+    lambda = alpha = 1 without G is the plain skip ``x + F``, with layer norm Transformer's post-norm. Shapes and
+    errors as in :class:`SkipConnection`. LN(lambda * x + F) is LN(x + F / lambda) with eps / lambda^2 for eps, so that
+    LN(0.5x + F) and LN(x + 2F) of the paper's Table 3 are one function.
+    """
+
+    kind = "xskip"
+    Options = _Scaled
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        self.x_scale = float(self.options.skip_lambda)
+        self.f_scale = float(self.options.branch_scale)
+
+    def constants(self) -> Dict[str, float]:
+        return {"lambda": self.x_scale, "alpha": self.f_scale}
+
+
+class RSkip(ConstantSkip):
+    """Recursive skip ``y_1 = G_1(x + alpha * F)``, ``y_k = G_k(x + y_{k-1})``, ``y = y_lambda``: Eq. 4.
+
+    Each step owns its gain and bias. lambda = 1 is Transformer's post-norm. Shapes as in :class:`SkipConnection`;
+    raises its errors, and ``ValueError`` for a lambda that is not an integer >= 1 or norm ``none``.
+    """
+
+    kind = "rskip"
+    needs_norm = True
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(_Scaled):
+        skip_lambda: float = opt.option(2, _Scaled.__dataclass_fields__["skip_lambda"].metadata["help"], "steps")
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        self.f_scale = float(self.options.branch_scale)
+
+    def norm_layout(self, layout: Tuple[Any, ...]) -> Tuple[Any, ...]:
+        # image maps normalised position by position: views as (..., dim) spare an allocation per step
+        self.by_rows = layout[:2] == (1, "c") and self.norm_name not in ("none", "batch") and self.steps() > 1
+        return (-1, *layout[1:]) if self.by_rows else layout
+
+    def steps(self) -> int:
+        return int(self.options.skip_lambda)
+
+    def constants(self) -> Dict[str, float]:
+        return {"lambda": self.steps(), "alpha": self.f_scale}
+
+    def apply_norms(self, z: Tensor, x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+        """Eq. 4 from the first sum z on."""
+        if not self.by_rows:
+            return self.recurse(z, x, padding_mask)
+        y = self.recurse(z.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1), None).permute(0, 3, 1, 2)
+        return y.contiguous() if x.is_contiguous() else y
+
+    def recurse(self, y: Tensor, x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+        owned = False
+        for step, norm in enumerate(self.norms):
+            if step > 0:
+                y = y.add_(x) if owned else y + x
+            y = norm(y, padding_mask)
+            if torch.jit.is_scripting():  # noqa: SIM108 (TorchScript compiles no hooks: it must see a statement)
+                owned = False
+            else:
+                # backward needs a normalisation's input, not its output: adding in place spares a large allocation,
+                # unless a hook may hold the output
+                owned = norm.owns_output and not _hooked(norm)
+        return y
+
+    def coefficients(
+        self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor, Tensor]:
+        self.check(x, f_x, padding_mask)
+        rows = [self._rows(tensor) for tensor in (at_least_float32(x), f_x)]
+        a, b = self.scales(x, f_x)
+        a, b, c = a, self._kept() * b, torch.zeros_like(a)
+        for step, norm in enumerate(self.norms):
+            a, b, c = self._through(norm, a + 1.0 if step > 0 else a, b, c, *rows, padding_mask)
+        return tuple(self._unrow(part) for part in self._expanded(rows[0], a, b, c))
+
+    def skip_ratio(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+        """x:F in y per feature and row, ``(1 + sum_{i=1}^{lambda-1} prod_{j=1}^{i} sigma_j / w_j) / alpha``.
+
+        Appendix A, unrolled: ``sigma_j`` is ``sqrt(var + eps)`` of the input of step j (for batch norm with the
+        statistics that ``forward`` would use in the current mode) and ``w_j`` that step's gain. The paper prints
+        lambda as the sum's upper limit; its own Eq. 6, ``1 + sigma_1 / w_1`` for lambda = 2, shows that lambda - 1 is
+        right. Returns ``x``'s shape, at least fp32; running statistics stay as they are.
+        """
+        self.check(x, f_x, padding_mask)
+        x, f_x = (self._rows(at_least_float32(tensor)) for tensor in (x, f_x))
+        alpha = self.f_scale * self._kept()
+        z, ratio, product = x + alpha * f_x, torch.ones_like(x), torch.ones_like(x)
+        for norm in self.norms[:-1]:
+            scale, shift = norm.affine(z, padding_mask)
+            product = product / scale
+            ratio = ratio + product
+            z = x + (scale * z + shift)
+        return self._unrow(ratio / alpha)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1) if self.by_rows else x
+
+    def _unrow(self, y: Tensor) -> Tensor:
+        return y.permute(0, 3, 1, 2) if self.by_rows else y
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether a hook may hold what the module returns."""
+    everywhere = nn.modules.module._global_forward_hooks or nn.modules.module._global_backward_hooks
+    return bool(module._forward_hooks or module._backward_hooks or everywhere)
+
+
+class WSkip(LearnedSkip):
+    """Learned skip ``y = G(w * x + alpha * F)``: section 4.3; the parameter ``weight`` is w, of shape ``(dim,)``.
+
+    ``init`` is its starting value; the paper tries 1 and 2. Shapes and errors as in :class:`SkipConnection`.
+    """
+
+    kind = "wskip"
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(LearnedSkip.Options):
+        init: float = opt.option(1.0, "where the learned weight of the skip or of the branch starts", "real")
+        branch_scale: float = opt.option(1.0, ALPHA, "positive", short="alpha")
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        self.alpha = float(self.options.branch_scale)
+        self.weight = nn.Parameter(torch.full((self.dim,), float(self.options.init)))
+
+    def growth(self) -> float:
+        return float(self.options.init)
+
+    def constants(self) -> Dict[str, float]:
+        return {"alpha": self.alpha}
+
+    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+        return torch.add(x * self.per_channel(self.weight), f_x, alpha=self.alpha)
+
+    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+        return self.per_channel(self.weight), x.new_full((), self.alpha)
