@@ -1,5 +1,6 @@
-"""The one table of architectures: ``transformer_<variant><size>``, seven variants times seven sizes."""
+"""The one table of architectures: ``transformer_<variant><size>``, every variant in seven sizes."""
 
+import copy
 from dataclasses import MISSING, field, fields, make_dataclass
 from typing import Any, Dict, Iterator, Optional, Tuple, Type
 
@@ -87,13 +88,20 @@ SkipTransformerConfig = make_dataclass(
 
 def arch_config(arch: str, defaults: Dict[str, Any]) -> Type[FairseqDataclass]:
     """A dataclass like :data:`SkipTransformerConfig` whose defaults are the architecture's, so that they hold wherever
-    fairseq builds a model: command line, hydra, checkpoint."""
-    known = {f.name: f for f in fields(SkipTransformerConfig)}
-    changed = [
-        (name, known[name].type, field(default=value, metadata=dict(known[name].metadata)))
-        for name, value in defaults.items()
-    ]
-    return make_dataclass(f"SkipTransformerConfig_{arch}", changed, bases=(SkipTransformerConfig,))
+    fairseq builds a model: command line, hydra, checkpoint.
+
+    Some three hundred are made when the plugin is imported: ``make_dataclass`` would compile a constructor for each.
+    """
+    known = dict(SkipTransformerConfig.__dataclass_fields__)
+    for name, value in defaults.items():
+        known[name] = copy.copy(known[name])
+        known[name].default = value
+
+    def __init__(self, **values):
+        SkipTransformerConfig.__init__(self, **{**defaults, **values})
+
+    members = {"__init__": __init__, "__dataclass_fields__": known, **defaults}
+    return type(f"SkipTransformerConfig_{arch}", (SkipTransformerConfig,), members)
 
 
 def architectures() -> Iterator[Tuple[str, Type[FairseqDataclass]]]:
