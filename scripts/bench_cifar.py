@@ -33,8 +33,7 @@ from fairseq_rskip.vision import distributed  # noqa: E402
 from fairseq_rskip.vision.config import Config  # noqa: E402
 from fairseq_rskip.vision.data import ImageSet  # noqa: E402
 from fairseq_rskip.vision.logs import RunLog, machine  # noqa: E402
-from fairseq_rskip.vision.main import check_machine  # noqa: E402
-from fairseq_rskip.vision.memory import keep_freed_memory  # noqa: E402
+from fairseq_rskip.vision.main import check_machine, keep_freed_memory  # noqa: E402
 from fairseq_rskip.vision.run import Run  # noqa: E402
 from fairseq_rskip.vision.trainer import Trainer  # noqa: E402
 

@@ -2,11 +2,8 @@
 """Train PreAct-ResNet on CIFAR-10, CIFAR-100, an image folder or handwritten digits, with any skip connection."""
 
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from fairseq_rskip.vision.main import main  # noqa: E402
+from fairseq_rskip.vision.main import main
 
 EXAMPLES = """\
 The paper's rows (Liu et al. 2020; five seeds each: --seeds 1 2 3 4 5), with --depth 110 and CIFAR-10 by default:

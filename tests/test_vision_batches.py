@@ -5,10 +5,8 @@ import torch
 from torchvision import transforms
 from torchvision.transforms import functional as tv
 
-from fairseq_rskip.vision.augment import Augmenter, channel_statistics
+from fairseq_rskip.vision.batches import Augmenter, Batch, BatchStream, channel_statistics
 from fairseq_rskip.vision.config import Config
-from fairseq_rskip.vision.sampler import Batch, BatchStream
-from fairseq_rskip.vision.schedule import learning_rate
 
 CPU = torch.device("cpu")
 
@@ -89,19 +87,14 @@ def test_each_pass_shows_every_example_once_and_batches_run_on():
     assert len({tuple(order) for order in orders}) == 6
 
 
-def test_a_batch_larger_than_the_set():
-    index = stream(size=3, batch_size=8).next().index
-    assert torch.bincount(index).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
-
-
 def test_seeds_differ_and_repeat():
     first, same, other = stream(seed=1).next(), stream(seed=1).next(), stream(seed=2).next()
     assert all(torch.equal(a, b) for a, b in zip(first, same))
     assert not all(torch.equal(a, b) for a, b in zip(first, other))
 
 
-@pytest.mark.parametrize("before", [0, 1, 2, 3, 5, 7])
-def test_a_restored_stream_goes_on_as_the_first_would(before):
+@pytest.mark.parametrize("before", [0, 2, 5])
+def test_a_restored_stream_continues_as_the_first_would(before):
     first = stream()
     for _ in range(before):
         first.next()
@@ -130,4 +123,5 @@ def test_the_papers_schedule():
 def test_milestones_follow_the_length_of_the_run_unless_given():
     assert Config(iterations=800, warmup_iterations=9).all_milestones() == (400, 600)
     assert Config(milestones=(500, 900)).learning_rate(899) == 0.01
-    assert [learning_rate(i, 1.0, 0.5, 2, (4, 5), 0.25) for i in range(6)] == [0.5, 0.5, 1.0, 1.0, 0.25, 0.0625]
+    config = Config(lr=1.0, warmup_lr=0.5, warmup_iterations=2, milestones=(4, 5), lr_factor=0.25)
+    assert [config.learning_rate(i) for i in range(6)] == [0.5, 0.5, 1.0, 1.0, 0.25, 0.0625]

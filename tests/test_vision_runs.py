@@ -1,16 +1,34 @@
-"""Training runs: the log, the result, seeds, going on, what is kept when something fails, and one step by hand."""
+"""Training runs: log, result, seeds, resuming, what is kept when something fails, and one step written out."""
 
+import fcntl
 import json
 import math
+import os
+import signal
+import sys
+import types
 
 import pytest
 import torch
-from vision_helpers import CLASSES, error_line, history, train, write_folder
+from vision_helpers import (
+    assert_same_run,
+    error_line,
+    history,
+    stop_at,
+    train,
+    weights,
+    write_folder,
+    write_image,
+)
 
+from fairseq_rskip import files
+from fairseq_rskip.vision import logs
+from fairseq_rskip.vision import main as main_module
 from fairseq_rskip.vision import trainer as trainer_module
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.distributed import Group
+from fairseq_rskip.vision.logs import RunLog
 from fairseq_rskip.vision.trainer import Trainer
 
 
@@ -20,143 +38,198 @@ def images(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+def whole(tmp_path_factory, images):
+    """The folder of a run that nothing interrupts."""
+    output = tmp_path_factory.mktemp("whole") / "run"
+    assert train(None, output, images)[0] == 0
+    return output / "seed1"
 
 
-def weights(folder):
-    return torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
-
-
-def assert_same_weights(a, b):
-    a, b = weights(a), weights(b)
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) for name in a)
+@pytest.fixture
+def half(tmp_path, images, capfd, monkeypatch):
+    """The output of a run that was stopped after 3 of 6 iterations, its checkpoint there."""
+    with stop_at(monkeypatch, 3):
+        assert train(capfd, tmp_path / "half", images, save_interval=1)[0] == 130
+    return tmp_path / "half"
 
 
 def test_a_run_logs_every_epoch_and_reports_the_last_iterations_error(tmp_path, images, capfd):
-    status, out, error = train(capfd, tmp_path / "run", images, iterations=7, tensorboard=True)
+    options = {"iterations": 7, "tensorboard": True, "valid_images": 3, "batch_size": 6, "log_interval": 2}
+    status, out, error = train(capfd, tmp_path / "run", images, **options)
     assert (status, error) == (0, "")
     folder = tmp_path / "run" / "seed1"
     records = history(folder)
-    assert [(r["epoch"], r["iteration"], r["lr"]) for r in records] == [
+    epochs = [r for r in records if "epoch" in r]
+    assert [(r["epoch"], r["iteration"], r["lr"]) for r in epochs] == [
         (1, 2, 0.1),
         (2, 3, 0.1),
         (3, 5, 0.01),
         (4, 6, 0.001),
         (5, 7, 0.001),
-    ]  # 12 images, 8 a batch
+    ]  # 9 images are left to train on, 6 a batch
+    (within,) = [r for r in records if "epoch" not in r]
+    assert within.keys() == {"iteration", "lr", "train_loss_so_far"} and within["iteration"] == 4
     result = json.loads((folder / "result.json").read_text("utf-8"))
-    assert result["error"] == records[-1]["test_error"]
-    assert result["best_error"] == min(r["test_error"] for r in records) == records[-1]["best_error"]
-    assert result["config"]["depth"] == 8 and result["versions"]["torch"] == torch.__version__
+    assert result["error"] == epochs[-1]["test_error"] and result["valid_error"] == epochs[-1]["valid_error"]
+    assert result["best_error"] == min(r["test_error"] for r in epochs) == epochs[-1]["best_error"]
+    assert (result["config"]["depth"], result["train_images"]) == (8, 9)
+    assert result["versions"]["torch"] == torch.__version__
     assert result["images_per_second"] > 0 and result["parameters"] == 75_738 - 7 * 65
     assert len(list(folder.glob("events.out.tfevents.*"))) == 1
     assert sum(line.startswith("epoch ") for line in out.splitlines()) == 5
-    assert f"seed 1: error {result['error']:.2f} %" in out
+    assert f"seed 1: error {result['error']:.2f} %" in out and "validation error" in out
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["valid_errors"] == [result["valid_error"]]
 
 
 @pytest.mark.slow
 def test_it_learns(tmp_path, capfd):
-    options = {"iterations": 100, "batch_size": 64, "milestones": [80], "train_images": 200, "test_interval": 99}
+    options = {"iterations": 60, "batch_size": 40, "milestones": [50], "train_images": 200, "test_interval": 99}
     assert train(capfd, tmp_path / "run", "digits", **options)[0] == 0
     records = history(tmp_path / "run" / "seed1")
-    assert records[-1]["train_loss"] < 1.2 < records[0]["train_loss"]
-    assert records[-1]["test_error"] < 45 and "test_error" not in records[0]
+    assert records[-1]["train_loss"] < 1.4 < records[0]["train_loss"]
+    assert records[-1]["test_error"] < 50 and "test_error" not in records[0]
 
 
-def test_seeds_give_mean_and_deviation_and_finished_ones_are_not_run_again(tmp_path, images, capfd):
-    _, out, _ = train(capfd, tmp_path / "run", images, seeds=[3, 4])
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
-    a, b = summary["errors"]
-    assert summary["seeds"] == [3, 4] and summary["mean"] == pytest.approx((a + b) / 2)
-    assert summary["standard_deviation"] == pytest.approx(abs(a - b) / math.sqrt(2))
+def test_seeds_give_mean_and_deviation_over_all_that_are_finished_with_these_settings(tmp_path, images, capfd):
+    def summary():
+        return json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
+
+    _, out, _ = train(capfd, tmp_path / "run", images, seeds=[2, 10])
+    both = summary()
+    a, b = both["errors"]
+    assert both["seeds"] == [2, 10] and both["mean"] == pytest.approx((a + b) / 2)
+    assert both["standard_deviation"] == pytest.approx(abs(a - b) / math.sqrt(2))
     assert f"error of 2 seeds: {(a + b) / 2:.2f} ± {abs(a - b) / math.sqrt(2):.2f} %" in out
-    assert not all(
-        torch.equal(v, weights(tmp_path / "run/seed4")[k]) for k, v in weights(tmp_path / "run/seed3").items()
-    )
+    ours, theirs = weights(tmp_path / "run" / "seed2"), weights(tmp_path / "run" / "seed10")
+    assert not all(torch.equal(ours[name], theirs[name]) for name in ours)
+    other = json.loads((tmp_path / "run" / "seed2" / "result.json").read_text("utf-8"))
+    for name, content in (("seed77", {"depth": 14}), ("seedling", {})):
+        other["config"].update(content)
+        (tmp_path / "run" / name).mkdir()
+        (tmp_path / "run" / name / "result.json").write_text(json.dumps(other))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("seed*/*")}
-    status, out, _ = train(capfd, tmp_path / "run", images, seeds=[3, 4, 5])
-    assert status == 0 and "error of 3 seeds" in out and out.count("\nepoch ") == 4  # one seed's four epochs
+    _, out, _ = train(capfd, tmp_path / "run", images, seeds=[10])  # finished: not trained again
+    assert summary() == both and "error of 2 seeds" in out and "epoch 1 " not in out
+    train(capfd, tmp_path / "run", images, seeds=[3])
+    assert summary()["seeds"] == [2, 3, 10]
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_the_same_seed_twice_gives_the_same_weights(tmp_path, images, capfd):
-    for name in ("a", "b"):
-        assert train(capfd, tmp_path / name, images)[0] == 0
-    assert_same_weights(tmp_path / "a" / "seed1", tmp_path / "b" / "seed1")
-    assert history(tmp_path / "a" / "seed1") == history(tmp_path / "b" / "seed1")
-
-
-@pytest.mark.parametrize("stop", [1, 2, 4, 5])
-def test_every_saved_state_goes_on_bit_for_bit(tmp_path, images, capfd, monkeypatch, stop):
-    assert train(capfd, tmp_path / "whole", images)[0] == 0
-    step = Trainer.train_step
-
-    def stop_after(self):
-        if self.iteration == stop:
-            raise KeyboardInterrupt
-        return step(self)
-
-    monkeypatch.setattr(Trainer, "train_step", stop_after)
-    assert train(capfd, tmp_path / "parts", images, save_interval=1)[0] == 130
-    monkeypatch.undo()
+@pytest.mark.parametrize("stop", [1, 4, 5])
+def test_every_saved_state_resumes_bit_for_bit(tmp_path, images, capfd, monkeypatch, whole, stop):
+    with stop_at(monkeypatch, stop):
+        assert train(capfd, tmp_path / "parts", images, save_interval=1)[0] == 130
     torch.manual_seed(999)
     status, out, _ = train(capfd, tmp_path / "parts", images, save_interval=1, resume=True)
-    assert status == 0 and f"going on from iteration {stop} " in out
-    assert_same_weights(tmp_path / "whole" / "seed1", tmp_path / "parts" / "seed1")
-    assert history(tmp_path / "whole" / "seed1") == history(tmp_path / "parts" / "seed1")
+    assert status == 0 and f"resuming from iteration {stop} " in out
+    assert_same_run(whole, tmp_path / "parts" / "seed1")
 
 
-def test_resume_with_nothing_to_resume_starts(tmp_path, images, capfd):
+def test_resume_with_nothing_to_resume_starts_and_repeats_the_seeds_run(tmp_path, images, capfd, whole):
     status, out, _ = train(capfd, tmp_path / "run", images, resume=True)
-    assert status == 0 and "going on" not in out
+    assert status == 0 and "resuming" not in out
+    assert_same_run(whole, tmp_path / "run" / "seed1")
 
 
-def test_an_unfinished_run_is_never_overwritten(tmp_path, images, capfd):
-    train(capfd, tmp_path / "run", images)
-    (tmp_path / "run" / "seed1" / "result.json").unlink()
-    status, _, error = train(capfd, tmp_path / "run", images)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_a_signal_saves_and_says_so(tmp_path, images, capfd, monkeypatch, number):
+    before = signal.getsignal(number)
+    with stop_at(monkeypatch, 3, lambda: os.kill(os.getpid(), number)):
+        status, _, error = train(capfd, tmp_path / "run", images)
     path = tmp_path / "run" / "seed1" / "checkpoint.pt"
+    assert status == 128 + number
+    assert error == f"error: stopped at iteration 4; --resume continues from {path}\n"
+    assert torch.load(path, weights_only=True)["iteration"] == 4 and signal.getsignal(number) is before
+
+
+def test_an_unfinished_run_is_never_overwritten(half, images, capfd):
+    status, _, error = train(capfd, half, images)
+    path = half / "seed1" / "checkpoint.pt"
     assert status == 1
-    assert error_line(error) == f"{path} is of an earlier run: --resume goes on, --output starts elsewhere"
+    assert error_line(error) == f"{path} is of an earlier run: --resume continues it, --output starts elsewhere"
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path, images, capfd):
-    train(capfd, tmp_path / "run", images)
-    folder = tmp_path / "run" / "seed1"
-    status, _, error = train(capfd, tmp_path / "run", images, depth=14)
-    assert status == 1 and "result.json is of another run: --depth: 8 there, 14 here; choose" in error_line(error)
-    (folder / "result.json").unlink()
+def test_a_checkpoint_or_result_of_other_settings_is_refused(half, whole, images, capfd):
     options = {"resume": True, "depth": 14, "skip_kind": "xskip"}
-    status, _, error = train(capfd, tmp_path / "run", images, **options)
+    status, _, error = train(capfd, half, images, **options)
     expected = "checkpoint.pt is of another run: --depth: 8 there, 14 here; --skip-kind: rskip there, xskip here"
     assert status == 1 and error_line(error).endswith(expected)
-    assert (folder / "checkpoint.pt").is_file()
+    assert (half / "seed1" / "checkpoint.pt").is_file()
+    status, _, error = train(capfd, whole.parent, images, depth=14)
+    assert status == 1 and "result.json is of another run: --depth: 8 there, 14 here; choose" in error_line(error)
 
 
-def test_a_checkpoint_for_other_images_is_refused(tmp_path, capfd):
+@pytest.mark.parametrize("done", [False, True], ids=["unfinished", "finished"])
+def test_other_images_are_refused_and_the_same_elsewhere_are_not(tmp_path, capfd, monkeypatch, done):
     folder = write_folder(tmp_path / "set")
-    train(capfd, tmp_path / "run", f"imagefolder:{folder}")
-    (tmp_path / "run" / "seed1" / "result.json").unlink()
+    (tmp_path / "link").symlink_to(folder)
+    with stop_at(monkeypatch, 99 if done else 3):
+        train(capfd, tmp_path / "run", f"imagefolder:{folder}/", save_interval=1)
+    kept = folder / "train" / "cat" / "0.png"
+    name = "result.json" if done else "checkpoint.pt"
+    pixels = kept.read_bytes()
+    write_image(kept, seed="another picture")
+    status, _, error = train(capfd, tmp_path / "run", f"imagefolder:{folder}", resume=True)
+    assert status == 1 and f"{name} is of another run: SHA-256 of images and labels: " in error_line(error)
+    kept.write_bytes(pixels)
     for split in ("train", "test"):
         (folder / split / "dog").rename(folder / split / "wolf")
     status, _, error = train(capfd, tmp_path / "run", f"imagefolder:{folder}", resume=True)
     assert status == 1 and "is of another run: classes: Vịt, cat, dog there, Vịt, cat, wolf here" in error_line(error)
+    for split in ("train", "test"):
+        (folder / split / "wolf").rename(folder / split / "dog")
+    monkeypatch.chdir(tmp_path)
+    status, out, error = train(capfd, tmp_path / "run", "imagefolder:link", resume=True)
+    assert status == 0 and ("resuming from iteration 3" in out) != done, error
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half", None])
-def test_a_broken_or_foreign_checkpoint_is_one_line(tmp_path, images, capfd, content):
-    path = tmp_path / "run" / "seed1" / "checkpoint.pt"
-    path.parent.mkdir(parents=True)
-    if content is None:
-        torch.save({"model": {}}, path)
-    else:
-        path.write_bytes(content)
+def damaged(change):
+    """What writes a checkpoint after ``change(its state)``."""
+
+    def write(path):
+        state = torch.load(path, weights_only=True)
+        change(state)
+        torch.save(state, path)
+
+    return write
+
+
+BAD_CHECKPOINTS = {
+    "empty": (lambda path: path.write_bytes(b""), "truncated, or not a checkpoint"),
+    "half": (lambda path: path.write_bytes(path.read_bytes()[:3000]), "truncated, or not a checkpoint"),
+    "another program's": (lambda path: torch.save({"model": {}}, path), "is not a checkpoint of train_cifar.py"),
+    "only a format": (
+        lambda path: torch.save({"format": "fairseq_rskip.vision 1"}, path),
+        "is damaged: it lacks config, identity, model, ",
+    ),
+    "no history": (damaged(lambda state: state.pop("history")), "is damaged: it lacks history"),
+    "an empty history": (damaged(lambda state: state["history"].clear()), "history is not that of 3 iterations"),
+    "iteration -5": (damaged(lambda state: state.update(iteration=-5)), "iteration -5, expected 0 to 6"),
+    "iteration 7": (damaged(lambda state: state.update(iteration=7)), "iteration 7, expected 0 to 6"),
+    "a weight missing": (damaged(lambda state: state["model"].pop("fc.bias")), "does not fit this network: "),
+    "NaN weights": (damaged(lambda state: state["model"]["fc.bias"].fill_(math.nan)), "weights that are not finite"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CHECKPOINTS)
+def test_a_damaged_or_foreign_checkpoint_is_one_line(half, images, capfd, name):
+    damage, message = BAD_CHECKPOINTS[name]
+    path = half / "seed1" / "checkpoint.pt"
+    damage(path)
     before = path.read_bytes()
+    status, _, error = train(capfd, half, images, resume=True)
+    assert status == 1 and message in error_line(error) and str(path) in error
+    assert path.read_bytes() == before and not (half / "seed1" / "result.json").exists()
+
+
+def test_nan_weights_of_the_last_iteration_give_no_result(tmp_path, images, capfd):
+    train(capfd, tmp_path / "run", images)
+    path = tmp_path / "run" / "seed1" / "checkpoint.pt"
+    (path.parent / "result.json").unlink()
+    damaged(lambda state: state["model"]["bn.running_var"].fill_(math.inf))(path)
     status, _, error = train(capfd, tmp_path / "run", images, resume=True)
-    assert status == 1 and str(path) in error_line(error)
-    assert path.read_bytes() == before
+    assert status == 1 and error_line(error) == f"{path}: the checkpoint holds weights that are not finite"
+    assert not (path.parent / "result.json").exists()
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path, images, capfd, monkeypatch):
@@ -188,27 +261,39 @@ def test_weights_that_an_update_broke_are_not_saved(tmp_path, images, capfd):
     assert not (tmp_path / "run" / "seed1" / "checkpoint.pt").exists()
 
 
-def test_a_disk_that_fills_up_keeps_the_last_checkpoint(tmp_path, images, capfd, monkeypatch):
-    from fairseq_rskip import files
+def test_gradients_that_overflow_in_fp16_stop_the_run(tmp_path, images, capfd, monkeypatch):
+    """A CPU's scaler, which halves its scale at every overflow: from 1e-3 to below 1e-4 in four iterations."""
+    monkeypatch.setattr(trainer_module, "_gradient_scaler", lambda _: torch.amp.GradScaler("cpu", init_scale=1e-3))
+    wrapped = Trainer._wrapped
 
-    assert train(capfd, tmp_path / "whole", images)[0] == 0
+    def overflowing(self):
+        self.module.fc.bias.register_hook(lambda gradient: gradient * float("inf"))
+        return wrapped(self)
+
+    monkeypatch.setattr(Trainer, "_wrapped", overflowing)
+    status, _, error = train(capfd, tmp_path / "run", images)
+    line = error_line(error)
+    assert status == 1 and line.startswith("gradients overflow at iteration 4, the loss scale is down to 6e-05: ")
+    assert "try a lower --lr" in line and "--amp bf16" in line
+
+
+def test_a_disk_that_fills_up_keeps_the_last_checkpoint(tmp_path, images, capfd, monkeypatch, whole):
     real, writes = files.os.fsync, []
 
     def full(handle):
         writes.append(handle)
-        if len(writes) > 4:
+        if len(writes) > 6:  # the second checkpoint
             raise OSError(28, "No space left on device")
-        return real(handle)
+        real(handle)
 
     monkeypatch.setattr(files.os, "fsync", full)
     status, _, error = train(capfd, tmp_path / "run", images, save_interval=1)
     monkeypatch.undo()
     path = tmp_path / "run" / "seed1" / "checkpoint.pt"
     assert status == 1 and error_line(error) == f"cannot write {path}: No space left on device"
-    assert torch.load(path, weights_only=True)["iteration"] >= 1
-    assert [p.name for p in path.parent.iterdir() if p.name.endswith(".part")] == []
+    assert sorted(p.name for p in path.parent.iterdir()) == [".lock", "checkpoint.pt", "log.jsonl"]
     assert train(capfd, tmp_path / "run", images, save_interval=1, resume=True)[0] == 0
-    assert_same_weights(tmp_path / "whole" / "seed1", path.parent)
+    assert_same_run(whole, tmp_path / "run" / "seed1")
 
 
 def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path, images, capfd):
@@ -217,10 +302,58 @@ def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path, images, capf
     assert status == 1 and "Not a directory" in error_line(error)
 
 
+@pytest.mark.parametrize(
+    "asks",
+    [lambda: torch.empty(2**60, dtype=torch.uint8), lambda: bytearray(2**62)],
+    ids=["torch's", "Python's"],
+)
+def test_memory_that_is_full_is_one_line(tmp_path, images, capfd, monkeypatch, asks):
+    monkeypatch.setattr(Trainer, "train_step", lambda self: asks())
+    status, _, error = train(capfd, tmp_path / "run", images)
+    assert status == 1 and error_line(error) == "the memory is full: try a smaller --batch-size"
+
+
+def test_a_batch_of_more_images_than_there_are_is_refused_before_it_takes_memory(tmp_path, images, capfd):
+    status, _, error = train(capfd, tmp_path / "run", images, batch_size=100_000)
+    assert status == 1 and error_line(error) == "--batch-size 100000: expected at most the 12 training images"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_batch_that_processes_cannot_share_is_one_line_of_the_first(tmp_path, images, capfd, monkeypatch, rank):
+    group = Group(rank, 2, torch.device("cpu"))
+    monkeypatch.setattr(main_module, "distributed", types.SimpleNamespace(join=lambda _: group, leave=lambda _: None))
+    status, _, error = train(capfd, tmp_path / "run", images, batch_size=9)
+    line = "error: --batch-size 9: expected a multiple of the 2 processes\n"
+    assert (status, error) == (1, "" if rank else line)
+
+
+def test_one_process_trains_in_a_folder(tmp_path, images, capfd, monkeypatch):
+    folder = tmp_path / "run" / "seed1"
+    folder.mkdir(parents=True)
+    part = folder / ".checkpoint.pt.4711.part"
+    part.write_text("what the other process is writing")
+    with open(folder / ".lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status, _, error = train(capfd, tmp_path / "run", images, resume=True)
+    assert status == 1
+    assert error_line(error) == f"another process is training in {folder}: wait for it, or choose another --output"
+    assert sorted(path.name for path in folder.iterdir()) == [part.name, ".lock"]
+    step, tried = Trainer.train_step, []
+
+    def look(self):
+        with open(folder / ".lock") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        tried.append(1)
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "train_step", look)
+    assert train(capfd, tmp_path / "run", images, resume=True)[0] == 0 and len(tried) == 6
+    assert not part.exists()
+
+
 @pytest.mark.slow
-def test_compile_trains_the_same_and_resumes_without_it(tmp_path, images, capfd, monkeypatch):
+def test_compile_trains_the_same_and_resumes_without_it(tmp_path, images, capfd, monkeypatch, whole):
     """Traced and differentiated ahead of time, run as it is: what --compile adds beside the C++ compiler's minute."""
-    assert train(capfd, tmp_path / "plain", images)[0] == 0
     compiler, calls = torch.compile, []
 
     def ahead_of_time(module):
@@ -230,16 +363,21 @@ def test_compile_trains_the_same_and_resumes_without_it(tmp_path, images, capfd,
     monkeypatch.setattr(torch, "compile", ahead_of_time)
     assert train(capfd, tmp_path / "compiled", images, compile=True)[0] == 0
     assert len(calls) == 1
-    truth = weights(tmp_path / "plain" / "seed1")
+    truth = weights(whole)
     for name, value in weights(tmp_path / "compiled" / "seed1").items():
         torch.testing.assert_close(value, truth[name], atol=1e-3, rtol=1e-3)
     (tmp_path / "compiled" / "seed1" / "result.json").unlink()
     assert train(capfd, tmp_path / "compiled", images, resume=True)[0] == 0
 
 
+@pytest.fixture
+def config(images, tmp_path):
+    return {"data": images, "cache": str(tmp_path), "depth": 8, "batch_size": 6}
+
+
 @pytest.mark.parametrize("amp", ["off", "bf16"])
-def test_amp_trains_in_the_type_it_names(images, cache, amp):
-    config = Config(data=images, cache=str(cache), depth=8, batch_size=6, amp=amp, warmup_iterations=0)
+def test_amp_trains_in_the_type_it_names(config, amp):
+    config = Config(**config, amp=amp, warmup_iterations=0)
     trainer = Trainer(config, 1, load(config), Group(0, 1, torch.device("cpu")))
     seen = []
     trainer.module.conv.register_forward_hook(lambda _m, _i, y: seen.append(y.dtype))
@@ -248,9 +386,9 @@ def test_amp_trains_in_the_type_it_names(images, cache, amp):
     assert {p.dtype for p in trainer.module.parameters()} == {torch.float32}
 
 
-def test_a_step_is_sgd_with_momentum_and_decay_on_the_mean_loss(images, cache):
+def test_a_step_is_sgd_with_momentum_and_decay_on_the_mean_loss(config):
     """Two steps against the update rule written out, from the trainer's own batches."""
-    config = Config(data=images, cache=str(cache), depth=8, batch_size=6, warmup_iterations=1)
+    config = Config(**config, warmup_iterations=1)
     group, data = Group(0, 1, torch.device("cpu")), load(config)
     ours, twin = Trainer(config, 1, data, group), Trainer(config, 1, data, group)
     velocity = [torch.zeros_like(p) for p in twin.module.parameters()]
@@ -266,4 +404,13 @@ def test_a_step_is_sgd_with_momentum_and_decay_on_the_mean_loss(images, cache):
         assert ours.train_step().item() == pytest.approx(loss.item(), rel=1e-5)
     for p, q in zip(ours.module.parameters(), twin.module.parameters()):
         torch.testing.assert_close(p, q, atol=1e-5, rtol=1e-4)
-    assert len(CLASSES) == len(data.classes)
+
+
+def test_the_bar_shows_loss_rate_and_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(logs, "FIGURES_EVERY", -1)
+    log = RunLog(tmp_path, [{"iteration": 400, "test_error": 12.5}], Config(), active=True)
+    log.iteration(401, torch.tensor(1.25))
+    assert log.bar.n == 401 and log.bar.postfix == "loss=1.2500, lr=0.1, test error=12.50 %"
+    log.close()
+    assert history(tmp_path) == [{"iteration": 400, "test_error": 12.5}]

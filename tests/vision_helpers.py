@@ -1,14 +1,17 @@
 """Small image folders, and runs of train_cifar.py in this process or in one of its own."""
 
+import contextlib
 import json
 import random
 import sys
 import tarfile
 
+import torch
 from conftest import ROOT, run_command
 from PIL import Image
 
 from fairseq_rskip.vision.main import main
+from fairseq_rskip.vision.trainer import Trainer
 
 SCRIPT = ROOT / "scripts" / "train_cifar.py"
 CLASSES = ("cat", "dog", "Vịt")
@@ -49,7 +52,9 @@ def arguments(output, data, **options):
 
 
 def train(capfd, output, data, **options):
-    """``main`` in this process: (exit status, stdout, stderr)."""
+    """``main`` in this process: (exit status, stdout, stderr); the exit status alone where ``capfd`` is None."""
+    if capfd is None:
+        return (main(arguments(output, data, **options)),)
     capfd.readouterr()
     status = main(arguments(output, data, **options))
     return (status, *capfd.readouterr())
@@ -58,6 +63,36 @@ def train(capfd, output, data, **options):
 def train_process(output, data, timeout=120, env=None, **options):
     """``scripts/train_cifar.py`` in a process of its own."""
     return run_command([sys.executable, SCRIPT, *arguments(output, data, **options)], timeout=timeout, env=env)
+
+
+def _interrupt():
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def stop_at(monkeypatch, iteration, stop=_interrupt):
+    """In the block runs call ``stop()``, which raises unless it says else, when ``iteration`` iterations are done."""
+    step = Trainer.train_step
+
+    def stopping(self):
+        if self.iteration == iteration:
+            stop()
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", stopping)
+        yield
+
+
+def weights(folder):
+    return torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+
+
+def assert_same_run(a, b):
+    """Equal weights and logs, bit for bit."""
+    ours, truth = weights(a), weights(b)
+    assert ours.keys() == truth.keys() and all(torch.equal(ours[name], truth[name]) for name in ours)
+    assert history(a) == history(b)
 
 
 def history(folder):

@@ -4,15 +4,15 @@ import argparse
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, get_type_hints
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, get_type_hints
 
 from ..errors import UserError
 from ..norms import NORM_AXES
 from ..residual import KINDS, SkipConnection, in_terms_of_flags, select, settings
 from ..residual.options import flag as skip_flag
-from .augment import PADDINGS
+from ..tools.console import Parser
+from .batches import PADDINGS
 from .model import SHORTCUTS, WIDTHS, check_depth
-from .schedule import learning_rate
 
 DATA_SETS = ("cifar10", "cifar100", "digits")
 FOLDER = "imagefolder:"
@@ -42,6 +42,9 @@ class Config(_SkipOptions):
     data_dir: str = _option("~/.cache/fairseq_rskip", "where cifar10 and cifar100 are downloaded to", free=True)
     cache: str = _option("~/.cache/fairseq_rskip", "where decoded image folders are kept", free=True)
     train_images: int = _option(0, "train on this many images only, as many of each class; 0 means all")
+    valid_images: int = _option(
+        0, "hold this many training images out, as many of each class, the same for every seed, to choose settings by"
+    )
 
     depth: int = _option(110, "layers of the PreAct-ResNet, 6n+2: 20, 32, 44, 56, 110, ...")
     shortcut: str = _option(
@@ -53,7 +56,7 @@ class Config(_SkipOptions):
     )
 
     iterations: int = _option(64000, "updates in all")
-    batch_size: int = _option(128, "images an update, over all processes")
+    batch_size: int = _option(128, "images per update, over all processes")
     lr: float = _option(0.1, "learning rate after the warm-up")
     warmup_lr: float = _option(0.01, "learning rate during the warm-up")
     warmup_iterations: int = _option(400, "length of the warm-up")
@@ -63,7 +66,7 @@ class Config(_SkipOptions):
     lr_factor: float = _option(0.1, "what a milestone multiplies the rate by")
     momentum: float = _option(0.9, "of SGD")
     weight_decay: float = _option(2e-4, "of all parameters")
-    crop: int = _option(4, "padded pixels a side of the random crop; 0 turns it off")
+    crop: int = _option(4, "padded pixels on each side of the random crop; 0 turns it off")
     padding: str = _option(
         "mean",
         "what the crop pads with: mean (normalise first, as He et al.) or black (torchvision's usual order)",
@@ -73,9 +76,10 @@ class Config(_SkipOptions):
 
     seeds: Tuple[int, ...] = _option((1,), "train once for each of these, one after another", free=True)
     output: str = _option("", "where runs are written (default: runs/<data>-resnet<depth>-<skip>)", free=True)
-    resume: bool = _option(False, "go on from the checkpoints in --output, where there are any", free=True)
+    resume: bool = _option(False, "resume from the checkpoints in --output, where there are any", free=True)
     save_interval: int = _option(0, "also save a checkpoint every so many iterations; 0: after each epoch", free=True)
     test_interval: int = _option(1, "epochs between tests; the last iteration is always tested")
+    log_interval: int = _option(100, "iterations between the log's records within an epoch; 0: none", free=True)
     tensorboard: bool = _option(False, "write TensorBoard events, too", free=True)
     skip_log_interval: int = _option(
         0,
@@ -144,10 +148,14 @@ class Config(_SkipOptions):
         return self.milestones
 
     def learning_rate(self, iteration: int) -> float:
-        """The rate for update number ``iteration``, counted from 0."""
-        return learning_rate(
-            iteration, self.lr, self.warmup_lr, self.warmup_iterations, self.all_milestones(), self.lr_factor
-        )
+        """The rate for update number ``iteration``, counted from 0 (He et al. 2016b: 0.01, 0.1, 0.01, 0.001).
+
+        ``warmup_lr`` for the first ``warmup_iterations``, then ``lr``, multiplied by ``lr_factor`` at each milestone.
+        """
+        if iteration < self.warmup_iterations:
+            return self.warmup_lr
+        rate = self.lr * self.lr_factor ** sum(iteration >= milestone for milestone in self.all_milestones())
+        return float(f"{rate:.12g}")  # 0.1 * 0.1 is 0.01, not 0.010000000000000002
 
     def skip_options(self) -> Dict[str, Any]:
         """What ``SkipConnection`` takes beside ``dim``, ``place`` and ``channel_dim``."""
@@ -176,7 +184,11 @@ class Config(_SkipOptions):
 
 _RANGES: Sequence[Tuple[str, str, Callable[[float], bool]]] = (
     ("iterations batch_size test_interval", "an integer >= 1", lambda v: v >= 1),
-    ("train_images warmup_iterations save_interval skip_log_interval crop", "an integer >= 0", lambda v: v >= 0),
+    (
+        "train_images valid_images warmup_iterations save_interval log_interval skip_log_interval crop",
+        "an integer >= 0",
+        lambda v: v >= 0,
+    ),
     ("lr warmup_lr lr_factor", "a number > 0", lambda v: v > 0),
     ("weight_decay", "a number >= 0", lambda v: v >= 0),
     ("momentum", "a number from 0 to below 1", lambda v: 0 <= v < 1),
@@ -188,23 +200,12 @@ def flag(field: "dataclasses.Field[Any]") -> str:
     return ("--no-" if field.default is True else "--") + field.name.replace("_", "-")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message} (-h lists the options)\n")
-
-
 def parse(argv: Optional[Sequence[str]], description: str, epilog: str = "") -> Config:
     """The settings that a command line asks for.
 
     Raises ``UserError`` for a value that is not accepted; ends the program, with one line, for an unknown option.
     """
-    parser = _Parser(
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
+    parser = Parser(description=description, epilog=epilog, argument_default=argparse.SUPPRESS)
     hints = get_type_hints(Config)
     for field in dataclasses.fields(Config):
         text, hint = field.metadata["help"], hints[field.name]
@@ -229,11 +230,11 @@ def difference(saved: Dict[str, Any], config: Config, there: Dict[str, Any], her
     """What a checkpoint or result disagrees in with a run: settings, in terms of options, and identity.
 
     The identities, ``there`` and ``here``, are a description -> its value; since they cover the images themselves, the
-    path of an image folder is free.
+    path of an image folder is free. An option that is newer than ``saved`` had its default there.
     """
-    saved = {**saved, **_skip_options_of(saved)}
+    saved = {**Config().as_dict(), **saved, **_skip_options_of(saved)}
     pairs = [
-        (f"--{name.replace('_', '-')}", saved.get(name), list(value) if isinstance(value, tuple) else value)
+        (f"--{name.replace('_', '-')}", saved[name], list(value) if isinstance(value, tuple) else value)
         for name, value in config.fixed().items()
     ]
     pairs += [(name, there.get(name), value) for name, value in here.items()]

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,10 @@ TEST_EVERY = 5  # of the digits, every fifth is for testing
 
 @dataclasses.dataclass(frozen=True)
 class ImageSet:
-    """Images are uint8 ``(N, 32, 32, 3)``, labels int64 ``(N,)``; ``may_flip``: mirrored images keep their class."""
+    """Images are uint8 ``(N, 32, 32, 3)``, labels int64 ``(N,)``; ``may_flip``: mirrored images keep their class.
+
+    The validation images are those that ``--valid-images`` holds out of the training images; None without it.
+    """
 
     classes: Tuple[str, ...]
     train_images: Tensor
@@ -26,6 +29,8 @@ class ImageSet:
     test_images: Tensor
     test_labels: Tensor
     may_flip: bool = True
+    valid_images: Optional[Tensor] = None
+    valid_labels: Optional[Tensor] = None
 
     def to(self, device: torch.device) -> "ImageSet":
         moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
@@ -34,9 +39,11 @@ class ImageSet:
     def digest(self) -> str:
         """SHA-256 of all images and labels: equal for equal data, wherever it was read from."""
         digest = hashlib.sha256()
-        for part in (self.train_images, self.train_labels, self.test_images, self.test_labels):
-            digest.update(str(tuple(part.shape)).encode())
-            digest.update(part.cpu().contiguous().numpy())
+        for split in ("train", "test", "valid"):
+            for part in (getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")):
+                if part is not None:
+                    digest.update(str(tuple(part.shape)).encode())
+                    digest.update(part.cpu().contiguous().numpy())
         return digest.hexdigest()
 
     def identity(self) -> Dict[str, Any]:
@@ -50,7 +57,7 @@ class ImageSet:
 
 
 def load(config: Config) -> ImageSet:
-    """The image set of ``config.data``, cut down to ``config.train_images``.
+    """The image set of ``config.data``, split and cut down as ``config`` says.
 
     Raises ``UserError`` for one that cannot be had or read, or has fewer images than asked for.
     """
@@ -61,22 +68,40 @@ def load(config: Config) -> ImageSet:
         images = _digits()
     else:
         images = _cifar(config.data, Path(config.data_dir).expanduser())
-    return balanced_subset(images, config.train_images) if config.train_images else images
+    if config.valid_images:
+        images = _hold_out(images, config.valid_images)
+    if config.train_images:
+        images = _keep(images, _balanced(images, config.train_images, "--train-images"))
+    return images
 
 
-def balanced_subset(images: ImageSet, count: int) -> ImageSet:
-    """``count`` training images, the same number of each class, always the same ones; in their old order."""
-    classes = len(images.classes)
-    available = torch.bincount(images.train_labels, minlength=classes).min().item() * classes
-    if count % classes or count > available:
-        raise UserError(f"--train-images {count}: expected a multiple of {classes} (classes) up to {available}")
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(images.train_labels), generator=generator)
-    labels = images.train_labels[order]
-    chosen = torch.cat([order[labels == c][: count // classes] for c in range(classes)]).sort().values
+def _hold_out(images: ImageSet, count: int) -> ImageSet:
+    """``images`` with ``count`` of its training images, as many of each class, for validation."""
+    chosen = _balanced(images, count, "--valid-images", left=1)
+    rest = torch.ones(len(images.train_labels), dtype=torch.bool).index_fill(0, chosen, False)
+    valid = {"valid_images": images.train_images[chosen], "valid_labels": images.train_labels[chosen]}
+    return dataclasses.replace(_keep(images, rest), **valid)
+
+
+def _keep(images: ImageSet, chosen: Tensor) -> ImageSet:
+    """``images`` with those training images that ``chosen``, numbers or a mask, picks."""
     return dataclasses.replace(
         images, train_images=images.train_images[chosen], train_labels=images.train_labels[chosen]
     )
+
+
+def _balanced(images: ImageSet, count: int, option: str, left: int = 0) -> Tensor:
+    """The numbers of ``count`` training images, the same number of each class, always the same ones, in their order.
+
+    Raises ``UserError`` naming ``option`` unless that is possible and leaves ``left`` images of each class.
+    """
+    classes = len(images.classes)
+    available = (torch.bincount(images.train_labels, minlength=classes).min().item() - left) * classes
+    if count % classes or count > available:
+        raise UserError(f"{option} {count}: expected a multiple of {classes} (classes) up to {available}")
+    order = torch.randperm(len(images.train_labels), generator=torch.Generator().manual_seed(0))
+    labels = images.train_labels[order]
+    return torch.cat([order[labels == c][: count // classes] for c in range(classes)]).sort().values
 
 
 def _cifar(name: str, folder: Path) -> ImageSet:

@@ -1,17 +1,18 @@
 """Class folders of 32x32 images, or tar archives of them, decoded once and then kept in a cache.
 
-PATH holds ``train`` and ``test``, each a folder ``train/<class>/<image>`` or an archive ``train.tar.gz`` (``.tgz``,
-``.tar``) of such a folder. An archive is read from beginning to end and never unpacked.
+PATH holds ``train`` and ``test``, each a folder ``train/<class>/<image>``, as of torchvision's ``ImageFolder``, or an
+archive ``train.tar.gz`` (``.tgz``, ``.tar``) of such a folder. An archive is read from beginning to end and never
+unpacked.
 """
 
+import gzip
 import hashlib
 import io
 import os
-import stat
 import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import Any, Dict, Iterable, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
 from torch import Tensor
@@ -26,9 +27,10 @@ SPLITS = ("train", "test")
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 LARGEST = 16 * 2**20  # bytes of a file that could be a 32x32 image
-CACHE_VERSION = "2"  # of what is accepted, too
+CACHE_VERSION = "3"  # of what is accepted, too
+KEPT = {"classes", *(f"{split}_{what}" for split in SPLITS for what in ("images", "labels"))}
 
-Parts = Tuple[str, ...]
+Parts = Tuple[str, ...]  # class, ..., file name
 
 
 def load_image_folder(path: Path, cache: Path) -> Dict[str, Any]:
@@ -38,15 +40,18 @@ def load_image_folder(path: Path, cache: Path) -> Dict[str, Any]:
     Raises ``UserError`` naming the folder or image that is missing, broken or of another size.
     """
     sources = {split: _source(path, split) for split in SPLITS}
-    kept = cache / f"imagefolder-{_fingerprint(sources.values())}.pt"
+    files = {split: _files(source) if source.is_dir() else [source] for split, source in sources.items()}
+    kept = cache / f"imagefolder-{_fingerprint(files['train'] + files['test'])}.pt"
     if kept.is_file():
         try:
-            loaded = _checked(load_checkpoint(kept), kept)
+            loaded = load_checkpoint(kept)
+            if not isinstance(loaded, dict) or set(loaded) != KEPT:
+                raise CheckpointError(f"{kept} does not hold decoded images")
             return {**loaded, "classes": tuple(loaded["classes"])}
         except CheckpointError as error:
             print_line(f"warning: {error}; reading {path} again", "stderr")
     print_line(f"reading {path}; the decoded images are kept in {kept.parent}")
-    read = {split: _read(source, split) for split, source in sources.items()}
+    read = {split: _read(source, files[split], split) for split, source in sources.items()}
     train, test = (sorted({parts[0] for parts, _ in read[split]}) for split in SPLITS)
     if train != test:
         only = (("train", set(train) - set(test)), ("test", set(test) - set(train)))
@@ -64,21 +69,6 @@ def load_image_folder(path: Path, cache: Path) -> Dict[str, Any]:
     return {**result, "classes": tuple(train)}
 
 
-def _checked(loaded: Any, kept: Path) -> Dict[str, Any]:
-    """``loaded``, if it is what this module keeps in its cache. Raises ``CheckpointError``."""
-    keys = {"classes", *(f"{split}_{part}" for split in SPLITS for part in ("images", "labels"))}
-    fits = isinstance(loaded, dict) and set(loaded) == keys and isinstance(loaded["classes"], list)
-    for split in SPLITS if fits else ():
-        images, labels = loaded[f"{split}_images"], loaded[f"{split}_labels"]
-        fits = fits and isinstance(images, Tensor) and isinstance(labels, Tensor) and labels.dim() == 1
-        fits = fits and (images.dtype, labels.dtype) == (torch.uint8, torch.int64) and len(labels) > 0
-        fits = fits and tuple(images.shape) == (len(labels), SIZE, SIZE, 3)
-        fits = fits and int(labels.min()) >= 0 and int(labels.max()) < len(loaded["classes"])
-    if not fits:
-        raise CheckpointError(f"{kept} does not hold decoded images")
-    return loaded
-
-
 def _source(path: Path, split: str) -> Path:
     """The folder or archive of a split."""
     if not path.is_dir():
@@ -91,94 +81,112 @@ def _source(path: Path, split: str) -> Path:
     raise UserError(f"{path} holds neither a folder {split} nor {', '.join(split + suffix for suffix in ARCHIVES)}")
 
 
-def _fingerprint(sources: Iterable[Path]) -> str:
-    digest = hashlib.sha256(CACHE_VERSION.encode())
-    for source in sources:
-        for file in sorted(_files(source)) if source.is_dir() else [source]:
-            status = file.stat()
-            line = f"{file.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\0"
-            digest.update(line.encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:24]
+def _files(source: Path) -> List[Path]:
+    """The images below ``source``, links followed, sorted by class and name. Raises ``UserError``."""
+    from torchvision.datasets import ImageFolder
 
-
-def _read(source: Path, split: str) -> List[Tuple[Parts, Tensor]]:
-    """Every image of a split with (class, ..., file name), sorted."""
-    entries = _folder_entries(source) if source.is_dir() else _archive_entries(source)
-    found = sorted(((parts, image) for parts, image in entries), key=lambda entry: entry[0])
-    if not found:
-        raise UserError(f"{source} holds no images ({', '.join(IMAGES)})")
-    if not source.is_dir():
-        found = _without_common_folder(found, split)
-    for parts, _ in found:
-        if len(parts) < 2:
-            raise UserError(f"{source / parts[0]} is in no class folder: expected {split}/<class>/<image>")
-    return found
-
-
-def _without_common_folder(found: List[Tuple[Parts, Tensor]], split: str) -> List[Tuple[Parts, Tensor]]:
-    """Drop the folders that an archive wraps around its class folders, such as ``train/``."""
-    while all(len(parts) > 2 and parts[0] == found[0][0][0] for parts, _ in found):
-        found = [(parts[1:], image) for parts, image in found]
-    return found
-
-
-def _files(source: Path) -> Iterator[Path]:
-    def fail(error: OSError) -> None:
-        raise UserError(f"cannot read {error.filename}: {error.strerror}")
-
-    visited: Dict[Tuple[int, int], str] = {}
-    for folder, _, names in os.walk(source, onerror=fail, followlinks=True):
-        status = os.stat(folder)
-        first = visited.setdefault((status.st_dev, status.st_ino), folder)
-        if first != folder:  # a link, perhaps a loop, would count images twice
-            raise UserError(f"the folders {folder} and {first} are the same one: expected each only once")
-        for name in filter(_is_image, names):
-            _check_regular(Path(folder) / name)
-            yield Path(folder) / name
-
-
-def _check_regular(file: Path) -> None:
-    """Raise ``UserError`` for what a read could wait for forever, and for a link that leads nowhere."""
+    for stray in sorted(source.iterdir()):
+        if _is_image(stray.name) and not stray.is_dir():
+            raise _outside_classes(stray, source.name)
+    classes = sorted(entry.name for entry in source.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not classes:
+        raise UserError(f"{source} holds no images: expected {source.name}/<class>/<image>")
+    numbers = {name: number for number, name in enumerate(classes)}
     try:
-        regular = stat.S_ISREG(file.stat().st_mode)
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}") from None
-    if not regular:
-        raise UserError(f"{file} is not a regular file: expected an image")
+        samples = ImageFolder.make_dataset(str(source), numbers, is_valid_file=_image_check())
+    except FileNotFoundError as error:  # a class without images; torchvision names it
+        raise UserError(f"{source}: {str(error).strip()} Expected {', '.join(IMAGES)}") from None
+    return sorted((Path(name) for name, _ in samples), key=lambda file: file.parts)
+
+
+def _image_check() -> Callable[[str], bool]:
+    """Says whether a file is an image. Raises ``UserError`` for what a read could wait for forever, for a link that
+    leads nowhere, and for a folder that links, perhaps a loop, show a second time."""
+    first: Dict[str, str] = {}
+
+    def check(name: str) -> bool:
+        folder, base = os.path.split(name)
+        if not _is_image(base):
+            return False
+        shown = first.setdefault(os.path.realpath(folder), folder)
+        if shown != folder:
+            raise UserError(f"the folders {folder} and {shown} are the same one: expected each only once")
+        if not os.path.exists(name):
+            raise UserError(f"cannot read {name}: No such file or directory")
+        if not os.path.isfile(name):
+            raise UserError(f"{name} is not a regular file: expected an image")
+        return True
+
+    return check
 
 
 def _is_image(name: str) -> bool:
     return name.lower().endswith(IMAGES) and not name.startswith(".")
 
 
-def _folder_entries(source: Path) -> Iterator[Tuple[Parts, Tensor]]:
-    seen = set()
-    for file in _files(source):
-        parts = file.relative_to(source).parts
-        seen.add(parts[0])
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise UserError(f"cannot read {file}: {error.strerror}") from None
-        yield parts, decode(data, str(file))
-    for folder in sorted(source.iterdir()):
-        if seen and folder.is_dir() and folder.name not in seen and not folder.name.startswith("."):
-            raise UserError(f"the class folder {folder} holds no images ({', '.join(IMAGES)})")
+def _outside_classes(image: Path, split: str) -> UserError:
+    return UserError(f"{image} is in no class folder: expected {split}/<class>/<image>")
+
+
+def _fingerprint(files: List[Path]) -> str:
+    digest = hashlib.sha256(CACHE_VERSION.encode())
+    for file in files:
+        status = file.stat()
+        line = f"{file.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\0"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:24]
+
+
+def _read(source: Path, files: List[Path], split: str) -> List[Tuple[Parts, Tensor]]:
+    """Every image of a split with its place, sorted."""
+    if source.is_dir():
+        return [(file.relative_to(source).parts, decode(_bytes(file), str(file))) for file in files]
+    found = sorted(_archive_entries(source), key=lambda entry: entry[0])
+    if not found:
+        raise UserError(f"{source} holds no images ({', '.join(IMAGES)})")
+    while all(len(parts) > 2 and parts[0] == found[0][0][0] for parts, _ in found):
+        found = [(parts[1:], image) for parts, image in found]  # folders around the class folders, such as train/
+    for parts, _ in found:
+        if len(parts) < 2:
+            raise _outside_classes(source / parts[0], split)
+    return found
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from None
 
 
 def _archive_entries(source: Path) -> Iterator[Tuple[Parts, Tensor]]:
+    """The images of an archive. Raises ``UserError`` for one that is damaged, or holds anything twice."""
+    seen = set()
     try:
-        with tarfile.open(source, "r|*") as archive:
-            for member in archive:
-                parts = tuple(part for part in PurePosixPath(member.name).parts if part not in (".", "/"))
-                if not parts or member.isdir() or not _is_image(parts[-1]):
-                    continue
-                name = f"{source}:{member.name}"
-                if not member.isfile():
-                    raise UserError(f"{name} is a link: expected an archive of the images themselves")
-                if member.size > LARGEST:
-                    raise UserError(f"{name} takes {member.size} bytes: expected a {SIZE}x{SIZE} image")
-                yield parts, decode(archive.extractfile(member).read(), name)
+        with open(source, "rb") as raw:
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"
+            stream = gzip.GzipFile(fileobj=raw) if packed else raw
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
+                for member in archive:
+                    parts = tuple(part for part in PurePosixPath(member.name).parts if part not in (".", "/"))
+                    if not parts or member.isdir() or not _is_image(parts[-1]):
+                        continue
+                    name = f"{source}:{member.name}"
+                    if not member.isfile():
+                        kind = "a link" if member.issym() or member.islnk() else "not a regular file"
+                        raise UserError(f"{name} is {kind}: expected an archive of the images themselves")
+                    if member.size > LARGEST:
+                        raise UserError(f"{name} takes {member.size} bytes: expected a {SIZE}x{SIZE} image")
+                    if parts in seen:
+                        raise UserError(f"{name} is in the archive twice: expected each image once")
+                    seen.add(parts)
+                    yield parts, decode(archive.extractfile(member).read(), name)
+                while True:
+                    rest = archive.fileobj.read(2**20)
+                    if not rest:
+                        break
+                    if rest.strip(b"\0"):
+                        raise UserError(f"{source} goes on after the end of its archive: damaged, or two in one file")
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise UserError(f"cannot read {source}: truncated, or not a tar archive ({error})") from None
 
@@ -193,6 +201,10 @@ def decode(data: bytes, name: str) -> Tensor:
             lost = _what_rgb_loses(image)
             if (width, height) == (SIZE, SIZE) and not lost:
                 pixels = bytearray(image.convert("RGB").tobytes())
+                if image.format == "JPEG":
+                    _check_jpeg(data)
+    except ImportError:
+        raise
     except Exception as error:  # Pillow raises many kinds, SyntaxError and struct.error among them
         reason = "cannot be identified" if "cannot identify" in str(error) else str(error)
         raise UserError(f"the image {name} is corrupt: {reason}") from None
@@ -201,6 +213,21 @@ def decode(data: bytes, name: str) -> Tensor:
     if lost:
         raise UserError(f"the image {name} {lost}: expected RGB, grey or palette, 8 bits a channel, not transparent")
     return torch.frombuffer(pixels, dtype=torch.uint8).view(SIZE, SIZE, 3)
+
+
+_JPEG_COLOURS = {"Gray": "GRAY", "CMYK": "CMYK", "YCCK": "CMYK"}
+
+
+def _check_jpeg(data: bytes) -> None:
+    """Raise ``ValueError`` where the decoder had to make pixels up, of which Pillow says nothing: data that ends early,
+    a marker or garbage within."""
+    import simplejpeg
+
+    try:
+        colours = simplejpeg.decode_jpeg_header(data)[2]
+    except ValueError:
+        return  # a subsampling that TurboJPEG has no name for; Pillow has read it
+    simplejpeg.decode_jpeg(data, colorspace=_JPEG_COLOURS.get(colours, "RGB"), strict=True)
 
 
 def _what_rgb_loses(image: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a run tells: a progress bar or plain lines, JSON lines, TensorBoard events, and the final JSON."""
+"""What a run reports: a progress bar or plain lines, JSON lines, TensorBoard events, and the final JSON."""
 
 import importlib
 import json
@@ -24,7 +24,7 @@ FIGURES_EVERY = 1.0  # seconds between figures beside the progress bar; the loss
 
 
 class RunLog:
-    """The log of one run in ``folder``, of the first process; ``active=False`` makes it say and write nothing.
+    """The log of one run in ``folder``, of the first process; ``active=False`` makes it print and write nothing.
 
     ``history`` is what an earlier part of the run logged: the log is written anew from it, so that a run which was
     killed and resumed has every epoch once. ``done`` is the iteration after which this part begins, the last of
@@ -61,7 +61,7 @@ class RunLog:
                 self._show_figures(number, float(loss))
             self.bar.update(number - self.bar.n)
         elif time.monotonic() - self.last_line > LINES_EVERY:
-            self.say(f"iteration {number}/{self.iterations}  loss {float(loss):.4f}")
+            self.print(f"iteration {number}/{self.iterations}  loss {float(loss):.4f}")
 
     def _show_figures(self, number: int, loss: float) -> None:
         figures = {"loss": f"{loss:.4f}", "lr": f"{self.config.learning_rate(number - 1):g}"}
@@ -70,8 +70,8 @@ class RunLog:
         self.bar.set_postfix(figures, refresh=False)
         self.last_figures = time.monotonic()
 
-    def epoch(self, record: Dict[str, Any]) -> None:
-        """Write the record of an epoch everywhere."""
+    def write(self, record: Dict[str, Any]) -> None:
+        """Append ``record`` to the log and to the TensorBoard events."""
         if not self.active:
             return
         with open(self.path, "a", encoding="utf-8") as file:
@@ -81,13 +81,19 @@ class RunLog:
                 if name not in ("epoch", "iteration") and isinstance(value, (int, float)):
                     self.events.add_scalar(name, value, record["iteration"])
             self.events.flush()
+
+    def epoch(self, record: Dict[str, Any]) -> None:
+        """Write the record of an epoch and print a line."""
+        self.write(record)
         parts = [f"epoch {record['epoch']}", f"iteration {record['iteration']}/{self.iterations}"]
         parts += [f"lr {record['lr']:g}", f"train loss {record['train_loss']:.4f}"]
         if "test_error" in record:
             self.errors.append(record["test_error"])
             parts.append(f"test error {record['test_error']:.2f} % (best {record['best_error']:.2f} %)")
+        if "valid_error" in record:
+            parts.append(f"validation error {record['valid_error']:.2f} %")
         parts.append(f"{record['images_per_second']:.0f} images/s")
-        self.say("  ".join(parts))
+        self.print("  ".join(parts))
 
     def skips(self, number: int, values: Dict[str, float]) -> None:
         """Write what iteration ``number`` showed of the skip connections, by its tags; most iterations have nothing."""
@@ -95,7 +101,7 @@ class RunLog:
             for tag, value in values.items():
                 self.events.add_scalar(tag, value, number)
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print a line, above the progress bar if there is one."""
         if not self.active:
             return

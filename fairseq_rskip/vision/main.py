@@ -1,57 +1,50 @@
 """What ``scripts/train_cifar.py`` runs: every seed in turn, and their mean."""
 
 import contextlib
+import ctypes
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
-from ..errors import UserError
+from ..errors import UserError, exit_status
 from ..files import locked, write_json
 from ..tools.console import print_line
 from . import distributed
 from .config import Config, difference, parse
 from .data import ImageSet, load
 from .distributed import Group
-from .interrupt import Interrupted
-from .memory import keep_freed_memory
-from .run import RESULT, Run
+from .run import RESULT, Interrupted, Run
 
 SUMMARY = "summary.json"
 
 
 def main(argv: Optional[Sequence[str]] = None, description: str = "", epilog: str = "") -> int:
-    """Train as ``argv`` says; returns the exit status. What the user can mend is one line on stderr."""
-    rank = 0
+    """Train as ``argv`` says; returns the exit status. What the user can fix is one line on stderr."""
+    return exit_status(lambda: _train(parse(argv, description, epilog)))
+
+
+def _train(config: Config) -> int:
+    group = distributed.join(config.device)
     try:
-        config = parse(argv, description, epilog)
-        group = distributed.join(config.device)
-        rank = group.rank
-        try:
-            check_machine(config, group)
-            train_all(config, group)
-        finally:
-            distributed.leave(group)
-    except (UserError, Interrupted) as error:
-        return _fail(str(error), rank, getattr(error, "exit_status", 1))
-    except OSError as error:  # a folder that may not be written, a disk that is gone
-        return _fail(f"{error.filename or 'the file system'}: {error.strerror or error}", rank)
-    except KeyboardInterrupt:
-        return _fail("interrupted", rank, 130)
-    except (RuntimeError, MemoryError) as error:
-        line = _explained(error)
-        if not line:
-            raise
-        return _fail(line, rank)
+        check_machine(config, group)
+        train_all(config, group)
+    except Interrupted as error:
+        print_line(f"error: {error}", "stderr")
+        return error.status
+    except (UserError, RuntimeError, MemoryError) as error:
+        line = str(error) if isinstance(error, UserError) else _explained(error)
+        if line and not group.first:
+            return 1  # the first process says it
+        if line and not isinstance(error, UserError):
+            raise UserError(line) from None
+        raise
+    finally:
+        distributed.leave(group)
     return 0
-
-
-def _fail(line: str, rank: int, status: int = 1) -> int:
-    if rank == 0:
-        print_line(f"error: {line}", "stderr")
-    return status
 
 
 def _explained(error: Exception) -> str:
@@ -84,6 +77,9 @@ def train_all(config: Config, group: Group) -> List[Dict[str, Any]]:
     else:
         torch.backends.cudnn.benchmark = True  # every batch has the same shape
     images = _load(config, group)
+    if config.batch_size > len(images.train_labels):
+        count = len(images.train_labels)
+        raise UserError(f"--batch-size {config.batch_size}: expected at most the {count} training images")
     identity = images.identity()
     results = []
     for seed in config.seeds:
@@ -134,17 +130,19 @@ def summarise(config: Config, identity: Dict[str, Any]) -> None:
     errors = [result["error"] for result in results]
     mean = statistics.mean(errors)
     deviation = statistics.stdev(errors) if len(errors) > 1 else None
-    write_json(
-        config.folder() / SUMMARY,
-        {"seeds": [r["seed"] for r in results], "errors": errors, "mean": mean, "standard_deviation": deviation},
-    )
+    summary = {"seeds": [r["seed"] for r in results], "errors": errors, "mean": mean, "standard_deviation": deviation}
+    if config.valid_images:
+        summary["valid_errors"] = [result["valid_error"] for result in results]
+        summary["valid_mean"] = statistics.mean(summary["valid_errors"])
+    write_json(config.folder() / SUMMARY, summary)
     if deviation is not None:
         print_line(f"error of {len(errors)} seeds: {mean:.2f} ± {deviation:.2f} % (mean ± standard deviation)")
 
 
 def _one(result: Dict[str, Any]) -> str:
     best = f"best {result['best_error']:.2f} % in epoch {result['best_epoch']}"
-    return f"error {result['error']:.2f} % ({best}), {result['images_per_second']:.0f} images/s"
+    valid = f", validation error {result['valid_error']:.2f} %" if "valid_error" in result else ""
+    return f"error {result['error']:.2f} % ({best}){valid}, {result['images_per_second']:.0f} images/s"
 
 
 def _load(config: Config, group: Group) -> ImageSet:
@@ -155,3 +153,17 @@ def _load(config: Config, group: Group) -> ImageSet:
     if group.first:
         group.wait()
     return images.to(group.device)
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc not to return freed memory to the system; does nothing elsewhere.
+
+    A step on a CPU frees its activations, tens of megabytes, and would fault those pages in anew at the next.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    trim_threshold, top_pad, mmap_max = -1, -2, -4  # of malloc.h
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 2**26)):
+            mallopt(option, value)

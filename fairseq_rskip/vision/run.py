@@ -1,24 +1,43 @@
 """One run from its first or its last saved iteration to the end: epochs, tests, checkpoints, the result."""
 
+import contextlib
+import io
+import signal
 import statistics
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from types import FrameType
+from typing import Any, Dict, Iterator, List, Optional
+
+import torch
 
 from ..errors import UserError
-from ..files import remove_parts, write_json
-from . import checkpoint
-from .config import Config
+from ..files import remove_parts, write_atomically, write_json
+from ..safe_load import CheckpointError, load_checkpoint
+from .config import Config, difference
 from .data import ImageSet
 from .distributed import Group
-from .interrupt import Interrupted, stop_on_signal
 from .logs import RunLog, machine, versions
 from .trainer import NEVER, Trainer
 
 CHECKPOINT = "checkpoint.pt"
 RESULT = "result.json"
+FORMAT = "fairseq_rskip.vision 1"
+# what a checkpoint holds besides its format
+CONTENT = {
+    **dict.fromkeys(("config", "identity", "model", "optimizer", "scaler", "sampler", "random"), dict),
+    **{"iteration": int, "history": list, "meter": list, "epoch_seconds": (int, float)},
+}
 CHECK_EVERY = 50  # iterations between looks at the loss, where a look makes this process wait
-LEAST_SCALE = 1e-4  # fp16's scaler halves its scale at every overflow; one this small stands for gradients of 1e8
+SMALLEST_SCALE = 1e-4  # fp16's scaler halves its scale at every overflow; one this small stands for gradients of 1e8
+
+
+class Interrupted(Exception):
+    """The run was stopped by a signal and has saved its state; the message is one line for the user."""
+
+    def __init__(self, message: str, number: int):
+        super().__init__(message)
+        self.status = 128 + number
 
 
 class Run:
@@ -37,8 +56,8 @@ class Run:
         self.identity = {"seed": seed, **images.identity()}
         if self.path.exists():
             if not config.resume:
-                raise UserError(f"{self.path} is of an earlier run: --resume goes on, --output starts elsewhere")
-            self._restore(checkpoint.load(self.path, config, self.identity))
+                raise UserError(f"{self.path} is of an earlier run: --resume continues it, --output starts elsewhere")
+            self._restore(self._load())
         if group.first:
             folder.mkdir(parents=True, exist_ok=True)
             remove_parts(folder)
@@ -52,15 +71,15 @@ class Run:
         done = self.trainer.iteration
         log = RunLog(self.folder, self.history, self.config, active=self.group.first, done=done)
         if done:
-            log.say(f"going on from iteration {done} of {self.path}")
+            log.print(f"resuming from iteration {done} of {self.path}")
         try:
-            with stop_on_signal(active=self.group.world == 1) as stop:
+            with _signals(active=self.group.world == 1) as arrived:
                 while self.trainer.iteration < self.config.iterations:
                     self.iterate(log)
-                    if stop.signal is not None:
+                    if arrived:
                         self.save()
                         stopped = f"stopped at iteration {self.trainer.iteration}"
-                        raise Interrupted(f"{stopped}; --resume goes on from {self.path}", stop.signal)
+                        raise Interrupted(f"{stopped}; --resume continues from {self.path}", arrived[0])
         finally:
             log.close()
         return self._finish()
@@ -70,14 +89,17 @@ class Run:
         trainer, start = self.trainer, time.perf_counter()
         loss = trainer.train_step()
         now = trainer.iteration
-        ends_epoch = self._passes(now) > self._passes(now - 1) or now == self.config.iterations
+        ends_epoch = self._ends_epoch(now)
         saves = ends_epoch or (self.config.save_interval and now % self.config.save_interval == 0)
+        logs = not ends_epoch and self.config.log_interval and now % self.config.log_interval == 0
         waits = self.group.device.type != "cpu" or self.group.world > 1
-        if ends_epoch or not waits or now % CHECK_EVERY == 0:
+        if ends_epoch or logs or not waits or now % CHECK_EVERY == 0:
             self._check_loss()
         self.epoch_seconds += time.perf_counter() - start
         log.iteration(now, loss)
         log.skips(now, trainer.skips)
+        if logs:
+            self._log_progress(log)
         if ends_epoch:
             self._end_epoch(log)
         if saves:
@@ -87,12 +109,15 @@ class Run:
         """How many passes over the training images ``iteration`` updates complete."""
         return iteration * self.config.batch_size // len(self.images.train_labels)
 
+    def _ends_epoch(self, iteration: int) -> bool:
+        return self._passes(iteration) > self._passes(iteration - 1) or iteration == self.config.iterations
+
     def _check_loss(self) -> None:
         bad = self.group.least(self.trainer.settle())
         if bad < NEVER:
             raise UserError(f"the loss is not finite at iteration {bad}: {self._what_to_try()}")
         scale = self.trainer.scaler.get_scale()  # the same in every process: gradients are summed before the check
-        if scale < LEAST_SCALE:
+        if scale < SMALLEST_SCALE:
             raise UserError(
                 f"gradients overflow at iteration {self.trainer.iteration}, the loss scale is down to {scale:.0e}: "
                 f"{self._what_to_try()}, or --amp bf16"
@@ -102,9 +127,17 @@ class Run:
         kept = f"the last good checkpoint stays, {self.path}" if self.path.exists() else "there is no checkpoint yet"
         return f"stopped, {kept}; try a lower --lr, a longer --warmup-iterations, --amp off or another --skip-norm"
 
+    def _log_progress(self, log: RunLog) -> None:
+        """Record the mean loss of the epoch's images so far."""
+        now, (loss, _, _) = self.trainer.iteration, self.trainer.means()
+        record = {"iteration": now, "lr": self.config.learning_rate(now - 1), "train_loss_so_far": loss}
+        self.history.append(record)
+        log.write(record)
+
     def _end_epoch(self, log: RunLog) -> None:
         trainer, now = self.trainer, self.trainer.iteration
-        loss, error, count = trainer.epoch_means()
+        loss, error, count = trainer.means()
+        trainer.reset_meter()
         epoch = self._passes(now) + (self._passes(now) == self._passes(now - 1))  # one that the run's end cuts counts
         record: Dict[str, Any] = {
             "epoch": epoch,
@@ -131,6 +164,7 @@ class Run:
         if not self.trainer.weights_are_finite():
             raise UserError(f"weights are not finite after iteration {self.trainer.iteration}: {self._what_to_try()}")
         state = {
+            "format": FORMAT,
             "config": self.config.as_dict(),
             "identity": self.identity,
             "history": self.history,
@@ -138,22 +172,49 @@ class Run:
             **self.trainer.state_dict(),
         }
         if self.group.first:
-            checkpoint.save(self.path, state)
+            buffer = io.BytesIO()
+            torch.save(state, buffer)
+            write_atomically(self.path, lambda file: file.write(buffer.getbuffer()))
+
+    def _load(self) -> Dict[str, Any]:
+        """The state in the checkpoint, on the CPU. Raises ``CheckpointError`` unless it is a whole one of this run."""
+        state = load_checkpoint(self.path, map_location="cpu")
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            raise CheckpointError(f"{self.path} is not a checkpoint of train_cifar.py")
+        lacks = [name for name, kind in CONTENT.items() if not isinstance(state.get(name), kind)]
+        if lacks:
+            raise CheckpointError(f"{self.path} is damaged: it lacks {', '.join(lacks)}")
+        differs = difference(state["config"], self.config, state["identity"], self.identity)
+        if differs:
+            raise CheckpointError(f"{self.path} is of another run: {'; '.join(differs)}")
+        done, last = state["iteration"], self.config.iterations
+        if not 0 <= done <= last:
+            raise CheckpointError(f"{self.path} is damaged: iteration {done}, expected 0 to {last}")
+        epochs = [record["iteration"] for record in state["history"] if "epoch" in record]
+        ends = [now for now in range(1, done + 1) if self._ends_epoch(now)]
+        if epochs != ends:
+            raise CheckpointError(f"{self.path} is damaged: its history is not that of {done} iterations")
+        return state
 
     def _restore(self, state: Dict[str, Any]) -> None:
-        self.trainer.load_state_dict(state)
+        try:
+            self.trainer.load_state_dict(state)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {error}") from None
         self.history = list(state["history"])
         self.epoch_seconds = float(state["epoch_seconds"])
 
     def _finish(self) -> Dict[str, Any]:
-        last, tested, trainer = self.history[-1], self._tested(), self.trainer
+        epochs = [record for record in self.history if "epoch" in record]
+        last, tested, trainer = epochs[-1], self._tested(), self.trainer
         best = min(tested, key=lambda record: record["test_error"])
-        speeds = [record["images_per_second"] for record in self.history]
+        speeds = [record["images_per_second"] for record in epochs]
         result = {
             "error": last["test_error"],
             "best_error": best["test_error"],
             "best_epoch": best["epoch"],
             "test_loss": last["test_loss"],
+            **{name: last[name] for name in ("valid_error", "valid_loss") if name in last},
             "train_loss": last["train_loss"],
             "seed": self.seed,
             "iterations": trainer.iteration,
@@ -165,7 +226,7 @@ class Run:
             "mean": trainer.mean.tolist(),
             "std": trainer.std.tolist(),
             "images_per_second": statistics.median(speeds[1:] or speeds),  # the first epoch warms up
-            "train_seconds": round(sum(record["seconds"] for record in self.history), 1),
+            "train_seconds": round(sum(record["seconds"] for record in epochs), 1),
             "identity": self.identity,
             "config": self.config.as_dict(),
             "versions": versions(),
@@ -174,3 +235,26 @@ class Run:
         if self.group.first:
             write_json(self.folder / RESULT, result)
         return result
+
+
+@contextlib.contextmanager
+def _signals(active: bool) -> Iterator[List[int]]:
+    """The numbers of the signals Ctrl-C and SIGTERM that came while the block runs, for a loop that asks between two
+    iterations, so that what it saves is whole; the second one acts as it always does. Empty unless ``active``."""
+    arrived: List[int] = []
+    previous = {}
+
+    def note(number: int, _frame: Optional[FrameType]) -> None:
+        arrived.append(number)
+        restore()
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    if active:
+        previous.update({number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)})
+    try:
+        yield arrived
+    finally:
+        restore()

@@ -1,9 +1,11 @@
-"""One training step and one test: the model, its optimizer, and the data on the device."""
+"""One training step and one test: the model, its optimizer, the data on the device, the random numbers."""
 
 import contextlib
 import math
+import random
 from typing import Any, ContextManager, Dict, List, Optional, Tuple
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,13 +14,11 @@ from ..analysis.live import summarise
 from ..analysis.probe import SkipProbe
 from ..errors import UserError
 from ..safe_load import CheckpointError
-from . import random_state
-from .augment import Augmenter, channel_statistics
+from .batches import Augmenter, Batch, BatchStream, channel_statistics
 from .config import Config
 from .data import ImageSet
 from .distributed import Group, synchronise_statistics
 from .model import preact_resnet
-from .sampler import Batch, BatchStream
 
 TEST_BATCH = 500
 NEVER = 2**62
@@ -38,7 +38,7 @@ class Trainer:
     def __init__(self, config: Config, seed: int, images: ImageSet, group: Group):
         self.config, self.images, self.group = config, images, group
         device = group.device
-        random_state.seed_everything(seed)
+        seed_everything(seed)
         self.module: nn.Module = preact_resnet(
             config.depth, len(images.classes), config.skip_options(), config.shortcut
         )
@@ -57,7 +57,7 @@ class Trainer:
         shape = tuple(images.train_images.shape[1:])
         self.augmenter = Augmenter(shape, self.mean, self.std, config.crop, config.padding, channels_last, device)
         self.iteration = 0
-        self.meter = [0.0, 0.0, 0.0]
+        self.reset_meter()
         self.pending: List[Tuple[Tensor, Tensor]] = []
         self.skips: Dict[str, float] = {}
 
@@ -103,11 +103,13 @@ class Trainer:
         self.pending.clear()
         return next((first + k for k, loss in enumerate(losses) if not math.isfinite(loss)), NEVER)
 
-    def epoch_means(self) -> Tuple[float, float, float]:
-        """Mean loss, error (%) and images since the last call, over all processes; all of them must call it."""
+    def means(self) -> Tuple[float, float, float]:
+        """Mean loss, error (%) and images since ``meter`` was reset, over all processes; all of them must call it."""
         loss_sum, errors, count = self.group.sum(self._meter()).tolist()
-        self.meter = [0.0, 0.0, 0.0]
         return loss_sum / count, 100 * errors / count, count
+
+    def reset_meter(self) -> None:
+        self.meter = [0.0, 0.0, 0.0]
 
     def _meter(self) -> Tensor:
         return torch.tensor(self.meter, dtype=torch.float64, device=self.group.device)
@@ -137,12 +139,18 @@ class Trainer:
         self.scaler.update()
         return loss.detach(), logits.detach()
 
-    @torch.no_grad()
     def test(self) -> Dict[str, float]:
-        """Loss and error (%) on the test images, which the processes share."""
+        """Loss and error (%) on the test images and, where there are some, on the validation images."""
+        found = self._test("test", self.images.test_images, self.images.test_labels)
+        if self.images.valid_images is not None:
+            found.update(self._test("valid", self.images.valid_images, self.images.valid_labels))
+        return found
+
+    @torch.no_grad()
+    def _test(self, name: str, images: Tensor, labels: Tensor) -> Dict[str, float]:
+        """``<name>_loss`` and ``<name>_error`` on ``images``, which the processes share."""
         self.module.eval()
         self.group.broadcast_buffers(self.module)
-        images, labels = self.images.test_images, self.images.test_labels
         sums = torch.zeros(2, dtype=torch.float64, device=self.group.device)
         for start in range(self.group.rank * TEST_BATCH, len(labels), self.group.world * TEST_BATCH):
             y = labels[start : start + TEST_BATCH]
@@ -152,7 +160,7 @@ class Trainer:
             sums += torch.stack([loss.double(), (logits.argmax(1) != y).sum().double()])
         self.module.train()
         loss_sum, errors = self.group.sum(sums).tolist()
-        return {"test_loss": loss_sum / len(labels), "test_error": 100 * errors / len(labels)}
+        return {f"{name}_loss": loss_sum / len(labels), f"{name}_error": 100 * errors / len(labels)}
 
     def _autocast(self) -> ContextManager[Any]:
         if self.config.amp == "off":
@@ -165,33 +173,64 @@ class Trainer:
         return bool(torch.stack([value.isfinite().all() for value in values]).all())
 
     def state_dict(self) -> Dict[str, Any]:
-        """Everything that decides how training goes on; all processes must call it."""
+        """Everything that decides how training continues; all processes must call it."""
         return {
             "iteration": self.iteration,
             "model": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "sampler": self.stream.state_dict(),
-            "random": random_state.capture(self.group.device),
+            "random": capture_generators(self.group.device),
             "meter": self.group.sum(self._meter()).tolist(),
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Go on from ``state``. Raises ``CheckpointError`` if it does not fit this network."""
+        """Resume from ``state``. Raises ``CheckpointError`` if it does not fit this network or is not finite."""
         try:
             self.module.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
             self.stream.load_state_dict(state["sampler"])
-            random_state.restore(state["random"], self.group.device)
+            restore_generators(state["random"], self.group.device)
             self.iteration = int(state["iteration"])
-            self.meter = list(state["meter"]) if self.group.first else [0.0, 0.0, 0.0]
-        except (KeyError, RuntimeError, ValueError, TypeError) as error:
+            if self.group.first:
+                self.meter = [float(value) for value in state["meter"]]
+        except (AttributeError, KeyError, RuntimeError, ValueError, TypeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise CheckpointError(f"the checkpoint does not fit this network: {reason}") from None
+        if not self.weights_are_finite():
+            raise CheckpointError("the checkpoint holds weights that are not finite")
 
 
 def _gradient_scaler(enabled: bool) -> Any:
     if hasattr(torch.amp, "GradScaler"):
         return torch.amp.GradScaler("cuda", enabled=enabled)
     return torch.cuda.amp.GradScaler(enabled=enabled)  # torch < 2.3
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators of Python, numpy and torch, on every device."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def capture_generators(device: torch.device) -> Dict[str, Any]:
+    """Their state, as tensors and plain containers."""
+    version, words, gauss = random.getstate()
+    name, keys, *rest = numpy.random.get_state()
+    state = {"python": [version, list(words), gauss], "torch": torch.get_rng_state()}
+    state["numpy"] = [name, keys.tolist(), *rest]
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_generators(state: Dict[str, Any], device: torch.device) -> None:
+    """Put them back to what ``capture_generators`` returned."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    torch.set_rng_state(state["torch"])
+    numpy.random.set_state(tuple(state["numpy"]))
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -9,8 +9,7 @@ from analysing.progress import progress
 from analysing.study import Given, Place, Study
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.safe_load import CheckpointError, load_checkpoint
-from fairseq_rskip.vision.checkpoint import FORMAT
-from fairseq_rskip.vision.run import CHECKPOINT
+from fairseq_rskip.vision.run import CHECKPOINT, FORMAT
 
 FRESH = "fresh:"
 EPILOG = """\

@@ -17,7 +17,7 @@ from analysing.study import Given, Study, calibrate, choose, device_of, fit, par
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.safe_load import CheckpointError
-from fairseq_rskip.vision.random_state import seed_everything
+from fairseq_rskip.vision.trainer import seed_everything
 
 
 def group(name: str, _skip: SkipConnection) -> str:

@@ -14,11 +14,11 @@ from analysing.study import Given, Study, calibrate, choose, device_of, fit, par
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.safe_load import CheckpointError
-from fairseq_rskip.vision.augment import Augmenter, channel_statistics
+from fairseq_rskip.vision.batches import Augmenter, channel_statistics
 from fairseq_rskip.vision.config import DATA_SETS, FOLDER, Config, parse
 from fairseq_rskip.vision.data import ImageSet, load
 from fairseq_rskip.vision.model import WIDTHS, preact_resnet
-from fairseq_rskip.vision.random_state import seed_everything
+from fairseq_rskip.vision.trainer import seed_everything
 
 SPLITS = ("train", "test")
 

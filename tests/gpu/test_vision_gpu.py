@@ -4,11 +4,10 @@ import pytest
 import torch
 from vision_helpers import train
 
-from fairseq_rskip.vision.augment import Augmenter, channel_statistics
+from fairseq_rskip.vision.batches import Augmenter, BatchStream, channel_statistics
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.distributed import Group
-from fairseq_rskip.vision.sampler import BatchStream
 from fairseq_rskip.vision.trainer import Trainer
 
 pytestmark = [
