@@ -57,8 +57,8 @@ fingerprint() {
   {
     printf '%s\n' "$1" "$root"
     cd "$root"
-    find constraints.txt setup.py pyproject.toml scripts/setup_env.sh scripts/build_fairseq.py scripts/fairseq_port \
-      fairseq_rskip/{__init__,compat,errors,safe_load}.py -name '*.pyc' -prune -o -type f -exec sha256sum {} + | sort -k 2
+    find constraints.txt setup.py pyproject.toml patches scripts/setup_env.sh \
+      fairseq_rskip/{__init__,compat,errors,safe_load,tools/build_fairseq}.py -type f -exec sha256sum {} + | sort -k 2
   } | sha256sum | cut -d ' ' -f 1
 }
 

@@ -54,11 +54,8 @@ class Clone:
         for name in ("constraints.txt", "setup.py", "pyproject.toml"):
             self.root.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, self.root)
-        (self.root / "fairseq_rskip").mkdir()
-        for name in ("__init__.py", "compat.py", "safe_load.py"):
-            shutil.copy(ROOT / "fairseq_rskip" / name, self.root / "fairseq_rskip")
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=ignored)
+        for folder in ("fairseq_rskip", "patches", "scripts"):
+            shutil.copytree(ROOT / folder, self.root / folder, ignore=shutil.ignore_patterns("__pycache__"))
 
     def interpreter(self, version: str) -> str:
         path = self.switches / f"python{version}"
@@ -129,8 +126,8 @@ def test_status_of_the_command_is_kept(clone):
         "constraints.txt",
         "setup.py",
         "pyproject.toml",
-        "scripts/build_fairseq.py",
-        "scripts/fairseq_port/rules.py",
+        "patches/series",
+        "fairseq_rskip/tools/build_fairseq.py",
         "fairseq_rskip/compat.py",
         "fairseq_rskip/safe_load.py",
     ],
