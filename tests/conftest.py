@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+import fairseq_server
 import pytest
 
 if threading.current_thread() is threading.main_thread():
@@ -32,6 +33,8 @@ def run_command(args, timeout=300, env=None, **options):
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment.update(env or {})
     args = [str(arg) for arg in args]
+    if fairseq_server.serves(args):
+        return fairseq_server.run(args, environment, timeout, **options)
     if (Path(bin_dir) / args[0]).is_file():
         args[0] = str(Path(bin_dir) / args[0])
     return subprocess.run(
