@@ -148,7 +148,7 @@ def load_checkpoint(file, map_location=None, **_ignored):
             raise CheckpointError(f"cannot read checkpoint {file}: {error.strerror or error}") from None
     name = getattr(file, "name", "(no file name)")
     try:
-        _refuse_torchscript(file)
+        _inspect_zip(file)
         if _torch_at_least(2, 6):
             with torch.serialization.safe_globals([(item, name) for name, item in allowed_globals().items()]):
                 state = torch.load(file, map_location=map_location, weights_only=True)
@@ -173,13 +173,18 @@ def _finished(value):
     return value
 
 
-def _refuse_torchscript(file):
+def _inspect_zip(file):
+    """Raise for TorchScript, and for bytes that are not those once written: torch does not look at the check sums."""
     start = file.tell()
     if zipfile.is_zipfile(file):
-        file.seek(start)
         with zipfile.ZipFile(file) as archive:
-            if any(entry.endswith("/constants.pkl") for entry in archive.namelist()):
-                raise _Refused("TorchScript code")
+            for member in archive.infolist():
+                if member.filename.endswith("/constants.pkl"):
+                    raise _Refused("TorchScript code")
+                if member.CRC:  # torch writes 0 where it was told to compute none
+                    with archive.open(member) as content:
+                        while content.read(1 << 20):
+                            pass
     file.seek(start)
 
 
@@ -193,6 +198,8 @@ def _explain(name, error):
             f"refused checkpoint {name}: it asks for {what}, which is not among the harmless types of a fairseq"
             " checkpoint; nothing in it was run. Use a checkpoint from a source you trust."
         )
+    if isinstance(error, zipfile.BadZipFile):
+        return CheckpointError(f"cannot read checkpoint {name}: damaged ({first[:150]})")
     return CheckpointError(
         f"cannot read checkpoint {name}: truncated, or not a checkpoint ({type(error).__name__}: {first[:150]})"
     )
