@@ -1,13 +1,13 @@
-"""What stock fairseq 0.12.2 needs to live on today's torch and numpy, beside safe loading (``safe_load.py``).
+"""What the patched fairseq calls, beside safe loading (``safe_load.py``).
 
-Used in two places. ``scripts/build_fairseq.py`` puts a copy into the wheel it builds, as ``fairseq._today``; there
-``fairseq/__init__.py`` calls ``prepare()`` and fairseq's own source, rewritten, calls the rest. Where fairseq came from
-elsewhere, the plugin calls ``apply()``, which does what can be done from outside. Both may be called any number of
-times.
+The wheel that ``scripts/build_fairseq.py`` builds holds a copy, ``fairseq._today``: ``fairseq/__init__.py`` calls
+``prepare()`` there, other modules call the rest (``patches/`` says where). With fairseq of another origin the plugin
+itself calls ``prepare()``, and fairseq stays as it is otherwise.
 """
 
 import atexit
-import functools
+import contextlib
+import errno
 import os
 import queue
 import re
@@ -15,12 +15,11 @@ import shutil
 import sys
 import threading
 import time
-import types
 import warnings
 
 import torch
 
-from .safe_load import (  # noqa: F401  (what fairseq's rewritten source and the plugin reach through this module)
+from .safe_load import (  # noqa: F401  (the patched fairseq reaches them here)
     CheckpointError,
     UnsafeCheckpointError,
     UserError,
@@ -49,7 +48,6 @@ def prepare():
         for message, category in _WARNINGS:
             warnings.filterwarnings("ignore", message=message, category=category)
     _install_excepthook()
-    atexit.unregister(_end_batch_loading)
     atexit.register(_end_batch_loading)
 
 
@@ -74,17 +72,17 @@ def _end_batch_loading(timeout=10.0):
 
 
 def line_for_user(error):
-    """The line of a ``UserError``, also of one that fairseq caught and raised again as something else; else ""."""
+    """The line of a ``UserError`` or a full disk, also of one that was raised again as something else; else ""."""
     while error is not None:
         if getattr(error, "one_line_for_user", False):
             return str(error)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         error = error.__cause__ or error.__context__
     return ""
 
 
 def _install_excepthook():
-    if getattr(sys.excepthook, "one_line_for_user", False):
-        return
     previous = sys.excepthook
 
     def hook(kind, error, trace):
@@ -94,7 +92,6 @@ def _install_excepthook():
         else:
             previous(kind, error, trace)
 
-    hook.one_line_for_user = True
     sys.excepthook = hook
 
 
@@ -117,8 +114,13 @@ def exit_on_user_error(function, *arguments):
 def copy_whole(source, destination):
     """``shutil.copyfile`` that leaves the old file or the new one, never a part: the next run resumes from it."""
     part = f"{destination}.part"
-    shutil.copyfile(source, part)
-    os.replace(part, destination)
+    try:
+        shutil.copyfile(source, part)
+        os.replace(part, destination)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+        raise
     return destination
 
 
@@ -138,69 +140,3 @@ def hydra_overrides(arguments):
     """
     named = {argument.partition("._name=")[0] for argument in arguments if re.match(r"\w+\._name=", argument)}
     return [f"++{a}" if re.match(r"\w+\.", a) and a.partition(".")[0] in named else a for a in arguments]
-
-
-def data_parallel(wrap, module, device_ids=None, output_device=None, **options):
-    """``DistributedDataParallel``, which takes device numbers for GPUs only; fairseq gives them on a CPU, too."""
-    if next(module.parameters()).device.type == "cpu":
-        device_ids = output_device = None
-    return wrap(module, device_ids=device_ids, output_device=output_device, **options)
-
-
-class _Proxy(types.ModuleType):
-    """A module with some names replaced; every other name is the module's own."""
-
-    def __init__(self, module, **replaced):
-        super().__init__(module.__name__)
-        vars(self).update(replaced, _module=module)
-
-    def __getattr__(self, name):
-        return getattr(self._module, name)
-
-
-def apply():
-    """Make an installed fairseq of another origin behave like the wheel, once; the wheel needs nothing of it."""
-    prepare()
-    import fairseq
-
-    if hasattr(fairseq, "_today"):
-        return
-    import fairseq.checkpoint_utils
-    import fairseq.distributed.utils
-    import fairseq.file_io
-    import fairseq.models.distributed_fairseq_model as distributed
-    import fairseq.modules.transformer_layer as layers
-
-    fairseq._today = sys.modules[__name__]
-    _restore_numpy_aliases()
-    fairseq.checkpoint_utils.torch = _Proxy(torch, load=load_checkpoint)
-    # what rank 0 broadcasts to its peers is no file, and holds a placeholder class of fairseq's own
-    fairseq.distributed.utils.torch = _Proxy(torch, load=functools.partial(torch.load, weights_only=False))
-    for name, module in list(sys.modules.items()):
-        if name.startswith("fairseq.") and module is not None:
-            module.eval = literal
-    distributed.DistributedDataParallel = functools.partial(data_parallel, distributed.DistributedDataParallel)
-    fairseq.file_io.shutil = _Proxy(shutil, copyfile=copy_whole)
-    _switch_fused_encoder_off(getattr(layers, "TransformerEncoderLayerBase", layers.TransformerEncoderLayer))
-
-
-def _restore_numpy_aliases():
-    import numpy
-
-    for name, kind in (("float", float), ("int", int), ("bool", bool), ("object", object), ("long", int)):
-        if name not in vars(numpy):
-            setattr(numpy, name, kind)
-    if not hasattr(numpy, "compat"):
-        numpy.compat = types.SimpleNamespace(long=int)
-
-
-def _switch_fused_encoder_off(layer):
-    """The fused path needs ``can_use_fastpath`` in layer and encoder; every layer says no after its construction."""
-    construct = layer.__init__
-
-    @functools.wraps(construct)
-    def without_fused_path(self, *args, **kwargs):
-        construct(self, *args, **kwargs)
-        self.can_use_fastpath = False
-
-    layer.__init__ = without_fused_path

@@ -20,6 +20,7 @@ TRAINING = shlex.split(
     "label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 400 --seed 7 --cpu --num-workers 0 "
     "--log-format json --no-progress-bar --log-interval 1000"
 )
+WITH_BLEU = ["--max-epoch", "6", "--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 10}']
 ADVICE = re.compile(r"Warning|deprecat", re.IGNORECASE)
 
 
@@ -37,8 +38,7 @@ def logged(text, key):
 def trained(tiny_corpus, tmp_path_factory):
     """(directory, log) of six epochs without interruption, with BLEU: numpy arrays enter the checkpoint with it."""
     save_dir = tmp_path_factory.mktemp("stock")
-    options = ["--max-epoch", "6", "--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 10}']
-    return save_dir, train(tiny_corpus, save_dir, *options)
+    return save_dir, train(tiny_corpus, save_dir, *WITH_BLEU)
 
 
 def checkpoint(trained):
@@ -60,11 +60,9 @@ def test_train_lowers_the_held_out_loss_and_gives_no_advice(trained):
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one(tiny_corpus, trained, tmp_path):
-    options = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 10}']
-    train(tiny_corpus, tmp_path, "--max-epoch", "3", *options)
-    log = train(tiny_corpus, tmp_path, "--max-epoch", "6", *options)
+    log = train(tiny_corpus, tmp_path, *WITH_BLEU, "--restore-file", trained[0] / "checkpoint4.pt")
     assert "Loaded checkpoint" in log
-    assert logged(log, "valid_loss") == logged(trained[1], "valid_loss")[3:]
+    assert logged(log, "valid_loss") == logged(trained[1], "valid_loss")[4:]
 
 
 def test_validate_gives_the_loss_of_training(tiny_corpus, trained):
@@ -115,11 +113,11 @@ def test_interactive_and_from_pretrained_agree_with_generate(tiny_corpus, raw_co
     assert [hypotheses(text)[number] for number in range(5)] == expected
     program = (
         "import json, sys; from fairseq.models.transformer import TransformerModel as M;"
-        "m = M.from_pretrained(sys.argv[1], sys.argv[2], sys.argv[3]);"
-        "print('RESULT' + json.dumps(m.translate(json.loads(sys.argv[4]), beam=4, max_len_b=10)))"
+        "m = M.from_pretrained(*sys.argv[2:5]);"
+        "print('RESULT' + json.dumps(m.translate(json.loads(sys.argv[5]), beam=4, max_len_b=10)))"
     )
     place = checkpoint(trained)
-    text = run_checked([sys.executable, "-c", program, place.parent, place.name, tiny_corpus, json.dumps(sources)])
+    text = run_checked(["python-with-fairseq", program, place.parent, place.name, tiny_corpus, json.dumps(sources)])
     assert json.loads(text.split("RESULT")[1].splitlines()[0]) == expected
 
 
