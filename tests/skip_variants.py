@@ -71,6 +71,11 @@ VARIANTS = [
     wskip(2, "layer", 1.0, lambda x, f, g, p: g[0](p["weight"] * x + f)),
     wskip(1, "batch", 2.0, lambda x, f, g, p: g[0](p["weight"] * x + 2 * f)),
 ]
+for _norm in ("rms", "scale", "ada", "dyt"):
+    VARIANTS += [
+        xskip(2, _norm, 1.0, lambda x, f, g, p: g[0](2 * x + f)),
+        rskip(2, _norm, 1.0, lambda x, f, g, p: g[1](x + g[0](x + f))),
+    ]
 NAMES = [variant.name for variant in VARIANTS]
 SEQUENCE, IMAGE = (4, 3, 5), (2, 5, 3, 2)
 
@@ -134,30 +139,60 @@ def _standardise(cell: Tensor, eps: float, freeze: bool) -> Tensor:
     return (cell - mean) / (var + eps) ** 0.5
 
 
-def reference_norm(case: Case, gain: Tensor, bias: Tensor, freeze: bool = False, eps: float = 1e-5):
-    """G on rows ``(positions, dim)``, one cell of shared statistics at a time; ``freeze`` makes those constants."""
+def _rms(row: Tensor, own: Dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
+    root = ((row * row).sum() / row.numel() + eps) ** 0.5
+    return row / (root.detach() if freeze else root) * own["weight"]
+
+
+def _scale(row: Tensor, own: Dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
+    length = (row * row).sum() ** 0.5
+    return own["weight"] * row / max(length.detach() if freeze else length, torch.tensor(eps))
+
+
+def _ada(row: Tensor, own: Dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
+    mean = row.sum() / row.numel()
+    deviation = (((row - mean) * (row - mean)).sum() / max(row.numel() - 1, 1)) ** 0.5
+    if freeze:
+        mean, deviation = mean.detach(), deviation.detach()
+    z = (row - mean) / (deviation + eps)
+    return (1 - z.detach() / 10) * z
+
+
+def _dyt(row: Tensor, own: Dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
+    return (1 - 2 / ((2 * own["alpha"] * row).exp() + 1)) * own["weight"] + own["bias"]
+
+
+ROW_NORMS = {"rms": _rms, "scale": _scale, "ada": _ada, "dyt": _dyt}
+
+
+def reference_norm(case: Case, own: Dict[str, Tensor], freeze: bool = False, eps: float = 1e-5):
+    """G, with its parameters ``own``, on rows ``(positions, dim)``, one cell of shared statistics at a time; ``freeze``
+    makes those constants."""
     mask = case.mask()
     keep = None if mask is None else (~mask).flatten().nonzero().flatten()
 
     def layer(z: Tensor) -> Tensor:
         rows_per_cell = len(z) // case.shape[0] if case.axes == "chw" else 1
-        return torch.cat([_standardise(cell, eps, freeze) for cell in z.split(rows_per_cell)]) * gain + bias
+        cells = [_standardise(cell, eps, freeze) for cell in z.split(rows_per_cell)]
+        return torch.cat(cells) * own["weight"] + own["bias"]
 
     def batch(z: Tensor) -> Tensor:
         kept = z if keep is None else z[keep]
         columns = [_standardise(column, eps, freeze) for column in kept.unbind(1)]
-        y = torch.stack(columns, 1) * gain + bias
+        y = torch.stack(columns, 1) * own["weight"] + own["bias"]
         return y if keep is None else torch.zeros_like(z).index_copy(0, keep, y)
 
-    return {"layer": layer, "batch": batch}[case.variant.norm]
+    def by_row(z: Tensor) -> Tensor:
+        return torch.stack([ROW_NORMS[case.variant.norm](row, own, eps, freeze) for row in z.unbind()])
+
+    return {"layer": layer, "batch": batch}.get(case.variant.norm, by_row)
 
 
 def reference(case: Case, skip: SkipConnection, x: Tensor, f: Tensor, parameters: dict, freeze: bool = False) -> Tensor:
     """The variant's equation in float64; ``parameters`` by name, as ``skip.named_parameters()`` has them."""
-    norms = [
-        reference_norm(case, parameters.get(f"norms.{k}.weight"), parameters.get(f"norms.{k}.bias"), freeze)
-        for k in range(len(skip.norms))
-    ]
+    prefixes = [f"norms.{k}." for k in range(len(skip.norms))]
+    owned = [{name[len(p) :]: value for name, value in parameters.items() if name.startswith(p)} for p in prefixes]
+    norms = [reference_norm(case, own, freeze) for own in owned]
     rows, f_rows = to_rows(x, case.channel_dim), to_rows(f, case.channel_dim)
     return from_rows(case.variant.equation(rows, f_rows, norms, parameters), x, case.channel_dim)
 

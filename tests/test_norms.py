@@ -1,4 +1,5 @@
-"""Batch normalisation that leaves padding out, against nn.BatchNorm on the packed positions; layouts; the factory."""
+"""Batch normalisation that leaves padding out, against nn.BatchNorm on the packed positions; the identities of the
+norms of a row; layouts; the affine map of each; the factory."""
 
 import copy
 
@@ -150,7 +151,10 @@ def test_running_statistics_stay_fp32_in_a_half_model():
     assert norm.double().running_var.dtype == torch.float64
 
 
-@pytest.mark.parametrize("name", ["layer", "batch"])
+ROW_NORMS = ["layer", "rms", "scale", "ada", "dyt"]
+
+
+@pytest.mark.parametrize("name", [*ROW_NORMS, "batch"])
 def test_images_equal_sequences_with_the_axis_moved_by_hand(name):
     image, sequence = random_norm(name, 7, channel_dim=1), random_norm(name, 7)
     sequence.load_state_dict(image.state_dict())
@@ -176,6 +180,56 @@ def test_defaults_are_torchs(name, classes):
     assert norm.eps == torchs.eps and list(norm.state_dict()) == list(torchs.state_dict())
     for key, value in torchs.state_dict().items():
         assert torch.equal(norm.state_dict()[key], value)
+
+
+def test_rms_norm_has_torchs_values():
+    norm, torchs, x = random_norm("rms", 33), nn.RMSNorm(33, eps=1e-5).double(), draw((6, 5, 33), 1)
+    torchs.load_state_dict(norm.state_dict())
+    torch.testing.assert_close(norm(x), torchs(x), rtol=1e-13, atol=1e-13)
+
+
+def test_scale_norm_gives_every_row_one_length():
+    norm, x = create_norm("scale", 33).double(), draw((6, 5, 33), 1)
+    torch.testing.assert_close(norm(x).norm(dim=-1), torch.full((6, 5), 33**0.5, dtype=torch.float64))
+    nn.init.constant_(norm.weight, 7.0)
+    torch.testing.assert_close(norm(1e3 * x).norm(dim=-1), torch.full((6, 5), 7.0, dtype=torch.float64))
+    torch.testing.assert_close(norm(1e3 * x), norm(x))
+
+
+def test_ada_norm_has_the_mean_of_its_definition_and_no_parameters():
+    """The mean over features of (1 - z / 10) z is -0.1 (d - 1) / d, for the squares of z sum up to d - 1."""
+    norm, x = create_norm("ada", 33, eps=1e-12).double(), draw((6, 5, 33), 1)
+    torch.testing.assert_close(norm(x).mean(-1), torch.full((6, 5), -0.1 * 32 / 33, dtype=torch.float64))
+    assert not norm.state_dict()
+
+
+def test_dyt_starts_with_slope_one_half_at_zero_and_saturates():
+    norm = create_norm("dyt", 5).double()
+    x = torch.zeros(3, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(torch.autograd.grad(norm(x).sum(), x)[0], torch.full_like(x, 0.5))
+    nn.init.constant_(norm.weight, 3.0), nn.init.constant_(norm.bias, 0.25)
+    torch.testing.assert_close(norm(x + 1e3), torch.full_like(x, 3.25))
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.parametrize("name", [*ROW_NORMS, "batch", "none"])
+def test_a_norm_is_the_affine_map_that_it_says(name, layout):
+    shape, channel_dim = SHAPES[layout]
+    norm, x = random_norm(name, shape[channel_dim], channel_dim=channel_dim), draw(shape, 1)
+    if name == "dyt":
+        with pytest.raises(ValueError, match="DyT is not an affine map of its input"):
+            norm.affine(x)
+        return
+    scale, shift = norm.affine(x)
+    torch.testing.assert_close(scale * x + shift, norm(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ROW_NORMS)
+def test_a_row_of_zeros_sends_a_finite_gradient(name):
+    """As fairseq's encoder makes of padding."""
+    norm, x = random_norm(name, 5), torch.zeros(3, 5, dtype=torch.float64, requires_grad=True)
+    gradients = torch.autograd.grad(norm(x), [x, *norm.parameters()], draw((3, 5), 2))
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
 
 
 def test_none_is_the_identity():

@@ -13,6 +13,12 @@ TOLERANCE = {
     torch.bfloat16: dict(rtol=3e-2, atol=5e-2),
 }
 
+# what finite differences cannot follow; the reference, which stops the same gradients, does
+STOPS_GRADIENTS = ("ada",)
+TWICE_DIFFERENTIABLE = [v for v in VARIANTS if v.kind == "rskip" and v.norm not in STOPS_GRADIENTS]
+# a recursion through a tanh has no coefficient of x
+WITH_RATIO = [case for case in CASES if not (case.variant.norm == "dyt" and case.variant.kind == "rskip")]
+
 
 def leaves(case, skip, x, f):
     """float64 leaf copies of inputs and parameters, for the reference."""
@@ -62,7 +68,7 @@ def test_odd_sizes_in_float32(variant, shape):
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
+@pytest.mark.parametrize("case", [c for c in CASES if c.variant.norm not in STOPS_GRADIENTS], ids=lambda c: c.name)
 def test_gradcheck_float64(case):
     skip, mask = case.build().double(), case.mask()
     x, f = draw(case.shape, 1).requires_grad_(), draw(case.shape, 2).requires_grad_()
@@ -70,7 +76,7 @@ def test_gradcheck_float64(case):
     assert gradcheck(lambda x, f, *parameters: skip(x, f, mask), (x, f, *skip.parameters()))
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.kind == "rskip"], ids=lambda v: v.name)
+@pytest.mark.parametrize("variant", TWICE_DIFFERENTIABLE, ids=lambda v: v.name)
 def test_second_order_gradients(variant):
     case = Case(variant, (2, 2, 3))
     skip = case.build().double()
@@ -136,7 +142,7 @@ def test_under_autocast(variant, x_type):
     torch.testing.assert_close(y.double(), reference(case, skip, *leaves(case, skip, x, f)), **TOLERANCE[x_type])
 
 
-@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
+@pytest.mark.parametrize("case", WITH_RATIO, ids=lambda case: case.name)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_skip_ratio_is_the_ratio_of_the_derivatives_at_fixed_statistics(case, training):
     """With the statistics held, y is linear in x and F per entry: the two slopes' quotient is the ratio."""

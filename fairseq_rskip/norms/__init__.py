@@ -12,11 +12,19 @@ bf16 inputs are taken in fp32.
 
 from .base import NORM_AXES, Norm, at_least_float32, check_layout, is_half
 from .batch import BatchNorm
-from .rows import LayerNorm, NoNorm
+from .rows import AdaNorm, DyT, LayerNorm, NoNorm, RMSNorm, ScaleNorm
 
-NORMS = {"none": NoNorm, "layer": LayerNorm, "batch": BatchNorm}
+NORMS = {
+    "none": NoNorm,
+    "layer": LayerNorm,
+    "batch": BatchNorm,
+    "rms": RMSNorm,
+    "scale": ScaleNorm,
+    "ada": AdaNorm,
+    "dyt": DyT,
+}
 
-__all__ = ["NORMS", "NORM_AXES", "BatchNorm", "LayerNorm", "NoNorm", "Norm"]
+__all__ = ["NORMS", "NORM_AXES", "AdaNorm", "BatchNorm", "DyT", "LayerNorm", "NoNorm", "Norm", "RMSNorm", "ScaleNorm"]
 __all__ += ["at_least_float32", "check_layout", "create_norm", "is_half"]
 
 

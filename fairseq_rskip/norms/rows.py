@@ -1,8 +1,9 @@
-"""Normalisations of one position's features, or, with ``norm_axes="chw"``, of one image.
+"""Normalisations of one position's features; layer norm also, with ``norm_axes="chw"``, of one image.
 
 Positions do not see each other, so none of them uses ``padding_mask``.
 """
 
+import math
 from typing import Any, Optional, Tuple
 
 import torch
@@ -64,3 +65,110 @@ class LayerNorm(Norm, nn.LayerNorm):
 
     def extra_repr(self) -> str:
         return f"{self.dim}, channel_dim={self.channel_dim}, eps={self.eps:g}, norm_axes={self.norm_axes}"
+
+
+class RowNorm(Norm):
+    """What the norms below share: rows ``(..., dim)`` of either layout, in at least fp32, go through :meth:`rows`."""
+
+    def __init__(self, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5, **options: bool):
+        super().__init__(dim, channel_dim, norm_axes, eps, **options)
+        self.owns_output = channel_dim == -1
+
+    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+        return self.to_layout(self.rows(self.channels_at_end(at_least_float32(x))), x).to(x.dtype)
+
+    def affine(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+        scale, shift = self.row_affine(self.channels_at_end(at_least_float32(x)))
+        return self.to_layout(scale, x), self.to_layout(shift, x)
+
+    def rows(self, z: Tensor) -> Tensor:
+        """The normalised rows, a new tensor of ``z``'s shape."""
+        raise NotImplementedError
+
+    def row_affine(self, z: Tensor) -> Tuple[Tensor, Tensor]:
+        """:meth:`affine` of rows."""
+        raise NotImplementedError
+
+
+class RMSNorm(RowNorm):
+    """Root-mean-square normalisation (Zhang and Sennrich, 2019): ``w * x / sqrt(mean(x^2) + eps)`` per row.
+
+    The values of ``torch.nn.RMSNorm``; eps is 1e-5 as for the other norms, where torch's own default is the type's.
+    """
+
+    def __init__(self, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5, **options: bool):
+        super().__init__(dim, channel_dim, norm_axes, eps, bias=False, **options)
+
+    def inverse(self, z: Tensor) -> Tensor:
+        return (z.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+
+    def rows(self, z: Tensor) -> Tensor:
+        return z * self.inverse(z) * self.weight
+
+    def row_affine(self, z: Tensor) -> Tuple[Tensor, Tensor]:
+        return self.inverse(z) * self.weight, torch.zeros_like(z)
+
+
+class ScaleNorm(RowNorm):
+    """``g * x / max(|x|, eps)`` per row, one learned scalar g that starts at sqrt(dim) (Nguyen and Salazar, 2019).
+
+    The parameter ``weight``, of shape ``(1,)``, is g.
+    """
+
+    def __init__(self, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5, **options: bool):
+        super().__init__(dim, channel_dim, norm_axes, eps, gain=False, bias=False, **options)
+        self.weight = nn.Parameter(torch.full((1,), math.sqrt(self.dim)))
+
+    def scale(self, z: Tensor) -> Tensor:
+        return self.weight / length(z).clamp(min=self.eps)
+
+    def rows(self, z: Tensor) -> Tensor:
+        return z * self.scale(z)
+
+    def row_affine(self, z: Tensor) -> Tuple[Tensor, Tensor]:
+        return self.scale(z).expand_as(z), torch.zeros_like(z)
+
+
+class AdaNorm(RowNorm):
+    """Adaptive normalisation (Xu et al., 2019, Eq. 11): ``C * (1 - k * z) * z`` per row, k = 1/10 and C = 1 as there.
+
+    ``z = (x - mean) / (s + eps)`` with the unbiased standard deviation s (0 where there is one feature only); no
+    gradient flows through ``1 - k * z``. No parameters.
+    """
+
+    def __init__(self, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5, **options: bool):
+        super().__init__(dim, channel_dim, norm_axes, eps, gain=False, bias=False, **options)
+        self.root = math.sqrt(max(self.dim - 1, 1))
+
+    def rows(self, z: Tensor) -> Tensor:
+        z = z - z.mean(-1, keepdim=True)
+        z = z / (length(z) / self.root + self.eps)
+        return z * (1.0 - 0.1 * z.detach())
+
+    def row_affine(self, z: Tensor) -> Tuple[Tensor, Tensor]:
+        mean = z.mean(-1, keepdim=True)
+        inverse = 1.0 / (length(z - mean) / self.root + self.eps)
+        scale = inverse * (1.0 - 0.1 * (z - mean) * inverse)
+        return scale, -mean * scale
+
+
+class DyT(RowNorm):
+    """Dynamic tanh (Zhu et al., 2025): ``w * tanh(alpha * x) + b``, alpha a learned scalar that starts at 0.5.
+
+    No statistics, so nothing makes it an affine map of its input: :meth:`affine` raises.
+    """
+
+    def __init__(self, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5, **options: bool):
+        super().__init__(dim, channel_dim, norm_axes, eps, **options)
+        self.alpha = nn.Parameter(torch.full((1,), 0.5))
+
+    def rows(self, z: Tensor) -> Tensor:
+        return torch.tanh(self.alpha * z) * self.weight + self.bias
+
+    def affine(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+        return Norm.affine(self, x, padding_mask)
+
+
+def length(z: Tensor) -> Tensor:
+    """The Euclidean norm of each row, whose gradient is 0, not NaN, at a row of zeros such as padding."""
+    return torch.linalg.vector_norm(z, 2.0, [-1], True)
