@@ -111,6 +111,10 @@ def test_the_decoder_follows_the_encoder_unless_told():
         ("rskip_ln", {"skip_lambda": 1e9}, "from 1 to 1000"),
         ("rskip_ln", {"encoder_normalize_before": True}, "expected 'none'"),
         ("xskip_ln", {"decoder_normalize_before": True}, "expected 'none'"),
+        ("b2t", {"encoder_normalize_before": True}, "expected 'none'"),
+        ("x0", {"skip_norm": "batch"}, "expected a norm of single positions"),
+        ("x0", {"encoder_layerdrop": 0.1}, "--encoder-layerdrop 0.1: --skip-kind x0 hands several tensors"),
+        ("residual_dual", {"decoder_layers_to_keep": "0,1"}, "--decoder-layers-to-keep 0,1"),
     ],
 )
 def test_a_contradiction_is_one_clear_line(arch, changes, says):

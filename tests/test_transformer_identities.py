@@ -169,6 +169,17 @@ def test_padding_and_company_do_not_change_a_sentence(arch, left):
         torch.testing.assert_close(together[i, : alone.size(0)], alone, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("arch", ALL_TINY)
+def test_checkpointed_activations_give_the_same_gradients(arch):
+    found = []
+    for checkpointed in (False, True):
+        model = build(arch, **TINY, checkpoint_activations=checkpointed).double().train()
+        torch.manual_seed(5)
+        model(*batch(sentences()))[0].logsumexp(-1).sum().backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
 def test_batch_norm_in_training_does_not_count_padding():
     """The same sentences with more padding columns give the same loss, gradients and running statistics."""
     src, lengths, prev = batch(sentences())

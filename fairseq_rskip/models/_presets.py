@@ -24,6 +24,10 @@ VARIANTS: Dict[str, Dict[str, Any]] = {
     "rskip_bn": {"skip_kind": "rskip", "skip_norm": "batch"},
     "wskip": {"skip_kind": "wskip", "skip_norm": "none"},
     "wskip_ln": {"skip_kind": "wskip", "skip_norm": "layer"},
+    # rules that keep more than one tensor
+    "b2t": {"skip_kind": "b2t"},
+    "residual_dual": {"skip_kind": "residual_dual"},
+    "x0": {"skip_kind": "x0"},
 }
 
 _BIG = {

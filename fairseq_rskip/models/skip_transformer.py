@@ -36,6 +36,7 @@ class SkipTransformerModel(TransformerModelBase):
         skip_log.check_interval(cfg.skip_log_interval)
         config = resolve(cfg)
         skip = config.skip.check(arch, pre_norm=config.encoder.normalize_before or config.decoder.normalize_before)
+        config.skip.check_layers(arch, config)
         if config.share_all_embeddings and task.source_dictionary != task.target_dictionary:
             raise UserError(
                 f"--arch {arch} shares all embeddings, and the two dictionaries differ: preprocess with "

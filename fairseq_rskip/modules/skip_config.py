@@ -55,6 +55,19 @@ class _SkipOptions:
             normalised = " (--encoder-normalize-before or --decoder-normalize-before)" if pre_norm else ""
             raise UserError(f"{chosen}{normalised}: {in_terms_of_flags(str(error))}") from None
 
+    def check_layers(self, arch: str, config: Any) -> None:
+        """Raise :class:`~fairseq_rskip.errors.UserError` where ``config``, a ``TransformerConfig``, leaves out layers
+        between which the kind carries more than one tensor."""
+        if not KINDS[str(self.skip_kind)].spans_layers:
+            return
+        for side in ("encoder", "decoder"):
+            for name in ("layerdrop", "layers_to_keep"):
+                if value := getattr(getattr(config, side), name):
+                    raise UserError(
+                        f"--arch {arch} with --{side}-{name.replace('_', '-')} {value}: --skip-kind {self.skip_kind} "
+                        "hands several tensors from layer to layer, and none can be left out: expected no such option"
+                    )
+
     def growth_warning(self, scale: float, encoder_skips: int, decoder_skips: int) -> str:
         """One line on the growth ``scale``^(number of skips) of a stream without a norm, or "" where there is none."""
         if scale <= 1:

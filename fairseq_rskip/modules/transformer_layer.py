@@ -106,6 +106,7 @@ class SkipTransformerLayerBase(nn.Module):
             if isinstance(skip, SkipConnection):
                 _rename_stock_norm(state_dict, f"{name}.{child}", "norms.0" if skip.pre_norm is None else "pre_norm")
                 _check_lambda(state_dict, f"{name}.{child}", len(skip.norms))
+                _check_shapes(state_dict, f"{name}.{child}", skip)
 
 
 def _rename_stock_norm(state_dict: Dict[str, Tensor], skip: str, ours: str) -> None:
@@ -124,6 +125,17 @@ def _check_lambda(state_dict: Dict[str, Tensor], skip: str, built: int) -> None:
             f"{skip} has {found} normalisations in the checkpoint and {built} in the model: "
             f"train or generate with the checkpoint's --skip-lambda ({found} for rskip)"
         )
+
+
+def _check_shapes(state_dict: Dict[str, Tensor], name: str, skip: SkipConnection) -> None:
+    """Raise ``UserError`` where the rule's parameters have other shapes in the checkpoint than in the model."""
+    for parameter, built in skip.learned().items():
+        found = state_dict.get(f"{name}.{parameter}")
+        if found is not None and found.shape != built.shape:
+            raise UserError(
+                f"{name}.{parameter} has shape {list(found.shape)} in the checkpoint and {list(built.shape)} in the "
+                f"model: train or generate with the checkpoint's own --skip options (here {skip.label()})"
+            )
 
 
 class SkipTransformerEncoderLayer(SkipTransformerLayerBase):

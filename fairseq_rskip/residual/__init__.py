@@ -7,8 +7,10 @@
 from .base import KINDS, Branch, ConstantSkip, LearnedSkip, Place, SkipConnection, Weight
 from .options import in_terms_of_flags, select, settings
 from .paper import RSkip, WSkip, XSkip
+from .streams import B2T, X0, ResiDual
 
 PLAIN = {"kind": "xskip", "skip_lambda": 1.0, "norm": "none"}  # y = x + F
 
 __all__ = ["KINDS", "PLAIN", "Branch", "ConstantSkip", "LearnedSkip", "Place", "RSkip", "SkipConnection", "WSkip"]
 __all__ += ["Weight", "XSkip", "in_terms_of_flags", "select", "settings"]
+__all__ += ["B2T", "X0", "ResiDual"]

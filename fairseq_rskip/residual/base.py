@@ -109,6 +109,7 @@ class SkipConnection(nn.Module):
     learns = False  # has parameters of its own beside the norms'
     width_in = 1  # what it takes and returns, in tensors of dim channels
     width_out = 1
+    spans_layers = False  # hands more than one tensor from layer to layer, so that no layer can be left out
     __constants__ = ["learns", "width_in", "width_out"]  # class attributes that TorchScript may read
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -305,8 +306,11 @@ class SkipConnection(nn.Module):
 
     def check(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> None:
         """Raise ``ValueError`` for inputs that ``forward`` does not accept."""
-        if self.width_in == 1 and x.shape != f_x.shape:
-            raise ValueError(f"f_x has shape {list(f_x.shape)}: expected x's shape {list(x.shape)}")
+        expected = list(x.shape)
+        if self.width_in > 1 and x.dim() > 0:
+            expected[-1] = self.dim
+        if list(f_x.shape) != expected:
+            raise ValueError(f"f_x has shape {list(f_x.shape)}: expected x's shape {expected}")
         if not (x.is_floating_point() and f_x.is_floating_point()):
             raise ValueError(f"x and f_x have dtypes {x.dtype} and {f_x.dtype}: expected floating point")
         if self.channel_dim == 1 and x.dim() != 4:
@@ -315,7 +319,6 @@ class SkipConnection(nn.Module):
         if x.dim() == 0 or x.size(self.channel_dim) != width:
             raise ValueError(f"x has shape {list(x.shape)}: expected {width} at dimension {self.channel_dim}")
         if padding_mask is not None:
-            expected = list(x.shape)
             expected.pop(self.channel_dim)
             if padding_mask.dtype != torch.bool or list(padding_mask.shape) != expected:
                 raise ValueError(
