@@ -1,0 +1,170 @@
+"""One operator for the recursive skip and its norms, and the choice of what computes it.
+
+``torch.ops.fairseq_rskip.skip_norm`` is registered here: its schema, its shapes for ``torch.compile``, its reference.
+The kernel of ``cpu``, C++ that is built on this machine, registers itself when first used. The environment variable
+``RSKIP_OPS`` chooses among ``CHOICES``.
+"""
+
+import os
+import warnings
+from typing import Callable, Dict, List, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from . import reference
+
+CHOICES = ("auto", "reference", "cpu")
+VARIABLE = "RSKIP_OPS"
+_ARGUMENTS = (
+    "Tensor x, Tensor f_x, Tensor[] gains, Tensor[] biases, float skip_scale, float branch_scale, float eps, bool rms, "
+    "bool all_steps"
+)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class Backend(NamedTuple):
+    """What computes the operator on one kind of device: ``name`` is cpu or reference, ``reason`` says why."""
+
+    name: str
+    reason: str
+
+
+def in_use(device: str = "cpu") -> Backend:
+    """What computes the operator for tensors on ``device``; builds and loads it where this was not done yet.
+
+    Raises ``UserError`` for a value of ``RSKIP_OPS`` that is not one of ``CHOICES``.
+    """
+    if device not in _backends:
+        _backends[device] = _choose(device)
+    return _backends[device]
+
+
+def takes(x: Tensor, f_x: Tensor, steps: int, skip_scale: float = 1.0, branch_scale: float = 1.0) -> bool:
+    """Whether :func:`skip_norm` runs one kernel for these inputs, and is asked to.
+
+    ``RSKIP_OPS=auto`` leaves ``norm(x + F)``, the skip of stock fairseq, to torch: equal to stock bit for bit.
+    """
+    if torch.jit.is_scripting() or torch.jit.is_tracing():
+        return False  # the file that comes of it must load without this package
+    if steps == 1 and skip_scale == 1.0 and branch_scale == 1.0 and _choice() == "auto":
+        return False
+    return _has_kernel(x, f_x)
+
+
+def skip_norm(
+    x: Tensor,
+    f_x: Tensor,
+    gains: List[Tensor],
+    biases: List[Tensor],
+    skip_scale: float = 1.0,
+    branch_scale: float = 1.0,
+    eps: float = 1e-5,
+    rms: bool = False,
+    all_steps: bool = False,
+) -> Tensor:
+    """``y_1 = norm_1(skip_scale * x + branch_scale * F)``, ``y_k = norm_k(skip_scale * x + y_{k-1})``, as one operator.
+
+    Eq. 3 of Liu et al. 2020 with one gain and ``skip_scale`` λ, Eq. 4 with λ gains and ``skip_scale`` 1.
+
+    Args:
+        x, f_x: of one shape ``(..., dim)``, in any floating types.
+        gains: each step's gain of shape ``(dim,)``, one or more.
+        biases: as many biases, or none.
+        rms: RMS normalisation in layer normalisation's place.
+        all_steps: return every y_k, ``(steps, ..., dim)``, not the last alone.
+
+    Returns ``x``'s dtype, with moments taken in at least fp32. Backward keeps ``x`` and ``f_x`` and recomputes what
+    lies between.
+    """
+    if not torch.jit.is_scripting() and not torch.jit.is_tracing() and _has_kernel(x, f_x):
+        op = torch.ops.fairseq_rskip.skip_norm.default
+        return op(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps)
+    return reference.skip_norm(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps)
+
+
+@torch.jit.unused
+def _has_kernel(x: Tensor, f_x: Tensor) -> bool:
+    device = x.device.type
+    if device not in _LOADERS or f_x.device != x.device:
+        return False
+    if x.dtype not in _DTYPES or f_x.dtype not in _DTYPES:
+        return False
+    if torch.compiler.is_compiling():
+        # what is not there yet is not built while a graph is traced; an exported graph must run without this package
+        return not _is_exporting() and device in _backends and _backends[device].name != "reference"
+    if type(x) not in _PLAIN or type(f_x) not in _PLAIN or _is_transformed():
+        return False
+    return in_use(device).name != "reference"
+
+
+def _is_exporting() -> bool:
+    return getattr(torch.compiler, "is_exporting", lambda: False)()
+
+
+def _is_transformed() -> bool:
+    """Whether torch.func (vmap, grad, ...) or forward-mode differentiation is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+def _choice() -> str:
+    choice = os.environ.get(VARIABLE) or "auto"
+    if choice not in CHOICES:
+        raise UserError(f"{VARIABLE}={choice!r}: expected one of {', '.join(CHOICES)}")
+    return choice
+
+
+def _choose(device: str) -> Backend:
+    choice = _choice()
+    if choice not in ("auto", device):
+        return Backend("reference", f"{VARIABLE}={choice}")
+    try:
+        return Backend(device, _LOADERS[device]())
+    except Exception as error:  # whatever keeps a kernel from this machine, the reference computes the same
+        reason = str(error).strip().split("\n")[0][:300]
+        warnings.warn(f"skip connections run without their {device} operator: {reason}", RuntimeWarning, stacklevel=2)
+        return Backend("reference", reason)
+
+
+def _load_cpu() -> str:
+    from . import cpu
+
+    return f"built at {cpu.load()}"
+
+
+_LOADERS: Dict[str, Callable[[], str]] = {"cpu": _load_cpu}
+_backends: Dict[str, Backend] = {}
+
+
+def _output(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps) -> Tensor:
+    return x.new_empty((len(gains), *x.shape) if all_steps else x.shape)
+
+
+def gradients_shared(x: Tensor, f_x: Tensor, steps: int, skip_scale: float, branch_scale: float) -> bool:
+    """Whether the gradients of ``x`` and ``f_x`` are one tensor; the operator then returns it once."""
+    return steps == 1 and skip_scale == branch_scale and x.dtype == f_x.dtype
+
+
+def _gradients(
+    gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps, wanted_x, wanted_f, wanted_params
+) -> List[Tensor]:
+    shared = wanted_x and gradients_shared(x, f_x, len(gains), skip_scale, branch_scale)
+    found = [x.new_empty(x.shape)] if wanted_x else []
+    if wanted_f and not shared:
+        found.append(f_x.new_empty(f_x.shape))
+    if wanted_params:
+        found.extend(parameter.new_empty(parameter.shape) for parameter in (*gains, *biases))
+    return found
+
+
+_library = torch.library.Library("fairseq_rskip", "DEF")
+_library.define(f"skip_norm({_ARGUMENTS}) -> Tensor")
+_library.define(f"skip_norm_reference({_ARGUMENTS}) -> Tensor")
+_library.define(
+    f"skip_norm_backward(Tensor gradient, {_ARGUMENTS}, bool wanted_x, bool wanted_f, bool wanted_params) -> Tensor[]"
+)
+_library.impl("skip_norm", _output, "Meta")
+_library.impl("skip_norm_backward", _gradients, "Meta")
+_library.impl("skip_norm_reference", reference.skip_norm, "CompositeImplicitAutograd")

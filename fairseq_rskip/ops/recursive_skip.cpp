@@ -1,0 +1,432 @@
+// The operator fairseq_rskip::skip_norm on a CPU: its kernels around rows.h, and its derivative. dispatch.py has the schema.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "rows.h"
+
+namespace rskip {
+namespace {
+
+using at::ScalarType;
+using at::Tensor;
+using at::TensorList;
+
+// Elements of one piece of work: less is not worth waking a thread for. The gains' gradients are summed piece by piece,
+// in this order, and pieces depend on the shape alone: so the sums do not depend on threads.
+constexpr int64_t kPiece = 32768;
+constexpr int64_t kMostPieces = 64;
+
+struct Options {
+  double skip, branch, eps;
+  bool rms, all_steps;
+};
+
+struct Wanted {
+  bool x, f, params;
+};
+
+template <class F>
+void with_type(ScalarType type, F f) {
+  switch (type) {
+    case ScalarType::Float: return f(float{});
+    case ScalarType::Double: return f(double{});
+    case ScalarType::Half: return f(at::Half{});
+    case ScalarType::BFloat16: return f(at::BFloat16{});
+    default: TORCH_CHECK(false, "skip_norm: expected float16, bfloat16, float32 or float64, got ", type);
+  }
+}
+
+// A tensor (..., dim) as rows: each contiguous, `stride` elements apart. Copies only what cannot be seen so.
+struct Rows {
+  Tensor tensor;
+  int64_t stride;
+
+  explicit Rows(const Tensor& t) : tensor(t), stride(t.size(-1)) {
+    if (t.is_contiguous()) return;
+    int64_t expected = -1;
+    bool regular = t.stride(-1) == 1;
+    for (int64_t d = t.dim() - 2; d >= 0 && regular; --d) {
+      if (t.size(d) == 1) continue;
+      if (expected < 0) stride = t.stride(d);
+      regular = expected < 0 || t.stride(d) == expected;
+      expected = t.stride(d) * t.size(d);
+    }
+    if (!regular) {
+      tensor = t.contiguous();
+      stride = t.size(-1);
+    }
+  }
+};
+
+template <class T>
+void clear(typename Lanes<T>::Vec* vectors, int64_t count) {
+  memset(static_cast<void*>(vectors), 0, count * kBytes);
+}
+
+// Groups of R rows of a tensor as vectors of T: the tensor's own memory where it is laid out so, otherwise a copy.
+template <class T, int R>
+class Slab {
+ public:
+  using Vec = typename Lanes<T>::Vec;
+
+  Slab() = default;
+  Slab(const Rows& rows, const Problem<T>& p)
+      : data(rows.tensor.data_ptr()),
+        type(rows.tensor.scalar_type()),
+        stride(rows.stride),
+        dim(p.dim),
+        nv(p.vectors()),
+        direct(type == c10::CppTypeToScalarType<T>::value && dim == nv * p.kLanes && (R == 1 || stride == dim)),
+        buffer(R * nv) {}
+
+  Vec* at(int64_t row, int64_t count) {
+    if (!data) return nullptr;
+    return direct && count == R ? reinterpret_cast<Vec*>(static_cast<T*>(data) + row * stride) : buffer.get();
+  }
+
+  Vec* read(int64_t row, int64_t count) {
+    Vec* vectors = at(row, count);
+    if (vectors != buffer.get() || !vectors) return vectors;
+    clear<T>(vectors, R * nv);
+    T* to = reinterpret_cast<T*>(vectors);
+    with_type(type, [&](auto tag) {
+      for (int64_t r = 0; r < count; ++r) {
+        const auto* from = static_cast<decltype(tag)*>(data) + (row + r) * stride;
+        for (int64_t i = 0; i < dim; ++i) to[r * nv * kLanes + i] = static_cast<T>(from[i]);
+      }
+    });
+    return vectors;
+  }
+
+  // Stores what was written to `at(row, count)`.
+  void write(int64_t row, int64_t count) {
+    if (!data || (direct && count == R)) return;
+    const T* from = reinterpret_cast<const T*>(buffer.get());
+    with_type(type, [&](auto tag) {
+      for (int64_t r = 0; r < count; ++r) {
+        auto* to = static_cast<decltype(tag)*>(data) + (row + r) * stride;
+        for (int64_t i = 0; i < dim; ++i) to[i] = static_cast<decltype(tag)>(from[r * nv * kLanes + i]);
+      }
+    });
+  }
+
+ private:
+  static constexpr int kLanes = Problem<T>::kLanes;
+  void* data = nullptr;
+  ScalarType type{};
+  int64_t stride = 0, dim = 0, nv = 0;
+  bool direct = false;
+  Scratch<T> buffer;
+};
+
+// Gains and biases as vectors of T.
+template <class T>
+struct Params {
+  using Vec = typename Lanes<T>::Vec;
+  Scratch<T> memory;
+
+  Params(TensorList gains, TensorList biases, Problem<T>& p) : memory(2 * gains.size() * p.vectors()) {
+    clear<T>(memory.get(), 2 * gains.size() * p.vectors());
+    const int64_t padded = p.vectors() * p.kLanes;
+    T* to = reinterpret_cast<T*>(memory.get());
+    for (TensorList list : {gains, biases}) {
+      T* start = to;
+      for (const Tensor& parameter : list) {
+        const Tensor values = parameter.contiguous();
+        with_type(values.scalar_type(), [&](auto tag) {
+          const auto* from = static_cast<const decltype(tag)*>(values.const_data_ptr());
+          for (int64_t i = 0; i < p.dim; ++i) to[i] = static_cast<T>(from[i]);
+        });
+        to += padded;
+      }
+      to = start + gains.size() * padded;
+    }
+    p.gains = memory.get();
+    p.biases = p.gains + gains.size() * p.vectors();
+  }
+};
+
+template <class T, int NV, int R, bool RMS>
+void forward_rows(const Problem<T>& p, const Rows& x, const Rows& f, const std::vector<Tensor>& outputs, int64_t count) {
+  const int64_t groups = (count + R - 1) / R;
+  const int64_t grain = std::max<int64_t>(1, kPiece / (R * p.dim));
+  std::vector<Rows> views(outputs.begin(), outputs.end());
+  at::parallel_for(0, groups, grain, [&](int64_t begin, int64_t end) {
+    Group<T, NV, R, RMS> group(p);
+    Slab<T, R> xs(x, p), fs(f, p);
+    std::vector<Slab<T, R>> ys(p.steps);
+    std::vector<typename Lanes<T>::Vec*> pointers(p.steps);
+    for (size_t k = 0; k < views.size(); ++k) ys[p.steps - views.size() + k] = Slab<T, R>(views[k], p);
+    for (int64_t row = begin * R; row < std::min(end * R, count); row += R) {
+      const int64_t n = std::min<int64_t>(R, count - row);
+      for (int64_t k = 0; k < p.steps; ++k) pointers[k] = ys[k].at(row, n);
+      group.forward(xs.read(row, n), fs.read(row, n), pointers.data());
+      for (auto& y : ys) y.write(row, n);
+    }
+  });
+}
+
+template <class T, int NV, int R, bool RMS>
+void backward_rows(
+    const Problem<T>& p, const Rows& x, const Rows& f, const std::vector<Tensor>& gradients, const Tensor& d_x,
+    const Tensor& d_f, const std::vector<Tensor>& d_params, int64_t count) {
+  using Vec = typename Lanes<T>::Vec;
+  const int64_t groups = (count + R - 1) / R;
+  const int64_t most = std::min(kMostPieces, std::max<int64_t>(1, count * p.dim / kPiece));
+  const int64_t per_piece = std::max<int64_t>(1, (groups + most - 1) / most);
+  const int64_t pieces = (groups + per_piece - 1) / per_piece;
+  const int64_t width = d_params.empty() ? 0 : 2 * p.steps * p.vectors();
+  const Scratch<T> memory(pieces * width);
+  Vec* const sums = memory.get();
+  std::vector<Rows> views(gradients.begin(), gradients.end());
+  at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+    Group<T, NV, R, RMS> group(p);
+    Slab<T, R> xs(x, p), fs(f, p), dxs, dfs;
+    if (d_x.defined()) dxs = Slab<T, R>(Rows(d_x), p);
+    if (d_f.defined()) dfs = Slab<T, R>(Rows(d_f), p);
+    std::vector<Slab<T, R>> gs(p.steps);
+    std::vector<const Vec*> pointers(p.steps);
+    for (size_t k = 0; k < views.size(); ++k) gs[p.steps - views.size() + k] = Slab<T, R>(views[k], p);
+    for (int64_t piece = begin; piece < end; ++piece) {
+      Vec* sum = width ? sums + piece * width : nullptr;
+      clear<T>(sum, width);
+      const int64_t last = std::min((piece + 1) * per_piece * R, count);
+      for (int64_t row = piece * per_piece * R; row < last; row += R) {
+        const int64_t n = std::min<int64_t>(R, count - row);
+        for (int64_t k = 0; k < p.steps; ++k) pointers[k] = gs[k].read(row, n);
+        group.backward(xs.read(row, n), fs.read(row, n), pointers.data(), dxs.at(row, n), dfs.at(row, n), sum);
+        dxs.write(row, n);
+        dfs.write(row, n);
+      }
+    }
+  });
+  for (int64_t i = 0; i < width; ++i) {
+    for (int64_t piece = 1; piece < pieces; ++piece) sums[i] += sums[piece * width + i];
+  }
+  const T* total = reinterpret_cast<const T*>(sums);
+  for (size_t k = 0; k < d_params.size(); ++k) {  // gains', then biases'
+    const int64_t step = k % p.steps, bias = k / p.steps;
+    const T* from = total + (2 * step + bias) * p.vectors() * p.kLanes;
+    with_type(d_params[k].scalar_type(), [&](auto tag) {
+      auto* to = static_cast<decltype(tag)*>(d_params[k].data_ptr());
+      for (int64_t i = 0; i < p.dim; ++i) to[i] = pieces ? static_cast<decltype(tag)>(from[i]) : decltype(tag)(0);
+    });
+  }
+}
+
+// Calls f with the rows' type of computing, vectors a row and rows at a time.
+template <bool RMS, class F>
+void with_group(bool wide, int64_t dim, F f) {
+  using std::integral_constant;
+  constexpr integral_constant<int, 1> one;
+  constexpr integral_constant<int, 16> many;
+  constexpr integral_constant<bool, RMS> rms;
+  // short rows are image maps', which nobody normalises by RMS: that pair is not worth its compile time
+  if (wide) return f(double{}, integral_constant<int, 0>{}, one, rms);
+  if constexpr (RMS) return f(float{}, integral_constant<int, 0>{}, one, rms);
+  else switch ((dim + 15) / 16) {
+    case 1: return f(float{}, integral_constant<int, 1>{}, many, rms);
+    case 2: return f(float{}, integral_constant<int, 2>{}, many, rms);
+    case 4: return f(float{}, integral_constant<int, 4>{}, many, rms);
+    default: return f(float{}, integral_constant<int, 0>{}, one, rms);
+  }
+}
+
+bool is_wide(const Tensor& x, const Tensor& f, TensorList gains) {
+  bool wide = x.scalar_type() == ScalarType::Double || f.scalar_type() == ScalarType::Double;
+  for (const Tensor& gain : gains) wide = wide || gain.scalar_type() == ScalarType::Double;
+  return wide;
+}
+
+template <class T>
+Problem<T> problem(const Tensor& x, TensorList gains, const Options& o) {
+  return {x.size(-1), static_cast<int64_t>(gains.size()), T(o.skip), T(o.branch), T(o.eps), nullptr, nullptr};
+}
+
+void check(const Tensor& x, const Tensor& f, TensorList gains, TensorList biases) {
+  TORCH_CHECK(x.dim() > 0 && x.sizes() == f.sizes(), "skip_norm: x and f have shapes ", x.sizes(), " and ", f.sizes());
+  TORCH_CHECK(!gains.empty(), "skip_norm: expected a gain for each step, got none");
+  TORCH_CHECK(
+      biases.empty() || biases.size() == gains.size(), "skip_norm: ", biases.size(), " biases for ", gains.size(), " gains");
+  for (TensorList list : {gains, biases}) {
+    for (const Tensor& parameter : list) {
+      TORCH_CHECK(
+          parameter.dim() == 1 && parameter.size(0) == x.size(-1), "skip_norm: a gain or bias of shape ", parameter.sizes(),
+          " for rows of ", x.size(-1));
+    }
+  }
+}
+
+std::vector<Tensor> per_step(const Tensor& stacked, bool all_steps) {
+  return all_steps ? stacked.unbind(0) : std::vector<Tensor>{stacked};
+}
+
+Tensor forward(const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, const Options& o) {
+  check(x, f, gains, biases);
+  std::vector<int64_t> shape = x.sizes().vec();
+  if (o.all_steps) shape.insert(shape.begin(), gains.size());
+  const Tensor y = at::empty(shape, x.options());
+  if (x.numel() == 0) return y;
+  const auto run = [&](auto type, auto nv, auto rows, auto rms) {
+    using T = decltype(type);
+    Problem<T> p = problem<T>(x, gains, o);
+    const Params<T> params(gains, biases, p);
+    forward_rows<T, nv(), rows(), rms()>(p, Rows(x), Rows(f), per_step(y, o.all_steps), x.numel() / p.dim);
+  };
+  o.rms ? with_group<true>(is_wide(x, f, gains), x.size(-1), run) : with_group<false>(is_wide(x, f, gains), x.size(-1), run);
+  return y;
+}
+
+// Whether the gradients of x and f are one tensor.
+bool is_shared(const Tensor& x, const Tensor& f, TensorList gains, const Options& o) {
+  return gains.size() == 1 && o.skip == o.branch && x.scalar_type() == f.scalar_type();
+}
+
+// [of x, of f, of each gain, of each bias]: those wanted; that of f is left out where `is_shared`. Overwrites `gradient`
+// and returns it as one of them if `consume`.
+std::vector<Tensor> backward(
+    const Tensor& gradient, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, const Options& o,
+    Wanted wanted, bool consume) {
+  check(x, f, gains, biases);
+  if (wanted.x && is_shared(x, f, gains, o)) wanted.f = false;
+  std::vector<Tensor> results, d_params;
+  Tensor d_x, d_f;
+  consume = consume && !o.all_steps && gradient.is_contiguous();
+  for (bool is_x : {true, false}) {
+    if (!(is_x ? wanted.x : wanted.f)) continue;
+    const Tensor& like = is_x ? x : f;
+    const bool take = consume && gradient.scalar_type() == like.scalar_type();
+    (is_x ? d_x : d_f) = take ? gradient : at::empty(like.sizes(), like.options());
+    results.push_back(is_x ? d_x : d_f);
+    consume = consume && !take;
+  }
+  if (wanted.params) {
+    for (TensorList list : {gains, biases})
+      for (const Tensor& parameter : list) d_params.push_back(at::empty(parameter.sizes(), parameter.options()));
+    results.insert(results.end(), d_params.begin(), d_params.end());
+  }
+  if (x.size(-1) == 0) return results;
+  const auto run = [&](auto type, auto nv, auto rows, auto rms) {
+    using T = decltype(type);
+    Problem<T> p = problem<T>(x, gains, o);
+    const Params<T> params(gains, biases, p);
+    backward_rows<T, nv(), rows(), rms()>(
+        p, Rows(x), Rows(f), per_step(gradient, o.all_steps), d_x, d_f, d_params, x.numel() / p.dim);
+  };
+  o.rms ? with_group<true>(is_wide(x, f, gains), x.size(-1), run) : with_group<false>(is_wide(x, f, gains), x.size(-1), run);
+  return results;
+}
+
+Tensor skip_norm(
+    const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, double skip, double branch, double eps, bool rms,
+    bool all_steps) {
+  return forward(x, f, gains, biases, {skip, branch, eps, rms, all_steps});
+}
+
+std::vector<Tensor> skip_norm_backward(
+    const Tensor& gradient, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, double skip, double branch,
+    double eps, bool rms, bool all_steps, bool wanted_x, bool wanted_f, bool wanted_params) {
+  return backward(
+      gradient, x, f, gains, biases, {skip, branch, eps, rms, all_steps}, {wanted_x, wanted_f, wanted_params}, false);
+}
+
+template <class Signature>
+auto handle(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// Whether nothing (fake tensors, a mode, a tracer) watches the operators that are called on t.
+bool is_plain(const Tensor& t) {
+  return !t.key_set().has(c10::DispatchKey::Python) &&
+      !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Python);
+}
+
+struct SkipNorm : torch::autograd::Function<SkipNorm> {
+  using Variables = torch::autograd::variable_list;
+
+  static Tensor forward(
+      torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases,
+      double skip, double branch, double eps, bool rms, bool all_steps) {
+    Variables saved{x, f};
+    saved.insert(saved.end(), gains.begin(), gains.end());
+    saved.insert(saved.end(), biases.begin(), biases.end());
+    context->save_for_backward(std::move(saved));
+    context->saved_data["options"] = c10::List<double>({skip, branch, eps, double(rms), double(all_steps), double(gains.size())});
+    at::AutoDispatchBelowADInplaceOrView below;
+    static const auto op = handle<decltype(skip_norm)>("fairseq_rskip::skip_norm");
+    return op.call(x, f, gains, biases, skip, branch, eps, rms, all_steps);
+  }
+
+  // By reference: where nothing else holds the gradient, its memory serves for one of the results.
+  static Variables backward(torch::autograd::AutogradContext* context, Variables& gradients) {
+    const Variables saved = context->get_saved_variables();
+    const auto numbers = context->saved_data["options"].toDoubleVector();
+    const Options o{numbers[0], numbers[1], numbers[2], numbers[3] != 0, numbers[4] != 0};
+    const size_t steps = static_cast<size_t>(numbers[5]);
+    const TensorList all(saved), gains = all.slice(2, steps), biases = all.slice(2 + steps);
+    const Tensor &x = saved[0], &f = saved[1], &gradient = gradients[0];
+    Variables results(saved.size() + 5);
+    if (at::GradMode::is_enabled()) {
+      differentiable(context, saved, steps, o, gradient, results);
+      return results;
+    }
+    Wanted wanted{context->needs_input_grad(0), context->needs_input_grad(1), false};
+    for (size_t i = 2; i < saved.size(); ++i) wanted.params = wanted.params || context->needs_input_grad(i);
+    Variables found;
+    if (is_plain(gradient)) {
+      const bool alone = gradient.use_count() == 1 && gradient.storage().use_count() == 1;
+      found = rskip::backward(gradient, x, f, gains, biases, o, wanted, alone);
+    } else {
+      static const auto op = handle<decltype(skip_norm_backward)>("fairseq_rskip::skip_norm_backward");
+      found = op.call(
+          gradient, x, f, gains, biases, o.skip, o.branch, o.eps, o.rms, o.all_steps, wanted.x, wanted.f, wanted.params);
+    }
+    size_t next = 0;
+    if (wanted.x) results[0] = found[next++];
+    if (wanted.f) results[1] = wanted.x && is_shared(x, f, gains, o) ? results[0] : found[next++];
+    for (size_t i = 2; wanted.params && i < saved.size(); ++i) results[i] = found[next++];
+    return results;
+  }
+
+  // The gradients as functions of the inputs, for a second derivative: those of the reference.
+  static void differentiable(
+      torch::autograd::AutogradContext* context, const Variables& saved, size_t steps, const Options& o,
+      const Tensor& gradient, Variables& results) {
+    Variables inputs, wanted;
+    for (const Tensor& t : saved) inputs.push_back(t.view_as(t));  // a tensor may stand in two places
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (context->needs_input_grad(i)) wanted.push_back(inputs[i]);
+    const TensorList all(inputs);
+    static const auto op = handle<decltype(skip_norm)>("fairseq_rskip::skip_norm_reference");
+    const Tensor y = op.call(
+        inputs[0], inputs[1], all.slice(2, steps), all.slice(2 + steps), o.skip, o.branch, o.eps, o.rms, o.all_steps);
+    const Variables found = torch::autograd::grad({y}, wanted, {gradient}, true, true);
+    for (size_t i = 0, next = 0; i < inputs.size(); ++i)
+      if (context->needs_input_grad(i)) results[i] = found[next++];
+  }
+};
+
+Tensor skip_norm_autograd(
+    const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, double skip, double branch, double eps, bool rms,
+    bool all_steps) {
+  return SkipNorm::apply(x, f, gains, biases, skip, branch, eps, rms, all_steps);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(fairseq_rskip, CPU, m) {
+  m.impl("skip_norm", skip_norm);
+  m.impl("skip_norm_backward", skip_norm_backward);
+}
+
+TORCH_LIBRARY_IMPL(fairseq_rskip, AutogradCPU, m) {
+  m.impl("skip_norm", skip_norm_autograd);
+}
+
+}  // namespace rskip

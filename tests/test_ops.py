@@ -1,0 +1,368 @@
+"""The operator of the recursive skip and its norms: every backend against the reference in float64."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from conftest import run_command
+
+from fairseq_rskip.ops import cpu, dispatch, in_use, reference, skip_norm
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+# (rows, features), steps, options
+CASES = {
+    "post_norm": ((7, 256), 1, {}),
+    "one_feature": ((5, 1), 2, {}),
+    "odd": ((3, 5, 33), 2, {}),
+    "short_16": ((37, 16), 3, {}),
+    "short_20": ((18, 20), 2, {}),
+    "short_32": ((16, 32), 2, {"branch_scale": 2.0}),
+    "short_64": ((33, 64), 5, {}),
+    "three_vectors": ((17, 48), 2, {}),
+    "long": ((2, 8192), 3, {}),
+    "prime": ((3, 1023), 4, {}),
+    "expanded": ((9, 40), 1, {"skip_scale": 2.0, "branch_scale": 0.5}),
+    "equal_scales": ((20, 16), 1, {"skip_scale": 2.0, "branch_scale": 2.0}),
+    "pieces": ((700, 128), 2, {}),
+    "rms": ((6, 100), 3, {"rms": True}),
+    "rms_short": ((19, 16), 2, {"rms": True}),
+    "no_bias": ((6, 32), 2, {"biases": False}),
+    "every_step": ((21, 16), 4, {"all_steps": True}),
+    "every_step_long": ((2, 3, 72), 3, {"all_steps": True}),
+    "one_row": ((64,), 2, {}),
+    "empty": ((0, 4, 32), 2, {}),
+    "large_eps": ((5, 24), 2, {"eps": 0.1}),
+}
+MIXED = {
+    "half": (torch.float16, torch.float16, torch.float16),
+    "bfloat": (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+    "double": (torch.float64, torch.float64, torch.float64),
+    "branch_half": (torch.float32, torch.float16, torch.float32),
+    "stream_bfloat": (torch.bfloat16, torch.float32, torch.float32),
+    "gains_wide": (torch.float16, torch.float16, torch.float32),
+    "branch_double": (torch.float32, torch.float64, torch.float32),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built():
+    """The C++ operator, whatever RSKIP_OPS the tests run under."""
+    try:
+        cpu.load()
+    except ValueError as error:
+        pytest.skip(f"no CPU operator here: {error}")
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    """Chooses a value of RSKIP_OPS as if the process had started with it."""
+
+    def choose(name):
+        monkeypatch.setenv(dispatch.VARIABLE, name)
+        monkeypatch.setattr(dispatch, "_backends", {})
+
+    choose("cpu")
+    return choose
+
+
+def inputs(shape, steps, dtypes=(torch.float32,) * 3, biases=True, seed=0):
+    """Leaves x, F, gains and biases with values that every dtype holds exactly."""
+    generator = torch.Generator().manual_seed(seed)
+    count = 2 + steps * (2 if biases else 1)
+    sizes = [shape, shape] + [shape[-1:]] * (count - 2)
+    kinds = [dtypes[0], dtypes[1]] + [dtypes[2]] * (count - 2)
+    values = [torch.randn(size, generator=generator).bfloat16().to(kind) for size, kind in zip(sizes, kinds)]
+    return [value.requires_grad_() for value in values]
+
+
+def evaluate(function, leaves, steps, **options):
+    """The result and the gradients of all leaves for one random upstream gradient."""
+    y = function(leaves[0], leaves[1], leaves[2 : 2 + steps], leaves[2 + steps :], **options)
+    upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(y.dtype)
+    return [y.detach(), *torch.autograd.grad(y, leaves, upstream)]
+
+
+def agree(found, expected, dtype):
+    """Each of one dtype and shape, within the tolerance of the narrowest dtype, relative to the largest value."""
+    for ours, truth in zip(found, expected):
+        assert ours.shape == truth.shape
+        torch.testing.assert_close(
+            ours.double(),
+            truth,
+            rtol=0,
+            atol=TOLERANCE[dtype] * max(1.0, truth.abs().max().item() if truth.numel() else 0),
+        )
+
+
+def check(function, shape, steps, options, dtypes=(torch.float32,) * 3):
+    options = dict(options)
+    biases = options.pop("biases", not options.get("rms"))
+    leaves = inputs(shape, steps, dtypes, biases)
+    truth = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    found = evaluate(function, leaves, steps, **options)
+    agree(found, evaluate(reference.skip_norm, truth, steps, **options), max(dtypes, key=TOLERANCE.get))
+    assert [t.dtype for t in found] == [leaves[0].dtype, *(leaf.dtype for leaf in leaves)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_shape_equals_the_reference_in_float64(case, backend):
+    check(skip_norm, *CASES[case])
+
+
+@pytest.mark.parametrize("kinds", MIXED)
+@pytest.mark.parametrize("shape", [(9, 16), (3, 100)], ids=["short", "long"])
+def test_every_mixture_of_types_equals_the_reference_in_float64(kinds, shape, backend):
+    check(skip_norm, shape, 2, {}, MIXED[kinds])
+
+
+LAYOUTS = {
+    "transposed": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    "channels_last": lambda t: t,
+    "image_contiguous": lambda t: t.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1),
+    "sliced_rows": lambda t: torch.cat([t, t], -1)[..., : t.size(-1)],
+    "strided_features": lambda t: torch.stack([t, t], -1)[..., 0],
+    "every_other_row": lambda t: torch.cat([t, t], 2)[:, :, : t.size(2)],
+    "expanded": lambda t: t[:1].expand(t.shape),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("width", [16, 72], ids=["short", "long"])
+def test_strides_change_nothing(layout, width, backend):
+    leaves = inputs((2, 3, 5, width), 2)
+    moved = [LAYOUTS[layout](leaf.detach()).requires_grad_() for leaf in leaves[:2]] + leaves[2:]
+    dense = [leaf.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for leaf in moved]
+    for ours, truth in zip(evaluate(skip_norm, moved, 2), evaluate(skip_norm, dense, 2)):
+        assert torch.equal(ours, truth)
+
+
+@pytest.mark.parametrize("wanted", ["x", "f_x", "gains", "biases", "x_and_gains"])
+def test_gradients_come_one_by_one(wanted, backend):
+    leaves = inputs((11, 32), 2)
+    everything = evaluate(skip_norm, leaves, 2)[1:]
+    chosen = {"x": [0], "f_x": [1], "gains": [2, 3], "biases": [4, 5], "x_and_gains": [0, 2]}[wanted]
+    some = [leaf.detach().requires_grad_(i in chosen) for i, leaf in enumerate(leaves)]
+    y = skip_norm(some[0], some[1], some[2:4], some[4:])
+    upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().float()
+    y.backward(upstream)
+    for i, leaf in enumerate(some):
+        if i in chosen:
+            torch.testing.assert_close(leaf.grad, everything[i])
+        else:
+            assert leaf.grad is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30], ids=["nan", "inf", "overflow"])
+@pytest.mark.parametrize("width", [16, 80], ids=["short", "long"])
+def test_a_bad_row_comes_out_as_in_torch_and_spoils_no_other(value, width, backend):
+    leaves = inputs((33, width), 2)
+    with torch.no_grad():
+        leaves[0][5, 3] = value
+        found = skip_norm(leaves[0], leaves[1], leaves[2:4], leaves[4:])
+        truth = reference.skip_norm(leaves[0], leaves[1], leaves[2:4], leaves[4:])
+    torch.testing.assert_close(found, truth, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("width", [16, 64, 72], ids=["16", "64", "72"])
+def test_a_row_gives_the_same_bits_wherever_it_stands(width, backend):
+    leaves = [leaf.detach() for leaf in inputs((70, width), 3)]
+    whole = skip_norm(leaves[0], leaves[1], leaves[2:5], leaves[5:])
+    for start, stop in ((0, 1), (3, 20), (69, 70)):
+        part = skip_norm(leaves[0][start:stop], leaves[1][start:stop], leaves[2:5], leaves[5:])
+        assert torch.equal(part, whole[start:stop])
+
+
+def test_threads_change_no_bit(backend):
+    leaves = inputs((5000, 48), 3)
+    threads = torch.get_num_threads()
+    results = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append(evaluate(skip_norm, leaves, 3))
+    torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+
+
+def test_outputs_are_written_whole(backend):
+    """Memory that held NaN before shows through nowhere."""
+    leaves = inputs((130, 33), 2)
+    with torch.random.fork_rng():
+        torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+        try:
+            found = evaluate(skip_norm, leaves, 2)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert all(torch.isfinite(t).all() for t in found)
+
+
+@pytest.mark.parametrize("options", [{}, {"rms": True}, {"all_steps": True}], ids=["layer", "rms", "every_step"])
+def test_gradcheck_once_and_twice(options, backend):
+    leaves = [leaf.detach().double().requires_grad_() for leaf in inputs((3, 5), 2)]
+
+    def call(x, f_x, *rest):
+        return skip_norm(x, f_x, list(rest[:2]), list(rest[2:]), 1.0, 0.7, **options)
+
+    assert torch.autograd.gradcheck(call, leaves)
+    assert torch.autograd.gradgradcheck(call, leaves)
+
+
+def test_one_tensor_in_two_places_and_twice_differentiated(backend):
+    def penalty(function, x, gain):
+        y = function(x, x, [gain, gain], [gain, gain])
+        (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), (x, gain))
+
+    x, _, gain = inputs((4, 24), 1, (torch.float64,) * 3, biases=False)
+    for ours, truth in zip(penalty(skip_norm, x, gain), penalty(reference.skip_norm, x, gain)):
+        torch.testing.assert_close(ours, truth)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_backward_keeps_x_and_f_alone(steps, backend):
+    """Never more than torch keeps for x + F and one layer norm: the sum, its means and deviations."""
+    leaves = inputs((64, 128), steps)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
+        skip_norm(leaves[0], leaves[1], leaves[2 : 2 + steps], leaves[2 + steps :])
+    assert sorted(kept) == sorted(leaf.data_ptr() for leaf in leaves)
+
+
+def test_a_gradient_that_someone_holds_is_left_as_it_is(backend):
+    x, f_x, gain, bias = inputs((40, 32), 1)
+    seen = []
+    y = skip_norm(x, f_x, [gain], [bias], 2.0)
+    y.retain_grad()
+    y.register_hook(lambda g: seen.append((g, g.clone())))
+    (y * 3.0).sum().backward()
+    ((held, copy),) = seen
+    assert torch.equal(held, copy) and torch.equal(y.grad, copy)
+
+
+def test_opcheck(backend):
+    for options in ((1.0, 1.0, 1e-5, False, False), (1.0, 2.0, 1e-5, False, True)):
+        leaves = inputs((4, 16), 2)
+        torch.library.opcheck(
+            torch.ops.fairseq_rskip.skip_norm.default, (leaves[0], leaves[1], leaves[2:4], leaves[4:], *options)
+        )
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compiled_whole(dynamic, backend):
+    in_use()
+    leaves = inputs((12, 48), 2)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda *a, **k: skip_norm(*a, **k) * 2.0, fullgraph=True, dynamic=dynamic, backend="aot_eager"
+    )
+    found = evaluate(compiled, leaves, 2)
+    agree(found, [t.double() for t in evaluate(lambda *a, **k: skip_norm(*a, **k) * 2.0, leaves, 2)], torch.float32)
+
+
+def test_autocast_leaves_the_types_as_they_are(backend):
+    leaves = inputs((5, 32), 2, (torch.float32, torch.bfloat16, torch.float32))
+    plain = evaluate(skip_norm, leaves, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = evaluate(skip_norm, leaves, 2)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(plain, under))
+
+
+def test_transforms_of_torch_func_take_the_reference(backend):
+    x, f_x, gain, bias = (leaf.detach() for leaf in inputs((3, 6, 16), 1))
+
+    def total(x):
+        return skip_norm(x, f_x[0], [gain], [bias], 2.0).square().sum()
+
+    expected = torch.stack([torch.autograd.functional.jacobian(total, row) for row in x])
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(total))(x), expected)
+    tangent = torch.func.jvp(total, (x[0],), (f_x[1],))[1]
+    torch.testing.assert_close(tangent, (expected[0] * f_x[1]).sum())
+
+
+class Named(torch.nn.Module):
+    def forward(self, x: torch.Tensor, f_x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        return skip_norm(x, f_x, [gain, gain], [gain, gain])
+
+
+def test_scripted_and_traced_files_hold_no_operator_of_ours(backend):
+    x, f_x, gain = inputs((4, 16), 1, biases=False)
+    for module in (torch.jit.script(Named()), torch.jit.trace(Named(), (x, f_x, gain))):
+        assert "fairseq_rskip::" not in str(module.inlined_graph)
+        torch.testing.assert_close(module(x, f_x, gain), skip_norm(x, f_x, [gain] * 2, [gain] * 2))
+
+
+def test_what_does_not_fit_is_refused(backend):
+    x, f_x, gain, bias = inputs((4, 16), 1)
+    for wrong in (
+        (x, f_x[:2], [gain], [bias]),
+        (x, f_x, [], []),
+        (x, f_x, [gain[:3]], [bias]),
+        (x, f_x, [gain], [bias] * 2),
+    ):
+        with pytest.raises(RuntimeError, match="skip_norm: "):
+            skip_norm(*wrong)
+
+
+def test_auto_leaves_the_plain_post_norm_to_torch(backend):
+    x, f_x = inputs((4, 16), 1)[:2]
+    backend("auto")
+    assert not dispatch.takes(x, f_x, 1)
+    assert dispatch.takes(x, f_x, 2) and dispatch.takes(x, f_x, 1, 2.0) and in_use().name == "cpu"
+    backend("reference")
+    assert not dispatch.takes(x, f_x, 2) and in_use() == ("reference", "RSKIP_OPS=reference")
+    backend("gpu")
+    with pytest.raises(ValueError, match="RSKIP_OPS='gpu': expected one of auto, reference, cpu"):
+        in_use()
+
+
+@pytest.mark.parametrize("trouble", ["no_compiler", "failing_compiler", "read_only_home"])
+def test_without_a_build_one_warning_and_the_reference(trouble, backend, monkeypatch, tmp_path):
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked if trouble == "read_only_home" else tmp_path))
+    if trouble != "read_only_home":
+        monkeypatch.setenv("CXX", {"no_compiler": "no-such-compiler", "failing_compiler": "false"}[trouble])
+    leaves = inputs((4, 16), 2)
+    with pytest.warns(RuntimeWarning, match="skip connections run without their cpu operator") as caught:
+        found = evaluate(skip_norm, leaves, 2)
+        evaluate(skip_norm, leaves, 2)
+    assert len(caught) == 1
+    assert all(torch.equal(a, b) for a, b in zip(found, evaluate(reference.skip_norm, leaves, 2)))
+
+
+def test_two_processes_build_once(tmp_path):
+    """A compiler that takes its time and counts its calls stands in for the real one."""
+    compiler = tmp_path / "slow-c++"
+    library = cpu.build()
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --version ]; then echo slow 1; exit; fi\n'
+        f"echo call >> {tmp_path}/calls; sleep 1\n"
+        f'while [ "$1" != -o ]; do shift; done; cp {library} "$2"\n'
+    )
+    compiler.chmod(0o755)
+    env = {**os.environ, "CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache"), "RSKIP_OPS": "cpu"}
+    command = [sys.executable, "-m", "fairseq_rskip.ops"]
+    both = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in both:
+        assert process.communicate(timeout=60)[0].startswith("cpu: cpu (built at ")
+    assert (tmp_path / "calls").read_text() == "call\n"
+    assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [".lock", cpu.LIBRARY]
+
+
+def test_importing_builds_and_loads_nothing(tmp_path):
+    code = (
+        "import sys; import fairseq_rskip.ops; "
+        "print([m for m in ('triton', 'torch.utils.cpp_extension', 'fairseq_rskip.ops.cpu') if m in sys.modules])"
+    )
+    done = run_command([sys.executable, "-c", code], env={"XDG_CACHE_HOME": str(tmp_path)})
+    assert done.stdout.strip() == "[]" and not list(tmp_path.iterdir()), done.stderr
+
+
+def test_no_warning_where_all_is_well(backend):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert in_use().name == "cpu"
