@@ -3,12 +3,10 @@
 import csv
 import json
 
-import analyze
-from analysing import curves as command
-from analysing.curves import split
 from vision_helpers import error_line
 
 from fairseq_rskip.analysis import curves
+from fairseq_rskip.tools import analyze
 
 START = "2026-01-01 10:00:00 | INFO | "
 
@@ -153,9 +151,9 @@ def test_a_run_that_has_logged_nothing_is_left_out_with_a_warning(tmp_path, capf
 def test_labels_and_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lr=0.1").mkdir()
-    assert split("lr=0.1") == ("lr=0.1", "lr=0.1")  # a folder that exists
-    assert split("2rSkip+LN=runs/lr=0.1") == ("2rSkip+LN", "runs/lr=0.1")
-    assert split(".") == (tmp_path.name, ".")
+    assert curves.split("lr=0.1") == ("lr=0.1", "lr=0.1")  # a folder that exists
+    assert curves.split("2rSkip+LN=runs/lr=0.1") == ("2rSkip+LN", "runs/lr=0.1")
+    assert curves.split(".") == (tmp_path.name, ".")
 
 
 def test_what_cannot_be_drawn_is_one_line(tmp_path, capfd):
@@ -205,7 +203,7 @@ def test_a_figure_of_ten_runs_of_two_seeds(tmp_path):
     for run in range(10):
         for seed in (1, 2):
             cifar_run(tmp_path / str(run) / f"seed{seed}", *[50 + run + seed] * (1 + seed))
-    figure = command.draw(command.read([str(tmp_path / str(run)) for run in range(10)], 0))
+    figure = curves.draw(curves.read([str(tmp_path / str(run)) for run in range(10)], 0))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [str(run) for run in range(10)]
     assert not any(axis.get_legend() for axis in figure.axes)
     lines = figure.axes[1].get_lines()

@@ -4,15 +4,14 @@ import csv
 import dataclasses
 import math
 
-import analyze
 import pytest
 import torch
-from analysing.depth import table
 from torch import nn
 
 from fairseq_rskip.analysis import depth
-from fairseq_rskip.analysis.depth_stack import VARIANTS, SelfAttention, Stack, TwoLayers, Variant
 from fairseq_rskip.analysis.probe import SkipProbe
+from fairseq_rskip.analysis.stacks import VARIANTS, SelfAttention, Stack, TwoLayers, Variant
+from fairseq_rskip.tools import analyze
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 SMALL = depth.Settings(blocks=6, dim=8, seeds=2, examples=3, tokens=4)
@@ -187,6 +186,6 @@ def test_what_cannot_be_measured_is_one_line(tmp_path, capfd, arguments, message
 def test_one_seed_has_no_deviation_and_no_branch_no_rate():
     settings = dataclasses.replace(SMALL, seeds=1, gain=0.0)
     profiles = depth.measure(settings)
-    lines = {line.split("  ")[0]: line.split() for line in table(profiles, settings).splitlines()}
+    lines = {line.split("  ")[0]: line.split() for line in depth.table(profiles, settings).splitlines()}
     assert lines["2xSkip"][1:5] == ["32", "2", "2", "2"] and lines["no skip"][2:5] == ["0", "-", "-"]
     assert {row["deviation_over_seeds"] for row in depth.rows(profiles, settings)} == {None}

@@ -1,38 +1,45 @@
-"""scripts/analyze.py itself: its help, and how everything that goes wrong becomes one line."""
+"""analyze.py: what it measures of MODELs equals a measurement by hand; what is wrong with them gets one line."""
 
+import csv
+import math
+import shlex
 import subprocess
 import sys
 import types
 
-import analyze
 import pytest
-from conftest import ROOT, run_command
+import torch
+from conftest import ROOT, run_checked, run_command
+from transformer_helpers import randomise
+from vision_helpers import arguments, error_line, write_folder
+
+from fairseq_rskip.tools import analyze as command
+from fairseq_rskip.vision import main as training
+from fairseq_rskip.vision.config import Config
+from fairseq_rskip.vision.data import load
+from fairseq_rskip.vision.model import preact_resnet
 
 SCRIPT = ROOT / "scripts" / "analyze.py"
 NAMES = ["gradients", "ratio", "depth", "curves"]
+FRESH = "fresh:--depth 8 --skip-kind rskip --skip-lambda 2"
 
 
 def exits(capfd, *arguments):
     """(status, stdout, stderr) of a command line that argparse ends."""
     with pytest.raises(SystemExit) as ended:
-        analyze.main(list(arguments))
+        command.main(list(arguments))
     return (ended.value.code, *capfd.readouterr())
 
 
-def test_help_has_one_line_for_each(capfd, monkeypatch):
+def test_help_has_one_line_for_each_command_and_each_says_what_it_does(capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     status, said, _ = exits(capfd, "-h")
     listed = [line.split()[0] for line in said.splitlines() if line.startswith("    ")]
     assert status == 0 and listed == NAMES  # a wrapped line would be listed, too
-    for name in NAMES:
-        assert (ROOT / "scripts" / "analysing" / f"{name}.py").is_file()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_says_what_it_does(capfd, name):
-    module = __import__(f"analysing.{name}", fromlist=["run"])
-    status, said, _ = exits(capfd, name, "-h")
-    assert status == 0 and module.__doc__.splitlines()[0] in said and "--output" in said
+    first_lines = ("Figure 3: the norm of", "How much of x and of F(x)", "Stacks of residual blocks", "Figure 4: the")
+    for name, line in zip(NAMES, first_lines):
+        status, said, _ = exits(capfd, name, "-h")
+        assert status == 0 and line in said and "--output" in said
 
 
 @pytest.mark.parametrize(
@@ -43,7 +50,9 @@ def test_each_says_what_it_does(capfd, name):
         (["depth", "--output", "x", "--bla"], "unrecognized arguments: --bla"),
         (["depth", "--output", "x", "--blocks", "many"], "argument --blocks: invalid int value: 'many'"),
         (["curves", "run"], "the following arguments are required: --output"),
+        (["ratio", "a=b", "--output", "x", "--examples", "0"], "argument --examples: '0' is not a whole number of"),
     ],
+    ids="nothing command option number output examples".split(),
 )
 def test_a_wrong_command_line_is_one_line(capfd, arguments, message):
     status, said, error = exits(capfd, *arguments)
@@ -55,39 +64,243 @@ def test_a_wrong_command_line_is_one_line(capfd, arguments, message):
     "error, status, line",
     [
         (FileNotFoundError(2, "No such file or directory", "runs/x"), 1, "runs/x: No such file or directory"),
-        (OSError("the network is gone"), 1, "the network is gone"),
         (ModuleNotFoundError("No module named 'sofa'", name="sofa"), 1, "this needs the Python package sofa, which is"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
+    ids="file package ctrl-c".split(),
 )
 def test_what_goes_wrong_is_one_line(capfd, monkeypatch, error, status, line):
     def fail(_options):
         raise error
 
     stub = types.SimpleNamespace(__doc__="", add_arguments=lambda parser: None, run=fail)
-    monkeypatch.setitem(sys.modules, "analysing.curves", stub)
-    assert analyze.main(["curves"]) == status
+    monkeypatch.setitem(sys.modules, "fairseq_rskip.analysis.curves", stub)
+    assert command.main(["curves"]) == status
     said, error = capfd.readouterr()
     assert said == "" and error.startswith(f"error: {line}") and error.count("\n") == 1
 
 
 @pytest.mark.slow
-def test_a_subcommand_imports_what_it_needs_and_no_more(tmp_path):
-    (tmp_path / "torchvision.py").write_text("raise ImportError('not installed')")
-    (tmp_path / "fairseq.py").write_text("raise ImportError('not installed')")
-    done = run_command([sys.executable, SCRIPT, "curves", tmp_path, "--output", tmp_path / "x"], cwd=tmp_path)
-    assert done.returncode == 1 and done.stdout == ""
-    assert (
-        done.stderr
-        == f"error: {tmp_path} holds no log: expected log.jsonl of train_cifar.py or train.log of fairseq-train\n"
+def test_a_command_imports_what_it_needs_and_no_more_and_survives_its_reader(tmp_path):
+    for missing in ("torch", "torchvision", "fairseq"):
+        (tmp_path / f"{missing}.py").write_text("raise ImportError('not installed')")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.jsonl").write_text('{"iteration": 1, "train_loss": 2.0, "test_error": 50}\n')
+    argv = [sys.executable, str(SCRIPT), "curves", "--output", str(tmp_path / "x")]
+    done = run_command([*argv, tmp_path], env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    expected = "holds no log: expected log.jsonl of train_cifar.py or train.log of fairseq-train"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {tmp_path} {expected}\n")
+    process = subprocess.Popen([*argv, str(tmp_path / "run")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    _, error = process.communicate(timeout=120)
+    assert (process.returncode, error) == (141, b"")
+    assert {path.suffix for path in tmp_path.glob("x.*")} == {".png", ".pdf", ".csv"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two seeds of a trained ResNet-8 on twelve images, in folders whose names need quoting."""
+    folder = tmp_path_factory.mktemp("Việt runs")
+    data = f"imagefolder:{write_folder(folder / 'images')}"
+    argv = arguments(folder / "run", data, seeds=[1, 2], skip_kind="xskip", skip_lambda=2, skip_norm="layer")
+    assert training.main(argv) == 0
+    return folder, data
+
+
+@pytest.fixture
+def analyze(runs, tmp_path, capfd):
+    """``analyze.py COMMAND ...`` in this process: (exit status, stdout, stderr, rows of the CSV)."""
+
+    def run(name, *models, **options):
+        options = {"data": runs[1], "cache": runs[0] / "cache", "device": "cpu", "output": tmp_path / "f g", **options}
+        flags = [word for option, value in options.items() for word in (f"--{option.replace('_', '-')}", str(value))]
+        capfd.readouterr()
+        status = command.main([name, *map(str, models), *flags])
+        table = tmp_path / "f g.csv"
+        rows = list(csv.DictReader(table.open(encoding="utf-8"))) if table.is_file() else []
+        return (status, *capfd.readouterr(), rows)
+
+    return run
+
+
+def refused(result):
+    """The line of a command that refuses."""
+    assert result[0] == 1 and not result[3]
+    return error_line(result[2])
+
+
+def test_gradients_of_checkpoints_and_fresh_networks(runs, analyze, tmp_path):
+    seed1, seed2 = (runs[0] / "run" / f"seed{seed}" for seed in (1, 2))
+    status, out, _, rows = analyze("gradients", f"2x+LN={seed1}", f"b={seed2 / 'checkpoint.pt'}", f"new={FRESH}")
+    assert status == 0
+    assert [row["model"] for row in rows] == ["2x+LN"] * 3 + ["b"] * 3 + ["new"] * 3
+    assert [row["group"] for row in rows[:3]] == ["stage1", "stage2", "stage3"]
+    assert {row["examples"] for row in rows} == {"12"}
+    assert all(math.isfinite(float(row["gradient_norm"])) for row in rows)
+    assert (tmp_path / "f g.png").stat().st_size > 1000 and (tmp_path / "f g.pdf").stat().st_size > 1000
+    assert "12 training images" in out and "stage2 block 2" in out
+
+    state = torch.load(seed1 / "checkpoint.pt", weights_only=True)
+    images = load(Config(data=runs[1], cache=str(runs[0] / "cache")))
+    model = preact_resnet(8, 3, {"kind": "xskip", "skip_lambda": 2, "norm": "layer"}).eval()
+    model.load_state_dict(state["model"])
+    pixels = images.train_images.double().div(255).flatten(0, 2)
+    mean, std = pixels.mean(0), pixels.std(0, correction=0)
+    x = ((images.train_images.double() / 255 - mean) / std).float().permute(0, 3, 1, 2)
+    norms = []
+    for image, label in zip(x.split(1), images.train_labels.split(1)):
+        h = model.blocks[:2](model.conv(image))
+        h.retain_grad()
+        logits = model.fc(torch.relu(model.bn(model.blocks[2](h))).mean((2, 3)))
+        torch.nn.functional.cross_entropy(logits, label).backward()
+        norms.append(h.grad.norm())
+    assert float(rows[1]["gradient_norm"]) == pytest.approx(float(torch.stack(norms).mean()), rel=1e-4)
+
+
+def test_ratio_learned_vectors_and_stage(runs, analyze, tmp_path):
+    fresh = "w=fresh:--depth 8 --skip-kind wskip --skip-init 2 --skip-norm layer"
+    status, out, _, rows = analyze("ratio", f"2x={runs[0] / 'run' / 'seed1'}", fresh, stage=2, examples=6)
+    assert status == 0 and [(row["model"], row["index"]) for row in rows] == [("2x", "2"), ("w", "2")]
+    for row in rows:
+        assert float(row["ratio"]) == pytest.approx(2) and float(row["ratio_closed_form"]) == pytest.approx(2)
+        assert float(row["largest_relative_difference"]) < 1e-12 and float(row["largest_output_difference"]) < 1e-5
+        assert float(row["effective_scale"]) == pytest.approx(2 * float(row["branch_coefficient"]))
+        assert row["examples"] == "6"
+    learned = list(csv.DictReader((tmp_path / "f g-learned.csv").open(encoding="utf-8")))
+    state = torch.load(runs[0] / "run" / "seed1" / "checkpoint.pt", weights_only=True)["model"]
+    gain = state["blocks.1.skip.norms.0.weight"]
+    assert [row["vector"] for row in learned] == ["gain of G_1", "gain of G_1", "w"]
+    assert float(learned[0]["norm"]) == pytest.approx(float(gain.norm())) and learned[0]["size"] == "32"
+    assert float(learned[0]["mean"]) == pytest.approx(float(gain.mean()))
+    assert float(learned[2]["norm"]) == pytest.approx(2 * 32**0.5) and float(learned[2]["mean_absolute"]) == 2
+    for row in learned:
+        assert float(row["rms"]) == pytest.approx(float(row["norm"]) / 32**0.5)
+    assert "differ by" in out and "w over 1 blocks" in out
+
+
+def test_equal_seeds_are_equal_runs(analyze, monkeypatch):
+    monkeypatch.setattr("fairseq_rskip.analysis.figures.save", lambda figure, stem: None)  # drawing takes a second
+    one, again = (analyze("gradients", f"a={FRESH}", seed=4, examples=5)[3] for _ in range(2))
+    other = analyze("gradients", f"a={FRESH}", seed=5, examples=5)[3]
+    assert one == again != other
+
+
+@pytest.mark.parametrize(
+    "models, options, line",
+    (
+        (["no-label"], {}, "MODEL 'no-label': expected LABEL=PATH"),
+        ([f"a={FRESH}", f"a={FRESH}"], {}, "two models have this label"),
+        (["a=fresh:"], {}, "expected options of train_cifar.py or an architecture"),
+        (["a=fresh:--depth 9"], {}, "a (fresh:--depth 9): --depth 9: expected 6n+2"),
+        (["a=fresh:--dpeth 8"], {}, "a (fresh:--dpeth 8): unrecognized arguments: --dpeth 8"),
+        (["a=fresh:--depth 'x"], {}, "No closing quotation"),
+        (["a=/no/such/file.pt"], {}, "a: cannot read checkpoint /no/such/file.pt: No such file"),
+        ([f"a={FRESH}", "b=fresh:transformer_rskip_ln_tiny"], {}, "they do not share examples"),
+        ([f"a={FRESH}"], {"split": "valid"}, "--split valid: images have train and test"),
+        ([f"a={FRESH}"], {"data": "mnist"}, "--data 'mnist': expected one of cifar10"),
+        (["a=fresh:transformer_rskip_ln_tiny"], {"data": ""}, "fresh Transformers need --data"),
+        (["a=fresh:transformer_rskip_ln_tiny"], {"data": "nowhere"}, "nowhere is not here or holds no dict"),
+        (["a=fresh:transformer_rskip_ln_tiny"], {"stage": 2}, "--stage: expected with ResNets only"),
+    ),
+)
+def test_what_is_wrong_on_the_command_line_gets_one_line(analyze, models, options, line):
+    assert line in refused(analyze("gradients", *models, **options))
+
+
+def test_what_is_wrong_with_a_checkpoint_names_it_and_the_layer(runs, analyze, tmp_path):
+    def spoilt(change):
+        """A copy of seed 1's checkpoint after ``change(its model's weights)``."""
+        state = torch.load(runs[0] / "run" / "seed1" / "checkpoint.pt", weights_only=True)
+        change(state["model"])
+        torch.save(state, tmp_path / "spoilt.pt")
+        return f"bad={tmp_path / 'spoilt.pt'}"
+
+    gain = "blocks.1.skip.norms.0.weight"
+    cases = (
+        (lambda w: w.pop(gain), f"lacks {gain}"),
+        (lambda w: w.update(extra=torch.ones(1)), "has extra, which its settings do not call for"),
+        (lambda w: w.update({gain: torch.ones(3)}), f"has {gain} of shape (3,): expected (32,)"),
+        (lambda w: w[gain].fill_(math.nan), f"has values in {gain} that are not finite"),
+        (lambda w: w.update({"fc.bias": torch.ones(7)}), "tells 7 classes apart, the data has 3"),
     )
+    for change, line in cases:
+        message = refused(analyze("ratio", spoilt(change)))
+        assert line in message and "spoilt.pt" in message
+    (tmp_path / "noise.pt").write_bytes(b"nothing")
+    assert "bad: cannot read checkpoint" in refused(analyze("ratio", f"bad={tmp_path / 'noise.pt'}"))
+    torch.save({"model": 1}, tmp_path / "noise.pt")
+    assert "no checkpoint of train_cifar.py or fairseq-train" in refused(analyze("ratio", f"b={tmp_path / 'noise.pt'}"))
+    assert "expected one seed's folder, say which" in refused(analyze("ratio", f"b={runs[0] / 'run'}"))
+    images = runs[0] / "images"
+    images.rename(runs[0] / "moved")
+    try:
+        assert "say --data imagefolder:PATH" in refused(analyze("ratio", spoilt(lambda w: None), data=""))
+    finally:
+        (runs[0] / "moved").rename(images)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_corpus, tmp_path_factory):
+    """A checkpoint of ours after two updates."""
+    folder = tmp_path_factory.mktemp("trained")
+    plugin = run_checked(["python", "-m", "fairseq_rskip"]).strip()
+    options = "--optimizer adam --lr 0.001 --max-tokens 600 --max-update 2 --no-progress-bar --cpu --disable-validation"
+    argv = ["--arch", "transformer_rskip_ln_tiny", *shlex.split(options), "--user-dir", plugin, "--save-dir", folder]
+    run_checked(["fairseq-train", tiny_corpus, *argv])
+    return folder / "checkpoint_last.pt"
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves_early_is_no_error(tmp_path):
-    command = [sys.executable, str(SCRIPT), "depth", "--output", str(tmp_path / "d"), "--blocks", "2", "--seeds", "1"]
-    process = subprocess.Popen([*command, "--dim", "4"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process.stdout.close()
-    _, error = process.communicate(timeout=120)
-    assert (process.returncode, error) == (141, "")
-    assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".pdf", ".csv"}
+def test_checkpoints_of_fairseq(trained, tiny_corpus, analyze):
+    """The data is that which the checkpoint names; fresh models stand beside it."""
+    status, out, err, rows = analyze("ratio", f"ours={trained}", data="", examples=30, batch_size=7)
+    assert status == 0, err
+    assert [row["group"] for row in rows] == ["encoder"] * 4 + ["decoder"] * 6
+    assert all(float(row["largest_relative_difference"]) < 1e-9 and row["examples"] == "30" for row in rows)
+    fresh = "3r=fresh:transformer_rskip_ln_tiny --skip-lambda 3 --encoder-layers 1"
+    status, out, err, rows = analyze("gradients", f"ours={trained}", fresh, data=tiny_corpus, split="valid", examples=9)
+    assert status == 0, err
+    assert len(rows) == 10 + 8 and all(float(row["gradient_norm"]) > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_a_transformer_gets_one_line(trained, tiny_corpus, analyze):
+    assert "has no split 'tset'" in refused(analyze("gradients", f"o={trained}", data="", split="tset"))
+    unknown = refused(analyze("gradients", "n=fresh:transformer_rksip_ln", data=tiny_corpus))
+    assert unknown.startswith("n (fresh:transformer_rksip_ln): ")
+    fresh = "n=fresh:transformer_rskip_ln_tiny --skip-lambda 1.5"
+    assert "--skip-lambda 1.5" in refused(analyze("gradients", fresh, data=tiny_corpus))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
+def test_stock_checkpoints_are_measured_as_the_same_network_of_ours(trained, tiny_corpus, analyze, tmp_path, pre_norm):
+    """The gradient at the output of stock fairseq's own last decoder layer, sentence by sentence."""
+    from fairseq import checkpoint_utils, options, tasks
+
+    argv = [str(tiny_corpus), "--arch", "transformer_tiny"]
+    argv += ["--encoder-normalize-before", "--decoder-normalize-before"] if pre_norm else []
+    state = torch.load(trained, weights_only=False)
+    state["cfg"]["model"] = options.parse_args_and_arch(options.get_training_parser(), argv)
+    torch.save(state, tmp_path / "stock.pt")
+    cfg = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "stock.pt"))["cfg"]
+    task = tasks.setup_task(cfg.task)
+    model = task.build_model(cfg.model)
+    randomise(model)
+    torch.save({**state, "model": model.state_dict()}, tmp_path / "stock.pt")
+    status, _, err, rows = analyze("gradients", f"s={tmp_path / 'stock.pt'}", data="", split="valid", examples=9)
+    assert status == 0, err
+
+    model.train()
+    model.eval()  # as after training: fairseq's fused path is for models that never were in training
+    task.load_dataset("valid")
+    data, norms, seen = task.dataset("valid"), [], []
+    model.decoder.layers[-1].register_forward_hook(lambda _module, _args, output: seen.append(output[0]))
+    chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(1))[:9]
+    for number in chosen.tolist():
+        sample = data.collater([data[number]])
+        logits, _ = model(**sample["net_input"])
+        loss = torch.nn.functional.cross_entropy(logits[0], sample["target"][0])
+        norms.append(torch.autograd.grad(loss, seen[-1])[0].norm())
+    assert rows[-1]["block"] == "decoder.layers.1.final_skip"
+    assert float(rows[-1]["gradient_norm"]) == pytest.approx(float(torch.stack(norms).mean()), rel=1e-4)

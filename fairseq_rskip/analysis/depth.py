@@ -1,26 +1,32 @@
-"""What becomes of gradients, branches and tokens on the way through a deep stack at initialisation.
+"""Stacks of residual blocks at initialisation, with each skip connection, on a CPU in seconds: three panels.
 
-Three demonstrations, each block by block and averaged over examples:
-
-* ``gradient``: the norm of the loss gradient at a block's output, over that at the last block's. In He et al. 2016b,
-  Eq. 8, the skip path of ``y = lambda * x + F(x)`` contributes the factor ``lambda^(L - l)`` at block l of L.
-* ``branch``: ``|F(x)| / |x|``. A block where it is near 0 is near the identity (the identity plateau).
-* ``similarity``: the mean cosine of two different tokens, in a stack of self-attention (Dong et al. 2021 show that it
-  goes to 1 without skips).
+Left, the norm of the loss gradient at each block's output, over that at the last one's, with lambda^(L-l), what He et
+al. (2016b, Eq. 8) give for the skip path alone, dotted. Middle, ||F(x)||/||x||; a block where it is near 0 is near the
+identity. Right, the mean cosine of two tokens in a stack of self-attention, which goes to 1 without skips (Dong et al.
+2021). docs/analysis.md defines the stacks.
 """
 
+import argparse
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from ..errors import UserError
-from .depth_stack import VARIANTS, SelfAttention, Stack, TwoLayers, Variant
+from ..tools.console import progress
+from .figures import aligned, check_stem, label_text, new_figure, save, style, write_csv
+from .stacks import VARIANTS, SelfAttention, Stack, TwoLayers, Variant
 
 QUANTITIES = ("gradient", "branch", "similarity")
 HEADS = 4
+TITLES = {
+    "gradient": r"gradient norm at block $l$ / at block $L$",
+    "branch": r"$\|F(x)\|\,/\,\|x\|$",
+    "similarity": "mean cosine of two tokens",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,3 +190,80 @@ def rows(profiles: Sequence[Profile], settings: Settings) -> List[Dict[str, Any]
                 }
             )
     return table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    standard = Settings()
+    parser.add_argument("--output", required=True, type=Path, help="the figure's path without its ending")
+    for name, kind, text in (
+        ("blocks", int, "L, blocks of a stack"),
+        ("dim", int, "features"),
+        ("gain", float, "||F(x)||/||x|| of a branch without normalisation, in expectation"),
+        ("seeds", int, "stacks to average over"),
+        ("examples", int, "inputs of each stack to average over"),
+        ("tokens", int, "tokens of an example, in the stacks of self-attention"),
+    ):
+        value = getattr(standard, name)
+        parser.add_argument(f"--{name}", type=kind, default=value, help=f"{text} (default: {value})")
+
+
+def run(options: argparse.Namespace) -> None:
+    settings = Settings(**{name: getattr(options, name) for name in vars(Settings())})
+    stem = check_stem(options.output)
+    variants = progress(VARIANTS, len(VARIANTS), "stacks", "variant")
+    profiles = measure(settings, variants)
+    write_csv(stem.with_name(f"{stem.name}.csv"), rows(profiles, settings))
+    save(draw(profiles, settings), stem)
+    print(table(profiles, settings))
+    print(f"{stem}.png, .pdf and .csv: {settings.blocks} blocks, mean of {settings.seeds} seeds, at initialisation")
+
+
+def draw(profiles: List[Profile], settings: Settings) -> Any:
+    """One panel a quantity, one line a variant, and lambda^(L-l) dotted beside the gradients."""
+    figure, axes = new_figure(len(QUANTITIES), width=4.8, height=4.2)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(p.variant.name for p in profiles))}
+    for axis, quantity in zip(axes, QUANTITIES):
+        for profile in profiles:
+            if profile.quantity == quantity:
+                look = style(numbers[profile.variant.name])
+                every = max(1, len(profile.blocks) // 10)
+                axis.plot(profile.blocks, profile.mean, **look, markevery=every, label=label_text(profile.variant.name))
+                if quantity == "gradient" and profile.variant.path is not None:
+                    path = [profile.variant.path ** (settings.blocks - block) for block in profile.blocks]
+                    axis.plot(profile.blocks, path, color="0.45", linestyle=":", marker="", linewidth=2, zorder=1)
+        axis.set_xlabel(r"block $l$")
+        axis.set_title(TITLES[quantity])
+        positive = any(max(p.mean) > 0 for p in profiles if p.quantity == quantity)
+        axis.set_yscale("log" if quantity != "similarity" and positive else "linear")
+    axes[0].plot([], [], color="0.45", linestyle=":", marker="", linewidth=2, label=r"$\lambda^{L-l}$ (Eq. 8)")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=8, fontsize="small")
+    return figure
+
+
+def table(profiles: List[Profile], settings: Settings) -> str:
+    """What the figure shows, in figures."""
+    found: Dict[str, Dict[str, Profile]] = {}
+    for profile in profiles:
+        found.setdefault(profile.variant.name, {})[profile.quantity] = profile
+    lines = [
+        ["", "gradient,", "rate per", "lambda", "sqrt(lambda^2", "||F||/||x||,", "token"],
+        ["", "first / last", "block", "(Eq. 8)", "+ gain^2)", "first .. last", "similarity"],
+    ]
+    for name, each in found.items():
+        gradient, branch, variant = each["gradient"], each["branch"].mean, each["gradient"].variant
+        lines.append(
+            [
+                name,
+                f"{gradient.mean[0]:.3g}",
+                _number(rate(gradient)),
+                _number(variant.path),
+                _number(expected_rate(variant, settings.gain)),
+                f"{branch[0]:.2g} .. {branch[-1]:.2g}",
+                f"{each['similarity'].mean[-1]:.3f}",
+            ]
+        )
+    return aligned(lines)
+
+
+def _number(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -141,3 +141,12 @@ def _plain(value: Any) -> Any:
 
 def _with(stem: Path, ending: str) -> Path:
     return stem.with_name(stem.name + ending)  # with_suffix would replace what follows a dot of the name itself
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """The cells of ``rows``, all of one length, in columns: the first flush left, numbers flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
+        for row in rows
+    )

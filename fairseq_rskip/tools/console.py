@@ -1,11 +1,15 @@
-"""What every command line shares: mistakes in one line, number types, and printing that outlives its reader."""
+"""What every command line shares: mistakes in one line, number types, progress, printing that outlives its reader."""
 
 import argparse
 import math
 import sys
-from typing import Any, Callable, NoReturn, Optional
+import time
+from typing import Any, Callable, Iterable, Iterator, NoReturn, Optional, TypeVar
 
 from fairseq_rskip.errors import discard_output
+
+Item = TypeVar("Item")
+LINES_EVERY = 20.0  # seconds between lines of progress, where there is no terminal
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,3 +60,21 @@ def print_line(line: str, stream: str = "stdout", bar: Optional[Any] = None) -> 
             file.flush()
     except BrokenPipeError:
         discard_output(file)
+
+
+def progress(items: Iterable[Item], total: int, label: str, unit: str = "batch") -> Iterator[Item]:
+    """``items``, of which there are ``total``, while stderr shows how many are done: a bar or lines."""
+    if sys.stderr.isatty():
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            pass
+        else:
+            yield from tqdm(items, desc=label, total=total, unit=unit, dynamic_ncols=True, leave=False)
+            return
+    shown = time.monotonic()
+    for number, item in enumerate(items):
+        if time.monotonic() - shown > LINES_EVERY:
+            shown = time.monotonic()
+            print_line(f"{label}: {number} of {total}", "stderr")
+        yield item

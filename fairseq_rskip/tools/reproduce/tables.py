@@ -1,7 +1,6 @@
 """A table of the paper as data: what experiments/*.yaml holds, read and checked."""
 
 import argparse
-import importlib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ import dacite
 import yaml
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.analyze import add_options
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "experiments"
@@ -207,7 +207,7 @@ def _check(table: Table, path: Path) -> None:
 def _check_figure(table: Table, path: Path) -> None:
     """Raises ``UserError`` for an option that the subcommand of analyze.py lacks."""
     parser = argparse.ArgumentParser(add_help=False)
-    importlib.import_module(f"analysing.{table.figure or 'curves'}").add_arguments(parser)
+    add_options(table.figure or "curves", parser)
     known = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
     for name in table.figure_options:
         if name not in known:

@@ -1,6 +1,7 @@
 """Transformers: checkpoints of fairseq, and fresh ones, on sentence pairs that fairseq-preprocess has binarised."""
 
 import argparse
+import dataclasses
 import logging
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
@@ -9,14 +10,17 @@ import torch
 from fairseq import checkpoint_utils, tasks, utils
 from fairseq import options as fairseq_options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModel, TransformerModelBase
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
-from analysing.progress import progress
-from analysing.study import Given, Study, calibrate, choose, device_of, fit, parsed
+from fairseq_rskip.analysis.study import Source, Study, calibrate, choose, device_of, fit, parsed
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.safe_load import CheckpointError
+from fairseq_rskip.tools.console import progress
 from fairseq_rskip.vision.trainer import seed_everything
 
 
@@ -34,18 +38,18 @@ def losses(model: nn.Module, sample: Dict[str, Any]) -> Tensor:
     return -picked.sum(1) / kept.sum(1)
 
 
-def study(models: Sequence[Given], options: argparse.Namespace) -> Study:
+def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     """Build every model and draw the examples. Raises ``UserError``, ``CheckpointError``."""
     logging.getLogger().setLevel(logging.WARNING)  # fairseq lets every library's remarks through
     device = device_of(options.device)
-    states = [_read(given) for given in models]
+    states = [_read(source) for source in models]
     data = _data(models, states, options)
     built, first_task = {}, None
-    for given, state in progress(list(zip(models, states)), len(models), "loading", "model"):
-        cfg = _fresh_settings(given, data) if state is None else state["cfg"]
-        task, model = _build(given, cfg, state, data, options.seed)
+    for source, state in progress(list(zip(models, states)), len(models), "loading", "model"):
+        cfg = _fresh_settings(source, data) if state is None else state["cfg"]
+        task, model = _build(source, cfg, state, data, options.seed)
         first_task = first_task or task
-        built[given.label] = model.to(device).eval()
+        built[source.label] = model.to(device).eval()
     dataset = _dataset(first_task, options.split, data)
     chosen = _choose(dataset, list(built.values()), options)
 
@@ -55,10 +59,10 @@ def study(models: Sequence[Given], options: argparse.Namespace) -> Study:
             sample["pad"] = first_task.target_dictionary.pad()
             yield utils.move_to_cuda(sample) if device.type == "cuda" else sample
 
-    for given in models:
-        if given.state is None:
+    for source in models:
+        if source.state is None:
             seed_everything(options.seed)
-            calibrate(built[given.label], batches(), lambda net, sample: net(**sample["net_input"]))
+            calibrate(built[source.label], batches(), lambda net, sample: net(**sample["net_input"]))
     return Study(
         models=built,
         batches=batches,
@@ -67,49 +71,64 @@ def study(models: Sequence[Given], options: argparse.Namespace) -> Study:
         data=f"{len(chosen)} sentence pairs of {options.split}",
         losses=losses,
         group=group,
-        numbered_by_group=True,
     )
 
 
-def _read(given: Given) -> Any:
+def _read(source: Source) -> Any:
     """The checkpoint as fairseq understands it, settings of older versions brought up to date; None for a fresh one."""
-    if given.state is None:
+    if source.state is None:
         return None
     try:
-        state = checkpoint_utils.load_checkpoint_to_cpu(given.path)
+        state = checkpoint_utils.load_checkpoint_to_cpu(source.path)
         if state["cfg"]["task"]["data"] is not None and state["cfg"]["model"] is not None:
             return state
     except (AttributeError, KeyError, TypeError, IndexError) as error:
-        raise CheckpointError(f"{given} is not a checkpoint of fairseq-train: it lacks {error}") from None
-    raise CheckpointError(f"{given} is not a checkpoint of fairseq-train: it has no settings")
+        raise CheckpointError(f"{source} is not a checkpoint of fairseq-train: it lacks {error}") from None
+    raise CheckpointError(f"{source} is not a checkpoint of fairseq-train: it has no settings")
 
 
-def _data(models: Sequence[Given], states: Sequence[Any], options: argparse.Namespace) -> str:
+def _data(models: Sequence[Source], states: Sequence[Any], options: argparse.Namespace) -> str:
     """The data-bin that all models see: --data, else the one that every checkpoint names."""
-    pairs = [(given, state) for given, state in zip(models, states) if state is not None]
-    named = {str(Path(state["cfg"]["task"]["data"]).expanduser()): given for given, state in pairs}
+    pairs = [(source, state) for source, state in zip(models, states) if state is not None]
+    named = {str(Path(state["cfg"]["task"]["data"]).expanduser()): source for source, state in pairs}
     if options.data:
         named = {options.data: "--data"}
     if not named:
         raise UserError("fresh Transformers need --data DATA-BIN, a folder that fairseq-preprocess wrote")
     if len(named) > 1:
-        listed = ", ".join(f"{given.label}: {folder}" for folder, given in named.items())
+        listed = ", ".join(f"{source.label}: {folder}" for folder, source in named.items())
         raise UserError(f"the checkpoints name different data: say --data DATA-BIN ({listed})")
-    ((folder, given),) = named.items()
+    ((folder, source),) = named.items()
     if not list(Path(folder).expanduser().glob("dict.*.txt")):
-        hint = "" if options.data else f", which {given} was trained on: say --data DATA-BIN"
+        hint = "" if options.data else f", which {source} was trained on: say --data DATA-BIN"
         raise UserError(f"{folder} is not here or holds no dict.*.txt{hint}")
     return str(Path(folder).expanduser())
 
 
-def _fresh_settings(given: Given, data: str) -> Any:
+def _fresh_settings(source: Source, data: str) -> Any:
     """The settings of ``fairseq-train DATA --arch ARCH ...`` for ``fresh:ARCH ...``."""
     parser = fairseq_options.get_training_parser()
-    argv = [data, "--arch", *given.fresh]
-    return convert_namespace_to_omegaconf(parsed(given, lambda: fairseq_options.parse_args_and_arch(parser, argv)))
+    argv = [data, "--arch", *source.fresh]
+    return convert_namespace_to_omegaconf(parsed(source, lambda: fairseq_options.parse_args_and_arch(parser, argv)))
 
 
-def _build(given: Given, cfg: Any, state: Any, data: str, seed: int) -> Tuple[Any, nn.Module]:
+def _ours_for_stock(model: Any) -> Any:
+    """``model``, or for one of fairseq's own Transformers the same network as ours: a post-norm Transformer is xskip_ln
+    at lambda = 1, a pre-norm one xskip without a norm after the addition."""
+    name = getattr(model, "_name", None) or getattr(model, "arch", None)
+    stock = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
+    if stock not in (TransformerModel, TransformerModelBase):
+        return model
+    pre_norm = getattr(model, "encoder_normalize_before", False) or getattr(model, "decoder_normalize_before", False)
+    ours = MODEL_DATACLASS_REGISTRY["transformer_xskip" if pre_norm else "transformer_xskip_ln"](skip_lambda=1.0)
+    for field in dataclasses.fields(ours):
+        if hasattr(model, field.name):
+            setattr(ours, field.name, getattr(model, field.name))
+    ours._name = "transformer_xskip" if pre_norm else "transformer_xskip_ln"
+    return OmegaConf.structured(ours)
+
+
+def _build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> Tuple[Any, nn.Module]:
     """The task on ``data`` and the model with its weights."""
     try:
         cfg.task.data = data
@@ -117,16 +136,16 @@ def _build(given: Given, cfg: Any, state: Any, data: str, seed: int) -> Tuple[An
             cfg.task.eval_bleu = False  # it would build a tokenizer and a generator
         task = tasks.setup_task(cfg.task)
         seed_everything(seed)
-        model = task.build_model(cfg.model)
+        model = task.build_model(_ours_for_stock(cfg.model))
     except UserError as error:
-        raise UserError(f"{given}: {error}") from None
+        raise UserError(f"{source}: {error}") from None
     except (OSError, AssertionError, AttributeError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{given} does not go with {data}: {reason}") from None
+        raise UserError(f"{source} does not go with {data}: {reason}") from None
     if state is not None:
         weights = dict(state["model"])
         model.upgrade_state_dict(weights)
-        fit(model, checkpoint_utils.prune_state_dict(weights, cfg.model), given)
+        fit(model, checkpoint_utils.prune_state_dict(weights, cfg.model), source)
     return task, model
 
 

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analysing.progress import note, progress
-from analysing.study import Given, Study, calibrate, choose, device_of, fit, parsed
-from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual import SkipConnection
-from fairseq_rskip.safe_load import CheckpointError
-from fairseq_rskip.vision.batches import Augmenter, channel_statistics
-from fairseq_rskip.vision.config import DATA_SETS, FOLDER, Config, parse
-from fairseq_rskip.vision.data import ImageSet, load
-from fairseq_rskip.vision.model import WIDTHS, preact_resnet
-from fairseq_rskip.vision.trainer import seed_everything
+from ..errors import UserError
+from ..residual import SkipConnection
+from ..safe_load import CheckpointError
+from ..tools.console import print_line, progress
+from ..vision.batches import Augmenter, channel_statistics
+from ..vision.config import DATA_SETS, FOLDER, Config, parse
+from ..vision.data import ImageSet, load
+from ..vision.model import WIDTHS, preact_resnet
+from ..vision.trainer import seed_everything
+from .study import Source, Study, calibrate, choose, device_of, fit, parsed
 
 SPLITS = ("train", "test")
 
@@ -40,11 +40,11 @@ def losses(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch.images), batch.labels, reduction="none")
 
 
-def study(models: Sequence[Given], options: argparse.Namespace) -> Study:
+def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     """Build every model and draw the examples. Raises ``UserError``, ``CheckpointError``."""
     if options.split not in SPLITS:
         raise UserError(f"--split {options.split}: images have {' and '.join(SPLITS)}")
-    configs = [settings(given) for given in models]
+    configs = [settings(source) for source in models]
     device = device_of(options.device)
     images = load(_data(models, configs, options))
     stored, labels = (getattr(images, f"{options.split}_{what}") for what in ("images", "labels"))
@@ -60,13 +60,13 @@ def study(models: Sequence[Given], options: argparse.Namespace) -> Study:
 
     built = {}
     digest = images.digest()
-    for given, config in progress(list(zip(models, configs)), len(models), "loading", "model"):
-        model = _build(given, config, images, options.seed).to(device)
-        if given.state is None:
+    for source, config in progress(list(zip(models, configs)), len(models), "loading", "model"):
+        model = _build(source, config, images, options.seed).to(device)
+        if source.state is None:
             calibrate(model, batches(), lambda net, batch: net(batch.images))
-        elif (given.state.get("identity") or {}).get("SHA-256 of images and labels", digest) != digest:
-            note(f"{given} was trained on other images than these")
-        built[given.label] = model.eval()
+        elif (source.state.get("identity") or {}).get("SHA-256 of images and labels", digest) != digest:
+            print_line(f"note: {source} was trained on other images than these", "stderr")
+        built[source.label] = model.eval()
     return Study(
         models=built,
         batches=batches,
@@ -75,25 +75,25 @@ def study(models: Sequence[Given], options: argparse.Namespace) -> Study:
         data=f"{len(labels)} {'training' if options.split == 'train' else 'test'} images",
         losses=losses,
         group=group,
-        numbered_by_group=False,
+        only=f"stage{options.stage}" if options.stage else "",
     )
 
 
-def settings(given: Given) -> Config:
+def settings(source: Source) -> Config:
     """The configuration of a run or of a fresh network. Raises ``UserError`` that names the model."""
-    if given.state is None:
-        return parsed(given, lambda: parse(given.fresh, ""))
-    saved = given.state.get("config")
-    if not isinstance(saved, dict) or not isinstance(given.state.get("model"), dict):
-        raise CheckpointError(f"{given} has no settings or no weights in it")
+    if source.state is None:
+        return parsed(source, lambda: parse(source.fresh, ""))
+    saved = source.state.get("config")
+    if not isinstance(saved, dict) or not isinstance(source.state.get("model"), dict):
+        raise CheckpointError(f"{source} has no settings or no weights in it")
     known = {field.name for field in dataclasses.fields(Config)}
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in saved.items() if key in known}
-    return parsed(given, lambda: Config(**values))
+    return parsed(source, lambda: Config(**values))
 
 
-def _data(models: Sequence[Given], configs: Sequence[Config], options: argparse.Namespace) -> Config:
+def _data(models: Sequence[Source], configs: Sequence[Config], options: argparse.Namespace) -> Config:
     """Which images all models see: those of --data, else those that the checkpoints (or fresh ones' options) name."""
-    trained = [i for i, given in enumerate(models) if given.state is not None] or list(range(len(models)))
+    trained = [i for i, source in enumerate(models) if source.state is not None] or list(range(len(models)))
     first = configs[trained[0]]
     for i in trained:
         other = configs[i]
@@ -112,14 +112,14 @@ def _data(models: Sequence[Given], configs: Sequence[Config], options: argparse.
     return chosen
 
 
-def _build(given: Given, config: Config, images: ImageSet, seed: int) -> nn.Module:
+def _build(source: Source, config: Config, images: ImageSet, seed: int) -> nn.Module:
     classes = len(images.classes)
     seed_everything(seed)
     model = preact_resnet(config.depth, classes, config.skip_options(), config.shortcut)
-    if given.state is not None:
-        weights: Any = given.state["model"]
+    if source.state is not None:
+        weights: Any = source.state["model"]
         rows = len(weights["fc.bias"]) if "fc.bias" in weights else classes
         if rows != classes:
-            raise CheckpointError(f"{given} tells {rows} classes apart, the data has {classes}: say --data")
-        fit(model, weights, given)
+            raise CheckpointError(f"{source} tells {rows} classes apart, the data has {classes}: say --data")
+        fit(model, weights, source)
     return model.to(memory_format=torch.channels_last)

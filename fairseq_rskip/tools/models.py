@@ -1,15 +1,14 @@
-"""MODEL on the command line: what it may be, and how all of them become one study on the same examples."""
+"""MODEL on the command line of analyze.py: what it may be, and how all of them become one study."""
 
 import argparse
 import shlex
 from pathlib import Path
-from typing import List
 
-from analysing.progress import progress
-from analysing.study import Given, Place, Study
-from fairseq_rskip.errors import UserError
-from fairseq_rskip.safe_load import CheckpointError, load_checkpoint
-from fairseq_rskip.vision.run import CHECKPOINT, FORMAT
+from ..analysis.study import Source, Study
+from ..errors import UserError
+from ..safe_load import CheckpointError, load_checkpoint
+from ..vision.run import CHECKPOINT, FORMAT
+from .console import progress, whole_number
 
 FRESH = "fresh:"
 EPILOG = """\
@@ -24,7 +23,7 @@ their running statistics from 10 batches of them in training mode; nothing is tr
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser, examples: int) -> None:
+def add_model_arguments(parser: argparse.ArgumentParser, examples: int) -> None:
     """MODEL and the options that say which examples the models see."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
@@ -33,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser, examples: int) -> None:
         "--output", required=True, metavar="STEM", help="what to write, without an ending: STEM.csv, .png, .pdf"
     )
     parser.add_argument(
-        "--examples", type=_count, default=examples, metavar="N", help="images or sentence pairs (default: %(default)s)"
+        "--examples",
+        type=whole_number(1),
+        default=examples,
+        metavar="N",
+        help="images or sentence pairs (default: %(default)s)",
     )
     parser.add_argument(
         "--data",
@@ -45,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser, examples: int) -> None:
     parser.add_argument("--cache", default="", help="where decoded image folders are kept (default: as in training)")
     parser.add_argument("--data-dir", default="", help="where cifar10 and cifar100 are (default: as in training)")
     parser.add_argument("--seed", type=int, default=1, help="of the choice of examples and of fresh networks")
-    parser.add_argument("--batch-size", type=_count, default=64, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--batch-size", type=whole_number(1), default=64, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes a GPU")
     parser.add_argument("--stage", type=int, choices=(1, 2, 3), help="of a ResNet this stage only; the paper shows 2")
 
@@ -55,91 +58,68 @@ def load_study(options: argparse.Namespace) -> Study:
 
     Raises ``UserError`` that names the model, and the layer where there is one to name.
     """
-    models = [_given(text) for text in options.models]
-    labels = [given.label for given in models]
+    models = [_source(text) for text in options.models]
+    labels = [source.label for source in models]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
         raise UserError(f"MODEL {twice}: two models have this label, expected different ones")
-    models = [_read(given) for given in progress(models, len(models), "reading", "model")]
-    images = [given for given in models if _is_vision(given)]
+    models = [_read(source) for source in progress(models, len(models), "reading", "model")]
+    images = [source for source in models if _is_vision(source)]
     if images and len(images) < len(models):
-        other = next(given for given in models if given not in images)
+        other = next(source for source in models if source not in images)
         raise UserError(f"{images[0]} is a ResNet and {other} a Transformer: they do not share examples, analyse apart")
     if images:
-        from analysing.vision_models import study
-    else:
-        if options.stage:
-            raise UserError("--stage: expected with ResNets only, Transformers have none")
-        study = _translation()
-    made = study(models, options)
-    for given in models:
-        if not made.places(given.label):
-            raise UserError(f"{given} has no skip connection of fairseq_rskip, so there is nothing to measure")
-    return made
+        from ..analysis.resnets import study
 
-
-def shown(study: Study, label: str, options: argparse.Namespace) -> List[Place]:
-    """The blocks of a model that --stage leaves."""
-    return study.places(label, f"stage{options.stage}" if options.stage else "")
-
-
-def _translation():
+        return study(models, options)
+    if options.stage:
+        raise UserError("--stage: expected with ResNets only, Transformers have none")
     try:
-        from analysing.translation_models import study
+        from .transformers import study
     except ImportError as error:
         raise UserError(f"Transformers need fairseq, which does not import here: {error}") from None
-    return study
+    return study(models, options)
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-_count.__name__ = "number >= 1"  # how argparse calls it
-
-
-def _given(text: str) -> Given:
+def _source(text: str) -> Source:
     label, equals, source = text.partition("=")
     if not (label and equals and source):
         raise UserError(f"MODEL {text!r}: expected LABEL=PATH or 'LABEL=fresh:...'")
     if not source.startswith(FRESH):
-        return Given(label, path=source)
+        return Source(label, path=source)
     try:
         words = shlex.split(source[len(FRESH) :])
     except ValueError as error:
         raise UserError(f"MODEL {text!r}: {error}") from None
     if not words:
         raise UserError(f"MODEL {text!r}: expected options of train_cifar.py or an architecture after {FRESH}")
-    return Given(label, fresh=tuple(words))
+    return Source(label, fresh=tuple(words))
 
 
-def _read(given: Given) -> Given:
+def _read(source: Source) -> Source:
     """``given`` with its checkpoint, if it is one."""
-    if given.fresh:
-        return given
-    path = Path(given.path).expanduser()
+    if source.fresh:
+        return source
+    path = Path(source.path).expanduser()
     if path.is_dir():
         seeds = sorted(path.glob(f"seed*/{CHECKPOINT}"))
         if not (path / CHECKPOINT).is_file():
             held = f"say which: {', '.join(str(seed.parent) for seed in seeds[:4])}" if seeds else "or of fairseq-train"
             expected = "a checkpoint of train_cifar.py" if not seeds else "one seed's folder"
-            raise UserError(f"{given} holds no {CHECKPOINT}: expected {expected}, {held}")
+            raise UserError(f"{source} holds no {CHECKPOINT}: expected {expected}, {held}")
         path = path / CHECKPOINT
-    given = given._replace(path=str(path))
+    source = source._replace(path=str(path))
     try:
         state = load_checkpoint(path, map_location="cpu")
     except CheckpointError as error:
-        raise CheckpointError(f"{given.label}: {error}") from None
+        raise CheckpointError(f"{source.label}: {error}") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise CheckpointError(f"{given} is no checkpoint of train_cifar.py or fairseq-train: it has no entry 'model'")
+        raise CheckpointError(f"{source} is no checkpoint of train_cifar.py or fairseq-train: it has no entry 'model'")
     # fairseq reads its own checkpoints again: settings of older versions need its conversion
-    return given._replace(state=state if state.get("format") == FORMAT else {})
+    return source._replace(state=state if state.get("format") == FORMAT else {})
 
 
-def _is_vision(given: Given) -> bool:
-    if given.state is None:
-        return given.fresh[0].startswith("-")
-    return given.state.get("format") == FORMAT
+def _is_vision(source: Source) -> bool:
+    if source.state is None:
+        return source.fresh[0].startswith("-")
+    return source.state.get("format") == FORMAT

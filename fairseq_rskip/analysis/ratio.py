@@ -6,19 +6,18 @@ reading of a quantity that the paper reports (2.82 for 2xSkip+LN, 2.64 for 2rSki
 the ratio, which for xSkip is lambda whatever is learned.
 """
 
-import argparse
+from pathlib import Path
 from typing import Any, Dict, List
 
 import torch
 from torch import nn
 
-from analysing import models, table
-from analysing.progress import note, progress
-from analysing.study import Place, Study
-from fairseq_rskip.analysis import figures
-from fairseq_rskip.analysis.coefficients import CoefficientProbe, Scales
-from fairseq_rskip.analysis.gradients import estimate
-from fairseq_rskip.residual import SkipConnection
+from ..residual import SkipConnection
+from ..tools.console import print_line, progress
+from . import figures
+from .coefficients import CoefficientProbe, Scales
+from .gradients import estimate
+from .study import Place, Study, draw_blocks, panels, table
 
 EXAMPLES = 1_000
 TOLERANCE = 1e-9  # of float64, with room for sums that cancel
@@ -28,15 +27,9 @@ READING = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    models.add_arguments(parser, EXAMPLES)
-
-
-def run(options: argparse.Namespace) -> None:
-    """Measure, print, write. Raises ``UserError``."""
-    stem = figures.check_stem(options.output)
-    study = models.load_study(options)
-    places = {label: models.shown(study, label, options) for label in study.models}
+def report(study: Study, stem: Path) -> None:
+    """Measure the models of ``study``, print tables, write ``stem``'s CSV files after each of them and its figure."""
+    places = study.places()
     found: Dict[str, List[Dict[str, Any]]] = {}
     learned: List[Dict[str, Any]] = []
     for label, model in study.models.items():
@@ -102,14 +95,14 @@ def _learned(label: str, model: nn.Module, shown: List[Place]) -> List[Dict[str,
 
 def _print(places: Any, found: Any, learned: List[Dict[str, Any]], study: Study) -> None:
     for key, title in (("ratio", "x:F in y"), ("effective_scale", "effective scale")):
-        print(table.text(places, _values(found, key), f"{title}, mean over {study.data}") + "\n")
+        print(table(places, _values(found, key), f"{title}, mean over {study.data}") + "\n")
     print(READING)
     for label, rows in found.items():
         apart = max(row["largest_relative_difference"] for row in rows)
         print(f"{label}: closed form and probe differ by {apart:.1e} at most (relative, float64)")
         if not apart <= TOLERANCE:
             worst = max(rows, key=lambda row: row["largest_relative_difference"])
-            note(f"{label}: closed form and probe disagree at {worst['block']}")
+            print_line(f"note: {label}: closed form and probe disagree at {worst['block']}", "stderr")
         for what in dict.fromkeys(row["vector"] for row in learned if row["model"] == label):
             mine = [row for row in learned if row["model"] == label and row["vector"] == what]
             kinds = {"mean": "mean", "mean_absolute": "mean absolute value", "rms": "rms", "norm": "norm"}
@@ -119,12 +112,12 @@ def _print(places: Any, found: Any, learned: List[Dict[str, Any]], study: Study)
 
 def draw(places: Dict[str, List[Place]], found: Dict[str, List[Dict[str, Any]]], study: Study) -> Any:
     """Ratio and effective scale over the blocks, a panel each, for encoder and decoder apart."""
-    sides = table.panels(places)
+    sides = panels(places)
     figure, axes = figures.new_figure(columns=2 * len(sides))
     drawn = (("ratio", "x:F in y"), ("effective_scale", "effective scale, mean |a|"))
     wanted = [(side, *quantity) for side in sides for quantity in drawn]
     for axis, (side, key, title) in zip(axes, wanted):
-        table.draw(axis, side, places, _values(found, key), _values(found, f"{key}_standard_error"))
+        draw_blocks(axis, side, places, _values(found, key), _values(found, f"{key}_standard_error"))
         axis.set_ylabel(title)
     axes[-1].legend(fontsize="small")
     figure.suptitle(f"Mean over {study.data}", fontsize="medium")

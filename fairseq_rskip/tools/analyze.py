@@ -1,0 +1,72 @@
+"""Why a skip connection helps: figures and tables from checkpoints, logs and fresh stacks (docs/analysis.md)."""
+
+import argparse
+import importlib
+import sys
+from typing import Any, List, Optional
+
+from ..analysis import figures
+from ..errors import exit_status
+from .console import Parser
+
+# What -h lists; the modules of fairseq_rskip.analysis say the rest, and are imported only when asked for: each has its
+# own needs.
+COMMANDS = {
+    "gradients": "Figure 3: the gradient norm at every residual block",
+    "ratio": "x:F in every block, learned gains, effective scale",
+    "depth": "gradients, branches and tokens against depth",
+    "curves": "Figure 4: training loss and validation metric of runs",
+}
+
+
+def measures_models(command: Any) -> bool:
+    """Whether a command's module measures MODELs (``report(study, stem)``) or runs by itself (``run(options)``)."""
+    return hasattr(command, "report")
+
+
+def add_options(name: str, parser: argparse.ArgumentParser) -> Any:
+    """Add the options of a command to ``parser``; returns the command's module.
+
+    Raises ``ImportError`` if that needs a package that is missing.
+    """
+    command = importlib.import_module(f"fairseq_rskip.analysis.{name}")
+    if measures_models(command):
+        from .models import add_model_arguments
+
+        add_model_arguments(parser, command.EXAMPLES)
+    else:
+        command.add_arguments(parser)
+    return command
+
+
+def parse(argv: List[str]) -> argparse.Namespace:
+    """The options, with the command's module as ``command``."""
+    parser = Parser(prog="analyze.py", description=__doc__)
+    commands = parser.add_subparsers(dest="name", metavar="COMMAND [options]", required=True)
+    for name, line in COMMANDS.items():
+        subparser = commands.add_parser(name, help=line)
+        if argv[:1] == [name]:
+            command = add_options(name, subparser)
+            subparser.description = command.__doc__
+            subparser.set_defaults(command=command)
+    return parser.parse_args(argv)
+
+
+def run(argv: List[str]) -> None:
+    options = parse(argv)
+    if measures_models(options.command):
+        from .models import load_study
+
+        stem = figures.check_stem(options.output)
+        options.command.report(load_study(options), stem)
+    else:
+        options.command.run(options)
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Run the command line ``argv``; returns the exit status."""
+    return exit_status(lambda: run(sys.argv[1:] if argv is None else argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

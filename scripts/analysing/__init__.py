@@ -1,1 +1,0 @@
-"""What ``scripts/analyze.py`` runs, one module a subcommand."""
