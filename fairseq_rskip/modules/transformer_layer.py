@@ -75,6 +75,8 @@ class SkipTransformerLayerBase(nn.Module):
             once = not self.cfg.checkpoint_activations
             skip = self.cfg.skip.build(self.embed_dim, place, self.normalize_before, update_in_no_grad=once)
             skip.initialise(self.branch(sublayer))
+            if skips:
+                skip.share(skips[0])
             skips.append(skip)
         return skips
 

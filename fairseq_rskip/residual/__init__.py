@@ -6,11 +6,14 @@
 
 from .base import KINDS, Branch, ConstantSkip, LearnedSkip, Place, SkipConnection, Weight
 from .options import in_terms_of_flags, select, settings
-from .paper import RSkip, WSkip, XSkip
-from .streams import B2T, X0, ResiDual
+from .paper import RSkip, WSkip, XSkip  # isort: split
+from . import (  # noqa: F401  (each family registers its kinds, after the paper's)
+    gates,
+    scaled,
+    streams,
+)
 
 PLAIN = {"kind": "xskip", "skip_lambda": 1.0, "norm": "none"}  # y = x + F
 
 __all__ = ["KINDS", "PLAIN", "Branch", "ConstantSkip", "LearnedSkip", "Place", "RSkip", "SkipConnection", "WSkip"]
 __all__ += ["Weight", "XSkip", "in_terms_of_flags", "select", "settings"]
-__all__ += ["B2T", "X0", "ResiDual"]

@@ -5,6 +5,7 @@ import math
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..norms import NORMS, at_least_float32, check_layout, create_norm
@@ -107,6 +108,8 @@ class SkipConnection(nn.Module):
     needs_norm = False
     for_images = True
     learns = False  # has parameters of its own beside the norms'
+    branch_batch_norm = True  # whether a ResNet's branch keeps its batch norms
+    zero_classifier = False  # whether a ResNet's classifier starts at 0
     width_in = 1  # what it takes and returns, in tensors of dim channels
     width_out = 1
     spans_layers = False  # hands more than one tensor from layer to layer, so that no layer can be left out
@@ -221,6 +224,17 @@ class SkipConnection(nn.Module):
         seed = (torch.initial_seed() + 7919 * self.place.number + 104729 * len(self.place.side)) % 2**63
         return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
+    def share(self, first: "SkipConnection") -> None:
+        """Share with ``first``, of the layer's first sublayer, the parameters that the rule has once per layer."""
+
+    def wants_profile(self) -> bool:
+        """Whether :func:`fairseq_rskip.residual.profile.profile` is to set its start from one batch."""
+        return False
+
+    def profile(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor], before: float) -> float:
+        """Set the start from what ``forward`` is about to see; ``before`` is what the block before returned, 1 at first."""
+        return before
+
     def read(self, x: Tensor) -> Tensor:
         """What the branch sees: x, or G(x) where the norm stands before the branch."""
         if self.pre_norm is not None:
@@ -275,11 +289,15 @@ class SkipConnection(nn.Module):
         Each of x's shape, at least fp32. Raises ``ValueError`` where a norm or the kind has no such map.
         """
         self.check(x, f_x, padding_mask)
-        a, b = self.scales(x, f_x)
-        a, b, c = a, self._kept() * b, torch.zeros_like(a)
+        p, q = self.scales(x, f_x)
+        a, b, c = p, self._kept() * q, self.offset(x)
         for norm in self.norms:
             a, b, c = self._through(norm, a, b, c, x, f_x, padding_mask)
         return self._expanded(x, a, b, c)
+
+    def offset(self, x: Tensor) -> Tensor:
+        """What is added to ``p * x + q * F``, broadcastable to x."""
+        return x.new_zeros(())
 
     def _kept(self) -> float:
         """The share of F that stochastic depth leaves on average."""
@@ -377,3 +395,9 @@ class LearnedSkip(SkipConnection):
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
         p, q = self.scales(x, f_x)
         return p * x + q * f_x
+
+    def mix(self, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+        """``W x + b`` over the features of each position, W of shape ``(out, dim)``."""
+        if self.channel_dim == 1:
+            return F.conv2d(x, weight.to(x.dtype)[:, :, None, None], None if bias is None else bias.to(x.dtype))
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))

@@ -7,6 +7,7 @@ Every residual unit computes ``y = skip(shortcut(x), F(x))`` with :class:`fairse
 
 from typing import Any, Dict, Optional
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -28,6 +29,17 @@ class PadShortcut(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
 
 
+class ScalarBias(nn.Module):
+    """``x + b`` with one learned b, 0 at first: where a rule does without batch norm (Zhang et al. 2019, Fixup)."""
+
+    def __init__(self, _width: int = 1):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
 class PreActBlock(nn.Module):
     """One residual unit, ``(N, in_width, H, W)`` to ``(N, width, H / stride, W / stride)``.
 
@@ -39,15 +51,17 @@ class PreActBlock(nn.Module):
     ):
         super().__init__()
         self.common = common
-        self.bn1 = nn.BatchNorm2d(in_width)
+        self.skip = SkipConnection(width, channel_dim=1, place=place, **skip)
+        norm = nn.BatchNorm2d if self.skip.branch_batch_norm else ScalarBias
+        bias = nn.Identity if self.skip.branch_batch_norm else ScalarBias
+        self.bn1, self.bias1 = norm(in_width), bias()
         self.conv1 = _conv(in_width, width, 3, stride)
-        self.bn2 = nn.BatchNorm2d(width)
+        self.bn2, self.bias2 = norm(width), bias()
         self.conv2 = _conv(width, width, 3)
         self.shortcut: nn.Module = nn.Identity()
         if in_width != width or stride != 1:
             pad = shortcut == "A"
             self.shortcut = PadShortcut(in_width, width, stride) if pad else _conv(in_width, width, 1, stride)
-        self.skip = SkipConnection(width, channel_dim=1, place=place, **skip)
 
     def branch(self) -> Branch:
         """The kernels of the branch, with the standard deviations of He's initialisation with the fan-out."""
@@ -55,8 +69,8 @@ class PreActBlock(nn.Module):
         return {name: Weight(kernel, (2.0 / (9 * kernel.size(0))) ** 0.5) for name, kernel in kernels.items()}
 
     def forward(self, x: Tensor) -> Tensor:
-        activated = F.relu(self.bn1(x), inplace=True)
-        branch = self.conv2(F.relu(self.bn2(self.conv1(activated)), inplace=True))
+        activated = self.bias1(F.relu(self.bn1(x), inplace=True))
+        branch = self.conv2(self.bias2(F.relu(self.bn2(self.conv1(activated)), inplace=True)))
         return self.skip(self.shortcut(activated if self.common else x), branch)
 
 
@@ -78,7 +92,7 @@ class PreActResNet(nn.Module):
                 blocks.append(PreActBlock(in_width, width, stride, first, shortcut, skip, place))
                 in_width = width
         self.blocks = nn.Sequential(*blocks)
-        self.bn = nn.BatchNorm2d(in_width)
+        self.bn = nn.BatchNorm2d(in_width) if blocks[0].skip.branch_batch_norm else ScalarBias()
         self.fc = nn.Linear(in_width, num_classes)
         self._initialise()
 
@@ -88,6 +102,8 @@ class PreActResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(self.fc.bias)
+        if self.blocks[0].skip.zero_classifier:
+            nn.init.zeros_(self.fc.weight)
         for block in self.blocks:
             block.skip.initialise(block.branch())
 

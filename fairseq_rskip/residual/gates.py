@@ -1,0 +1,149 @@
+"""Skip connections with gates and transforms on the shortcut: Highway, the five shortcuts of He et al. 2016b, LAuReL."""
+
+import dataclasses
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import options as opt
+from .base import ConstantSkip, LearnedSkip
+from .scaled import WithoutNorm
+
+
+class Highway(LearnedSkip):
+    """Highway network, ``y = G(T * F + (1 - T) * x)``, ``T = sigmoid(W x + b)``: Srivastava et al. 2015, Eq. 3.
+
+    W is ``(dim, dim)``, applied to the features of each position (a 1x1 convolution for images), and starts with
+    standard deviation 1/sqrt(dim); b starts at ``gate_bias``, -1 to -3 in the paper. b -> -inf gives x.
+    """
+
+    kind = "highway"
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(WithoutNorm):
+        gate_bias: float = opt.option(-1.0, "where the bias of a gate starts", "real")
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        self.gate_weight = nn.Parameter(self.draw(self.dim, self.dim) * self.dim**-0.5)
+        self.gate_bias = nn.Parameter(torch.full((self.dim,), float(self.options.gate_bias)))
+
+    def gate(self, x: Tensor) -> Tensor:
+        """sigmoid(W x + b), of x's shape."""
+        return torch.sigmoid(self.mix(x, self.gate_weight, self.gate_bias))
+
+    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+        gate = self.gate(x)
+        return 1.0 - gate, gate
+
+
+class ExclusiveGate(Highway):
+    """Exclusive gating, ``y = G(g * F + (1 - g) * x)``, ``g = sigmoid(W x + b)``: He et al. 2016b, section 3.1. It is
+    Highway's equation; b starts at -6, the best of 0 to -10 in the paper's Table 1.
+    """
+
+    kind = "exclusive_gate"
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(WithoutNorm):
+        gate_bias: float = opt.option(-6.0, "where the bias of a gate starts", "real")
+
+
+class ShortcutGate(ExclusiveGate):
+    """Shortcut-only gating, ``y = G(F + (1 - g) * x)``: He et al. 2016b, section 3.1. At b -> -inf it is x + F."""
+
+    kind = "shortcut_gate"
+
+    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+        return 1.0 - self.gate(x), x.new_ones(())
+
+
+class Constant(ConstantSkip):
+    """Constant scaling, ``y = G(lambda * x + (1 - lambda) * F)``: He et al. 2016b, section 3.1 (lambda 0.5)."""
+
+    kind = "constant"
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(WithoutNorm):
+        skip_lambda: float = opt.option(0.5, "λ: scale of x", "positive")
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        self.x_scale = float(self.options.skip_lambda)
+        if not self.x_scale < 1.0:
+            raise ValueError(f"skip_lambda={self.x_scale!r}: expected a number between 0 and 1 for constant")
+        self.f_scale = 1.0 - self.x_scale
+
+    def constants(self) -> Dict[str, float]:
+        return {"lambda": self.x_scale, "alpha": self.f_scale}
+
+
+class ConvShortcut(LearnedSkip):
+    """1x1 convolutional shortcut, ``y = G(W x + F)``: He et al. 2016b, section 3.2; in a Transformer W is a linear map.
+
+    W is ``(dim, dim)`` and starts as He's initialisation with the fan-out draws it. y mixes the features of x, so that
+    x:F has no meaning.
+    """
+
+    kind = "conv_shortcut"
+    Options = WithoutNorm
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        self.weight = nn.Parameter(self.draw(self.dim, self.dim) * (2.0 / self.dim) ** 0.5)
+
+    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+        return self.mix(x, self.weight, None) + f_x
+
+    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+        raise ValueError("conv_shortcut mixes features: its y has no coefficient of x")
+
+
+class DropoutShortcut(ConstantSkip):
+    """Dropout shortcut, ``y = G(dropout(x) + F)``: He et al. 2016b, section 3.3 (rate 0.5, which fails to converge)."""
+
+    kind = "dropout_shortcut"
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(WithoutNorm):
+        shortcut_dropout: float = opt.option(0.5, "rate of dropout on the shortcut", "rate")
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        self.rate = float(self.options.shortcut_dropout)
+
+    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+        return F.dropout(x, self.rate, self.training) + f_x
+
+
+class LAuReL(LearnedSkip):
+    """LAuReL, ``y = G(a * F + b * x + B A x)``: Menghani et al. 2024, "LAuReL: Learned Augmented Residual Layer", its
+    residual weights (RW) and low rank (LR) together.
+
+    a and b are scalars that start at 1, A is ``(rank, dim)`` and starts with standard deviation 1/sqrt(dim), B is
+    ``(dim, rank)`` and starts at 0: at the start y is the plain sum. (The paper bounds a and b by a softmax or sigmoid
+    of its choice; here they are free.) y mixes the features of x, so that x:F has no meaning.
+    """
+
+    kind = "laurel"
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(WithoutNorm):
+        rank: int = opt.option(16, "rank of laurel's BA", "count")
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        rank = int(self.options.rank)
+        self.branch_weight = nn.Parameter(torch.ones(()))
+        self.skip_weight = nn.Parameter(torch.ones(()))
+        self.low = nn.Parameter(self.draw(rank, self.dim) * self.dim**-0.5)
+        self.high = nn.Parameter(torch.zeros(self.dim, rank))
+
+    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+        augmented = self.mix(self.mix(x, self.low, None), self.high, None)
+        return self.branch_weight * f_x + self.skip_weight * x + augmented
+
+    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+        raise ValueError("laurel mixes features: its y has no coefficient of x")

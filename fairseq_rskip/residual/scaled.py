@@ -1,0 +1,280 @@
+"""Skip connections that weigh the branch or the skip by a constant or a learned scalar or vector, and what their branches
+start with.
+
+A published "scale by beta" is relative to Xavier's initialisation with gain 1. fairseq draws q, k and v with gain
+1/sqrt(2) and fc1 and fc2 as torch does: ``initialise`` rescales to the standard deviation that the paper means, and
+``python -m fairseq_rskip describe`` prints what results.
+"""
+
+import dataclasses
+import math
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ..norms import NORMS
+from . import options as opt
+from .base import Branch, ConstantSkip, LearnedSkip, SkipConnection
+
+
+@dataclasses.dataclass(frozen=True)
+class WithoutNorm(SkipConnection.Options):
+    norm: str = opt.option("none", "normalisation G", choices=NORMS)
+
+
+class SkipInit(LearnedSkip):
+    """SkipInit, ``y = x + a * F`` with one learned scalar a per block, 0 at first, and no normalisation at all: De and
+    Smith 2020, "Batch Normalization Biases Residual Blocks Towards the Identity Function in Deep Networks". In a ResNet
+    the branch, too, is without batch norm.
+
+    At the start a stack of it is the identity, bit for bit; ``da = <dy, F>``.
+    """
+
+    kind = "skipinit"
+    norm_stands = "nowhere"
+    branch_batch_norm = False
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(WithoutNorm):
+        init: float = opt.option(0.0, "where the learned weight of the skip or of the branch starts", "real")
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        self.weight = nn.Parameter(torch.full((), float(self.options.init)))
+
+    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+        return x.new_ones(()), self.weight
+
+    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+        return x + self.weight * f_x
+
+
+class ReZero(SkipInit):
+    """ReZero, ``y = x + a * F`` with one learned scalar a per layer, 0 at first, and no norm after the sum: Bachlechner
+    et al. 2020, "ReZero is All You Need". All sublayers of a Transformer's layer share a. A ResNet keeps the batch norms
+    of its branches, as in the paper's CIFAR-10 networks.
+    """
+
+    kind = "rezero"
+    branch_batch_norm = True
+
+    def share(self, first: SkipConnection) -> None:
+        self.weight = first.weight
+
+
+class LayerScale(LearnedSkip):
+    """LayerScale, ``y = x + gamma * F(G(x))``, gamma of shape ``(dim,)``: Touvron et al. 2021, "Going deeper with Image
+    Transformers", section 2.
+
+    gamma starts at 0.1 up to 18 layers, 1e-5 up to 24 and 1e-6 beyond (the paper; the authors' code has 1e-5 at 36
+    layers, too), or at ``init``. gamma = 1 is pre-norm. In a ResNet the branch begins with its own batch norm, so that
+    G is none.
+    """
+
+    kind = "layerscale"
+    norm_stands = "before"
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(LearnedSkip.Options):
+        init: float = opt.option(0.0, "where the learned weight of the skip or of the branch starts", "real")
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        depth = self.place.depth
+        by_depth = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
+        self.weight = nn.Parameter(torch.full((self.dim,), float(self.options.init) or by_depth))
+
+    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+        return x.new_ones(()), self.per_channel(self.weight)
+
+    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+        return x + self.per_channel(self.weight) * f_x
+
+
+class Scaled(ConstantSkip):
+    """Fixed scale, ``y = G(x + F / sqrt(L))``, L the residual blocks of this side: for F of unit variance, independent
+    of x, the stream's variance at most doubles over any depth. See Hayou et al. 2021, "Stable ResNet".
+    """
+
+    kind = "scaled"
+    Options = WithoutNorm
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        self.f_scale = self.place.blocks**-0.5
+
+    def constants(self) -> Dict[str, float]:
+        return {"alpha": self.f_scale}
+
+
+class LearnedScalar(SkipInit):
+    """Learned scale, ``y = G(x + a * F)`` with one scalar a per block, 1 at first."""
+
+    kind = "learned_scalar"
+    norm_stands = "after"
+    branch_batch_norm = True
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(WithoutNorm):
+        init: float = opt.option(1.0, "where the learned weight of the skip or of the branch starts", "real")
+
+
+class DeepNorm(ConstantSkip):
+    """DeepNorm, ``y = LN(alpha * x + F)``: Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers", Table 1.
+
+    With N encoder and M decoder layers the encoder has alpha = 0.81 (N^4 M)^(1/16) and beta = 0.87 (N^4 M)^(-1/16), the
+    decoder alpha = (3M)^(1/4) and beta = (12M)^(-1/4); a side alone, of N layers, (2N)^(1/4) and (8N)^(-1/4). v, out,
+    fc1 and fc2 start with beta times Xavier's standard deviation, q and k with Xavier's, as in the paper. (torchscale
+    has 1.15 for 0.87.) The forward pass is xSkip+LN's: LN(alpha x + F) = LN(x + F / alpha) up to eps.
+    """
+
+    kind = "deepnorm"
+    needs_norm = True
+    for_images = False
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        here, other = float(self.place.depth), float(self.place.other_depth)
+        if not other:
+            self.x_scale, self.beta = (2 * here) ** 0.25, (8 * here) ** -0.25
+        elif self.place.side == "encoder":
+            self.x_scale, self.beta = (0.81 * (here**4 * other) ** (1 / 16), 0.87 * (here**4 * other) ** (-1 / 16))
+        else:
+            self.x_scale, self.beta = (3 * here) ** 0.25, (12 * here) ** -0.25
+
+    def constants(self) -> Dict[str, float]:
+        return {"alpha": self.x_scale, "beta": self.beta}
+
+    def initialise(self, branch: Branch) -> None:
+        for role, weight in branch.items():
+            weight.rescale(weight.xavier * (1.0 if role in ("q", "k") else self.beta))
+
+
+class Admin(LearnedSkip):
+    """Admin, ``y = LN(omega * x + F)``, omega of shape ``(dim,)`` and learned: Liu et al. 2020, "Understanding the
+    Difficulty of Training Transformers".
+
+    omega starts where one batch's profile puts it, block after block: omega_1 = 1 and
+    ``omega_{i+1}^2 = var(omega_i * x_i) + var(F_i)`` over all unpadded elements, as in the authors' code: with x of unit
+    variance the paper's sum ``omega_i^2 = sum_{j<i} var(F_j)`` with the stack's input, of variance 1, for F_0. Encoder
+    and decoder are separate chains. ``--skip-omega formula`` takes the profile-free
+    ``sqrt((R + 1) / ln(R + 1) - 1)`` of microsoft/admin-torch, R the residual blocks of this side.
+    """
+
+    kind = "admin"
+    needs_norm = True
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(LearnedSkip.Options):
+        omega: str = opt.option("profile", "where admin's ω starts", choices=("profile", "formula"))
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        blocks = self.place.blocks + 1.0
+        start = math.sqrt(blocks / math.log(blocks) - 1.0) if self.options.omega == "formula" else 1.0
+        self.weight = nn.Parameter(torch.full((self.dim,), start))
+
+    def constants(self) -> Dict[str, float]:
+        return {"omega": float(self.weight.detach().mean())}
+
+    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+        return self.per_channel(self.weight), x.new_ones(())
+
+    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+        return x * self.per_channel(self.weight) + f_x
+
+    def wants_profile(self) -> bool:
+        return self.options.omega == "profile"
+
+    def profile(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor], before: float) -> float:
+        if padding_mask is not None:
+            kept = padding_mask.logical_not()
+            x, f_x = (tensor.movedim(self.channel_dim, -1)[kept] for tensor in (x, f_x))
+        self.weight.fill_(before)
+        return math.sqrt((before * x).double().var(unbiased=False) + f_x.double().var(unbiased=False))
+
+
+class Fixup(LearnedSkip):
+    """Fixup, ``y = x + s * F(x + b) + c``, no norm, with learned scalars s, b and c that start at 1, 0 and 0: Zhang et
+    al. 2019, "Fixup Initialization".
+
+    The last matrix of each branch (out, fc2, conv2) starts at 0, so that a stack starts as the identity; with K branches
+    in the network (2N + 3M in a Transformer) fc1 and conv1 start at K^(-1/2) times their usual standard deviation, and
+    q, k and v, of a branch of four matrices, at K^(-1/6). "Usual" is Xavier's in a Transformer and He's in a ResNet,
+    which has scalar biases in place of its batch norms, and whose classifier starts at 0.
+    """
+
+    kind = "fixup"
+    norm_stands = "nowhere"
+    branch_batch_norm = False
+    zero_classifier = True
+    Options = WithoutNorm
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.bias_in = nn.Parameter(torch.zeros(()))
+        self.bias_out = nn.Parameter(torch.zeros(()))
+
+    def initialise(self, branch: Branch) -> None:
+        for role, weight in branch.items():
+            usual = weight.std if role.startswith("conv") else weight.xavier
+            power = {"out": None, "fc2": None, "conv2": None, "fc1": -1 / 2, "conv1": -1 / 2}.get(role, -1 / 6)
+            weight.rescale(0.0 if power is None else usual * self.place.all_blocks**power)
+
+    def read(self, x: Tensor) -> Tensor:
+        return x + self.bias_in
+
+    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+        return x.new_ones(()), self.scale
+
+    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+        return x + self.scale * f_x + self.bias_out
+
+    def offset(self, x: Tensor) -> Tensor:
+        return self.bias_out
+
+
+class TFixup(ConstantSkip):
+    """T-Fixup, ``y = x + F`` without norm, trainable without warm-up: Huang et al. 2020, "Improving Transformer
+    Optimization Through Better Initialization", section 3.2.
+
+    v, out, fc1 and fc2 start with 0.67 N^(-1/4) times Xavier's standard deviation in an encoder of N layers and
+    (9M)^(-1/4) in a decoder of M, q and k with Xavier's; the embeddings of a side of N layers with (9N)^(-1/4) of
+    theirs. One embedding for both sides is scaled once, by the encoder's factor.
+    """
+
+    kind = "tfixup"
+    norm_stands = "nowhere"
+    for_images = False
+    Options = WithoutNorm
+
+    def beta(self) -> float:
+        depth = self.place.depth
+        return 0.67 * depth**-0.25 if self.place.side == "encoder" else (9 * depth) ** -0.25
+
+    def constants(self) -> Dict[str, float]:
+        return {"beta": self.beta()}
+
+    def initialise(self, branch: Branch) -> None:
+        for role, weight in branch.items():
+            weight.rescale(weight.xavier * (1.0 if role in ("q", "k") else self.beta()))
+
+    def embedding_scale(self) -> float:
+        return (9 * self.place.depth) ** -0.25
+
+
+class GPT2(ConstantSkip):
+    """GPT-2's start, ``y = x + F(LN(x))``: what writes to the stream (out, fc2) starts with standard deviation
+    0.02 / sqrt(L), L the residual blocks of this side (2N there), every other matrix with 0.02: Radford et al. 2019,
+    section 2.3, and karpathy/nanoGPT. The draws keep fairseq's uniform distribution; GPT-2's is normal.
+    """
+
+    kind = "gpt2"
+    norm_stands = "before"
+    for_images = False
+
+    def initialise(self, branch: Branch) -> None:
+        for role, weight in branch.items():
+            weight.rescale(0.02 * (self.place.blocks**-0.5 if role in ("out", "fc2") else 1.0))
