@@ -8,9 +8,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from fairseq_rskip.residual import KINDS, SkipConnection
+from fairseq_rskip.residual import KINDS, Place, SkipConnection
 
-# y of x, F, the norms G (by step) and the parameters (by name), all on rows (positions, dim)
+# y of x, F, the norms G (by step) and the parameters (by name), all on rows (positions, dim); p["hold"] of a gate is
+# the gate, or the gate as a constant
 Equation = Callable[[Tensor, Tensor, List[Callable[[Tensor], Tensor]], Dict[str, Tensor]], Tensor]
 
 
@@ -23,10 +24,9 @@ class Variant(NamedTuple):
     def build(self, dim: int, seed: int = 0, **layout) -> SkipConnection:
         """The variant with every parameter drawn at random, so that no gain is 1 and no bias is 0."""
         skip = SkipConnection(dim, **self.options, **layout)
-        generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for parameter in skip.parameters():
-                parameter.uniform_(0.5, 1.5, generator=generator)
+            for name, parameter in skip.named_parameters():
+                parameter.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(seed + sum(map(ord, name))))
         return skip
 
     @property
@@ -76,6 +76,43 @@ for _norm in ("rms", "scale", "ada", "dyt"):
         xskip(2, _norm, 1.0, lambda x, f, g, p: g[0](2 * x + f)),
         rskip(2, _norm, 1.0, lambda x, f, g, p: g[1](x + g[0](x + f))),
     ]
+PLACE = Place("encoder", "ffn", index=2, depth=6, other_depth=6, position=1, sublayers=2)
+
+
+def rival(kind, equation, **options):
+    """Of a rival: its own defaults but for ``options``, in the last sublayer of the third of six encoder layers."""
+    return Variant({"kind": kind, "place": PLACE, **options}, equation)
+
+
+def gate(x, p):
+    return p["hold"](1 / (1 + torch.exp(-(x @ p["gate_weight"].T + p["gate_bias"]))))
+
+
+def laurel(x, f, p):
+    return p["branch_weight"] * f + p["skip_weight"] * x + x @ p["low"].T @ p["high"].T
+
+
+VARIANTS += [
+    rival("skipinit", lambda x, f, g, p: x + p["weight"] * f),
+    rival("rezero", lambda x, f, g, p: x + p["weight"] * f),
+    rival("layerscale", lambda x, f, g, p: x + p["weight"] * f),
+    rival("scaled", lambda x, f, g, p: x + f / 12**0.5),
+    rival("learned_scalar", lambda x, f, g, p: g[0](x + p["weight"] * f), norm="layer"),
+    rival("deepnorm", lambda x, f, g, p: g[0](0.81 * (6**4 * 6) ** (1 / 16) * x + f)),
+    rival("admin", lambda x, f, g, p: g[0](p["weight"] * x + f)),
+    rival("fixup", lambda x, f, g, p: x + p["scale"] * f + p["bias_out"]),
+    rival("tfixup", lambda x, f, g, p: x + f),
+    rival("gpt2", lambda x, f, g, p: x + f),
+    rival("highway", lambda x, f, g, p: gate(x, p) * f + (1 - gate(x, p)) * x),
+    rival("exclusive_gate", lambda x, f, g, p: g[0](gate(x, p) * f + (1 - gate(x, p)) * x), norm="layer"),
+    rival("shortcut_gate", lambda x, f, g, p: f + (1 - gate(x, p)) * x),
+    rival("constant", lambda x, f, g, p: 0.25 * x + 0.75 * f, skip_lambda=0.25),
+    rival("conv_shortcut", lambda x, f, g, p: x @ p["weight"].T + f),
+    rival("dropout_shortcut", lambda x, f, g, p: x + f, shortcut_dropout=0.0),
+    rival("laurel", lambda x, f, g, p: laurel(x, f, p), rank=2),
+]
+IMAGED = [variant for variant in VARIANTS if KINDS[variant.kind].for_images]
+MIXING = ("conv_shortcut", "laurel")  # y mixes the features of x: no coefficient, no ratio
 NAMES = [variant.name for variant in VARIANTS]
 SEQUENCE, IMAGE = (4, 3, 5), (2, 5, 3, 2)
 
@@ -113,7 +150,7 @@ class Case(NamedTuple):
 
 
 CASES = [Case(v, SEQUENCE) for v in VARIANTS]
-CASES += [Case(v, IMAGE) for v in VARIANTS if KINDS[v.kind].for_images]
+CASES += [Case(v, IMAGE) for v in IMAGED]
 CASES += [case._replace(masked=True) for case in CASES if case.variant.norm == "batch"]
 CASES += [Case(v, IMAGE, "chw") for v in VARIANTS if v.norm == "layer" and v.kind in ("xskip", "rskip", "wskip")]
 CASE_NAMES = [case.name for case in CASES]
@@ -194,6 +231,7 @@ def reference(case: Case, skip: SkipConnection, x: Tensor, f: Tensor, parameters
     owned = [{name[len(p) :]: value for name, value in parameters.items() if name.startswith(p)} for p in prefixes]
     norms = [reference_norm(case, own, freeze) for own in owned]
     rows, f_rows = to_rows(x, case.channel_dim), to_rows(f, case.channel_dim)
+    parameters = {**parameters, "hold": torch.Tensor.detach if freeze else lambda gate: gate}
     return from_rows(case.variant.equation(rows, f_rows, norms, parameters), x, case.channel_dim)
 
 

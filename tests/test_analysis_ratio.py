@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from skip_variants import CASE_NAMES, CASES, VARIANTS, Case, draw, gradients, reference
+from skip_variants import CASES, MIXING, VARIANTS, Case, draw, gradients, reference
 from transformer_helpers import TINY, batch, build, randomise, sentences
 
 from fairseq_rskip.analysis.coefficients import CoefficientProbe
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.vision.model import preact_resnet
 
-LAYER_CASES = [(case, name) for case, name in zip(CASES, CASE_NAMES) if case.variant.norm != "batch"]
+RATIO_CASES = [case for case in CASES if case.variant.kind not in MIXING]
+LAYER_CASES = [case for case in RATIO_CASES if case.variant.norm != "batch"]
 
 
 def kept(case, tensor):
@@ -17,7 +18,7 @@ def kept(case, tensor):
     return tensor if mask is None else tensor[(~mask).unsqueeze(case.channel_dim).expand(case.shape)]
 
 
-@pytest.mark.parametrize("case", [c for c, _ in LAYER_CASES], ids=[name for _, name in LAYER_CASES])
+@pytest.mark.parametrize("case", LAYER_CASES, ids=lambda case: case.name)
 def test_coefficients_are_the_derivatives_of_the_frozen_equation(case):
     skip = case.build().double().eval()
     x, f_x = (draw(case.shape, seed).requires_grad_() for seed in (1, 2))
@@ -28,7 +29,7 @@ def test_coefficients_are_the_derivatives_of_the_frozen_equation(case):
     torch.testing.assert_close(a * x + b * f_x + c, skip(x, f_x, case.mask()))
 
 
-@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
+@pytest.mark.parametrize("case", RATIO_CASES, ids=lambda case: case.name)
 def test_closed_form_and_probe_agree(case):
     skip = case.build().double().eval()
     for name, buffer in skip.named_buffers():

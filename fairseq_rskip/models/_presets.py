@@ -28,6 +28,13 @@ VARIANTS: Dict[str, Dict[str, Any]] = {
     "b2t": {"skip_kind": "b2t"},
     "residual_dual": {"skip_kind": "residual_dual"},
     "x0": {"skip_kind": "x0"},
+    # rivals without a norm, or with one where their papers have it
+    **{kind: {"skip_kind": kind} for kind in ("rezero", "skipinit", "layerscale", "scaled", "learned_scalar")},
+    **{kind: {"skip_kind": kind} for kind in ("deepnorm", "admin", "fixup", "tfixup", "gpt2")},
+    # in place of the addition of a post-norm Transformer
+    **{kind: {"skip_kind": kind, "skip_norm": "layer"} for kind in ("highway", "constant", "exclusive_gate")},
+    **{kind: {"skip_kind": kind, "skip_norm": "layer"} for kind in ("shortcut_gate", "conv_shortcut", "laurel")},
+    "dropout_shortcut": {"skip_kind": "dropout_shortcut", "skip_norm": "layer"},
 }
 
 _BIG = {

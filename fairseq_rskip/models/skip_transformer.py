@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import SkipTransformerConfig, architectures, resolve
 from fairseq_rskip.modules import skip_log
+from fairseq_rskip.modules.profiling import profile_starts
 from fairseq_rskip.modules.transformer import SkipTransformerDecoder, SkipTransformerEncoder
 from fairseq_rskip.residual import SkipConnection
 
@@ -31,7 +32,7 @@ class SkipTransformerModel(TransformerModelBase):
 
     @classmethod
     def build_model(cls, cfg, task):
-        """Build from a flat config. Raises :class:`~fairseq_rskip.compat.UserError` where its options contradict."""
+        """Build from a flat config. Raises :class:`~fairseq_rskip.errors.UserError` where its options contradict."""
         arch = getattr(cfg, "_name", None) or cls.__name__
         skip_log.check_interval(cfg.skip_log_interval)
         config = resolve(cfg)
@@ -47,6 +48,8 @@ class SkipTransformerModel(TransformerModelBase):
         warning = config.skip.growth_warning(1.0 if skip.norms else skip.growth(), *counts)
         if warning:
             logger.warning(warning)
+        _scale_embeddings(model)
+        profile_starts(task, model)
         skip_log.attach(task, model, cfg.skip_log_interval)
         return model
 
@@ -57,6 +60,18 @@ class SkipTransformerModel(TransformerModelBase):
     @classmethod
     def build_decoder(cls, cfg, tgt_dict, embed_tokens):
         return SkipTransformerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+
+def _scale_embeddings(model) -> None:
+    """Let the rule scale what each side's embedding starts with; one that both share once, as the encoder's."""
+    scaled = set()
+    for side in (model.encoder, model.decoder):
+        skips = [module for module in side.modules() if isinstance(module, SkipConnection)]
+        scale = skips[0].embedding_scale() if skips else 1.0
+        weight = getattr(side.embed_tokens, "weight", None)
+        if scale != 1.0 and weight is not None and weight not in scaled:
+            scaled.add(weight)
+            weight.data.mul_(scale)
 
 
 class _Node(ConfigNode):

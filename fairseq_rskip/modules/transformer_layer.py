@@ -85,12 +85,13 @@ class SkipTransformerLayerBase(nn.Module):
         if sublayer == "ffn":
             # torch's nn.Linear: uniform in ±1/√fan_in
             linears = {"fc1": self.fc1, "fc2": self.fc2}
-            return {name: Weight(module.weight, (3 * module.in_features) ** -0.5) for name, module in linears.items()}
+            return {role: Weight(m.weight, (3 * m.in_features) ** -0.5, m.bias) for role, m in linears.items()}
         attention = getattr(self, sublayer)
-        projections = {role: getattr(attention, f"{role}_proj").weight for role in ("q", "k", "v", "out")}
-        branch = {role: Weight(weight, Weight(weight, 1.0).xavier) for role, weight in projections.items()}
-        if attention.qkv_same_dim:  # Xavier with gain 1/√2, but for the output
-            branch.update({role: Weight(branch[role].tensor, branch[role].std * 0.5**0.5) for role in ("q", "k", "v")})
+        branch = {}
+        for role in ("q", "k", "v", "out"):
+            projection = getattr(attention, f"{role}_proj")
+            gain = 0.5**0.5 if attention.qkv_same_dim and role != "out" else 1.0  # fairseq's, times Xavier's
+            branch[role] = Weight(projection.weight, gain * Weight(projection.weight, 1.0).xavier, projection.bias)
         return branch
 
     def feed_forward(self, x: Tensor) -> Tensor:

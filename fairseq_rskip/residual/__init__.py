@@ -7,6 +7,7 @@
 from .base import KINDS, Branch, ConstantSkip, LearnedSkip, Place, SkipConnection, Weight
 from .options import in_terms_of_flags, select, settings
 from .paper import RSkip, WSkip, XSkip  # isort: split
+
 from . import (  # noqa: F401  (each family registers its kinds, after the paper's)
     gates,
     scaled,

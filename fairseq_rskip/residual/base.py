@@ -48,10 +48,11 @@ class Place:
 
 
 class Weight(NamedTuple):
-    """A weight matrix or kernel of a branch, ``(out, in, ...)``, and the standard deviation it was drawn with."""
+    """A weight matrix or kernel of a branch, ``(out, in, ...)``, the standard deviation it was drawn with, its bias."""
 
     tensor: Tensor
     std: float
+    bias: Optional[Tensor] = None
 
     def rescale(self, std: float) -> None:
         """Make ``std`` the standard deviation that the weight was drawn with."""
@@ -171,6 +172,11 @@ class SkipConnection(nn.Module):
         for name, value in given.items():
             if name not in known:
                 raise ValueError(f"{name}={value!r}: kind {self.kind} has no such option; it has {', '.join(known)}")
+        if self.channel_dim == 1 and self.norm_stands == "before":
+            if given.get("norm", "none") != "none":
+                raise ValueError(f"norm={given['norm']!r}: expected 'none' for kind {self.kind!r} in a ResNet, whose "
+                                 "branches begin with a norm of their own")
+            given = {**given, "norm": "none"}
         options = self.Options(**given)
         opt.check(options, self.kind)
         if self.needs_norm and options.norm == "none":
@@ -232,7 +238,7 @@ class SkipConnection(nn.Module):
         return False
 
     def profile(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor], before: float) -> float:
-        """Set the start from what ``forward`` is about to see; ``before`` is what the block before returned, 1 at first."""
+        """Set the start from what ``forward`` is about to see; ``before`` is what the last block returned, or 1."""
         return before
 
     def read(self, x: Tensor) -> Tensor:
@@ -261,6 +267,9 @@ class SkipConnection(nn.Module):
             # channels_last
             padded, zero = padding_mask.unsqueeze(self.channel_dim), x.new_zeros(())
             x, f_x = torch.where(padded, zero, x), torch.where(padded, zero.to(f_x.dtype), f_x)
+        if self.learns and f_x.dtype != x.dtype:
+            wide = (x.new_empty(0) + f_x.new_empty(0)).dtype  # a scalar weight times half F would stay half
+            x, f_x = x.to(wide), f_x.to(wide)
         y = self.apply_norms(self.combine(x, f_x), x, padding_mask)
         return y if y.dtype == dtype else y.to(dtype)
 
@@ -348,12 +357,12 @@ class SkipConnection(nn.Module):
         """A short name of the settings, such as rskip2-layer: the kind, its first own option, the norm, the rest."""
         shared = {field.name for field in dataclasses.fields(SkipConnection.Options)}
         own = [field for field in dataclasses.fields(self.Options) if field.name not in shared]
-        parts = [self.kind + (_short(getattr(self.options, own[0].name)) if own else ""), self.norm_name]
-        for field in [*own[1:], *dataclasses.fields(self.Options)]:
+        first = own[:1] if own and not own[0].metadata["choices"] else []
+        parts = [self.kind + "".join(_short(getattr(self.options, field.name)) for field in first), self.norm_name]
+        for field in dataclasses.fields(self.Options):
             value = getattr(self.options, field.name)
-            if value != field.default and field.name != "norm" and field not in own[:1]:
-                text = f"{field.metadata['short'] or field.name}{_short(value)}"
-                parts += [text] if text not in parts else []
+            if value != field.default and field.name != "norm" and field not in first:
+                parts.append(f"{field.metadata['short'] or field.name}{_short(value)}")
         return "-".join(parts)
 
     def extra_repr(self) -> str:

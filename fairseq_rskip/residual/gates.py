@@ -1,4 +1,4 @@
-"""Skip connections with gates and transforms on the shortcut: Highway, the five shortcuts of He et al. 2016b, LAuReL."""
+"""Gates and transforms on the shortcut: Highway, the five shortcuts of He et al. 2016b, LAuReL."""
 
 import dataclasses
 from typing import Any, Dict, Optional, Tuple

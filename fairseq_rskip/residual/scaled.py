@@ -1,5 +1,5 @@
-"""Skip connections that weigh the branch or the skip by a constant or a learned scalar or vector, and what their branches
-start with.
+"""Skip connections that weigh the branch or the skip by a constant or a learned value, and what their branches start
+with.
 
 A published "scale by beta" is relative to Xavier's initialisation with gain 1. fairseq draws q, k and v with gain
 1/sqrt(2) and fc1 and fc2 as torch does: ``initialise`` rescales to the standard deviation that the paper means, and
@@ -52,8 +52,8 @@ class SkipInit(LearnedSkip):
 
 class ReZero(SkipInit):
     """ReZero, ``y = x + a * F`` with one learned scalar a per layer, 0 at first, and no norm after the sum: Bachlechner
-    et al. 2020, "ReZero is All You Need". All sublayers of a Transformer's layer share a. A ResNet keeps the batch norms
-    of its branches, as in the paper's CIFAR-10 networks.
+    et al. 2020, "ReZero is All You Need". All sublayers of a Transformer's layer share a. A ResNet keeps the batch
+    norms of its branches, as in the paper's CIFAR-10 networks.
     """
 
     kind = "rezero"
@@ -156,9 +156,9 @@ class Admin(LearnedSkip):
     Difficulty of Training Transformers".
 
     omega starts where one batch's profile puts it, block after block: omega_1 = 1 and
-    ``omega_{i+1}^2 = var(omega_i * x_i) + var(F_i)`` over all unpadded elements, as in the authors' code: with x of unit
-    variance the paper's sum ``omega_i^2 = sum_{j<i} var(F_j)`` with the stack's input, of variance 1, for F_0. Encoder
-    and decoder are separate chains. ``--skip-omega formula`` takes the profile-free
+    ``omega_{i+1}^2 = var(omega_i * x_i) + var(F_i)`` over all unpadded elements, as in the authors' code: with x of
+    unit variance the paper's sum ``omega_i^2 = sum_{j<i} var(F_j)`` with the stack's input, of variance 1, for F_0.
+    Encoder and decoder are separate chains. ``--skip-omega formula`` takes the profile-free
     ``sqrt((R + 1) / ln(R + 1) - 1)`` of microsoft/admin-torch, R the residual blocks of this side.
     """
 
@@ -192,17 +192,17 @@ class Admin(LearnedSkip):
             kept = padding_mask.logical_not()
             x, f_x = (tensor.movedim(self.channel_dim, -1)[kept] for tensor in (x, f_x))
         self.weight.fill_(before)
-        return math.sqrt((before * x).double().var(unbiased=False) + f_x.double().var(unbiased=False))
+        return math.sqrt(sum(part.double().var(unbiased=False) for part in (before * x, f_x)))
 
 
 class Fixup(LearnedSkip):
     """Fixup, ``y = x + s * F(x + b) + c``, no norm, with learned scalars s, b and c that start at 1, 0 and 0: Zhang et
     al. 2019, "Fixup Initialization".
 
-    The last matrix of each branch (out, fc2, conv2) starts at 0, so that a stack starts as the identity; with K branches
-    in the network (2N + 3M in a Transformer) fc1 and conv1 start at K^(-1/2) times their usual standard deviation, and
-    q, k and v, of a branch of four matrices, at K^(-1/6). "Usual" is Xavier's in a Transformer and He's in a ResNet,
-    which has scalar biases in place of its batch norms, and whose classifier starts at 0.
+    The last matrix of each branch (out, fc2, conv2) and its bias start at 0, so that a stack starts as the identity; with K
+    branches in the network (2N + 3M in a Transformer) fc1 and conv1 start at K^(-1/2) times their usual standard
+    deviation, and q, k and v, of a branch of four matrices, at K^(-1/6). "Usual" is Xavier's in a Transformer and He's
+    in a ResNet, which has scalar biases in place of its batch norms (b among them), and whose classifier starts at 0.
     """
 
     kind = "fixup"
@@ -214,14 +214,19 @@ class Fixup(LearnedSkip):
     def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.scale = nn.Parameter(torch.ones(()))
-        self.bias_in = nn.Parameter(torch.zeros(()))
+        if self.channel_dim == -1:
+            self.bias_in = nn.Parameter(torch.zeros(()))
         self.bias_out = nn.Parameter(torch.zeros(()))
 
     def initialise(self, branch: Branch) -> None:
         for role, weight in branch.items():
             usual = weight.std if role.startswith("conv") else weight.xavier
-            power = {"out": None, "fc2": None, "conv2": None, "fc1": -1 / 2, "conv1": -1 / 2}.get(role, -1 / 6)
-            weight.rescale(0.0 if power is None else usual * self.place.all_blocks**power)
+            if role in ("out", "fc2", "conv2"):
+                weight.rescale(0.0)
+                if weight.bias is not None:
+                    nn.init.zeros_(weight.bias)
+            else:
+                weight.rescale(usual * self.place.all_blocks ** (-1 / 2 if role in ("fc1", "conv1") else -1 / 6))
 
     def read(self, x: Tensor) -> Tensor:
         return x + self.bias_in

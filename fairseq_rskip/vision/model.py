@@ -51,9 +51,9 @@ class PreActBlock(nn.Module):
     ):
         super().__init__()
         self.common = common
-        self.skip = SkipConnection(width, channel_dim=1, place=place, **skip)
-        norm = nn.BatchNorm2d if self.skip.branch_batch_norm else ScalarBias
-        bias = nn.Identity if self.skip.branch_batch_norm else ScalarBias
+        rule = SkipConnection(width, channel_dim=1, place=place, **skip)
+        norm = nn.BatchNorm2d if rule.branch_batch_norm else ScalarBias
+        bias = nn.Identity if rule.branch_batch_norm else ScalarBias
         self.bn1, self.bias1 = norm(in_width), bias()
         self.conv1 = _conv(in_width, width, 3, stride)
         self.bn2, self.bias2 = norm(width), bias()
@@ -62,6 +62,7 @@ class PreActBlock(nn.Module):
         if in_width != width or stride != 1:
             pad = shortcut == "A"
             self.shortcut = PadShortcut(in_width, width, stride) if pad else _conv(in_width, width, 1, stride)
+        self.skip = rule  # last, as in earlier versions: an optimizer's state goes by the order of the parameters
 
     def branch(self) -> Branch:
         """The kernels of the branch, with the standard deviations of He's initialisation with the fan-out."""

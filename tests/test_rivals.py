@@ -1,0 +1,240 @@
+"""The rivals: each one's identity, constants and start, against what its source says."""
+
+import math
+
+import pytest
+import torch
+from skip_variants import IMAGE, SEQUENCE, draw
+from transformer_helpers import TINY, batch, build, sentences, task
+
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.modules import profiling
+from fairseq_rskip.residual import PLAIN, Place, SkipConnection, Weight
+from fairseq_rskip.vision.model import preact_resnet
+
+ENCODER, DECODER = Place("encoder", "ffn", 5, 6, 6, 1, 2), Place("decoder", "ffn", 5, 6, 6, 2, 3)
+BASE = {"encoder_layers": 6, "decoder_layers": 6, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64}
+
+
+def skips(model):
+    return {name: module for name, module in model.named_modules() if isinstance(module, SkipConnection)}
+
+
+@pytest.mark.parametrize("kind", ["rezero", "skipinit", "fixup"])
+def test_the_stack_starts_as_the_identity(kind):
+    """Bit for bit: what leaves the last layer is what entered the first."""
+    model = build(f"transformer_{kind}_tiny", **TINY)
+    src, _, _ = batch(sentences())
+    x, _ = model.encoder.forward_embedding(src)
+    mask = src.eq(model.encoder.padding_idx)
+    x = x * (1 - mask.unsqueeze(-1).type_as(x))
+    assert torch.equal(model.encoder(src)["encoder_out"][0], x.transpose(0, 1))
+
+
+@pytest.mark.parametrize("kind", ["rezero", "skipinit"])
+def test_the_gradient_of_a_scalar_is_the_inner_product_with_the_branch(kind):
+    skip = SkipConnection(5, kind).double()
+    x, f, g = (draw(SEQUENCE, seed) for seed in (1, 2, 3))
+    skip(x, f).backward(g)
+    torch.testing.assert_close(skip.weight.grad, (g * f).sum())
+
+
+def test_rezero_has_one_scalar_per_layer_and_skipinit_one_per_block():
+    for kind, count in (("rezero", 4), ("skipinit", 4 + 6)):
+        model = build(f"transformer_{kind}_tiny", **TINY)
+        assert len({id(skip.weight) for skip in skips(model).values()}) == count
+        assert sum(p.numel() == 1 for p in model.parameters()) == count
+
+
+def test_layerscale_of_one_is_pre_norm():
+    x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
+    skip = SkipConnection(5, "layerscale", init=1.0).double()
+    assert torch.equal(skip(x, f), x + f)
+    assert torch.equal(skip.read(x), torch.layer_norm(x, [5], skip.pre_norm.weight, skip.pre_norm.bias))
+    starts = {depth: SkipConnection(5, "layerscale", place=Place(depth=depth)).weight[0] for depth in (18, 24, 36)}
+    assert [float(start) for start in starts.values()] == pytest.approx([0.1, 1e-5, 1e-6])
+
+
+def test_the_variance_of_a_scaled_stream_stays_bounded():
+    blocks = 200
+    x = start = draw((1000, 64), 0)
+    for number in range(blocks):
+        skip = SkipConnection(64, "scaled", place=Place(index=number, depth=blocks))
+        x = skip(x, draw((1000, 64), number + 1))
+    assert float(x.var() / start.var()) == pytest.approx(2, rel=0.05)
+
+
+def test_constants_at_six_and_six_layers():
+    def constants(kind, place, **options):
+        return SkipConnection(4, kind, place=place, **options).constants()
+
+    near = {"abs": 5e-5}
+    assert constants("deepnorm", ENCODER) == pytest.approx({"alpha": 1.4179, "beta": 0.4970}, **near)
+    assert constants("deepnorm", DECODER) == pytest.approx({"alpha": 2.0598, "beta": 0.3433}, **near)
+    alone = Place("decoder", "ffn", 0, 6, 0, 1, 2)
+    assert constants("deepnorm", alone) == pytest.approx({"alpha": 12**0.25, "beta": 48**-0.25})
+    assert constants("tfixup", ENCODER) == pytest.approx({"beta": 0.4281}, **near)
+    assert constants("tfixup", DECODER) == pytest.approx({"beta": 0.3689}, **near)
+    assert constants("admin", ENCODER, omega="formula") == pytest.approx({"omega": 2.0170}, **near)
+    assert constants("admin", DECODER, omega="formula") == pytest.approx({"omega": 2.3351}, **near)
+
+
+def deviations(model, layer, sublayer):
+    """role -> measured standard deviation over Xavier's."""
+    branch = layer.branch(sublayer)
+    return {role: float(weight.tensor.std() / weight.xavier) for role, weight in branch.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("xskip", dict(q=0.5**0.5, k=0.5**0.5, v=0.5**0.5, out=1)),
+        ("deepnorm", dict(q=1, k=1, v=0.4970, out=0.4970, fc1=0.4970, fc2=0.4970)),
+        ("tfixup", dict(q=1, k=1, v=0.4281, out=0.4281, fc1=0.4281, fc2=0.4281)),
+        ("fixup", dict(q=30 ** (-1 / 6), k=30 ** (-1 / 6), v=30 ** (-1 / 6), out=0, fc1=30**-0.5, fc2=0)),
+    ],
+    ids=["stock", "deepnorm", "tfixup", "fixup"],
+)
+def test_branches_start_with_the_papers_standard_deviations(kind, expected):
+    layer = build(f"transformer_{kind}_tiny", **BASE).encoder.layers[3]
+    found = {**deviations(None, layer, "self_attn"), **deviations(None, layer, "ffn")}
+    for role, ratio in expected.items():
+        assert found[role] == pytest.approx(ratio, rel=0.05), role
+
+
+def test_gpt2_starts_what_writes_to_the_stream_smaller():
+    decoder = build("transformer_gpt2_tiny", **BASE).decoder.layers[3]
+    for sublayer in ("self_attn", "encoder_attn", "ffn"):
+        for role, weight in decoder.branch(sublayer).items():
+            expected = 0.02 / 18**0.5 if role in ("out", "fc2") else 0.02
+            assert float(weight.tensor.std()) == pytest.approx(expected, rel=0.05)
+
+
+def test_a_rule_rescales_and_does_not_redraw():
+    """From one seed every kind draws what stock draws: its weights are stock's times a constant."""
+    stock, scaled = (build(f"transformer_{kind}_tiny", **TINY).state_dict() for kind in ("xskip_ln", "deepnorm"))
+    gate = build("transformer_highway_tiny", **TINY).state_dict()
+    for name, weight in stock.items():
+        if name.endswith(("proj.weight", "fc1.weight", "fc2.weight")):
+            ratio = scaled[name] / weight
+            torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio), rtol=1e-4, atol=0)
+            assert torch.equal(gate[name], weight)
+
+
+def test_tfixup_scales_the_embeddings():
+    plain, scaled = (build(f"transformer_{kind}_tiny", **BASE) for kind in ("xskip", "tfixup"))
+    for side in ("encoder", "decoder"):
+        before, after = (getattr(model, side).embed_tokens.weight for model in (plain, scaled))
+        torch.testing.assert_close(after, before * 54**-0.25)
+    kinds = ("xskip", "tfixup")
+    plain, scaled = (build(f"transformer_{kind}_tiny", **BASE, share_all_embeddings=True) for kind in kinds)
+    torch.testing.assert_close(scaled.encoder.embed_tokens.weight, plain.encoder.embed_tokens.weight * 54**-0.25)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("highway", "x"), ("exclusive_gate", "x"), ("shortcut_gate", "sum")])
+@pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
+def test_a_closed_gate(kind, expected, shape):
+    x, f = draw(shape, 1), draw(shape, 2)
+    skip = SkipConnection(5, kind, gate_bias=-1e4, channel_dim=1 if shape == IMAGE else -1).double()
+    assert torch.equal(skip(x, f), x if expected == "x" else x + f)
+
+
+def test_laurel_starts_plain():
+    x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
+    torch.testing.assert_close(SkipConnection(5, "laurel").double()(x, f), x + f, rtol=1e-14, atol=1e-14)
+
+
+def test_dropout_is_on_the_shortcut_alone():
+    x, f = draw((50, 20, 5), 1), draw((50, 20, 5), 2)
+    skip = SkipConnection(5, "dropout_shortcut")
+    torch.manual_seed(0)
+    kept = (skip(x, f) - f) / x
+    assert set(kept.round(decimals=9).unique().tolist()) == {0.0, 2.0} and 0.9 < kept.mean() < 1.1
+    torch.testing.assert_close(skip.eval()(x, f), x + f)
+
+
+def test_admin_takes_its_start_from_one_batch():
+    """The recursion, from the outputs of every block, padding left out."""
+    torch.manual_seed(0)
+    blocks = 6
+    chain = [SkipConnection(8, "admin", place=Place(index=i, depth=blocks)) for i in range(blocks)]
+    layers = [torch.nn.Linear(8, 8) for _ in chain]
+    model = torch.nn.ModuleList([*chain, *layers])
+    x, mask = 3 * torch.randn(5, 4, 8), torch.zeros(5, 4, dtype=torch.bool)
+    mask[3:, 1] = True
+
+    def forward():
+        y = x.masked_fill(mask.unsqueeze(-1), 1e3)
+        for skip, layer in zip(chain, layers):
+            y = skip(y, layer(y), mask)
+
+    profiling.profile(model, forward)
+    omega, y = 1.0, x
+    for skip, layer in zip(chain, layers):
+        assert skip.weight.detach().unique().item() == pytest.approx(omega, rel=1e-5)
+        f_x = layer(y)
+        parts = [part[~mask].detach().double().var(unbiased=False) for part in (omega * y, f_x)]
+        omega = math.sqrt(sum(parts))
+        y = skip(y, f_x)
+
+
+class Pairs(list):
+    """What profiling asks of a training set: sentences, and a collater."""
+
+    def collater(self, samples):
+        source, lengths, previous = batch([(s["source"].tolist(), s["target"].tolist()) for s in samples])
+        net_input = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": previous}
+        return {"net_input": net_input, "ntokens": int(lengths.sum())}
+
+
+def test_admin_profiles_where_a_training_can_follow_and_leaves_random_draws_alone(monkeypatch):
+    made = task()
+    pairs = [{"source": torch.tensor(s), "target": torch.tensor(t)} for s, t in sentences((7, 3, 5))]
+    made.datasets = {"valid": "kept"}
+    made.load_dataset = lambda split, **_: made.datasets.update({split: Pairs(pairs)})
+    made.dataset = lambda split: made.datasets[split]
+    model = build("transformer_admin_tiny", **TINY)
+    assert all(skip.weight.eq(1).all() for skip in skips(model).values())  # no trainer here: nothing was profiled
+    monkeypatch.setitem(__import__("sys").modules, "fairseq.trainer", torch)
+    state = torch.get_rng_state()
+    profiling.profile_starts(made, model)
+    found = [float(skip.weight[0].detach()) for skip in skips(model.decoder).values()]
+    assert found[0] == 1 and found == sorted(found) and found[-1] > found[1]
+    assert torch.equal(torch.get_rng_state(), state) and made.datasets == {"valid": "kept"}
+
+    made.load_dataset = lambda split, **_: (_ for _ in ()).throw(FileNotFoundError("no train.src"))
+    with pytest.raises(UserError, match="--skip-omega profile needs the training data.*--skip-omega formula"):
+        profiling.profile_starts(made, model)
+
+
+@pytest.mark.parametrize("kind", ["fixup", "skipinit"])
+def test_a_resnet_without_batch_norm(kind):
+    torch.manual_seed(0)
+    model = preact_resnet(20, 10, {"kind": kind})
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
+    last = model.blocks[-1]
+    if kind == "fixup":
+        assert last.conv2.weight.eq(0).all() and model.fc.weight.eq(0).all()
+        assert float(last.conv1.weight.std()) == pytest.approx((2 / (9 * 64)) ** 0.5 / 3, rel=0.05)
+    x = draw((2, 64, 8, 8), 1, torch.float32)
+    assert torch.equal(last(x), x)
+
+
+def test_layerscale_in_a_resnet_needs_no_norm_of_its_own():
+    model = preact_resnet(8, 10, {"kind": "layerscale"})
+    assert model.blocks[0].skip.pre_norm is not None and not list(model.blocks[0].skip.pre_norm.parameters())
+    with pytest.raises(ValueError, match="norm='layer': expected 'none' for kind 'layerscale' in a ResNet"):
+        preact_resnet(8, 10, {"kind": "layerscale", "norm": "layer"})
+
+
+def test_stochastic_depth_of_zero_is_plain_and_draws_nothing():
+    state = torch.get_rng_state()
+    x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
+    assert torch.equal(SkipConnection(5, **PLAIN, drop_path=0.0)(x, f), x + f)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_weight_knows_xaviers_deviation():
+    weight = torch.empty(64, 32, 3, 3)
+    torch.nn.init.xavier_normal_(weight)
+    assert Weight(weight, 1.0).xavier == pytest.approx(float(weight.std()), rel=0.02)
