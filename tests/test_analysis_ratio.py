@@ -9,7 +9,7 @@ from fairseq_rskip.analysis.coefficients import CoefficientProbe
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.vision.model import preact_resnet
 
-RATIO_CASES = [case for case in CASES if case.variant.kind not in MIXING]
+RATIO_CASES = [c for c in CASES if c.variant.kind not in MIXING and c.variant.norm != "dyt"]  # no affine maps
 LAYER_CASES = [case for case in RATIO_CASES if case.variant.norm != "batch"]
 
 

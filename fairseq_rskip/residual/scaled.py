@@ -199,8 +199,8 @@ class Fixup(LearnedSkip):
     """Fixup, ``y = x + s * F(x + b) + c``, no norm, with learned scalars s, b and c that start at 1, 0 and 0: Zhang et
     al. 2019, "Fixup Initialization".
 
-    The last matrix of each branch (out, fc2, conv2) and its bias start at 0, so that a stack starts as the identity; with K
-    branches in the network (2N + 3M in a Transformer) fc1 and conv1 start at K^(-1/2) times their usual standard
+    The last matrix of each branch (out, fc2, conv2) and its bias start at 0, so that a stack starts as the identity;
+    with K branches in the network (2N + 3M in a Transformer) fc1 and conv1 start at K^(-1/2) times their usual standard
     deviation, and q, k and v, of a branch of four matrices, at K^(-1/6). "Usual" is Xavier's in a Transformer and He's
     in a ResNet, which has scalar biases in place of its batch norms (b among them), and whose classifier starts at 0.
     """
