@@ -4,7 +4,6 @@
 import sys
 
 from fairseq_rskip.tools.reproduce.main import main
-from fairseq_rskip.tools.reproduce.options import parse
 
 if __name__ == "__main__":
-    sys.exit(main(parse()))
+    sys.exit(main())

@@ -1,42 +1,31 @@
 """Run folders as reproduce.py leaves them, written by hand, and the report of them."""
 
 import csv
-import functools
+import dataclasses
 import json
+import random
 
 import pytest
 import yaml
 
-from fairseq_rskip.tools.report import main as reporting_main
+from fairseq_rskip.tools.report.main import write_report
 from fairseq_rskip.tools.reproduce import options, plans, runs
+from fairseq_rskip.tools.reproduce.loading import load
 from fairseq_rskip.tools.reproduce.plans import Plan
-from fairseq_rskip.tools.reproduce.results import collect
-from fairseq_rskip.tools.reproduce.tables import load
+from fairseq_rskip.tools.reproduce.tables import Settings, Variant, cells
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:intl|smooth:exp|version:2.6.0"
-KINDS = {
-    "1xSkip": ("xskip", 1, "none"),
-    "2xSkip": ("xskip", 2, "none"),
-    "1xSkip+LN": ("xskip", 1, "layer"),
-    "2rSkip+LN": ("rskip", 2, "layer"),
-}
-ROWS = [{"label": label, "equation": f"eq {label}", "reported": 6.0 + n} for n, label in enumerate(KINDS)]
+LABELS = ("1xSkip", "2xSkip", "1xSkip+LN", "2rSkip+LN")
+ROWS = [{"label": label, "equation": f"eq {label}", "reported": 6.0 + n} for n, label in enumerate(LABELS)]
 
 
-def image_settings(label, depth=110, iterations=64000):
-    kind, scale, norm = KINDS[label]
-    words = {"skip_kind": kind, "skip_lambda": scale, "skip_norm": norm}
-    return {
-        "data": "cifar10",
-        "depth": depth,
-        **words,
-        "iterations": iterations,
-        "warmup_iterations": iterations // 160,
-    }
-
-
-def translation_settings(label, data="iwslt15-en-vi"):
-    return {"data": data, "arch": f"arch_{label.replace('+', '_')}", "options": {}, "unit": "updates", "length": 100}
+def settings(label, task="images", data=None, length=64000, **more):
+    """What a plan says of a row: another for each label."""
+    if task == "images":
+        identity = {"data": data or "cifar10", "label": label, "length": length}
+        return Settings(identity["data"], {}, identity, f"run {label}", length, "iterations", **more)
+    identity = {"data": data or "iwslt15-en-vi", "label": label}
+    return Settings(identity["data"], {}, identity, f"run {label}", 100, "updates", "a", **more)
 
 
 class Tree:
@@ -64,29 +53,39 @@ class Tree:
         self.tables[name] = load(path)
         return self.tables[name]
 
-    def plan(self, table="table1", settings=None, seeds=(1, 2, 3), **more):
-        task = self.tables[table].task
-        make = image_settings if task == "images" else translation_settings
-        settings = settings or {(row.label, ""): make(row.label) for row in self.tables[table].rows}
+    def plan(self, table="table1", rows=None, seeds=(1, 2, 3), make=settings, swept=(), **more):
+        """A plan of the ``rows``, all by default; a row that is mapped to another label shares its runs; ``swept`` maps
+        a row to values of lr."""
+        about = self.tables[table]
+        rows = rows or [row.label for row in about.rows]
+        twins = rows if isinstance(rows, dict) else dict(zip(rows, rows))
+        planned = []
+        for cell in (cell for cell in cells(about) if cell.row in twins and cell.run):
+            values = dict(swept).get(cell.row, [""])
+            made = (make(f"{twins[cell.row]}{cell.column}{value}", about.task) for value in values)
+            variants = [Variant({"lr": v} if v else {}, settings) for v, settings in zip(values, made)]
+            planned.append(dataclasses.replace(cell, variants=variants))
         fields = {"data": "", "scale": 1.0, "changed": {}, "name": table, **more}
-        plan = Plan(table=table, seeds=list(seeds), settings=settings, **fields)
+        plan = Plan(table=about, seeds=list(seeds), cells=planned, **fields)
         plans.save(plan, self.out)
         return plan
 
-    def folder(self, plan, label, seed, column=""):
-        folder = plans.run_folder(self.out, self.tables[plan.table].task, plan.settings[label, column], seed)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+    def folder(self, plan, label, seed, column="", variant=0):
+        run = plans.make_run(plan, plan.cell(label, column).variants[variant], seed, self.out)
+        run.folder.mkdir(parents=True, exist_ok=True)
+        return run.folder
 
-    def finish(self, plan, label, values, column="", unit="% test error", metric="error"):
+    def finish(self, plan, label, values, column="", unit="% test error", metric="error", variant=0, **others):
         """Runs of a row that are done: ``values`` by seed."""
         for seed, value in values.items():
-            folder = self.folder(plan, label, seed, column)
-            write_json(folder / runs.METRICS, {"values": {metric: value}, "unit": unit})
-            versions = {"fairseq_rskip": "9.9", "torch": "2.14"}
-            write_json(folder / runs.RUN, {"versions": versions, "git": "0123456789abcdef+changes"})
+            folder = self.folder(plan, label, seed, column, variant)
+            about = {"versions": {"fairseq_rskip": "9.9", "torch": "2.14"}, "git": "0123456789abcdef+changes"}
+            self.record(folder, metrics={"values": {metric: value, **others}, "unit": unit}, **about)
             records = [{"iteration": n, "train_loss": 2.0 / n, "test_error": 50.0 / n} for n in (1, 2, 3)]
             (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    def record(self, folder, **about):
+        (folder / runs.RECORD).write_text(json.dumps(about), encoding="utf-8")
 
     def translate(self, plan, label, seed, hypotheses, references, score, signature=SIGNATURE):
         """A translation that is done: its text, and the path of its references."""
@@ -94,17 +93,18 @@ class Tree:
         (folder / "evaluation").mkdir()
         (folder / "evaluation" / "hyp.txt").write_text("\n".join(hypotheses) + "\n", encoding="utf-8")
         about = {"values": {"sacreBLEU intl": score}, "signatures": {"sacreBLEU intl": signature}, "unit": "BLEU"}
-        write_json(folder / runs.METRICS, {**about, "references": [str(references)]})
+        self.record(folder, metrics={**about, "references": [str(references)]})
 
     def fail(self, plan, label, seed, error):
-        write_json(self.folder(plan, label, seed) / runs.FAILED, {"error": error})
+        self.record(self.folder(plan, label, seed), failed={"error": error})
 
     def report(self, *words, compare=False):
         """Write the report in this process; returns its folder. ``compare``: the plan's settings with the table's."""
-        argv = ["report", "--output", str(self.out), "--experiments", str(self.experiments), *map(str, words)]
+        argv = ["report", "--output", self.out, "--experiments", self.experiments, *words]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reporting_main, "collect", functools.partial(collect, compare=compare))
-            assert reporting_main.write_report(options.parse(argv)) == 0
+            if not compare:
+                patch.setattr(plans, "outdated", lambda *_: [])
+            write_report(options.parse([str(word) for word in argv]))
         return self.out / "report"
 
     def records(self):
@@ -113,12 +113,19 @@ class Tree:
             return {(record["row"], record["column"]): record for record in csv.DictReader(file)}
 
 
-def write_json(path, content):
-    path.write_text(json.dumps(content), encoding="utf-8")
-
-
 def markdown_rows(text):
     """The cells of every line of Markdown tables, by the first one."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     split = [[cell.strip() for cell in line.strip("|").split(" |")] for line in lines]
     return {cells[0].strip(): cells[1:] for cells in split}
+
+
+def systems(seed, sentences=60):
+    """A reference and two systems that change some of its words, more and fewer."""
+    rng = random.Random(seed)
+    reference = [" ".join(rng.choices("abcdefgh", k=rng.randint(5, 12))) for _ in range(sentences)]
+
+    def change(line, share):
+        return " ".join(rng.choice("abcdefgh") if rng.random() < share else word for word in line.split())
+
+    return reference, *([change(line, share) for line in reference] for share in (0.3, 0.25))

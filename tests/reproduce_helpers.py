@@ -12,7 +12,6 @@ import yaml
 from conftest import ROOT, run_command
 
 from fairseq_rskip.tools.reproduce.main import main
-from fairseq_rskip.tools.reproduce.options import parse
 
 SCRIPT = ROOT / "scripts" / "reproduce.py"
 PLAIN = {"skip-kind": "xskip", "skip-lambda": 1, "skip-norm": "none"}
@@ -46,9 +45,7 @@ def reproduce(capfd, *argv):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     capfd.readouterr()
     try:
-        status = main(parse([str(word) for word in argv]))
-    except SystemExit as end:
-        status = end.code
+        status = main([str(word) for word in argv])
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

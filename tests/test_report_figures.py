@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from PIL import Image
-from report_tree import Tree, image_settings, translation_settings
+from report_tree import Tree
 
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.tools.report import analyses
@@ -91,7 +91,7 @@ def test_a_tables_figure_says_what_it_is_of(tree, script, monkeypatch):
 def test_analyses_see_the_finished_runs(tree, script):
     tree.table("figure3", figure="gradients", figure_options={"examples": 10000})
     labels = {"1xSkip": "1xSkip", "2xSkip": "1xSkip", "1xSkip+LN": "1xSkip+LN", "2rSkip+LN": "2rSkip+LN"}
-    plan = tree.plan("figure3", {(label, ""): image_settings(kind) for label, kind in labels.items()}, scale=0.5)
+    plan = tree.plan("figure3", labels, scale=0.5)
     tree.finish(plan, "1xSkip", BASE)  # and of 2xSkip, which is the same here
     tree.finish(plan, "2rSkip+LN", {2: 7.0})
     folder = tree.report("--examples", "7")
@@ -140,7 +140,7 @@ def test_a_failing_analysis_is_said_and_stops_nothing(tree, script):
 
 def test_weights_of_a_translation(tree, script):
     tree.table("table2", "translation", rows=[{"label": "a=b"}], figure="gradients")
-    plan = tree.plan("table2", {("a=b", ""): translation_settings("a")}, seeds=[1])
+    plan = tree.plan("table2", seeds=[1])
     folder = tree.folder(plan, "a=b", 1)
     tree.translate(plan, "a=b", 1, ["x"], folder / "gone", 1.0)
     (folder / "checkpoints").mkdir()

@@ -1,22 +1,19 @@
-"""The statistics of a report against formulas written out, the sacrebleu command, and counts by hand."""
+"""The statistics of a report against formulas written out, simulation, the sacrebleu command, and counts by hand."""
 
 import json
 import math
-import random
 
+import numpy as np
 import pytest
 from conftest import run_checked
-from report_tree import Tree
+from report_tree import Tree, systems
 from sacrebleu.metrics import BLEU, CHRF
+from scipy import stats
 from scipy.special import betainc
 
-from fairseq_rskip.tools.report import ordering, paired
-from fairseq_rskip.tools.report.model import Group, Line, build
+from fairseq_rskip.tools.report import numbers, ordering, paired
 from fairseq_rskip.tools.report.paired import PairedTests, System, Untested, make_metric
-from fairseq_rskip.tools.report.significance import Comparison, correct, holm, welch
-from fairseq_rskip.tools.reproduce.results import collect
-
-WORDS = "a b c d e f g h".split()
+from fairseq_rskip.tools.report.significance import Comparison, correct, detectable, holm, pooled_deviation, welch
 
 
 def welch_by_hand(a, b):
@@ -28,46 +25,35 @@ def welch_by_hand(a, b):
     return betainc(degrees / 2, 0.5, degrees / (degrees + t * t))
 
 
-@pytest.mark.parametrize(
-    "a,b", [([6.1, 6.3, 6.2], [6.9, 7.4, 7.0, 8.1]), ([1.0, 2.0], [3.0, 3.5]), ([5.0, 5.0], [5.1, 5.3])]
-)
-def test_welch(a, b):
-    assert welch(a, b).p[""] == pytest.approx(welch_by_hand(a, b), rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    "a,b,reason",
-    [
-        ([1.0], [2.0, 3.0], "needs 2 seeds"),
-        ([1.0, 2.0], [3.0], "needs 2 seeds"),
-        ([2.0, 2.0], [2.0, 2.0], "no variance"),
-        ([1.0, 1.0], [2.0, 2.0], "no variance"),
-    ],
-)
-def test_no_test_without_a_sample(a, b, reason):
-    assert welch(a, b) == Comparison(reason=reason)
+def test_welch():
+    for a, b in (([6.1, 6.3, 6.2], [6.9, 7.4, 7.0, 8.1]), ([1.0, 2.0], [3.0, 3.5]), ([5.0, 5.0], [5.1, 5.3])):
+        assert welch(a, b).p[""] == pytest.approx(welch_by_hand(a, b), rel=1e-9)
+    for a, b in (([1.0], [2.0, 3.0]), ([1.0, 2.0], [3.0])):
+        assert welch(a, b) == Comparison(reason="needs 2 seeds")
+    for a, b in (([2.0, 2.0], [2.0, 2.0]), ([1.0, 1.0], [2.0, 2.0])):
+        assert welch(a, b) == Comparison(reason="no variance")
 
 
 def test_holm():
     # Holm 1979: the smallest of m times m, the next m - 1, ..., never falling, at most 1
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.7, 0.6]) == [1.0, 1.0]
-    assert correct({"a": Comparison({"1": 0.02, "2": 0.5}), "b": Comparison({"1": 0.04}), "c": Comparison()}) == {
-        "a": {"1": 0.04, "2": 0.5},
-        "b": {"1": 0.04},
-        "c": {},
-    }
+    several = {"a": Comparison({"1": 0.02, "2": 0.5}), "b": Comparison({"1": 0.04}), "c": Comparison()}
+    assert correct(several) == {"a": {"1": 0.04, "2": 0.5}, "b": {"1": 0.04}, "c": {}}
 
 
-def systems(seed, sentences=60):
-    """A reference and two systems that change some of its words, more and fewer."""
-    rng = random.Random(seed)
-    reference = [" ".join(rng.choices(WORDS, k=rng.randint(5, 12))) for _ in range(sentences)]
-    made = [
-        [" ".join(rng.choice(WORDS) if rng.random() < share else word for word in line.split()) for line in reference]
-        for share in (0.3, 0.25)
-    ]
-    return reference, *made
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_a_detectable_difference_is_found_four_times_of_five(seeds):
+    difference = detectable(0.2, seeds)
+    draws = np.random.default_rng(1).normal(0, 0.2, (2, 20_000, seeds))
+    p = stats.ttest_ind(draws[0] + difference, draws[1], axis=1).pvalue  # equal variances: Welch's with those known
+    assert (p < 0.05).mean() == pytest.approx(0.8, abs=0.01)
+    assert detectable(0.4, seeds) == pytest.approx(2 * difference)
+
+
+def test_deviations_are_pooled_by_their_degrees_of_freedom():
+    assert pooled_deviation([[1.0, 3.0], [5.0, 5.0, 8.0], [7.0]]) == pytest.approx(math.sqrt((2 + 6) / 3))
+    assert pooled_deviation([[1.0], []]) is None
 
 
 def as_system(hypotheses, reference, metric=None):
@@ -88,15 +74,15 @@ def test_paired_test_is_the_sacrebleu_commands(tmp_path, monkeypatch, kind, word
     command = ["sacrebleu", paths[0], "-i", *paths[1:], *option, "-m", "bleu"]
     said = run_checked(command, env={"SACREBLEU_SEED": "12345"})
     expected = json.loads(said[said.index("[") : said.rindex("]") + 1])[1]["BLEU"]["p_value"]
-    cache = tmp_path / "cache.json"
-    p = PairedTests(cache, kind, words[1]).p_value(as_system(better, reference), as_system(base, reference))
+    cache, ours, theirs = tmp_path / "cache.json", as_system(better, reference), as_system(base, reference)
+    p = PairedTests(cache, samples=words[1]).p_value(ours, theirs, kind)
     assert p == pytest.approx(expected, abs=1e-4) and 0 < p < 1
 
     monkeypatch.setattr(paired, "PairedTest", None)  # the second time it is read
-    again = PairedTests(cache, kind, words[1])
-    assert again.p_value(as_system(better, reference), as_system(base, reference)) == p
+    again = PairedTests(cache, samples=words[1])
+    assert again.p_value(ours, theirs, kind) == p
     with pytest.raises(TypeError):  # other text is computed anew
-        again.p_value(as_system([*better[:-1], "a"], reference), as_system(base, reference))
+        again.p_value(as_system([*better[:-1], "a"], reference), theirs, kind)
 
 
 def test_equal_systems_are_not_told_apart(tmp_path):
@@ -104,13 +90,13 @@ def test_equal_systems_are_not_told_apart(tmp_path):
     reference, worse, good = systems(4)
     reference, halves = reference * 2, ([*good, *worse], [*worse, *good])
     near = [*halves[1][:-1], "a b"]
-    default = PairedTests(tmp_path / "cache.json", samples=1000)
-    p = [default.p_value(as_system(other, reference), as_system(halves[0], reference)) for other in (halves[1], near)]
-    assert default.kind == "randomisation" and p[0] > 0.99 and p[1] > 0.8
-    bootstrap = PairedTests(tmp_path / "cache.json", "bootstrap", 200)
-    assert 0.3 < bootstrap.p_value(as_system(halves[1], reference), as_system(halves[0], reference)) < 0.6
+    tests = PairedTests(tmp_path / "cache.json", samples=1000)
+    p = [tests.p_value(as_system(other, reference), as_system(halves[0], reference)) for other in (halves[1], near)]
+    assert p[0] > 0.99 and p[1] > 0.8  # by default two-sided
+    p = tests.p_value(as_system(halves[1], reference), as_system(halves[0], reference), "bootstrap")
+    assert 0.3 < p < 0.6
     with pytest.raises(Untested, match="only 1 translations differ"):
-        default.p_value(as_system(near, reference), as_system(halves[1], reference))
+        tests.p_value(as_system(near, reference), as_system(halves[1], reference))
 
 
 def test_what_cannot_be_tested(tmp_path):
@@ -129,72 +115,43 @@ def test_what_cannot_be_tested(tmp_path):
             tests.p_value(system, theirs)
 
 
-@pytest.mark.parametrize(
-    "metric", [BLEU(tokenize="13a"), BLEU(tokenize="none", lowercase=True, force=True), CHRF(), CHRF(word_order=2)]
-)
-def test_a_metric_is_made_from_its_signature(metric):
+def test_a_metric_is_made_from_its_signature():
     reference, base, _ = systems(3)
-    made = make_metric(str(_signed(metric, base, reference)))
-    assert made.corpus_score(base, [reference]).score == metric.corpus_score(base, [reference]).score
+    for metric in (BLEU(tokenize="13a"), BLEU(tokenize="none", lowercase=True, force=True), CHRF(), CHRF(word_order=2)):
+        score = metric.corpus_score(base, [reference]).score
+        assert make_metric(str(metric.get_signature())).corpus_score(base, [reference]).score == score
     with pytest.raises(Untested):
         make_metric("case:mixed")
 
 
-def _signed(metric, hypotheses, reference):
-    metric.corpus_score(hypotheses, [reference])
-    return metric.get_signature()
+def build(tree, plan):
+    return numbers.build(plan, plan.table, tree.out, PairedTests(tree.out / "c.json"))
 
 
-def lines(*rows):
-    """Lines of (label, the paper's value, ours by seed)."""
-    return [
-        Line(
-            label=label,
-            equation="",
-            column="",
-            reported=reported,
-            values=dict(enumerate(values)),
-            planned=2,
-            folders={seed: label for seed in range(len(values))},
-            metrics={},
-        )
-        for label, reported, values in rows
-    ]
-
-
-def test_ordering(tmp_path):
-    table = Tree(tmp_path).table()
-    # the paper: a < b < c < d; pairs turned round: c before b (far apart), d before c (close); e has no runs
-    rows = lines(
-        ("a", 1.0, [1.0, 1.1]), ("b", 2.0, [9.0, 9.1]), ("c", 3.0, [5.0, 5.1]), ("d", 4.0, [4.9, 5.15]), ("e", 5.0, [])
-    )
-    text = ordering.describe(Group("ResNet-20", "cifar10", rows), table, PairedTests(tmp_path / "c.json"))
-    # of 6 pairs a-b, a-c, a-d are kept and b-c, b-d, c-d turned: tau = (3 - 3) / 6
-    assert text.startswith(
-        "Ordering, ResNet-20: of the pairs of rows that the paper tells apart, 3 of 6 stand in its order"
-    )
-    assert (
-        "(Kendall's tau 0.00); 3 of those in order are beyond the noise" in text
-        and "Some of these rows lack" not in text
-    )
-    assert "beyond the noise (p < 0.05, uncorrected) c better than b, d better than b; within the noise 1." in text
-    assert ordering.describe(Group("", "", rows[:1]), table, None) == ""
-
-
-def test_rows_that_share_runs_count_once_and_are_one_test(tmp_path):
-    rows = [{"label": name, "reported": value} for name, value in (("1xSkip", 6.0), ("1xSkip+LN", 7.0), ("again", 7.0))]
+def test_ordering(tmp_path, monkeypatch):
+    monkeypatch.setattr(numbers.plans, "outdated", lambda *_: [])
     tree = Tree(tmp_path)
-    table = tree.table(rows=[*rows, {"label": "2rSkip+LN", "reported": 8.0}])
-    from report_tree import image_settings
+    tree.table(rows=[{"label": label, "reported": n} for n, label in enumerate("abcde", 1)])
+    plan = tree.plan(seeds=[1, 2])
+    # the paper: a < b < c < d; pairs turned round: c before b (far apart), d before c (close); e has no runs
+    for label, values in (("a", [1.0, 1.1]), ("b", [9.0, 9.1]), ("c", [5.0, 5.1]), ("d", [4.9, 5.15])):
+        tree.finish(plan, label, dict(enumerate(values, 1)))
+    text = ordering.describe(build(tree, plan), "", None)
+    # of 6 pairs a-b, a-c, a-d are kept and b-c, b-d, c-d turned: tau = (3 - 3) / 6
+    assert text.startswith("Ordering: of the pairs of rows that the paper tells apart, 3 of 6 stand in its order here")
+    assert "(Kendall's tau 0.00); 3 of those in order are beyond the noise" in text and "lack seeds" not in text
+    assert "beyond the noise (p < 0.05, uncorrected) c better than b, d better than b; within the noise 1." in text
 
-    names = {"1xSkip": "1xSkip", "1xSkip+LN": "1xSkip+LN", "again": "1xSkip+LN", "2rSkip+LN": "2rSkip+LN"}
-    plan = tree.plan(settings={(label, ""): image_settings(kind) for label, kind in names.items()})
-    tree.finish(plan, "1xSkip", {1: 5.0, 2: 5.1, 3: 5.2})
-    tree.finish(plan, "1xSkip+LN", {1: 5.5, 2: 5.4, 3: 5.8})
-    tree.finish(plan, "2rSkip+LN", {1: 5.1, 2: 5.3, 3: 5.6})
-    group = build(collect(plan, table, tree.out), PairedTests(tmp_path / "c.json"))[0]
-    _, first, again, last = group.lines
+
+def test_rows_that_share_runs_count_once_and_are_one_test(tmp_path, monkeypatch):
+    monkeypatch.setattr(numbers.plans, "outdated", lambda *_: [])
+    tree = Tree(tmp_path)
+    tree.table(rows=[{"label": label, "reported": n} for label, n in (("a", 6), ("b", 7), ("again", 7), ("d", 8))])
+    plan = tree.plan(rows={"a": "a", "b": "b", "again": "b", "d": "d"})
+    for label, values in (("a", (5.0, 5.1, 5.2)), ("b", (5.5, 5.4, 5.8)), ("d", (5.1, 5.3, 5.6))):
+        tree.finish(plan, label, dict(enumerate(values, 1)))
+    result = build(tree, plan)
+    _, first, again, last = result.lines
     assert first.comparison == again.comparison and first.adjusted == again.adjusted
     assert [first.adjusted[""], last.adjusted[""]] == holm([first.comparison.p[""], last.comparison.p[""]])
-    text = ordering.describe(group, table, PairedTests(tmp_path / "c.json"))
-    assert "2 of 3 stand in its order" in text
+    assert "2 of 3 stand in its order" in ordering.describe(result, "", None)

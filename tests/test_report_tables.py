@@ -1,19 +1,22 @@
 """The tables of a report: numbers by hand, states, what is never shown, escapes, the same bytes twice."""
 
+import functools
 import re
 import statistics
 import sys
 
 import pytest
 from conftest import ROOT, run_command
-from report_tree import SIGNATURE, Tree, image_settings, markdown_rows, translation_settings
+from report_tree import SIGNATURE, Tree, markdown_rows, settings, systems
 from sacrebleu.metrics import BLEU
 from scipy import stats
-from test_report_statistics import systems
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked
-from fairseq_rskip.tools.report.render import latex, markdown
+from fairseq_rskip.tools.report.main import write_report
+from fairseq_rskip.tools.report.page import latex, markdown
+from fairseq_rskip.tools.reproduce.loading import load
+from fairseq_rskip.tools.reproduce.options import parse
 from fairseq_rskip.tools.reproduce.runs import LOCK
 
 BASE, LN = {1: 6.0, 2: 6.4, 3: 6.2}, {1: 7.1, 2: 7.5, 3: 7.0}
@@ -64,7 +67,7 @@ def test_states(tree):
     folder = tree.folder(plan, "2xSkip", 1)
     (folder / "log.jsonl").write_text('{"iteration": 25600}\n')
     (folder / "log.txt").write_text("")
-    (tree.folder(plan, "2xSkip", 2) / "queued.json").write_text('{"job": "77"}')
+    tree.record(tree.folder(plan, "2xSkip", 2), queued={"job": "77"})
     running = tree.folder(plan, "1xSkip+LN", 1)
     (running / "log.jsonl").write_text('{"iteration": 16000}\n')
     tree.finish(plan, "2rSkip+LN", {1: float("nan")})
@@ -83,10 +86,8 @@ def test_states(tree):
 def test_a_scaled_run_never_stands_beside_the_papers_value(tree):
     tree.table()
     changes = {"scale": 0.0125, "changed": {"depth": 20}, "data": "imagefolder:/nowhere/cifar10-jpg"}
-    settings = {
-        (label, ""): {**image_settings(label, 20, 800), "data": changes["data"]} for label in ("1xSkip", "2xSkip")
-    }
-    plan = tree.plan(settings=settings, **changes)
+    make = functools.partial(settings, data="cifar10-jpg", length=800)
+    plan = tree.plan(rows=["1xSkip", "2xSkip"], make=make, **changes)
     tree.finish(plan, "1xSkip", BASE)
     tree.finish(plan, "2xSkip", LN)
     folder = tree.report("--no-figures")
@@ -108,8 +109,8 @@ def test_every_kind_of_change_is_named(tree):
     for n, change in enumerate(
         ({"scale": 0.5}, {"changed": {"depth": 20}}, {"stand_in": {"width": 8}}, {"data": "digits"})
     ):
-        settings = {("1xSkip", ""): {**image_settings("1xSkip"), "data": change.get("data", "cifar10")}}
-        plan = tree.plan(settings=settings, **{"name": f"plan{n}", **change})
+        make = functools.partial(settings, data=change.get("data"))
+        plan = tree.plan(rows=["1xSkip"], make=make, **{"name": f"plan{n}", **change})
         tree.finish(plan, "1xSkip", BASE)
     text = (tree.report("--no-figures") / "report.md").read_text("utf-8")
     named = re.findall(r"Not the paper's experiment: (.*?);", text)
@@ -120,32 +121,29 @@ def test_outdated_cells_are_named_and_not_put_beside_the_papers(tree):
     tree.table()
     tree.finish(tree.plan(), "1xSkip", BASE)
     text = (tree.report("--no-figures", compare=True) / "report.md").read_text("utf-8")
-    assert "Run with other settings than table1.yaml has now: 1xSkip, 2xSkip, 1xSkip+LN." in text
+    assert "Run with other settings than table1.yaml has now: 1xSkip, 2xSkip, 1xSkip+LN, 2rSkip+LN." in text
     assert "Not the paper's experiment; " in text and "ours − paper" not in markdown_rows(text)["row"]
 
 
 def test_another_corpus_has_another_recipe(tree):
     tree.table("table2", "translation", rows=[{"label": "base"}])
-    settings = {("base", ""): {**translation_settings("base", "multi30k-en-de"), "corpus": "multi30k-en-de"}}
-    settings["base", ""]["average"] = 3
-    tree.plan("table2", settings, data="multi30k-en-de")
+    make = functools.partial(settings, data="multi30k-en-de", average=3)
+    tree.plan("table2", make=make, data="multi30k-en-de")
     text = (tree.report("--no-figures") / "report.md").read_text("utf-8")
-    # scripts/training/recipes.py: 4,096 tokens and Vaswani et al.'s values against those of a small corpus
-    said = "the recipe of multi30k-en-de; the recipe of iwslt15-en-vi has tokens a step 4096 (not 2048), lr the"
+    # the recipes: 4,096 tokens and Vaswani et al.'s values against those of a small corpus
+    said = "the recipe of multi30k-en-de; the recipe of iwslt15-en-vi has tokens per step 4096 (not 2048), lr the"
     assert said in text and "warmup-updates 4000 (not 800)" in text and "average of the last 3 checkpoints" in text
 
 
 def test_few_resamples_are_refused(tree, capsys):
     with pytest.raises(SystemExit):
         tree.report("--resamples", "99")
-    assert re.fullmatch(r"error: .*--resamples: '99'.* >= 100.*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"error: .*--resamples: '99' .* at least 100.*\n", capsys.readouterr().err)
 
 
 def test_translation(tree, tmp_path):
     tree.table("table2", "translation", rows=[{"label": "base", "reported": 30.3}, {"label": "ours", "reported": 31.4}])
-    plan = tree.plan(
-        "table2", settings={(name, ""): translation_settings(name) for name in ("base", "ours")}, seeds=[1, 2]
-    )
+    plan = tree.plan("table2", seeds=[1, 2])
     for seed in (1, 2):
         reference, *made = systems(seed)
         path = tmp_path / f"test{seed}.vi"
@@ -161,7 +159,7 @@ def test_translation(tree, tmp_path):
     assert markdown_rows(text)["ours"][5] == ", ".join(told)
     assert "approximate randomisation, two-sided, 100 trials" in text and SIGNATURE.replace("|", "\\|") in text
     text = (tree.report("--no-figures", "--resamples", "100", "--test", "bootstrap") / "report.md").read_text("utf-8")
-    assert "about one-sided, 100 resamples" in text and "two-sided" not in text
+    assert "about one-sided, 100 resamples" in text and "randomisation, two-sided" not in text
     (tmp_path / "test2.vi").unlink()
     text = (tree.report("--no-figures", "--resamples", "100") / "report.md").read_text("utf-8")
     assert markdown_rows(text)["ours"][5] == told[0] and "ours: seed 2 not tested: references not readable." in text
@@ -179,20 +177,13 @@ def test_columns_quotes_and_tables_without_a_plan(tree):
     columns = {"A": {"options": {"depth": 20}}, "B": {"data": "cifar100"}}
     tree.table("table6", rows=rows, columns=columns, baseline="1xSkip")
     tree.table("other")
-    settings = {
-        (label, column): image_settings(label, depth)
-        for label in ("1xSkip", "2rSkip+LN")
-        for column, depth in (("A", 20), ("B", 32))
-    }
-    plan = tree.plan("table6", settings=settings)
+    plan = tree.plan("table6")
     tree.finish(plan, "1xSkip", BASE, "A")
     tree.finish(plan, "2rSkip+LN", LN, "B")
     folder = tree.report("--no-figures")
     text = (folder / "report.md").read_text("utf-8")
-    assert [line for line in text.splitlines() if line.startswith("| **")] == [
-        f"| **{name}** |" + " |" * 6 for name in "AB"
-    ]
-    assert re.search(r"\| quoted \|.*\*quoted\* \|.*\*\*5.00\*\*", text)
+    assert re.search(r"\| A +\| quoted +\| +\*quoted\* \|.*\*\*5.00\*\*", text)
+    assert re.search(r"\| B +\| 1xSkip +\|", text) and len(re.findall(r"\| A +\|", text)) == 1
     assert tree.records()["2rSkip+LN", "B"]["test"] == "1xSkip: not run"
     assert ("quoted", "B") not in tree.records()
     assert f"run other --output '{tree.out}'" in text
@@ -204,7 +195,7 @@ NASTY = r"50% $x_1$ & {λ} #~^\ <b>|*`[a]` − ±"
 
 def test_labels_are_escaped(tree):
     tree.table(rows=[{"label": NASTY, "reported": 6.0, "equation": "x_{t} & F"}], title=NASTY, note="<script>")
-    plan = tree.plan(settings={(NASTY, ""): image_settings("1xSkip")})
+    plan = tree.plan()
     tree.finish(plan, NASTY, BASE)
     folder = tree.report("--no-figures")
     page = (folder / "report.html").read_text("utf-8")
@@ -252,17 +243,97 @@ def test_two_reports_are_the_same_bytes(tree):
     assert first == second
 
 
-def test_errors(tree, capsys):
+OWN = [{"label": "mine", "options": {"depth": 14}}, {"label": "other"}]
+
+
+def own_table(tree, name="mine", **more):
+    """A table as a user would write it: no source, no values of a paper."""
+    tree.table(name, rows=OWN, title="My own skips", options={"batch-size": 64, "warmup-iterations": 7}, **more)
+    path = tree.experiments / f"{name}.yaml"
+    path.write_text(re.sub("source:.*\n", "", path.read_text("utf-8")), "utf-8")
+    tree.tables[name] = load(path)
+    plan = tree.plan(name, seeds=[1, 2])
+    tree.finish(plan, "mine", {1: 5.0, 2: 5.5})
+    return plan
+
+
+def test_a_table_of_ones_own_has_its_own_title_and_says_its_options(tree):
+    own_table(tree)
+    folder = tree.report("--no-figures")
+    texts = {ending: (folder / f"report.{ending}").read_text("utf-8") for ending in ("md", "tex", "html")}
+    for text in texts.values():
+        assert "batch-size 64, warmup-iterations 7" in text and "depth 14" in text
+        assert "Liu et al." not in text and "paper's tables" not in text
+    assert texts["md"].startswith("# My own skips\n") and "<h1>My own skips</h1>" in texts["html"]
+
+
+def test_a_plan_remembers_its_table(tree, tmp_path, capsys):
+    plan = own_table(tree)
+    options = parse(["report", "--output", str(tree.out), "--no-figures"])  # without --experiments
+    write_report(options)
+    report = tree.out / "report" / "report.md"
+    assert "mine: My own skips" in report.read_text("utf-8") and "1xSkip" not in report.read_text("utf-8")
+    assert capsys.readouterr().err == ""
+    path = tree.experiments / "mine.yaml"
+    path.write_text("title: [half", "utf-8")
+    tree.table("table1")
+    tree.report("--no-figures")  # the table as it was, and others as they are
+    said = capsys.readouterr().err
+    assert f"warning: {plan.name} is shown as it was run: {path}" in said and "My own skips" in report.read_text(
+        "utf-8"
+    )
+    assert "run table1 --output" in report.read_text("utf-8")
+    path.unlink()
+    tree.report("--no-figures")
+    assert capsys.readouterr().err == "" and "5.25 ± 0.35" in report.read_text("utf-8")
+
+
+def test_two_tables_of_one_name_are_not_mixed(tree, tmp_path):
+    own_table(tree)
+    other = Tree(tmp_path / "other")
+    other.out = tree.out
+    with pytest.raises(UserError, match="has runs of a table mine from .*; rename one, or choose another --output"):
+        own_table(other)
+
+
+def test_what_cannot_be_reported_writes_nothing(tree):
     tree.table()
+    with pytest.raises(UserError, match="nothing has been run in .*; expected the --output of reproduce.py run"):
+        tree.report()
+    assert not tree.out.exists()
+    tree.plan()
     with pytest.raises(UserError, match="no table named 'table9'; there are table1"):
         tree.report("table9")
-    plan = tree.plan()
-    (tree.experiments / "table1.yaml").rename(tree.experiments / "table2.yaml")
-    tree.report("--no-figures")
-    assert f"warning: {plan.name} is left out" in capsys.readouterr().err
     (tree.out / "plans" / "table1.json").write_text("{")
     with pytest.raises(UserError, match="cannot read the plan"):
         tree.report()
+    assert not (tree.out / "report").exists()
+
+
+def test_a_sweep_is_reported(tree):
+    rows = [{"label": label, "arch": "a"} for label in ("swept", "plain", "open")]
+    tree.table(
+        "sweep", "translation", rows=rows, metric="valid_loss", also=["chrF"], sweep={"lr": [1, 2, 3]}, baseline="plain"
+    )
+    plan = tree.plan("sweep", seeds=[1, 2], swept={"swept": [1, 2, 3], "open": [1, 2, 3]})
+    for variant, values in enumerate(({1: 4.5}, {1: 4.25}, {1: 4.0, 2: 4.5})):
+        tree.finish(plan, "swept", values, metric="valid_loss", variant=variant, chrF=10.0 * variant)
+    tree.finish(plan, "plain", {1: 5.0, 2: 5.5}, metric="valid_loss", chrF=7.0)
+    tree.finish(plan, "open", {1: 4.0}, metric="valid_loss", variant=1)
+    text = (tree.report("--no-figures") / "report.md").read_text("utf-8")
+    assert (
+        "Sweep of swept, valid\\_loss: lr 1: 4.500, lr 2: 4.250, lr 3: 4.000; chosen lr 3, on the border of the" in text
+    )
+    assert "Sweep of open, valid\\_loss: lr 1: not run, lr 2: 4.000, lr 3: not run; not decided yet." in text
+    assert "sweep: lr 1 / 2 / 3, each value with the first seed, chosen by valid\\_loss on the held-out set" in text
+    rows = markdown_rows(text)
+    assert rows["swept"][:4] == ["**4.25 ± 0.35**", "2", "20.00 ± 0.00", "lr 3"]
+    assert rows["open"][0] == "*sweep: 1 of 3 values done*"
+    p = stats.ttest_ind([4.0, 4.5], [5.0, 5.5], equal_var=False).pvalue
+    assert rows["swept"][4:6] == ["−1.00", f"{p:.3f}"] and "Welch's t-test" in text  # a loss is of no single sentence
+    assert tree.records()["swept", ""]["chosen"] == "lr 3"
+    # n = 2, s.d. 0.354, degrees of freedom 2: 5.653 * 0.354
+    assert "Power: 2 seeds a row find a difference of 2 in valid\\_loss four times of five" in text
 
 
 @pytest.mark.slow

@@ -9,7 +9,11 @@ from fairseq_rskip.tools.reproduce.main import parse_changes
 from fairseq_rskip.tools.reproduce.tables import ROOT
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"settings": [1]}', '{"settings": []}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "{}", '{"table": "table1"}'],
+    ids=["empty", "half", "list", "nothing", "of an earlier version"],
+)
 def test_a_damaged_plan_is_named(tmp_path, capfd, content):
     (tmp_path / plans.PLANS).mkdir()
     (tmp_path / plans.PLANS / "table1.json").write_text(content)
@@ -39,7 +43,9 @@ def test_set_takes_values_as_yaml_has_them():
 
 
 @pytest.mark.parametrize(
-    "words", [*(("--scale", x) for x in ("0", "-1", "1.5", "nan", "x")), ("--seeds", "x"), ("--jobs", "0")]
+    "words",
+    [*(("--scale", x) for x in ("0", "-1", "1.5", "nan", "x")), ("--seeds", "x"), ("--jobs", "0")],
+    ids=["scale 0", "scale -1", "scale 1.5", "scale nan", "scale x", "seeds x", "jobs 0"],
 )
 def test_options_that_make_no_sense_are_one_line(capfd, words):
     status, out, error = reproduce(capfd, "run", "table1", *words)
@@ -52,7 +58,7 @@ def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path, capfd):
     status, out, error = reproduce(capfd, *words)
     assert (status, error) == (0, "") and not (tmp_path / "đầu ra").exists()
     lines = [line for line in out.splitlines() if not line.startswith("#")]
-    assert len(lines) == 4 and all("train_cifar.py --data digits --depth 8 " in line for line in lines)
+    assert len(lines) == 4 and all("train_cifar.py --data digits " in line and " --depth 8 " in line for line in lines)
 
 
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capfd):
@@ -91,5 +97,6 @@ def test_status_names_what_it_does_not_know(tmp_path, capfd):
     folder = write_table(tmp_path / "e")
     options = ("--experiments", folder, "--output", tmp_path / "out")
     assert "nothing has been run in" in reproduce(capfd, "status", *options)[1]
-    assert error_line(reproduce(capfd, "status", "table9", *options)[2]) == "no table named 'table9'; there are small"
+    said = "no table named 'table9' has been run here; there are none"
+    assert error_line(reproduce(capfd, "status", "table9", *options)[2]) == said
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,5 @@
 """Parts of reproduce.py that run commands, with shell commands in place of training: errors, locks, states, places."""
 
-import json
 import threading
 import time
 from types import SimpleNamespace
@@ -11,8 +10,9 @@ from reproduce_helpers import error_line, reproduce
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked
 from fairseq_rskip.tools.reproduce import execution, local, plans, runs
-from fairseq_rskip.tools.reproduce.plans import Job
+from fairseq_rskip.tools.reproduce.plans import Run
 from fairseq_rskip.tools.reproduce.runs import State
+from fairseq_rskip.tools.reproduce.tables import Settings
 
 
 def shell_metrics(folder):
@@ -24,18 +24,18 @@ def shell_metrics(folder):
 def job(tmp_path, monkeypatch):
     """A function that makes a run of shell commands; their folder is the working folder of none of them."""
     task = SimpleNamespace(
-        commands=lambda settings, seed, folder: [["sh", "-c", line, "sh", str(folder)] for line in settings["lines"]],
+        commands=lambda settings, seed, folder: [
+            ["sh", "-c", x, "sh", str(folder)] for x in settings.identity["lines"]
+        ],
         metrics=shell_metrics,
         progress=lambda settings, folder: 0.5,
-        identity=lambda settings: settings,
-        slug=lambda settings: "shell run",
     )
     monkeypatch.setitem(plans.TASKS, "shell", task)
     monkeypatch.setattr(execution, "stopping", threading.Event())
 
     def make(*lines, seed=1):
-        settings = {"lines": list(lines)}
-        made = Job("shell", settings, seed, plans.run_folder(tmp_path / "ra ngoài", "shell", settings, seed))
+        settings = Settings("", {}, {"lines": list(lines)}, "shell run", 1, "line")
+        made = Run("shell", settings, seed, tmp_path / "ra ngoài" / "shell run" / f"seed{seed}")
         runs.prepare(made)
         return made
 
@@ -46,7 +46,7 @@ def test_a_run_of_two_commands_is_done_when_both_are(job):
     made = job('echo one; echo 3 >"$1/part"', 'mv "$1/part" "$1/value"; echo "$RSKIP_TEST"')
     assert runs.state(made) == State(runs.NEW)
     assert execution.execute(made.folder, {"RSKIP_TEST": "from outside"}) == State(runs.DONE, 1.0)
-    assert runs.state(made) == State(runs.DONE, 1.0) and runs.metrics(made.folder)["values"] == {"error": 3}
+    assert runs.state(made) == State(runs.DONE, 1.0) and runs.metrics(runs.read(made.folder))["values"] == {"error": 3}
     log = (made.folder / "log.txt").read_text("utf-8").splitlines()
     assert [line for line in log if not line.startswith("==")] == ["one", "from outside"] and len(log) == 4
     assert execution.execute(made.folder) == State(runs.DONE, 1.0)
@@ -77,13 +77,18 @@ def test_the_reason_of_a_failure_is_one_line(job, line, error):
     assert (made.folder / "log.txt").read_text("utf-8", "replace").count("== 20") == 1  # the second never began
 
 
+def test_a_command_hears_no_signal_of_a_clusters_user(job):
+    made = job('kill -USR1 $$; kill -USR2 $$; echo 1 >"$1/value"')
+    assert execution.execute(made.folder).name == runs.DONE
+
+
 def test_a_failed_run_is_tried_again_and_its_old_error_is_gone(job):
     made = job('test -e "$1/mended" || { echo error: broken; exit 1; }; echo 1 >"$1/value"')
     assert execution.execute(made.folder).detail == "broken"
     (made.folder / "mended").touch()
     assert execution.execute(made.folder).name == runs.DONE
-    assert not (made.folder / "failed.json").exists()
-    assert len(json.loads((made.folder / "run.json").read_text())["attempts"]) == 2
+    record = runs.read(made.folder)
+    assert "failed" not in record and len(record["attempts"]) == 2
 
 
 def test_a_run_that_others_do_is_left_to_them(job):
@@ -118,7 +123,7 @@ def test_a_look_at_the_state_keeps_no_run_from_its_lock(job):
 def test_what_a_command_leaves_running_keeps_the_lock(job):
     made = job('sleep 1 & echo 1 >"$1/value"')
     assert execution.execute(made.folder).name == runs.DONE
-    (made.folder / "metrics.json").unlink()
+    runs.note(made.folder, metrics=None)
     assert runs.state(made).name == runs.RUNNING
     deadline = time.monotonic() + 20
     while runs.state(made).name == runs.RUNNING and time.monotonic() < deadline:
@@ -126,7 +131,7 @@ def test_what_a_command_leaves_running_keeps_the_lock(job):
     assert runs.state(made).name == runs.STOPPED
 
 
-def test_so_many_run_at_a_time_as_there_are_places(job, monkeypatch):
+def test_so_many_run_at_a_time_as_there_are_places(job, monkeypatch, capsys):
     meeting, lock, now, most = threading.Barrier(2, timeout=20), threading.Lock(), [0], [0]
     seen = []
 
@@ -142,19 +147,17 @@ def test_so_many_run_at_a_time_as_there_are_places(job, monkeypatch):
 
     monkeypatch.setattr(execution, "execute", execute)
     made = [job("true", seed=seed) for seed in range(6)]
-    said = []
-    states = local.run_all(made, [{"name": "a"}, {"name": "b"}], said.append)
+    states = local.run_all(made, [{"name": "a"}, {"name": "b"}])
     assert [state.name for state in states] == [runs.DONE] * 6 and most == [2]
-    assert sorted(seen) == ["a"] * 3 + ["b"] * 3 and len(said) == 12
+    assert sorted(seen) == ["a"] * 3 + ["b"] * 3 and len(capsys.readouterr().out.splitlines()) == 12
 
 
-def test_a_damaged_folder_stops_no_other_run(job):
+def test_a_damaged_folder_stops_no_other_run(job, capsys):
     good, bad = job('echo 1 >"$1/value"', seed=1), job('echo 1 >"$1/value"', seed=2)
     (bad.folder / runs.LOG).mkdir()
-    said = []
-    states = local.run_all([bad, good], [{}], said.append)
+    states = local.run_all([bad, good], [{}])
     assert [state.name for state in states] == [runs.BROKEN, runs.DONE]
-    assert "Is a directory" in states[0].detail and any(line.startswith("failed ") for line in said)
+    assert "Is a directory" in states[0].detail and "\nfailed shell run/seed2: " in capsys.readouterr().out
 
 
 def test_places_are_gpus_or_shares_of_the_cores(monkeypatch):
@@ -170,7 +173,11 @@ def test_places_are_gpus_or_shares_of_the_cores(monkeypatch):
         local.environments(3)
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[1]", "{}", '{"task": "speech", "settings": {}, "seed": 1}'])
+@pytest.mark.parametrize(
+    "content",
+    [None, "", "{", "[1]", "{}", '{"task": "speech", "settings": {}, "seed": 1}'],
+    ids=["none", "empty", "half", "list", "nothing", "no task"],
+)
 def test_what_is_no_runs_folder_is_named(tmp_path, capfd, content):
     if content is not None:
         (tmp_path / "run.json").write_text(content)

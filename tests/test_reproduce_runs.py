@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from conftest import run_checked
+from conftest import ROOT, run_checked
 from reproduce_helpers import (
     PLAIN,
     SCRIPT,
@@ -63,8 +63,8 @@ def by_row(place):
     """seed1 of each row; the broken row is a plain skip, too."""
     result = {}
     for path in place.output.glob("runs/*/seed1"):
-        settings = read(path / "run.json")["settings"]
-        result["broken" if "lr" in settings else settings["skip_kind"]] = path
+        options = read(path / "run.json")["settings"]["options"]
+        result["broken" if "lr" in options else options["skip-kind"]] = path
     return result
 
 
@@ -76,9 +76,9 @@ def test_a_failing_row_stops_no_other_and_is_shown_with_its_error(place, first, 
     assert "done  error " in lines["plain"] and "done  error " in lines["recursive"]
     assert "failed: the loss is not finite at iteration" in lines["broken"]
     folders = by_row(place)
-    failed = read(folders["broken"] / "failed.json")
+    failed = read(folders["broken"] / "run.json")["failed"]
     assert failed["error"] in (folders["broken"] / "log.txt").read_text("utf-8") and failed["status"] == "status 1"
-    assert not (folders["broken"] / "metrics.json").exists()
+    assert "metrics" not in read(folders["broken"] / "run.json")
 
 
 def test_a_runs_folder_tells_all_about_it(place, first, capfd, tmp_path):
@@ -94,7 +94,7 @@ def test_a_runs_folder_tells_all_about_it(place, first, capfd, tmp_path):
     environment = {**about["attempts"][0]["environment"], "HOME": str(place.home)}
     run_checked([*command[:2], *options, "--output", tmp_path / "own"], env=environment)
     result = read(tmp_path / "own" / "seed1" / "result.json")
-    assert read(folder / "metrics.json")["values"]["error"] == result["error"]
+    assert read(folder / "run.json")["metrics"]["values"]["error"] == result["error"]
     assert history(folder) == history(tmp_path / "own" / "seed1")
 
 
@@ -109,14 +109,13 @@ def test_what_is_done_is_not_done_again(place, first, capfd):
 def test_a_truncated_result_is_made_again_without_training(place, first, tmp_path, capfd):
     shutil.copytree(place.output, tmp_path / "out")
     (folder,) = (path for path in tmp_path.glob("out/runs/*rskip*/seed1"))
-    whole, trained = (folder / "metrics.json").read_bytes(), (folder / "checkpoint.pt").stat().st_mtime_ns
-    (folder / "metrics.json").write_bytes(whole[:100])
-    (folder / "run.json").write_text("{")
+    trained = (folder / "checkpoint.pt").stat().st_mtime_ns
+    (folder / "run.json").write_bytes((folder / "run.json").read_bytes()[:-100])
     words = place.words("--rows", "recursive", output=tmp_path / "out")
     status, out, _ = reproduce(capfd, "status", "--experiments", place.tables, "--output", tmp_path / "out")
     assert status == 0 and "recursive, seed 1: stopped 100 %" in out
     assert reproduce_process(*words, home=place.home).returncode == 0
-    assert read(folder / "metrics.json")["values"]["error"] == read(folder / "result.json")["error"]
+    assert read(folder / "run.json")["metrics"]["values"]["error"] == read(folder / "result.json")["error"]
     assert read(folder / "run.json")["seed"] == 1 and (folder / "checkpoint.pt").stat().st_mtime_ns == trained
 
 
@@ -138,7 +137,7 @@ def test_a_killed_run_goes_on_and_ends_as_an_uninterrupted_one(place, tmp_path, 
     status, out, _ = reproduce(capfd, "status", "--experiments", place.tables, "--output", tmp_path / "killed")
     assert re.search(r"plain, seed 1: stopped \d+ %", out)
     assert reproduce_process(*words, home=place.home).returncode == 0
-    assert "going on from iteration" in (folder / "log.txt").read_text("utf-8")
+    assert "resuming from iteration" in (folder / "log.txt").read_text("utf-8")
     assert len(read(folder / "run.json")["attempts"]) == 2
     command = read(folder / "run.json")["commands"][0]
     options = command[2 : command.index("--output")]
@@ -147,7 +146,7 @@ def test_a_killed_run_goes_on_and_ends_as_an_uninterrupted_one(place, tmp_path, 
     assert history(folder) == history(truth) and history(folder)[: len(part)] == part
     ours, theirs = (torch.load(path / "checkpoint.pt", weights_only=True)["model"] for path in (folder, truth))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert read(folder / "metrics.json")["values"]["error"] == read(truth / "result.json")["error"]
+    assert read(folder / "run.json")["metrics"]["values"]["error"] == read(truth / "result.json")["error"]
 
 
 @pytest.mark.parametrize(("command", "number"), [("run", signal.SIGINT), ("execute", signal.SIGTERM)])
@@ -160,16 +159,16 @@ def test_an_interrupt_ends_what_was_started_and_says_so(place, tmp_path, command
         os.killpg(children(process.pid)[0], signal.SIGKILL)
         process.communicate()
         process = start("execute", folder, home=place.home)
-        wait_until(lambda: (folder / "log.txt").read_text("utf-8").count("going on from"), process)
+        wait_until(lambda: (folder / "log.txt").read_text("utf-8").count("resuming from"), process)
     started = descendants(process.pid)
     assert started
     process.send_signal(number)
     _, error = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert error_line(error) == "interrupted; the same command goes on from here"
+    assert error_line(error) == "interrupted; the same command resumes from here"
     assert not any(alive(pid) for pid in started)
     assert "stopped at iteration" in (folder / "log.txt").read_text("utf-8").splitlines()[-1]
-    assert runs.state(runs.load(folder)).name == runs.STOPPED and not (folder / "failed.json").exists()
+    assert runs.state(runs.load(folder)).name == runs.STOPPED and "failed" not in read(folder / "run.json")
 
 
 def test_two_at_once_do_each_run_once(place, tmp_path):
@@ -181,16 +180,16 @@ def test_two_at_once_do_each_run_once(place, tmp_path):
     folders = list(tmp_path.glob("out/runs/*/seed1"))
     assert len(folders) == 2
     for folder in folders:
-        assert read(folder / "metrics.json")["values"]["error"] >= 0
+        assert read(folder / "run.json")["metrics"]["values"]["error"] >= 0
         assert (folder / "log.txt").read_text("utf-8").count("== 20") == 1
 
 
 def test_the_runs_outlive_their_reader(place, tmp_path):
     words = place.words("--rows", "plain", "recursive", output=tmp_path / "out")
-    environment = {"HOME": str(place.home), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    environment = {"HOME": str(place.home), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     line = 'set -o pipefail; "$@" | head -n 1'
     command = ["bash", "-c", line, "bash", sys.executable, str(SCRIPT), *map(str, words)]
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
-    assert len(list(tmp_path.glob("out/runs/*/seed1/metrics.json"))) == 2
+    assert len(list(tmp_path.glob("out/runs/*/seed1/result.json"))) == 2

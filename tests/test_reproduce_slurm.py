@@ -25,21 +25,19 @@ def one_thread(monkeypatch):
 
 
 @pytest.fixture
-def reproduce(capsys):
+def reproduce(capsys, monkeypatch):
     """``reproduce.py`` in this process: (status, lines of its output); an error is the last of them."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest's own handlers stay
 
     def call(*argv):
         squeue.ask.cache_clear()  # as in a new process
         capsys.readouterr()
-        status = program.main(parse([str(word) for word in argv]))
+        status = program.main([str(word) for word in argv])
         out, error = capsys.readouterr()
         assert bool(error) == bool(status) and error.count("\n") <= 1
         return status, [*out.splitlines(), *error.splitlines()]
 
-    yield call
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return call
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ idle = pytest.mark.parametrize("fake", [{"idle": True}], indirect=True)
 def folders(out):
     """By kind of skip, the folder of its run."""
     paths = out.glob("runs/*/seed1/run.json")
-    return {json.loads(path.read_text())["settings"]["skip_kind"]: path.parent for path in paths}
+    return {json.loads(path.read_text())["settings"]["options"]["skip-kind"]: path.parent for path in paths}
 
 
 def says(path, text):
@@ -63,7 +61,7 @@ def says(path, text):
 
 
 def values(out):
-    return {kind: json.loads((path / "metrics.json").read_text())["values"] for kind, path in folders(out).items()}
+    return {kind: runs.read(path)["metrics"]["values"] for kind, path in folders(out).items()}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +97,7 @@ def test_submitits_local_executor_gives_what_the_local_launcher_gives(tmp_path, 
     assert status == 0 and len(started) == 2 and f"2 runs submitted; reproduce.py status --output {out}" in lines[-1]
     assert [job.result() for job in started] == [None, None], [job.stderr() for job in started]
     assert values(out) == truth
-    assert not list(out.glob("runs/*/*/queued.json"))
+    assert not any("queued" in runs.read(path) for path in folders(out).values())
 
 
 @pytest.mark.slow
@@ -136,9 +134,9 @@ def test_an_array_is_interrupted_requeued_and_done(tmp_path, truth, fake, reprod
 
     assert fake.calls("scontrol") == [["requeue", "1000_0"]]
     for folder in (first, second):
-        assert (folder / "log.txt").read_text().count("going on from iteration") == 1
+        assert (folder / "log.txt").read_text().count("resuming from iteration") == 1
         assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 2
-        assert not (folder / "queued.json").exists() and not (folder / "failed.json").exists()
+        assert not {"queued", "failed"} & set(runs.read(folder))
     assert values(out) == truth
     status, lines = reproduce(*argv)
     assert status == 0 and len(fake.calls("sbatch")) == 1
@@ -186,7 +184,7 @@ def test_what_sbatch_says_is_the_error(tmp_path, fake, reproduce):
     status, lines = reproduce("run", *SHORT, "--output", out, *SLURM, "--partition", "nowhere")
     said = "invalid partition specified: nowhere; Batch job submission failed: Invalid partition name specified"
     assert status == 1 and lines == [f"error: SLURM refused: {said}"]
-    assert not list(out.glob("runs/*/*/queued.json")) and len(folders(out)) == 2
+    assert not any("queued" in runs.read(path) for path in folders(out).values()) and len(folders(out)) == 2
     assert [path.name for path in (out / "slurm").iterdir()] == [".lock"]
     _, lines = reproduce("status", "--output", out)
     assert sum("seed 1: not run" in line for line in lines) == 2
@@ -206,15 +204,11 @@ def test_without_slurm_nothing_is_written(tmp_path, fake, reproduce):
 
 
 def test_a_job_that_started_already_is_not_noted_as_queued(tmp_path):
-    from fairseq_rskip.tools.reproduce.plans import Job
-
-    job = Job("images", {}, 1, tmp_path)
-    path = tmp_path / runs.QUEUED
-    slurm._note(job, "7")
-    assert not path.exists()
-    path.write_text('{"job": null}')
-    slurm._note(job, "7")
-    assert runs.read(path) == {"job": "7"}
+    slurm.note_job(tmp_path, "7")
+    assert runs.read(tmp_path) == {}
+    runs.note(tmp_path, queued={"job": None})
+    slurm.note_job(tmp_path, "7")
+    assert runs.read(tmp_path) == {"queued": {"job": "7"}}
 
 
 @pytest.mark.parametrize(
@@ -228,7 +222,7 @@ def test_a_job_that_started_already_is_not_noted_as_queued(tmp_path):
         ([*SLURM, "--time", "5"], "argument --time: '5': expected 10 minutes at least"),
         ([*SLURM, "--time", "tomorrow"], "argument --time: 'tomorrow': expected minutes, HH:MM:SS or D-HH:MM:SS"),
         ([*SLURM, "--mem", "lots"], "argument --mem: 'lots': expected a size such as 64G, or a number of megabytes"),
-        ([*SLURM, "--gpus", "-1"], "argument --gpus: '-1': expected an integer >= 0"),
+        ([*SLURM, "--gpus", "-1"], "argument --gpus: '-1' is not a whole number of at least 0"),
         ([*SLURM, "--slurm", "nodes=2"], "argument --slurm: 'nodes=2': nodes has a value that stays as it is"),
         ([*SLURM, "--slurm", "qos=high"], "argument --slurm: 'qos=high': qos has --qos of its own"),
         ([*SLURM, "--slurm", "a=b\n#"], "argument --slurm: 'a=b\\n#': expected KEY=VALUE"),

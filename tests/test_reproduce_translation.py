@@ -78,7 +78,7 @@ def test_the_same_command_goes_on_from_its_checkpoint(finished):
 
 
 def test_the_scores_are_sacrebleus_of_the_translations(place, finished):
-    metrics = read(finished / "metrics.json")
+    metrics = read(finished / "run.json")["metrics"]
     hypotheses = (finished / "evaluation" / "hyp.txt").read_text("utf-8").splitlines()
     references = (place.data / "raw" / "test.de").read_text("utf-8").splitlines()
     truth = sacrebleu.corpus_bleu(hypotheses, [references], tokenize="intl").score
@@ -91,9 +91,9 @@ def test_the_scores_are_sacrebleus_of_the_translations(place, finished):
 def test_it_is_done_once(place, finished, capfd):
     status, out, _ = reproduce(capfd, "run", "mine", "--scale", "0.5", *place.options)
     assert status == 0 and re.fullmatch(r"done already .*-60-.*/seed5\n", out)
-    value = read(finished / "metrics.json")["values"]["sacreBLEU intl"]
+    value = read(finished / "run.json")["metrics"]["values"]["sacreBLEU intl"]
     _, out, _ = reproduce(capfd, "status", *place.options)
-    assert f"2rSkip+LN, seed 5: done  sacreBLEU intl {value:.2f}" in out and "(not the paper's settings)" in out
+    assert f"2rSkip+LN, seed 5: done  sacreBLEU intl {value:.2f}" in out and "(not as the table's file has it)" in out
 
 
 def test_results_stay_where_the_data_has_gone(place, finished, capfd):

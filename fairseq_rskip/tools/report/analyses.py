@@ -7,18 +7,18 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, Dict, List, Optional
+from typing import Dict, List, Optional
 
 from fairseq_rskip.analysis.figures import ENDINGS
 from fairseq_rskip.files import write_text
-from fairseq_rskip.tools.report.figures import Figure
-from fairseq_rskip.tools.report.model import Group, Line
-from fairseq_rskip.tools.reproduce import runs
+from fairseq_rskip.tools.console import print_line
 from fairseq_rskip.tools.reproduce.execution import last_error
-from fairseq_rskip.tools.reproduce.results import TableResult
 from fairseq_rskip.tools.reproduce.tables import ROOT
 from fairseq_rskip.tools.reproduce.translation import CHECKPOINTS, EVALUATION
 from fairseq_rskip.vision.run import CHECKPOINT
+
+from .figures import Figure
+from .numbers import Line, Result
 
 SCRIPT = ROOT / "scripts" / "analyze.py"
 CURVES = "curves"
@@ -31,11 +31,9 @@ ABOUT = "figures/{}, made with analyze.py by hand; its conditions are not record
 WEIGHTS = (f"{EVALUATION}/averaged.pt", f"{CHECKPOINTS}/checkpoint_best.pt", f"{CHECKPOINTS}/checkpoint_last.pt")
 
 
-def draw(
-    result: TableResult, groups: List[Group], folder: Path, examples: Optional[int], say: Callable[[str], None]
-) -> List[Figure]:
+def draw(result: Result, folder: Path, examples: Optional[int]) -> List[Figure]:
     """The figures of the table's finished runs, in ``folder``: the one that its YAML file names, and curves."""
-    lines = _different(groups)
+    lines = _different(result.lines)
     if not lines:
         return []
     drawn = []
@@ -49,11 +47,11 @@ def draw(
         command = [sys.executable, str(SCRIPT), name, "--output", str(stem), *words, *models]
         about = "All finished seeds." if name == CURVES else "The first finished seed of each row."
         figure = Figure(stem, TITLES[name], about, f"{TITLES[name]}: {', '.join(map(label, lines))}")
-        drawn.append(_drawn(figure, command, _key(command, lines), say))
+        drawn.append(_drawn(figure, command, _key(command, lines)))
     return drawn
 
 
-def _drawn(figure: Figure, command: List[str], key: str, say: Callable[[str], None]) -> Figure:
+def _drawn(figure: Figure, command: List[str], key: str) -> Figure:
     """``figure``, made with ``command`` unless it is there already, from the same runs with the same options."""
     mark, log = figure.file(".key"), figure.file(".log")
     if mark.exists() and mark.read_text("utf-8") == key and all(figure.file(ending).exists() for ending in ENDINGS):
@@ -61,7 +59,7 @@ def _drawn(figure: Figure, command: List[str], key: str, say: Callable[[str], No
     with contextlib.suppress(FileNotFoundError):
         mark.unlink()
     said = shlex.join(command)
-    say(f"drawing {figure.stem.name} (what it says goes to {log})")
+    print_line(f"drawing {figure.stem.name} (what it says goes to {log})")
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as output:
         output.write(f"== {said}\n".encode())
@@ -72,14 +70,14 @@ def _drawn(figure: Figure, command: List[str], key: str, say: Callable[[str], No
     if lacking and not problem:
         problem = f"it ended well, and left no {lacking[0]} file"
     if problem:
-        say(f"{figure.stem.name} could not be drawn: {problem}")
+        print_line(f"{figure.stem.name} could not be drawn: {problem}")
         return figure._replace(problem=problem, command=said)
     write_text(mark, key)
     return figure
 
 
 def _key(command: List[str], lines: List[Line]) -> str:
-    results = [(folder / runs.METRICS).read_text("utf-8") for line in lines for folder in line.folders.values()]
+    results = [line.metrics for line in lines]
     return hashlib.sha256(json.dumps([command[1:], results]).encode()).hexdigest() + "\n"
 
 
@@ -88,13 +86,12 @@ def label(line: Line) -> str:
     return (line.label + (f" / {line.column}" if line.column else "")).replace("=", ":")
 
 
-def _different(groups: List[Group]) -> List[Line]:
+def _different(lines: List[Line]) -> List[Line]:
     """The lines with finished runs; of those that share them the first."""
     found: Dict[str, Line] = {}
-    for group in groups:
-        for line in group.lines:
-            if line.folders:
-                found.setdefault(str(sorted(map(str, line.folders.values()))), line)
+    for line in lines:
+        if line.folders:
+            found.setdefault(str(sorted(map(str, line.folders.values()))), line)
     return list(found.values())
 
 

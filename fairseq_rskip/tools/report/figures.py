@@ -1,14 +1,13 @@
 """The figure of a table: every row's mean and standard deviation over seeds, beside the paper's where that is fair."""
 
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from fairseq_rskip.analysis import figures
-from fairseq_rskip.tools.report import conditions
-from fairseq_rskip.tools.report.model import Group, Line
-from fairseq_rskip.tools.reproduce.results import TableResult
+
+from . import conditions
+from .numbers import Line, Result
 
 PAPER_COLOUR = "0.45"
 REMARK_COLOUR = "#8a4b00"
@@ -33,14 +32,14 @@ class Figure(NamedTuple):
         return self.stem.with_name(self.stem.name + ending)
 
 
-def draw(result: TableResult, groups: List[Group], stem: Path) -> Path:
+def draw(result: Result, stem: Path) -> Path:
     """Write the table's figure and its CSV; returns ``stem``. Raises ``UserError``."""
     whole = result.whole
     stem = figures.check_stem(stem)
-    drawn = [[line for line in group.lines if line.values or (whole and line.reported is not None)] for group in groups]
-    pairs = [(group.title, lines) for group, lines in zip(groups, drawn) if lines]
+    drawn = [(title, [line for line in lines if _has_value(line, whole)]) for title, lines in result.groups]
+    pairs = drawn = [(title, lines) for title, lines in drawn if lines]
     if len(pairs) > PANELS:
-        pairs = [("", [replace(line, label=f"{title}, {line.label}") for title, lines in pairs for line in lines])]
+        pairs = [("", [line._replace(label=f"{title}, {line.label}") for title, lines in pairs for line in lines])]
     tallest = max(len(lines) for _, lines in pairs)
     width = 6.5 if len(pairs) == 1 else 3.4
     said = textwrap.wrap(conditions.remark(result), round(13 * width * len(pairs)))
@@ -50,12 +49,16 @@ def draw(result: TableResult, groups: List[Group], stem: Path) -> Path:
     for axis, (title, lines) in zip(axes, pairs):
         _panel(axis, lines, whole)
         axis.set_title(figures.label_text(title))
-        axis.set_xlabel(figures.label_text(_unit(lines) or result.table.metric))
+        axis.set_xlabel(figures.label_text(_unit(lines, result.table.metric)))
     known = {label: mark for axis in axes for mark, label in zip(*axis.get_legend_handles_labels())}
     figure.legend(known.values(), known, loc="outside lower right", ncols=3, fontsize="small", frameon=False)
-    figures.write_csv(stem.with_name(stem.name + ".csv"), [_row(line, result) for lines in drawn for line in lines])
+    figures.write_csv(stem.with_name(stem.name + ".csv"), [_row(line, result) for _, lines in drawn for line in lines])
     figures.save(figure, stem)
     return stem
+
+
+def _has_value(line: Line, whole: bool) -> bool:
+    return bool(line.values) or (whole and line.paper is not None)
 
 
 def _panel(axis: Any, lines: List[Line], whole: bool) -> None:
@@ -64,8 +67,8 @@ def _panel(axis: Any, lines: List[Line], whole: bool) -> None:
         if len(line.values) > 1:
             seeds = list(line.values.values())
             axis.plot(seeds, [place] * len(seeds), "o", color=figures.COLOURS[0], alpha=0.35, markersize=4)
-        if whole and line.reported is not None:
-            axis.plot([line.reported], [place], "D", color=PAPER_COLOUR, mfc="none", zorder=3)
+        if whole and line.paper is not None:
+            axis.plot([line.paper], [place], "D", color=PAPER_COLOUR, mfc="none", zorder=3)
     places = dict(enumerate(lines))
     several = [(line.mean, place, line.deviation) for place, line in places.items() if line.deviation is not None]
     one = [(line.mean, place) for place, line in places.items() if len(line.values) == 1]
@@ -73,7 +76,7 @@ def _panel(axis: Any, lines: List[Line], whole: bool) -> None:
         _ours(axis, several, "ours, mean \u00b1 s.d.")
     if one:
         axis.plot(*zip(*one), "o", color=figures.COLOURS[0], mfc="none", label="ours, one seed")
-    if whole and any(line.reported is not None for line in lines):
+    if whole and any(line.paper is not None for line in lines):
         axis.plot([], [], "D", color=PAPER_COLOUR, mfc="none", label="paper")
     axis.set_yticks(range(len(lines)), [figures.label_text(line.label) for line in lines])
     axis.set_ylim(len(lines) - 0.5, -0.5)
@@ -84,11 +87,11 @@ def _ours(axis: Any, points: List[Tuple[float, int, float]], label: str) -> None
     axis.errorbar(means, places, xerr=bars, fmt="o", color=figures.COLOURS[0], capsize=3, label=label)
 
 
-def _unit(lines: List[Line]) -> str:
-    return next((metrics["unit"] for line in lines for metrics in line.metrics.values() if metrics.get("unit")), "")
+def _unit(lines: List[Line], metric: str) -> str:
+    return next(filter(None, (conditions.unit(line, metric) for line in lines)), metric)
 
 
-def _row(line: Line, result: TableResult) -> Dict[str, Any]:
+def _row(line: Line, result: Result) -> Dict[str, Any]:
     return {
         "papers_experiment": result.whole,
         "data": " / ".join(result.data),
@@ -99,5 +102,5 @@ def _row(line: Line, result: TableResult) -> Dict[str, Any]:
         "mean": line.mean,
         "standard_deviation": line.deviation,
         "values": " ".join(map(repr, line.values.values())),
-        "paper": line.reported if result.whole else None,
+        "paper": line.paper if result.whole else None,
     }

@@ -20,7 +20,6 @@ from sacrebleu.significance import PairedTest
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_json
-from fairseq_rskip.tools.reproduce.runs import read
 from fairseq_rskip.tools.reproduce.translation import EVALUATION
 from fairseq_rskip.tools.score import moses_tokens, split_compounds
 from fairseq_rskip.tools.text import read_lines
@@ -61,18 +60,24 @@ class System:
 
 
 class PairedTests:
-    """Tests of one kind; ``cache`` is the JSON file that keeps their p-values by a hash of all that they depend on."""
+    """Tests, of ``kind`` if the user wants one; the file ``cache`` keeps p-values by a hash of all they depend on."""
 
-    def __init__(self, cache: Path, kind: str = RANDOMISATION, samples: int = 0):
-        self.cache, self.kind = cache, kind
-        self.samples = samples or KINDS[kind][1]
-        self._known: Dict[str, Any] = read(cache)
+    def __init__(self, cache: Path, kind: str = "", samples: int = 0):
+        self.cache, self.kind, self._samples = cache, kind, samples
+        try:
+            self._known: Dict[str, Any] = dict(json.loads(cache.read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            self._known = {}
 
-    def __str__(self) -> str:
-        name = NAMES[self.kind].format(self.samples)
+    def samples(self, kind: str) -> int:
+        return self._samples or KINDS[kind][1]
+
+    def name(self, kind: str) -> str:
+        """What a report says of the test."""
+        name = NAMES[kind].format(self.samples(kind))
         return f"{name}, random seed {SEED} (sacreBLEU {sacrebleu.__version__})"
 
-    def p_value(self, system: System, baseline: System) -> float:
+    def p_value(self, system: System, baseline: System, kind: str = RANDOMISATION) -> float:
         """The test's p. Raises ``Untested`` where the two are not translations of one test set, or hardly differ."""
         if len(system.hypotheses) != len(baseline.hypotheses) or system.references != baseline.references:
             raise Untested("other test set")
@@ -83,24 +88,24 @@ class PairedTests:
         different = sum(ours != theirs for ours, theirs in zip(system.hypotheses, baseline.hypotheses))
         if different < LEAST_DIFFERENT:
             raise Untested(f"only {different} translations differ")
-        key = self._key(system, baseline)
+        key = self._key(system, baseline, kind)
         if not isinstance(self._known.get(key), float):
-            self._known[key] = self._compute(system, baseline)
+            self._known[key] = self._compute(system, baseline, kind)
             write_json(self.cache, dict(sorted(self._known.items())))
         return self._known[key]
 
-    def _key(self, system: System, baseline: System) -> str:
-        facts = [sacrebleu.__version__, self.kind, self.samples, SEED, _settings(system.signature)]
+    def _key(self, system: System, baseline: System, kind: str) -> str:
+        facts = [sacrebleu.__version__, kind, self.samples(kind), SEED, _settings(system.signature)]
         facts += [system.name, system.score, baseline.score]
         facts += [system.hypotheses, baseline.hypotheses, system.references]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
-    def _compute(self, system: System, baseline: System) -> float:
+    def _compute(self, system: System, baseline: System, kind: str) -> float:
         hypotheses, references = system.prepared()
         systems = [("baseline", baseline.prepared()[0]), ("system", hypotheses)]
         metrics = {"metric": make_metric(system.signature)}
         with _random_seed():
-            _, scores = PairedTest(systems, metrics, references, KINDS[self.kind][0], self.samples)()
+            _, scores = PairedTest(systems, metrics, references, KINDS[kind][0], self.samples(kind))()
         return float(next(results for name, results in scores.items() if name != "System")[1].p_value)
 
 

@@ -1,13 +1,13 @@
-"""Whether two rows differ: Welch's t-test over seeds, sacreBLEU's paired tests on a test set, Holm's correction."""
+"""Whether two rows differ, and what could have been found: Welch's t-test over seeds, Holm's correction, power."""
 
 import math
 import warnings
 from dataclasses import dataclass, field
-from typing import Dict, List, Mapping, Sequence
+from typing import Dict, List, Mapping, Optional, Sequence
 
-from scipy import stats
+from scipy import optimize, stats
 
-LEVEL = 0.05
+LEVEL, POWER = 0.05, 0.8
 OVER_SEEDS = ""  # the key of a test that has all seeds in it
 
 
@@ -57,3 +57,23 @@ def correct(comparisons: Mapping[str, Comparison]) -> Dict[str, Dict[str, float]
         for name, p in zip(names, holm([comparisons[name].p[seed] for name in names])):
             adjusted[name][seed] = p
     return adjusted
+
+
+def pooled_deviation(samples: Sequence[Sequence[float]]) -> Optional[float]:
+    """The standard deviation within samples, all taken together; None without two values in any."""
+    squares = sum(stats.tvar(sample) * (len(sample) - 1) for sample in samples if len(sample) > 1)
+    freedom = sum(len(sample) - 1 for sample in samples if len(sample) > 1)
+    return math.sqrt(squares / freedom) if freedom else None
+
+
+def detectable(deviation: float, seeds: int) -> float:
+    """The smallest difference of two means of so many seeds that Welch's test finds with ``POWER`` at ``LEVEL``.
+
+    Two-sided, not corrected, where both rows have the standard deviation ``deviation``: Welch's degrees of freedom
+    are then 2 (seeds - 1), and t is noncentral with d / (deviation sqrt(2 / seeds)). The chance to find it with the
+    wrong sign is below 1e-5 there, and left out.
+    """
+    freedom = 2 * (seeds - 1)
+    limit = stats.t.ppf(1 - LEVEL / 2, freedom)
+    centre = optimize.brentq(lambda centre: POWER - stats.nct.sf(limit, freedom, centre), 0.0, 2 * limit + 3)
+    return float(centre) * deviation * math.sqrt(2 / seeds)

@@ -1,4 +1,4 @@
-"""One run from its folder: the commands of run.json one after another, their output in log.txt, then metrics.json."""
+"""One run from its folder: its commands one after another, their output in log.txt, what came out in run.json."""
 
 import contextlib
 import os
@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 from typing import Dict, List, Optional, Set
 
-from fairseq_rskip.files import locked, write_json
-from fairseq_rskip.tools.reproduce import runs
-from fairseq_rskip.tools.reproduce.plans import TASKS, Job
-from fairseq_rskip.tools.reproduce.runs import BROKEN, DONE, RUNNING, STOPPED, State
+from . import runs
+from .plans import TASKS, Run
+from .runs import BROKEN, DONE, RUNNING, STOPPED, State
 
 GRACE = 60.0  # seconds that a command has to save and stop
-LOOKS = 5  # tries for the lock, which `status` takes for a moment
+# some clusters send USR1 and USR2 to every process of a job, and a training has no use for them
+DEAF = ["sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh"]
 
 stopping = threading.Event()
 _children: Set[subprocess.Popen] = set()
@@ -30,45 +30,36 @@ def execute(folder: Path, environment: Optional[Dict[str, str]] = None) -> State
     Returns what became of it: done, failed with the last error, stopped by ``stop``, or running elsewhere. Raises
     ``UserError`` if ``folder`` is no run's.
     """
-    job = runs.load(folder)
-    for _ in range(LOOKS):
-        with locked(folder, name=runs.LOCK) as lock:
-            if lock is not None:
-                return _attempt(job, environment or {}, lock.fileno())
-        time.sleep(0.1)
-    return State(RUNNING, detail="by another process")
+    run = runs.load(folder)
+    with runs.holding(folder) as lock:
+        if lock is None:
+            return State(RUNNING, detail="by another process")
+        return _attempt(run, environment or {}, lock.fileno())
 
 
-def _attempt(job: Job, environment: Dict[str, str], lock: int) -> State:
-    folder, metrics = job.folder, runs.metrics(job.folder)
-    if metrics:
+def _attempt(run: Run, environment: Dict[str, str], lock: int) -> State:
+    folder, before = run.folder, runs.read(run.folder)
+    if runs.metrics(before):
         return State(DONE, 1.0)
-    for name in (runs.FAILED, runs.QUEUED):
-        with contextlib.suppress(FileNotFoundError):
-            (folder / name).unlink()
-    about = runs.read(folder / runs.RUN)
-    commands = job.commands()
-    about.update(commands=commands, versions=runs.versions(), git=runs.git_commit())
-    about["attempts"] = [*about.get("attempts", []), {**runs.stamp(), "environment": environment}]
-    write_json(folder / runs.RUN, about)
-    start = time.time()
-    for command in commands:
-        begins = _size(folder / runs.LOG)
-        status = _run(command, folder / runs.LOG, environment, lock)
+    attempts = [*before.get("attempts", []), {**runs.stamp(), "environment": environment}]
+    record = runs.note(folder, **runs.about(run), attempts=attempts, failed=None, queued=None)
+    start, log = time.time(), folder / runs.LOG
+    for command in record["commands"]:
+        begins = log.stat().st_size if log.exists() else 0
+        status = _run(command, log, environment, lock)
         if stopping.is_set():
             return State(STOPPED)
         if status:
-            return _failed(folder, f"status {status}", _reason(status, folder / runs.LOG, begins), command)
-    result = TASKS[job.task].metrics(folder)
+            return _failed(folder, f"status {status}", _reason(status, log, begins), command)
+    result = TASKS[run.task].metrics(folder)
     if result is None:
-        return _failed(folder, "no result", "the commands ended well, and left no whole result", commands[-1])
-    write_json(folder / runs.METRICS, {**result, "seconds": round(time.time() - start, 1), **runs.stamp()})
+        return _failed(folder, "no result", "the commands ended well, and left no whole result", command)
+    runs.note(folder, metrics={**result, "seconds": round(time.time() - start, 1), **runs.stamp()})
     return State(DONE, 1.0)
 
 
 def _failed(folder: Path, status: str, error: str, command: List[str]) -> State:
-    about = {"error": error, "status": status, "command": shlex.join(command), **runs.stamp()}
-    write_json(folder / runs.FAILED, about)
+    runs.note(folder, failed={"error": error, "status": status, "command": shlex.join(command), **runs.stamp()})
     return State(BROKEN, detail=error)
 
 
@@ -83,7 +74,7 @@ def _run(command: List[str], log: Path, environment: Dict[str, str], lock: int) 
         output.write(f"== {runs.stamp()['time']} {shlex.join(command)}\n".encode())
         output.flush()
         child = subprocess.Popen(
-            command,
+            [*DEAF, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -106,12 +97,13 @@ def _run(command: List[str], log: Path, environment: Dict[str, str], lock: int) 
 def stop() -> None:
     """End what runs, in every thread: each command may save; what has not ended after a minute is killed.
 
-    A second interrupt kills at once.
+    A command is told once, for some would not save when told again; a second KeyboardInterrupt kills at once.
     """
-    stopping.set()
     children = list(_children)
-    for child in children:
-        _signal(child, signal.SIGTERM)
+    if not stopping.is_set():
+        stopping.set()
+        for child in children:
+            _signal(child, signal.SIGTERM)
     deadline = time.monotonic() + GRACE
     try:
         while any(child.poll() is None for child in children) and time.monotonic() < deadline:
@@ -124,10 +116,6 @@ def stop() -> None:
 def _signal(child: subprocess.Popen, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, number)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _reason(status: int, log: Path, begins: int) -> str:

@@ -2,33 +2,25 @@
 
 import contextlib
 import dataclasses
+import difflib
+import io
 import json
+import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, get_type_hints
+from typing import Any, Dict, List, Optional
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.reproduce.tables import ROOT, Cell, Options, StandIn
-from fairseq_rskip.vision.config import DATA_SETS, FOLDER, Config, flag
+from fairseq_rskip.vision.config import DATA_SETS, FOLDER, Config, parse
 from fairseq_rskip.vision.imagefolder import ARCHIVES, SPLITS
 from fairseq_rskip.vision.logs import LOG
 from fairseq_rskip.vision.run import RESULT
 
-FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+from .tables import METRICS, ROOT, Cell, Options, Settings, StandIn
+
+FIELDS = {field.name.replace("_", "-"): field for field in dataclasses.fields(Config)}
 FREE = [name for name, field in FIELDS.items() if field.metadata.get("free")]  # no part of what a run is
 OURS = ("data", "seeds", "output", "resume")
-NAMED = (
-    "data",
-    "depth",
-    "skip_kind",
-    "skip_lambda",
-    "skip_norm",
-    "iterations",
-    "warmup_iterations",
-)  # whatever they are
-LOWER_IS_BETTER = True
-TYPES = get_type_hints(Config)
-WANTED = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
 def find_data(corpus: str) -> str:
@@ -61,93 +53,85 @@ def is_data(data: str, wanted: str) -> bool:
     return data == find_data(wanted)
 
 
-def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Options) -> Dict[str, Any]:
-    """The cell's options, without what is train_cifar.py's default, the schedule shortened to ``scale`` of its length.
+def is_free(option: str) -> bool:
+    """Whether an option (``--set device=cpu``) leaves a run what it is."""
+    return option in FREE
+
+
+def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Options) -> Settings:
+    """The cell's options, the schedule shortened to ``scale`` of its length.
 
     Raises ``UserError`` for an option that train_cifar.py does not take, or a value that it refuses.
     """
     options = {**stand_in.options, **cell.options, **changed}
-    given = {name.replace("-", "_"): value for name, value in options.items()}
-    unknown = sorted(set(given) - set(FIELDS) | set(OURS) & set(given))
-    if unknown:
-        names = ", ".join(name.replace("_", "-") for name in FIELDS if name not in OURS)
-        raise UserError(f"train_cifar.py takes no option {unknown[0].replace('_', '-')!r} here; it takes {names}")
-    whole = Config(data=data, **{name: _typed(name, value) for name, value in given.items()})
-    steps = whole.milestones and tuple(sorted({max(1, round(step * scale)) for step in whole.milestones}))
-    config = dataclasses.replace(
-        whole,
-        iterations=max(1, round(whole.iterations * scale)),
-        warmup_iterations=round(whole.warmup_iterations * scale),
-        milestones=steps,
-    )
-    fixed, defaults = config.fixed(), Config(data=data)
-    result = {name: value for name, value in fixed.items() if name in NAMED or value != getattr(defaults, name)}
-    result.update({name: getattr(config, name) for name in FREE if name in given})
-    return {name: int(value) if _is_whole(value) else value for name, value in result.items()}
+    whole = _config(data, options)
+    if scale != 1:
+        warmup, steps = (
+            round(whole.warmup_iterations * scale),
+            sorted({max(1, round(step * scale)) for step in whole.milestones or ()}),
+        )
+        options.update(iterations=max(1, round(whole.iterations * scale)), **{"warmup-iterations": warmup})
+        options.update({"milestones": steps} if steps else {})
+    config, defaults = _config(data, options), _config(data, {})
+    about = {
+        name: _one_number(value)
+        for name, value in config.fixed().items()
+        if name in ("data", "iterations") or value != getattr(defaults, name)
+    }
+    identity = json.loads(json.dumps({**about, "data": data_name(data)}))
+    return Settings(data, options, identity, f"{config.name()}-{config.iterations}", config.iterations, "iterations")
 
 
-def _typed(name: str, value: Any) -> Any:
-    """``value`` of the option's type, one way for one value: 2.0 is 2. Raises ``UserError``."""
-    hint = TYPES[name]
-    if hint not in WANTED:  # milestones
-        values = [value] if isinstance(value, int) else value
-        if not isinstance(values, list) or not values or any(type(step) is not int for step in values):
-            raise UserError(f"option {name!r} is {value!r}; expected integers, as [32000, 48000]")
-        return tuple(values)
-    if hint is float and isinstance(value, str):  # YAML takes 1e-3 for text
-        with contextlib.suppress(ValueError):
-            value = float(value)
-    value = int(value) if hint is float and _is_whole(value) else value
-    if type(value) is not hint and not (hint is float and type(value) is int):
-        raise UserError(f"option {name.replace('_', '-')!r} is {value!r}; expected {WANTED[hint]}")
-    return value
+def _config(data: str, options: Options) -> Config:
+    """train_cifar.py's own reading of the options. Raises ``UserError``."""
+    for name in options:
+        if name in OURS or name not in FIELDS:
+            near = difflib.get_close_matches(name, FIELDS, 1)
+            hint = f"did you mean {near[0]!r}?" if near and name not in OURS else "-h lists what it takes"
+            raise UserError(f"train_cifar.py takes no option {name!r} here; {hint}")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return parse(_words(data, options), "")
+    except SystemExit:
+        message = " ".join(said.getvalue().split())
+        raise UserError(re.sub(r"^error: (argument )?|[ ;(]*-h lists the options\)?$", "", message)) from None
 
 
-def _is_whole(value: Any) -> bool:
-    return type(value) is float and value.is_integer() and abs(value) < 2**53
-
-
-def is_free(option: str) -> bool:
-    """Whether an option (``--set device=cpu``) leaves a run what it is."""
-    return option.replace("-", "_") in FREE
-
-
-def identity(settings: Dict[str, Any]) -> Dict[str, Any]:
-    """What tells this cell's runs from others: where a folder of images lies does not (train_cifar.py checks it)."""
-    about = {name: value for name, value in settings.items() if name not in FREE}
-    return {**about, "data": data_name(settings["data"])}
-
-
-def slug(settings: Dict[str, Any]) -> str:
-    """A readable name for the cell's runs."""
-    return f"{Config(**_as_fields(settings)).name()}-{settings['iterations']}"
-
-
-def _as_fields(settings: Dict[str, Any]) -> Dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
-
-
-def length(settings: Dict[str, Any]) -> str:
-    return f"{settings['iterations']:,} iterations"
-
-
-def commands(settings: Dict[str, Any], seed: int, folder: Path) -> List[List[str]]:
-    """The command lines that fill ``folder``, the run's; train_cifar.py makes it itself, one for each seed."""
-    words = [sys.executable, str(ROOT / "scripts" / "train_cifar.py")]
-    for name, value in settings.items():
-        field = FIELDS[name]
+def _words(data: str, options: Options) -> List[str]:
+    """Options as train_cifar.py takes them. Raises ``UserError`` for a value that no word can be made of."""
+    words = ["--data", data]
+    for name, value in options.items():
+        default = FIELDS[name].default
+        if default is not None and isinstance(default, bool) != isinstance(value, bool):
+            accepted = "true or false" if isinstance(default, bool) else "a value, not true or false"
+            raise UserError(f"option {name!r} is {value!r}; expected {accepted}")
         if isinstance(value, bool):
-            words += [flag(field)] if value != field.default else []
+            words += [] if value == bool(default) else [f"--no-{name}" if default else f"--{name}"]
         else:
-            words += [flag(field), *map(str, value if isinstance(value, (list, tuple)) else [value])]
+            words += [
+                f"--{name}",
+                *(str(_one_number(each)) for each in (value if isinstance(value, list) else [value])),
+            ]
+    return words
+
+
+def _one_number(value: Any) -> Any:
+    """One way for one number: 2.0 is 2."""
+    return int(value) if type(value) is float and value.is_integer() and abs(value) < 2**53 else value
+
+
+def commands(settings: Settings, seed: int, folder: Path) -> List[List[str]]:
+    """The command lines that fill ``folder``, the run's; train_cifar.py makes it itself, one for each seed."""
+    words = [sys.executable, str(ROOT / "scripts" / "train_cifar.py"), *_words(settings.data, settings.options)]
     return [[*words, "--seeds", str(seed), "--output", str(folder.parent), "--resume"]]
 
 
-def progress(settings: Dict[str, Any], folder: Path) -> float:
+def progress(settings: Settings, folder: Path) -> float:
     """The part of the run that is done, from 0 to 1, as its log says."""
     try:
         lines = (folder / LOG).read_text("utf-8").splitlines()
-        return json.loads(lines[-1])["iteration"] / settings["iterations"]
+        return json.loads(lines[-1])["iteration"] / settings.length
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return 0.0
 
@@ -156,8 +140,8 @@ def metrics(folder: Path) -> Optional[Dict[str, Any]]:
     """``values`` by name and what else a report shows, or None if the run is not finished."""
     try:
         result = json.loads((folder / RESULT).read_text("utf-8"))
-        values = {name: float(result[name]) for name in ("error", "best_error", "test_loss", "train_loss")}
-    except (OSError, ValueError, KeyError, TypeError):
+        values = {name: float(result[name]) for name in METRICS["images"] if result.get(name) is not None}
+        about = {name: result.get(name) for name in ("parameters", "train_seconds", "machine", "versions")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    about = {name: result.get(name) for name in ("parameters", "train_seconds", "machine", "versions")}
-    return {"values": values, "unit": "% test error", **about}
+    return {"values": values, "unit": "% test error", **about} if "error" in values else None

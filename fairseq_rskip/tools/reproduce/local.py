@@ -1,23 +1,31 @@
-"""Runs on this machine, some at a time, each on a GPU of its own where there are GPUs."""
+"""Runs on this machine, some at a time, each on a GPU of its own where there are GPUs.
+
+submitit's ``LocalExecutor`` (1.5.4) is for trying out what goes to SLURM, and does not do this: it starts every job the
+moment it is submitted, so a queue and the choice of each job's GPU would stay here; each job has a time limit, a
+controller process that survives this one and kills a job one second after its SIGINT, where a training needs up to a
+minute to save; and nothing of it would keep a run's lock. A pool of threads and ``subprocess`` do.
+"""
 
 import os
 import queue
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Callable, Dict, List, Optional
-
-import torch
+from typing import Dict, List, Optional
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.reproduce import execution, runs
-from fairseq_rskip.tools.reproduce.plans import Job
-from fairseq_rskip.tools.reproduce.runs import State
+from fairseq_rskip.tools.console import print_line
+
+from . import execution, runs
+from .plans import Run
+from .runs import State
 
 SPEAK_EVERY = 60.0  # seconds
 
 
 def visible_gpus() -> List[str]:
     """Names for CUDA_VISIBLE_DEVICES of the GPUs that torch sees."""
+    import torch
+
     chosen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     count = torch.cuda.device_count()
     return chosen[:count] if chosen else [str(number) for number in range(count)]
@@ -41,8 +49,8 @@ def environments(jobs: Optional[int]) -> List[Dict[str, str]]:
     return [{"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}] * count
 
 
-def run_all(jobs: List[Job], places: List[Dict[str, str]], say: Callable[[str], None]) -> List[State]:
-    """Execute ``jobs``, as many at a time as there are ``places``, and say how it goes; returns what became of each.
+def run_all(waiting: List[Run], places: List[Dict[str, str]]) -> List[State]:
+    """Execute ``waiting`` runs, as many at a time as there are ``places``; returns what became of each.
 
     A failed one does not stop the others. KeyboardInterrupt ends them all, saved, and goes on to the caller.
     """
@@ -50,11 +58,11 @@ def run_all(jobs: List[Job], places: List[Dict[str, str]], say: Callable[[str], 
     for place in places:
         free.put(place)
     with ThreadPoolExecutor(len(places)) as pool:
-        futures: Dict[Future[State], Job] = {}
+        futures: Dict[Future[State], Run] = {}
         try:
-            for job in jobs:
-                futures[pool.submit(_one, job, free, say)] = job
-            _watch(futures, say)
+            for run in waiting:
+                futures[pool.submit(_one, run, free)] = run
+            _watch(futures)
         except BaseException:
             for future in futures:
                 future.cancel()
@@ -63,31 +71,26 @@ def run_all(jobs: List[Job], places: List[Dict[str, str]], say: Callable[[str], 
     return [future.result() for future in futures]
 
 
-def _one(job: Job, free: "queue.Queue[Dict[str, str]]", say: Callable[[str], None]) -> State:
+def _one(run: Run, free: "queue.Queue[Dict[str, str]]") -> State:
     place = free.get()
     try:
-        say(f"start {name(job)}")
-        state = execution.execute(job.folder, place)
+        print_line(f"start {run}")
+        state = execution.execute(run.folder, place)
     except (UserError, OSError) as error:  # a full disk, a damaged folder: others may do better
         state = State(runs.BROKEN, detail=str(error))
     finally:
         free.put(place)
-    say(f"{state.name} {name(job)}" + (f": {state.detail}" if state.detail else ""))
+    print_line(f"{state.name} {run}" + (f": {state.detail}" if state.detail else ""))
     return state
 
 
-def _watch(futures: Dict["Future[State]", Job], say: Callable[[str], None]) -> None:
+def _watch(futures: Dict["Future[State]", Run]) -> None:
+    """Wait for all of them; once a minute say how far they are."""
     pending, last = set(futures), time.monotonic()
     while pending:
-        done, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
-        for future in done:
-            future.result()
+        pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED).not_done
         if time.monotonic() - last > SPEAK_EVERY:
             last = time.monotonic()
             for future in pending:
                 if future.running():
-                    say(f"{runs.state(futures[future])} {name(futures[future])}")
-
-
-def name(job: Job) -> str:
-    return f"{job.folder.parent.name}/{job.folder.name}"
+                    print_line(f"{runs.state(futures[future])} {futures[future]}")

@@ -4,85 +4,115 @@ import argparse
 import shlex
 import signal
 import sys
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 import yaml
 
-from fairseq_rskip.errors import UserError
+from fairseq_rskip.errors import RESUME, UserError, exit_status
 from fairseq_rskip.tools.console import print_line
-from fairseq_rskip.tools.reproduce import local, plans, runs, tables
-from fairseq_rskip.tools.reproduce.execution import execute
-from fairseq_rskip.tools.reproduce.plans import TASKS, Job, Plan
-from fairseq_rskip.tools.reproduce.results import collect
-from fairseq_rskip.tools.reproduce.tables import Cell, Options, StandIn, Table
 
-say = print_line  # whoever reads may stop reading: the runs continue
+from . import loading, local, plans, runs, tables
+from .execution import execute
+from .options import parse
+from .plans import TASKS, Plan, Run
+from .results import Outcome, collect, ready_runs
+from .tables import Options, StandIn, Table
 
 
 def list_tables(options: argparse.Namespace) -> None:
     """Every table, or the rows of those named."""
-    known = tables.load_all(options.experiments)
-    for table in _named(options.tables, known).values() if options.tables else known.values():
+    named = loading.load_named(options.experiments, options.tables)
+    for table in (named or loading.load_all(options.experiments, warn)).values():
         cells = [cell for cell in tables.cells(table) if cell.run]
-        count = sum(not any(plans.is_twin(cell, other) for other in cells[:at]) for at, cell in enumerate(cells))
-        total = f"{count} networks x {len(table.seeds)} seeds = {count * len(table.seeds)} runs"
-        say(f"{table.name:<8} {table.title}: {total} ({table.data})")
-        for cell in cells if options.tables else ():
+        different = [cell for at, cell in enumerate(cells) if not any(map(cell.is_twin, cells[:at]))]
+        count = sum(map(_count_runs, different, [table] * len(different)))
+        seeds = f"{len(table.seeds)} seeds" + (", with sweeps" if any(cell.sweep for cell in cells) else "")
+        print_line(f"{table.name:<8} {table.title}: {len(different)} networks x {seeds} = {count} runs ({table.data})")
+        for cell in cells if named else ():
             reported = "" if cell.reported is None else f"reported {cell.reported}"
-            settings = " ".join(f"{name}={value}" for name, value in cell.options.items())
-            shown = "  ".join(filter(None, [_title(cell), reported, cell.arch, settings]))
-            say(f"  {shown}")
-    if not options.tables:
-        for name, stand_in in tables.load_stand_ins(options.experiments).items():
-            say(f"--corpus {name}: {stand_in.data} stands in for the data of {stand_in.task}")
+            settings = " ".join(f"{name}={value}" for name, value in {**cell.options, **cell.sweep}.items())
+            shown = "  ".join(filter(None, [str(cell), reported, cell.arch, settings]))
+            print_line(f"  {shown}")
+    if not named:
+        for name, stand_in in loading.load_stand_ins(options.experiments).items():
+            print_line(f"--corpus {name}: {stand_in.data} stands in for the data of {stand_in.task}")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Plan, show or do the runs; returns the exit status."""
-    known = tables.load_all(options.experiments)
-    made: List[Plan] = []
-    wanted: Dict[Path, Job] = {}
-    for table in _named(options.tables, known).values():
-        plan = make_plan(table, options)
-        made.append(plan)
-        wanted.update({job.folder: job for job in plans.jobs(plan, table.task, options.output)})
+def _count_runs(cell: tables.Cell, table: Table) -> int:
+    tried = 1
+    for values in cell.sweep.values():
+        tried *= len(values)
+    return len(table.seeds) + (tried - 1) * len(table.seeds[: table.sweep_seeds])
+
+
+def run(options: argparse.Namespace) -> None:
+    """Plan, show or do the runs. Raises ``UserError`` if one failed."""
+    made = [make_plan(table, options) for table in loading.load_named(options.experiments, options.tables).values()]
     if options.dry_run:
-        for job in wanted.values():
-            say(f"# {local.name(job)}: {runs.state(job)}")
-            for command in job.commands():
-                say(shlex.join(command))
-        return 0
+        return show(made, options)
     places = local.environments(options.jobs) if options.launcher == "local" else []
     if options.launcher == "slurm":
-        from fairseq_rskip.tools.reproduce import slurm
+        from . import slurm
 
         slurm.check(options)
     for plan in made:
-        plans.check_data(plan, known[plan.table].task)
+        plans.check_data(plan)
     for plan in made:
         plans.save(plan, options.output)
-    waiting = []
-    for job in wanted.values():
-        state = runs.state(job)
-        if state.name in (runs.DONE, runs.RUNNING):
-            say(f"{state} already {local.name(job)}")
-        else:
-            runs.prepare(job)
-            waiting.append(job)
     if options.launcher == "slurm":
-        return slurm.submit(waiting, options, say)
-    states = local.run_all(waiting, places, say)
+        slurm.submit(list(_ready(made, options).values()), options)
+        for outcome in _open_sweeps(made, options):
+            print_line(f"{outcome.cell}: {outcome.waits_for_sweep}; the same command then submits its other seeds")
+        return None
+    return run_here(made, places, options)
+
+
+def run_here(made: List[Plan], places: List[Dict[str, str]], options: argparse.Namespace) -> None:
+    """Do the runs on this machine, after sweeps also what they have chosen. Raises ``UserError`` if one failed."""
+    states, seen = [], set()
+    while True:
+        waiting = [run for folder, run in _ready(made, options).items() if folder not in seen]
+        if not waiting:
+            break
+        seen.update(run.folder for run in waiting)
+        found = [(run, runs.state(run)) for run in waiting]
+        for run, state in found:
+            if state.name in (runs.DONE, runs.RUNNING):
+                print_line(f"{state} already {run}")
+        todo = [run for run, state in found if state.name not in (runs.DONE, runs.RUNNING)]
+        for run in todo:
+            runs.prepare(run)
+        states += local.run_all(todo, places)
     failed = [state for state in states if state.name == runs.BROKEN]
     if failed:
         raise UserError(f"{len(failed)} of {len(states)} runs failed; reproduce.py status shows why")
-    return 0
+
+
+def show(made: List[Plan], options: argparse.Namespace) -> None:
+    """The commands of what would be run."""
+    for run in _ready(made, options).values():
+        print_line(f"# {run}: {runs.state(run)}")
+        for command in run.commands():
+            print_line(shlex.join(command))
+    for outcome in _open_sweeps(made, options):
+        print_line(
+            f"# {outcome.cell}: {outcome.waits_for_sweep}; then the best with seeds {options.seeds or 'to come'}"
+        )
+
+
+def _ready(made: List[Plan], options: argparse.Namespace) -> Dict[Any, Run]:
+    return {run.folder: run for plan in made for run in ready_runs(plan, options.output)}
+
+
+def _open_sweeps(made: List[Plan], options: argparse.Namespace) -> List[Outcome]:
+    found = [collect(plan, cell, options.output) for plan in made for cell in plan.cells]
+    return [outcome for outcome in found if outcome.waits_for_sweep]
 
 
 def make_plan(table: Table, options: argparse.Namespace) -> Plan:
     """The plan that the command line asks for. Raises ``UserError``."""
-    stand_in, data = find_stand_in(table, options.corpus, tables.load_stand_ins(options.experiments))
-    chosen = plans.choose_cells(table, options.rows or [], options.columns or [])
+    stand_in, data = find_stand_in(table, options.corpus, loading.load_stand_ins(options.experiments))
+    chosen = plans.choose_cells(table, options.rows, options.columns)
     return plans.make_plan(
         table, stand_in, data, options.scale, parse_changes(options.set), list(options.seeds or table.seeds), chosen
     )
@@ -104,36 +134,39 @@ def find_stand_in(table: Table, corpus: Optional[str], known: Dict[str, StandIn]
 
 def status(options: argparse.Namespace) -> None:
     """Every plan with the state of its runs."""
-    known = tables.load_all(options.experiments)
     found = plans.load_all(options.output)
     if not found:
-        say(f"nothing has been run in {options.output}; reproduce.py list shows what can be")
-    _named(options.tables, {**known, **{plan.table: known.get(plan.table) for plan in found}})
+        print_line(f"nothing has been run in {options.output}; reproduce.py list shows what can be")
+    check_names(options.tables, found)
     for plan in found:
-        table = known.get(plan.table)
-        if options.tables and plan.table not in options.tables:
+        if options.tables and plan.table.name not in options.tables:
             continue
-        if table is None:
-            say(f"{plan.name}: {options.experiments} holds no {plan.table}.yaml any more")
-            continue
-        say(f"{plan.name}: {table.title}" + ("" if plan.whole else " (not the paper's settings)"))
-        for result in collect(plan, table, options.output, compare=False).cells.values():
-            cell, values = result.cell, result.values(table.metric)
-            for seed, state in result.states.items():
-                shown = f"  {table.metric} {values[seed]:.2f}" if seed in values else ""
-                say(f"  {_title(cell)}, seed {seed}: {state}{shown}")
+        print_line(f"{plan.name}: {plan.table.title}" + ("" if plan.whole else " (not as the table's file has it)"))
+        for cell in plan.cells:
+            _show_outcome(plan, collect(plan, cell, options.output))
 
 
-def _title(cell: Cell) -> str:
-    return " / ".join(filter(None, [cell.row, cell.column]))
+def _show_outcome(plan: Plan, outcome: Outcome) -> None:
+    metric = plan.table.metric
+    for trial in outcome.trials:
+        said = trial.state if trial.value is None else f"{tables.HELD_OUT[plan.table.task]} {trial.value:.3f}"
+        mark = "  chosen" if trial.swept == outcome.chosen else ""
+        print_line(f"  {outcome.cell}, {_words(trial.swept)}: {said}{mark}")
+    for seed, state in outcome.states.items():
+        value = outcome.metrics.get(seed, {}).get("values", {}).get(metric)
+        print_line(f"  {outcome.cell}, seed {seed}: {state}" + ("" if value is None else f"  {metric} {value:.2f}"))
 
 
-def _named(names: List[str], known: Dict[str, Table]) -> Dict[str, Table]:
-    """The tables of these names. Raises ``UserError``."""
+def _words(options: Options) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items())
+
+
+def check_names(names: List[str], made: List[Plan]) -> None:
+    """Raise ``UserError`` for a table of which nothing has been run."""
+    known = list(dict.fromkeys(plan.table.name for plan in made))
     for name in names:
         if name not in known:
-            raise UserError(f"no table named {name!r}; there are {', '.join(known)}")
-    return {name: known[name] for name in names}
+            raise UserError(f"no table named {name!r} has been run here; there are {', '.join(known) or 'none'}")
 
 
 def parse_changes(words: List[str]) -> Options:
@@ -154,43 +187,42 @@ def parse_changes(words: List[str]) -> Options:
     return result
 
 
-def main(options: argparse.Namespace) -> int:
-    """Run the subcommand; returns the exit status. What the user can mend is one line on standard error."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
-        signal.signal(signal.SIGHUP, _interrupt)
-    actions: Dict[str, Any] = {
-        "list": list_tables,
-        "run": run,
-        "status": status,
-        "report": report,
-        "execute": execute_one,
-    }
-    try:
-        return actions[options.command](options) or 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"error: {error.filename or 'the file system'}: {error.strerror or error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("error: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    return 1
-
-
-def report(options: argparse.Namespace) -> int:
+def report(options: argparse.Namespace) -> None:
     """Write the report of all plans."""
     from fairseq_rskip.tools.report.main import write_report
 
-    return write_report(options)
+    write_report(options)
 
 
 def execute_one(options: argparse.Namespace) -> int:
-    """What a launcher starts elsewhere: the run of one prepared folder."""
+    """Do the run of one prepared folder, by hand or by a launcher of one's own."""
     state = execute(options.folder)
-    say(f"{state} {options.folder}")
+    print_line(f"{state} {options.folder}")
     return 0 if state.name in (runs.DONE, runs.RUNNING) else 1
+
+
+def warn(line: str) -> None:
+    print_line(line, "stderr")
+
+
+ACTIONS = {"list": list_tables, "run": run, "status": status, "report": report, "execute": execute_one}
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Run the subcommand; returns the exit status. What the user can fix is one line on standard error."""
+    try:
+        options = parse(argv)
+    except SystemExit as end:
+        return end.code or 0
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+        signal.signal(signal.SIGHUP, _interrupt)
+    return exit_status(lambda: ACTIONS[options.command](options), RESUME)
 
 
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

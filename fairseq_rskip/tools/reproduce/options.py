@@ -4,16 +4,17 @@ import argparse
 import math
 import re
 from pathlib import Path
-from typing import Callable, List, Optional, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
-from fairseq_rskip.tools.console import Parser
-from fairseq_rskip.tools.reproduce.tables import FOLDER
+from fairseq_rskip.tools.console import Parser, whole_number
+
+from .loading import FOLDER
 
 SLURM_OPTIONS = ("partition", "account", "qos", "gpus", "cpus", "mem", "time", "array_size", "slurm")
 FIXED = "array error gpus-per-node job-name nodes ntasks ntasks-per-node open-mode output signal wrap".split()
 LEAST_TIME = 10  # minutes; the last two or three are for saving
 
-DESCRIPTION = """The paper's tables and figures from your own runs (docs/reproduce.md).
+DESCRIPTION = """The paper's tables and figures, and your own, from your own runs (docs/reproduce.md).
 
   reproduce.py list [TABLE ...]             what there is: tables, rows, number of runs
   reproduce.py run table1                   train and evaluate what is not done yet
@@ -45,26 +46,24 @@ def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tables", nargs="+", metavar="TABLE")
-    parser.add_argument("--rows", nargs="+", metavar="LABEL", help="only these rows, by the paper's label")
-    parser.add_argument("--columns", nargs="+", metavar="LABEL", help="only these columns")
-    parser.add_argument("--seeds", nargs="+", type=_seed, metavar="N", help="in place of the table's")
-    parser.add_argument("--corpus", metavar="NAME|PATH", help="other data in place of the table's (`list` names some)")
-    parser.add_argument(
-        "--scale", type=_scale, default=1.0, metavar="S", help="this part of the length and its schedule"
-    )
+    parser.add_argument("--rows", nargs="+", default=[], metavar="LABEL", help="only these rows, by the paper's label")
+    parser.add_argument("--columns", nargs="+", default=[], metavar="LABEL", help="only these columns")
+    parser.add_argument("--seeds", nargs="+", type=whole_number(0), metavar="N", help="in place of the table's")
+    parser.add_argument("--corpus", metavar="DATA", help="other data: a name or a folder (`list` shows stand-ins)")
+    parser.add_argument("--scale", type=_scale, default=1.0, metavar="S", help="S times as many updates (1)")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="an option for every row: depth=20")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, and do nothing")
     parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help="where to run (local)")
-    parser.add_argument("--jobs", type=_count, metavar="N", help="local: so many runs at a time (one a GPU)")
+    parser.add_argument("--jobs", type=whole_number(1), metavar="N", help="local: so many runs at a time (one a GPU)")
     slurm = parser.add_argument_group("--launcher slurm: a job for each run")
     slurm.add_argument("--partition", metavar="NAME", help="(the cluster's default)")
     slurm.add_argument("--account", metavar="NAME")
     slurm.add_argument("--qos", metavar="NAME")
-    slurm.add_argument("--gpus", type=_number, metavar="N", help="of a run, all on one node (1)")
-    slurm.add_argument("--cpus", type=_count, metavar="N", help="of a run (8)")
+    slurm.add_argument("--gpus", type=whole_number(0), metavar="N", help="of a run, all on one node (1)")
+    slurm.add_argument("--cpus", type=whole_number(1), metavar="N", help="of a run (8)")
     slurm.add_argument("--mem", type=_memory, metavar="SIZE", help="of a run, such as 64G (the cluster's default)")
     slurm.add_argument("--time", type=_minutes, metavar="T", help="minutes, HH:MM:SS or D-HH:MM:SS of a job (1-00)")
-    slurm.add_argument("--array-size", type=_count, metavar="N", help="so many jobs at a time (256)")
+    slurm.add_argument("--array-size", type=whole_number(1), metavar="N", help="so many jobs at a time (256)")
     slurm.add_argument(
         "--slurm", nargs="+", type=_sbatch_option, metavar="KEY[=VALUE]", help="any other option of sbatch"
     )
@@ -84,28 +83,19 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", type=Path, metavar="DIR", help="where the report goes (report in the output folder)")
     parser.add_argument(
         "--test",
-        choices=("randomisation", "bootstrap"),
-        default="randomisation",
-        help="of translations (randomisation)",
+        choices=("welch", "randomisation", "bootstrap"),
+        help="of scores of translations (the table's, or randomisation); all else has welch",
+    )
+    parser.add_argument(  # with fewer no p-value has two digits
+        "--resamples",
+        type=whole_number(100),
+        metavar="N",
+        help="of that test (10,000 trials, or 1,000 resamples)",
     )
     parser.add_argument(
-        "--resamples", type=_resamples, metavar="N", help="of that test (10,000 trials, or 1,000 resamples)"
+        "--examples", type=whole_number(1), metavar="N", help="of gradients and ratio, in place of the table's"
     )
-    parser.add_argument("--examples", type=_count, metavar="N", help="of gradients and ratio, in place of the table's")
     parser.add_argument("--no-figures", action="store_true", help="tables alone")
-
-
-def _whole(least: int, most: float = math.inf) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        if not re.fullmatch(r"\d+", text, re.ASCII) or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected an integer >= {least}")
-        return int(text)
-
-    return convert
-
-
-_count, _number, _seed = _whole(1), _whole(0), _whole(0, 2**31 - 1)
-_resamples = _whole(100)  # with fewer no p-value has two digits
 
 
 def _scale(text: str) -> float:

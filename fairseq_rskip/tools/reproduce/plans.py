@@ -1,21 +1,25 @@
 """A table as it is run: with which data, at which scale, with which changes and seeds, and which runs that takes.
 
 Runs are told apart by their settings, not by the table that asks for them: a row that several tables share is trained
-once. OUT/plans/<name>.json keeps what was asked for, OUT/runs/<name>/seed<n> is a run.
+once. OUT/plans/<name>.json keeps what was asked for, and the table; OUT/runs/<name>/seed<n> is a run.
 """
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, List
+
+import dacite
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_json
-from fairseq_rskip.tools.reproduce import images, translation
-from fairseq_rskip.tools.reproduce.tables import Cell, Options, StandIn, Table, cells
+
+from . import images, loading, translation
+from .tables import Cell, Options, Settings, StandIn, Table, Variant, cells
 
 TASKS = {"images": images, "translation": translation}
 RUNS = "runs"
@@ -23,13 +27,16 @@ PLANS = "plans"
 
 
 @dataclass(frozen=True)
-class Job:
+class Run:
     """One run: ``settings`` of its task, and the ``seed``, in ``folder``."""
 
     task: str
-    settings: Dict[str, Any]
+    settings: Settings
     seed: int
     folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.folder.parent.name}/{self.folder.name}"
 
     def commands(self) -> List[List[str]]:
         return TASKS[self.task].commands(self.settings, self.seed, self.folder)
@@ -37,25 +44,30 @@ class Job:
 
 @dataclass
 class Plan:
-    """``table`` with the data ``data``, ``scale`` times its length, and options ``changed`` in every row.
+    """``table`` with the data ``data`` ("" for its own), ``scale`` times its length, and ``changed`` in every row.
 
-    Of the cells, those of ``chosen`` are run, (row, column) pairs, with ``seeds``; ``settings`` holds theirs.
+    cells: those that are run with ``seeds``, each with its variants
+    stand_in: the options that came with the data; updates: of a whole run on it
     """
 
-    table: str
+    name: str
+    table: Table
     data: str
     scale: float
     changed: Options
     seeds: List[int]
-    name: str
-    settings: Dict[Tuple[str, str], Dict[str, Any]] = field(default_factory=dict)
     stand_in: Options = field(default_factory=dict)
-    updates: int = 0  # the stand-in's
+    updates: int = 0
+    cells: List[Cell] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:
-        """Whether this is the table as the paper has it: its data, its length, its options."""
+        """Whether this is the table as its file has it: its data, its length, its options."""
         return self.scale == 1 and not self.data and not self.changed and not self.stand_in
+
+    def cell(self, row: str, column: str = "") -> Cell:
+        """The planned cell. Raises ``KeyError``."""
+        return {(cell.row, cell.column): cell for cell in self.cells}[row, column]
 
 
 def make_plan(
@@ -68,45 +80,47 @@ def make_plan(
         raise UserError(
             f"{table.name} has columns of {', '.join(sorted(wanted))}: --corpus needs --columns, for one of them"
         )
-    replaces = bool(data) and not all(task.is_data(data, own) for own in wanted)
+    replaced = data if data and not all(task.is_data(data, own) for own in wanted) else ""
     matters = {option: value for option, value in changed.items() if not task.is_free(option)}
-    plan = Plan(table.name, data if replaces else "", scale, matters, list(dict.fromkeys(seeds)), "")
-    plan.name, plan.stand_in, plan.updates = _name(table, plan.data, scale, matters), stand_in.options, stand_in.updates
-    for cell in chosen:
-        where = f"{table.path}, row {cell.row!r}" + (f", column {cell.column!r}" if cell.column else "")
-        try:
-            own = data or task.find_data(cell.data)
-            settings = task.settings(cell, own, stand_in, scale, {})
-            if changed:
-                where = f"--set, for {where}"
-                settings = task.settings(cell, own, stand_in, scale, changed)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
-        plan.settings[cell.row, cell.column] = settings
+    plan = Plan(
+        _name(table, replaced, scale, matters),
+        table,
+        replaced,
+        scale,
+        matters,
+        list(dict.fromkeys(seeds)),
+        stand_in.options,
+        stand_in.updates,
+    )
+    plan.cells = [_with_variants(plan, cell, stand_in, data, changed) for cell in chosen]
     return plan
 
 
-def with_twins(table: Table, chosen: List[Cell]) -> List[Cell]:
-    """``chosen``, and the cells of ``table`` that the same runs fill."""
-    return [cell for cell in cells(table) if any(is_twin(cell, other) for other in chosen)]
-
-
-def is_twin(cell: Cell, other: Cell) -> bool:
-    """Whether two cells of a table ask for the same run."""
-    return cell.run and (cell.arch, cell.options, cell.data) == (other.arch, other.options, other.data)
-
-
-def check_data(plan: Plan, task: str) -> None:
-    """Raise ``UserError`` for data that is not prepared: every run would fail by it."""
-    for data in dict.fromkeys(settings["data"] for settings in plan.settings.values()):
+def _with_variants(plan: Plan, cell: Cell, stand_in: StandIn, data: str, changed: Options) -> Cell:
+    """``cell`` with the settings of each combination of values that its sweep has; an option of --set is not swept."""
+    task, variants = TASKS[plan.table.task], []
+    where = f"{plan.table.path}, row {cell.row!r}" + (f", column {cell.column!r}" if cell.column else "")
+    sweep = {name: values for name, values in cell.sweep.items() if name not in changed}
+    for values in itertools.product(*sweep.values()):
+        swept = dict(zip(sweep, values))
+        tried = dataclasses.replace(cell, options={**cell.options, **swept})
         try:
-            TASKS[task].check_data(data)
+            own = data or task.find_data(cell.data)
+            settings = task.settings(tried, own, stand_in, plan.scale, {})
+            if changed:
+                where = f"--set, for {where}"
+                settings = task.settings(tried, own, stand_in, plan.scale, changed)
         except UserError as error:
-            raise UserError(f"{plan.table} cannot run: {error}") from None
+            raise UserError(f"{where}: {error}") from None
+        variants.append(Variant(swept, settings))
+    return dataclasses.replace(cell, variants=variants)
 
 
 def choose_cells(table: Table, rows: List[str], columns: List[str]) -> List[Cell]:
-    """The cells to run of the named rows and columns, or of all. Raises ``UserError`` for a name it does not have."""
+    """The cells to run of the named rows and columns, or of all, and those that the same runs fill.
+
+    Raises ``UserError`` for a name that the table does not have.
+    """
     for kind, names, known in (
         ("row", rows, [row.label for row in table.rows if row.run]),
         ("column", columns, list(table.columns)),
@@ -114,60 +128,90 @@ def choose_cells(table: Table, rows: List[str], columns: List[str]) -> List[Cell
         for name in names:
             if name not in known:
                 raise UserError(f"{table.name} has no {kind} {name!r} to run; it has {', '.join(known)}")
-    chosen = [
-        cell
-        for cell in cells(table)
-        if cell.run and (not rows or cell.row in rows) and (not columns or cell.column in columns)
-    ]
+    every = [cell for cell in cells(table) if cell.run]
+    chosen = [cell for cell in every if (not rows or cell.row in rows) and (not columns or cell.column in columns)]
     if not chosen:
         raise UserError(f"{table.name} has nothing to run there: these rows and columns only quote figures")
-    return with_twins(table, chosen)
+    return [cell for cell in every if any(cell.is_twin(other) for other in chosen)]
 
 
-def jobs(plan: Plan, task: str, out: Path) -> Iterator[Job]:
-    """The plan's runs, each once, seed by seed: the first seed of every row comes before the second of any."""
-    seen = set()
-    for seed in plan.seeds:
-        for settings in plan.settings.values():
-            job = Job(task, settings, seed, run_folder(out, task, settings, seed))
-            if job.folder not in seen:
-                seen.add(job.folder)
-                yield job
+def check_data(plan: Plan) -> None:
+    """Raise ``UserError`` for data that is not prepared: every run would fail by it."""
+    for data in dict.fromkeys(variant.settings.data for cell in plan.cells for variant in cell.variants):
+        try:
+            TASKS[plan.table.task].check_data(data)
+        except UserError as error:
+            raise UserError(f"{plan.table.name} cannot run: {error}") from None
 
 
-def run_folder(out: Path, task: str, settings: Dict[str, Any], seed: int) -> Path:
-    """OUT/runs/<what it is>-<hash of its settings>/seed<n>."""
-    identity = TASKS[task].identity(settings)
-    digest = hashlib.sha256(json.dumps([task, identity], sort_keys=True).encode()).hexdigest()[:8]
-    return out / RUNS / f"{_clean(TASKS[task].slug(settings))}-{digest}" / f"seed{seed}"
+def make_run(plan: Plan, variant: Variant, seed: int, out: Path) -> Run:
+    """The run of ``variant``, in OUT/runs/<what it is>-<hash of its settings>/seed<n>."""
+    task, settings = plan.table.task, variant.settings
+    digest = hashlib.sha256(json.dumps([task, settings.identity], sort_keys=True).encode()).hexdigest()[:8]
+    return Run(task, settings, seed, out / RUNS / f"{_clean(settings.name)}-{digest}" / f"seed{seed}")
+
+
+def outdated(plan: Plan, table: Table) -> List[str]:
+    """The cells that were planned with other settings than ``table``, its file of today, would give."""
+    stand_in = StandIn(table.task, "", plan.stand_in, plan.updates)
+    now = {(cell.row, cell.column): cell for cell in cells(table)}
+    return [str(cell) for cell in plan.cells if not _is_current(plan, cell, now.get((cell.row, cell.column)), stand_in)]
+
+
+def _is_current(plan: Plan, cell: Cell, now: Any, stand_in: StandIn) -> bool:
+    if now is None:
+        return False
+    data, task = cell.variants[0].settings.data, TASKS[plan.table.task]
+    try:
+        again = _with_variants(plan, now, stand_in, data, plan.changed)
+        same_data = bool(plan.data) or task.is_data(data, now.data)
+    except UserError:
+        return False
+    ours, theirs = ([variant.settings.identity for variant in each.variants] for each in (cell, again))
+    return same_data and ours == theirs
 
 
 def save(plan: Plan, out: Path) -> None:
-    """Add ``plan`` to those in OUT: cells and seeds asked for earlier, under the same name, stay."""
-    folder = out / PLANS
-    path = folder / f"{plan.name}.json"
-    with locked(folder, wait=True):
+    """Add ``plan`` to those in OUT: cells and seeds asked for earlier, under the same name, stay.
+
+    Raises ``UserError`` if the earlier one is of another file's table.
+    """
+    path = out / PLANS / f"{plan.name}.json"
+    with locked(path.parent, wait=True):
         earlier = load(path) if path.exists() else plan
+        there = Path(earlier.table.path)
+        if there != Path(plan.table.path) and there.exists():
+            raise UserError(
+                f"{out} has runs of a table {plan.table.name} from {there}; rename one, or choose another --output"
+            )
         seeds = [*earlier.seeds, *(seed for seed in plan.seeds if seed not in earlier.seeds)]
-        settings = {**earlier.settings, **plan.settings}
-        content = dataclasses.asdict(dataclasses.replace(plan, seeds=seeds, settings={}))
-        content["settings"] = [[row, column, value] for (row, column), value in settings.items()]
-        write_json(path, content)
+        found = {(cell.row, cell.column): cell for cell in (*earlier.cells, *plan.cells)}
+        write_json(path, dataclasses.asdict(dataclasses.replace(plan, seeds=seeds, cells=list(found.values()))))
 
 
 def load(path: Path) -> Plan:
     """A plan that ``save`` wrote. Raises ``UserError``."""
     try:
-        content = json.loads(path.read_text("utf-8"))
-        content["settings"] = {(row, column): value for row, column, value in content["settings"]}
-        return Plan(**content)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"cannot read the plan {path}: {error}; remove it and run again: its runs stay") from None
+        return dacite.from_dict(Plan, json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError, dacite.DaciteError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise UserError(f"cannot read the plan {path}: {reason}; remove it and run again: its runs stay") from None
 
 
 def load_all(out: Path) -> List[Plan]:
-    """Every plan in OUT, sorted by name."""
+    """Every plan in OUT, sorted by name. Raises ``UserError``."""
     return [load(path) for path in sorted((out / PLANS).glob("*.json"))]
+
+
+def current_table(plan: Plan, warn: Any) -> Table:
+    """The plan's table as its file has it today; as it was when it was run where that is gone or cannot be read."""
+    if not Path(plan.table.path).exists():
+        return plan.table
+    try:
+        return loading.load(Path(plan.table.path))
+    except UserError as error:
+        warn(f"warning: {plan.name} is shown as it was run: {error}")
+        return plan.table
 
 
 def _name(table: Table, data: str, scale: float, changed: Options) -> str:

@@ -1,79 +1,106 @@
-"""What has come of a plan: for every cell of its table the runs, their states, and the values of finished ones."""
+"""What has come of a plan: the runs of every cell, their states and metrics, and what a sweep has chosen."""
 
+import math
+import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
-from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.reproduce import plans, runs
-from fairseq_rskip.tools.reproduce.plans import Job, Plan
-from fairseq_rskip.tools.reproduce.runs import DONE, State
-from fairseq_rskip.tools.reproduce.tables import Cell, StandIn, Table, cells
+from . import runs
+from .plans import Plan, Run, make_run
+from .runs import BROKEN, DONE, NEW, RUNNING, STOPPED, WAITING, State
+from .tables import HELD_OUT, Cell, Options, Variant
+
+
+class Trial(NamedTuple):
+    """A combination of a sweep's values, with the mean of the held-out metric, or None and why."""
+
+    swept: Options
+    value: Optional[float]
+    state: str
 
 
 @dataclass(frozen=True)
-class CellResult:
-    """A cell with, by seed, its runs' folders, states, and the content of metrics.json where a run is done.
+class Outcome:
+    """A planned cell with, by seed, its runs, their states, and the metrics of those that are done.
 
-    A cell that is not planned, or only quotes a figure, has none.
+    trials: of its sweep, if it has one; chosen: the values of the best, None while that is open, and there are no runs
     """
 
     cell: Cell
-    folders: Dict[int, Path]
-    states: Dict[int, State]
-    metrics: Dict[int, Dict[str, Any]]
-
-    def values(self, metric: str) -> Dict[int, float]:
-        """The value of ``metric`` by seed, of the runs that are done."""
-        return {seed: content["values"][metric] for seed, content in self.metrics.items()}
-
-
-@dataclass(frozen=True)
-class TableResult:
-    """A ``table`` as ``plan`` has it run; ``cells`` by row and column; ``length`` says how long a run is.
-
-    outdated: the cells that were run with other settings than the table's file has now
-    """
-
-    table: Table
-    plan: Plan
-    cells: Dict[Tuple[str, str], CellResult]
-    data: List[str]
-    length: List[str]
-    outdated: List[str] = field(default_factory=list)
+    runs: Dict[int, Run] = field(default_factory=dict)
+    states: Dict[int, State] = field(default_factory=dict)
+    metrics: Dict[int, Dict[str, Any]] = field(default_factory=dict)
+    trials: List[Trial] = field(default_factory=list)
+    chosen: Optional[Options] = None
 
     @property
-    def whole(self) -> bool:
-        """Whether this is the table as its file has it: data, length, every option."""
-        return self.plan.whole and not self.outdated
+    def waits_for_sweep(self) -> str:
+        """How far the sweep is, "" when it is over or there is none."""
+        done = sum(trial.value is not None for trial in self.trials)
+        return "" if self.chosen is not None else f"sweep: {done} of {len(self.trials)} values done"
 
 
-def collect(plan: Plan, table: Table, out: Path, compare: bool = True) -> TableResult:
-    """Read the state of every run of ``plan`` in ``out``; ``compare`` its settings with the table's file of today."""
-    task = plans.TASKS[table.task]
-    found, data, lengths, outdated = {}, [], [], []
-    for cell in cells(table):
-        settings = plan.settings.get((cell.row, cell.column))
-        folders, states, metrics = {}, {}, {}
-        for seed in plan.seeds if settings else ():
-            folders[seed] = plans.run_folder(out, table.task, settings, seed)
-            states[seed] = runs.state(Job(table.task, settings, seed, folders[seed]))
-            if states[seed].name == DONE:
-                metrics[seed] = runs.metrics(folders[seed])
-        if settings:
-            if compare and not _is_current(plan, table, cell, settings):
-                outdated.append(" / ".join(filter(None, [cell.row, cell.column])))
-            data.append(task.identity(settings)["data"])
-            lengths.append(task.length(settings))
-        found[cell.row, cell.column] = CellResult(cell, folders, states, metrics)
-    return TableResult(table, plan, found, list(dict.fromkeys(data)), list(dict.fromkeys(lengths)), outdated)
+def collect(plan: Plan, cell: Cell, out: Path) -> Outcome:
+    """Read what has become of the runs of ``cell`` in ``out``."""
+    trials = [_trial(plan, variant, out) for variant in cell.variants] if len(cell.variants) > 1 else []
+    variant = _chosen(cell, trials)
+    if variant is None:
+        return Outcome(cell, trials=trials)
+    found = {seed: make_run(plan, variant, seed, out) for seed in plan.seeds}
+    states = {seed: runs.state(run) for seed, run in found.items()}
+    done = {seed: runs.metrics(runs.read(run.folder)) for seed, run in found.items() if states[seed].name == DONE}
+    return Outcome(cell, found, states, done, trials, variant.swept)
 
 
-def _is_current(plan: Plan, table: Table, cell: Cell, settings: Dict[str, Any]) -> bool:
-    task, stand_in = plans.TASKS[table.task], StandIn(table.task, "", plan.stand_in, plan.updates)
-    try:
-        now = task.settings(cell, settings["data"], stand_in, plan.scale, plan.changed)
-    except UserError:
-        return False
-    same_data = bool(plan.data) or task.is_data(settings["data"], cell.data)
-    return same_data and task.identity(now) == task.identity(settings)
+def ready_runs(plan: Plan, out: Path) -> List[Run]:
+    """The runs that the plan can have now, each once: the first seed of every row comes before the second of any.
+
+    Of a cell with a sweep these are all values with its first seeds, and when they are done the chosen one with all.
+    """
+    swept = [cell for cell in plan.cells if len(cell.variants) > 1]
+    found = [make_run(plan, v, seed, out) for seed in sweep_seeds(plan) for cell in swept for v in cell.variants]
+    outcomes = [collect(plan, cell, out) for cell in plan.cells]
+    found += [outcome.runs[seed] for seed in plan.seeds for outcome in outcomes if outcome.runs]
+    return list({run.folder: run for run in found}.values())
+
+
+def sweep_seeds(plan: Plan) -> List[int]:
+    """The seeds with which each value of a sweep is tried: the table's first, whatever --seeds says."""
+    return plan.table.seeds[: plan.table.sweep_seeds]
+
+
+def _trial(plan: Plan, variant: Variant, out: Path) -> Trial:
+    """What the runs of one combination of values say."""
+    found = [make_run(plan, variant, seed, out) for seed in sweep_seeds(plan)]
+    states = [runs.state(run) for run in found]
+    for name in (BROKEN, NEW, STOPPED, WAITING, RUNNING):  # the worst of them
+        for state in states:
+            if state.name == name:
+                return Trial(variant.swept, None, str(state))
+    metric = HELD_OUT[plan.table.task]
+    mean = statistics.fmean(runs.metrics(runs.read(run.folder))["values"].get(metric, math.nan) for run in found)
+    if not math.isfinite(mean):
+        return Trial(variant.swept, None, f"{BROKEN}: {metric} is not there or not finite")
+    return Trial(variant.swept, mean, DONE)
+
+
+def _chosen(cell: Cell, trials: List[Trial]) -> Optional[Variant]:
+    """The variant that did best on the held-out set, the first of equals; None while a trial is still to come."""
+    if not trials:
+        return cell.variants[0]
+    done = [index for index, trial in enumerate(trials) if trial.value is not None]
+    if not done or any(trial.value is None and not trial.state.startswith(BROKEN) for trial in trials):
+        return None
+    return cell.variants[min(done, key=lambda index: trials[index].value)]
+
+
+def at_border(outcome: Outcome) -> List[str]:
+    """The options whose chosen value is the smallest or largest of the sweep: the best may lie beyond."""
+    found = []
+    for option, value in (outcome.chosen or {}).items():
+        values = [trial.swept[option] for trial in outcome.trials]
+        numbers = all(isinstance(each, (int, float)) for each in values)
+        if numbers and value in (min(values), max(values)):
+            found.append(option)
+    return found

@@ -1,37 +1,34 @@
 """The folder of a run: what was to be done there, and what has become of it.
 
-run.json says what is run, by whom and since when; log.txt is everything that the commands said; metrics.json is there
-when all has gone well, failed.json when not. run.lock is held, by the process or what it started, while it runs.
+run.json is its one record: what is run, with which commands and versions, every attempt, and in the end its metrics, or
+why it failed. log.txt is everything that the commands said. run.lock is held, by the process or what it started, while
+it runs; only who holds it writes the record.
 """
 
+import contextlib
 import fcntl
 import json
 import platform
 import socket
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import IO, Any, Dict, Iterator, Optional
 
+import dacite
 import torch
 
 from fairseq_rskip import __version__
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.files import write_json
-from fairseq_rskip.tools.reproduce import squeue
-from fairseq_rskip.tools.reproduce.plans import TASKS, Job
-from fairseq_rskip.tools.reproduce.tables import ROOT
+from fairseq_rskip.files import locked, write_json
 
-RUN, LOG, METRICS, FAILED, QUEUED, LOCK = (
-    "run.json",
-    "log.txt",
-    "metrics.json",
-    "failed.json",
-    "queued.json",
-    "run.lock",
-)
+from . import squeue
+from .plans import TASKS, Run
+from .tables import ROOT
 
+RECORD, LOG, LOCK = "run.json", "log.txt", "run.lock"
+LOOKS = 5  # tries for the lock, which `status` takes for a moment
 DONE, RUNNING, WAITING, BROKEN, STOPPED, NEW = "done", "running", "queued", "failed", "stopped", "not run"
 
 
@@ -48,58 +45,73 @@ class State:
         return f"{self.name}{percent}" + (f": {self.detail}" if self.detail else "")
 
 
-def read(path: Path) -> Dict[str, Any]:
-    """A JSON object, or {} if it is not there or not whole."""
+def read(folder: Path) -> Dict[str, Any]:
+    """The run's record, or {} if it is not there or not whole."""
     try:
-        return dict(json.loads(path.read_text("utf-8")))
+        return dict(json.loads((folder / RECORD).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
 
 
-def prepare(job: Job) -> None:
-    """Make the run's folder and its run.json, with what ``execute`` needs. Raises ``UserError``."""
+def note(folder: Path, **changes: Any) -> Dict[str, Any]:
+    """Change the record of a run whose lock the caller holds, None removes; returns it."""
+    record = {name: value for name, value in {**read(folder), **changes}.items() if value is not None}
+    write_json(folder / RECORD, record)
+    return record
+
+
+def prepare(run: Run, **more: Any) -> None:
+    """Write what ``execute`` needs, and ``more``, into the run's record, unless it is running. Raises ``UserError``."""
     try:
-        job.folder.mkdir(parents=True, exist_ok=True)
+        run.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make {job.folder}: {error.strerror}") from None
-    about = {
-        **read(job.folder / RUN),
-        "task": job.task,
-        "settings": job.settings,
-        "seed": job.seed,
-        "commands": job.commands(),
-        "versions": versions(),
-        "git": git_commit(),
-    }
-    write_json(job.folder / RUN, about)
+        raise UserError(f"cannot make {run.folder}: {error.strerror}") from None
+    with holding(run.folder) as lock:
+        if lock is not None:
+            note(run.folder, task=run.task, seed=run.seed, settings=asdict(run.settings), **about(run), **more)
 
 
-def load(folder: Path) -> Job:
+@contextlib.contextmanager
+def holding(folder: Path) -> Iterator[Optional[IO[str]]]:
+    """Hold the run's lock during the block; gives its file, or None if the run is running elsewhere."""
+    for look in range(LOOKS, 0, -1):
+        with locked(folder, LOCK) as lock:
+            if lock is not None or look == 1:
+                yield lock
+                return
+        time.sleep(0.1)
+
+
+def about(run: Run) -> Dict[str, Any]:
+    """What is recorded of a run when it is prepared, and when it starts."""
+    versions = {"fairseq_rskip": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    return {"commands": run.commands(), "versions": versions, "git": git_commit()}
+
+
+def load(folder: Path) -> Run:
     """The run that ``prepare`` wrote. Raises ``UserError``."""
-    about = read(folder / RUN)
     try:
-        job = Job(about["task"], about["settings"], about["seed"], folder)
-        job.commands()
-        return job
-    except (KeyError, TypeError, AttributeError):
-        raise UserError(f"{folder} is not the folder of a run: it has no whole {RUN}") from None
+        run = dacite.from_dict(Run, {**read(folder), "folder": folder})
+        run.commands()
+        return run
+    except (KeyError, dacite.DaciteError):
+        raise UserError(f"{folder} is not the folder of a run: it has no whole {RECORD}") from None
 
 
-def state(job: Job) -> State:
+def state(run: Run) -> State:
     """What has become of the run."""
-    folder = job.folder
-    if metrics(folder):
+    record = read(run.folder)
+    if metrics(record):
         return State(DONE, 1.0)
-    progress = TASKS[job.task].progress(job.settings, folder)
-    if _held(folder / LOCK):
+    progress = TASKS[run.task].progress(run.settings, run.folder)
+    if _held(run.folder / LOCK):
         return State(RUNNING, progress)
-    queued = read(folder / QUEUED)  # after a failure, if there was one: `execute` removes it
-    if queued and squeue.alive(queued.get("job")):
+    queued, failed = record.get("queued"), record.get("failed")
+    if queued and squeue.alive(queued.get("job")):  # after a failure, if there was one: `execute` removes both
         return State(WAITING, progress, f"SLURM job {queued.get('job')}")
-    failed = read(folder / FAILED)
     if failed:
         return State(BROKEN, progress, str(failed.get("error")))
-    return State(STOPPED, progress) if (folder / LOG).exists() else State(NEW)
+    return State(STOPPED, progress) if (run.folder / LOG).exists() else State(NEW)
 
 
 def _held(lock: Path) -> bool:
@@ -114,14 +126,10 @@ def _held(lock: Path) -> bool:
         return False
 
 
-def metrics(folder: Path) -> Dict[str, Any]:
-    """What a finished run wrote; {} if there is none, or no whole one: `run` then makes it from what the run left."""
-    content = read(folder / METRICS)
-    return content if isinstance(content.get("values"), dict) else {}
-
-
-def versions() -> Dict[str, str]:
-    return {"fairseq_rskip": __version__, "python": platform.python_version(), "torch": torch.__version__}
+def metrics(record: Dict[str, Any]) -> Dict[str, Any]:
+    """What a finished run gave; {} if it is not finished."""
+    found = record.get("metrics")
+    return found if isinstance(found, dict) and isinstance(found.get("values"), dict) else {}
 
 
 def git_commit() -> Optional[str]:

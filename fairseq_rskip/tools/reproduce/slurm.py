@@ -4,20 +4,18 @@ import argparse
 import contextlib
 import importlib.util
 import io
-import os
 import re
 import shutil
-import sys
-import time
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, List
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.files import locked, write_json
-from fairseq_rskip.tools.reproduce import runs, slurm_job, squeue
-from fairseq_rskip.tools.reproduce.local import name
-from fairseq_rskip.tools.reproduce.plans import Job
-from fairseq_rskip.tools.reproduce.tables import ROOT
+from fairseq_rskip.files import locked
+from fairseq_rskip.tools.console import print_line
+
+from . import runs, squeue
+from .plans import Run
+from .slurm_job import Attempt
 
 FOLDER = "slurm"  # in OUTPUT: scripts, logs, and what submitit keeps
 GPUS, CPUS, MINUTES = 1, 8, 24 * 60  # of a job, unless the options say
@@ -36,38 +34,37 @@ def check(options: argparse.Namespace) -> None:
         raise UserError(f"--output {options.output}: SLURM takes % in a path for a placeholder; choose another")
 
 
-def submit(waiting: List[Job], options: argparse.Namespace, say: Callable[[str], None]) -> int:
-    """Submit the ``waiting`` runs that no living job has yet, and say which job has which; returns the exit status.
+def submit(waiting: List[Run], options: argparse.Namespace) -> None:
+    """Submit those of the ``waiting`` runs that no living job has yet, and say which job has which.
 
     Raises ``UserError`` with sbatch's own words if it refuses: nothing is queued then.
     """
     folder = options.output / FOLDER
     with locked(folder, wait=True):  # another reproduce.py may be submitting the same runs
-        chosen = choose(waiting, say)
+        chosen = choose(waiting)
         if not chosen:
-            say("nothing to submit")
-            return 0
+            print_line("nothing to submit")
+            return
         handles = queue(make_executor(folder, options), chosen)
-    for job, handle in zip(chosen, handles):
-        say(f"queued {name(job)}: SLURM job {handle.job_id}")
+    for run, handle in zip(chosen, handles):
+        print_line(f"queued {run}: SLURM job {handle.job_id}")
     first = handles[0].job_id.split("_")[0]
     status = f"reproduce.py status --output {options.output}"
-    say(f"{len(chosen)} runs submitted; {status} follows them, scancel {first} ends them, logs: {folder}")
-    return 0
+    print_line(f"{len(chosen)} runs submitted; {status} follows them, scancel {first} ends them, logs: {folder}")
 
 
-def choose(waiting: List[Job], say: Callable[[str], None]) -> List[Job]:
+def choose(waiting: List[Run]) -> List[Run]:
     """Those of ``waiting`` that are to be submitted now; says why the others are not."""
     squeue.ask.cache_clear()
     chosen = []
-    for job in waiting:
-        state = runs.state(job)
+    for run in waiting:
+        state = runs.state(run)
         if state.name in (runs.WAITING, runs.RUNNING, runs.DONE):
-            say(f"{state} already {name(job)}")
+            print_line(f"{state} already {run}")
         else:
-            chosen.append(job)
+            chosen.append(run)
     if len(chosen) < len(waiting) and squeue.ask().problem:
-        say(f"cannot ask SLURM which jobs are alive ({squeue.ask().problem}): what is queued is left as it is")
+        print_line(f"cannot ask SLURM which jobs are alive ({squeue.ask().problem}): what is queued is left as it is")
     return chosen
 
 
@@ -94,47 +91,37 @@ def make_executor(folder: Path, options: argparse.Namespace) -> Any:
     return executor
 
 
-def queue(executor: Any, jobs: List[Job]) -> List[Any]:
-    """Submit ``jobs`` by submitit's ``executor``, and note in each run's folder which job has it; returns the handles.
+def queue(executor: Any, chosen: List[Run]) -> List[Any]:
+    """Submit ``chosen`` by submitit's ``executor``, and record for each run which job has it; returns the handles.
 
     Raises ``UserError``, and leaves nothing behind, if they are refused.
     """
-    import cloudpickle
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    cloudpickle.register_pickle_by_value(slurm_job)
     before = set(executor.folder.glob("*")) if executor.folder.exists() else set()
-    for job in jobs:  # before it can start, and remove it
-        write_json(job.folder / runs.QUEUED, {"job": None})
+    for run in chosen:  # before it can start
+        runs.prepare(run, queued={"job": None})
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what it raises
-            handles = executor.submit_array([attempt(job) for job in jobs])
+            handles = executor.submit_array([Attempt(str(run.folder)) for run in chosen])
     except BaseException as error:
-        for path in [job.folder / runs.QUEUED for job in jobs] + list(set(executor.folder.glob("*")) - before):
+        for run in chosen:
+            runs.prepare(run, queued=None)
+        for path in set(executor.folder.glob("*")) - before:
             path.unlink()
         if isinstance(error, (FailedJobError, FailedSubmissionError)):
             raise UserError(f"SLURM refused: {_words(str(error))}") from None
         raise
-    for job, handle in zip(jobs, handles):
-        _note(job, handle.job_id)
+    for run, handle in zip(chosen, handles):
+        note_job(run.folder, handle.job_id)
     return handles
 
 
-def attempt(job: Job) -> slurm_job.Attempt:
-    command = [sys.executable, str(ROOT / "scripts" / "reproduce.py"), "execute", str(job.folder)]
-    return slurm_job.Attempt(command, str(job.folder), os.getcwd())
-
-
-def _note(job: Job, number: str) -> None:
-    """Write the job's number into queued.json, unless the job has started already."""
-    path = job.folder / runs.QUEUED
-    for _ in range(5):  # `status` takes the lock for a moment
-        with locked(job.folder, name=runs.LOCK) as free:
-            if free and path.exists():
-                write_json(path, {"job": number})
-        if free or not path.exists():
-            return
-        time.sleep(0.1)
+def note_job(folder: Path, number: str) -> None:
+    """Record which job has the run, unless it has started already."""
+    with runs.holding(folder) as lock:
+        if lock is not None and "queued" in runs.read(folder):
+            runs.note(folder, queued={"job": number})
 
 
 def _words(text: str) -> str:

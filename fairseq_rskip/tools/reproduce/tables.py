@@ -1,45 +1,52 @@
-"""A table of the paper as data: what experiments/*.yaml holds, read and checked."""
+"""A table as data: what a file of experiments/ holds, and its cells."""
 
-import argparse
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
-import dacite
-import yaml
-
-from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.analyze import add_options
-
 ROOT = Path(__file__).resolve().parents[3]
-FOLDER = ROOT / "experiments"
-STAND_INS = "stand-ins.yaml"
-TASKS = ("images", "translation")
 FIGURES = ("gradients", "ratio", "curves")
-METRICS = {
-    "images": ("error", "best_error", "test_loss", "train_loss"),
-    "translation": (
-        "sacreBLEU 13a",
-        "sacreBLEU intl",
-        "sacreBLEU intl lower-cased",
-        "chrF",
-        "tokenised BLEU",
-        "compound-split BLEU",
-    ),
-}
-BY_LOADER = ("name", "path")  # fields of a table that its file does not give
+TESTS = ("welch", "randomisation", "bootstrap")
+# name -> whether lower is better
+ERRORS = dict.fromkeys(("error", "best_error", "test_loss", "train_loss", "valid_error", "valid_loss"), True)
+LOSSES = {"valid_loss": True, "last_valid_loss": True}
+BLEUS = ("13a", "intl", "intl lower-cased")
+SCORES = dict.fromkeys(
+    [*(f"sacreBLEU {name}" for name in BLEUS), "chrF", "tokenised BLEU", "compound-split BLEU"], False
+)
+METRICS = {"images": ERRORS, "translation": {**SCORES, **LOSSES}}
+HELD_OUT = {"images": "valid_error", "translation": "valid_loss"}  # what a sweep is decided by
 
 Number = Union[int, float]
-Options = Dict[str, Union[bool, int, float, str, List[int]]]
+Value = Union[bool, int, float, str, List[int]]
+Options = Dict[str, Value]
+Sweep = Dict[str, List[Union[int, float, str]]]
+
+
+def _key(accepts: str, *default: Any, **more: Any) -> Any:
+    """A key of the YAML file; ``accepts`` says what its value may be."""
+    if default:
+        more["default"] = default[0]
+    return field(metadata={"accepts": accepts}, **more)
+
+
+def _options() -> Any:
+    return _key(
+        "a mapping, from options without dashes to true, false, a number, text or integers", default_factory=dict
+    )
+
+
+def _sweep(*default: Any) -> Any:
+    more = {} if default else {"default_factory": dict}
+    return _key("a mapping, from an option to two values or more, as {lr: [0.1, 0.2]}", *default, **more)
 
 
 @dataclass(frozen=True)
 class Column:
     """What sets the cells of a column apart: a data set of its own, or more options."""
 
-    data: str = ""
-    options: Options = field(default_factory=dict)
+    data: str = _key("text", "")
+    options: Options = _options()
 
 
 @dataclass(frozen=True)
@@ -49,45 +56,55 @@ class Row:
     label: the paper's; equation: what y is
     arch: for translation, the fairseq architecture, for all columns or one each
     options: of train_cifar.py or fairseq-train, without the dashes
+    sweep: in place of the table's; {} for none
     reported: the paper's value, for the one column or for each
     baseline: the row to compare with, in place of the table's
     run: false for a row that only quotes a figure
     """
 
-    label: str
-    equation: str = ""
-    arch: Union[str, Dict[str, str]] = ""
-    options: Options = field(default_factory=dict)
-    reported: Union[None, int, float, Dict[str, Number]] = None
-    baseline: str = ""
-    run: bool = True
+    label: str = _key("text")
+    equation: str = _key("text", "")
+    arch: Union[str, Dict[str, str]] = _key("an architecture, or a mapping from columns to architectures", "")
+    options: Options = _options()
+    sweep: Optional[Sweep] = _sweep(None)
+    reported: Union[None, int, float, Dict[str, Number]] = _key("a number, or a mapping from columns to numbers", None)
+    baseline: str = _key("the label of a row", "")
+    run: bool = _key("true or false", True)
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table, or one figure, of the paper; ``name`` is its file's, ``path`` where that is.
+    """One table, or one figure; ``name`` is its file's, ``path`` where that is.
 
-    task: images (train_cifar.py) or translation (train.sh and evaluate.sh)
-    metric: what a cell holds: error, best_error, or the name of a score of evaluate.sh
+    source: the publication whose values are ``reported``; none for a table of one's own
+    task: images (train_cifar.py) or translation (train.sh and evaluate.sh); by default as the rows have ``arch``
+    metric: what a cell holds, one of ``METRICS``; also: more of them, shown beside it
     data: a data set of train_cifar.py, or a corpus of train.sh
-    figure: for a figure, the subcommand of analyze.py that draws it
+    sweep: option -> values of which each row trains with the one that does best on the held-out set
+    sweep_seeds: how many of the first seeds each value is tried with
+    test: what p-values are of; by default Welch's for images and losses, approximate randomisation for translations
+    figure: the subcommand of analyze.py that draws this figure, with figure_options
     """
 
-    name: str
-    title: str
-    source: str
-    task: str
-    metric: str
-    data: str
-    seeds: List[int]
-    rows: List[Row]
-    baseline: str
-    columns: Dict[str, Column] = field(default_factory=lambda: {"": Column()})
-    options: Options = field(default_factory=dict)
-    figure: str = ""
-    figure_options: Options = field(default_factory=dict)
-    note: str = ""
-    path: str = ""
+    name: str = _key("")
+    path: str = _key("")
+    data: str = _key("text")
+    rows: List[Row] = _key("a list with at least one row")
+    title: str = _key("text", "")
+    source: str = _key("text", "")
+    task: str = _key(" or ".join(METRICS), "")
+    metric: str = _key("the name of a metric", "")
+    also: List[str] = _key("a list of metrics", default_factory=list)
+    seeds: List[int] = _key("different integers >= 0, as [1, 2, 3]", default_factory=lambda: [1])
+    baseline: str = _key("the label of a row", "")
+    columns: Dict[str, Column] = _key("a mapping, from a column's name to its data and options", default_factory=dict)
+    options: Options = _options()
+    sweep: Sweep = _sweep()
+    sweep_seeds: int = _key("an integer >= 1", 1)
+    test: str = _key(f"one of {', '.join(TESTS)}", "")
+    figure: str = _key(f"one of {', '.join(FIGURES)}", "")
+    figure_options: Options = _options()
+    note: str = _key("text", "")
 
     def row(self, label: str) -> Row:
         return next(row for row in self.rows if row.label == label)
@@ -95,10 +112,49 @@ class Table:
     def baseline_of(self, row: Row) -> str:
         return row.baseline or self.baseline
 
+    @property
+    def lower_is_better(self) -> bool:
+        return METRICS[self.task][self.metric]
+
+    @property
+    def over_seeds(self) -> bool:
+        """Whether the metric is of a whole run alone, not of each sentence."""
+        return self.task == "images" or self.metric in LOSSES
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of a run but its seed and place.
+
+    data: as the tool takes it; options: as on its command line, without dashes, shortened if the run is
+    identity: what tells it from other runs; name: that, readable and shorter
+    length: of the training in ``unit``; average: how many checkpoints, 0 for evaluate.sh's own choice
+    """
+
+    data: str
+    options: Options
+    identity: Dict[str, Any]
+    name: str
+    length: int
+    unit: str
+    arch: str = ""
+    average: int = 0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train a cell: ``swept`` are the options that a sweep gives, {} without one."""
+
+    swept: Options
+    settings: Settings
+
 
 @dataclass(frozen=True)
 class Cell:
-    """Where a row and a column meet: what is to be run there, and the value that the paper reports."""
+    """Where a row and a column meet: what is to be run there, and the value that the paper reports.
+
+    variants: how, once a plan says with which data and at which scale; several for a sweep
+    """
 
     row: str
     column: str
@@ -107,6 +163,16 @@ class Cell:
     data: str
     reported: Optional[Number]
     run: bool
+    sweep: Sweep = field(default_factory=dict)
+    variants: List[Variant] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return " / ".join(filter(None, [self.row, self.column]))
+
+    def is_twin(self, other: "Cell") -> bool:
+        """Whether two cells of a table ask for the same runs."""
+        same = (self.arch, self.options, self.data, self.sweep) == (other.arch, other.options, other.data, other.sweep)
+        return self.run and same
 
 
 @dataclass(frozen=True)
@@ -116,10 +182,10 @@ class StandIn:
     updates: the length of a whole run on it, where the corpus's recipe counts in epochs
     """
 
-    task: str
-    data: str
-    options: Options = field(default_factory=dict)
-    updates: int = 0
+    task: str = _key("text")
+    data: str = _key("text")
+    options: Options = _options()
+    updates: int = _key("an integer", 0)
 
 
 def cells(table: Table) -> List[Cell]:
@@ -130,159 +196,7 @@ def cells(table: Table) -> List[Cell]:
             arch = row.arch.get(name, "") if isinstance(row.arch, dict) else row.arch
             reported = row.reported.get(name) if isinstance(row.reported, dict) else row.reported
             options = {k.replace("_", "-"): v for part in (table, column, row) for k, v in part.options.items()}
+            sweep = {k.replace("_", "-"): v for k, v in (table.sweep if row.sweep is None else row.sweep).items()}
             runs = row.run and (table.task == "images" or bool(arch))
-            result.append(Cell(row.label, name, arch, options, column.data or table.data, reported, runs))
+            result.append(Cell(row.label, name, arch, options, column.data or table.data, reported, runs, sweep))
     return result
-
-
-def load_all(folder: Path = FOLDER) -> Dict[str, Table]:
-    """Every table of ``folder`` by name, tables first. Raises ``UserError`` naming file and row."""
-    paths = sorted(path for path in folder.glob("*.yaml") if path.name != STAND_INS)
-    if not paths:
-        raise UserError(f"{folder} holds no tables: expected files such as table1.yaml")
-    return {path.stem: load(path) for path in sorted(paths, key=lambda path: (path.stem.startswith("fig"), path))}
-
-
-def load(path: Path) -> Table:
-    """The table in ``path``. Raises ``UserError`` naming the file, and the row where it is in one."""
-    content = _read(path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a mapping with the keys {', '.join(_keys(Table))}")
-    rows = content.pop("rows", None)
-    if not isinstance(rows, list) or not rows:
-        raise UserError(f"{path}: expected 'rows', a list with at least one row")
-    columns = content.pop("columns", {"": None})
-    if not isinstance(columns, dict) or not columns:
-        raise UserError(f"{path}: expected 'columns' to be a mapping, from a column's name to its data and options")
-    content["columns"] = {
-        name: _build(Column, {} if value is None else value, f"{path}, column {name!r}")
-        for name, value in columns.items()
-    }
-    content["rows"] = [_build(Row, row, _where(path, number, row)) for number, row in enumerate(rows, 1)]
-    content.setdefault("baseline", "")
-    given = sorted(set(content) & set(BY_LOADER))
-    if given:
-        raise UserError(f"{path}: unknown key {given[0]!r}; expected {', '.join(_keys(Table))}")
-    table = _build(Table, {**content, "name": path.stem, "path": str(path)}, str(path))
-    _check(table, path)
-    return table
-
-
-def load_stand_ins(folder: Path = FOLDER) -> Dict[str, StandIn]:
-    """What ``--corpus`` may name beside data sets and corpora. Raises as ``load``."""
-    path = folder / STAND_INS
-    content = _read(path) if path.exists() else None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a mapping, from a name for --corpus to what it stands for")
-    result = {str(name): _build(StandIn, value, f"{path}, {name!r}") for name, value in content.items()}
-    for name, value in result.items():
-        if value.task not in TASKS:
-            raise UserError(f"{path}, {name!r}: task is {value.task!r}; expected one of {', '.join(TASKS)}")
-    return result
-
-
-def _check(table: Table, path: Path) -> None:
-    """What the types cannot say. Raises ``UserError``."""
-    for name, value, accepted in (("task", table.task, TASKS), ("figure", table.figure or "curves", FIGURES)):
-        if value not in accepted:
-            raise UserError(f"{path}: {name} is {value!r}; expected one of {', '.join(accepted)}")
-    if table.metric not in METRICS[table.task]:
-        raise UserError(f"{path}: metric is {table.metric!r}; expected one of {', '.join(METRICS[table.task])}")
-    seeds = table.seeds
-    if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is bool or seed < 0 for seed in seeds):
-        raise UserError(f"{path}: seeds are {table.seeds}; expected different integers >= 0")
-    if table.figure_options:
-        _check_figure(table, path)
-    labels: List[str] = []
-    for number, row in enumerate(table.rows, 1):
-        where = f"{path}, row {number} ({row.label!r})"
-        if row.label in labels:
-            raise UserError(f"{where}: there is a row of that label already, row {labels.index(row.label) + 1}")
-        labels.append(row.label)
-        _check_row(table, row, where)
-
-
-def _check_figure(table: Table, path: Path) -> None:
-    """Raises ``UserError`` for an option that the subcommand of analyze.py lacks."""
-    parser = argparse.ArgumentParser(add_help=False)
-    add_options(table.figure or "curves", parser)
-    known = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
-    for name in table.figure_options:
-        if name not in known:
-            raise UserError(f"{path}: figure_options names {name!r}; analyze.py takes {', '.join(known)}")
-
-
-def _check_row(table: Table, row: Row, where: str) -> None:
-    if not row.label.strip():
-        raise UserError(f"{where}: its label is empty")
-    baseline, labels = table.baseline_of(row), [row.label for row in table.rows]
-    if baseline and baseline not in labels:
-        raise UserError(f"{where}: its baseline {baseline!r} is no row's label; they are {', '.join(labels)}")
-    if table.task == "images" and row.arch:
-        raise UserError(f"{where}: 'arch' is for translation; a ResNet is described by options such as depth")
-    if table.task == "translation" and row.run and not row.arch:
-        raise UserError(f"{where}: expected 'arch', an architecture, or 'run: false' for a quoted figure")
-    known = ", ".join(table.columns)
-    for key in ("arch", "reported"):
-        strange = sorted(set(value) - set(table.columns)) if isinstance(value := getattr(row, key), dict) else []
-        if strange:
-            raise UserError(f"{where}: {key} names a column {strange[0]!r}; the table's are {known}")
-    if isinstance(row.reported, (int, float)) and len(table.columns) > 1:
-        raise UserError(f"{where}: reported is {row.reported}; expected a mapping, from the columns {known} to values")
-    for value in row.reported.values() if isinstance(row.reported, dict) else [row.reported]:
-        if value is not None and (isinstance(value, bool) or not math.isfinite(value)):
-            raise UserError(f"{where}: reported is {value}; expected a number")
-
-
-def _where(path: Path, number: int, row: Any) -> str:
-    label = f" ({row['label']!r})" if isinstance(row, dict) and "label" in row else ""
-    return f"{path}, row {number}{label}"
-
-
-def _keys(cls: type) -> List[str]:
-    return [name for name in cls.__dataclass_fields__ if name not in BY_LOADER]
-
-
-def _build(cls: type, content: Any, where: str) -> Any:
-    """``content`` as a ``cls``. Raises ``UserError`` beginning with ``where``."""
-    if not isinstance(content, dict):
-        raise UserError(f"{where}: expected a mapping with the keys {', '.join(_keys(cls))}")
-    unknown = [str(key) for key in content if key not in cls.__dataclass_fields__]
-    if unknown:
-        raise UserError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(_keys(cls))}")
-    try:
-        return dacite.from_dict(cls, content, dacite.Config(strict=True))
-    except dacite.MissingValueError as error:
-        raise UserError(f"{where}: {error.field_path!r} is missing") from None
-    except dacite.DaciteError as error:
-        raise UserError(f"{where}: {' '.join(str(error).split())}") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error instead of the last one's win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Dict:
-        seen: List[Any] = []
-        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-            seen.append(key)
-        return super().construct_mapping(node, deep)
-
-
-def _read(path: Path) -> Any:
-    try:
-        return yaml.load(path.read_text("utf-8"), _Loader)  # noqa: S506 (a SafeLoader)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"cannot read {path}: it is not UTF-8 text") from None
-    except (ValueError, RecursionError) as error:  # such as a date in a month 13
-        raise UserError(f"{path}: not YAML: {error}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{line}: {getattr(error, 'problem', None) or 'not YAML'}") from None

@@ -7,22 +7,25 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.reproduce.tables import ROOT, Cell, Options, StandIn
+from fairseq_rskip.tools.evaluate.prepared import find as find_prepared
+from fairseq_rskip.tools.evaluate.prepared import read_references
+from fairseq_rskip.tools.train.data import find_data as find
+from fairseq_rskip.tools.train.recipes import GENERAL, NAMES, RECIPES
 
-LOWER_IS_BETTER = False
+from .tables import ROOT, Cell, Options, Settings, StandIn
+
 CHECKPOINTS = "checkpoints"
 EVALUATION = "evaluation"
 OURS = ("save-dir", "seed", "arch", "user-dir", "restore-file")
 FREE = ("skip-log-interval", "log-interval", "num-workers", "tensorboard-logdir", "no-fp16")  # no part of what a run is
 PROGRESS = {"updates": r"num_updates(?:[= ]|\": \")(\d+)", "epochs": r"end of epoch (\d+)"}
+LOSSES = {"valid_loss": "best", "last_valid_loss": "val_loss"}  # -> what fairseq calls them
 LOG_TAIL = 100_000  # bytes
 SHARE, AVERAGED = 20, 3  # a shortened run saves, and validates, every 20th of itself: the last three are averaged
 
 
 def find_data(corpus: str) -> str:
     """``--corpus`` as train.sh takes it: the name of a corpus, or a prepared folder's path. Raises ``UserError``."""
-    from fairseq_rskip.tools.train.recipes import NAMES
-
     if corpus in NAMES:
         return corpus
     path = Path(corpus).expanduser()
@@ -33,19 +36,12 @@ def find_data(corpus: str) -> str:
 
 def check_data(data: str) -> None:
     """Raise ``UserError`` for what train.sh or, hours later, evaluate.sh would refuse as not prepared."""
-    from fairseq_rskip.tools.evaluate.prepared import find as find_prepared
-    from fairseq_rskip.tools.evaluate.prepared import read_references
-    from fairseq_rskip.tools.train.data import find_data as find
-
     find(data, dry_run=False).dictionaries({})
     read_references(find_prepared(Path(_prepared(data))), "test")
 
 
 def data_name(data: str) -> str:
     """The corpus that is in ``data``, as its preparation.json says; a folder's own name, if no corpus has it."""
-    from fairseq_rskip.tools.train.data import find_data as find
-    from fairseq_rskip.tools.train.recipes import GENERAL, NAMES
-
     found = find(data, dry_run=True)
     return f"folder {found.name}" if found.recipe == GENERAL and found.name in NAMES else found.name
 
@@ -55,7 +51,12 @@ def is_data(data: str, wanted: str) -> bool:
     return data == find_data(wanted) or data_name(data) == wanted
 
 
-def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Options) -> Dict[str, Any]:
+def is_free(option: str) -> bool:
+    """Whether an option leaves a run what it is."""
+    return option in FREE
+
+
+def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Options) -> Settings:
     """The architecture and fairseq-train's options beside the corpus's recipe, shortened to ``scale`` of its length.
 
     Raises ``UserError`` for an architecture that does not exist, or what train.sh refuses.
@@ -72,9 +73,13 @@ def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Op
         check(cell.arch, data, options)
     ends = options if {"max-update", "max-epoch"} & set(options) else recipe  # train.sh leaves the recipe's out, too
     unit, end = ("updates", "max-update") if "max-update" in ends else ("epochs", "max-epoch")
-    result = {"data": data, "corpus": data_name(data), "arch": cell.arch, "options": options}
-    result.update(unit=unit, length=int(ends[end]))
-    return {**result, "average": AVERAGED} if shortened else result
+    length, average, corpus = int(ends[end]), AVERAGED if shortened else 0, data_name(data)
+    identity = {"data": corpus, "arch": cell.arch, "unit": unit, "length": length}
+    identity["options"] = {name: value for name, value in options.items() if not is_free(name)}
+    identity.update({"average": average} if average else {})
+    weight = options.get("skip-lambda")
+    name = "-".join(filter(None, [corpus, cell.arch, f"lambda{weight}" if weight else "", str(length)]))
+    return Settings(data, options, identity, name, length, unit, cell.arch, average)
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -85,9 +90,6 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _recipe(data: str) -> Options:
-    from fairseq_rskip.tools.train.data import find_data as find
-    from fairseq_rskip.tools.train.recipes import RECIPES
-
     return RECIPES[find(data, dry_run=True).recipe].options
 
 
@@ -125,42 +127,21 @@ def as_words(options: Options) -> List[str]:
     return words
 
 
-def is_free(option: str) -> bool:
-    """Whether an option leaves a run what it is."""
-    return option in FREE
-
-
-def identity(settings: Dict[str, Any]) -> Dict[str, Any]:
-    """What tells this cell's runs from others: where the corpus lies does not (train.sh compares vocabularies)."""
-    about = {name: value for name, value in settings.items() if name != "corpus"}
-    options = {name: value for name, value in settings["options"].items() if name not in FREE}
-    return {**about, "options": options, "data": _corpus(settings)}
-
-
-def _corpus(settings: Dict[str, Any]) -> str:
-    """The corpus's name, even where its folder has gone."""
-    return settings.get("corpus") or data_name(settings["data"])
-
-
-def slug(settings: Dict[str, Any]) -> str:
-    """A readable name for the cell's runs."""
-    scale = settings["options"].get("skip-lambda")
-    words = [_corpus(settings), settings["arch"], f"lambda{scale}" if scale else "", str(settings["length"])]
-    return "-".join(filter(None, words))
-
-
-def length(settings: Dict[str, Any]) -> str:
-    return f"{settings['length']:,} {settings['unit']}"
-
-
-def commands(settings: Dict[str, Any], seed: int, folder: Path) -> List[List[str]]:
+def commands(settings: Settings, seed: int, folder: Path) -> List[List[str]]:
     """The command lines that fill ``folder``: training, then beam search and scores."""
     save, scripts = folder / CHECKPOINTS, ROOT / "scripts"
-    evaluate = [str(scripts / "evaluate.sh"), _prepared(settings["data"]), str(save), "--out", str(folder / EVALUATION)]
-    words = [*as_words(settings["options"]), "--seed", str(seed), "--save-dir", str(save)]
+    words = [*as_words(settings.options), "--seed", str(seed), "--save-dir", str(save)]
+    average = ["--average", str(settings.average)] if settings.average else []
     return [
-        [str(scripts / "train.sh"), settings["data"], settings["arch"], *words],
-        [*evaluate, *(["--average", str(settings["average"])] if "average" in settings else [])],
+        [str(scripts / "train.sh"), settings.data, settings.arch, *words],
+        [
+            str(scripts / "evaluate.sh"),
+            _prepared(settings.data),
+            str(save),
+            "--out",
+            str(folder / EVALUATION),
+            *average,
+        ],
     ]
 
 
@@ -168,7 +149,7 @@ def _prepared(data: str) -> str:
     return data if Path(data).is_dir() else str(ROOT / "data" / data)
 
 
-def progress(settings: Dict[str, Any], folder: Path) -> float:
+def progress(settings: Settings, folder: Path) -> float:
     """The part of the training that is done, from 0 to 1, as the end of train.log says."""
     path = folder / CHECKPOINTS / "train.log"
     try:
@@ -177,12 +158,15 @@ def progress(settings: Dict[str, Any], folder: Path) -> float:
             tail = file.read().decode("utf-8", "replace")
     except OSError:
         return 0.0
-    done = re.findall(PROGRESS[settings["unit"]], tail)
-    return min(1.0, int(done[-1]) / settings["length"]) if done else 0.0
+    done = re.findall(PROGRESS[settings.unit], tail)
+    return min(1.0, int(done[-1]) / settings.length) if done else 0.0
 
 
 def metrics(folder: Path) -> Optional[Dict[str, Any]]:
-    """``values`` and ``signatures`` by the names of evaluate.sh's scores, or None if the run is not finished."""
+    """``values`` and ``signatures`` by the names of evaluate.sh's scores, or None if the run is not finished.
+
+    valid_loss and last_valid_loss are the label-smoothed losses per token, in bits, of the held-out set.
+    """
     try:
         report = json.loads((folder / EVALUATION / "scores.json").read_text("utf-8"))
         values = {row["name"]: float(row["score"]) for row in report["scores"]}
@@ -192,4 +176,22 @@ def metrics(folder: Path) -> Optional[Dict[str, Any]]:
         about["weights"] = report["evaluation"]["weights"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+    values.update(_valid_losses(folder / CHECKPOINTS))
     return {"values": values, "signatures": signatures, "unit": "BLEU", **about, "versions": versions}
+
+
+def _valid_losses(folder: Path) -> Dict[str, float]:
+    """The lowest loss on the held-out set, and the last one, as fairseq keeps them in its last checkpoint.
+
+    Nothing where a training chooses its best checkpoint by another metric than the loss.
+    """
+    from fairseq_rskip.safe_load import load_checkpoint
+
+    try:
+        checkpoint = load_checkpoint(folder / "checkpoint_last.pt", map_location="cpu")
+        if checkpoint["cfg"]["checkpoint"]["best_checkpoint_metric"] != "loss":
+            return {}
+        found = {name: checkpoint["extra_state"].get(key) for name, key in LOSSES.items()}
+    except (UserError, OSError, KeyError, TypeError):
+        return {}
+    return {name: float(value) for name, value in found.items() if value is not None}
