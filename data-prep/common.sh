@@ -5,7 +5,8 @@
 # paper's pairs per split), defines usage and collect, and calls prepare "$@". collect calls `split NAME PREFIX...`
 # for train, valid and test. fetches=1 has archives/<corpus>.tsv fetched first, unpack_all, where there is one, unpacks
 # them. own_option takes an option of the caller's own and its value, own_checks looks at all of them before anything is
-# written.
+# written. The steps are commands of the package fairseq_rskip: each writes its file under another name first, so that one
+# that exists is complete.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -33,24 +34,17 @@ text_options() {
   --max-ratio X            most that one side may be longer than the other in training (default: 1.5)
   --workers N              processes (default: all cores)
 
-Every stage runs once: after an interruption or an error the same command goes on where it stopped, and what an option
+Every stage runs once: after an interruption or an error the same command resumes where it stopped, and what an option
 or an input changes is made anew.
 EOF
 }
 
-say() { printf '%s: %s\n' "$corpus" "$*"; }
+report() { printf '%s: %s\n' "$corpus" "$*"; }
 
-tool() {
+step() {
   local name=$1
   shift
-  python "$here/$name.py" "$@"
-}
-
-# make FILE COMMAND...: every tool writes its file under another name first, so that one that exists is complete.
-make() {
-  local file=$1
-  shift
-  [[ -e $file ]] || "$@"
+  python -m "fairseq_rskip.tools.prepare.$name" "$@"
 }
 
 value_of() {
@@ -95,7 +89,7 @@ check_options() {
   [[ ${#positional[@]} -le 1 ]] || die "one target folder is accepted, got ${#positional[@]}: ${positional[*]}; -h shows the usage"
   [[ $bpe =~ ^(subword-nmt|sentencepiece|none)$ ]] || die "--bpe $bpe: subword-nmt, sentencepiece and none are known"
   for number in "--bpe-size $bpe_size" "--max-length $max_length" "--workers ${workers:-1}"; do
-    [[ $number =~ \ [1-9][0-9]*$ ]] || die "$number: a whole number above 0 is needed"
+    [[ $number =~ \ [1-9][0-9]{0,8}$ ]] || die "$number: a whole number from 1 to 999,999,999 is needed"
   done
   [[ $max_ratio =~ ^[1-9][0-9]*(\.[0-9]+)?$ ]] || die "--max-ratio $max_ratio: a number of at least 1 is needed"
   [[ -z $archive_list || -f $archive_list ]] || die "no list of archives $archive_list"
@@ -124,7 +118,7 @@ stage() {
   key=$(printf '%s\n' "$format" "$before" "$name" "$@" | sha256sum | cut -d ' ' -f 1)
   part=$out/$name.part
   if [[ -e $out/$name/.key && $(<"$out/$name/.key") == "$key" ]]; then
-    say "$name: up to date"
+    report "$name: up to date"
     return
   fi
   if [[ ! -e $part/.key || $(<"$part/.key") != "$key" ]]; then
@@ -132,7 +126,8 @@ stage() {
     mkdir -- "$part"
     printf '%s\n' "$key" >"$part/.key"
   fi
-  say "$name"
+  find "$part" -name '.*.part' -delete # what a killed step had begun
+  report "$name"
   check_space "$name"
   "$function"
   rm -rf -- "${out:?}/$name"
@@ -152,67 +147,60 @@ check_space() {
 unpack() {
   local done=$part/.$1
   [[ ! -e $done ]] || return 0
-  tool unpack "$out/archives/$1" "$part" ${2:+--only "$2"}
+  step unpack "$out/archives/$1" "$part" ${2:+--only "$2"}
   touch -- "$done"
 }
 
 split() {
   local name=$1
   shift
-  [[ -e $part/$name.$src && -e $part/$name.$tgt ]] || tool collect "$part/$name" --src "$src" --tgt "$tgt" "$@"
+  [[ -e $part/$name.$src && -e $part/$name.$tgt ]] || step collect --src "$src" --tgt "$tgt" "$part/$name" "$@"
 }
 
-# each FUNCTION: calls FUNCTION SPLIT LANGUAGE for all of them.
-each() {
-  local name lang
-  for name in train valid test; do
-    for lang in "$src" "$tgt"; do
-      "$1" "$name" "$lang"
-    done
+# encode FROM TO LANGUAGE STEP [OPTIONS]: what TO lacks of {train,valid,test}.LANGUAGE, from the files in FROM.
+encode() {
+  local from=$1 to=$2 lang=$3
+  shift 3
+  step encode "$@" ${workers:+--workers "$workers"} "$from" "$to" {train,valid,test}".$lang"
+}
+
+text() {
+  local lang how
+  for lang in "$src" "$tgt"; do
+    how=(clean)
+    [[ $tokenizer == none ]] || how=(moses --lang "$lang" ${normalise:+"$normalise"})
+    encode "$out/raw" "$part" "$lang" "${how[@]}"
   done
 }
 
-encode() {
-  local source=$1 target=$2
-  shift 2
-  make "$target" tool encode "$@" ${workers:+--workers "$workers"} "$source" "$target"
-}
-
-clean_and_tokenise() {
-  local step=(clean)
-  [[ $tokenizer == none ]] || step=(moses --lang "$2" ${normalise:+"$normalise"})
-  encode "$out/raw/$1.$2" "$part/$1.$2" "${step[@]}"
-}
-
-text() { each clean_and_tokenise; }
-
-model_for() {
-  if [[ $vocabulary == joint ]]; then printf 'model'; else printf 'model.%s' "$1"; fi
-}
-
-split_into_subwords() {
-  if [[ $bpe == none ]]; then
-    ln -sfn -- "../text/$1.$2" "$part/all.$1.$2"
-  else
-    encode "$out/text/$1.$2" "$part/all.$1.$2" "$bpe" --model "$part/$(model_for "$2")"
-  fi
+# learn MODEL TEXT...
+learn() {
+  local model=$part/$1
+  shift
+  [[ -e $model ]] || step learn_subwords "$bpe" --size "$bpe_size" --model "$model" "$@"
 }
 
 subwords() {
-  local name text=$out/text/train
-  if [[ $bpe != none && $vocabulary == joint ]]; then
-    make "$part/model" tool learn_subwords "$bpe" --size "$bpe_size" --model "$part/model" "$text.$src" "$text.$tgt"
-  elif [[ $bpe != none ]]; then
-    for name in "$src" "$tgt"; do
-      make "$part/model.$name" tool learn_subwords "$bpe" --size "$bpe_size" --model "$part/model.$name" "$text.$name"
+  local name lang text=$out/text
+  if [[ $bpe == none ]]; then
+    ln -sfn -- ../text "$part/all"
+  else
+    mkdir -p -- "$part/all"
+    [[ $vocabulary != joint ]] || learn model "$text/train."{"$src","$tgt"}
+    for lang in "$src" "$tgt"; do
+      name=model
+      if [[ $vocabulary != joint ]]; then
+        name=model.$lang
+        learn "$name" "$text/train.$lang"
+      fi
+      encode "$text" "$part/all" "$lang" "$bpe" --model "$part/$name"
     done
   fi
-  each split_into_subwords
   # Training pairs only: a score is of the whole test set.
-  tool filter_pairs "$part/all.train."{"$src","$tgt"} "$part/train."{"$src","$tgt"} \
+  step filter_pairs "$part/all/train."{"$src","$tgt"} "$part/train."{"$src","$tgt"} \
     --max-length "$max_length" --max-ratio "$max_ratio"
   for name in {valid,test}.{"$src","$tgt"}; do
-    ln -sfn -- "all.$name" "$part/$name"
+    ln -sfn -- "all/$name" "$part/$name"
   done
 }
 
@@ -227,15 +215,15 @@ binarise() {
   # As published: what a translation is compared with.
   mkdir -p -- "$part/raw"
   cp -- "$out/raw/"{valid,test}.{"$src","$tgt"} "$part/raw/"
-  tool describe "$part" --log "$part/preprocess.log" --corpus "$corpus" --src "$src" --tgt "$tgt" --bpe "$bpe" \
+  step describe "$part" --log "$part/preprocess.log" --corpus "$corpus" --src "$src" --tgt "$tgt" --bpe "$bpe" \
     --bpe-size "$bpe_size" --tokenizer "$tokenizer" --vocabulary "$vocabulary" --paper "${paper[@]}" >"$part/summary.txt"
 }
 
 # The archives of archive_list, in $out/archives; their identity is what every later stage depends on.
 fetch() {
   local archives
-  tool fetch "$archive_list" "$out/archives" ${from:+--from "$from"}
-  mapfile -t archives < <(sed '/^#/d;/^$/d' "$archive_list" | cut -f 1)
+  step fetch "$archive_list" "$out/archives" ${from:+--from "$from"}
+  mapfile -t archives < <(grep -v '^#' "$archive_list" | grep . | cut -f 1)
   inputs=("${archives[@]/#/$out/archives/}")
 }
 
@@ -246,6 +234,7 @@ prepare() {
   own_checks
   [[ -z $fetches ]] || archive_list=${archive_list:-$here/archives/$corpus.tsv}
   use_environment python fairseq-preprocess
+  python -c 'import fairseq_rskip' 2>/dev/null || die "the package fairseq_rskip is not installed: pip install -e $(realpath "$here/..")"
   out=${positional[0]:-$here/../data/$corpus}
   open_folder
   run_job make_all
@@ -266,5 +255,5 @@ make_all() {
   stage subwords subwords "$bpe" "$bpe_size" "$vocabulary" "$max_length" "$max_ratio"
   stage data-bin binarise "$corpus"
   cat -- "$out/data-bin/summary.txt"
-  say "ready: $out/data-bin"
+  report "ready: $out/data-bin"
 }

@@ -5,7 +5,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 src='' tgt='' corpus='' tokenizer=moses bpe_size=32000
-declare -A prefix=()
+declare -A text_of=() # by split, the PREFIX; by split-src and split-tgt, the file
 
 usage() {
   cat <<EOF
@@ -16,6 +16,8 @@ line i of the other. The result is FOLDER/data-bin.
 
   --src LANG, --tgt LANG   language codes
   --train, --valid, --test PREFIX
+  --train-src FILE --train-tgt FILE   in place of --train, where the two names have no prefix in common; and so
+                           --valid-src, --valid-tgt, --test-src, --test-tgt
   --name NAME              what the corpus is called (default: FOLDER's name)
   --tokenizer KIND         moses (default), or none for text that is tokenised already
 $(text_options)
@@ -27,7 +29,9 @@ own_option() {
     --src) src=$(value_of "$@") ;;
     --tgt) tgt=$(value_of "$@") ;;
     --name) corpus=$(value_of "$@") ;;
-    --train | --valid | --test) prefix[${1#--}]=$(value_of "$@") ;;
+    --train | --valid | --test | --train-src | --train-tgt | --valid-src | --valid-tgt | --test-src | --test-tgt)
+      text_of[${1#--}]=$(value_of "$@")
+      ;;
     --tokenizer)
       tokenizer=$(value_of "$@")
       [[ $tokenizer == moses || $tokenizer == none ]] || die "--tokenizer $tokenizer: moses and none are known"
@@ -36,16 +40,8 @@ own_option() {
   esac
 }
 
-# Sets found to PREFIX.LANG or PREFIX.LANG.gz.
-find_text() {
-  for found in "$1.$2" "$1.$2.gz"; do
-    [[ ! -f $found ]] || return 0
-  done
-  die "no file $1.$2 (nor $1.$2.gz)"
-}
-
 own_checks() {
-  local option name lang found
+  local option name side
   for option in src tgt; do
     [[ ${!option} =~ ^[A-Za-z_]+$ ]] || die "--$option needs a language code such as en, not '${!option}'; -h shows the usage"
   done
@@ -53,18 +49,28 @@ own_checks() {
   [[ ${#positional[@]} -eq 1 ]] || die "the target FOLDER is missing; -h shows the usage"
   corpus=${corpus:-$(basename "${positional[0]}")}
   for name in train valid test; do
-    [[ -n ${prefix[$name]:-} ]] || die "--$name PREFIX is missing; -h shows the usage"
-    for lang in "$src" "$tgt"; do
-      find_text "${prefix[$name]}" "$lang"
-      inputs+=("$(realpath -- "$found")")
+    for side in src tgt; do
+      find_text "$name" "$side"
     done
   done
+}
+
+# find_text SPLIT SIDE: sets text_of[SPLIT-SIDE] to an absolute path, from PREFIX where that is given.
+find_text() {
+  local prefix=${text_of[$1]:-} file=${text_of[$1-$2]:-}
+  [[ -n $prefix$file ]] || die "--$1 PREFIX is missing (or --$1-src FILE and --$1-tgt FILE); -h shows the usage"
+  [[ -z $prefix || -z $file ]] || die "--$1 and --$1-$2 are both given; -h shows the usage"
+  file=${file:-$prefix.${!2}}
+  [[ -z $prefix || -f $file || ! -f $file.gz ]] || file=$file.gz
+  [[ -f $file ]] || die "no file $file${prefix:+ (nor $file.gz)}"
+  text_of[$1-$2]=$(realpath -s -- "$file")
+  inputs+=("${text_of[$1-$2]}")
 }
 
 collect() {
   local name
   for name in train valid test; do
-    split "$name" "${prefix[$name]}"
+    split "$name" --files "${text_of[$name-src]}" "${text_of[$name-tgt]}"
   done
 }
 

@@ -13,21 +13,31 @@ PART = ".part"  # how the name of an unfinished file ends
 LOCK = ".lock"
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Let ``write`` fill a file beside ``path``, force it to disk, then rename it. Raises ``UserError``."""
+@contextlib.contextmanager
+def writing(path: Path, mode: str = "wb", **how: Any) -> Iterator[IO[Any]]:
+    """A file beside ``path`` to fill in the block (``mode``, ``how``: as for ``open``); when the block ends well it is
+    forced to disk and renamed, otherwise it is removed. Raises ``UserError``."""
     part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     try:
-        with open(part, "wb") as file:
-            write(file)
+        with open(part, mode, **how) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
     except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError
+        if str(getattr(error, "filename", None) or part) != str(part):  # of another file, which the block reads
+            raise
         raise UserError(f"cannot write {path}: {_reason(error)}") from None
     finally:
         if part.exists():
             part.unlink()
     _sync_folder(path.parent)
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Let ``write`` fill a file that becomes ``path``, as ``writing`` does. Raises ``UserError``."""
+    with writing(path) as file:
+        write(file)
 
 
 def remove_parts(folder: Path) -> None:

@@ -1,8 +1,9 @@
-"""Small stand-ins for the published archives, laid out as those are, with a list that has their checksums."""
+"""Small parallel corpora, and stand-ins for the published archives, laid out as those are."""
 
 import gzip
 import hashlib
 import io
+import os
 import random
 import tarfile
 
@@ -11,26 +12,52 @@ WORDS = {
     "en": 'the a dog cat house man runs sees big red small well-known says that "quoted" it\'s & 3.5'.split(),
     "de": 'der ein Hund Katze Haus Mann läuft sieht groß rot klein bekannte sagt dass "Zitat" geht\'s & 3,5'.split(),
 }
+# What data preparation reads of fairseq-preprocess's work is its log: this writes one, and binarises nothing.
+PREPROCESS = r"""
+while [ $# -gt 0 ]; do
+  case $1 in --source-lang) src=$2 ;; --target-lang) tgt=$2 ;; --destdir) out=$2 ;; --trainpref) train=$2 ;;
+    --validpref) valid=$2 ;; --testpref) test=$2 ;; --joined-dictionary) joined=joined ;; esac
+  shift
+done
+[ -z "$joined" ] || : >"$out/joined"
+for lang in "$src" "$tgt"; do
+  echo "[$lang] Dictionary: 9 types"
+  for text in "$train" "$valid" "$test"; do
+    set -- $(wc -lw <"$text.$lang")
+    echo "[$lang] $text.$lang: $1 sents, $(($1 + $2)) tokens, 0.0% replaced (by <unk>)"
+  done
+done >"$out/preprocess.log"
+"""
 
 
-def sentence_pairs(count, seed):
-    """Pairs of sentences of 1 to 12 words that translate each other word by word; some targets are far too long."""
-    rng = random.Random(seed)
-    for _ in range(count):
-        words = [rng.randrange(len(WORDS["en"])) for _ in range(rng.randint(1, 12))]
-        repeats = 3 if rng.random() < 0.05 else 1
-        yield " ".join(WORDS["en"][word] for word in words), " ".join(WORDS["de"][word] for word in words * repeats)
-
-
-def write_split(prefix, src, tgt, count, seed):
-    """Write PREFIX.src and PREFIX.tgt, ``count`` lines each."""
-    for lang, side in zip((src, tgt), zip(*sentence_pairs(count, seed))):
-        prefix.with_name(f"{prefix.name}.{lang}").write_text("".join(line + "\n" for line in side), encoding="utf-8")
+def stand_ins(folder, **programs):
+    """An environment in which the programs are these shell lines."""
+    folder.mkdir()
+    for name, lines in programs.items():
+        path = folder / name.replace("_", "-")
+        path.write_text(f"#!/bin/sh\n{lines}\n", encoding="utf-8")
+        path.chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
 
 def texts(count, seed):
-    """The two sides as bytes."""
-    return ["".join(line + "\n" for line in side).encode() for side in zip(*sentence_pairs(count, seed))]
+    """The two sides, as bytes, of sentences of 1 to 12 words that translate each other word by word; some targets are
+    far too long."""
+    rng = random.Random(seed)
+    sides = [], []
+    for _ in range(count):
+        words = [rng.randrange(len(WORDS["en"])) for _ in range(rng.randint(1, 12))]
+        repeats = 3 if rng.random() < 0.05 else 1
+        sides[0].append(" ".join(WORDS["en"][word] for word in words) + "\n")
+        sides[1].append(" ".join(WORDS["de"][word] for word in words * repeats) + "\n")
+    return ["".join(side).encode() for side in sides]
+
+
+def write_splits(folder):
+    """{train,valid,test}.{en,de}."""
+    for seed, (name, size) in enumerate(SIZES.items()):
+        for lang, text in zip(("en", "de"), texts(size, seed)):
+            (folder / f"{name}.{lang}").write_bytes(text)
 
 
 def sgml(text):
@@ -48,30 +75,24 @@ def tarball(path, members, mode="w:gz"):
 
 def write_list(folder):
     """``folder``.tsv: every file of the folder, with size, sha256 and a URL that nobody answers."""
-    rows = []
-    for path in sorted(folder.iterdir()):
-        data = path.read_bytes()
-        rows.append(
-            f"{path.name}\t{len(data)}\tsha256:{hashlib.sha256(data).hexdigest()}\thttp://127.0.0.1:9/{path.name}\n"
-        )
     path = folder.with_suffix(".tsv")
-    path.write_text("".join(rows), encoding="utf-8")
+    with open(path, "w", encoding="utf-8") as file:
+        for archive in sorted(folder.iterdir()):
+            data = archive.read_bytes()
+            digits = hashlib.sha256(data).hexdigest()
+            file.write(f"{archive.name}\t{len(data)}\tsha256:{digits}\thttp://127.0.0.1:9/{archive.name}\n")
     return path
 
 
-def multi30k(folder, tgt="de"):
+def multi30k(folder, tgt):
     for seed, (name, size) in enumerate({"train": 300, "val": 30, "test_2016_flickr": 20}.items()):
         for lang, text in zip(("en", tgt), texts(size, seed)):
             (folder / f"{name}.{lang}.gz").write_bytes(gzip.compress(text))
 
 
 def iwslt15(folder):
-    """The training archive alone; tst2012 and tst2013 are published files."""
-    for archive, name, size in (
-        ("train-en-vi", "train", 300),
-        ("dev-2012-en-vi", "tst2012", 30),
-        ("test-2013-en-vi", "tst2013", 20),
-    ):
+    names = {"train-en-vi": ("train", 300), "dev-2012-en-vi": ("tst2012", 30), "test-2013-en-vi": ("tst2013", 20)}
+    for archive, (name, size) in names.items():
         members = {f"{name}.{lang}": text for lang, text in zip(("en", "vi"), texts(size, size))}
         tarball(folder / f"{archive}.tgz", members)
 

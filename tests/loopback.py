@@ -1,12 +1,11 @@
-"""An HTTP server on 127.0.0.1 whose paths behave well or badly, each as told.
+"""An HTTP server on 127.0.0.1 whose paths behave well or badly, each as its ``Answer`` says.
 
 with Loopback() as server:
     server.answers["/a b.gz"] = Answer(data, drop_at=1000, times=1)
-    ... server.url("a b.gz") ... server.requests
+    ... server.url("a b.gz") ... server.gets("a b.gz")
 """
 
 import threading
-import time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Optional
@@ -23,15 +22,12 @@ class Answer:
     status: int = 200
     times: Optional[int] = None
     ranges: bool = True  # honours Range; otherwise sends everything, with 200
-    etag: Optional[str] = None
     drop_at: Optional[int] = None  # closes the connection after this byte of the body
-    stall_at: Optional[int] = None  # sends nothing after this byte of the body
-    pause: float = 0  # seconds between pieces of ``piece`` bytes
-    piece: int = 1 << 16
+    stall_at: Optional[int] = None  # sends nothing after this byte of the body, until the server is closed
 
 
 class Loopback:
-    """The server; ``answers`` maps a decoded path to an ``Answer``, ``requests`` are (method, path, Range header)."""
+    """The server; ``answers`` maps a decoded path to an ``Answer``, ``requests`` are (path, Range header)."""
 
     def __init__(self):
         self.answers, self.requests, self.closing = {}, [], threading.Event()
@@ -39,16 +35,12 @@ class Loopback:
         self._server.daemon_threads = True
         self.base = f"http://127.0.0.1:{self._server.server_port}"
 
-    def url(self, path: str) -> str:
+    def url(self, path):
         return f"{self.base}/{quote(path)}"
 
-    def gets(self, path: str) -> list:
-        """The Range headers (None for a whole file) of the GETs for ``path``."""
-        return [wanted for method, asked, wanted in self.requests if method == "GET" and asked == f"/{path}"]
-
-    def serve_folder(self, folder) -> None:
-        """Serve every file in ``folder``, well."""
-        self.answers.update({f"/{path.name}": Answer(path.read_bytes()) for path in folder.iterdir() if path.is_file()})
+    def gets(self, path):
+        """The Range headers (None for a whole file) of the requests for ``path``."""
+        return [wanted for asked, wanted in self.requests if asked == f"/{path}"]
 
     def __enter__(self):
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
@@ -66,15 +58,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def do_HEAD(self):
-        self._answer(with_body=False)
-
     def do_GET(self):
-        self._answer(with_body=True)
-
-    def _answer(self, with_body: bool):
         path, wanted = unquote(self.path), self.headers.get("Range")
-        self.loopback.requests.append((self.command, path, wanted))
+        self.loopback.requests.append((path, wanted))
         answer = self.loopback.answers.get(path, Answer(status=404))
         bad = answer.times is None or len(self.loopback.gets(path[1:])) <= answer.times
         if answer.status != 200 and bad:
@@ -86,19 +72,10 @@ class _Handler(BaseHTTPRequestHandler):
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(answer.body) - 1}/{len(answer.body)}")
         self.send_header("Content-Length", str(len(answer.body) - start))
-        if answer.etag:
-            self.send_header("ETag", answer.etag)
         self.end_headers()
-        if with_body:
-            self._send(answer, start, bad)
-
-    def _send(self, answer: Answer, start: int, bad: bool):
         limits = [limit for limit in (answer.drop_at, answer.stall_at) if limit is not None and bad]
-        end = max(start, min(limits)) if limits else len(answer.body)
         try:
-            for at in range(start, end, answer.piece):
-                self.wfile.write(answer.body[at : min(at + answer.piece, end)])
-                time.sleep(answer.pause)
+            self.wfile.write(answer.body[start : min(limits, default=None)])
             if answer.stall_at is not None and bad:
                 self.loopback.closing.wait()
         except (BrokenPipeError, ConnectionResetError):

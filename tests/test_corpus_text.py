@@ -1,4 +1,4 @@
-"""The tools of data-prep/ against the command-line tools whose work they spread over cores, and against the rules."""
+"""A preparation's steps against the command-line tools whose work they spread over cores, and against the rules."""
 
 import gzip
 import os
@@ -9,16 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-import encode
-import learn_subwords
-import lines
-import parallel
 import pytest
 import sacremoses
 from conftest import ROOT, run_checked, run_command
-from errors import UserError
 
-TOOLS = ROOT / "data-prep"
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.prepare import collect, encode, filter_pairs, learn_subwords, lines, parallel
+
 WORDS = (
     "the cat's house, well-known \"big\" dogs & co. Straße größer Übung 3.14 1,000 don't U.S. (see) e-mail a|b".split()
 )
@@ -31,29 +28,27 @@ def sentences(count, seed=1):
 
 def write(path, content):
     path.write_bytes(content if isinstance(content, bytes) else "".join(line + "\n" for line in content).encode())
-    return str(path)
+    return path
 
 
-def tool(name, *arguments):
-    return run_checked([sys.executable, TOOLS / f"{name}.py", *arguments])
+def call(main, *arguments):
+    main([str(argument) for argument in arguments])
 
 
-def fails(name, *arguments):
-    done = run_command([sys.executable, TOOLS / f"{name}.py", *arguments])
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1, done
-    return done.stderr
+def encoded(folder, step, *options, names=("text",)):
+    """Encode files of ``folder``; returns what became of the first."""
+    target = folder / "encoded"
+    target.mkdir(exist_ok=True)
+    call(encode.main, step, *options, folder, target, *names)
+    return (target / names[0]).read_text("utf-8")
 
 
 def test_a_line_ends_at_a_newline_only(tmp_path):
     text = "one\rstill\x0bone\x85\u2028\ntwo\r\n\nfour"
-    assert list(lines.read(write(tmp_path / "a", text.encode()))) == [
-        "one\rstill\x0bone\x85\u2028",
-        "two\r",
-        "",
-        "four",
-    ]
+    expected = ["one\rstill\x0bone\x85\u2028", "two\r", "", "four"]
+    assert list(lines.read(write(tmp_path / "a", text.encode()))) == expected
+    assert list(lines.read(write(tmp_path / "a.gz", gzip.compress(text.encode())))) == expected
     assert list(lines.read(write(tmp_path / "bom", "\ufeffone\n\ufefftwo".encode()))) == ["one", "\ufefftwo"]
-    assert list(lines.read(write(tmp_path / "a.gz", gzip.compress(text.encode()))))[3] == "four"
 
 
 @pytest.mark.parametrize(
@@ -63,8 +58,9 @@ def test_a_line_ends_at_a_newline_only(tmp_path):
         (b"", "is empty"),
         (gzip.compress(b"some text\n" * 50)[:-12], "damaged gzip"),
         (gzip.compress(b"some text\n" * 50)[:-8] + b"checksum", "damaged gzip"),
+        (gzip.compress(b"some text\n" * 50) + b"garbage", "damaged gzip"),
     ],
-    ids=["not UTF-8", "empty", "cut off", "wrong checksum"],
+    ids=["not UTF-8", "empty", "cut off", "wrong checksum", "more after the end"],
 )
 def test_unreadable_text_is_named(tmp_path, content, message):
     with pytest.raises(UserError, match=f"bad.*{message}"):
@@ -89,89 +85,109 @@ def test_clean():
 
 
 @pytest.mark.parametrize("lang", ["en", "de"])
-def test_moses_tokens_are_those_of_sacremoses_on_any_number_of_workers(tmp_path, lang):
-    text = write(tmp_path / "text", sentences(1200))  # two chunks
-    for workers in (1, 2):
-        tool("encode", "moses", "--lang", lang, "--workers", workers, text, tmp_path / f"out{workers}")
-    done = run_command(
-        ["sacremoses", "-q", "-l", lang, "-j", "1", "tokenize", "-a"], input=Path(text).read_text("utf-8")
-    )
+def test_moses_tokens_are_those_of_sacremoses_on_any_number_of_workers(tmp_path, monkeypatch, lang):
+    monkeypatch.setattr(parallel, "CHUNK", 30)
+    text = write(tmp_path / "text", sentences(100))
+    done = run_command(["sacremoses", "-q", "-l", lang, "-j", "1", "tokenize", "-a"], input=text.read_text("utf-8"))
     assert done.returncode == 0 and "@-@" in done.stdout and "&apos;" in done.stdout
-    assert (tmp_path / "out1").read_text() == (tmp_path / "out2").read_text() == done.stdout
+    for workers in (1, 2):
+        assert encoded(tmp_path, "moses", "--lang", lang, "--workers", workers) == done.stdout
+        (tmp_path / "encoded" / "text").unlink()
+
+
+def test_a_file_that_is_there_is_kept(tmp_path):
+    (tmp_path / "encoded").mkdir()
+    write(tmp_path / "text", ["a\tb"])
+    write(tmp_path / "other", ["c\td"])
+    write(tmp_path / "encoded" / "text", ["as it was"])
+    assert encoded(tmp_path, "clean", "--workers", 1, names=("text", "other")) == "as it was\n"
+    assert (tmp_path / "encoded" / "other").read_text() == "c d\n"
 
 
 def test_punctuation_is_normalised_on_request_only(tmp_path):
-    text = write(tmp_path / "text", ["„Hallo“ – sagte er…"])
-    tool("encode", "moses", "--lang", "de", "--workers", 1, text, tmp_path / "plain")
-    tool("encode", "moses", "--lang", "de", "--workers", 1, "--normalise-punctuation", text, tmp_path / "ascii")
-    assert "„" in (tmp_path / "plain").read_text()
-    expected = sacremoses.MosesPunctNormalizer("de").normalize("„Hallo“ – sagte er…")
-    assert (tmp_path / "ascii").read_text() == sacremoses.MosesTokenizer("de").tokenize(
-        expected, return_str=True
-    ) + "\n"
+    write(tmp_path / "text", ["„Hallo“ – sagte er…"])
+    assert "„" in encoded(tmp_path, "moses", "--lang", "de", "--workers", 1)
+    (tmp_path / "encoded" / "text").unlink()
+    normalised = sacremoses.MosesPunctNormalizer("de").normalize("„Hallo“ – sagte er…")
+    expected = sacremoses.MosesTokenizer("de").tokenize(normalised, return_str=True)
+    assert encoded(tmp_path, "moses", "--lang", "de", "--workers", 1, "--normalise-punctuation") == expected + "\n"
 
 
-def test_subwords_are_those_of_subword_nmt(tmp_path):
-    sides = [write(tmp_path / name, sentences(1500, seed)) for seed, name in enumerate(("a", "b"))]
-    tool("learn_subwords", "subword-nmt", "--size", 60, "--model", tmp_path / "codes", *sides)
+def test_subwords_are_those_of_subword_nmt(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "CHUNK", 100)
+    monkeypatch.setattr(encode, "CACHED_WORDS", 10)
+    sides = [write(tmp_path / name, sentences(300, seed)) for seed, name in enumerate(("text", "b"))]
+    codes = tmp_path / "codes"
+    call(learn_subwords.main, "subword-nmt", "--size", 60, "--model", codes, *sides)
     joined = write(tmp_path / "joined", [line for side in sides for line in lines.read(side)])
     run_checked(["subword-nmt", "learn-bpe", "-s", "60", "-i", joined, "-o", tmp_path / "their-codes"])
-    assert (tmp_path / "codes").read_text() == (tmp_path / "their-codes").read_text()
-    tool("encode", "subword-nmt", "--model", tmp_path / "codes", "--workers", 2, sides[0], tmp_path / "out")
-    run_checked(["subword-nmt", "apply-bpe", "-c", tmp_path / "codes", "-i", sides[0], "-o", tmp_path / "theirs"])
-    assert (tmp_path / "out").read_text() == (tmp_path / "theirs").read_text()
-    assert "@@ " in (tmp_path / "out").read_text()
+    assert codes.read_text("utf-8") == (tmp_path / "their-codes").read_text("utf-8")
+    run_checked(["subword-nmt", "apply-bpe", "-c", codes, "-i", sides[0], "-o", tmp_path / "theirs"])
+    ours = encoded(tmp_path, "subword-nmt", "--model", codes, "--workers", 2)
+    assert ours == (tmp_path / "theirs").read_text("utf-8") and "@@ " in ours
 
 
-def test_split_words_are_forgotten_before_they_fill_the_memory(tmp_path, monkeypatch):
-    codes = write(tmp_path / "codes", ["#version: 0.2", "a b</w>"])
+def test_words_are_forgotten_before_they_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "CACHED_WORDS", 10)
-    split = encode.make_subword_nmt(codes)
+    split = encode.make_subword_nmt(write(tmp_path / "codes", ["#version: 0.2", "a b</w>"]))
     bpe = split.__closure__[0].cell_contents
     for number in range(100):
         assert split(f"ab {number}").startswith("ab ")
         assert len(bpe.cache) <= 12
-
-
-def test_rare_words_are_forgotten_before_they_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(learn_subwords, "MOST_COUNTED", 50)
-    text = write(tmp_path / "text", [f"often rare{number}" for number in range(1000)])
-    counts = learn_subwords.count_words([text])
+    counts = learn_subwords.count_words([write(tmp_path / "text", [f"often rare{number}" for number in range(1000)])])
     assert counts["often"] == 1000 and len(counts) <= 51
 
 
-def test_a_corpus_with_fewer_merges_than_asked_for_says_so(tmp_path):
-    said = tool(
-        "learn_subwords", "subword-nmt", "--size", 500, "--model", tmp_path / "codes", write(tmp_path / "a", ["ab ab"])
-    )
-    assert said == "subword-nmt: 1 merges learned, not 500: no further pair of symbols occurs twice\n"
+def test_a_corpus_with_fewer_merges_than_asked_for_says_so(tmp_path, capsys):
+    text = write(tmp_path / "a", ["ab ab"])
+    call(learn_subwords.main, "subword-nmt", "--size", 999_999_999, "--model", tmp_path / "codes", text)
+    assert "1 merges learned, not 999999999: no further pair of symbols occurs twice\n" in capsys.readouterr().out
 
 
 def test_sentencepiece_is_undone_without_loss(tmp_path):
     text = write(tmp_path / "text", [*sentences(800), "NFKC would change … 5 m² ½ ™ ﬁ №"] * 2)
-    tool("learn_subwords", "sentencepiece", "--size", 120, "--model", tmp_path / "model", text)
-    tool("encode", "sentencepiece", "--model", tmp_path / "model", "--workers", 2, text, tmp_path / "out")
-    pieces = list(lines.read(tmp_path / "out"))
+    call(learn_subwords.main, "sentencepiece", "--size", 120, "--model", tmp_path / "model", text)
+    pieces = encoded(tmp_path, "sentencepiece", "--model", tmp_path / "model", "--workers", 1).splitlines()
     assert [line.replace(" ", "").replace("▁", " ").strip() for line in pieces] == list(lines.read(text))
     assert max(len(line.split()) for line in pieces) > 20
-    error = fails("learn_subwords", "sentencepiece", "--size", 5000, "--model", tmp_path / "m", text)
-    assert "5000 subwords" in error and "<= " in error
+    for size in (5000, 999_999_999):
+        with pytest.raises(UserError, match=f"{size} subwords.*<= "):
+            call(learn_subwords.main, "sentencepiece", "--size", size, "--model", tmp_path / "m", text)
 
 
-def test_the_filter_is_the_rule_of_clean_corpus_n(tmp_path):
+def test_the_filter_is_the_rule_of_clean_corpus_n(tmp_path, capsys):
+    """And it tells the share that each rule dropped, on stderr too where it is above 5 %."""
     rng = random.Random(3)
     pairs = [(rng.randint(0, 9), rng.randint(0, 9)) for _ in range(400)]
     pairs += [(250, 250), (251, 251), (250, 167), (250, 166), (2, 3), (3, 2), (1, 2), (0, 0), (251, 200)]
     files = [write(tmp_path / side, ["w " * pair[index] for pair in pairs]) for index, side in enumerate("ab")]
-    said = tool("filter_pairs", *files, tmp_path / "a.out", tmp_path / "b.out")
-    kept = [(a, b) for a, b in pairs if not (a == 0 or b == 0 or a > 250 or b > 250 or a / b > 1.5 or b / a > 1.5)]
-    result = [
-        (len(a.split()), len(b.split())) for a, b in zip(lines.read(tmp_path / "a.out"), lines.read(tmp_path / "b.out"))
+    out = [tmp_path / "a.out", tmp_path / "b.out"]
+    call(filter_pairs.main, *files, *out)
+    empty = [pair for pair in pairs if 0 in pair]
+    long = [pair for pair in pairs if 0 not in pair and max(pair) > 250]
+    kept = [(a, b) for a, b in pairs if not ((a, b) in empty + long or a / b > 1.5 or b / a > 1.5)]
+    assert [(len(a.split()), len(b.split())) for a, b in zip(*map(lines.read, out))] == kept and len(long) == 2
+    shares = [100 * count / 409 for count in (len(empty), 2, 409 - len(empty) - 2 - len(kept))]
+    said, warned = capsys.readouterr()
+    assert said == (
+        f"filter: kept {len(kept)} of 409 training pairs; dropped {shares[0]:.1f} % by an empty side, "
+        f"0.5 % by --max-length 250, {shares[2]:.1f} % by --max-ratio 1.5\n"
+    )
+    assert [line.split(" drops ")[0] for line in warned.splitlines()] == [
+        "warning: an empty side",
+        "warning: --max-ratio 1.5",
     ]
-    assert result == kept and 0 < len(kept) < len(pairs)
-    assert said == f"filter: kept {len(kept)} of {len(pairs)} training pairs\n"
-    error = fails("filter_pairs", *files, tmp_path / "a.none", tmp_path / "b.none", "--max-length", "0")
-    assert "none of the 409 training pairs is left" in error and not list(tmp_path.glob("*.none*"))
+    assert f"drops {shares[2]:.1f} % of the training pairs" in warned
+    call(filter_pairs.main, *files, *out, "--max-ratio", 250)
+    assert "--max-ratio" not in capsys.readouterr().err
+    few = [write(tmp_path / side, ["w w w"] * 19 + [last]) for side, last in (("c", "w"), ("d", "w w"))]
+    call(filter_pairs.main, *few, *out)
+    said, warned = capsys.readouterr()
+    assert "5.0 % by --max-ratio 1.5" in said and warned == "", "5 % is not above 5 %"
+    with pytest.raises(UserError, match="none of the 20 training pairs is left"):
+        call(filter_pairs.main, *few, tmp_path / "a.none", tmp_path / "b.none", "--max-length", "1", "--max-ratio", "1")
+    assert not list(tmp_path.glob("*.none*"))
 
 
 def test_parts_are_joined_whatever_their_form(tmp_path):
@@ -182,64 +198,64 @@ def test_parts_are_joined_whatever_their_form(tmp_path):
     sgm = '<refset>\n<doc docid="d">\n<hl>\n<seg id="1">{}</seg>\n</hl><p>\n<seg id="2"> {} </seg></p>\n</doc>'
     write(tmp_path / "three-src.en.sgm", sgm.format("R&amp;D &lt;x&gt;", "E").encode())
     write(tmp_path / "three-ref.de.sgm", sgm.format("d", "e").encode())
-    tool(
-        "collect",
-        tmp_path / "all",
-        "--src",
-        "en",
-        "--tgt",
-        "de",
-        *(tmp_path / part for part in ("one", "two", "three")),
-    )
+    languages = ("--src", "en", "--tgt", "de")
+    call(collect.main, *languages, tmp_path / "all", *(tmp_path / part for part in ("one", "two", "three")))
     assert (tmp_path / "all.en").read_text() == "A\nB\nC\nR&D <x>\nE\n"
     assert (tmp_path / "all.de").read_text() == "a\nb\nc\nd\ne\n"
+    call(collect.main, *languages, tmp_path / "files", "--files", tmp_path / "two.en.gz", tmp_path / "two.de")
+    assert (tmp_path / "files.en").read_text() == "C\n"
     write(tmp_path / "two.de", ["c", "d"])
-    error = fails("collect", tmp_path / "new", "--src", "en", "--tgt", "de", tmp_path / "one", tmp_path / "two")
-    assert "two.en.gz has 1 lines" in error and "two.de 2" in error and not list(tmp_path.glob("new*"))
-    assert "none of these files exists" in fails(
-        "collect", tmp_path / "new", "--src", "en", "--tgt", "de", tmp_path / "x"
-    )
+    with pytest.raises(UserError, match="two.en.gz has 1 lines and .*two.de 2"):
+        call(collect.main, *languages, tmp_path / "new", tmp_path / "one", tmp_path / "two")
+    with pytest.raises(UserError, match="none of these files exists"):
+        call(collect.main, *languages, tmp_path / "new", tmp_path / "x")
+    assert not list(tmp_path.glob("new*"))
 
 
-def test_no_more_is_read_ahead_than_the_workers_may_wait_for():
+def test_no_more_is_read_ahead_than_the_workers_may_wait_for(monkeypatch):
     """What bounds the memory on a corpus of any size: the standard library's map() reads all of it first."""
+    monkeypatch.setattr(parallel, "CHUNK", 3)
     read = 0
 
-    def chunks():
+    def endless():
         nonlocal read
-        for _ in range(1000):
+        while True:
             read += 1
-            yield ["line"] * 3
+            yield "line"
 
-    for done, result in enumerate(parallel._mapped(chunks(), encode.make_clean, (), 2), start=1):
-        assert result == ["line"] * 3
-        assert read <= done + 2 * parallel.WAITING
-        if done == 50:
-            break
+    with parallel.mapper(encode.make_clean, (), 2) as mapped:
+        for done, result in enumerate(mapped(endless()), start=1):
+            assert result == ["line"] * 3
+            assert read <= 3 * (done + 2 * parallel.WAITING)
+            if done == 50:
+                break
 
 
 def test_workers_end_with_their_killed_parent(tmp_path):
-    text = write(tmp_path / "text", sentences(60_000))
-    command = [sys.executable, TOOLS / "encode.py", "moses", "--lang", "en", "--workers", "2", text, tmp_path / "out"]
-    process = subprocess.Popen(command)
+    write(tmp_path / "text", sentences(60_000))
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-m", "fairseq_rskip.tools.prepare.encode", "moses", "--lang", "en", "--workers", "2"]
+    process = subprocess.Popen([*command, tmp_path, tmp_path / "out", "text"], cwd=ROOT)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     try:
-        wait_for(lambda: len(children.read_text().split()) == 2 and (tmp_path / "out.part").stat().st_size)
+        wait_for(lambda: any(part.stat().st_size for part in (tmp_path / "out").glob(".text.*.part")))
         workers = [int(child) for child in children.read_text().split()]
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+    assert len(workers) == 2
     wait_for(lambda: not any(os.path.exists(f"/proc/{worker}") for worker in workers))
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out" / "text").exists()
 
 
 def wait_for(condition, timeout=60):
     deadline = time.monotonic() + timeout
-    while True:
-        try:
-            if condition():
-                return
-        except FileNotFoundError:
-            pass
+    while not condition():
         assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.05)
+
+
+def test_neither_torch_nor_fairseq_is_imported():
+    modules = "collect describe encode fetch filter_pairs learn_subwords unpack".split()
+    code = f"import sys; from fairseq_rskip.tools.prepare import {', '.join(modules)}; "
+    run_checked([sys.executable, "-c", code + "assert not {'torch', 'fairseq'} & set(sys.modules)"])

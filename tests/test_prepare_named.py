@@ -19,11 +19,11 @@ def facts(out):
 
 
 def pairs(out):
-    return {name: split["pairs"] for name, split in facts(out)["splits"].items()}
+    return [facts(out)["splits"][name]["pairs"] for name in ("train", "valid", "test")]
 
 
 def head(path):
-    return path.read_text(encoding="utf-8").split("\n", 1)[0]
+    return path.read_bytes().split(b"\n", 1)[0]
 
 
 @pytest.fixture
@@ -33,63 +33,93 @@ def archives(tmp_path):
     return folder
 
 
+@pytest.fixture
+def quick(tmp_path):
+    return corpus_archives.stand_ins(tmp_path / "bin", fairseq_preprocess=corpus_archives.PREPROCESS)
+
+
 @pytest.mark.parametrize("tgt", ["de", "fr"])
-def test_multi30k(archives, tmp_path, tgt):
+def test_multi30k(archives, quick, tmp_path, tgt):
     corpus_archives.multi30k(archives, tgt)
     listed = corpus_archives.write_list(archives)
-    options = ["--tgt", tgt, "--from", archives, "--archives", listed, "--bpe-size", 60, tmp_path / "out"]
+    options = [
+        "--tgt",
+        tgt,
+        "--from",
+        archives,
+        "--archives",
+        listed,
+        "--bpe-size",
+        60,
+        "--workers",
+        1,
+        tmp_path / "out",
+    ]
     options = options[2:] + options[:2] if tgt == "fr" else options  # the list holds whatever comes first
-    said = run_checked([script("multi30k"), *options])
+    said = run_checked(["bash", script("multi30k"), *options], env=quick)
     assert "train.en.gz: " in said and "sha256 checked" in said
     assert (facts(tmp_path / "out")["corpus"], facts(tmp_path / "out")["tokenizer"]) == (f"multi30k-en-{tgt}", "moses")
-    counts = pairs(tmp_path / "out")
-    assert (counts["valid"], counts["test"]) == (30, 20) and 100 < counts["train"] < 300
+    train, valid, test = pairs(tmp_path / "out")
+    assert (valid, test) == (30, 20) and 100 < train < 300
 
 
-@pytest.mark.parametrize(("corpus", "train", "valid"), [("wmt14-en-de", 3 * 40, 30), ("wmt14-en-fr", 5 * 40, 10 + 30)])
-def test_wmt14(archives, tmp_path, corpus, train, valid):
-    corpus_archives.wmt14(archives, corpus[-2:])
+@pytest.mark.parametrize(
+    ("corpus", "train", "valid", "first"), [("wmt14-en-de", 3, 30, (30, 4)), ("wmt14-en-fr", 5, 40, (10, 5))]
+)
+def test_wmt14(archives, quick, tmp_path, corpus, train, valid, first):
+    tgt, out = corpus[-2:], tmp_path / "out"
+    corpus_archives.wmt14(archives, tgt)
     listed = corpus_archives.write_list(archives)
-    out = tmp_path / "out"
-    run_checked([script(corpus), "--from", archives, "--archives", listed, "--bpe-size", 60, out])
-    assert (pairs(out)["valid"], pairs(out)["test"]) == (valid, 20)
-    assert len((out / "raw" / "train.en").read_text().splitlines()) == train
+    command = ["bash", script(corpus), "--from", archives, "--archives", listed, "--bpe-size", 60, "--workers", 1, out]
+    run_checked(command, env=quick)
+    assert pairs(out)[1:] == [valid, 20]
+    assert len((out / "raw" / "train.en").read_text().splitlines()) == 40 * train
     assert not list((out / "unpacked").rglob("*cs-en*"))
-    assert head(out / "data-bin" / "raw" / "test.en") == corpus_archives.texts(20, 6)[0].decode().split("\n")[0]
-    first = corpus_archives.texts(10 if corpus == "wmt14-en-fr" else 30, 5 if corpus == "wmt14-en-fr" else 4)[1]
-    assert head(out / "data-bin" / "raw" / f"valid.{corpus[-2:]}") == first.decode().split("\n")[0]
+    assert head(out / "data-bin" / "raw" / "test.en") == corpus_archives.texts(20, 6)[0].split(b"\n")[0]
+    assert head(out / "data-bin" / "raw" / f"valid.{tgt}") == corpus_archives.texts(*first)[1].split(b"\n")[0]
 
 
-def test_iwslt15_over_a_server_that_errs_at_first(archives, tmp_path):
+def test_iwslt15_over_a_server_that_errs_at_first(archives, quick, tmp_path):
     """The text is published as tokens: it stays as it is. The server drops one download and fails another once."""
     corpus_archives.iwslt15(archives)
     listed = corpus_archives.write_list(archives)
     out = tmp_path / "out"
     with Loopback() as server:
-        server.serve_folder(archives)
-        server.answers["/train-en-vi.tgz"].drop_at, server.answers["/train-en-vi.tgz"].times = 1000, 1
-        server.answers["/dev-2012-en-vi.tgz"] = Answer(
-            (archives / "dev-2012-en-vi.tgz").read_bytes(), status=500, times=1
-        )
-        command = [script("iwslt15-en-vi"), "--from", server.base, "--archives", listed, "--bpe-size", 60, out]
-        said = run_checked(command)
-        assert pairs(out)["valid"] == 30 and "(paper: 1,553)" in said
+        server.answers = {f"/{path.name}": Answer(path.read_bytes(), times=1) for path in archives.iterdir()}
+        server.answers["/train-en-vi.tgz"].drop_at = 1000
+        server.answers["/dev-2012-en-vi.tgz"].status = 500
+        command = [
+            "bash",
+            script("iwslt15-en-vi"),
+            "--from",
+            server.base,
+            "--archives",
+            listed,
+            "--bpe-size",
+            60,
+            "--workers",
+            1,
+            out,
+        ]
+        said = run_checked(command, env=quick)
+        assert pairs(out)[1] == 30 and "(paper: 1,553)" in said
         assert facts(out)["tokenizer"] == "none"
-        text = (out / "text" / "train.vi").read_text()
-        assert text == corpus_archives.texts(300, 300)[1].decode() and "@-@" not in text
+        text = (out / "text" / "train.vi").read_bytes()
+        assert text == corpus_archives.texts(300, 300)[1] and b"@-@" not in text
         asked = len(server.requests)
-        assert "data-bin: up to date" in run_checked(command) and len(server.requests) == asked
+        assert asked == 5 and "data-bin: up to date" in run_checked(command, env=quick)
+        assert len(server.requests) == asked
 
 
 def test_an_archive_that_is_not_the_pinned_one_is_refused(archives, tmp_path):
     corpus_archives.iwslt15(archives)
     done = run_command([script("iwslt15-en-vi"), "--from", archives, tmp_path / "out"])
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("error: ") and "train-en-vi.tgz" in done.stderr
+    assert done.stderr.startswith("error: ") and "train-en-vi.tgz: wrong checksum" in done.stderr
 
 
 def test_the_help_names_every_option():
     for name in ("multi30k", "iwslt15-en-vi", "wmt14-en-de", "wmt14-en-fr", "corpus"):
         said = run_checked([script(name), "-h"])
         assert said.startswith(f"usage: data-prep/prepare-{name}.sh") and "--bpe-size" in said
-        assert ("--from" in said) == (name != "corpus")
+        assert ("--from" in said) == (name != "corpus") == ("--train-src" not in said)

@@ -1,24 +1,24 @@
-#!/usr/bin/env python3
 """Learn subwords from the training text: merge operations of subword-nmt, or a BPE model of sentencepiece."""
 
-import argparse
 import collections
 import contextlib
 import io
 import itertools
-import os
 import sys
+from pathlib import Path
+from typing import Counter, List, Optional
 
-import lines
-import parallel
-from errors import UserError, run
+from fairseq_rskip import files
+from fairseq_rskip.errors import RESUME, UserError, exit_status
+from fairseq_rskip.tools.console import Parser, whole_number
+from fairseq_rskip.tools.prepare import lines, parallel
 
 MOST_TYPES = 400_000  # distinct words that merges are learned from, the most frequent; the rest would cost gigabytes
 MOST_COUNTED = 4_000_000  # distinct words while they are counted; beyond it, those seen once are forgotten
 MOST_SENTENCES = 1_000_000  # that sentencepiece draws at random, for the same reason
 
 
-def count_words(texts):
+def count_words(texts: List[str]) -> Counter[str]:
     """How often each word of the files occurs."""
     counts = collections.Counter()
     for text in texts:
@@ -30,7 +30,7 @@ def count_words(texts):
     return counts
 
 
-def learn_subword_nmt(texts, model, size):
+def learn_subword_nmt(texts: List[str], model: Path, size: int) -> None:
     from subword_nmt.learn_bpe import learn_bpe
 
     counts = count_words(texts)
@@ -47,7 +47,7 @@ def learn_subword_nmt(texts, model, size):
         print(f"subword-nmt: {learned} merges learned, not {size}: no further pair of symbols occurs twice")
 
 
-def learn_sentencepiece(texts, model, size):
+def learn_sentencepiece(texts: List[str], model: Path, size: int) -> None:
     import sentencepiece
 
     sentencepiece.set_random_generator_seed(1)
@@ -67,24 +67,21 @@ def learn_sentencepiece(texts, model, size):
         )
     except RuntimeError as error:  # its message ends in what is possible: "... set it to a value <= 1234."
         raise UserError(f"sentencepiece with {size} subwords: {str(error).split('] ')[-1]}") from None
-    part = f"{model}.part"
-    with open(part, "wb") as file:
-        file.write(content.getvalue())
-    os.replace(part, model)
+    files.write_atomically(model, lambda file: file.write(content.getbuffer()))
 
 
 LEARNERS = {"subword-nmt": learn_subword_nmt, "sentencepiece": learn_sentencepiece}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Optional[List[str]] = None) -> None:
+    parser = Parser(description=__doc__)
     parser.add_argument("kind", choices=sorted(LEARNERS))
-    parser.add_argument("--size", type=int, required=True, help="merge operations, or sentencepiece's vocabulary")
-    parser.add_argument("--model", required=True, help="file to write")
+    parser.add_argument("--size", type=whole_number(1), required=True, help="merges, or sentencepiece's vocabulary")
+    parser.add_argument("--model", type=Path, required=True, help="file to write")
     parser.add_argument("texts", nargs="+", help="training text; several files make one joint model")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     LEARNERS[options.kind](options.texts, options.model, options.size)
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(exit_status(main, RESUME))

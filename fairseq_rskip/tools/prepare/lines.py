@@ -3,16 +3,17 @@
 Python's own line splitting would also split at a carriage return, which real corpora hold inside sentences.
 """
 
-import contextlib
 import gzip
 import itertools
-import os
 import zlib
+from pathlib import Path
+from typing import IO, ContextManager, Iterator, Sequence, Tuple, Union
 
-from errors import UserError
+from fairseq_rskip import files
+from fairseq_rskip.errors import UserError
 
 
-def read(path):
+def read(path: Union[str, Path]) -> Iterator[str]:
     """The lines of ``path`` (gzip is recognised) without their \\n.
 
     Raises ``UserError`` for a line that is not UTF-8 (with its number), for a damaged gzip file and for an empty file.
@@ -32,21 +33,19 @@ def read(path):
         raise UserError(f"{path} is empty")
 
 
-def _open(path):
-    file = open(path, "rb")  # noqa: SIM115  (the caller closes it)
-    magic = file.read(2)
-    file.seek(0)
-    return gzip.open(file) if magic == b"\x1f\x8b" else file
+def _open(path: Union[str, Path]) -> IO[bytes]:
+    with open(path, "rb") as file:
+        magic = file.read(2)
+    return gzip.open(path) if magic == b"\x1f\x8b" else open(path, "rb")
 
 
-def paired(sources, targets, names):
+def paired(sources: Iterator[str], targets: Iterator[str], names: Sequence) -> Iterator[Tuple[str, str]]:
     """Pairs of lines of two iterators. Raises ``UserError``, with ``names`` and both counts, where one has more."""
     count = 0
     for count, (source, target) in enumerate(itertools.zip_longest(sources, targets), start=1):
         if source is None or target is None:
-            count -= 1
-            longer = count + 1 + sum(1 for _ in (sources if target is None else targets))
-            counts = (longer, count) if target is None else (count, longer)
+            longer = count + sum(1 for _ in (sources if target is None else targets))
+            counts = (longer, count - 1) if target is None else (count - 1, longer)
             raise UserError(
                 f"{names[0]} has {counts[0]} lines and {names[1]} {counts[1]}; "
                 "line i of one must translate line i of the other"
@@ -56,17 +55,6 @@ def paired(sources, targets, names):
         raise UserError(f"{names[0]} holds no sentences")
 
 
-@contextlib.contextmanager
-def writing(path):
+def writing(path: Union[str, Path]) -> ContextManager[IO[str]]:
     """A text file to write to; it gets its name when the block ends well, and is removed otherwise."""
-    part = f"{path}.part"
-    try:
-        with open(part, "w", encoding="utf-8", newline="\n") as file:
-            yield file
-        os.replace(part, path)
-    except BaseException as error:
-        if isinstance(error, OSError) and error.filename is None:  # a failed write does not know where
-            error.filename = path
-        with contextlib.suppress(OSError):
-            os.remove(part)
-        raise
+    return files.writing(Path(path), "w", encoding="utf-8", newline="\n")

@@ -1,19 +1,21 @@
-#!/usr/bin/env python3
 """Write DATA-BIN/preparation.json, what training and evaluation need to know of a corpus, and print it as a table."""
 
-import argparse
 import json
 import re
+import sys
 from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
 
-from errors import UserError, run
+from fairseq_rskip import files
+from fairseq_rskip.errors import RESUME, UserError, exit_status
+from fairseq_rskip.tools.console import Parser
 
 # "| [en] some/train.en: 29000 sents, 412893 tokens, 0.0% replaced (by <unk>)", as fairseq-preprocess logs it
 COUNTS = re.compile(r"\[(\S+)\] (.+): (\d+) sents, (\d+) tokens, ([\d.e+-]+)% replaced")
 TYPES = re.compile(r"\[(\S+)\] Dictionary: (\d+) types")
 
 
-def counts(log, src, tgt):
+def counts(log: str, src: str, tgt: str) -> Tuple[Dict[str, Dict[str, Any]], Dict[str, int]]:
     """``{split: {"pairs": n, "tokens": {lang: n}, "unknown_percent": {lang: x}}}`` and ``{lang: types}`` of a log."""
     splits = {}
     for lang, path, sentences, tokens, unknown in COUNTS.findall(log):
@@ -28,7 +30,8 @@ def counts(log, src, tgt):
     return splits, {lang: types[lang] for lang in (src, tgt)}
 
 
-def table(splits, src, tgt, paper):
+def table(splits: Dict[str, Dict[str, Any]], src: str, tgt: str, paper: Dict[str, str]) -> str:
+    """A row for each split; ``paper`` has the counts to show beside ours."""
     rows = [["split", "pairs", f"{src} tokens", f"{src} unknown", f"{tgt} tokens", f"{tgt} unknown"]]
     for name, split in splits.items():
         pairs = f"{split['pairs']:,}" + (f" (paper: {paper[name]})" if name in paper else "")
@@ -40,8 +43,8 @@ def table(splits, src, tgt, paper):
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Optional[List[str]] = None) -> None:
+    parser = Parser(description=__doc__)
     parser.add_argument("data_bin", type=Path)
     parser.add_argument("--log", type=Path, required=True, help="preprocess.log of fairseq-preprocess")
     for name in ("corpus", "src", "tgt", "bpe", "tokenizer"):
@@ -49,15 +52,15 @@ def main():
     parser.add_argument("--bpe-size", type=int, required=True)
     parser.add_argument("--vocabulary", choices=("joint", "separate"), required=True)
     parser.add_argument("--paper", nargs="*", default=[], metavar="SPLIT=PAIRS", help="the paper's counts")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     splits, types = counts(options.log.read_text(encoding="utf-8"), options.src, options.tgt)
     keys = ("corpus", "src", "tgt", "bpe", "bpe_size", "tokenizer")
     facts = {key: getattr(options, key) for key in keys}
     facts.update(joined_dictionary=options.vocabulary == "joint", dictionary_types=types, splits=splits)
     text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
-    (options.data_bin / "preparation.json").write_text(text, encoding="utf-8")
+    files.write_text(options.data_bin / "preparation.json", text)
     print(table(splits, options.src, options.tgt, dict(item.split("=", 1) for item in options.paper)))
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(exit_status(main, RESUME))

@@ -1,0 +1,78 @@
+"""One function over every line of a file, in as many processes as asked for, with bounded memory, in order."""
+
+import collections
+import concurrent.futures
+import contextlib
+import functools
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing.connection import wait
+from typing import Any, Callable, Iterable, Iterator, List, Tuple
+
+CHUNK = 1000  # lines a process gets at a time
+WAITING = 4  # chunks a process may have ahead: what bounds the memory
+Function = Callable[[str], str]
+
+
+def all_cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def mapper(
+    make: Callable[..., Function], arguments: Tuple[Any, ...], workers: int
+) -> Iterator[Callable[[Iterable[str]], Iterator[List[str]]]]:
+    """A function from lines to lists of ``make(*arguments)(line)``, in order; ``make`` is called in each process."""
+    function = make(*arguments)  # here first: its imports are then the workers' too, and its errors are told
+    if workers == 1:
+        yield lambda lines: ([function(line) for line in chunk] for chunk in chunks(lines))
+        return
+    with concurrent.futures.ProcessPoolExecutor(workers, initializer=_start, initargs=(make, arguments)) as pool:
+        # Ctrl-C is for the parent, which ends its workers: they are forked with the signal blocked
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            pool.submit(int).result()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        yield functools.partial(_mapped, pool, WAITING * workers)
+
+
+def chunks(lines: Iterable[str]) -> Iterator[List[str]]:
+    """``CHUNK`` lines at a time."""
+    lines = iter(lines)
+    return iter(lambda: list(itertools.islice(lines, CHUNK)), [])
+
+
+def _mapped(pool: concurrent.futures.Executor, ahead: int, lines: Iterable[str]) -> Iterator[List[str]]:
+    """``Executor.map`` would read the whole corpus before the first result; this reads ``ahead`` chunks."""
+    pending: collections.deque = collections.deque()
+    try:
+        for chunk in chunks(lines):
+            pending.append(pool.submit(_run, chunk))
+            if len(pending) >= ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+def _start(make: Callable[..., Function], arguments: Tuple[Any, ...]) -> None:
+    global _function
+    _function = make(*arguments)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A killed parent cannot stop its workers, and they would wait for work for ever."""
+    wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
+
+
+def _run(chunk: List[str]) -> List[str]:
+    return [_function(line) for line in chunk]
