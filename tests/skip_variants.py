@@ -71,6 +71,14 @@ VARIANTS = [
     wskip(2, "layer", 1.0, lambda x, f, g, p: g[0](p["weight"] * x + f)),
     wskip(1, "batch", 2.0, lambda x, f, g, p: g[0](p["weight"] * x + 2 * f)),
 ]
+VARIANTS += [
+    Variant({"kind": "preln", "skip_lambda": 2, "branch_scale": 0.5}, lambda x, f, g, p: 2 * x + 0.5 * f),
+    Variant({"kind": "periln"}, lambda x, f, g, p: x + g[0](f)),
+    Variant({"kind": "outln", "norm": "rms"}, lambda x, f, g, p: x + g[0](f)),
+    Variant({"kind": "lnscale"}, lambda x, f, g, p: x + f),
+    Variant({"kind": "mixln", "post_share": 0}, lambda x, f, g, p: x + f),
+    Variant({"kind": "mixln", "post_share": 1}, lambda x, f, g, p: g[0](x + f)),
+]
 for _norm in ("rms", "scale", "ada", "dyt"):
     VARIANTS += [
         xskip(2, _norm, 1.0, lambda x, f, g, p: g[0](2 * x + f)),
@@ -227,7 +235,7 @@ def reference_norm(case: Case, own: Dict[str, Tensor], freeze: bool = False, eps
 
 def reference(case: Case, skip: SkipConnection, x: Tensor, f: Tensor, parameters: dict, freeze: bool = False) -> Tensor:
     """The variant's equation in float64; ``parameters`` by name, as ``skip.named_parameters()`` has them."""
-    prefixes = [f"norms.{k}." for k in range(len(skip.norms))]
+    prefixes = [f"{name}." for name, _ in skip.named_modules() if name.startswith(("norms.", "branch_norm"))]
     owned = [{name[len(p) :]: value for name, value in parameters.items() if name.startswith(p)} for p in prefixes]
     norms = [reference_norm(case, own, freeze) for own in owned]
     rows, f_rows = to_rows(x, case.channel_dim), to_rows(f, case.channel_dim)

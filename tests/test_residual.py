@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from skip_variants import CASE_NAMES, CASES, IMAGE, IMAGED, NAMES, SEQUENCE, VARIANTS, Case, draw, gradients
+from skip_variants import CASE_NAMES, CASES, IMAGE, IMAGED, NAMES, SEQUENCE, VARIANTS, Case, Variant, draw, gradients
 
 from fairseq_rskip.residual import KINDS, PLAIN, Place, SkipConnection
 
@@ -200,6 +200,35 @@ def test_stochastic_depth_draws_per_example_and_scales_in_evaluation():
     torch.testing.assert_close(first(x, f), x + 0.75 * f)
 
 
+@pytest.mark.parametrize("norm", ["layer", "rms", "scale", "ada"])
+@pytest.mark.parametrize("kind", ["periln", "outln"])
+def test_a_norm_behind_the_branch_takes_the_scale_from_it(kind, norm):
+    skip, x, f = SkipConnection(5, kind, norm=norm, eps=1e-12).double(), draw(SEQUENCE, 1), draw(SEQUENCE, 2)
+    torch.testing.assert_close(skip(x, 1e3 * f), skip(x, f))
+    assert (skip(x, f) - x - f).abs().max() > 0.1
+
+
+def test_stochastic_depth_leaves_out_what_a_norm_behind_the_branch_returns():
+    x, f = draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)
+    skip = Variant({"kind": "outln", "drop_path": 0.25}, None).build(5).eval()
+    torch.testing.assert_close(skip(x, f), x + 0.75 * skip.branch_norm(f))
+    a, b, c = skip.coefficients(x, f)
+    torch.testing.assert_close(a * x + b * f + c, skip(x, f))
+
+
+def test_a_branch_reads_what_its_kind_says():
+    """Pre-norm in preln and periln, over sqrt(l) in layer l; in mixln not in the first floor(a N) of N layers."""
+    x, place = draw(SEQUENCE, 1, torch.float32) * 3, Place(index=2, depth=10)
+    normal = F.layer_norm(x, (5,))
+    for kind, expected in (("preln", normal), ("periln", normal), ("outln", x), ("lnscale", normal / 3**0.5)):
+        torch.testing.assert_close(SkipConnection(5, kind, place=place).read(x), expected)
+    first = SkipConnection(5, "lnscale", place=Place(index=0, depth=10))
+    assert torch.equal(first.read(x), SkipConnection(5, "preln").read(x))
+    for share, post_norm in ((0.0, False), (0.29, False), (0.3, True), (1.0, True)):
+        skip = SkipConnection(5, "mixln", post_share=share, place=place)
+        assert torch.equal(skip.read(x), x) == post_norm == (len(skip.norms) == 1)
+
+
 def test_integral_floats_count_as_integers():
     assert len(SkipConnection(5, "rskip", skip_lambda=2.0).norms) == 2
 
@@ -220,6 +249,11 @@ INVALID = [
     (dict(drop_path=1), "drop_path=1: expected a number from 0 to below 1"),
     (dict(norm="instance"), "norm='instance': expected one of none, layer, batch"),
     (dict(kind="rskip", norm="none"), "norm='none': expected a normalisation for kind 'rskip'"),
+    *[(dict(kind=kind, norm=norm), f"norm='{norm}': expected one of layer, rms, scale, ada, dyt")
+      for kind in ("preln", "periln", "outln", "lnscale", "mixln") for norm in ("batch", "none")],
+    (dict(kind="outln", pre_norm=True), "norm='layer': kind outln says where its norm stands: expected no pre-norm"),
+    (dict(kind="mixln", post_share=1.5), "post_share=1.5: expected a number from 0 to 1 for mixln"),
+    (dict(kind="periln", channel_dim=1), "kind='periln': expected one of xskip, rskip, wskip.* for images"),
     (dict(norm="layer", norm_axes="chw"), "norm_axes='chw' with channel_dim=-1: expected 'c'"),
     (dict(norm_axes="hw"), "norm_axes='hw': expected one of c, chw"),
     *[(dict(dim=d), r"dim=.*: expected an integer > 0") for d in (0, -3, 5.0, "5", True, None)],

@@ -95,23 +95,66 @@ def test_a_checkpoint_of_another_lambda_is_refused_with_both(source):
         build("transformer_rskip_ln_tiny", **TINY).load_state_dict(state)
 
 
-def test_pre_norm_xskip_at_lambda_1_is_stock_pre_norm():
-    pre_norm = {"encoder_normalize_before": True, "decoder_normalize_before": True}
-    stock = build("transformer_tiny", **TINY, **pre_norm)
+PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+
+
+@pytest.mark.parametrize("options", [{}, {"cross_self_attention": True}, {"no_decoder_final_norm": True}], ids=str)
+@pytest.mark.parametrize(
+    "arch,skip", [("xskip", {"skip_lambda": 1, **PRE_NORM}), ("preln", {})], ids=["xskip", "preln"]
+)
+def test_pre_norm_loads_a_stock_checkpoint_and_says_the_same(arch, skip, options):
+    stock = build("transformer_tiny", **TINY, **PRE_NORM, **options)
     randomise(stock)
-    ours = build("transformer_xskip_tiny", seed=2, skip_lambda=1, **TINY, **pre_norm)
+    ours = build(f"transformer_{arch}_tiny", seed=2, **TINY, **skip, **options)
     ours.load_state_dict(stock.state_dict(), strict=True)
     inputs = batch(sentences())
     torch.testing.assert_close(logits(ours, *inputs), logits(stock, *inputs), rtol=0, atol=0)
+    assert hypotheses(ours, sentences()) == hypotheses(stock, sentences())
 
 
-@pytest.mark.parametrize("options", [{}, {"cross_self_attention": True, "no_cross_attention": True}])
-def test_same_seed_gives_stock_weights_dropout_and_gradients(options):
+@pytest.mark.parametrize(
+    "arch,options,other,other_options",
+    [
+        ("mixln", {"skip_post_share": 0}, "preln", {}),
+        ("mixln", {"skip_post_share": 1}, "xskip_ln", {"skip_lambda": 1}),
+        ("lnscale", {"encoder_layers": 1, "decoder_layers": 1}, "preln", {"encoder_layers": 1, "decoder_layers": 1}),
+        ("preln", {"skip_norm": "rms"}, "rmsnorm", {}),
+    ],
+    ids=["mixln-0", "mixln-1", "lnscale-1-layer", "rmsnorm"],
+)
+def test_one_rule_is_another_in_its_limit(arch, options, other, other_options):
+    """The same state under the same names, the same numbers."""
+    expected = build(f"transformer_{other}_tiny", **{**TINY, **other_options})
+    randomise(expected)
+    model = build(f"transformer_{arch}_tiny", seed=2, **{**TINY, **options})
+    model.load_state_dict(expected.state_dict(), strict=True)
+    inputs = batch(sentences())
+    assert torch.equal(logits(model, *inputs), logits(expected, *inputs))
+
+
+@pytest.mark.parametrize("arch", ["preln", "periln", "outln", "lnscale", "mixln", "rmsnorm", "dyt"])
+def test_an_unnormalised_stream_ends_in_the_norm_of_the_skips(arch):
+    model = build(f"transformer_{arch}_tiny", **TINY)
+    name = {"rmsnorm": "RMSNorm", "dyt": "DyT"}.get(arch, "LayerNorm")
+    assert type(model.encoder.layer_norm).__name__ == type(model.decoder.layer_norm).__name__ == name
+    assert build("transformer_mixln_tiny", **TINY, skip_post_share=1).encoder.layer_norm is None
+
+
+@pytest.mark.parametrize(
+    "options,stocks,arch,ours",
+    [
+        ({}, {}, "rskip_ln", {"skip_lambda": 1}),
+        ({"cross_self_attention": True, "no_cross_attention": True}, {}, "rskip_ln", {"skip_lambda": 1}),
+        ({}, PRE_NORM, "preln", {}),
+    ],
+    ids=["post-norm", "one-attention", "pre-norm"],
+)
+def test_same_seed_gives_stock_weights_dropout_and_gradients(options, stocks, arch, ours):
     """Construction and dropout draw random numbers in fairseq's order: runs against stock differ by the skip alone."""
     inputs = batch(sentences())
     losses, grads = [], []
-    for arch, skip in (("transformer_tiny", {}), ("transformer_rskip_ln_tiny", {"skip_lambda": 1})):
-        model = build(arch, **TINY, **options, **skip).train()
+    for name, skip in (("transformer_tiny", stocks), (f"transformer_{arch}_tiny", ours)):
+        model = build(name, **TINY, **options, **skip).train()
         torch.manual_seed(5)
         loss = model(*inputs)[0].float().logsumexp(-1).sum()
         loss.backward()

@@ -24,6 +24,15 @@ VARIANTS: Dict[str, Dict[str, Any]] = {
     "rskip_bn": {"skip_kind": "rskip", "skip_norm": "batch"},
     "wskip": {"skip_kind": "wskip", "skip_norm": "none"},
     "wskip_ln": {"skip_kind": "wskip", "skip_norm": "layer"},
+    # where the norm stands, and which
+    "preln": {"skip_kind": "preln"},
+    "periln": {"skip_kind": "periln"},
+    "outln": {"skip_kind": "outln"},
+    "lnscale": {"skip_kind": "lnscale"},
+    "mixln": {"skip_kind": "mixln"},
+    "adanorm": {"skip_kind": "xskip", "skip_norm": "ada", "skip_lambda": 1.0},
+    "rmsnorm": {"skip_kind": "preln", "skip_norm": "rms"},
+    "dyt": {"skip_kind": "preln", "skip_norm": "dyt"},
     # rules that keep more than one tensor
     "b2t": {"skip_kind": "b2t"},
     "residual_dual": {"skip_kind": "residual_dual"},

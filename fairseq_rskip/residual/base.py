@@ -105,7 +105,7 @@ class SkipConnection(nn.Module):
         )
 
     kind = ""
-    norm_stands = "after"  # after the sum, before the branch, or nowhere
+    norm_stands = "after"  # after the sum, before the branch, behind the branch, or nowhere
     needs_norm = False
     for_images = True
     learns = False  # has parameters of its own beside the norms'
@@ -247,6 +247,10 @@ class SkipConnection(nn.Module):
             return self.pre_norm(x)
         return x
 
+    def write(self, f_x: Tensor) -> Tensor:
+        """What the branch adds: F, or G(F) where a norm stands behind the branch."""
+        return f_x
+
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
         """The equation, before the norms: shapes as in ``forward``."""
         raise ValueError("SkipConnection is a base class: build one of its kinds")
@@ -260,6 +264,7 @@ class SkipConnection(nn.Module):
     def forward(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
         self.check(x, f_x, padding_mask)
         dtype = x.dtype
+        f_x = self.write(f_x)
         if self.drop_rate > 0.0:
             f_x = self.drop_branch(f_x)
         if padding_mask is not None and self.learns and self.uses_padding_mask:
