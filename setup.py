@@ -15,7 +15,8 @@ setup(
     license="MIT",
     author="fairseq_rskip authors",
     packages=find_packages(include=["fairseq_rskip", "fairseq_rskip.*"]),
-    package_data={"fairseq_rskip.ops": ["*.cpp", "*.h"], "fairseq_rskip.tools.report": ["templates/*"]},
+    include_package_data=True,
+    entry_points={"console_scripts": ["rskip = fairseq_rskip.tools.__main__:main"]},
     python_requires=">=3.8",
     # No lower bound: fairseq brings torch along, and installing a plugin must never replace the torch of a
     # working environment. Torch >= 2.1 is what is tested; constraints.txt pins what is tested together.

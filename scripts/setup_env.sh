@@ -35,19 +35,17 @@ supported() {
 
 # Sets python and version to the interpreter that a new environment is made with.
 choose_python() {
-  local candidate candidates=(python3 python3.12 python3.13 python3.11 python3.10 python3.9)
+  local candidates=(python3 python3.12 python3.13 python3.11 python3.10 python3.9)
   if [[ -n ${PYTHON:-} ]]; then
-    version=$(python_version "$PYTHON") || die "PYTHON=$PYTHON is not a Python interpreter that runs"
-    supported "$version" ||
-      die "PYTHON=$PYTHON is Python $version; Python 3.$oldest_minor to 3.$newest_minor are supported"
     python=$PYTHON
+    version=$(python_version "$python") || die "PYTHON=$python is not a Python interpreter that runs"
+    supported "$version" || die "PYTHON=$python is Python $version; Python 3.$oldest_minor to 3.$newest_minor are supported"
     return
   fi
-  for candidate in "${candidates[@]}"; do
-    version=$(python_version "$candidate") || continue
-    supported "$version" || continue
-    python=$candidate
-    return
+  for python in "${candidates[@]}"; do
+    if version=$(python_version "$python") && supported "$version"; then
+      return
+    fi
   done
   die "no Python 3.$oldest_minor to 3.$newest_minor found (tried ${candidates[*]}); install one, or name it: PYTHON=/path/to/python3.12"
 }
@@ -70,23 +68,15 @@ read_stamp() {
   fi
 }
 
-up_to_date() {
-  read_stamp
-  [[ -x $bin/python && -n $stamped_version && $stamped_print == "$(fingerprint "$stamped_version")" ]]
-}
-
 write_stamp() {
   printf '%s\n' "$1" >"$stamp.new"
   mv -f "$stamp.new" "$stamp"
 }
 
-check_can_compile() {
-  local header
-  command -v "${CXX:-c++}" >/dev/null || command -v g++ >/dev/null ||
-    die "fairseq needs a C++ compiler to build, and there is none; on Debian or Ubuntu: apt-get install g++"
-  header=$("$python" -c 'import os, sysconfig; print(os.path.join(sysconfig.get_path("include"), "Python.h"))')
-  [[ -e $header ]] ||
-    die "fairseq needs $header to build; on Debian or Ubuntu: apt-get install python$version-dev"
+up_to_date() {
+  read_stamp
+  [[ -x $bin/python && -n $stamped_version && $stamped_print == "$(fingerprint "$stamped_version")" ]] &&
+    [[ -z ${PYTHON:-} || $(python_version "$PYTHON") == "$stamped_version" ]]
 }
 
 # Installs into $python's environment. Being killed leaves the stamp at "building"; pip's own failure leaves it as it
@@ -96,25 +86,18 @@ install_all() {
   if [[ -e $stamp ]]; then
     before=$(<"$stamp")
   fi
-  wheel=$("$python" "$root/scripts/build_fairseq.py") || {
-    check_can_compile
-    die "fairseq could not be built; the reason is above"
-  }
+  wheel=$("$python" "$root/scripts/build_fairseq.py") || die "fairseq could not be built; the reason is above"
   say "installing the tested versions (minutes the first time, torch is large)"
   write_stamp building
-  pip_install "$wheel" || {
+  (cd "$root" && "$python" -m pip install -c constraints.txt "$wheel" -e '.[test,experiments,reproduce,vision]') >&2 || {
     write_stamp "$before"
-    die "pip could not install the tested versions (no network, or no space?); its messages are above, run again to go on"
+    die "pip could not install the tested versions (no network, or no space?); its messages are above, run again to resume"
   }
+  if [[ -e $root/fairseq_rskip/ops/__main__.py ]]; then
+    "$python" -m fairseq_rskip.ops >&2 || say "warning: the fused operator could not be built; everything runs without it"
+  fi
   write_stamp "$(fingerprint "$version") $version"
   say "ready"
-}
-
-# The second call is for an installed fairseq of the same version but other content, which pip would keep.
-pip_install() {
-  local pip=("$python" -m pip install)
-  (cd "$root" && "${pip[@]}" -c constraints.txt "$1" -e '.[test,experiments,reproduce,vision]') >&2 &&
-    if [[ $before != building ]]; then "${pip[@]}" --quiet --force-reinstall --no-deps "$1" >&2; fi
 }
 
 make_venv() {
@@ -126,23 +109,29 @@ make_venv() {
   "$python" -m venv "$venv" >&2 || die "$python -m venv failed; its messages are above"
 }
 
-# The project's own environment, made anew whenever what is there cannot be trusted.
+# Why the environment that is there cannot be trusted; nothing where it can.
+distrust() {
+  if [[ $stamped_print == building ]]; then
+    echo 'its set-up was cut off'
+  elif [[ ! -x $bin/python ]]; then
+    echo 'its interpreter is gone'
+  elif [[ $version != "$stamped_version" ]]; then
+    echo "it holds Python $stamped_version, and $version is asked for"
+  elif ! "$bin/pip" --version >/dev/null 2>&1; then
+    echo 'it was moved or damaged'
+  fi
+}
+
+# The project's own environment.
 set_up_venv() {
-  local python='' version='' reason=''
-  read_stamp
+  local python='' version=$stamped_version reason=''
   if [[ -e $venv && -z $stamped_print ]]; then
     die "$venv was not made by this script; move it away, or activate it and use RSKIP_VENV=none"
-  elif [[ -n ${PYTHON:-} || ! -x $bin/python || -z $stamped_version ]]; then
+  elif [[ -n ${PYTHON:-} || ! -e $venv ]]; then
     choose_python
   fi
-  if [[ $stamped_print == building ]]; then
-    reason='its set-up was cut off'
-  elif [[ -n $stamped_version && ! -x $bin/python ]]; then
-    reason='its interpreter is gone'
-  elif [[ -n $stamped_version && -n $version && $version != "$stamped_version" ]]; then
-    reason="it holds Python $stamped_version, and $version is asked for"
-  elif [[ -n $stamped_version ]] && ! "$bin/pip" --version >/dev/null 2>&1; then
-    reason='it was moved or damaged'
+  if [[ -e $venv ]]; then
+    reason=$(distrust)
   fi
   if [[ -n $reason ]]; then
     say "making $venv anew: $reason"
@@ -152,7 +141,7 @@ set_up_venv() {
   if [[ ! -e $venv ]]; then
     make_venv
   fi
-  version=${version:-$stamped_version} python=$bin/python
+  python=$bin/python
   install_all
 }
 
@@ -177,10 +166,6 @@ print("managed by the system" if managed else "ok" if os.access(paths["purelib"]
   stamp=$prefix/.rskip-setup
 }
 
-wants_other_python() {
-  [[ -n ${PYTHON:-} && $(python_version "$PYTHON") != "$stamped_version" ]]
-}
-
 # Calls $1 unless all is well. Only one set-up at a time: this file serves as the lock.
 locked() {
   exec 9<"${BASH_SOURCE[0]}"
@@ -188,7 +173,7 @@ locked() {
     say "waiting for another set-up to end"
     flock 9
   fi
-  if ! up_to_date || wants_other_python; then
+  if ! up_to_date; then
     "$1"
   fi
   exec 9<&-

@@ -1,17 +1,20 @@
-"""scripts/setup_env.sh with a stand-in interpreter and pip, and what `pip install .` really leaves behind."""
+"""scripts/setup_env.sh with a stand-in interpreter and pip; what an sdist and an installed package hold."""
 
+import importlib
 import os
 import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, run_checked, run_command
 
-ROOT = Path(__file__).resolve().parent.parent
+from fairseq_rskip.tools import __main__ as rskip
 
 # Real Python runs the script's probes under a version of our choice; venv and pip only leave a trace.
 STAND_IN = """#!/bin/bash
@@ -37,6 +40,7 @@ case "$1 ${2:-}" in
     exec REAL_PYTHON -c "$prelude
 exec(sys.argv.pop(1))" "$2"
     ;;
+  "-m fairseq_rskip.ops") [ ! -e FAIL_OPS ] ;;
   *build_fairseq.py*) [ ! -e FAIL_BUILD ] || exit 1; echo /cache/fairseq.whl ;;
   *) exit 9 ;;
 esac
@@ -44,7 +48,7 @@ esac
 
 
 class Clone:
-    """A copy of the files that set-up reads, in a folder whose name is hard on shells."""
+    """A clone with what set-up reads, in a folder whose name is hard on shells; ``switches`` make its tools fail."""
 
     def __init__(self, folder: Path):
         self.root = folder / "số đếm's clone"
@@ -60,7 +64,7 @@ class Clone:
     def interpreter(self, version: str) -> str:
         path = self.switches / f"python{version}"
         text = STAND_IN.replace("REAL_PYTHON", f"'{sys.executable}'").replace("FAKE_VERSION", version)
-        for name in ("LOG", "HANG_PIP", "FAIL_PIP", "NO_VENV", "READ_ONLY", "FAIL_BUILD"):
+        for name in ("LOG", "HANG_PIP", "FAIL_PIP", "NO_VENV", "READ_ONLY", "FAIL_BUILD", "FAIL_OPS"):
             text = text.replace(name, f"'{self.switches / name.lower()}'")
         path.write_text(text.replace("INCLUDE", str(self.switches / "include")), encoding="utf-8")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -113,34 +117,20 @@ def test_fresh_then_unchanged(clone):
     again = clone.run("echo", "two  words", version=None)
     assert (again.returncode, again.stdout, again.stderr) == (0, "two  words\n", "")
     assert time.monotonic() - began < 1
+    assert clone.run("sh", "-c", "exit 7").returncode == 7
     assert clone.pip_installs() == 1
 
 
-def test_status_of_the_command_is_kept(clone):
-    assert clone.run("sh", "-c", "exit 7").returncode == 7
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "constraints.txt",
-        "setup.py",
-        "pyproject.toml",
-        "patches/series",
-        "fairseq_rskip/tools/build_fairseq.py",
-        "fairseq_rskip/compat.py",
-        "fairseq_rskip/safe_load.py",
-    ],
-)
-def test_changed_input_installs_again_in_place(clone, name):
+def test_changed_input_installs_again_in_place(clone):
     clone.run()
     (clone.root / ".venv" / "kept").touch()
-    with (clone.root / name).open("a") as file:
-        file.write("# changed\n")
-    assert clone.run().returncode == 0
-    log = (clone.switches / "log").read_text().splitlines()
-    assert log[1] == log[0]
-    assert log[2:] == ["-m pip install --quiet --force-reinstall --no-deps /cache/fairseq.whl"]
+    own = [f"fairseq_rskip/{name}.py" for name in ("compat", "errors", "safe_load", "tools/build_fairseq")]
+    changed = ["constraints.txt", "setup.py", "pyproject.toml", "patches/series", "scripts/setup_env.sh", *own]
+    for number, name in enumerate(changed):
+        with (clone.root / name).open("a") as file:
+            file.write("# changed\n")
+        assert clone.run(version=None).returncode == 0
+        assert clone.pip_installs() == number + 2, name
     assert (clone.root / ".venv" / "kept").exists()
     assert clone.run().stderr == ""
 
@@ -154,22 +144,47 @@ def test_failed_update_keeps_the_environment(clone, failure):
         file.write("# changed\n")
     clone.switch(failure)
     for _ in range(2):
-        one_error(clone.run(CXX="true"), "above")
+        one_error(clone.run(), "above")
     (clone.switches / failure).unlink()
     assert clone.run().returncode == 0
     assert (clone.root / ".venv" / "kept").exists()
 
 
-def test_other_interpreter_makes_the_environment_anew(clone):
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [("fail_build", ["fairseq could not be built"]), ("fail_pip", ["pip could not install", "network"])],
+    ids=["build", "pip"],
+)
+def test_failed_first_set_up_is_one_clear_line_and_repaired(clone, failure, words):
+    clone.switch(failure)
+    one_error(clone.run(), *words)
+    (clone.switches / failure).unlink()
+    assert clone.run().returncode == 0
+
+
+def test_fused_operator_is_built_ahead_and_is_no_condition(clone):
+    (clone.root / "fairseq_rskip" / "ops").mkdir(exist_ok=True)
+    (clone.root / "fairseq_rskip" / "ops" / "__main__.py").touch()
+    clone.switch("fail_ops")
+    result = clone.run("echo", "ready")
+    assert (result.returncode, result.stdout) == (0, "ready\n")
+    assert "set-up: warning: the fused operator could not be built" in result.stderr
+    assert clone.run().stderr == ""
+
+
+def test_other_interpreter_makes_the_environment_anew_unless_it_has_its_own(clone):
     clone.run(version="3.11")
     (clone.root / ".venv" / "left-over").touch()
+    beside = clone.run("sh", "-c", 'echo "$VIRTUAL_ENV"', version="3.12", RSKIP_VENV=".venv-py312")
+    assert beside.stdout.strip() == str(clone.root / ".venv-py312")
+    assert clone.run(version="3.11").stderr == ""
     result = clone.run(version="3.12")
     assert result.returncode == 0
     assert "anew: it holds Python 3.11, and 3.12 is asked for" in result.stderr
     assert not (clone.root / ".venv" / "left-over").exists()
     # Without PYTHON the environment stays what it is.
     assert clone.run(version=None).stderr == ""
-    assert clone.pip_installs() == 2
+    assert clone.pip_installs() == 3
 
 
 def test_cut_off_set_up_is_repaired(clone):
@@ -180,7 +195,7 @@ def test_cut_off_set_up_is_repaired(clone):
     )
     deadline = time.monotonic() + 30
     while clone.pip_installs() == 0 and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(30) != 0
     (clone.root / ".venv" / "half").touch()
@@ -192,71 +207,25 @@ def test_cut_off_set_up_is_repaired(clone):
     assert clone.run().stderr == ""
 
 
-def test_pip_failure_is_one_clear_line(clone):
-    clone.switch("fail_pip")
-    one_error(clone.run(), "pip could not install", "network")
-    (clone.switches / "fail_pip").unlink()
-    assert clone.run().returncode == 0
-
-
-def test_moved_clone_is_noticed(clone):
+def test_moved_clone_and_vanished_interpreter_are_noticed(clone):
     clone.run()
     clone.root = clone.root.rename(clone.root.with_name("moved"))
     result = clone.run()
     assert result.returncode == 0
     assert "anew: it was moved or damaged" in result.stderr
-
-
-def test_vanished_interpreter_is_noticed(clone):
-    clone.run()
     (clone.root / ".venv/bin/python").unlink()
     result = clone.run()
     assert result.returncode == 0
     assert "anew: its interpreter is gone" in result.stderr
 
 
-def test_second_environment_beside_the_first(clone):
-    clone.run(version="3.11")
-    result = clone.run("sh", "-c", 'echo "$VIRTUAL_ENV"', version="3.12", RSKIP_VENV=".venv-py312")
-    assert result.stdout.strip() == str(clone.root / ".venv-py312")
-    assert clone.run(version="3.11").stderr == ""
-
-
-@pytest.mark.parametrize("version", ["3.8", "3.14", "2.7"])
-def test_unsupported_interpreter(clone, version):
-    one_error(clone.run(version=version), f"Python {version}", "3.9 to 3.13")
-    assert not (clone.root / ".venv").exists()
-
-
-def test_interpreter_that_does_not_exist(clone):
+def test_interpreters_that_will_not_do(clone):
+    for version in ("3.8", "3.14", "2.7"):
+        one_error(clone.run(version=version), f"Python {version}", "3.9 to 3.13")
     one_error(clone.run(version=None, PYTHON="no-such-python"), "PYTHON=no-such-python")
-
-
-def test_missing_venv_module(clone):
     clone.switch("no_venv")
     one_error(clone.run(version="3.12"), "venv module", "apt-get install python3.12-venv")
     assert not (clone.root / ".venv").exists()
-
-
-def test_missing_compiler_is_named(clone, tmp_path):
-    clone.switch("fail_build")
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    names = ["bash", "cat", "chmod", "cp", "cut", "dirname", "find", "mkdir", "mv", "sha256sum", "sort"]
-    for name in names:
-        (tools / name).symlink_to(shutil.which(name))
-    one_error(clone.run(PATH=str(tools)), "C++ compiler", "apt-get install g++")
-
-
-def test_missing_headers_are_named(clone):
-    clone.switch("fail_build")
-    (clone.switches / "include" / "Python.h").unlink()
-    one_error(clone.run(version="3.12", CXX="true"), "Python.h", "apt-get install python3.12-dev")
-
-
-def test_failed_build_is_reported(clone):
-    clone.switch("fail_build")
-    one_error(clone.run(CXX="true"), "fairseq could not be built")
 
 
 def test_foreign_environment_is_left_alone(clone):
@@ -272,7 +241,7 @@ def test_active_environment(clone):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     shim = venv / "bin" / "pip-shim"
     shim.write_text(
-        f'#!/bin/bash\ncase "$*" in "-m pip"*) echo "$*" >> "{clone.switches}/log" ;; '
+        f'#!/bin/bash\ncase "$*" in "-m pip"*) echo "$*" >> "{clone.switches}/log" ;; "-m fairseq"*) ;; '
         f'*build_fairseq.py) echo /cache/fairseq.whl ;; *) exec "{venv}/bin/python" "$@" ;; esac\n'
     )
     shim.chmod(0o755)
@@ -295,31 +264,66 @@ def test_usage_and_unknown_option(clone):
     one_error(clone.run("--wrong"), "--wrong")
 
 
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """(folder of an unpacked sdist, the files it was made from), made from what git tracks."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    tracked = run_checked(["git", "ls-files"], cwd=ROOT).splitlines()
+    tracked = {name for name in tracked if (ROOT / name).is_file()}
+    folder = tmp_path_factory.mktemp("sdist")
+    for name in tracked:
+        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / "source" / name)
+    program = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    run_checked([sys.executable, "-c", program, folder], cwd=folder / "source")
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder / "unpacked")
+    return next((folder / "unpacked").iterdir()), tracked
+
+
+def test_an_sdist_holds_all_that_the_tests_need(sdist):
+    folder, tracked = sdist
+    packed = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert tracked - packed == set()
+    more = {name for name in packed - tracked if "egg-info" not in name}
+    assert more == {"PKG-INFO", "setup.cfg"}
+
+
 @pytest.mark.slow
-def test_installed_package_prints_its_user_dir(tmp_path):
-    """A real install holds every module, and prints its own folder where there is neither torch nor fairseq."""
-    source = tmp_path / "source"
-    ignored = shutil.ignore_patterns(".*", "demo", "__pycache__", "build", "*.egg-info")
-    shutil.copytree(ROOT, source, ignore=ignored)
+def test_an_installed_package_is_whole_and_prints_its_user_dir(sdist, tmp_path):
+    """It holds every file of the package, and prints its own folder where there is neither torch nor fairseq."""
+    folder, tracked = sdist
     target = tmp_path / "site"
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), str(source)]
-    subprocess.run(install, check=True, timeout=300)
-    installed = {p.relative_to(target).as_posix() for p in target.glob("fairseq_rskip/**/*.py")}
-    assert installed == {p.relative_to(ROOT).as_posix() for p in ROOT.glob("fairseq_rskip/**/*.py")}
+    run_checked([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target, folder])
+    installed = {p.relative_to(target).as_posix() for p in target.glob("fairseq_rskip/**/*") if p.is_file()}
+    assert {name for name in installed if not name.endswith(".pyc")} == {
+        name for name in tracked if name.startswith("fairseq_rskip/")
+    }
+    assert (target / "bin" / "rskip").exists()
     # -S and -I shut out every other site-packages: neither torch nor fairseq can be found.
-    code = "import sys, runpy; sys.path.insert(0, sys.argv[1]); runpy.run_module('fairseq_rskip', None, '__main__')"
-    command = [sys.executable, "-I", "-S", "-c", code.replace("sys.argv[1]", repr(str(target)))]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=tmp_path).stdout
+    code = f"import sys; sys.path.insert(0, {str(target)!r}); from fairseq_rskip.__main__ import main; main()"
+    printed = run_checked([sys.executable, "-I", "-S", "-c", code], cwd=tmp_path)
     assert printed == f"{target / 'fairseq_rskip'}\n"
 
 
 def test_user_dir_and_version_from_the_source_tree(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
     def call(*options):
-        command = [sys.executable, "-m", "fairseq_rskip", *options]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return run_command([sys.executable, "-m", "fairseq_rskip", *options], cwd=tmp_path)
 
     assert call().stdout == f"{ROOT / 'fairseq_rskip'}\n"
     assert call("--version").stdout == "fairseq_rskip 0.1.0\n"
     assert call("--wrong").returncode == 2
+
+
+def test_rskip_calls_every_command_by_name(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["rskip"])
+    assert rskip.main([]) == 0
+    usage = capsys.readouterr().out
+    for name, (module, purpose) in rskip.COMMANDS.items():
+        assert name in usage and purpose in usage
+        given = []
+        monkeypatch.setattr(importlib.import_module(module), "main", lambda argv, given=given: given.append(argv) or 3)
+        assert rskip.main([name, "--seed", "1"]) == 3 and given == [["--seed", "1"]]
+    assert rskip.main(["trian"]) == 2
+    assert capsys.readouterr().err.startswith("error: rskip has no command 'trian'; it has train, ")
