@@ -13,6 +13,7 @@ COMMANDS = {
     "evaluate": ("fairseq_rskip.tools.evaluate.arguments", "average checkpoints, translate a subset, score it"),
     "score": ("fairseq_rskip.tools.score", "score a translation"),
     "average": ("fairseq_rskip.tools.average", "average the weights of several fairseq checkpoints"),
+    "analyze": ("fairseq_rskip.tools.analyze", "gradients, x:F ratios and depth of models; curves of runs"),
     "train-cifar": ("fairseq_rskip.vision.main", "train a PreAct-ResNet on CIFAR, image folders or digits"),
 }
 
