@@ -7,9 +7,11 @@ source scripts/shell.sh
 
 folder=${DEMO_DIR:-demo}
 pairs=${DEMO_PAIRS:-20000}
-epochs=${DEMO_EPOCHS:-8}
+epochs=${DEMO_EPOCHS:-3}
 least_bleu=${DEMO_LEAST_BLEU:-95}
-# A model this small gains nothing from more threads, and threads that spin while they wait crawl on a busy machine.
+# A model this small gains nothing from more GPUs or threads, and threads that spin while they wait crawl on a busy
+# machine.
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 usage() {
@@ -17,11 +19,11 @@ usage() {
 usage: scripts/demo.sh
 
 Teaches a small transformer_rskip_ln (lambda = 2) to turn English numbers into Vietnamese ones, on a CPU, in minutes,
-and fails unless it has learned to. What is complete is not done again; after Ctrl-C the next run goes on.
+and fails unless it has learned to. What is complete is not done again; after Ctrl-C the next run resumes.
 
   DEMO_DIR=folder      where everything goes (default: demo)
   DEMO_PAIRS=n         training pairs (20000)
-  DEMO_EPOCHS=n        passes over them (8)
+  DEMO_EPOCHS=n        passes over them (3)
   DEMO_LEAST_BLEU=x    held-out BLEU below which the demo has failed (95)
 EOF
 }
@@ -60,7 +62,7 @@ run data-prep/prepare-corpus.sh --name numbers --src en --tgt vi --bpe-size 100 
 run scripts/train.sh "$data" transformer_rskip_ln_tiny --skip-lambda 2 --max-epoch "$epochs" --save-dir "$model" \
   --encoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 --encoder-attention-heads 4 \
   --decoder-layers 2 --decoder-embed-dim 128 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4
-run scripts/evaluate.sh "$data" "$model" --average 3
+run scripts/evaluate.sh "$data" "$model" --average 2
 ten_translations
 python - "$model/evaluation-test/scores.json" "$least_bleu" <<'EOF'
 import json, sys

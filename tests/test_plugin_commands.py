@@ -11,6 +11,7 @@ import torch
 from conftest import ROOT, SIZES, run_checked, run_command
 
 from fairseq_rskip import compat
+from fairseq_rskip.tools import average
 
 pytestmark = pytest.mark.slow
 
@@ -80,8 +81,8 @@ def test_a_killed_run_resumes_to_the_same_weights(tiny_corpus, trained, tmp_path
 def test_averaged_checkpoint_generates_and_loads_in_python(tiny_corpus, trained, tmp_path):
     save_dir, _ = trained
     averaged = tmp_path / "averaged.pt"
-    average = [sys.executable, ROOT / "scripts" / "average_checkpoints.py", "--inputs", save_dir]
-    run_checked([*average, "--num-update-checkpoints", "3", "--output", averaged])
+    options = ["--inputs", str(save_dir), "--num-update-checkpoints", "3", "--output", str(averaged)]
+    assert average.main(options) == 0
     generated = run_checked(
         ["fairseq-generate", tiny_corpus, *PLUGIN, "--path", averaged, "--beam", "4", "--cpu"]
         + ["--source-lang", "src", "--target-lang", "tgt", "--gen-subset", "test"]

@@ -2,12 +2,13 @@
 
 import json
 import re
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.train.recipes import GENERAL, NAMES, RECIPES
+from fairseq_rskip.tools.train.recipes import GENERAL, NAMES, RECIPES, recipe_for
 
 _CHECKOUT = Path(__file__).resolve().parents[3]
 ROOT = _CHECKOUT if (_CHECKOUT / "scripts").is_dir() else Path.cwd()  # holds data/ and checkpoints/
@@ -18,7 +19,7 @@ POSITIONS = 1024  # fairseq's --max-source-positions and --max-target-positions
 class Data:
     """A data-bin: its ``folder``, the ``name`` of what is in it, its ``recipe``, and what preparation.json says.
 
-    ``there`` is False for a named corpus that is still to be prepared.
+    ``there`` is False for a named corpus that is still to be prepared; ``pairs`` is 0 where they cannot be counted.
     """
 
     folder: Path
@@ -26,6 +27,7 @@ class Data:
     recipe: str
     preparation: Dict[str, Any] = field(default_factory=dict)
     there: bool = True
+    pairs: int = 0
 
     @property
     def languages(self) -> Dict[str, str]:
@@ -47,13 +49,16 @@ class Data:
         tgt = given.get("target_lang") or self.preparation.get("tgt") or tgt
         found = [self.folder / f"dict.{src}.txt", self.folder / f"dict.{tgt}.txt"]
         if not (any(pairs) and all(path.is_file() for path in found)):
-            again = f"; run: {RECIPES[self.recipe].prepare}" if self.recipe != GENERAL else ""
+            again = f"; run: {RECIPES[self.recipe].prepare}" if RECIPES[self.recipe].prepare else ""
             raise UserError(f"{self.folder} lacks train.SRC-TGT.SRC.idx, dict.SRC.txt or dict.TGT.txt{again}")
         return found
 
 
-def find_data(corpus: str, dry_run: bool) -> Data:
-    """The data of a corpus's name or of a folder. Raises ``UserError``; a dry run needs no prepared data."""
+def find_data(corpus: str, dry_run: bool, recipe: Optional[str] = None) -> Data:
+    """The data of a corpus's name or of a folder, with the ``recipe`` that is given, else the corpus's, else by size.
+
+    Raises ``UserError``; a dry run needs no prepared data.
+    """
     if corpus in NAMES:
         data = Data(ROOT / "data" / corpus / "data-bin", corpus, corpus)
         data.there = data.folder.is_dir()
@@ -74,7 +79,20 @@ def find_data(corpus: str, dry_run: bool) -> Data:
             raise UserError(f"cannot read {path}: {error}") from None
         if data.preparation.get("corpus") in NAMES:
             data.name = data.recipe = data.preparation["corpus"]
+    data.pairs = count_pairs(data.folder)
+    if recipe is None and data.recipe not in NAMES and data.pairs:
+        recipe = recipe_for(data.pairs)
+    data.recipe = recipe or data.recipe
     return data
+
+
+def count_pairs(folder: Path) -> int:
+    """Training pairs in a data-bin, read from an index's header; 0 if it has none of fairseq's usual format."""
+    for path in folder.glob("train.*.idx"):
+        header = path.read_bytes()[:26]  # magic, version, type of the numbers, count
+        if header.startswith(b"MMIDIDX") and len(header) == 26:
+            return struct.unpack("<Q", header[18:])[0]
+    return 0
 
 
 def read_lengths(prefix: Path):
@@ -131,6 +149,14 @@ def measure(folder: Path, subset: str, languages: Tuple[str, str], limits: Tuple
             fits[bad] = False
     longest = max((int(lengths[fits].max()) for lengths in sides if fits.any()), default=0)
     return HeldOut(len(fits), int(fits.sum()), longest, note)
+
+
+def updates_per_epoch(folder: Path, languages: Tuple[str, str], tokens: int) -> int:
+    """About how many steps of ``tokens`` a pass over the training data takes, its padding not counted."""
+    import numpy
+
+    sides = [read_lengths(folder / f"train.{'-'.join(languages)}.{language}") for language in languages]
+    return max(1, -(-int(numpy.maximum(*sides).sum()) // tokens))
 
 
 def validation_options(

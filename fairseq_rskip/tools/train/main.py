@@ -11,10 +11,10 @@ from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.console import Parser, print_line
 from fairseq_rskip.tools.train.data import find_data
 from fairseq_rskip.tools.train.ranges import check_ranges
-from fairseq_rskip.tools.train.recipes import NAMES
+from fairseq_rskip.tools.train.recipes import NAMES, RECIPES
 from fairseq_rskip.tools.train.save import check_save, fill_save, finished
 
-USAGE = """scripts/train.sh CORPUS ARCH [--dry-run [--gpus N]] [--no-fp16] [fairseq-train option ...]
+USAGE = """scripts/train.sh CORPUS ARCH [--dry-run [--gpus N]] [--recipe NAME] [--no-fp16] [fairseq-train option ...]
        scripts/train.sh --archs"""
 DESCRIPTION = f"""Trains ARCH on CORPUS with the paper's settings for it (docs/training.md), on all GPUs that
 torch sees, or on the CPU.
@@ -43,6 +43,12 @@ def parse(argv: Optional[List[str]] = None) -> Tuple[argparse.Namespace, List[st
     parser.add_argument("--dry-run", action="store_true", help="print the fairseq-train command alone, and do nothing")
     parser.add_argument("--gpus", type=int, metavar="N", help="with --dry-run: as on a machine with N GPUs")
     parser.add_argument("--no-fp16", action="store_true", help="single precision on a GPU that could do otherwise")
+    parser.add_argument(
+        "--recipe",
+        choices=list(RECIPES),
+        metavar="NAME",
+        help="these settings in place of the corpus's own, or of those for its size: small, medium, large or a corpus",
+    )
     own, words = parser.parse_known_args(argv)
     if not own.archs and [own.corpus, own.arch] != argv[:2]:
         raise UserError("CORPUS and ARCH are needed, in this order, before any option; -h shows the usage")
@@ -65,7 +71,7 @@ def prepare(argv: Optional[List[str]] = None) -> Optional[List[str]]:
         print("\n".join(list_archs(PLUGIN)))
         return None
     check_ranges(words)
-    data = find_data(own.corpus, own.dry_run)
+    data = find_data(own.corpus, own.dry_run, own.recipe)
     if not own.dry_run:
         print_line("train.sh: starting, which takes some seconds", "stderr")
     with contextlib.redirect_stdout(sys.stderr):  # where fairseq's logging goes

@@ -87,9 +87,8 @@ class Options:
         self.positions = find_positions(args, defaults, self.given)
         self.dim = getattr(args, "encoder_embed_dim", None) or defaults.get("encoder_embed_dim") or 512
         self.shares = self.given.get("share_all_embeddings") or defaults.get("share_all_embeddings", False)
-        skips = (name for name in defaults if name.startswith("skip_") and name != "skip_log_interval")
-        self.settings = {"arch": arch, **{name: self.given.get(name, defaults[name]) for name in skips}, **shape}
-        check_model(arch, config, self.given, shape)
+        check_heads(shape)
+        self.settings = {"arch": arch, **find_skip(arch, config, self.given, shape), **shape}
 
     def leaves(self, name: str) -> bool:
         """Whether the recipe's option applies: it is known, and the user did not give it (or another end)."""
@@ -132,20 +131,26 @@ def find_positions(args, defaults: Dict[str, Any], given: Dict[str, Any]):
     return tuple(limits)
 
 
-def check_model(arch: str, config: Any, given: Dict[str, Any], shape: Dict[str, Any]) -> None:
-    """Raises ``UserError`` for skip options that contradict each other, and for heads that do not divide a dimension.
-
-    ``config`` is the architecture's dataclass with its defaults, or None.
-    """
+def check_heads(shape: Dict[str, Any]) -> None:
+    """Raises ``UserError`` for attention heads that do not divide a dimension."""
     for side in SIDES:
         dim, heads = shape.get(f"{side}_embed_dim"), shape.get(f"{side}_attention_heads")
         if isinstance(dim, int) and isinstance(heads, int) and (heads < 1 or dim % heads):
             raise UserError(f"--{side}-attention-heads {heads} does not divide --{side}-embed-dim {dim}")
-    if not hasattr(config, "skip_kind"):
-        return
-    from fairseq_rskip.modules.skip_config import SkipConfig
 
-    if isinstance(config, SkipConfig):
-        for name in vars(config):
-            setattr(config, name, given.get(name, getattr(config, name)))
-        config.check(arch, pre_norm=any(shape.get(f"{side}_normalize_before") for side in SIDES))
+
+def find_skip(arch: str, config: Any, given: Dict[str, Any], shape: Dict[str, Any]) -> Dict[str, Any]:
+    """The kind of skip connection and all of its options, by fairseq's names; none where the model is not ours.
+
+    ``config`` is the architecture's dataclass with its defaults, or None. Raises ``UserError`` for options that
+    contradict each other.
+    """
+    from fairseq_rskip.modules.skip_config import SkipConfig
+    from fairseq_rskip.residual.options import flag
+
+    if not isinstance(config, SkipConfig):
+        return {}
+    for name in vars(config):
+        setattr(config, name, given.get(name, getattr(config, name)))
+    skip = config.check(arch, pre_norm=any(shape.get(f"{side}_normalize_before") for side in SIDES))
+    return {"skip_kind": str(config.skip_kind), **{flag(name): value for name, value in vars(skip.options).items()}}

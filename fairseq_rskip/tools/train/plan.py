@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.train.data import ROOT, Data, validation_options
+from fairseq_rskip.tools.train.data import ROOT, Data, updates_per_epoch, validation_options
 from fairseq_rskip.tools.train.options import PLUGIN, Options, check_arch, find_user_dir
 from fairseq_rskip.tools.train.recipes import CPU, RECIPES, Recipe, peak_lr, split_step
 from fairseq_rskip.tools.train.save import shown
@@ -49,11 +49,11 @@ def step_options(target: int, processes: int, unit: str, given: Dict[str, Any]) 
     freq = given["update_freq"][0] if "update_freq" in given else None
     if "batch_size" in given and "max_tokens" not in given:
         count = given["batch_size"] * processes * (freq or 1)
-        return {}, f"a step: at most {count} sentences (--batch-size), in place of the recipe's {target} tokens"
+        return {}, f"per step: at most {count} sentences (--batch-size), in place of the recipe's {target} tokens"
     size, freq = split_step(target, processes, int(cap), given.get("max_tokens"), freq)
     if size < LONGEST and "max_tokens" not in given:
         raise UserError(
-            f"{target} tokens a step leave {size} for each of {processes} x {freq} batches, less than a long sentence; "
+            f"{target} tokens per step leave {size} for each of {processes} x {freq} batches, too few for a sentence; "
             "use fewer GPUs (CUDA_VISIBLE_DEVICES) or give --max-tokens"
         )
     result = {"max-tokens": size, "update-freq": freq}
@@ -61,7 +61,7 @@ def step_options(target: int, processes: int, unit: str, given: Dict[str, Any]) 
         result["max-tokens-valid"] = int(cap)  # held-out sentences are not filtered by length
     plural = "s" if processes > 1 and unit == "GPU" else ""
     return result, (
-        f"tokens a step: {processes} {unit}{plural} x {size} (--max-tokens) x {freq} (--update-freq) "
+        f"tokens per step: {processes} {unit}{plural} x {size} (--max-tokens) x {freq} (--update-freq) "
         f"= {processes * size * freq}; the recipe's: {target}"
     )
 
@@ -120,6 +120,17 @@ def log_options(save: Path) -> Tuple[Dict[str, Any], List[str]]:
     return {"tensorboard-logdir": shown(save / "tensorboard")}, []
 
 
+def _length(data: Data, options: Options, recipe: Recipe, ends: Dict[str, int], dictionaries: List[Path]) -> str:
+    """What the recipe was chosen by, and how many epochs the training means, as far as the data can tell."""
+    why = f" (for {data.pairs:,} pairs; --recipe NAME takes another)" if not recipe.prepare and data.pairs else ""
+    if not dictionaries or "batch_size" in options.given or not any(ends.values()):
+        return why
+    each = updates_per_epoch(data.folder, data.pair(options.given), recipe.tokens)
+    if ends["update"]:
+        return f"{why}: {ends['update']:,} updates, about {ends['update'] / each:,.0f} epochs"
+    return f"{why}: {ends['epoch']:,} epochs, about {ends['epoch'] * each:,} updates"
+
+
 def make_plan(data: Data, arch: str, words: List[str], own: argparse.Namespace) -> Plan:
     """The command and what belongs to it; writes nothing. Raises ``UserError``."""
     recipe = RECIPES[data.recipe]
@@ -143,5 +154,5 @@ def make_plan(data: Data, arch: str, words: List[str], own: argparse.Namespace) 
     command = [shutil.which("fairseq-train") or "fairseq-train", shown(data.folder), *as_words(chosen), *words]
     ends = {unit: given.get(f"max_{unit}") or chosen.get(f"max-{unit}", 0) for unit in ("update", "epoch")}
     unit = "update" if ends["update"] else "epoch"
-    notes = [f"recipe: {data.recipe}", note, *more]
+    notes = [f"recipe: {data.recipe}{_length(data, options, recipe, ends, dictionaries)}", note, *more]
     return Plan(command, save, data, dictionaries, options.settings, ends[unit], f"{unit}s", notes, warnings)

@@ -25,7 +25,8 @@ class Progress:
         self.told = 0  # the update that the last line was about
         self.bar: Optional[tqdm] = None
         if sys.stdout.isatty():
-            self.bar = tqdm(total=end or None, unit=unit, file=sys.stdout, bar_format=_BAR if end else None)
+            form = _BAR if end else None
+            self.bar = tqdm(total=end or None, unit=unit, file=sys.stdout, bar_format=form, dynamic_ncols=True)
 
     def read(self, line: str) -> None:
         """Take in one line of the log, and say what is new in it."""
@@ -48,10 +49,12 @@ class Progress:
         elif source == "valid" or (source == "train" and self.updates > self.told):
             self.told = self.updates
             print_line(f"epoch {found['epoch']}, {self}")
+            self.losses.pop("train", None)  # the next line has a newer one, or none
 
     def _move(self, found: Dict) -> None:
         done = self.updates if self.unit == "updates" else found.get("update", found["epoch"])
-        if not self.bar.n:  # time left is reckoned from here: a resumed run has not done all of it
+        if not self.bar.n:  # time left is reckoned from here: the start took long, and a resumed run did less
+            self.bar.reset()
             self.bar.initial = done
         self.bar.n = done
         self.bar.set_description_str(f"epoch {found['epoch']}", refresh=False)

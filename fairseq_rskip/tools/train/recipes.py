@@ -32,8 +32,7 @@ EPOCHS = {"keep-last-epochs": 10}
 UPDATES = {"save-interval-updates": 2500, "keep-interval-updates": 10}
 WMT = {**VASWANI, "max-update": 550_000, "no-epoch-checkpoints": True, **UPDATES}
 SMALL = {**VASWANI, "lr": 0.001, "warmup-updates": 800, "dropout": 0.2, "max-epoch": 20, **EPOCHS}
-DEMO = {**VASWANI, "lr": 0.002, "warmup-updates": 400, "max-epoch": 8, "log-interval": 50, **EPOCHS}
-GENERAL = "own"
+DEMO = {**VASWANI, "lr": 0.003, "warmup-updates": 200, "max-epoch": 3, "log-interval": 50, **EPOCHS}
 
 RECIPES = {
     "iwslt15-en-vi": Recipe(4096, {**VASWANI, "max-update": 100_000, **EPOCHS}, "data-prep/prepare-iwslt15-en-vi.sh"),
@@ -41,13 +40,22 @@ RECIPES = {
     "wmt14-en-fr": Recipe(16384, WMT, "data-prep/prepare-wmt14-en-fr.sh"),
     "multi30k-en-de": Recipe(2048, SMALL, "data-prep/prepare-multi30k.sh --tgt de"),
     "multi30k-en-fr": Recipe(2048, SMALL, "data-prep/prepare-multi30k.sh --tgt fr"),
-    "numbers": Recipe(2000, {**DEMO, "save-interval-updates": 0}, "make demo"),
-    GENERAL: Recipe(4096, {**VASWANI, "max-update": 100_000, **EPOCHS, **UPDATES}),
+    "numbers": Recipe(1000, {**DEMO, "save-interval-updates": 0}, "make demo"),
+    "small": Recipe(2048, SMALL),
+    "medium": Recipe(4096, {**VASWANI, "max-update": 100_000, **EPOCHS, **UPDATES}),
+    "large": Recipe(16384, {**WMT, "max-update": 100_000}),
 }
-NAMES = [name for name in RECIPES if name != GENERAL]
+SIZES = {"small": 100_000, "medium": 1_000_000}  # fewer pairs of an own corpus than that; "large" from there on
+GENERAL = "medium"  # where there are no pairs to count
+NAMES = [name for name, recipe in RECIPES.items() if recipe.prepare]  # of corpora
 
 # A step takes seconds there: save before an epoch ends, speak more often, and leave the second core to the model.
 CPU = {"save-interval-updates": 200, "keep-interval-updates": 1, "log-interval": 20, "num-workers": 0}
+
+
+def recipe_for(pairs: int) -> str:
+    """The recipe for an own corpus of so many ``pairs``."""
+    return next((name for name, below in SIZES.items() if pairs < below), "large")
 
 
 def peak_lr(dim: int, warmup: int = VASWANI["warmup-updates"]) -> float:

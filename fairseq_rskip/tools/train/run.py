@@ -58,6 +58,7 @@ def train(options: argparse.Namespace) -> int:
         tidy(options.save)
         log, progress, started = Log(options.save), Progress(options.end, options.unit), time.monotonic()
         log.write(options.about.encode() + b"\n")
+        log.lines.clear()  # no reason of a failure is in there
         print_line(f"{options.about}\nthe whole log: {log.path}")
 
         def take(line: bytes) -> None:

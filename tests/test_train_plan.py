@@ -1,4 +1,4 @@
-"""scripts/train.sh: the command it makes, read by fairseq's own parser, against the paper's numbers."""
+"""scripts/train.sh up to the training: the command that it makes, read by fairseq's own parser, and what it refuses."""
 
 import json
 import subprocess
@@ -8,12 +8,15 @@ import torch
 from conftest import ROOT, run_command
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging.progress_bar import SummaryWriter
-from training_corpus import planner, prepare, refused
+from training_corpus import lengthen, planner, prepare, refused
 
+from fairseq_rskip.tools.train.main import prepare as prepare_training
 from fairseq_rskip.tools.train.plan import find_gpus
+from fairseq_rskip.tools.train.recipes import recipe_for
 
 SCRIPT = ROOT / "scripts" / "train.sh"
 TINY = "transformer_rskip_ln_tiny"
+SKIP = "--skip-invalid-size-inputs-valid-test"
 
 # corpus, architecture, tokens a step, updates, peak learning rate, dropout: the paper, section 4.1, and Vaswani et al.
 PAPER = [
@@ -28,6 +31,11 @@ PAPER = [
 @pytest.fixture
 def plan(capsys):
     return planner(capsys)
+
+
+@pytest.fixture
+def data(tiny_corpus, tmp_path):
+    return prepare(tiny_corpus, tmp_path)
 
 
 def step_of(args, processes):
@@ -51,7 +59,9 @@ def test_the_command_has_the_papers_settings(plan, corpus, arch, tokens, updates
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 3, 8])
-@pytest.mark.parametrize(("corpus", "tokens"), [("iwslt15-en-vi", 4096), ("wmt14-en-de", 16384), ("numbers", 2000)])
+@pytest.mark.parametrize(
+    ("corpus", "tokens"), [("iwslt15-en-vi", 4096), ("wmt14-en-de", 16384), ("multi30k-en-de", 2048)]
+)
 def test_a_step_has_the_papers_tokens_on_any_number_of_gpus(plan, corpus, tokens, gpus):
     made = plan(corpus, TINY, "--dry-run", "--gpus", gpus)
     args, processes = made.args, max(1, gpus)
@@ -138,12 +148,25 @@ def test_gpus_are_found_by_torch_and_old_ones_train_in_single_precision(plan, mo
         ("iwslt transformer", ["'iwslt'", "iwslt15-en-vi", "wmt14-en-fr", "numbers"]),
         ("wmt14-en-de transformer_rskip_lm --dry-run", ["transformer_rskip_ln", "--archs"]),
         (f"wmt14-en-de {TINY} --dry-run --skip-lamda 3", ["--skip-lamda 3", "--skip-lambda?"]),
-        (f"wmt14-en-de {TINY} --dry-run --max-tokens many", ["--max-tokens", "many"]),
+        (f"wmt14-en-de {TINY} --dry-run --max-tokens many", ["--max-tokens: 'many'"]),
         (f"wmt14-en-de {TINY} --dry-run --arch transformer", ["--arch"]),
         (f"wmt14-en-de {TINY} --dry-run --gpus 0 --fp16", ["--fp16", "GPU"]),
         (f"iwslt15-en-vi {TINY} --dry-run --gpus 64", ["64", "CUDA_VISIBLE_DEVICES"]),
         (f"wmt14-en-de {TINY} --gpus 2", ["--gpus", "--dry-run"]),
         (f"wmt14-en-de {TINY} --dry-run --user-dir /no/such", ["--user-dir /no/such"]),
+        (f"wmt14-en-de {TINY} --max-tokens 0", ["--max-tokens: '0' is not a whole number of at least 1"]),
+        (f"wmt14-en-de {TINY} --update-freq 0", ["--update-freq: '0' is not a whole number of at least 1"]),
+        (f"wmt14-en-de {TINY} --update-freq 2,0", ["--update-freq: '0'"]),
+        (f"wmt14-en-de {TINY} --lr 0", ["--lr: '0' is not a number above 0"]),
+        (f"wmt14-en-de {TINY} --lr -1", ["--lr: '-1'"]),
+        (f"wmt14-en-de {TINY} --lr=nan", ["--lr: 'nan' is not a number"]),
+        (f"wmt14-en-de {TINY} --lr 0.1,inf", ["--lr: 'inf'"]),
+        (f"wmt14-en-de {TINY} --dropout 2", ["--dropout: '2' is not a number of at least 0 and below 1"]),
+        (f"wmt14-en-de {TINY} --attention-dropout nan", ["--attention-dropout: 'nan'"]),
+        (f"wmt14-en-de {TINY} --encoder-layers 0", ["--encoder-layers: '0'"]),
+        (f"wmt14-en-de {TINY} --label-smoothing 1", ["--label-smoothing: '1'"]),
+        (f"wmt14-en-de {TINY} --clip-norm -1", ["--clip-norm: '-1'"]),
+        (f"wmt14-en-de {TINY} --save-dir=", ["--save-dir: needs a value"]),
     ],
 )
 def test_bad_input_is_one_line(plan, argv, parts):
@@ -159,23 +182,27 @@ def test_data_that_are_not_prepared(plan, tmp_path, monkeypatch):
     refused(plan(tmp_path, TINY), "preparation.json")
 
 
-@pytest.fixture
-def data(tiny_corpus, tmp_path):
-    return prepare(tiny_corpus, tmp_path)
-
-
 def test_preparation_json_picks_the_settings(plan, data):
     made = plan(data, TINY, "--dry-run", "--gpus", 1)
-    assert (made.args.max_tokens, made.args.lr, made.args.max_epoch) == (
-        2000,
-        [0.002],
-        8,
-    )
+    assert (made.args.max_tokens, made.args.max_epoch) == (1000, 3)
     assert made.args.save_dir.endswith(f"checkpoints/numbers/{TINY}")
     (data / "data-bin" / "preparation.json").unlink()
     made = plan(data / "data-bin", TINY, "--dry-run", "--gpus", 1)
-    assert (made.args.max_tokens, made.args.lr) == (4096, [0.002])  # of dimension 64
+    assert (made.args.max_tokens, made.args.lr, made.args.max_epoch) == (2048, [0.001], 20)  # of Multi30k's size
     assert made.args.save_dir.endswith(f"checkpoints/ein Körper/{TINY}")
+    said = "recipe: small (for 600 pairs; --recipe NAME takes another): 20 epochs, about 40 updates"
+    assert said in made.err.splitlines()
+
+
+def test_a_recipe_follows_the_number_of_pairs_or_is_named(plan, data):
+    sizes = {99_999: "small", 100_000: "medium", 999_999: "medium", 1_000_000: "large", 36_000_000: "large"}
+    assert {pairs: recipe_for(pairs) for pairs in sizes} == sizes
+    made = plan(data, TINY, "--dry-run", "--gpus", 1, "--recipe", "large")
+    assert (step_of(made.args, 1), made.args.max_update, made.args.no_epoch_checkpoints) == (16384, 100_000, True)
+    assert "; --recipe NAME takes another): 100,000 updates, about 100,000 epochs" in made.err
+    made = plan(data, TINY, "--dry-run", "--recipe", "iwslt15-en-vi", "--max-update", 20)
+    assert "recipe: iwslt15-en-vi: 20 updates, about 20 epochs" in made.err
+    assert made.args.warmup_updates == 4000
 
 
 def test_embeddings_are_shared_only_with_one_dictionary(plan, data):
@@ -199,8 +226,102 @@ def test_a_folder_of_another_model_or_place_is_refused(plan, data, tmp_path):
     refused(plan(data, TINY, "--save-dir", save / "training.json" / "below"), "cannot write")
 
 
-def test_usage_and_a_missing_environment():
-    assert "usage: scripts/train.sh CORPUS ARCH" in run_command([SCRIPT, "numbers", "-h"]).stdout
+@pytest.fixture
+def long_data(data):
+    """Its tenth held-out sentence has 3,001 tokens; fairseq's Transformers take 1,024."""
+    lengthen(data / "data-bin" / "valid.src-tgt.src", 10, 3001)
+    return data
+
+
+def test_validation_leaves_out_what_the_model_does_not_take_and_says_so(plan, long_data):
+    made = plan(long_data, TINY, "--dry-run")
+    assert made.args.skip_invalid_size_inputs_valid_test
+    assert "1 of 60" in made.err and "sentence 10: 3001 tokens, --max-source-positions 1024" in made.err
+
+
+@pytest.mark.parametrize(
+    ("given", "room"),
+    [
+        ("--max-source-positions 4096", 4096),
+        ("--max-source-positions 4096 --max-tokens 600", 3001),
+        ("--max-source-positions 3001 --max-tokens 600 --max-tokens-valid 3001", 3001),
+        ("--truncate-source", 4096),
+        ("--truncate-source --max-tokens-valid 1024", 1024),
+        ("--disable-validation", 4096),
+    ],
+)
+def test_validation_keeps_what_fits_and_its_batches_have_room(plan, long_data, given, room):
+    made = plan(long_data, TINY, "--dry-run", *given.split())
+    assert SKIP not in made.words and "leaves out" not in made.err
+    assert int(made.args.max_tokens_valid) == room
+
+
+def test_a_target_counts_too_and_short_sentences_change_nothing(plan, data):
+    assert SKIP not in plan(data, TINY, "--dry-run").words
+    lengthen(data / "data-bin" / "valid.src-tgt.tgt", 60, 1024)
+    assert SKIP not in plan(data, TINY, "--dry-run").words
+    lengthen(data / "data-bin" / "valid.src-tgt.tgt", 60, 1025)
+    made = plan(data, TINY, "--dry-run")
+    assert SKIP in made.words and "sentence 60: 1025 tokens, --max-target-positions 1024" in made.err
+
+
+def test_held_out_sentences_of_no_use_are_refused(plan, long_data):
+    refused(plan(long_data, TINY, "--dry-run", "--max-source-positions", 2), "every sentence of valid", "positions 2")
+    given = ["--max-source-positions", 4096, "--max-tokens-valid", 100]
+    refused(plan(long_data, TINY, "--dry-run", *given), "--max-tokens-valid 100", "3001")
+    (long_data / "data-bin" / "valid.src-tgt.src.idx").write_bytes(b"broken")
+    refused(plan(long_data, TINY, "--dry-run"), "cannot read", "valid.src-tgt.src.idx")
+
+
+def test_the_languages_of_preparation_json_are_passed_on(plan, data):
+    words = plan(data, TINY, "--dry-run").words
+    assert (words[words.index("--source-lang") + 1], words[words.index("--target-lang") + 1]) == ("src", "tgt")
+    words = plan(data, TINY, "--dry-run", "--source-lang", "src").words
+    assert words.count("--source-lang") == words.count("--target-lang") == 1
+    (data / "data-bin" / "preparation.json").unlink()
+    assert "--source-lang" not in plan(data, TINY, "--dry-run").words
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        ("transformer_rskip_ln --skip-lambda 2.5", ["--skip-lambda 2.5", "expected an integer from 1"]),
+        ("transformer_rskip_ln --skip-norm none", ["--skip-kind rskip", "--skip-norm none"]),
+        ("transformer_wskip --skip-lambda 2", ["--skip-lambda 2", "kind wskip has no such option"]),
+        ("transformer_xskip_ln --encoder-normalize-before", ["--encoder-normalize-before", "expected 'none'"]),
+        (
+            "transformer_rskip_ln --encoder-attention-heads 3",
+            ["--encoder-attention-heads 3", "--encoder-embed-dim 512"],
+        ),
+        ("transformer_rskip_ln --encoder-embed-dim 36", ["--encoder-attention-heads 8", "--encoder-embed-dim 36"]),
+        ("transformer --decoder-attention-heads 7", ["--decoder-attention-heads 7", "--decoder-embed-dim 512"]),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_one_line_and_leaves_nothing(plan, data, tmp_path, argv, parts):
+    refused(plan(data, *argv.split(), "--save-dir", tmp_path / "save"), *parts)
+    assert not (tmp_path / "save").exists()
+
+
+def test_another_shape_is_refused_where_checkpoints_are(plan, data, tmp_path, capsys):
+    save = tmp_path / "save"
+    same = ["--save-dir", save, "--encoder-layers", 3]
+    assert prepare_training([str(word) for word in [data, TINY, *same]])[:2] == ["--save", str(save)]
+    capsys.readouterr()
+    written = json.loads((save / "training.json").read_text("utf-8"))
+    assert (written["encoder_layers"], written["decoder_embed_dim"], written["skip_lambda"]) == (3, 64, 2.0)
+    (save / "checkpoint1.pt").touch()
+    assert plan(data, TINY, "--dry-run", *same).status == 0
+    refused(plan(data, TINY, "--save-dir", save), "encoder_layers = 3, not 2", "--save-dir")
+    given = ["--encoder-embed-dim", 128, "--decoder-embed-dim", 128]
+    refused(plan(data, TINY, *same, *given), "encoder_embed_dim = 64, not 128")
+
+
+def test_usage_lists_and_a_missing_environment():
+    shown = run_command([SCRIPT, "numbers", "-h"]).stdout
+    assert "usage: scripts/train.sh CORPUS ARCH" in shown and "--recipe" in shown and len(shown.splitlines()) < 50
+    listed = run_command([SCRIPT, "--archs"])
+    names = listed.stdout.splitlines()
+    assert names.index("bart_base") > max(names.index(name) for name in names if "skip" in name) > 30
     bare = {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "/no/such"}
     done = subprocess.run(["/bin/bash", SCRIPT, "numbers", TINY], env=bare, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")

@@ -1,0 +1,224 @@
+"""scripts/train.sh at work: its log, what it says meanwhile, signals and resuming, a full disk.
+
+What does not depend on fairseq is tried with a stand-in for fairseq-train that takes no time.
+"""
+
+import fcntl
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, run_command
+from fairseq.logging.progress_bar import SummaryWriter
+from training_corpus import lengthen, prepare
+
+SCRIPT = ROOT / "scripts" / "train.sh"
+TINY = "transformer_rskip_ln_tiny"
+LITTLE = "--max-tokens 600 --lr 0.005 --warmup-updates 10 --encoder-embed-dim 32".split()
+RUN = [sys.executable, "-m", "fairseq_rskip.tools.train.run", "--about", "recipe: x\nfairseq-train y", "--end", "2"]
+
+# What fairseq-train logs with --log-format json, and what is not JSON
+TRAINING = """
+say() { printf '2026-01-01 00:00:00 | %s\\n' "$1"; }
+say 'INFO | fairseq_cli.train | SkipTransformerEncoder('
+say 'INFO | fairseq.trainer | Loaded checkpoint save/checkpoint_last.pt (epoch 1 @ 5 updates)'
+say 'WARNING | fairseq_rskip.models.skip_transformer | a skip scaled by 3 grows'
+say 'INFO | train_inner | {"epoch": 1, "update": 0.5, "loss": "9.5", "wps": "1234.5", "num_updates": "10"}'
+say 'INFO | valid | {"epoch": 1, "valid_loss": "8.25", "valid_num_updates": "20", "valid_best_loss": "8.25"}'
+say 'INFO | train | {"epoch": 1, "train_loss": "9", "train_num_updates": "20"}'
+say 'INFO | train_inner | {"epoch": 2, "update": 1.5, "loss": "8.5", "wps": "1500", "num_updates": "30"}'
+say 'INFO | valid | {"epoch": 2, "valid_loss": "8.5", "valid_num_updates": "40", "valid_best_loss": "8.25"}'
+say 'INFO | train | {"epoch": 2, "train_loss": "8", "train_num_updates": "40"}'
+"""
+SAID = [
+    "Loaded checkpoint save/checkpoint_last.pt (epoch 1 @ 5 updates)",
+    "a skip scaled by 3 grows",
+    "epoch 1, 20 updates, train loss 9.500, valid loss 8.250, 1,234 words/s",
+    "epoch 2, 40 updates, train loss 8.500, valid loss 8.500 (best 8.250), 1,500 words/s",
+]
+
+
+@pytest.fixture
+def data(tiny_corpus, tmp_path):
+    return prepare(tiny_corpus, tmp_path)
+
+
+def stand_in(save, program, **options):
+    """run.py with a shell's ``program`` in place of fairseq-train."""
+    return run_command([*RUN, "--unit", "epochs", "--save", save, "--", "sh", "-c", program], **options)
+
+
+def test_the_log_has_everything_and_the_screen_a_line_for_each_epoch(tmp_path):
+    done = stand_in(tmp_path / "save", TRAINING)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["recipe: x", "fairseq-train y"] and lines[2] == f"the whole log: {tmp_path}/save/train.log"
+    assert lines[3:-1] == SAID
+    assert re.fullmatch(r"trained in 0\.\d minutes: 40 updates, train loss 8.000, valid loss 8.500 .*", lines[-1])
+    log = (tmp_path / "save" / "train.log").read_text("utf-8")
+    assert log.startswith("recipe: x\nfairseq-train y\n2026") and log.count("\n") == 2 + TRAINING.count("say '")
+    assert "0 numbered checkpoint(s)" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_terminal_gets_one_live_line(tmp_path):
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, 0x5414, b"\x28\0\x78\0\0\0\0\0")  # TIOCSWINSZ: 40 lines of 120 columns
+    command = [*RUN, "--unit", "epochs", "--save", tmp_path, "--", "sh", "-c", TRAINING]
+    with subprocess.Popen(command, stdout=terminal, stderr=terminal, cwd=ROOT) as process:
+        os.close(terminal)
+        shown = b""
+        try:
+            while chunk := os.read(ours, 65536):
+                shown += chunk
+        except OSError:  # the other end is closed
+            pass
+    assert process.returncode == 0
+    text = shown.decode("utf-8")
+    live = [line for line in text.split("\n") if "/2 epochs" in line][-1]  # rewritten in place
+    states = [state for state in live.split("\r") if "epochs" in state]
+    assert "10 updates, train loss 9.500" in "".join(states) and max(map(len, states)) <= 120
+    assert "epoch 2" in states[-1] and "2/2 epochs" in states[-1] and "valid loss 8.500 (best 8.250)" in states[-1]
+    assert "\nepoch 1, 20 updates" not in text
+
+
+@pytest.mark.parametrize("closed", ["at once", "after three lines"])
+def test_a_reader_that_goes_away_costs_neither_log_nor_success(tmp_path, closed):
+    reader, writer = os.pipe()
+    command = [*RUN, "--save", str(tmp_path / "save"), "--", "sh", "-c", TRAINING]
+    if closed == "at once":
+        os.close(reader)
+    with subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        os.close(writer)
+        if closed != "at once":
+            with open(reader, "rb", buffering=0) as file:
+                assert file.read(10) == b"recipe: x\n"
+        error = process.stderr.read().decode()
+    assert process.returncode == 0 and error.startswith("train.sh: 0 numbered")
+    assert (tmp_path / "save" / "train.log").read_text("utf-8").endswith('"train_num_updates": "40"}\n')
+
+
+STATUS = {"INT": (signal.SIGINT, 130), "TERM": (signal.SIGTERM, 143), "HUP": (signal.SIGHUP, 129)}
+
+
+@pytest.mark.parametrize(("number", "status"), STATUS.values(), ids=STATUS)
+def test_a_signal_ends_every_process(tmp_path, number, status):
+    """The stand-in is as obstinate as a shell that waits for a child of its own."""
+    (tmp_path / "checkpoint_last.pt").touch()
+    program = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
+    command = [*RUN, "--save", str(tmp_path), "--", "sh", "-c", program]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where pytest itself ignores it
+        cwd=ROOT,
+    ) as process:
+        wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"), process)
+        with open(tmp_path / "train.lock") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        process.send_signal(number)
+        error = process.stderr.read()
+    assert process.returncode == status
+    assert error == f"stopped; the same command resumes from {tmp_path}/checkpoint_last.pt\n"
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+def is_alive(pid):
+    """Whether a process is at work still; one that nobody has waited for yet is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, process):
+    deadline = time.time() + 120
+    while not condition() and process.poll() is None and time.time() < deadline:
+        time.sleep(0.02)
+    assert process.poll() is None, "it ended before it could be stopped"
+    assert condition(), "nothing after two minutes"
+
+
+FAILURES = {
+    "its last error": ("echo 'KeyError: early'; echo 'ValueError: late'; exit 3", "with status 3: ValueError: late"),
+    "not what ends with it": (
+        "echo 'OSError: first'; echo 'Exception ignored in: <f>'; echo 'Traceback:'; echo 'AttributeError: z'; exit 1",
+        "ended with status 1: OSError: first",
+    ),
+    "one line of ours": ("echo 'fairseq-train: error: argument --x'; exit 2", "status 2: error: argument --x"),
+    "killed": ("kill -9 $$", "killed by signal 9, out of memory perhaps"),
+    "nothing": ("exit 1", "ended with status 1: it said nothing"),
+}
+
+
+@pytest.mark.parametrize("program, reason", FAILURES.values(), ids=FAILURES)
+def test_a_failure_is_one_line_with_its_reason(tmp_path, program, reason):
+    (tmp_path / "train.log").write_text("KeyError: of the run before\n")
+    done = stand_in(tmp_path, program)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: fairseq-train ") and reason in done.stderr
+    assert done.stderr.endswith(f"; its output is in {tmp_path}/train.log\n")
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named_and_leaves_only_whole_files(data, tmp_path):
+    """A disk of 3.5 MB, on which not every copy of the first checkpoint has room."""
+    if not shutil.which("unshare") or run_command(["unshare", "-rm", "true"]).returncode != 0:
+        pytest.skip("needs a mount of its own")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    train = f"'{SCRIPT}' '{data}' {TINY} --max-tokens 200 --no-epoch-checkpoints --save-interval-updates 2"
+    train += f" --save-dir {disk}/save --max-update"
+    script = f"""mount -t tmpfs -o size=3500k none {disk}
+    {train} 4
+    echo "status $?"; cd {disk}/save; ls -A; cmp checkpoint_1_2.pt checkpoint_last.pt && echo equal"""
+    done = run_command(["unshare", "-rm", "sh", "-c", script])
+    assert f"error: no space left on the disk of {disk}/save" in done.stderr and "Traceback" not in done.stderr
+    *left, equal = done.stdout.split("status 1\n")[1].split()
+    assert {"checkpoint_1_2.pt", "checkpoint_last.pt"} <= set(left) and equal == "equal"
+    assert not [name for name in left if name.endswith((".part", ".tmp"))]
+
+
+@pytest.mark.slow
+def test_training_is_killed_resumes_and_ends(data, tmp_path):
+    save = tmp_path / "gespeichert in ö"
+    argv = [data, TINY, *LITTLE, "--save-dir", save]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    with subprocess.Popen([SCRIPT, *map(str, argv), "--max-epoch", "500"], env=environment, **quiet) as running:
+        wait_for((save / "checkpoint2.pt").exists, running)
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                pid, session = int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[3])
+            except OSError:
+                continue
+            if session == running.pid:
+                os.kill(pid, signal.SIGKILL)
+    (save / "checkpoint_last.pt.part").touch()
+    lengthen(data / "data-bin" / "valid.src-tgt.src", 10, 3001)  # which ends nothing either
+    done = run_command([SCRIPT, *argv, "--max-update", 60])
+    assert done.returncode == 0, done.stderr
+    assert "Loaded checkpoint" in done.stdout and f"--arch {TINY}" in done.stdout and "| INFO |" not in done.stdout
+    first, slow, left_out = done.stderr.splitlines()
+    assert first == "train.sh: starting, which takes some seconds" and "slow" in slow and "1 of 60" in left_out
+    log = (save / "train.log").read_text("utf-8")
+    assert log.count("tokens per step: ") == 2 and "| INFO |" in log
+    for name in ("dict.src.txt", "dict.tgt.txt", "preparation.json"):
+        assert (save / name).read_bytes() == (data / "data-bin" / name).read_bytes()
+    assert 5 <= len([path for path in save.iterdir() if path.stem[10:].isdigit()]) <= 10
+    assert (save / "tensorboard").is_dir() == bool(SummaryWriter) and not list(save.glob("*.part"))
+    done = run_command([SCRIPT, *argv, "--max-update", 60])
+    assert (done.returncode, done.stdout) == (0, "") and "all 60 updates" in done.stderr
+    with open(save / "train.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = stand_in(save, "true")
+    assert (done.returncode, done.stderr) == (1, f"error: another training writes to {save}\n")
