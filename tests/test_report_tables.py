@@ -2,6 +2,7 @@
 
 import functools
 import re
+import signal
 import statistics
 import sys
 
@@ -16,6 +17,7 @@ from fairseq_rskip.files import locked
 from fairseq_rskip.tools.report.main import write_report
 from fairseq_rskip.tools.report.page import latex, markdown
 from fairseq_rskip.tools.reproduce.loading import load
+from fairseq_rskip.tools.reproduce.main import main
 from fairseq_rskip.tools.reproduce.options import parse
 from fairseq_rskip.tools.reproduce.runs import LOCK
 
@@ -337,15 +339,14 @@ def test_a_sweep_is_reported(tree):
 
 
 @pytest.mark.slow
-def test_command(tree):
+def test_command(tree, capsys):
     tree.table()
     tree.finish(tree.plan(), "1xSkip", BASE)
-    words = ["report", "--output", tree.out, "--experiments", tree.experiments, "--no-figures", "--to", tree.out / "ü"]
-    done = run_command([sys.executable, ROOT / "scripts" / "reproduce.py", *words])
-    assert (done.returncode, done.stderr) == (0, "") and "6.20 ± 0.20" in (tree.out / "ü" / "report.md").read_text(
-        "utf-8"
-    )
-    done = run_command(
-        [sys.executable, ROOT / "scripts" / "reproduce.py", *words[:-1], tree.experiments / "table1.yaml"]
-    )
-    assert done.returncode == 1 and re.fullmatch(r"error: .*table1\.yaml.*\n", done.stderr)
+    words = ["report", "--output", tree.out, "--experiments", tree.experiments, "--no-figures", "--to"]
+    done = run_command([sys.executable, ROOT / "scripts" / "reproduce.py", *words, tree.out / "ü"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "6.20 ± 0.20" in (tree.out / "ü" / "report.md").read_text("utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "signal", lambda *_: None)
+        assert main([*map(str, words), str(tree.experiments / "table1.yaml")]) == 1
+    assert re.fullmatch(r"error: .*table1\.yaml.*\n", capsys.readouterr().err)

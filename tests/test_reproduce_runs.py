@@ -32,20 +32,23 @@ from fairseq_rskip.tools.reproduce import runs
 pytestmark = pytest.mark.slow
 BROKEN = {"label": "broken", "options": {**PLAIN, "lr": 1e30, "warmup-lr": 1e30}}
 LONG = ("--set", "iterations=120", "--rows", "plain", "--seeds", 1)
+SWEPT = {**TABLE["rows"][0], "sweep": {"lr": [0.2, 0.001, 1e30]}}
 
 
 class Place:
-    """A home, a folder of experiments whose table runs on a few images, and an output, all with spaces and accents."""
+    """A home, a folder of experiments whose tables run on a few images, and an output, all with spaces and accents."""
 
     def __init__(self, folder):
         self.home = folder / "nhà"
-        self.images = write_folder(folder / "ảnh nhỏ")
+        data = f"imagefolder:{write_folder(folder / 'ảnh nhỏ')}"
         rows = [TABLE["rows"][0], BROKEN, TABLE["rows"][1]]
-        self.tables = write_table(folder / "bảng của tôi", data=f"imagefolder:{self.images}", seeds=[1], rows=rows)
+        self.tables = write_table(folder / "bảng của tôi", data=data, seeds=[1], rows=rows)
+        options = {**TABLE["options"], "valid-images": 3}
+        write_table(self.tables, "swept", data=data, seeds=[1, 2], rows=[SWEPT], options=options)
         self.output = folder / "đầu ra"
 
-    def words(self, *more, output=None):
-        return ("run", "small", "--experiments", self.tables, "--output", output or self.output, *more)
+    def words(self, *more, output=None, tables=("small",)):
+        return ("run", *tables, "--experiments", self.tables, "--output", output or self.output, *more)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +58,12 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def first(place):
-    """The whole table, two runs at a time; one row is bound to fail."""
-    return reproduce_process(*place.words("--jobs", 2), home=place.home)
+    """The whole of both tables, two runs at a time, for a reader who soon goes away; some are bound to fail."""
+    words = place.words("--jobs", 2, tables=("small", "swept"))
+    environment = {"HOME": str(place.home), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    line = 'set -o pipefail; "$@" | head -n 1'
+    command = ["bash", "-c", line, "bash", sys.executable, str(SCRIPT), *map(str, words)]
+    return subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=600, check=False)
 
 
 def by_row(place):
@@ -64,14 +71,16 @@ def by_row(place):
     result = {}
     for path in place.output.glob("runs/*/seed1"):
         options = read(path / "run.json")["settings"]["options"]
-        result["broken" if "lr" in options else options["skip-kind"]] = path
+        if "valid-images" not in options:
+            result["broken" if "lr" in options else options["skip-kind"]] = path
     return result
 
 
 def test_a_failing_row_stops_no_other_and_is_shown_with_its_error(place, first, capfd):
     assert first.returncode == 1
-    assert error_line(first.stderr) == "1 of 3 runs failed; reproduce.py status shows why"
-    status, out, _ = reproduce(capfd, "status", "--experiments", place.tables, "--output", place.output)
+    assert error_line(first.stderr) == "2 of 7 runs failed; reproduce.py status shows why"
+    assert len(first.stdout.splitlines()) == 1  # its reader went, the runs stayed
+    status, out, _ = reproduce(capfd, "status", "small", "--output", place.output)
     lines = {line.split(",")[0].strip(): line for line in out.splitlines()[1:]}
     assert "done  error " in lines["plain"] and "done  error " in lines["recursive"]
     assert "failed: the loss is not finite at iteration" in lines["broken"]
@@ -119,11 +128,30 @@ def test_a_truncated_result_is_made_again_without_training(place, first, tmp_pat
     assert read(folder / "run.json")["seed"] == 1 and (folder / "checkpoint.pt").stat().st_mtime_ns == trained
 
 
-def test_a_killed_run_goes_on_and_ends_as_an_uninterrupted_one(place, tmp_path, capfd):
-    words = place.words(*LONG, output=tmp_path / "killed")
+def test_a_sweep_chooses_on_the_held_out_images_and_trains_the_other_seeds(place, first, capfd):
+    found = {}
+    for path in place.output.glob("runs/*/seed*/run.json"):
+        record = read(path)
+        if "valid-images" in record["settings"]["options"]:
+            found[record["settings"]["options"]["lr"], record["seed"]] = record
+    assert set(found) == {(0.2, 1), (0.001, 1), (1e30, 1), *((lr, 2) for lr, seed in found if seed == 2)}
+    errors = {lr: found[lr, 1]["metrics"]["values"]["valid_error"] for lr in (0.2, 0.001)}
+    assert "failed" in found[1e30, 1] and len(found) == 4
+    best = min(errors, key=errors.get)
+    assert (best, 2) in found
+    _, out, _ = reproduce(capfd, "status", "swept", "--output", place.output)
+    assert (
+        re.search(rf"plain, lr {best}: valid_error [\d.]+  chosen", out)
+        and "plain, lr 1e+30: failed: the loss is" in out
+    )
+    assert "plain, seed 2: done  error" in out
+
+
+def test_a_run_that_is_killed_and_interrupted_ends_as_an_uninterrupted_one(place, tmp_path, capfd):
+    words = place.words(*LONG, output=tmp_path / "out")
     process = start(*words, home=place.home)
-    wait_until(lambda: list(tmp_path.glob("killed/runs/*/seed1/checkpoint.pt")), process)
-    (folder,) = tmp_path.glob("killed/runs/*/seed1")
+    wait_until(lambda: list(tmp_path.glob("out/runs/*/seed1/checkpoint.pt")), process)
+    (folder,) = tmp_path.glob("out/runs/*/seed1")
     (child,) = children(process.pid)
     os.killpg(child, signal.SIGSTOP)  # it shall be there still when we look
     process.kill()
@@ -134,11 +162,12 @@ def test_a_killed_run_goes_on_and_ends_as_an_uninterrupted_one(place, tmp_path, 
     wait_until(lambda: not alive(child))
     part = history(folder)
     assert 0 < part[-1]["iteration"] < 120
-    status, out, _ = reproduce(capfd, "status", "--experiments", place.tables, "--output", tmp_path / "killed")
+    _, out, _ = reproduce(capfd, "status", "--output", tmp_path / "out")
     assert re.search(r"plain, seed 1: stopped \d+ %", out)
+    for number, command in ((signal.SIGINT, words), (signal.SIGTERM, ("execute", folder))):
+        interrupt(command, number, folder, place.home)
     assert reproduce_process(*words, home=place.home).returncode == 0
-    assert "resuming from iteration" in (folder / "log.txt").read_text("utf-8")
-    assert len(read(folder / "run.json")["attempts"]) == 2
+    assert len(read(folder / "run.json")["attempts"]) == 4
     command = read(folder / "run.json")["commands"][0]
     options = command[2 : command.index("--output")]
     run_checked([*command[:2], *options, "--output", tmp_path / "whole"], env={"HOME": str(place.home)})
@@ -149,47 +178,17 @@ def test_a_killed_run_goes_on_and_ends_as_an_uninterrupted_one(place, tmp_path, 
     assert read(folder / "run.json")["metrics"]["values"]["error"] == read(truth / "result.json")["error"]
 
 
-@pytest.mark.parametrize(("command", "number"), [("run", signal.SIGINT), ("execute", signal.SIGTERM)])
-def test_an_interrupt_ends_what_was_started_and_says_so(place, tmp_path, command, number):
-    words = place.words(*LONG, output=tmp_path / "out")
-    process = start(*words, home=place.home)
-    wait_until(lambda: list(tmp_path.glob("out/runs/*/seed1/checkpoint.pt")), process)
-    (folder,) = tmp_path.glob("out/runs/*/seed1")
-    if command == "execute":  # what a launcher starts elsewhere
-        os.killpg(children(process.pid)[0], signal.SIGKILL)
-        process.communicate()
-        process = start("execute", folder, home=place.home)
-        wait_until(lambda: (folder / "log.txt").read_text("utf-8").count("resuming from"), process)
+def interrupt(command, number, folder, home):
+    """Start ``command``, and send it the signal when it has resumed the run; it ends what it has started."""
+    log = folder / "log.txt"
+    before = log.read_text("utf-8").count("resuming from")
+    process = start(*command, home=home)
+    wait_until(lambda: log.read_text("utf-8").count("resuming from") > before, process)
     started = descendants(process.pid)
     assert started
     process.send_signal(number)
     _, error = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert error_line(error) == "interrupted; the same command resumes from here"
+    assert process.returncode == 130 and error_line(error) == "interrupted; the same command resumes from here"
     assert not any(alive(pid) for pid in started)
-    assert "stopped at iteration" in (folder / "log.txt").read_text("utf-8").splitlines()[-1]
+    assert "stopped at iteration" in log.read_text("utf-8").splitlines()[-1]
     assert runs.state(runs.load(folder)).name == runs.STOPPED and "failed" not in read(folder / "run.json")
-
-
-def test_two_at_once_do_each_run_once(place, tmp_path):
-    words = place.words("--rows", "plain", "recursive", "--set", "iterations=60", output=tmp_path / "out")
-    both = [start(*words, home=place.home) for _ in range(2)]
-    for process in both:
-        _, error = process.communicate(timeout=600)
-        assert process.returncode == 0, error
-    folders = list(tmp_path.glob("out/runs/*/seed1"))
-    assert len(folders) == 2
-    for folder in folders:
-        assert read(folder / "run.json")["metrics"]["values"]["error"] >= 0
-        assert (folder / "log.txt").read_text("utf-8").count("== 20") == 1
-
-
-def test_the_runs_outlive_their_reader(place, tmp_path):
-    words = place.words("--rows", "plain", "recursive", output=tmp_path / "out")
-    environment = {"HOME": str(place.home), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    line = 'set -o pipefail; "$@" | head -n 1'
-    command = ["bash", "-c", line, "bash", sys.executable, str(SCRIPT), *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
-    assert len(list(tmp_path.glob("out/runs/*/seed1/result.json"))) == 2

@@ -85,6 +85,10 @@ def test_the_scores_are_sacrebleus_of_the_translations(place, finished):
     assert len(hypotheses) == metrics["sentences"] == 33
     assert metrics["values"]["sacreBLEU intl"] == pytest.approx(truth, abs=1e-9)
     assert metrics["values"]["chrF"] == pytest.approx(sacrebleu.corpus_chrf(hypotheses, [references]).score, abs=1e-9)
+    log = (finished / "checkpoints" / "train.log").read_text("utf-8")
+    losses = [float(text) for text in re.findall(r'"valid_loss": "([\d.]+)"', log)]
+    values = metrics["values"]
+    assert values["valid_loss"] == min(losses) <= values["last_valid_loss"] == losses[-1]
     assert "tok:intl" in metrics["signatures"]["sacreBLEU intl"] and "average" in metrics["weights"]
 
 

@@ -130,9 +130,7 @@ def test_torchscript_gives_the_same_numbers(case):
     torch.testing.assert_close(skip.state_dict(), scripted.state_dict())
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.shape == SEQUENCE and not c.masked], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", [c for c in CASES if c.shape == SEQUENCE and not c.masked], ids=lambda case: case.name)
 def test_torch_compile_sees_one_graph(case):
     """Training, so that running statistics change inside the graph."""
     torch._dynamo.reset()
@@ -258,14 +256,20 @@ INVALID = [
     (dict(norm_axes="hw"), "norm_axes='hw': expected one of c, chw"),
     *[(dict(dim=d), r"dim=.*: expected an integer > 0") for d in (0, -3, 5.0, "5", True, None)],
     *[(dict(channel_dim=c), r"channel_dim=.*: expected -1 .* or 1") for c in (0, 2, None, True, "1")],
-    *[(dict(kind="xskip", skip_lambda=v), r"skip_lambda=.*: expected a finite real number > 0")
-      for v in (0, -1, NAN, INF, True, "2", None, 1j)],
-    *[(dict(kind="rskip", norm="layer", skip_lambda=v), r"skip_lambda=.*: expected an integer from 1 to 1000")
-      for v in (0, -1, 1.5, 1001, 10**400, NAN, INF, True, "2", None)],
+    *[
+        (dict(kind="xskip", skip_lambda=v), r"skip_lambda=.*: expected a finite real number > 0")
+        for v in (0, -1, NAN, INF, True, "2", None, 1j)
+    ],
+    *[
+        (dict(kind="rskip", norm="layer", skip_lambda=v), r"skip_lambda=.*: expected an integer from 1 to 1000")
+        for v in (0, -1, 1.5, 1001, 10**400, NAN, INF, True, "2", None)
+    ],
     *[(dict(branch_scale=v), r"branch_scale=.*: expected a finite real number > 0") for v in (0, -1, NAN, INF, True)],
     *[(dict(kind="wskip", init=v), r"init=.*: expected a finite real number") for v in (NAN, INF, 1e39, True, "1")],
-    *[(dict(kind="xskip", skip_lambda=v), r"skip_lambda=.*: expected .* that fp32 holds")
-      for v in (1e300, 10**400, 1e-50)],
+    *[
+        (dict(kind="xskip", skip_lambda=v), r"skip_lambda=.*: expected .* that fp32 holds")
+        for v in (1e300, 10**400, 1e-50)
+    ],
     *[(dict(norm="layer", eps=v), "eps=.*: expected a finite number > 0") for v in (-1e-5, 0, NAN, 10**400)],
 ]
 

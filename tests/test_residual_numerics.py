@@ -80,7 +80,11 @@ def test_odd_sizes_in_float32(variant, shape):
         shape = (33, 2, 3)
     case = Case(variant, shape)
     check_against_reference(
-        case, case.build(), draw(shape, 1, torch.float32), draw(shape, 2, torch.float32), torch.float32,
+        case,
+        case.build(),
+        draw(shape, 1, torch.float32),
+        draw(shape, 2, torch.float32),
+        torch.float32,
         check_gradients=shape[-1] != 1 or len(shape) == 4,  # one feature: gradients of 0 / sqrt(eps) amplify rounding
     )
 
@@ -133,8 +137,13 @@ def test_half_precision_with_a_large_offset(variant, dtype, offset, masked):
 @pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
 @pytest.mark.parametrize(
     "x_type,f_type",
-    [(torch.float16, torch.float32), (torch.float32, torch.float16), (torch.bfloat16, torch.float16),
-     (torch.float64, torch.float32), (torch.float32, torch.float64)],
+    [
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float16),
+        (torch.bfloat16, torch.float16),
+        (torch.float64, torch.float32),
+        (torch.float32, torch.float64),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])

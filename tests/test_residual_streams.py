@@ -142,7 +142,8 @@ def test_gradcheck_float64(rule):
 
 @pytest.mark.parametrize("half_module", [True, False], ids=["half-module", "fp32-module"])
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float16, 0.02), (torch.bfloat16, 0.15), (torch.float32, 1e-5)],
+    ("dtype", "tolerance"),
+    [(torch.float16, 0.02), (torch.bfloat16, 0.15), (torch.float32, 1e-5)],
     ids=["fp16", "bf16", "fp32"],
 )
 @pytest.mark.parametrize("rule", RULES)

@@ -35,12 +35,14 @@ def load_all(folder: Path, warn: Callable[[str], None]) -> Dict[str, Table]:
 
 
 def load_named(folder: Path, names: List[str]) -> Dict[str, Table]:
-    """The tables of these names. Raises ``UserError``."""
-    known = paths(folder)
+    """The tables of these names in ``folder``, or of these files. Raises ``UserError``."""
+    files = {name: Path(name).resolve() for name in names if name.endswith((".yaml", ".yml"))}
+    known = {**(paths(folder) if len(files) < len(names) or not names else {}), **files}
     for name in names:
         if name not in known:
-            raise UserError(f"no table named {name!r}; there are {', '.join(known)}")
-    return {name: load(known[name]) for name in names}
+            raise UserError(f"no table named {name!r}; there are {', '.join(known)}, or give the path of a .yaml file")
+    found = [load(known[name]) for name in names]
+    return {table.name: table for table in found}
 
 
 def paths(folder: Path) -> Dict[str, Path]:

@@ -45,7 +45,7 @@ def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tables", nargs="+", metavar="TABLE")
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help="a table's name, or the path of a YAML file")
     parser.add_argument("--rows", nargs="+", default=[], metavar="LABEL", help="only these rows, by the paper's label")
     parser.add_argument("--columns", nargs="+", default=[], metavar="LABEL", help="only these columns")
     parser.add_argument("--seeds", nargs="+", type=whole_number(0), metavar="N", help="in place of the table's")
