@@ -95,6 +95,13 @@ def test_a_checkpoint_of_another_lambda_is_refused_with_both(source):
         build("transformer_rskip_ln_tiny", **TINY).load_state_dict(state)
 
 
+@pytest.mark.parametrize("rule", ["hyper", "mhc"])
+def test_a_checkpoint_of_another_number_of_streams_is_refused_with_both(rule):
+    state = build(f"transformer_{rule}_tiny", skip_streams=2, **TINY).state_dict()
+    with pytest.raises(UserError, match=rf"has shape \[2\] in the checkpoint and \[4\] in the model: .*{rule}4-layer"):
+        build(f"transformer_{rule}_tiny", **TINY).load_state_dict(state)
+
+
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 
 

@@ -37,6 +37,11 @@ VARIANTS: Dict[str, Dict[str, Any]] = {
     "b2t": {"skip_kind": "b2t"},
     "residual_dual": {"skip_kind": "residual_dual"},
     "x0": {"skip_kind": "x0"},
+    "dlcl": {"skip_kind": "dlcl"},
+    "denseformer": {"skip_kind": "denseformer"},
+    "attnres": {"skip_kind": "attnres"},
+    "hyper": {"skip_kind": "hyper"},
+    "mhc": {"skip_kind": "mhc"},
     # rivals without a norm, or with one where their papers have it
     **{kind: {"skip_kind": kind} for kind in ("rezero", "skipinit", "layerscale", "scaled", "learned_scalar")},
     **{kind: {"skip_kind": kind} for kind in ("deepnorm", "admin", "fixup", "tfixup", "gpt2")},

@@ -10,6 +10,8 @@ from .paper import RSkip, WSkip, XSkip  # isort: split
 
 from . import (  # noqa: F401  (each family registers its kinds, after the paper's)
     gates,
+    history,
+    hyper,
     placement,
     scaled,
     streams,

@@ -1,4 +1,4 @@
-"""Skip connections that keep more than one tensor: B2T, ResiDual, x0, DLCL, DenseFormer and attention residuals.
+"""Skip connections that keep more than one tensor: what they share, and those that keep two, B2T, ResiDual and x0.
 
 What a kind keeps travels in the stream itself, ``(seq_len, batch, n * dim)``: tensor k is the channels from k * dim to
 (k + 1) * dim, and tensor 0 is what the branch reads. The first block of a stack takes one tensor and the last returns
@@ -54,7 +54,7 @@ class B2T(StreamSkip):
 
     x_0 is the input of the *layer*: the window of this kind is a layer, which takes and returns one tensor; between its
     blocks the stream is (x_k, x_0). A layer of one block is plain post-norm. Takase et al. 2022, "B2T Connection:
-    Serving Stability and Performance in Deep Transformers", section 4; code takase/b2t_connection, which also scales
+    Serving Stability and Performance in Deep Transformers"; code takase/b2t_connection, which also scales
     every weight of a layer by 1/sqrt(layers) at the start: the paper's connection has no such factor, nor has this.
     Where the last branch is zero the layer is recursive, rSkip+LN with lambda = 2. Shapes as in :class:`StreamSkip`;
     raises its errors, and ``ValueError`` for norm ``none``.
@@ -81,7 +81,7 @@ class ResiDual(StreamSkip):
     """Dual residual ``x_k = G_k(x_{k-1} + F_k)``, ``r_k = r_{k-1} + F_k``, r_0 = x_0; at the end ``y = x_K + G(r_K)``.
 
     F_k is a function of x_{k-1}; the stream is (x_k, r_k), and only the stack's last block owns a second norm. Xie et
-    al. 2023, "ResiDual: Transformer with Dual Residual Connections", section 3; code microsoft/ResiDual. That code has
+    al. 2023, "ResiDual: Transformer with Dual Residual Connections"; code microsoft/ResiDual. That code has
     eps 1e-7 in the last norm, and scales for fp16 that it leaves at 1; here all norms have one eps. A stack of one
     block returns 2 G(x + F). Shapes as in :class:`StreamSkip`; raises its errors, and ``ValueError`` for norm ``none``.
     """

@@ -1,0 +1,176 @@
+"""Hyper-connections, and hyper-connections whose mixing matrices are doubly stochastic (mHC).
+
+The stream is the hyper hidden matrix H, n rows of dim channels. The stack's input enters as n copies; what leaves it is
+the sum of the rows. ``read`` and ``forward`` of a block use different weights of it: nothing is mixed twice, but the
+statistics of H that dynamic weights depend on are taken in both.
+"""
+
+import dataclasses
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ..norms import at_least_float32
+from . import options as opt
+from .streams import StreamSkip
+
+
+class MatrixSkip(StreamSkip):
+    """What both share: ``H' = R H + w F(G(p H))`` with R, w and p from :meth:`mixing` and :meth:`reading`."""
+
+    norm_stands = "before"
+    learns = True
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(StreamSkip.Options):
+        streams: int = opt.option(4, "number of residual streams n of hyper-connections", "count", short="n")
+
+    def widths(self) -> Tuple[int, int]:
+        self.n = int(self.options.streams)
+        return 1 if self.first else self.n, 1 if self.last else self.n
+
+    def constants(self) -> Dict[str, float]:
+        return {"n": self.n}
+
+    def turn(self) -> int:
+        """The stream that this block reads at the start: each in its turn."""
+        return (self.place.number - 1) % self.n
+
+    def rows(self, x: Tensor) -> Tensor:
+        """H of the stream x, ``(..., n, dim)``."""
+        if self.width_in == 1:
+            return torch.stack([x] * self.n, -2)
+        return x.unflatten(-1, [self.n, self.dim])
+
+    def reading(self, h: Tensor) -> Tensor:
+        """p, of shape ``(n,)`` or ``(..., n)``."""
+        raise ValueError("MatrixSkip is a base class: build one of its kinds")
+
+    def mixing(self, h: Tensor) -> Tuple[Tensor, Tensor]:
+        """R, whose rows are the streams that come out, and w: ``([...,] n, n)`` and ``([...,] n)``."""
+        raise ValueError("MatrixSkip is a base class: build one of its kinds")
+
+    def read(self, x: Tensor) -> Tensor:
+        h = self.rows(x)
+        branch_input = (self.reading(h).unsqueeze(-1) * h).sum(-2).to(x.dtype)
+        if self.pre_norm is not None:
+            return self.pre_norm(branch_input)
+        return branch_input
+
+    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+        h = self.rows(x)
+        mixing, writing = self.mixing(h)
+        if self.width_out == 1:  # the sum of the rows of H'
+            mixing, writing = mixing.sum(-2, keepdim=True), writing.sum(-1, keepdim=True)
+        y = writing.unsqueeze(-1) * f_x.unsqueeze(-2)
+        for k in range(self.n):  # products rather than matmul, whose type autocast would narrow
+            y = y + mixing[..., k : k + 1] * h[..., k : k + 1, :]
+        return y.flatten(-2)
+
+
+class HyperConnection(MatrixSkip):
+    """Hyper-connections ``H' = A_r^T H + B F(G(A_m^T H))``; A_m (n), A_r (n, n) and B (n) are learned.
+
+    With ``mixing`` dynamic, the paper's best, each depends on the position, too: ``A_m + s_a tanh(N(H) W_m)``,
+    ``A_r + s_a tanh(N(H) W_r)``, ``B + s_b tanh(N(H) W_b)``, N a layer norm of each stream (``gate_norm``). A_r starts
+    at I, B at 1, A_m at one stream, the next one in each block, W at 0, s at 0.01: the sum of the rows is then n times
+    the plain pre-norm stack. Zhu et al. 2025, "Hyper-Connections", arXiv 2409.19606, section 2; code
+    lucidrains/hyper-connections. n = 1 is pre-norm at the start alone. Shapes and errors as in :class:`StreamSkip`.
+    """
+
+    kind = "hyper"
+    __constants__ = [*StreamSkip.__constants__, "dynamic"]
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(MatrixSkip.Options):
+        mixing: str = opt.option(
+            "dynamic", "weights of hyper-connections, by position or for all positions", choices=("dynamic", "static")
+        )
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        n = self.n
+        self.a_m = nn.Parameter(torch.eye(n)[self.turn()].clone())
+        self.a_r = nn.Parameter(torch.eye(n))
+        self.b = nn.Parameter(torch.ones(n))
+        self.dynamic = self.options.mixing == "dynamic"
+        if self.dynamic:
+            self.gate_norm = nn.LayerNorm(self.dim)
+            self.w_m = nn.Parameter(torch.zeros(self.dim, 1))
+            self.w_r = nn.Parameter(torch.zeros(self.dim, n))
+            self.w_b = nn.Parameter(torch.zeros(self.dim, 1))
+            self.s_a = nn.Parameter(torch.full((1,), 0.01))
+            self.s_b = nn.Parameter(torch.full((1,), 0.01))
+
+    def gate(self, h: Tensor, weight: Tensor) -> Tensor:
+        """``tanh(N(H) W)``, shape ``(..., n, columns of W)``."""
+        return torch.tanh(self.gate_norm(h.to(weight.dtype)).to(weight.dtype) @ weight)
+
+    def reading(self, h: Tensor) -> Tensor:
+        if self.dynamic:
+            return self.a_m + self.s_a * self.gate(h, self.w_m).squeeze(-1)
+        return self.a_m
+
+    def mixing(self, h: Tensor) -> Tuple[Tensor, Tensor]:
+        a_r, b = self.a_r, self.b
+        if self.dynamic:
+            gates = self.gate(h, torch.cat([self.w_r, self.w_b], 1))
+            a_r = a_r + self.s_a * gates[..., : self.n]
+            b = b + self.s_b * gates[..., self.n]
+        return a_r.transpose(-1, -2), b
+
+
+class ManifoldConstrained(MatrixSkip):
+    """mHC ``H' = R H + w F(G(p H))``: R doubly stochastic, ``p = sigmoid(P)``, ``w = 2 sigmoid(W)``.
+
+    R is 20 steps of Sinkhorn and Knopp, columns then rows, from ``exp(Q)``: its rows sum to 1, its columns up to what
+    20 steps leave. P, W (n) and Q (n, n) are ``alpha * (vec(H) / rms(vec(H))) phi + b``, each with its own alpha, phi
+    and b; the gain of the paper's RMSNorm is a factor of phi. alpha starts at 0.01 as in the paper, which does not
+    print the rest: phi at 0, b_post at 0 (w = 1), b_res at -8 off the diagonal (R near I), b_pre at 4 for one stream,
+    the next one in each block, and -4 elsewhere. As R leaves n equal rows as they are, the sum of the rows starts as n
+    times the plain pre-norm stack. Xie et al. 2025, "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880;
+    code lucidrains/hyper-connections, where phi sees one stream at a time, b_post stands outside of 2 sigmoid, and, in
+    the version read, R is not applied to what F is added to. Shapes and errors as in :class:`StreamSkip`.
+    """
+
+    kind = "mhc"
+    sinkhorn_steps = 20
+    __constants__ = [*StreamSkip.__constants__, "sinkhorn_steps"]
+
+    def __init__(self, dim: int, kind: Optional[str] = None, eps: float = 1e-5, **options: Any):
+        super().__init__(dim, kind, eps=eps, **options)
+        n = self.n
+        self.eps = float(eps)
+        self.b_pre = nn.Parameter(8.0 * torch.eye(n)[self.turn()] - 4.0)
+        self.b_post = nn.Parameter(torch.zeros(n))
+        self.b_res = nn.Parameter(8.0 * torch.eye(n) - 8.0)
+        for part, columns in (("pre", n), ("post", n), ("res", n * n)):
+            self.register_parameter(f"phi_{part}", nn.Parameter(torch.zeros(n * self.dim, columns)))
+            self.register_parameter(f"alpha_{part}", nn.Parameter(torch.full((1,), 0.01)))
+
+    def constants(self) -> Dict[str, float]:
+        return {"n": self.n, "Sinkhorn steps": self.sinkhorn_steps}
+
+    def projected(self, h: Tensor, phi: Tensor) -> Tensor:
+        """``vec(H) phi / rms(vec(H))``, at least fp32; the division after the product, as in the paper."""
+        flat = h.flatten(-2)
+        rms = (at_least_float32(flat).square().mean(-1, keepdim=True) + self.eps).sqrt()
+        return at_least_float32(flat.to(phi.dtype) @ phi) / rms
+
+    def reading(self, h: Tensor) -> Tensor:
+        return torch.sigmoid(self.alpha_pre * self.projected(h, self.phi_pre) + self.b_pre)
+
+    def mixing(self, h: Tensor) -> Tuple[Tensor, Tensor]:
+        projected = self.projected(h, torch.cat([self.phi_post, self.phi_res], 1))
+        post = self.alpha_post * projected[..., : self.n] + self.b_post
+        res = self.alpha_res * projected[..., self.n :].unflatten(-1, [self.n, self.n]) + self.b_res
+        return sinkhorn(res, self.sinkhorn_steps), 2.0 * torch.sigmoid(post)
+
+
+def sinkhorn(logits: Tensor, steps: int) -> Tensor:
+    """``exp(logits)``, ``(..., n, n)``, with columns and then rows divided by their sums, ``steps`` times; taken in
+    logarithms, where nothing overflows and no sum is 0."""
+    for _ in range(steps):
+        logits = torch.log_softmax(torch.log_softmax(logits, -2), -1)
+    return torch.exp(logits)
