@@ -30,7 +30,7 @@ def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own") / "dữ liệu $HOME 'é"
     folder.mkdir()
     write_splits(folder)
-    prepare(folder, folder / "out ü")
+    prepare(folder, "--workers", 2, folder / "out ü")
     return folder
 
 
@@ -47,7 +47,7 @@ def quick(tmp_path):
 
 def command(raw, *options):
     splits = [word for name in SIZES for word in (f"--{name}", raw / name)]
-    options = ["--src", "en", "--tgt", "de", *splits, "--bpe-size", 50, "--workers", 2, "--name", "mine", *options]
+    options = ["--src", "en", "--tgt", "de", *splits, "--bpe-size", 50, "--workers", 1, "--name", "mine", *options]
     return ["bash", SCRIPT, *options]
 
 
@@ -125,7 +125,7 @@ def test_files_without_a_common_prefix(raw, quick, tmp_path):
             path.write_bytes(gzip.compress((raw / f"{name}.{lang}").read_bytes()))
             options += [f"--{name}-{side}", path]
     out = tmp_path / "out"
-    script = ["bash", SCRIPT, "--src", "en", "--tgt", "de", "--bpe-size", 50, "--name", "mine"]
+    script = ["bash", SCRIPT, "--src", "en", "--tgt", "de", "--bpe-size", 50, "--workers", 1, "--name", "mine"]
     run_checked([*script, *options, out], env=quick)
     for stage in ("raw", "text", "subwords"):
         ours, theirs = tree(out / stage), tree(raw / "out ü" / stage)
@@ -197,7 +197,7 @@ def test_ctrl_c_ends_every_worker_without_a_traceback(raw, tmp_path):
             file.write(text)
     out = tmp_path / "out"
     process = started(
-        command(raw, out),
+        command(raw, "--workers", 2, out),
         lambda: any(part.stat().st_size for part in (out / "text.part").glob(".train.en.*.part")),
         stderr=subprocess.PIPE,
     )

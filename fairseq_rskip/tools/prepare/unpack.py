@@ -5,6 +5,7 @@ archive that is damaged, cut off or followed by something else. After an error F
 """
 
 import gzip
+import posixpath
 import sys
 import tarfile
 import zlib
@@ -31,7 +32,7 @@ def extract(tar: tarfile.TarFile, folder: Path, only: List[str]) -> None:
     for member in tar:
         if member.name.startswith("/") or ".." in member.name.split("/"):
             raise UserError(f"refused: member {member.name!r} leads out of the folder")
-        name = member.name.removeprefix("./")
+        name = posixpath.normpath(member.name)
         globs = {glob for glob in only if fnmatchcase(name, glob)}
         if member.isdir() or not globs:
             continue
@@ -42,7 +43,7 @@ def extract(tar: tarfile.TarFile, folder: Path, only: List[str]) -> None:
         tar.extract(member, folder, filter="data")
         written.add(name)
         matched |= globs
-        print(f"unpacked {name}, {member.size:,} bytes")
+        print(f"unpacked {name if name.isprintable() else repr(name)}, {member.size:,} bytes")
     if set(only) - matched:
         raise UserError(f"no member matches {', '.join(sorted(set(only) - matched))}")
 
