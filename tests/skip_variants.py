@@ -92,6 +92,35 @@ def rival(kind, equation, **options):
     return Variant({"kind": kind, "place": PLACE, **options}, equation)
 
 
+def steps(x, f, g):
+    """y_1 ... y_K of Eq. 4."""
+    found = [g[0](x + f)]
+    for norm in g[1:]:
+        found.append(norm(x + found[-1]))
+    return found
+
+
+def fraction(x, f, g, p):
+    value, y = p["start"] + p["moved"], steps(x, f, g)
+    below = int(value)
+    return (1 - (value - below)) * y[below - 1] + (value - below) * y[below]
+
+
+def mixture(x, f, g, p):
+    weights = torch.exp(p["start"] + p["moved"])
+    return sum(w * y for w, y in zip(weights / weights.sum(), steps(x, f, g)))
+
+
+def halting(x, f, g, p):
+    total, left = 0, 1
+    for k, y in enumerate(steps(x, f, g)):
+        last = k == len(g) - 1
+        score = None if last else y @ p["direction"] + p["start"][k] + p["moved"][k]
+        halt = torch.ones_like(y[:, 0]) if last else 1 / (1 + torch.exp(-p["hold"](score)))
+        total, left = total + (left * halt).unsqueeze(1) * y, left * (1 - halt)
+    return total
+
+
 def gate(x, p):
     return p["hold"](1 / (1 + torch.exp(-(x @ p["gate_weight"].T + p["gate_bias"]))))
 
@@ -117,6 +146,10 @@ VARIANTS += [
     rival("constant", lambda x, f, g, p: 0.25 * x + 0.75 * f, skip_lambda=0.25),
     rival("conv_shortcut", lambda x, f, g, p: x @ p["weight"].T + f),
     rival("dropout_shortcut", lambda x, f, g, p: x + f, shortcut_dropout=0.0),
+    rival("askip", fraction, skip_lambda=1.25, max_steps=3),
+    rival("askip", mixture, adapt="mixture", max_steps=3),
+    rival("askip", halting, adapt="halting", max_steps=3),
+    rival("askip", lambda x, f, g, p: steps(x, f, g)[1], adapt="gradient", max_steps=3),
     rival("laurel", lambda x, f, g, p: laurel(x, f, p), rank=2),
 ]
 IMAGED = [variant for variant in VARIANTS if KINDS[variant.kind].for_images]
@@ -239,7 +272,8 @@ def reference(case: Case, skip: SkipConnection, x: Tensor, f: Tensor, parameters
     owned = [{name[len(p) :]: value for name, value in parameters.items() if name.startswith(p)} for p in prefixes]
     norms = [reference_norm(case, own, freeze) for own in owned]
     rows, f_rows = to_rows(x, case.channel_dim), to_rows(f, case.channel_dim)
-    parameters = {**parameters, "hold": torch.Tensor.detach if freeze else lambda gate: gate}
+    buffers = {name: buffer.double() for name, buffer in skip.named_buffers()}
+    parameters = {**buffers, **parameters, "hold": torch.Tensor.detach if freeze else lambda gate: gate}
     return from_rows(case.variant.equation(rows, f_rows, norms, parameters), x, case.channel_dim)
 
 

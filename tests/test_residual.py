@@ -116,7 +116,7 @@ def test_a_hook_sees_a_step_as_it_was(hook):
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
+@pytest.mark.parametrize("case", [c for c in CASES if c.variant.kind != "askip"], ids=lambda case: case.name)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_torchscript_gives_the_same_numbers(case):
     (x, f), skip = inputs(case), case.build()

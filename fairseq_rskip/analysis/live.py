@@ -8,6 +8,8 @@ Per block, means over the examples (sentences or images) of one batch:
   the examples in the batch, whose number thereby does not enter. For images that is the gradient of an image's own
   cross entropy; for sentences that of a sentence's summed loss, divided by the batch's mean number of target tokens
   (not divided where the criterion averages over sentences).
+* ``skip_learned/<block>.<name>``: the mean of each coefficient that the rule learns;
+* ``skip_lambda/<block>``: lambda, where it adapts.
 
 ``<block>`` is the module's name in the model, for example ``encoder.layers.0.self_attn_skip`` or ``blocks.3.skip``.
 """
@@ -18,11 +20,14 @@ from typing import Dict, List
 import torch
 from torch import Tensor
 
+from .learned import lambdas, learned
 from .probe import SkipProbe
 
 X_TO_F = "skip_x_to_F"
 F_OVER_X = "skip_F_over_x"
 GRAD_NORM = "skip_grad_norm"
+LEARNED = "skip_learned"
+LAMBDA = "skip_lambda"
 # of a SummaryWriter: tensorboardX writes from a thread, whose file its flush() does not wait for. In seconds; and room
 # for what one update logs, so that training does not wait for the thread
 WRITING = {"flush_secs": 5, "max_queue": 1000}
@@ -45,6 +50,10 @@ def summarise(probe: SkipProbe, loss_scale: float = 1.0) -> Dict[str, float]:
             if values is not None:
                 tags.append(f"{quantity}/{name}")
                 means.append(values.float().mean())
+    for name, parameter in learned(probe.model).items():
+        tags.append(f"{LEARNED}/{name}")
+        means.append(parameter.detach().float().mean())
     found = dict(zip(tags, torch.stack(means).tolist())) if means else {}  # one wait for the device
+    found.update({f"{LAMBDA}/{name}": value for name, value in lambdas(probe.model).items()})
     finite = all(math.isfinite(value) for tag, value in found.items() if tag.startswith(GRAD_NORM))
     return found if finite else {}

@@ -88,6 +88,7 @@ class SkipProbe:
     """
 
     def __init__(self, model: nn.Module, grads: bool = True, ratio: bool = True, dtype: Optional[torch.dtype] = None):
+        self.model = model
         self.grads = grads
         self.ratio = ratio
         self.dtype = dtype

@@ -22,6 +22,7 @@ VARIANTS: Dict[str, Dict[str, Any]] = {
     "xskip_bn": {"skip_kind": "xskip", "skip_norm": "batch"},
     "rskip_ln": {"skip_kind": "rskip", "skip_norm": "layer"},
     "rskip_bn": {"skip_kind": "rskip", "skip_norm": "batch"},
+    "askip_ln": {"skip_kind": "askip", "skip_norm": "layer"},
     "wskip": {"skip_kind": "wskip", "skip_norm": "none"},
     "wskip_ln": {"skip_kind": "wskip", "skip_norm": "layer"},
     # where the norm stands, and which

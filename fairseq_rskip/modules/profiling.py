@@ -1,21 +1,24 @@
-"""Admin's profile, in process, when fairseq-train builds the model: one batch, fp32, no gradients.
+"""Starts that come of one batch, Admin's profile and askip's λ from the gradient: in process, when fairseq-train builds
+the model, in fp32.
 
 Every process of a training reads the same sentences on the CPU, so that all start alike. When generating, or resuming,
-the profile is in the checkpoint.
+what was found is in the checkpoint.
 """
 
 import logging
 import sys
 from typing import Any
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
-from fairseq_rskip.residual.profile import profile
+from fairseq_rskip.residual.profile import choose_lambdas, profile
 
 logger = logging.getLogger(__name__)
 TOKENS = 4096  # of source and target, in the profiled batch
+WITHOUT_PROFILE = "--skip-omega formula (admin) or another --skip-adapt (askip)"
 
 
 def profile_starts(task: Any, model: nn.Module) -> None:
@@ -25,12 +28,19 @@ def profile_starts(task: Any, model: nn.Module) -> None:
     :class:`~fairseq_rskip.errors.UserError` without training data, or where the model is sharded.
     """
     skips = [module for module in model.modules() if isinstance(module, SkipConnection)]
-    if "fairseq.trainer" not in sys.modules or not any(skip.wants_profile() for skip in skips):
+    profiled, chosen = any(skip.wants_profile() for skip in skips), any(skip.candidates() for skip in skips)
+    if "fairseq.trainer" not in sys.modules or not (profiled or chosen):
         return
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
-        raise UserError(f"--skip-kind {skips[0].kind} cannot be profiled under --ddp-backend fully_sharded: expected "
-                        "another backend, or --skip-omega formula")
+        raise UserError(
+            f"--skip-kind {skips[0].kind} cannot be profiled under --ddp-backend fully_sharded: expected another "
+            f"backend, or {WITHOUT_PROFILE}"
+        )
     sample = first_batch(task)
+    if chosen:
+        found = choose_lambdas(model, lambda: token_loss(model, sample))
+        logger.info("λ from the gradient: " + ", ".join(f"{name} {value:g}" for name, value in found.items()))
+        return
     found = profile(model, lambda: model(**sample["net_input"]))
     values = list(found.values())
     logger.info(f"profiled {len(values)} skip connections on {sample['ntokens']} target tokens, ω ≤ {max(values):.3g}")
@@ -48,8 +58,17 @@ def first_batch(task: Any) -> Any:
             tokens += sum(len(part) for part in (taken[-1]["source"], taken[-1]["target"]))
         return data.collater(taken)
     except (FileNotFoundError, KeyError, AttributeError) as error:
-        raise UserError(f"--skip-omega profile needs the training data, which cannot be read ({error}): prepare it, or "
-                        "choose --skip-omega formula") from None
+        raise UserError(
+            f"--skip-omega profile and --skip-adapt gradient need the training data, which cannot be read ({error}): "
+            f"prepare it, or choose {WITHOUT_PROFILE}"
+        ) from None
     finally:
         task.datasets.clear()
         task.datasets.update(loaded)
+
+
+def token_loss(model: nn.Module, sample: Any) -> Tensor:
+    """Cross entropy per target token of ``sample``."""
+    logits = model(**sample["net_input"])[0]
+    padding = model.decoder.padding_idx
+    return F.cross_entropy(logits.flatten(0, 1).float(), sample["target"].flatten(), ignore_index=padding)

@@ -19,9 +19,11 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import get_global_rank
 from fairseq.logging import progress_bar
 
+from fairseq_rskip.analysis.learned import Movement, lambdas
 from fairseq_rskip.analysis.live import WRITING, summarise
 from fairseq_rskip.analysis.probe import SkipProbe
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.residual import SkipConnection
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ class SkipLogConfig(FairseqDataclass):
 
 
 def check_interval(interval: int) -> None:
-    """Raise :class:`~fairseq_rskip.compat.UserError` unless ``interval`` is 0 or more."""
+    """Raise :class:`~fairseq_rskip.errors.UserError` unless ``interval`` is 0 or more."""
     if interval < 0:
         raise UserError(f"--skip-log-interval {interval}: expected an integer >= 0")
 
@@ -48,12 +50,56 @@ def check_interval(interval: int) -> None:
 def attach(task: Any, model: Any, interval: int) -> None:
     """Make ``task`` log the skip connections of ``model`` at every ``interval``-th update of a training.
 
-    Nothing happens for 0, nor where no training can follow: fairseq-generate and its kin, which read ``interval`` from
-    the checkpoint, never import fairseq's trainer.
+    At its end one line warns of learned coefficients that never moved, one says where adaptive λ went. Nothing happens
+    where no training can follow: fairseq-generate and its kin, which read ``interval`` from the checkpoint, never
+    import fairseq's trainer.
     """
-    if interval and "fairseq.trainer" in sys.modules:
+    if "fairseq.trainer" not in sys.modules:
+        return
+    if interval:
         _Folder.watch()
         task.train_step = SkipLog(task.train_step, model, interval)
+    if any(cost_of(skip) for skip in skips(model)):
+        task.train_step = HaltCost(task.train_step, model)
+    movement = Movement(model)
+    if movement.starts or lambdas(model):
+        atexit.register(report, movement)
+
+
+def report(movement: Movement) -> None:
+    """At the end of a training, what its first process says of the learned coefficients."""
+    if get_global_rank() != 0:
+        return
+    found = lambdas(movement.model)
+    if found:
+        logger.info("adaptive λ: " + ", ".join(f"{block} {value:.3f}" for block, value in found.items()))
+    if movement.warning():
+        logger.warning(movement.warning())
+
+
+class HaltCost:
+    """A task's ``train_step`` whose loss has the cost of halting (:class:`~fairseq_rskip.residual.adaptive.ASkip`): τ
+    times E[k], summed over tokens as fairseq sums the loss, the mean over the skip connections."""
+
+    def __init__(self, train_step: Any, model: Any):
+        self.train_step, self.skips = train_step, [skip for skip in skips(model) if cost_of(skip)]
+
+    def __call__(self, sample, model, criterion, *arguments, **options):
+        def with_cost(model, sample):
+            loss, sample_size, output = criterion(model, sample)
+            taken = [skip.take_cost() for skip in self.skips]
+            costs = [tau * cost.sum() for tau, cost in taken if cost is not None]
+            return loss + sum(costs).to(loss.dtype) / len(self.skips) if costs else loss, sample_size, output
+
+        return self.train_step(sample, model, with_cost, *arguments, **options)
+
+
+def skips(model: Any) -> Any:
+    return [module for module in model.modules() if isinstance(module, SkipConnection)]
+
+
+def cost_of(skip: SkipConnection) -> float:
+    return float(getattr(skip.options, "halt_cost", 0.0))
 
 
 class _Folder:

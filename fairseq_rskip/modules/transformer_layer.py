@@ -108,6 +108,7 @@ class SkipTransformerLayerBase(nn.Module):
         for child, skip in self.named_children():
             if isinstance(skip, SkipConnection):
                 _rename_stock_norm(state_dict, f"{name}.{child}", "norms.0" if skip.pre_norm is None else "pre_norm")
+                skip.adopt(state_dict, f"{name}.{child}.")
                 _check_lambda(state_dict, f"{name}.{child}", len(skip.norms))
                 _check_shapes(state_dict, f"{name}.{child}", skip)
 

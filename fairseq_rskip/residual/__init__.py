@@ -9,6 +9,7 @@ from .options import in_terms_of_flags, select, settings
 from .paper import RSkip, WSkip, XSkip  # isort: split
 
 from . import (  # noqa: F401  (each family registers its kinds, after the paper's)
+    adaptive,
     gates,
     history,
     hyper,

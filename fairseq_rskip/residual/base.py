@@ -233,9 +233,24 @@ class SkipConnection(nn.Module):
     def share(self, first: "SkipConnection") -> None:
         """Share with ``first``, of the layer's first sublayer, the parameters that the rule has once per layer."""
 
+    def effective_lambda(self) -> Optional[float]:
+        """lambda as it is now, of a kind that learns or chooses it; None otherwise."""
+        return None
+
+    def adopt(self, state: Dict[str, Tensor], prefix: str) -> None:
+        """Make the state of a related kind, in place, one of this skip: names in ``state`` begin with ``prefix``."""
+
     def wants_profile(self) -> bool:
         """Whether :func:`fairseq_rskip.residual.profile.profile` is to set its start from one batch."""
         return False
+
+    def take_cost(self) -> Tuple[float, Optional[Tensor]]:
+        """A weight and what it weighs in the loss at each position of the last forward pass in training; once."""
+        return 0.0, None
+
+    def candidates(self) -> int:
+        """How many lambdas :func:`fairseq_rskip.residual.profile.choose_lambdas` is to try, 1 to this; 0 for none."""
+        return 0
 
     def profile(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor], before: float) -> float:
         """Set the start from what ``forward`` is about to see; ``before`` is what the last block returned, or 1."""

@@ -4,7 +4,7 @@ import contextlib
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .base import SkipConnection
 
@@ -26,7 +26,7 @@ def profile(model: nn.Module, forward: Callable[[], Any]) -> Dict[str, float]:
 
         return see
 
-    with _quietly(), contextlib.ExitStack() as hooks:
+    with _quietly(model), contextlib.ExitStack() as hooks:
         for name, module in model.named_modules():
             if isinstance(module, SkipConnection) and module.wants_profile():
                 hooks.callback(module.register_forward_pre_hook(hook(name)).remove)
@@ -34,7 +34,54 @@ def profile(model: nn.Module, forward: Callable[[], Any]) -> Dict[str, float]:
     return handed_on
 
 
+def choose_lambdas(model: nn.Module, loss: Callable[[], Tensor]) -> Dict[str, float]:
+    """Choose lambda for every skip connection of ``model`` that is to take it from the gradient, and freeze it.
+
+    ``loss`` runs ``model`` on a batch and returns a scalar. It is called once for each lambda, all skip connections at
+    that lambda; each then takes the one at which its block's ``|dL/dx| / |dL/dy|`` is nearest 1. Gradients are cleared,
+    random state and buffers as before afterwards. Returns module name -> lambda.
+    """
+    skips = {n: m for n, m in model.named_modules() if isinstance(m, SkipConnection) and m.candidates()}
+    ratios: Dict[str, Dict[int, float]] = {name: {} for name in skips}
+    for k in range(1, max((skip.candidates() for skip in skips.values()), default=0) + 1):
+        with _quietly(model), torch.enable_grad():
+            for skip in skips.values():
+                skip.freeze(min(k, skip.candidates()))
+            for name, norms in _gradient_norms(skips, loss).items():
+                ratios[name][k] = norms["x"] / norms["y"] if norms["y"] else float("inf")
+    model.zero_grad(set_to_none=True)
+    for name, skip in skips.items():
+        skip.choose({k: ratio for k, ratio in ratios[name].items() if k <= skip.candidates()})
+    return {name: float(skip.start) for name, skip in skips.items()}
+
+
+def _gradient_norms(skips: Dict[str, SkipConnection], loss: Callable[[], Tensor]) -> Dict[str, Dict[str, float]]:
+    """Module name -> the norms of the gradients at the block's input ``x`` and output ``y``."""
+    norms: Dict[str, Dict[str, float]] = {name: {"x": 0.0, "y": 0.0} for name in skips}
+
+    def watch(name: str, end: str, tensor: Tensor) -> None:
+        if tensor.requires_grad:
+            tensor.register_hook(lambda gradient: norms[name].update({end: float(gradient.norm())}))
+
+    def hook(name: str) -> Callable[..., None]:
+        def see(_skip: nn.Module, args: Tuple[Any, ...], y: Tensor) -> None:
+            watch(name, "x", args[0])
+            watch(name, "y", y)
+
+        return see
+
+    with contextlib.ExitStack() as hooks:
+        for name, skip in skips.items():
+            hooks.callback(skip.register_forward_hook(hook(name)).remove)
+        loss().backward()
+    return norms
+
+
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _quietly(model: nn.Module) -> Iterator[None]:
+    """Without gradients; the random state and the buffers (running statistics) are as before afterwards."""
+    before = [buffer.clone() for buffer in model.buffers()]
     with torch.no_grad(), torch.random.fork_rng():
         yield
+        for buffer, value in zip(model.buffers(), before):
+            buffer.copy_(value)

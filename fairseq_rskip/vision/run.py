@@ -14,6 +14,7 @@ import torch
 from ..errors import UserError
 from ..files import remove_parts, write_atomically, write_json
 from ..safe_load import CheckpointError, load_checkpoint
+from ..tools.console import print_line
 from .config import Config, difference
 from .data import ImageSet
 from .distributed import Group
@@ -234,6 +235,8 @@ class Run:
         }
         if self.group.first:
             write_json(self.folder / RESULT, result)
+            if warning := trainer.movement.warning():
+                print_line(f"warning: {warning}", "stderr")
         return result
 
 

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..analysis.learned import Movement, without_decay
 from ..analysis.live import summarise
 from ..analysis.probe import SkipProbe
 from ..errors import UserError
+from ..residual.profile import choose_lambdas, profile
 from ..safe_load import CheckpointError
 from .batches import Augmenter, Batch, BatchStream, channel_statistics
 from .config import Config
@@ -46,8 +48,9 @@ class Trainer:
             self.module = synchronise_statistics(self.module)
         self.module = self.module.to(device).to(memory_format=_FORMATS[config.memory_format])
         self.net = self._wrapped()
+        self.movement = Movement(self.module)
         self.optimizer = torch.optim.SGD(
-            self.module.parameters(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+            self._groups(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay
         )
         self.scaler = _gradient_scaler(config.amp == "fp16")
         flip = config.flip and images.may_flip
@@ -56,10 +59,23 @@ class Trainer:
         channels_last = config.memory_format == "channels_last"
         shape = tuple(images.train_images.shape[1:])
         self.augmenter = Augmenter(shape, self.mean, self.std, config.crop, config.padding, channels_last, device)
+        if any(block.skip.wants_profile() for block in self.module.blocks):
+            first = self.augmenter.test(images.train_images[: config.batch_size])
+            profile(self.module, lambda: self.module(first))
+        if any(block.skip.candidates() for block in self.module.blocks):
+            images_, labels = images.train_images[: config.batch_size], images.train_labels[: config.batch_size]
+            choose_lambdas(self.module, lambda: F.cross_entropy(self.module(self.augmenter.test(images_)), labels))
         self.iteration = 0
         self.reset_meter()
         self.pending: List[Tuple[Tensor, Tensor]] = []
         self.skips: Dict[str, float] = {}
+
+    def _groups(self) -> List[Dict[str, Any]]:
+        """The parameters, those that weight decay leaves alone in a group of their own, where there are any."""
+        alone = without_decay(self.module)
+        chosen = {id(parameter) for parameter in alone}
+        rest = [parameter for parameter in self.module.parameters() if id(parameter) not in chosen]
+        return [{"params": rest}] + ([{"params": alone, "weight_decay": 0.0}] if alone else [])
 
     def _wrapped(self) -> nn.Module:
         net: Any = torch.compile(self.module) if self.config.compile else self.module
@@ -133,11 +149,18 @@ class Trainer:
         with self._autocast():
             logits = (net or self.net)(x)
             loss = F.cross_entropy(logits, y)
+            loss = loss + self._halting_cost()
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return loss.detach(), logits.detach()
+
+    def _halting_cost(self) -> Any:
+        """tau times E[k], the mean over positions and blocks, of skips that halt; 0 for others."""
+        taken = [block.skip.take_cost() for block in self.module.blocks]
+        costs = [tau * cost.mean() for tau, cost in taken if cost is not None]
+        return sum(costs) / len(taken) if costs else 0.0
 
     def test(self) -> Dict[str, float]:
         """Loss and error (%) on the test images and, where there are some, on the validation images."""

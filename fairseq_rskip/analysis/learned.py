@@ -1,0 +1,56 @@
+"""The coefficients that skip connections learn: their values, whether they moved, what does not decay."""
+
+from typing import Dict, List
+
+import torch
+from torch import Tensor, nn
+
+from ..residual import SkipConnection, WSkip
+
+
+def learned(model: nn.Module) -> Dict[str, nn.Parameter]:
+    """``<block>.<name>`` -> parameter, of every rule below ``model``; one that blocks share counts once."""
+    found: Dict[int, str] = {}
+    values: Dict[str, nn.Parameter] = {}
+    for block, skip in model.named_modules():
+        if isinstance(skip, SkipConnection):
+            for name, parameter in skip.learned().items():
+                if found.setdefault(id(parameter), block) == block:
+                    values[f"{block}.{name}"] = parameter
+    return values
+
+
+def lambdas(model: nn.Module) -> Dict[str, float]:
+    """Block -> lambda as it is now, of every skip connection below ``model`` whose lambda adapts."""
+    skips = {name: module for name, module in model.named_modules() if isinstance(module, SkipConnection)}
+    values = {name: skip.effective_lambda() for name, skip in skips.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def without_decay(model: nn.Module) -> List[nn.Parameter]:
+    """The learned coefficients that weight decay leaves alone: all but wskip's w, which decays in the paper."""
+    paper = {id(p) for m in model.modules() if isinstance(m, WSkip) for p in m.learned().values()}
+    return [parameter for parameter in learned(model).values() if id(parameter) not in paper]
+
+
+class Movement:
+    """Which learned coefficients of ``model`` are still exactly what they were when this was made."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.starts: Dict[str, Tensor] = {name: value.detach().cpu().clone() for name, value in learned(model).items()}
+
+    def unmoved(self) -> List[str]:
+        now = learned(self.model)
+        return [name for name, start in self.starts.items() if torch.equal(now[name].detach().cpu().to(start), start)]
+
+    def warning(self) -> str:
+        """One line that names those that never moved, or "" where all did."""
+        names = self.unmoved()
+        if not names:
+            return ""
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        return (
+            f"{len(names)} of {len(self.starts)} learned coefficients of the skip connections never moved from their "
+            f"start: {shown}"
+        )
