@@ -203,7 +203,7 @@ def test_admin_profiles_where_a_training_can_follow_and_leaves_random_draws_alon
     assert torch.equal(torch.get_rng_state(), state) and made.datasets == {"valid": "kept"}
 
     made.load_dataset = lambda split, **_: (_ for _ in ()).throw(FileNotFoundError("no train.src"))
-    with pytest.raises(UserError, match="--skip-omega profile needs the training data.*--skip-omega formula"):
+    with pytest.raises(UserError, match="--skip-omega profile and .* need the training data.*--skip-omega formula"):
         profiling.profile_starts(made, model)
 
 

@@ -265,7 +265,7 @@ def test_base_holds_none_of_fairseqs_duplicates():
     assert not [n for n, _ in ours.named_parameters() if n.rpartition(".")[2] in ("in_proj_weight", "fc1_weight")]
 
 
-@pytest.mark.parametrize("arch", ["transformer_tiny", *ALL_TINY])
+@pytest.mark.parametrize("arch", ["transformer_tiny", *(arch for arch in ALL_TINY if "askip" not in arch)])
 def test_torchscript_says_the_same(arch):
     """Scripting, of the model and of beam search around it, works as it does for stock (the first row)."""
     model = build(arch, **TINY).double()

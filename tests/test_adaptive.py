@@ -1,0 +1,224 @@
+"""askip: equal to rskip at every integer, a lambda that moves, and what each mode promises."""
+
+import pytest
+import torch
+from skip_variants import IMAGE, SEQUENCE, draw
+from test_rivals import Pairs, skips
+from transformer_helpers import TINY, batch, build, sentences, task
+
+from fairseq_rskip.analysis.learned import Movement, lambdas, learned
+from fairseq_rskip.modules import profiling, skip_log
+from fairseq_rskip.residual import Place, SkipConnection
+from fairseq_rskip.residual.profile import choose_lambdas
+
+MODES = ("fraction", "mixture", "halting", "gradient")
+
+
+def askip(adapt, steps=2, dim=5, **options):
+    """An askip whose p is one-hot at ``steps``, with random gains and biases."""
+    skip = SkipConnection(dim, "askip", adapt=adapt, **options)
+    with torch.no_grad():
+        for norm in skip.norms:
+            norm.weight.uniform_(0.5, 1.5), norm.bias.uniform_(-0.5, 0.5)
+        if adapt == "mixture":
+            skip.start.copy_(torch.where(torch.arange(4) == steps - 1, 0.0, -1e9))
+        elif adapt == "halting":
+            skip.start.copy_(torch.where(torch.arange(3) < steps - 1, -1e9, 1e9))
+        elif adapt == "fraction":
+            skip.start.fill_(steps)
+        else:
+            skip.freeze(steps)
+    return skip
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("adapt", MODES)
+@pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_at_an_integer_it_is_rskip_bit_for_bit(adapt, steps, shape, dtype):
+    layout = {"channel_dim": 1} if shape == IMAGE else {}
+    skip = askip(adapt, steps, **layout)
+    fixed = SkipConnection(5, "rskip", skip_lambda=steps, **layout)
+    fixed.load_state_dict({name: value for name, value in skip.state_dict().items() if name in fixed.state_dict()})
+    x, f = draw(shape, 1, dtype), draw(shape, 2, dtype)
+    assert torch.equal(skip.to(dtype)(x, f), fixed.to(dtype)(x, f))
+    if adapt != "halting":  # its running mean says what training has seen
+        assert skip.effective_lambda() == pytest.approx(steps)
+
+
+def test_the_derivative_of_a_fractional_lambda_is_the_next_step_less_this():
+    x, f, g = (draw(SEQUENCE, seed) for seed in (1, 2, 3))
+    for value in (1.0, 2.0, 2.75):
+        skip = askip("fraction", value).double()
+        skip(x, f).backward(g)
+        y = [askip("fraction", k).double() for k in (1, 2, 3, 4)]
+        for each in y:
+            each.load_state_dict({**skip.state_dict(), "start": each.start})
+        below = y[int(value) - 1](x, f)
+        torch.testing.assert_close(skip.moved.grad, (g * (y[int(value)](x, f) - below)).sum())
+
+
+@pytest.mark.parametrize("value", [0.3, 4.6])
+def test_a_lambda_beyond_its_ends_stays_there_and_can_come_back(value):
+    skip = askip("fraction", 2)
+    with torch.no_grad():
+        skip.moved.fill_(value - 2)
+    assert skip.effective_lambda() == pytest.approx(1 if value < 1 else 4)
+    skip(draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)).square().sum().backward()
+    assert skip.moved.grad != 0
+
+
+def test_halting_weighs_each_position_by_itself():
+    skip = askip("halting", 2).double()
+    with torch.no_grad():
+        skip.start.zero_(), skip.direction.uniform_(-2, 2)
+    x, f = draw((4, 3, 5), 1), draw((4, 3, 5), 2)
+    together = skip(x, f)
+    alone = torch.cat([skip(x[:, i : i + 1], f[:, i : i + 1]) for i in range(3)], 1)
+    torch.testing.assert_close(together, alone)
+    p = skip.weights(torch.stack(skip._steps(x + f, x, None, 4)))
+    assert p.shape == (4, 4, 3, 1) and p.std(2).max() > 0.01
+    torch.testing.assert_close(p.sum(0), torch.ones(4, 3, 1).double())
+
+
+def test_halting_costs_what_its_tokens_take_and_padding_nothing():
+    skip = askip("halting", 3, halt_cost=0.5)
+    x, mask = draw((4, 3, 5), 1, torch.float32), torch.zeros(4, 3, dtype=torch.bool)
+    mask[2:, 1] = True
+    skip(x, x, mask)
+    tau, cost = skip.take_cost()
+    assert tau == 0.5 and torch.equal(cost.detach(), 3.0 * (~mask))
+    assert skip.take_cost()[1] is None
+    assert float(skip.mean_steps) == pytest.approx(2 + 0.01)  # a running mean, from its start towards 3
+    skip.eval()(x, x, mask)
+    assert skip.take_cost()[1] is None
+
+
+def test_the_cost_of_halting_enters_the_loss():
+    model = build("transformer_askip_ln_tiny", **TINY, skip_adapt="halting", skip_halt_cost=0.25).train()
+    inputs = batch(sentences())
+
+    def criterion(net, sample):
+        return net(*sample)[0].float().logsumexp(-1).sum(), 7, {}
+
+    def train_step(sample, model, criterion, optimizer):
+        return criterion(model, sample)
+
+    torch.manual_seed(0)
+    plain, _, _ = criterion(model, inputs)
+    for skip in skips(model).values():
+        skip.take_cost()
+    torch.manual_seed(0)
+    loss, size, _ = skip_log.HaltCost(train_step, model)(inputs, model, criterion, None)
+    tokens = [int(part.ne(model.encoder.padding_idx).sum()) for part in (inputs[0], inputs[2])]
+    expected = [tokens["decoder" in name] for name in skips(model)]
+    taken = float(loss - plain) / 0.25 / (sum(expected) / len(expected))
+    assert size == 7 and 1.8 < taken < 2.2  # E[k] at the start
+    loss.backward()
+    assert all(skip.moved.grad.abs().sum() > 0 for skip in skips(model).values())
+
+
+@pytest.mark.parametrize("adapt", MODES)
+def test_a_checkpoint_of_rskip_goes_on_as_askip(adapt):
+    fixed = build("transformer_rskip_ln_tiny", skip_lambda=3, **TINY)
+    model = build("transformer_askip_ln_tiny", seed=2, skip_adapt=adapt, **TINY)
+    model.load_state_dict(fixed.state_dict())
+    inputs = batch(sentences())
+    assert all(norm.weight.eq(1).all() for skip in skips(model).values() for norm in skip.norms)
+    if adapt in ("fraction", "gradient"):
+        assert torch.equal(model(*inputs)[0], fixed(*inputs)[0])
+        assert set(lambdas(model).values()) == {3.0}
+    again = build("transformer_askip_ln_tiny", seed=3, skip_adapt=adapt, **TINY)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again(*inputs)[0], model(*inputs)[0])
+
+
+class Scaled(torch.nn.Module):
+    """Blocks of a linear branch and an askip."""
+
+    def __init__(self, gains):
+        super().__init__()
+        places = [Place(index=i, depth=len(gains)) for i in range(len(gains))]
+        self.skips = torch.nn.ModuleList(SkipConnection(8, "askip", adapt="gradient", place=p) for p in places)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in gains)
+        for layer, gain in zip(self.layers, gains):
+            layer.weight.data.mul_(gain)
+
+    def forward(self, x):
+        outputs = [x]
+        for skip, layer in zip(self.skips, self.layers):
+            outputs.append(skip(outputs[-1], layer(outputs[-1])))
+        return outputs
+
+
+def test_lambda_from_the_gradient_is_the_one_whose_ratio_is_nearest_one():
+    torch.manual_seed(0)
+    model, x = Scaled([0.1, 3.0, 12.0]), torch.randn(6, 4, 8, requires_grad=True)
+    target = torch.randn(6, 4, 8)
+    expected = {}
+    for k in (1, 2, 3, 4):
+        for skip in model.skips:
+            skip.freeze(k)
+        outputs = model(x)
+        norms = [g.norm() for g in torch.autograd.grad((outputs[-1] - target).square().mean(), outputs)]
+        for block in range(3):
+            ratio = abs((norms[block] / norms[block + 1]).log().item())
+            expected.setdefault(block, {})[k] = ratio
+    found = choose_lambdas(model, lambda: (model(x)[-1] - target).square().mean())
+    assert list(found.values()) == [min(ratios, key=ratios.get) for ratios in expected.values()]
+    assert len(set(found.values())) > 1 and all(p.grad is None for p in model.parameters())
+
+
+def test_fairseq_train_chooses_lambda_on_the_first_batch(monkeypatch):
+    made = task()
+    pairs = [{"source": torch.tensor(s), "target": torch.tensor(t)} for s, t in sentences((7, 3, 5))]
+
+    class WithTargets(Pairs):
+        def collater(self, samples):
+            rows = [s["target"] for s in samples]
+            target = torch.nn.utils.rnn.pad_sequence(rows, True, made.target_dictionary.pad())
+            return {**super().collater(samples), "target": target}
+
+    made.datasets = {}
+    made.load_dataset = lambda split, **_: made.datasets.update({split: WithTargets(pairs)})
+    made.dataset = lambda split: made.datasets[split]
+    model = build("transformer_askip_ln_tiny", **TINY, skip_adapt="gradient")
+    monkeypatch.setitem(__import__("sys").modules, "fairseq.trainer", torch)
+    before = {name: value.clone() for name, value in model.state_dict().items() if not name.endswith("start")}
+    profiling.profile_starts(made, model)
+    assert set(lambdas(model).values()) <= {1.0, 2.0, 3.0, 4.0} and len(lambdas(model)) == 10
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+def test_coefficients_that_never_moved_are_named():
+    model = build("transformer_askip_ln_tiny", **TINY)
+    movement = Movement(model)
+    assert len(movement.starts) == len(learned(model)) == 10
+    assert movement.warning().startswith("10 of 10 learned coefficients")
+    assert "encoder.layers.0.self_attn_skip.moved" in movement.warning()
+    with torch.no_grad():
+        for value in learned(model).values():
+            value.add_(0.1)
+    assert movement.warning() == "" and list(lambdas(model).values()) == pytest.approx([2.1] * 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(skip_lambda=5), "skip_lambda=5.0: expected a number from 1 to max_steps=4 for askip"),
+        (dict(halt_cost=0.1), "halt_cost=0.1: expected 0 with adapt 'fraction'"),
+        (dict(adapt="auto"), "adapt='auto': expected one of fraction, mixture, halting, gradient"),
+        (dict(max_steps=0), "max_steps=0: expected an integer from 1 to 64"),
+        (dict(norm="none"), "norm='none': expected a normalisation for kind 'askip'"),
+    ],
+    ids=["start", "cost", "mode", "K", "norm"],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        SkipConnection(5, "askip", **options)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_scripting_is_refused_in_words():
+    with pytest.raises(RuntimeError, match="askip cannot be scripted"):
+        torch.jit.script(SkipConnection(5, "askip"))
