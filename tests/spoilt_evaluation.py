@@ -6,6 +6,8 @@ import torch
 from exploits import Call, touch
 from training_corpus import lengthen
 
+from fairseq_rskip.safe_load import load_checkpoint
+
 
 def edit(path, change):
     path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
@@ -25,6 +27,17 @@ def longer_dictionary(data, folder):
 def unsafe(data, folder):
     without_copies(folder)
     torch.save({"model": Call(touch, str(folder / "ran"))}, folder / "checkpoint_best.pt")
+
+
+def refill(folder, change):
+    """Change what checkpoint_best.pt holds."""
+    path = folder / "checkpoint_best.pt"
+    state = load_checkpoint(path)
+    torch.save(change(state) or state, path)
+
+
+def with_nan(state):
+    state["model"]["decoder.layers.0.fc1.weight"][2, 3] = float("nan")
 
 
 SPOILT = {
@@ -74,6 +87,18 @@ SPOILT = {
     "long target": (
         lambda d, m: lengthen(d / "test.en-de.de", 33, 2000),
         ["sentence 33 of test has 2000 tokens in its target (de)", "to take 1024", "--max-target-positions 2000"],
+    ),
+    "NaN checkpoint": (
+        lambda d, m: refill(m, with_nan),
+        ["checkpoint_best.pt is of no use: decoder.layers.0.fc1.weight holds NaN", "diverged", "checkpoint"],
+    ),
+    "checkpoint of train_cifar.py": (
+        lambda d, m: refill(m, lambda _: {"format": "fairseq_rskip.vision 1", "model": {"w": torch.ones(1)}}),
+        ["checkpoint_best.pt is not a fairseq checkpoint: it has no settings", "fairseq_rskip.vision 1", "checkpoint"],
+    ),
+    "empty checkpoint": (
+        lambda d, m: refill(m, lambda state: state["model"].clear()),
+        ["checkpoint_best.pt holds an empty model", "checkpoint"],
     ),
     "unsafe checkpoint": (unsafe, ["refused checkpoint", "checkpoint_best.pt"]),
 }

@@ -1,6 +1,7 @@
 """scripts/average_checkpoints.py against means in float64, and what it must refuse."""
 
 import argparse
+import math
 import os
 from collections import OrderedDict
 
@@ -131,6 +132,10 @@ def test_nothing_in_a_checkpoint_runs(tmp_path):
         (["--inputs", "torn.pt"], "torn.pt: truncated, or not a checkpoint"),
         (["--inputs", "empty.pt"], "empty.pt: truncated, or not a checkpoint"),
         (["--inputs", "list.pt"], "list.pt is not a fairseq checkpoint"),
+        (["--inputs", "good.pt", "nan.pt"], "nan.pt is of no use: w holds NaN or infinity"),
+        (["--inputs", "bare.pt"], "bare.pt holds an empty model"),
+        (["--inputs", "cifar.pt"], "cifar.pt is not a fairseq checkpoint: it has no settings"),
+        (["--inputs", "text.pt"], "text.pt is not a fairseq checkpoint: w is a str, not a tensor"),
         (["--inputs", "good.pt", "--checkpoint-upper-bound", "3"], "--checkpoint-upper-bound needs"),
         (["--inputs", "good.pt", "--output", "no/where.pt"], "cannot write no/where.pt"),
     ],
@@ -141,6 +146,10 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, options, message):
     (tmp_path / "torn.pt").write_bytes(good[: len(good) // 2])
     (tmp_path / "empty.pt").write_bytes(b"")
     torch.save([1, 2], tmp_path / "list.pt")
+    write(tmp_path / "nan.pt", {"w": torch.full((200,), math.nan)})
+    write(tmp_path / "bare.pt", {})
+    write(tmp_path / "text.pt", {"w": "words"})
+    torch.save({"format": "fairseq_rskip.vision 1", "model": {"w": torch.zeros(2)}}, tmp_path / "cifar.pt")
     output = [] if "--output" in options else ["--output", "out.pt"]
     assert average_checkpoints.main([*options, *output]) == 1
     error = capsys.readouterr().err

@@ -19,14 +19,35 @@ COMMON = (
 ).split()
 
 
-def train(corpus, save_dir, arch, processes, ddp_backend):
-    command = [f"{sys.prefix}/bin/fairseq-train", corpus, "--user-dir", ROOT / "fairseq_rskip", *COMMON]
+# Two processes that find each other through a file, forked from one that has imported fairseq.
+TWO = """
+import os, sys
+from fairseq_cli.train import cli_main
+arguments, children = {arguments}, []
+for rank in ("0", "1"):
+    children.append(os.fork())
+    if not children[-1]:
+        sys.argv = [*arguments, "--distributed-rank", rank]
+        cli_main()
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(0)
+sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
+"""
+
+
+def train(corpus, save_dir, arch, ddp_backend, launcher):
+    command = ["fairseq-train", corpus, "--user-dir", ROOT / "fairseq_rskip", *COMMON]
     command += ["--arch", arch, "--save-dir", save_dir, "--ddp-backend", ddp_backend]
-    if processes == 1:
+    if launcher == "none":
         command += ["--update-freq", "2"]
-    else:
+    elif launcher == "torchrun":
         free_port = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-        command = ["torchrun", "--nproc_per_node", processes, *free_port, *command, "--distributed-backend", "gloo"]
+        command = ["torchrun", "--nproc_per_node", 2, *free_port, f"{sys.prefix}/bin/{command[0]}", *command[1:]]
+        command += ["--distributed-backend", "gloo"]
+    else:
+        found = f"--distributed-backend gloo --distributed-init-method file://{save_dir}.init"
+        command += [*found.split(), "--distributed-world-size", 2, "--distributed-no-spawn"]
+        command = ["python-with-fairseq", TWO.format(arguments=[str(word) for word in command])]
     log = run_checked(command)
     assert "unused parameter" not in log.lower()
     losses = [json.loads(line[line.index("{") :])["loss"] for line in log.splitlines() if '"num_updates"' in line]
@@ -35,20 +56,20 @@ def train(corpus, save_dir, arch, processes, ddp_backend):
 
 
 @pytest.mark.parametrize(
-    ("arch", "ddp_backend"),
+    ("arch", "ddp_backend", "launcher"),
     [
-        ("transformer_rskip_ln_tiny", "legacy_ddp"),
-        ("transformer_rskip_ln_tiny", "pytorch_ddp"),
-        ("transformer_xskip_bn_tiny", "pytorch_ddp"),
-        ("transformer_wskip_ln_tiny", "legacy_ddp"),
-        ("transformer_wskip_ln_tiny", "pytorch_ddp"),
+        ("transformer_rskip_ln_tiny", "legacy_ddp", "torchrun"),  # as docs/distributed.md has it
+        ("transformer_rskip_ln_tiny", "pytorch_ddp", "forks"),
+        ("transformer_xskip_bn_tiny", "pytorch_ddp", "forks"),
+        ("transformer_wskip_ln_tiny", "legacy_ddp", "forks"),
+        ("transformer_wskip_ln_tiny", "pytorch_ddp", "forks"),
     ],
 )
-def test_two_processes_equal_one_with_update_freq_2(tiny_corpus, tmp_path, arch, ddp_backend):
+def test_two_processes_equal_one_with_update_freq_2(tiny_corpus, tmp_path, arch, ddp_backend, launcher):
     """Batch normalisation takes each process's own batch, as each of the accumulated batches is its own: the weights
     agree too. Its running statistics are each process's own (the checkpoint holds the first one's)."""
-    one_losses, one = train(tiny_corpus, tmp_path / "one", arch, 1, ddp_backend)
-    two_losses, two = train(tiny_corpus, tmp_path / "two", arch, 2, ddp_backend)
+    one_losses, one = train(tiny_corpus, tmp_path / "one", arch, ddp_backend, "none")
+    two_losses, two = train(tiny_corpus, tmp_path / "two", arch, ddp_backend, launcher)
     assert len(one_losses) >= 6
     assert two_losses == pytest.approx(one_losses, abs=2e-3)
     assert one_losses[5] < one_losses[0]

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 import pytest
+import sacrebleu
 import torch
 from conftest import ROOT, run_checked, run_command
 from evaluation_corpus import prepare
@@ -96,6 +97,10 @@ def test_translations_and_score_are_those_of_the_plain_commands(trained, evaluat
     row = json.loads((evaluated[1] / "scores.json").read_text(encoding="utf-8"))["scores"][0]
     assert row["score"] == pytest.approx(float(bleu), abs=1e-5) and float(bleu) > 40
     assert f"{row['score']:.2f}  {row['signature']}" in evaluated[0]
+    score = sacrebleu.corpus_bleu(plain.splitlines(), [(data / "raw" / "test.de").read_text("utf-8").splitlines()])
+    assert row["length_ratio"] == pytest.approx(score.sys_len / score.ref_len)
+    assert row["brevity_penalty"] == pytest.approx(score.bp)
+    assert f"length ratio {row['length_ratio']:.3f}, brevity penalty {score.bp:.3f}" in evaluated[0]
 
 
 def test_the_log_is_out_of_order_and_was_put_into_order(evaluated):
@@ -168,16 +173,15 @@ def test_text_published_as_tokens_gets_two_tables(copy, calls, capsys, evaluated
     assert text.index("as published") < text.index("paper's figures") < text.index("entities undone")
 
 
-def test_a_generator_that_fails_is_one_line_and_keeps_what_was_there(copy, evaluated):
+def test_a_generator_that_fails_is_one_line_and_keeps_what_was_there(copy, evaluated, capsys):
     """The sentences' file is cut off, which only fairseq-generate finds out."""
     out = copy[1] / "evaluation-test"
     shutil.copytree(evaluated[1], out)
     before = (out / "scores.json").read_bytes()
     binarised = copy[0] / "test.en-de.en.bin"
     binarised.write_bytes(binarised.read_bytes()[:40])
-    done = run_command([EVALUATE, *copy])
-    assert done.returncode == 1
-    assert_one_line(done.stderr, "fairseq-generate ended with status 1: ", "Error", "generate.failed.log")
+    assert evaluate(*copy) == 1
+    assert_one_line(capsys.readouterr().err, "fairseq-generate ended with status 1: ", "Error", "generate.failed.log")
     assert "Traceback" in (out / "generate.failed.log").read_text(encoding="utf-8")
     assert (out / "scores.json").read_bytes() == before and (out / "generate.log").exists()
 
@@ -185,7 +189,7 @@ def test_a_generator_that_fails_is_one_line_and_keeps_what_was_there(copy, evalu
 @pytest.mark.parametrize("spoil, words", SPOILT.values(), ids=SPOILT)
 def test_what_cannot_be_used_is_one_line_before_generating(copy, calls, capsys, spoil, words):
     spoil(*copy)
-    options = ["--average", 0] if words[0].endswith("checkpoint") else []
+    options = ["--average", 0] if "checkpoint" in (words[0].split()[-1], words[-1]) else []
     assert evaluate(*copy, *options) == 1
     assert calls == [] and not (copy[1] / "ran").exists()
     assert_one_line(capsys.readouterr().err, *words)
@@ -199,12 +203,12 @@ def test_a_model_for_longer_sentences_translates_them(copy, limit, capsys):
     state["cfg"]["model"]["max_source_positions"] = limit
     torch.save(state, path)
     lengthen(copy[0] / "test.en-de.en", 18, 1100)
-    done = run_command([EVALUATE, *copy, "--average", 0, "--beam", 1])
+    status = evaluate(*copy, "--average", 0, "--beam", 1)
+    out, err = capsys.readouterr()
     if limit == 1100:
-        assert done.returncode == 0, done.stderr
-        assert "written to" in done.stdout
+        assert status == 0 and "written to" in out
     else:
-        assert_one_line(done.stderr, "sentence 18 of test has 1100 tokens", "take 1024", "--max-source-positions 1100")
+        assert_one_line(err, "sentence 18 of test has 1100 tokens", "take 1024", "--max-source-positions 1100")
 
 
 def test_a_sentence_that_no_batch_holds_is_one_line(copy, calls, capsys):

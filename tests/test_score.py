@@ -121,6 +121,10 @@ def test_values_worked_out_by_hand(tmp_path):
     for name, row in scores(hyp, ref, options=["--tgt-lang", "en"]).items():
         if "BLEU" in name:
             assert row["score"] == pytest.approx(expected, abs=1e-9)
+            assert (row["length_ratio"], row["brevity_penalty"]) == (pytest.approx(7 / 6), 1)
+    short = scores(ref, hyp, options=["--tgt-lang", "en"])["sacreBLEU 13a"]
+    assert (short["length_ratio"], short["brevity_penalty"]) == pytest.approx((6 / 7, math.exp(1 - 7 / 6)))
+    assert short["score"] == pytest.approx(100 * math.exp(1 - 7 / 6))  # the words are right, there are too few
     assert bleu("the cat sat on the mat today", "the cat sat on the mat") == pytest.approx(expected, abs=1e-9)
 
 
