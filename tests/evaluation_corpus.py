@@ -1,10 +1,13 @@
 """A corpus as data preparation leaves it, small enough to learn something from in seconds: for test_evaluate.py."""
 
+import io
 import json
 import random
 
 from conftest import run_checked
 from sacremoses import MosesTokenizer
+from subword_nmt.apply_bpe import BPE
+from subword_nmt.learn_bpe import learn_bpe
 
 SIZES = {"train": 400, "valid": 20, "test": 33}
 WORDS = {
@@ -56,14 +59,19 @@ def prepare(folder, tokenizer="moses", bpe="subword-nmt"):
 
 
 def apply_subwords(work):
-    """subword-nmt's own commands; <split>.bpe.<language> of <split>.<language>."""
-    joined = work / "joined"
-    joined.write_bytes(b"".join((work / f"train.{language}").read_bytes() for language in ("en", "de")))
-    run_checked(["subword-nmt", "learn-bpe", "-i", joined, "-o", work / "codes", "-s", 120])
+    """subword-nmt's joint subwords; <split>.bpe.<language> of <split>.<language>."""
+    joined = [line for language in ("en", "de") for line in read(work / f"train.{language}")]
+    codes = io.StringIO()
+    learn_bpe(joined, codes, 120)
+    codes.seek(0)
+    bpe = BPE(codes)
     for split in SIZES:
         for language in ("en", "de"):
-            source, target = work / f"{split}.{language}", work / f"{split}.bpe.{language}"
-            run_checked(["subword-nmt", "apply-bpe", "-c", work / "codes", "-i", source, "-o", target])
+            write(work / f"{split}.bpe.{language}", map(bpe.process_line, read(work / f"{split}.{language}")))
+
+
+def read(path):
+    return path.read_text(encoding="utf-8").splitlines()
 
 
 def write(path, lines):
