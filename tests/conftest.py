@@ -49,6 +49,13 @@ def run_checked(args, **options):
     return done.stdout + done.stderr
 
 
+@pytest.fixture
+def stock_operators(monkeypatch):
+    """Skip connections compute as with RSKIP_OPS=reference, whose λ = 1 is stock fairseq's skip bit for bit."""
+    monkeypatch.setenv("RSKIP_OPS", "reference")
+    monkeypatch.setattr("fairseq_rskip.ops.dispatch._backends", {})
+
+
 def write_corpus(folder, sizes=None, seed=1):
     """Write <split>.src and <split>.tgt for every split; returns ``folder``."""
     rng = random.Random(seed)

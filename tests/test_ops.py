@@ -10,6 +10,7 @@ import torch
 from conftest import run_command
 
 from fairseq_rskip.ops import cpu, dispatch, in_use, reference, skip_norm
+from fairseq_rskip.residual import SkipConnection
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 # (rows, features), steps, options
@@ -282,6 +283,62 @@ def test_transforms_of_torch_func_take_the_reference(backend):
     torch.testing.assert_close(tangent, (expected[0] * f_x[1]).sum())
 
 
+SKIPS = {
+    "xskip2": {"kind": "xskip", "skip_lambda": 2.0},
+    "xskip1-alpha2": {"kind": "xskip", "skip_lambda": 1.0, "branch_scale": 2.0},
+    "rskip1": {"kind": "rskip", "skip_lambda": 1},
+    "rskip3-alpha0.5": {"kind": "rskip", "skip_lambda": 3, "branch_scale": 0.5},
+    "rskip2-rms": {"kind": "rskip", "skip_lambda": 2, "norm": "rms"},
+}
+
+
+@pytest.mark.parametrize("layout", ["sequence", "image", "channels_last"])
+@pytest.mark.parametrize("name", SKIPS)
+def test_skip_connections_use_it_and_agree_with_torch(name, layout, backend):
+    images = layout != "sequence"
+    skip = SkipConnection(24, channel_dim=1 if images else -1, **SKIPS[name])
+    x, f_x = (leaf.detach() for leaf in inputs((2, 24, 4, 5) if images else (4, 3, 24), 1)[:2])
+    if layout == "channels_last":
+        x, f_x = (t.contiguous(memory_format=torch.channels_last) for t in (x, f_x))
+    results = []
+    for choice in ("reference", "cpu"):
+        backend(choice)
+        leaves = [x.clone().requires_grad_(), f_x.clone().requires_grad_()]
+        y = skip(*leaves)
+        upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+        results.append([y, *torch.autograd.grad(y, [*leaves, *skip.parameters()], upstream)])
+    assert ["SkipNorm" in history(y) for y, *_ in results] == [False, True]
+    assert results[0][0].stride() == results[1][0].stride()
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
+
+
+def history(y):
+    """The names of the nodes behind y, the nearest three."""
+    names, node = [], y.grad_fn
+    while node is not None and len(names) < 3:
+        names.append(node.name())
+        node = node.next_functions[0][0] if node.next_functions else None
+    return " ".join(names)
+
+
+@pytest.mark.parametrize("change", ["hook", "own_class", "own_forward", "other_eps"])
+def test_norms_that_someone_watches_or_changed_are_called(change, backend):
+    skip, calls = SkipConnection(8, "rskip", skip_lambda=2), []
+    norm = skip.norms[0]
+    if change == "hook":
+        norm.register_forward_hook(lambda *_: calls.append(1))
+    elif change == "own_class":
+        norm.__class__ = type("Mine", (type(norm),), {"forward": lambda self, x, mask=None: calls.append(1) or x})
+    elif change == "own_forward":
+        norm.forward = lambda x, mask=None: calls.append(1) or x
+    else:
+        norm.eps = 0.5
+    x, f_x = (leaf.detach() for leaf in inputs((4, 8), 1)[:2])
+    found = skip(x, f_x)
+    backend("reference")
+    assert torch.equal(found, skip(x, f_x)) and len(calls) == (0 if change == "other_eps" else 2)
+
+
 class Named(torch.nn.Module):
     def forward(self, x: torch.Tensor, f_x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         return skip_norm(x, f_x, [gain, gain], [gain, gain])
@@ -312,7 +369,7 @@ def test_auto_leaves_the_plain_post_norm_to_torch(backend):
     assert not dispatch.takes(x, f_x, 1)
     assert dispatch.takes(x, f_x, 2) and dispatch.takes(x, f_x, 1, 2.0) and in_use().name == "cpu"
     backend("reference")
-    assert not dispatch.takes(x, f_x, 2) and in_use() == ("reference", "RSKIP_OPS=reference")
+    assert not dispatch.takes(x, f_x, 2) and in_use() == ("reference", "RSKIP_OPS=reference", "reference")
     backend("gpu")
     with pytest.raises(ValueError, match="RSKIP_OPS='gpu': expected one of auto, reference, cpu"):
         in_use()

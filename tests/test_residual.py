@@ -25,7 +25,7 @@ def test_plain_skip_is_exactly_the_sum():
 
 @pytest.mark.parametrize("kind", ["rskip", "xskip"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-def test_one_step_with_layer_norm_is_exactly_post_norm(kind, dtype):
+def test_one_step_with_layer_norm_is_exactly_post_norm(kind, dtype, stock_operators):
     skip = Case(VARIANTS[NAMES.index("rskip1-layer")], SEQUENCE).build().to(dtype)
     other = SkipConnection(5, kind, norm="layer", skip_lambda=1).to(dtype)
     other.load_state_dict(skip.state_dict())
@@ -118,7 +118,7 @@ def test_a_hook_sees_a_step_as_it_was(hook):
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.variant.kind != "askip"], ids=lambda case: case.name)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_torchscript_gives_the_same_numbers(case):
+def test_torchscript_gives_the_same_numbers(case, stock_operators):
     (x, f), skip = inputs(case), case.build()
     scripted = torch.jit.script(copy.deepcopy(skip))
     for training in (True, False):

@@ -46,7 +46,7 @@ def hypotheses(model, pairs):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("arch", POST_NORM)
-def test_lambda_1_loads_a_stock_checkpoint_and_says_the_same(arch, options):
+def test_lambda_1_loads_a_stock_checkpoint_and_says_the_same(arch, options, stock_operators):
     stock = build("transformer_tiny", **TINY, **options)
     randomise(stock)
     ours = build(arch, seed=2, skip_lambda=1, **TINY, **options)
@@ -62,7 +62,7 @@ def test_lambda_1_loads_a_stock_checkpoint_and_says_the_same(arch, options):
     assert hypotheses(ours, sentences()) == hypotheses(stock, sentences())
 
 
-def test_an_encoder_layer_equals_stocks_under_an_attention_mask_and_returns_fc():
+def test_an_encoder_layer_equals_stocks_under_an_attention_mask_and_returns_fc(stock_operators):
     config = resolve(SimpleNamespace(**vars(MODEL_DATACLASS_REGISTRY["transformer_rskip_ln_tiny"](skip_lambda=1.0))))
     torch.manual_seed(1)
     stock = TransformerEncoderLayerBase(config, return_fc=True)
@@ -156,7 +156,7 @@ def test_an_unnormalised_stream_ends_in_the_norm_of_the_skips(arch):
     ],
     ids=["post-norm", "one-attention", "pre-norm"],
 )
-def test_same_seed_gives_stock_weights_dropout_and_gradients(options, stocks, arch, ours):
+def test_same_seed_gives_stock_weights_dropout_and_gradients(options, stocks, arch, ours, stock_operators):
     """Construction and dropout draw random numbers in fairseq's order: runs against stock differ by the skip alone."""
     inputs = batch(sentences())
     losses, grads = [], []

@@ -23,8 +23,10 @@ NORMS = {
     "ada": AdaNorm,
     "dyt": DyT,
 }
+OPERATOR = {LayerNorm: False, RMSNorm: True}  # those that ops.skip_norm computes for norm_axes="c"; whether as RMS
 
-__all__ = ["NORMS", "NORM_AXES", "AdaNorm", "BatchNorm", "DyT", "LayerNorm", "NoNorm", "Norm", "RMSNorm", "ScaleNorm"]
+__all__ = ["NORMS", "NORM_AXES", "OPERATOR"]
+__all__ += ["AdaNorm", "BatchNorm", "DyT", "LayerNorm", "NoNorm", "Norm", "RMSNorm", "ScaleNorm"]
 __all__ += ["at_least_float32", "check_layout", "create_norm", "is_half"]
 
 

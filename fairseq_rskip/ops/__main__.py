@@ -10,8 +10,8 @@ from .dispatch import in_use
 def main() -> int:
     """Print what is in use; the status is 0 whatever is in use."""
     Parser(prog="python -m fairseq_rskip.ops", description=__doc__).parse_args()
-    name, reason = in_use("cpu")
-    print(f"cpu: {name} ({reason})")
+    backend = in_use("cpu")
+    print(f"cpu: {backend.name} ({backend.reason})")
     return 0
 
 

@@ -26,10 +26,12 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Backend(NamedTuple):
-    """What computes the operator on one kind of device: ``name`` is cpu or reference, ``reason`` says why."""
+    """What computes the operator on one kind of device: ``name`` is cpu or reference, ``reason`` says why; ``choice``
+    is the value of ``RSKIP_OPS`` that led there."""
 
     name: str
     reason: str
+    choice: str
 
 
 def in_use(device: str = "cpu") -> Backend:
@@ -49,9 +51,10 @@ def takes(x: Tensor, f_x: Tensor, steps: int, skip_scale: float = 1.0, branch_sc
     """
     if torch.jit.is_scripting() or torch.jit.is_tracing():
         return False  # the file that comes of it must load without this package
-    if steps == 1 and skip_scale == 1.0 and branch_scale == 1.0 and _choice() == "auto":
+    if not _has_kernel(x, f_x):
         return False
-    return _has_kernel(x, f_x)
+    plain = steps == 1 and skip_scale == 1.0 and branch_scale == 1.0
+    return not plain or _backends[x.device.type].choice != "auto"
 
 
 def skip_norm(
@@ -109,23 +112,18 @@ def _is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
-def _choice() -> str:
+def _choose(device: str) -> Backend:
     choice = os.environ.get(VARIABLE) or "auto"
     if choice not in CHOICES:
         raise UserError(f"{VARIABLE}={choice!r}: expected one of {', '.join(CHOICES)}")
-    return choice
-
-
-def _choose(device: str) -> Backend:
-    choice = _choice()
     if choice not in ("auto", device):
-        return Backend("reference", f"{VARIABLE}={choice}")
+        return Backend("reference", f"{VARIABLE}={choice}", choice)
     try:
-        return Backend(device, _LOADERS[device]())
+        return Backend(device, _LOADERS[device](), choice)
     except Exception as error:  # whatever keeps a kernel from this machine, the reference computes the same
         reason = str(error).strip().split("\n")[0][:300]
         warnings.warn(f"skip connections run without their {device} operator: {reason}", RuntimeWarning, stacklevel=2)
-        return Backend("reference", reason)
+        return Backend("reference", reason, choice)
 
 
 def _load_cpu() -> str:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..norms import at_least_float32
 from . import options as opt
-from .base import ConstantSkip, LearnedSkip
+from .base import ConstantSkip, LearnedSkip, is_hooked
 
 ALPHA = "α: scale of the residual branch F(x) (paper, Table 3: 2, 3); in rskip of its first step"
 
@@ -33,6 +33,7 @@ class XSkip(ConstantSkip):
     """
 
     kind = "xskip"
+    one_operator = True
     Options = _Scaled
 
     def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
@@ -52,6 +53,7 @@ class RSkip(ConstantSkip):
     """
 
     kind = "rskip"
+    one_operator = True
     needs_norm = True
 
     @dataclasses.dataclass(frozen=True)
@@ -91,7 +93,7 @@ class RSkip(ConstantSkip):
             else:
                 # backward needs a normalisation's input, not its output: adding in place spares a large allocation,
                 # unless a hook may hold the output
-                owned = norm.owns_output and not _hooked(norm)
+                owned = norm.owns_output and not is_hooked(norm)
         return y
 
     def coefficients(
@@ -129,12 +131,6 @@ class RSkip(ConstantSkip):
 
     def _unrow(self, y: Tensor) -> Tensor:
         return y.permute(0, 3, 1, 2) if self.by_rows else y
-
-
-def _hooked(module: nn.Module) -> bool:
-    """Whether a hook may hold what the module returns."""
-    everywhere = nn.modules.module._global_forward_hooks or nn.modules.module._global_backward_hooks
-    return bool(module._forward_hooks or module._backward_hooks or everywhere)
 
 
 class WSkip(LearnedSkip):

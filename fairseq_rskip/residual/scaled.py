@@ -130,6 +130,7 @@ class DeepNorm(ConstantSkip):
     """
 
     kind = "deepnorm"
+    one_operator = True
     needs_norm = True
     for_images = False
 
