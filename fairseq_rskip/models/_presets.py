@@ -12,6 +12,7 @@ from fairseq.models.transformer.transformer_config import (
     TransformerConfig,
 )
 
+from fairseq_rskip.modules.fixnorm import FixNormConfig
 from fairseq_rskip.modules.skip_config import SkipConfig
 from fairseq_rskip.modules.skip_log import SkipLogConfig
 
@@ -31,6 +32,7 @@ VARIANTS: Dict[str, Dict[str, Any]] = {
     "outln": {"skip_kind": "outln"},
     "lnscale": {"skip_kind": "lnscale"},
     "mixln": {"skip_kind": "mixln"},
+    "scalenorm": {"skip_kind": "preln", "skip_norm": "scale", "fix_norm": True},
     "adanorm": {"skip_kind": "xskip", "skip_norm": "ada", "skip_lambda": 1.0},
     "rmsnorm": {"skip_kind": "preln", "skip_norm": "rms"},
     "dyt": {"skip_kind": "preln", "skip_norm": "dyt"},
@@ -107,7 +109,7 @@ def _flat_fields() -> Iterator[Tuple[str, Any, Any]]:
 SkipTransformerConfig = make_dataclass(
     "SkipTransformerConfig",
     list(_flat_fields()),
-    bases=(SkipConfig, SkipLogConfig),
+    bases=(SkipConfig, FixNormConfig, SkipLogConfig),
     namespace={"__doc__": "Every option of a skip Transformer, flat; the defaults are Base with rSkip+LN, λ = 2."},
 )
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import SkipTransformerConfig, architectures, resolve
-from fairseq_rskip.modules import skip_log
+from fairseq_rskip.modules import fixnorm, skip_log
 from fairseq_rskip.modules.profiling import profile_starts
 from fairseq_rskip.modules.transformer import SkipTransformerDecoder, SkipTransformerEncoder
 from fairseq_rskip.residual import SkipConnection
@@ -38,6 +38,7 @@ class SkipTransformerModel(TransformerModelBase):
         config = resolve(cfg)
         skip = config.skip.check(arch, pre_norm=config.encoder.normalize_before or config.decoder.normalize_before)
         config.skip.check_layers(arch, config)
+        fixnorm.check(arch, config)
         if config.share_all_embeddings and task.source_dictionary != task.target_dictionary:
             raise UserError(
                 f"--arch {arch} shares all embeddings, and the two dictionaries differ: preprocess with "
@@ -52,6 +53,11 @@ class SkipTransformerModel(TransformerModelBase):
         profile_starts(task, model)
         skip_log.attach(task, model, cfg.skip_log_interval)
         return model
+
+    @classmethod
+    def build_embedding(cls, cfg, dictionary, embed_dim, path=None):
+        embedding = super().build_embedding(cfg, dictionary, embed_dim, path)
+        return fixnorm.UnitEmbedding(embedding) if cfg.fix_norm else embedding
 
     @classmethod
     def build_encoder(cls, cfg, src_dict, embed_tokens):

@@ -4,6 +4,7 @@ from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 
+from fairseq_rskip.modules.fixnorm import UnitProjection
 from fairseq_rskip.modules.transformer_layer import SkipTransformerDecoderLayer, SkipTransformerEncoderLayer
 from fairseq_rskip.norms import create_norm
 from fairseq_rskip.residual import SkipConnection
@@ -52,6 +53,11 @@ class SkipTransformerDecoder(_SkipStack, TransformerDecoderBase):
         super().__init__(cfg, *args, **options)
         if not cfg.no_decoder_final_norm:
             self.add_final_norm()
+
+    def build_output_projection(self, cfg, dictionary, embed_tokens):
+        super().build_output_projection(cfg, dictionary, embed_tokens)
+        if cfg.fix_norm:
+            self.output_projection = UnitProjection(self.output_projection.weight)
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         return wrap_layer(SkipTransformerDecoderLayer(cfg, no_encoder_attn, self.next_index()), cfg)

@@ -1,0 +1,65 @@
+"""FixNorm: embeddings of unit length wherever they are used, drawn and stored as fairseq's."""
+
+import pytest
+import torch
+from test_architectures import parse
+from transformer_helpers import TINY, batch, build, dictionary, sentences
+
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.modules.fixnorm import unit_rows
+
+SHARING = {
+    "separate": {},
+    "output": {"share_decoder_input_output_embed": True},
+    "all": {"share_all_embeddings": True},
+}
+
+
+@pytest.fixture(params=SHARING)
+def model(request):
+    return build("transformer_scalenorm_tiny", **TINY, **SHARING[request.param]).double()
+
+
+def test_every_word_enters_with_one_length_and_leaves_as_a_scaled_cosine(model):
+    src, lengths, prev = batch(sentences((6, 6, 6)))
+    embedded = model.encoder.forward_embedding(src)[1]
+    torch.testing.assert_close(embedded.norm(dim=-1), torch.full(src.shape, 32**0.5, dtype=torch.float64))
+    features = model.extract_features(src, lengths, prev)[0]
+    logits, vocabulary = model(src, lengths, prev)[0], model.decoder.output_projection.weight[dictionary().nspecial :]
+    cosine = torch.cosine_similarity(features.unsqueeze(-2), vocabulary, dim=-1)
+    g = model.decoder.layer_norm.weight  # the length that ScaleNorm gives what leaves the stack
+    torch.testing.assert_close(logits[..., dictionary().nspecial :], g * cosine)
+
+
+def test_the_length_of_a_stored_embedding_means_nothing(model):
+    inputs = batch(sentences())
+    before = model(*inputs)[0]
+    with torch.no_grad():
+        for weight in {model.encoder.embed_tokens.weight, model.decoder.embed_tokens.weight}:
+            weight *= 7
+    torch.testing.assert_close(model(*inputs)[0], before)
+    model(*inputs)[0].logsumexp(-1).sum().backward()
+    weight = model.decoder.output_projection.weight
+    assert torch.isfinite(weight.grad).all() and weight.grad.abs().max() > 0
+    along = (weight.grad * weight).sum(-1)
+    torch.testing.assert_close(along, torch.zeros_like(along), rtol=0, atol=1e-9)
+
+
+def test_it_draws_and_stores_what_a_model_without_it_does():
+    one, other = (build(f"transformer_{arch}_tiny", **TINY, skip_norm="scale") for arch in ("scalenorm", "preln"))
+    assert list(one.state_dict()) == list(other.state_dict())
+    for name, parameter in one.named_parameters():
+        assert torch.equal(parameter, other.state_dict()[name]), name
+
+
+def test_rows_of_zeros_stay_and_halves_keep_their_type():
+    rows = torch.tensor([[0.0, 0.0], [300.0, 400.0]], dtype=torch.float16)
+    assert torch.equal(unit_rows(rows), torch.tensor([[0, 0], [0.6, 0.8]], dtype=torch.float16))
+
+
+def test_the_option():
+    assert parse("--arch", "transformer_rskip_ln_tiny", "--fix-norm").fix_norm is True
+    assert parse("--arch", "transformer_rskip_ln_tiny").fix_norm is False
+    with pytest.raises(UserError, match="with --fix-norm: expected neither --adaptive-input nor") as refused:
+        build("transformer_scalenorm_tiny", **TINY, adaptive_softmax_cutoff="10,20")
+    assert "\n" not in str(refused.value)
