@@ -1,0 +1,195 @@
+"""``python -m fairseq_rskip describe``: every skip connection of a model, its constants, what its branch starts with.
+
+The model is built as a training would build it, from seed 1, with a dictionary of a few words and no data.
+"""
+
+import argparse
+import json
+import logging
+import re
+from argparse import Namespace
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.norms import NORMS
+from fairseq_rskip.residual import Branch, SkipConnection
+from fairseq_rskip.tools.console import Parser, print_line
+
+ABOUT = """Print every skip connection of a model: its place, its rule and constants, its norm, the parameters that both
+add, and the standard deviation of each matrix of its branch as a multiple of Xavier's.
+
+ARCH is an architecture such as transformer_rskip_ln, followed by any model option of fairseq-train (--encoder-layers
+18), or resnet110, followed by those of train_cifar.py (--skip-kind xskip)."""
+GREEK = {"lambda": "λ", "alpha": "α", "beta": "β", "gamma": "γ", "omega": "ω"}
+ALIKE = 0.1  # layers whose measured values differ by less, relative to the first, are one row of the table
+SEED = 1
+PROGRAM = "python -m fairseq_rskip describe"
+
+
+class Row(NamedTuple):
+    """One skip connection. ``norms``: by where it stands (before, branch for behind it, after the sum), a norm's name;
+    ``std``: by role of a branch matrix, its standard deviation over Xavier's."""
+
+    side: str
+    layer: int
+    sublayer: str
+    rule: str
+    constants: Dict[str, float]
+    norms: Dict[str, str]
+    rule_parameters: int
+    norm_parameters: int
+    std: Dict[str, float]
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Print the table, or with ``--json`` everything. Raises ``UserError`` for an unknown architecture or option."""
+    parser = Parser(prog=PROGRAM, usage=f"{PROGRAM} ARCH [--json] [OPTIONS]", description=ABOUT)
+    parser.add_argument("arch", metavar="ARCH", help="the model")
+    parser.add_argument("--json", action="store_true", help="print everything, layer by layer, as JSON")
+    asked, options = parser.parse_known_args(argv)
+    torch.manual_seed(SEED)
+    resnet = re.fullmatch(r"resnet(\d+)", asked.arch)
+    model = _resnet(int(resnet[1]), options) if resnet else _transformer(asked.arch, options)
+    found = list(skips(model))
+    rows = [row(skip, branch) for skip, branch in found]
+    # each parameter once, whoever shares it
+    added = sum(p.numel() for p in {p for skip, _ in found for p in skip.parameters()})
+    total = sum(p.numel() for p in model.parameters())
+    if asked.json:
+        facts = {"arch": asked.arch, "parameters": total, "added": added, "ops": _ops()}
+        print_line(json.dumps({**facts, "skips": [r._asdict() for r in rows]}, indent=1))
+        return 0
+    print_line(f"{asked.arch}: {len(rows)} skip connections with {added:,} of {total:,} parameters")
+    if _ops():
+        print_line(f"recursive skip computed by {_ops()}")
+    for line in table(rows):
+        print_line(line)
+    return 0
+
+
+def _transformer(arch: str, options: List[str]) -> nn.Module:
+    from fairseq import models
+    from fairseq.data import Dictionary
+
+    import fairseq_rskip.models  # noqa: F401  (registers the architectures)
+    from fairseq_rskip.models._presets import SIZES, VARIANTS
+
+    if arch not in {f"transformer_{variant}{size}" for variant in VARIANTS for size in SIZES}:
+        raise UserError(
+            f"{arch!r}: expected resnet20, resnet110 or another 6n+2, or transformer_ with one of "
+            f"{', '.join(VARIANTS)} and, for another size than Base, one of {', '.join(filter(None, SIZES))}"
+        )
+    parser = Parser(prog=PROGRAM, argument_default=argparse.SUPPRESS)
+    models.ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    given = vars(parser.parse_args(options))
+    words = Dictionary()
+    task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
+    logging.getLogger("fairseq_rskip").setLevel(logging.WARNING)
+    try:
+        return models.build_model(Namespace(arch=arch, **given), task)
+    except UserError:
+        raise
+    except (AssertionError, ValueError) as error:
+        raise UserError(f"{arch} {' '.join(options)}: {error}") from None
+
+
+def _resnet(depth: int, options: List[str]) -> nn.Module:
+    from fairseq_rskip.vision.config import parse
+    from fairseq_rskip.vision.model import preact_resnet
+
+    config = parse(["--depth", str(depth), *options], ABOUT)
+    return preact_resnet(config.depth, 10, config.skip_options(), config.shortcut)
+
+
+def skips(model: nn.Module) -> Iterator[Tuple[SkipConnection, Branch]]:
+    """Each skip connection of a Transformer or ResNet, in the order of the model, with the weights of its branch."""
+    for module in model.modules():
+        for child in module.children():
+            if isinstance(child, SkipConnection):
+                of_resnet = child.place.side == "resnet"
+                yield child, module.branch() if of_resnet else module.branch(child.place.sublayer)
+
+
+def row(skip: SkipConnection, branch: Branch) -> Row:
+    """What there is to say about one skip connection."""
+    own = sum(parameter.numel() for parameter in skip.learned().values())
+    std = {role: float(w.tensor.detach().double().std(unbiased=False)) / w.xavier for role, w in branch.items()}
+    behind, after = getattr(skip, "branch_norm", None), next(iter(skip.norms), None)
+    norms = {"before": skip.pre_norm, "branch": behind, "after": after}
+    norms = {where: _name(norm) for where, norm in norms.items() if norm is not None}
+    return Row(
+        *(skip.place.side, skip.place.index, skip.place.sublayer, skip.kind, skip.constants()),
+        {where: name for where, name in norms.items() if name != "none"},
+        own,
+        sum(parameter.numel() for parameter in skip.parameters()) - own,
+        {role: round(value, 4) for role, value in std.items()},
+    )
+
+
+def table(rows: List[Row]) -> List[str]:
+    """Lines of text, layers that are alike put together."""
+    cells = [("place", "rule", "norm", "added", "std / Xavier's")]
+    for first, last, layer in _groups(rows):
+        for r in layer:
+            number = f"{first}" if first == last else f"{first}-{last}"
+            constants = " ".join(f"{GREEK.get(name, name)}={value:.4g}" for name, value in r.constants.items())
+            norm = " ".join(f"{where} {name}" for where, name in r.norms.items())
+            place, added = f"{r.side} {number} {r.sublayer}", str(r.rule_parameters + r.norm_parameters)
+            cells.append((place, f"{r.rule} {constants}".rstrip(), norm, added, _deviations(r.std)))
+    widths = [max(len(line[k]) for line in cells) for k in range(len(cells[0]))]
+    return ["  ".join(f"{text:{width}}" for text, width in zip(line, widths)).rstrip() for line in cells]
+
+
+def _name(norm: nn.Module) -> str:
+    return {cls: name for name, cls in NORMS.items()}.get(type(norm), type(norm).__name__)
+
+
+def _deviations(std: Dict[str, float]) -> str:
+    """``q,k,v 0.71 out 1.00``: neighbours that read alike are put together."""
+    runs: List[Tuple[List[str], str]] = []
+    for role, value in std.items():
+        if runs and runs[-1][1] == f"{value:.2f}":
+            runs[-1][0].append(role)
+        else:
+            runs.append(([role], f"{value:.2f}"))
+    return " ".join(f"{','.join(roles)} {value}" for roles, value in runs)
+
+
+def _groups(rows: List[Row]) -> Iterator[Tuple[int, int, List[Row]]]:
+    """First layer, last layer and the rows of the first, for consecutive layers that are alike."""
+    layers: Dict[Tuple[str, int], List[Row]] = {}
+    for r in rows:
+        layers.setdefault((r.side, r.layer), []).append(r)
+    group: List[Any] = []
+    for layer in layers.values():
+        if group and _alike(group[2], layer):
+            group[1] = layer[0].layer
+            continue
+        if group:
+            yield tuple(group)
+        group = [layer[0].layer, layer[0].layer, layer]
+    if group:
+        yield tuple(group)
+
+
+def _alike(one: List[Row], other: List[Row]) -> bool:
+    def same(a: Row, b: Row) -> bool:
+        close = all(abs(b.std[role] - value) <= ALIKE * abs(value) for role, value in a.std.items() if role in b.std)
+        return a._replace(layer=0, std={}) == b._replace(layer=0, std={}) and a.std.keys() == b.std.keys() and close
+
+    return len(one) == len(other) and all(map(same, one, other))
+
+
+def _ops() -> str:
+    """What computes the recursive skip on this machine, or "" where that is not for choice."""
+    if find_spec("fairseq_rskip.ops") is None:
+        return ""
+    from fairseq_rskip import ops
+
+    backend = ops.in_use()
+    return f"{backend.name} ({backend.reason})"

@@ -1,0 +1,131 @@
+"""``python -m fairseq_rskip describe``: what it prints is what the model is."""
+
+import json
+import math
+import re
+import sys
+
+import pytest
+import torch
+from conftest import run_command
+from transformer_helpers import ALL_TINY
+
+from fairseq_rskip.__main__ import main
+
+TINY = "--encoder-embed-dim 32 --encoder-ffn-embed-dim 48 --encoder-layers 2 --decoder-layers 2".split()
+
+
+@pytest.fixture(autouse=True)
+def one_implementation(monkeypatch):
+    """No kernel is built, no batch is profiled: fairseq-train's trainer, which other tests import, is not there."""
+    monkeypatch.setenv("RSKIP_OPS", "reference")
+    monkeypatch.delitem(sys.modules, "fairseq.trainer", raising=False)
+
+
+def described(capsys, *argv):
+    capsys.readouterr()
+    assert main(["describe", *argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_transformers_skips_in_order_with_constants_norms_and_parameters(capsys):
+    found = described(capsys, "transformer_periln_tiny", *TINY, "--decoder-layers", "1", "--skip-norm", "rms")
+    places = [(skip["side"], skip["layer"], skip["sublayer"]) for skip in found["skips"]]
+    assert places[:4] == [("encoder", layer, name) for layer in (0, 1) for name in ("self_attn", "ffn")]
+    assert places[4:] == [("decoder", 0, name) for name in ("self_attn", "encoder_attn", "ffn")]
+    for skip in found["skips"]:
+        assert (skip["rule"], skip["norms"]) == ("periln", {"before": "rms", "branch": "rms"})
+        assert (skip["rule_parameters"], skip["norm_parameters"]) == (0, 64)
+    assert found["added"] == 7 * 64
+
+
+def test_constants_are_those_of_the_place(capsys):
+    skips = described(capsys, "transformer_deepnorm_tiny", "--encoder-layers", "6", "--decoder-layers", "6")["skips"]
+    alphas = {skip["side"]: round(skip["constants"]["alpha"], 4) for skip in skips}
+    assert alphas == {"encoder": 1.4179, "decoder": 2.0598}
+    skips = described(capsys, "transformer_lnscale_tiny")["skips"]
+    assert [round(skip["constants"]["1/sqrt(l)"], 4) for skip in skips[:4]] == [1, 1, 0.7071, 0.7071]
+
+
+def test_deviations_are_measured_against_xaviers(capsys):
+    """fairseq draws q, k, v with gain 1/sqrt(2) and fc1, fc2 as torch does; DeepNorm's are Xavier's, all but q and k
+    times beta."""
+    fairseqs, deepnorms = (described(capsys, f"transformer_{arch}")["skips"] for arch in ("preln", "deepnorm"))
+    by_torch = [math.sqrt((512 + 2048) / (2 * 3 * fan_in)) for fan_in in (512, 2048)]
+    expected = dict(zip(("q", "k", "v", "out", "fc1", "fc2"), (0.5**0.5, 0.5**0.5, 0.5**0.5, 1, *by_torch)))
+    for skip, rival in zip(fairseqs, deepnorms):
+        beta = rival["constants"]["beta"]
+        for role, value in skip["std"].items():
+            assert value == pytest.approx(expected[role], rel=0.02)
+            assert rival["std"][role] == pytest.approx(1 if role in "qk" else beta, rel=0.02)
+
+
+def test_layers_that_are_alike_are_one_row_that_fits_a_terminal(capsys):
+    options = ["--encoder-layers", "9", "--skip-post-share", "0.34"]
+    assert main(["describe", "transformer_mixln_tiny", *options]) == 0
+    first, ops, head, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("transformer_mixln_tiny: 24 skip connections with 3,072 of ")
+    assert ops == "recursive skip computed by reference (RSKIP_OPS=reference)"
+    assert head.split() == ["place", "rule", "norm", "added", "std", "/", "Xavier's"]
+    assert [line.split()[:3] for line in lines] == [
+        *(["encoder", layers, name] for layers in ("0-2", "3-8") for name in ("self_attn", "ffn")),
+        *(["decoder", "0-1", name] for name in ("self_attn", "encoder_attn", "ffn")),
+    ]
+    assert lines[0].split()[3:8] == ["mixln", "a=0.34", "after", "layer", "128"]
+    assert max(map(len, lines)) <= 90
+
+
+def test_every_architecture_is_described(capsys):
+    for arch in ALL_TINY:
+        skips = described(capsys, arch, *TINY)["skips"]
+        assert len(skips) == 10
+        assert all(skip["std"] and math.isfinite(sum(skip["std"].values())) for skip in skips)
+
+
+def test_a_resnet_takes_the_options_of_train_cifar(capsys):
+    found = described(capsys, "resnet20", "--skip-kind", "xskip", "--skip-lambda", "3", "--skip-norm", "rms")
+    assert [skip["layer"] for skip in found["skips"]] == list(range(9))
+    first = found["skips"][0]
+    assert (first["side"], first["constants"]["lambda"], first["norms"]) == ("resnet", 3, {"after": "rms"})
+    assert first["std"]["conv2"] == pytest.approx(math.sqrt(2 / (9 * 16)) * math.sqrt(32 * 9 / 2), rel=0.05)
+
+
+def test_describing_draws_the_same_each_time(capsys):
+    one = described(capsys, "transformer_preln_tiny")
+    torch.rand(3)
+    assert described(capsys, "transformer_preln_tiny") == one
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        (["transformer_nosuch"], 1, "error: 'transformer_nosuch': expected resnet20, resnet110 or another 6n\\+2, or"),
+        (["resnet21"], 1, "error: --depth 21: expected 6n\\+2"),
+        (["resnet20", "--skip-kind", "preln"], 1, "error: --skip-kind 'preln': expected one of xskip"),
+        (["transformer_preln_tiny", "--skip-norm", "batch"], 1, "error: .*--skip-norm 'batch': expected one of layer"),
+        (["transformer_preln_tiny", "--encoder-attention-heads", "7"], 1, "error: .*embed_dim must be divisible"),
+        (["transformer_preln_tiny", "--nosuch", "7"], 2, "error: unrecognized arguments: --nosuch 7"),
+        ([], 2, "error: the following arguments are required: ARCH"),
+    ],
+    ids=["architecture", "depth", "kind", "norm", "heads", "option", "nothing"],
+)
+def test_a_mistake_is_one_line(capsys, argv, status, message):
+    try:
+        found = main(["describe", *argv])
+    except SystemExit as ended:
+        found = ended.code
+    shown = capsys.readouterr()
+    assert found == status and not shown.out
+    assert re.match(message, shown.err), shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_the_folder_alone_needs_neither_torch_nor_fairseq():
+    program = (
+        "import runpy, sys; sys.modules.update(torch=None, fairseq=None); sys.argv[1:] = {}\n"
+        "try: runpy.run_module('fairseq_rskip', run_name='__main__')\n"
+        "except SystemExit as ended: print(ended.code or 0)"
+    )
+    for argv, expected in (([], "fairseq_rskip\n0\n"), (["--version"], "fairseq_rskip 0")):
+        done = run_command([sys.executable, "-c", program.format(argv)])
+        assert expected in done.stdout, done.stderr
