@@ -12,6 +12,7 @@ COMMANDS = {
     "train": ("fairseq_rskip.tools.train.main", "train an architecture with a corpus's settings"),
     "evaluate": ("fairseq_rskip.tools.evaluate.arguments", "average checkpoints, translate a subset, score it"),
     "score": ("fairseq_rskip.tools.score", "score a translation"),
+    "compare": ("fairseq_rskip.tools.compare", "compare translations: scores, lengths, significance, examples"),
     "average": ("fairseq_rskip.tools.average", "average the weights of several fairseq checkpoints"),
     "analyze": ("fairseq_rskip.tools.analyze", "gradients, x:F ratios and depth of models; curves of runs"),
     "train-cifar": ("fairseq_rskip.vision.main", "train a PreAct-ResNet on CIFAR, image folders or digits"),

@@ -1,0 +1,239 @@
+"""Compare translations of one test set: scores with signatures, how much of a gap is length, significance, examples.
+
+    rskip compare checkpoints/a/evaluation-test checkpoints/b/evaluation-test --html compare.html
+    rskip compare a.de b.de c.de --ref test.de --src test.en
+
+The first is the baseline. A SYSTEM is a folder that evaluate.sh has written, or a file of one translation per line.
+"""
+
+import argparse
+import html
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest
+
+from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.files import write_text
+from fairseq_rskip.tools.console import Parser, whole_number
+from fairseq_rskip.tools.text import check_lengths, read_lines
+
+TESTS = {"ar": "approximate randomisation, two-sided", "bs": "paired bootstrap, whose p is about one-sided"}
+SEED = "12345"  # sacreBLEU's own; a fixed one makes a comparison repeatable
+LEAST_DIFFERENT = 10  # translations, below which the tests say nothing
+MOSTLY = 0.5  # part of a gap
+
+
+@dataclass
+class System:
+    """One system's translations and their scores; ``p``: test -> metric -> p-value against the baseline."""
+
+    name: str
+    lines: List[str]
+    bleu: Any  # sacreBLEU's score objects
+    chrf: Any
+    p: Dict[str, Dict[str, float]]
+
+    @property
+    def length_ratio(self) -> float:
+        """Tokens of the output per token of the reference."""
+        return self.bleu.sys_len / self.bleu.ref_len
+
+    @property
+    def precision(self) -> float:
+        """BLEU without its brevity penalty."""
+        return self.bleu.score / self.bleu.bp if self.bleu.bp else 0.0
+
+
+def read_system(path: Path) -> Tuple[List[str], Optional[List[Path]]]:
+    """Translations, and the references of an evaluation's folder. Raises ``UserError``."""
+    if not path.is_dir():
+        return read_lines(path), None
+    try:
+        report = json.loads((path / "scores.json").read_text("utf-8"))
+        references = [Path(reference) for reference in report["ref"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no folder of evaluate.sh: cannot read its scores.json ({error})") from None
+    return read_lines(path / "hyp.txt"), references
+
+
+def load(paths: List[Path], given: Optional[List[Path]]) -> Tuple[List[List[str]], List[List[str]]]:
+    """Each system's translations, and each reference. Raises ``UserError`` where they are not of one test set."""
+    found = [read_system(path) for path in paths]
+    named = given or next((references for _, references in found if references), None)
+    if not named:
+        raise UserError("plain files need their reference: --ref FILE")
+    references = {path: read_lines(path) for path in named}
+    for path, (lines, own) in zip(paths, found):
+        if own and not given and [read_lines(reference) for reference in own] != list(references.values()):
+            raise UserError(f"{path} and {paths[0]} were scored against different references")
+        check_lengths(lines, references, path)
+    return [lines for lines, _ in found], list(references.values())
+
+
+def names_of(paths: List[Path]) -> List[str]:
+    """What tells the paths apart: each without the beginning and the end that all share."""
+    parts = [path.absolute().parts for path in paths]
+    if len(set(parts)) < len(parts):
+        raise UserError("a system is given twice")
+    while len({each[0] for each in parts}) == 1:
+        parts = [each[1:] for each in parts]
+    while all(len(each) > 1 for each in parts) and len({each[-1] for each in parts}) == 1:
+        parts = [each[:-1] for each in parts]
+    return ["/".join(each) for each in parts]
+
+
+def compare(
+    names: List[str], outputs: List[List[str]], references: List[List[str]], trials: int
+) -> Tuple[List[System], Dict[str, str]]:
+    """Score every system, and test each against the first with ``trials`` resamples or shuffles; and the signatures."""
+    metrics = {"BLEU": BLEU(), "chrF": CHRF()}
+    systems = []
+    for name, lines in zip(names, outputs):
+        bleu, chrf = (metric.corpus_score(lines, references) for metric in metrics.values())
+        systems.append(System(name, lines, bleu, chrf, {kind: {} for kind in TESTS}))
+    testable = [s for s in systems[1:] if sum(map(str.__ne__, s.lines, outputs[0])) >= LEAST_DIFFERENT]
+    os.environ.setdefault("SACREBLEU_SEED", SEED)
+    for kind in TESTS if testable else ():
+        named = [(str(index), system.lines) for index, system in enumerate([systems[0], *testable])]
+        _, results = PairedTest(named, {"BLEU": BLEU(), "chrF": CHRF()}, references, kind, trials)()
+        for metric, found in zip(metrics, (values for name, values in results.items() if name != "System")):
+            for system, result in zip(testable, found[1:]):
+                system.p[kind][metric] = float(result.p_value)
+    return systems, {name: str(metric.get_signature()) for name, metric in metrics.items()}
+
+
+def explain_length(baseline: System, system: System) -> str:
+    """How much of a BLEU gap is length, as log BLEU is log brevity penalty plus log precision; "" below half."""
+    if not all(part > 0 for each in (baseline, system) for part in (each.bleu.bp, each.precision)):
+        return ""
+    gap = math.log(system.bleu.score / baseline.bleu.score)
+    length = math.log(system.bleu.bp / baseline.bleu.bp)
+    if not gap or length / gap < MOSTLY:
+        return ""
+    shorter = min(baseline, system, key=lambda each: each.length_ratio)
+    share = "all" if length / gap >= 1 else f"{length / gap:.0%}"
+    return (
+        f"{share} of the BLEU gap between {baseline.name} and {system.name} is length: {shorter.name} is "
+        f"{1 - shorter.length_ratio:.0%} shorter than the reference; without the brevity penalty they have "
+        f"{baseline.precision:.2f} and {system.precision:.2f}"
+    )
+
+
+def most_different(systems: List[System], references: List[List[str]], count: int) -> List[int]:
+    """The sentences, by index, on which the systems' sentence chrF is furthest apart."""
+    metric = CHRF()
+    spread = []
+    for index, translations in enumerate(zip(*(system.lines for system in systems))):
+        found = [reference[index] for reference in references]
+        scores = [metric.sentence_score(line, found).score for line in translations]
+        spread.append((max(scores) - min(scores), -index))
+    return [-index for gap, index in sorted(spread, reverse=True)[:count] if gap > 0]
+
+
+HEAD = ["system", "BLEU", "chrF", "length ratio", "brevity penalty"]
+
+
+def rows_of(systems: List[System]) -> List[List[str]]:
+    """The table: a row for each system; p-values of both tests and metrics beside all but the first."""
+    tests = [f"{metric}: p ({kind})" for kind in TESTS for metric in ("BLEU", "chrF")]
+    rows = [[*HEAD, *tests]]
+    for number, system in enumerate(systems):
+        scores = [f"{system.bleu.score:.2f}", f"{system.chrf.score:.2f}"]
+        scores += [f"{system.length_ratio:.3f}", f"{system.bleu.bp:.3f}"]
+        found = [system.p[kind].get(metric) for kind in TESTS for metric in ("BLEU", "chrF")]
+        none = "baseline" if number == 0 else "hardly differs"
+        rows.append([system.name, *scores, *(none if p is None else f"{p:.4f}" for p in found)])
+    return rows
+
+
+def notes_of(systems: List[System], signatures: Dict[str, str], trials: int) -> List[str]:
+    """Which metrics and tests these are, and what is to be said of the lengths."""
+    tests = "; ".join(f"{kind}: {what}" for kind, what in TESTS.items())
+    lengths = filter(None, (explain_length(systems[0], system) for system in systems[1:]))
+    scored = [f"{name} over {len(systems[0].lines):,} sentences: {signature}" for name, signature in signatures.items()]
+    return [*lengths, *scored, f"p against {systems[0].name}, {trials:,} trials; {tests}"]
+
+
+def example(index: int, systems: List[System], references: List[List[str]], source: List[str]) -> List[Tuple[str, str]]:
+    """Label and text of each line that is shown of sentence ``index``."""
+    lines = [("source", source[index])] if source else []
+    lines += [("reference", reference[index]) for reference in references]
+    return [*lines, *((system.name, system.lines[index]) for system in systems)]
+
+
+def as_text(rows: List[List[str]], notes: List[str], examples: List[Tuple[int, List[Tuple[str, str]]]]) -> str:
+    """All of it as aligned text."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
+    lines += ["", *notes]
+    for index, shown in examples:
+        width = max(len(label) for label, _ in shown)
+        lines += ["", f"sentence {index + 1}", *(f"  {label:<{width}}  {text}" for label, text in shown)]
+    return "\n".join(lines)
+
+
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#222}
+table{border-collapse:collapse;margin:1rem 0}th,td{padding:.3rem .8rem;border-bottom:1px solid #ccc;text-align:left;
+vertical-align:top}tr:first-child th{border-bottom:2px solid #222}li{margin:.2rem 0}"""
+
+
+def as_page(rows: List[List[str]], notes: List[str], examples: List[Tuple[int, List[Tuple[str, str]]]]) -> str:
+    """The same as one HTML page that needs nothing else."""
+    table = _table([_row("th", rows[0]), *(_row("td", row) for row in rows[1:])])
+    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    tables = ((index + 1, _table([_row("td", pair) for pair in lines])) for index, lines in examples)
+    shown = "".join(f"<h3>Sentence {number}</h3>{lines}" for number, lines in tables)
+    return (
+        f"<!DOCTYPE html><html lang='en'><meta charset='utf-8'><title>Comparison</title><style>{STYLE}</style>"
+        f"<h1>Comparison</h1>{table}<ul>{listed}</ul><h2>Sentences that differ most</h2>{shown}</html>\n"
+    )
+
+
+def _row(tag: str, cells: Any) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _table(rows: List[str]) -> str:
+    return f"<table>{''.join(rows)}</table>"
+
+
+def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
+    """The options. A mistake ends the program with one line."""
+    parser = Parser(description=__doc__)
+    parser.add_argument("systems", type=Path, nargs="+", metavar="SYSTEM", help="two or more; baseline first")
+    parser.add_argument("--ref", type=Path, nargs="+", metavar="FILE", help="references (those of the evaluations)")
+    parser.add_argument("--src", type=Path, metavar="FILE", help="the source, to be shown beside the examples")
+    parser.add_argument("--examples", type=whole_number(0), default=10, metavar="N", help="sentences to show (10)")
+    parser.add_argument("--trials", type=whole_number(1), default=1000, metavar="N", help="of each test (1000)")
+    parser.add_argument("--html", type=Path, metavar="OUT", help="write it as a page, too")
+    options = parser.parse_args(argv)
+    if len(options.systems) < 2:
+        parser.error("two systems are needed, or more")
+    return options
+
+
+def run(options: argparse.Namespace) -> None:
+    """Compare, write the page, print the text. Raises ``UserError``."""
+    outputs, references = load(options.systems, options.ref)
+    source = read_lines(options.src) if options.src else []
+    if source:
+        check_lengths(source, {options.systems[0]: outputs[0]}, options.src)
+    systems, signatures = compare(names_of(options.systems), outputs, references, options.trials)
+    chosen = most_different(systems, references, options.examples)
+    examples = [(index, example(index, systems, references, source)) for index in chosen]
+    parts = (rows_of(systems), notes_of(systems, signatures, options.trials), examples)
+    if options.html:
+        write_text(options.html, as_page(*parts))
+    print(as_text(*parts))
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Do what ``argv`` asks for; returns the exit status."""
+    options = parse(argv)
+    return exit_status(lambda: run(options))
