@@ -25,7 +25,7 @@ OPTIONS = {
     **{f"{side}-{name}": 1 for side in ("encoder", "decoder") for name in ("layers", "attention-heads")},
     **{f"{side}-embed-dim": 16 for side in ("encoder", "decoder")},
     **{f"{side}-ffn-embed-dim": 16 for side in ("encoder", "decoder")},
-    **{"max-update": 120, "warmup-updates": 10, "max-tokens": 400, "lr": 0.01},
+    **{"max-update": 120, "warmup-updates": 10, "max-tokens": 400, "update-freq": 1, "lr": 0.01},
 }
 ROW = {"label": "2rSkip+LN", "arch": "transformer_rskip_ln_iwslt_en_vi", "options": {"skip-lambda": 2}}
 

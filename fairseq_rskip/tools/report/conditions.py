@@ -6,7 +6,8 @@ from typing import Any, Dict, Iterable, List, Tuple
 from fairseq_rskip.tools.reproduce import runs
 from fairseq_rskip.tools.reproduce.plans import Plan
 from fairseq_rskip.tools.reproduce.tables import HELD_OUT
-from fairseq_rskip.tools.train.recipes import GENERAL, RECIPES
+from fairseq_rskip.tools.reproduce.translation import recipe_name
+from fairseq_rskip.tools.train.recipes import NAMES, RECIPES
 
 from .numbers import Line, Result, options
 
@@ -75,19 +76,19 @@ def _recipes(result: Result) -> List[Tuple[str, str]]:
     told = []
     for cell in result.plan.cells if result.plan.data else ():
         own = result.table.columns[cell.column].data or result.table.data
-        here = cell.variants[0].settings.identity["data"]
-        if here != own:
-            told.append(f"{_recipe_name(here)}; {_recipe_name(own)} has {_different(here, own) or 'the same'}")
+        settings = cell.variants[0].settings
+        if settings.identity["data"] != own:
+            here, there = recipe_name(settings.data), recipe_name(own)
+            whose = f" (for {settings.identity['data']})" if here not in NAMES else ""
+            told.append(
+                f"the recipe of {here}{whose}; the recipe of {there} has {_different(here, there) or 'the same'}"
+            )
     return [("other settings", " / ".join(dict.fromkeys(told)))]
-
-
-def _recipe_name(corpus: str) -> str:
-    return f"the recipe of {corpus}" if corpus in RECIPES else f"the general recipe (for {corpus})"
 
 
 def _different(here: str, own: str) -> str:
     """The settings of ``own`` that ``here`` does not have, each beside that one's, before --scale."""
-    ours, papers = (RECIPES.get(name, RECIPES[GENERAL]) for name in (here, own))
+    ours, papers = RECIPES[here], RECIPES[own]
     found = {"tokens per step": (papers.tokens, ours.tokens)}
     for name in ("lr", "dropout", "warmup-updates", "max-update", "max-epoch"):
         default = "the architecture's" if name in ("lr", "dropout") else "none"

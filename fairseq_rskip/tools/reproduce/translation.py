@@ -10,7 +10,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.evaluate.prepared import find as find_prepared
 from fairseq_rskip.tools.evaluate.prepared import read_references
 from fairseq_rskip.tools.train.data import find_data as find
-from fairseq_rskip.tools.train.recipes import NAMES, RECIPES
+from fairseq_rskip.tools.train.recipes import GENERAL, NAMES, RECIPES
 
 from .tables import ROOT, Cell, Options, Settings, StandIn
 
@@ -44,6 +44,14 @@ def data_name(data: str) -> str:
     """The corpus that is in ``data``, as its preparation.json says; a folder's own name, if no corpus has it."""
     found = find(data, dry_run=True)
     return f"folder {found.name}" if found.recipe not in NAMES and found.name in NAMES else found.name
+
+
+def recipe_name(data: str) -> str:
+    """The recipe that train.sh has for ``data``; the general one where that has gone."""
+    try:
+        return find(data, dry_run=True).recipe
+    except UserError:
+        return GENERAL
 
 
 def is_data(data: str, wanted: str) -> bool:
