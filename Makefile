@@ -9,7 +9,7 @@ OMP_WAIT_POLICY ?= passive
 export OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cifar test lint bench bench-cifar bench-skip-log test-fast test-gpu test-py312 clean distclean
+.PHONY: help demo demo-cifar test lint bench bench-cifar bench-op bench-skip-log test-fast test-gpu test-py312 clean distclean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -34,6 +34,9 @@ bench: ## training and generation speed beside stock fairseq's
 
 bench-cifar: ## a ResNet's training speed with each skip, and the training loop beside its parts
 	@$(env) env -u OMP_WAIT_POLICY python scripts/bench_cifar.py
+
+bench-op: ## the recursive skip's operator beside torch's, and beside torch.compile
+	@$(env) env -u OMP_WAIT_POLICY python scripts/bench_op.py
 
 bench-skip-log: ## what --skip-log-interval costs a Transformer and a ResNet
 	@$(env) python scripts/bench_skip_log.py

@@ -82,7 +82,7 @@ def inputs(shape, steps, dtypes=(torch.float32,) * 3, biases=True, seed=0):
 def evaluate(function, leaves, steps, **options):
     """The result and the gradients of all leaves for one random upstream gradient."""
     y = function(leaves[0], leaves[1], leaves[2 : 2 + steps], leaves[2 + steps :], **options)
-    upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(y.dtype)
+    upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(y)
     return [y.detach(), *torch.autograd.grad(y, leaves, upstream)]
 
 
@@ -117,6 +117,36 @@ def test_every_shape_equals_the_reference_in_float64(case, backend):
 @pytest.mark.parametrize("shape", [(9, 16), (3, 100)], ids=["short", "long"])
 def test_every_mixture_of_types_equals_the_reference_in_float64(kinds, shape, backend):
     check(skip_norm, shape, 2, {}, MIXED[kinds])
+
+
+TRITON_CASES = "post_norm one_feature odd short_20 expanded equal_scales rms every_step empty".split()
+TRITON_MIXED = "double bfloat branch_half".split()
+
+
+def test_the_triton_kernels_equal_the_reference():
+    """In a process of its own: Triton chooses its interpreter when it is imported."""
+    pytest.importorskip("triton")
+    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = run_command([sys.executable, __file__], env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == [*TRITON_CASES, *TRITON_MIXED]
+
+
+def run_triton_cases():
+    """The kernels of CUDA by Triton's interpreter on the CPU; prints the name of each case that agrees."""
+    from fairseq_rskip.ops import cuda
+
+    cuda.register(dispatch._library, "CPU")
+
+    def call(x, f_x, gains, biases, skip_scale=1.0, branch_scale=1.0, eps=1e-5, rms=False, all_steps=False):
+        return torch.ops.fairseq_rskip.skip_norm(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps)
+
+    for name in TRITON_CASES:
+        check(call, *CASES[name])
+        print(name)
+    for name in TRITON_MIXED:
+        check(call, (9, 40), 3, {"branch_scale": 0.5}, MIXED[name])
+        print(name)
 
 
 LAYOUTS = {
@@ -371,7 +401,7 @@ def test_auto_leaves_the_plain_post_norm_to_torch(backend):
     backend("reference")
     assert not dispatch.takes(x, f_x, 2) and in_use() == ("reference", "RSKIP_OPS=reference", "reference")
     backend("gpu")
-    with pytest.raises(ValueError, match="RSKIP_OPS='gpu': expected one of auto, reference, cpu"):
+    with pytest.raises(ValueError, match="RSKIP_OPS='gpu': expected one of auto, reference, cpu, cuda"):
         in_use()
 
 
@@ -423,3 +453,7 @@ def test_no_warning_where_all_is_well(backend):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert in_use().name == "cpu"
+
+
+if __name__ == "__main__":
+    run_triton_cases()

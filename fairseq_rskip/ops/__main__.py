@@ -2,16 +2,19 @@
 
 import sys
 
+import torch
+
 from ..errors import exit_status
 from ..tools.console import Parser
 from .dispatch import in_use
 
 
 def main() -> int:
-    """Print what is in use; the status is 0 whatever is in use."""
+    """Print a line for each kind of device; the status is 0 whatever is in use."""
     Parser(prog="python -m fairseq_rskip.ops", description=__doc__).parse_args()
-    backend = in_use("cpu")
-    print(f"cpu: {backend.name} ({backend.reason})")
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        backend = in_use(device)
+        print(f"{device}: {backend.name} ({backend.reason})")
     return 0
 
 

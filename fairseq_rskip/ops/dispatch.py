@@ -1,8 +1,8 @@
 """One operator for the recursive skip and its norms, and the choice of what computes it.
 
 ``torch.ops.fairseq_rskip.skip_norm`` is registered here: its schema, its shapes for ``torch.compile``, its reference.
-The kernel of ``cpu``, C++ that is built on this machine, registers itself when first used. The environment variable
-``RSKIP_OPS`` chooses among ``CHOICES``.
+The kernels register themselves when first used: ``cpu`` is C++ that is built on this machine, ``cuda`` is Triton, which
+torch brings. The environment variable ``RSKIP_OPS`` chooses among ``CHOICES``.
 """
 
 import os
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import UserError
 from . import reference
 
-CHOICES = ("auto", "reference", "cpu")
+CHOICES = ("auto", "reference", "cpu", "cuda")
 VARIABLE = "RSKIP_OPS"
 _ARGUMENTS = (
     "Tensor x, Tensor f_x, Tensor[] gains, Tensor[] biases, float skip_scale, float branch_scale, float eps, bool rms, "
@@ -26,8 +26,8 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Backend(NamedTuple):
-    """What computes the operator on one kind of device: ``name`` is cpu or reference, ``reason`` says why; ``choice``
-    is the value of ``RSKIP_OPS`` that led there."""
+    """What computes the operator on one kind of device: ``name`` is cpu, cuda or reference, ``reason`` says why, and
+    ``choice`` is the value of ``RSKIP_OPS`` that led there."""
 
     name: str
     reason: str
@@ -132,7 +132,14 @@ def _load_cpu() -> str:
     return f"built at {cpu.load()}"
 
 
-_LOADERS: Dict[str, Callable[[], str]] = {"cpu": _load_cpu}
+def _load_cuda() -> str:
+    from . import cuda
+
+    cuda.register(_library)
+    return "Triton"
+
+
+_LOADERS: Dict[str, Callable[[], str]] = {"cpu": _load_cpu, "cuda": _load_cuda}
 _backends: Dict[str, Backend] = {}
 
 

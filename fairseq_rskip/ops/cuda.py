@@ -1,0 +1,218 @@
+"""The operator in Triton, for CUDA tensors: a program takes a few rows and keeps them in registers for all steps.
+
+Backward recomputes step k's normalised row from x and F for every k; a fixed number of programs sum the gains' and
+biases' gradients over their rows, in the order of the rows, and torch sums over programs: the same bits in every run.
+"""
+
+from typing import List
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import reference
+
+PROGRAMS = 512  # of the backward pass, at most
+TILE = 4096  # elements that a program holds of each tensor
+
+
+@triton.jit
+def _normalise(z, inside, dim, eps, RMS: tl.constexpr):
+    """Normalised rows of z, (rows, columns), and one over their deviations."""
+    d = z
+    if not RMS:
+        d = tl.where(inside, z - (tl.sum(z, 1) / dim)[:, None], 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(d * d, 1) / dim + eps)
+    return d * scale[:, None], scale
+
+
+@triton.jit
+def _next(n, skipped, gains, biases, k, columns, dim, BIAS: tl.constexpr):
+    """y of step k from its normalised rows, and z of the next step."""
+    y = n * tl.load(gains + k * dim + columns, columns < dim, 0.0)[None, :]
+    if BIAS:
+        y += tl.load(biases + k * dim + columns, columns < dim, 0.0)[None, :]
+    return y, skipped + y
+
+
+@triton.jit
+def _forward(
+    x, f, gains, biases, y, rows, dim, skip, branch, eps,
+    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, ALL: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (columns < dim)[None, :]
+    at = row[:, None] * dim + columns[None, :]
+    skipped = skip * tl.load(x + at, inside, 0.0).to(gains.dtype.element_ty)
+    z = skipped + branch * tl.load(f + at, inside, 0.0).to(gains.dtype.element_ty)
+    for k in tl.static_range(STEPS):
+        n, _ = _normalise(z, inside, dim, eps, RMS)
+        value, z = _next(n, skipped, gains, biases, k, columns, dim, BIAS)
+        if ALL:
+            tl.store(y + k * rows * dim + at, value, inside)
+        elif k == STEPS - 1:
+            tl.store(y + at, value, inside)
+
+
+@triton.jit
+def _backward(
+    g, x, f, gains, biases, d_x, d_f, d_params, rows, dim, skip, branch, eps, tiles,
+    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, ALL: tl.constexpr, X: tl.constexpr, F: tl.constexpr,
+    PARAMS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    columns = tl.arange(0, COLUMNS)
+    slots = tl.arange(0, SLOTS)
+    d_gains = tl.zeros((SLOTS, COLUMNS), gains.dtype.element_ty)
+    d_biases = tl.zeros((SLOTS, COLUMNS), gains.dtype.element_ty)
+    for tile in range(tiles):
+        row = (tl.program_id(0).to(tl.int64) * tiles + tile) * ROWS + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (columns < dim)[None, :]
+        at = row[:, None] * dim + columns[None, :]
+        skipped = skip * tl.load(x + at, inside, 0.0).to(gains.dtype.element_ty)
+        first = skipped + branch * tl.load(f + at, inside, 0.0).to(gains.dtype.element_ty)
+        total = tl.zeros((ROWS, COLUMNS), gains.dtype.element_ty)
+        d = total
+        for back in tl.static_range(STEPS):
+            k = STEPS - 1 - back
+            if ALL:
+                d += tl.load(g + k * rows * dim + at, inside, 0.0).to(gains.dtype.element_ty)
+            elif back == 0:
+                d += tl.load(g + at, inside, 0.0).to(gains.dtype.element_ty)
+            z = first
+            for step in tl.static_range(STEPS - 1 - back):
+                n, _ = _normalise(z, inside, dim, eps, RMS)
+                _, z = _next(n, skipped, gains, biases, step, columns, dim, BIAS)
+            n, scale = _normalise(z, inside, dim, eps, RMS)
+            if PARAMS:
+                d_gains += tl.where((slots == k)[:, None], tl.sum(d * n, 0)[None, :], 0.0)
+                d_biases += tl.where((slots == k)[:, None], tl.sum(d, 0)[None, :], 0.0)
+            t = d * tl.load(gains + k * dim + columns, columns < dim, 0.0)[None, :]
+            d = t - n * (tl.sum(t * n, 1) / dim)[:, None]
+            if not RMS:
+                d -= (tl.sum(t, 1) / dim)[:, None]
+            d = tl.where(inside, d * scale[:, None], 0.0)
+            total += d
+        if X:
+            tl.store(d_x + at, skip * total, inside)
+        if F:
+            tl.store(d_f + at, branch * d, inside)
+    if PARAMS:
+        to = d_params + (tl.program_id(0) * 2 * STEPS + slots)[:, None] * dim + columns[None, :]
+        known = (slots < STEPS)[:, None] & (columns < dim)[None, :]
+        tl.store(to, d_gains, known)
+        tl.store(to + STEPS * dim, d_biases, known)
+
+
+def forward(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps) -> Tensor:
+    """``skip_norm`` by the kernel; arguments and result as of :func:`fairseq_rskip.ops.skip_norm`."""
+    y = x.new_empty((len(gains), *x.shape) if all_steps else x.shape)
+    dim = x.size(-1)
+    rows = x.numel() // max(dim, 1)
+    if y.numel() > 0:
+        gain, bias = _stacked(x, f_x, gains, biases)
+        tile, columns = _tile(dim)
+        with _on(x):
+            _forward[(triton.cdiv(rows, tile),)](
+                x.contiguous(), f_x.contiguous(), gain, bias, y, rows, dim, skip_scale, branch_scale, eps,
+                len(gains), rms, bool(biases), all_steps, tile, columns,
+            )  # fmt: skip
+    return y
+
+
+def backward(
+    gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps, wanted_x, wanted_f, wanted_params
+) -> List[Tensor]:
+    """The gradients wanted: of x, of F (left out where it is x's), of each gain, of each bias."""
+    from .dispatch import gradients_shared
+
+    if wanted_x and gradients_shared(x, f_x, len(gains), skip_scale, branch_scale):
+        wanted_f = False
+    dim, steps = x.size(-1), len(gains)
+    rows = x.numel() // max(dim, 1)
+    gain, bias = _stacked(x, f_x, gains, biases)
+    tile, columns = _tile(dim)
+    tiles = max(1, triton.cdiv(triton.cdiv(rows, tile), PROGRAMS))
+    programs = triton.cdiv(rows, tile * tiles)
+    d_x, d_f = x.new_empty(x.shape), f_x.new_empty(f_x.shape if wanted_f else (0,))
+    d_params = gain.new_zeros((programs if wanted_params else 0, 2 * steps, dim))
+    if programs > 0:
+        with _on(x):
+            _backward[(programs,)](
+                gradient.contiguous(), x.contiguous(), f_x.contiguous(), gain, bias, d_x, d_f, d_params, rows, dim,
+                skip_scale, branch_scale, eps, tiles, steps, rms, bool(biases), all_steps, wanted_x, wanted_f,
+                wanted_params, tile, columns, triton.next_power_of_2(steps),
+            )  # fmt: skip
+    found = [d_x] * wanted_x + [d_f] * wanted_f
+    if wanted_params:
+        sums = d_params.sum(0)
+        found += [total.to(like.dtype, copy=True) for total, like in zip(sums, (*gains, *biases))]
+    return found
+
+
+class SkipNorm(torch.autograd.Function):
+    """The operator's derivative on CUDA; a second derivative is the reference's."""
+
+    @staticmethod
+    def forward(ctx, options, steps, *tensors):
+        ctx.options, ctx.steps = options, steps
+        ctx.save_for_backward(*tensors)
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.fairseq_rskip.skip_norm(*_arguments(tensors, steps), *options)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        results = [None] * len(tensors)
+        if torch.is_grad_enabled():
+            copies = [tensor.view_as(tensor) for tensor in tensors]  # a tensor may stand in two places
+            y = reference.skip_norm(*_arguments(copies, ctx.steps), *ctx.options)
+            wanted = [copy for copy, need in zip(copies, needed) if need]
+            found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=True))
+            return (None, None, *(next(found) if need else None for need in needed))
+        wanted = (needed[0], needed[1], any(needed[2:]))
+        arguments = _arguments(tensors, ctx.steps)
+        found = iter(torch.ops.fairseq_rskip.skip_norm_backward(gradient, *arguments, *ctx.options, *wanted))
+        if needed[0]:
+            results[0] = next(found)
+        if needed[1]:
+            shared = needed[0] and tensors[0].dtype == tensors[1].dtype and ctx.steps == 1
+            results[1] = results[0] if shared and ctx.options[0] == ctx.options[1] else next(found)
+        if wanted[2]:
+            results[2:] = found
+        return (None, None, *results)
+
+
+def register(library: torch.library.Library, device: str = "CUDA") -> None:
+    """Make the kernels those of the operator for ``device``; on a CPU Triton's interpreter runs them."""
+    library.impl("skip_norm", forward, device)
+    library.impl("skip_norm_backward", backward, device)
+    library.impl("skip_norm", differentiable, f"Autograd{device}")
+
+
+def differentiable(x, f_x, gains, biases, *options) -> Tensor:
+    """``skip_norm`` with its derivative."""
+    return SkipNorm.apply(options, len(gains), x, f_x, *gains, *biases)
+
+
+def _arguments(tensors, steps):
+    return tensors[0], tensors[1], list(tensors[2 : 2 + steps]), list(tensors[2 + steps :])
+
+
+def _stacked(x, f_x, gains, biases):
+    """Gains and biases as (steps, dim) in the type that moments are taken in."""
+    kinds = {x.dtype, f_x.dtype, *(gain.dtype for gain in gains)}
+    dtype = torch.float64 if torch.float64 in kinds else torch.float32
+    gain = torch.stack([gain.to(dtype) for gain in gains])
+    return gain, torch.stack([bias.to(dtype) for bias in biases]) if biases else gain
+
+
+def _tile(dim):
+    columns = triton.next_power_of_2(max(dim, 1))
+    return max(1, min(64, TILE // columns)), columns
+
+
+def _on(x):
+    return torch.cuda.device(x.device if x.is_cuda else -1)
