@@ -79,6 +79,8 @@ def test_a_variant_builds_its_skips_everywhere(variant, kind, norm, skip_lambda)
 def test_an_option_overrides_the_architecture():
     cfg = parse("--arch", "transformer_xskip_ln_tiny", "--skip-lambda", "0.5", "--skip-branch-scale", "3")
     assert (str(cfg.skip_kind), cfg.skip_lambda, cfg.skip_branch_scale, cfg.encoder_embed_dim) == ("xskip", 0.5, 3, 64)
+    cfg = parse("--arch", "transformer_hyper_tiny", "--skip-streams", "2", "--skip-mixing", "static")
+    assert (str(cfg.skip_kind), cfg.skip_streams, str(cfg.skip_mixing)) == ("hyper", 2, "static")
     cfg = parse("--arch", "transformer_rskip_ln_tiny", "--skip-norm", "batch", "--encoder-embed-dim", "32")
     assert (str(cfg.skip_norm), cfg.encoder_embed_dim, cfg.encoder_ffn_embed_dim) == ("batch", 32, 64)
 
@@ -112,6 +114,8 @@ def test_the_decoder_follows_the_encoder_unless_told():
         ("rskip_ln", {"encoder_normalize_before": True}, "expected 'none'"),
         ("xskip_ln", {"decoder_normalize_before": True}, "expected 'none'"),
         ("b2t", {"encoder_normalize_before": True}, "expected 'none'"),
+        ("mhc", {"skip_streams": 0}, "--skip-streams 0: expected an integer from 1 to 64"),
+        ("mhc", {"skip_mixing": "static"}, "has no such option"),
         ("x0", {"skip_norm": "batch"}, "expected a norm of single positions"),
         ("x0", {"encoder_layerdrop": 0.1}, "--encoder-layerdrop 0.1: --skip-kind x0 hands several tensors"),
         ("residual_dual", {"decoder_layers_to_keep": "0,1"}, "--decoder-layers-to-keep 0,1"),

@@ -1,161 +1,16 @@
-"""Rules that keep more than one tensor: whole stacks against their equations, and what each is at its start.
+"""Rules that keep more than one tensor: whole stacks against their equations, and what each is at its start."""
 
-The references share nothing with the package: elementary sums in float64, gradients through autograd.
-"""
-
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable
 
 import pytest
 import torch
 from skip_variants import draw, gradients
+from stream_rules import RULES, Blocks, pre_norm
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 from fairseq_rskip.residual import Place, SkipConnection
 
-EPS = 1e-5
-PARTS = ("pre", "post", "res")  # of mHC: what reads, what is written, what stays
-
-
-class Blocks(NamedTuple):
-    """What a reference is given: the branches F_k, the shape of the stack and the parameters by block and name."""
-
-    branches: List[Callable[[Tensor], Tensor]]
-    depth: int
-    sublayers: int
-    parameters: Dict[str, Tensor]
-
-    def get(self, k: int, name: str) -> Tensor:
-        return self.parameters[f"skips.{k}.{name}"]
-
-    def norm(self, k: int, name: str, z: Tensor) -> Tensor:
-        mean = z.sum(-1, keepdim=True) / z.size(-1)
-        var = ((z - mean) * (z - mean)).sum(-1, keepdim=True) / z.size(-1)
-        return (z - mean) / (var + EPS) ** 0.5 * self.get(k, f"{name}.weight") + self.get(k, f"{name}.bias")
-
-    def branch(self, k: int, z: Tensor) -> Tensor:
-        """F of the normalised z."""
-        return self.branches[k](self.norm(k, "pre_norm", z))
-
-
-def b2t(x: Tensor, blocks: Blocks) -> Tensor:
-    for layer in range(blocks.depth):
-        x0 = x
-        for position in range(blocks.sublayers):
-            k = layer * blocks.sublayers + position
-            z = x + blocks.branches[k](x)
-            if 0 < position == blocks.sublayers - 1:
-                z = x0 + z
-            x = blocks.norm(k, "norms.0", z)
-    return x
-
-
-def residual_dual(x: Tensor, blocks: Blocks) -> Tensor:
-    r = x
-    for k, branch in enumerate(blocks.branches):
-        f = branch(x)
-        x, r = blocks.norm(k, "norms.0", x + f), r + f
-    return x + blocks.norm(len(blocks.branches) - 1, "norms.1", r)
-
-
-def x0(x: Tensor, blocks: Blocks) -> Tensor:
-    first = x
-    for k in range(len(blocks.branches)):
-        x = blocks.get(k, "r") * x + blocks.branch(k, x) + blocks.get(k, "s") * first
-    return x
-
-
-def by_layers(mixed: Callable[[int, List[Tensor]], Tensor], x: Tensor, stored: Tensor, blocks: Blocks, norm=None):
-    """Pre-norm layers from x on; after block k, a layer's last, what is stored so far is mixed into the next x."""
-    history = [stored]
-    for k in range(len(blocks.branches)):
-        x = x + blocks.branch(k, x)
-        if (k + 1) % blocks.sublayers == 0:
-            history.append(x if norm is None else blocks.norm(k, norm, x))
-            x = mixed(k, history)
-    return x
-
-
-def row(blocks: Blocks) -> Callable[[int, List[Tensor]], Tensor]:
-    return lambda k, history: sum(blocks.get(k, "weight")[i] * h for i, h in enumerate(history))
-
-
-def dlcl(x: Tensor, blocks: Blocks) -> Tensor:
-    stored = blocks.norm(0, "input_norm", x)
-    return by_layers(row(blocks), blocks.get(0, "first_weight") * stored, stored, blocks, "layer_norm")
-
-
-def denseformer(x: Tensor, blocks: Blocks) -> Tensor:
-    return by_layers(row(blocks), x, x, blocks)
-
-
-def attnres(x: Tensor, blocks: Blocks) -> Tensor:
-    values = [x]
-    for k in range(len(blocks.branches)):
-        values.append(blocks.branch(k, x))
-        scores = [(blocks.get(k, "query") * v).sum(-1) / ((v * v).mean(-1) + EPS) ** 0.5 for v in values]
-        total = sum(torch.exp(s) for s in scores)
-        x = sum((torch.exp(s) / total).unsqueeze(-1) * v for s, v in zip(scores, values))
-    return x
-
-
-def hyper(x: Tensor, blocks: Blocks) -> Tensor:
-    n = len(blocks.get(0, "b"))
-    streams, dynamic = [x] * n, "skips.0.w_m" in blocks.parameters
-    for k in range(len(blocks.branches)):
-        read, mixed, written = ([blocks.get(k, name)] * n for name in ("a_m", "a_r", "b"))
-        read, mixed, written = [a[i] for i, a in enumerate(read)], [a[i] for i, a in enumerate(mixed)], written[0]
-        if dynamic:
-            normed = [blocks.norm(k, "gate_norm", h) for h in streams]
-            gates = [[torch.tanh(h @ blocks.get(k, w)) for h in normed] for w in ("w_m", "w_r", "w_b")]
-            s_a, s_b = blocks.get(k, "s_a"), blocks.get(k, "s_b")
-            read = [a + s_a * g for a, g in zip(read, gates[0])]
-            mixed = [a + s_a * g for a, g in zip(mixed, gates[1])]
-            written = torch.cat([written[i] + s_b * gates[2][i] for i in range(n)], -1)
-        f = blocks.branch(k, sum(a * h for a, h in zip(read, streams)))
-        streams = [
-            sum(mixed[i][..., j, None] * streams[i] for i in range(n)) + written[..., j, None] * f for j in range(n)
-        ]
-    return sum(streams)
-
-
-def mhc(x: Tensor, blocks: Blocks) -> Tensor:
-    n = len(blocks.get(0, "b_pre"))
-    streams = [x] * n
-    for k in range(len(blocks.branches)):
-        whole = torch.cat(streams, -1)
-        whole = whole / ((whole * whole).mean(-1, keepdim=True) + EPS) ** 0.5
-        phi, alpha, b = ([blocks.get(k, f"{name}_{part}") for part in PARTS] for name in ("phi", "alpha", "b"))
-        pre, post, res = (alpha[i] * (whole @ phi[i]) + b[i].flatten() for i in range(3))
-        matrix = [[torch.exp(res[..., i * n + j]) for j in range(n)] for i in range(n)]
-        for _ in range(20):
-            columns = [sum(matrix[i][j] for i in range(n)) for j in range(n)]
-            matrix = [[matrix[i][j] / columns[j] for j in range(n)] for i in range(n)]
-            matrix = [[entry / sum(line) for entry in line] for line in matrix]
-        read, written = 1 / (1 + torch.exp(-pre)), 2 / (1 + torch.exp(-post))
-        f = blocks.branch(k, sum(read[..., i, None] * streams[i] for i in range(n)))
-        streams = [
-            sum(matrix[i][j][..., None] * streams[j] for j in range(n)) + written[..., i, None] * f for i in range(n)
-        ]
-    return sum(streams)
-
-
-class Rule(NamedTuple):
-    options: Dict[str, Any]
-    equation: Callable[[Tensor, Blocks], Tensor]
-
-
-RULES = {
-    "b2t": Rule({"kind": "b2t"}, b2t),
-    "residual_dual": Rule({"kind": "residual_dual"}, residual_dual),
-    "x0": Rule({"kind": "x0"}, x0),
-    "dlcl": Rule({"kind": "dlcl"}, dlcl),
-    "denseformer": Rule({"kind": "denseformer"}, denseformer),
-    "attnres": Rule({"kind": "attnres"}, attnres),
-    "hyper": Rule({"kind": "hyper", "streams": 3}, hyper),
-    "hyper-static": Rule({"kind": "hyper", "streams": 4, "mixing": "static"}, hyper),
-    "mhc": Rule({"kind": "mhc", "streams": 3}, mhc),
-}
 SHAPES = {"one block": (1, 1), "one layer": (1, 2), "encoder": (2, 2), "decoder": (2, 3)}
 
 
@@ -194,13 +49,6 @@ class Stack(nn.Module):
         return Blocks([self.branch(k) for k in range(len(self.skips))], self.depth, self.sublayers, parameters)
 
 
-def pre_norm(x: Tensor, blocks: Blocks) -> Tensor:
-    """The plain pre-norm stack x + F(G(x))."""
-    for k in range(len(blocks.branches)):
-        x = x + blocks.branch(k, x)
-    return x
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_stack_is_its_equation_with_all_gradients(rule, shape):
@@ -218,7 +66,7 @@ def test_a_stack_is_its_equation_with_all_gradients(rule, shape):
 @pytest.mark.parametrize("rule", RULES)
 def test_gradcheck_float64(rule):
     few = {"streams": 2} if "streams" in RULES[rule].options else {}
-    stack = Stack(rule, 2, 2, dim=3, **few).randomise().double()
+    stack = Stack(rule, 1, 2, dim=3, **few).randomise().double()
     x = draw((2, 3), 1).requires_grad_()
     assert gradcheck(lambda x, *parameters: stack(x), (x, *stack.parameters()))
 

@@ -25,7 +25,8 @@ def _option(default: Any, text: str, **extra: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": text, **extra})
 
 
-SKIP_SETTINGS = {skip_flag(setting.name): setting for setting in settings(KINDS)}
+IMAGE_KINDS = {name: kind for name, kind in KINDS.items() if kind.for_images}
+SKIP_SETTINGS = {skip_flag(setting.name): setting for setting in settings(IMAGE_KINDS)}
 _SkipOptions = dataclasses.make_dataclass(
     "_SkipOptions",
     [(name, Optional[s.type], _option(None, s.help, **({"choices": s.choices} if s.choices else {})))
@@ -50,7 +51,9 @@ class Config(_SkipOptions):
     shortcut: str = _option(
         "A", "where the width changes: A pads channels with zeros, B is a 1x1 convolution", choices=SHORTCUTS
     )
-    skip_kind: str = _option("rskip", "the skip connection; xskip with lambda 1, norm none is plain", choices=KINDS)
+    skip_kind: str = _option(
+        "rskip", "the skip connection; xskip with lambda 1, norm none is plain", choices=IMAGE_KINDS
+    )
     skip_norm_axes: str = _option(
         "c", "layer norm over the channels of each position (c) or over a whole image (chw)", choices=NORM_AXES
     )
