@@ -107,7 +107,8 @@ def test_scripted_and_compiled_blocks_say_the_same(rule):
     for k, skip in enumerate(stack.skips):
         block, weight = _Block(skip), stack.weights[k].float()
         y = block(x, weight, mask)
-        torch.testing.assert_close(torch.jit.script(block)(x, weight, mask), y)
+        with torch.jit.optimized_execution(False):
+            torch.testing.assert_close(torch.jit.script(block)(x, weight, mask), y)
         if k == 1:  # stores, mixes, and is neither the first nor the last
             torch.testing.assert_close(torch.compile(block, backend="eager", fullgraph=True)(x, weight, mask), y)
         x = y

@@ -279,9 +279,11 @@ def test_torchscript_says_the_same(arch):
     inputs = batch(sentences())
     generator = SequenceGenerator([model], dictionary(), beam_size=2, max_len_b=5)
     scripted = torch.jit.script(generator)
-    assert relative_error(logits(scripted.model.single_model, *inputs), logits(model, *inputs)) < 1e-4
     sample = {"net_input": dict(zip(("src_tokens", "src_lengths"), inputs))}
-    plain, compiled = (g.forward(sample) for g in (generator, scripted))
+    with torch.jit.optimized_execution(False):  # optimising takes longer than all the rest
+        found = logits(scripted.model.single_model, *inputs)
+        plain, compiled = (g.forward(sample) for g in (generator, scripted))
+    assert relative_error(found, logits(model, *inputs)) < 1e-4
     assert [h[0]["tokens"].tolist() for h in plain] == [h[0]["tokens"].tolist() for h in compiled]
 
 
