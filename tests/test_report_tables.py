@@ -329,10 +329,10 @@ def test_a_sweep_is_reported(tree):
     assert "Sweep of open, valid\\_loss: lr 1: not run, lr 2: 4.000, lr 3: not run; not decided yet." in text
     assert "sweep: lr 1 / 2 / 3, each value with the first seed, chosen by valid\\_loss on the held-out set" in text
     rows = markdown_rows(text)
-    assert rows["swept"][:4] == ["**4.25 ± 0.35**", "2", "20.00 ± 0.00", "lr 3"]
+    assert rows["swept"][:4] == ["**4.250 ± 0.354**", "2", "20.00 ± 0.00", "lr 3"]
     assert rows["open"][0] == "*sweep: 1 of 3 values done*"
     p = stats.ttest_ind([4.0, 4.5], [5.0, 5.5], equal_var=False).pvalue
-    assert rows["swept"][4:6] == ["−1.00", f"{p:.3f}"] and "Welch's t-test" in text  # a loss is of no single sentence
+    assert rows["swept"][4:6] == ["−1.000", f"{p:.3f}"] and "Welch's t-test" in text  # a loss is of no single sentence
     assert tree.records()["swept", ""]["chosen"] == "lr 3"
     # n = 2, s.d. 0.354, degrees of freedom 2: 5.653 * 0.354
     assert "Power: 2 seeds a row find a difference of 2 in valid\\_loss four times of five" in text

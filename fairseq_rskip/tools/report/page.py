@@ -75,8 +75,8 @@ def _headers(result: Result) -> Dict[str, str]:
 
 def _texts(result: Result, line: Line, narrow: bool) -> Dict[str, str]:
     """A line of the table by its headers; ``narrow`` for LaTeX."""
-    names = _headers(result)
-    ours = spread(line.mean, line.deviation)
+    names, digits = _headers(result), digits_of(result.table.metric)
+    ours = spread(line.mean, line.deviation, digits)
     if not line.values:
         ours = (line.states if narrow else line.missing) if line.planned or line.missing else "quoted"
     is_base = any(line.label == other.baseline for other in result.lines if other.column == line.column)
@@ -88,9 +88,10 @@ def _texts(result: Result, line: Line, narrow: bool) -> Dict[str, str]:
         "n": count(line),
         **{name: _also(line, name) for name in result.table.also},
         "chosen": conditions.options(line.chosen),
-        names["paper"]: "" if line.paper is None else f"{line.paper:.2f}",
-        names["minus_paper"]: signed(line.minus_paper),
-        names["minus_baseline"]: signed(line.minus_baseline) or ("baseline" if is_base and not line.baseline else ""),
+        names["paper"]: "" if line.paper is None else f"{line.paper:.{digits}f}",
+        names["minus_paper"]: signed(line.minus_paper, digits),
+        names["minus_baseline"]: signed(line.minus_baseline, digits)
+        or ("baseline" if is_base and not line.baseline else ""),
         "p": _p_values(line, line.comparison.p, False) or line.comparison.reason,
         "p, Holm": _p_values(line, line.adjusted, True),
     }
@@ -108,16 +109,21 @@ def _marks(result: Result, line: Line) -> Dict[str, str]:
     }
 
 
-def spread(mean: Optional[float], deviation: Optional[float]) -> str:
+def digits_of(metric: str) -> int:
+    """After the point: rules differ by hundredths of a loss."""
+    return 3 if "loss" in metric else 2
+
+
+def spread(mean: Optional[float], deviation: Optional[float], digits: int) -> str:
     if mean is None:
         return ""
-    return f"{mean:.2f}" + ("" if deviation is None else f" \u00b1 {deviation:.2f}")
+    return f"{mean:.{digits}f}" + ("" if deviation is None else f" \u00b1 {deviation:.{digits}f}")
 
 
 def _also(line: Line, name: str) -> str:
     mean = mean_of(line, name)
     values = [metrics["values"].get(name) for metrics in line.metrics.values()]
-    return spread(mean, pd.Series(values).std() if mean is not None and len(values) > 1 else None)
+    return spread(mean, pd.Series(values).std() if mean is not None and len(values) > 1 else None, digits_of(name))
 
 
 def count(line: Line) -> str:
@@ -127,12 +133,12 @@ def count(line: Line) -> str:
     return str(line.planned) if len(line.values) == line.planned else f"{len(line.values)} of {line.planned}"
 
 
-def signed(value: Optional[float]) -> str:
-    """Two digits after the point, with the sign; "" for None."""
+def signed(value: Optional[float], digits: int) -> str:
+    """``value`` with its sign; "" for None."""
     if value is None:
         return ""
-    text = f"{value:+.2f}"
-    return "0.00" if float(text) == 0 else text.replace("-", MINUS)
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", MINUS)
 
 
 def _p_values(line: Line, p: Dict[str, float], mark: bool) -> str:

@@ -154,7 +154,10 @@ def _show_outcome(plan: Plan, outcome: Outcome) -> None:
         print_line(f"  {outcome.cell}, {_words(trial.swept)}: {said}{mark}")
     for seed, state in outcome.states.items():
         value = outcome.metrics.get(seed, {}).get("values", {}).get(metric)
-        print_line(f"  {outcome.cell}, seed {seed}: {state}" + ("" if value is None else f"  {metric} {value:.2f}"))
+        print_line(
+            f"  {outcome.cell}, seed {seed}: {state}"
+            + ("" if value is None else f"  {metric} {value:.{3 if 'loss' in metric else 2}f}")
+        )
 
 
 def _words(options: Options) -> str:
