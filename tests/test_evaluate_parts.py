@@ -124,6 +124,14 @@ def test_a_failure_is_explained_by_its_last_meaningful_line(tmp_path, log, statu
     assert explain("fairseq-generate", log, status).endswith(expected)
 
 
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(generation, "REPORT_EVERY", 0)
+    command = ["sh", "-c", "printf 'H-1\\t-1\\ta\\nS-0\\tx\\nH-0\\t-1\\tb\\n'; echo advice >&2"]
+    generation.run(command, tmp_path / "log", 2, tmp_path / "failed")
+    assert capsys.readouterr().out == "== translated 1 of 2\n== translated 2 of 2\n"
+    assert (tmp_path / "log").read_text("utf-8") == "H-1\t-1\ta\nS-0\tx\nH-0\t-1\tb\nadvice\n"
+
+
 def test_hypotheses_come_in_order_and_may_hold_anything_but_a_newline(tmp_path):
     log = tmp_path / "log"
     log.write_text("S-1\tx\nH-1\t-0.5\tb\u2028 \x85c\nD-1\t-0.5\tno\nH-0\t-1e-05\t\nH-2\t-2\tz\n", encoding="utf-8")
