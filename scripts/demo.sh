@@ -7,7 +7,7 @@ source scripts/shell.sh
 
 folder=${DEMO_DIR:-demo}
 pairs=${DEMO_PAIRS:-20000}
-epochs=${DEMO_EPOCHS:-3}
+epochs=${DEMO_EPOCHS:-4}
 least_bleu=${DEMO_LEAST_BLEU:-95}
 # A model this small gains nothing from more GPUs or threads, and threads that spin while they wait crawl on a busy
 # machine.
@@ -23,7 +23,7 @@ and fails unless it has learned to. What is complete is not done again; after Ct
 
   DEMO_DIR=folder      where everything goes (default: demo)
   DEMO_PAIRS=n         training pairs (20000)
-  DEMO_EPOCHS=n        passes over them (3)
+  DEMO_EPOCHS=n        passes over them (4)
   DEMO_LEAST_BLEU=x    held-out BLEU below which the demo has failed (95)
 EOF
 }

@@ -184,7 +184,7 @@ def test_data_that_are_not_prepared(plan, tmp_path, monkeypatch):
 
 def test_preparation_json_picks_the_settings(plan, data):
     made = plan(data, TINY, "--dry-run", "--gpus", 1)
-    assert (made.args.max_tokens, made.args.max_epoch) == (1000, 3)
+    assert (made.args.max_tokens, made.args.max_epoch) == (1000, 4)
     assert made.args.save_dir.endswith(f"checkpoints/numbers/{TINY}")
     (data / "data-bin" / "preparation.json").unlink()
     made = plan(data / "data-bin", TINY, "--dry-run", "--gpus", 1)

@@ -32,7 +32,7 @@ EPOCHS = {"keep-last-epochs": 10}
 UPDATES = {"save-interval-updates": 2500, "keep-interval-updates": 10}
 WMT = {**VASWANI, "max-update": 550_000, "no-epoch-checkpoints": True, **UPDATES}
 SMALL = {**VASWANI, "lr": 0.001, "warmup-updates": 800, "dropout": 0.2, "max-epoch": 20, **EPOCHS}
-DEMO = {**VASWANI, "lr": 0.003, "warmup-updates": 200, "max-epoch": 3, "log-interval": 50, **EPOCHS}
+DEMO = {**VASWANI, "lr": 0.003, "warmup-updates": 200, "max-epoch": 4, "log-interval": 50, **EPOCHS}
 
 RECIPES = {
     "iwslt15-en-vi": Recipe(4096, {**VASWANI, "max-update": 100_000, **EPOCHS}, "data-prep/prepare-iwslt15-en-vi.sh"),
