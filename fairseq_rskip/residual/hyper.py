@@ -126,12 +126,13 @@ class ManifoldConstrained(MatrixSkip):
 
     R is 20 steps of Sinkhorn and Knopp, columns then rows, from ``exp(Q)``: its rows sum to 1, its columns up to what
     20 steps leave. P, W (n) and Q (n, n) are ``alpha * (vec(H) / rms(vec(H))) phi + b``, each with its own alpha, phi
-    and b; the gain of the paper's RMSNorm is a factor of phi. alpha starts at 0.01 as in the paper, which does not
-    print the rest: phi at 0, b_post at 0 (w = 1), b_res at -8 off the diagonal (R near I), b_pre at 4 for one stream,
-    the next one in each block, and -4 elsewhere. As R leaves n equal rows as they are, the sum of the rows starts as n
-    times the plain pre-norm stack. Xie et al. 2025, "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880;
-    code lucidrains/hyper-connections, where phi sees one stream at a time, b_post stands outside of 2 sigmoid, and, in
-    the version read, R is not applied to what F is added to. Shapes and errors as in :class:`StreamSkip`.
+    and b; the gain of the paper's RMSNorm is a factor of phi. alpha starts at 0.01; the other starts are ours: phi at
+    0, b_post at 0 (w = 1), b_res at -8 off the diagonal (R near I), b_pre at 4 for one stream, the next one in each
+    block, and -4 elsewhere. As R leaves n equal rows as they are, the sum of the rows starts as n times the plain
+    pre-norm stack; and in the first block, whose rows are equal, what R is made of has no gradient. Xie et al. 2025,
+    "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880; code lucidrains/hyper-connections, where phi sees
+    one stream at a time, b_post stands outside of 2 sigmoid, and, in the version read, R is not applied to what F is
+    added to. Shapes and errors as in :class:`StreamSkip`.
     """
 
     kind = "mhc"
