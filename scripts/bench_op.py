@@ -4,7 +4,7 @@
 The contenders take turns in every round, in a new random order; a time is the median over rounds, a ratio the median of
 the rounds' ratios, since a machine's speed drifts. "eager" is what a skip connection runs with RSKIP_OPS=reference:
 an addition and a layer norm per step, later additions in place. "compiled" is the same under torch.compile with
-dynamic shapes.
+dynamic shapes. With one thread times are the process's CPU time, which a busy machine hardly changes.
 """
 
 import csv
@@ -45,8 +45,10 @@ def main() -> int:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=whole_number(1), default=15, help="default 15")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--threads", type=whole_number(1), default=torch.get_num_threads(), help="default torch's")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="CSV; default results/op_speed.csv")
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     backend = in_use()
     if backend.name != "cpu":
         raise UserError(f"the CPU operator is not in use: {backend.reason}")
@@ -70,6 +72,7 @@ def measure(shape, functions, rounds):
     """A row for each number of steps: milliseconds of each contender and of x + F, and ratios to the operator."""
     x, f_x = (torch.randn(shape, requires_grad=True) for _ in range(2))
     upstream = torch.randn(shape)
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     repeats = max(1, 200_000 // (shape[0] * shape[1]))
     jobs = {("bare", 0): (lambda: x + f_x, (x, f_x))}
     for steps in STEPS:
@@ -82,11 +85,11 @@ def measure(shape, functions, rounds):
     for turn in range(rounds + 2):  # the first two warm up
         for job in random.sample(list(jobs), len(jobs)):
             call, leaves = jobs[job]
-            start = time.perf_counter()
+            start = clock()
             for _ in range(repeats):
                 torch.autograd.grad(call(), leaves, upstream)
             if turn >= 2:
-                times[job].append((time.perf_counter() - start) / repeats * 1e3)
+                times[job].append((clock() - start) / repeats * 1e3)
     median = {job: statistics.median(values) for job, values in times.items()}
     for steps in STEPS:
         row = {"rows": shape[0], "features": shape[1], "lambda": steps}
@@ -109,6 +112,7 @@ def machine():
     return {
         "device": f"CPU {platform.machine()}",
         "threads": torch.get_num_threads(),
+        "clock": "CPU time" if torch.get_num_threads() == 1 else "wall",
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -19,6 +19,8 @@ if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+# commands that are given a HOME of their own find the operator that is built already
+os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 LETTERS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
 SIZES = {"train": 600, "valid": 60, "test": 40}
 

@@ -61,6 +61,7 @@ def first(place):
     """The whole of both tables, two runs at a time, for a reader who soon goes away; some are bound to fail."""
     words = place.words("--jobs", 2, tables=("small", "swept"))
     environment = {"HOME": str(place.home), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    environment["XDG_CACHE_HOME"] = os.environ["XDG_CACHE_HOME"]  # where the operator is built already
     line = 'set -o pipefail; "$@" | head -n 1'
     command = ["bash", "-c", line, "bash", sys.executable, str(SCRIPT), *map(str, words)]
     return subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=600, check=False)

@@ -227,7 +227,7 @@ void with_group(bool wide, int64_t dim, F f) {
   constexpr integral_constant<int, 1> one;
   constexpr integral_constant<int, 16> many;
   constexpr integral_constant<bool, RMS> rms;
-  // short rows are image maps', which nobody normalises by RMS: that pair is not worth its compile time
+  // RMS of short rows, rare image maps, goes row by row: groups of their own would not be worth their compile time
   if (wide) return f(double{}, integral_constant<int, 0>{}, one, rms);
   if constexpr (RMS) return f(float{}, integral_constant<int, 0>{}, one, rms);
   else switch ((dim + 15) / 16) {
@@ -415,7 +415,14 @@ struct SkipNorm : torch::autograd::Function<SkipNorm> {
 Tensor skip_norm_autograd(
     const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, double skip, double branch, double eps, bool rms,
     bool all_steps) {
-  return SkipNorm::apply(x, f, gains, biases, skip, branch, eps, rms, all_steps);
+  bool differentiable = x.requires_grad() || f.requires_grad();
+  for (TensorList list : {gains, biases})
+    for (const Tensor& parameter : list) differentiable = differentiable || parameter.requires_grad();
+  if (differentiable && at::GradMode::is_enabled())
+    return SkipNorm::apply(x, f, gains, biases, skip, branch, eps, rms, all_steps);
+  at::AutoDispatchBelowADInplaceOrView below;  // generation: without the cost of a node
+  static const auto op = handle<decltype(skip_norm)>("fairseq_rskip::skip_norm");
+  return op.call(x, f, gains, biases, skip, branch, eps, rms, all_steps);
 }
 
 }  // namespace
