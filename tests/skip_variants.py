@@ -133,6 +133,7 @@ VARIANTS += [
     rival("skipinit", lambda x, f, g, p: x + p["weight"] * f),
     rival("rezero", lambda x, f, g, p: x + p["weight"] * f),
     rival("layerscale", lambda x, f, g, p: x + p["weight"] * f),
+    rival("residual_scaling", lambda x, f, g, p: x + 0.1 * f),
     rival("scaled", lambda x, f, g, p: x + f / 12**0.5),
     rival("learned_scalar", lambda x, f, g, p: g[0](x + p["weight"] * f), norm="layer"),
     rival("deepnorm", lambda x, f, g, p: g[0](0.81 * (6**4 * 6) ** (1 / 16) * x + f)),

@@ -47,6 +47,7 @@ VARIANTS: Dict[str, Dict[str, Any]] = {
     "mhc": {"skip_kind": "mhc"},
     # rivals without a norm, or with one where their papers have it
     **{kind: {"skip_kind": kind} for kind in ("rezero", "skipinit", "layerscale", "scaled", "learned_scalar")},
+    "residual_scaling": {"skip_kind": "residual_scaling"},
     **{kind: {"skip_kind": kind} for kind in ("deepnorm", "admin", "fixup", "tfixup", "gpt2")},
     # in place of the addition of a post-norm Transformer
     **{kind: {"skip_kind": kind, "skip_norm": "layer"} for kind in ("highway", "constant", "exclusive_gate")},

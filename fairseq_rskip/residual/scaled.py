@@ -108,6 +108,24 @@ class Scaled(ConstantSkip):
         return {"alpha": self.f_scale}
 
 
+class ResidualScaling(ConstantSkip):
+    """Residual scaling, ``y = G(x + alpha * F)`` with alpha = 0.1: Szegedy et al. 2017, "Inception-v4", section 3.3
+    (0.1 to 0.3); Lim et al. 2017, EDSR."""
+
+    kind = "residual_scaling"
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(WithoutNorm):
+        branch_scale: float = opt.option(0.1, "α: scale of the residual branch F(x)", "positive", short="alpha")
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        self.f_scale = float(self.options.branch_scale)
+
+    def constants(self) -> Dict[str, float]:
+        return {"alpha": self.f_scale}
+
+
 class LearnedScalar(SkipInit):
     """Learned scale, ``y = G(x + a * F)`` with one scalar a per block, 1 at first."""
 
