@@ -26,12 +26,10 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Backend(NamedTuple):
-    """What computes the operator on one kind of device: ``name`` is cpu, cuda or reference, ``reason`` says why, and
-    ``choice`` is the value of ``RSKIP_OPS`` that led there."""
+    """What computes the operator on one kind of device: ``name`` is cpu, cuda or reference, ``reason`` says why."""
 
     name: str
     reason: str
-    choice: str
 
 
 def in_use(device: str = "cpu") -> Backend:
@@ -51,10 +49,9 @@ def takes(x: Tensor, f_x: Tensor, steps: int, skip_scale: float = 1.0, branch_sc
     """
     if torch.jit.is_scripting() or torch.jit.is_tracing():
         return False  # the file that comes of it must load without this package
-    if not _has_kernel(x, f_x):
+    if steps == 1 and skip_scale == 1.0 and branch_scale == 1.0 and (os.environ.get(VARIABLE) or "auto") == "auto":
         return False
-    plain = steps == 1 and skip_scale == 1.0 and branch_scale == 1.0
-    return not plain or _backends[x.device.type].choice != "auto"
+    return _has_kernel(x, f_x)
 
 
 def skip_norm(
@@ -117,13 +114,13 @@ def _choose(device: str) -> Backend:
     if choice not in CHOICES:
         raise UserError(f"{VARIABLE}={choice!r}: expected one of {', '.join(CHOICES)}")
     if choice not in ("auto", device):
-        return Backend("reference", f"{VARIABLE}={choice}", choice)
+        return Backend("reference", f"{VARIABLE}={choice}")
     try:
-        return Backend(device, _LOADERS[device](), choice)
+        return Backend(device, _LOADERS[device]())
     except Exception as error:  # whatever keeps a kernel from this machine, the reference computes the same
         reason = str(error).strip().split("\n")[0][:300]
         warnings.warn(f"skip connections run without their {device} operator: {reason}", RuntimeWarning, stacklevel=2)
-        return Backend("reference", reason, choice)
+        return Backend("reference", reason)
 
 
 def _load_cpu() -> str:
