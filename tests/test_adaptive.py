@@ -6,6 +6,7 @@ from skip_variants import IMAGE, SEQUENCE, draw
 from test_rivals import Pairs, skips
 from transformer_helpers import TINY, batch, build, sentences, task
 
+from fairseq_rskip import ops
 from fairseq_rskip.analysis.learned import Movement, lambdas, learned
 from fairseq_rskip.modules import profiling, skip_log
 from fairseq_rskip.residual import Place, SkipConnection
@@ -35,7 +36,7 @@ def askip(adapt, steps=2, dim=5, **options):
 @pytest.mark.parametrize("adapt", MODES)
 @pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
-def test_at_an_integer_it_is_rskip_bit_for_bit(adapt, steps, shape, dtype):
+def test_at_an_integer_it_is_rskip_bit_for_bit(adapt, steps, shape, dtype, stock_operators):
     layout = {"channel_dim": 1} if shape == IMAGE else {}
     skip = askip(adapt, steps, **layout)
     fixed = SkipConnection(5, "rskip", skip_lambda=steps, **layout)
@@ -44,6 +45,25 @@ def test_at_an_integer_it_is_rskip_bit_for_bit(adapt, steps, shape, dtype):
     assert torch.equal(skip.to(dtype)(x, f), fixed.to(dtype)(x, f))
     if adapt != "halting":  # its running mean says what training has seen
         assert skip.effective_lambda() == pytest.approx(steps)
+
+
+@pytest.mark.parametrize("adapt", MODES)
+@pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
+def test_the_operator_gives_what_torch_gives(adapt, shape, monkeypatch):
+    skip = askip(adapt, 3, **({"channel_dim": 1} if shape == IMAGE else {}))
+    if adapt != "gradient":
+        skip.start.mul_(0.4)  # off the integers
+    x, f, g = (draw(shape, seed, torch.float32).requires_grad_() for seed in (1, 2, 3))
+    found = []
+    for choice in ("auto", "reference"):
+        monkeypatch.setenv("RSKIP_OPS", choice)
+        monkeypatch.setattr(ops.dispatch, "_backends", {})
+        y = skip(x, f)
+        found.append([y, *torch.autograd.grad(y, [x, f, *skip.parameters()], g, allow_unused=True)])
+    for ours, theirs in zip(*found):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_the_derivative_of_a_fractional_lambda_is_the_next_step_less_this():

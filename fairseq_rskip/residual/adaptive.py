@@ -119,12 +119,24 @@ class ASkip(RSkip):
     def recurse(self, y: Tensor, x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
         if self.mode == "gradient":
             return self._steps(y, x, padding_mask, self.frozen)[-1]
-        steps = torch.stack(self._steps(y, x, padding_mask, self.most))
+        return self._weighed(torch.stack(self._steps(y, x, padding_mask, self.most)), padding_mask).to(x.dtype)
+
+    @torch.jit.unused
+    def fused(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Optional[Tensor]:
+        if self.mode == "gradient":
+            y = self.operate(x, f_x, list(self.norms)[: self.frozen])
+        else:
+            y = self.operate(x, f_x, list(self.norms), all_steps=True)
+            y = None if y is None else self._weighed(y, padding_mask)
+        return y if y is None or self.channel_dim == -1 else self.from_rows(y, x)
+
+    def _weighed(self, steps: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+        """``sum_k p_k y_k`` of the steps, ``(K, ..., dim)``."""
         p = self.weights(steps)
         if self.mode == "halting" and self.training:
             self._count(p, padding_mask)
         p = p if p.dim() > 1 else p.view(-1, *[1] * (steps.dim() - 1))
-        return (p * steps).sum(0).to(x.dtype)
+        return (p * steps).sum(0)
 
     def _steps(self, z: Tensor, x: Tensor, padding_mask: Optional[Tensor], count: int) -> List[Tensor]:
         """y_1 ... y_count of Eq. 4 from the first sum z on."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -292,14 +292,14 @@ class SkipConnection(nn.Module):
             wide = (x.new_empty(0) + f_x.new_empty(0)).dtype  # a scalar weight times half F would stay half
             x, f_x = x.to(wide), f_x.to(wide)
         if not torch.jit.is_scripting():
-            fused = self.fused(x, f_x)
+            fused = self.fused(x, f_x, padding_mask)
             if fused is not None:
-                return fused
+                return fused if fused.dtype == dtype else fused.to(dtype)
         y = self.apply_norms(self.combine(x, f_x), x, padding_mask)
         return y if y.dtype == dtype else y.to(dtype)
 
     @torch.jit.unused
-    def fused(self, x: Tensor, f_x: Tensor) -> Optional[Tensor]:
+    def fused(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Optional[Tensor]:
         """y by the operator of :mod:`fairseq_rskip.ops`, where it computes this equation and is in use."""
         return None
 
@@ -420,9 +420,14 @@ class ConstantSkip(SkipConnection):
         return torch.add(self.x_scale * x, f_x, alpha=self.f_scale)
 
     @torch.jit.unused
-    def fused(self, x: Tensor, f_x: Tensor) -> Optional[Tensor]:
-        norms = list(self.norms)
-        if not (self.one_operator and norms) or not ops.takes(x, f_x, len(norms), self.x_scale, self.f_scale):
+    def fused(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Optional[Tensor]:
+        y = self.operate(x, f_x, list(self.norms)) if self.one_operator else None
+        return y if y is None or self.channel_dim == -1 else self.from_rows(y, x)
+
+    @torch.jit.unused
+    def operate(self, x: Tensor, f_x: Tensor, norms: List[Any], all_steps: bool = False) -> Optional[Tensor]:
+        """``ops.skip_norm`` with these norms, on rows ``(..., dim)``; None where it is not in use."""
+        if not norms or not ops.takes(x, f_x, len(norms), self.x_scale, self.f_scale):
             return None
         first = norms[0]
         rms = OPERATOR.get(type(first))
@@ -431,9 +436,10 @@ class ConstantSkip(SkipConnection):
         rows = (x, f_x) if self.channel_dim == -1 else (x.permute(0, 2, 3, 1), f_x.permute(0, 2, 3, 1))
         biases = [] if rms else [norm.bias for norm in norms]
         gains = [norm.weight for norm in norms]
-        y = ops.skip_norm(*rows, gains, biases, self.x_scale, self.f_scale, first.eps, rms)
-        if self.channel_dim == -1:
-            return y
+        return ops.skip_norm(*rows, gains, biases, self.x_scale, self.f_scale, first.eps, rms, all_steps)
+
+    def from_rows(self, y: Tensor, x: Tensor) -> Tensor:
+        """``(batch, height, width, dim)`` as image maps in x's memory format."""
         y = y.permute(0, 3, 1, 2)
         return y.contiguous() if x.is_contiguous() else y
 
