@@ -155,6 +155,8 @@ VARIANTS += [
 ]
 IMAGED = [variant for variant in VARIANTS if KINDS[variant.kind].for_images]
 MIXING = ("conv_shortcut", "laurel")  # y mixes the features of x: no coefficient, no ratio
+# nor through a recursion whose steps are a tanh
+WITHOUT_RATIO = {variant.name for variant in VARIANTS if variant.kind in MIXING or variant.name == "rskip2-dyt"}
 NAMES = [variant.name for variant in VARIANTS]
 SEQUENCE, IMAGE = (4, 3, 5), (2, 5, 3, 2)
 

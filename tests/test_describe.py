@@ -16,9 +16,8 @@ TINY = "--encoder-embed-dim 32 --encoder-ffn-embed-dim 48 --encoder-layers 2 --d
 
 
 @pytest.fixture(autouse=True)
-def one_implementation(monkeypatch):
+def one_implementation(monkeypatch, stock_operators):
     """No kernel is built, no batch is profiled: fairseq-train's trainer, which other tests import, is not there."""
-    monkeypatch.setenv("RSKIP_OPS", "reference")
     monkeypatch.delitem(sys.modules, "fairseq.trainer", raising=False)
 
 

@@ -10,6 +10,7 @@ from skip_variants import (
     NAMES,
     SEQUENCE,
     VARIANTS,
+    WITHOUT_RATIO,
     Case,
     draw,
     gradients,
@@ -30,8 +31,6 @@ TOLERANCE = {
 # what finite differences cannot follow; the reference, which stops the same gradients, does
 STOPS_GRADIENTS = ("ada",)
 TWICE_DIFFERENTIABLE = [v for v in VARIANTS if v.kind == "rskip" and v.norm not in STOPS_GRADIENTS]
-# a recursion through a tanh has no coefficient of x
-WITHOUT_RATIO = {variant.name for variant in VARIANTS if variant.kind in MIXING or variant.name == "rskip2-dyt"}
 WITH_RATIO = [case for case in CASES if case.variant.name not in WITHOUT_RATIO]
 
 

@@ -134,7 +134,7 @@ def test_what_padding_holds_reaches_no_other_position(rule):
     assert torch.equal(clean[~mask], poisoned[~mask])
 
 
-def test_b2t_with_a_branch_of_zero_is_a_recursive_skip():
+def test_b2t_with_a_branch_of_zero_is_a_recursive_skip(stock_operators):
     stack = Stack("b2t", 1, 2).randomise().double()
     recursive = SkipConnection(5, "rskip", skip_lambda=2, norm="layer").double()
     recursive.norms.load_state_dict(

@@ -117,11 +117,12 @@ def reference_of_two_processes(config, iterations):
 
 def test_two_processes_equal_one_with_their_halves_resume_and_log(tmp_path, images):
     """A whole run; and one with --skip-log-interval that dies and resumes, whose weights are the same bit for bit."""
-    options = {"save_interval": 1, "log_interval": 1, "valid_images": 3}
+    # a low rate: at 0.1 a rounding of the sum over processes grows to percents within six updates
+    options = {"save_interval": 1, "log_interval": 1, "valid_images": 3, "lr": 0.02}
     done = torchrun(2, arguments(tmp_path / "whole", images, **options))
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("seed 1: error") == 1
-    settings = {"data": images, "cache": str(tmp_path / "cache"), "valid_images": 3}
+    settings = {"data": images, "cache": str(tmp_path / "cache"), "valid_images": 3, "lr": 0.02}
     config = Config(**settings, depth=8, batch_size=8, iterations=6, warmup_iterations=1)
     truth = reference_of_two_processes(config, 6)
     for name, value in weights(tmp_path / "whole" / "seed1").items():
