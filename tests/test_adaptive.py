@@ -8,7 +8,7 @@ from transformer_helpers import TINY, batch, build, sentences, task
 
 from fairseq_rskip import ops
 from fairseq_rskip.analysis.learned import Movement, lambdas, learned
-from fairseq_rskip.modules import profiling, skip_log
+from fairseq_rskip.modules import profiling, training
 from fairseq_rskip.residual import Place, SkipConnection
 from fairseq_rskip.residual.profile import choose_lambdas
 
@@ -129,7 +129,7 @@ def test_the_cost_of_halting_enters_the_loss():
     for skip in skips(model).values():
         skip.take_cost()
     torch.manual_seed(0)
-    loss, size, _ = skip_log.HaltCost(train_step, model)(inputs, model, criterion, None)
+    loss, size, _ = training.HaltCost(train_step, model)(inputs, model, criterion, None)
     tokens = [int(part.ne(model.encoder.padding_idx).sum()) for part in (inputs[0], inputs[2])]
     expected = [tokens["decoder" in name] for name in skips(model)]
     taken = float(loss - plain) / 0.25 / (sum(expected) / len(expected))

@@ -1,6 +1,7 @@
 """The rivals: each one's identity, constants and start, against what its source says."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from skip_variants import IMAGE, SEQUENCE, draw
 from transformer_helpers import TINY, batch, build, sentences, task
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.modules import profiling
+from fairseq_rskip.modules import profiling, training
 from fairseq_rskip.residual import PLAIN, Place, SkipConnection, Weight
 from fairseq_rskip.vision.model import preact_resnet
 
@@ -238,3 +239,23 @@ def test_a_weight_knows_xaviers_deviation():
     weight = torch.empty(64, 32, 3, 3)
     torch.nn.init.xavier_normal_(weight)
     assert Weight(weight, 1.0).xavier == pytest.approx(float(weight.std()), rel=0.02)
+
+
+def test_the_first_block_that_leaves_fp16_is_named_once_the_loss_scale_falls(caplog):
+    model = build("transformer_xskip_tiny", **TINY, skip_lambda=30.0)
+    optimizer = SimpleNamespace(scaler=SimpleNamespace(loss_scale=128.0))
+    calls = []
+
+    def train_step(sample, model, criterion, optimizer):
+        calls.append(model(*sample)[0])
+
+    watched = training.OverflowWatch(train_step, model)
+    inputs = batch(sentences())
+    for scale in (128.0, 128.0, 64.0, 32.0):
+        optimizer.scaler.loss_scale = scale
+        watched(inputs, model, None, optimizer)
+    warnings = [r.getMessage() for r in caplog.records if "fp16 ends at 65504" in r.getMessage()]
+    assert len(warnings) == 1 and len(calls) == 4
+    # with |x| up to about 4, 30^2 x is below half of fp16's largest value, 30^3 x above
+    assert warnings[0].startswith("the output of encoder.layers.1.self_attn_skip reaches")
+    assert not any(skip._forward_hooks for skip in skips(model).values())

@@ -17,7 +17,8 @@ from transformer_helpers import TINY, batch, build, dictionary, randomise, sente
 from fairseq_rskip.compat import load_checkpoint
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules import skip_log
-from fairseq_rskip.modules.skip_log import SkipLog, attach
+from fairseq_rskip.modules.skip_log import SkipLog
+from fairseq_rskip.modules.training import attach
 from fairseq_rskip.residual import SkipConnection
 
 QUANTITIES = ("skip_x_to_F", "skip_F_over_x", "skip_grad_norm")
@@ -62,7 +63,7 @@ def model():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(skip_log._Folder, "path", str(tmp_path))
+    monkeypatch.setattr(skip_log.Folder, "path", str(tmp_path))
     return tmp_path / "skip"
 
 
@@ -143,7 +144,7 @@ def test_every_kind_has_all_figures_and_trains_the_same(folder, arch):
 def test_activation_checkpointing_shows_the_same(tmp_path, monkeypatch):
     found = []
     for name, options in (("plain", {}), ("checkpointed", {"checkpoint_activations": True})):
-        monkeypatch.setattr(skip_log._Folder, "path", str(tmp_path / name))
+        monkeypatch.setattr(skip_log.Folder, "path", str(tmp_path / name))
         model = build("transformer_rskip_ln_tiny", dropout=0.0, **TINY, **options)
         log = run(SkipLog(train_step, model, 1), model, [0])
         found.append(written(log, tmp_path / name / "skip"))
@@ -191,7 +192,7 @@ def test_off_and_where_nobody_trains_nothing_is_wrapped(monkeypatch, model):
 
 def test_without_tensorboard_one_warning_says_so(model, monkeypatch, caplog, tmp_path):
     for folder, writer, needs in ((None, object, "--tensorboard-logdir"), (str(tmp_path), None, "tensorboardX")):
-        monkeypatch.setattr(skip_log._Folder, "path", folder)
+        monkeypatch.setattr(skip_log.Folder, "path", folder)
         monkeypatch.setattr(progress_bar, "SummaryWriter", writer)
         caplog.clear()
         with caplog.at_level(logging.WARNING):

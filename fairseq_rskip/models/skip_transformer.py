@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import SkipTransformerConfig, architectures, resolve
-from fairseq_rskip.modules import fixnorm, skip_log
+from fairseq_rskip.modules import fixnorm, skip_log, training
 from fairseq_rskip.modules.profiling import profile_starts
 from fairseq_rskip.modules.transformer import SkipTransformerDecoder, SkipTransformerEncoder
 from fairseq_rskip.residual import SkipConnection
@@ -51,7 +51,7 @@ class SkipTransformerModel(TransformerModelBase):
             logger.warning(warning)
         _scale_embeddings(model)
         profile_starts(task, model)
-        skip_log.attach(task, model, cfg.skip_log_interval)
+        training.attach(task, model, cfg.skip_log_interval)
         return model
 
     @classmethod

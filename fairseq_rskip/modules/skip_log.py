@@ -10,7 +10,6 @@ import functools
 import inspect
 import logging
 import os
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional
@@ -19,11 +18,9 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import get_global_rank
 from fairseq.logging import progress_bar
 
-from fairseq_rskip.analysis.learned import Movement, lambdas
 from fairseq_rskip.analysis.live import WRITING, summarise
 from fairseq_rskip.analysis.probe import SkipProbe
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual import SkipConnection
 
 logger = logging.getLogger(__name__)
 
@@ -47,62 +44,7 @@ def check_interval(interval: int) -> None:
         raise UserError(f"--skip-log-interval {interval}: expected an integer >= 0")
 
 
-def attach(task: Any, model: Any, interval: int) -> None:
-    """Make ``task`` log the skip connections of ``model`` at every ``interval``-th update of a training.
-
-    At its end one line warns of learned coefficients that never moved, one says where adaptive λ went. Nothing happens
-    where no training can follow: fairseq-generate and its kin, which read ``interval`` from the checkpoint, never
-    import fairseq's trainer.
-    """
-    if "fairseq.trainer" not in sys.modules:
-        return
-    if interval:
-        _Folder.watch()
-        task.train_step = SkipLog(task.train_step, model, interval)
-    if any(cost_of(skip) for skip in skips(model)):
-        task.train_step = HaltCost(task.train_step, model)
-    movement = Movement(model)
-    if movement.starts or lambdas(model):
-        atexit.register(report, movement)
-
-
-def report(movement: Movement) -> None:
-    """At the end of a training, what its first process says of the learned coefficients."""
-    if get_global_rank() != 0:
-        return
-    found = lambdas(movement.model)
-    if found:
-        logger.info("adaptive λ: " + ", ".join(f"{block} {value:.3f}" for block, value in found.items()))
-    if movement.warning():
-        logger.warning(movement.warning())
-
-
-class HaltCost:
-    """A task's ``train_step`` whose loss has the cost of halting (:class:`~fairseq_rskip.residual.adaptive.ASkip`): τ
-    times E[k], summed over tokens as fairseq sums the loss, the mean over the skip connections."""
-
-    def __init__(self, train_step: Any, model: Any):
-        self.train_step, self.skips = train_step, [skip for skip in skips(model) if cost_of(skip)]
-
-    def __call__(self, sample, model, criterion, *arguments, **options):
-        def with_cost(model, sample):
-            loss, sample_size, output = criterion(model, sample)
-            taken = [skip.take_cost() for skip in self.skips]
-            costs = [tau * cost.sum() for tau, cost in taken if cost is not None]
-            return loss + sum(costs).to(loss.dtype) / len(self.skips) if costs else loss, sample_size, output
-
-        return self.train_step(sample, model, with_cost, *arguments, **options)
-
-
-def skips(model: Any) -> Any:
-    return [module for module in model.modules() if isinstance(module, SkipConnection)]
-
-
-def cost_of(skip: SkipConnection) -> float:
-    return float(getattr(skip.options, "halt_cost", 0.0))
-
-
-class _Folder:
+class Folder:
     """The --tensorboard-logdir of this process's training; None without one, and in all processes but the first.
 
     A task does not know it: ``fairseq.logging.progress_bar.progress_bar``, which is told, notes it here.
@@ -157,13 +99,13 @@ class SkipLog:
     def warn_if_in_vain(self) -> None:
         """One line, of the first process, where nothing can be written."""
         if not can_write() and get_global_rank() == 0:
-            needs = "tensorboardX (pip install tensorboardX)" if _Folder.path else "--tensorboard-logdir"
+            needs = "tensorboardX (pip install tensorboardX)" if Folder.path else "--tensorboard-logdir"
             logger.warning(f"--skip-log-interval {self.interval} needs {needs}: the skip connections are not logged")
 
     def write(self, step: int, values: Dict[str, float]) -> None:
         """Write; seconds later it is on the disk. What an earlier process logged of updates done again is void."""
         if self.writer is None:
-            folder = os.path.join(_Folder.path, "skip")
+            folder = os.path.join(Folder.path, "skip")
             # tensorboardX names files by the second: a second writer would truncate the first's; read in names' order
             suffix = f".{time.time_ns()}"
             self.writer = progress_bar.SummaryWriter(folder, purge_step=self.first, filename_suffix=suffix, **WRITING)
@@ -175,7 +117,7 @@ class SkipLog:
 
 def can_write() -> bool:
     """Whether this process writes TensorBoard events."""
-    return bool(_Folder.path) and progress_bar.SummaryWriter is not None
+    return bool(Folder.path) and progress_bar.SummaryWriter is not None
 
 
 def loss_scale(optimizer: Any) -> float:

@@ -17,7 +17,6 @@ from typing import Dict, Iterator, List, Optional, Sequence
 from fairseq.logging import progress_bar
 
 from ..errors import exit_status
-from ..modules import skip_log
 from ..vision import distributed
 from . import bench_resnet, bench_transformer, benchmark
 
@@ -31,7 +30,7 @@ WARM_UP = 2  # updates
 def transformer(interval: int, args: argparse.Namespace, data: Path) -> bench_transformer.Contender:
     """λ = 2 of bench_transformer.py with a log."""
     contender = bench_transformer.Contender(MODEL, "small", data, "fp32")
-    skip_log.attach(contender.task, contender.model, interval)
+    training.attach(contender.task, contender.model, interval)
     return contender
 
 

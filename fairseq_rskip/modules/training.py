@@ -1,0 +1,119 @@
+"""What a training with fairseq does for skip connections, all of it around the task's ``train_step``: log, add the cost
+of halting to the loss, name the block that leaves fp16's range, and say at its end what was learned."""
+
+import atexit
+import logging
+import sys
+from typing import Any, Callable, List, Tuple
+
+import torch
+from fairseq.distributed.utils import get_global_rank
+from torch import Tensor
+
+from fairseq_rskip.analysis.learned import Movement, lambdas
+from fairseq_rskip.modules.skip_config import FP16_MAX
+from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
+from fairseq_rskip.residual import SkipConnection
+
+logger = logging.getLogger(__name__)
+
+
+def attach(task: Any, model: Any, interval: int) -> None:
+    """Make ``task`` log the skip connections of ``model`` at every ``interval``-th update, and do the rest.
+
+    Nothing happens where no training can follow: fairseq-generate and its kin, which read ``interval`` from the
+    checkpoint, never import fairseq's trainer.
+    """
+    if "fairseq.trainer" not in sys.modules:
+        return
+    if interval:
+        Folder.watch()
+        task.train_step = SkipLog(task.train_step, model, interval)
+    if any(cost_of(skip) for skip in skips(model)):
+        task.train_step = HaltCost(task.train_step, model)
+    task.train_step = OverflowWatch(task.train_step, model)
+    movement = Movement(model)
+    if movement.starts or lambdas(model):
+        atexit.register(report, movement)
+
+
+def report(movement: Movement) -> None:
+    """At the end of a training, what its first process says of the learned coefficients."""
+    if get_global_rank() != 0:
+        return
+    found = lambdas(movement.model)
+    if found:
+        logger.info("adaptive λ: " + ", ".join(f"{block} {value:.3f}" for block, value in found.items()))
+    if movement.warning():
+        logger.warning(movement.warning())
+
+
+class HaltCost:
+    """A task's ``train_step`` whose loss has the cost of halting (:class:`~fairseq_rskip.residual.adaptive.ASkip`): τ
+    times E[k], summed over tokens as fairseq sums the loss, the mean over the skip connections."""
+
+    def __init__(self, train_step: Any, model: Any):
+        self.train_step, self.skips = train_step, [skip for skip in skips(model) if cost_of(skip)]
+
+    def __call__(self, sample, model, criterion, *arguments, **options):
+        def with_cost(model, sample):
+            loss, sample_size, output = criterion(model, sample)
+            taken = [skip.take_cost() for skip in self.skips]
+            costs = [tau * cost.sum() for tau, cost in taken if cost is not None]
+            return loss + sum(costs).to(loss.dtype) / len(self.skips) if costs else loss, sample_size, output
+
+        return self.train_step(sample, model, with_cost, *arguments, **options)
+
+
+class OverflowWatch:
+    """A task's ``train_step`` that, once fp16's loss scale has fallen, looks for the block that leaves fp16's range.
+
+    The first block, in the order of computation, whose output is above half of fp16's largest value or not finite is
+    named in one warning, with the cure. An update costs nothing while the scale does not fall.
+    """
+
+    def __init__(self, train_step: Any, model: Any):
+        self.train_step, self.model, self.scale, self.found = train_step, model, 0.0, False
+
+    def __call__(self, sample, model, criterion, optimizer, *arguments, **options):
+        before, self.scale = self.scale, loss_scale(optimizer)
+        if self.found or not self.scale < before:
+            return self.train_step(sample, model, criterion, optimizer, *arguments, **options)
+        largest: List[Tuple[str, Tensor]] = []
+        handles = [
+            module.register_forward_hook(_note(name, largest))
+            for name, module in self.model.named_modules()
+            if isinstance(module, SkipConnection)
+        ]
+        try:
+            return self.train_step(sample, model, criterion, optimizer, *arguments, **options)
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.warn(largest)
+
+    def warn(self, largest: List[Tuple[str, Tensor]]) -> None:
+        for name, value in ((name, float(value)) for name, value in largest):
+            if not value < FP16_MAX / 2:
+                self.found = True
+                logger.warning(
+                    f"the output of {name} reaches {value:.3g}, fp16 ends at {FP16_MAX:g}: train in fp32 or bf16, "
+                    "add a normalisation (--skip-norm layer), or lower --skip-lambda"
+                )
+                return
+
+
+def _note(name: str, largest: List[Tuple[str, Tensor]]) -> Callable[..., None]:
+    def hook(_skip: Any, _args: Any, y: Tensor) -> None:
+        with torch.no_grad():
+            largest.append((name, y.detach().abs().max()))
+
+    return hook
+
+
+def skips(model: Any) -> List[SkipConnection]:
+    return [module for module in model.modules() if isinstance(module, SkipConnection)]
+
+
+def cost_of(skip: SkipConnection) -> float:
+    return float(getattr(skip.options, "halt_cost", 0.0))
