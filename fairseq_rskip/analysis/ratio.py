@@ -6,17 +6,20 @@ reading of a quantity that the paper reports (2.82 for 2xSkip+LN, 2.64 for 2rSki
 the ratio, which for xSkip is lambda whatever is learned.
 """
 
+import math
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
 
+from ..errors import UserError
 from ..residual import SkipConnection
 from ..tools.console import print_line, progress
 from . import figures
 from .coefficients import CoefficientProbe, Scales
 from .gradients import estimate
+from .learned import lambdas
 from .study import Place, Study, draw_blocks, panels, table
 
 EXAMPLES = 1_000
@@ -34,7 +37,8 @@ def report(study: Study, stem: Path) -> None:
     learned: List[Dict[str, Any]] = []
     for label, model in study.models.items():
         scales = _measure(label, model, study)
-        found[label] = [_row(label, place, scales[place.name]) for place in places[label]]
+        adapted = lambdas(model)
+        found[label] = [_row(label, place, scales[place.name], adapted.get(place.name)) for place in places[label]]
         learned += _learned(label, model, places[label])
         figures.write_csv(stem.with_name(f"{stem.name}.csv"), [row for rows in found.values() for row in rows])
         if learned:
@@ -52,7 +56,12 @@ def _measure(label: str, model: nn.Module, study: Study) -> Dict[str, Scales]:
     return probe.scales
 
 
-def _row(label: str, place: Place, scales: Scales) -> Dict[str, Any]:
+def _row(label: str, place: Place, scales: Scales, adapted: Optional[float]) -> Dict[str, Any]:
+    if not scales.a:
+        raise UserError(
+            f"{label}: {place.name} has no x:F: its rule mixes features or carries several tensors, or its norm is no "
+            "affine map of its input"
+        )
     measured = (scales.a, scales.b, scales.ratio, scales.closed_form, scales.parts)
     a, b, ratio, closed, parts = (estimate(torch.cat(values)) for values in measured)
     return {
@@ -69,6 +78,8 @@ def _row(label: str, place: Place, scales: Scales) -> Dict[str, Any]:
         "branch_coefficient": b.mean,
         "skip_part_over_branch_part": parts.mean,
         "largest_output_difference": scales.mismatch,
+        "lambda": math.nan if adapted is None else adapted,
+        "lambda_standard_error": 0.0,
         "examples": a.examples,
     }
 
@@ -94,7 +105,7 @@ def _learned(label: str, model: nn.Module, shown: List[Place]) -> List[Dict[str,
 
 
 def _print(places: Any, found: Any, learned: List[Dict[str, Any]], study: Study) -> None:
-    for key, title in (("ratio", "x:F in y"), ("effective_scale", "effective scale")):
+    for key, title in (("ratio", "x:F in y"), ("effective_scale", "effective scale"), *_adaptive(found)):
         print(table(places, _values(found, key), f"{title}, mean over {study.data}") + "\n")
     print(READING)
     for label, rows in found.items():
@@ -113,8 +124,8 @@ def _print(places: Any, found: Any, learned: List[Dict[str, Any]], study: Study)
 def draw(places: Dict[str, List[Place]], found: Dict[str, List[Dict[str, Any]]], study: Study) -> Any:
     """Ratio and effective scale over the blocks, a panel each, for encoder and decoder apart."""
     sides = panels(places)
-    figure, axes = figures.new_figure(columns=2 * len(sides))
-    drawn = (("ratio", "x:F in y"), ("effective_scale", "effective scale, mean |a|"))
+    figure, axes = figures.new_figure(columns=(2 + len(_adaptive(found))) * len(sides))
+    drawn = (("ratio", "x:F in y"), ("effective_scale", "effective scale, mean |a|"), *_adaptive(found))
     wanted = [(side, *quantity) for side in sides for quantity in drawn]
     for axis, (side, key, title) in zip(axes, wanted):
         draw_blocks(axis, side, places, _values(found, key), _values(found, f"{key}_standard_error"))
@@ -123,6 +134,12 @@ def draw(places: Dict[str, List[Place]], found: Dict[str, List[Dict[str, Any]]],
     figure.suptitle(f"Mean over {study.data}", fontsize="medium")
     figure.supxlabel(READING, fontsize="x-small")
     return figure
+
+
+def _adaptive(found: Dict[str, List[Dict[str, Any]]]) -> Tuple[Tuple[str, str], ...]:
+    """The panel of adaptive λ, where a model has one."""
+    adapts = any(not math.isnan(row["lambda"]) for rows in found.values() for row in rows)
+    return (("lambda", "adaptive λ"),) if adapts else ()
 
 
 def _values(found: Dict[str, List[Dict[str, Any]]], key: str) -> Dict[str, Dict[str, float]]:

@@ -17,6 +17,7 @@ from typing import Dict, Iterator, List, Optional, Sequence
 from fairseq.logging import progress_bar
 
 from ..errors import exit_status
+from ..modules import training
 from ..vision import distributed
 from . import bench_resnet, bench_transformer, benchmark
 

@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import torch
 
+from ..analysis.learned import lambdas
 from ..errors import UserError
 from ..files import remove_parts, write_atomically, write_json
 from ..safe_load import CheckpointError, load_checkpoint
@@ -210,6 +211,7 @@ class Run:
         last, tested, trainer = epochs[-1], self._tested(), self.trainer
         best = min(tested, key=lambda record: record["test_error"])
         speeds = [record["images_per_second"] for record in epochs]
+        adapted = lambdas(trainer.module)
         result = {
             "error": last["test_error"],
             "best_error": best["test_error"],
@@ -217,6 +219,7 @@ class Run:
             "test_loss": last["test_loss"],
             **{name: last[name] for name in ("valid_error", "valid_loss") if name in last},
             "train_loss": last["train_loss"],
+            **({"lambda": adapted} if adapted else {}),
             "seed": self.seed,
             "iterations": trainer.iteration,
             "epochs": last["epoch"],
@@ -235,6 +238,8 @@ class Run:
         }
         if self.group.first:
             write_json(self.folder / RESULT, result)
+            if adapted:
+                print_line("adaptive λ: " + ", ".join(f"{block} {value:.3f}" for block, value in adapted.items()))
             if warning := trainer.movement.warning():
                 print_line(f"warning: {warning}", "stderr")
         return result
