@@ -4,8 +4,11 @@
 :mod:`fairseq_rskip.norms`. One file per family; ``KINDS`` is name -> class. Torch is all that is needed.
 """
 
-from .base import KINDS, Branch, ConstantSkip, LearnedSkip, Place, SkipConnection, Weight
+from .base import KINDS, SkipConnection
 from .options import in_terms_of_flags, select, settings
+from .place import Branch, Place, Weight
+from .weighted import ConstantSkip, LearnedSkip  # isort: split
+
 from .paper import RSkip, WSkip, XSkip  # isort: split
 
 from . import (  # noqa: F401  (each family registers its kinds, after the paper's)

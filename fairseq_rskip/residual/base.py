@@ -1,73 +1,16 @@
-"""The interface of a skip connection: where it stands, what its branch sees, how the two are put together."""
+"""The interface of a skip connection: what its branch sees, and how the two are put together."""
 
 import dataclasses
-import math
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import ops
-from ..norms import NORMS, OPERATOR, at_least_float32, check_layout, create_norm
+from ..norms import NORMS, at_least_float32, check_layout, create_norm
 from . import options as opt
+from .place import Branch, Place
 
 KINDS: Dict[str, Any] = {}
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where in a network a skip connection stands.
-
-    ``side``: encoder, decoder or resnet. ``sublayer``: self_attn, encoder_attn, ffn, or block of a ResNet. ``index``:
-    the layer's number from 0, of the ``depth`` layers of this side; ``other_depth``: layers of the other side.
-    ``position``: the sublayer's number from 0, of the ``sublayers`` that a layer has.
-    """
-
-    side: str = "encoder"
-    sublayer: str = "ffn"
-    index: int = 0
-    depth: int = 1
-    other_depth: int = 0
-    position: int = 0
-    sublayers: int = 1
-
-    @property
-    def number(self) -> int:
-        """The residual block's number on this side, from 1."""
-        return self.index * self.sublayers + self.position + 1
-
-    @property
-    def blocks(self) -> int:
-        """How many residual blocks this side has."""
-        return self.depth * self.sublayers
-
-    @property
-    def all_blocks(self) -> int:
-        """How many the network has: an encoder layer has two, a decoder layer three."""
-        return self.blocks + self.other_depth * (3 if self.side == "encoder" else 2)
-
-
-class Weight(NamedTuple):
-    """A weight matrix or kernel of a branch, ``(out, in, ...)``, the standard deviation it was drawn with, its bias."""
-
-    tensor: Tensor
-    std: float
-    bias: Optional[Tensor] = None
-
-    def rescale(self, std: float) -> None:
-        """Make ``std`` the standard deviation that the weight was drawn with."""
-        with torch.no_grad():
-            self.tensor.mul_(std / self.std)
-
-    @property
-    def xavier(self) -> float:
-        """The standard deviation of Xavier's (Glorot and Bengio, 2010) initialisation, gain 1."""
-        field = self.tensor[0][0].numel()
-        return math.sqrt(2.0 / ((self.tensor.size(0) + self.tensor.size(1)) * field))
-
-
-Branch = Dict[str, Weight]  # by role: q, k, v, out of attention; fc1, fc2; conv1, conv2
 
 
 class SkipConnection(nn.Module):
@@ -402,87 +345,3 @@ class SkipConnection(nn.Module):
 
 def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
-
-
-class ConstantSkip(SkipConnection):
-    """What kinds with constant weights share: ``y = G(p * x + q * F)`` with the floats ``x_scale`` and ``f_scale``."""
-
-    x_scale = 1.0
-    f_scale = 1.0
-    one_operator = False  # whether ops.skip_norm computes combine and apply_norms
-    __constants__ = [*SkipConnection.__constants__, "x_scale", "f_scale"]
-
-    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
-        if self.x_scale == 1.0:
-            return torch.add(x, f_x, alpha=self.f_scale)
-        if self.f_scale == 1.0:
-            return torch.add(f_x, x, alpha=self.x_scale)
-        return torch.add(self.x_scale * x, f_x, alpha=self.f_scale)
-
-    @torch.jit.unused
-    def fused(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Optional[Tensor]:
-        y = self.operate(x, f_x, list(self.norms)) if self.one_operator else None
-        return y if y is None or self.channel_dim == -1 else self.from_rows(y, x)
-
-    @torch.jit.unused
-    def operate(self, x: Tensor, f_x: Tensor, norms: List[Any], all_steps: bool = False) -> Optional[Tensor]:
-        """``ops.skip_norm`` with these norms, on rows ``(..., dim)``; None where it is not in use."""
-        if not norms or not ops.takes(x, f_x, len(norms), self.x_scale, self.f_scale):
-            return None
-        first = norms[0]
-        rms = OPERATOR.get(type(first))
-        if rms is None or not all(_computed_by_operator(norm, first) for norm in norms):
-            return None
-        rows = (x, f_x) if self.channel_dim == -1 else (x.permute(0, 2, 3, 1), f_x.permute(0, 2, 3, 1))
-        biases = [] if rms else [norm.bias for norm in norms]
-        gains = [norm.weight for norm in norms]
-        return ops.skip_norm(*rows, gains, biases, self.x_scale, self.f_scale, first.eps, rms, all_steps)
-
-    def from_rows(self, y: Tensor, x: Tensor) -> Tensor:
-        """``(batch, height, width, dim)`` as image maps in x's memory format."""
-        y = y.permute(0, 3, 1, 2)
-        return y.contiguous() if x.is_contiguous() else y
-
-    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
-        like = at_least_float32(x)
-        return like.new_full((), self.x_scale), like.new_full((), self.f_scale)
-
-    def growth(self) -> float:
-        return self.x_scale
-
-
-def _computed_by_operator(norm: Any, first: Any) -> bool:
-    """Whether ``norm`` is one that the operator knows, of ``first``'s kind, and nobody waits for its being called."""
-    same = type(norm) is type(first) and norm.eps == first.eps and norm.norm_axes == "c"
-    return same and "forward" not in vars(norm) and not is_hooked(norm)
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a hook sees what the module takes or returns."""
-    everywhere = nn.modules.module
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or everywhere._global_forward_hooks
-        or everywhere._global_forward_pre_hooks
-        or everywhere._global_backward_hooks
-        or everywhere._global_backward_pre_hooks
-    )
-
-
-class LearnedSkip(SkipConnection):
-    """What kinds with learned weights or gates share: ``y = G(p * x + q * F)``, p and q from :meth:`scales`."""
-
-    learns = True
-
-    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
-        p, q = self.scales(x, f_x)
-        return p * x + q * f_x
-
-    def mix(self, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-        """``W x + b`` over the features of each position, W of shape ``(out, dim)``."""
-        if self.channel_dim == 1:
-            return F.conv2d(x, weight.to(x.dtype)[:, :, None, None], None if bias is None else bias.to(x.dtype))
-        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))

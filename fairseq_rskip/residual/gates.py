@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import options as opt
-from .base import ConstantSkip, LearnedSkip
 from .scaled import WithoutNorm
+from .weighted import ConstantSkip, LearnedSkip
 
 
 class Highway(LearnedSkip):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..norms import at_least_float32
 from . import options as opt
-from .base import ConstantSkip, LearnedSkip, is_hooked
+from .weighted import ConstantSkip, LearnedSkip, is_hooked
 
 ALPHA = "α: scale of the residual branch F(x) (paper, Table 3: 2, 3); in rskip of its first step"
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..norms import NORMS, at_least_float32, create_norm
 from . import options as opt
-from .base import ConstantSkip
 from .paper import ALPHA
+from .weighted import ConstantSkip
 
 # batch norm has to know what is padding, which the input of a branch does not say
 ROW_NORMS = tuple(name for name in NORMS if name not in ("none", "batch"))

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from ..norms import NORMS
 from . import options as opt
-from .base import Branch, ConstantSkip, LearnedSkip, SkipConnection
+from .base import SkipConnection
+from .place import Branch
+from .weighted import ConstantSkip, LearnedSkip
 
 
 @dataclasses.dataclass(frozen=True)
