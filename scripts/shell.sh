@@ -34,7 +34,7 @@ stop_job() {
 }
 
 # What a stopped job says; a script may know more.
-stopped() { printf 'error: interrupted; the same command goes on from here\n'; }
+stopped() { printf 'error: interrupted; the same command resumes from here\n'; }
 
 # The project's own environment, where no other is active; then every tool that the caller names must be there.
 use_environment() {

@@ -22,7 +22,7 @@ One torchrun a node, one process a GPU. sbatch options override the resources in
     --arch transformer_rskip_ln_vaswani_wmt_en_de_big --max-tokens 3584 --update-freq 1 --fp16 ...
 
 Submit from the project's root, with its environment made beforehand (.venv, or one that is active).
-Two minutes before the time limit the job requeues itself, and goes on from SAVE-DIR/checkpoint_last.pt.
+Two minutes before the time limit the job requeues itself, and resumes from SAVE-DIR/checkpoint_last.pt.
 
   GPUS_PER_NODE=n      processes a node (default: SLURM_GPUS_ON_NODE)
 EOF
