@@ -21,15 +21,19 @@ TOKENS = 4096  # of source and target, in the profiled batch
 WITHOUT_PROFILE = "--skip-omega formula (admin) or another --skip-adapt (askip)"
 
 
+def can_follow(task: Any) -> bool:
+    """Whether a training of ``task`` can follow: fairseq-generate and its kin never import fairseq's trainer."""
+    return "fairseq.trainer" in sys.modules and hasattr(task, "load_dataset")
+
+
 def profile_starts(task: Any, model: nn.Module) -> None:
     """Profile the skip connections of ``model`` that want it, where a training can follow.
 
-    fairseq-generate and its kin, which never import fairseq's trainer, profile nothing. Raises
-    :class:`~fairseq_rskip.errors.UserError` without training data, or where the model is sharded.
+    Raises :class:`~fairseq_rskip.errors.UserError` without training data, or where the model is sharded.
     """
     skips = [module for module in model.modules() if isinstance(module, SkipConnection)]
     profiled, chosen = any(skip.wants_profile() for skip in skips), any(skip.candidates() for skip in skips)
-    if "fairseq.trainer" not in sys.modules or not (profiled or chosen):
+    if not can_follow(task) or not (profiled or chosen):
         return
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise UserError(

@@ -3,7 +3,6 @@ of halting to the loss, name the block that leaves fp16's range, and say at its 
 
 import atexit
 import logging
-import sys
 from typing import Any, Callable, List, Tuple
 
 import torch
@@ -11,6 +10,7 @@ from fairseq.distributed.utils import get_global_rank
 from torch import Tensor
 
 from fairseq_rskip.analysis.learned import Movement, lambdas
+from fairseq_rskip.modules.profiling import can_follow
 from fairseq_rskip.modules.skip_config import FP16_MAX
 from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
 from fairseq_rskip.residual import SkipConnection
@@ -21,10 +21,9 @@ logger = logging.getLogger(__name__)
 def attach(task: Any, model: Any, interval: int) -> None:
     """Make ``task`` log the skip connections of ``model`` at every ``interval``-th update, and do the rest.
 
-    Nothing happens where no training can follow: fairseq-generate and its kin, which read ``interval`` from the
-    checkpoint, never import fairseq's trainer.
+    Nothing happens where no training can follow.
     """
-    if "fairseq.trainer" not in sys.modules:
+    if not can_follow(task):
         return
     if interval:
         Folder.watch()
