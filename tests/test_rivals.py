@@ -80,7 +80,7 @@ def test_constants_at_six_and_six_layers():
     assert constants("admin", DECODER, omega="formula") == pytest.approx({"omega": 2.3351}, **near)
 
 
-def deviations(model, layer, sublayer):
+def deviations(layer, sublayer):
     """role -> measured standard deviation over Xavier's."""
     branch = layer.branch(sublayer)
     return {role: float(weight.tensor.std() / weight.xavier) for role, weight in branch.items()}
@@ -98,7 +98,7 @@ def deviations(model, layer, sublayer):
 )
 def test_branches_start_with_the_papers_standard_deviations(kind, expected):
     layer = build(f"transformer_{kind}_tiny", **BASE).encoder.layers[3]
-    found = {**deviations(None, layer, "self_attn"), **deviations(None, layer, "ffn")}
+    found = {**deviations(layer, "self_attn"), **deviations(layer, "ffn")}
     for role, ratio in expected.items():
         assert found[role] == pytest.approx(ratio, rel=0.05), role
 
