@@ -15,7 +15,7 @@ from fairseq_rskip.tools.reproduce.runs import State
 from fairseq_rskip.tools.reproduce.tables import Settings
 
 
-def shell_metrics(folder):
+def shell_metrics(_settings, folder):
     path = folder / "value"
     return {"values": {"error": float(path.read_text())}} if path.exists() else None
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from reproduce_helpers import PLAIN, TABLE, error_line, reproduce, write_table
@@ -14,6 +15,8 @@ from fairseq_rskip.tools.reproduce.results import ready_runs
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.config import parse as read_command
 
+SCORED = {"task": "translation", "metric": "valid_loss", "also": ["chrF"], "data": "multi30k-en-de", "options": {}}
+SCORED["baseline"] = ""
 SMALL = "encoder-layers encoder-embed-dim encoder-ffn-embed-dim encoder-attention-heads".split()
 
 
@@ -80,6 +83,18 @@ def test_the_translation_corpora_are_shortened_by_updates(shipped):
     assert 10_000 / options["save-interval-updates"] <= 100
     wmt = plan(shipped, "table7", "--rows", "Transformer-Big", "--columns", "EN-FR", "--scale", "0.5")
     assert only(wmt).options["max-update"] == 275_000  # of the paper's 550,000
+
+
+def test_a_table_of_losses_translates_nothing(shipped, tmp_path):
+    """What shows scores is another run, for it has been evaluated, too."""
+    made = plan(shipped, "rivals", "--rows", "DLCL")
+    cell = made.cells[0]
+    (command,) = plans.make_run(made, cell.variants[0], 1, tmp_path).commands()
+    assert command[0].endswith("train.sh")
+    table = write_table(tmp_path, **{**SCORED, "rows": [{"label": "only", "arch": "transformer_dlcl"}]})
+    scored = plan(loading.load_all(table, pytest.fail), "small")
+    commands = plans.make_run(scored, scored.cells[0].variants[0], 1, tmp_path).commands()
+    assert [Path(command[0]).name for command in commands] == ["train.sh", "evaluate.sh"]
 
 
 def test_the_stand_in_for_translation_is_a_small_model_of_5000_updates(shipped):

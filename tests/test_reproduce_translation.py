@@ -1,5 +1,6 @@
 """A translation cell from a user's own table: trained by train.sh, killed, gone on with, scored by evaluate.sh."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -19,6 +20,8 @@ from reproduce_helpers import (
     wait_until,
     write_table,
 )
+
+from fairseq_rskip.tools.reproduce import runs, translation
 
 pytestmark = pytest.mark.slow
 OPTIONS = {
@@ -89,6 +92,8 @@ def test_the_scores_are_sacrebleus_of_the_translations(place, finished):
     losses = [float(text) for text in re.findall(r'"valid_loss": "([\d.]+)"', log)]
     values = metrics["values"]
     assert values["valid_loss"] == min(losses) <= values["last_valid_loss"] == losses[-1]
+    unscored = dataclasses.replace(runs.load(finished).settings, scored=False)
+    assert translation.metrics(unscored, finished)["values"] == {name: values[name] for name in translation.LOSSES}
     assert "tok:intl" in metrics["signatures"]["sacreBLEU intl"] and "average" in metrics["weights"]
 
 

@@ -51,7 +51,7 @@ def _attempt(run: Run, environment: Dict[str, str], lock: int) -> State:
             return State(STOPPED)
         if status:
             return _failed(folder, f"status {status}", _reason(status, log, begins), command)
-    result = TASKS[run.task].metrics(folder)
+    result = TASKS[run.task].metrics(run.settings, folder)
     if result is None:
         return _failed(folder, "no result", "the commands ended well, and left no whole result", command)
     runs.note(folder, metrics={**result, "seconds": round(time.time() - start, 1), **runs.stamp()})

@@ -136,7 +136,7 @@ def progress(settings: Settings, folder: Path) -> float:
         return 0.0
 
 
-def metrics(folder: Path) -> Optional[Dict[str, Any]]:
+def metrics(_settings: Settings, folder: Path) -> Optional[Dict[str, Any]]:
     """``values`` by name and what else a report shows, or None if the run is not finished."""
     try:
         result = json.loads((folder / RESULT).read_text("utf-8"))

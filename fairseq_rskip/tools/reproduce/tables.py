@@ -121,6 +121,11 @@ class Table:
         """Whether the metric is of a whole run alone, not of each sentence."""
         return self.task == "images" or self.metric in LOSSES
 
+    @property
+    def scored(self) -> bool:
+        """Whether a metric asks for the test set: what shows losses of the held-out set alone translates nothing."""
+        return not set(LOSSES).issuperset([self.metric, *self.also])
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -129,6 +134,7 @@ class Settings:
     data: as the tool takes it; options: as on its command line, without dashes, shortened if the run is
     identity: what tells it from other runs; name: that, readable and shorter
     length: of the training in ``unit``; average: how many checkpoints, 0 for evaluate.sh's own choice
+    scored: whether the test set is evaluated, too
     """
 
     data: str
@@ -139,6 +145,7 @@ class Settings:
     unit: str
     arch: str = ""
     average: int = 0
+    scored: bool = True
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,7 @@ class Cell:
     """Where a row and a column meet: what is to be run there, and the value that the paper reports.
 
     variants: how, once a plan says with which data and at which scale; several for a sweep
+    scored: whether the test set is evaluated, too
     """
 
     row: str
@@ -165,6 +173,7 @@ class Cell:
     run: bool
     sweep: Sweep = field(default_factory=dict)
     variants: List[Variant] = field(default_factory=list)
+    scored: bool = True
 
     def __str__(self) -> str:
         return " / ".join(filter(None, [self.row, self.column]))
@@ -198,5 +207,6 @@ def cells(table: Table) -> List[Cell]:
             options = {k.replace("_", "-"): v for part in (table, column, row) for k, v in part.options.items()}
             sweep = {k.replace("_", "-"): v for k, v in (table.sweep if row.sweep is None else row.sweep).items()}
             runs = row.run and (table.task == "images" or bool(arch))
-            result.append(Cell(row.label, name, arch, options, column.data or table.data, reported, runs, sweep))
+            data = column.data or table.data
+            result.append(Cell(row.label, name, arch, options, data, reported, runs, sweep, scored=table.scored))
     return result

@@ -1,5 +1,6 @@
 """A cell trained by train.sh and scored by evaluate.sh: its settings, its commands, how far it is, what came out."""
 
+import importlib.metadata
 import json
 import re
 import sys
@@ -84,10 +85,11 @@ def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Op
     length, average, corpus = int(ends[end]), AVERAGED if shortened else 0, data_name(data)
     identity = {"data": corpus, "arch": cell.arch, "unit": unit, "length": length}
     identity["options"] = {name: value for name, value in options.items() if not is_free(name)}
-    identity.update({"average": average} if average else {})
+    identity.update({"average": average} if average and cell.scored else {})
+    identity.update({} if cell.scored else {"scored": False})
     weight = options.get("skip-lambda")
     name = "-".join(filter(None, [corpus, cell.arch, f"lambda{weight}" if weight else "", str(length)]))
-    return Settings(data, options, identity, name, length, unit, cell.arch, average)
+    return Settings(data, options, identity, name, length, unit, cell.arch, average, cell.scored)
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -136,21 +138,14 @@ def as_words(options: Options) -> List[str]:
 
 
 def commands(settings: Settings, seed: int, folder: Path) -> List[List[str]]:
-    """The command lines that fill ``folder``: training, then beam search and scores."""
+    """The command lines that fill ``folder``: training, then beam search and scores if a metric asks for them."""
     save, scripts = folder / CHECKPOINTS, ROOT / "scripts"
     words = [*as_words(settings.options), "--seed", str(seed), "--save-dir", str(save)]
     average = ["--average", str(settings.average)] if settings.average else []
-    return [
-        [str(scripts / "train.sh"), settings.data, settings.arch, *words],
-        [
-            str(scripts / "evaluate.sh"),
-            _prepared(settings.data),
-            str(save),
-            "--out",
-            str(folder / EVALUATION),
-            *average,
-        ],
-    ]
+    train = [str(scripts / "train.sh"), settings.data, settings.arch, *words]
+    out = ["--out", str(folder / EVALUATION)]
+    evaluate = [str(scripts / "evaluate.sh"), _prepared(settings.data), str(save), *out, *average]
+    return [train, evaluate] if settings.scored else [train]
 
 
 def _prepared(data: str) -> str:
@@ -170,11 +165,15 @@ def progress(settings: Settings, folder: Path) -> float:
     return min(1.0, int(done[-1]) / settings.length) if done else 0.0
 
 
-def metrics(folder: Path) -> Optional[Dict[str, Any]]:
+def metrics(settings: Settings, folder: Path) -> Optional[Dict[str, Any]]:
     """``values`` and ``signatures`` by the names of evaluate.sh's scores, or None if the run is not finished.
 
     valid_loss and last_valid_loss are the label-smoothed losses per token, in bits, of the held-out set.
     """
+    losses = _valid_losses(folder / CHECKPOINTS)
+    if not settings.scored:
+        versions = {name: importlib.metadata.version(name) for name in ("fairseq", "torch")}
+        return {"values": losses, "versions": {"python": sys.version.split()[0], **versions}} if losses else None
     try:
         report = json.loads((folder / EVALUATION / "scores.json").read_text("utf-8"))
         values = {row["name"]: float(row["score"]) for row in report["scores"]}
@@ -184,7 +183,7 @@ def metrics(folder: Path) -> Optional[Dict[str, Any]]:
         about["weights"] = report["evaluation"]["weights"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    values.update(_valid_losses(folder / CHECKPOINTS))
+    values.update(losses)
     return {"values": values, "signatures": signatures, "unit": "BLEU", **about, "versions": versions}
 
 
