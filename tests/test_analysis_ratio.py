@@ -6,6 +6,7 @@ from skip_variants import CASES, MIXING, VARIANTS, Case, draw, gradients, refere
 from transformer_helpers import TINY, batch, build, randomise, sentences
 
 from fairseq_rskip.analysis.coefficients import CoefficientProbe
+from fairseq_rskip.analysis.readings import readings
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.vision.model import preact_resnet
 
@@ -62,6 +63,23 @@ def test_coefficients_in_numbers():
     a, b, _ = skip.coefficients(x, f_x)
     torch.testing.assert_close(b.flatten(), torch.tensor([1.0, 2.0, 3.0, 4.0]).double() / 5**0.5)
     torch.testing.assert_close(a, 2 * b)
+    with CoefficientProbe(skip) as probe:
+        skip(x, f_x)
+    found = readings(skip, probe.scales[""])
+    assert found == pytest.approx(
+        {
+            "mean |a|": 5 / 5**0.5,  # 2 * mean w / sigma
+            "norm of a over the features": 2 * 30**0.5 / 5**0.5,
+            "norm of a / √C": 6**0.5,
+            "mean w": 2.5,
+            "mean λw": 5,
+            "norm of w": 30**0.5,
+            "norm of λw": 2 * 30**0.5,
+            "norm of λw / √C": 30**0.5,
+            "x:F = a/b": 2,
+            "norm of ax / norm of bF": 1,  # a = 2b, x = F/2
+        }
+    )
 
 
 def test_a_batch_norm_in_training_takes_the_statistics_of_the_batch_and_keeps_none():

@@ -5,13 +5,7 @@ Most skip connections are such an elementwise affine map for a given input, with
 ``skip_ratio``, is measured here on what the skip connection has just seen. Kinds and norms that are no such map (they
 mix features or streams, or are a tanh) are left out.
 
-The paper's effective scale. Section 4.3 of Liu et al. (2020) says that layer normalisation "does not adjust the
-effective scale of the skip connection in forward propagation such that the effective scale becomes 1", and reports a
-learned effective scale of 2.82 for 2xSkip+LN and 2.64 for 2rSkip+LN, averaged over the shown blocks, without defining
-it. It cannot be the ratio x:F, which is exactly lambda = 2 for 2xSkip+LN, whatever is learned, since G scales x and F
-alike. What the gain does change is the coefficient of x in y, ``lambda * w / sigma`` for xSkip+LN. Our reading, and it
-is no more than that: the effective scale is the mean of ``|a|`` over examples, positions and features, then over the
-blocks shown. For those who read it as the share of the two parts, ``||a * x|| / ||b * F||`` is measured, too.
+What of this may be the paper's undefined "effective scale" is listed in ``readings``.
 """
 
 import dataclasses
@@ -33,6 +27,7 @@ class Scales:
     ratio: List[Tensor] = dataclasses.field(default_factory=list)
     closed_form: List[Tensor] = dataclasses.field(default_factory=list)
     parts: List[Tensor] = dataclasses.field(default_factory=list)
+    norm: List[Tensor] = dataclasses.field(default_factory=list)
     difference: float = 0.0
     mismatch: float = 0.0
 
@@ -42,6 +37,7 @@ class CoefficientProbe:
 
     ``scales`` is module name -> :class:`Scales`: per example the means over positions and features of ``|a|``,
     ``|b|``, ``a / b`` and of ``skip_ratio`` (``closed_form``), and ``parts``, ``||a * x|| / ||b * F||``;
+    ``norm``, the mean over positions of the norm of a over the features;
     ``difference``, the largest relative difference between a / b and the closed form at any position and feature;
     ``mismatch``, the largest difference between the real output and ``a*x + b*F + c``, relative to the largest value of
     that output. All of it in float64. Hooks are there only within the block.
@@ -81,6 +77,7 @@ def _measuring_hook(scales: Scales) -> Callable[..., None]:
                 (scales.b, b.abs()),
                 (scales.ratio, a / b),
                 (scales.closed_form, closed),
+                (scales.norm, a.expand_as(x).norm(dim=skip.channel_dim, keepdim=True)),
             ):
                 values.append(example_mean(skip, per_position, padding_mask).cpu())
             parts = [example_norm(skip, part, padding_mask) for part in (a * x, b * f_x)]

@@ -1,9 +1,8 @@
 """How much of x and of F(x) is in y, block by block: the ratio x:F, learned gains, the paper's effective scale.
 
 With the statistics of every G held constant, y = a*x + b*F + c. The ratio a:b is measured by a probe, and by the closed
-form of appendix A; both must agree. The effective scale is the mean of |a| over examples, positions and features: our
-reading of a quantity that the paper reports (2.82 for 2xSkip+LN, 2.64 for 2rSkip+LN) without a definition. It cannot be
-the ratio, which for xSkip is lambda whatever is learned.
+form of appendix A; both must agree. The effective scale that is drawn is the mean of |a| over examples, positions and
+features; every other reading of that quantity, which the paper does not define, is printed beside it (``readings``).
 """
 
 import math
@@ -16,7 +15,7 @@ from torch import nn
 from ..errors import UserError
 from ..residual import SkipConnection
 from ..tools.console import print_line, progress
-from . import figures
+from . import figures, readings
 from .coefficients import CoefficientProbe, Scales
 from .gradients import estimate
 from .learned import lambdas
@@ -24,10 +23,7 @@ from .study import Place, Study, draw_blocks, panels, table
 
 EXAMPLES = 1_000
 TOLERANCE = 1e-9  # of float64, with room for sums that cancel
-READING = (
-    "effective scale = mean |a|, the coefficient of x in y with G's statistics held constant: our reading, "
-    "the paper gives no definition and reports 2.82 (2xSkip+LN) and 2.64 (2rSkip+LN)"
-)
+READING = "effective scale = mean |a|, the coefficient of x in y with G's statistics held constant"
 
 
 def report(study: Study, stem: Path) -> None:
@@ -35,18 +31,22 @@ def report(study: Study, stem: Path) -> None:
     places = study.places()
     found: Dict[str, List[Dict[str, Any]]] = {}
     learned: List[Dict[str, Any]] = []
+    measured: Dict[str, Dict[str, Scales]] = {}
     for label, model in study.models.items():
-        scales = _measure(label, model, study)
+        scales = measured[label] = _measure(label, model, study)
         adapted = lambdas(model)
         found[label] = [_row(label, place, scales[place.name], adapted.get(place.name)) for place in places[label]]
         learned += _learned(label, model, places[label])
         figures.write_csv(stem.with_name(f"{stem.name}.csv"), [row for rows in found.values() for row in rows])
         if learned:
             figures.write_csv(stem.with_name(f"{stem.name}-learned.csv"), learned)
+    read = readings.rows(study.models, places, measured)
+    figures.write_csv(stem.with_name(f"{stem.name}-readings.csv"), read)
     _print(places, found, learned, study)
+    print("\n" + readings.text(read))
     figures.save(draw(places, found, study), stem)
     more = f", {stem}-learned.csv" if learned else ""
-    print(f"written to {stem}.csv{more}, {stem}.png and {stem}.pdf")
+    print(f"written to {stem}.csv{more}, {stem}-readings.csv, {stem}.png and {stem}.pdf")
 
 
 def _measure(label: str, model: nn.Module, study: Study) -> Dict[str, Scales]:
