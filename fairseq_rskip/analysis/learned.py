@@ -5,7 +5,7 @@ from typing import Dict, List
 import torch
 from torch import Tensor, nn
 
-from ..residual import SkipConnection, WSkip
+from ..residual import SkipConnection
 
 
 def learned(model: nn.Module) -> Dict[str, nn.Parameter]:
@@ -29,8 +29,8 @@ def lambdas(model: nn.Module) -> Dict[str, float]:
 
 def without_decay(model: nn.Module) -> List[nn.Parameter]:
     """The learned coefficients that weight decay leaves alone: all but wskip's w, which decays in the paper."""
-    paper = {id(p) for m in model.modules() if isinstance(m, WSkip) for p in m.learned().values()}
-    return [parameter for parameter in learned(model).values() if id(parameter) not in paper]
+    decaying = {id(p) for m in model.modules() if isinstance(m, SkipConnection) and m.decays for p in m.parameters()}
+    return [parameter for parameter in learned(model).values() if id(parameter) not in decaying]
 
 
 class Movement:

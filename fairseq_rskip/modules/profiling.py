@@ -26,6 +26,11 @@ def can_follow(task: Any) -> bool:
     return "fairseq.trainer" in sys.modules and hasattr(task, "load_dataset")
 
 
+def is_fully_sharded(model: nn.Module) -> bool:
+    """Whether --ddp-backend fully_sharded has flattened the parameters of ``model``."""
+    return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+
+
 def profile_starts(task: Any, model: nn.Module) -> None:
     """Profile the skip connections of ``model`` that want it, where a training can follow.
 
@@ -35,7 +40,7 @@ def profile_starts(task: Any, model: nn.Module) -> None:
     profiled, chosen = any(skip.wants_profile() for skip in skips), any(skip.candidates() for skip in skips)
     if not can_follow(task) or not (profiled or chosen):
         return
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+    if is_fully_sharded(model):
         raise UserError(
             f"--skip-kind {skips[0].kind} cannot be profiled under --ddp-backend fully_sharded: expected another "
             f"backend, or {WITHOUT_PROFILE}"

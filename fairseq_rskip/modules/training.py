@@ -13,6 +13,7 @@ from fairseq_rskip.analysis.learned import Movement, lambdas
 from fairseq_rskip.modules.profiling import can_follow
 from fairseq_rskip.modules.skip_config import FP16_MAX
 from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
+from fairseq_rskip.modules.weight_decay import WithoutDecay
 from fairseq_rskip.residual import SkipConnection
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ def attach(task: Any, model: Any, interval: int) -> None:
     if any(cost_of(skip) for skip in skips(model)):
         task.train_step = HaltCost(task.train_step, model)
     task.train_step = OverflowWatch(task.train_step, model)
+    if any(skip.learns and not skip.decays for skip in skips(model)):
+        task.optimizer_step = WithoutDecay(task.optimizer_step, model)
     movement = Movement(model)
     if movement.starts or lambdas(model):
         atexit.register(report, movement)

@@ -53,6 +53,7 @@ class SkipConnection(nn.Module):
     needs_norm = False
     for_images = True
     learns = False  # has parameters of its own beside the norms'
+    decays = False  # which weight decay is to shrink
     branch_batch_norm = True  # whether a ResNet's branch keeps its batch norms
     zero_classifier = False  # whether a ResNet's classifier starts at 0
     width_in = 1  # what it takes and returns, in tensors of dim channels

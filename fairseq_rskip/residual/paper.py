@@ -140,6 +140,7 @@ class WSkip(LearnedSkip):
     """
 
     kind = "wskip"
+    decays = True
 
     @dataclasses.dataclass(frozen=True)
     class Options(LearnedSkip.Options):

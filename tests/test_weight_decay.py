@@ -1,0 +1,138 @@
+"""fairseq-train --weight-decay: what skip connections learn does not decay, whatever holds the parameters."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, run_checked
+from fairseq.optim.adam import Adam
+from fairseq.optim.nag import NAG
+
+from fairseq_rskip.analysis.learned import learned, without_decay
+from fairseq_rskip.compat import load_checkpoint
+from fairseq_rskip.modules.weight_decay import WithoutDecay
+from fairseq_rskip.residual import KINDS, SkipConnection
+
+ON_A_CPU = "import sys, torch; torch.cuda.current_device = lambda: None; sys.argv[:2] = ['fairseq-train']; "
+ON_A_CPU += "from fairseq_cli.train import cli_main; cli_main()"  # --fp16 asks for the GPU of its flat parameters
+PRECISIONS = {
+    "fp32": [],
+    "flat": ["--fp16"],
+    "parts": ["--fp16", "--fp16-no-flatten-grads"],
+    "fp16": ["--fp16", "--memory-efficient-fp16"],
+}
+
+
+def train(corpus, save_dir, decay, updates, *options):
+    """A real fairseq-train, learning rate 0.01: its last checkpoint."""
+    command = ["python-with-fairseq", ON_A_CPU, corpus, "--user-dir", ROOT / "fairseq_rskip", "--cpu"]
+    command += "--arch transformer_laurel_tiny --encoder-embed-dim 32 --encoder-ffn-embed-dim 32".split()
+    command += f"--optimizer adam --lr 0.01 --max-tokens 400 --max-update {updates} --num-workers 0".split()
+    command += "--source-lang src --target-lang tgt --disable-validation --no-epoch-checkpoints".split()
+    command += ["--weight-decay", decay, "--fp16-init-scale", 4, "--save-dir", save_dir, *options]
+    log = run_checked(command)
+    assert "--weight-decay also shrinks" not in log
+    return load_checkpoint(save_dir / "checkpoint_last.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_an_update_shrinks_gains_but_not_coefficients(tiny_corpus, tmp_path, precision):
+    """All of them start at 1, where 0.01 * 0.5 of decay is five times what fp16 resolves."""
+    options = PRECISIONS[precision]
+    plain, decayed = (train(tiny_corpus, tmp_path / str(decay), decay, 1, *options) for decay in (0.0, 0.5))
+    for name, value in plain["model"].items():
+        difference = decayed["model"][name].float() - value.float()
+        if name.endswith(("skip_weight", "branch_weight", "skip.low", "skip.high")):
+            assert torch.allclose(difference, torch.zeros(()), rtol=0, atol=1e-3 if options else 0), name
+        elif "norms" in name and name.endswith("weight"):
+            assert torch.allclose(difference, torch.tensor(-0.005), rtol=0, atol=1e-3 if options else 1e-6), name
+    (group,) = decayed["last_optimizer_state"]["param_groups"]
+    assert group["weight_decay"] == 0.5
+    assert len(group["params"]) == len(plain["last_optimizer_state"]["param_groups"][0]["params"])
+
+
+@pytest.mark.slow
+def test_a_resumed_training_ends_with_the_same_weights(tiny_corpus, tmp_path):
+    once = train(tiny_corpus, tmp_path / "once", 0.5, 4)["model"]
+    train(tiny_corpus, tmp_path / "twice", 0.5, 2)
+    twice = train(tiny_corpus, tmp_path / "twice", 0.5, 4)["model"]
+    assert all(torch.equal(once[name], twice[name]) for name in once if "_float_tensor" not in name)
+
+
+def model_of(kind):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(5, 5), SkipConnection(5, kind), SkipConnection(5, "wskip"))
+
+
+def wrapped(*optimizers):
+    """What fairseq's optimizers look like from outside: one, or a composite."""
+    if len(optimizers) == 1:
+        return SimpleNamespace(optimizer=optimizers[0])
+    parts = {str(k): SimpleNamespace(optimizer=optimizer) for k, optimizer in enumerate(optimizers)}
+    return SimpleNamespace(optimizer=SimpleNamespace(optimizers=parts))
+
+
+OPTIMIZERS = {
+    "adam": lambda groups, decay: Adam(groups, lr=0.1, weight_decay=decay),
+    "nag": lambda groups, decay: NAG(groups, lr=0.1, momentum=0.9, weight_decay=decay),  # counts in its groups
+    "sgd": lambda groups, decay: torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=decay),
+}
+
+
+@pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_steps_are_those_of_groups_that_the_optimizer_has_from_the_start(made, decay):
+    """Coefficients of laurel apart; wskip's weight decays, as in the paper."""
+    results = []
+    for apart in (True, False):
+        model = model_of("laurel")
+        kept = without_decay(model)
+        rest = [p for p in model.parameters() if all(p is not q for q in kept)]
+        assert len(kept) == 4 and any(p is model[2].weight for p in rest)
+        if apart:
+            optimizer = made([{"params": rest}, {"params": kept, "weight_decay": 0.0}], decay)
+            step = optimizer.step
+        else:
+            optimizer = made(list(model.parameters()), decay)
+            groups = optimizer.param_groups
+            step = partial(WithoutDecay(lambda o: o.optimizer.step(), model), wrapped(optimizer))
+        for k in range(3):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 / (k + 1)
+            for p in model.parameters():
+                p.grad = torch.full_like(p, 0.1 + k)
+            step()
+        results.append(model.state_dict())
+    assert optimizer.param_groups is groups and [len(group["params"]) for group in groups] == [len(results[0])]
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_the_parts_of_a_composite_optimizer():
+    model = model_of("laurel")
+    parts = [torch.optim.SGD(part.parameters(), lr=1.0, weight_decay=0.5) for part in model]
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    WithoutDecay(lambda o: [part.step() for part in parts], model)(wrapped(*parts))
+    kept = {f"1.{name}" for name in model[1].learned()}
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name] * (1 if name in kept else 0.5)), name
+
+
+def test_one_line_warns_where_parameters_are_sharded(caplog):
+    model = model_of("laurel")
+    sharded = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.5)
+    sharded.broadcast_global_state_dict = None  # what fairseq tells a sharded optimizer by
+    step = WithoutDecay(lambda o: o.optimizer.step(), model)
+    step(wrapped(sharded))
+    step(wrapped(sharded))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("--weight-decay also shrinks the learned coefficients")
+
+
+def test_a_kind_says_whether_it_learns():
+    for kind in KINDS:
+        skip = SkipConnection(8, kind)
+        assert skip.learns or not learned(skip), kind
