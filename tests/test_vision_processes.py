@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, run_command
-from event_files import read_scalars
 from vision_helpers import SCRIPT, arguments, assert_same_run, history, train_process, weights, write_folder
 
+from fairseq_rskip.analysis.events import read_scalars
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.distributed import Group

@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from event_files import read_scalars
 from vision_helpers import assert_same_run, error_line, stop_at, train, write_folder
 
+from fairseq_rskip.analysis.events import read_scalars
 from fairseq_rskip.vision import trainer as trainer_module
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load

@@ -1,0 +1,47 @@
+"""analyze.py course: what --skip-log-interval logged, block by block, becomes one line a run."""
+
+import csv
+
+from tensorboardX import SummaryWriter
+
+from fairseq_rskip.tools.analyze import main
+
+
+def log(folder, values):
+    """``values``: (tag, step) -> value, as a training logs them."""
+    with SummaryWriter(str(folder), filename_suffix=".1") as writer:
+        for (tag, step), value in values.items():
+            writer.add_scalar(tag, value, step)
+
+
+def test_a_line_is_the_geometric_mean_over_blocks_and_seeds(tmp_path, capsys):
+    first = {
+        ("skip_F_over_x/a", 10): 1.0,
+        ("skip_F_over_x/b", 10): 4.0,
+        ("skip_F_over_x/a", 20): 9.0,
+        ("loss", 10): 3.0,
+    }
+    log(tmp_path / "one" / "tensorboard" / "skip", first)
+    log(tmp_path / "two", {("skip_F_over_x/a", 10): 16.0, ("skip_lambda/a", 10): 2.5, ("skip_F_over_x/b", 10): 0.0})
+    stem = tmp_path / "course"
+    arguments = ["course", f"2rSkip={tmp_path / 'one'}", f"2rSkip={tmp_path / 'two'}", "--output", str(stem)]
+    assert main(arguments) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("2rSkip")]
+    assert line.split()[1:] == "- - 4 9 - - 2.5 2.5".split()  # (1 * 4 * 16) ** (1/3): what is 0 has no logarithm
+    with open(f"{stem}.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6 and {row["seed"] for row in rows} == {"1", "2"}
+    assert stem.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_a_training_that_logged_no_skips_gets_one_line(tmp_path, capsys):
+    log(tmp_path / "plain", {("loss", 10): 3.0})
+    assert main(["course", str(tmp_path / "plain"), "--output", str(tmp_path / "course")]) == 1
+    (error,) = capsys.readouterr().err.splitlines()
+    assert "expected a training with --skip-log-interval N" in error and not (tmp_path / "course.png").exists()
+
+
+def test_a_folder_that_is_not_there_is_one_line_too(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["course", "nowhere", "--output", "f"]) == 1
+    assert capsys.readouterr().err.startswith("error: nowhere ")
