@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..residual import SkipConnection
 from ..safe_load import CheckpointError
+from ..tools.average import diverged
 from .figures import aligned, label_text, style
 
 CALIBRATION = 10  # batches
@@ -90,7 +91,7 @@ def fit(model: nn.Module, weights: Dict[str, Tensor], source: Source) -> None:
         here, there = tuple(own[name].shape), tuple(weights[name].shape)
         if here != there:
             raise CheckpointError(f"{source} has {name} of shape {there}: expected {here} by its settings and the data")
-        if not weights[name].isfinite().all():
+        if diverged(name, weights[name]):
             raise CheckpointError(f"{source} has values in {name} that are not finite: its training diverged")
     model.load_state_dict(weights)
 

@@ -56,10 +56,17 @@ def load_state(path: Path) -> Dict:
         if not isinstance(value, torch.Tensor):
             found = type(value).__name__
             raise CheckpointError(f"{path} is not a fairseq checkpoint: {name} is a {found}, not a tensor")
-        # fairseq never initialises that buffer, and never reads its value
-        if not torch.isfinite(value).all() and not str(name).endswith("_float_tensor"):
+        if diverged(name, value):
             raise CheckpointError(f"{path} is of no use: {name} holds NaN or infinity, so its training has diverged")
     return state
+
+
+def diverged(name: str, value: torch.Tensor) -> bool:
+    """Whether a parameter or buffer holds NaN or infinity.
+
+    A position embedding's ``_float_tensor`` may: fairseq never initialises that buffer, and never reads its value.
+    """
+    return not torch.isfinite(value).all() and not str(name).endswith("_float_tensor")
 
 
 def check_alike(first: Dict, other: Dict, first_path: Path, path: Path) -> None:
