@@ -57,10 +57,10 @@ def reproduce_process(*argv, home, **options):
     return run_command([sys.executable, SCRIPT, *argv], env={"HOME": str(home)}, **options)
 
 
-def start(*argv, home):
+def start(*argv, home, program=(str(SCRIPT),)):
     """reproduce.py in the background, one thread."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "HOME": str(home)}
-    command = [sys.executable, str(SCRIPT), *map(str, argv)]
+    command = [sys.executable, *program, *map(str, argv)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
 
 

@@ -5,7 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from reproduce_helpers import error_line, reproduce
+from reproduce_helpers import error_line, reproduce, wait_until
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked
@@ -89,6 +89,20 @@ def test_a_failed_run_is_tried_again_and_its_old_error_is_gone(job):
     assert execution.execute(made.folder).name == runs.DONE
     record = runs.read(made.folder)
     assert "failed" not in record and len(record["attempts"]) == 2
+
+
+def test_a_command_that_has_ended_is_not_run_twice(job):
+    """Stopped in the second command: the first, which a training ended by --patience would resume, is over."""
+    made = job("echo first", 'touch "$1/began"; test -e "$1/again" || exec sleep 60; echo 1 >"$1/value"')
+    stopper = threading.Thread(target=lambda: wait_until((made.folder / "began").exists) or execution.stop())
+    stopper.start()
+    assert execution.execute(made.folder).name == runs.STOPPED
+    stopper.join()
+    execution.stopping.clear()
+    (made.folder / "again").touch()
+    assert execution.execute(made.folder).name == runs.DONE
+    log = (made.folder / "log.txt").read_text("utf-8").splitlines()
+    assert [line for line in log if not line.startswith("==")] == ["first"] and len(log) == 4
 
 
 def test_a_run_that_others_do_is_left_to_them(job):

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from reproduce_helpers import PLAIN, TABLE, error_line, reproduce, write_table
 
 from fairseq_rskip.errors import UserError
@@ -166,6 +167,26 @@ def test_one_number_is_one_run_however_it_is_written(tmp_path):
     assert len(found) == len(TABLE["seeds"])
 
 
+def test_an_experiment_becomes_a_row_by_pasting(tmp_path):
+    """One file each, and the same keys as rows of one table: the same runs."""
+    text = {"source": "en", "target": "fr", "folder": str(tmp_path / "mine")}
+    text.update({split: [f"{split}.en", f"{split}.fr"] for split in ("train", "valid", "test")})
+    both = {"data": text, "seeds": [1, 2], "evaluate": {"beam": 5, "lenpen": 1.0}, "also": ["chrF"]}
+    both["options"] = {"max-epoch": 3, "patience": 2}
+    one = {**both, "label": "one", "arch": "transformer_xskip_ln_tiny"}
+    two = {**both, "label": "two", "arch": "transformer_rskip_ln_tiny", "options": {"skip-lambda": 2, "max-update": 9}}
+    found = {}
+    for name, content in {"one": one, "two": two, "both": {"rows": [one, two]}}.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content))
+        made = make_plan(loading.load(tmp_path / f"{name}.yaml"), parse(["run", name]))
+        found[name] = {(row, seed): folder for (row, _, seed), folder in folders(made, tmp_path).items()}
+    assert found["both"] == {**found["one"], **found["two"]} and len(found["both"]) == 4
+    run = plans.make_run(made, made.cells[0].variants[0], 1, tmp_path)
+    train, evaluate = run.commands()
+    assert train[1:3] == [str(tmp_path / "mine"), "transformer_xskip_ln_tiny"] and "--patience" in train
+    assert evaluate[-4:] == ["--beam", "5", "--lenpen", "1"]
+
+
 FREE = [
     ("table1", "device=cpu", ["--device", "cpu"]),
     ("table1", "save-interval=7", ["--save-interval", "7"]),
@@ -267,6 +288,7 @@ REFUSED = [
     (("table2", "--set", "max-update=many", "--scale", "0.5"), "many"),
     (("table2", "--set", "max-update=[1]"), "option 'max-update' is [1]; expected one value"),
     (("table2", "--set", "save-dir=/x"), "option 'save-dir' is set by reproduce.py itself"),
+    (("table2", "--set", "dropout=2"), "dropout"),
     (("table2", "--set", "encoder-attention-heads=3"), "--encoder-attention-heads 3 does not divide"),
 ]
 
@@ -284,8 +306,10 @@ def test_what_cannot_be_planned_is_one_line(shipped, words, part):
         ({"arch": "transformer_zskip"}, "row 'mine': "),
         ({"arch": "transformer_xskip_iwslt_en_vi", "options": {"skip-lamda": 1}}, "skip-lamda"),
         ({"arch": "transformer_xskip_iwslt_en_vi", "options": {"seed": 3}}, "row 'mine': option 'seed' is set by"),
+        ({"arch": "transformer", "evaluate": {"bean": 5}}, "row 'mine': evaluate names 'bean'; expected average, beam"),
+        ({"arch": "transformer", "evaluate": {"beam": 0}}, "row 'mine': --beam: '0' is not a whole number of at least"),
     ],
-    ids=["architecture", "option", "reserved option"],
+    ids=["architecture", "option", "reserved option", "evaluation", "beam"],
 )
 def test_an_error_of_a_row_names_its_file(tmp_path, capfd, changes, part):
     rows = [{"label": "mine", **changes}]

@@ -130,6 +130,7 @@ def row(**changes):
     return {"rows": [TABLE["rows"][0], {**TABLE["rows"][1], **changes}]}
 
 
+TEXT = {"source": "en", "target": "fr", **{split: ["a", "b"] for split in ("train", "valid", "test")}}
 TWO = {"columns": {"a": None, "b": {}}}
 REFUSED = [
     ({"colour": 1}, "unknown key 'colour'; did you mean 'columns'? The keys are data, rows, title"),
@@ -182,6 +183,24 @@ REFUSED = [
     (row(reported={"a": 1}), "row 2 ('recursive'): reported names a column 'a'"),
     (row(run="no"), "row 2 ('recursive')"),
     (TWO, "row 1 ('plain'): reported is 6.31; expected a mapping, from the columns a, b"),
+    (
+        row(data="cifar10"),
+        "row 2 ('recursive'): data is 'cifar10', before it 'digits'; expected one for the",
+    ),
+    (row(sedes=[1]), "row 2 ('recursive'): unknown key 'sedes'"),
+    ({"data": 3}, "data is 3; expected the name of a corpus or data set, a folder, or a mapping with the files of"),
+    (
+        {"data": {**TEXT, "tets": []}},
+        "data: unknown key 'tets'; did you mean 'test'? The keys are source, target",
+    ),
+    ({"data": {**TEXT, "test": ["a"]}}, "data: test is ['a']; expected two files, [SOURCE, TARGET]"),
+    ({"data": {**TEXT, "valid": "a"}}, "data: valid is 'a'; expected two files, [SOURCE, TARGET]"),
+    ({"data": {"source": "en"}}, "data: 'target' is missing"),
+    (
+        {"data": {**TEXT, "folder": "/x/multi30k-en-de"}},
+        "data: folder is /x/multi30k-en-de, named like a corpus",
+    ),
+    ({"evaluate": {"beam": 5}}, "evaluate is for scores of translations; nothing is translated for error"),
     ({"task": "translation", "metric": "chrF"}, "row 1 ('plain'): expected 'arch', an architecture, or 'run: false'"),
 ]
 
@@ -293,4 +312,4 @@ def test_list_says_how_many_runs_a_table_is_and_what_its_rows_are(tmp_path, capf
     status, out, _ = reproduce(capfd, "list", "small", "--experiments", tmp_path)
     assert "plain  reported 6.31" in out and "skip-kind=rskip" in out
     status, _, error = reproduce(capfd, "list", "table9", "--experiments", tmp_path)
-    assert status == 1 and error_line(error) .startswith("no table named 'table9'; there are small, or")
+    assert status == 1 and error_line(error).startswith("no table named 'table9'; there are small, or")

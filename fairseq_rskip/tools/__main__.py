@@ -14,6 +14,7 @@ COMMANDS = {
     "score": ("fairseq_rskip.tools.score", "score a translation"),
     "compare": ("fairseq_rskip.tools.compare", "compare translations: scores, lengths, significance, examples"),
     "average": ("fairseq_rskip.tools.average", "average the weights of several fairseq checkpoints"),
+    "run": ("fairseq_rskip.tools.reproduce.experiment", "one YAML file: prepare, train, evaluate, report"),
     "reproduce": ("fairseq_rskip.tools.reproduce.main", "run and report experiments, a YAML table of them"),
     "analyze": ("fairseq_rskip.tools.analyze", "gradients, x:F ratios and depth of models; curves of runs"),
     "train-cifar": ("fairseq_rskip.vision.main", "train a PreAct-ResNet on CIFAR, image folders or digits"),

@@ -1,12 +1,15 @@
 """What every command line shares: mistakes in one line, number types, progress, printing that outlives its reader."""
 
 import argparse
+import contextlib
+import io
 import math
+import re
 import sys
 import time
 from typing import Any, Callable, Iterable, Iterator, NoReturn, Optional, TypeVar
 
-from fairseq_rskip.errors import discard_output
+from fairseq_rskip.errors import UserError, discard_output
 
 Item = TypeVar("Item")
 LINES_EVERY = 20.0  # seconds between lines of progress, where there is no terminal
@@ -20,6 +23,17 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; -h lists the options\n")
+
+
+def checked(parse: Callable[..., Any], *arguments: Any) -> Any:
+    """What another command line's ``parse`` returns. Raises ``UserError`` with its message where that would exit."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return parse(*arguments)
+    except SystemExit:
+        message = " ".join(said.getvalue().split())
+        raise UserError(re.sub(r"^error: (argument )?|[ ;(]*-h lists the options\)?$", "", message)) from None
 
 
 def whole_number(least: int) -> Callable[[str], int]:

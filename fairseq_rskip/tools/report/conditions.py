@@ -27,6 +27,7 @@ def describe(result: Result) -> List[Tuple[str, str]]:
         ("seeds", _seeds(plan, table.seeds)),
         ("options of every row", options(table.options) or "the defaults"),
         ("changed in every row", options(plan.changed) or "nothing"),
+        ("evaluation", options(table.evaluate)),
     ]
     found += [("for the stand-in data", options(plan.stand_in))] if plan.stand_in else []
     if any(line.trials for line in result.lines):
@@ -74,7 +75,9 @@ def unit(line: Line, metric: str) -> str:
 def _recipes(result: Result) -> List[Tuple[str, str]]:
     """Where a translation is of other data: how that corpus's recipe differs from the table's own."""
     told = []
-    for cell in result.plan.cells if result.plan.data else ():
+    if not result.plan.data:
+        return _own_recipe(result)
+    for cell in result.plan.cells:
         own = result.table.columns[cell.column].data or result.table.data
         settings = cell.variants[0].settings
         if settings.identity["data"] != own:
@@ -84,6 +87,17 @@ def _recipes(result: Result) -> List[Tuple[str, str]]:
                 f"the recipe of {here}{whose}; the recipe of {there} has {_different(here, there) or 'the same'}"
             )
     return [("other settings", " / ".join(dict.fromkeys(told)))]
+
+
+def _own_recipe(result: Result) -> List[Tuple[str, str]]:
+    """Of a corpus of one's own: the recipe that its size has chosen."""
+    places = dict.fromkeys(variant.settings.data for cell in result.plan.cells for variant in cell.variants)
+    names = dict.fromkeys(recipe_name(place) for place in places if Path(place).is_dir())
+    return [
+        (f"recipe {name}", _join([f"{RECIPES[name].tokens} tokens per step", options(RECIPES[name].options)]))
+        for name in names
+        if name not in NAMES
+    ]
 
 
 def _different(here: str, own: str) -> str:

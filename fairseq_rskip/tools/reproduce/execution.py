@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Dict, List, Optional, Set
 
+from fairseq_rskip.tools.console import print_line
+
 from . import runs
 from .plans import TASKS, Run
 from .runs import BROKEN, DONE, RUNNING, STOPPED, State
@@ -42,24 +44,31 @@ def _attempt(run: Run, environment: Dict[str, str], lock: int) -> State:
     if runs.metrics(before):
         return State(DONE, 1.0)
     attempts = [*before.get("attempts", []), {**runs.stamp(), "environment": environment}]
-    record = runs.note(folder, **runs.about(run), attempts=attempts, failed=None, queued=None)
+    about = runs.about(run)
+    # what has ended is not run twice: fairseq would train on where --patience has ended it
+    complete = before.get("complete", 0) if before.get("commands") == about["commands"] else 0
+    runs.note(folder, **about, attempts=attempts, failed=None, queued=None)
     start, log = time.time(), folder / runs.LOG
-    for command in record["commands"]:
+    for number, command in enumerate(about["commands"][complete:], complete + 1):
+        print_line(shlex.join(command))
         begins = log.stat().st_size if log.exists() else 0
         status = _run(command, log, environment, lock)
         if stopping.is_set():
             return State(STOPPED)
         if status:
             return _failed(folder, f"status {status}", _reason(status, log, begins), command)
+        runs.note(folder, complete=number)
     result = TASKS[run.task].metrics(run.settings, folder)
     if result is None:
-        return _failed(folder, "no result", "the commands ended well, and left no whole result", command)
-    runs.note(folder, metrics={**result, "seconds": round(time.time() - start, 1), **runs.stamp()})
+        error = "the commands ended well, and left no whole result"
+        return _failed(folder, "no result", error, about["commands"][-1])
+    runs.note(folder, metrics={**result, "seconds": round(time.time() - start, 1), **runs.stamp()}, complete=None)
     return State(DONE, 1.0)
 
 
 def _failed(folder: Path, status: str, error: str, command: List[str]) -> State:
-    runs.note(folder, failed={"error": error, "status": status, "command": shlex.join(command), **runs.stamp()})
+    failed = {"error": error, "status": status, "command": shlex.join(command), **runs.stamp()}
+    runs.note(folder, failed=failed, complete=None)
     return State(BROKEN, detail=error)
 
 

@@ -1,22 +1,19 @@
 """A cell trained by train_cifar.py: its settings, its command, how far it is, and what came out."""
 
-import contextlib
 import dataclasses
 import difflib
-import io
 import json
-import re
-import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.console import checked
 from fairseq_rskip.vision.config import DATA_SETS, FOLDER, Config, parse
 from fairseq_rskip.vision.imagefolder import ARCHIVES, SPLITS
 from fairseq_rskip.vision.logs import LOG
 from fairseq_rskip.vision.run import RESULT
 
-from .tables import METRICS, ROOT, Cell, Options, Settings, StandIn
+from .tables import METRICS, Cell, Options, Settings, StandIn, tool
 
 FIELDS = {field.name.replace("_", "-"): field for field in dataclasses.fields(Config)}
 FREE = [name for name, field in FIELDS.items() if field.metadata.get("free")]  # no part of what a run is
@@ -89,13 +86,7 @@ def _config(data: str, options: Options) -> Config:
             near = difflib.get_close_matches(name, FIELDS, 1)
             hint = f"did you mean {near[0]!r}?" if near and name not in OURS else "-h lists what it takes"
             raise UserError(f"train_cifar.py takes no option {name!r} here; {hint}")
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return parse(_words(data, options), "")
-    except SystemExit:
-        message = " ".join(said.getvalue().split())
-        raise UserError(re.sub(r"^error: (argument )?|[ ;(]*-h lists the options\)?$", "", message)) from None
+    return checked(parse, _words(data, options), "")
 
 
 def _words(data: str, options: Options) -> List[str]:
@@ -123,7 +114,7 @@ def _one_number(value: Any) -> Any:
 
 def commands(settings: Settings, seed: int, folder: Path) -> List[List[str]]:
     """The command lines that fill ``folder``, the run's; train_cifar.py makes it itself, one for each seed."""
-    words = [sys.executable, str(ROOT / "scripts" / "train_cifar.py"), *_words(settings.data, settings.options)]
+    words = [*tool("train_cifar.py", "train-cifar"), *_words(settings.data, settings.options)]
     return [[*words, "--seeds", str(seed), "--output", str(folder.parent), "--resume"]]
 
 

@@ -13,8 +13,9 @@ import yaml
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.analyze import add_options
+from fairseq_rskip.tools.train.recipes import NAMES
 
-from .tables import FIGURES, METRICS, TESTS, Column, Row, StandIn, Sweep, Table, cells
+from .tables import FIGURES, METRICS, ROOT, TESTS, Column, Corpus, Row, StandIn, Sweep, Table, cells
 
 FOLDER = Path(__file__).resolve().parents[3] / "experiments"
 STAND_INS = "stand-ins.yaml"
@@ -58,23 +59,65 @@ def load(path: Path) -> Table:
     content = _read(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping with the keys {', '.join(_keys(Table))}")
-    rows, columns = content.get("rows"), content.get("columns", {"": None})
-    if not isinstance(rows, list) or not rows:
-        raise UserError(f"{path}: expected 'rows', a list with at least one row")
+    content = _with_rows(content, path)
+    corpora: Dict[str, Corpus] = {}
+    columns = content.pop("columns", {"": None})
     if not isinstance(columns, dict) or not columns:
         raise UserError(f"{path}: expected 'columns' to be a mapping, from a column's name to its data and options")
-    read_columns = {
-        name: build(Column, {} if value is None else value, f"{path}, column {name!r}")
-        for name, value in columns.items()
-    }
-    read_rows = [build(Row, row, _where(path, number, row)) for number, row in enumerate(rows, 1)]
-    rest = {key: value for key, value in content.items() if key not in ("rows", "columns")}
-    table = build(Table, rest, str(path), name=path.stem, path=str(path), rows=read_rows, columns=read_columns)
+    read_columns = {}
+    for name, value in columns.items():
+        where = f"{path}, column {name!r}"
+        value = _own_corpus({} if value is None else value, corpora, where, f"{path.stem}-{name}")
+        read_columns[name] = build(Column, value, where)
+    read_rows = [build(Row, row, _where(path, number, row)) for number, row in enumerate(content.pop("rows"), 1)]
+    content = _own_corpus(content, corpora, str(path), path.stem)
+    given = {"name": path.stem, "path": str(path), "rows": read_rows, "columns": read_columns, "corpora": corpora}
+    table = build(Table, content, str(path), **given)
     task = table.task or ("translation" if any(row.arch for row in table.rows) else "images")
     metric = table.metric or ("error" if task == "images" else "sacreBLEU 13a")
     table = replace(table, task=task, metric=metric, title=table.title or path.stem)
     _check(table, path)
     return table
+
+
+def _with_rows(content: Dict[str, Any], path: Path) -> Dict[str, Any]:
+    """``content`` with ``rows``: one experiment is a row, and what a row has of the whole table goes there.
+
+    So an experiment's file becomes a row by pasting. Raises ``UserError`` where a row is not of the same table.
+    """
+    own = [key for key in _keys(Row) if key not in _keys(Table)]  # of a row alone
+    if "rows" not in content:
+        row = {"label": path.stem, **{key: value for key, value in content.items() if key in own}}
+        return {**{key: value for key, value in content.items() if key not in own}, "rows": [row]}
+    if not isinstance(content["rows"], list) or not content["rows"]:
+        raise UserError(f"{path}: expected 'rows', a list with at least one row")
+    content, rows = dict(content), []
+    default = {"arch": content.pop("arch")} if "arch" in content else {}
+    for number, row in enumerate(content["rows"], 1):
+        shared = [key for key in row if key in _keys(Table) and key not in _keys(Row)] if isinstance(row, dict) else []
+        for key in shared:
+            if content.setdefault(key, row[key]) != row[key]:
+                said = f"{key} is {_short.repr(row[key])}, before it {_short.repr(content[key])}"
+                raise UserError(f"{_where(path, number, row)}: {said}; expected one for the whole table")
+        own = {key: value for key, value in row.items() if key not in shared} if isinstance(row, dict) else {}
+        rows.append({**default, **own} if own else row)
+    return {**content, "rows": rows}
+
+
+def _own_corpus(content: Any, corpora: Dict[str, Corpus], where: str, name: str) -> Any:
+    """``content`` with the folder of its ``data`` where that is a mapping, a corpus added to ``corpora``."""
+    if not isinstance(content, dict) or not isinstance(content.get("data"), dict):
+        return content
+    corpus = build(Corpus, content["data"], f"{where}, data")
+    folder = str(Path(corpus.folder).expanduser().resolve() if corpus.folder else ROOT / "data" / name)
+    for split in ("train", "valid", "test"):
+        if len(files := getattr(corpus, split)) != 2:
+            raise UserError(f"{where}, data: {split} is {_short.repr(files)}; expected two files, [SOURCE, TARGET]")
+    if Path(folder).name in NAMES:
+        raise UserError(f"{where}, data: folder is {folder}, named like a corpus of the project; expected another name")
+    if corpora.setdefault(folder, corpus) != corpus:
+        raise UserError(f"{where}, data: another corpus of this file has the folder {folder}, too")
+    return {**content, "data": folder}
 
 
 def load_stand_ins(folder: Path = FOLDER) -> Dict[str, StandIn]:
@@ -111,6 +154,8 @@ def _check(table: Table, path: Path) -> None:
     _check_sweep(table.sweep, table, str(path))
     if table.figure_options:
         _check_figure(table, path)
+    if table.evaluate and not (table.task == "translation" and table.scored):
+        raise UserError(f"{path}: evaluate is for scores of translations; nothing is translated for {table.metric}")
     labels: List[str] = []
     for number, row in enumerate(table.rows, 1):
         where = f"{path}, row {number} ({row.label!r})"

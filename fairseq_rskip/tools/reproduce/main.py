@@ -4,7 +4,7 @@ import argparse
 import shlex
 import signal
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import yaml
 
@@ -17,6 +17,10 @@ from .options import parse
 from .plans import TASKS, Plan, Run
 from .results import Outcome, collect, ready_runs
 from .tables import Options, StandIn, Table
+
+
+class RunsFailed(UserError):
+    """Of what was run here, something failed; the rest is done."""
 
 
 def list_tables(options: argparse.Namespace) -> None:
@@ -85,7 +89,7 @@ def run_here(made: List[Plan], places: List[Dict[str, str]], options: argparse.N
         states += local.run_all(todo, places)
     failed = [state for state in states if state.name == runs.BROKEN]
     if failed:
-        raise UserError(f"{len(failed)} of {len(states)} runs failed; reproduce.py status shows why")
+        raise RunsFailed(f"{len(failed)} of {len(states)} runs failed; reproduce.py status shows why")
 
 
 def show(made: List[Plan], options: argparse.Namespace) -> None:
@@ -213,6 +217,11 @@ ACTIONS = {"list": list_tables, "run": run, "status": status, "report": report, 
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run the subcommand; returns the exit status. What the user can fix is one line on standard error."""
+    return work(parse, argv, lambda options: ACTIONS[options.command](options))
+
+
+def work(parse: Callable[..., argparse.Namespace], argv: Optional[List[str]], action: Callable[..., Any]) -> int:
+    """``action`` with the options that ``parse`` reads from ``argv``; returns the exit status."""
     try:
         options = parse(argv)
     except SystemExit as end:
@@ -220,7 +229,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
         signal.signal(signal.SIGHUP, _interrupt)
-    return exit_status(lambda: ACTIONS[options.command](options), RESUME)
+    return exit_status(lambda: action(options), RESUME)
 
 
 def _interrupt(*_: Any) -> None:

@@ -20,6 +20,11 @@ DESCRIPTION = """The paper's tables and figures, and your own, from your own run
   reproduce.py run table1                   train and evaluate what is not done yet
   reproduce.py status                       what has become of it
   reproduce.py report                       tables beside the paper's values: Markdown, LaTeX, HTML"""
+RUN_DESCRIPTION = """One YAML file from its data to its report (docs/reproduce.md): prepares what is not prepared,
+trains and evaluates what is not done, and writes the report. The same command resumes, and tries again what failed.
+
+  rskip run mine.yaml                       everything in runs/mine, the page in runs/mine/report/report.html
+  rskip run mine.yaml --dry-run             print the commands, and do nothing"""
 
 
 def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
@@ -41,6 +46,19 @@ def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     options.output = options.output.expanduser().resolve()
     if options.command == "run":
         _check_launcher(parser, options)
+    return options
+
+
+def parse_experiment(argv: Optional[List[str]] = None) -> argparse.Namespace:
+    """The options of ``rskip run``: those of `run`, the report's at their defaults."""
+    parser = Parser(prog="rskip run", description=RUN_DESCRIPTION)
+    parser.add_argument("--output", type=Path, metavar="DIR", help="(runs/FILE, without .yaml)")
+    _add_run(parser)
+    parser.set_defaults(experiments=FOLDER, to=None, test=None, resamples=None, examples=None, no_figures=False)
+    options = parser.parse_args(argv)
+    output = options.output or Path("runs") / Path(options.tables[0]).stem
+    options.output = output.expanduser().resolve()
+    _check_launcher(parser, options)
     return options
 
 

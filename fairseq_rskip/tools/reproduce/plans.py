@@ -105,7 +105,7 @@ def _with_variants(plan: Plan, cell: Cell, stand_in: StandIn, data: str, changed
         swept = dict(zip(sweep, values))
         tried = dataclasses.replace(cell, options={**cell.options, **swept})
         try:
-            own = data or task.find_data(cell.data)
+            own = data or (cell.data if cell.data in plan.table.corpora else task.find_data(cell.data))
             settings = task.settings(tried, own, stand_in, plan.scale, {})
             if changed:
                 where = f"--set, for {where}"
@@ -141,7 +141,8 @@ def check_data(plan: Plan) -> None:
         try:
             TASKS[plan.table.task].check_data(data)
         except UserError as error:
-            raise UserError(f"{plan.table.name} cannot run: {error}") from None
+            own = f"; rskip run {plan.table.path} prepares it" if data in plan.table.corpora else ""
+            raise UserError(f"{plan.table.name} cannot run: {error}{own}") from None
 
 
 def make_run(plan: Plan, variant: Variant, seed: int, out: Path) -> Run:

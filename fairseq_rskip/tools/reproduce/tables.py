@@ -1,10 +1,11 @@
 """A table as data: what a file of experiments/ holds, and its cells."""
 
-from dataclasses import dataclass, field
-from pathlib import Path
+import sys
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Optional, Union
 
-ROOT = Path(__file__).resolve().parents[3]
+from fairseq_rskip.tools.train.data import ROOT as ROOT
+
 FIGURES = ("gradients", "ratio", "curves")
 TESTS = ("welch", "randomisation", "bootstrap")
 # name -> whether lower is better
@@ -39,6 +40,23 @@ def _options() -> Any:
 def _sweep(*default: Any) -> Any:
     more = {} if default else {"default_factory": dict}
     return _key("a mapping, from an option to two values or more, as {lr: [0.1, 0.2]}", *default, **more)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Your own text, of which prepare-corpus.sh makes ``folder``; the files of a split are [source's, target's].
+
+    source, target: language codes; folder: data/<the table's name> unless given
+    options: of prepare-corpus.sh, without the dashes
+    """
+
+    source: str = _key("a language code such as en")
+    target: str = _key("a language code such as fr")
+    train: List[str] = _key("two files, [SOURCE, TARGET]")
+    valid: List[str] = _key("two files, [SOURCE, TARGET]")
+    test: List[str] = _key("two files, [SOURCE, TARGET]")
+    folder: str = _key("the path of a folder, which need not be there", "")
+    options: Options = _options()
 
 
 @dataclass(frozen=True)
@@ -79,7 +97,8 @@ class Table:
     source: the publication whose values are ``reported``; none for a table of one's own
     task: images (train_cifar.py) or translation (train.sh and evaluate.sh); by default as the rows have ``arch``
     metric: what a cell holds, one of ``METRICS``; also: more of them, shown beside it
-    data: a data set of train_cifar.py, or a corpus of train.sh
+    data: a data set of train_cifar.py, or a corpus of train.sh; corpora: by the folder, the text it is prepared from
+    evaluate: options of evaluate.sh, without the dashes
     sweep: option -> values of which each row trains with the one that does best on the held-out set
     sweep_seeds: how many of the first seeds each value is tried with
     test: what p-values are of; by default Welch's for images and losses, approximate randomisation for translations
@@ -88,7 +107,7 @@ class Table:
 
     name: str = _key("")
     path: str = _key("")
-    data: str = _key("text")
+    data: str = _key("the name of a corpus or data set, a folder, or a mapping with the files of your own")
     rows: List[Row] = _key("a list with at least one row")
     title: str = _key("text", "")
     source: str = _key("text", "")
@@ -99,12 +118,14 @@ class Table:
     baseline: str = _key("the label of a row", "")
     columns: Dict[str, Column] = _key("a mapping, from a column's name to its data and options", default_factory=dict)
     options: Options = _options()
+    evaluate: Options = _options()
     sweep: Sweep = _sweep()
     sweep_seeds: int = _key("an integer >= 1", 1)
     test: str = _key(f"one of {', '.join(TESTS)}", "")
     figure: str = _key(f"one of {', '.join(FIGURES)}", "")
     figure_options: Options = _options()
     note: str = _key("text", "")
+    corpora: Dict[str, Corpus] = field(default_factory=dict)
 
     def row(self, label: str) -> Row:
         return next(row for row in self.rows if row.label == label)
@@ -134,7 +155,7 @@ class Settings:
     data: as the tool takes it; options: as on its command line, without dashes, shortened if the run is
     identity: what tells it from other runs; name: that, readable and shorter
     length: of the training in ``unit``; average: how many checkpoints, 0 for evaluate.sh's own choice
-    scored: whether the test set is evaluated, too
+    scored: whether the test set is evaluated, too, and with which options
     """
 
     data: str
@@ -146,6 +167,7 @@ class Settings:
     arch: str = ""
     average: int = 0
     scored: bool = True
+    evaluate: Options = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -161,7 +183,7 @@ class Cell:
     """Where a row and a column meet: what is to be run there, and the value that the paper reports.
 
     variants: how, once a plan says with which data and at which scale; several for a sweep
-    scored: whether the test set is evaluated, too
+    scored: whether the test set is evaluated, too, and with which options
     """
 
     row: str
@@ -174,6 +196,7 @@ class Cell:
     sweep: Sweep = field(default_factory=dict)
     variants: List[Variant] = field(default_factory=list)
     scored: bool = True
+    evaluate: Options = field(default_factory=dict)
 
     def __str__(self) -> str:
         return " / ".join(filter(None, [self.row, self.column]))
@@ -204,9 +227,22 @@ def cells(table: Table) -> List[Cell]:
         for name, column in table.columns.items():
             arch = row.arch.get(name, "") if isinstance(row.arch, dict) else row.arch
             reported = row.reported.get(name) if isinstance(row.reported, dict) else row.reported
-            options = {k.replace("_", "-"): v for part in (table, column, row) for k, v in part.options.items()}
-            sweep = {k.replace("_", "-"): v for k, v in (table.sweep if row.sweep is None else row.sweep).items()}
+            options = {k: v for part in (table, column, row) for k, v in dashed(part.options).items()}
             runs = row.run and (table.task == "images" or bool(arch))
-            data = column.data or table.data
-            result.append(Cell(row.label, name, arch, options, data, reported, runs, sweep, scored=table.scored))
+            cell = Cell(row.label, name, arch, options, column.data or table.data, reported, runs)
+            sweep = dashed(table.sweep if row.sweep is None else row.sweep)
+            result.append(replace(cell, sweep=sweep, scored=table.scored, evaluate=dashed(table.evaluate)))
     return result
+
+
+def dashed(options: Dict[str, Any]) -> Dict[str, Any]:
+    """The names as command lines have them."""
+    return {name.replace("_", "-"): value for name, value in options.items()}
+
+
+def tool(script: str, command: str) -> List[str]:
+    """The first words of a tool's command line: the script of a checkout, without one the command of ``rskip``."""
+    path = ROOT / "scripts" / script
+    if not path.exists():
+        return [sys.executable, "-m", "fairseq_rskip.tools", command]
+    return [sys.executable, str(path)] if path.suffix == ".py" else [str(path)]

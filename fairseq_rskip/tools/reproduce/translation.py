@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.console import checked
+from fairseq_rskip.tools.evaluate.arguments import parse as parse_evaluate
 from fairseq_rskip.tools.evaluate.prepared import find as find_prepared
 from fairseq_rskip.tools.evaluate.prepared import read_references
 from fairseq_rskip.tools.train.data import find_data as find
+from fairseq_rskip.tools.train.ranges import check_ranges
 from fairseq_rskip.tools.train.recipes import GENERAL, NAMES, RECIPES
 
-from .tables import ROOT, Cell, Options, Settings, StandIn
+from .tables import ROOT, Cell, Corpus, Options, Settings, StandIn, dashed, tool
 
 CHECKPOINTS = "checkpoints"
 EVALUATION = "evaluation"
+EVALUATE = ("average", "beam", "lenpen", "max-tokens", "cpu", "fp32")  # of evaluate.sh's options
 OURS = ("save-dir", "seed", "arch", "user-dir", "restore-file")
 FREE = ("skip-log-interval", "log-interval", "num-workers", "tensorboard-logdir", "no-fp16")  # no part of what a run is
 PROGRESS = {"updates": r"num_updates(?:[= ]|\": \")(\d+)", "epochs": r"end of epoch (\d+)"}
@@ -41,8 +45,29 @@ def check_data(data: str) -> None:
     read_references(find_prepared(Path(_prepared(data))), "test")
 
 
+def preparation(data: str, corpus: Optional[Corpus]) -> List[str]:
+    """The command that prepares ``data``, a name, or a folder of which ``corpus`` has the text; [] where there is none.
+
+    Raises ``UserError`` for files that are not there.
+    """
+    if corpus is None:
+        command = RECIPES[data].prepare.split() if data in NAMES else []
+        there = not command or find(data, dry_run=True).there
+        return [] if there or not command[0].startswith("data-prep/") else [str(ROOT / command[0]), *command[1:]]
+    words = ["--src", corpus.source, "--tgt", corpus.target]
+    for split in ("train", "valid", "test"):
+        for side, name in zip(("src", "tgt"), getattr(corpus, split)):
+            path = Path(name).expanduser().absolute()
+            if not path.is_file():
+                raise UserError(f"data: {split} names {name!r}; there is no file {path}")
+            words += [f"--{split}-{side}", str(path)]
+    return [str(ROOT / "data-prep" / "prepare-corpus.sh"), *words, *as_words(dashed(corpus.options)), data]
+
+
 def data_name(data: str) -> str:
     """The corpus that is in ``data``, as its preparation.json says; a folder's own name, if no corpus has it."""
+    if data not in NAMES and not Path(data).exists():  # still to be prepared
+        return Path(data).name
     found = find(data, dry_run=True)
     return f"folder {found.name}" if found.recipe not in NAMES and found.name in NAMES else found.name
 
@@ -87,9 +112,21 @@ def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Op
     identity["options"] = {name: value for name, value in options.items() if not is_free(name)}
     identity.update({"average": average} if average and cell.scored else {})
     identity.update({} if cell.scored else {"scored": False})
+    evaluate = _check_evaluate(cell.evaluate)
+    identity.update({"evaluate": evaluate} if evaluate else {})
     weight = options.get("skip-lambda")
     name = "-".join(filter(None, [corpus, cell.arch, f"lambda{weight}" if weight else "", str(length)]))
-    return Settings(data, options, identity, name, length, unit, cell.arch, average, cell.scored)
+    return Settings(data, options, identity, name, length, unit, cell.arch, average, cell.scored, evaluate)
+
+
+def _check_evaluate(options: Options) -> Options:
+    """``options`` one way for one number. Raises ``UserError`` for what evaluate.sh refuses, or is set by us."""
+    options = {name: _plain(name, value) for name, value in options.items()}
+    for name in options:
+        if name not in EVALUATE:
+            raise UserError(f"evaluate names {name!r}; expected {', '.join(EVALUATE)}")
+    checked(parse_evaluate, ["DATA", "FOLDER", *as_words(options)])
+    return options
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -100,7 +137,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _recipe(data: str) -> Options:
-    return RECIPES[find(data, dry_run=True).recipe].options
+    return RECIPES[recipe_name(data)].options
 
 
 def _shortened(data: str, recipe: Options, stand_in: StandIn, scale: float, options: Options) -> Options:
@@ -124,6 +161,7 @@ def check(arch: str, data: str, options: Options) -> None:
     from fairseq_rskip.tools.train.options import check_arch, find_user_dir
 
     words = as_words(options)
+    check_ranges(words)
     check_arch(arch, find_user_dir(words))
     Reader(arch, _recipe(data), words)
 
@@ -139,12 +177,12 @@ def as_words(options: Options) -> List[str]:
 
 def commands(settings: Settings, seed: int, folder: Path) -> List[List[str]]:
     """The command lines that fill ``folder``: training, then beam search and scores if a metric asks for them."""
-    save, scripts = folder / CHECKPOINTS, ROOT / "scripts"
+    save = folder / CHECKPOINTS
     words = [*as_words(settings.options), "--seed", str(seed), "--save-dir", str(save)]
-    average = ["--average", str(settings.average)] if settings.average else []
-    train = [str(scripts / "train.sh"), settings.data, settings.arch, *words]
-    out = ["--out", str(folder / EVALUATION)]
-    evaluate = [str(scripts / "evaluate.sh"), _prepared(settings.data), str(save), *out, *average]
+    train = [*tool("train.sh", "train"), settings.data, settings.arch, *words]
+    average = {"average": settings.average} if settings.average else {}
+    ours = ["--out", str(folder / EVALUATION), *as_words({**average, **settings.evaluate})]
+    evaluate = [*tool("evaluate.sh", "evaluate"), _prepared(settings.data), str(save), *ours]
     return [train, evaluate] if settings.scored else [train]
 
 
