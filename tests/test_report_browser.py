@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from report_tree import Tree
 
-from fairseq_rskip.tools.report import analyses
+from fairseq_rskip.tools.report import figures
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -81,7 +81,7 @@ def page(tmp_path_factory):
     (tree.out / "figures").mkdir()
     Image.new("RGB", (30, 20)).save(tree.out / "figures" / "depth.png")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(analyses, "draw", lambda *_: [])
+        patch.setattr(figures, "analyse", lambda result, name, *_: figures.Figure(tree.out, name, "", "", "not asked"))
         return tree.report() / "report.html"
 
 
@@ -116,7 +116,7 @@ def test_the_pages_tables(page):
     assert [row[0] for row in whole] == ["row", "1xSkip", "2xSkip", "1xSkip+LN", "2rSkip+LN"]
     assert whole[3][2:6] == ["7.23 ± 0.25", "3", "8.00", "−0.77"]
     assert part[0][4] == "paper (full scale, cifar10)" and "ours − paper" not in part[0]
-    assert part[4][2] == "seed 1 failed: <script>alert(1)</script> & more; seeds 2, 3 not run"
+    assert part[4][2] == "failed; not run" and "failed: &lt;script&gt;alert(1)&lt;/script&gt; &amp; more;" in dom
     assert found.unscoped == 0
     outside = [address for address in found.addresses if not address.startswith(("data:", "#"))]
     assert not outside and {address[1:] for address in found.addresses if address[0] == "#"} <= found.ids

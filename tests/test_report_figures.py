@@ -9,7 +9,7 @@ from PIL import Image
 from report_tree import Tree
 
 from fairseq_rskip.analysis import figures
-from fairseq_rskip.tools.report import analyses
+from fairseq_rskip.tools.report import figures as report_figures
 
 BASE, LN = {1: 6.0, 2: 6.4, 3: 6.2}, {1: 7.1, 2: 7.5, 3: 7.0}
 # in place of analyze.py: writes its arguments as the CSV file, and counts its calls
@@ -34,7 +34,7 @@ def tree(tmp_path):
 def slow_script(tmp_path, monkeypatch):
     path = tmp_path / "stand in.py"
     path.write_text(STAND_IN)
-    monkeypatch.setattr(analyses, "SCRIPT", path)
+    monkeypatch.setattr(report_figures, "SCRIPT", path)
     return path
 
 
@@ -79,7 +79,6 @@ def test_a_tables_figure_says_what_it_is_of(tree, script, monkeypatch):
     plan = tree.plan(scale=0.0125, changed={"depth": 20})
     tree.finish(plan, "1xSkip", BASE)
     tree.finish(plan, "2xSkip", {2: 7.0})
-    monkeypatch.setattr(analyses, "draw", lambda *_: [])
     monkeypatch.setattr("fairseq_rskip.tools.report.main.FORMATS", ())
     tree.report()
     figure = drawn[0]
@@ -128,7 +127,7 @@ def test_a_failing_analysis_is_said_and_stops_nothing(tree, script):
     tree.report()
     script.write_text(FAILING)
     tree.report()
-    (tree.out / "report" / "figures" / "table1-curves.key").unlink()
+    (tree.out / "report" / "figures" / "table1-curves.png.key").unlink()
     folder = tree.report()
     text = (folder / "report.md").read_text("utf-8")
     assert "Learning curves could not be drawn: no 100% &lt;layer> here" in text
@@ -147,7 +146,7 @@ def test_weights_of_a_translation(tree, script):
     written = tree.out / "report" / "figures" / "table2-gradients.csv"
     for name in ("checkpoints/checkpoint_last.pt", "checkpoints/checkpoint_best.pt", "evaluation/averaged.pt"):
         (folder / name).touch()
-        written.with_suffix(".key").unlink(missing_ok=True)
+        written.with_suffix(".png.key").unlink(missing_ok=True)
         tree.report()
         assert written.read_text().split("\n")[-1] == f"a:b={folder / name}"
     assert written.with_name("table2-curves.csv").read_text().split("\n")[-1] == f"a:b={folder}/checkpoints"

@@ -15,11 +15,20 @@ from typing import Dict, List, Optional, Sequence
 import sacrebleu
 import sacremoses
 from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.base import Metric
 
 from fairseq_rskip.errors import exit_status
 from fairseq_rskip.files import write_json
 from fairseq_rskip.tools.console import Parser
 from fairseq_rskip.tools.text import check_lengths, read_lines
+
+BLEUS = {
+    "sacreBLEU 13a": {"tokenize": "13a"},
+    "sacreBLEU intl": {"tokenize": "intl"},
+    "sacreBLEU intl lower-cased": {"tokenize": "intl", "lowercase": True},
+    "tokenised BLEU": {"tokenize": "none"},
+    "compound-split BLEU": {"tokenize": "none"},
+}
 
 
 @dataclass
@@ -69,6 +78,11 @@ def splits_compounds(src_lang: Optional[str], tgt_lang: Optional[str]) -> bool:
     return tgt_lang == "de" and src_lang in (None, "en")
 
 
+def make_metric(name: str, force: bool = True) -> Metric:
+    """The metric of the row ``name``; ``force`` takes text that looks tokenised without a warning."""
+    return BLEU(**BLEUS[name], force=force) if name in BLEUS else CHRF()
+
+
 def compute(
     hypotheses: List[str],
     references: List[List[str]],
@@ -82,17 +96,10 @@ def compute(
     Without ``tgt_lang`` the rows are left out that need it: ``left_out`` names them.
     """
     as_is = "text as given"
+    notes = {"sacreBLEU intl": "; t2t-bleu cased", "sacreBLEU intl lower-cased": "; t2t-bleu uncased"}
     rows = [
-        _score("sacreBLEU 13a", BLEU(tokenize="13a", force=tokenised), hypotheses, references, as_is),
-        _score("sacreBLEU intl", BLEU(tokenize="intl", force=True), hypotheses, references, f"{as_is}; t2t-bleu cased"),
-        _score(
-            "sacreBLEU intl lower-cased",
-            BLEU(tokenize="intl", lowercase=True, force=True),
-            hypotheses,
-            references,
-            f"{as_is}; t2t-bleu uncased",
-        ),
-        _score("chrF", CHRF(), hypotheses, references, as_is),
+        _score(name, hypotheses, references, as_is + notes.get(name, ""), name != "sacreBLEU 13a" or tokenised)
+        for name in ("sacreBLEU 13a", "sacreBLEU intl", "sacreBLEU intl lower-cased", "chrF")
     ]
     if tgt_lang is None and not tokenised:
         return rows
@@ -101,12 +108,12 @@ def compute(
         note = f"both sides through sacremoses {sacremoses.__version__}'s MosesTokenizer({tgt_lang})"
         hypotheses = moses_tokens(hypotheses, tgt_lang)
         references = [moses_tokens(lines, tgt_lang) for lines in references]
-    rows.append(_score("tokenised BLEU", BLEU(tokenize="none", force=True), hypotheses, references, note))
+    rows.append(_score("tokenised BLEU", hypotheses, references, note))
     if splits_compounds(src_lang, tgt_lang):
         hypotheses = [split_compounds(line) for line in hypotheses]
         references = [[split_compounds(line) for line in lines] for lines in references]
         note += ", a-b split into a ##AT##-##AT## b"
-        rows.append(_score("compound-split BLEU", BLEU(tokenize="none", force=True), hypotheses, references, note))
+        rows.append(_score("compound-split BLEU", hypotheses, references, note))
     return rows
 
 
@@ -117,7 +124,8 @@ def left_out(tgt_lang: Optional[str], tokenised: bool) -> List[str]:
     return ["compound-split BLEU"] if tokenised else ["tokenised BLEU", "compound-split BLEU"]
 
 
-def _score(name: str, metric, hypotheses: List[str], references: List[List[str]], note: str) -> Score:
+def _score(name: str, hypotheses: List[str], references: List[List[str]], note: str, force: bool = True) -> Score:
+    metric = make_metric(name, force)
     found = metric.corpus_score(hypotheses, references)
     row = Score(name, found.score, str(metric.get_signature()), note)
     if isinstance(metric, BLEU):

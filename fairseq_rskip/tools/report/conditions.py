@@ -1,10 +1,9 @@
 """What a table's numbers were made with, and whether it is the experiment that its file describes."""
 
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Tuple
+from typing import Any, Iterable, List, Tuple
 
 from fairseq_rskip.tools.reproduce import runs
-from fairseq_rskip.tools.reproduce.plans import Plan
 from fairseq_rskip.tools.reproduce.tables import HELD_OUT
 from fairseq_rskip.tools.reproduce.translation import recipe_name
 from fairseq_rskip.tools.train.recipes import NAMES, RECIPES
@@ -15,92 +14,84 @@ from .numbers import Line, Result, options
 def describe(result: Result) -> List[Tuple[str, str]]:
     """Name and value of each condition."""
     table, plan = result.table, result.plan
-    lines = [line for line in result.lines if line.values]
+    metrics = [each for line in result.lines for each in line.metrics]
+    signatures = _each(each.get("signatures", {}).get(table.metric) for each in metrics)
+    units = _each(unit(line, table.metric) for line in result.lines)
     better = "lower" if table.lower_is_better else "higher"
-    signatures = _each(metrics.get("signatures", {}).get(table.metric) for metrics in _metrics(lines))
-    units = _each(unit(line, table.metric) for line in lines)
+    seeds = f"{len(plan.seeds)} ({', '.join(map(str, plan.seeds))})"
+    seeds += "" if sorted(plan.seeds) == sorted(table.seeds) else f"; the table's: {len(table.seeds)}"
     found = [
-        ("metric", _join([table.metric, *units, f"{better} is better", *signatures])),
+        ("metric", ", ".join([table.metric, *units, f"{better} is better", *signatures])),
         ("data", data(result)),
         ("scale", "1, the whole length" if plan.scale == 1 else f"{plan.scale:g} of the whole length"),
-        ("length of a run", " / ".join(result.length)),
-        ("seeds", _seeds(plan, table.seeds)),
+        ("length of a run", result.length),
+        ("seeds", seeds),
         ("options of every row", options(table.options) or "the defaults"),
         ("changed in every row", options(plan.changed) or "nothing"),
         ("evaluation", options(table.evaluate)),
+        ("for the stand-in data", options(plan.stand_in)),
     ]
-    found += [("for the stand-in data", options(plan.stand_in))] if plan.stand_in else []
-    if any(line.trials for line in result.lines):
+    if any(line.outcome.trials for line in result.lines):
         values = options({name: " / ".join(map(str, values)) for name, values in table.sweep.items()})
-        tried = (
-            f"each value with the first {table.sweep_seeds}"
-            if table.sweep_seeds > 1
-            else "each value with the first seed"
-        )
-        found.append(("sweep", _join([values, f"{tried}, chosen by {HELD_OUT[table.task]} on the held-out set"])))
+        tried = f"each value with the first {table.sweep_seeds if table.sweep_seeds > 1 else 'seed'}"
+        chosen = f"{tried}, chosen by {HELD_OUT[table.task]} on the held-out set"
+        found.append(("sweep", ", ".join(filter(None, [values, chosen]))))
     if table.task == "translation":
-        found += _recipes(result) + _weights(result, lines)
-    return [(name, value) for name, value in found + _software(lines) if value]
+        found += [("other settings", _other_recipe(result))] if plan.data else _own_recipe(result)
+        found.append(("weights", _weights(result, metrics)))
+    return [(name, value) for name, value in found + _software(result) if value]
 
 
 def settings(result: Result) -> List[str]:
-    """What each row and column is made of, and what its sweep has found."""
+    """What each row and column is made of."""
     table = result.table
-    found = [f"{name}: {options(column.options)}" for name, column in table.columns.items() if column.options]
+    found = [(name, options(column.options)) for name, column in table.columns.items()]
     for row in table.rows:
         arch = row.arch if isinstance(row.arch, str) else options(row.arch)
-        said = ", ".join(filter(None, [arch, options(row.options)]))
-        found += [f"{row.label}: {said}"] if row.run and said else []
-    return found
+        found += [(row.label, ", ".join(filter(None, [arch, options(row.options)])))] if row.run else []
+    return [f"{name}: {made_of}" for name, made_of in found if made_of]
 
 
 def sweeps(result: Result) -> List[str]:
     """A sentence for each row with a sweep: the values, the chosen one, and whether it lies on the border."""
     found = []
     for line in result.lines:
-        tried = [f"{options(t.swept)}: {t.state if t.value is None else f'{t.value:.3f}'}" for t in line.trials]
+        trials = line.outcome.trials
+        tried = [f"{options(t.swept)}: {t.state if t.value is None else f'{t.value:.3f}'}" for t in trials]
         if tried:
-            name = " / ".join(filter(None, [line.label, line.column]))
             chosen = f"; chosen {options(line.chosen)}" if line.chosen else "; not decided yet"
             border = f", on the border of the sweep ({', '.join(line.border)})" if line.border else ""
-            found.append(f"Sweep of {name}, {HELD_OUT[result.table.task]}: {', '.join(tried)}{chosen}{border}.")
+            held_out = HELD_OUT[result.table.task]
+            found.append(f"Sweep of {line.cell}, {held_out}: {', '.join(tried)}{chosen}{border}.")
     return found
 
 
 def unit(line: Line, metric: str) -> str:
     """Of the metric, as the first finished run of ``line`` says; losses have none."""
-    return next((m["unit"] for m in line.metrics.values() if m.get("unit") and "loss" not in metric), "")
-
-
-def _recipes(result: Result) -> List[Tuple[str, str]]:
-    """Where a translation is of other data: how that corpus's recipe differs from the table's own."""
-    told = []
-    if not result.plan.data:
-        return _own_recipe(result)
-    for cell in result.plan.cells:
-        own = result.table.columns[cell.column].data or result.table.data
-        settings = cell.variants[0].settings
-        if settings.identity["data"] != own:
-            here, there = recipe_name(settings.data), recipe_name(own)
-            whose = f" (for {settings.identity['data']})" if here not in NAMES else ""
-            told.append(
-                f"the recipe of {here}{whose}; the recipe of {there} has {_different(here, there) or 'the same'}"
-            )
-    return [("other settings", " / ".join(dict.fromkeys(told)))]
+    return next((each["unit"] for each in line.metrics if each.get("unit") and "loss" not in metric), "")
 
 
 def _own_recipe(result: Result) -> List[Tuple[str, str]]:
     """Of a corpus of one's own: the recipe that its size has chosen."""
     places = dict.fromkeys(variant.settings.data for cell in result.plan.cells for variant in cell.variants)
     names = dict.fromkeys(recipe_name(place) for place in places if Path(place).is_dir())
-    return [
-        (f"recipe {name}", _join([f"{RECIPES[name].tokens} tokens per step", options(RECIPES[name].options)]))
-        for name in names
-        if name not in NAMES
-    ]
+    recipes = {name: RECIPES[name] for name in names if name not in NAMES}
+    return [(f"recipe {name}", f"{r.tokens} tokens per step, {options(r.options)}") for name, r in recipes.items()]
 
 
-def _different(here: str, own: str) -> str:
+def _other_recipe(result: Result) -> str:
+    """Where a translation is of other data: how the settings for that corpus differ from those for the table's own."""
+    found = []
+    for cell in result.plan.cells:
+        used, own = cell.variants[0].settings, result.table.columns[cell.column].data or result.table.data
+        here, there = recipe_name(used.data), recipe_name(own)
+        if used.identity["data"] != own:
+            ours = f"the recipe of {here}" if here in NAMES else f"{used.identity['data']}, trained as a {here} corpus"
+            found.append(f"{ours}; the recipe of {there} has {_difference(here, there) or 'the same'}")
+    return " / ".join(dict.fromkeys(found))
+
+
+def _difference(here: str, own: str) -> str:
     """The settings of ``own`` that ``here`` does not have, each beside that one's, before --scale."""
     ours, papers = RECIPES[here], RECIPES[own]
     found = {"tokens per step": (papers.tokens, ours.tokens)}
@@ -110,28 +101,48 @@ def _different(here: str, own: str) -> str:
     return ", ".join(f"{name} {theirs} (not {mine})" for name, (theirs, mine) in found.items() if theirs != mine)
 
 
-def _weights(result: Result, lines: List[Line]) -> List[Tuple[str, str]]:
+def _weights(result: Result, metrics: List[Any]) -> str:
     """Which checkpoints were averaged: as evaluate.sh has said, or as it will be told."""
-    told = _each(metrics.get("weights") for metrics in _metrics(lines))
-    if not told:
+    found = _each(each.get("weights") for each in metrics)
+    if not found:
         asked = _each(variant.settings.average for cell in result.plan.cells for variant in cell.variants)
-        told = [f"average of the last {count} checkpoints" for count in asked]
-    return [("weights", _join(each if len(told) == 1 else each.partition(":")[0] for each in told))]
+        found = [f"average of the last {count} checkpoints" for count in asked]
+    return ", ".join(found if len(found) == 1 else _each(each.partition(":")[0] for each in found))
+
+
+def _software(result: Result) -> List[Tuple[str, str]]:
+    """Versions and commits of the finished runs, several where they differ."""
+    records = [runs.read(folder) for line in result.lines for folder in line.folders]
+    names = dict.fromkeys(name for record in records for name in record.get("versions", {}))
+    each_of = {name: " / ".join(_each(each.get("versions", {}).get(name) for each in records)) for name in names}
+    commits = " / ".join(_each(_short(record.get("git")) for record in records))
+    return [("versions", options(each_of) or "none recorded"), ("commit", commits or "none recorded")]
+
+
+def _short(commit: Any) -> str:
+    commit, plus, _ = str(commit or "").partition("+")
+    return commit[:10] + (" with changes" if plus else "")
+
+
+def _each(values: Iterable[Any]) -> List[str]:
+    return [str(value) for value in dict.fromkeys(values) if value]
 
 
 def data(result: Result) -> str:
     """The data that was trained on, and what it stands in for."""
     here = ", ".join(result.data) or "none"
-    return f"{here} in place of {', '.join(papers_data(result))}" if result.plan.data else here
+    return f"{here} in place of {papers_data(result)}" if result.plan.data else here
 
 
-def papers_data(result: Result) -> List[str]:
+def papers_data(result: Result) -> str:
     """What the table's file names."""
-    return list(dict.fromkeys(column.data or result.table.data for column in result.table.columns.values()))
+    return ", ".join(dict.fromkeys(each.data or result.table.data for each in result.table.columns.values()))
 
 
 def not_it(result: Result) -> str:
-    """What a shortened or changed table is called."""
+    """What a shortened or changed table is called, "" for a whole one."""
+    if result.whole:
+        return ""
     return "not the paper's experiment" if result.table.source else "not the whole experiment"
 
 
@@ -139,22 +150,16 @@ def warning(result: Result) -> str:
     """The sentence that keeps these numbers from being taken for the file's; "" where they may stand beside them."""
     if result.whole:
         return ""
-    listed, whose = _changes(result, data(result)), "paper's" if result.table.source else "whole one's"
-    start = (
-        f"{not_it(result).capitalize()}{': ' * bool(listed)}{listed}; the values are not comparable with the {whose}."
-    )
-    return f"{start} R{_outdated(result)[1:]}." if result.outdated else start
+    changes, whose = _changes(result, data(result)), "paper's" if result.table.source else "whole one's"
+    start = ": ".join(filter(None, [not_it(result).capitalize(), changes]))
+    outdated = f" R{_outdated(result)[1:]}." if result.outdated else ""
+    return f"{start}; the values are not comparable with the {whose}.{outdated}"
 
 
 def remark(result: Result) -> str:
     """The same for a figure, in few words."""
-    listed = [_changes(result, ", ".join(result.data)), _outdated(result)]
-    return "" if result.whole else f"{not_it(result)}: {', '.join(filter(None, listed))}"
-
-
-def papers(result: Result) -> str:
-    """What the paper's values are of, "" where ours are of the same."""
-    return "" if result.whole else f"full scale, {', '.join(papers_data(result))}"
+    changes = ", ".join(filter(None, [_changes(result, ", ".join(result.data)), _outdated(result)]))
+    return "" if result.whole else f"{not_it(result)}: {changes}"
 
 
 def _changes(result: Result, trained_on: str) -> str:
@@ -168,34 +173,3 @@ def _outdated(result: Result) -> str:
     if not result.outdated:
         return ""
     return f"run with other settings than {Path(result.table.path).name} has now: {', '.join(result.outdated)}"
-
-
-def _seeds(plan: Plan, asked: List[int]) -> str:
-    told = f"{len(plan.seeds)} ({', '.join(map(str, plan.seeds))})"
-    return told if sorted(plan.seeds) == sorted(asked) else f"{told}; the table's: {len(asked)}"
-
-
-def _software(lines: List[Line]) -> List[Tuple[str, str]]:
-    """Versions and commits of the finished runs, several where they differ."""
-    about = [runs.read(folder) for line in lines for folder in line.folders.values()]
-    names = dict.fromkeys(name for each in about for name in each.get("versions", {}))
-    versions = [f"{name} {' / '.join(_each(each.get('versions', {}).get(name) for each in about))}" for name in names]
-    commits = _each(_short(each.get("git")) for each in about)
-    return [("versions", ", ".join(versions) or "none recorded"), ("commit", " / ".join(commits) or "none recorded")]
-
-
-def _short(commit: Any) -> str:
-    commit, plus, _ = str(commit or "").partition("+")
-    return commit[:10] + (" with changes" if plus else "")
-
-
-def _metrics(lines: Iterable[Line]) -> List[Dict[str, Any]]:
-    return [metrics for line in lines for metrics in line.metrics.values()]
-
-
-def _each(values: Iterable[Any]) -> List[str]:
-    return [str(value) for value in dict.fromkeys(values) if value]
-
-
-def _join(parts: Iterable[str]) -> str:
-    return ", ".join(filter(None, dict.fromkeys(parts)))

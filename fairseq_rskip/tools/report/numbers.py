@@ -1,44 +1,92 @@
-"""A table as numbers, a data frame with a line for each cell: ours, the paper's, differences, p-values, what lacks."""
+"""A table as numbers: a line for each cell with ours, the paper's, differences, p-values, and what is lacking."""
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
-
-import pandas as pd
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from fairseq_rskip.tools.reproduce import plans
 from fairseq_rskip.tools.reproduce.plans import Plan
 from fairseq_rskip.tools.reproduce.results import Outcome, at_border, collect
 from fairseq_rskip.tools.reproduce.runs import DONE, NEW
-from fairseq_rskip.tools.reproduce.tables import Table, cells
+from fairseq_rskip.tools.reproduce.tables import Cell, Table, cells
 
 from . import significance
 from .paired import PairedTests, Untested, load_system
 from .significance import Comparison
 
-Line = Any  # a row of ``Result.frame`` as itertuples() gives it; ``COLUMNS`` are its fields
-COLUMNS = (
-    "label equation column paper planned values metrics folders missing states trials chosen border baseline comparison"
-    " adjusted mean deviation minus_paper minus_baseline best best_paper"
-).split()
+
+@dataclass
+class Line:
+    """A cell and what has come of it.
+
+    values: of the finished runs, by seed; missing: what keeps the other seeds, state: the same in short
+    baseline: the row that it is compared with, "" for none; adjusted: the p-values corrected for their number
+    """
+
+    outcome: Outcome
+    equation: str
+    planned: int
+    values: Dict[int, float]
+    missing: str
+    state: str
+    minus_paper: Optional[float] = None
+    minus_baseline: Optional[float] = None
+    baseline: str = ""
+    comparison: Comparison = Comparison()
+    adjusted: Mapping[str, float] = field(default_factory=dict)
+    best: bool = False
+    best_paper: bool = False
+
+    @property
+    def cell(self) -> Cell:
+        return self.outcome.cell
+
+    @property
+    def chosen(self) -> Dict[str, Any]:
+        """The values of a sweep that did best, {} without one."""
+        return self.outcome.chosen or {}
+
+    @property
+    def border(self) -> List[str]:
+        return at_border(self.outcome)
+
+    @property
+    def metrics(self) -> List[Dict[str, Any]]:
+        """What each finished run recorded."""
+        return [self.outcome.metrics[seed] for seed in self.values]
+
+    @property
+    def folders(self) -> List[Path]:
+        return [self.outcome.runs[seed].folder for seed in self.values]
+
+    @property
+    def mean(self) -> Optional[float]:
+        return statistics.fmean(self.values.values()) if self.values else None
+
+    @property
+    def deviation(self) -> Optional[float]:
+        return statistics.stdev(self.values.values()) if len(self.values) > 1 else None
+
+    def other(self, metric: str) -> List[float]:
+        """Another metric than the table's of the finished seeds; [] if one lacks it."""
+        values = [each["values"].get(metric) for each in self.metrics]
+        return [] if None in values else values
 
 
-@dataclass(frozen=True)
+@dataclass
 class Result:
     """``table`` as ``plan`` has had it run; ``outdated`` are cells run with other settings than its file has now.
 
-    data, length: of the runs; frame: a line for each cell, column by column (``COLUMNS``)
+    test: what p-values are of; lines: column by column
     """
 
     plan: Plan
     table: Table
     outdated: List[str]
-    data: List[str]
-    length: List[str]
     test: str
-    frame: pd.DataFrame
+    lines: List[Line] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:
@@ -46,70 +94,47 @@ class Result:
         return self.plan.whole and not self.outdated
 
     @property
-    def lines(self) -> List[Line]:
-        return list(self.frame.itertuples(index=False))
+    def data(self) -> List[str]:
+        """What was trained on."""
+        return list(dict.fromkeys(v.settings.identity["data"] for cell in self.plan.cells for v in cell.variants))
 
     @property
-    def groups(self) -> List[Tuple[str, List[Line]]]:
-        """The lines column by column."""
-        found = ((name, [line for line in self.lines if line.column == name]) for name in self.table.columns)
-        return [(name, lines) for name, lines in found if lines]
+    def length(self) -> str:
+        """Of a run."""
+        settings = [variant.settings for cell in self.plan.cells for variant in cell.variants]
+        return " / ".join(dict.fromkeys(f"{each.length:,} {each.unit}" for each in settings))
 
 
 def build(plan: Plan, table: Table, out: Path, tests: PairedTests) -> Result:
     """The numbers of ``plan`` from its runs in ``out``."""
-    settings = [variant.settings for cell in plan.cells for variant in cell.variants]
-    outdated = plans.outdated(plan, table)
-    whole = plan.whole and not outdated
+    test = "welch" if table.over_seeds else tests.kind or table.test or "randomisation"
+    result = Result(plan, table, plans.outdated(plan, table), test)
     outcomes = {(cell.row, cell.column): collect(plan, cell, out) for cell in plan.cells}
-    found, test = [], "welch" if table.over_seeds else tests.kind or table.test or "randomisation"
+    every = cells(table)
     for column in table.columns:
-        outcome_of = [outcomes.get((cell.row, column), Outcome(cell)) for cell in cells(table) if cell.column == column]
-        lines = [_line(outcome, table, whole, len(plan.seeds)) for outcome in outcome_of]
-        lines = [line for line in lines if line["planned"] or line["missing"] or line["paper"] is not None]
-        _compare(lines, table, tests, test)
+        found = [outcomes.get((cell.row, column), Outcome(cell)) for cell in every if cell.column == column]
+        lines = [_line(outcome, result) for outcome in found]
+        lines = [line for line in lines if line.planned or line.missing or line.cell.reported is not None]
+        _compare(lines, result, tests)
         _mark_best(lines, table)
-        found += lines
-    return Result(
-        plan,
-        table,
-        outdated,
-        list(dict.fromkeys(each.identity["data"] for each in settings)),
-        list(dict.fromkeys(f"{each.length:,} {each.unit}" for each in settings)),
-        test,
-        pd.DataFrame(found, columns=COLUMNS, dtype=object),
-    )
+        result.lines += lines
+    return result
 
 
-def _line(outcome: Outcome, table: Table, whole: bool, seeds: int) -> Dict[str, Any]:
-    """``values`` are by seed, finished ones; ``missing`` says what keeps the others, ``states`` the same in short."""
-    cell, values, problems = outcome.cell, {}, {}
+def _line(outcome: Outcome, result: Result) -> Line:
+    """The line of a cell, before it is compared with others."""
+    values, problems, cell, name = {}, {}, outcome.cell, result.table.metric
     for seed, metrics in outcome.metrics.items():
-        value = metrics["values"].get(table.metric)
+        value = metrics["values"].get(name)
         if isinstance(value, (int, float)) and math.isfinite(value):
             values[seed] = float(value)
         else:
-            problems[seed] = f"done, with {table.metric} {'not there' if value is None else 'not finite'}"
-    missing, states = _why(outcome, problems)
-    mean = statistics.fmean(values.values()) if values else None
-    return {
-        "label": cell.row,
-        "equation": table.row(cell.row).equation,
-        "column": cell.column,
-        "paper": cell.reported,
-        "planned": seeds if cell.variants else 0,
-        "values": values,
-        "metrics": {seed: outcome.metrics[seed] for seed in values},
-        "folders": {seed: outcome.runs[seed].folder for seed in values},
-        "missing": missing,
-        "states": states,
-        "trials": outcome.trials,
-        "chosen": outcome.chosen or {},
-        "border": at_border(outcome),
-        "mean": mean,
-        "deviation": statistics.stdev(values.values()) if len(values) > 1 else None,
-        "minus_paper": mean - cell.reported if values and whole and cell.reported is not None else None,
-    }
+            problems[seed] = f"done, with {name} {'not there' if value is None else 'not finite'}"
+    planned = len(result.plan.seeds) if cell.variants else 0
+    line = Line(outcome, result.table.row(cell.row).equation, planned, values, *_why(outcome, problems))
+    if values and result.whole and cell.reported is not None:
+        line.minus_paper = line.mean - cell.reported
+    return line
 
 
 def _why(outcome: Outcome, problems: Dict[int, str]) -> Tuple[str, str]:
@@ -118,53 +143,50 @@ def _why(outcome: Outcome, problems: Dict[int, str]) -> Tuple[str, str]:
         reason = outcome.waits_for_sweep if outcome.trials else NEW if outcome.cell.run else ""
         return reason, reason
     reasons = {seed: str(state) for seed, state in outcome.states.items() if state.name != DONE}
-    reasons.update(problems)
     seeds: Dict[str, List[int]] = {}
-    for seed, reason in sorted(reasons.items()):
+    for seed, reason in sorted({**reasons, **problems}.items()):
         seeds.setdefault(reason, []).append(seed)
-    if len(seeds) == 1 and len(reasons) == len(outcome.runs):
-        full = next(iter(seeds))
-        return full, full.partition(":")[0]
-    full = "; ".join(f"seed{'s' * (len(s) > 1)} {', '.join(map(str, s))} {reason}" for reason, s in seeds.items())
-    return full, "; ".join(dict.fromkeys(reason.partition(":")[0] for reason in seeds))
+    short = "; ".join(dict.fromkeys(reason.partition(":")[0] for reason in seeds))
+    if list(map(len, seeds.values())) == [len(outcome.runs)]:
+        return next(iter(seeds)), short
+    each = (
+        f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))} {reason}" for reason, numbers in seeds.items()
+    )
+    return "; ".join(each), short
 
 
-def _compare(lines: List[Dict[str, Any]], table: Table, tests: PairedTests, test: str) -> None:
+def _compare(lines: List[Line], result: Result, tests: PairedTests) -> None:
     """Give ``lines`` their differences to the baseline, p-values, and these corrected for the number of tests."""
-    by_label, seen = {line["label"]: line for line in lines}, {}
+    by_label, family = {line.cell.row: line for line in lines}, {}
     for line in lines:
-        name = table.baseline_of(table.row(line["label"]))
-        base = by_label.get(name)
-        line.update(baseline="", comparison=Comparison(), minus_baseline=None)
-        if base is not None and name != line["label"]:
-            line.update(baseline=name, comparison=compare(line, base, table, tests, test))
-            if line["values"] and base["values"]:
-                line["minus_baseline"] = line["mean"] - base["mean"]
+        base = by_label.get(result.table.baseline_of(result.table.row(line.cell.row)), line)
+        if base is not line:
+            line.baseline, line.comparison = base.cell.row, compare(line, base, result, tests)
+            if line.values and base.values:
+                line.minus_baseline = line.mean - base.mean
         # the same runs against the same baseline are one test, however many rows they stand in
-        line["test_name"] = f"{line['baseline']} {sorted(map(str, line['folders'].values()))}"
-        seen.setdefault(line["test_name"], line["comparison"])
-    adjusted = significance.correct(seen)
-    for line in lines:
-        line["adjusted"] = adjusted[line.pop("test_name")]
+        family.setdefault((line.baseline, *line.folders), []).append(line)
+    adjusted = significance.correct([same[0].comparison for same in family.values()])
+    for same, p in zip(family.values(), adjusted):
+        for line in same:
+            line.adjusted = p
 
 
-def compare(line: Any, other: Any, table: Table, tests: PairedTests, test: str) -> Comparison:
-    """Welch's test over seeds, or a test on the test set, seed by seed, of two lines as dicts."""
-    if not line["planned"] or not line["values"]:
+def compare(line: Line, other: Line, result: Result, tests: PairedTests) -> Comparison:
+    """Welch's test over seeds, or a test on the test set, seed by seed."""
+    if not line.values:
         return Comparison()
-    if not other["values"]:
-        return Comparison(reason=f"{other['label']}: {other['states'] or NEW}")
-    if line["folders"] == other["folders"]:
+    if not other.values:
+        return Comparison(reason=f"{other.cell.row}: {other.state or NEW}")
+    if line.folders == other.folders:
         return Comparison(reason="same runs")
-    if test == "welch":
-        return significance.welch(list(line["values"].values()), list(other["values"].values()))
+    if result.test == "welch":
+        return significance.welch(list(line.values.values()), list(other.values.values()))
     p, reasons = {}, {}
-    for seed in sorted(set(line["values"]) & set(other["values"])):
+    for seed in sorted(set(line.values) & set(other.values)):
+        runs = [(each.outcome.runs[seed].folder, each.outcome.metrics[seed]) for each in (line, other)]
         try:
-            systems = [
-                load_system(each["folders"][seed], each["metrics"][seed], table.metric) for each in (line, other)
-            ]
-            p[str(seed)] = tests.p_value(*systems, test)
+            p[str(seed)] = tests.p_value(*(load_system(*run, result.table.metric) for run in runs), result.test)
         except Untested as reason:
             reasons[str(seed)] = str(reason)
     if not p:
@@ -172,12 +194,23 @@ def compare(line: Any, other: Any, table: Table, tests: PairedTests, test: str) 
     return Comparison(p, untested=reasons)
 
 
-def _mark_best(lines: List[Dict[str, Any]], table: Table) -> None:
+def different(lines: Iterable[Line]) -> List[Line]:
+    """Those with values; of lines that share their runs the first."""
+    found: Dict[Any, Line] = {}
+    for line in lines:
+        if line.values:
+            found.setdefault(tuple(line.folders), line)
+    return list(found.values())
+
+
+def _mark_best(lines: List[Line], table: Table) -> None:
+    """The best of a column's means, and of the paper's values, where there are several."""
     choose = min if table.lower_is_better else max
-    for name, mark in (("mean", "best"), ("paper", "best_paper")):
-        values = [line[name] for line in lines if line[name] is not None]
-        for line in lines:
-            line[mark] = len(values) > 1 and line[name] == choose(values)
+    means = [line.mean for line in lines if line.values]
+    papers = [line.cell.reported for line in lines if line.cell.reported is not None]
+    for line in lines:
+        line.best = len(means) > 1 and line.mean == choose(means)
+        line.best_paper = len(papers) > 1 and line.cell.reported == choose(papers)
 
 
 def power(result: Result) -> str:
@@ -195,38 +228,35 @@ def power(result: Result) -> str:
     )
 
 
-def records(result: Result) -> List[Dict[str, Any]]:
-    """A row of the CSV file for each line, with every digit."""
-    return [_record(result, line) for line in result.lines]
-
-
-def _record(result: Result, line: Line) -> Dict[str, Any]:
-    table, plan = result.table, result.plan
+def record(result: Result, line: Line) -> Dict[str, Any]:
+    """A row of the CSV file, with every digit."""
+    table, plan, others = result.table, result.plan, {name: line.other(name) for name in result.table.also}
     tested = "over seeds" if result.test == "welch" else "on the test set"
+    swept = [(options(t.swept), t.state if t.value is None else repr(t.value)) for t in line.outcome.trials]
     return {
         "plan": plan.name,
         "table": table.name,
-        "column": line.column,
-        "row": line.label,
+        "column": line.cell.column,
+        "row": line.cell.row,
         "equation": line.equation,
         "metric": table.metric,
         "papers_experiment": result.whole and bool(table.source),
         "data": " / ".join(result.data),
         "scale": plan.scale,
-        "length": " / ".join(result.length),
+        "length": result.length,
         "changed": options({**plan.changed, **plan.stand_in}),
-        "outdated": " / ".join(filter(None, [line.label, line.column])) in result.outdated,
-        "swept": "; ".join(f"{options(t.swept)}: {t.state if t.value is None else repr(t.value)}" for t in line.trials),
+        "outdated": str(line.cell) in result.outdated,
+        "swept": "; ".join(map(": ".join, swept)),
         "chosen": options(line.chosen),
         "seeds_planned": line.planned,
         "seeds_done": len(line.values),
         "values_by_seed": by_seed(line.values),
         "mean": line.mean,
         "standard_deviation": line.deviation,
-        **{name: mean_of(line, name) for name in table.also},
+        **{name: statistics.fmean(values) if values else None for name, values in others.items()},
         "state": line.missing or ("done" if line.values else "quoted"),
-        "paper": line.paper,
-        "papers_data": table.columns[line.column].data or table.data,
+        "paper": line.cell.reported,
+        "papers_data": table.columns[line.cell.column].data or table.data,
         "ours_minus_paper": line.minus_paper,
         "baseline": line.baseline,
         "ours_minus_baseline": line.minus_baseline,
@@ -237,16 +267,10 @@ def _record(result: Result, line: Line) -> Dict[str, Any]:
     }
 
 
-def mean_of(line: Line, name: str) -> Any:
-    """The mean of another metric than the table's over the finished seeds; None if one lacks it."""
-    values = [metrics["values"].get(name) for metrics in line.metrics.values()]
-    return statistics.fmean(values) if values and None not in values else None
-
-
-def options(given: Dict[str, Any]) -> str:
+def options(given: Mapping[str, Any]) -> str:
     """Names and values in a row."""
     return ", ".join(f"{name} {value}" for name, value in given.items())
 
 
-def by_seed(values: Any) -> str:
+def by_seed(values: Mapping[Any, float]) -> str:
     return " ".join(f"{seed}:{value!r}" if seed != "" else repr(value) for seed, value in values.items())

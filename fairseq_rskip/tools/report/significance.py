@@ -40,22 +40,21 @@ def welch(ours: Sequence[float], others: Sequence[float]) -> Comparison:
     return Comparison({OVER_SEEDS: p}) if math.isfinite(p) else Comparison(reason="no variance")
 
 
-def holm(p: Sequence[float]) -> List[float]:
-    """Holm's step-down adjustment of the p-values of one family (Holm 1979), in their order."""
-    adjusted, largest = [0.0] * len(p), 0.0
-    for rank, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-        largest = max(largest, min(1.0, (len(p) - rank) * p[index]))
-        adjusted[index] = largest
+def holm(p: Mapping[int, float]) -> Dict[int, float]:
+    """Holm's step-down adjustment of the p-values of one family (Holm 1979)."""
+    adjusted, largest = {}, 0.0
+    for rank, name in enumerate(sorted(p, key=p.get)):
+        largest = adjusted[name] = max(largest, min(1.0, (len(p) - rank) * p[name]))
     return adjusted
 
 
-def correct(comparisons: Mapping[str, Comparison]) -> Dict[str, Dict[str, float]]:
-    """Holm-adjusted p-values; what is compared here is one family, and each seed's tests one of their own."""
-    adjusted: Dict[str, Dict[str, float]] = {name: {} for name in comparisons}
-    for seed in sorted({seed for comparison in comparisons.values() for seed in comparison.p}):
-        names = [name for name, comparison in comparisons.items() if seed in comparison.p]
-        for name, p in zip(names, holm([comparisons[name].p[seed] for name in names])):
-            adjusted[name][seed] = p
+def correct(comparisons: Sequence[Comparison]) -> List[Dict[str, float]]:
+    """Holm-adjusted p-values of each; what is compared here is one family, and each seed's tests one of their own."""
+    adjusted: List[Dict[str, float]] = [{} for _ in comparisons]
+    for seed in sorted({seed for comparison in comparisons for seed in comparison.p}):
+        family = {n: comparison.p[seed] for n, comparison in enumerate(comparisons) if seed in comparison.p}
+        for n, p in holm(family).items():
+            adjusted[n][seed] = p
     return adjusted
 
 
