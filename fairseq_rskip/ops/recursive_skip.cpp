@@ -69,30 +69,30 @@ void clear(typename Lanes<T>::Vec* vectors, int64_t count) {
   memset(static_cast<void*>(vectors), 0, count * kBytes);
 }
 
-// Groups of R rows of a tensor as vectors of T: the tensor's own memory where it is laid out so, otherwise a copy.
+// Groups of R rows of a tensor as vectors of T: the tensor's own memory where it is laid out so, otherwise a copy. Without
+// a tensor, memory for what nobody wants.
 template <class T, int R>
 class Slab {
  public:
   using Vec = typename Lanes<T>::Vec;
 
-  Slab() = default;
+  explicit Slab(const Problem<T>& p) : buffer(R * p.vectors()) {}
   Slab(const Rows& rows, const Problem<T>& p)
       : data(rows.tensor.data_ptr()),
         type(rows.tensor.scalar_type()),
         stride(rows.stride),
         dim(p.dim),
         nv(p.vectors()),
-        direct(type == c10::CppTypeToScalarType<T>::value && dim == nv * p.kLanes && (R == 1 || stride == dim)),
+        direct(type == c10::CppTypeToScalarType<T>::value && dim == nv * p.kLanes && stride == dim),
         buffer(R * nv) {}
 
   Vec* at(int64_t row, int64_t count) {
-    if (!data) return nullptr;
-    return direct && count == R ? reinterpret_cast<Vec*>(static_cast<T*>(data) + row * stride) : buffer.get();
+    return data && direct && count == R ? reinterpret_cast<Vec*>(static_cast<T*>(data) + row * stride) : buffer.get();
   }
 
   Vec* read(int64_t row, int64_t count) {
     Vec* vectors = at(row, count);
-    if (vectors != buffer.get() || !vectors) return vectors;
+    if (vectors != buffer.get()) return vectors;
     clear<T>(vectors, R * nv);
     T* to = reinterpret_cast<T*>(vectors);
     with_type(type, [&](auto tag) {
@@ -152,20 +152,27 @@ struct Params {
   }
 };
 
+template <class T, int R>
+std::vector<Slab<T, R>> slabs(const std::vector<Rows>& views, const Problem<T>& p) {
+  std::vector<Slab<T, R>> made;
+  for (const Rows& view : views) made.emplace_back(view, p);
+  return made;
+}
+
+// `outputs` and `gradients` are those of the last step alone, or of every one.
 template <class T, int NV, int R, bool RMS>
 void forward_rows(const Problem<T>& p, const Rows& x, const Rows& f, const std::vector<Tensor>& outputs, int64_t count) {
   const int64_t groups = (count + R - 1) / R;
   const int64_t grain = std::max<int64_t>(1, kPiece / (R * p.dim));
-  std::vector<Rows> views(outputs.begin(), outputs.end());
+  const std::vector<Rows> views(outputs.begin(), outputs.end());
   at::parallel_for(0, groups, grain, [&](int64_t begin, int64_t end) {
     Group<T, NV, R, RMS> group(p);
     Slab<T, R> xs(x, p), fs(f, p);
-    std::vector<Slab<T, R>> ys(p.steps);
+    auto ys = slabs<T, R>(views, p);
     std::vector<typename Lanes<T>::Vec*> pointers(p.steps);
-    for (size_t k = 0; k < views.size(); ++k) ys[p.steps - views.size() + k] = Slab<T, R>(views[k], p);
     for (int64_t row = begin * R; row < std::min(end * R, count); row += R) {
       const int64_t n = std::min<int64_t>(R, count - row);
-      for (int64_t k = 0; k < p.steps; ++k) pointers[k] = ys[k].at(row, n);
+      for (size_t k = 0; k < ys.size(); ++k) pointers[p.steps - ys.size() + k] = ys[k].at(row, n);
       group.forward(xs.read(row, n), fs.read(row, n), pointers.data());
       for (auto& y : ys) y.write(row, n);
     }
@@ -181,33 +188,32 @@ void backward_rows(
   const int64_t most = std::min(kMostPieces, std::max<int64_t>(1, count * p.dim / kPiece));
   const int64_t per_piece = std::max<int64_t>(1, (groups + most - 1) / most);
   const int64_t pieces = (groups + per_piece - 1) / per_piece;
-  const int64_t width = d_params.empty() ? 0 : 2 * p.steps * p.vectors();
+  const int64_t width = 2 * p.steps * p.vectors();
   const Scratch<T> memory(pieces * width);
   Vec* const sums = memory.get();
-  std::vector<Rows> views(gradients.begin(), gradients.end());
+  const std::vector<Rows> views(gradients.begin(), gradients.end());
   at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
     Group<T, NV, R, RMS> group(p);
-    Slab<T, R> xs(x, p), fs(f, p), dxs, dfs;
+    Slab<T, R> xs(x, p), fs(f, p), dxs(p), dfs(p);
     if (d_x.defined()) dxs = Slab<T, R>(Rows(d_x), p);
     if (d_f.defined()) dfs = Slab<T, R>(Rows(d_f), p);
-    std::vector<Slab<T, R>> gs(p.steps);
+    auto gs = slabs<T, R>(views, p);
     std::vector<const Vec*> pointers(p.steps);
-    for (size_t k = 0; k < views.size(); ++k) gs[p.steps - views.size() + k] = Slab<T, R>(views[k], p);
     for (int64_t piece = begin; piece < end; ++piece) {
-      Vec* sum = width ? sums + piece * width : nullptr;
+      Vec* const sum = sums + piece * width;
       clear<T>(sum, width);
       const int64_t last = std::min((piece + 1) * per_piece * R, count);
       for (int64_t row = piece * per_piece * R; row < last; row += R) {
         const int64_t n = std::min<int64_t>(R, count - row);
-        for (int64_t k = 0; k < p.steps; ++k) pointers[k] = gs[k].read(row, n);
+        for (size_t k = 0; k < gs.size(); ++k) pointers[p.steps - gs.size() + k] = gs[k].read(row, n);
         group.backward(xs.read(row, n), fs.read(row, n), pointers.data(), dxs.at(row, n), dfs.at(row, n), sum);
         dxs.write(row, n);
         dfs.write(row, n);
       }
     }
   });
-  for (int64_t i = 0; i < width; ++i) {
-    for (int64_t piece = 1; piece < pieces; ++piece) sums[i] += sums[piece * width + i];
+  for (int64_t piece = 1; piece < pieces; ++piece) {
+    for (int64_t i = 0; i < width; ++i) sums[i] += sums[piece * width + i];
   }
   const T* total = reinterpret_cast<const T*>(sums);
   for (size_t k = 0; k < d_params.size(); ++k) {  // gains', then biases'
@@ -220,21 +226,23 @@ void backward_rows(
   }
 }
 
-// Calls f with the rows' type of computing, vectors a row and rows at a time.
+// Calls f with the type of computing, the vectors of a row and the rows of a group: as many as still leave x, F and all
+// that is kept of them in the first-level cache.
 template <bool RMS, class F>
 void with_group(bool wide, int64_t dim, F f) {
-  using std::integral_constant;
-  constexpr integral_constant<int, 1> one;
-  constexpr integral_constant<int, 16> many;
-  constexpr integral_constant<bool, RMS> rms;
-  // RMS of short rows, rare image maps, goes row by row: groups of their own would not be worth their compile time
-  if (wide) return f(double{}, integral_constant<int, 0>{}, one, rms);
-  if constexpr (RMS) return f(float{}, integral_constant<int, 0>{}, one, rms);
+  const auto call = [f](auto type, auto vectors, auto rows) { return f(type, vectors, rows, std::bool_constant<RMS>()); };
+  constexpr std::integral_constant<int, 0> any;
+  constexpr std::integral_constant<int, 1> one;
+  constexpr std::integral_constant<int, 2> two;
+  constexpr std::integral_constant<int, 4> four;
+  constexpr std::integral_constant<int, 16> many;
+  if (wide) return call(double(), any, two);
+  if constexpr (RMS) return call(float(), any, two);  // short rows, of image maps, are rare here: not worth their compile time
   else switch ((dim + 15) / 16) {
-    case 1: return f(float{}, integral_constant<int, 1>{}, many, rms);
-    case 2: return f(float{}, integral_constant<int, 2>{}, many, rms);
-    case 4: return f(float{}, integral_constant<int, 4>{}, many, rms);
-    default: return f(float{}, integral_constant<int, 0>{}, one, rms);
+    case 1: return call(float(), one, many);
+    case 2: return call(float(), two, many);
+    case 4: return call(float(), four, four);
+    default: return call(float(), any, two);
   }
 }
 

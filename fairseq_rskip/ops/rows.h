@@ -3,12 +3,13 @@
 //     z_1 = skip * x + branch * f,    y_k = norm(z_k) * gain_k + bias_k,    z_{k+1} = skip * x + y_k,    k = 1 ... steps
 //
 // where norm(z) = (z - mean) / sqrt(var + eps), or z / sqrt(mean(z^2) + eps) for RMSNorm. Plain C++ with the vector types
-// of GCC and Clang; no torch. A group of rows stays in the first-level cache for all steps. Short rows are grouped, as
-// many as a vector has lanes: one tree of additions then gives all their sums. What a row gives never depends on the
-// others of its group, nor on its place there.
+// of GCC and Clang; no torch. A group of rows stays in the first-level cache for all steps, and one tree of additions
+// gives all its rows' sums: their latencies, not arithmetic, would otherwise take most of the time. What a row gives never
+// depends on the others of its group, nor on its place there.
 
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -83,7 +84,10 @@ inline Vec fold(Vec a, Vec b, std::integer_sequence<int, L...>) {
   return straight + crossed;
 }
 
-// R rows at a time (1, or as many as there are lanes), each of NV vectors (0: as many as the problem says).
+// R rows at a time (a power of 2, at most as many as there are lanes), each of NV vectors (0: as many as the problem
+// says). Rows are R * nv vectors, zero beyond each row's end, and so are z and y then: only the squares of deviations
+// need a mask. Numbers of rows stand in the lanes of a vector: row r's in lane r. What the next group will read and
+// write is asked for ahead, since memory's latency would show between groups.
 template <class T, int NV, int R, bool RMS>
 class Group {
  public:
@@ -95,108 +99,237 @@ class Group {
   explicit Group(const P& problem)
       : p(problem),
         nv(NV ? NV : problem.vectors()),
-        full(problem.dim / kLanes),
         size(R * nv),
         inverse(T(1) / T(problem.dim)),
-        memory((problem.steps + 3) * size),
-        factors((problem.steps * R + kLanes - 1) / kLanes) {
-    for (int l = 0; l < kLanes; ++l) mask[l] = full * kLanes + l < p.dim ? -1 : 0;
+        memory((problem.steps + 2) * size),
+        numbers(2 * problem.steps + 3) {
+    for (int l = 0; l < kLanes; ++l) mask[l] = (nv - 1) * kLanes + l < p.dim ? -1 : 0;
   }
 
-  // Fills outputs[k], R * nv vectors, with y_k; null: not wanted.
+  // Fills outputs[k] with y_k; null: not wanted, never for the last.
   void forward(const Vec* x, const Vec* f, Vec* const* outputs) {
-    start(x, f);
-    for (int64_t k = 0; k < p.steps; ++k) {
-      statistics(k);
-      Vec* const y = outputs[k];
-      const auto normed = normalised(k);
-      const auto affine = this->affine(k);
-      if (k + 1 == p.steps) {
-        each([=](int64_t i, int64_t v, int r) { y[i] = affine(normed(i, r), v); });
-      } else if (y) {
-        next(x, [=](int64_t i, int64_t v, int r) { return y[i] = affine(normed(i, r), v); });
-      } else {
-        next(x, [=](int64_t i, int64_t v, int r) { return affine(normed(i, r), v); });
-      }
-    }
+    recompute(x, f, outputs);
+    const int64_t last = p.steps - 1;
+    each([this, last, y = outputs[last]](int r) {
+      return [y, ahead = size, step = step(last, r)](int64_t i, int64_t v) {
+        __builtin_prefetch(y + i + ahead, 1);
+        y[i] = step.y(i, v);
+      };
+    });
   }
 
   // From gradients[k], that of y_k (null: none; never for the last), to those of x and f; adds those of gains and biases
-  // to d_params, [steps][2][nv]. Each may be null. d_x or d_f may be the memory of the only gradient.
+  // to d_params, [steps][2][nv]. d_x or d_f may be the memory of the only gradient.
   void backward(const Vec* x, const Vec* f, const Vec* const* gradients, Vec* d_x, Vec* d_f, Vec* d_params) {
-    start(x, f);
-    for (int64_t k = 0; k < p.steps; ++k) {
-      statistics(k);
-      Vec* const n = kept(k);
-      const auto normed = normalised(k);
-      const auto affine = this->affine(k);
-      if (k + 1 == p.steps) {
-        each([=](int64_t i, int64_t, int r) { n[i] = normed(i, r); });
+    recompute(x, f, nullptr);
+    const int64_t last = p.steps - 1;
+    Vec *const passed = z(p.steps), *const total = z(p.steps + 1);
+    const Vec* g = gradients[last];
+    gather(last, d_params, [g, ahead = size](int) {
+      return [=](int64_t i, int64_t) {
+        __builtin_prefetch(g + i + ahead);
+        return g[i];
+      };
+    });
+    for (int64_t k = last; k > 0; --k) {
+      const auto pass = [=, extra = gradients[k - 1]](Vec d, int64_t i) { return passed[i] = extra ? d + extra[i] : d; };
+      if (k == last) {
+        gather(k - 1, d_params, [=, this](int r) {
+          return [=, slope = slope(k, g, r)](int64_t i, int64_t v) { return pass(total[i] = slope(i, v), i); };
+        });
       } else {
-        next(x, [=](int64_t i, int64_t v, int r) { return affine(n[i] = normed(i, r), v); });
+        gather(k - 1, d_params, [=, this](int r) {
+          return [=, slope = slope(k, passed, r)](int64_t i, int64_t v) {
+            const Vec d = slope(i, v);
+            total[i] += d;
+            return pass(d, i);
+          };
+        });
       }
+      g = passed;
     }
-    const Vec* g = gradients[p.steps - 1];
-    for (int64_t k = p.steps - 1; k >= 0; --k) {
-      if (d_params) add_params(k, g, d_params + 2 * k * nv);
-      step_back(k, g, d_x, d_f);
-      g = upstream();
-      if (k > 0 && gradients[k - 1]) {
-        each([to = upstream(), from = gradients[k - 1]](int64_t i, int64_t, int) { to[i] += from[i]; });
-      }
-    }
+    each([=, this](int r) {
+      return [=, ahead = size, skip = p.skip, branch = p.branch, slope = slope(0, g, r)](int64_t i, int64_t v) {
+        __builtin_prefetch(d_x + i + ahead, 1);
+        __builtin_prefetch(d_f + i + ahead, 1);
+        const Vec d = slope(i, v);
+        d_x[i] = skip * (last == 0 ? d : total[i] + d);
+        d_f[i] = branch * d;
+      };
+    });
   }
 
  private:
-  template <class F>
-  __attribute__((always_inline)) void each(F f) {
-    for (int r = 0; r < R; ++r)
-      for (int64_t v = 0; v < nv; ++v) f(r * nv + v, v, r);
+  static constexpr int kBlock = R < 4 ? R : 4;  // rows whose sums are in registers at once
+  static constexpr int kUnroll = 4 / kBlock;
+  using Block = std::make_integer_sequence<int, kBlock>;
+  // A number of a row: in a register, since a store to a row might change it in memory; in memory for rows so short that
+  // each is used once.
+  using Number = std::conditional_t<(R > kBlock), const T&, T>;
+
+  // A row of a step, normalised, and with its gain and bias.
+  struct Step {
+    const Vec *z, *gain, *bias;
+    Number scale, mean;
+
+    Vec normed(int64_t i) const { return (RMS ? z[i] : z[i] - mean) * scale; }
+    Vec y(int64_t i, int64_t v) const { return normed(i) * gain[v] + bias[v]; }
+  };
+
+  Step step(int64_t k, int r) const {
+    return {z(k), p.gains + k * nv, p.biases + k * nv, number(2 * k)[r], number(2 * k + 1)[r]};
   }
 
-  // out[n][r] = the sum of row r's terms, the n-th of the N that `terms(i, v, r, Vec[N])` gives
-  template <int N, class F>
-  __attribute__((always_inline)) void sum(F terms, T (*out)[R]) {
-    if constexpr (R == 1) {
-      constexpr int U = 4;  // independent sums, for the additions' latency
-      Vec parts[U][N] = {}, t[N];
-      int64_t v = 0;
-      for (; v + U <= full; v += U)
-        for (int u = 0; u < U; ++u) {
-          terms(v + u, v + u, 0, t);
-          for (int n = 0; n < N; ++n) parts[u][n] += t[n];
-        }
-      for (; v < full; ++v) {
-        terms(v, v, 0, t);
-        for (int n = 0; n < N; ++n) parts[0][n] += t[n];
-      }
-      if (v < nv) {
-        terms(v, v, 0, t);
-        for (int n = 0; n < N; ++n) parts[1][n] += masked(t[n]);
-      }
-      for (int n = 0; n < N; ++n) out[n][0] = across((parts[0][n] + parts[1][n]) + (parts[2][n] + parts[3][n]));
-    } else {
-      Vec rows[N][R], t[N];
-      for (int r = 0; r < R; ++r) {
-        for (int n = 0; n < N; ++n) rows[n][r] = Vec{};
-        for (int64_t v = 0; v < nv; ++v) {
-          terms(r * nv + v, v, r, t);
-          for (int n = 0; n < N; ++n) rows[n][r] += v < full ? t[n] : masked(t[n]);
-        }
-      }
-      for (int n = 0; n < N; ++n) tree(rows[n], out[n]);
+  // scale * (t - mean(t) - n * mean(t * n)) with t = g * gain: the gradient of a row of z_k from g, that of y_k.
+  struct Slope {
+    const Vec *z, *gain, *g;
+    Number of_t, of_z, rest, mean;
+
+    Vec operator()(int64_t i, int64_t v) const {
+      const Vec t = g[i] * gain[v] * of_t;
+      return RMS ? t + z[i] * of_z : t + (z[i] - mean) * of_z + rest;
+    }
+  };
+
+  // to be called after gather(k)
+  Slope slope(int64_t k, const Vec* g, int r) const {
+    const int64_t n = 2 * p.steps;
+    return {z(k), p.gains + k * nv, g, number(n)[r], number(n + 1)[r], number(n + 2)[r],
+            number(2 * k + 1)[r]};
+  }
+
+  Vec* z(int64_t k) const { return memory.get() + k * size; }
+  const T* number(int64_t k) const { return reinterpret_cast<const T*>(numbers.get() + k); }
+
+  // z of every step, with its scale 1 / sqrt(var + eps) and mean; outputs may be null
+  void recompute(const Vec* x, const Vec* f, Vec* const* outputs) {
+    const T skip = p.skip, branch = p.branch;
+    Vec sums = sum([=, z = z(0), ahead = size](int) {
+      return [=](int64_t i, int64_t) {
+        __builtin_prefetch(x + i + ahead);
+        __builtin_prefetch(f + i + ahead);
+        return z[i] = skip * x[i] + branch * f[i];
+      };
+    });
+    for (int64_t k = 0;; ++k) {
+      moments(k, sums);
+      if (k + 1 == p.steps) return;
+      sums = sum([=, this, next = z(k + 1), y = outputs ? outputs[k] : nullptr](int r) {
+        return [=, step = step(k, r)](int64_t i, int64_t v) {
+          const Vec value = step.y(i, v);
+          if (y) y[i] = value;
+          return next[i] = skip * x[i] + value;
+        };
+      });
     }
   }
 
-  Vec masked(Vec value) const { return (Vec)((Mask)value & mask); }
+  struct Mean {
+    Number value;
+  };
 
-  static T across(Vec a) {
+  // in two passes, since E[z^2] - mean^2 loses digits
+  void moments(int64_t k, Vec sums) {
+    const Vec mean = sums * inverse;
+    numbers.get()[2 * k + 1] = mean;
+    const Vec squares = sum([=, z = z(k), means = number(2 * k + 1), last = nv - 1, mask = mask](int r) {
+      return [=, mean = Mean{means[r]}](int64_t i, int64_t v) {
+        Vec d = RMS ? z[i] : z[i] - mean.value;
+        if (!RMS && v == last) d = (Vec)((Mask)d & mask);
+        return d * d;
+      };
+    });
+    Vec scale = squares * inverse + p.eps;
+    T* const one = reinterpret_cast<T*>(&scale);
+    for (int r = 0; r < R; ++r) one[r] = T(1) / std::sqrt(one[r]);
+    numbers.get()[2 * k] = scale;
+  }
+
+  // Adds the gradients of step k's gain and bias, and readies slope(k); `upstream(row)(i, v)` is the gradient of y_k.
+  template <class F>
+  __attribute__((always_inline)) void gather(int64_t k, Vec* d_params, F upstream) {
+    const Vec* const gain = p.gains + k * nv;
+    Vec *const d_gain = d_params + 2 * k * nv, *const d_bias = d_gain + nv;
+    Vec of_t[R], of_tn[R];
+    for (int first = 0; first < R; first += kBlock) {
+      const auto rows = block(upstream, first, Block());
+      const auto steps = block([=, this](int r) { return step(k, r); }, first, Block());
+      Vec t_sums[kBlock] = {}, tn_sums[kBlock] = {};
+      for (int64_t v = 0; v < nv; ++v) {
+        Vec of_gain = {}, of_bias = {};
+        for (int r = 0; r < kBlock; ++r) {
+          const int64_t i = (first + r) * nv + v;
+          const Vec g = rows[r](i, v), n = steps[r].normed(i), t = g * gain[v];
+          t_sums[r] += t;
+          tn_sums[r] += t * n;
+          of_gain += g * n;
+          of_bias += g;
+        }
+        d_gain[v] += of_gain;
+        d_bias[v] += of_bias;
+      }
+      for (int r = 0; r < kBlock; ++r) {
+        of_t[first + r] = t_sums[r];
+        of_tn[first + r] = tn_sums[r];
+      }
+    }
+    const Vec scale = numbers.get()[2 * k];
+    Vec* const to = numbers.get() + 2 * p.steps;
+    to[0] = scale;
+    to[1] = tree(of_tn) * -inverse * scale * scale;
+    if (!RMS) to[2] = tree(of_t) * -inverse * scale;
+  }
+
+  // the sum over each row of `terms(row)(i, v)`, the i-th vector of the group, the v-th of its row
+  template <class F>
+  __attribute__((always_inline)) Vec sum(F terms) const {
+    Vec sums[R];
+    for (int first = 0; first < R; first += kBlock) {
+      const auto rows = block(terms, first, Block());
+      Vec parts[kUnroll][kBlock] = {};
+      int64_t v = 0;
+      for (; v + kUnroll <= nv; v += kUnroll)
+        for (int u = 0; u < kUnroll; ++u)
+          for (int r = 0; r < kBlock; ++r) parts[u][r] += rows[r]((first + r) * nv + v + u, v + u);
+      for (; v < nv; ++v)
+        for (int r = 0; r < kBlock; ++r) parts[0][r] += rows[r]((first + r) * nv + v, v);
+      for (int r = 0; r < kBlock; ++r) {
+        sums[first + r] = parts[0][r];
+        for (int u = 1; u < kUnroll; ++u) sums[first + r] += parts[u][r];
+      }
+    }
+    return tree(sums);
+  }
+
+  template <class F>
+  __attribute__((always_inline)) void each(F row) const {
+    for (int r = 0; r < R; ++r) {
+      const auto f = row(r);
+      for (int64_t v = 0; v < nv; ++v) f(r * nv + v, v);
+    }
+  }
+
+  // row(first + 0), row(first + 1), ...: what a pass knows of each row of a block
+  template <class F, int... B>
+  static auto block(F row, int first, std::integer_sequence<int, B...>) {
+    return std::array<decltype(row(0)), sizeof...(B)>{row(first + B)...};
+  }
+
+  // lane l: the sum of the lanes of rows[l % R]
+  static __attribute__((always_inline)) Vec tree(Vec (&rows)[R]) {
+    folds<1>(rows);
+    return rows[0];
+  }
+
+  template <int S>
+  static __attribute__((always_inline)) void folds(Vec (&rows)[R]) {
     constexpr std::make_integer_sequence<int, kLanes> lanes;
-    if constexpr (kLanes == 16) a += swapped<8>(a, lanes);
-    a += swapped<4>(a, lanes);
-    a += swapped<2>(a, lanes);
-    a += swapped<1>(a, lanes);
-    return a[0];
+    if constexpr (S < R) {
+      for (int r = 0; r < R; r += 2 * S) rows[r] = fold<S, Mask>(rows[r], rows[r + S], lanes);
+    } else {
+      rows[0] += swapped<S>(rows[0], lanes);
+    }
+    if constexpr (2 * S < kLanes) folds<2 * S>(rows);
   }
 
   template <int S, int... L>
@@ -204,123 +337,11 @@ class Group {
     return RSKIP_SHUFFLE(a, a, (L ^ S)...);
   }
 
-  static __attribute__((always_inline)) void tree(Vec (&rows)[R], T* out) {
-    static_assert(R == kLanes, "");
-    constexpr std::make_integer_sequence<int, R> lanes;
-    for (int r = 0; r < R; r += 2) rows[r] = fold<1, Mask>(rows[r], rows[r + 1], lanes);
-    for (int r = 0; r < R; r += 4) rows[r] = fold<2, Mask>(rows[r], rows[r + 2], lanes);
-    for (int r = 0; r < R; r += 8) rows[r] = fold<4, Mask>(rows[r], rows[r + 4], lanes);
-    if constexpr (R == 16) rows[0] = fold<8, Mask>(rows[0], rows[8], lanes);
-    memcpy(out, rows, sizeof(Vec));
-  }
-
-  // Loops read members through copies: the compiler must assume that a store to a row may change a member.
-  Vec* upstream() const { return memory.get(); }
-  Vec* total() const { return upstream() + size; }
-  Vec* kept(int64_t k) const { return upstream() + (2 + k) * size; }
-  Vec* summed() const { return kept(p.steps); }
-  T* scale(int64_t k) const { return reinterpret_cast<T*>(factors.get()) + k * R; }
-
-  void start(const Vec* x, const Vec* f) {
-    Vec* const z = summed();
-    const T skip = p.skip, branch = p.branch;
-    sum<1>([=](int64_t i, int64_t, int, Vec* t) { *t = z[i] = skip * x[i] + branch * f[i]; }, sums);
-  }
-
-  // z of the next step, from y of this one
-  template <class F>
-  __attribute__((always_inline)) void next(const Vec* x, F y) {
-    Vec* const z = summed();
-    const T skip = p.skip;
-    sum<1>([=](int64_t i, int64_t v, int r, Vec* t) { *t = z[i] = skip * x[i] + y(i, v, r); }, sums);
-  }
-
-  // mean and 1 / sqrt(var + eps), from `sums` and z: in two passes, since E[z^2] - mean^2 loses digits
-  void statistics(int64_t k) {
-    T squares[1][R];
-    for (int r = 0; r < R; ++r) mean[r] = sums[0][r] * inverse;
-    const Vec* const z = summed();
-    const Means means(mean);
-    sum<1>([=](int64_t i, int64_t, int r, Vec* t) {
-      const Vec d = RMS ? z[i] : z[i] - means[r];
-      *t = d * d;
-    }, squares);
-    T* const to = scale(k);
-    for (int r = 0; r < R; ++r) to[r] = T(1) / std::sqrt(squares[0][r] * inverse + p.eps);
-  }
-
-  // R numbers: one in a register, more where they are
-  struct Means {
-    explicit Means(const T* from) : one(from[0]), many(from) {}
-    T operator[](int r) const { return R == 1 ? one : many[r]; }
-    T one;
-    const T* many;
-  };
-
-  auto normalised(int64_t k) const {
-    const Vec* const z = summed();
-    const Means means(mean), scales(scale(k));
-    return [=](int64_t i, int r) -> Vec { return (RMS ? z[i] : z[i] - means[r]) * scales[r]; };
-  }
-
-  auto affine(int64_t k) const {
-    const Vec *const gain = p.gains + k * nv, *const bias = p.biases + k * nv;
-    return [=](Vec n, int64_t v) -> Vec { return n * gain[v] + bias[v]; };
-  }
-
-  void add_params(int64_t k, const Vec* g, Vec* d_params) {
-    const Vec* const n = kept(k);
-    const int64_t nv = this->nv, size = this->size;
-    for (int64_t v = 0; v < nv; ++v) {
-      Vec gain = d_params[v], bias = d_params[nv + v];
-      for (int64_t i = v; i < size; i += nv) {
-        gain += g[i] * n[i];
-        bias += g[i];
-      }
-      d_params[v] = gain;
-      d_params[nv + v] = bias;
-    }
-  }
-
-  void step_back(int64_t k, const Vec* g, Vec* d_x, Vec* d_f) {
-    const Vec *const gain = p.gains + k * nv, *const n = kept(k);
-    T sums[2][R];
-    sum<2>([=](int64_t i, int64_t v, int, Vec* t) {
-      t[0] = g[i] * gain[v];
-      t[1] = t[0] * n[i];
-    }, sums);
-    for (int r = 0; r < R; ++r) {
-      sums[0][r] *= inverse;
-      sums[1][r] *= inverse;
-    }
-    const Means means(sums[0]), slopes(sums[1]), scales(scale(k));
-    const auto gradient = [=](int64_t i, int64_t v, int r) -> Vec {
-      const Vec d = g[i] * gain[v] - n[i] * slopes[r];
-      return (RMS ? d : d - means[r]) * scales[r];
-    };
-    const bool last = k + 1 == p.steps;
-    Vec *const passed = upstream(), *const total = this->total();
-    if (k > 0) {
-      each([=](int64_t i, int64_t v, int r) {
-        const Vec d = passed[i] = gradient(i, v, r);
-        total[i] = last ? d : total[i] + d;
-      });
-    } else {
-      const T skip = p.skip, branch = p.branch;
-      each([=](int64_t i, int64_t v, int r) {
-        const Vec d = gradient(i, v, r);
-        if (d_x) d_x[i] = skip * (last ? d : total[i] + d);
-        if (d_f) d_f[i] = branch * d;
-      });
-    }
-  }
-
   const P& p;
-  const int64_t nv, full, size;
+  const int64_t nv, size;
   const T inverse;
-  Scratch<T> memory, factors;
+  Scratch<T> memory, numbers;
   Mask mask;
-  T sums[1][R], mean[R];
 };
 
 }  // namespace rskip
