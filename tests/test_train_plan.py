@@ -8,7 +8,7 @@ import torch
 from conftest import ROOT, run_command
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging.progress_bar import SummaryWriter
-from training_corpus import lengthen, planner, prepare, refused
+from training_corpus import planner, prepare, refused
 
 from fairseq_rskip.tools.train.main import prepare as prepare_training
 from fairseq_rskip.tools.train.plan import find_gpus
@@ -16,7 +16,6 @@ from fairseq_rskip.tools.train.recipes import recipe_for
 
 SCRIPT = ROOT / "scripts" / "train.sh"
 TINY = "transformer_rskip_ln_tiny"
-SKIP = "--skip-invalid-size-inputs-valid-test"
 
 # corpus, architecture, tokens a step, updates, peak learning rate, dropout: the paper, section 4.1, and Vaswani et al.
 PAPER = [
@@ -208,9 +207,7 @@ def test_a_recipe_follows_the_number_of_pairs_or_is_named(plan, data):
 def test_embeddings_are_shared_only_with_one_dictionary(plan, data):
     with open(data / "data-bin" / "dict.tgt.txt", "a", encoding="utf-8") as dictionary:
         dictionary.write("more 1\n")
-    made = plan(data, TINY, "--dry-run")
-    assert "--share-all-embeddings" not in made.words
-    refused(plan(data, "transformer_rskip_ln_iwslt_en_vi", "--dry-run"), "two dictionaries", "joined")
+    assert "--share-all-embeddings" not in plan(data, TINY, "--dry-run").words
 
 
 def test_a_folder_of_another_model_or_place_is_refused(plan, data, tmp_path):
@@ -226,51 +223,20 @@ def test_a_folder_of_another_model_or_place_is_refused(plan, data, tmp_path):
     refused(plan(data, TINY, "--save-dir", save / "training.json" / "below"), "cannot write")
 
 
-@pytest.fixture
-def long_data(data):
-    """Its tenth held-out sentence has 3,001 tokens; fairseq's Transformers take 1,024."""
-    lengthen(data / "data-bin" / "valid.src-tgt.src", 10, 3001)
-    return data
-
-
-def test_validation_leaves_out_what_the_model_does_not_take_and_says_so(plan, long_data):
-    made = plan(long_data, TINY, "--dry-run")
-    assert made.args.skip_invalid_size_inputs_valid_test
-    assert "1 of 60" in made.err and "sentence 10: 3001 tokens, --max-source-positions 1024" in made.err
-
-
 @pytest.mark.parametrize(
     ("given", "room"),
     [
-        ("--max-source-positions 4096", 4096),
-        ("--max-source-positions 4096 --max-tokens 600", 3001),
-        ("--max-source-positions 3001 --max-tokens 600 --max-tokens-valid 3001", 3001),
-        ("--truncate-source", 4096),
-        ("--truncate-source --max-tokens-valid 1024", 1024),
-        ("--disable-validation", 4096),
+        ("", 4096),
+        ("--max-tokens 600", 1024),
+        ("--max-tokens 600 --max-target-positions 3000", 3000),
+        ("--max-source-positions 5000", 5000),
+        ("--max-tokens-valid 100", 100),
     ],
+    ids=["cap", "model's", "target's", "source's", "given"],
 )
-def test_validation_keeps_what_fits_and_its_batches_have_room(plan, long_data, given, room):
-    made = plan(long_data, TINY, "--dry-run", *given.split())
-    assert SKIP not in made.words and "leaves out" not in made.err
-    assert int(made.args.max_tokens_valid) == room
-
-
-def test_a_target_counts_too_and_short_sentences_change_nothing(plan, data):
-    assert SKIP not in plan(data, TINY, "--dry-run").words
-    lengthen(data / "data-bin" / "valid.src-tgt.tgt", 60, 1024)
-    assert SKIP not in plan(data, TINY, "--dry-run").words
-    lengthen(data / "data-bin" / "valid.src-tgt.tgt", 60, 1025)
-    made = plan(data, TINY, "--dry-run")
-    assert SKIP in made.words and "sentence 60: 1025 tokens, --max-target-positions 1024" in made.err
-
-
-def test_held_out_sentences_of_no_use_are_refused(plan, long_data):
-    refused(plan(long_data, TINY, "--dry-run", "--max-source-positions", 2), "every sentence of valid", "positions 2")
-    given = ["--max-source-positions", 4096, "--max-tokens-valid", 100]
-    refused(plan(long_data, TINY, "--dry-run", *given), "--max-tokens-valid 100", "3001")
-    (long_data / "data-bin" / "valid.src-tgt.src.idx").write_bytes(b"broken")
-    refused(plan(long_data, TINY, "--dry-run"), "cannot read", "valid.src-tgt.src.idx")
+def test_validation_has_room_for_what_the_model_takes_and_leaves_out_the_rest(plan, given, room):
+    args = plan("wmt14-en-de", TINY, "--dry-run", "--gpus", 8, *given.split()).args
+    assert (int(args.max_tokens_valid), args.skip_invalid_size_inputs_valid_test) == (room, True)
 
 
 def test_the_languages_of_preparation_json_are_passed_on(plan, data):

@@ -8,7 +8,6 @@ from typing import Any, Dict, List
 
 import fairseq_rskip
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.train.data import POSITIONS
 
 PLUGIN = Path(fairseq_rskip.__file__).resolve().parent
 SIDES = ("encoder", "decoder")
@@ -57,9 +56,8 @@ class Options:
 
     given: what the user gave, by fairseq's names
     unknown: options of the recipe that do not go with it (--adam-betas with --optimizer sgd)
-    dim, shares: the encoder's dimension, and whether the embeddings are shared without the recipe
+    dim: the encoder's dimension
     settings: what tells models of different skip connections or shapes apart
-    positions: the most tokens of a source and of a target sentence that the model takes
 
     Raises ``UserError`` for what fairseq-train would not take, or could not build a model of.
     """
@@ -84,9 +82,7 @@ class Options:
         config = kind() if kind else None
         defaults = dict(vars(config)) if config else {}  # they are not in args
         shape = find_shape(args, defaults)
-        self.positions = find_positions(args, defaults, self.given)
         self.dim = getattr(args, "encoder_embed_dim", None) or defaults.get("encoder_embed_dim") or 512
-        self.shares = self.given.get("share_all_embeddings") or defaults.get("share_all_embeddings", False)
         check_heads(shape)
         self.settings = {"arch": arch, **find_skip(arch, config, self.given, shape), **shape}
 
@@ -120,15 +116,6 @@ def find_shape(args, defaults: Dict[str, Any]) -> Dict[str, Any]:
             if value is not None:
                 shape[f"{side}_{option}"] = value
     return shape
-
-
-def find_positions(args, defaults: Dict[str, Any], given: Dict[str, Any]):
-    """The most tokens of a source and of a target sentence: of the task's limit and the model's the lower."""
-    limits = []
-    for name in ("max_source_positions", "max_target_positions"):
-        both = [value for value in (getattr(args, name, None), defaults.get(name)) if value]
-        limits.append(given.get(name) or min(both, default=POSITIONS))
-    return tuple(limits)
 
 
 def check_heads(shape: Dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.train.data import ROOT, Data, updates_per_epoch, validation_options
+from fairseq_rskip.tools.train.data import POSITIONS, ROOT, Data, updates_per_epoch
 from fairseq_rskip.tools.train.options import PLUGIN, Options, check_arch, find_user_dir
 from fairseq_rskip.tools.train.recipes import CPU, RECIPES, Recipe, peak_lr, split_step
 from fairseq_rskip.tools.train.save import shown
@@ -42,7 +42,7 @@ def device_options(gpus: int, halves: bool, no_fp16: bool, given: Dict[str, Any]
 
 
 def step_options(target: int, processes: int, unit: str, given: Dict[str, Any]) -> Tuple[Dict[str, Any], str]:
-    """--max-tokens and --update-freq, and a line that says what a step is. Raises ``UserError``."""
+    """--max-tokens and --update-freq, room for validation, and a line on what a step is. Raises ``UserError``."""
     cap = os.environ.get("MAX_TOKENS_PER_GPU") or "4096"
     if not re.fullmatch("[1-9][0-9]*", cap):
         raise UserError(f"MAX_TOKENS_PER_GPU must be a positive whole number, got {cap!r}")
@@ -56,9 +56,11 @@ def step_options(target: int, processes: int, unit: str, given: Dict[str, Any]) 
             f"{target} tokens per step leave {size} for each of {processes} x {freq} batches, too few for a sentence; "
             "use fewer GPUs (CUDA_VISIBLE_DEVICES) or give --max-tokens"
         )
-    result = {"max-tokens": size, "update-freq": freq}
-    if size < int(cap) and "max_tokens" not in given:
-        result["max-tokens-valid"] = int(cap)  # held-out sentences are not filtered by length
+    longest = max(POSITIONS, *(given.get(f"max_{side}_positions", 0) for side in ("source", "target")))
+    room = max(
+        size if "max_tokens" in given else int(cap), longest
+    )  # a held-out sentence is a batch of its own at most
+    result = {"max-tokens": size, "update-freq": freq, "max-tokens-valid": room}
     plural = "s" if processes > 1 and unit == "GPU" else ""
     return result, (
         f"tokens per step: {processes} {unit}{plural} x {size} (--max-tokens) x {freq} (--update-freq) "
@@ -103,14 +105,6 @@ def machine_options(
     return device, step, note, warnings
 
 
-def embedding_options(data: Data, dictionaries: List[Path], options: Options, arch: str) -> Dict[str, Any]:
-    """--share-all-embeddings where both languages have one dictionary. Raises ``UserError`` if ``arch`` needs it."""
-    joined = not dictionaries or filecmp.cmp(*dictionaries, shallow=False)
-    if options.shares and not joined:
-        raise UserError(f"{arch} shares all embeddings, and {data.folder} has two dictionaries: prepare a joined one")
-    return {"share-all-embeddings": True} if joined and "share_decoder_input_output_embed" not in options.given else {}
-
-
 def log_options(save: Path) -> Tuple[Dict[str, Any], List[str]]:
     """--tensorboard-logdir where fairseq found a package that writes it, else a note."""
     from fairseq.logging.progress_bar import SummaryWriter
@@ -139,15 +133,15 @@ def make_plan(data: Data, arch: str, words: List[str], own: argparse.Namespace) 
     given = options.given
     device, step, note, warnings = machine_options(recipe, given, own)
     dictionaries = data.dictionaries(given)
-    embeddings = embedding_options(data, dictionaries, options, arch)
-    if dictionaries:
-        valid, left_out = validation_options(data.folder, data.pair(given), options.positions, given, step)
-        step, warnings = {**step, **valid}, [*warnings, *left_out]
+    joined = not dictionaries or filecmp.cmp(*dictionaries, shallow=False)
+    shares = joined and "share_decoder_input_output_embed" not in given
+    embeddings = {"share-all-embeddings": True} if shares else {}
     save = Path(given.get("save_dir") or ROOT / "checkpoints" / data.name / arch)
     logs, more = log_options(save)
     rate = {"lr": f"{peak_lr(options.dim):g}"}
     chosen = {"user-dir": shown(PLUGIN), "arch": arch, **data.languages, **rate, **device, **recipe.options}
-    chosen = {**chosen, **step, **embeddings, "save-dir": shown(save), "log-format": "json", **logs}
+    fits = {"skip-invalid-size-inputs-valid-test": True}  # a held-out sentence that is too long ends nothing
+    chosen = {**chosen, **step, **fits, **embeddings, "save-dir": shown(save), "log-format": "json", **logs}
     chosen = {name: value for name, value in chosen.items() if options.leaves(name)}
     if chosen.get("lr") == rate["lr"]:
         more.append(f"peak learning rate: {rate['lr']}, for dimension {options.dim}")

@@ -11,7 +11,7 @@ from fairseq_rskip.tools.console import print_line
 
 _RECORD = re.compile(r"\| INFO \| (train_inner|train|valid) \| (\{.*\})")  # fairseq with --log-format json
 _RESUMED = re.compile(r"\| (Loaded checkpoint .* updates\))")
-_WARNING = re.compile(r"\| WARNING \| fairseq_rskip[\w.]* \| (.*)")
+_WARNING = re.compile(r"\| WARNING \| (?:fairseq_rskip[\w.]*|fairseq\.tasks\.fairseq_task) \| (.*)")
 _BAR = "{desc} |{bar:16}| {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}{postfix}]"
 
 

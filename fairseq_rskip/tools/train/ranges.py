@@ -1,6 +1,7 @@
 """The values that fairseq-train takes and no training can mean, in one table; checked before anything is imported."""
 
 import argparse
+import math
 from typing import Any, Callable, Dict, List
 
 from fairseq_rskip.errors import UserError
@@ -14,7 +15,7 @@ def between(least: float, below: float, open_below: bool = False) -> Callable[[s
         value = finite(text)
         if not (least < value < below if open_below else least <= value < below):
             start = "above" if open_below else "of at least"
-            end = f" and below {below:g}" if below < float("inf") else ""
+            end = f" and below {below:g}" if below < math.inf else ""
             raise argparse.ArgumentTypeError(f"{text!r} is not a number {start} {least:g}{end}")
         return value
 
@@ -33,34 +34,19 @@ def not_empty(text: str) -> str:
     return text
 
 
-INFINITY = float("inf")
-COUNT, WHOLE, RATE = whole_number(1), whole_number(0), between(0, INFINITY, open_below=True)
-SHARE = between(0, 1)
+COUNT, WHOLE, SHARE = whole_number(1), whole_number(0), between(0, 1)
+SIZES = ("layers", "embed-dim", "ffn-embed-dim", "attention-heads")
 RANGES: Dict[str, Callable[[str], Any]] = {
     "save-dir": not_empty,
-    "lr": each(RATE),
-    "max-tokens": COUNT,
-    "max-tokens-valid": COUNT,
-    "batch-size": COUNT,
+    "lr": each(between(0, math.inf, open_below=True)),
     "update-freq": each(COUNT),
-    "max-epoch": WHOLE,
-    "max-update": WHOLE,
-    "warmup-updates": WHOLE,
-    "log-interval": COUNT,
-    "save-interval": COUNT,
-    "save-interval-updates": WHOLE,
-    "seed": WHOLE,
-    "label-smoothing": SHARE,
-    "weight-decay": between(0, INFINITY),
-    "clip-norm": between(0, INFINITY),
-    **dict.fromkeys(["dropout", "attention-dropout", "activation-dropout", "relu-dropout"], SHARE),
-    **{f"{side}-{name}": SHARE for side in ("encoder", "decoder") for name in ("layerdrop",)},
-    **{
-        f"{side}-{name}": COUNT
-        for side in ("encoder", "decoder")
-        for name in ("layers", "embed-dim", "ffn-embed-dim", "attention-heads")
-    },
+    **dict.fromkeys("max-tokens max-tokens-valid batch-size log-interval save-interval".split(), COUNT),
+    **dict.fromkeys([f"{side}-{size}" for side in ("encoder", "decoder") for size in SIZES], COUNT),
     **dict.fromkeys(["max-source-positions", "max-target-positions"], COUNT),
+    **dict.fromkeys("max-epoch max-update warmup-updates save-interval-updates seed".split(), WHOLE),
+    **dict.fromkeys("dropout attention-dropout activation-dropout relu-dropout label-smoothing".split(), SHARE),
+    **dict.fromkeys(["encoder-layerdrop", "decoder-layerdrop"], SHARE),
+    **dict.fromkeys(["weight-decay", "clip-norm"], between(0, math.inf)),
 }
 
 
