@@ -9,6 +9,7 @@ from skip_variants import draw, to_rows
 from torch import nn
 
 from fairseq_rskip.norms import NORMS, BatchNorm, LayerNorm, create_norm
+from fairseq_rskip.residual import SkipConnection
 
 SHAPES = {"sequence": ((6, 5, 33), -1), "image": ((4, 7, 5, 3), 1), "one-feature": ((9, 4, 1), -1)}
 
@@ -174,12 +175,39 @@ def test_image_norms_equal_torchs_own():
 
 @pytest.mark.parametrize("name,classes", [("layer", LayerNorm), ("batch", BatchNorm)])
 def test_defaults_are_torchs(name, classes):
+    """Who looks for torch's classes, to leave norms out of weight decay or to convert them, finds ours."""
     norm = create_norm(name, 5)
     assert type(norm) is classes is NORMS[name]
+    assert isinstance(norm, {"layer": nn.LayerNorm, "batch": nn.modules.batchnorm._BatchNorm}[name])
     torchs = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}[name](5)
     assert norm.eps == torchs.eps and list(norm.state_dict()) == list(torchs.state_dict())
     for key, value in torchs.state_dict().items():
         assert torch.equal(norm.state_dict()[key], value)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_torchs_conversion_to_synchronised_statistics(training):
+    """In one process outputs, gradients, statistics and coefficients stay what they were, and so do the parameters."""
+    skip = SkipConnection(7, "rskip", norm="batch", channel_dim=1).double().train(training)
+    for parameter in skip.parameters():
+        nn.init.uniform_(parameter, 0.5, 1.5)
+    twin = copy.deepcopy(skip)
+    assert nn.SyncBatchNorm.convert_sync_batchnorm(twin) is twin
+    assert [type(norm).__name__ for norm in twin.norms] == ["SyncedBatchNorm"] * 2
+    found = []
+    for module in (skip, twin):
+        x, f = (draw((4, 7, 5, 3), seed).requires_grad_() for seed in (1, 2))
+        maps = module.coefficients(x, f)
+        y = module(x, f)
+        gradients = torch.autograd.grad(y, [x, f, *module.parameters()], draw(y.shape, 3))
+        found.append([y, *gradients, *maps, *module.state_dict().values()])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-11, atol=1e-11)
+    assert twin.state_dict().keys() == skip.state_dict().keys()
+
+
+def test_statistics_without_padding_are_not_replaced_by_those_with_it():
+    with pytest.raises(ValueError, match="norm 'batch' of sequences leaves padding out: SyncBatchNorm"):
+        nn.SyncBatchNorm.convert_sync_batchnorm(SkipConnection(5, "rskip", norm="batch"))
 
 
 def test_rms_norm_has_torchs_values():
@@ -218,9 +246,9 @@ def test_a_norm_is_the_affine_map_that_it_says(name, layout):
     norm, x = random_norm(name, shape[channel_dim], channel_dim=channel_dim), draw(shape, 1)
     if name == "dyt":
         with pytest.raises(ValueError, match="DyT is not an affine map of its input"):
-            norm.affine(x)
+            norm.affine_map(x)
         return
-    scale, shift = norm.affine(x)
+    scale, shift = norm.affine_map(x)
     torch.testing.assert_close(scale * x + shift, norm(x), rtol=1e-12, atol=1e-12)
 
 

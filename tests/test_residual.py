@@ -307,3 +307,43 @@ def test_invalid_calls(call, kind):
 def test_integer_inputs_are_refused():
     with pytest.raises(ValueError, match="expected floating point"):
         SkipConnection(5)(torch.zeros(SEQUENCE).long(), torch.zeros(SEQUENCE))
+
+
+RULES = {
+    "lambda": (dict(kind="xskip", skip_lambda=2), dict(kind="xskip", skip_lambda=3), "skip_lambda=2: expected 3"),
+    "alpha": (dict(), dict(branch_scale=2.0), "branch_scale=1.0: expected 2.0"),
+    "norm": (dict(kind="xskip", norm="ada"), dict(kind="xskip", norm="none"), "norm='ada': expected 'none'"),
+    "kind": (dict(kind="highway"), dict(kind="shortcut_gate"), "kind='highway': expected 'shortcut_gate'"),
+    "speed": (dict(kind="askip"), dict(kind="askip", lambda_lr=4.0), "lambda_lr=1.0: expected 4.0"),
+}
+
+
+@pytest.mark.parametrize("saved,built,message", RULES.values(), ids=RULES)
+def test_the_state_of_another_rule_is_refused_in_one_line(saved, built, message, tmp_path):
+    """All names and shapes fit. Without the note, as in earlier versions, it loads."""
+    made = [torch.nn.Sequential(*(SkipConnection(5, **options) for _ in range(2))) for options in (saved, built)]
+    torch.save(made[0].state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    with pytest.raises(RuntimeError) as refused:
+        made[1].load_state_dict(state)
+    assert [line.strip() for line in str(refused.value).splitlines()[1:]] == [f"0 was saved with {message}"]
+    made[0].load_state_dict(state)
+    made[1].load_state_dict(dict(state))
+
+
+SAME = {
+    "one-step": (dict(kind="rskip", skip_lambda=1), dict(kind="xskip", skip_lambda=1.0)),
+    "start": (dict(kind="wskip", init=1.0), dict(kind="wskip", init=2.0)),
+    "training": (dict(drop_path=0.5), dict(drop_path=0.0)),
+}
+
+
+@pytest.mark.parametrize("saved,built", SAME.values(), ids=SAME)
+def test_what_y_does_not_depend_on_may_differ(saved, built):
+    one, other = (SkipConnection(5, **options).eval() for options in (saved, built))
+    for parameter in one.parameters():
+        torch.nn.init.uniform_(parameter)
+    other.load_state_dict(one.state_dict())
+    x, f = draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)
+    one.drop_rate = other.drop_rate  # stochastic depth multiplies F by what it left on average
+    assert torch.equal(one(x, f), other(x, f))

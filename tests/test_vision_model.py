@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from skip_variants import VARIANTS, draw, from_rows, to_rows
 
 from fairseq_rskip.norms import BatchNorm
-from fairseq_rskip.vision.distributed import synchronise_statistics
 from fairseq_rskip.vision.model import preact_resnet
 
 
@@ -192,7 +191,7 @@ def test_bad_arguments_are_named(arguments, message):
 @pytest.mark.parametrize("variant", [VARIANTS[0], VARIANTS[9]], ids=lambda v: v.name)
 def test_synchronised_statistics_reach_every_batch_norm_and_are_the_same_for_one_process(variant):
     model = build(8, variant)
-    twin = synchronise_statistics(copy.deepcopy(model))
+    twin = torch.nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))
     norms = [m for m in twin.modules() if isinstance(m, (torch.nn.BatchNorm2d, BatchNorm))]
     assert norms == [] and twin.state_dict().keys() == model.state_dict().keys()
     x = draw((4, 3, 8, 8), 1, torch.float32)

@@ -15,13 +15,8 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
-from fairseq_rskip.errors import UserError
+from fairseq_rskip.modules.upgrade import upgrade_layer
 from fairseq_rskip.residual import Branch, Place, SkipConnection, Weight
-
-# never-trained duplicates that fairseq's encoder layer registers for its fused inference path
-_STOCK_DUPLICATES = [
-    f"{name}_{part}" for name in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")
-]
 
 
 class SkipTransformerLayerBase(nn.Module):
@@ -101,45 +96,9 @@ class SkipTransformerLayerBase(nn.Module):
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Rename a stock fairseq layer's normalisations to ours and drop its duplicates, in place.
 
-        Raises :class:`~fairseq_rskip.errors.UserError` where the checkpoint was trained with another λ.
+        Raises :class:`~fairseq_rskip.errors.UserError` where the checkpoint was trained with another rule.
         """
-        for duplicate in _STOCK_DUPLICATES:
-            state_dict.pop(f"{name}.{duplicate}", None)
-        for child, skip in self.named_children():
-            if isinstance(skip, SkipConnection):
-                _rename_stock_norm(state_dict, f"{name}.{child}", "norms.0" if skip.pre_norm is None else "pre_norm")
-                skip.adopt(state_dict, f"{name}.{child}.")
-                _check_lambda(state_dict, f"{name}.{child}", len(skip.norms))
-                _check_shapes(state_dict, f"{name}.{child}", skip)
-
-
-def _rename_stock_norm(state_dict: Dict[str, Tensor], skip: str, ours: str) -> None:
-    """``….final_layer_norm.weight`` is ``….final_skip.norms.0.weight`` here (``.pre_norm.`` before the branch)."""
-    for part in ("weight", "bias"):
-        stock = f"{skip[: -len('_skip')]}_layer_norm.{part}"
-        if stock in state_dict:
-            state_dict[f"{skip}.{ours}.{part}"] = state_dict.pop(stock)
-
-
-def _check_lambda(state_dict: Dict[str, Tensor], skip: str, built: int) -> None:
-    """Raise ``UserError`` where the checkpoint has another number of normalisations for this skip than the model."""
-    found = sum(key.startswith(f"{skip}.norms.") and key.endswith(".weight") for key in state_dict)
-    if found and built and found != built:
-        raise UserError(
-            f"{skip} has {found} normalisations in the checkpoint and {built} in the model: "
-            f"train or generate with the checkpoint's --skip-lambda ({found} for rskip)"
-        )
-
-
-def _check_shapes(state_dict: Dict[str, Tensor], name: str, skip: SkipConnection) -> None:
-    """Raise ``UserError`` where the rule's parameters have other shapes in the checkpoint than in the model."""
-    for parameter, built in skip.learned().items():
-        found = state_dict.get(f"{name}.{parameter}")
-        if found is not None and found.shape != built.shape:
-            raise UserError(
-                f"{name}.{parameter} has shape {list(found.shape)} in the checkpoint and {list(built.shape)} in the "
-                f"model: train or generate with the checkpoint's own --skip options (here {skip.label()})"
-            )
+        upgrade_layer(state_dict, name, dict(self.named_children()))
 
 
 class SkipTransformerEncoderLayer(SkipTransformerLayerBase):

@@ -11,7 +11,7 @@ bf16 inputs are taken in fp32.
 """
 
 from .base import NORM_AXES, Norm, at_least_float32, check_layout, is_half
-from .batch import BatchNorm
+from .batch import BatchNorm, Norms
 from .rows import AdaNorm, DyT, LayerNorm, NoNorm, RMSNorm, ScaleNorm
 
 NORMS = {
@@ -26,7 +26,7 @@ NORMS = {
 OPERATOR = {LayerNorm: False, RMSNorm: True}  # those that ops.skip_norm computes for norm_axes="c"; whether as RMS
 
 __all__ = ["NORMS", "NORM_AXES", "OPERATOR"]
-__all__ += ["AdaNorm", "BatchNorm", "DyT", "LayerNorm", "NoNorm", "Norm", "RMSNorm", "ScaleNorm"]
+__all__ += ["AdaNorm", "BatchNorm", "DyT", "LayerNorm", "NoNorm", "Norm", "Norms", "RMSNorm", "ScaleNorm"]
 __all__ += ["at_least_float32", "check_layout", "create_norm", "is_half"]
 
 

@@ -89,7 +89,7 @@ class Norm(nn.Module):
         y = y.permute(0, 3, 1, 2)
         return y.contiguous() if x.is_contiguous() else y
 
-    def affine(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    def affine_map(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
         """``(scale, shift)``, broadcastable to ``x``: with its statistics constant, this norm is ``scale * x + shift``.
 
         Changes no state. Raises ``ValueError`` for a norm that is no such map.

@@ -1,15 +1,15 @@
 """Batch normalisation over the unpadded positions of a batch."""
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from .base import Norm, at_least_float32, is_half
 
 
-class BatchNorm(Norm):
+class BatchNorm(Norm, nn.modules.batchnorm._BatchNorm):
     """Batch normalisation (Ioffe and Szegedy, 2015) per feature, over the unpadded positions of the batch.
 
     Equals ``nn.BatchNorm1d`` (``nn.BatchNorm2d`` for image maps) on the packed unpadded positions: outputs, gradients,
@@ -19,13 +19,16 @@ class BatchNorm(Norm):
 
     ``update_in_no_grad=False`` updates the running statistics only while grad is enabled, so that activation
     checkpointing, which runs forward twice, counts each batch once. Running statistics stay fp32 under ``.half()``.
+
+    torch's ``SyncBatchNorm.convert_sync_batchnorm`` finds it: see :class:`Norms`.
     """
 
     uses_padding_mask = True
+    affine = track_running_stats = True  # as torch's conversions ask
 
     def __init__(self, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5, **options: bool):
         super().__init__(dim, channel_dim, norm_axes, eps, **options)
-        self.momentum = 0.1
+        self.num_features, self.momentum = self.dim, 0.1
         self.register_buffer("running_mean", torch.zeros(self.dim))
         self.register_buffer("running_var", torch.ones(self.dim))
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
@@ -96,7 +99,7 @@ class BatchNorm(Norm):
         self.running_var.data.lerp_(unbiased.to(dtype), momentum)
         self.num_batches_tracked.add_(counted)
 
-    def affine(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    def affine_map(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
         mean, var = self.running_mean, self.running_var
         if self.training:
             rows = self._rows(at_least_float32(x))
@@ -113,3 +116,36 @@ class BatchNorm(Norm):
             device = self.running_mean.device
             self.running_mean, self.running_var = before[0].to(device), before[1].to(device)
         return self
+
+
+class SyncedBatchNorm(nn.SyncBatchNorm):
+    """torch's, of image maps, called as the norms of this package are; same names in the state dict."""
+
+    owns_output = False
+
+    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+        if padding_mask is not None:
+            raise ValueError("padding_mask: expected None with synchronised batch norm, which counts all positions")
+        return super().forward(x)
+
+    def affine_map(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+        """As :meth:`Norm.affine_map`; in training with the statistics of this process's part of the batch."""
+        mean, var = self.running_mean, self.running_var
+        if self.training:
+            var, mean = torch.var_mean(at_least_float32(x), (0, 2, 3), unbiased=False)
+        scale = self.weight / (var + self.eps).sqrt()
+        return scale.view(-1, 1, 1), (self.bias - mean * scale).view(-1, 1, 1)
+
+
+class Norms(nn.ModuleList):
+    """Norms one after the other; a ``SyncBatchNorm`` that torch's conversion puts here becomes one of ours.
+
+    Raises ``ValueError`` where it takes the place of a norm of sequences, whose padding it would count.
+    """
+
+    def add_module(self, name: str, module: Any) -> None:
+        if type(module) is nn.SyncBatchNorm:
+            if self[int(name)].channel_dim == -1:
+                raise ValueError("norm 'batch' of sequences leaves padding out: SyncBatchNorm would count it")
+            module.__class__ = SyncedBatchNorm  # the same parameters, statistics and processes, called our way
+        super().add_module(name, module)

@@ -22,7 +22,7 @@ class NoNorm(Norm):
     def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
         return x
 
-    def affine(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    def affine_map(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
         return x.new_ones(()), x.new_zeros(())
 
 
@@ -55,7 +55,7 @@ class LayerNorm(Norm, nn.LayerNorm):
             y = F.group_norm(z, 1, weight, bias, self.eps)
         return y if y.dtype == x.dtype else y.to(x.dtype)
 
-    def affine(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    def affine_map(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
         axes = (1, 2, 3) if self.norm_axes == "chw" else (self.channel_dim,)
         z = at_least_float32(x)
         mean = z.mean(axes, keepdim=True)
@@ -77,7 +77,7 @@ class RowNorm(Norm):
     def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
         return self.to_layout(self.rows(self.channels_at_end(at_least_float32(x))), x).to(x.dtype)
 
-    def affine(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    def affine_map(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
         scale, shift = self.row_affine(self.channels_at_end(at_least_float32(x)))
         return self.to_layout(scale, x), self.to_layout(shift, x)
 
@@ -86,7 +86,7 @@ class RowNorm(Norm):
         raise NotImplementedError
 
     def row_affine(self, z: Tensor) -> Tuple[Tensor, Tensor]:
-        """:meth:`affine` of rows."""
+        """:meth:`affine_map` of rows."""
         raise NotImplementedError
 
 
@@ -155,7 +155,7 @@ class AdaNorm(RowNorm):
 class DyT(RowNorm):
     """Dynamic tanh (Zhu et al., 2025): ``w * tanh(alpha * x) + b``, alpha a learned scalar that starts at 0.5.
 
-    No statistics, so nothing makes it an affine map of its input: :meth:`affine` raises.
+    No statistics, so nothing makes it an affine map of its input: :meth:`affine_map` raises.
     """
 
     def __init__(self, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5, **options: bool):
@@ -165,8 +165,8 @@ class DyT(RowNorm):
     def rows(self, z: Tensor) -> Tensor:
         return torch.tanh(self.alpha * z) * self.weight + self.bias
 
-    def affine(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
-        return Norm.affine(self, x, padding_mask)
+    def affine_map(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+        return Norm.affine_map(self, x, padding_mask)
 
 
 def length(z: Tensor) -> Tensor:

@@ -40,10 +40,12 @@ class ASkip(RSkip):
 
     @dataclasses.dataclass(frozen=True)
     class Options(RSkip.Options):
-        skip_lambda: float = opt.option(2.0, "λ at the start", "positive")
+        skip_lambda: float = opt.option(2.0, "λ at the start", "positive", in_rule=False)
         adapt: str = opt.option("fraction", "how askip adapts λ", choices=MODES, short="")
         max_steps: int = opt.option(4, "K, askip's largest λ", "count", short="K")
-        halt_cost: float = opt.option(0.0, "τ, what a step costs in the loss where --skip-adapt halting", "fraction")
+        halt_cost: float = opt.option(
+            0.0, "τ, what a step costs in the loss where --skip-adapt halting", "fraction", in_rule=False
+        )
         lambda_lr: float = opt.option(1.0, "multiplies the learning rate of λ", "positive", short="lr")
 
     def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
@@ -155,6 +157,11 @@ class ASkip(RSkip):
         with torch.no_grad():
             mean = (expected * kept).sum() / kept.sum().clamp(min=1.0)
             self.mean_steps.lerp_(mean.to(self.mean_steps.dtype), 0.01)
+
+    def mismatch(self, noted: Optional[Dict[str, Any]]) -> str:
+        """An rskip's state is fit: :meth:`adopt` makes it one of this skip."""
+        rskip = noted is not None and (noted["kind"] == "rskip" or noted.get("skip_lambda") == 1.0)
+        return "" if rskip else super().mismatch(noted)
 
     def take_cost(self) -> Tuple[float, Optional[Tensor]]:
         """tau and E[k] at each position of the last forward pass in training, 0 where padded; once, then None."""

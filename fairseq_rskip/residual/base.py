@@ -6,14 +6,15 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from ..norms import NORMS, at_least_float32, check_layout, create_norm
+from ..norms import NORMS, Norms, at_least_float32, check_layout, create_norm
 from . import options as opt
 from .place import Branch, Place
+from .state import WithRule
 
 KINDS: Dict[str, Any] = {}
 
 
-class SkipConnection(nn.Module):
+class SkipConnection(WithRule):
     """A skip connection ``y = skip(x, f_x, padding_mask=None)``; also the base class of every kind.
 
     Args:
@@ -46,6 +47,7 @@ class SkipConnection(nn.Module):
             "last block, linear in depth",
             "rate",
             short="drop",
+            in_rule=False,
         )
 
     kind = ""
@@ -108,7 +110,7 @@ class SkipConnection(nn.Module):
             self._refuse_two_norms()
             self.pre_norm = create_norm("layer", dim, *layout)
         self.uses_padding_mask = first.uses_padding_mask
-        self.norms = nn.ModuleList()
+        self.norms = Norms()
         if self.norm_stands == "after" and self.norm_name != "none":
             self.norms.extend(create_norm(self.norm_name, dim, *self.norm_layout(layout)) for _ in range(self.steps()))
 
@@ -119,8 +121,10 @@ class SkipConnection(nn.Module):
                 raise ValueError(f"{name}={value!r}: kind {self.kind} has no such option; it has {', '.join(known)}")
         if self.channel_dim == 1 and self.norm_stands == "before":
             if given.get("norm", "none") != "none":
-                raise ValueError(f"norm={given['norm']!r}: expected 'none' for kind {self.kind!r} in a ResNet, whose "
-                                 "branches begin with a norm of their own")
+                raise ValueError(
+                    f"norm={given['norm']!r}: expected 'none' for kind {self.kind!r} in a ResNet, whose "
+                    "branches begin with a norm of their own"
+                )
             given = {**given, "norm": "none"}
         options = self.Options(**given)
         opt.check(options, self.kind)
@@ -292,7 +296,7 @@ class SkipConnection(nn.Module):
 
     def _through(self, norm: Any, a: Tensor, b: Tensor, c: Tensor, x: Tensor, f_x: Tensor, padding_mask: Any) -> Any:
         """The coefficients after ``norm``."""
-        scale, shift = norm.affine(a * at_least_float32(x) + b * f_x + c, padding_mask)
+        scale, shift = norm.affine_map(a * at_least_float32(x) + b * f_x + c, padding_mask)
         return scale * a, scale * b, scale * c + shift
 
     def skip_ratio(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:

@@ -23,7 +23,7 @@ class Highway(LearnedSkip):
 
     @dataclasses.dataclass(frozen=True)
     class Options(WithoutNorm):
-        gate_bias: float = opt.option(-1.0, "where the bias of a gate starts", "real")
+        gate_bias: float = opt.start(-1.0, "the bias of a gate")
 
     def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
         super().__init__(dim, kind, **options)
@@ -48,7 +48,7 @@ class ExclusiveGate(Highway):
 
     @dataclasses.dataclass(frozen=True)
     class Options(WithoutNorm):
-        gate_bias: float = opt.option(-6.0, "where the bias of a gate starts", "real")
+        gate_bias: float = opt.start(-6.0, "the bias of a gate")
 
 
 class ShortcutGate(ExclusiveGate):
@@ -108,7 +108,7 @@ class DropoutShortcut(ConstantSkip):
 
     @dataclasses.dataclass(frozen=True)
     class Options(WithoutNorm):
-        shortcut_dropout: float = opt.option(0.5, "rate of dropout on the shortcut", "rate")
+        shortcut_dropout: float = opt.option(0.5, "rate of dropout on the shortcut", "rate", in_rule=False)
 
     def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
         super().__init__(dim, kind, **options)

@@ -36,14 +36,22 @@ ACCEPTED: Dict[str, Tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def option(default: Any, text: str, accepts: str = "", choices: Sequence[str] = (), short: str = "") -> Any:
+def option(
+    default: Any, text: str, accepts: str = "", choices: Sequence[str] = (), short: str = "", in_rule: bool = True
+) -> Any:
     """A field of an ``Options`` dataclass.
 
     ``accepts`` is a key of ``ACCEPTED``, or ``choices`` lists the values; ``short`` names the option in a run's name.
+    ``in_rule`` is False for a start, and for what matters in training alone: given the parameters, y in evaluation does
+    not depend on it.
     """
-    return dataclasses.field(
-        default=default, metadata={"help": text, "accepts": accepts, "choices": tuple(choices), "short": short}
-    )
+    made = {"help": text, "accepts": accepts, "choices": tuple(choices), "short": short, "in_rule": in_rule}
+    return dataclasses.field(default=default, metadata=made)
+
+
+def start(default: float, what: str = "the learned weight of the skip or of the branch") -> Any:
+    """An option for where a learned value starts."""
+    return option(default, f"where {what} starts", "real", in_rule=False)
 
 
 def check(options: Any, kind: str) -> None:
@@ -85,8 +93,10 @@ def settings(kinds: Dict[str, Any]) -> List[Setting]:
     for kind, cls in kinds.items():
         for field in dataclasses.fields(cls.Options):
             found.setdefault(field.name, []).append((kind, field))
-    return [Setting(name, uses[0][1].type, _help(uses, len(kinds)), uses[0][1].metadata["choices"])
-            for name, uses in found.items()]
+    return [
+        Setting(name, uses[0][1].type, _help(uses, len(kinds)), uses[0][1].metadata["choices"])
+        for name, uses in found.items()
+    ]
 
 
 def _help(uses: List[Tuple[str, Any]], kinds: int) -> str:

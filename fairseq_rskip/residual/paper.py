@@ -9,22 +9,19 @@ from torch import Tensor, nn
 
 from ..norms import at_least_float32
 from . import options as opt
-from .weighted import ConstantSkip, LearnedSkip, is_hooked
-
-ALPHA = "α: scale of the residual branch F(x) (paper, Table 3: 2, 3); in rskip of its first step"
+from .weighted import ALPHA, ConstantSkip, LearnedSkip, ScaledSkip, is_hooked
 
 
 @dataclasses.dataclass(frozen=True)
-class _Scaled(ConstantSkip.Options):
+class _Scaled(ScaledSkip.Options):
     skip_lambda: float = opt.option(
         2.0,
         "λ: scale of x in xskip (any real > 0), number of steps in rskip (integer ≥ 1); 1 is the plain skip",
         "positive",
     )
-    branch_scale: float = opt.option(1.0, ALPHA, "positive", short="alpha")
 
 
-class XSkip(ConstantSkip):
+class XSkip(ScaledSkip):
     """Expanded skip ``y = G(lambda * x + alpha * F)``: Eq. 2 without G, Eq. 3 with it; lambda < 1 contracts.
 
     lambda = alpha = 1 without G is the plain skip ``x + F``, with layer norm Transformer's post-norm. Shapes and
@@ -35,14 +32,6 @@ class XSkip(ConstantSkip):
     kind = "xskip"
     one_operator = True
     Options = _Scaled
-
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        self.x_scale = float(self.options.skip_lambda)
-        self.f_scale = float(self.options.branch_scale)
-
-    def constants(self) -> Dict[str, float]:
-        return {"lambda": self.x_scale, "alpha": self.f_scale}
 
 
 class RSkip(ConstantSkip):
@@ -74,6 +63,10 @@ class RSkip(ConstantSkip):
 
     def constants(self) -> Dict[str, float]:
         return {"lambda": self.steps(), "alpha": self.f_scale}
+
+    def rule(self) -> Dict[str, Any]:
+        same = self.kind == "rskip" and self.steps() == 1
+        return {**super().rule(), "kind": "xskip" if same else self.kind}
 
     def apply_norms(self, z: Tensor, x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
         """Eq. 4 from the first sum z on."""
@@ -120,7 +113,7 @@ class RSkip(ConstantSkip):
         alpha = self.f_scale * self._kept()
         z, ratio, product = x + alpha * f_x, torch.ones_like(x), torch.ones_like(x)
         for norm in self.norms[:-1]:
-            scale, shift = norm.affine(z, padding_mask)
+            scale, shift = norm.affine_map(z, padding_mask)
             product = product / scale
             ratio = ratio + product
             z = x + (scale * z + shift)
@@ -144,7 +137,7 @@ class WSkip(LearnedSkip):
 
     @dataclasses.dataclass(frozen=True)
     class Options(LearnedSkip.Options):
-        init: float = opt.option(1.0, "where the learned weight of the skip or of the branch starts", "real")
+        init: float = opt.start(1.0)
         branch_scale: float = opt.option(1.0, ALPHA, "positive", short="alpha")
 
     def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):

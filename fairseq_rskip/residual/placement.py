@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..norms import NORMS, at_least_float32, create_norm
 from . import options as opt
-from .paper import ALPHA
-from .weighted import ConstantSkip
+from .weighted import ConstantSkip, ScaledSkip
 
 # batch norm has to know what is padding, which the input of a branch does not say
 ROW_NORMS = tuple(name for name in NORMS if name not in ("none", "batch"))
@@ -40,7 +39,7 @@ class _PlacedNorm(ConstantSkip):
         return not self.norms
 
 
-class PreLN(_PlacedNorm):
+class PreLN(_PlacedNorm, ScaledSkip):
     """Pre-norm ``y = lambda * x + alpha * F(G(x))``; lambda = alpha = 1 is fairseq's ``--encoder-normalize-before``.
 
     Shapes and errors as in :class:`~fairseq_rskip.residual.SkipConnection`.
@@ -49,17 +48,8 @@ class PreLN(_PlacedNorm):
     kind = "preln"
 
     @dataclasses.dataclass(frozen=True)
-    class Options(_PlacedNorm.Options):
-        skip_lambda: float = opt.option(1.0, "λ: scale of x", "positive")
-        branch_scale: float = opt.option(1.0, ALPHA, "positive", short="alpha")
-
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        self.x_scale = float(self.options.skip_lambda)
-        self.f_scale = float(self.options.branch_scale)
-
-    def constants(self) -> Dict[str, float]:
-        return {"lambda": self.x_scale, "alpha": self.f_scale}
+    class Options(_PlacedNorm.Options, ScaledSkip.Options):
+        pass
 
 
 class OutLN(_PlacedNorm):
@@ -79,14 +69,14 @@ class OutLN(_PlacedNorm):
         return self.branch_norm(at_least_float32(f_x))  # rounded to a half type once only, after the sum
 
     def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
-        scale, _ = self.branch_norm.affine(at_least_float32(f_x))
+        scale, _ = self.branch_norm.affine_map(at_least_float32(f_x))
         return torch.ones_like(scale), scale
 
     def coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None
     ) -> Tuple[Tensor, Tensor, Tensor]:
         self.check(x, f_x, padding_mask)
-        scale, shift = self.branch_norm.affine(at_least_float32(f_x))
+        scale, shift = self.branch_norm.affine_map(at_least_float32(f_x))
         return self._expanded(x, torch.ones_like(scale), self._kept() * scale, self._kept() * shift)
 
 

@@ -39,7 +39,7 @@ class SkipInit(LearnedSkip):
 
     @dataclasses.dataclass(frozen=True)
     class Options(WithoutNorm):
-        init: float = opt.option(0.0, "where the learned weight of the skip or of the branch starts", "real")
+        init: float = opt.start(0.0)
 
     def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
         super().__init__(dim, kind, **options)
@@ -79,7 +79,7 @@ class LayerScale(LearnedSkip):
 
     @dataclasses.dataclass(frozen=True)
     class Options(LearnedSkip.Options):
-        init: float = opt.option(0.0, "where the learned weight of the skip or of the branch starts", "real")
+        init: float = opt.start(0.0)
 
     def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
         super().__init__(dim, kind, **options)
@@ -137,7 +137,7 @@ class LearnedScalar(SkipInit):
 
     @dataclasses.dataclass(frozen=True)
     class Options(WithoutNorm):
-        init: float = opt.option(1.0, "where the learned weight of the skip or of the branch starts", "real")
+        init: float = opt.start(1.0)
 
 
 class DeepNorm(ConstantSkip):
@@ -188,7 +188,7 @@ class Admin(LearnedSkip):
 
     @dataclasses.dataclass(frozen=True)
     class Options(LearnedSkip.Options):
-        omega: str = opt.option("profile", "where admin's ω starts", choices=("profile", "formula"))
+        omega: str = opt.option("profile", "where admin's ω starts", choices=("profile", "formula"), in_rule=False)
 
     def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
         super().__init__(dim, kind, **options)

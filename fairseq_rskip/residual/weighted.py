@@ -1,6 +1,7 @@
 """What rules of the form ``y = G(p * x + q * F)`` share: constant weights and their operator, or learned ones."""
 
-from typing import Any, List, Optional, Tuple
+import dataclasses
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +9,10 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..norms import OPERATOR, at_least_float32
+from . import options as opt
 from .base import SkipConnection
+
+ALPHA = "α: scale of the residual branch F(x) (paper, Table 3: 2, 3); in rskip of its first step"
 
 
 class ConstantSkip(SkipConnection):
@@ -56,6 +60,23 @@ class ConstantSkip(SkipConnection):
 
     def growth(self) -> float:
         return self.x_scale
+
+
+class ScaledSkip(ConstantSkip):
+    """What kinds with the options lambda and alpha share: ``x_scale`` is the one, ``f_scale`` the other."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(ConstantSkip.Options):
+        skip_lambda: float = opt.option(1.0, "λ: scale of x", "positive")
+        branch_scale: float = opt.option(1.0, ALPHA, "positive", short="alpha")
+
+    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+        super().__init__(dim, kind, **options)
+        self.x_scale = float(self.options.skip_lambda)
+        self.f_scale = float(self.options.branch_scale)
+
+    def constants(self) -> Dict[str, float]:
+        return {"lambda": self.x_scale, "alpha": self.f_scale}
 
 
 def _computed_by_operator(norm: Any, first: Any) -> bool:

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..norms import BatchNorm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,24 +75,3 @@ def join(device: str) -> Group:
 def leave(group: Group) -> None:
     if group.world > 1:
         dist.destroy_process_group()
-
-
-class _SyncedNorm(nn.SyncBatchNorm):
-    """torch's, called as the norms of this package are; same names in the state dict."""
-
-    owns_output = False
-
-    def forward(self, x: Tensor, padding_mask: None = None) -> Tensor:
-        return super().forward(x)
-
-
-def synchronise_statistics(model: nn.Module) -> nn.Module:
-    """Every batch normalisation, those of the skips included, with statistics over all GPUs. Returns ``model``."""
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # first: it would convert ours, too
-    for module in model.modules():
-        for name, child in module.named_children():
-            if isinstance(child, BatchNorm):
-                synced = _SyncedNorm(child.dim, child.eps, child.momentum)
-                synced.load_state_dict(child.state_dict())
-                setattr(module, name, synced)
-    return model

@@ -19,7 +19,7 @@ from ..safe_load import CheckpointError
 from .batches import Augmenter, Batch, BatchStream, channel_statistics
 from .config import Config
 from .data import ImageSet
-from .distributed import Group, synchronise_statistics
+from .distributed import Group
 from .model import preact_resnet
 
 TEST_BATCH = 500
@@ -45,7 +45,7 @@ class Trainer:
             config.depth, len(images.classes), config.skip_options(), config.shortcut
         )
         if config.sync_bn:
-            self.module = synchronise_statistics(self.module)
+            self.module = nn.SyncBatchNorm.convert_sync_batchnorm(self.module)
         self.module = self.module.to(device).to(memory_format=_FORMATS[config.memory_format])
         self.net = self._wrapped()
         self.movement = Movement(self.module)

@@ -1,0 +1,66 @@
+"""A layer's part of a checkpoint, of stock fairseq or of an earlier version, as the layers of this package name it."""
+
+from typing import Dict
+
+from torch import Tensor, nn
+
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.residual import SkipConnection
+from fairseq_rskip.residual.state import SAVED_AS
+
+# never-trained duplicates that fairseq's encoder layer registers for its fused inference path
+_STOCK_DUPLICATES = [f"{name}_{part}" for name in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")]
+
+
+def upgrade_layer(state_dict: Dict[str, Tensor], name: str, children: Dict[str, nn.Module]) -> None:
+    """Rename a stock fairseq layer's normalisations to ours and drop its duplicates, in place.
+
+    ``children`` are those of the layer ``name``. Raises ``UserError`` where it was trained with another rule.
+    """
+    for duplicate in _STOCK_DUPLICATES:
+        state_dict.pop(f"{name}.{duplicate}", None)
+    for child, skip in children.items():
+        if isinstance(skip, SkipConnection):
+            place = f"{name}.{child}"
+            _rename_stock_norm(state_dict, place, "norms.0" if skip.pre_norm is None else "pre_norm")
+            skip.adopt(state_dict, f"{place}.")
+            _check_lambda(state_dict, place, len(skip.norms))
+            _check_shapes(state_dict, place, skip)
+            _check_rule(state_dict, place, skip)
+
+
+def _rename_stock_norm(state_dict: Dict[str, Tensor], skip: str, ours: str) -> None:
+    """``….final_layer_norm.weight`` is ``….final_skip.norms.0.weight`` here (``.pre_norm.`` before the branch)."""
+    for part in ("weight", "bias"):
+        stock = f"{skip[: -len('_skip')]}_layer_norm.{part}"
+        if stock in state_dict:
+            state_dict[f"{skip}.{ours}.{part}"] = state_dict.pop(stock)
+
+
+def _check_rule(state_dict: Dict[str, Tensor], name: str, skip: SkipConnection) -> None:
+    """Raise ``UserError`` where the checkpoint says that it was trained with another rule."""
+    noted = getattr(state_dict, "_metadata", {}).get(name, {})
+    found = skip.mismatch(noted.get("skip"))
+    if found:
+        raise UserError(f"{name} {SAVED_AS} {found}")
+
+
+def _check_lambda(state_dict: Dict[str, Tensor], skip: str, built: int) -> None:
+    """Raise ``UserError`` where the checkpoint has another number of normalisations for this skip than the model."""
+    found = sum(key.startswith(f"{skip}.norms.") and key.endswith(".weight") for key in state_dict)
+    if found and built and found != built:
+        raise UserError(
+            f"{skip} has {found} normalisations in the checkpoint and {built} in the model: "
+            f"train or generate with the checkpoint's --skip-lambda ({found} for rskip)"
+        )
+
+
+def _check_shapes(state_dict: Dict[str, Tensor], name: str, skip: SkipConnection) -> None:
+    """Raise ``UserError`` where the rule's parameters have other shapes in the checkpoint than in the model."""
+    for parameter, built in skip.learned().items():
+        found = state_dict.get(f"{name}.{parameter}")
+        if found is not None and found.shape != built.shape:
+            raise UserError(
+                f"{name}.{parameter} has shape {list(found.shape)} in the checkpoint and {list(built.shape)} in the "
+                f"model: train or generate with the checkpoint's own --skip options (here {skip.label()})"
+            )
