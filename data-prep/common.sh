@@ -237,8 +237,32 @@ prepare() {
   python -c 'import fairseq_rskip' 2>/dev/null || die "the package fairseq_rskip is not installed: pip install -e $(realpath "$here/..")"
   out=${positional[0]:-$here/../data/$corpus}
   open_folder
-  run_job make_all
-  [[ $job_status -eq 0 ]] || exit "$job_status"
+  run_stages
+}
+
+# Runs make_all in a process group of its own, so that a signal to the script ends every process that it started, the
+# obstinate ones after ten seconds. Not to be called in a condition, which would switch errexit off inside make_all.
+run_stages() {
+  local job status=0
+  set -m
+  make_all &
+  job=$!
+  set +m
+  trap 'stop 130' INT
+  trap 'stop 143' TERM HUP
+  wait "$job" || status=$?
+  trap - INT TERM HUP
+  return "$status"
+}
+
+stop() {
+  local tenths=100
+  trap '' INT TERM HUP
+  { kill -TERM -- "-$job" && wait "$job"; } 2>/dev/null || true
+  while kill -0 -- "-$job" 2>/dev/null && ((tenths--)); do sleep 0.1; done
+  kill -KILL -- "-$job" 2>/dev/null || true
+  printf 'error: interrupted; the same command resumes from here\n' >&2
+  exit "$1"
 }
 
 make_all() {

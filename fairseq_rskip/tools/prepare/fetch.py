@@ -22,7 +22,10 @@ from fairseq_rskip import files
 from fairseq_rskip.errors import RESUME, UserError, exit_status
 from fairseq_rskip.tools.console import Parser
 
-CHECKSUM = re.compile("sha256:[0-9a-f]{64}|git-blob:[0-9a-f]{40}|md5:[0-9a-f]{32}")
+ROW = re.compile(
+    r"([^/.\t][^/\t]*)\t(-|[0-9]+)\t(sha256:[0-9a-f]{64}|git-blob:[0-9a-f]{40}|md5:[0-9a-f]{32})"
+    r"((?:\t(?:https?|ftp|file)://\S+)+)"
+)
 URL = re.compile(r"(https?|ftp|file)://\S+")
 CURL = ("curl", "-fL", "--globoff", "-C", "-", "-w", "%{http_code}", "--connect-timeout", "20", "--speed-limit", "100")
 STALL = 30  # seconds of next to no data after which an attempt is given up
@@ -44,29 +47,21 @@ def read_list(path: Path) -> List[Archive]:
     """The archives of a list. Raises ``UserError`` naming the row that is malformed."""
     archives: List[Archive] = []
     for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
-        if line.strip() and not line.startswith("#"):
-            try:
-                archives.append(_parse(*line.split("\t"), taken=[archive.name for archive in archives]))
-            except ValueError as error:
-                raise UserError(f"{path} line {number}: {error}") from None
+        if not line.strip() or line.startswith("#"):
+            continue
+        row = ROW.fullmatch(line)
+        if not row:
+            raise UserError(
+                f"{path} line {number}: expected, separated by tabs, a name without '/', its size or '-', sha256:,"
+                " git-blob: or md5: with all digits, and http://, https://, ftp:// or file:// URLs"
+            )
+        name, size, checksum, urls = row.groups()
+        if any(name == archive.name for archive in archives):
+            raise UserError(f"{path} line {number}: {name} is listed twice")
+        archives.append(Archive(name, None if size == "-" else int(size), checksum, tuple(urls.split())))
     if not archives:
         raise UserError(f"{path} lists no archive")
     return archives
-
-
-def _parse(name: str, size: str = "", checksum: str = "", *urls: str, taken: Sequence[str]) -> Archive:
-    if not urls:
-        raise ValueError("a row has name, size or -, checksum, URL(s), separated by tabs")
-    if "/" in name or name.startswith(".") or name in taken:
-        raise ValueError(f"{name!r} is listed twice, has a '/', or begins with a '.'")
-    if not re.fullmatch("-|[0-9]+", size):
-        raise ValueError(f"the size {size!r} is neither a number of bytes nor '-'")
-    if not CHECKSUM.fullmatch(checksum):
-        raise ValueError(f"the checksum {checksum!r} is neither sha256:, git-blob: nor md5: and its hexadecimal digits")
-    for url in urls:
-        if not URL.fullmatch(url):
-            raise ValueError(f"{url!r} is not an http://, https://, ftp:// or file:// URL")
-    return Archive(name, None if size == "-" else int(size), checksum, urls)
 
 
 def checksum_of(path: Path, kind: str) -> str:
