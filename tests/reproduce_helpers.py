@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import yaml
-from conftest import ROOT, run_command
+from conftest import ROOT
 
 from fairseq_rskip.tools.reproduce.main import main
 
@@ -52,13 +52,8 @@ def reproduce(capfd, *argv):
     return (status, *capfd.readouterr())
 
 
-def reproduce_process(*argv, home, **options):
-    """reproduce.py in a process of its own; ``home`` takes the place of the user's, where decoded images are kept."""
-    return run_command([sys.executable, SCRIPT, *argv], env={"HOME": str(home)}, **options)
-
-
 def start(*argv, home, program=(str(SCRIPT),)):
-    """reproduce.py in the background, one thread."""
+    """reproduce.py in the background, one thread; ``home`` is the user's, where decoded images are kept."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "HOME": str(home)}
     command = [sys.executable, *program, *map(str, argv)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")

@@ -116,7 +116,7 @@ def test_the_device_is_found(monkeypatch, available, capability, cpu, fp32, expe
             1,
             "status 1: OSError: full",
         ),
-        ("H-0\t-1\tx\n", -9, "killed by signal 9, out of memory perhaps"),
+        ("H-0\t-1\tx\n", -9, "killed by SIGKILL, out of memory perhaps"),
         ("", 1, "it said nothing"),
     ],
 )

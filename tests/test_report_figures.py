@@ -34,7 +34,7 @@ def tree(tmp_path):
 def slow_script(tmp_path, monkeypatch):
     path = tmp_path / "stand in.py"
     path.write_text(STAND_IN)
-    monkeypatch.setattr(report_figures, "SCRIPT", path)
+    monkeypatch.setattr(report_figures, "ANALYZE", [sys.executable, str(path)])
     return path
 
 

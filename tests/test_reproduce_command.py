@@ -44,8 +44,8 @@ def test_set_takes_values_as_yaml_has_them():
 
 @pytest.mark.parametrize(
     "words",
-    [*(("--scale", x) for x in ("0", "-1", "1.5", "nan", "x")), ("--seeds", "x"), ("--jobs", "0")],
-    ids=["scale 0", "scale -1", "scale 1.5", "scale nan", "scale x", "seeds x", "jobs 0"],
+    [*(("--scale", x) for x in ("0", "-1", "nan", "x")), ("--seeds", "x"), ("--jobs", "0")],
+    ids=["scale 0", "scale -1", "scale nan", "scale x", "seeds x", "jobs 0"],
 )
 def test_options_that_make_no_sense_are_one_line(capfd, words):
     status, out, error = reproduce(capfd, "run", "table1", *words)

@@ -1,18 +1,23 @@
-"""`reproduce.py run --launcher slurm`: by submitit's local executor, and by a stand-in sbatch that runs its scripts."""
+"""`reproduce.py run --launcher slurm`, by a stand-in sbatch that runs its scripts; and what a job does on signals."""
 
 import json
+import os
+import pickle
 import signal
+import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from conftest import ROOT, run_command
+from conftest import ROOT
 from fake_slurm import FakeSlurm, parameters, until
 
+from fairseq_rskip.tools.reproduce import execution, runs, slurm
 from fairseq_rskip.tools.reproduce import main as program
-from fairseq_rskip.tools.reproduce import runs, slurm, squeue
 from fairseq_rskip.tools.reproduce.options import parse
+from fairseq_rskip.tools.reproduce.runs import BROKEN, DONE, State
 
 SMALL = ["table1", "--corpus", "digits", "--seeds", "1", "--rows", "1xSkip", "2rSkip+LN"]
 SHORT = [*SMALL, "--scale", "0.002", "--set", "depth=8", "batch-size=16", "save-interval=10"]  # 128 iterations
@@ -30,7 +35,7 @@ def reproduce(capsys, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest's own handlers stay
 
     def call(*argv):
-        squeue.ask.cache_clear()  # as in a new process
+        runs.queued_jobs.cache_clear()  # as in a new process
         capsys.readouterr()
         status = program.main([str(word) for word in argv])
         out, error = capsys.readouterr()
@@ -60,22 +65,8 @@ def says(path, text):
     return text in path.read_text("utf-8")
 
 
-def values(out):
-    return {kind: runs.read(path)["metrics"]["values"] for kind, path in folders(out).items()}
-
-
-@pytest.fixture(scope="module")
-def truth(tmp_path_factory):
-    """What the local launcher's runs give."""
-    out = tmp_path_factory.mktemp("local")
-    argv = [sys.executable, ROOT / "scripts" / "reproduce.py", "run", *SHORT, "--output", out, "--jobs", "2"]
-    done = run_command(argv)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return values(out)
-
-
 @pytest.mark.slow
-def test_an_array_is_interrupted_requeued_and_done(tmp_path, truth, fake, reproduce):
+def test_an_array_is_interrupted_requeued_and_done(tmp_path, fake, reproduce):
     """The first run is at its time limit, the second is pre-empted; both go on from where they were."""
     out = tmp_path / "kết quả 2"
     more = ["--partition", "long", "--gpus", "2", "--time", "0:20:00", "--array-size", "2", "--mem", "4G"]
@@ -111,7 +102,7 @@ def test_an_array_is_interrupted_requeued_and_done(tmp_path, truth, fake, reprod
         assert (folder / "log.txt").read_text().count("resuming from iteration") == 1
         assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 2
         assert not {"queued", "failed"} & set(runs.read(folder))
-    assert values(out) == truth
+        assert json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["iteration"] == 128
     status, lines = reproduce(*argv)
     assert status == 0 and len(fake.calls("sbatch")) == 1
     assert [line.split(" already")[0] for line in lines] == ["done", "done", "nothing to submit"]
@@ -159,7 +150,6 @@ def test_what_sbatch_says_is_the_error(tmp_path, fake, reproduce):
     said = "invalid partition specified: nowhere; Batch job submission failed: Invalid partition name specified"
     assert status == 1 and lines == [f"error: SLURM refused: {said}"]
     assert not any("queued" in runs.read(path) for path in folders(out).values()) and len(folders(out)) == 2
-    assert [path.name for path in (out / "slurm").iterdir()] == [".lock"]
     _, lines = reproduce("status", "--output", out)
     assert sum("seed 1: not run" in line for line in lines) == 2
 
@@ -177,14 +167,6 @@ def test_without_slurm_nothing_is_written(tmp_path, fake, reproduce):
     assert not out.exists() and not (tmp_path / "50%").exists()
 
 
-def test_a_job_that_started_already_is_not_noted_as_queued(tmp_path):
-    slurm.note_job(tmp_path, "7")
-    assert runs.read(tmp_path) == {}
-    runs.note(tmp_path, queued={"job": None})
-    slurm.note_job(tmp_path, "7")
-    assert runs.read(tmp_path) == {"queued": {"job": "7"}}
-
-
 @pytest.mark.parametrize(
     "options, said",
     [
@@ -193,12 +175,10 @@ def test_a_job_that_started_already_is_not_noted_as_queued(tmp_path):
         (["--array-size", "3"], "--array-size is an option of --launcher slurm"),
         (["--slurm", "constraint=a"], "--slurm is an option of --launcher slurm"),
         ([*SLURM, "--jobs", "2"], "--jobs is an option of --launcher local"),
-        ([*SLURM, "--time", "5"], "argument --time: '5': expected 10 minutes at least"),
         ([*SLURM, "--time", "tomorrow"], "argument --time: 'tomorrow': expected minutes, HH:MM:SS or D-HH:MM:SS"),
-        ([*SLURM, "--mem", "lots"], "argument --mem: 'lots': expected a size such as 64G, or a number of megabytes"),
         ([*SLURM, "--gpus", "-1"], "argument --gpus: '-1' is not a whole number of at least 0"),
-        ([*SLURM, "--slurm", "nodes=2"], "argument --slurm: 'nodes=2': nodes has a value that stays as it is"),
-        ([*SLURM, "--slurm", "qos=high"], "argument --slurm: 'qos=high': qos has --qos of its own"),
+        ([*SLURM, "--slurm", "nodes=2"], "argument --slurm: 'nodes=2': nodes is set already, by an option of its own"),
+        ([*SLURM, "--slurm", "qos=high"], "argument --slurm: 'qos=high': qos is set already"),
         ([*SLURM, "--slurm", "a=b\n#"], "argument --slurm: 'a=b\\n#': expected KEY=VALUE"),
     ],
 )
@@ -216,3 +196,70 @@ def test_options_that_make_no_sense_are_one_line(capsys, options, said):
 def test_times_are_those_of_sbatch(text, minutes):
     """Examples after sbatch's manual page: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on."""
     assert parse(["run", "table1", *SLURM, "--time", text]).time == minutes
+
+
+# a job as submitit runs it, with a run that says what it hears
+AS_SUBMITIT_DOES = """
+import signal, sys
+from fairseq_rskip.tools.reproduce import execution, runs, slurm
+
+def execute(folder, job):
+    (folder / "ready").write_text(job)
+    execution.stopping.wait(60)
+    with open(folder / "said", "a") as file:
+        file.write("saved\\n")
+    return runs.State(runs.STOPPED)
+
+execution.execute = execute
+attempt = slurm.Attempt(".")
+def usr2(*_):
+    if sys.argv[1] == "too often":
+        raise RuntimeError("timed-out too many times")
+    print("asked", type(attempt.checkpoint().function).__name__, attempt.state.name, flush=True)
+    sys.exit(255)
+signal.signal(signal.SIGUSR2, usr2)
+attempt()
+"""
+CASES = {"time is up": (False, "requeued"), "pre-empted": (True, "requeued"), "too often": (False, "too often")}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_signals_let_the_run_save_once(tmp_path, case):
+    """TERM: saved, and the job stays for SLURM to kill. USR2: saved, then what submitit does."""
+    preempted, ends = CASES[case]
+    variables = {"PYTHONPATH": str(ROOT), "SLURM_JOB_ID": "12", "SUBMITIT_EXECUTOR": "slurm"}
+    command = [sys.executable, "-c", AS_SUBMITIT_DOES, ends]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    job = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **variables}, **pipes)
+    until(lambda: (tmp_path / "ready").exists() and (tmp_path / "ready").read_text() == "12", 60)
+    if preempted:
+        job.send_signal(signal.SIGTERM)
+        until((tmp_path / "said").exists, 60)
+        time.sleep(0.3)
+        assert job.poll() is None
+    job.send_signal(signal.SIGUSR2)
+    out, error = job.communicate(timeout=60)
+    assert (tmp_path / "said").read_text() == "saved\n"
+    if ends == "too often":
+        assert (job.returncode, out) == (1, "") and "timed-out too many times" in error
+    else:
+        assert (job.returncode, out) == (255, "asked Attempt stopped\n")
+
+
+def test_a_run_that_ended_is_not_queued_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(execution, "stop", lambda: None)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    for state in (State(DONE), State(BROKEN, detail="too hot")):
+        monkeypatch.setattr(execution, "execute", lambda folder, job, state=state: state)
+        attempt = pickle.loads(pickle.dumps(slurm.Attempt(str(tmp_path))))
+        if state.name == BROKEN:
+            with pytest.raises(RuntimeError, match="failed: too hot; .*/log.txt says more"):
+                attempt()
+            assert attempt.checkpoint() is None
+        else:
+            attempt()
+            with pytest.raises(SystemExit) as ended:
+                attempt.checkpoint()
+            assert not ended.value.code

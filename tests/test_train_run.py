@@ -154,7 +154,7 @@ FAILURES = {
         "ended with status 1: OSError: first",
     ),
     "one line of ours": ("echo 'fairseq-train: error: argument --x'; exit 2", "status 2: error: argument --x"),
-    "killed": ("kill -9 $$", "killed by signal 9, out of memory perhaps"),
+    "killed": ("kill -9 $$", "killed by SIGKILL, out of memory perhaps"),
     "nothing": ("exit 1", "ended with status 1: it said nothing"),
 }
 

@@ -99,13 +99,23 @@ _ERROR = r"(?:[\w-]+: )?(error: .*)|((?:[\w.]*(?:Error|Exception|Exit)\b)(?::.*)
 def explain(name: str, output: str, status: int) -> str:
     """One line on why the command ``name`` ended with ``status``: the last error in its output, else its last line."""
     if status < 0:
-        return f"{name} was killed by signal {-status}" + (", out of memory perhaps" if status == -9 else "")
+        return f"{name} was {killed_by(-status)}"
+    return f"{name} ended with status {status}: {explanation(output)}"
+
+
+def killed_by(number: int) -> str:
+    """What ended a command, in words."""
+    name = signal.Signals(number).name
+    return f"killed by {name}" + (", out of memory perhaps" if number == signal.SIGKILL else "")
+
+
+def explanation(output: str) -> str:
+    """The last error in a failed command's ``output``, else its last line."""
     # what goes wrong while an interpreter ends is not the reason
     text = re.sub(r"^Exception ignored in.*?^[\w.]*(Error|Exception)\b.*?$", "", output, flags=re.MULTILINE | re.DOTALL)
     lines = [line.strip() for line in re.split(r"[\r\n]", text) if line.strip()]
     named = [next(filter(None, match.groups())) for match in (re.match(_ERROR, line) for line in lines) if match]
-    last = (named or lines or ["it said nothing"])[-1]
-    return f"{name} ended with status {status}: {last[:500]}"
+    return (named or lines or ["it said nothing"])[-1][:500]
 
 
 def full_disk(output: str) -> bool:

@@ -3,7 +3,6 @@
 import json
 import shlex
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
@@ -13,17 +12,17 @@ from fairseq_rskip.files import write_json
 from fairseq_rskip.tools.console import print_line
 from fairseq_rskip.tools.evaluate.cached import is_made, key_path
 from fairseq_rskip.tools.reproduce.execution import last_error
-from fairseq_rskip.tools.reproduce.tables import ROOT
+from fairseq_rskip.tools.reproduce.tables import tool
 from fairseq_rskip.tools.reproduce.translation import CHECKPOINTS, EVALUATION
 
 from . import conditions
 from .numbers import Line, Result, different
 
+ANALYZE = tool("analyze.py", "analyze")
 PAPER = {"marker": "D", "linestyle": "", "color": "0.45", "markerfacecolor": "none", "zorder": 3}
 OURS = {"marker": "o", "linestyle": "", "color": figures.COLOURS[0]}
 REMARK_COLOUR = "#8a4b00"
 PANELS = 3  # side by side; more columns of a table share one
-SCRIPT = ROOT / "scripts" / "analyze.py"
 CURVES = "curves"
 TITLES = {
     "gradients": "Gradient norm at the output of every residual block",
@@ -147,7 +146,7 @@ def analyse(result: Result, name: str, folder: Path, examples: Optional[int]) ->
     alt = f"{TITLES[name]}: {', '.join(map(_label, lines))}"
     figure = Figure(folder / f"{result.plan.name}-{name}", TITLES[name], about, alt)
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    command = [sys.executable, str(SCRIPT), name, "--output", str(figure.stem), *words, *models]
+    command = [*ANALYZE, name, "--output", str(figure.stem), *words, *models]
     key = {"command": command[1:], "results": json.dumps([line.metrics for line in lines])}
     picture, log = figure.file(".png"), figure.file(".log")
     if is_made(picture, key) and all(figure.file(ending).exists() for ending in figures.ENDINGS):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Set
 
 from fairseq_rskip.tools.console import print_line
+from fairseq_rskip.tools.process import explanation, killed_by
 
 from . import runs
 from .plans import TASKS, Run
@@ -26,8 +27,10 @@ stopping = threading.Event()
 _children: Set[subprocess.Popen] = set()
 
 
-def execute(folder: Path, environment: Optional[Dict[str, str]] = None) -> State:
+def execute(folder: Path, environment: Optional[Dict[str, str]] = None, job: Optional[str] = None) -> State:
     """Do the run of ``folder``, from where it was left; ``environment`` is added to this process's.
+
+    It stays noted as queued by the SLURM ``job``, which starts again by itself.
 
     Returns what became of it: done, failed with the last error, stopped by ``stop``, or running elsewhere. Raises
     ``UserError`` if ``folder`` is no run's.
@@ -36,10 +39,10 @@ def execute(folder: Path, environment: Optional[Dict[str, str]] = None) -> State
     with runs.holding(folder) as lock:
         if lock is None:
             return State(RUNNING, detail="by another process")
-        return _attempt(run, environment or {}, lock.fileno())
+        return _attempt(run, environment or {}, lock.fileno(), {"job": job} if job else None)
 
 
-def _attempt(run: Run, environment: Dict[str, str], lock: int) -> State:
+def _attempt(run: Run, environment: Dict[str, str], lock: int, queued: Optional[Dict[str, str]]) -> State:
     folder, before = run.folder, runs.read(run.folder)
     if runs.metrics(before):
         return State(DONE, 1.0)
@@ -47,7 +50,7 @@ def _attempt(run: Run, environment: Dict[str, str], lock: int) -> State:
     about = runs.about(run)
     # what has ended is not run twice: fairseq would train on where --patience has ended it
     complete = before.get("complete", 0) if before.get("commands") == about["commands"] else 0
-    runs.note(folder, **about, attempts=attempts, failed=None, queued=None)
+    runs.note(folder, **about, attempts=attempts, failed=None, queued=queued)
     start, log = time.time(), folder / runs.LOG
     for number, command in enumerate(about["commands"][complete:], complete + 1):
         print_line(shlex.join(command))
@@ -56,19 +59,21 @@ def _attempt(run: Run, environment: Dict[str, str], lock: int) -> State:
         if stopping.is_set():
             return State(STOPPED)
         if status:
-            return _failed(folder, f"status {status}", _reason(status, log, begins), command)
+            return _failed(folder, f"status {status}", last_error(log, begins, status), command)
         runs.note(folder, complete=number)
     result = TASKS[run.task].metrics(run.settings, folder)
     if result is None:
         error = "the commands ended well, and left no whole result"
         return _failed(folder, "no result", error, about["commands"][-1])
-    runs.note(folder, metrics={**result, "seconds": round(time.time() - start, 1), **runs.stamp()}, complete=None)
+    runs.note(
+        folder, metrics={**result, "seconds": round(time.time() - start, 1), **runs.stamp()}, complete=None, queued=None
+    )
     return State(DONE, 1.0)
 
 
 def _failed(folder: Path, status: str, error: str, command: List[str]) -> State:
     failed = {"error": error, "status": status, "command": shlex.join(command), **runs.stamp()}
-    runs.note(folder, failed=failed, complete=None)
+    runs.note(folder, failed=failed, complete=None, queued=None)
     return State(BROKEN, detail=error)
 
 
@@ -127,19 +132,11 @@ def _signal(child: subprocess.Popen, number: int) -> None:
         os.killpg(child.pid, number)
 
 
-def _reason(status: int, log: Path, begins: int) -> str:
-    if status < 0:  # by a signal: what it said last is no error
-        killed = f"killed by {signal.Signals(-status).name}"
-        return f"{killed}, out of memory perhaps" if -status == signal.SIGKILL else killed
-    return last_error(log, begins)
-
-
-def last_error(log: Path, begins: int) -> str:
-    """The last line after byte ``begins`` of ``log`` that says what went wrong, else the last line."""
+def last_error(log: Path, begins: int = 0, status: int = 1) -> str:
+    """Why the command whose output begins at byte ``begins`` of ``log`` has ended with ``status``, as one line."""
     with open(log, "rb") as file:
         file.seek(begins)
         text = file.read().decode("utf-8", "replace")
-    lines = [line.strip() for line in re.split(r"[\r\n]+", text)[1:] if line.strip()]  # the first is the command
-    errors = [line for line in lines if re.match(r"(\S+: )?error: |[\w.]*(Error|Exception)(:|$)", line)]
-    line = (errors or lines or ["it said nothing"])[-1]
-    return re.sub(r"^error: ", "", line)[:500]
+    if status < 0:  # by a signal: what it said last is no error
+        return killed_by(-status)
+    return re.sub(r"^error: ", "", explanation(text.partition("\n")[2]))  # the first line is the command

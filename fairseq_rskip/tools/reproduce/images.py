@@ -13,7 +13,7 @@ from fairseq_rskip.vision.imagefolder import ARCHIVES, SPLITS
 from fairseq_rskip.vision.logs import LOG
 from fairseq_rskip.vision.run import RESULT
 
-from .tables import METRICS, Cell, Options, Settings, StandIn, tool
+from .tables import METRICS, Cell, Options, Settings, StandIn, one_number, tool
 
 FIELDS = {field.name.replace("_", "-"): field for field in dataclasses.fields(Config)}
 FREE = [name for name, field in FIELDS.items() if field.metadata.get("free")]  # no part of what a run is
@@ -45,16 +45,6 @@ def data_name(data: str) -> str:
     return f"folder {name}" if name in DATA_SETS and data.startswith(FOLDER) else name
 
 
-def is_data(data: str, wanted: str) -> bool:
-    """Whether ``data`` is the data set, or the folder, that a table names."""
-    return data == find_data(wanted)
-
-
-def is_free(option: str) -> bool:
-    """Whether an option (``--set device=cpu``) leaves a run what it is."""
-    return option in FREE
-
-
 def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Options) -> Settings:
     """The cell's options, the schedule shortened to ``scale`` of its length.
 
@@ -63,15 +53,13 @@ def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Op
     options = {**stand_in.options, **cell.options, **changed}
     whole = _config(data, options)
     if scale != 1:
-        warmup, steps = (
-            round(whole.warmup_iterations * scale),
-            sorted({max(1, round(step * scale)) for step in whole.milestones or ()}),
-        )
-        options.update(iterations=max(1, round(whole.iterations * scale)), **{"warmup-iterations": warmup})
+        steps = sorted({max(1, round(step * scale)) for step in whole.milestones or ()})
+        options["iterations"] = max(1, round(whole.iterations * scale))
+        options["warmup-iterations"] = round(whole.warmup_iterations * scale)
         options.update({"milestones": steps} if steps else {})
     config, defaults = _config(data, options), _config(data, {})
     about = {
-        name: _one_number(value)
+        name: one_number(value)
         for name, value in config.fixed().items()
         if name in ("data", "iterations") or value != getattr(defaults, name)
     }
@@ -100,16 +88,9 @@ def _words(data: str, options: Options) -> List[str]:
         if isinstance(value, bool):
             words += [] if value == bool(default) else [f"--no-{name}" if default else f"--{name}"]
         else:
-            words += [
-                f"--{name}",
-                *(str(_one_number(each)) for each in (value if isinstance(value, list) else [value])),
-            ]
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{name}", *(str(one_number(each)) for each in values)]
     return words
-
-
-def _one_number(value: Any) -> Any:
-    """One way for one number: 2.0 is 2."""
-    return int(value) if type(value) is float and value.is_integer() and abs(value) < 2**53 else value
 
 
 def commands(settings: Settings, seed: int, folder: Path) -> List[List[str]]:

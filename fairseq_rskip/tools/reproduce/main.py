@@ -11,7 +11,7 @@ import yaml
 from fairseq_rskip.errors import RESUME, UserError, exit_status
 from fairseq_rskip.tools.console import print_line
 
-from . import loading, local, plans, runs, tables
+from . import loading, local, plans, runs, slurm, tables
 from .execution import execute
 from .options import parse
 from .plans import TASKS, Plan, Run
@@ -56,34 +56,24 @@ def run(options: argparse.Namespace) -> None:
         return show(made, options)
     places = local.environments(options.jobs) if options.launcher == "local" else []
     if options.launcher == "slurm":
-        from . import slurm
-
         slurm.check(options)
     for plan in made:
         plans.check_data(plan)
     for plan in made:
         plans.save(plan, options.output)
-    if options.launcher == "slurm":
-        slurm.submit(list(_ready(made, options).values()), options)
-        for outcome in _open_sweeps(made, options):
-            print_line(f"{outcome.cell}: {outcome.waits_for_sweep}; the same command then submits its other seeds")
-        return None
-    return run_here(made, places, options)
+    if options.launcher == "local":
+        return run_here(made, places, options)
+    slurm.submit(_ready(made, options), options)
+    for outcome in _open_sweeps(made, options):
+        print_line(f"{outcome.cell}: {outcome.waits_for_sweep}; the same command then submits its other seeds")
 
 
 def run_here(made: List[Plan], places: List[Dict[str, str]], options: argparse.Namespace) -> None:
-    """Do the runs on this machine, after sweeps also what they have chosen. Raises ``UserError`` if one failed."""
+    """Do the runs on this machine, after sweeps also what they have chosen. Raises ``RunsFailed`` if one failed."""
     states, seen = [], set()
-    while True:
-        waiting = [run for folder, run in _ready(made, options).items() if folder not in seen]
-        if not waiting:
-            break
+    while waiting := [run for run in _ready(made, options) if run.folder not in seen]:
         seen.update(run.folder for run in waiting)
-        found = [(run, runs.state(run)) for run in waiting]
-        for run, state in found:
-            if state.name in (runs.DONE, runs.RUNNING):
-                print_line(f"{state} already {run}")
-        todo = [run for run, state in found if state.name not in (runs.DONE, runs.RUNNING)]
+        todo = runs.still_to_do(waiting)
         for run in todo:
             runs.prepare(run)
         states += local.run_all(todo, places)
@@ -94,18 +84,17 @@ def run_here(made: List[Plan], places: List[Dict[str, str]], options: argparse.N
 
 def show(made: List[Plan], options: argparse.Namespace) -> None:
     """The commands of what would be run."""
-    for run in _ready(made, options).values():
+    for run in _ready(made, options):
         print_line(f"# {run}: {runs.state(run)}")
         for command in run.commands():
             print_line(shlex.join(command))
     for outcome in _open_sweeps(made, options):
-        print_line(
-            f"# {outcome.cell}: {outcome.waits_for_sweep}; then the best with seeds {options.seeds or 'to come'}"
-        )
+        seeds = options.seeds or "to come"
+        print_line(f"# {outcome.cell}: {outcome.waits_for_sweep}; then the best with seeds {seeds}")
 
 
-def _ready(made: List[Plan], options: argparse.Namespace) -> Dict[Any, Run]:
-    return {run.folder: run for plan in made for run in ready_runs(plan, options.output)}
+def _ready(made: List[Plan], options: argparse.Namespace) -> List[Run]:
+    return list({run.folder: run for plan in made for run in ready_runs(plan, options.output)}.values())
 
 
 def _open_sweeps(made: List[Plan], options: argparse.Namespace) -> List[Outcome]:
@@ -141,13 +130,15 @@ def status(options: argparse.Namespace) -> None:
     found = plans.load_all(options.output)
     if not found:
         print_line(f"nothing has been run in {options.output}; reproduce.py list shows what can be")
-    check_names(options.tables, found)
+    known = list(dict.fromkeys(plan.table.name for plan in found))
+    for name in options.tables:
+        if name not in known:
+            raise UserError(f"no table named {name!r} has been run here; there are {', '.join(known) or 'none'}")
     for plan in found:
-        if options.tables and plan.table.name not in options.tables:
-            continue
-        print_line(f"{plan.name}: {plan.table.title}" + ("" if plan.whole else " (not as the table's file has it)"))
-        for cell in plan.cells:
-            _show_outcome(plan, collect(plan, cell, options.output))
+        if plan.table.name in (options.tables or known):
+            print_line(f"{plan.name}: {plan.table.title}" + ("" if plan.whole else " (not as the table's file has it)"))
+            for cell in plan.cells:
+                _show_outcome(plan, collect(plan, cell, options.output))
 
 
 def _show_outcome(plan: Plan, outcome: Outcome) -> None:
@@ -155,25 +146,12 @@ def _show_outcome(plan: Plan, outcome: Outcome) -> None:
     for trial in outcome.trials:
         said = trial.state if trial.value is None else f"{tables.HELD_OUT[plan.table.task]} {trial.value:.3f}"
         mark = "  chosen" if trial.swept == outcome.chosen else ""
-        print_line(f"  {outcome.cell}, {_words(trial.swept)}: {said}{mark}")
+        swept = ", ".join(f"{name} {value}" for name, value in trial.swept.items())
+        print_line(f"  {outcome.cell}, {swept}: {said}{mark}")
     for seed, state in outcome.states.items():
         value = outcome.metrics.get(seed, {}).get("values", {}).get(metric)
-        print_line(
-            f"  {outcome.cell}, seed {seed}: {state}"
-            + ("" if value is None else f"  {metric} {value:.{3 if 'loss' in metric else 2}f}")
-        )
-
-
-def _words(options: Options) -> str:
-    return ", ".join(f"{name} {value}" for name, value in options.items())
-
-
-def check_names(names: List[str], made: List[Plan]) -> None:
-    """Raise ``UserError`` for a table of which nothing has been run."""
-    known = list(dict.fromkeys(plan.table.name for plan in made))
-    for name in names:
-        if name not in known:
-            raise UserError(f"no table named {name!r} has been run here; there are {', '.join(known) or 'none'}")
+        shown = "" if value is None else f"  {metric} {value:.{3 if 'loss' in metric else 2}f}"
+        print_line(f"  {outcome.cell}, seed {seed}: {state}{shown}")
 
 
 def parse_changes(words: List[str]) -> Options:
@@ -209,6 +187,7 @@ def execute_one(options: argparse.Namespace) -> int:
 
 
 def warn(line: str) -> None:
+    """Print ``line`` to stderr."""
     print_line(line, "stderr")
 
 

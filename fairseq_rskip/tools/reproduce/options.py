@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import List, Optional, Tuple, Union
 
 from fairseq_rskip.tools.console import Parser, whole_number
+from fairseq_rskip.tools.train.ranges import between
 
 from .loading import FOLDER
+from .tables import TESTS
 
+ABOVE_0 = between(0, math.inf, open_below=True)
 SLURM_OPTIONS = ("partition", "account", "qos", "gpus", "cpus", "mem", "time", "array_size", "slurm")
-FIXED = "array error gpus-per-node job-name nodes ntasks ntasks-per-node open-mode output signal wrap".split()
-LEAST_TIME = 10  # minutes; the last two or three are for saving
+RESERVED = "array error job-name nodes ntasks ntasks-per-node open-mode output signal wrap".split()
 
 DESCRIPTION = """The paper's tables and figures, and your own, from your own runs (docs/reproduce.md).
 
@@ -68,7 +70,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--columns", nargs="+", default=[], metavar="LABEL", help="only these columns")
     parser.add_argument("--seeds", nargs="+", type=whole_number(0), metavar="N", help="in place of the table's")
     parser.add_argument("--corpus", metavar="DATA", help="other data: a name or a folder (`list` shows stand-ins)")
-    parser.add_argument("--scale", type=_scale, default=1.0, metavar="S", help="S times as many updates (1)")
+    parser.add_argument("--scale", type=ABOVE_0, default=1.0, metavar="S", help="S times as many updates (1)")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="an option for every row: depth=20")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, and do nothing")
     parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help="where to run (local)")
@@ -79,57 +81,31 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     slurm.add_argument("--qos", metavar="NAME")
     slurm.add_argument("--gpus", type=whole_number(0), metavar="N", help="of a run, all on one node (1)")
     slurm.add_argument("--cpus", type=whole_number(1), metavar="N", help="of a run (8)")
-    slurm.add_argument("--mem", type=_memory, metavar="SIZE", help="of a run, such as 64G (the cluster's default)")
+    slurm.add_argument("--mem", metavar="SIZE", help="of a run, such as 64G (the cluster's default)")
     slurm.add_argument("--time", type=_minutes, metavar="T", help="minutes, HH:MM:SS or D-HH:MM:SS of a job (1-00)")
     slurm.add_argument("--array-size", type=whole_number(1), metavar="N", help="so many jobs at a time (256)")
-    slurm.add_argument(
-        "--slurm", nargs="+", type=_sbatch_option, metavar="KEY[=VALUE]", help="any other option of sbatch"
-    )
+    other = slurm.add_argument("--slurm", nargs="+", type=_sbatch_option, metavar="KEY[=VALUE]")
+    other.help = "any other option of sbatch"
 
 
 def _check_launcher(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """End the program if an option is given that the launcher does not have."""
-    other = SLURM_OPTIONS if options.launcher == "local" else ("jobs",)
-    for name in other:
+    others, launcher = (SLURM_OPTIONS, "slurm") if options.launcher == "local" else (["jobs"], "local")
+    for name in others:
         if getattr(options, name) is not None:
-            flag, launcher = name.replace("_", "-"), "slurm" if options.launcher == "local" else "local"
-            parser.error(f"--{flag} is an option of --launcher {launcher}")
+            parser.error(f"--{name.replace('_', '-')} is an option of --launcher {launcher}")
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tables", nargs="*", metavar="TABLE")
     parser.add_argument("--to", type=Path, metavar="DIR", help="where the report goes (report in the output folder)")
-    parser.add_argument(
-        "--test",
-        choices=("welch", "randomisation", "bootstrap"),
-        help="of scores of translations (the table's, or randomisation); all else has welch",
-    )
-    parser.add_argument(  # with fewer no p-value has two digits
-        "--resamples",
-        type=whole_number(100),
-        metavar="N",
-        help="of that test (10,000 trials, or 1,000 resamples)",
-    )
-    parser.add_argument(
-        "--examples", type=whole_number(1), metavar="N", help="of gradients and ratio, in place of the table's"
-    )
+    test = parser.add_argument("--test", choices=TESTS)
+    test.help = "of scores of translations (the table's, or randomisation); all else has welch"
+    resamples = parser.add_argument("--resamples", type=whole_number(100), metavar="N")  # fewer give no two digits
+    resamples.help = "of that test (10,000 trials, or 1,000 resamples)"
+    examples = parser.add_argument("--examples", type=whole_number(1), metavar="N")
+    examples.help = "of gradients and ratio, in place of the table's"
     parser.add_argument("--no-figures", action="store_true", help="tables alone")
-
-
-def _scale(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0, and 1 at most")
-    return value
-
-
-def _memory(text: str) -> str:
-    if not re.fullmatch(r"[1-9]\d*[KMGT]?", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 64G, or a number of megabytes")
-    return text
 
 
 def _minutes(text: str) -> int:
@@ -140,10 +116,7 @@ def _minutes(text: str) -> int:
     days, *parts = (int(part or 0) for part in found.groups())
     hours_first = found[1] is not None or found[4] is not None
     seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1) if hours_first else (60, 1, 0)))
-    minutes = math.ceil((days * 86400 + seconds) / 60)
-    if minutes < LEAST_TIME:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {LEAST_TIME} minutes at least")
-    return minutes
+    return math.ceil((days * 86400 + seconds) / 60)
 
 
 def _sbatch_option(text: str) -> Tuple[str, Union[str, bool]]:
@@ -151,8 +124,6 @@ def _sbatch_option(text: str) -> Tuple[str, Union[str, bool]]:
     key, equals, value = text.lstrip("-").partition("=")
     if not re.fullmatch(r"[a-z][a-z-]+", key) or (equals and not value) or not value.isprintable():
         raise argparse.ArgumentTypeError(f"{text!r}: expected KEY=VALUE, an option of sbatch such as constraint=a100")
-    named = "cpus" if key == "cpus-per-task" else key
-    if named in SLURM_OPTIONS or named in FIXED:
-        instead = f"--{named} of its own" if named in SLURM_OPTIONS else "a value that stays as it is"
-        raise argparse.ArgumentTypeError(f"{text!r}: {key} has {instead}")
+    if key in (*SLURM_OPTIONS, *RESERVED, "cpus-per-task", "gpus-per-node"):
+        raise argparse.ArgumentTypeError(f"{text!r}: {key} is set already, by an option of its own or by reproduce.py")
     return key, value if equals else True

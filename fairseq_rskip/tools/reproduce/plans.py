@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Optional
 
 import dacite
 
@@ -77,41 +77,40 @@ def make_plan(
     task = TASKS[table.task]
     wanted = {cell.data for cell in chosen}
     if data and len(wanted) > 1:
-        raise UserError(
-            f"{table.name} has columns of {', '.join(sorted(wanted))}: --corpus needs --columns, for one of them"
-        )
-    replaced = data if data and not all(task.is_data(data, own) for own in wanted) else ""
-    matters = {option: value for option, value in changed.items() if not task.is_free(option)}
-    plan = Plan(
-        _name(table, replaced, scale, matters),
-        table,
-        replaced,
-        scale,
-        matters,
-        list(dict.fromkeys(seeds)),
-        stand_in.options,
-        stand_in.updates,
-    )
+        named = ", ".join(sorted(wanted))
+        raise UserError(f"{table.name} has columns of {named}: --corpus needs --columns, for one of them")
+    replaced = data if data and not all(_is_data(table, data, own) for own in wanted) else ""
+    matters = {option: value for option, value in changed.items() if option not in task.FREE}
+    seeds, name = list(dict.fromkeys(seeds)), _name(table, replaced, scale, matters)
+    plan = Plan(name, table, replaced, scale, matters, seeds, stand_in.options, stand_in.updates)
     plan.cells = [_with_variants(plan, cell, stand_in, data, changed) for cell in chosen]
     return plan
 
 
+def _own_data(table: Table, named: str) -> str:
+    """What a table names, as its tool takes it; text of one's own need not be prepared. Raises ``UserError``."""
+    return named if named in table.corpora else TASKS[table.task].find_data(named)
+
+
+def _is_data(table: Table, data: str, named: str) -> bool:
+    """Whether ``data`` is what a table names, wherever it lies. Raises ``UserError`` where that is gone."""
+    task = TASKS[table.task]
+    return task.data_name(data) in (named, task.data_name(_own_data(table, named)))
+
+
 def _with_variants(plan: Plan, cell: Cell, stand_in: StandIn, data: str, changed: Options) -> Cell:
     """``cell`` with the settings of each combination of values that its sweep has; an option of --set is not swept."""
-    task, variants = TASKS[plan.table.task], []
-    where = f"{plan.table.path}, row {cell.row!r}" + (f", column {cell.column!r}" if cell.column else "")
+    variants = []
     sweep = {name: values for name, values in cell.sweep.items() if name not in changed}
     for values in itertools.product(*sweep.values()):
         swept = dict(zip(sweep, values))
         tried = dataclasses.replace(cell, options={**cell.options, **swept})
         try:
-            own = data or (cell.data if cell.data in plan.table.corpora else task.find_data(cell.data))
-            settings = task.settings(tried, own, stand_in, plan.scale, {})
-            if changed:
-                where = f"--set, for {where}"
-                settings = task.settings(tried, own, stand_in, plan.scale, changed)
+            own = data or _own_data(plan.table, cell.data)
+            settings = TASKS[plan.table.task].settings(tried, own, stand_in, plan.scale, changed)
         except UserError as error:
-            raise UserError(f"{where}: {error}") from None
+            where = f"{plan.table.path}, row {cell.row!r}" + (f", column {cell.column!r}" if cell.column else "")
+            raise UserError(f"{'--set, for ' if changed else ''}{where}: {error}") from None
         variants.append(Variant(swept, settings))
     return dataclasses.replace(cell, variants=variants)
 
@@ -154,22 +153,20 @@ def make_run(plan: Plan, variant: Variant, seed: int, out: Path) -> Run:
 
 def outdated(plan: Plan, table: Table) -> List[str]:
     """The cells that were planned with other settings than ``table``, its file of today, would give."""
-    stand_in = StandIn(table.task, "", plan.stand_in, plan.updates)
     now = {(cell.row, cell.column): cell for cell in cells(table)}
-    return [str(cell) for cell in plan.cells if not _is_current(plan, cell, now.get((cell.row, cell.column)), stand_in)]
+    return [str(cell) for cell in plan.cells if not _is_current(plan, cell, now.get((cell.row, cell.column)), table)]
 
 
-def _is_current(plan: Plan, cell: Cell, now: Any, stand_in: StandIn) -> bool:
-    if now is None:
-        return False
-    data, task = cell.variants[0].settings.data, TASKS[plan.table.task]
+def _is_current(plan: Plan, cell: Cell, now: Optional[Cell], table: Table) -> bool:
+    data, stand_in = cell.variants[0].settings.data, StandIn(table.task, "", plan.stand_in, plan.updates)
     try:
+        if now is None or not (plan.data or _is_data(table, data, now.data)):
+            return False
         again = _with_variants(plan, now, stand_in, data, plan.changed)
-        same_data = bool(plan.data) or task.is_data(data, now.data)
     except UserError:
         return False
     ours, theirs = ([variant.settings.identity for variant in each.variants] for each in (cell, again))
-    return same_data and ours == theirs
+    return ours == theirs
 
 
 def save(plan: Plan, out: Path) -> None:

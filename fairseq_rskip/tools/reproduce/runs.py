@@ -7,14 +7,16 @@ it runs; only who holds it writes the record.
 
 import contextlib
 import fcntl
+import functools
 import json
+import os
 import platform
 import socket
 import subprocess
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Dict, Iterator, Optional
+from typing import IO, Any, Dict, Iterator, List, Optional, Tuple
 
 import dacite
 import torch
@@ -22,8 +24,8 @@ import torch
 from fairseq_rskip import __version__
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_json
+from fairseq_rskip.tools.console import print_line
 
-from . import squeue
 from .plans import TASKS, Run
 from .tables import ROOT
 
@@ -107,11 +109,38 @@ def state(run: Run) -> State:
     if _held(run.folder / LOCK):
         return State(RUNNING, progress)
     queued, failed = record.get("queued"), record.get("failed")
-    if queued and squeue.alive(queued.get("job")):  # after a failure, if there was one: `execute` removes both
+    jobs, problem = queued_jobs() if queued else ([], "")
+    if queued and (problem or queued.get("job") in jobs):  # after a failure, if there was one
         return State(WAITING, progress, f"SLURM job {queued.get('job')}")
     if failed:
         return State(BROKEN, progress, str(failed.get("error")))
     return State(STOPPED, progress) if (run.folder / LOG).exists() else State(NEW)
+
+
+def still_to_do(found: List[Run], *left: str) -> List[Run]:
+    """Those of the runs that are not done, not running, and in none of the states ``left``; says of the others why."""
+    chosen = []
+    for run in found:
+        if (now := state(run)).name in (DONE, RUNNING, *left):
+            print_line(f"{now} already {run}")
+        else:
+            chosen.append(run)
+    return chosen
+
+
+@functools.lru_cache(maxsize=1)
+def queued_jobs() -> Tuple[List[str], str]:
+    """The user's SLURM jobs that wait or run, elements of arrays as 12_0; where squeue does not answer, also why."""
+    command = ["squeue", f"--user={os.getuid()}", "--array", "--noheader", "--format=%i"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        missing = isinstance(error, FileNotFoundError)
+        return [], "there is no squeue in PATH" if missing else f"squeue does not answer: {error}"
+    if done.returncode:
+        return [], " ".join(done.stderr.split()) or f"squeue ended with status {done.returncode}"
+    return done.stdout.split(), ""
 
 
 def _held(lock: Path) -> bool:

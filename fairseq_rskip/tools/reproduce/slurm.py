@@ -2,34 +2,86 @@
 
 import argparse
 import contextlib
-import importlib.util
 import io
 import re
 import shutil
+import signal
+import threading
+import time
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Optional
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked
 from fairseq_rskip.tools.console import print_line
 
-from . import runs, squeue
+from . import execution, runs
 from .plans import Run
-from .slurm_job import Attempt
+from .runs import BROKEN, DONE, STOPPED, State
 
 FOLDER = "slurm"  # in OUTPUT: scripts, logs, and what submitit keeps
-GPUS, CPUS, MINUTES = 1, 8, 24 * 60  # of a job, unless the options say
 SIGNAL = 120  # seconds before the time limit; SLURM may be a minute early
 TIMEOUTS = 30  # that a run may have; pre-emptions do not count
+IS_KILLED = 600.0  # seconds in which SLURM kills a job that it has told to end
+
+
+class Attempt:
+    """A job: does the run of ``folder``, which saves in time when SLURM wants the machine back. Pickled by its name.
+
+    USR2, before the time limit: submitit asks ``checkpoint``, and requeues the job. TERM, of a pre-emption or scancel:
+    the run saves, then the job waits to be killed; ending by itself would make it a finished job, which SLURM does not
+    queue again. The run has a thread of its own: a handler that interrupts ``Popen.wait`` would find its lock taken.
+    """
+
+    def __init__(self, folder: str):
+        self.folder = folder
+        self.state: Optional[State] = None
+
+    def __call__(self) -> None:
+        """Raises ``RuntimeError`` if the run failed: that makes it a failed job."""
+        signal.signal(signal.SIGTERM, lambda *_: execution.stop())  # submitit's own handler ignores it
+        threading.Thread(target=self._execute).start()
+        try:
+            self._wait()
+            if self.state.name == STOPPED:
+                time.sleep(IS_KILLED)
+        except BaseException:
+            execution.stop()
+            self._wait()
+            raise
+        if self.state.name in (BROKEN, STOPPED):
+            raise RuntimeError(f"{self.state}; {self.folder}/{runs.LOG} says more")
+
+    def checkpoint(self) -> Any:
+        """submitit's question, inside the handler of USR2, what to do when the job runs again; None for nothing."""
+        from submitit.helpers import DelayedSubmission
+
+        execution.stop()
+        self._wait()
+        if self.state.name == DONE:  # it was just done
+            raise SystemExit(0)
+        return None if self.state.name == BROKEN else DelayedSubmission(Attempt(self.folder))
+
+    def _execute(self) -> None:
+        from submitit import JobEnvironment
+
+        try:
+            self.state = execution.execute(Path(self.folder), job=JobEnvironment().job_id)
+        except BaseException as error:
+            self.state = State(BROKEN, detail=str(error))
+            raise
+
+    def _wait(self) -> None:
+        while self.state is None:
+            time.sleep(0.1)
 
 
 def check(options: argparse.Namespace) -> None:
     """Raise ``UserError`` where nothing can be submitted; to be called before anything is written."""
-    for tool in ("sbatch", "srun"):
-        if shutil.which(tool) is None:
-            raise UserError(f"--launcher slurm: there is no {tool} in PATH; --launcher local runs on this machine")
-    if importlib.util.find_spec("submitit") is None:
-        raise UserError("--launcher slurm needs submitit: pip install submitit")
+    import submitit  # noqa: F401 (a package that is missing is said to be)
+
+    if shutil.which("sbatch") is None:
+        raise UserError("--launcher slurm: there is no sbatch in PATH; --launcher local runs on this machine")
     if "%" in str(options.output):
         raise UserError(f"--output {options.output}: SLURM takes % in a path for a placeholder; choose another")
 
@@ -41,90 +93,52 @@ def submit(waiting: List[Run], options: argparse.Namespace) -> None:
     """
     folder = options.output / FOLDER
     with locked(folder, wait=True):  # another reproduce.py may be submitting the same runs
-        chosen = choose(waiting)
+        runs.queued_jobs.cache_clear()
+        chosen = runs.still_to_do(waiting, runs.WAITING)
+        problem = runs.queued_jobs()[1]
+        if problem and len(chosen) < len(waiting):
+            print_line(f"cannot ask SLURM which jobs are alive ({problem}): what is queued is left as it is")
         if not chosen:
-            print_line("nothing to submit")
-            return
-        handles = queue(make_executor(folder, options), chosen)
-    for run, handle in zip(chosen, handles):
-        print_line(f"queued {run}: SLURM job {handle.job_id}")
-    first = handles[0].job_id.split("_")[0]
+            return print_line("nothing to submit")
+        for run in chosen:
+            runs.prepare(run, queued=None)
+        jobs = [job.job_id for job in _submit(make_executor(folder, options), chosen)]
+        for run, job in zip(chosen, jobs):
+            runs.prepare(run, queued={"job": job})
+            print_line(f"queued {run}: SLURM job {job}")
     status = f"reproduce.py status --output {options.output}"
+    first = jobs[0].partition("_")[0]
     print_line(f"{len(chosen)} runs submitted; {status} follows them, scancel {first} ends them, logs: {folder}")
-
-
-def choose(waiting: List[Run]) -> List[Run]:
-    """Those of ``waiting`` that are to be submitted now; says why the others are not."""
-    squeue.ask.cache_clear()
-    chosen = []
-    for run in waiting:
-        state = runs.state(run)
-        if state.name in (runs.WAITING, runs.RUNNING, runs.DONE):
-            print_line(f"{state} already {run}")
-        else:
-            chosen.append(run)
-    if len(chosen) < len(waiting) and squeue.ask().problem:
-        print_line(f"cannot ask SLURM which jobs are alive ({squeue.ask().problem}): what is queued is left as it is")
-    return chosen
 
 
 def make_executor(folder: Path, options: argparse.Namespace) -> Any:
     """submitit's executor with the options of the command line in sbatch's terms."""
     from submitit import SlurmExecutor
 
-    cpus = options.cpus or CPUS
-    gpus = GPUS if options.gpus is None else options.gpus
-    named = {"partition": options.partition, "account": options.account, "qos": options.qos, "mem": options.mem}
+    named = {name: getattr(options, name) for name in ("partition", "account", "qos", "mem")}
     more = {key: value for key, value in named.items() if value is not None}
     executor = SlurmExecutor(folder, max_num_timeout=TIMEOUTS)
     executor.update_parameters(
-        job_name="-".join(["rskip", *options.tables]),
-        time=options.time or MINUTES,
-        cpus_per_task=cpus,
-        gpus_per_node=gpus or None,
+        job_name="-".join(["rskip", *(Path(name).stem for name in options.tables)]),
+        time=options.time or 24 * 60,
+        cpus_per_task=options.cpus or 8,
+        gpus_per_node=1 if options.gpus is None else options.gpus or None,
         signal_delay_s=SIGNAL,
         wckey=None,  # submitit's own, which a cluster with such keys would refuse
-        srun_args=["--cpus-per-task", str(cpus)],  # srun takes it no longer from sbatch since SLURM 22.05
+        srun_args=["--cpus-per-task", str(options.cpus or 8)],  # not taken from sbatch since SLURM 22.05
+        array_parallelism=options.array_size or 256,
         additional_parameters={"requeue": True, **more, **dict(options.slurm or ())},
-        **({"array_parallelism": options.array_size} if options.array_size else {}),
     )
     return executor
 
 
-def queue(executor: Any, chosen: List[Run]) -> List[Any]:
-    """Submit ``chosen`` by submitit's ``executor``, and record for each run which job has it; returns the handles.
-
-    Raises ``UserError``, and leaves nothing behind, if they are refused.
-    """
+def _submit(executor: Any, chosen: List[Run]) -> List[Any]:
+    """The jobs of ``chosen``. Raises ``UserError`` if they are refused."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    before = set(executor.folder.glob("*")) if executor.folder.exists() else set()
-    for run in chosen:  # before it can start
-        runs.prepare(run, queued={"job": None})
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what it raises
-            handles = executor.submit_array([Attempt(str(run.folder)) for run in chosen])
-    except BaseException as error:
-        for run in chosen:
-            runs.prepare(run, queued=None)
-        for path in set(executor.folder.glob("*")) - before:
-            path.unlink()
-        if isinstance(error, (FailedJobError, FailedSubmissionError)):
-            raise UserError(f"SLURM refused: {_words(str(error))}") from None
-        raise
-    for run, handle in zip(chosen, handles):
-        note_job(run.folder, handle.job_id)
-    return handles
-
-
-def note_job(folder: Path, number: str) -> None:
-    """Record which job has the run, unless it has started already."""
-    with runs.holding(folder) as lock:
-        if lock is not None and "queued" in runs.read(folder):
-            runs.note(folder, queued={"job": number})
-
-
-def _words(text: str) -> str:
-    """sbatch's complaint as one line."""
-    lines = [re.sub("^sbatch: (error: )?", "", line.strip()) for line in text.splitlines()]
-    return "; ".join(filter(None, lines))[:500]
+            return executor.submit_array([Attempt(str(run.folder)) for run in chosen])
+    except (FailedJobError, FailedSubmissionError) as error:
+        lines = [re.sub("^sbatch: (error: )?", "", line.strip()) for line in str(error).splitlines()]
+        raise UserError(f"SLURM refused: {'; '.join(filter(None, lines))[:500]}") from None

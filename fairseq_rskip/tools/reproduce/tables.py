@@ -240,6 +240,11 @@ def dashed(options: Dict[str, Any]) -> Dict[str, Any]:
     return {name.replace("_", "-"): value for name, value in options.items()}
 
 
+def one_number(value: Any) -> Any:
+    """One way for one number: 2.0 is 2."""
+    return int(value) if type(value) is float and value.is_integer() and abs(value) < 2**53 else value
+
+
 def tool(script: str, command: str) -> List[str]:
     """The first words of a tool's command line: the script of a checkout, without one the command of ``rskip``."""
     path = ROOT / "scripts" / script

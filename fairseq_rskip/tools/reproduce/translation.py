@@ -16,7 +16,7 @@ from fairseq_rskip.tools.train.data import find_data as find
 from fairseq_rskip.tools.train.ranges import check_ranges
 from fairseq_rskip.tools.train.recipes import GENERAL, NAMES, RECIPES
 
-from .tables import ROOT, Cell, Corpus, Options, Settings, StandIn, dashed, tool
+from .tables import ROOT, Cell, Corpus, Options, Settings, StandIn, dashed, one_number, tool
 
 CHECKPOINTS = "checkpoints"
 EVALUATION = "evaluation"
@@ -80,16 +80,6 @@ def recipe_name(data: str) -> str:
         return GENERAL
 
 
-def is_data(data: str, wanted: str) -> bool:
-    """Whether ``data`` is the corpus that a table names, or a folder in which it was prepared."""
-    return data == find_data(wanted) or data_name(data) == wanted
-
-
-def is_free(option: str) -> bool:
-    """Whether an option leaves a run what it is."""
-    return option in FREE
-
-
 def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Options) -> Settings:
     """The architecture and fairseq-train's options beside the corpus's recipe, shortened to ``scale`` of its length.
 
@@ -99,7 +89,7 @@ def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Op
     taken = sorted(set(options) & set(OURS))
     if taken:
         raise UserError(f"option {taken[0]!r} is set by reproduce.py itself")
-    recipe = _recipe(data)
+    recipe = RECIPES[recipe_name(data)].options
     check(cell.arch, data, options)
     shortened = scale != 1 or (stand_in.updates > 0 and "max-epoch" not in options)
     if shortened:
@@ -109,7 +99,7 @@ def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Op
     unit, end = ("updates", "max-update") if "max-update" in ends else ("epochs", "max-epoch")
     length, average, corpus = int(ends[end]), AVERAGED if shortened else 0, data_name(data)
     identity = {"data": corpus, "arch": cell.arch, "unit": unit, "length": length}
-    identity["options"] = {name: value for name, value in options.items() if not is_free(name)}
+    identity["options"] = {name: value for name, value in options.items() if name not in FREE}
     identity.update({"average": average} if average and cell.scored else {})
     identity.update({} if cell.scored else {"scored": False})
     evaluate = _check_evaluate(cell.evaluate)
@@ -130,14 +120,10 @@ def _check_evaluate(options: Options) -> Options:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """``value``, one way for one number: 2.0 is 2. Raises ``UserError`` for a list."""
+    """``value``, one way for one number. Raises ``UserError`` for a list."""
     if isinstance(value, list):
         raise UserError(f"option {name!r} is {value!r}; expected one value, text as fairseq-train has it")
-    return int(value) if type(value) is float and value.is_integer() and abs(value) < 2**53 else value
-
-
-def _recipe(data: str) -> Options:
-    return RECIPES[recipe_name(data)].options
+    return one_number(value)
 
 
 def _shortened(data: str, recipe: Options, stand_in: StandIn, scale: float, options: Options) -> Options:
@@ -163,7 +149,7 @@ def check(arch: str, data: str, options: Options) -> None:
     words = as_words(options)
     check_ranges(words)
     check_arch(arch, find_user_dir(words))
-    Reader(arch, _recipe(data), words)
+    Reader(arch, RECIPES[recipe_name(data)].options, words)
 
 
 def as_words(options: Options) -> List[str]:
