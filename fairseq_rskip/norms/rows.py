@@ -130,7 +130,7 @@ class ScaleNorm(RowNorm):
 
 
 class AdaNorm(RowNorm):
-    """Adaptive normalisation (Xu et al., 2019, Eq. 11): ``C * (1 - k * z) * z`` per row, k = 1/10 and C = 1 as there.
+    """Adaptive normalisation (Xu et al., 2019): ``C * (1 - k * z) * z`` per row, k = 1/10 and C = 1 as there.
 
     ``z = (x - mean) / (s + eps)`` with the unbiased standard deviation s (0 where there is one feature only); no
     gradient flows through ``1 - k * z``. No parameters.

@@ -13,7 +13,8 @@ from .weighted import ConstantSkip, LearnedSkip
 
 
 class Highway(LearnedSkip):
-    """Highway network, ``y = G(T * F + (1 - T) * x)``, ``T = sigmoid(W x + b)``: Srivastava et al. 2015, Eq. 3.
+    """Highway network, ``y = G(T * F + (1 - T) * x)``, ``T = sigmoid(W x + b)``: Srivastava et al. 2015, "Highway
+    Networks".
 
     W is ``(dim, dim)``, applied to the features of each position (a 1x1 convolution for images), and starts with
     standard deviation 1/sqrt(dim); b starts at ``gate_bias``, -1 to -3 in the paper. b -> -inf gives x.
@@ -40,8 +41,8 @@ class Highway(LearnedSkip):
 
 
 class ExclusiveGate(Highway):
-    """Exclusive gating, ``y = G(g * F + (1 - g) * x)``, ``g = sigmoid(W x + b)``: He et al. 2016b, section 3.1. It is
-    Highway's equation; b starts at -6, the best of 0 to -10 in the paper's Table 1.
+    """Exclusive gating, ``y = G(g * F + (1 - g) * x)``, ``g = sigmoid(W x + b)``: He et al. 2016b. It is Highway's
+    equation; b starts at -6, the best of 0 to -10 in the paper's Table 1.
     """
 
     kind = "exclusive_gate"
@@ -52,7 +53,7 @@ class ExclusiveGate(Highway):
 
 
 class ShortcutGate(ExclusiveGate):
-    """Shortcut-only gating, ``y = G(F + (1 - g) * x)``: He et al. 2016b, section 3.1. At b -> -inf it is x + F."""
+    """Shortcut-only gating, ``y = G(F + (1 - g) * x)``: He et al. 2016b. At b -> -inf it is x + F."""
 
     kind = "shortcut_gate"
 
@@ -61,7 +62,7 @@ class ShortcutGate(ExclusiveGate):
 
 
 class Constant(ConstantSkip):
-    """Constant scaling, ``y = G(lambda * x + (1 - lambda) * F)``: He et al. 2016b, section 3.1 (lambda 0.5)."""
+    """Constant scaling, ``y = G(lambda * x + (1 - lambda) * F)``: He et al. 2016b (lambda 0.5)."""
 
     kind = "constant"
 
@@ -81,7 +82,7 @@ class Constant(ConstantSkip):
 
 
 class ConvShortcut(LearnedSkip):
-    """1x1 convolutional shortcut, ``y = G(W x + F)``: He et al. 2016b, section 3.2; in a Transformer W is a linear map.
+    """1x1 convolutional shortcut, ``y = G(W x + F)``: He et al. 2016b; in a Transformer W is a linear map.
 
     W is ``(dim, dim)`` and starts as He's initialisation with the fan-out draws it. y mixes the features of x, so that
     x:F has no meaning.
@@ -102,7 +103,7 @@ class ConvShortcut(LearnedSkip):
 
 
 class DropoutShortcut(ConstantSkip):
-    """Dropout shortcut, ``y = G(dropout(x) + F)``: He et al. 2016b, section 3.3 (rate 0.5, which fails to converge)."""
+    """Dropout shortcut, ``y = G(dropout(x) + F)``: He et al. 2016b (rate 0.5, which fails to converge)."""
 
     kind = "dropout_shortcut"
 

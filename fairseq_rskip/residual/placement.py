@@ -92,7 +92,7 @@ class PeriLN(OutLN):
 
 
 class LNScale(_PlacedNorm):
-    """LayerNorm scaling ``y = x + F(G(x) / sqrt(l))`` (Sun et al., 2025, Eq. 6), l the layer's number from 1.
+    """LayerNorm scaling ``y = x + F(G(x) / sqrt(l))`` (Sun et al., 2025), l the layer's number from 1.
 
     All sublayers of a layer share l, as in the authors' code; encoder and decoder count for themselves. Shapes and
     errors as in :class:`~fairseq_rskip.residual.SkipConnection`.

@@ -67,7 +67,7 @@ class ReZero(SkipInit):
 
 class LayerScale(LearnedSkip):
     """LayerScale, ``y = x + gamma * F(G(x))``, gamma of shape ``(dim,)``: Touvron et al. 2021, "Going deeper with Image
-    Transformers", section 2.
+    Transformers".
 
     gamma starts at 0.1 up to 18 layers, 1e-5 up to 24 and 1e-6 beyond (the paper; the authors' code has 1e-5 at 36
     layers, too), or at ``init``. gamma = 1 is pre-norm. In a ResNet the branch begins with its own batch norm, so that
@@ -111,8 +111,8 @@ class Scaled(ConstantSkip):
 
 
 class ResidualScaling(ConstantSkip):
-    """Residual scaling, ``y = G(x + alpha * F)`` with alpha = 0.1: Szegedy et al. 2017, "Inception-v4", section 3.3
-    (0.1 to 0.3); Lim et al. 2017, EDSR."""
+    """Residual scaling, ``y = G(x + alpha * F)`` with alpha = 0.1: Szegedy et al. 2017, "Inception-v4" (0.1 to 0.3);
+    Lim et al. 2017, EDSR."""
 
     kind = "residual_scaling"
 
@@ -141,7 +141,7 @@ class LearnedScalar(SkipInit):
 
 
 class DeepNorm(ConstantSkip):
-    """DeepNorm, ``y = LN(alpha * x + F)``: Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers", Table 1.
+    """DeepNorm, ``y = LN(alpha * x + F)``: Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers".
 
     With N encoder and M decoder layers the encoder has alpha = 0.81 (N^4 M)^(1/16) and beta = 0.87 (N^4 M)^(-1/16), the
     decoder alpha = (3M)^(1/4) and beta = (12M)^(-1/4); a side alone, of N layers, (2N)^(1/4) and (8N)^(-1/4). v, out,
@@ -264,7 +264,7 @@ class Fixup(LearnedSkip):
 
 class TFixup(ConstantSkip):
     """T-Fixup, ``y = x + F`` without norm, trainable without warm-up: Huang et al. 2020, "Improving Transformer
-    Optimization Through Better Initialization", section 3.2.
+    Optimization Through Better Initialization".
 
     v, out, fc1 and fc2 start with 0.67 N^(-1/4) times Xavier's standard deviation in an encoder of N layers and
     (9M)^(-1/4) in a decoder of M, q and k with Xavier's; the embeddings of a side of N layers with (9N)^(-1/4) of
@@ -294,7 +294,8 @@ class TFixup(ConstantSkip):
 class GPT2(ConstantSkip):
     """GPT-2's start, ``y = x + F(LN(x))``: what writes to the stream (out, fc2) starts with standard deviation
     0.02 / sqrt(L), L the residual blocks of this side (2N there), every other matrix with 0.02: Radford et al. 2019,
-    section 2.3, and karpathy/nanoGPT. The draws keep fairseq's uniform distribution; GPT-2's is normal.
+    "Language Models are Unsupervised Multitask Learners", and karpathy/nanoGPT. The draws keep fairseq's uniform
+    distribution; GPT-2's is normal.
     """
 
     kind = "gpt2"
