@@ -94,14 +94,19 @@ def _with_rows(content: Dict[str, Any], path: Path) -> Dict[str, Any]:
     content, rows = dict(content), []
     default = {"arch": content.pop("arch")} if "arch" in content else {}
     for number, row in enumerate(content["rows"], 1):
-        shared = [key for key in row if key in _keys(Table) and key not in _keys(Row)] if isinstance(row, dict) else []
-        for key in shared:
-            if content.setdefault(key, row[key]) != row[key]:
-                said = f"{key} is {_short.repr(row[key])}, before it {_short.repr(content[key])}"
-                raise UserError(f"{_where(path, number, row)}: {said}; expected one for the whole table")
-        own = {key: value for key, value in row.items() if key not in shared} if isinstance(row, dict) else {}
-        rows.append({**default, **own} if own else row)
+        own = row
+        if isinstance(row, dict):
+            own = {**default, **{key: value for key, value in row.items() if not _of_table_alone(key)}}
+            for key in filter(_of_table_alone, row):
+                if content.setdefault(key, row[key]) != row[key]:
+                    said = f"{key} is {_short.repr(row[key])}, before it {_short.repr(content[key])}"
+                    raise UserError(f"{_where(path, number, row)}: {said}; expected one for the whole table")
+        rows.append(own)
     return {**content, "rows": rows}
+
+
+def _of_table_alone(key: Any) -> bool:
+    return key in _keys(Table) and key not in _keys(Row)
 
 
 def _own_corpus(content: Any, corpora: Dict[str, Corpus], where: str, name: str) -> Any:
@@ -168,9 +173,8 @@ def _check(table: Table, path: Path) -> None:
 def _check_sweep(sweep: Sweep, table: Table, where: str) -> None:
     for option, values in sweep.items():
         if len(values) < 2 or len(set(values)) < len(values) or any(isinstance(value, bool) for value in values):
-            raise UserError(
-                f"{where}: sweep of {option} is {_short.repr(values)}; expected different values, two or more"
-            )
+            said = f"{where}: sweep of {option} is {_short.repr(values)}"
+            raise UserError(f"{said}; expected different values, two or more")
     blind = [cell for cell in cells(table) if cell.run and cell.sweep and not cell.options.get("valid-images")]
     if sweep and table.task == "images" and blind:
         said = f"{where}: a sweep is decided on a held-out set, never on the test set"

@@ -1,9 +1,7 @@
-"""Runs on this machine, some at a time, each on a GPU of its own where there are GPUs.
+"""Runs on this machine, some at a time, each on its own GPU where there are GPUs.
 
-submitit's ``LocalExecutor`` (1.5.4) is for trying out what goes to SLURM, and does not do this: it starts every job the
-moment it is submitted, so a queue and the choice of each job's GPU would stay here; each job has a time limit, a
-controller process that survives this one and kills a job one second after its SIGINT, where a training needs up to a
-minute to save; and nothing of it would keep a run's lock. A pool of threads and ``subprocess`` do.
+submitit's ``LocalExecutor`` (1.5.4) starts every job when it is submitted, so a queue and the choice of GPUs would stay
+here, and kills a job one second after its SIGINT, where a training needs up to a minute to save: a pool of threads.
 """
 
 import os
@@ -60,8 +58,7 @@ def run_all(waiting: List[Run], places: List[Dict[str, str]]) -> List[State]:
     with ThreadPoolExecutor(len(places)) as pool:
         futures: Dict[Future[State], Run] = {}
         try:
-            for run in waiting:
-                futures[pool.submit(_one, run, free)] = run
+            futures.update((pool.submit(_one, run, free), run) for run in waiting)
             _watch(futures)
         except BaseException:
             for future in futures:

@@ -1,6 +1,7 @@
 """What ``scripts/reproduce.py`` does: list, run, status, report, execute."""
 
 import argparse
+import math
 import shlex
 import signal
 import sys
@@ -29,7 +30,7 @@ def list_tables(options: argparse.Namespace) -> None:
     for table in (named or loading.load_all(options.experiments, warn)).values():
         cells = [cell for cell in tables.cells(table) if cell.run]
         different = [cell for at, cell in enumerate(cells) if not any(map(cell.is_twin, cells[:at]))]
-        count = sum(map(_count_runs, different, [table] * len(different)))
+        count = sum(_count_runs(cell, table) for cell in different)
         seeds = f"{len(table.seeds)} seeds" + (", with sweeps" if any(cell.sweep for cell in cells) else "")
         print_line(f"{table.name:<8} {table.title}: {len(different)} networks x {seeds} = {count} runs ({table.data})")
         for cell in cells if named else ():
@@ -43,9 +44,7 @@ def list_tables(options: argparse.Namespace) -> None:
 
 
 def _count_runs(cell: tables.Cell, table: Table) -> int:
-    tried = 1
-    for values in cell.sweep.values():
-        tried *= len(values)
+    tried = math.prod(map(len, cell.sweep.values()))
     return len(table.seeds) + (tried - 1) * len(table.seeds[: table.sweep_seeds])
 
 

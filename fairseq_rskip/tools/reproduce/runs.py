@@ -70,7 +70,7 @@ def prepare(run: Run, **more: Any) -> None:
         raise UserError(f"cannot make {run.folder}: {error.strerror}") from None
     with holding(run.folder) as lock:
         if lock is not None:
-            note(run.folder, task=run.task, seed=run.seed, settings=asdict(run.settings), **about(run), **more)
+            note(run.folder, task=run.task, seed=run.seed, settings=asdict(run.settings), **more)
 
 
 @contextlib.contextmanager
@@ -85,19 +85,18 @@ def holding(folder: Path) -> Iterator[Optional[IO[str]]]:
 
 
 def about(run: Run) -> Dict[str, Any]:
-    """What is recorded of a run when it is prepared, and when it starts."""
+    """What is recorded of a run when it starts."""
     versions = {"fairseq_rskip": __version__, "python": platform.python_version(), "torch": torch.__version__}
     return {"commands": run.commands(), "versions": versions, "git": git_commit()}
 
 
 def load(folder: Path) -> Run:
     """The run that ``prepare`` wrote. Raises ``UserError``."""
-    try:
+    with contextlib.suppress(dacite.DaciteError):
         run = dacite.from_dict(Run, {**read(folder), "folder": folder})
-        run.commands()
-        return run
-    except (KeyError, dacite.DaciteError):
-        raise UserError(f"{folder} is not the folder of a run: it has no whole {RECORD}") from None
+        if run.task in TASKS:
+            return run
+    raise UserError(f"{folder} is not the folder of a run: it has no whole {RECORD}")
 
 
 def state(run: Run) -> State:
