@@ -1,10 +1,11 @@
 """reproduce.py's command line: what it refuses, before anything is written or run, and what it prints."""
 
 import pytest
+import yaml
 from reproduce_helpers import error_line, reproduce, write_table
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.reproduce import plans
+from fairseq_rskip.tools.reproduce import experiment, plans
 from fairseq_rskip.tools.reproduce.main import parse_changes
 from fairseq_rskip.tools.reproduce.tables import ROOT
 
@@ -99,4 +100,38 @@ def test_status_names_what_it_does_not_know(tmp_path, capfd):
     assert "nothing has been run in" in reproduce(capfd, "status", *options)[1]
     said = "no table named 'table9' has been run here; there are none"
     assert error_line(reproduce(capfd, "status", "table9", *options)[2]) == said
+    assert not (tmp_path / "out").exists()
+
+
+def run_experiment(capfd, *words):
+    """``rskip run`` in this process: (exit status, stdout, stderr)."""
+    capfd.readouterr()
+    status = experiment.main([str(word) for word in words])
+    return (status, *capfd.readouterr())
+
+
+def test_a_named_corpus_is_prepared_first(tmp_path, capfd):
+    if (ROOT / "data" / "iwslt15-en-vi" / "data-bin").is_dir():
+        pytest.skip("it is prepared here")
+    words = ("table2", "--rows", "1xSkip", "--dry-run", "--output", tmp_path / "out")
+    status, out, _ = run_experiment(capfd, *words)
+    prepare, run, train, evaluate = out.splitlines()
+    assert status == 0 and prepare == str(ROOT / "data-prep" / "prepare-iwslt15-en-vi.sh")
+    assert run.startswith("# iwslt15-en-vi-") and "train.sh" in train and "evaluate.sh" in evaluate
+    assert not (tmp_path / "out").exists()
+
+
+def test_text_that_cannot_be_prepared_is_one_line(tmp_path, capfd):
+    text = {"source": "en", "target": "fr", "folder": str(tmp_path / "mine"), "options": {"bpe-sise": 50}}
+    text.update({split: [str(tmp_path / "a"), str(tmp_path / "b")] for split in ("train", "valid", "test")})
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"data": text, "arch": "transformer_xskip_ln_tiny"}))
+    words = (tmp_path / "mine.yaml", "--output", tmp_path / "out")
+    status, _, error = run_experiment(capfd, *words)
+    assert status == 1 and "data: train names" in error_line(error.splitlines()[-1])
+    assert not (tmp_path / "mine").exists()
+    for name in "ab":
+        (tmp_path / name).write_text("one\n")
+    status, _, error = run_experiment(capfd, *words)
+    line = error_line(error.splitlines()[-1])
+    assert status == 1 and line.startswith("prepare-corpus.sh ended with status 1: error: unknown option --bpe-sise")
     assert not (tmp_path / "out").exists()
