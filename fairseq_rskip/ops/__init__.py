@@ -1,5 +1,5 @@
 """The recursive skip and its norms as one operator; :mod:`.dispatch` chooses what computes it."""
 
-from .dispatch import in_use, skip_norm, takes
+from .dispatch import in_use, kernel, skip_norm, takes
 
-__all__ = ["in_use", "skip_norm", "takes"]
+__all__ = ["in_use", "kernel", "skip_norm", "takes"]

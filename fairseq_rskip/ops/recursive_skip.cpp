@@ -69,30 +69,31 @@ void clear(typename Lanes<T>::Vec* vectors, int64_t count) {
   memset(static_cast<void*>(vectors), 0, count * kBytes);
 }
 
-// Groups of R rows of a tensor as vectors of T: the tensor's own memory where it is laid out so, otherwise a copy. Without
-// a tensor, memory for what nobody wants.
+// Groups of R rows of a tensor as vectors of T: the tensor's own memory where it is laid out so, otherwise a copy, zero
+// beyond each row's end. Without a tensor, memory for what nobody wants.
 template <class T, int R>
 class Slab {
  public:
   using Vec = typename Lanes<T>::Vec;
 
-  explicit Slab(const Problem<T>& p) : buffer(R * p.vectors()) {}
+  explicit Slab(const Problem<T>& p) : nv(p.vectors()) {}
   Slab(const Rows& rows, const Problem<T>& p)
       : data(rows.tensor.data_ptr()),
         type(rows.tensor.scalar_type()),
         stride(rows.stride),
         dim(p.dim),
         nv(p.vectors()),
-        direct(type == c10::CppTypeToScalarType<T>::value && dim == nv * p.kLanes && stride == dim),
-        buffer(R * nv) {}
+        direct(type == c10::CppTypeToScalarType<T>::value && dim == nv * p.kLanes && stride == dim) {}
 
   Vec* at(int64_t row, int64_t count) {
-    return data && direct && count == R ? reinterpret_cast<Vec*>(static_cast<T*>(data) + row * stride) : buffer.get();
+    if (direct && count == R) return reinterpret_cast<Vec*>(static_cast<T*>(data) + row * stride);
+    if (!copy.get()) copy = Scratch<T>(R * nv);
+    return copy.get();
   }
 
   Vec* read(int64_t row, int64_t count) {
     Vec* vectors = at(row, count);
-    if (vectors != buffer.get()) return vectors;
+    if (vectors != copy.get()) return vectors;
     clear<T>(vectors, R * nv);
     T* to = reinterpret_cast<T*>(vectors);
     with_type(type, [&](auto tag) {
@@ -107,7 +108,7 @@ class Slab {
   // Stores what was written to `at(row, count)`.
   void write(int64_t row, int64_t count) {
     if (!data || (direct && count == R)) return;
-    const T* from = reinterpret_cast<const T*>(buffer.get());
+    const T* from = reinterpret_cast<const T*>(copy.get());
     with_type(type, [&](auto tag) {
       for (int64_t r = 0; r < count; ++r) {
         auto* to = static_cast<decltype(tag)*>(data) + (row + r) * stride;
@@ -122,7 +123,7 @@ class Slab {
   ScalarType type{};
   int64_t stride = 0, dim = 0, nv = 0;
   bool direct = false;
-  Scratch<T> buffer;
+  Scratch<T> copy;
 };
 
 // Gains and biases as vectors of T.

@@ -32,7 +32,9 @@ class ConstantSkip(SkipConnection):
 
     @torch.jit.unused
     def fused(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Optional[Tensor]:
-        y = self.operate(x, f_x, list(self.norms)) if self.one_operator else None
+        if not self.one_operator:
+            return None
+        y = self.operate(x, f_x, list(self.norms))
         return y if y is None or self.channel_dim == -1 else self.from_rows(y, x)
 
     @torch.jit.unused
@@ -40,14 +42,21 @@ class ConstantSkip(SkipConnection):
         """``ops.skip_norm`` with these norms, on rows ``(..., dim)``; None where it is not in use."""
         if not norms or not ops.takes(x, f_x, len(norms), self.x_scale, self.f_scale):
             return None
-        first = norms[0]
-        rms = OPERATOR.get(type(first))
-        if rms is None or not all(_computed_by_operator(norm, first) for norm in norms):
+        kind, eps = type(norms[0]), norms[0].eps
+        rms = OPERATOR.get(kind)
+        if rms is None:
             return None
-        rows = (x, f_x) if self.channel_dim == -1 else (x.permute(0, 2, 3, 1), f_x.permute(0, 2, 3, 1))
+        for norm in norms:
+            # one that the operator knows, like the first, and nobody waits for its being called
+            if type(norm) is not kind or norm.eps != eps or norm.norm_axes != "c":
+                return None
+            if "forward" in vars(norm) or is_hooked(norm):
+                return None
+        if self.channel_dim == 1:
+            x, f_x = x.permute(0, 2, 3, 1), f_x.permute(0, 2, 3, 1)
         biases = [] if rms else [norm.bias for norm in norms]
         gains = [norm.weight for norm in norms]
-        return ops.skip_norm(*rows, gains, biases, self.x_scale, self.f_scale, first.eps, rms, all_steps)
+        return ops.kernel(x, f_x, gains, biases, self.x_scale, self.f_scale, eps, rms, all_steps)
 
     def from_rows(self, y: Tensor, x: Tensor) -> Tensor:
         """``(batch, height, width, dim)`` as image maps in x's memory format."""
@@ -79,24 +88,22 @@ class ScaledSkip(ConstantSkip):
         return {"lambda": self.x_scale, "alpha": self.f_scale}
 
 
-def _computed_by_operator(norm: Any, first: Any) -> bool:
-    """Whether ``norm`` is one that the operator knows, of ``first``'s kind, and nobody waits for its being called."""
-    same = type(norm) is type(first) and norm.eps == first.eps and norm.norm_axes == "c"
-    return same and "forward" not in vars(norm) and not is_hooked(norm)
+_HOOKS_OF_ALL = (
+    nn.modules.module._global_forward_hooks,
+    nn.modules.module._global_forward_pre_hooks,
+    nn.modules.module._global_backward_hooks,
+    nn.modules.module._global_backward_pre_hooks,
+)
 
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether a hook sees what the module takes or returns."""
-    everywhere = nn.modules.module
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or everywhere._global_forward_hooks
-        or everywhere._global_forward_pre_hooks
-        or everywhere._global_backward_hooks
-        or everywhere._global_backward_pre_hooks
+        or any(_HOOKS_OF_ALL)
     )
 
 
