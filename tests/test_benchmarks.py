@@ -1,4 +1,4 @@
-"""What the benchmarks share, and bench_cifar.py in a small run: its rows, and what it keeps of an earlier table."""
+"""What the benchmarks share, and bench_op.py and bench_cifar.py in small runs."""
 
 import csv
 import os
@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from vision_helpers import error_line
 
-from fairseq_rskip.tools import bench_resnet, benchmark
+from fairseq_rskip import ops
+from fairseq_rskip.tools import bench_operator, bench_resnet, benchmark
 
 
 def read(path):
@@ -52,6 +53,23 @@ def test_a_table_names_machine_and_versions(tmp_path, capsys):
     (row,) = read(tmp_path / "x.csv")
     assert row == {"model": "a", "ratio": "0.5", **{key: str(value) for key, value in settings.items()}}
     assert capsys.readouterr().out == f"model=a  ratio=0.5\nwritten to {tmp_path}/x.csv\n"
+
+
+def test_bench_op_compares_every_number_of_steps(tmp_path, capfd, monkeypatch):
+    if ops.in_use().name != "cpu":
+        pytest.skip("no CPU operator here")
+    monkeypatch.setattr(bench_operator, "SHAPES", ((3, 16),))
+    monkeypatch.setattr(bench_operator, "ELEMENTS", 1)
+    output = tmp_path / "speed.csv"
+    assert bench_operator.main(["--rounds", "1", "--no-compile", "--output", str(output)]) == 0
+    rows = read(output)
+    assert [row["lambda"] for row in rows] == ["1", "2", "3"] and rows[0]["operator_over_lambda1"] == "1.0"
+    for row in rows:
+        assert float(row["eager_over_operator"]) == pytest.approx(float(row["eager_ms"]) / float(row["operator_ms"]), 0.1)
+    capfd.readouterr()
+    monkeypatch.setattr(bench_operator, "in_use", lambda: ops.dispatch.Backend("reference", "no compiler"))
+    assert bench_operator.main(["--output", str(output)]) == 1
+    assert error_line(capfd.readouterr().err) == "the CPU operator is not in use: no compiler"
 
 
 @pytest.mark.slow
