@@ -18,6 +18,9 @@ from fairseq_rskip.tools.train.data import POSITIONS
 
 UNREADABLE = r":|\$\{|\\'|\\$"  # in a path, to fairseq: separates paths; asks for another setting; ends a quotation
 REPORT_EVERY = 30.0  # seconds between lines on progress where there is no terminal
+# tensor2tensor divides a log-probability by ((5 + L) / 6)^0.6 (Wu et al. 2016, equation 14), fairseq by L^lenpen. What
+# chooses between hypotheses of about L tokens is the elasticity: lenpen, and 0.6 L / (L + 5), or 0.5 at 25 subwords.
+DEFAULT_LENPEN = 0.5
 HALF_PRECISION_SINCE = (7, 0)  # compute capability of the first GPUs on which fp16 is fast (Volta)
 
 
@@ -129,28 +132,3 @@ def hypotheses(log: Path, sentences: int) -> List[str]:
             f" (the log is {log})"
         )
     return [found[i] for i in range(sentences)]
-
-
-# The length penalties of tensor2tensor and of fairseq, and how one stands for the other: both divide a hypothesis'
-# log-probability by a function f of its length, the end-of-sentence token counted. All that the choice between
-# hypotheses of about L tokens sees of f is its elasticity there, d log f / d log L.
-
-
-def tensor2tensor_penalty(length: float, alpha: float) -> float:
-    """((5 + length) / 6)^alpha (Wu et al. 2016, equation 14); its elasticity is alpha * length / (length + 5)."""
-    return ((5 + length) / 6) ** alpha
-
-
-def fairseq_penalty(length: float, lenpen: float) -> float:
-    """length^lenpen; its elasticity is lenpen at every length."""
-    return length**lenpen
-
-
-def equivalent_lenpen(alpha: float, length: float) -> float:
-    """The ``--lenpen`` that weighs hypotheses of about ``length`` tokens as tensor2tensor's ``alpha`` does."""
-    return alpha * length / (length + 5)
-
-
-PAPER_ALPHA = 0.6
-TYPICAL_LENGTH = 25  # subwords in a translated sentence, about; docs/evaluation.md has the value at other lengths
-DEFAULT_LENPEN = equivalent_lenpen(PAPER_ALPHA, TYPICAL_LENGTH)
