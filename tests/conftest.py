@@ -5,6 +5,7 @@ The corpus teaches reversal: a target sentence is its source read backwards, ove
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,3 +89,38 @@ def raw_corpus(tmp_path_factory):
 def tiny_corpus(raw_corpus, tmp_path_factory):
     """The same corpus, binarised, with a joined dictionary: what fairseq's commands take as data."""
     return preprocess(raw_corpus, tmp_path_factory.mktemp("corpus") / "data-bin")
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory):
+    """--data of a folder of 12 training and 12 test images in three classes."""
+    from vision_helpers import write_folder
+
+    return f"imagefolder:{write_folder(tmp_path_factory.mktemp('ảnh nhỏ') / 'set')}"
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory, images):
+    """The folder of a run of train_cifar that nothing interrupts."""
+    from vision_helpers import train
+
+    output = tmp_path_factory.mktemp("whole") / "run"
+    assert train(None, output, images)[0] == 0
+    return output / "seed1"
+
+
+@pytest.fixture(scope="session")
+def stopped(tmp_path_factory, images):
+    """The output of a run that was stopped after 3 of 6 iterations, its checkpoint there."""
+    from vision_helpers import stop_at, train
+
+    output = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.MonkeyPatch.context() as patch, stop_at(patch, 3):
+        assert train(None, output, images, save_interval=1)[0] == 130
+    return output
+
+
+@pytest.fixture
+def half(stopped, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(stopped, tmp_path / "half")

@@ -72,26 +72,6 @@ def test_a_mask_of_nothing_changes_nothing(training):
     torch.testing.assert_close(norm.state_dict(), other.state_dict(), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("layout", SHAPES)
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_what_padding_holds_reaches_nothing(layout, poison, training):
-    """Also when the gradient that arrives at padded positions is NaN."""
-    shape, channel_dim = SHAPES[layout]
-    clean_norm = random_norm("batch", shape[channel_dim], channel_dim=channel_dim).train(training)
-    norm, mask = copy.deepcopy(clean_norm), random_mask(shape, channel_dim, 3)
-    padded = mask.unsqueeze(channel_dim)
-    x, upstream = draw(shape, 1), draw(shape, 2)
-    results = []
-    for module, fill in ((clean_norm, 0.0), (norm, poison)):
-        z = x.masked_fill(padded, fill).requires_grad_()
-        y = module(z, mask)
-        gradients = torch.autograd.grad(y, [z, module.weight, module.bias], upstream.masked_fill(padded, fill))
-        results.append([y, *gradients, *module.buffers()])
-    for clean, poisoned in zip(*results):
-        assert torch.isfinite(poisoned).all() and torch.equal(clean, poisoned)
-
-
 @pytest.mark.parametrize("masked", [(False, True), (True, False), (True, True)], ids=str)
 def test_two_batches_before_one_backward(masked):
     """As a shared layer or two forward passes per update have it."""
@@ -155,24 +135,6 @@ def test_running_statistics_stay_fp32_in_a_half_model():
 ROW_NORMS = ["layer", "rms", "scale", "ada", "dyt"]
 
 
-@pytest.mark.parametrize("name", [*ROW_NORMS, "batch"])
-def test_images_equal_sequences_with_the_axis_moved_by_hand(name):
-    image, sequence = random_norm(name, 7, channel_dim=1), random_norm(name, 7)
-    sequence.load_state_dict(image.state_dict())
-    x = draw((4, 7, 5, 3), 1)
-    expected = sequence(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-    torch.testing.assert_close(image(x), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_image_norms_equal_torchs_own():
-    x = draw((4, 7, 5, 3), 1)
-    batch, chw = random_norm("batch", 7, channel_dim=1), random_norm("layer", 7, channel_dim=1, norm_axes="chw")
-    two_d, group = nn.BatchNorm2d(7).double(), nn.GroupNorm(1, 7).double()
-    two_d.load_state_dict(batch.state_dict())
-    group.load_state_dict(chw.state_dict())
-    assert torch.equal(batch(x), two_d(x)) and torch.equal(chw(x), group(x))
-
-
 @pytest.mark.parametrize("name,classes", [("layer", LayerNorm), ("batch", BatchNorm)])
 def test_defaults_are_torchs(name, classes):
     """Who looks for torch's classes, to leave norms out of weight decay or to convert them, finds ours."""
@@ -210,12 +172,6 @@ def test_statistics_without_padding_are_not_replaced_by_those_with_it():
         nn.SyncBatchNorm.convert_sync_batchnorm(SkipConnection(5, "rskip", norm="batch"))
 
 
-def test_rms_norm_has_torchs_values():
-    norm, torchs, x = random_norm("rms", 33), nn.RMSNorm(33, eps=1e-5).double(), draw((6, 5, 33), 1)
-    torchs.load_state_dict(norm.state_dict())
-    torch.testing.assert_close(norm(x), torchs(x), rtol=1e-13, atol=1e-13)
-
-
 def test_scale_norm_gives_every_row_one_length():
     norm, x = create_norm("scale", 33).double(), draw((6, 5, 33), 1)
     torch.testing.assert_close(norm(x).norm(dim=-1), torch.full((6, 5), 33**0.5, dtype=torch.float64))
@@ -239,17 +195,9 @@ def test_dyt_starts_with_slope_one_half_at_zero_and_saturates():
     torch.testing.assert_close(norm(x + 1e3), torch.full_like(x, 3.25))
 
 
-@pytest.mark.parametrize("layout", SHAPES)
-@pytest.mark.parametrize("name", [*ROW_NORMS, "batch", "none"])
-def test_a_norm_is_the_affine_map_that_it_says(name, layout):
-    shape, channel_dim = SHAPES[layout]
-    norm, x = random_norm(name, shape[channel_dim], channel_dim=channel_dim), draw(shape, 1)
-    if name == "dyt":
-        with pytest.raises(ValueError, match="DyT is not an affine map of its input"):
-            norm.affine_map(x)
-        return
-    scale, shift = norm.affine_map(x)
-    torch.testing.assert_close(scale * x + shift, norm(x), rtol=1e-12, atol=1e-12)
+def test_dyt_is_no_affine_map():
+    with pytest.raises(ValueError, match="DyT is not an affine map of its input"):
+        create_norm("dyt", 5).affine_map(draw((3, 5), 1))
 
 
 @pytest.mark.parametrize("name", ROW_NORMS)

@@ -288,9 +288,9 @@ def test_an_installed_package_is_whole_and_prints_its_user_dir(sdist, tmp_path):
         name for name in tracked if name.startswith("fairseq_rskip/")
     }
     assert (target / "bin" / "rskip").exists()
-    # -S and -I shut out every other site-packages: neither torch nor fairseq can be found.
-    code = f"import sys; sys.path.insert(0, {str(target)!r}); from fairseq_rskip.__main__ import main; main()"
-    printed = run_checked([sys.executable, "-I", "-S", "-c", code], cwd=tmp_path)
+    # -S shuts out every other site-packages: neither torch nor fairseq can be found.
+    command = [sys.executable, "-S", "-m", "fairseq_rskip"]
+    printed = run_checked(command, cwd=tmp_path, env={"PYTHONPATH": str(target)})
     assert printed == f"{target / 'fairseq_rskip'}\n"
 
 

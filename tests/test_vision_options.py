@@ -5,15 +5,9 @@ import re
 import pytest
 import torch
 from conftest import ROOT
-from vision_helpers import error_line, train, write_folder
+from vision_helpers import error_line, train
 
 from fairseq_rskip.vision.config import Config, parse
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return f"imagefolder:{write_folder(tmp_path_factory.mktemp('ảnh nhỏ') / 'set')}"
-
 
 BAD = [
     ({"depth": 21}, "--depth 21: expected 6n+2 with n >= 1"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, run_command
-from vision_helpers import SCRIPT, arguments, assert_same_run, history, train_process, weights, write_folder
+from vision_helpers import SCRIPT, arguments, assert_same_run, history, train_process, weights
 
 from fairseq_rskip.analysis.events import read_scalars
 from fairseq_rskip.vision.config import Config
@@ -40,11 +40,6 @@ import runpy
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return f"imagefolder:{write_folder(tmp_path_factory.mktemp('ảnh nhỏ') / 'set')}"
 
 
 def test_runs_where_fairseq_cannot_be_imported_and_nobody_reads(tmp_path, images):

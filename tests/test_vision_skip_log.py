@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from vision_helpers import assert_same_run, error_line, stop_at, train, write_folder
+from vision_helpers import assert_same_run, error_line, stop_at, train
 
 from fairseq_rskip.analysis.events import read_scalars
 from fairseq_rskip.vision import trainer as trainer_module
@@ -15,11 +15,6 @@ from fairseq_rskip.vision.trainer import Trainer
 QUANTITIES = ("skip_x_to_F", "skip_F_over_x", "skip_grad_norm")
 BLOCKS = [f"blocks.{k}.skip" for k in range(3)]  # of depth 8
 GROUP = Group(0, 1, torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return f"imagefolder:{write_folder(tmp_path_factory.mktemp('ảnh nhỏ') / 'set')}"
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     return Study(
         models=built,
         batches=batches,
-        batch_count=-(-len(labels) // options.batch_size),
+        batch_size=options.batch_size,
         examples=len(labels),
         data=f"{len(labels)} {'training' if options.split == 'train' else 'test'} images",
         losses=losses,

@@ -51,12 +51,16 @@ class Study:
 
     models: Dict[str, nn.Module]
     batches: Callable[[], Iterator[Any]]
-    batch_count: int
+    batch_size: int
     examples: int
     data: str
     losses: Callable[[nn.Module, Any], Tensor]
     group: Callable[[str, SkipConnection], str]
     only: str = ""
+
+    @property
+    def batch_count(self) -> int:
+        return -(-self.examples // self.batch_size)
 
     def places(self) -> Dict[str, List[Place]]:
         """The residual blocks of every model, in order. Raises ``UserError`` for a model that has none to show."""

@@ -66,7 +66,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     return Study(
         models=built,
         batches=batches,
-        batch_count=-(-len(chosen) // options.batch_size),
+        batch_size=options.batch_size,
         examples=len(chosen),
         data=f"{len(chosen)} sentence pairs of {options.split}",
         losses=losses,

@@ -1,0 +1,231 @@
+"""What a training run refuses, and what it keeps when something fails."""
+
+import fcntl
+import math
+import types
+
+import pytest
+import torch
+from vision_helpers import (
+    assert_same_run,
+    error_line,
+    stop_at,
+    train,
+    write_folder,
+    write_image,
+)
+
+from fairseq_rskip import files
+from fairseq_rskip.vision import main as main_module
+from fairseq_rskip.vision import trainer as trainer_module
+from fairseq_rskip.vision.distributed import Group
+from fairseq_rskip.vision.trainer import Trainer
+
+
+def test_an_unfinished_run_is_never_overwritten(half, images, capfd):
+    status, _, error = train(capfd, half, images)
+    path = half / "seed1" / "checkpoint.pt"
+    assert status == 1
+    assert error_line(error) == f"{path} is of an earlier run: --resume continues it, --output starts elsewhere"
+
+
+def test_a_checkpoint_or_result_of_other_settings_is_refused(half, whole, images, capfd):
+    options = {"resume": True, "depth": 14, "skip_kind": "xskip"}
+    status, _, error = train(capfd, half, images, **options)
+    expected = "checkpoint.pt is of another run: --depth: 8 there, 14 here; --skip-kind: rskip there, xskip here"
+    assert status == 1 and error_line(error).endswith(expected)
+    assert (half / "seed1" / "checkpoint.pt").is_file()
+    status, _, error = train(capfd, whole.parent, images, depth=14)
+    assert status == 1 and "result.json is of another run: --depth: 8 there, 14 here; choose" in error_line(error)
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["unfinished", "finished"])
+def test_other_images_are_refused_and_the_same_elsewhere_are_not(tmp_path, capfd, monkeypatch, done):
+    folder = write_folder(tmp_path / "set")
+    (tmp_path / "link").symlink_to(folder)
+    with stop_at(monkeypatch, 99 if done else 3):
+        train(capfd, tmp_path / "run", f"imagefolder:{folder}/", save_interval=1)
+    kept = folder / "train" / "cat" / "0.png"
+    name = "result.json" if done else "checkpoint.pt"
+    pixels = kept.read_bytes()
+    write_image(kept, seed="another picture")
+    status, _, error = train(capfd, tmp_path / "run", f"imagefolder:{folder}", resume=True)
+    assert status == 1 and f"{name} is of another run: SHA-256 of images and labels: " in error_line(error)
+    kept.write_bytes(pixels)
+    for split in ("train", "test"):
+        (folder / split / "dog").rename(folder / split / "wolf")
+    status, _, error = train(capfd, tmp_path / "run", f"imagefolder:{folder}", resume=True)
+    assert status == 1 and "is of another run: classes: Vịt, cat, dog there, Vịt, cat, wolf here" in error_line(error)
+    for split in ("train", "test"):
+        (folder / split / "wolf").rename(folder / split / "dog")
+    monkeypatch.chdir(tmp_path)
+    status, out, error = train(capfd, tmp_path / "run", "imagefolder:link", resume=True)
+    assert status == 0 and ("resuming from iteration 3" in out) != done, error
+
+
+def damaged(change):
+    """What writes a checkpoint after ``change(its state)``."""
+
+    def write(path):
+        state = torch.load(path, weights_only=True)
+        change(state)
+        torch.save(state, path)
+
+    return write
+
+
+BAD_CHECKPOINTS = {
+    "empty": (lambda path: path.write_bytes(b""), "truncated, or not a checkpoint"),
+    "half": (lambda path: path.write_bytes(path.read_bytes()[:3000]), "truncated, or not a checkpoint"),
+    "another program's": (lambda path: torch.save({"model": {}}, path), "is not a checkpoint of train_cifar.py"),
+    "only a format": (
+        lambda path: torch.save({"format": "fairseq_rskip.vision 1"}, path),
+        "is damaged: it lacks config, identity, model, ",
+    ),
+    "no history": (damaged(lambda state: state.pop("history")), "is damaged: it lacks history"),
+    "an empty history": (damaged(lambda state: state["history"].clear()), "history is not that of 3 iterations"),
+    "iteration -5": (damaged(lambda state: state.update(iteration=-5)), "iteration -5, expected 0 to 6"),
+    "iteration 7": (damaged(lambda state: state.update(iteration=7)), "iteration 7, expected 0 to 6"),
+    "a weight missing": (damaged(lambda state: state["model"].pop("fc.bias")), "does not fit this network: "),
+    "NaN weights": (damaged(lambda state: state["model"]["fc.bias"].fill_(math.nan)), "weights that are not finite"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CHECKPOINTS)
+def test_a_damaged_or_foreign_checkpoint_is_one_line(half, images, capfd, name):
+    damage, message = BAD_CHECKPOINTS[name]
+    path = half / "seed1" / "checkpoint.pt"
+    damage(path)
+    before = path.read_bytes()
+    status, _, error = train(capfd, half, images, resume=True)
+    assert status == 1 and message in error_line(error) and str(path) in error
+    assert path.read_bytes() == before and not (half / "seed1" / "result.json").exists()
+
+
+def test_nan_weights_of_the_last_iteration_give_no_result(tmp_path, images, capfd):
+    train(capfd, tmp_path / "run", images)
+    path = tmp_path / "run" / "seed1" / "checkpoint.pt"
+    (path.parent / "result.json").unlink()
+    damaged(lambda state: state["model"]["bn.running_var"].fill_(math.inf))(path)
+    status, _, error = train(capfd, tmp_path / "run", images, resume=True)
+    assert status == 1 and error_line(error) == f"{path}: the checkpoint holds weights that are not finite"
+    assert not (path.parent / "result.json").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path, images, capfd, monkeypatch):
+    cross_entropy = trainer_module.F.cross_entropy
+    calls = []
+
+    def breaks(logits, y, **options):
+        if torch.is_grad_enabled():
+            calls.append(1)
+        return cross_entropy(logits, y, **options) * (math.nan if len(calls) == 4 else 1)
+
+    monkeypatch.setattr(trainer_module.F, "cross_entropy", breaks)
+    status, _, error = train(capfd, tmp_path / "run", images)
+    path = tmp_path / "run" / "seed1" / "checkpoint.pt"
+    line = error_line(error)
+    assert status == 1 and line.startswith("the loss is not finite at iteration 4: stopped, the last good checkpoint ")
+    assert str(path) in line and "try a lower --lr" in line
+    state = torch.load(path, weights_only=True)
+    assert state["iteration"] == 3 and all(v.isfinite().all() for v in state["model"].values())
+
+
+def test_weights_that_an_update_broke_are_not_saved(tmp_path, images, capfd):
+    """The loss of the first iteration is finite, its update is not."""
+    options = {"warmup_lr": 1e38, "weight_decay": 1e38, "save_interval": 1}
+    status, _, error = train(capfd, tmp_path / "run", images, **options)
+    tries = "try a lower --lr, a longer --warmup-iterations, --amp off or another --skip-norm"
+    expected = f"weights are not finite after iteration 1: stopped, there is no checkpoint yet; {tries}"
+    assert status == 1 and error_line(error) == expected
+    assert not (tmp_path / "run" / "seed1" / "checkpoint.pt").exists()
+
+
+def test_gradients_that_overflow_in_fp16_stop_the_run(tmp_path, images, capfd, monkeypatch):
+    """A CPU's scaler, which halves its scale at every overflow: from 1e-3 to below 1e-4 in four iterations."""
+    monkeypatch.setattr(trainer_module, "_gradient_scaler", lambda _: torch.amp.GradScaler("cpu", init_scale=1e-3))
+    wrapped = Trainer._wrapped
+
+    def overflowing(self):
+        self.module.fc.bias.register_hook(lambda gradient: gradient * float("inf"))
+        return wrapped(self)
+
+    monkeypatch.setattr(Trainer, "_wrapped", overflowing)
+    status, _, error = train(capfd, tmp_path / "run", images)
+    line = error_line(error)
+    assert status == 1 and line.startswith("gradients overflow at iteration 4, the loss scale is down to 6e-05: ")
+    assert "try a lower --lr" in line and "--amp bf16" in line
+
+
+def test_a_disk_that_fills_up_keeps_the_last_checkpoint(tmp_path, images, capfd, monkeypatch, whole):
+    real, writes = files.os.fsync, []
+
+    def full(handle):
+        writes.append(handle)
+        if len(writes) > 6:  # the second checkpoint
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    status, _, error = train(capfd, tmp_path / "run", images, save_interval=1)
+    monkeypatch.undo()
+    path = tmp_path / "run" / "seed1" / "checkpoint.pt"
+    assert status == 1 and error_line(error) == f"cannot write {path}: No space left on device"
+    assert sorted(p.name for p in path.parent.iterdir()) == [".lock", "checkpoint.pt", "log.jsonl"]
+    assert train(capfd, tmp_path / "run", images, save_interval=1, resume=True)[0] == 0
+    assert_same_run(whole, tmp_path / "run" / "seed1")
+
+
+def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path, images, capfd):
+    (tmp_path / "file").write_text("")
+    status, _, error = train(capfd, tmp_path / "file" / "run", images, cache=tmp_path)
+    assert status == 1 and "Not a directory" in error_line(error)
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [lambda: torch.empty(2**60, dtype=torch.uint8), lambda: bytearray(2**62)],
+    ids=["torch's", "Python's"],
+)
+def test_memory_that_is_full_is_one_line(tmp_path, images, capfd, monkeypatch, asks):
+    monkeypatch.setattr(Trainer, "train_step", lambda self: asks())
+    status, _, error = train(capfd, tmp_path / "run", images)
+    assert status == 1 and error_line(error) == "the memory is full: try a smaller --batch-size"
+
+
+def test_a_batch_of_more_images_than_there_are_is_refused_before_it_takes_memory(tmp_path, images, capfd):
+    status, _, error = train(capfd, tmp_path / "run", images, batch_size=100_000)
+    assert status == 1 and error_line(error) == "--batch-size 100000: expected at most the 12 training images"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_batch_that_processes_cannot_share_is_one_line_of_the_first(tmp_path, images, capfd, monkeypatch, rank):
+    group = Group(rank, 2, torch.device("cpu"))
+    monkeypatch.setattr(main_module, "distributed", types.SimpleNamespace(join=lambda _: group, leave=lambda _: None))
+    status, _, error = train(capfd, tmp_path / "run", images, batch_size=9)
+    line = "error: --batch-size 9: expected a multiple of the 2 processes\n"
+    assert (status, error) == (1, "" if rank else line)
+
+
+def test_one_process_trains_in_a_folder(tmp_path, images, capfd, monkeypatch):
+    folder = tmp_path / "run" / "seed1"
+    folder.mkdir(parents=True)
+    part = folder / ".checkpoint.pt.4711.part"
+    part.write_text("what the other process is writing")
+    with open(folder / ".lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status, _, error = train(capfd, tmp_path / "run", images, resume=True)
+    assert status == 1
+    assert error_line(error) == f"another process is training in {folder}: wait for it, or choose another --output"
+    assert sorted(path.name for path in folder.iterdir()) == [part.name, ".lock"]
+    step, tried = Trainer.train_step, []
+
+    def look(self):
+        with open(folder / ".lock") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        tried.append(1)
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "train_step", look)
+    assert train(capfd, tmp_path / "run", images, resume=True)[0] == 0 and len(tried) == 6
+    assert not part.exists()
