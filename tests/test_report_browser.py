@@ -3,8 +3,8 @@
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 
+import lxml.html
 import pytest
 from PIL import Image
 from report_tree import Tree
@@ -30,41 +30,6 @@ addEventListener("load", async () => {
   document.body.append(said);
 });
 </script>"""
-
-
-class Page(HTMLParser):
-    """Tables by their captions, each a list of rows; links and other addresses; headers without a scope."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tables, self.addresses, self.unscoped, self.ids, self.text = {}, [], 0, set(), None
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.addresses += [attributes[name] for name in ("src", "href", "srcset", "action") if name in attributes]
-        self.ids.add(attributes.get("id"))
-        self.unscoped += tag == "th" and "scope" not in attributes
-        if tag == "table":
-            self.rows = []
-        elif tag == "tr":
-            self.rows.append([])
-        if tag in ("th", "td", "caption"):
-            self.text = ""
-
-    def handle_data(self, data):
-        if self.text is not None:
-            self.text += data
-
-    def handle_endtag(self, tag):
-        if tag == "caption":
-            self.caption = self.text
-        elif tag in ("th", "td"):
-            self.rows[-1].append(self.text)
-        elif tag == "table":
-            self.tables[self.caption] = self.rows
-        if tag in ("th", "td", "caption"):
-            self.text = None
 
 
 @pytest.fixture(scope="module")
@@ -110,16 +75,19 @@ def test_the_page_in_the_browser(page, tmp_path):
 def test_the_pages_tables(page):
     dom, log = browse(page, "--dump-dom")
     assert "CONSOLE" not in log  # nor has its own policy anything to object to
-    found = Page(dom)
-    whole, part = found.tables.values()
-    assert list(found.tables)[1].endswith("(not the paper's experiment)")
+    html = lxml.html.fromstring(dom)
+    captions = html.xpath("//caption/text()")
+    whole, part = ([[cell.text_content() for cell in row] for row in table.iter("tr")] for table in html.iter("table"))
+    assert captions[1].endswith("(not the paper's experiment)")
     assert [row[0] for row in whole] == ["row", "1xSkip", "2xSkip", "1xSkip+LN", "2rSkip+LN"]
-    assert whole[3][2:6] == ["7.23 ± 0.25", "3", "8.00", "−0.77"]
-    assert part[0][4] == "paper (full scale, cifar10)" and "ours − paper" not in part[0]
-    assert part[4][2] == "failed; not run" and "failed: &lt;script&gt;alert(1)&lt;/script&gt; &amp; more;" in dom
-    assert found.unscoped == 0
-    outside = [address for address in found.addresses if not address.startswith(("data:", "#"))]
-    assert not outside and {address[1:] for address in found.addresses if address[0] == "#"} <= found.ids
+    assert whole[3][2:6] == ["7.23 \u00b1 0.25", "3", "8.00", "\u22120.77"]
+    assert part[0][4] == "paper (full scale, cifar10)" and "ours \u2212 paper" not in part[0]
+    assert part[4][2] == "failed; not run"
+    assert "2rSkip+LN: seed 1 failed: <script>alert(1)</script> & more; seeds 2, 3 not run." in html.text_content()
+    assert not html.xpath("//th[not(@scope)]")
+    addresses = html.xpath("//@src | //@href | //@srcset | //@action")
+    assert all(address.startswith(("data:", "#")) for address in addresses)
+    assert {address[1:] for address in addresses if address[0] == "#"} <= set(html.xpath("//@id"))
 
 
 def test_a_screenshot(page, tmp_path):
