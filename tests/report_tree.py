@@ -5,7 +5,6 @@ import dataclasses
 import json
 import random
 
-import pytest
 import yaml
 
 from fairseq_rskip.tools.report.main import write_report
@@ -98,13 +97,10 @@ class Tree:
     def fail(self, plan, label, seed, error):
         self.record(self.folder(plan, label, seed), failed={"error": error})
 
-    def report(self, *words, compare=False):
-        """Write the report in this process; returns its folder. ``compare``: the plan's settings with the table's."""
+    def report(self, *words):
+        """Write the report in this process; returns its folder."""
         argv = ["report", "--output", self.out, "--experiments", self.experiments, *words]
-        with pytest.MonkeyPatch.context() as patch:
-            if not compare:
-                patch.setattr(plans, "outdated", lambda *_: [])
-            write_report(options.parse([str(word) for word in argv]))
+        write_report(options.parse([str(word) for word in argv]))
         return self.out / "report"
 
     def records(self):

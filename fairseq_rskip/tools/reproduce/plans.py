@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, List
 
 import dacite
 
@@ -47,7 +47,7 @@ class Plan:
     """``table`` with the data ``data`` ("" for its own), ``scale`` times its length, and ``changed`` in every row.
 
     cells: those that are run with ``seeds``, each with its variants
-    stand_in: the options that came with the data; updates: of a whole run on it
+    stand_in: the options that came with the data
     """
 
     name: str
@@ -57,7 +57,6 @@ class Plan:
     changed: Options
     seeds: List[int]
     stand_in: Options = field(default_factory=dict)
-    updates: int = 0
     cells: List[Cell] = field(default_factory=list)
 
     @property
@@ -79,10 +78,12 @@ def make_plan(
     if data and len(wanted) > 1:
         named = ", ".join(sorted(wanted))
         raise UserError(f"{table.name} has columns of {named}: --corpus needs --columns, for one of them")
-    replaced = data if data and not all(_is_data(table, data, own) for own in wanted) else ""
+    # the table's own data, wherever it lies, stands in for nothing
+    same = data and all(task.data_name(data) in (own, task.data_name(_own_data(table, own))) for own in wanted)
+    replaced = "" if same else data
     matters = {option: value for option, value in changed.items() if option not in task.FREE}
     seeds, name = list(dict.fromkeys(seeds)), _name(table, replaced, scale, matters)
-    plan = Plan(name, table, replaced, scale, matters, seeds, stand_in.options, stand_in.updates)
+    plan = Plan(name, table, replaced, scale, matters, seeds, stand_in.options)
     plan.cells = [_with_variants(plan, cell, stand_in, data, changed) for cell in chosen]
     return plan
 
@@ -90,12 +91,6 @@ def make_plan(
 def _own_data(table: Table, named: str) -> str:
     """What a table names, as its tool takes it; text of one's own need not be prepared. Raises ``UserError``."""
     return named if named in table.corpora else TASKS[table.task].find_data(named)
-
-
-def _is_data(table: Table, data: str, named: str) -> bool:
-    """Whether ``data`` is what a table names, wherever it lies. Raises ``UserError`` where that is gone."""
-    task = TASKS[table.task]
-    return task.data_name(data) in (named, task.data_name(_own_data(table, named)))
 
 
 def _with_variants(plan: Plan, cell: Cell, stand_in: StandIn, data: str, changed: Options) -> Cell:
@@ -120,10 +115,8 @@ def choose_cells(table: Table, rows: List[str], columns: List[str]) -> List[Cell
 
     Raises ``UserError`` for a name that the table does not have.
     """
-    for kind, names, known in (
-        ("row", rows, [row.label for row in table.rows if row.run]),
-        ("column", columns, list(table.columns)),
-    ):
+    labels = [row.label for row in table.rows if row.run]
+    for kind, names, known in (("row", rows, labels), ("column", columns, list(table.columns))):
         for name in names:
             if name not in known:
                 raise UserError(f"{table.name} has no {kind} {name!r} to run; it has {', '.join(known)}")
@@ -152,21 +145,9 @@ def make_run(plan: Plan, variant: Variant, seed: int, out: Path) -> Run:
 
 
 def outdated(plan: Plan, table: Table) -> List[str]:
-    """The cells that were planned with other settings than ``table``, its file of today, would give."""
+    """The cells that were run with other settings than ``table``, its file of today, asks for."""
     now = {(cell.row, cell.column): cell for cell in cells(table)}
-    return [str(cell) for cell in plan.cells if not _is_current(plan, cell, now.get((cell.row, cell.column)), table)]
-
-
-def _is_current(plan: Plan, cell: Cell, now: Optional[Cell], table: Table) -> bool:
-    data, stand_in = cell.variants[0].settings.data, StandIn(table.task, "", plan.stand_in, plan.updates)
-    try:
-        if now is None or not (plan.data or _is_data(table, data, now.data)):
-            return False
-        again = _with_variants(plan, now, stand_in, data, plan.changed)
-    except UserError:
-        return False
-    ours, theirs = ([variant.settings.identity for variant in each.variants] for each in (cell, again))
-    return ours == theirs
+    return [str(cell) for cell in plan.cells if not cell.is_twin(now.get((cell.row, cell.column)))]
 
 
 def save(plan: Plan, out: Path) -> None:
@@ -179,9 +160,8 @@ def save(plan: Plan, out: Path) -> None:
         earlier = load(path) if path.exists() else plan
         there = Path(earlier.table.path)
         if there != Path(plan.table.path) and there.exists():
-            raise UserError(
-                f"{out} has runs of a table {plan.table.name} from {there}; rename one, or choose another --output"
-            )
+            said = f"{out} has runs of a table {plan.table.name} from {there}"
+            raise UserError(f"{said}; rename one, or choose another --output")
         seeds = [*earlier.seeds, *(seed for seed in plan.seeds if seed not in earlier.seeds)]
         found = {(cell.row, cell.column): cell for cell in (*earlier.cells, *plan.cells)}
         write_json(path, dataclasses.asdict(dataclasses.replace(plan, seeds=seeds, cells=list(found.values()))))

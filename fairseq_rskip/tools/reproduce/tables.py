@@ -201,10 +201,10 @@ class Cell:
     def __str__(self) -> str:
         return " / ".join(filter(None, [self.row, self.column]))
 
-    def is_twin(self, other: "Cell") -> bool:
-        """Whether two cells of a table ask for the same runs."""
-        same = (self.arch, self.options, self.data, self.sweep) == (other.arch, other.options, other.data, other.sweep)
-        return self.run and same
+    def is_twin(self, other: Optional["Cell"]) -> bool:
+        """Whether two cells ask for the same runs."""
+        asked = ("arch", "options", "data", "sweep", "scored", "evaluate")
+        return self.run and other is not None and all(getattr(self, name) == getattr(other, name) for name in asked)
 
 
 @dataclass(frozen=True)
