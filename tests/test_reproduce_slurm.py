@@ -1,18 +1,17 @@
-"""`reproduce.py run --launcher slurm`, by a stand-in sbatch that runs its scripts; and what a job does on signals."""
+"""`reproduce.py run --launcher slurm`: what is submitted, by stand-ins for SLURM's commands; and what a job does."""
 
 import json
 import os
 import pickle
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 from conftest import ROOT
-from fake_slurm import FakeSlurm, parameters, until
+from reproduce_helpers import wait_until
 
 from fairseq_rskip.tools.reproduce import execution, runs, slurm
 from fairseq_rskip.tools.reproduce import main as program
@@ -22,11 +21,54 @@ from fairseq_rskip.tools.reproduce.runs import BROKEN, DONE, State
 SMALL = ["table1", "--corpus", "digits", "--seeds", "1", "--rows", "1xSkip", "2rSkip+LN"]
 SHORT = [*SMALL, "--scale", "0.002", "--set", "depth=8", "batch-size=16", "save-interval=10"]  # 128 iterations
 SLURM = ["--launcher", "slurm"]
+# each works in the folder of the commands: scripts/<number>, and which jobs are alive
+COMMANDS = {
+    "sbatch": """
+if grep -q nowhere "$1"; then
+  echo "sbatch: error: invalid partition specified: nowhere" >&2
+  echo "sbatch: error: Batch job submission failed: Invalid partition name specified" >&2
+  exit 1
+fi
+number=$((1000 + $(ls scripts | wc -l)))
+cp "$1" scripts/$number
+printf '%s_0\\n%s_1\\n%s\\n' $number $number $number >>alive
+echo "Submitted batch job $number" """,
+    "squeue": "cat alive",
+    "srun": "exit 1",  # is only looked for
+    "scontrol": 'echo "$@" >>scontrol.log',
+}
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the local launcher sets it for two runs at a time
+class Slurm:
+    """The commands in ``folder``/bin, in PATH."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder = folder
+        (folder / "bin").mkdir(parents=True)
+        (folder / "scripts").mkdir()
+        for name, body in COMMANDS.items():
+            self.command(name, body)
+        monkeypatch.setenv("PATH", str(folder / "bin"), prepend=os.pathsep)
+
+    def command(self, name, body):
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/sh\ncd {shlex.quote(str(self.folder))} || exit\n{body}\n")
+        path.chmod(0o755)
+
+    def scripts(self):
+        """Of every submission, what its script asks for: name -> value, True for one without."""
+        found = []
+        for path in sorted((self.folder / "scripts").iterdir()):
+            lines = [
+                shlex.split(line)[1][2:] for line in path.read_text().splitlines() if line.startswith("#SBATCH --")
+            ]
+            found.append({name: value if equals else True for name, equals, value in (x.partition("=") for x in lines)})
+        return found
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    return Slurm(tmp_path / "slurm", monkeypatch)
 
 
 @pytest.fixture
@@ -45,126 +87,103 @@ def reproduce(capsys, monkeypatch):
     return call
 
 
-@pytest.fixture
-def fake(tmp_path, monkeypatch, request):
-    found = FakeSlurm(tmp_path / "slurm", monkeypatch, **getattr(request, "param", {}))
-    yield found
-    found.close()
-
-
-idle = pytest.mark.parametrize("fake", [{"idle": True}], indirect=True)
-
-
-def folders(out):
-    """By kind of skip, the folder of its run."""
-    paths = out.glob("runs/*/seed1/run.json")
-    return {json.loads(path.read_text())["settings"]["options"]["skip-kind"]: path.parent for path in paths}
-
-
-def says(path, text):
-    return text in path.read_text("utf-8")
+def records(out):
+    return {path.parent: runs.read(path.parent) for path in out.glob("runs/*/seed1/run.json")}
 
 
 @pytest.mark.slow
-def test_an_array_is_interrupted_requeued_and_done(tmp_path, fake, reproduce):
-    """The first run is at its time limit, the second is pre-empted; both go on from where they were."""
+def test_a_job_whose_time_is_up_is_requeued_and_resumes(tmp_path, commands, reproduce):
+    """As srun starts it; USR2 is what the script asks SLURM for before the time limit."""
     out = tmp_path / "kết quả 2"
     more = ["--partition", "long", "--gpus", "2", "--time", "0:20:00", "--array-size", "2", "--mem", "4G"]
     argv = ["run", *SHORT, *SLURM, *more, "--slurm", "constraint=a b", "exclusive", "--output", out]
     status, lines = reproduce(*argv)
     assert status == 0 and [line.rsplit(" ", 1)[1] for line in lines[:2]] == ["1000_0", "1000_1"]
-    asked = parameters(out / "slurm" / "1000_submission.sh")
+    (asked,) = commands.scripts()
     expected = {"partition": "long", "gpus-per-node": "2", "cpus-per-task": "8", "time": "20", "array": "0-1%2"}
     expected.update({"mem": "4G", "constraint": "a b", "exclusive": True, "requeue": True, "signal": "USR2@120"})
     assert {key: asked.get(key) for key in expected} == expected
     assert asked["output"] == str(out / "slurm" / "%A_%a_0_log.out") and "wckey" not in asked
+    (folder,) = (folder for folder, record in records(out).items() if record["queued"] == {"job": "1000_0"})
 
-    first, second = (folders(out)[kind] for kind in ("xskip", "rskip"))
-
-    def interrupt(folder, signals):
-        until((folder / "checkpoint.pt").exists)
-        signals()
-
-    saved = partial(says, second / "log.txt", "error: stopped at iteration")
-    with ThreadPoolExecutor() as pool:
-        both = (lambda: fake.end_of_time("1000_0"), lambda: fake.preempt("1000_1", saved))
-        done = pool.map(interrupt, (first, second), both)
-        until(lambda: (first / "log.txt").exists() and (second / "log.txt").exists())
-        _, lines = reproduce("status", "--output", out)
-        assert sum("seed 1: running" in line for line in lines) == 2
-        status, lines = reproduce(*argv)
-        assert status == 0 and lines[-1] == "nothing to submit" and len(fake.calls("sbatch")) == 1
-        list(done)
-    fake.wait()
-
-    assert fake.calls("scontrol") == [["requeue", "1000_0"]]
-    for folder in (first, second):
-        assert (folder / "log.txt").read_text().count("resuming from iteration") == 1
-        assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 2
-        assert not {"queued", "failed"} & set(runs.read(folder))
-        assert json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["iteration"] == 128
-    status, lines = reproduce(*argv)
-    assert status == 0 and len(fake.calls("sbatch")) == 1
-    assert [line.split(" already")[0] for line in lines] == ["done", "done", "nothing to submit"]
+    job = start_job(out)
+    wait_until((folder / "checkpoint.pt").exists, job)
+    assert any("seed 1: running" in line for line in reproduce("status", "--output", out)[1])
+    assert reproduce(*argv)[1][-1] == "nothing to submit" and len(commands.scripts()) == 1
+    job.send_signal(signal.SIGUSR2)
+    job.communicate(timeout=120)
+    assert (commands.folder / "scontrol.log").read_text() == "requeue 1000_0\n"
+    assert any("seed 1: queued: SLURM job 1000_0" in line for line in reproduce("status", "--output", out)[1])
+    job = start_job(out)
+    said, error = job.communicate(timeout=300)
+    assert job.returncode == 0, said + error
+    record = runs.read(folder)
+    assert (folder / "log.txt").read_text("utf-8").count("resuming from iteration") == 1
+    assert len(record["attempts"]) == 2 and "metrics" in record and not {"queued", "failed"} & set(record)
+    assert json.loads((folder / "log.jsonl").read_text("utf-8").splitlines()[-1])["iteration"] == 128
 
 
-@idle
-def test_a_queued_run_is_submitted_again_only_when_its_job_is_gone(tmp_path, fake, reproduce):
+def start_job(out):
+    """The first task of array 1000."""
+    variables = {"SLURM_JOB_ID": "1000", "SLURM_ARRAY_JOB_ID": "1000", "SLURM_ARRAY_TASK_ID": "0", "SLURM_NTASKS": "1"}
+    variables.update(SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_JOB_NUM_NODES="1", SLURM_NODEID="0")
+    variables.update(SLURM_JOB_NODELIST="here", SUBMITIT_EXECUTOR="slurm", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    command = [sys.executable, "-u", "-m", "submitit.core._submit", str(out / "slurm")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env={**os.environ, **variables}, **pipes)
+
+
+def test_a_queued_run_is_submitted_again_only_when_its_job_is_gone(tmp_path, commands, reproduce):
     argv = ["run", *SHORT, "--output", tmp_path / "out", *SLURM]
     assert reproduce(*argv)[0] == 0
     status, lines = reproduce(*argv)
     assert status == 0 and lines[-1] == "nothing to submit" and lines[0].startswith("queued: SLURM job 1000_0 already")
     _, lines = reproduce("status", "--output", tmp_path / "out")
     assert any("1xSkip, seed 1: queued: SLURM job 1000_0" in line for line in lines)
-    fake.cancel("1000_1")
+    (commands.folder / "alive").write_text("1000_0\n")
     _, lines = reproduce("status", "--output", tmp_path / "out")
     assert any("2rSkip+LN, seed 1: not run" in line for line in lines)
     status, lines = reproduce(*argv)
     assert status == 0 and lines[1].startswith("queued ") and lines[1].endswith("SLURM job 1001")
-    assert len(fake.calls("sbatch")) == 2
-    assert "array" not in parameters(tmp_path / "out" / "slurm" / "1001_submission.sh")
-    assert parameters(tmp_path / "out" / "slurm" / "1001_submission.sh")["time"] == "1440"
+    first, second = commands.scripts()
+    assert "array" not in second and second["time"] == "1440"
 
 
-@idle
-@pytest.mark.parametrize("body", ["echo 'slurm_load_jobs error: no answer' >&2; exit 1", None])
-def test_where_squeue_does_not_answer_queued_runs_are_left(tmp_path, fake, reproduce, monkeypatch, body):
+@pytest.mark.parametrize("gone", [False, True], ids=["an error", "no squeue"])
+def test_where_squeue_does_not_answer_queued_runs_are_left(tmp_path, commands, reproduce, gone):
     argv = ["run", *SHORT, "--output", tmp_path / "out", *SLURM]
     assert reproduce(*argv)[0] == 0
-    if body:
-        fake.command("squeue", body)
-        reason = "slurm_load_jobs error: no answer"
-    else:
-        (fake.folder / "bin" / "squeue").unlink()
+    if gone:
+        (commands.folder / "bin" / "squeue").unlink()
         reason = "there is no squeue in PATH"
+    else:
+        commands.command("squeue", "echo 'slurm_load_jobs error: no answer' >&2; exit 1")
+        reason = "slurm_load_jobs error: no answer"
     status, lines = reproduce(*argv)
-    assert status == 0 and len(fake.calls("sbatch")) == 1
+    assert status == 0 and len(commands.scripts()) == 1
     message = f"cannot ask SLURM which jobs are alive ({reason}): what is queued is left as it is"
     assert lines[-2:] == [message, "nothing to submit"]
 
 
-@idle
-def test_what_sbatch_says_is_the_error(tmp_path, fake, reproduce):
+def test_what_sbatch_says_is_the_error(tmp_path, commands, reproduce):
     out = tmp_path / "out"
     status, lines = reproduce("run", *SHORT, "--output", out, *SLURM, "--partition", "nowhere")
     said = "invalid partition specified: nowhere; Batch job submission failed: Invalid partition name specified"
     assert status == 1 and lines == [f"error: SLURM refused: {said}"]
-    assert not any("queued" in runs.read(path) for path in folders(out).values()) and len(folders(out)) == 2
+    assert len(records(out)) == 2 and not any("queued" in record for record in records(out).values())
     _, lines = reproduce("status", "--output", out)
     assert sum("seed 1: not run" in line for line in lines) == 2
 
 
-@idle
-def test_without_slurm_nothing_is_written(tmp_path, fake, reproduce):
-    out = tmp_path / "out"
-    (fake.folder / "bin" / "sbatch").unlink()
-    status, lines = reproduce("run", *SHORT, "--output", out, *SLURM)
+def test_without_slurm_nothing_is_written(tmp_path, commands, reproduce):
+    (commands.folder / "bin" / "sbatch").unlink()
+    status, lines = reproduce("run", *SHORT, "--output", tmp_path / "out", *SLURM)
     assert status == 1
     assert lines == ["error: --launcher slurm: there is no sbatch in PATH; --launcher local runs on this machine"]
-    fake.command("sbatch", "exit 1")
+    commands.command("sbatch", "exit 1")
     status, lines = reproduce("run", *SHORT, "--output", tmp_path / "50%", *SLURM)
     assert status == 1 and "SLURM takes % in a path for a placeholder" in lines[0]
-    assert not out.exists() and not (tmp_path / "50%").exists()
+    assert not (tmp_path / "out").exists() and not (tmp_path / "50%").exists()
 
 
 @pytest.mark.parametrize(
@@ -231,10 +250,10 @@ def test_signals_let_the_run_save_once(tmp_path, case):
     command = [sys.executable, "-c", AS_SUBMITIT_DOES, ends]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     job = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **variables}, **pipes)
-    until(lambda: (tmp_path / "ready").exists() and (tmp_path / "ready").read_text() == "12", 60)
+    wait_until(lambda: (tmp_path / "ready").exists() and (tmp_path / "ready").read_text() == "12", job)
     if preempted:
         job.send_signal(signal.SIGTERM)
-        until((tmp_path / "said").exists, 60)
+        wait_until((tmp_path / "said").exists, job)
         time.sleep(0.3)
         assert job.poll() is None
     job.send_signal(signal.SIGUSR2)

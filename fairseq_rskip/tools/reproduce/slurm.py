@@ -80,8 +80,9 @@ def check(options: argparse.Namespace) -> None:
     """Raise ``UserError`` where nothing can be submitted; to be called before anything is written."""
     import submitit  # noqa: F401 (a package that is missing is said to be)
 
-    if shutil.which("sbatch") is None:
-        raise UserError("--launcher slurm: there is no sbatch in PATH; --launcher local runs on this machine")
+    for tool in ("sbatch", "srun"):
+        if shutil.which(tool) is None:
+            raise UserError(f"--launcher slurm: there is no {tool} in PATH; --launcher local runs on this machine")
     if "%" in str(options.output):
         raise UserError(f"--output {options.output}: SLURM takes % in a path for a placeholder; choose another")
 
