@@ -163,14 +163,12 @@ class Group {
   static constexpr int kBlock = R < 4 ? R : 4;  // rows whose sums are in registers at once
   static constexpr int kUnroll = 4 / kBlock;
   using Block = std::make_integer_sequence<int, kBlock>;
-  // A number of a row: in a register, since a store to a row might change it in memory; in memory for rows so short that
-  // each is used once.
-  using Number = std::conditional_t<(R > kBlock), const T&, T>;
 
-  // A row of a step, normalised, and with its gain and bias.
+  // A row of a step, normalised, and with its gain and bias. Its numbers are copies: a store to a row might change them in
+  // memory, so that every use would load them again.
   struct Step {
     const Vec *z, *gain, *bias;
-    Number scale, mean;
+    T scale, mean;
 
     Vec normed(int64_t i) const { return (RMS ? z[i] : z[i] - mean) * scale; }
     Vec y(int64_t i, int64_t v) const { return normed(i) * gain[v] + bias[v]; }
@@ -183,7 +181,7 @@ class Group {
   // scale * (t - mean(t) - n * mean(t * n)) with t = g * gain: the gradient of a row of z_k from g, that of y_k.
   struct Slope {
     const Vec *z, *gain, *g;
-    Number of_t, of_z, rest, mean;
+    T of_t, of_z, rest, mean;
 
     Vec operator()(int64_t i, int64_t v) const {
       const Vec t = g[i] * gain[v] * of_t;
@@ -194,8 +192,7 @@ class Group {
   // to be called after gather(k)
   Slope slope(int64_t k, const Vec* g, int r) const {
     const int64_t n = 2 * p.steps;
-    return {z(k), p.gains + k * nv, g, number(n)[r], number(n + 1)[r], number(n + 2)[r],
-            number(2 * k + 1)[r]};
+    return {z(k), p.gains + k * nv, g, number(n)[r], number(n + 1)[r], number(n + 2)[r], number(2 * k + 1)[r]};
   }
 
   Vec* z(int64_t k) const { return memory.get() + k * size; }
@@ -224,17 +221,13 @@ class Group {
     }
   }
 
-  struct Mean {
-    Number value;
-  };
-
   // in two passes, since E[z^2] - mean^2 loses digits
   void moments(int64_t k, Vec sums) {
     const Vec mean = sums * inverse;
     numbers.get()[2 * k + 1] = mean;
     const Vec squares = sum([=, z = z(k), means = number(2 * k + 1), last = nv - 1, mask = mask](int r) {
-      return [=, mean = Mean{means[r]}](int64_t i, int64_t v) {
-        Vec d = RMS ? z[i] : z[i] - mean.value;
+      return [=, mean = means[r]](int64_t i, int64_t v) {
+        Vec d = RMS ? z[i] : z[i] - mean;
         if (!RMS && v == last) d = (Vec)((Mask)d & mask);
         return d * d;
       };
