@@ -1,8 +1,9 @@
 """Forward and backward time of the recursive skip's operator beside torch's operators, torch.compile and x + F alone.
 
 "eager" is what a skip connection runs with RSKIP_OPS=reference: an addition and a layer norm per step, later additions
-in place. "compiled" is the same under torch.compile with dynamic shapes. Contenders take turns (benchmark.py). With one
-thread times are the process's CPU time, which a busy machine changes less.
+in place. "compiled" is the same under torch.compile with dynamic shapes. Contenders take turns (benchmark.py). The
+process keeps freed memory, as train_cifar.py does: otherwise up to half of a time are page faults, whose number is the
+allocator's luck. With one thread times are the process's CPU time, which a busy machine changes less.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import torch
 
 from ..errors import UserError, exit_status
 from ..ops import in_use, skip_norm
+from ..vision.main import keep_freed_memory
 from . import benchmark
 from .console import whole_number
 
@@ -82,6 +84,7 @@ def bench(argv: Optional[Sequence[str]]) -> None:
     args = parser.parse_args(argv)
     benchmark.check_output(args.output)
     torch.set_num_threads(args.threads)
+    keep_freed_memory()
     backend = in_use()
     if backend.name != "cpu":
         raise UserError(f"the CPU operator is not in use: {backend.reason}")
