@@ -196,6 +196,7 @@ REFUSED = [
     ({"data": {**TEXT, "test": ["a"]}}, "data: test is ['a']; expected two files, [SOURCE, TARGET]"),
     ({"data": {**TEXT, "valid": "a"}}, "data: valid is 'a'; expected two files, [SOURCE, TARGET]"),
     ({"data": {"source": "en"}}, "data: 'target' is missing"),
+    ({"data": TEXT, "task": "", "metric": ""}, "row 1 ('plain'): expected 'arch', an architecture, or 'run: false'"),
     (
         {"data": {**TEXT, "folder": "/x/multi30k-en-de"}},
         "data: folder is /x/multi30k-en-de, named like a corpus",

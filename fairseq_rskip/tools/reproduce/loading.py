@@ -73,7 +73,8 @@ def load(path: Path) -> Table:
     content = _own_corpus(content, corpora, str(path), path.stem)
     given = {"name": path.stem, "path": str(path), "rows": read_rows, "columns": read_columns, "corpora": corpora}
     table = build(Table, content, str(path), **given)
-    task = table.task or ("translation" if any(row.arch for row in table.rows) else "images")
+    of_text = corpora or table.data in NAMES or any(row.arch for row in table.rows)
+    task = table.task or ("translation" if of_text else "images")
     metric = table.metric or ("error" if task == "images" else "sacreBLEU 13a")
     table = replace(table, task=task, metric=metric, title=table.title or path.stem)
     _check(table, path)
