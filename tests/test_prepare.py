@@ -17,6 +17,9 @@ from conftest import ROOT, run_checked, run_command
 from corpus_archives import PREPROCESS, SIZES, stand_ins, texts, write_splits
 from fairseq.data import Dictionary, data_utils
 
+from fairseq_rskip.pretrained.translation import splitter
+from fairseq_rskip.tools.evaluate.prepared import find
+
 pytestmark = pytest.mark.slow
 
 SCRIPT = ROOT / "data-prep" / "prepare-corpus.sh"
@@ -140,16 +143,16 @@ def test_files_without_a_common_prefix(raw, quick, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [["--separate"], ["--bpe", "sentencepiece"], ["--bpe", "none", "--tokenizer", "none"]],
+    [["--separate", "--normalise-punctuation"], ["--bpe", "sentencepiece"], ["--bpe", "none", "--tokenizer", "none"]],
     ids=["separate", "sentencepiece", "none"],
 )
 def test_kinds_of_subwords(raw, quick, tmp_path, options):
     out = tmp_path / "out"
     prepare(raw, *options, "--bpe-size", 60, out, env=quick)
     facts = json.loads((out / "data-bin" / "preparation.json").read_text())
-    separate = options == ["--separate"]
+    separate = "--separate" in options
     assert facts["joined_dictionary"] == (out / "data-bin" / "joined").exists() == (not separate)
-    assert facts["tokenizer"] == ("moses" if separate else "none")
+    assert (facts["tokenizer"], facts["normalise_punctuation"]) == (("moses", True) if separate else ("none", False))
     line = lines(out / "subwords" / "test.de")[0]
     if separate:
         assert lines(out / "subwords" / "model.en") != lines(out / "subwords" / "model.de")
@@ -157,6 +160,13 @@ def test_kinds_of_subwords(raw, quick, tmp_path, options):
     else:
         line = line.replace(" ", "").replace("▁", " ").strip() if "▁" in line else line
         assert line == lines(raw / "test.de")[0]
+    for language in ("en", "de"):
+        (out / "data-bin" / f"dict.{language}.txt").touch()  # which the replacement of fairseq-preprocess writes not
+    path = find(out).subwords("en")  # what rskip export takes along, to do the same to a sentence
+    assert (path is None) == (facts["bpe"] == "none")
+    config = {**facts, "source": "en", "subwords": {"en": path.name if path else None}}
+    split = splitter(config, out / "subwords")
+    assert [split(sentence) for sentence in lines(raw / "test.en")] == lines(out / "subwords" / "test.en")
 
 
 def started(arguments, until, **options):

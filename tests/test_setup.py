@@ -112,7 +112,8 @@ def test_fresh_then_unchanged(clone):
     assert first.returncode == 0, first.stderr
     assert first.stdout.splitlines() == [str(clone.root / ".venv"), str(clone.root / ".venv/bin/python")]
     command = (clone.switches / "log").read_text().splitlines()[-1]
-    assert command == "-m pip install -c constraints.txt /cache/fairseq.whl -e .[test,experiments,reproduce,vision]"
+    extras = "test,experiments,reproduce,share,vision"
+    assert command == f"-m pip install -c constraints.txt /cache/fairseq.whl -e .[{extras}]"
     began = time.monotonic()
     again = clone.run("echo", "two  words", version=None)
     assert (again.returncode, again.stdout, again.stderr) == (0, "two  words\n", "")

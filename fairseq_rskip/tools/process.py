@@ -11,6 +11,7 @@ from typing import IO, Callable, List, Optional, Sequence
 
 from fairseq_rskip.errors import UserError
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 GRACE = 10.0  # seconds that a process has to end by itself
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -126,3 +127,16 @@ def full_disk(output: str) -> bool:
 def tail(lines: List[bytes]) -> str:
     """Lines of output as text."""
     return b"".join(lines).decode("utf-8", "replace")
+
+
+def git_commit() -> Optional[str]:
+    """The project's commit, with "+changes" where files differ from it; None outside of its checkout."""
+    if not (CHECKOUT / ".git").exists():
+        return None
+    try:
+        options = {"cwd": CHECKOUT, "capture_output": True, "text": True, "check": True, "timeout": 30}
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], **options).stdout.strip()
+        changed = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], **options).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+changes" if changed else "")

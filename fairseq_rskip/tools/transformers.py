@@ -42,12 +42,12 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     """Build every model and draw the examples. Raises ``UserError``, ``CheckpointError``."""
     logging.getLogger().setLevel(logging.WARNING)  # fairseq lets every library's remarks through
     device = device_of(options.device)
-    states = [_read(source) for source in models]
+    states = [read(source) for source in models]
     data = _data(models, states, options)
     built, first_task = {}, None
     for source, state in progress(list(zip(models, states)), len(models), "loading", "model"):
         cfg = _fresh_settings(source, data) if state is None else state["cfg"]
-        task, model = _build(source, cfg, state, data, options.seed)
+        task, model = build(source, cfg, state, data, options.seed)
         first_task = first_task or task
         built[source.label] = model.to(device).eval()
     dataset = _dataset(first_task, options.split, data)
@@ -74,7 +74,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     )
 
 
-def _read(source: Source) -> Any:
+def read(source: Source) -> Any:
     """The checkpoint as fairseq understands it, settings of older versions brought up to date; None for a fresh one."""
     if source.state is None:
         return None
@@ -112,7 +112,7 @@ def _fresh_settings(source: Source, data: str) -> Any:
     return convert_namespace_to_omegaconf(parsed(source, lambda: fairseq_options.parse_args_and_arch(parser, argv)))
 
 
-def _ours_for_stock(model: Any) -> Any:
+def ours(model: Any) -> Any:
     """``model``, or for one of fairseq's own Transformers the same network as ours: a post-norm Transformer is xskip_ln
     at lambda = 1, a pre-norm one xskip without a norm after the addition."""
     name = getattr(model, "_name", None) or getattr(model, "arch", None)
@@ -128,7 +128,7 @@ def _ours_for_stock(model: Any) -> Any:
     return OmegaConf.structured(ours)
 
 
-def _build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> Tuple[Any, nn.Module]:
+def build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> Tuple[Any, nn.Module]:
     """The task on ``data`` and the model with its weights."""
     try:
         cfg.task.data = data
@@ -136,7 +136,7 @@ def _build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> Tuple[
             cfg.task.eval_bleu = False  # it would build a tokenizer and a generator
         task = tasks.setup_task(cfg.task)
         seed_everything(seed)
-        model = task.build_model(_ours_for_stock(cfg.model))
+        model = task.build_model(ours(cfg.model))
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     except (OSError, AssertionError, AttributeError, KeyError, ValueError) as error:

@@ -28,6 +28,7 @@ class Prepared:
     tgt: str
     bpe: str
     tokenizer: str
+    normalise_punctuation: bool = False  # before the tokenizer
 
     @property
     def tokenised(self) -> bool:
@@ -36,6 +37,17 @@ class Prepared:
 
     def dictionary(self, language: str) -> Path:
         return self.folder / f"dict.{language}.txt"
+
+    def subwords(self, language: str) -> Optional[Path]:
+        """The merge operations or the sentencepiece model of a language, which data preparation leaves beside the
+        data-bin; None for a corpus without subwords. Raises ``UserError`` if the file is not there."""
+        if self.bpe == "none":
+            return None
+        places = [self.folder.resolve().parent / "subwords" / name for name in (f"model.{language}", "model")]
+        found = next((path for path in places if path.is_file()), None)
+        if found is None:
+            raise UserError(f"{self.folder} has no subwords beside it: {places[1]} is missing; prepare it again")
+        return found
 
     def prefix(self, subset: str, language: str) -> Path:
         """What the names of a subset's binarised files begin with."""
@@ -85,7 +97,8 @@ def _read_settings(folder: Path) -> Prepared:
     for name, accepted in (("bpe", list(POST_PROCESS)), ("tokenizer", list(TOKENIZERS))):
         if settings[name] not in accepted:
             raise UserError(f"{path} says {name} {settings[name]!r}; known are {', '.join(accepted)}")
-    return Prepared(folder, **{name: settings[name] for name in names})
+    normalise = bool(settings.get("normalise_punctuation"))
+    return Prepared(folder, **{name: settings[name] for name in names}, normalise_punctuation=normalise)
 
 
 def read_references(prepared: Prepared, subset: str) -> List[str]:

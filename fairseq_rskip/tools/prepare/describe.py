@@ -50,11 +50,12 @@ def main(argv: Optional[List[str]] = None) -> None:
     for name in ("corpus", "src", "tgt", "bpe", "tokenizer"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--bpe-size", type=int, required=True)
+    parser.add_argument("--normalise-punctuation", action="store_true", help="quotes and dashes were made ASCII")
     parser.add_argument("--vocabulary", choices=("joint", "separate"), required=True)
     parser.add_argument("--paper", nargs="*", default=[], metavar="SPLIT=PAIRS", help="the paper's counts")
     options = parser.parse_args(argv)
     splits, types = counts(options.log.read_text(encoding="utf-8"), options.src, options.tgt)
-    keys = ("corpus", "src", "tgt", "bpe", "bpe_size", "tokenizer")
+    keys = ("corpus", "src", "tgt", "bpe", "bpe_size", "tokenizer", "normalise_punctuation")
     facts = {key: getattr(options, key) for key in keys}
     facts.update(joined_dictionary=options.vocabulary == "joint", dictionary_types=types, splits=splits)
     text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"

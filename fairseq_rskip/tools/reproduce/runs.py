@@ -25,9 +25,9 @@ from fairseq_rskip import __version__
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_json
 from fairseq_rskip.tools.console import print_line
+from fairseq_rskip.tools.process import git_commit
 
 from .plans import TASKS, Run
-from .tables import ROOT
 
 RECORD, LOG, LOCK = "run.json", "log.txt", "run.lock"
 LOOKS = 5  # tries for the lock, which `status` takes for a moment
@@ -158,17 +158,6 @@ def metrics(record: Dict[str, Any]) -> Dict[str, Any]:
     """What a finished run gave; {} if it is not finished."""
     found = record.get("metrics")
     return found if isinstance(found, dict) and isinstance(found.get("values"), dict) else {}
-
-
-def git_commit() -> Optional[str]:
-    """The project's commit, with "+changes" where files differ from it; None outside of git."""
-    try:
-        options = {"cwd": ROOT, "capture_output": True, "text": True, "check": True, "timeout": 30}
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], **options).stdout.strip()
-        changed = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], **options).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit + ("+changes" if changed else "")
 
 
 def stamp() -> Dict[str, Any]:

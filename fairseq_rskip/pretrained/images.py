@@ -1,0 +1,48 @@
+"""An exported image classifier: the PreAct-ResNet with what its input needs."""
+
+from pathlib import Path
+from typing import Any, Dict, List
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..vision.model import PreActResNet
+from . import CONFIG, load_weights
+
+
+class Classifier(PreActResNet):
+    """A trained PreAct-ResNet in evaluation mode; ``model(model.preprocess(images))`` are logits ``(N, classes)``.
+
+    classes: their names, in the order of the logits
+    mean, std: of the training images' channels, scaled to 0..1, ``(3,)``
+    """
+
+    def __init__(self, config: Dict[str, Any]):
+        super().__init__(config["depth"], len(config["classes"]), config["skip"], config["shortcut"])
+        self.classes = tuple(config["classes"])
+        self.register_buffer("mean", torch.tensor(config["mean"]), persistent=False)
+        self.register_buffer("std", torch.tensor(config["std"]), persistent=False)
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """uint8 ``(N, H, W, 3)`` as the network's input, ``(N, 3, H, W)``: normalised as in training and its tests."""
+        if images.dtype != torch.uint8 or images.dim() != 4 or images.size(-1) != 3:
+            raise UserError(f"images of {images.dtype} {tuple(images.shape)}: expected uint8 (N, height, width, 3)")
+        scale, shift = 1 / (255 * self.std.double()), -self.mean.double() / self.std.double()
+        x = torch.addcmul(shift.float(), images.to(self.mean.device).float(), scale.float())
+        return x.permute(0, 3, 1, 2)
+
+    @torch.no_grad()
+    def classify(self, images: Tensor) -> List[str]:
+        """The name of the class of each of ``images``, uint8 ``(N, H, W, 3)``."""
+        return [self.classes[k] for k in self(self.preprocess(images)).argmax(1).tolist()]
+
+
+def load(folder: Path, config: Dict[str, Any]) -> Classifier:
+    """The classifier that ``config`` describes, with the weights in ``folder``. Raises ``UserError``."""
+    try:
+        model = Classifier(config)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / CONFIG} describes no classifier of this version: {error}") from None
+    load_weights(model, folder)
+    return model.to(memory_format=torch.channels_last).eval()

@@ -1,0 +1,173 @@
+"""A Transformer as a folder to share: weights, settings, and the way from text to tokens that its corpus went."""
+
+import argparse
+import dataclasses
+import json
+import logging
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+
+from fairseq_rskip.analysis.study import Source
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.files import write_json, write_text
+from fairseq_rskip.models.skip_transformer import SkipTransformerModel
+from fairseq_rskip.pretrained import CONFIG, FORMAT
+from fairseq_rskip.tools.evaluate import cached
+from fairseq_rskip.tools.evaluate.checkpoints import check_dictionaries, check_embeddings, identity
+from fairseq_rskip.tools.evaluate.generation import DEFAULT_LENPEN
+from fairseq_rskip.tools.evaluate.prepared import Prepared, find
+from fairseq_rskip.tools.train.run import LOG
+from fairseq_rskip.tools.transformers import build, ours, read
+
+from . import card
+
+SCORES = "scores.json"
+SEARCH = {"beam": 4, "lenpen": DEFAULT_LENPEN, "max_len_a": 1.0, "max_len_b": 50}  # rskip evaluate's
+# what says nothing of a trained model
+OF_TRAINING = {"_name", "encoder_embed_path", "decoder_embed_path", "skip_log_interval"}
+
+
+def write(stage: Path, checkpoint: Path, _state: Any, options: argparse.Namespace) -> None:
+    """Fill ``stage``. Raises ``UserError`` for a checkpoint, corpus or evaluation that will not do."""
+    logging.getLogger("fairseq.tasks").setLevel(logging.WARNING)  # the sizes of dictionaries
+    source = Source("CHECKPOINT", str(checkpoint), {})
+    state = read(source)
+    cfg = state["cfg"]
+    prepared = find_corpus(checkpoint, cfg, options.data)
+    for folder in (checkpoint.parent, checkpoint.parent.parent):
+        check_dictionaries(prepared, folder)
+    check_embeddings(prepared, checkpoint, state["model"])
+    cfg.task.source_lang, cfg.task.target_lang = prepared.src, prepared.tgt
+    scores = find_scores(checkpoint, options.evaluation)
+    name, settings = model_settings(source, cfg.model)
+    _, model = build(source, cfg, state, str(prepared.folder), seed=1)
+    for buffer_name, value in model.state_dict().items():
+        if buffer_name.endswith("_float_tensor"):  # fairseq leaves it uninitialised: the file would differ every time
+            value.zero_()
+    config = {"format": FORMAT, "kind": "translation", "architecture": name}
+    config.update(source=prepared.src, target=prepared.tgt, corpus=prepared.corpus)
+    config.update(tokenizer=prepared.tokenizer, normalise_punctuation=prepared.normalise_punctuation)
+    config.update(bpe=prepared.bpe, subwords=copy_text_files(prepared, stage))
+    config.update(search=SEARCH, model=settings)
+    write_json(stage / CONFIG, config)
+    card.save_weights(model, stage)
+    write_text(stage / "README.md", describe(config, model, scores, training_command(checkpoint)))
+
+
+def find_corpus(checkpoint: Path, cfg: Any, given: Optional[Path]) -> Prepared:
+    """The prepared corpus ``given``, else the one that the settings name. Raises ``UserError``."""
+    if cfg.task._name != "translation":
+        raise UserError(f"{checkpoint} is of the task {cfg.task._name}: expected one of translation")
+    try:
+        return find(given or Path(cfg.task.data))
+    except UserError as error:
+        if given:
+            raise
+        raise UserError(f"{checkpoint} was trained on {cfg.task.data}: {error}; say where it is with --data") from None
+
+
+def model_settings(source: Source, model: Any) -> Any:
+    """The architecture's name and all of its settings, for stock fairseq's Transformers as one of ours."""
+    model = ours(model)
+    name = getattr(model, "_name", None) or getattr(model, "arch", None)
+    kind = ARCH_MODEL_REGISTRY.get(name)
+    if not (kind and issubclass(kind, SkipTransformerModel)):
+        raise UserError(f"{source} is of the architecture {name}: expected one of ours, or fairseq's transformer")
+    fields = [field.name for field in dataclasses.fields(MODEL_DATACLASS_REGISTRY[name]())]
+    settings = {field: getattr(model, field) for field in fields if hasattr(model, field) and field not in OF_TRAINING}
+    return name, {k: v if v is None or isinstance(v, (bool, int, float)) else str(v) for k, v in settings.items()}
+
+
+def copy_text_files(prepared: Prepared, stage: Path) -> Dict[str, str]:
+    """Copy dictionaries and subwords; language -> name of its subwords' file, none without subwords."""
+    names = {}
+    for language in (prepared.src, prepared.tgt):
+        shutil.copyfile(prepared.dictionary(language), stage / f"dict.{language}.txt")
+        path = prepared.subwords(language)
+        if path:
+            names[language] = f"subwords.{path.name}"
+            shutil.copyfile(path, stage / names[language])
+    return names
+
+
+def find_scores(checkpoint: Path, given: Optional[Path]) -> Optional[Dict[str, Any]]:
+    """What rskip evaluate wrote: to ``given``, else about exactly these weights, else None. Raises ``UserError``."""
+    if given and not (given / SCORES).is_file():
+        raise UserError(f"--evaluation {given} holds no {SCORES}: expected a folder that rskip evaluate wrote")
+    beside = [checkpoint.parent / SCORES, *sorted(checkpoint.parent.glob(f"evaluation-*/{SCORES}"))]
+    for path in [given / SCORES] if given else [path for path in beside if path.is_file()]:
+        try:
+            scores = json.loads(path.read_text("utf-8"))
+            scored = scores["evaluation"]["checkpoints"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"cannot read {path}: {error}") from None
+        if given or scored == identity([checkpoint]) or cached.is_made(checkpoint, {"checkpoints": scored}):
+            return scores
+    return None
+
+
+def training_command(checkpoint: Path) -> str:
+    """The last fairseq-train command in train.sh's log, this machine's folders left out; "" without a log."""
+    logs = [folder / LOG for folder in (checkpoint.parent, checkpoint.parent.parent) if (folder / LOG).is_file()]
+    found = ""
+    for line in logs[0].read_text("utf-8", "replace").splitlines() if logs else []:
+        if line.split(" ", 1)[0].strip("'").endswith("fairseq-train"):
+            found = line
+    words = shlex.split(found)
+    stand_ins = {"--save-dir": "SAVE-DIR", "--tensorboard-logdir": "SAVE-DIR/tensorboard"}
+    stand_ins.update({"--restore-file": "CHECKPOINT", "--user-dir": "PLUGIN"})
+    shown = ["fairseq-train", "DATA"] if words else []
+    for option, word in zip(words[1:], words[2:]):
+        shown.append(stand_ins.get(option, word))
+    return shlex.join(shown).replace(" PLUGIN ", ' "$(python -m fairseq_rskip)" ')
+
+
+def describe(config: Dict[str, Any], model: Any, scores: Optional[Dict[str, Any]], command: str) -> str:
+    """The card."""
+    pair = f"{config['source']}-{config['target']}"
+    title = f"{config['architecture']}, {pair}, {config['corpus']}"
+    header = {"language": [config["source"], config["target"]], "library_name": "fairseq"}
+    header.update(pipeline_tag="translation", tags=["fairseq_rskip", config["architecture"], "skip-connection"])
+    data = {"name": f"{config['corpus']} {pair}", "type": config["corpus"]}
+    values = [(f"{row['name']} ({row['signature']})", _type(row["name"]), row["score"]) for row in _rows(scores)]
+    header.update(card.model_index(title, "translation", data, values))
+    text = [f"A Transformer that translates {config['source']} to {config['target']}: {card.size(model)}."]
+    if config["tokenizer"] == "none" and config["bpe"] != "sentencepiece":
+        text.append("Its corpus is tokenised as published: give it text of such tokens; translations are such tokens.")
+    use = f'model = fairseq_rskip.from_pretrained("DIR")\nmodel.translate(["{card.SENTENCE}"], beam=4)'
+    parts = [card.usage(use, "transformer_rskip"), card.skips(model), _scores(scores), _commands(command, scores)]
+    return card.page(header, title, [*text, *parts])
+
+
+def _rows(scores: Optional[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    return scores["scores"] if scores else []
+
+
+def _type(name: str) -> str:
+    return "chrf" if name == "chrF" else "bleu"
+
+
+def _scores(scores: Optional[Dict[str, Any]]) -> str:
+    if not scores:
+        return ""
+    about = scores["evaluation"]
+    lines = [f"## Scores\n\n{about['corpus']}, {about['subset']}, {scores['sentences']} sentences; {scores['text']}."]
+    lines.append(f"Weights: {about['weights']}.\n\n| score | | signature | text |\n|---|---|---|---|")
+    for row in _rows(scores):
+        length = f"; length ratio {row['length_ratio']:.3f}" if row.get("length_ratio") is not None else ""
+        signature = row["signature"].replace("|", "\\|")  # which ends a cell, even in code
+        lines.append(f"| {row['name']} | {row['score']:.2f} | `{signature}` | {row['note']}{length} |")
+    return "\n".join(lines)
+
+
+def _commands(command: str, scores: Optional[Dict[str, Any]]) -> str:
+    lines = [command] if command else []
+    if scores:
+        options = [word for word in scores["evaluation"]["options"] if "=" not in word]
+        generate = 'fairseq-generate DATA --user-dir "$(python -m fairseq_rskip)" --path CHECKPOINT'
+        lines.append(f"{generate} {shlex.join(options)}")
+    return "## Commands\n\n```sh\n" + "\n".join(lines) + "\n```" if lines else ""

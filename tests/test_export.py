@@ -1,0 +1,283 @@
+"""rskip export and from_pretrained: the same text and the same error as before, from the folder alone; the card."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+import yaml
+from conftest import ROOT, run_checked, run_command
+from evaluation_corpus import TRAINING
+from vision_helpers import error_line, train
+
+import fairseq_rskip
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.safe_load import load_checkpoint
+from fairseq_rskip.tools.__main__ import main as rskip
+from fairseq_rskip.vision.config import Config
+from fairseq_rskip.vision.data import load
+
+pytestmark = pytest.mark.slow
+PLUGIN = ["--user-dir", ROOT / "fairseq_rskip"]
+HUB = """
+import sys, torch
+repository, entry, folder, sentences = sys.argv[1:]
+model = torch.hub.load(repository, entry, folder, source="local")
+print("\\n".join(model.translate(open(sentences, encoding="utf-8").read().splitlines())))
+"""
+
+
+def export(*words):
+    return rskip(["export", *map(str, words)])
+
+
+def card(folder):
+    """The header as data, and the text below it."""
+    _, header, text = (folder / "README.md").read_text("utf-8").split("---\n", 2)
+    return yaml.safe_load(header), text
+
+
+@pytest.fixture(scope="module")
+def exported(translator, translated, tmp_path_factory):
+    """The averaged weights that evaluate.sh translated with, exported from copies that are gone."""
+    base = tmp_path_factory.mktemp("geteilt")
+    shutil.copytree(translator[0], base / "data")
+    shutil.copytree(translator[1], base / "model")
+    (base / "model" / "train.log").write_text(
+        f"recipe: small\n/opt/bin/fairseq-train {base}/data --user-dir x --arch a --save-dir {base}/model --lr 0.01\n"
+    )
+    folder = base / "ein Modell"
+    assert export(base / "model" / "evaluation-test" / "averaged.pt", folder, "--data", base / "data") == 0
+    for name in ("data", "model"):
+        shutil.rmtree(base / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """The folder of a seed of digits, trained for seconds, and its export."""
+    base = tmp_path_factory.mktemp("số")
+    options = {"iterations": 60, "batch_size": 40, "milestones": [50], "train_images": 200, "test_interval": 99}
+    train(None, base / "run", "digits", skip_lambda=3, **options)
+    assert export(base / "run" / "seed1", base / "shared") == 0
+    return base / "run" / "seed1", base / "shared"
+
+
+def test_the_text_is_that_of_evaluate_from_the_folder_alone(translator, translated, exported, tmp_path):
+    """In this process, and by torch.hub in another that finds the repository by its path only."""
+    raw = translator[0] / "data-bin" / "raw" / "test.en"
+    expected = (translated[1] / "hyp.txt").read_text("utf-8").splitlines()
+    sentences = raw.read_text("utf-8").splitlines()
+    model = fairseq_rskip.from_pretrained(exported)
+    assert model.translate(sentences) == expected
+    assert model.translate(sentences[3]) == expected[3]
+    assert [model.decode(hypotheses[0]["tokens"]) for hypotheses in model.generate(
+        [model.encode(sentence) for sentence in sentences[:5]], beam=4)] == expected[:5]
+    command = [sys.executable, "-c", HUB, ROOT, "transformer_rskip", exported, raw]
+    assert run_checked(command, cwd=tmp_path, env={"PYTHONPATH": ""}).splitlines()[-len(expected) :] == expected
+
+
+def test_options_of_the_search_are_fairseqs(exported):
+    model = fairseq_rskip.from_pretrained(exported)
+    short = model.translate("It's a red house, isn't it?", beam=2, max_len_a=0, max_len_b=3)
+    assert short != model.translate("It's a red house, isn't it?")
+    with pytest.raises(UserError, match="no option beams of its search"):
+        model.translate("It's a red house.", beams=3)
+    with pytest.raises(UserError, match="^'a a a .* has 1101 tokens, the model takes 1024$"):
+        model.translate(["a", "a " * 1100])
+
+
+def test_the_card_of_a_translator(translated, exported):
+    header, text = card(exported)
+    scores = json.loads((translated[1] / "scores.json").read_text("utf-8"))
+    assert header["language"] == ["en", "de"] and header["pipeline_tag"] == "translation"
+    (result,) = header["model-index"][0]["results"]
+    for row, metric in zip(scores["scores"], result["metrics"]):
+        assert metric["value"] == pytest.approx(row["score"], abs=1e-4) and row["signature"] in metric["name"]
+        signature = row["signature"].replace("|", "\\|")
+        assert f"| {row['name']} | {row['score']:.2f} | `{signature}` |" in text
+    assert {metric["type"] for metric in result["metrics"]} == {"bleu", "chrf"}
+    assert "average of the last 5 epoch checkpoints" in text
+    assert "5 of the kind `rskip` (norm layer, drop_path 0.0, skip_lambda 2, branch_scale 1.0), with 1,280 par" in text
+    assert "`y_k = G_k(x + y_{k-1})`" in text and "Eq. 4" in text
+    train_command = 'fairseq-train DATA --user-dir "$(python -m fairseq_rskip)" --arch a --save-dir SAVE-DIR --lr 0.01'
+    assert train_command in text and "--gen-subset test --beam 4 --lenpen 0.5" in text
+    assert f"fairseq_rskip {fairseq_rskip.__version__}, commit " in text
+    assert str(exported.parent) not in text
+
+
+def test_scores_are_those_of_the_same_weights_or_of_the_folder_that_is_named(translator, translated, tmp_path):
+    best = translator[1] / "checkpoint_best.pt"
+    for options, scored in (([], False), (["--evaluation", translated[1]], True)):
+        assert export(best, tmp_path / str(scored), *options) == 0
+        header, text = card(tmp_path / str(scored))
+        assert ("model-index" in header) == ("## Scores" in text) == scored
+
+
+def test_a_stock_transformer_translates_as_fairseq_generate(translator, tmp_path):
+    """Of fairseq's own architecture, in half precision: exported as the same network of ours, in full."""
+    data = translator[0] / "data-bin"
+    words = " ".join(TRAINING).replace("transformer_rskip_ln_tiny", "transformer_tiny").replace("24", "6").split()
+    run_checked(["fairseq-train", data, *words, "--save-dir", tmp_path])
+    last = tmp_path / "checkpoint_last.pt"
+    state = load_checkpoint(last)
+    state["model"] = {name: value.half() for name, value in state["model"].items()}
+    torch.save(state, last)
+    options = "--beam 4 --lenpen 0.5 --max-len-a 0 --max-len-b 30 --remove-bpe --cpu".split()
+    log = run_checked(["fairseq-generate", data, "--path", last, *options])
+    found = {int(i[2:]): text for i, _, text in (r.split("\t") for r in log.splitlines() if r.startswith("H-"))}
+    assert export(last, tmp_path / "out") == 0
+    model = fairseq_rskip.from_pretrained(tmp_path / "out")
+    sentences = (data / "raw" / "test.en").read_text("utf-8").splitlines()
+    batches = model.generate([model.encode(sentence) for sentence in sentences], beam=4, max_len_a=0, max_len_b=30)
+    ours = [model.tgt_dict.string(hypotheses[0]["tokens"], "subword_nmt") for hypotheses in batches]
+    assert ours == [found[i] for i in range(len(sentences))]
+    assert "5 of the kind `xskip`" in card(tmp_path / "out")[1]
+
+
+def test_the_networks_error_is_the_runs(classifier):
+    run, folder = classifier
+    result = json.loads((run / "result.json").read_text("utf-8"))
+    model = fairseq_rskip.from_pretrained(folder)
+    images = load(Config(data="digits"))
+    names = model.classify(images.test_images)
+    wrong = sum(name != images.classes[label] for name, label in zip(names, images.test_labels.tolist()))
+    assert 100 * wrong / len(names) == result["error"] and 0 < result["error"] < 80
+    assert not model.training and model.blocks[0].skip.options.skip_lambda == 3
+    with pytest.raises(UserError, match=r"images of torch.float32 \(1, 32, 32, 3\): expected uint8"):
+        model.preprocess(torch.zeros(1, 32, 32, 3))
+
+
+def test_the_card_of_a_classifier_and_its_entry(classifier):
+    run, folder = classifier
+    result = json.loads((run / "result.json").read_text("utf-8"))
+    header, text = card(folder)
+    (metric,) = header["model-index"][0]["results"][0]["metrics"]
+    assert (header["pipeline_tag"], metric["value"]) == ("image-classification", round(result["error"], 4))
+    assert f"{result['error']:.2f} % of 359 test images after the last of 60 iterations, seed 1 (200 training" in text
+    assert f"{result['parameters']:,} parameters" in text and "3 of the kind `rskip` (norm layer," in text
+    command = text.split("```sh\nrskip train-cifar ")[1].split("\n")[0]
+    again = Config(**{**result["config"], "seeds": (1,), "milestones": (50,)})
+    from fairseq_rskip.vision.config import parse
+
+    assert parse(command.split(), "").fixed() == again.fixed()
+    assert torch.hub.load(str(ROOT), "resnet_rskip", str(folder), source="local").classes == tuple("0123456789")
+
+
+def without_settings(folder):
+    state = load_checkpoint(folder / "checkpoint_best.pt")
+    torch.save({"model": state["model"]}, folder / "bare.pt")
+    return folder / "bare.pt"
+
+
+def of_another_task(folder):
+    state = load_checkpoint(folder / "checkpoint_best.pt")
+    state["cfg"]["task"]["_name"] = "translation_lev"
+    torch.save(state, folder / "other.pt")
+    return folder / "other.pt"
+
+
+def text_file(folder):
+    (folder / "notes.pt").write_text("no checkpoint")
+    return folder / "notes.pt"
+
+
+def without_subwords(folder):
+    shutil.rmtree(folder.parent / "data" / "subwords")
+    return folder / "checkpoint_best.pt"
+
+
+# what is exported, made in a copy of the checkpoints' folder; options; what the line says
+REFUSED = {
+    "no such file": (lambda m: m / "none.pt", [], ["cannot read checkpoint", "none.pt: No such file"]),
+    "no checkpoint": (text_file, [], ["notes.pt: truncated, or not a checkpoint"]),
+    "a folder": (lambda m: m, [], ["is a folder: name a file; it holds ", "checkpoint12.pt"]),
+    "no settings": (without_settings, [], ["bare.pt) is not a checkpoint of fairseq-train: it "]),
+    "another task": (of_another_task, [], ["is of the task translation_lev: expected one of translation"]),
+    "no corpus": (
+        lambda m: m / "checkpoint_best.pt",
+        ["--data", "/nowhere"],
+        ["DATA /nowhere is not a folder; give one that data-prep/"],
+    ),
+    "no subwords": (without_subwords, ["--data", "DATA"], ["has no subwords beside it: ", "model is missing"]),
+    "no evaluation": (lambda m: m / "checkpoint_best.pt", ["--evaluation", "/x"], ["--evaluation /x holds no scores"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_exported_is_one_line(translator, tmp_path, capfd, case):
+    make, options, words = REFUSED[case]
+    shutil.copytree(translator[0], tmp_path / "data")
+    shutil.copytree(translator[1], tmp_path / "model", ignore=shutil.ignore_patterns("evaluation-*"))
+    checkpoint = make(tmp_path / "model")
+    capfd.readouterr()
+    options = [str(tmp_path / "data") if word == "DATA" else word for word in options]
+    assert export(checkpoint, tmp_path / "out", *options) == 1
+    line = error_line(capfd.readouterr().err)
+    assert all(word in line for word in words), line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "model"]
+
+
+def test_what_is_missing_or_in_the_way_is_one_line(classifier, tmp_path, capfd, monkeypatch):
+    run, folder = classifier
+    (tmp_path / "run").mkdir()
+    shutil.copy(run / "checkpoint.pt", tmp_path / "run")
+
+    def refused(checkpoint, target, *options):
+        capfd.readouterr()
+        assert export(checkpoint, target, *options) == 1
+        return error_line(capfd.readouterr().err)
+
+    assert "has no result.json beside it: finish the training" in refused(tmp_path / "run", tmp_path / "out")
+    result = json.loads((run / "result.json").read_text("utf-8"))
+    (tmp_path / "run" / "result.json").write_text(json.dumps({**result, "iterations": 7}))
+    assert "is not the result of" in refused(tmp_path / "run", tmp_path / "out")
+    assert "is there and not an empty folder" in refused(run, folder)
+    assert "--data is for translation" in refused(run, tmp_path / "out", "--data", "x")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert refused(run, tmp_path / "out") == "this needs the Python package safetensors, which is not installed"
+    assert not (tmp_path / "out").exists()
+
+
+def cut(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def edit(name, old, new):
+    def change(folder):
+        text = (folder / name).read_text("utf-8")
+        assert old in text
+        (folder / name).write_text(text.replace(old, new), "utf-8")
+
+    return change
+
+
+SPOILT = {
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "is not an exported model: model.safetensors is miss"),
+    "weights cut off": (cut, "cannot take the weights of "),
+    "other weights": (edit("config.json", '_ffn_embed_dim": 64', '_ffn_embed_dim": 65'), "size mismatch"),
+    "no json": (edit("config.json", "{", "<"), "cannot read "),
+    "other format": (edit("config.json", "export 1", "export 9"), "it says 'fairseq_rskip.export 9'"),
+    "an unknown setting": (edit("config.json", '"skip_kind"', '"skip_sort"'), "no translation model of this version"),
+    "no dictionary": (lambda f: (f / "dict.de.txt").unlink(), "is not an exported model: dict.de.txt is missing"),
+    "no subwords": (lambda f: (f / "subwords.model").unlink(), "is not an exported model: subwords.model is missing"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_a_folder_that_is_not_whole_is_one_line(exported, tmp_path, case):
+    spoil, words = SPOILT[case]
+    shutil.copytree(exported, tmp_path / "copy")
+    spoil(tmp_path / "copy")
+    with pytest.raises(UserError) as error:
+        fairseq_rskip.from_pretrained(tmp_path / "copy")
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_package_imports_neither_torch_nor_fairseq():
+    program = "import sys, fairseq_rskip; print([m for m in ('torch', 'fairseq', 'safetensors') if m in sys.modules])"
+    assert run_command([sys.executable, "-c", program]).stdout == "[]\n"
+    with pytest.raises(AttributeError, match="module 'fairseq_rskip' has no attribute 'from_trained'"):
+        fairseq_rskip.from_trained  # noqa: B018
