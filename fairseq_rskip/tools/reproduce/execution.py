@@ -6,13 +6,13 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Dict, List, Optional, Set
 
 from fairseq_rskip.tools.console import print_line
+from fairseq_rskip.tools.process import environment as process_environment
 from fairseq_rskip.tools.process import explanation, killed_by
 
 from . import runs
@@ -82,8 +82,6 @@ def _run(command: List[str], log: Path, environment: Dict[str, str], lock: int) 
 
     It has a process group of its own, and keeps the run's lock as long as anything of it lives.
     """
-    tools = os.path.dirname(os.path.abspath(sys.executable))
-    env = {**os.environ, "PATH": os.pathsep.join([tools, os.environ.get("PATH", "")]), **environment}
     with open(log, "ab") as output:
         output.write(f"== {runs.stamp()['time']} {shlex.join(command)}\n".encode())
         output.flush()
@@ -92,7 +90,7 @@ def _run(command: List[str], log: Path, environment: Dict[str, str], lock: int) 
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=env,
+            env={**process_environment(), **environment},
             start_new_session=True,
             pass_fds=[lock],
         )
