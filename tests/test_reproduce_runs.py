@@ -68,7 +68,8 @@ def by_value(output):
 def test_a_sweep_chooses_on_the_held_out_images_and_trains_the_other_seed(place, first, capfd):
     """A value that fails stops no other, and is shown with its error."""
     assert first.returncode == 1
-    assert error_line(first.stderr) == "1 of 4 runs failed; reproduce.py status shows why"
+    said = f"1 of 4 runs failed; reproduce.py status --output '{place.output}' shows why"
+    assert error_line(first.stderr) == said
     assert len(first.stdout.splitlines()) == 1  # its reader went, the runs stayed
     found = by_value(place.output)
     errors = {lr: read(found[lr, 1] / "run.json")["metrics"]["values"]["valid_error"] for lr in (0.2, 0.001)}

@@ -78,7 +78,8 @@ def run_here(made: List[Plan], places: List[Dict[str, str]], options: argparse.N
         states += local.run_all(todo, places)
     failed = [state for state in states if state.name == runs.BROKEN]
     if failed:
-        raise RunsFailed(f"{len(failed)} of {len(states)} runs failed; reproduce.py status shows why")
+        status = f"reproduce.py status --output {shlex.quote(str(options.output))}"
+        raise RunsFailed(f"{len(failed)} of {len(states)} runs failed; {status} shows why")
 
 
 def show(made: List[Plan], options: argparse.Namespace) -> None:
