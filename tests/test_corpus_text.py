@@ -14,7 +14,8 @@ import sacremoses
 from conftest import ROOT, run_checked, run_command
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.prepare import collect, encode, filter_pairs, learn_subwords, lines, parallel
+from fairseq_rskip.tools import lines
+from fairseq_rskip.tools.prepare import collect, encode, filter_pairs, learn_subwords, parallel
 
 WORDS = (
     "the cat's house, well-known \"big\" dogs & co. Straße größer Übung 3.14 1,000 don't U.S. (see) e-mail a|b".split()

@@ -9,6 +9,8 @@ from loopback import Answer, Loopback
 
 pytestmark = pytest.mark.slow
 
+QUICK = ("--bpe-size", 60, "--workers", 1)
+
 
 def script(name):
     return ROOT / "data-prep" / f"prepare-{name}.sh"
@@ -42,19 +44,7 @@ def quick(tmp_path):
 def test_multi30k(archives, quick, tmp_path, tgt):
     corpus_archives.multi30k(archives, tgt)
     listed = corpus_archives.write_list(archives)
-    options = [
-        "--tgt",
-        tgt,
-        "--from",
-        archives,
-        "--archives",
-        listed,
-        "--bpe-size",
-        60,
-        "--workers",
-        1,
-        tmp_path / "out",
-    ]
+    options = ["--tgt", tgt, "--from", archives, "--archives", listed, *QUICK, tmp_path / "out"]
     options = options[2:] + options[:2] if tgt == "fr" else options  # the list holds whatever comes first
     said = run_checked(["bash", script("multi30k"), *options], env=quick)
     assert "train.en.gz: " in said and "sha256 checked" in said
@@ -70,7 +60,7 @@ def test_wmt14(archives, quick, tmp_path, corpus, train, valid, first):
     tgt, out = corpus[-2:], tmp_path / "out"
     corpus_archives.wmt14(archives, tgt)
     listed = corpus_archives.write_list(archives)
-    command = ["bash", script(corpus), "--from", archives, "--archives", listed, "--bpe-size", 60, "--workers", 1, out]
+    command = ["bash", script(corpus), "--from", archives, "--archives", listed, *QUICK, out]
     run_checked(command, env=quick)
     assert pairs(out)[1:] == [valid, 20]
     assert len((out / "raw" / "train.en").read_text().splitlines()) == 40 * train
@@ -88,19 +78,7 @@ def test_iwslt15_over_a_server_that_errs_at_first(archives, quick, tmp_path):
         server.answers = {f"/{path.name}": Answer(path.read_bytes(), times=1) for path in archives.iterdir()}
         server.answers["/train-en-vi.tgz"].drop_at = 1000
         server.answers["/dev-2012-en-vi.tgz"].status = 500
-        command = [
-            "bash",
-            script("iwslt15-en-vi"),
-            "--from",
-            server.base,
-            "--archives",
-            listed,
-            "--bpe-size",
-            60,
-            "--workers",
-            1,
-            out,
-        ]
+        command = ["bash", script("iwslt15-en-vi"), "--from", server.base, "--archives", listed, *QUICK, out]
         said = run_checked(command, env=quick)
         assert pairs(out)[1] == 30 and "(paper: 1,553)" in said
         assert facts(out)["tokenizer"] == "none"

@@ -21,7 +21,7 @@ from sacrebleu.significance import PairedTest
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_text
 from fairseq_rskip.tools.console import Parser, whole_number
-from fairseq_rskip.tools.text import check_lengths, read_lines
+from fairseq_rskip.tools.lines import check_lengths, read_lines
 
 TESTS = {"ar": "approximate randomisation, two-sided", "bs": "paired bootstrap, whose p is about one-sided"}
 SEED = "12345"  # sacreBLEU's own; a fixed one makes a comparison repeatable

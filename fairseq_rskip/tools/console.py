@@ -62,6 +62,20 @@ def finite(text: str) -> float:
     return value
 
 
+def between(least: float, below: float, open_below: bool = False) -> Callable[[str], float]:
+    """A type for argparse: numbers from ``least`` on (above it, if ``open_below``) that are less than ``below``."""
+
+    def convert(text: str) -> float:
+        value = finite(text)
+        if not (least < value < below if open_below else least <= value < below):
+            start = "above" if open_below else "of at least"
+            end = f" and below {below:g}" if below < math.inf else ""
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {start} {least:g}{end}")
+        return value
+
+    return convert
+
+
 def print_line(line: str, stream: str = "stdout", bar: Optional[Any] = None) -> None:
     """Print ``line`` to ``stdout`` or ``stderr``, above tqdm's ``bar`` if there is one; nothing where nobody reads, so
     that ``train_cifar.py | head`` does not cost the training."""

@@ -20,7 +20,7 @@ from sacrebleu.metrics.base import Metric
 from fairseq_rskip.errors import exit_status
 from fairseq_rskip.files import write_json
 from fairseq_rskip.tools.console import Parser
-from fairseq_rskip.tools.text import check_lengths, read_lines
+from fairseq_rskip.tools.lines import check_lengths, read_lines
 
 BLEUS = {
     "sacreBLEU 13a": {"tokenize": "13a"},

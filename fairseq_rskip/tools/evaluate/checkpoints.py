@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Tuple
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.average import average, last_checkpoints, save
 from fairseq_rskip.tools.evaluate.prepared import SPECIAL_SYMBOLS, Prepared, difference, symbols
-from fairseq_rskip.tools.text import read_lines
+from fairseq_rskip.tools.lines import read_lines
 from fairseq_rskip.tools.train.data import POSITIONS
 
 ACCEPTED = "checkpoint<epoch>.pt, checkpoint_<epoch>_<update>.pt, checkpoint_best.pt or checkpoint_last.pt"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import List, Optional, Tuple
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.text import read_lines
+from fairseq_rskip.tools.lines import read_lines
 from fairseq_rskip.tools.train.data import ROOT, read_lengths
 
 CORPORA = ROOT / "data"  # where data-prep and train.sh keep corpora by name

@@ -5,8 +5,8 @@ import sys
 from typing import List, Optional
 
 from fairseq_rskip.errors import RESUME, UserError, exit_status
+from fairseq_rskip.tools import lines
 from fairseq_rskip.tools.console import Parser, finite, whole_number
-from fairseq_rskip.tools.prepare import lines
 
 WARN_ABOVE = 0.05  # of the pairs, dropped by one rule
 

@@ -23,6 +23,7 @@ class Line:
 
     values: of the finished runs, by seed; missing: what keeps the other seeds, state: the same in short
     baseline: the row that it is compared with, "" for none; adjusted: the p-values corrected for their number
+    is_base: whether others are compared with it; best, best_paper: whether ours, or the paper's, is its column's best
     """
 
     outcome: Outcome
@@ -36,6 +37,7 @@ class Line:
     baseline: str = ""
     comparison: Comparison = Comparison()
     adjusted: Mapping[str, float] = field(default_factory=dict)
+    is_base: bool = False
     best: bool = False
     best_paper: bool = False
 
@@ -161,7 +163,8 @@ def _compare(lines: List[Line], result: Result, tests: PairedTests) -> None:
     for line in lines:
         base = by_label.get(result.table.baseline_of(result.table.row(line.cell.row)), line)
         if base is not line:
-            line.baseline, line.comparison = base.cell.row, compare(line, base, result, tests)
+            line.baseline, base.is_base = base.cell.row, True
+            line.comparison = compare(line, base, result, tests)
             if line.values and base.values:
                 line.minus_baseline = line.mean - base.mean
         # the same runs against the same baseline are one test, however many rows they stand in

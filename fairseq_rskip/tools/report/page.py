@@ -21,18 +21,16 @@ from .significance import LEVEL
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 MINUS = "\u2212"
 TEXT = ("column", "row", "equation")  # headers of what is no number
-LATEX = str.maketrans(
+LATEX = str.maketrans(  # quotation marks, dashes and accents need nothing: LaTeX reads UTF-8
     {
         **{sign: f"\\{sign}" for sign in "{}$&#%_"},
         **{sign: f"{{{sign}}}" for sign in "[]*"},  # after \\ they would be its arguments
         **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", '"': "''"},
         **{"<": "$<$", ">": "$>$", "|": "$|$", "\u2212": "$-$", "\u00b1": r"$\pm$", "\u00d7": r"$\times$"},
-        **{"\u2299": r"$\odot$", "\u00b7": r"$\cdot$", "\u2026": r"\ldots{}", "\u2013": "--", "\u2014": "---"},
-        **{"\u2018": "`", "\u2019": "'", "\u201c": "``", "\u201d": "''", "\u00a0": "~", "\u221e": r"$\infty$"},
-        **{"\u2264": r"$\leq$", "\u2265": r"$\geq$", "\u00b2": "$^2$", "\u03b1": r"$\alpha$", "\u03b2": r"$\beta$"},
-        **{"\u03b3": r"$\gamma$", "\u03b5": r"$\epsilon$", "\u03bb": r"$\lambda$", "\u03bc": r"$\mu$"},
-        **{"\u03c3": r"$\sigma$", "\u03c4": r"$\tau$", "\u03c9": r"$\omega$", "\u0394": r"$\Delta$"},
-        **{"\u03a3": r"$\Sigma$", "\u221a": r"$\surd$"},
+        **{"\u2299": r"$\odot$", "\u221e": r"$\infty$", "\u221a": r"$\surd$", "\u2264": r"$\leq$", "\u2265": r"$\geq$"},
+        **{"\u03b1": r"$\alpha$", "\u03b2": r"$\beta$", "\u03b3": r"$\gamma$", "\u03b5": r"$\epsilon$"},
+        **{"\u03bb": r"$\lambda$", "\u03bc": r"$\mu$", "\u03c3": r"$\sigma$", "\u03c4": r"$\tau$"},
+        **{"\u03c9": r"$\omega$", "\u0394": r"$\Delta$", "\u03a3": r"$\Sigma$", "\u2016": r"$\Vert$"},
     }
 )
 CSS = {"best": "font-weight: bold;", "missing": "font-style: italic;", "": ""}
@@ -66,9 +64,7 @@ def make(result: Result) -> Tables:
     stars = marks.map(STARS.get).where(text != "", "").to_numpy()
     md = (stars + escaped + stars).to_markdown(index=False, disable_numparse=True, colalign=sides)
     classes = pd.DataFrame({name: "" if name in TEXT else "number " for name in text}, index=text.index) + marks
-    bases = {(line.baseline, line.cell.column) for line in result.lines}
-    is_base = [(line.cell.row, line.cell.column) in bases for line in result.lines]
-    classes["row"] = ["label baseline" if base else "label" for base in is_base]
+    classes["row"] = ["label baseline" if line.is_base else "label" for line in result.lines]
     style = Styler(text.map(_line), uuid="table", cell_ids=False).hide(axis=0)
     html = style.format(escape="html").format_index(escape="html", axis=1).set_td_classes(classes).to_html()
     style.format(latex).format_index(latex, axis=1).apply(lambda _: marks.map(CSS.get).to_numpy(), axis=None)
@@ -100,7 +96,7 @@ def _texts(result: Result, line: Line) -> Dict[str, str]:
     digits = digits_of(table.metric)
     base = bases.pop() if len(bases) == 1 else "its baseline"
     base = f"({base})" if " + " in base else base  # Table 3's "x + F"
-    is_base = any((cell.row, cell.column) == (each.baseline, each.cell.column) for each in result.lines)
+    minus_base = "baseline" if line.is_base and not line.baseline else signed(line.minus_baseline, digits)
     unfinished = line.state if line.planned or line.missing else "quoted"
     return {
         "column": cell.column,
@@ -112,7 +108,7 @@ def _texts(result: Result, line: Line) -> Dict[str, str]:
         "chosen": options(line.chosen),
         paper_header(result): "" if cell.reported is None else f"{cell.reported:.{digits}f}",
         f"ours {MINUS} {'paper' if table.source else 'reported'}": signed(line.minus_paper, digits),
-        f"ours {MINUS} {base}": "baseline" if is_base and not line.baseline else signed(line.minus_baseline, digits),
+        f"ours {MINUS} {base}": minus_base,
         "p": _p_values(line, line.comparison.p, False) or line.comparison.reason,
         "p, Holm": _p_values(line, line.adjusted, True),
     }

@@ -16,9 +16,9 @@ from sacrebleu.significance import PairedTest
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_json
+from fairseq_rskip.tools.lines import read_lines
 from fairseq_rskip.tools.reproduce.translation import EVALUATION
 from fairseq_rskip.tools.score import make_metric, moses_tokens, split_compounds
-from fairseq_rskip.tools.text import read_lines
 
 KINDS = {  # sacreBLEU's name, how often by default, what a report says
     "bootstrap": ("bs", 1000, "sacreBLEU's paired bootstrap, whose p is about one-sided, {:,} resamples"),

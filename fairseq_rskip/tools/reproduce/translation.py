@@ -13,7 +13,7 @@ from fairseq_rskip.tools.evaluate.arguments import parse as parse_evaluate
 from fairseq_rskip.tools.evaluate.prepared import find as find_prepared
 from fairseq_rskip.tools.evaluate.prepared import read_references
 from fairseq_rskip.tools.train.data import find_data as find
-from fairseq_rskip.tools.train.ranges import check_ranges
+from fairseq_rskip.tools.train.options import check_ranges
 from fairseq_rskip.tools.train.recipes import GENERAL, NAMES, RECIPES
 
 from .tables import ROOT, Cell, Corpus, Options, Settings, StandIn, dashed, one_number, tool

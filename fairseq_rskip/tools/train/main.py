@@ -10,7 +10,7 @@ from typing import List, Optional, Tuple
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.console import Parser, print_line
 from fairseq_rskip.tools.train.data import find_data
-from fairseq_rskip.tools.train.ranges import check_ranges
+from fairseq_rskip.tools.train.options import check_ranges
 from fairseq_rskip.tools.train.recipes import NAMES, RECIPES
 from fairseq_rskip.tools.train.save import check_save, fill_save, finished
 

@@ -1,13 +1,15 @@
-"""fairseq-train's options as fairseq itself reads them, and the model that they describe."""
+"""fairseq-train's options: values that no training can mean, and the model that they describe as fairseq reads them."""
 
 import argparse
 import difflib
+import math
 import re
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 import fairseq_rskip
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.console import between, whole_number
 
 PLUGIN = Path(fairseq_rskip.__file__).resolve().parent
 SIDES = ("encoder", "decoder")
@@ -17,6 +19,43 @@ OPTIONS = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "normalize
 def fail(message: str) -> None:
     """In place of argparse's usage and exit."""
     raise UserError(message)
+
+
+def each(convert: Callable[[str], Any]) -> Callable[[str], List]:
+    """A type for argparse: such values, separated by commas: one an epoch."""
+    return lambda text: [convert(part) for part in text.strip("[]").split(",")]
+
+
+def not_empty(text: str) -> str:
+    """A type for argparse: any text but none."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("needs a value: it is empty")
+    return text
+
+
+COUNT, WHOLE, SHARE = whole_number(1), whole_number(0), between(0, 1)
+SIZES = ("layers", "embed-dim", "ffn-embed-dim", "attention-heads")
+RANGES: Dict[str, Callable[[str], Any]] = {
+    "save-dir": not_empty,
+    "lr": each(between(0, math.inf, open_below=True)),
+    "update-freq": each(COUNT),
+    **dict.fromkeys("max-tokens max-tokens-valid batch-size log-interval save-interval".split(), COUNT),
+    **dict.fromkeys([f"{side}-{size}" for side in SIDES for size in SIZES], COUNT),
+    **dict.fromkeys(["max-source-positions", "max-target-positions"], COUNT),
+    **dict.fromkeys("max-epoch max-update warmup-updates save-interval-updates seed".split(), WHOLE),
+    **dict.fromkeys("dropout attention-dropout activation-dropout relu-dropout label-smoothing".split(), SHARE),
+    **dict.fromkeys(["encoder-layerdrop", "decoder-layerdrop"], SHARE),
+    **dict.fromkeys(["weight-decay", "clip-norm"], between(0, math.inf)),
+}
+
+
+def check_ranges(words: List[str]) -> None:
+    """Raises ``UserError`` for a value among fairseq-train's options ``words`` that is outside its range."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name, convert in RANGES.items():
+        parser.add_argument(f"--{name}", type=convert)
+    parser.error = lambda message: fail(message.replace("argument ", "", 1))
+    parser.parse_known_args(words)
 
 
 def find_user_dir(words: List[str]) -> Path:

@@ -1,4 +1,4 @@
-"""Text files as a corpus needs them: strict UTF-8, lines that end at \\n only, files that appear when complete.
+"""Text files as a corpus needs them: strict UTF-8, lines that end at \\n only, line i of each the same sentence.
 
 Python's own line splitting would also split at a carriage return, which real corpora hold inside sentences.
 """
@@ -7,7 +7,7 @@ import gzip
 import itertools
 import zlib
 from pathlib import Path
-from typing import IO, ContextManager, Iterator, Sequence, Tuple, Union
+from typing import IO, ContextManager, Dict, Iterator, List, Sequence, Tuple, Union
 
 from fairseq_rskip import files
 from fairseq_rskip.errors import UserError
@@ -26,11 +26,33 @@ def read(path: Union[str, Path]) -> Iterator[str]:
                 text = raw.decode("utf-8" if number > 1 else "utf-8-sig")  # without a byte order mark
                 yield text[:-1] if text.endswith("\n") else text
         except UnicodeDecodeError as error:
-            raise UserError(f"{path}: line {number} is not valid UTF-8 ({error.reason})") from None
+            byte = f"byte 0x{error.object[error.start]:02x}, {error.reason}"
+            raise UserError(f"{path}: line {number} is not valid UTF-8 ({byte})") from None
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(f"{path}: damaged gzip file ({error})") from None
     if number == 0:
         raise UserError(f"{path} is empty")
+
+
+def read_lines(path: Path) -> List[str]:
+    """All of them. Raises ``UserError`` as ``read`` does, and for a file that is missing or blank."""
+    try:
+        found = list(read(path))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    if not any(map(str.strip, found)):
+        raise UserError(f"{path} is empty: it must hold one sentence a line")
+    return found
+
+
+def check_lengths(hypotheses: Sequence[str], references: Dict[Path, List[str]], hyp_path: Path) -> None:
+    """Raises ``UserError`` with both counts if a reference has another number of lines than the hypotheses."""
+    for path, lines in references.items():
+        if len(lines) != len(hypotheses):
+            raise UserError(
+                f"{hyp_path} has {len(hypotheses)} lines and {path} has {len(lines)}:"
+                " line i of each must be the same sentence"
+            )
 
 
 def _open(path: Union[str, Path]) -> IO[bytes]:
