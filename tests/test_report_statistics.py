@@ -10,6 +10,7 @@ from report_tree import Tree, systems
 from sacrebleu.metrics import BLEU, CHRF
 from scipy import stats
 
+from fairseq_rskip.tools import score
 from fairseq_rskip.tools.report import numbers, ordering, paired
 from fairseq_rskip.tools.report.paired import PairedTests, System, Untested
 from fairseq_rskip.tools.report.significance import Comparison, correct, detectable, pooled_deviation, welch
@@ -104,6 +105,16 @@ def test_what_cannot_be_tested(tmp_path):
     for system, reason in cases:
         with pytest.raises(Untested, match=reason):
             tests.p_value(system, theirs)
+
+
+@pytest.mark.parametrize("tokenised", [False, True], ids=["plain", "tokens"])
+def test_every_score_of_evaluate_is_found_again(tokenised):
+    """What is tested is the text as the score took it; one that gives another score raises ``Untested``."""
+    reference, base, _ = ([line.replace("a", "rich-text,") for line in lines] for lines in systems(3))
+    rows = score.compute(base, [reference], "de", "en", tokenised)
+    found = {row.name: System(base, [reference], "de", row.name, row.score).prepared()[0] for row in rows}
+    assert "rich ##AT##-##AT## text" in " ".join(found.pop("compound-split BLEU"))
+    assert (found.pop("tokenised BLEU") == base) == tokenised and list(found.values()) == [base] * 4
 
 
 def build(tree, plan):
