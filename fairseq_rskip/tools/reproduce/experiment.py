@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
         return
     from fairseq_rskip.tools.report.main import write_report
 
-    logging.disable(logging.INFO)  # fairseq has turned on what matplotlib's font tools say
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # fairseq has everyone report, matplotlib's fonts too
     named = argparse.Namespace(**{**vars(options), "tables": list(tables)})
     reproduce.status(named)
     write_report(named)
