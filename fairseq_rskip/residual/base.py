@@ -6,15 +6,16 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from ..norms import NORMS, Norms, at_least_float32, check_layout, create_norm
+from ..norms import NORMS, Norms, check_layout, create_norm
 from . import options as opt
+from .coefficients import WithCoefficients
 from .place import Branch, Place
 from .state import WithRule
 
 KINDS: Dict[str, Any] = {}
 
 
-class SkipConnection(WithRule):
+class SkipConnection(WithCoefficients, WithRule):
     """A skip connection ``y = skip(x, f_x, padding_mask=None)``; also the base class of every kind.
 
     Args:
@@ -260,50 +261,6 @@ class SkipConnection(WithRule):
         shape[axis] = f_x.size(axis)
         kept = torch.rand(shape, device=f_x.device) >= self.drop_rate
         return torch.where(kept, f_x, f_x.new_zeros(()))
-
-    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
-        """p and q of ``y = G(p * x + q * F)``, broadcastable to x, whatever depends on x and F in them held constant.
-
-        Raises ``ValueError`` for a kind whose y mixes features or carries several tensors.
-        """
-        raise ValueError(f"{self.kind} mixes features or streams: its y has no coefficient of x and of F")
-
-    def coefficients(
-        self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None
-    ) -> Tuple[Tensor, Tensor, Tensor]:
-        """a, b and c of ``y = a * x + b * F + c``, with the statistics of the norms and all gates held constant.
-
-        Each of x's shape, at least fp32. Raises ``ValueError`` where a norm or the kind has no such map.
-        """
-        self.check(x, f_x, padding_mask)
-        p, q = self.scales(x, f_x)
-        a, b, c = p, self._kept() * q, self.offset(x)
-        for norm in self.norms:
-            a, b, c = self._through(norm, a, b, c, x, f_x, padding_mask)
-        return self._expanded(x, a, b, c)
-
-    def offset(self, x: Tensor) -> Tensor:
-        """What is added to ``p * x + q * F``, broadcastable to x."""
-        return x.new_zeros(())
-
-    def _kept(self) -> float:
-        """The share of F that stochastic depth leaves on average."""
-        return 1.0 - self.drop_rate
-
-    def _expanded(self, x: Tensor, *parts: Tensor) -> Any:
-        like = at_least_float32(x)
-        return tuple(part.to(like.dtype).expand_as(like) for part in parts)
-
-    def _through(self, norm: Any, a: Tensor, b: Tensor, c: Tensor, x: Tensor, f_x: Tensor, padding_mask: Any) -> Any:
-        """The coefficients after ``norm``."""
-        scale, shift = norm.affine_map(a * at_least_float32(x) + b * f_x + c, padding_mask)
-        return scale * a, scale * b, scale * c + shift
-
-    def skip_ratio(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
-        """x:F in y, ``p / q``: G scales both alike. Returns ``x``'s shape, at least fp32."""
-        self.check(x, f_x, padding_mask)
-        p, q = self.scales(x, f_x)
-        return self._expanded(x, p / (self._kept() * q))[0]
 
     def per_channel(self, vector: Tensor) -> Tensor:
         """View a ``(dim,)`` vector so that it broadcasts along the channel dimension."""
