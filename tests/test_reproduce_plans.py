@@ -121,7 +121,7 @@ def test_ends_of_ones_own_win(shipped):
 
 
 def test_identical_rows_of_different_tables_are_one_run(shipped, tmp_path):
-    found = {name: folders(plan(shipped, name), tmp_path) for name in shipped}
+    found = {name: folders(plan(shipped, name), tmp_path) for name, table in shipped.items() if table.source}
     first, second = found["table1"], found["table2"]
     assert found["table3"]["x + F", "", 2] == found["table4"]["1xSkip", "", 2] == first["1xSkip", "", 2]
     assert first["1rSkip+LN", "", 1] == first["1xSkip+LN", "", 1]
@@ -132,7 +132,8 @@ def test_identical_rows_of_different_tables_are_one_run(shipped, tmp_path):
 
 
 def test_different_settings_never_share_a_run(shipped, tmp_path):
-    wanted = [(name, *words) for name in shipped for words in ((), ("--scale", "0.5"))]
+    tables = [name for name, table in shipped.items() if table.source or name == "skips"]
+    wanted = [(name, *words) for name in tables for words in ((), ("--scale", "0.5"))]
     wanted += [("table1", "--set", "depth=20"), ("table1", "--set", "lr=0.2"), ("table1", "--corpus", "digits")]
     wanted += [("table2", "--corpus", "multi30k"), ("table2", "--set", "dropout=0.3")]
     found = {}

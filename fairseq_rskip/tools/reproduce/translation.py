@@ -1,11 +1,12 @@
 """A cell trained by train.sh and scored by evaluate.sh: its settings, its commands, how far it is, what came out."""
 
+import functools
 import importlib.metadata
 import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.console import checked
@@ -89,12 +90,13 @@ def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Op
     taken = sorted(set(options) & set(OURS))
     if taken:
         raise UserError(f"option {taken[0]!r} is set by reproduce.py itself")
-    recipe = RECIPES[recipe_name(data)].options
-    check(cell.arch, data, options)
+    recipe_of = recipe_name(data)
+    recipe = RECIPES[recipe_of].options
+    check(cell.arch, recipe_of, tuple(as_words(options)))
     shortened = scale != 1 or (stand_in.updates > 0 and "max-epoch" not in options)
     if shortened:
         options = _shortened(data, recipe, stand_in, scale, options)
-        check(cell.arch, data, options)
+        check(cell.arch, recipe_of, tuple(as_words(options)))
     ends = options if {"max-update", "max-epoch"} & set(options) else recipe  # train.sh leaves the recipe's out, too
     unit, end = ("updates", "max-update") if "max-update" in ends else ("epochs", "max-epoch")
     length, average, corpus = int(ends[end]), AVERAGED if shortened else 0, data_name(data)
@@ -102,7 +104,7 @@ def settings(cell: Cell, data: str, stand_in: StandIn, scale: float, changed: Op
     identity["options"] = {name: value for name, value in options.items() if name not in FREE}
     identity.update({"average": average} if average and cell.scored else {})
     identity.update({} if cell.scored else {"scored": False})
-    evaluate = _check_evaluate(cell.evaluate)
+    evaluate = _check_evaluate(cell.evaluate) if cell.evaluate else {}
     identity.update({"evaluate": evaluate} if evaluate else {})
     weight = options.get("skip-lambda")
     name = "-".join(filter(None, [corpus, cell.arch, f"lambda{weight}" if weight else "", str(length)]))
@@ -141,15 +143,15 @@ def _shortened(data: str, recipe: Options, stand_in: StandIn, scale: float, opti
     return {**saving, **options, "max-update": updates, "warmup-updates": max(1, round(warmup * scale))}
 
 
-def check(arch: str, data: str, options: Options) -> None:
-    """Have train.sh's planner read the options. Raises ``UserError``."""
+@functools.lru_cache(maxsize=None)  # rows of a table, and tables, share much, and `rskip run` plans twice
+def check(arch: str, recipe: str, words: Tuple[str, ...]) -> None:
+    """Have train.sh's planner read the options ``words`` beside those of ``recipe``. Raises ``UserError``."""
     from fairseq_rskip.tools.train.options import Options as Reader
     from fairseq_rskip.tools.train.options import check_arch, find_user_dir
 
-    words = as_words(options)
-    check_ranges(words)
-    check_arch(arch, find_user_dir(words))
-    Reader(arch, RECIPES[recipe_name(data)].options, words)
+    check_ranges(list(words))
+    check_arch(arch, find_user_dir(list(words)))
+    Reader(arch, RECIPES[recipe].options, list(words))
 
 
 def as_words(options: Options) -> List[str]:
