@@ -38,11 +38,8 @@ def sentence(rng):
     )
 
 
-def prepare(folder, tokenizer="moses", bpe="subword-nmt"):
-    """DATA with raw/, dictionaries, binarised splits and preparation.json; returns ``folder``.
-
-    With ``tokenizer`` "none" the raw text is Moses tokens, entities included, as IWSLT's EN-VI is published.
-    """
+def prepare(folder):
+    """DATA with raw/, dictionaries, binarised splits and preparation.json; returns ``folder``."""
     rng = random.Random(7)
     work = folder / "work"
     (folder / "raw").mkdir(parents=True)
@@ -51,15 +48,14 @@ def prepare(folder, tokenizer="moses", bpe="subword-nmt"):
     for split, size in SIZES.items():
         for language, lines in zip(("en", "de"), zip(*(sentence(rng) for _ in range(size)))):
             tokens = [tokenizers[language].tokenize(s, return_str=True, aggressive_dash_splits=True) for s in lines]
-            raw = tokens if tokenizer == "none" else lines
-            write(folder / "raw" / f"{split}.{language}", raw)
+            write(folder / "raw" / f"{split}.{language}", lines)
             write(work / f"{split}.{language}", tokens)
     apply_subwords(work, folder.parent / "subwords" / "model")
     prefixes = [option for split in SIZES for option in (f"--{split}pref", work / f"{split}.bpe")]
     options = ["-s", "en", "-t", "de", "--joined-dictionary", "--destdir", folder]
     run_checked(["fairseq-preprocess", *options, *prefixes])
-    about = {"corpus": "own", "src": "en", "tgt": "de", "bpe": bpe, "tokenizer": tokenizer, "joined_dictionary": True}
-    (folder / "preparation.json").write_text(json.dumps({**about, "more": [1, 2]}), encoding="utf-8")
+    about = {"corpus": "own", "src": "en", "tgt": "de", "bpe": "subword-nmt", "tokenizer": "moses"}
+    (folder / "preparation.json").write_text(json.dumps({**about, "joined_dictionary": True}), encoding="utf-8")
     return folder
 
 

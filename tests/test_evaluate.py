@@ -15,13 +15,16 @@ from spoilt_evaluation import SPOILT
 from training_corpus import lengthen
 
 from fairseq_rskip.safe_load import load_checkpoint
-from fairseq_rskip.tools.evaluate import cached, generation
+from fairseq_rskip.tools import cached
+from fairseq_rskip.tools.evaluate import generation
 from fairseq_rskip.tools.evaluate.arguments import main
 
 pytestmark = pytest.mark.slow
 
 EVALUATE = ROOT / "scripts" / "evaluate.sh"
 PLUGIN = ["--user-dir", ROOT / "fairseq_rskip"]
+
+
 @pytest.fixture
 def copy(translator, translated, tmp_path):
     """Data and checkpoints to spoil, not evaluated yet."""

@@ -7,7 +7,8 @@ import torch
 from conftest import ROOT, run_command
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.evaluate import cached, checkpoints, generation
+from fairseq_rskip.tools import cached
+from fairseq_rskip.tools.evaluate import checkpoints, generation
 from fairseq_rskip.tools.evaluate.arguments import parse
 from fairseq_rskip.tools.evaluate.prepared import Prepared
 from fairseq_rskip.tools.process import explain

@@ -50,41 +50,31 @@ def read_csv(path):
         return list(csv.DictReader(file))
 
 
-def test_a_tables_figure_has_the_papers_values_only_where_they_may_stand(tree, slow_script):
+def test_a_tables_figure_has_the_papers_values_only_where_they_may_stand_and_says_what_it_is_of(
+    tree, slow_script, monkeypatch
+):
+    drawn, save = {}, figures.save
+    monkeypatch.setattr(figures, "save", lambda figure, stem: save(drawn.setdefault(stem.name, figure), stem))
     tree.table()
-    for name, scale in (("whole", 1.0), ("part", 0.5)):
-        tree.finish(tree.plan(name=name, scale=scale), "1xSkip", BASE)
-    drawn = tree.report() / "figures"
-    whole, part = (read_csv(drawn / f"{name}.csv") for name in ("whole", "part"))
-    assert [row["row"] for row in part] == ["1xSkip"] and part[0]["paper"] == ""
+    for name, more in (("whole", {}), ("part", {"scale": 0.5, "changed": {"depth": 20}})):
+        plan = tree.plan(name=name, **more)
+        tree.finish(plan, "1xSkip", BASE)
+        tree.finish(plan, "2xSkip", {2: 7.5})
+    folder = tree.report() / "figures"
+    whole, part = (read_csv(folder / f"{name}.csv") for name in ("whole", "part"))
+    assert [row["row"] for row in part] == ["1xSkip", "2xSkip"] and part[0]["paper"] == ""
     assert [row["paper"] for row in whole] == ["6.0", "7.0", "8.0", "9.0"]
     assert float(part[0]["mean"]) == pytest.approx(6.2) and part[0]["values"] == "6.0 6.4 6.2"
     told = {name: part[0][name] for name in ("papers_experiment", "data", "scale", "length")}
     assert list(told.values()) == ["False", "cifar10", "0.5", "64,000 iterations"]
-    assert whole[0]["papers_experiment"] == "True"
+    assert whole[0]["papers_experiment"] == "True" and drawn["whole"].get_suptitle() == ""
+    assert drawn["part"].get_suptitle() == "not the paper's experiment: scale 0.5, depth 20"
+    texts = [text.get_text() for text in drawn["part"].legends[0].get_texts()]
+    assert sorted(texts) == ["ours, mean \u00b1 s.d.", "ours, one seed"]
     for name in ("whole", "part"):
-        assert (drawn / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-        with Image.open(drawn / f"{name}.png") as image:
+        assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        with Image.open(folder / f"{name}.png") as image:
             assert image.width > 400 and len(image.convert("L").getcolors()) > 10
-
-
-def test_a_tables_figure_says_what_it_is_of(tree, script, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(
-        figures,
-        "save",
-        lambda figure, stem: (drawn.append(figure), stem.with_name(stem.name + ".png").write_bytes(b"")),
-    )
-    tree.table()
-    plan = tree.plan(scale=0.0125, changed={"depth": 20})
-    tree.finish(plan, "1xSkip", BASE)
-    tree.finish(plan, "2xSkip", {2: 7.0})
-    monkeypatch.setattr("fairseq_rskip.tools.report.main.FORMATS", ())
-    tree.report()
-    figure = drawn[0]
-    assert figure.get_suptitle() == "not the paper's experiment: scale 0.0125, depth 20"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ours, one seed", "ours, mean ± s.d."]
-    assert len(figure.axes[0].containers[0][2][0].get_segments()) == 1  # one row has an error bar
 
 
 def test_analyses_see_the_finished_runs(tree, script):

@@ -11,10 +11,11 @@ from typing import Dict, List, Optional, Tuple
 import fairseq_rskip
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_json, write_text
+from fairseq_rskip.tools import cached
 from fairseq_rskip.tools import score as metrics
 from fairseq_rskip.tools.average import load_state
 from fairseq_rskip.tools.console import print_line
-from fairseq_rskip.tools.evaluate import cached, checkpoints, generation
+from fairseq_rskip.tools.evaluate import checkpoints, generation
 from fairseq_rskip.tools.evaluate.prepared import (
     PAPER_TOKENISED,
     Prepared,

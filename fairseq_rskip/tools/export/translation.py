@@ -16,7 +16,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_json, write_text
 from fairseq_rskip.models.skip_transformer import SkipTransformerModel
 from fairseq_rskip.pretrained import CONFIG, FORMAT
-from fairseq_rskip.tools.evaluate import cached
+from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.evaluate.checkpoints import check_dictionaries, check_embeddings, identity
 from fairseq_rskip.tools.evaluate.generation import DEFAULT_LENPEN
 from fairseq_rskip.tools.evaluate.prepared import Prepared, find
