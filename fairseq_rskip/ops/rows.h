@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 namespace rskip {
@@ -86,8 +87,8 @@ inline Vec fold(Vec a, Vec b, std::integer_sequence<int, L...>) {
 
 // R rows at a time (a power of 2, at most as many as there are lanes), each of NV vectors (0: as many as the problem
 // says). Rows are R * nv vectors, zero beyond each row's end, and so are z and y then: only the squares of deviations
-// need a mask. Numbers of rows stand in the lanes of a vector: row r's in lane r. What the next group will read and
-// write is asked for ahead, since memory's latency would show between groups.
+// need a mask. Numbers of rows stand in the lanes of a vector: row r's in lane r. What the next group will read and write is
+// asked for ahead, since memory's latency would show between groups.
 template <class T, int NV, int R, bool RMS>
 class Group {
  public:
@@ -110,11 +111,9 @@ class Group {
   void forward(const Vec* x, const Vec* f, Vec* const* outputs) {
     recompute(x, f, outputs);
     const int64_t last = p.steps - 1;
-    each([this, last, y = outputs[last]](int r) {
-      return [y, ahead = size, step = step(last, r)](int64_t i, int64_t v) {
-        __builtin_prefetch(y + i + ahead, 1);
-        y[i] = step.y(i, v);
-      };
+    each([y = outputs[last], step = at(last), ahead = size](int64_t i, int64_t v, int r) {
+      __builtin_prefetch(y + i + ahead, 1);
+      y[i] = step.y(i, v, r);
     });
   }
 
@@ -123,100 +122,98 @@ class Group {
   void backward(const Vec* x, const Vec* f, const Vec* const* gradients, Vec* d_x, Vec* d_f, Vec* d_params) {
     recompute(x, f, nullptr);
     const int64_t last = p.steps - 1;
-    Vec *const passed = z(p.steps), *const total = z(p.steps + 1);
+    Vec *const up = z(p.steps), *const total = z(p.steps + 1);
     const Vec* g = gradients[last];
-    gather(last, d_params, [g, ahead = size](int) {
-      return [=](int64_t i, int64_t) {
-        __builtin_prefetch(g + i + ahead);
-        return g[i];
-      };
+    gather(last, d_params, [g, ahead = size](int64_t i, int64_t, int) {
+      __builtin_prefetch(g + i + ahead);
+      return g[i];
     });
     for (int64_t k = last; k > 0; --k) {
-      const auto pass = [=, extra = gradients[k - 1]](Vec d, int64_t i) { return passed[i] = extra ? d + extra[i] : d; };
+      const auto derivative = this->derivative(k, g);
+      const Vec* const extra = gradients[k - 1];
       if (k == last) {
-        gather(k - 1, d_params, [=, this](int r) {
-          return [=, slope = slope(k, g, r)](int64_t i, int64_t v) { return pass(total[i] = slope(i, v), i); };
+        gather(k - 1, d_params, [=](int64_t i, int64_t v, int r) {
+          const Vec d = total[i] = derivative(i, v, r);
+          return up[i] = extra ? d + extra[i] : d;
         });
       } else {
-        gather(k - 1, d_params, [=, this](int r) {
-          return [=, slope = slope(k, passed, r)](int64_t i, int64_t v) {
-            const Vec d = slope(i, v);
-            total[i] += d;
-            return pass(d, i);
-          };
+        gather(k - 1, d_params, [=](int64_t i, int64_t v, int r) {
+          const Vec d = derivative(i, v, r);
+          total[i] += d;
+          return up[i] = extra ? d + extra[i] : d;
         });
       }
-      g = passed;
+      g = up;
     }
-    each([=, this](int r) {
-      return [=, ahead = size, skip = p.skip, branch = p.branch, slope = slope(0, g, r)](int64_t i, int64_t v) {
-        __builtin_prefetch(d_x + i + ahead, 1);
-        __builtin_prefetch(d_f + i + ahead, 1);
-        const Vec d = slope(i, v);
-        d_x[i] = skip * (last == 0 ? d : total[i] + d);
-        d_f[i] = branch * d;
-      };
+    const auto derivative = this->derivative(0, g);
+    const T skip = p.skip, branch = p.branch;
+    const bool alone = last == 0;
+    each([=, ahead = size](int64_t i, int64_t v, int r) {
+      __builtin_prefetch(d_x + i + ahead, 1);
+      __builtin_prefetch(d_f + i + ahead, 1);
+      const Vec d = derivative(i, v, r);
+      d_x[i] = skip * (alone ? d : total[i] + d);
+      d_f[i] = branch * d;
     });
   }
 
  private:
   static constexpr int kBlock = R < 4 ? R : 4;  // rows whose sums are in registers at once
   static constexpr int kUnroll = 4 / kBlock;
-  using Block = std::make_integer_sequence<int, kBlock>;
 
-  // A row of a step, normalised, and with its gain and bias. Its numbers are copies: a store to a row might change them in
-  // memory, so that every use would load them again.
+  // One for each row. Copies, or every use would load it again, since a store to a row might have changed it; not of short
+  // rows, which use a number a few times at most.
+  using Numbers = std::conditional_t<NV != 0, const T*, std::array<T, R>>;
+
+  // A step's rows, normalised and with its gain and bias.
   struct Step {
     const Vec *z, *gain, *bias;
-    T scale, mean;
+    Numbers scale, mean;
 
-    Vec normed(int64_t i) const { return (RMS ? z[i] : z[i] - mean) * scale; }
-    Vec y(int64_t i, int64_t v) const { return normed(i) * gain[v] + bias[v]; }
+    Vec normed(int64_t i, int r) const { return (RMS ? z[i] : z[i] - mean[r]) * scale[r]; }
+    Vec y(int64_t i, int64_t v, int r) const { return normed(i, r) * gain[v] + bias[v]; }
   };
 
-  Step step(int64_t k, int r) const {
-    return {z(k), p.gains + k * nv, p.biases + k * nv, number(2 * k)[r], number(2 * k + 1)[r]};
-  }
-
-  // scale * (t - mean(t) - n * mean(t * n)) with t = g * gain: the gradient of a row of z_k from g, that of y_k.
-  struct Slope {
-    const Vec *z, *gain, *g;
-    T of_t, of_z, rest, mean;
-
-    Vec operator()(int64_t i, int64_t v) const {
-      const Vec t = g[i] * gain[v] * of_t;
-      return RMS ? t + z[i] * of_z : t + (z[i] - mean) * of_z + rest;
-    }
-  };
-
-  // to be called after gather(k)
-  Slope slope(int64_t k, const Vec* g, int r) const {
-    const int64_t n = 2 * p.steps;
-    return {z(k), p.gains + k * nv, g, number(n)[r], number(n + 1)[r], number(n + 2)[r], number(2 * k + 1)[r]};
+  Step at(int64_t k) const {
+    return {z(k), p.gains + k * nv, p.biases + k * nv, number(2 * k), number(2 * k + 1)};
   }
 
   Vec* z(int64_t k) const { return memory.get() + k * size; }
-  const T* number(int64_t k) const { return reinterpret_cast<const T*>(numbers.get() + k); }
+
+  Numbers number(int64_t k) const {
+    const T* const from = reinterpret_cast<const T*>(numbers.get() + k);
+    if constexpr (std::is_pointer_v<Numbers>) {
+      return from;
+    } else {
+      Numbers copies;
+      memcpy(&copies, from, sizeof copies);
+      return copies;
+    }
+  }
+
+  template <class F>
+  __attribute__((always_inline)) void each(F f) const {
+    for (int r = 0; r < R; ++r)
+      for (int64_t v = 0; v < nv; ++v) f(r * nv + v, v, r);
+  }
 
   // z of every step, with its scale 1 / sqrt(var + eps) and mean; outputs may be null
   void recompute(const Vec* x, const Vec* f, Vec* const* outputs) {
     const T skip = p.skip, branch = p.branch;
-    Vec sums = sum([=, z = z(0), ahead = size](int) {
-      return [=](int64_t i, int64_t) {
-        __builtin_prefetch(x + i + ahead);
-        __builtin_prefetch(f + i + ahead);
-        return z[i] = skip * x[i] + branch * f[i];
-      };
+    Vec sums = sum([=, z = z(0), ahead = size](int64_t i, int64_t, int) {
+      __builtin_prefetch(x + i + ahead);
+      __builtin_prefetch(f + i + ahead);
+      return z[i] = skip * x[i] + branch * f[i];
     });
     for (int64_t k = 0;; ++k) {
       moments(k, sums);
       if (k + 1 == p.steps) return;
-      sums = sum([=, this, next = z(k + 1), y = outputs ? outputs[k] : nullptr](int r) {
-        return [=, step = step(k, r)](int64_t i, int64_t v) {
-          const Vec value = step.y(i, v);
-          if (y) y[i] = value;
-          return next[i] = skip * x[i] + value;
-        };
+      Vec *const next = z(k + 1), *const y = outputs ? outputs[k] : nullptr;
+      const Step step = at(k);
+      sums = sum([=](int64_t i, int64_t v, int r) {
+        const Vec value = step.y(i, v, r);
+        if (y) y[i] = value;
+        return next[i] = skip * x[i] + value;
       });
     }
   }
@@ -225,12 +222,12 @@ class Group {
   void moments(int64_t k, Vec sums) {
     const Vec mean = sums * inverse;
     numbers.get()[2 * k + 1] = mean;
-    const Vec squares = sum([=, z = z(k), means = number(2 * k + 1), last = nv - 1, mask = mask](int r) {
-      return [=, mean = means[r]](int64_t i, int64_t v) {
-        Vec d = RMS ? z[i] : z[i] - mean;
-        if (!RMS && v == last) d = (Vec)((Mask)d & mask);
-        return d * d;
-      };
+    const Vec* const z = this->z(k);
+    const Numbers means = number(2 * k + 1);
+    const Vec squares = sum([=, last = nv - 1](int64_t i, int64_t v, int r) {
+      Vec d = RMS ? z[i] : z[i] - means[r];
+      if (!RMS && v == last) d = (Vec)((Mask)d & mask);
+      return d * d;
     });
     Vec scale = squares * inverse + p.eps;
     T* const one = reinterpret_cast<T*>(&scale);
@@ -238,23 +235,21 @@ class Group {
     numbers.get()[2 * k] = scale;
   }
 
-  // Adds the gradients of step k's gain and bias, and readies slope(k); `upstream(row)(i, v)` is the gradient of y_k.
+  // Adds the gradients of step k's gain and bias, and readies derivative(k): `upstream` gives its y's gradient.
   template <class F>
   __attribute__((always_inline)) void gather(int64_t k, Vec* d_params, F upstream) {
-    const Vec* const gain = p.gains + k * nv;
+    const Step step = at(k);
     Vec *const d_gain = d_params + 2 * k * nv, *const d_bias = d_gain + nv;
-    Vec of_t[R], of_tn[R];
-    for (int first = 0; first < R; first += kBlock) {
-      const auto rows = block(upstream, first, Block());
-      const auto steps = block([=, this](int r) { return step(k, r); }, first, Block());
-      Vec t_sums[kBlock] = {}, tn_sums[kBlock] = {};
+    Vec first[R], second[R];
+    for (int block = 0; block < R; block += kBlock) {
+      Vec a[kBlock] = {}, b[kBlock] = {};
       for (int64_t v = 0; v < nv; ++v) {
         Vec of_gain = {}, of_bias = {};
         for (int r = 0; r < kBlock; ++r) {
-          const int64_t i = (first + r) * nv + v;
-          const Vec g = rows[r](i, v), n = steps[r].normed(i), t = g * gain[v];
-          t_sums[r] += t;
-          tn_sums[r] += t * n;
+          const int64_t i = (block + r) * nv + v;
+          const Vec g = upstream(i, v, block + r), n = step.normed(i, block + r), t = g * step.gain[v];
+          a[r] += t;
+          b[r] += t * n;
           of_gain += g * n;
           of_bias += g;
         }
@@ -262,53 +257,49 @@ class Group {
         d_bias[v] += of_bias;
       }
       for (int r = 0; r < kBlock; ++r) {
-        of_t[first + r] = t_sums[r];
-        of_tn[first + r] = tn_sums[r];
+        first[block + r] = a[r];
+        second[block + r] = b[r];
       }
     }
     const Vec scale = numbers.get()[2 * k];
     Vec* const to = numbers.get() + 2 * p.steps;
     to[0] = scale;
-    to[1] = tree(of_tn) * -inverse * scale * scale;
-    if (!RMS) to[2] = tree(of_t) * -inverse * scale;
+    to[1] = tree(second) * -inverse * scale * scale;
+    if (!RMS) to[2] = tree(first) * -inverse * scale;
   }
 
-  // the sum over each row of `terms(row)(i, v)`, the i-th vector of the group, the v-th of its row
+  // scale * (t - mean(t) - n * mean(t * n)), t = g * gain: the gradient of z_k from g, that of y_k; after gather(k)
+  auto derivative(int64_t k, const Vec* g) const {
+    const Step step = at(k);
+    const int64_t n = 2 * p.steps;
+    const Numbers of_t = number(n), of_z = number(n + 1), rest = number(n + 2);
+    return [=](int64_t i, int64_t v, int r) -> Vec {
+      const Vec t = g[i] * step.gain[v] * of_t[r];
+      return RMS ? t + step.z[i] * of_z[r] : t + (step.z[i] - step.mean[r]) * of_z[r] + rest[r];
+    };
+  }
+
+  // the sum over each row of what `terms` gives
   template <class F>
   __attribute__((always_inline)) Vec sum(F terms) const {
-    Vec sums[R];
-    for (int first = 0; first < R; first += kBlock) {
-      const auto rows = block(terms, first, Block());
+    Vec rows[R];
+    for (int block = 0; block < R; block += kBlock) {
       Vec parts[kUnroll][kBlock] = {};
       int64_t v = 0;
       for (; v + kUnroll <= nv; v += kUnroll)
         for (int u = 0; u < kUnroll; ++u)
-          for (int r = 0; r < kBlock; ++r) parts[u][r] += rows[r]((first + r) * nv + v + u, v + u);
+          for (int r = 0; r < kBlock; ++r) parts[u][r] += terms((block + r) * nv + v + u, v + u, block + r);
       for (; v < nv; ++v)
-        for (int r = 0; r < kBlock; ++r) parts[0][r] += rows[r]((first + r) * nv + v, v);
+        for (int r = 0; r < kBlock; ++r) parts[0][r] += terms((block + r) * nv + v, v, block + r);
       for (int r = 0; r < kBlock; ++r) {
-        sums[first + r] = parts[0][r];
-        for (int u = 1; u < kUnroll; ++u) sums[first + r] += parts[u][r];
+        rows[block + r] = parts[0][r];
+        for (int u = 1; u < kUnroll; ++u) rows[block + r] += parts[u][r];
       }
     }
-    return tree(sums);
+    return tree(rows);
   }
 
-  template <class F>
-  __attribute__((always_inline)) void each(F row) const {
-    for (int r = 0; r < R; ++r) {
-      const auto f = row(r);
-      for (int64_t v = 0; v < nv; ++v) f(r * nv + v, v);
-    }
-  }
-
-  // row(first + 0), row(first + 1), ...: what a pass knows of each row of a block
-  template <class F, int... B>
-  static auto block(F row, int first, std::integer_sequence<int, B...>) {
-    return std::array<decltype(row(0)), sizeof...(B)>{row(first + B)...};
-  }
-
-  // lane l: the sum of the lanes of rows[l % R]
+  // lane l: the sum of the lanes of what rows[l % R] was
   static __attribute__((always_inline)) Vec tree(Vec (&rows)[R]) {
     folds<1>(rows);
     return rows[0];
