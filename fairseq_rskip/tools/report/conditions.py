@@ -150,26 +150,9 @@ def warning(result: Result) -> str:
     """The sentence that keeps these numbers from being taken for the file's; "" where they may stand beside them."""
     if result.whole:
         return ""
-    changes, whose = _changes(result, data(result)), "paper's" if result.table.source else "whole one's"
-    start = ": ".join(filter(None, [not_it(result).capitalize(), changes]))
-    outdated = f" R{_outdated(result)[1:]}." if result.outdated else ""
-    return f"{start}; the values are not comparable with the {whose}.{outdated}"
-
-
-def remark(result: Result) -> str:
-    """The same for a figure, in few words."""
-    changes = ", ".join(filter(None, [_changes(result, ", ".join(result.data)), _outdated(result)]))
-    return "" if result.whole else f"{not_it(result)}: {changes}"
-
-
-def _changes(result: Result, trained_on: str) -> str:
-    plan = result.plan
-    changes = [f"scale {plan.scale:g}" if plan.scale != 1 else "", trained_on if plan.data else ""]
-    return ", ".join(filter(None, [*changes, options(plan.changed), options(plan.stand_in)]))
-
-
-def _outdated(result: Result) -> str:
-    """The sentence on cells that were run before the table's file was changed."""
-    if not result.outdated:
-        return ""
-    return f"run with other settings than {Path(result.table.path).name} has now: {', '.join(result.outdated)}"
+    plan, whose = result.plan, "paper's" if result.table.source else "whole one's"
+    changes = [f"scale {plan.scale:g}" if plan.scale != 1 else "", data(result) if plan.data else ""]
+    listed = ", ".join(filter(None, [*changes, options(plan.changed), options(plan.stand_in)]))
+    start = ": ".join(filter(None, [not_it(result).capitalize(), listed]))
+    now = f" Run with other settings than {Path(result.table.path).name} has now: {', '.join(result.outdated)}."
+    return f"{start}; the values are not comparable with the {whose}.{now if result.outdated else ''}"

@@ -77,7 +77,7 @@ def draw_values(result: Result, stem: Path) -> None:
     if len(panels) > PANELS:
         panels = {"": drawn}
     width = 6.5 if len(panels) == 1 else 3.4
-    said = textwrap.wrap(conditions.remark(result), round(13 * width * len(panels)))
+    said = textwrap.wrap(conditions.warning(result), round(13 * width * len(panels)))
     height = 1.5 + 0.34 * max(map(len, panels.values())) + 0.18 * len(said)
     figure, axes = figures.new_figure(len(panels), width=width, height=height)
     if said:
