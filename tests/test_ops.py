@@ -197,6 +197,16 @@ def test_a_bad_row_comes_out_as_in_torch_and_spoils_no_other(value, width, backe
     torch.testing.assert_close(found, truth, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("width", [16, 64, 256], ids=["16", "64", "256"])
+def test_rows_far_from_zero_keep_their_digits(width, backend):
+    """Multiples of 1/8 around 4096: fp32 holds x + F exactly, so that only the norm can lose digits."""
+    leaves = inputs((9, width), 1)
+    x, f_x = ((leaf.detach() * 4).round() / 8 for leaf in leaves[:2])
+    moved = [(x + 4096).requires_grad_(), f_x.requires_grad_(), *leaves[2:]]
+    truth = [leaf.detach().double().requires_grad_() for leaf in moved]
+    agree(evaluate(skip_norm, moved, 1), evaluate(reference.skip_norm, truth, 1), torch.float32)
+
+
 @pytest.mark.parametrize("width", [16, 64, 72], ids=["16", "64", "72"])
 def test_a_row_gives_the_same_bits_wherever_it_stands(width, backend):
     leaves = [leaf.detach() for leaf in inputs((70, width), 3)]

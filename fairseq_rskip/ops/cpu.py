@@ -21,7 +21,7 @@ from ..errors import UserError
 from ..files import locked, write_atomically
 
 SOURCE = Path(__file__).with_name("recursive_skip.cpp")
-HEADER = SOURCE.with_name("rows.h")
+HEADERS = [SOURCE.with_name(name) for name in ("rows.h", "tensors.h")]
 LIBRARY = "recursive_skip.so"
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = "-O3 -march=native -fno-math-errno -fno-trapping-math -fPIC -shared -w".split()
@@ -99,7 +99,7 @@ def _folder(command: List[str]) -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = subprocess.run([command[0], "--version"], capture_output=True, text=True).stdout
     parts = [*command, version, torch.__version__, sysconfig.get_config_var("SOABI") or "", _processor()]
-    parts += [SOURCE.read_text(encoding="utf-8"), HEADER.read_text(encoding="utf-8")]
+    parts += [path.read_text(encoding="utf-8") for path in (SOURCE, *HEADERS)]
     return base / "fairseq_rskip" / f"ops-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
 
