@@ -81,7 +81,7 @@ def test_the_derivative_of_a_fractional_lambda_is_the_next_step_less_this():
         torch.testing.assert_close(skip.moved.grad, (g * (y[int(value)](x, f) - below)).sum())
 
 
-@pytest.mark.parametrize("value", [0.3, 4.6])
+@pytest.mark.parametrize("value", [0.3, 4.6], ids=["below", "above"])
 def test_a_lambda_beyond_its_ends_stays_there_and_can_come_back(value):
     skip = askip("fraction", 2)
     with torch.no_grad():

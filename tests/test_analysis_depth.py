@@ -35,7 +35,7 @@ def of(profiles, quantity, name):
     return found
 
 
-@pytest.mark.parametrize("skip_lambda", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("skip_lambda", [0.5, 1.0, 2.0], ids=["half", "one", "two"])
 def test_without_branches_the_gradient_is_exactly_the_skip_paths(skip_lambda):
     stack = two_layers(Variant("x", "xskip", skip_lambda), 50, 8, gain=0.0)
     found = depth.gradient_norms(stack, draw(3, 8), draw(3, 8))
@@ -49,7 +49,7 @@ def test_lambda_that_binary_cannot_hold_is_right_to_rounding():
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("gain", [1e-3, 0.25])
+@pytest.mark.parametrize("gain", [1e-3, 0.25], ids=["small", "quarter"])
 @pytest.mark.parametrize("name", ["0.5xSkip", "1xSkip", "2xSkip"])
 def test_branches_add_to_the_rate_as_their_squares(name, gain):
     settings = depth.Settings(blocks=20, dim=64, gain=gain, seeds=2, examples=4, tokens=2)

@@ -86,7 +86,7 @@ class Stack(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("scale", (0.5, 1, 3))
+@pytest.mark.parametrize("scale", (0.5, 1, 3), ids=("half", "one", "three"))
 def test_a_stack_of_pure_skips_follows_the_power_law(scale):
     """He et al. 2016b, Eq. 8: without branches the gradient at block l of L is lambda^(L-l) times that at the end."""
     depth = 60

@@ -257,7 +257,7 @@ INVALID = [
 ]
 
 
-@pytest.mark.parametrize("options,message", INVALID, ids=[str(options) for options, _ in INVALID])
+@pytest.mark.parametrize("options,message", INVALID, ids=["-".join((str(k), *row[0])) for k, row in enumerate(INVALID)])
 def test_invalid_options(options, message):
     with pytest.raises(ValueError, match=message):
         SkipConnection(**{"dim": 5, **options})

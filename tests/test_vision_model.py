@@ -168,7 +168,9 @@ def test_wskip_starts_where_init_says():
     assert all(block.skip.weight.eq(2).all() for block in model.blocks)
 
 
-@pytest.mark.parametrize("depth", [2, 7, 19, 21, 110.0, "20", True, -4])
+@pytest.mark.parametrize(
+    "depth", [2, 7, 19, 21, 110.0, "20", True, -4], ids=["2", "7", "19", "21", "a float", "text", "bool", "negative"]
+)
 def test_depth_other_than_6n_plus_2_is_refused(depth):
     with pytest.raises(ValueError, match=r"depth=.*: expected 6n\+2 with n >= 1, for example 20, 32, 44, 56, 110"):
         preact_resnet(depth, 10)

@@ -82,7 +82,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.parametrize("decay", [0.0, 0.5], ids=["none", "half"])
 def test_steps_are_those_of_groups_that_the_optimizer_has_from_the_start(made, decay):
     """Coefficients of laurel apart; wskip's weight decays, as in the paper."""
     results = []
