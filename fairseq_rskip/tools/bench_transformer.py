@@ -1,4 +1,5 @@
-"""Cost of the skip connection: rskip_ln λ = 1, 2, 3 against stock fairseq's `transformer` of the same sizes.
+"""Cost of the skip connection: rskip_ln λ = 1, 2, 3 (or --contenders) against stock fairseq's `transformer` of the same
+sizes.
 
 Training words per second (fairseq's own Trainer: forward, backward, gradient clipping, Adam), bytes of model, gradients
 and optimizer state, peak memory of a process, checkpoint size, and sentences per second of beam-4 generation. All
@@ -28,11 +29,14 @@ import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from ..errors import UserError, exit_status
 from . import benchmark
 
+ADAPTIVE = ("fraction", "mixture", "halting")  # a frozen gradient λ is rskip's
 CONTENDERS = {
     "stock": ["--arch", "transformer"],
     "rskip_ln_lambda1": ["--arch", "transformer_rskip_ln", "--skip-lambda", "1"],
     "rskip_ln_lambda2": ["--arch", "transformer_rskip_ln", "--skip-lambda", "2"],
     "rskip_ln_lambda3": ["--arch", "transformer_rskip_ln", "--skip-lambda", "3"],
+    "rskip_ln_lambda4": ["--arch", "transformer_rskip_ln", "--skip-lambda", "4"],
+    **{f"askip_ln_{mode}": ["--arch", "transformer_askip_ln", "--skip-adapt", mode] for mode in ADAPTIVE},
 }
 GENERATIONS = 4  # turns of beam search for each of training: one takes under a second
 # name -> embed dim, ffn dim, heads, layers, vocabulary
@@ -140,9 +144,9 @@ def peak_memory(args: argparse.Namespace, name: str) -> int:
 
 def peaks(args: argparse.Namespace) -> Dict[str, List[int]]:
     """Peak bytes of every contender, once a round, taking turns."""
-    found: Dict[str, List[int]] = {name: [] for name in CONTENDERS}
+    found: Dict[str, List[int]] = {name: [] for name in args.contenders}
     for turn in range(args.rounds):
-        for name in random.Random(turn).sample(list(CONTENDERS), len(CONTENDERS)):
+        for name in random.Random(turn).sample(args.contenders, len(args.contenders)):
             found[name].append(peak_memory(args, name))
     return found
 
@@ -162,7 +166,7 @@ def table(args: argparse.Namespace) -> List[benchmark.Row]:
     """One row a contender."""
     with tempfile.TemporaryDirectory() as data:
         make_data(data, SIZES[args.size][4])
-        contenders = [Contender(name, args.size, data, args.precision) for name in CONTENDERS]
+        contenders = [Contender(name, args.size, data, args.precision) for name in args.contenders]
         task = contenders[0].task
         words = benchmark.measure(
             {c.name: c.train for c in contenders},
@@ -174,16 +178,16 @@ def table(args: argparse.Namespace) -> List[benchmark.Row]:
             args.rounds * GENERATIONS,
             lambda turn: make_batches(task, 1, args.tokens // 2, seed=1000 + turn),
         )
-        memory = peaks(args)
+        memory, base = peaks(args), args.contenders[0]
         rows = [
             {
                 "model": c.name,
                 "size": args.size,
                 "precision": args.precision,
                 "train_words_per_s": round(statistics.median(words[c.name].clock), 1),
-                "train_vs_stock": round(benchmark.ratio(words[c.name].clock, words["stock"].clock), 4),
+                f"train_vs_{base}": round(benchmark.ratio(words[c.name].clock, words[base].clock), 4),
                 "generate_sentences_per_s": round(statistics.median(sentences[c.name].clock), 2),
-                "generate_vs_stock": round(benchmark.ratio(sentences[c.name].clock, sentences["stock"].clock), 4),
+                f"generate_vs_{base}": round(benchmark.ratio(sentences[c.name].clock, sentences[base].clock), 4),
                 "state_MB": round(c.state_bytes() / 1e6, 2),
                 "peak_MB": round(statistics.median(memory[c.name]) / 1e6, 1),
                 "checkpoint_MB": round(c.checkpoint_bytes(data) / 1e6, 2),
@@ -192,7 +196,7 @@ def table(args: argparse.Namespace) -> List[benchmark.Row]:
         ]
     for row in rows:
         for column in ("state_MB", "peak_MB", "checkpoint_MB"):
-            row[column.replace("MB", "vs_stock")] = round(row[column] / rows[0][column], 4)
+            row[column.replace("MB", f"vs_{base}")] = round(row[column] / rows[0][column], 4)
     return rows
 
 
@@ -202,6 +206,9 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--precision", choices=["fp32", "fp16"], default="fp32", help="fp16 needs a GPU")
     benchmark.add_count(parser, "--steps", 4, "training steps a turn")
     benchmark.add_count(parser, "--tokens", 1500, "target tokens a batch", least=50)
+    help_text = "the first is what the others are compared with (default: stock and rskip_ln λ = 1, 2, 3)"
+    names = {"choices": CONTENDERS, "metavar": "NAME", "default": list(CONTENDERS)[:4]}
+    parser.add_argument("--contenders", nargs="+", **names, help=f"{help_text}, of {', '.join(CONTENDERS)}")
     parser.add_argument("--only", choices=CONTENDERS, help="measure only the memory of one model, in this process")
     args = parser.parse_args(argv)
     if args.precision == "fp16" and not torch.cuda.is_available():
