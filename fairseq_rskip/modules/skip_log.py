@@ -1,5 +1,5 @@
-"""``fairseq-train --skip-log-interval N``: the skip connections' measures (:mod:`fairseq_rskip.analysis.live`) in
-TensorBoard, at every N-th update, in the folder ``skip`` beside fairseq's ``train_inner`` and ``valid``.
+"""``fairseq-train --skip-log-interval N``: the skip connections' measures (:mod:`fairseq_rskip.analysis.live`) at every
+N-th update, in TensorBoard (a folder ``skip`` beside fairseq's ``train_inner`` and ``valid``) and Weights & Biases.
 
 The forward and backward pass of one batch is ``task.train_step``. Where N > 0, and nowhere else, the task of the model
 gets its own ``train_step``, which lets a :class:`~fairseq_rskip.analysis.probe.SkipProbe` look on at every N-th update.
@@ -10,6 +10,7 @@ import functools
 import inspect
 import logging
 import os
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional
@@ -33,7 +34,7 @@ class SkipLogConfig(FairseqDataclass):
         default=0,
         metadata={
             "help": "write per-block x:F, norm of F(x) over norm of x, and gradient norm to TensorBoard "
-            "(--tensorboard-logdir) at every N-th update; 0: never"
+            "(--tensorboard-logdir) and Weights & Biases (--wandb-project) at every N-th update; 0: never"
         },
     )
 
@@ -99,10 +100,19 @@ class SkipLog:
     def warn_if_in_vain(self) -> None:
         """One line, of the first process, where nothing can be written."""
         if not can_write() and get_global_rank() == 0:
-            needs = "tensorboardX (pip install tensorboardX)" if Folder.path else "--tensorboard-logdir"
+            package = "tensorboardX (pip install tensorboardX)"
+            needs = package if Folder.path else "--tensorboard-logdir or --wandb-project"
             logger.warning(f"--skip-log-interval {self.interval} needs {needs}: the skip connections are not logged")
 
     def write(self, step: int, values: Dict[str, float]) -> None:
+        """Hand ``values``, by their tags, to all that log."""
+        self.last = step
+        if wandb_run() is not None:
+            wandb_run().log({f"skip/{tag}": value for tag, value in values.items()}, step=step)
+        if has_folder():
+            self.write_events(step, values)
+
+    def write_events(self, step: int, values: Dict[str, float]) -> None:
         """Write; seconds later it is on the disk. What an earlier process logged of updates done again is void."""
         if self.writer is None:
             folder = os.path.join(Folder.path, "skip")
@@ -112,12 +122,21 @@ class SkipLog:
             atexit.register(self.writer.close)
         for tag, value in values.items():
             self.writer.add_scalar(tag, value, step)
-        self.last = step
+
+
+def has_folder() -> bool:
+    """Whether this process writes TensorBoard events."""
+    return bool(Folder.path) and progress_bar.SummaryWriter is not None
+
+
+def wandb_run() -> Any:
+    """The run that fairseq began for --wandb-project, in the first process only; None without one."""
+    return getattr(sys.modules.get("wandb"), "run", None)
 
 
 def can_write() -> bool:
-    """Whether this process writes TensorBoard events."""
-    return bool(Folder.path) and progress_bar.SummaryWriter is not None
+    """Whether what is measured goes anywhere."""
+    return has_folder() or wandb_run() is not None
 
 
 def loss_scale(optimizer: Any) -> float:

@@ -84,6 +84,7 @@ class Config(_SkipOptions):
     test_interval: int = _option(1, "epochs between tests; the last iteration is always tested")
     log_interval: int = _option(100, "iterations between the log's records within an epoch; 0: none", free=True)
     tensorboard: bool = _option(False, "write TensorBoard events, too", free=True)
+    wandb_project: str = _option("", "log to this project of Weights & Biases, too (needs wandb)", free=True)
     skip_log_interval: int = _option(
         0,
         "write each block's x:F, norm of F(x) over norm of x, and gradient norm to TensorBoard every so many "

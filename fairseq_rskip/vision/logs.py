@@ -1,5 +1,6 @@
-"""What a run reports: a progress bar or plain lines, JSON lines, TensorBoard events, and the final JSON."""
+"""What a run reports: a progress bar or lines, JSON lines, TensorBoard events, Weights & Biases, the final JSON."""
 
+import dataclasses
 import importlib
 import json
 import os
@@ -42,6 +43,7 @@ class RunLog:
         self.errors = [record["test_error"] for record in history if "test_error" in record]
         self.bar: Any = None
         self.events: Any = None
+        self.wandb: Any = None
         if not active:
             return
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in history))
@@ -49,6 +51,8 @@ class RunLog:
             done = history[-1]["iteration"] if history else 0
         if config.tensorboard or config.skip_log_interval:
             self.events = _writer(folder, purge_step=done + 1)
+        if config.wandb_project:
+            self.wandb = _wandb_run(folder, config)
         if sys.stderr.isatty():
             self.bar = _bar(config.iterations, done)
 
@@ -71,15 +75,14 @@ class RunLog:
         self.last_figures = time.monotonic()
 
     def write(self, record: Dict[str, Any]) -> None:
-        """Append ``record`` to the log and to the TensorBoard events."""
+        """Append ``record`` to the log, its numbers to the events, too."""
         if not self.active:
             return
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+        numbers = {name: value for name, value in record.items() if isinstance(value, (int, float))}
+        self._scalars({k: v for k, v in numbers.items() if k not in ("epoch", "iteration")}, record["iteration"])
         if self.events is not None:
-            for name, value in record.items():
-                if name not in ("epoch", "iteration") and isinstance(value, (int, float)):
-                    self.events.add_scalar(name, value, record["iteration"])
             self.events.flush()
 
     def epoch(self, record: Dict[str, Any]) -> None:
@@ -97,9 +100,16 @@ class RunLog:
 
     def skips(self, number: int, values: Dict[str, float]) -> None:
         """Write what iteration ``number`` showed of the skip connections, by its tags; most iterations have nothing."""
-        if values and self.events is not None:
-            for tag, value in values.items():
-                self.events.add_scalar(tag, value, number)
+        if values:
+            self._scalars(values, number)
+
+    def _scalars(self, values: Dict[str, Any], number: int) -> None:
+        """``values`` of iteration ``number``, by name, to TensorBoard and Weights & Biases where they are asked for."""
+        if self.events is not None:
+            for name, value in values.items():
+                self.events.add_scalar(name, value, number)
+        if self.wandb is not None:
+            self.wandb.log(values, step=number)
 
     def print(self, line: str) -> None:
         """Print a line, above the progress bar if there is one."""
@@ -112,6 +122,8 @@ class RunLog:
         for output in (self.bar, self.events):
             if output is not None:
                 output.close()
+        if self.wandb is not None:
+            self.wandb.finish()
 
 
 def _bar(total: int, done: int) -> Optional[Any]:
@@ -130,6 +142,22 @@ def _writer(folder: Path, purge_step: int) -> Any:
         except ImportError:
             continue
     raise UserError("--tensorboard and --skip-log-interval need tensorboardX: pip install tensorboardX")
+
+
+def _wandb_run(folder: Path, config: Config) -> Any:
+    """A run of its own, named for the folder, where its files go, too. Raises ``UserError``."""
+    try:
+        import wandb
+    except ImportError:
+        raise UserError("--wandb-project needs wandb: pip install wandb") from None
+    name = "/".join(folder.absolute().parts[-2:])
+    try:
+        return wandb.init(
+            project=config.wandb_project, name=name, dir=str(folder), config=dataclasses.asdict(config), reinit=True
+        )
+    except wandb.Error as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--wandb-project: {reason} (WANDB_MODE=offline needs no account)") from None
 
 
 def versions() -> Dict[str, str]:

@@ -105,10 +105,15 @@ def machine_options(
     return device, step, note, warnings
 
 
-def log_options(save: Path) -> Tuple[Dict[str, Any], List[str]]:
-    """--tensorboard-logdir where fairseq found a package that writes it, else a note."""
-    from fairseq.logging.progress_bar import SummaryWriter
+def log_options(save: Path, given: Dict[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
+    """--tensorboard-logdir where fairseq found a package that writes it, else a note.
 
+    Raises ``UserError`` for --wandb-project without its package, of which fairseq would warn in its log alone.
+    """
+    from fairseq.logging.progress_bar import SummaryWriter, wandb
+
+    if given.get("wandb_project") and wandb is None:
+        raise UserError("--wandb-project needs wandb: pip install wandb")
     if SummaryWriter is None:
         return {}, ["no TensorBoard log: neither tensorboard nor tensorboardX is installed"]
     return {"tensorboard-logdir": shown(save / "tensorboard")}, []
@@ -137,7 +142,7 @@ def make_plan(data: Data, arch: str, words: List[str], own: argparse.Namespace) 
     shares = joined and "share_decoder_input_output_embed" not in given
     embeddings = {"share-all-embeddings": True} if shares else {}
     save = Path(given.get("save_dir") or ROOT / "checkpoints" / data.name / arch)
-    logs, more = log_options(save)
+    logs, more = log_options(save, given)
     rate = {"lr": f"{peak_lr(options.dim):g}"}
     chosen = {"user-dir": shown(PLUGIN), "arch": arch, **data.languages, **rate, **device, **recipe.options}
     fits = {"skip-invalid-size-inputs-valid-test": True}  # a held-out sentence that is too long ends nothing
