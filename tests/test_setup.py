@@ -112,7 +112,7 @@ def test_fresh_then_unchanged(clone):
     assert first.returncode == 0, first.stderr
     assert first.stdout.splitlines() == [str(clone.root / ".venv"), str(clone.root / ".venv/bin/python")]
     command = (clone.switches / "log").read_text().splitlines()[-1]
-    extras = "test,experiments,reproduce,share,vision"
+    extras = "test,experiments,notebook,reproduce,share,vision"
     assert command == f"-m pip install -c constraints.txt /cache/fairseq.whl -e .[{extras}]"
     began = time.monotonic()
     again = clone.run("echo", "two  words", version=None)
