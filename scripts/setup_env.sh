@@ -89,7 +89,9 @@ install_all() {
   wheel=$("$python" "$root/scripts/build_fairseq.py") || die "fairseq could not be built; the reason is above"
   say "installing the tested versions (minutes the first time, torch is large)"
   write_stamp building
-  (cd "$root" && "$python" -m pip install -c constraints.txt "$wheel" -e '.[test,experiments,notebook,reproduce,share,vision]') >&2 || {
+  # compat: setuptools' import hook would come after any folder named fairseq_rskip, such as the checkout seen from outside
+  (cd "$root" && "$python" -m pip install -c constraints.txt --config-settings editable_mode=compat \
+    "$wheel" -e '.[test,experiments,notebook,reproduce,share,vision]') >&2 || {
     write_stamp "$before"
     die "pip could not install the tested versions (no network, or no space?); its messages are above, run again to resume"
   }

@@ -113,7 +113,8 @@ def test_fresh_then_unchanged(clone):
     assert first.stdout.splitlines() == [str(clone.root / ".venv"), str(clone.root / ".venv/bin/python")]
     command = (clone.switches / "log").read_text().splitlines()[-1]
     extras = "test,experiments,notebook,reproduce,share,vision"
-    assert command == f"-m pip install -c constraints.txt /cache/fairseq.whl -e .[{extras}]"
+    switches = "-c constraints.txt --config-settings editable_mode=compat"
+    assert command == f"-m pip install {switches} /cache/fairseq.whl -e .[{extras}]"
     began = time.monotonic()
     again = clone.run("echo", "two  words", version=None)
     assert (again.returncode, again.stdout, again.stderr) == (0, "two  words\n", "")
@@ -293,6 +294,13 @@ def test_an_installed_package_is_whole_and_prints_its_user_dir(sdist, tmp_path):
     command = [sys.executable, "-S", "-m", "fairseq_rskip"]
     printed = run_checked(command, cwd=tmp_path, env={"PYTHONPATH": str(target)})
     assert printed == f"{target / 'fairseq_rskip'}\n"
+
+
+def test_a_folder_of_the_packages_name_is_not_taken_for_it(tmp_path):
+    """A checkout is one, for whoever stands beside it."""
+    (tmp_path / "fairseq_rskip").mkdir()
+    plugin = run_command([sys.executable, "-m", "fairseq_rskip"], cwd=tmp_path).stdout.strip()
+    assert plugin == str(ROOT / "fairseq_rskip")
 
 
 def test_user_dir_and_version_from_the_source_tree(tmp_path):
