@@ -143,7 +143,8 @@ class Config(_SkipOptions):
             raise UserError(f"--milestones {' '.join(map(str, steps))}: expected increasing iterations >= 1")
         if steps and self.warmup_iterations >= steps[0]:
             raise UserError(
-                f"--warmup-iterations {self.warmup_iterations}: expected fewer than the first milestone's {steps[0]}"
+                f"--warmup-iterations {self.warmup_iterations}: expected fewer than the first milestone's {steps[0]} "
+                f"(the default is {Config.warmup_iterations}, the paper's)"
             )
 
     def all_milestones(self) -> Tuple[int, ...]:
