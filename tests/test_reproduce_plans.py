@@ -9,7 +9,7 @@ import yaml
 from reproduce_helpers import PLAIN, TABLE, error_line, reproduce, write_table
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.reproduce import loading, plans
+from fairseq_rskip.tools.reproduce import loading, plans, translation
 from fairseq_rskip.tools.reproduce.main import make_plan
 from fairseq_rskip.tools.reproduce.options import parse
 from fairseq_rskip.tools.reproduce.results import ready_runs
@@ -96,6 +96,28 @@ def test_a_table_of_losses_translates_nothing(shipped, tmp_path):
     scored = plan(loading.load_all(table, pytest.fail), "small")
     commands = plans.make_run(scored, scored.cells[0].variants[0], 1, tmp_path).commands()
     assert [Path(command[0]).name for command in commands] == ["train.sh", "evaluate.sh"]
+
+
+@pytest.mark.parametrize(
+    ("options", "average", "kept"),
+    [
+        ({"save-interval-updates": 20, "max-update": 60}, 2, ["--keep-interval-updates", "2"]),
+        ({"save-interval-updates": 20, "keep-interval-updates": 3}, 4, []),
+        ({"save-interval-updates": 20}, None, []),
+        ({}, 2, []),
+        ({}, 12, ["--keep-last-epochs", "12"]),
+    ],
+    ids=["by updates", "kept as the file says", "nothing asked", "the recipe's epochs", "more than the recipe's"],
+)
+def test_as_many_checkpoints_are_kept_as_evaluation_averages(tmp_path, options, average, kept):
+    rows = [{"label": "only", "arch": "transformer_dlcl", "options": options}]
+    evaluate = {} if average is None else {"average": average}
+    table = write_table(tmp_path, **{**SCORED, "rows": rows, "evaluate": evaluate})
+    made = plan(loading.load_all(table, pytest.fail), "small")
+    variant = made.cells[0].variants[0]
+    assert variant.settings.identity["options"] == options  # how many are kept is no part of what a run is
+    train, _ = plans.make_run(made, variant, 1, tmp_path).commands()
+    assert sorted(train[3:-4]) == sorted([*translation.as_words(options), *kept])
 
 
 def test_the_stand_in_for_translation_is_a_small_model_of_5000_updates(shipped):

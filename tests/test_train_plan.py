@@ -130,6 +130,16 @@ def test_the_cpu_of_a_machine_with_gpus_is_one_process(plan):
     assert (args.distributed_world_size, step_of(args, 1)) == (1, 16384)
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("", 1), ("--save-interval-updates 20", 5), ("--save-interval-updates 20 --keep-interval-updates 2", 2)],
+    ids=["ours", "saved as the user says", "kept as the user says"],
+)
+def test_the_cpu_keeps_enough_of_the_users_checkpoints_to_average(plan, given, kept):
+    args = plan("multi30k-en-de", TINY, "--dry-run", "--gpus", 0, *given.split()).args
+    assert args.keep_interval_updates == kept
+
+
 def test_gpus_are_found_by_torch_and_old_ones_train_in_single_precision(plan, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for capability, halves in (((9, 0), True), ((7, 0), True), ((6, 1), False)):

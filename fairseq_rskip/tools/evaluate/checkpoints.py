@@ -47,7 +47,8 @@ def choose(folder: Path, count: int, checkpoint: Optional[Path] = None) -> Tuple
     if count:
         few = (
             f"; nothing to average: --average {count} found {found[unit]} numbered checkpoint(s). fairseq-train writes "
-            "them where an epoch ends, or every N updates with --save-interval-updates N"
+            "them where an epoch ends, or every N updates with --save-interval-updates N; of these "
+            "--keep-interval-updates K keeps the last K"
         )
     return [folder / single[0]], f"checkpoint {folder / single[0]}{few}"
 

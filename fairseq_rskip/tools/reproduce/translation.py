@@ -166,12 +166,25 @@ def as_words(options: Options) -> List[str]:
 def commands(settings: Settings, seed: int, folder: Path) -> List[List[str]]:
     """The command lines that fill ``folder``: training, then beam search and scores if a metric asks for them."""
     save = folder / CHECKPOINTS
-    words = [*as_words(settings.options), "--seed", str(seed), "--save-dir", str(save)]
+    words = [*as_words({**settings.options, **_kept(settings)}), "--seed", str(seed), "--save-dir", str(save)]
     train = [*tool("train.sh", "train"), settings.data, settings.arch, *words]
     average = {"average": settings.average} if settings.average else {}
     ours = ["--out", str(folder / EVALUATION), *as_words({**average, **settings.evaluate})]
     evaluate = [*tool("evaluate.sh", "evaluate"), _prepared(settings.data), str(save), *ours]
     return [train, evaluate] if settings.scored else [train]
+
+
+def _kept(settings: Settings) -> Options:
+    """What keeps as many checkpoints as evaluate's ``average`` needs, where the recipe, or train.sh's, would not.
+
+    It is no part of the settings' identity.
+    """
+    count, recipe = int(settings.evaluate.get("average", 0)), RECIPES[recipe_name(settings.data)].options
+    saving = {**recipe, **settings.options}
+    by_updates = "save-interval-updates" in saving or "no-epoch-checkpoints" in saving
+    names = ["keep-interval-updates"] if by_updates else []
+    names += ["keep-last-epochs"] if "keep-last-epochs" in recipe else []
+    return {name: count for name in names if name not in settings.options and count > recipe.get(name, 0)}
 
 
 def _prepared(data: str) -> str:

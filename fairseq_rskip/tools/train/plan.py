@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Tuple
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.train.data import POSITIONS, ROOT, Data, updates_per_epoch
 from fairseq_rskip.tools.train.options import PLUGIN, Options, check_arch, find_user_dir
-from fairseq_rskip.tools.train.recipes import CPU, RECIPES, Recipe, peak_lr, split_step
+from fairseq_rskip.tools.train.recipes import AVERAGED, CPU, RECIPES, Recipe, peak_lr, split_step
 from fairseq_rskip.tools.train.save import shown
 
 HALF = ("fp16", "memory_efficient_fp16", "bf16", "memory_efficient_bf16", "amp", "tpu")
@@ -37,8 +37,9 @@ def device_options(gpus: int, halves: bool, no_fp16: bool, given: Dict[str, Any]
         return {"fp16": True} if halves and not no_fp16 and not chosen else {}
     if "fp16" in chosen or "memory_efficient_fp16" in chosen:
         raise UserError("--fp16 needs a GPU, and " + ("--cpu is given" if gpus else "torch sees none"))
+    keep = {"keep-interval-updates": AVERAGED} if given.get("save_interval_updates") else {}
     # fairseq would start as many processes as there are GPUs
-    return {**CPU, "cpu": True, **({"distributed-world-size": 1} if gpus > 1 else {})}
+    return {**CPU, **keep, "cpu": True, **({"distributed-world-size": 1} if gpus > 1 else {})}
 
 
 def step_options(target: int, processes: int, unit: str, given: Dict[str, Any]) -> Tuple[Dict[str, Any], str]:
