@@ -1,5 +1,6 @@
 """The tables of a report: numbers by hand, states, what is never shown, escapes, the same bytes twice."""
 
+import dataclasses
 import functools
 import re
 import signal
@@ -137,6 +138,24 @@ def test_another_corpus_has_another_recipe(tree):
     said = "the recipe of multi30k-en-de; the recipe of iwslt15-en-vi has tokens per step 4096 (not 2048), lr the"
     assert said in text and "warmup-updates 4000 (not 800)" in text and "average of the last 3 checkpoints" in text
     assert "mine, trained as a medium corpus; the recipe of iwslt15-en-vi has the same" in text
+
+
+def test_an_own_corpus_has_what_the_options_leave_of_its_recipe(tree, tmp_path):
+    def made(label, task, **more):
+        return dataclasses.replace(settings(label, task), data=str(tmp_path), options=more)
+
+    def recipe(*both):
+        options = dict(zip("ab", both))
+        tree.table(task="translation", rows=[{"label": label} for label in options], data=str(tmp_path))
+        tree.plan(make=lambda label, task: made(label, task, **options[label]))
+        text = (tree.report("--no-figures") / "report.md").read_text("utf-8")
+        return re.search("- recipe medium: (.*)", text)[1]
+
+    whole = recipe({}, {"max-epoch": 3, "max-tokens": 400})  # one row has all of it
+    assert whole.startswith("4096 tokens per step, optimizer adam") and "seed" not in whole
+    assert "max-update 100000" in whole and "warmup-updates 4000" in whole
+    rest = recipe({"max-epoch": 3, "batch-size": 8, "warmup-updates": 9}, {"max-epoch": 3, "max-tokens": 400})
+    assert rest == whole.partition(", ")[2].replace(", max-update 100000", "")
 
 
 def test_few_resamples_are_refused(tree, capsys):

@@ -90,7 +90,7 @@ def test_the_same_command_resumes_from_the_checkpoint_and_writes_the_report(plac
     value = read(finished.folder / "run.json")["metrics"]["values"]["sacreBLEU intl"]
     assert f"2rSkip+LN, seed 5: done  sacreBLEU intl {value:.2f}" in finished.out
     report = (place.output / "report" / "report.md").read_text("utf-8")
-    recipe = "recipe small: 2048 tokens per step"
+    recipe = "recipe small: optimizer adam"  # its tokens and max-epoch are replaced
     for said in (f"{value:.2f}", "mine", "max-update 60", "beam 2", "skip-lambda 2", recipe):
         assert said in report, said
 

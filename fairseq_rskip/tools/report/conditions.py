@@ -1,7 +1,7 @@
 """What a table's numbers were made with, and whether it is the experiment that its file describes."""
 
 from pathlib import Path
-from typing import Any, Iterable, List, Tuple
+from typing import Any, Iterable, List, Mapping, Set, Tuple
 
 from fairseq_rskip.tools.reproduce import runs
 from fairseq_rskip.tools.reproduce.tables import HELD_OUT
@@ -72,11 +72,24 @@ def unit(line: Line, metric: str) -> str:
 
 
 def _own_recipe(result: Result) -> List[Tuple[str, str]]:
-    """Of a corpus of one's own: the recipe that its size has chosen."""
-    places = dict.fromkeys(variant.settings.data for cell in result.plan.cells for variant in cell.variants)
-    names = dict.fromkeys(recipe_name(place) for place in places if Path(place).is_dir())
-    recipes = {name: RECIPES[name] for name in names if name not in NAMES}
-    return [(f"recipe {name}", f"{r.tokens} tokens per step, {options(r.options)}") for name, r in recipes.items()]
+    """Of a corpus of one's own: the recipe that its size has chosen, as far as it holds for a run."""
+    given = [variant.settings for cell in result.plan.cells for variant in cell.variants]
+    places = dict.fromkeys(each.data for each in given)
+    recipes = {place: recipe_name(place) for place in places if Path(place).is_dir()}
+    found = []
+    for name in dict.fromkeys(recipes.values()):
+        if name not in NAMES:
+            replaced = set.intersection(*(_replaced(each.options) for each in given if recipes.get(each.data) == name))
+            tokens = "" if "tokens" in replaced else f"{RECIPES[name].tokens} tokens per step"
+            rest = options({key: value for key, value in RECIPES[name].options.items() if key not in replaced})
+            found.append((f"recipe {name}", ", ".join(filter(None, [tokens, rest]))))
+    return found
+
+
+def _replaced(given: Mapping[str, Any]) -> Set[str]:
+    """What of a recipe a run with the options ``given`` does not have; every run has its own seed."""
+    ends, sizes = {"max-update", "max-epoch"}, {"max-tokens", "batch-size"}
+    return {"seed", *given, *(ends if ends & set(given) else ()), *(["tokens"] if sizes & set(given) else ())}
 
 
 def _other_recipe(result: Result) -> str:
