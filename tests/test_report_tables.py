@@ -102,6 +102,18 @@ NOT_THE_PAPERS = {
 }
 
 
+def test_the_header_counts_finished_and_failed_runs(tree):
+    tree.table()
+    plan = tree.plan(rows={"1xSkip": "1xSkip", "2xSkip": "2xSkip", "1xSkip+LN": "1xSkip"}, seeds=[1, 2])  # 4 runs
+    for label in ("1xSkip", "2xSkip"):
+        tree.fail(plan, label, 1, "no space left")
+    header = "<p>.*1 table, 4 runs: 0 finished, 2 failed, 2 not run.</p>"
+    assert re.search(header, (tree.report("--no-figures") / "report.html").read_text("utf-8"), re.DOTALL)
+    tree.finish(plan, "1xSkip", {2: 6.0})
+    text = (tree.report("--no-figures") / "report.html").read_text("utf-8")
+    assert "4 runs: 1 finished, 2 failed, 1 not run.</p>" in text
+
+
 def test_what_is_not_the_papers_experiment_is_named_and_never_stands_beside_its_values(tree):
     tree.table()
     for name, (change, _) in NOT_THE_PAPERS.items():

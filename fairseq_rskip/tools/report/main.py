@@ -61,6 +61,7 @@ def write_report(options: argparse.Namespace) -> None:
         parts = [_part(options, folder, result, tests) for result in results]
         context = {
             "parts": parts,
+            "progress": page.progress(results),
             "heading": _heading([result.table for result in results]),
             "idle": [(t, _command(options, t)) for name, t in idle.items() if name in (options.tables or idle)],
             "extra": [] if options.no_figures else extra,

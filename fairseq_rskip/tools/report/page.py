@@ -4,6 +4,7 @@ import base64
 import os
 import re
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 from urllib.parse import quote
@@ -13,6 +14,7 @@ import pandas as pd
 from pandas.io.formats.style import Styler
 
 from fairseq_rskip.analysis.figures import DPI
+from fairseq_rskip.tools.reproduce.runs import BROKEN, DONE
 
 from .conditions import papers_data
 from .numbers import Line, Result, options
@@ -159,6 +161,20 @@ def notes(lines: List[Line]) -> List[str]:
     untested = [(line.cell, seed, why) for line in lines for seed, why in line.comparison.untested.items()]
     missing = [f"{', '.join(labels)}: {missing}." for missing, labels in rows.items()]
     return [*missing, *(f"{cell}: seed {seed} not tested: {why}." for cell, seed, why in untested)]
+
+
+def progress(results: List[Result]) -> str:
+    """How many tables there are, and how many of their runs are finished, or in another state, as a sentence."""
+    outcomes = [line.outcome for result in results for line in result.lines]
+    states = {run.folder: each.states[seed].name for each in outcomes for seed, run in each.runs.items()}
+    counts = Counter({"finished": 0, BROKEN: 0})
+    counts.update("finished" if name == DONE else name for name in states.values())
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return f"{_counted(len(results), 'table')}, {_counted(len(states), 'run')}: {listed}."
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 class Raw(str):
