@@ -228,6 +228,22 @@ def test_a_short_table_is_enough(tmp_path):
         loading.load(tmp_path / "own.yaml")
 
 
+@pytest.mark.parametrize(
+    ("more", "rows", "baseline"),
+    [
+        ("", "{label: a}, {label: b}", "a"),
+        ("", "{label: quoted, run: false, reported: 6}, {label: a}, {label: b}", "a"),
+        ("baseline: b", "{label: a}, {label: b}", "b"),
+        ("source: Liu et al. 2020", "{label: a}, {label: b}", ""),
+        ("", "{label: a}, {label: b, baseline: a}, {label: c}", ""),
+    ],
+    ids=["the first", "the first that is run", "the file's", "a publication's table", "rows name their own"],
+)
+def test_the_first_row_of_ones_own_table_is_the_baseline(tmp_path, more, rows, baseline):
+    (tmp_path / "own.yaml").write_text(f"data: digits\n{more}\nrows: [{rows}]\n")
+    assert loading.load(tmp_path / "own.yaml").baseline == baseline
+
+
 def test_yamls_aliases_do_not_multiply_into_the_message(tmp_path):
     levels = "".join(f"  l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 9))
     (tmp_path / "bomb.yaml").write_text(f"data: digits\nrows: [{{label: a}}]\noptions:\n  l0: &l0 [a]\n{levels}")

@@ -76,9 +76,17 @@ def load(path: Path) -> Table:
     of_text = corpora or table.data in NAMES or any(row.arch for row in table.rows)
     task = table.task or ("translation" if of_text else "images")
     metric = table.metric or ("error" if task == "images" else "sacreBLEU 13a")
-    table = replace(table, task=task, metric=metric, title=table.title or path.stem)
+    table = replace(table, task=task, metric=metric, title=table.title or path.stem, baseline=_baseline(table))
     _check(table, path)
     return table
+
+
+def _baseline(table: Table) -> str:
+    """The label of the row to compare with: in a table of one's own that names none, the first that is run."""
+    ran = [row.label for row in table.rows if row.run]
+    if table.source or len(ran) < 2 or any(row.baseline for row in table.rows):
+        return table.baseline
+    return table.baseline or ran[0]
 
 
 def _with_rows(content: Dict[str, Any], path: Path) -> Dict[str, Any]:

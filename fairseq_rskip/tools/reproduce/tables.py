@@ -102,6 +102,7 @@ class Table:
     sweep: option -> values of which each row trains with the one that does best on the held-out set
     sweep_seeds: how many of the first seeds each value is tried with
     test: what p-values are of; by default Welch's for images and losses, approximate randomisation for translations
+    baseline: the row that the others are compared with; of a table of one's own, the first if no row is named
     figure: the subcommand of analyze.py that draws this figure, with figure_options
     """
 
