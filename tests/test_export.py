@@ -15,6 +15,7 @@ import fairseq_rskip
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools.__main__ import main as rskip
+from fairseq_rskip.tools.evaluate.checkpoints import identity
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 
@@ -113,6 +114,19 @@ def test_scores_are_those_of_the_same_weights_or_of_the_folder_that_is_named(tra
         assert export(best, tmp_path / str(scored), *options) == 0
         header, text = card(tmp_path / str(scored))
         assert ("model-index" in header) == ("## Scores" in text) == scored
+
+
+def test_the_card_of_one_checkpoint_says_its_name_alone(translator, translated, tmp_path):
+    best = tmp_path / "checkpoint_best.pt"
+    shutil.copy2(translator[1] / best.name, best)
+    scores = json.loads((translated[1] / "scores.json").read_text("utf-8"))
+    weights = f"checkpoint {best}; nothing to average: --average 2 found 1 numbered checkpoint(s)"
+    scores["evaluation"].update(weights=weights, checkpoints=identity([best]))
+    (tmp_path / "scores.json").write_text(json.dumps(scores))
+    assert export(best, tmp_path / "out", "--data", translator[0]) == 0
+    _, text = card(tmp_path / "out")
+    assert "Weights: checkpoint checkpoint_best.pt.\n" in text
+    assert str(tmp_path) not in text and "nothing to average" not in text
 
 
 def test_a_stock_transformer_translates_as_fairseq_generate(translator, tmp_path):

@@ -156,12 +156,18 @@ def _scores(scores: Optional[Dict[str, Any]]) -> str:
         return ""
     about = scores["evaluation"]
     lines = [f"## Scores\n\n{about['corpus']}, {about['subset']}, {scores['sentences']} sentences; {scores['text']}."]
-    lines.append(f"Weights: {about['weights']}.\n\n| score | | signature | text |\n|---|---|---|---|")
+    lines.append(f"Weights: {_weights(about)}.\n\n| score | | signature | text |\n|---|---|---|---|")
     for row in _rows(scores):
         length = f"; length ratio {row['length_ratio']:.3f}" if row.get("length_ratio") is not None else ""
         signature = row["signature"].replace("|", "\\|")  # which ends a cell, even in code
         lines.append(f"| {row['name']} | {row['score']:.2f} | `{signature}` | {row['note']}{length} |")
     return "\n".join(lines)
+
+
+def _weights(about: Dict[str, Any]) -> str:
+    """Which weights were scored, without the folders and the diagnostics of this machine."""
+    scored = about["checkpoints"]
+    return f"checkpoint {scored[0]['name']}" if len(scored) == 1 else about["weights"]
 
 
 def _commands(command: str, scores: Optional[Dict[str, Any]]) -> str:
