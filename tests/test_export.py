@@ -108,21 +108,25 @@ def test_the_card_of_a_translator(translated, exported):
     assert str(exported.parent) not in text
 
 
-def test_scores_are_those_of_the_same_weights_or_of_the_folder_that_is_named(translator, translated, tmp_path):
+def test_scores_are_those_of_the_same_weights_or_of_the_folder_that_is_named(translator, translated, tmp_path, capsys):
     best = translator[1] / "checkpoint_best.pt"
     for options, scored in (([], False), (["--evaluation", translated[1]], True)):
         assert export(best, tmp_path / str(scored), *options) == 0
         header, text = card(tmp_path / str(scored))
         assert ("model-index" in header) == ("## Scores" in text) == scored
+        none = "no scores found: --evaluation FOLDER names them\n"
+        assert (none in capsys.readouterr().out) == (not scored)
 
 
-def test_the_card_of_one_checkpoint_says_its_name_alone(translator, translated, tmp_path):
-    best = tmp_path / "checkpoint_best.pt"
+def test_the_card_of_one_checkpoint_in_the_folders_of_rskip_run_says_its_name_alone(translator, translated, tmp_path):
+    best, evaluation = tmp_path / "checkpoints" / "checkpoint_best.pt", tmp_path / "evaluation"
+    for folder in (best.parent, evaluation):
+        folder.mkdir()
     shutil.copy2(translator[1] / best.name, best)
     scores = json.loads((translated[1] / "scores.json").read_text("utf-8"))
     weights = f"checkpoint {best}; nothing to average: --average 2 found 1 numbered checkpoint(s)"
     scores["evaluation"].update(weights=weights, checkpoints=identity([best]))
-    (tmp_path / "scores.json").write_text(json.dumps(scores))
+    (evaluation / "scores.json").write_text(json.dumps(scores))
     assert export(best, tmp_path / "out", "--data", translator[0]) == 0
     _, text = card(tmp_path / "out")
     assert "Weights: checkpoint checkpoint_best.pt.\n" in text
@@ -161,6 +165,8 @@ def test_the_networks_error_is_the_runs(classifier):
     assert not model.training and model.blocks[0].skip.options.skip_lambda == 3
     with pytest.raises(UserError, match=r"images of torch.float32 \(1, 32, 32, 3\): expected uint8"):
         model.preprocess(torch.zeros(1, 32, 32, 3))
+    with pytest.raises(UserError, match=r"\(1, 16, 16, 3\): expected uint8 \(N, 32, 32, 3\)$"):
+        model.classify(torch.zeros(1, 16, 16, 3, dtype=torch.uint8))
 
 
 def test_the_card_of_a_classifier_and_its_entry(classifier):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..vision.imagefolder import SIZE
 from ..vision.model import PreActResNet
 from . import CONFIG, load_weights
 
@@ -25,16 +26,19 @@ class Classifier(PreActResNet):
         self.register_buffer("std", torch.tensor(config["std"]), persistent=False)
 
     def preprocess(self, images: Tensor) -> Tensor:
-        """uint8 ``(N, H, W, 3)`` as the network's input, ``(N, 3, H, W)``: normalised as in training and its tests."""
-        if images.dtype != torch.uint8 or images.dim() != 4 or images.size(-1) != 3:
-            raise UserError(f"images of {images.dtype} {tuple(images.shape)}: expected uint8 (N, height, width, 3)")
+        """uint8 ``(N, 32, 32, 3)`` as the network's input, ``(N, 3, 32, 32)``: normalised as in training and its tests.
+
+        Raises ``UserError`` for images of another type or size.
+        """
+        if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1:] != (SIZE, SIZE, 3):
+            raise UserError(f"images of {images.dtype} {tuple(images.shape)}: expected uint8 (N, {SIZE}, {SIZE}, 3)")
         scale, shift = 1 / (255 * self.std.double()), -self.mean.double() / self.std.double()
         x = torch.addcmul(shift.float(), images.to(self.mean.device).float(), scale.float())
         return x.permute(0, 3, 1, 2)
 
     @torch.no_grad()
     def classify(self, images: Tensor) -> List[str]:
-        """The name of the class of each of ``images``, uint8 ``(N, H, W, 3)``."""
+        """The name of the class of each of ``images``, uint8 ``(N, 32, 32, 3)``. Raises as ``preprocess``."""
         return [self.classes[k] for k in self(self.preprocess(images)).argmax(1).tolist()]
 
 

@@ -17,6 +17,7 @@ from fairseq_rskip.files import write_json, write_text
 from fairseq_rskip.models.skip_transformer import SkipTransformerModel
 from fairseq_rskip.pretrained import CONFIG, FORMAT
 from fairseq_rskip.tools import cached
+from fairseq_rskip.tools.console import print_line
 from fairseq_rskip.tools.evaluate.checkpoints import check_dictionaries, check_embeddings, identity
 from fairseq_rskip.tools.evaluate.generation import DEFAULT_LENPEN
 from fairseq_rskip.tools.evaluate.prepared import Prepared, find
@@ -98,7 +99,8 @@ def find_scores(checkpoint: Path, given: Optional[Path]) -> Optional[Dict[str, A
     """What rskip evaluate wrote: to ``given``, else about exactly these weights, else None. Raises ``UserError``."""
     if given and not (given / SCORES).is_file():
         raise UserError(f"--evaluation {given} holds no {SCORES}: expected a folder that rskip evaluate wrote")
-    beside = [checkpoint.parent / SCORES, *sorted(checkpoint.parent.glob(f"evaluation-*/{SCORES}"))]
+    folders = (checkpoint.parent, checkpoint.parent.parent)  # the second: of rskip run, beside checkpoints/
+    beside = [checkpoint.parent / SCORES, *(path for f in folders for path in sorted(f.glob(f"evaluation*/{SCORES}")))]
     for path in [given / SCORES] if given else [path for path in beside if path.is_file()]:
         try:
             scores = json.loads(path.read_text("utf-8"))
@@ -107,6 +109,7 @@ def find_scores(checkpoint: Path, given: Optional[Path]) -> Optional[Dict[str, A
             raise UserError(f"cannot read {path}: {error}") from None
         if given or scored == identity([checkpoint]) or cached.is_made(checkpoint, {"checkpoints": scored}):
             return scores
+    print_line("no scores found: --evaluation FOLDER names them")
     return None
 
 
