@@ -69,6 +69,18 @@ def test_a_gap_that_is_mostly_length_is_said_to_be(texts, capsys):
     assert f"they have {good.score / good.bp:.2f} and {short.score / short.bp:.2f}" in line and short.bp < 0.9
 
 
+def test_a_bleu_of_zero_has_its_length_explained_too(texts, capsys, tmp_path):
+    """Of one word a sentence there are no 4-grams; of wrong words at full length the precision is 0, not the length."""
+    empty = {"one": ["the"] * 60, "none": ["the", *[""] * 59], "wrong": ["x y z x y z x y z x y z"] * 60}
+    paths = {**texts, **{name: write(tmp_path / f"{name}.txt", lines) for name, lines in empty.items()}}
+    lines = [line for line in run(paths, capsys, "good", *empty).splitlines() if "mostly length" in line]
+    assert [re.search(r"(\w+)\.txt has a BLEU of 0 and is (\d+)% shorter", line).groups() for line in lines] == [
+        ("one", "93"),
+        ("none", "100"),
+    ]
+    assert all(line.endswith("good.txt would have 0.00, too") for line in lines)
+
+
 def test_the_sentences_that_differ_most_come_first_beside_their_source(texts, capsys):
     out = run(texts, capsys, "good", "nearly", options=["--examples", 9, "--src", texts["bad"]])
     shown = [int(line.split()[1]) for line in out.splitlines() if line.startswith("sentence ")]
@@ -124,7 +136,7 @@ REFUSED = {
     "no reference": (["good", "bad"], [], "error: plain files need their reference: --ref FILE"),
     "another length": (["good", "four"], ["--ref", "ref"], "four.txt has 4 lines and "),
     "twice the same": (["good", "good"], ["--ref", "ref"], "error: a system is given twice"),
-    "a folder of something else": (["good", "folder"], ["--ref", "ref"], "is no folder of evaluate.sh"),
+    "a folder of something else": (["good", "folder"], ["--ref", "ref"], "; of rskip run it is RUN/seedN/evaluation\n"),
 }
 
 

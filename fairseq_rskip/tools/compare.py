@@ -27,6 +27,7 @@ TESTS = {"ar": "approximate randomisation, two-sided", "bs": "paired bootstrap, 
 SEED = "12345"  # sacreBLEU's own; a fixed one makes a comparison repeatable
 LEAST_DIFFERENT = 10  # translations, below which the tests say nothing
 MOSTLY = 0.5  # part of a gap
+ZERO = 0.005  # what is below is printed as a BLEU of 0.00
 
 
 @dataclass
@@ -57,7 +58,10 @@ def read_system(path: Path) -> Tuple[List[str], Optional[List[Path]]]:
     try:
         report = json.loads((path / "scores.json").read_text("utf-8"))
         references = [Path(reference) for reference in report["ref"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        cause = f"no folder of evaluate.sh, cannot read its scores.json: {error.strerror}"
+        raise UserError(f"{path} is {cause}; of rskip run it is RUN/seedN/evaluation") from None
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no folder of evaluate.sh: cannot read its scores.json ({error})") from None
     return read_lines(path / "hyp.txt"), references
 
@@ -110,8 +114,8 @@ def compare(
 
 def explain_length(baseline: System, system: System) -> str:
     """How much of a BLEU gap is length, as log BLEU is log brevity penalty plus log precision; "" below half."""
-    if not all(part > 0 for each in (baseline, system) for part in (each.bleu.bp, each.precision)):
-        return ""
+    if not (baseline.bleu.score and system.bleu.score):
+        return explain_zero(*sorted((baseline, system), key=lambda each: each.bleu.score))
     gap = math.log(system.bleu.score / baseline.bleu.score)
     length = math.log(system.bleu.bp / baseline.bleu.bp)
     if not gap or length / gap < MOSTLY:
@@ -122,6 +126,16 @@ def explain_length(baseline: System, system: System) -> str:
         f"{share} of the BLEU gap between {baseline.name} and {system.name} is length: {shorter.name} is "
         f"{1 - shorter.length_ratio:.0%} shorter than the reference; without the brevity penalty they have "
         f"{baseline.precision:.2f} and {system.precision:.2f}"
+    )
+
+
+def explain_zero(zero: System, other: System) -> str:
+    """The same of a BLEU of 0, which has no log: "" unless its length alone would bring ``other`` down to 0.00."""
+    if other.bleu.score < ZERO or other.precision * zero.bleu.bp >= ZERO:
+        return ""
+    return (
+        f"the gap is mostly length: {zero.name} has a BLEU of 0 and is {1 - zero.length_ratio:.0%} shorter than the "
+        f"reference; at that length {other.name} would have {other.precision * zero.bleu.bp:.2f}, too"
     )
 
 
