@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 import shlex
 import subprocess
 import sys
@@ -131,9 +132,9 @@ def refused(result):
 
 def test_gradients_of_checkpoints_and_fresh_networks(runs, analyze, tmp_path):
     seed1, seed2 = (runs[0] / "run" / f"seed{seed}" for seed in (1, 2))
-    status, out, _, rows = analyze("gradients", f"2x+LN={seed1}", f"b={seed2 / 'checkpoint.pt'}", f"new={FRESH}")
+    status, out, _, rows = analyze("gradients", seed1, seed2 / "checkpoint.pt", f"b={seed2}", f"new={FRESH}")
     assert status == 0
-    assert [row["model"] for row in rows] == ["2x+LN"] * 3 + ["b"] * 3 + ["new"] * 3
+    assert [row["model"] for row in rows] == [label for label in ("seed1", "seed2", "b", "new") for _ in range(3)]
     assert [row["group"] for row in rows[:3]] == ["stage1", "stage2", "stage3"]
     assert {row["examples"] for row in rows} == {"12"}
     assert all(math.isfinite(float(row["gradient_norm"])) for row in rows)
@@ -159,8 +160,8 @@ def test_gradients_of_checkpoints_and_fresh_networks(runs, analyze, tmp_path):
 
 def test_ratio_learned_vectors_and_stage(runs, analyze, tmp_path):
     fresh = "w=fresh:--depth 8 --skip-kind wskip --skip-init 2 --skip-norm layer"
-    status, out, _, rows = analyze("ratio", f"2x={runs[0] / 'run' / 'seed1'}", fresh, stage=2, examples=6)
-    assert status == 0 and [(row["model"], row["index"]) for row in rows] == [("2x", "2"), ("w", "2")]
+    status, out, _, rows = analyze("ratio", f"2xSkip+LN={runs[0] / 'run' / 'seed1'}", fresh, stage=2, examples=6)
+    assert status == 0 and [(row["model"], row["index"]) for row in rows] == [("2xSkip+LN", "2"), ("w", "2")]
     for row in rows:
         assert float(row["ratio"]) == pytest.approx(2) and float(row["ratio_closed_form"]) == pytest.approx(2)
         assert float(row["largest_relative_difference"]) < 1e-12 and float(row["largest_output_difference"]) < 1e-5
@@ -175,6 +176,7 @@ def test_ratio_learned_vectors_and_stage(runs, analyze, tmp_path):
     assert float(learned[2]["norm"]) == pytest.approx(2 * 32**0.5) and float(learned[2]["mean_absolute"]) == 2
     for row in learned:
         assert float(row["rms"]) == pytest.approx(float(row["norm"]) / 32**0.5)
+    assert re.search(r"^ *the paper \(ResNet-110\) +2\.82", out, re.M)
     assert "differ by" in out and "w over 1 blocks" in out
 
 
@@ -188,8 +190,9 @@ def test_equal_seeds_are_equal_runs(analyze, monkeypatch):
 @pytest.mark.parametrize(
     "models, options, line",
     (
-        (["no-label"], {}, "MODEL 'no-label': expected LABEL=PATH"),
-        ([f"a={FRESH}", f"a={FRESH}"], {}, "two models have this label"),
+        (["fresh:--depth 8"], {}, "MODEL 'fresh:--depth 8': expected LABEL=PATH, PATH or 'LABEL=fresh:...'"),
+        (["no-such"], {}, "no-such: cannot read checkpoint no-such: No such file"),
+        ([f"a={FRESH}", f"a={FRESH}"], {}, "two models have this label: say LABEL=PATH"),
         (["a=fresh:"], {}, "expected options of train_cifar.py or an architecture"),
         (["a=fresh:--depth 9"], {}, "a (fresh:--depth 9): --depth 9: expected 6n+2"),
         (["a=fresh:--dpeth 8"], {}, "a (fresh:--dpeth 8): unrecognized arguments: --dpeth 8"),

@@ -68,5 +68,5 @@ def text(found: List[Dict[str, Any]]) -> str:
         lines.append(WIDTH.format(reading) + "".join(f"  {values[reading, label]:12.3f}" for label in labels))
     paper = [PAPER.get(label) for label in labels]
     if any(paper):
-        lines.append(WIDTH.format("the paper") + "".join(f"  {value or '':>12}" for value in paper))
+        lines.append(WIDTH.format("the paper (ResNet-110)") + "".join(f"  {value or '':>12}" for value in paper))
     return "\n".join(lines)

@@ -4,6 +4,7 @@ import argparse
 import shlex
 from pathlib import Path
 
+from ..analysis.curves import split
 from ..analysis.study import Source, Study
 from ..errors import UserError
 from ..safe_load import CheckpointError, load_checkpoint
@@ -13,7 +14,8 @@ from .console import progress, whole_number
 FRESH = "fresh:"
 EPILOG = """\
 MODEL is one of
-  LABEL=PATH              a seed folder or checkpoint.pt of train_cifar.py, or a checkpoint of fairseq-train
+  LABEL=PATH              a seed folder or checkpoint.pt of train_cifar.py, or a checkpoint of fairseq-train;
+                          a PATH alone is called by its folder's name
   'LABEL=fresh:OPTIONS'   a freshly initialised ResNet, OPTIONS as of train_cifar.py:
                           'plain=fresh:--depth 20 --skip-kind xskip --skip-lambda 1 --skip-norm none'
   'LABEL=fresh:ARCH ...'  a freshly initialised Transformer, options as of fairseq-train --arch ARCH; needs --data:
@@ -27,7 +29,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, examples: int) -> None:
     """MODEL and the options that say which examples the models see."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="LABEL=PATH or 'LABEL=fresh:...', see below")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="[LABEL=]PATH or 'LABEL=fresh:...', see below")
     parser.add_argument(
         "--output", required=True, metavar="STEM", help="what to write, without an ending: STEM.csv, .png, .pdf"
     )
@@ -62,7 +64,7 @@ def load_study(options: argparse.Namespace) -> Study:
     labels = [source.label for source in models]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
-        raise UserError(f"MODEL {twice}: two models have this label, expected different ones")
+        raise UserError(f"MODEL {twice}: two models have this label: say LABEL=PATH")
     models = [_read(source) for source in progress(models, len(models), "reading", "model")]
     images = [source for source in models if _is_vision(source)]
     if images and len(images) < len(models):
@@ -82,11 +84,13 @@ def load_study(options: argparse.Namespace) -> Study:
 
 
 def _source(text: str) -> Source:
-    label, equals, source = text.partition("=")
-    if not (label and equals and source):
-        raise UserError(f"MODEL {text!r}: expected LABEL=PATH or 'LABEL=fresh:...'")
+    label, _, source = text.partition("=")
+    if not text.strip("=") or text.startswith(FRESH) or (label and not source and "=" in text):
+        raise UserError(f"MODEL {text!r}: expected LABEL=PATH, PATH or 'LABEL=fresh:...'")
     if not source.startswith(FRESH):
-        return Source(label, path=source)
+        label, path = split(text)
+        alone = path == text and Path(path).is_file()
+        return Source(Path(path).resolve().parent.name if alone else label, path=path)
     try:
         words = shlex.split(source[len(FRESH) :])
     except ValueError as error:
