@@ -62,7 +62,7 @@ def test_deviations_are_measured_against_xaviers(capsys):
 def test_layers_that_are_alike_are_one_row_that_fits_a_terminal(capsys):
     options = ["--encoder-layers", "9", "--skip-post-share", "0.34"]
     assert main(["describe", "transformer_mixln_tiny", *options]) == 0
-    first, ops, head, *lines = capsys.readouterr().out.splitlines()
+    first, ops, head, *lines, columns = capsys.readouterr().out.splitlines()
     assert first.startswith("transformer_mixln_tiny: 24 skip connections with 3,072 of ")
     assert ops == "recursive skip computed by reference (RSKIP_OPS=reference)"
     assert head.split() == ["place", "rule", "norm", "added", "std", "/", "Xavier's"]
@@ -71,7 +71,8 @@ def test_layers_that_are_alike_are_one_row_that_fits_a_terminal(capsys):
         *(["decoder", "0-1", name] for name in ("self_attn", "encoder_attn", "ffn")),
     ]
     assert lines[0].split()[3:8] == ["mixln", "a=0.34", "after", "layer", "128"]
-    assert max(map(len, lines)) <= 90
+    assert columns.startswith("added: parameters of rule and norm; std / Xavier's: ")
+    assert max(map(len, [*lines, columns])) <= 90
 
 
 def test_every_architecture_is_described(capsys):
@@ -98,7 +99,8 @@ def test_describing_draws_the_same_each_time(capsys):
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        (["transformer_nosuch"], 1, "error: 'transformer_nosuch': expected resnet20, resnet110 or another 6n\\+2, or"),
+        (["transformer_nosuch"], 1, "error: no architecture named 'transformer_nosuch'; .*expected resnet20, "),
+        (["transformer_depnorm"], 1, "error: no .* 'transformer_depnorm'; near: transformer_deepnorm, "),
         (["resnet21"], 1, "error: --depth 21: expected 6n\\+2"),
         (["resnet20", "--skip-kind", "preln"], 1, "error: --skip-kind 'preln': expected one of xskip"),
         (["transformer_preln_tiny", "--skip-norm", "batch"], 1, "error: .*--skip-norm 'batch': expected one of layer"),
@@ -106,7 +108,7 @@ def test_describing_draws_the_same_each_time(capsys):
         (["transformer_preln_tiny", "--nosuch", "7"], 2, "error: unrecognized arguments: --nosuch 7"),
         ([], 2, "error: the following arguments are required: ARCH"),
     ],
-    ids=["architecture", "depth", "kind", "norm", "heads", "option", "nothing"],
+    ids=["architecture", "near", "depth", "kind", "norm", "heads", "option", "nothing"],
 )
 def test_a_mistake_is_one_line(capsys, argv, status, message):
     try:

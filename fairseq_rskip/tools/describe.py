@@ -27,6 +27,7 @@ ARCH is an architecture such as transformer_rskip_ln, followed by any model opti
 18), or resnet110, followed by those of train_cifar.py (--skip-kind xskip)."""
 GREEK = {"lambda": "λ", "alpha": "α", "beta": "β", "gamma": "γ", "omega": "ω"}
 ALIKE = 0.1  # layers whose measured values differ by less, relative to the first, are one row of the table
+COLUMNS = "added: parameters of rule and norm; std / Xavier's: of branch matrices, 1 as Xavier draws"
 SEED = 1
 PROGRAM = "python -m fairseq_rskip describe"
 
@@ -67,7 +68,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     print_line(f"{asked.arch}: {len(rows)} skip connections with {added:,} of {total:,} parameters")
     if _ops():
         print_line(f"recursive skip computed by {_ops()}")
-    for line in table(rows):
+    for line in [*table(rows), COLUMNS]:
         print_line(line)
     return 0
 
@@ -78,12 +79,12 @@ def _transformer(arch: str, options: List[str]) -> nn.Module:
 
     import fairseq_rskip.models  # noqa: F401  (registers the architectures)
     from fairseq_rskip.models._presets import SIZES, VARIANTS
+    from fairseq_rskip.tools.train.options import near
 
-    if arch not in {f"transformer_{variant}{size}" for variant in VARIANTS for size in SIZES}:
-        raise UserError(
-            f"{arch!r}: expected resnet20, resnet110 or another 6n+2, or transformer_ with one of "
-            f"{', '.join(VARIANTS)} and, for another size than Base, one of {', '.join(filter(None, SIZES))}"
-        )
+    known = [f"transformer_{variant}{size}" for variant in VARIANTS for size in SIZES]
+    if arch not in known:
+        hint = f"{near(arch, known)}expected resnet20, resnet110 or another 6n+2, or one of ours"
+        raise UserError(f"no architecture named {arch!r}; {hint} that scripts/train.sh --archs lists")
     parser = Parser(prog=PROGRAM, argument_default=argparse.SUPPRESS)
     models.ARCH_MODEL_REGISTRY[arch].add_args(parser)
     given = vars(parser.parse_args(options))

@@ -85,9 +85,13 @@ def check_arch(arch: str, user_dir: Path) -> None:
     """Raises ``UserError`` with what is near if neither fairseq nor the plugin in ``user_dir`` has ``arch``."""
     known = list_archs(user_dir)
     if arch not in known:
-        near = difflib.get_close_matches(arch, known, 3)
-        hint = f"near: {', '.join(near)}; " if near else ""
-        fail(f"no architecture named {arch!r}; {hint}scripts/train.sh --archs lists all")
+        fail(f"no architecture named {arch!r}; {near(arch, known)}scripts/train.sh --archs lists all")
+
+
+def near(arch: str, known: List[str]) -> str:
+    """``near: a, b; `` for the architectures of ``known`` that ``arch`` may stand for, "" without any."""
+    found = difflib.get_close_matches(arch, known, 3)
+    return f"near: {', '.join(found)}; " if found else ""
 
 
 class Options:
@@ -136,8 +140,8 @@ def refuse_unknown(words: List[str], arch: str, parser: argparse.ArgumentParser)
     """Raises ``UserError`` if there are any, with the nearest option that is known."""
     if words:
         known = re.findall(r"--[a-z][\w-]+", parser.format_usage())
-        near = difflib.get_close_matches(words[0].partition("=")[0], known, 1)
-        fail(f"fairseq-train takes no {' '.join(words)} with {arch}" + (f"; did you mean {near[0]}?" if near else ""))
+        meant = difflib.get_close_matches(words[0].partition("=")[0], known, 1)
+        fail(f"fairseq-train takes no {' '.join(words)} with {arch}" + (f"; did you mean {meant[0]}?" if meant else ""))
 
 
 def find_shape(args, defaults: Dict[str, Any]) -> Dict[str, Any]:
