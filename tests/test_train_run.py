@@ -118,7 +118,7 @@ def test_a_signal_ends_every_process(tmp_path, number, status):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where pytest itself ignores it
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # ignored where pytest ignores it, as under nohup
         cwd=ROOT,
     ) as process:
         wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"), process)
