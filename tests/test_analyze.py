@@ -21,7 +21,7 @@ from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.model import preact_resnet
 
 SCRIPT = ROOT / "scripts" / "analyze.py"
-NAMES = ["gradients", "ratio", "depth", "curves"]
+NAMES = ["gradients", "ratio", "depth", "curves", "course"]
 FRESH = "fresh:--depth 8 --skip-kind rskip --skip-lambda 2"
 
 
@@ -37,8 +37,8 @@ def test_help_has_one_line_for_each_command_and_each_says_what_it_does(capfd, mo
     status, said, _ = exits(capfd, "-h")
     listed = [line.split()[0] for line in said.splitlines() if line.startswith("    ")]
     assert status == 0 and listed == NAMES  # a wrapped line would be listed, too
-    first_lines = ("Figure 3: the norm of", "How much of x and of F(x)", "Stacks of residual blocks", "Figure 4: the")
-    for name, line in zip(NAMES, first_lines):
+    first_lines = ["Figure 3: the norm of", "How much of x and of F(x)", "Stacks of residual blocks", "Figure 4: the"]
+    for name, line in zip(NAMES, [*first_lines, "What a skip connection does in the course"]):
         status, said, _ = exits(capfd, name, "-h")
         assert status == 0 and line in said and "--output" in said
 

@@ -109,9 +109,10 @@ STATUS = {"INT": (signal.SIGINT, 130), "TERM": (signal.SIGTERM, 143), "HUP": (si
 
 @pytest.mark.parametrize(("number", "status"), STATUS.values(), ids=STATUS)
 def test_a_signal_ends_every_process(tmp_path, number, status):
-    """The stand-in is as obstinate as a shell that waits for a child of its own."""
+    """The stand-in is as obstinate as a shell that waits for a child of its own, and prints now and then, as a training
+    does: Python acts on a signal that came just before it began to read once there is something to read."""
     (tmp_path / "checkpoint_last.pt").touch()
-    program = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
+    program = f"while sleep 1; do echo; done & echo $! > {tmp_path}/pid; wait"
     command = [*RUN, "--save", str(tmp_path), "--", "sh", "-c", program]
     with subprocess.Popen(
         command,

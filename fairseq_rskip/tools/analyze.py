@@ -16,7 +16,7 @@ COMMANDS = {
     "ratio": "x:F in every block, learned gains, effective scale",
     "depth": "gradients, branches and tokens against depth",
     "curves": "Figure 4: training loss and validation metric of runs",
-    "course": "x:F, branch and gradient norms over a training (--skip-log-interval)",
+    "course": "x:F, branch and gradient norms over a training",
 }
 
 
