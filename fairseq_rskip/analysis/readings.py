@@ -27,7 +27,7 @@ def readings(skip: SkipConnection, scales: Scales) -> Dict[str, float]:
     """
     gain = getattr(skip.norms[-1], "weight", None) if skip.norms else None
     gain = torch.full((1,), math.nan) if gain is None else gain.detach().double()
-    weight = float(getattr(getattr(skip, "options", None), "skip_lambda", math.nan))
+    weight = float(getattr(skip.options, "skip_lambda", math.nan))
     norm = float(torch.cat(scales.norm).mean())
     return {
         "mean |a|": float(torch.cat(scales.a).mean()),

@@ -115,7 +115,8 @@ def find_scores(checkpoint: Path, given: Optional[Path]) -> Optional[Dict[str, A
 
 def training_command(checkpoint: Path) -> str:
     """The last fairseq-train command in train.sh's log, this machine's folders left out; "" without a log."""
-    logs = [folder / LOG for folder in (checkpoint.parent, checkpoint.parent.parent) if (folder / LOG).is_file()]
+    run = checkpoint.parent.parent  # of an average in evaluation/, train.sh's own folder or a run's
+    logs = [folder / LOG for folder in (checkpoint.parent, run, run / "checkpoints") if (folder / LOG).is_file()]
     found = ""
     for line in logs[0].read_text("utf-8", "replace").splitlines() if logs else []:
         if line.split(" ", 1)[0].strip("'").endswith("fairseq-train"):
