@@ -28,8 +28,6 @@ CASES = {
     "rms": ((6, 100), 3, {"rms": True}),
     "rms_short": ((19, 16), 2, {"rms": True}),
     "no_bias": ((6, 32), 2, {"biases": False}),
-    "every_step": ((21, 16), 4, {"all_steps": True}),
-    "every_step_long": ((2, 3, 72), 3, {"all_steps": True}),
     "one_row": ((64,), 2, {}),
     "empty": ((0, 4, 32), 2, {}),
     "large_eps": ((5, 24), 2, {"eps": 0.1}),
@@ -109,7 +107,7 @@ def test_every_mixture_of_types_equals_the_reference_in_float64(kinds, shape, ba
     check(skip_norm, shape, 2, {}, MIXED[kinds])
 
 
-TRITON_CASES = "post_norm one_feature odd short_20 expanded equal_scales rms every_step empty".split()
+TRITON_CASES = "post_norm one_feature odd short_20 expanded equal_scales rms empty".split()
 TRITON_MIXED = "double bfloat branch_half".split()
 
 
@@ -126,10 +124,10 @@ def run_triton_cases():
     """The kernels of CUDA by Triton's interpreter on the CPU; prints the name of each case that agrees."""
     from fairseq_rskip.ops import cuda
 
-    cuda.register(dispatch._library, "CPU")
+    cuda.register(dispatch.library, "CPU")
 
-    def call(x, f_x, gains, biases, skip_scale=1.0, branch_scale=1.0, eps=1e-5, rms=False, all_steps=False):
-        return torch.ops.fairseq_rskip.skip_norm(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps)
+    def call(x, f_x, gains, biases, skip_scale=1.0, branch_scale=1.0, eps=1e-5, rms=False):
+        return torch.ops.fairseq_rskip.skip_norm(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
 
     for name in TRITON_CASES:
         check(call, *CASES[name])
@@ -230,7 +228,7 @@ def test_outputs_are_written_whole(backend):
     assert all(torch.isfinite(t).all() for t in found)
 
 
-@pytest.mark.parametrize("options", [{}, {"rms": True}, {"all_steps": True}], ids=["layer", "rms", "every_step"])
+@pytest.mark.parametrize("options", [{}, {"rms": True}], ids=["layer", "rms"])
 def test_gradcheck_once_and_twice(options, backend):
     leaves = [leaf.detach().double().requires_grad_() for leaf in inputs((3, 5), 2)]
 
@@ -274,7 +272,7 @@ def test_a_gradient_that_someone_holds_is_left_as_it_is(backend):
 
 
 def test_opcheck(backend):
-    for options in ((1.0, 1.0, 1e-5, False, False), (1.0, 2.0, 1e-5, False, True)):
+    for options in ((1.0, 1.0, 1e-5, False), (1.0, 2.0, 1e-5, True)):
         leaves = inputs((4, 16), 2)
         torch.library.opcheck(
             torch.ops.fairseq_rskip.skip_norm.default, (leaves[0], leaves[1], leaves[2:4], leaves[4:], *options)

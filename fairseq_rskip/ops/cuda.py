@@ -4,7 +4,7 @@ Backward recomputes step k's normalised row from x and F for every k; a fixed nu
 biases' gradients over their rows, in the order of the rows, and torch sums over programs: the same bits in every run.
 """
 
-from typing import List
+from typing import List, Tuple
 
 import torch
 import triton
@@ -38,8 +38,8 @@ def _next(n, skipped, gains, biases, k, columns, dim, BIAS: tl.constexpr):
 
 @triton.jit
 def _forward(
-    x, f, gains, biases, y, rows, dim, skip, branch, eps,
-    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, ALL: tl.constexpr,
+    x, f, gains, biases, y, weights, direction, p, rows, dim, skip, branch, eps,
+    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -48,44 +48,76 @@ def _forward(
     at = row[:, None] * dim + columns[None, :]
     skipped = skip * tl.load(x + at, inside, 0.0).to(gains.dtype.element_ty)
     z = skipped + branch * tl.load(f + at, inside, 0.0).to(gains.dtype.element_ty)
+    value = z
+    mixed = tl.zeros((ROWS, COLUMNS), gains.dtype.element_ty)
+    going_on = tl.full((ROWS,), 1.0, gains.dtype.element_ty)
     for k in tl.static_range(STEPS):
         n, _ = _normalise(z, inside, dim, eps, RMS)
         value, z = _next(n, skipped, gains, biases, k, columns, dim, BIAS)
-        if ALL:
-            tl.store(y + k * rows * dim + at, value, inside)
-        elif k == STEPS - 1:
-            tl.store(y + at, value, inside)
+        if MIX == 1:
+            mixed += tl.load(weights + k) * value
+        elif MIX == 2:
+            weight = going_on
+            if k < STEPS - 1:
+                along = tl.load(direction + columns, columns < dim, 0.0)[None, :]
+                halts = 1.0 / (1.0 + tl.exp(-tl.sum(value * along, 1) - tl.load(weights + k)))
+                weight = going_on * halts
+                going_on *= 1.0 - halts
+            tl.store(p + k * rows + row, weight, row < rows)
+            mixed += weight[:, None] * value
+    tl.store(y + at, mixed if MIX else value, inside)
 
 
 @triton.jit
 def _backward(
-    g, x, f, gains, biases, d_x, d_f, d_params, rows, dim, skip, branch, eps, tiles,
-    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, ALL: tl.constexpr, X: tl.constexpr, F: tl.constexpr,
+    g, x, f, gains, biases, d_x, d_f, d_params, p, d_p, direction, d_weights, rows, dim, skip, branch, eps, tiles,
+    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr, X: tl.constexpr, F: tl.constexpr,
     PARAMS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     columns = tl.arange(0, COLUMNS)
     slots = tl.arange(0, SLOTS)
     d_gains = tl.zeros((SLOTS, COLUMNS), gains.dtype.element_ty)
     d_biases = tl.zeros((SLOTS, COLUMNS), gains.dtype.element_ty)
+    d_direction = tl.zeros((COLUMNS,), gains.dtype.element_ty)
+    d_given = tl.zeros((SLOTS,), gains.dtype.element_ty)
     for tile in range(tiles):
         row = (tl.program_id(0).to(tl.int64) * tiles + tile) * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (columns < dim)[None, :]
         at = row[:, None] * dim + columns[None, :]
         skipped = skip * tl.load(x + at, inside, 0.0).to(gains.dtype.element_ty)
         first = skipped + branch * tl.load(f + at, inside, 0.0).to(gains.dtype.element_ty)
+        upstream = tl.load(g + at, inside, 0.0).to(gains.dtype.element_ty)
         total = tl.zeros((ROWS, COLUMNS), gains.dtype.element_ty)
+        rest = tl.zeros((ROWS,), gains.dtype.element_ty)  # of p, and of p times its gradients, behind step k
+        later = rest
         d = total
         for back in tl.static_range(STEPS):
             k = STEPS - 1 - back
-            if ALL:
-                d += tl.load(g + k * rows * dim + at, inside, 0.0).to(gains.dtype.element_ty)
-            elif back == 0:
-                d += tl.load(g + at, inside, 0.0).to(gains.dtype.element_ty)
             z = first
             for step in tl.static_range(STEPS - 1 - back):
                 n, _ = _normalise(z, inside, dim, eps, RMS)
                 _, z = _next(n, skipped, gains, biases, step, columns, dim, BIAS)
             n, scale = _normalise(z, inside, dim, eps, RMS)
+            if MIX == 0:
+                if back == 0:
+                    d += upstream
+            else:
+                value, _ = _next(n, skipped, gains, biases, k, columns, dim, BIAS)
+                slope = tl.sum(upstream * value, 1)
+                if MIX == 1:
+                    d += tl.load(p + k) * upstream
+                else:
+                    weight = tl.load(p + k * rows + row, row < rows, 0.0)
+                    slope += tl.load(d_p + k * rows + row, row < rows, 0.0)
+                    whole = rest + weight
+                    of_halt = weight * (rest * slope - later) / tl.where(whole == 0.0, 1.0, whole)
+                    later += weight * slope
+                    rest = whole
+                    slope = of_halt
+                    along = tl.load(direction + columns, columns < dim, 0.0)[None, :]
+                    d += weight[:, None] * upstream + slope[:, None] * along
+                    d_direction += tl.sum(slope[:, None] * value, 0)
+                d_given += tl.where(slots == k, tl.sum(slope, 0), 0.0)
             if PARAMS:
                 d_gains += tl.where((slots == k)[:, None], tl.sum(d * n, 0)[None, :], 0.0)
                 d_biases += tl.where((slots == k)[:, None], tl.sum(d, 0)[None, :], 0.0)
@@ -100,56 +132,94 @@ def _backward(
         if F:
             tl.store(d_f + at, branch * d, inside)
     if PARAMS:
-        to = d_params + (tl.program_id(0) * 2 * STEPS + slots)[:, None] * dim + columns[None, :]
+        start = tl.program_id(0) * (2 * STEPS + 1)
+        to = d_params + (start + slots)[:, None] * dim + columns[None, :]
         known = (slots < STEPS)[:, None] & (columns < dim)[None, :]
         tl.store(to, d_gains, known)
         tl.store(to + STEPS * dim, d_biases, known)
+        tl.store(d_params + (start + 2 * STEPS) * dim + columns, d_direction, columns < dim)
+    if MIX:
+        tl.store(d_weights + tl.program_id(0) * STEPS + slots, d_given, slots < STEPS)
 
 
-def forward(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps) -> Tensor:
-    """``skip_norm`` by the kernel; arguments and result as of :func:`fairseq_rskip.ops.skip_norm`."""
-    y = x.new_empty((len(gains), *x.shape) if all_steps else x.shape)
-    dim = x.size(-1)
+def _run_forward(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, mix, weights, direction) -> List[Tensor]:
+    y, dim = x.new_empty(x.shape), x.size(-1)
     rows = x.numel() // max(dim, 1)
+    dtype = reference.computing_type(x, f_x, gains)
+    p = x.new_empty((len(gains), *x.shape[:-1]) if mix == 2 else (0,), dtype=dtype)
     if y.numel() > 0:
-        gain, bias = _stacked(x, f_x, gains, biases)
+        gain, bias = _stacked(dtype, gains, biases)
         tile, columns = _tile(dim)
+        given, along = (gain if t is None else t.to(dtype).contiguous() for t in (weights, direction))
         with _on(x):
             _forward[(triton.cdiv(rows, tile),)](
-                x.contiguous(), f_x.contiguous(), gain, bias, y, rows, dim, skip_scale, branch_scale, eps,
-                len(gains), rms, bool(biases), all_steps, tile, columns,
+                x.contiguous(), f_x.contiguous(), gain, bias, y, given, along, p, rows, dim, skip_scale, branch_scale,
+                eps, len(gains), rms, bool(biases), mix, tile, columns,
             )  # fmt: skip
-    return y
+    return [y, p]
+
+
+def forward(x, f_x, gains, biases, *options) -> Tensor:
+    """``skip_norm`` by the kernel; arguments and result as of :func:`fairseq_rskip.ops.skip_norm`."""
+    return _run_forward(x, f_x, gains, biases, *options, 0, None, None)[0]
+
+
+def mix_forward(x, f_x, gains, biases, weights, direction, *options) -> Tuple[Tensor, Tensor]:
+    """``skip_mix`` by the kernel; p is empty without a direction."""
+    return tuple(_run_forward(x, f_x, gains, biases, *options, 1 if direction is None else 2, weights, direction))
+
+
+def _run_backward(
+    gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, wanted, mix=0, p=None, d_p=None, direction=None
+) -> Tuple[Tensor, ...]:
+    dim, steps = x.size(-1), len(gains)
+    rows = x.numel() // max(dim, 1)
+    dtype = reference.computing_type(x, f_x, gains)
+    gain, bias = _stacked(dtype, gains, biases)
+    tile, columns = _tile(dim)
+    tiles = max(1, triton.cdiv(triton.cdiv(rows, tile), PROGRAMS))
+    programs = triton.cdiv(rows, tile * tiles)
+    d_x, d_f = x.new_empty(x.shape), f_x.new_empty(f_x.shape if wanted[1] else (0,))
+    d_params = gain.new_zeros((programs if wanted[2] else 0, 2 * steps + 1, dim))
+    d_weights = gain.new_zeros((programs if mix else 0, steps))
+    if mix == 2 and d_p is None:
+        d_p = torch.zeros_like(p)
+    given, more, along = (gain if t is None else t.to(dtype).contiguous() for t in (p, d_p, direction))
+    if programs > 0:
+        with _on(x):
+            _backward[(programs,)](
+                gradient.contiguous(), x.contiguous(), f_x.contiguous(), gain, bias, d_x, d_f, d_params, given, more,
+                along, d_weights, rows, dim, skip_scale, branch_scale, eps, tiles, steps, rms, bool(biases), mix,
+                *wanted, tile, columns, triton.next_power_of_2(steps),
+            )  # fmt: skip
+    return d_x, d_f, d_params.sum(0), d_weights.sum(0)
+
+
+def _as(parameters, sums) -> List[Tensor]:
+    return [total.to(like.dtype, copy=True) for total, like in zip(sums, parameters)]
 
 
 def backward(
-    gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps, wanted_x, wanted_f, wanted_params
+    gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, wanted_x, wanted_f, wanted_params
 ) -> List[Tensor]:
     """The gradients wanted: of x, of F (left out where it is x's), of each gain, of each bias."""
     from .dispatch import gradients_shared
 
     if wanted_x and gradients_shared(x, f_x, len(gains), skip_scale, branch_scale):
         wanted_f = False
-    dim, steps = x.size(-1), len(gains)
-    rows = x.numel() // max(dim, 1)
-    gain, bias = _stacked(x, f_x, gains, biases)
-    tile, columns = _tile(dim)
-    tiles = max(1, triton.cdiv(triton.cdiv(rows, tile), PROGRAMS))
-    programs = triton.cdiv(rows, tile * tiles)
-    d_x, d_f = x.new_empty(x.shape), f_x.new_empty(f_x.shape if wanted_f else (0,))
-    d_params = gain.new_zeros((programs if wanted_params else 0, 2 * steps, dim))
-    if programs > 0:
-        with _on(x):
-            _backward[(programs,)](
-                gradient.contiguous(), x.contiguous(), f_x.contiguous(), gain, bias, d_x, d_f, d_params, rows, dim,
-                skip_scale, branch_scale, eps, tiles, steps, rms, bool(biases), all_steps, wanted_x, wanted_f,
-                wanted_params, tile, columns, triton.next_power_of_2(steps),
-            )  # fmt: skip
-    found = [d_x] * wanted_x + [d_f] * wanted_f
-    if wanted_params:
-        sums = d_params.sum(0)
-        found += [total.to(like.dtype, copy=True) for total, like in zip(sums, (*gains, *biases))]
-    return found
+    wanted = (wanted_x, wanted_f, wanted_params)
+    d_x, d_f, sums, _ = _run_backward(gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, wanted)
+    return [d_x] * wanted_x + [d_f] * wanted_f + (_as((*gains, *biases), sums) if wanted_params else [])
+
+
+def mix_backward(gradient, d_p, x, f_x, gains, biases, p, direction, *options) -> List[Tensor]:
+    """The gradients of x, F, the weights, the direction (where there is one), gains and biases."""
+    mix = 1 if direction is None else 2
+    d_x, d_f, sums, d_weights = _run_backward(
+        gradient, x, f_x, gains, biases, *options, (True, True, True), mix, p, d_p, direction
+    )
+    along = [] if direction is None else _as([direction], sums[-1:])
+    return [d_x, d_f, d_weights[: len(gains) - len(along)].clone(), *along, *_as((*gains, *biases), sums)]
 
 
 class SkipNorm(torch.autograd.Function):
@@ -190,6 +260,8 @@ def register(library: torch.library.Library, device: str = "CUDA") -> None:
     library.impl("skip_norm", forward, device)
     library.impl("skip_norm_backward", backward, device)
     library.impl("skip_norm", differentiable, f"Autograd{device}")
+    library.impl("skip_mix", mix_forward, device)
+    library.impl("skip_mix_backward", mix_backward, device)
 
 
 def differentiable(x, f_x, gains, biases, *options) -> Tensor:
@@ -201,10 +273,8 @@ def _arguments(tensors, steps):
     return tensors[0], tensors[1], list(tensors[2 : 2 + steps]), list(tensors[2 + steps :])
 
 
-def _stacked(x, f_x, gains, biases):
-    """Gains and biases as (steps, dim) in the type that moments are taken in."""
-    kinds = {x.dtype, f_x.dtype, *(gain.dtype for gain in gains)}
-    dtype = torch.float64 if torch.float64 in kinds else torch.float32
+def _stacked(dtype, gains, biases):
+    """Gains and biases as (steps, dim)."""
     gain = torch.stack([gain.to(dtype) for gain in gains])
     return gain, torch.stack([bias.to(dtype) for bias in biases]) if biases else gain
 

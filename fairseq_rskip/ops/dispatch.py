@@ -18,8 +18,7 @@ from . import reference
 CHOICES = ("auto", "reference", "cpu", "cuda")
 VARIABLE = "RSKIP_OPS"
 _ARGUMENTS = (
-    "Tensor x, Tensor f_x, Tensor[] gains, Tensor[] biases, float skip_scale, float branch_scale, float eps, bool rms, "
-    "bool all_steps"
+    "Tensor x, Tensor f_x, Tensor[] gains, Tensor[] biases, float skip_scale, float branch_scale, float eps, bool rms"
 )
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -51,7 +50,7 @@ def takes(x: Tensor, f_x: Tensor, steps: int, skip_scale: float = 1.0, branch_sc
         return False  # the file that comes of it must load without this package
     if steps == 1 and skip_scale == 1.0 and branch_scale == 1.0 and (os.environ.get(VARIABLE) or "auto") == "auto":
         return False
-    return _has_kernel(x, f_x)
+    return has_kernel(x, f_x)
 
 
 def skip_norm(
@@ -63,7 +62,6 @@ def skip_norm(
     branch_scale: float = 1.0,
     eps: float = 1e-5,
     rms: bool = False,
-    all_steps: bool = False,
 ) -> Tensor:
     """``y_1 = norm_1(skip_scale * x + branch_scale * F)``, ``y_k = norm_k(skip_scale * x + y_{k-1})``, as one operator.
 
@@ -74,18 +72,17 @@ def skip_norm(
         gains: each step's gain of shape ``(dim,)``, one or more.
         biases: as many biases, or none.
         rms: RMS normalisation in layer normalisation's place.
-        all_steps: return every y_k, ``(steps, ..., dim)``, not the last alone.
 
     Returns ``x``'s dtype, with moments taken in at least fp32. Backward keeps ``x`` and ``f_x`` and recomputes what
     lies between.
     """
-    if not torch.jit.is_scripting() and not torch.jit.is_tracing() and _has_kernel(x, f_x):
-        return kernel(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps)
-    return reference.skip_norm(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps)
+    if not torch.jit.is_scripting() and not torch.jit.is_tracing() and has_kernel(x, f_x):
+        return kernel(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
+    return reference.skip_norm(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
 
 
 @torch.jit.unused
-def _has_kernel(x: Tensor, f_x: Tensor) -> bool:
+def has_kernel(x: Tensor, f_x: Tensor) -> bool:
     device = x.device.type
     if device not in _LOADERS or f_x.device != x.device:
         return False
@@ -131,7 +128,7 @@ def _load_cpu() -> str:
 def _load_cuda() -> str:
     from . import cuda
 
-    cuda.register(_library)
+    cuda.register(library)
     return "Triton"
 
 
@@ -139,8 +136,8 @@ _LOADERS: Dict[str, Callable[[], str]] = {"cpu": _load_cpu, "cuda": _load_cuda}
 _backends: Dict[str, Backend] = {}
 
 
-def _output(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps) -> Tensor:
-    return x.new_empty((len(gains), *x.shape) if all_steps else x.shape)
+def _output(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms) -> Tensor:
+    return x.new_empty(x.shape)
 
 
 def gradients_shared(x: Tensor, f_x: Tensor, steps: int, skip_scale: float, branch_scale: float) -> bool:
@@ -149,7 +146,7 @@ def gradients_shared(x: Tensor, f_x: Tensor, steps: int, skip_scale: float, bran
 
 
 def _gradients(
-    gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, all_steps, wanted_x, wanted_f, wanted_params
+    gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, wanted_x, wanted_f, wanted_params
 ) -> List[Tensor]:
     shared = wanted_x and gradients_shared(x, f_x, len(gains), skip_scale, branch_scale)
     found = [x.new_empty(x.shape)] if wanted_x else []
@@ -160,13 +157,13 @@ def _gradients(
     return found
 
 
-_library = torch.library.Library("fairseq_rskip", "DEF")
-_library.define(f"skip_norm({_ARGUMENTS}) -> Tensor")
-_library.define(f"skip_norm_reference({_ARGUMENTS}) -> Tensor")
-_library.define(
+library = torch.library.Library("fairseq_rskip", "DEF")
+library.define(f"skip_norm({_ARGUMENTS}) -> Tensor")
+library.define(f"skip_norm_reference({_ARGUMENTS}) -> Tensor")
+library.define(
     f"skip_norm_backward(Tensor gradient, {_ARGUMENTS}, bool wanted_x, bool wanted_f, bool wanted_params) -> Tensor[]"
 )
 kernel = torch.ops.fairseq_rskip.skip_norm.default  # skip_norm without a question, where takes() said yes
-_library.impl("skip_norm", _output, "Meta")
-_library.impl("skip_norm_backward", _gradients, "Meta")
-_library.impl("skip_norm_reference", reference.skip_norm, "CompositeImplicitAutograd")
+library.impl("skip_norm", _output, "Meta")
+library.impl("skip_norm_backward", _gradients, "Meta")
+library.impl("skip_norm_reference", reference.skip_norm, "CompositeImplicitAutograd")

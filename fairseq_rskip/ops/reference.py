@@ -11,6 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def computing_type(x: Tensor, f_x: Tensor, gains: List[Tensor]) -> torch.dtype:
+    """The widest type of ``x``, ``f_x`` and the gains, at least fp32."""
+    dtype = torch.promote_types(torch.promote_types(x.dtype, f_x.dtype), torch.float32)
+    for gain in gains:
+        dtype = torch.promote_types(dtype, gain.dtype)
+    return dtype
+
+
 def rms_norm(z: Tensor, gain: Tensor, eps: float) -> Tensor:
     """``z / sqrt(mean(z^2) + eps) * gain`` over the last dimension (Zhang and Sennrich, 2019)."""
     return z * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps) * gain
@@ -25,23 +33,30 @@ def skip_norm(
     branch_scale: float = 1.0,
     eps: float = 1e-5,
     rms: bool = False,
-    all_steps: bool = False,
 ) -> Tensor:
-    """Arguments and result as of :func:`fairseq_rskip.ops.skip_norm`; any device, differentiable any number of times.
+    """As :func:`fairseq_rskip.ops.skip_norm`; on any device, differentiable any number of times."""
+    return every_step(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)[-1].to(x.dtype)
 
-    Computes in the widest type of ``x``, ``f_x`` and the gains, at least fp32.
-    """
-    dtype = torch.promote_types(torch.promote_types(x.dtype, f_x.dtype), torch.float32)
-    for gain in gains:
-        dtype = torch.promote_types(dtype, gain.dtype)
+
+def every_step(
+    x: Tensor,
+    f_x: Tensor,
+    gains: List[Tensor],
+    biases: List[Tensor],
+    skip_scale: float,
+    branch_scale: float,
+    eps: float,
+    rms: bool,
+) -> List[Tensor]:
+    """y_1 ... y_K in the type of computing."""
+    dtype = computing_type(x, f_x, gains)
     wide_x = x.to(dtype)
     skipped = wide_x if skip_scale == 1.0 else skip_scale * wide_x
     z = torch.add(skipped, f_x.to(dtype), alpha=branch_scale)
-    steps = []
-    y = z
+    steps: List[Tensor] = []
     for k in range(len(gains)):
         if k > 0:
-            z = skipped + y
+            z = skipped + steps[-1]
         gain = gains[k].to(dtype)
         if rms:
             y = rms_norm(z, gain, eps)
@@ -49,6 +64,21 @@ def skip_norm(
                 y = y + biases[k].to(dtype)
         else:
             y = F.layer_norm(z, [x.size(-1)], gain, biases[k].to(dtype) if len(biases) > 0 else None, eps)
-        if all_steps:
-            steps.append(y.to(x.dtype))
-    return torch.stack(steps) if all_steps else y.to(x.dtype)
+        steps.append(y)
+    return steps
+
+
+def skip_mix(x, f_x, gains, biases, weights, direction, skip_scale=1.0, branch_scale=1.0, eps=1e-5, rms=False):
+    """As :func:`fairseq_rskip.ops.skip_mix`; on any device, differentiable any number of times."""
+    steps = torch.stack(every_step(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms))
+    p = weights if direction is None else halting(steps, weights, direction)
+    shaped = p.view(-1, *[1] * x.dim()) if direction is None else p.unsqueeze(-1)
+    return (shaped.to(steps.dtype) * steps).sum(0).to(x.dtype), p
+
+
+def halting(steps: Tensor, bias: Tensor, direction: Tensor) -> Tensor:
+    """p of shape ``(K, ...)`` for ``steps`` of ``(K, ..., dim)``: ``h_k = sigmoid(direction . y_k + bias_k)``,
+    ``p_k = h_k prod_{j<k} (1 - h_j)``, p_K the rest."""
+    halts = (steps[:-1] @ direction.to(steps.dtype) + bias.view(-1, *[1] * (steps.dim() - 2))).sigmoid()
+    going_on = torch.cat((torch.ones_like(steps[:1, ..., 0]), (1.0 - halts).cumprod(0)))
+    return going_on * torch.cat((halts, torch.ones_like(going_on[:1])))

@@ -2,10 +2,10 @@
 //
 //     z_1 = skip * x + branch * f,    y_k = norm(z_k) * gain_k + bias_k,    z_{k+1} = skip * x + y_k,    k = 1 ... steps
 //
-// where norm(z) = (z - mean) / sqrt(var + eps), or z / sqrt(mean(z^2) + eps) for RMSNorm. Plain C++ with the vector types
-// of GCC and Clang; no torch. A group of rows stays in the first-level cache for all steps, and one tree of additions
-// gives all its rows' sums: their latencies, not arithmetic, would otherwise take most of the time. What a row gives never
-// depends on the others of its group, nor on its place there.
+// where norm(z) = (z - mean) / sqrt(var + eps), or z / sqrt(mean(z^2) + eps) for RMSNorm, and sum_k p_k y_k. Plain C++ with
+// the vector types of GCC and Clang; no torch. A group of rows stays in the first-level cache for all steps, and one tree of
+// additions gives all its rows' sums: their latencies, not arithmetic, would otherwise take most of the time. What a row
+// gives never depends on the others of its group, nor on its place there.
 
 #pragma once
 
@@ -103,59 +103,80 @@ class Group {
         size(R * nv),
         inverse(T(1) / T(problem.dim)),
         memory((problem.steps + 2) * size),
-        numbers(2 * problem.steps + 3) {
+        numbers(4 * problem.steps + 3) {
     for (int l = 0; l < kLanes; ++l) mask[l] = (nv - 1) * kLanes + l < p.dim ? -1 : 0;
   }
 
-  // Fills outputs[k] with y_k; null: not wanted, never for the last.
-  void forward(const Vec* x, const Vec* f, Vec* const* outputs) {
-    recompute(x, f, outputs);
-    const int64_t last = p.steps - 1;
-    each([y = outputs[last], step = at(last), ahead = size](int64_t i, int64_t v, int r) {
+  // Fills y with the last step's y_k.
+  void forward(const Vec* x, const Vec* f, Vec* y) {
+    recompute(x, f);
+    each([y, step = at(p.steps - 1), ahead = size](int64_t i, int64_t v, int r) {
       __builtin_prefetch(y + i + ahead, 1);
       y[i] = step.y(i, v, r);
     });
   }
 
-  // From gradients[k], that of y_k (null: none; never for the last), to those of x and f; adds those of gains and biases
-  // to d_params, [steps][2][nv]. d_x or d_f may be the memory of the only gradient.
-  void backward(const Vec* x, const Vec* f, const Vec* const* gradients, Vec* d_x, Vec* d_f, Vec* d_params) {
-    recompute(x, f, nullptr);
-    const int64_t last = p.steps - 1;
-    Vec *const up = z(p.steps), *const total = z(p.steps + 1);
-    const Vec* g = gradients[last];
-    gather(last, d_params, [g, ahead = size](int64_t i, int64_t, int) {
+  // From g, the gradient of y, to those of x and f; adds those of gains and biases to d_params, [steps][2][nv]. d_x or d_f
+  // may be the memory of g.
+  void backward(const Vec* x, const Vec* f, const Vec* g, Vec* d_x, Vec* d_f, Vec* d_params) {
+    recompute(x, f);
+    const auto upstream = [g, ahead = size](int64_t i, int64_t, int) {
       __builtin_prefetch(g + i + ahead);
       return g[i];
-    });
-    for (int64_t k = last; k > 0; --k) {
-      const auto derivative = this->derivative(k, g);
-      const Vec* const extra = gradients[k - 1];
-      if (k == last) {
-        gather(k - 1, d_params, [=](int64_t i, int64_t v, int r) {
-          const Vec d = total[i] = derivative(i, v, r);
-          return up[i] = extra ? d + extra[i] : d;
-        });
-      } else {
-        gather(k - 1, d_params, [=](int64_t i, int64_t v, int r) {
-          const Vec d = derivative(i, v, r);
-          total[i] += d;
-          return up[i] = extra ? d + extra[i] : d;
-        });
-      }
-      g = up;
-    }
-    const auto derivative = this->derivative(0, g);
-    const T skip = p.skip, branch = p.branch;
-    const bool alone = last == 0;
-    each([=, ahead = size](int64_t i, int64_t v, int r) {
-      __builtin_prefetch(d_x + i + ahead, 1);
-      __builtin_prefetch(d_f + i + ahead, 1);
-      const Vec d = derivative(i, v, r);
-      d_x[i] = skip * (alone ? d : total[i] + d);
-      d_f[i] = branch * d;
-    });
+    };
+    descend(g, upstream, [](int64_t) { return [](Vec d, int64_t, int64_t, int) { return d; }; }, d_x, d_f, d_params);
   }
+
+  // Fills y with sum_k p_k y_k. The p of each step, a number for each row, stand in `weights`: set before, or here where
+  // rows halt by themselves: h_k = sigmoid(direction . y_k + halt[k]), p_k = h_k prod_{j<k} (1 - h_j), the last the rest.
+  void mix(const Vec* x, const Vec* f, const Vec* direction, const T* halt, Vec* y) {
+    recompute(x, f);
+    if (direction) {
+      Vec going_on = Vec{} + T(1);
+      for (int64_t k = 0; k + 1 < p.steps; ++k) {
+        Vec halts = sum([=, step = at(k)](int64_t i, int64_t v, int r) { return direction[v] * step.y(i, v, r); }) + halt[k];
+        T* const one = reinterpret_cast<T*>(&halts);
+        for (int r = 0; r < R; ++r) one[r] = T(1) / (T(1) + std::exp(-one[r]));
+        *weights(k) = going_on * halts;
+        going_on *= T(1) - halts;
+      }
+      *weights(p.steps - 1) = going_on;
+    }
+    for (int64_t k = 0; k < p.steps; ++k) {
+      const Step step = at(k);
+      const Numbers weight = number(of_weights(k));
+      if (k == 0) each([=](int64_t i, int64_t v, int r) { y[i] = weight[r] * step.y(i, v, r); });
+      else each([=](int64_t i, int64_t v, int r) { y[i] += weight[r] * step.y(i, v, r); });
+    }
+  }
+
+  // The same from g, the gradient of sum_k p_k y_k, with the p in `weights`; `slopes` has the gradients that reach p
+  // otherwise, and then, of each row, those of p, or of halt where there is a direction, whose own is added to d_direction.
+  void mix_backward(
+      const Vec* x, const Vec* f, const Vec* g, const Vec* direction, Vec* d_x, Vec* d_f, Vec* d_params, Vec* d_direction) {
+    recompute(x, f);
+    const int64_t last = p.steps - 1;
+    for (int64_t k = 0; k <= last; ++k)
+      *slopes(k) += sum([=, step = at(k)](int64_t i, int64_t v, int r) { return g[i] * step.y(i, v, r); });
+    if (direction) halt_slopes();
+    for (int64_t k = 0; direction && k < last; ++k) {
+      const Numbers slope = number(of_slopes(k));
+      each([=, step = at(k)](int64_t i, int64_t v, int r) { d_direction[v] += slope[r] * step.y(i, v, r); });
+    }
+    Vec* const up = z(p.steps);
+    const auto upstream = [=, weight = number(of_weights(last))](int64_t i, int64_t, int r) { return up[i] = weight[r] * g[i]; };
+    const auto more = [=](int64_t k) {
+      return [=, weight = number(of_weights(k)), slope = number(of_slopes(k))](Vec d, int64_t i, int64_t v, int r) {
+        d += weight[r] * g[i];
+        return direction ? d + slope[r] * direction[v] : d;
+      };
+    };
+    descend(up, upstream, more, d_x, d_f, d_params);
+  }
+
+  // Step k's p and their gradients, row r's in lane r.
+  Vec* weights(int64_t k) { return numbers.get() + of_weights(k); }
+  Vec* slopes(int64_t k) { return numbers.get() + of_slopes(k); }
 
  private:
   static constexpr int kBlock = R < 4 ? R : 4;  // rows whose sums are in registers at once
@@ -197,8 +218,64 @@ class Group {
       for (int64_t v = 0; v < nv; ++v) f(r * nv + v, v, r);
   }
 
-  // z of every step, with its scale 1 / sqrt(var + eps) and mean; outputs may be null
-  void recompute(const Vec* x, const Vec* f, Vec* const* outputs) {
+  // where in `numbers`
+  int64_t of_weights(int64_t k) const { return 2 * p.steps + 3 + k; }
+  int64_t of_slopes(int64_t k) const { return 3 * p.steps + 3 + k; }
+
+  // From the gradients of p to those of halt: dp_k/dhalt_k = p_k (1 - h_k), dp_j/dhalt_k = -p_j h_k for j > k, with h_k
+  // what p_k is of it and all later ones.
+  void halt_slopes() {
+    T* const weight = reinterpret_cast<T*>(weights(0));
+    T* const slope = reinterpret_cast<T*>(slopes(0));
+    for (int r = 0; r < R; ++r) {
+      T later = 0, rest = 0;
+      for (int64_t at = (p.steps - 1) * kLanes + r; at >= 0; at -= kLanes) {
+        const T w = weight[at], d = slope[at], whole = rest + w;
+        slope[at] = whole == 0 ? 0 : w * (rest * d - later) / whole;
+        later += w * d;
+        rest = whole;
+      }
+    }
+  }
+
+  // From g, the gradient of the last y_k as `upstream` gives it for the first time, back through all steps; `more(k)` adds
+  // to what reaches y_k from behind what reaches it otherwise.
+  template <class First, class More>
+  __attribute__((always_inline)) void descend(const Vec* g, First upstream, More more, Vec* d_x, Vec* d_f, Vec* d_params) {
+    const int64_t last = p.steps - 1;
+    Vec *const up = z(p.steps), *const total = z(p.steps + 1);
+    gather(last, d_params, upstream);
+    for (int64_t k = last; k > 0; --k) {
+      const auto derivative = this->derivative(k, g);
+      const auto whole = more(k - 1);
+      if (k == last) {
+        gather(k - 1, d_params, [=](int64_t i, int64_t v, int r) {
+          const Vec d = total[i] = derivative(i, v, r);
+          return up[i] = whole(d, i, v, r);
+        });
+      } else {
+        gather(k - 1, d_params, [=](int64_t i, int64_t v, int r) {
+          const Vec d = derivative(i, v, r);
+          total[i] += d;
+          return up[i] = whole(d, i, v, r);
+        });
+      }
+      g = up;
+    }
+    const auto derivative = this->derivative(0, g);
+    const T skip = p.skip, branch = p.branch;
+    const bool alone = last == 0;
+    each([=, ahead = size](int64_t i, int64_t v, int r) {
+      __builtin_prefetch(d_x + i + ahead, 1);
+      __builtin_prefetch(d_f + i + ahead, 1);
+      const Vec d = derivative(i, v, r);
+      d_x[i] = skip * (alone ? d : total[i] + d);
+      d_f[i] = branch * d;
+    });
+  }
+
+  // z of every step, with its scale 1 / sqrt(var + eps) and mean
+  void recompute(const Vec* x, const Vec* f) {
     const T skip = p.skip, branch = p.branch;
     Vec sums = sum([=, z = z(0), ahead = size](int64_t i, int64_t, int) {
       __builtin_prefetch(x + i + ahead);
@@ -208,13 +285,9 @@ class Group {
     for (int64_t k = 0;; ++k) {
       moments(k, sums);
       if (k + 1 == p.steps) return;
-      Vec *const next = z(k + 1), *const y = outputs ? outputs[k] : nullptr;
+      Vec* const next = z(k + 1);
       const Step step = at(k);
-      sums = sum([=](int64_t i, int64_t v, int r) {
-        const Vec value = step.y(i, v, r);
-        if (y) y[i] = value;
-        return next[i] = skip * x[i] + value;
-      });
+      sums = sum([=](int64_t i, int64_t v, int r) { return next[i] = skip * x[i] + step.y(i, v, r); });
     }
   }
 

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "rows.h"
@@ -57,6 +58,15 @@ struct Rows {
 template <class T>
 void clear(typename Lanes<T>::Vec* vectors, int64_t count) {
   memset(static_cast<void*>(vectors), 0, count * kBytes);
+}
+
+template <class T>
+void copy_to(const Tensor& tensor, T* to) {
+  const Tensor values = tensor.contiguous();
+  with_type(values.scalar_type(), [&](auto tag) {
+    const auto* from = static_cast<const decltype(tag)*>(values.const_data_ptr());
+    for (int64_t i = 0; i < values.numel(); ++i) to[i] = static_cast<T>(from[i]);
+  });
 }
 
 // Groups of R rows of a tensor as vectors of T: the tensor's own memory where it is laid out so, otherwise a copy, zero
@@ -116,6 +126,20 @@ class Slab {
   Scratch<T> copy;
 };
 
+// A tensor of a row's features as vectors of T, zero beyond the end; none where there is no tensor.
+template <class T>
+struct Padded {
+  Scratch<T> memory;
+
+  Padded(const std::optional<Tensor>& tensor, const Problem<T>& p) {
+    if (!tensor) return;
+    memory = Scratch<T>(p.vectors());
+    clear<T>(memory.get(), p.vectors());
+    copy_to(*tensor, reinterpret_cast<T*>(memory.get()));
+  }
+  const typename Lanes<T>::Vec* get() const { return memory.get(); }
+};
+
 // Gains and biases as vectors of T.
 template <class T>
 struct Params {
@@ -129,11 +153,7 @@ struct Params {
     for (TensorList list : {gains, biases}) {
       T* start = to;
       for (const Tensor& parameter : list) {
-        const Tensor values = parameter.contiguous();
-        with_type(values.scalar_type(), [&](auto tag) {
-          const auto* from = static_cast<const decltype(tag)*>(values.const_data_ptr());
-          for (int64_t i = 0; i < p.dim; ++i) to[i] = static_cast<T>(from[i]);
-        });
+        copy_to(parameter, to);
         to += padded;
       }
       to = start + gains.size() * padded;
@@ -143,61 +163,86 @@ struct Params {
   }
 };
 
-template <class T, int R>
-std::vector<Slab<T, R>> slabs(const std::vector<Rows>& views, const Problem<T>& p) {
-  std::vector<Slab<T, R>> made;
-  for (const Rows& view : views) made.emplace_back(view, p);
-  return made;
-}
+// What weighs the steps, and the gradients of that.
+template <class T>
+struct Mix {
+  using Vec = typename Lanes<T>::Vec;
+  const T* given;  // forward: p, or with a direction the halt of each step but the last; backward: p
+  const Vec* direction;  // null: one p for all rows
+  T* p;  // of each step and row, with a direction
+  const T* d_p;  // gradients that reach p otherwise; null: none
+};
 
-// `outputs` and `gradients` are those of the last step alone, or of every one.
 template <class T, int NV, int R, bool RMS>
-void forward_rows(const Problem<T>& p, const Rows& x, const Rows& f, const std::vector<Tensor>& outputs, int64_t count) {
+void forward_rows(const Problem<T>& p, const Rows& x, const Rows& f, const Rows& y, const Mix<T>* mix, int64_t count) {
   const int64_t groups = (count + R - 1) / R;
   const int64_t grain = std::max<int64_t>(1, kPiece / (R * p.dim));
-  const std::vector<Rows> views(outputs.begin(), outputs.end());
   at::parallel_for(0, groups, grain, [&](int64_t begin, int64_t end) {
     Group<T, NV, R, RMS> group(p);
-    Slab<T, R> xs(x, p), fs(f, p);
-    auto ys = slabs<T, R>(views, p);
-    std::vector<typename Lanes<T>::Vec*> pointers(p.steps);
+    Slab<T, R> xs(x, p), fs(f, p), ys(y, p);
+    for (int64_t k = 0; mix && !mix->direction && k < p.steps; ++k) *group.weights(k) = typename Lanes<T>::Vec{} + mix->given[k];
     for (int64_t row = begin * R; row < std::min(end * R, count); row += R) {
       const int64_t n = std::min<int64_t>(R, count - row);
-      for (size_t k = 0; k < ys.size(); ++k) pointers[p.steps - ys.size() + k] = ys[k].at(row, n);
-      group.forward(xs.read(row, n), fs.read(row, n), pointers.data());
-      for (auto& y : ys) y.write(row, n);
+      if (!mix) {
+        group.forward(xs.read(row, n), fs.read(row, n), ys.at(row, n));
+      } else {
+        group.mix(xs.read(row, n), fs.read(row, n), mix->direction, mix->given, ys.at(row, n));
+        for (int64_t k = 0; mix->direction && k < p.steps; ++k) memcpy(mix->p + k * count + row, group.weights(k), n * sizeof(T));
+      }
+      ys.write(row, n);
     }
   });
 }
 
+// Adds to `sums` as `totals` of backward_rows are laid out.
+template <class T, int NV, int R, bool RMS>
+void mix_backward(
+    Group<T, NV, R, RMS>& group, const Problem<T>& p, const Mix<T>& mix, int64_t row, int64_t n, int64_t count,
+    const typename Lanes<T>::Vec* x, const typename Lanes<T>::Vec* f, const typename Lanes<T>::Vec* g,
+    typename Lanes<T>::Vec* d_x, typename Lanes<T>::Vec* d_f, typename Lanes<T>::Vec* sums) {
+  using Vec = typename Lanes<T>::Vec;
+  for (int64_t k = 0; k < p.steps; ++k) {
+    Vec weight = Vec{} + (mix.direction ? T(0) : mix.given[k]), slope = {};
+    if (mix.direction) memcpy(&weight, mix.given + k * count + row, n * sizeof(T));
+    if (mix.d_p) memcpy(&slope, mix.d_p + k * count + row, n * sizeof(T));
+    *group.weights(k) = weight;
+    *group.slopes(k) = slope;
+  }
+  Vec *const d_direction = sums + 2 * p.steps * p.vectors(), *const d_weights = d_direction + p.vectors();
+  group.mix_backward(x, f, g, mix.direction, d_x, d_f, sums, d_direction);
+  T* const to = reinterpret_cast<T*>(d_weights);
+  for (int64_t k = 0; k < p.steps; ++k)
+    for (int64_t r = 0; r < n; ++r) to[k] += reinterpret_cast<const T*>(group.slopes(k))[r];
+}
+
+// `totals` are the gradients of gains, then of biases, then, with `mix`, of its direction and of what it was given; they may
+// be shorter than their rows, or undefined.
 template <class T, int NV, int R, bool RMS>
 void backward_rows(
-    const Problem<T>& p, const Rows& x, const Rows& f, const std::vector<Tensor>& gradients, const Tensor& d_x,
-    const Tensor& d_f, const std::vector<Tensor>& d_params, int64_t count) {
+    const Problem<T>& p, const Rows& x, const Rows& f, const Rows& gradient, const Mix<T>* mix, const Tensor& d_x,
+    const Tensor& d_f, const std::vector<Tensor>& totals, int64_t count) {
   using Vec = typename Lanes<T>::Vec;
   const int64_t groups = (count + R - 1) / R;
   const int64_t most = std::min(kMostPieces, std::max<int64_t>(1, count * p.dim / kPiece));
   const int64_t per_piece = std::max<int64_t>(1, (groups + most - 1) / most);
   const int64_t pieces = (groups + per_piece - 1) / per_piece;
-  const int64_t width = 2 * p.steps * p.vectors();
+  const int64_t width = (2 * p.steps + (mix ? 1 : 0)) * p.vectors() + (mix ? (p.steps + p.kLanes - 1) / p.kLanes : 0);
   const Scratch<T> memory(pieces * width);
   Vec* const sums = memory.get();
-  const std::vector<Rows> views(gradients.begin(), gradients.end());
   at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
     Group<T, NV, R, RMS> group(p);
-    Slab<T, R> xs(x, p), fs(f, p), dxs(p), dfs(p);
+    Slab<T, R> xs(x, p), fs(f, p), gs(gradient, p), dxs(p), dfs(p);
     if (d_x.defined()) dxs = Slab<T, R>(Rows(d_x), p);
     if (d_f.defined()) dfs = Slab<T, R>(Rows(d_f), p);
-    auto gs = slabs<T, R>(views, p);
-    std::vector<const Vec*> pointers(p.steps);
     for (int64_t piece = begin; piece < end; ++piece) {
       Vec* const sum = sums + piece * width;
       clear<T>(sum, width);
       const int64_t last = std::min((piece + 1) * per_piece * R, count);
       for (int64_t row = piece * per_piece * R; row < last; row += R) {
         const int64_t n = std::min<int64_t>(R, count - row);
-        for (size_t k = 0; k < gs.size(); ++k) pointers[p.steps - gs.size() + k] = gs[k].read(row, n);
-        group.backward(xs.read(row, n), fs.read(row, n), pointers.data(), dxs.at(row, n), dfs.at(row, n), sum);
+        const Vec *const in_x = xs.read(row, n), *const in_f = fs.read(row, n), *const g = gs.read(row, n);
+        if (mix) mix_backward(group, p, *mix, row, n, count, in_x, in_f, g, dxs.at(row, n), dfs.at(row, n), sum);
+        else group.backward(in_x, in_f, g, dxs.at(row, n), dfs.at(row, n), sum);
         dxs.write(row, n);
         dfs.write(row, n);
       }
@@ -206,13 +251,14 @@ void backward_rows(
   for (int64_t piece = 1; piece < pieces; ++piece) {
     for (int64_t i = 0; i < width; ++i) sums[i] += sums[piece * width + i];
   }
-  const T* total = reinterpret_cast<const T*>(sums);
-  for (size_t k = 0; k < d_params.size(); ++k) {  // gains', then biases'
-    const int64_t step = k % p.steps, bias = k / p.steps;
-    const T* from = total + (2 * step + bias) * p.vectors() * p.kLanes;
-    with_type(d_params[k].scalar_type(), [&](auto tag) {
-      auto* to = static_cast<decltype(tag)*>(d_params[k].data_ptr());
-      for (int64_t i = 0; i < p.dim; ++i) to[i] = pieces ? static_cast<decltype(tag)>(from[i]) : decltype(tag)(0);
+  const int64_t steps = p.steps, params = 2 * steps;
+  for (int64_t k = 0; k < static_cast<int64_t>(totals.size()); ++k) {
+    if (!totals[k].defined()) continue;
+    const int64_t at = k < params ? 2 * (k % steps) + k / steps : k;  // gain and bias of a step stand together
+    const T* from = reinterpret_cast<const T*>(sums + at * p.vectors());
+    with_type(totals[k].scalar_type(), [&](auto tag) {
+      auto* to = static_cast<decltype(tag)*>(totals[k].data_ptr());
+      for (int64_t i = 0; i < totals[k].numel(); ++i) to[i] = pieces ? static_cast<decltype(tag)>(from[i]) : decltype(tag)(0);
     });
   }
 }

@@ -8,7 +8,9 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from .. import ops
 from ..norms import KeepsStatistics, at_least_float32, channels_in_front
+from ..ops import reference
 from . import options as opt
 from .paper import RSkip
 
@@ -106,18 +108,15 @@ class ASkip(KeepsStatistics, RSkip):
         if self.mode == "mixture":
             return value.softmax(0)
         if self.mode == "halting":
-            return self._halting(value, at_least_float32(steps))
+            return reference.halting(at_least_float32(steps), value, self._direction()).unsqueeze(-1)
         inside = value + (value.clamp(1.0, self.most) - value).detach()  # beyond an end, the gradient leads back
         k = torch.arange(1.0, self.most + 1, device=value.device)
         below = inside.detach().floor().clamp(1.0, max(self.most - 1.0, 1.0))
         share = inside - below
         return (k == below) * (1.0 - share) + (k == below + 1.0) * share
 
-    def _halting(self, bias: Tensor, steps: Tensor) -> Tensor:
-        direction = self.speed * at_least_float32(self.direction)
-        halts = (steps[:-1] @ direction.to(steps.dtype) + bias.view(-1, *[1] * (steps.dim() - 2))).sigmoid()
-        going_on = torch.cat((torch.ones_like(steps[:1, ..., 0]), (1.0 - halts).cumprod(0)))
-        return (going_on * torch.cat((halts, torch.ones_like(going_on[:1])))).unsqueeze(-1)
+    def _direction(self) -> Tensor:
+        return self.speed * at_least_float32(self.direction)
 
     def recurse(self, y: Tensor, x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
         if self.mode == "gradient":
@@ -126,12 +125,19 @@ class ASkip(KeepsStatistics, RSkip):
 
     @torch.jit.unused
     def fused(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Optional[Tensor]:
+        taken = self.operator_takes(x, f_x, list(self.norms)[: self.frozen if self.mode == "gradient" else self.most])
+        if taken is None:
+            return None
         if self.mode == "gradient":
-            y = self.operate(x, f_x, list(self.norms)[: self.frozen])
+            y = ops.kernel(*taken.rows, self.x_scale, self.f_scale, *taken.norm)
+        elif self.mode == "halting":
+            y, p = ops.skip_mix(
+                *taken.rows, self.position(), self._direction(), self.x_scale, self.f_scale, *taken.norm
+            )
+            self._count(p.unsqueeze(-1), padding_mask)
         else:
-            y = self.operate(x, f_x, list(self.norms), all_steps=True)
-            y = None if y is None else self._weighed(y, padding_mask)
-        return y if y is None or self.channel_dim == -1 else channels_in_front(y, x)
+            y, _ = ops.skip_mix(*taken.rows, self.weights(None), None, self.x_scale, self.f_scale, *taken.norm)
+        return y if self.channel_dim == -1 else channels_in_front(y, x)
 
     def forward(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
         y = super().forward(x, f_x, padding_mask)
@@ -144,7 +150,7 @@ class ASkip(KeepsStatistics, RSkip):
     def _weighed(self, steps: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
         """``sum_k p_k y_k`` of the steps, ``(K, ..., dim)``."""
         p = self.weights(steps)
-        if self.mode == "halting" and self.training:
+        if self.mode == "halting":
             self._count(p, padding_mask)
         p = p if p.dim() > 1 else p.view(-1, *[1] * (steps.dim() - 1))
         return (p * steps).sum(0)
@@ -158,7 +164,9 @@ class ASkip(KeepsStatistics, RSkip):
         return found
 
     def _count(self, p: Tensor, padding_mask: Optional[Tensor]) -> None:
-        """Note what halting costs: E[k] at each position, 0 where padded, for the loss, and its running mean."""
+        """In training note what halting costs: E[k] at each position, 0 where padded, for the loss, and its mean."""
+        if not self.training:
+            return
         k = torch.arange(1.0, self.most + 1, device=p.device).view(-1, *[1] * (p.dim() - 1))
         expected = (k * p).sum(0).squeeze(-1)
         kept = torch.ones_like(expected) if padding_mask is None else padding_mask.logical_not().to(expected.dtype)

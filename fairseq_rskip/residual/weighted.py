@@ -1,7 +1,7 @@
 """What rules of the form ``y = G(p * x + q * F)`` share: constant weights and their operator, or learned ones."""
 
 import dataclasses
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,13 @@ from .base import SkipConnection
 
 LAMBDA = "λ: scale of x in xskip (any real > 0), number of steps in rskip (integer ≥ 1); 1 is the plain skip"
 ALPHA = "α: scale of the residual branch F(x) (paper, Table 3: 2, 3); in rskip of its first step"
+
+
+class Taken(NamedTuple):
+    """x and F as rows ``(..., dim)``, gains and biases; eps, and whether the norm is RMSNorm."""
+
+    rows: Tuple[Tensor, Tensor, List[Tensor], List[Tensor]]
+    norm: Tuple[float, bool]
 
 
 class ConstantSkip(SkipConnection):
@@ -35,12 +42,15 @@ class ConstantSkip(SkipConnection):
     def fused(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Optional[Tensor]:
         if not self.one_operator:
             return None
-        y = self.operate(x, f_x, list(self.norms))
-        return y if y is None or self.channel_dim == -1 else channels_in_front(y, x)
+        taken = self.operator_takes(x, f_x, list(self.norms))
+        if taken is None:
+            return None
+        y = ops.kernel(*taken.rows, self.x_scale, self.f_scale, *taken.norm)
+        return y if self.channel_dim == -1 else channels_in_front(y, x)
 
     @torch.jit.unused
-    def operate(self, x: Tensor, f_x: Tensor, norms: List[Any], all_steps: bool = False) -> Optional[Tensor]:
-        """``ops.skip_norm`` with these norms, on rows ``(..., dim)``; None where it is not in use."""
+    def operator_takes(self, x: Tensor, f_x: Tensor, norms: List[Any]) -> Optional[Taken]:
+        """What :mod:`fairseq_rskip.ops` is called with for these norms; None where its kernels are not in use."""
         if not norms or not ops.takes(x, f_x, len(norms), self.x_scale, self.f_scale):
             return None
         kind, eps = type(norms[0]), norms[0].eps
@@ -57,7 +67,7 @@ class ConstantSkip(SkipConnection):
             x, f_x = channels_at_end(x), channels_at_end(f_x)
         biases = [] if rms else [norm.bias for norm in norms]
         gains = [norm.weight for norm in norms]
-        return ops.kernel(x, f_x, gains, biases, self.x_scale, self.f_scale, eps, rms, all_steps)
+        return Taken((x, f_x, gains, biases), (eps, rms))
 
     def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
         like = at_least_float32(x)
