@@ -11,9 +11,9 @@ from pathlib import Path
 
 from num2words import num2words
 
+from fairseq_rskip.console import Parser, whole_number
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_text
-from fairseq_rskip.tools.console import Parser, whole_number
 
 DIGITS, SEED = 6, 1  # of the longest number; of the drawing
 HELD_OUT = 500  # pairs in valid, and in test

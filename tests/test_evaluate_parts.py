@@ -4,8 +4,8 @@ import pytest
 import torch
 from conftest import ROOT, run_command
 
+from fairseq_rskip import console
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools import console
 from fairseq_rskip.tools.evaluate import checkpoints, generation
 from fairseq_rskip.tools.evaluate.arguments import parse
 from fairseq_rskip.tools.evaluate.prepared import Prepared

@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
+from ..console import print_line
 from ..errors import UserError
-from ..tools.console import print_line
 from . import figures
 
 Record = Tuple[int, Dict[str, float]]  # step, values by the name of their curve

@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..console import between, progress, whole_number
 from ..errors import UserError
-from ..tools.console import between, progress, whole_number
 from . import figures
 from .stacks import VARIANTS, Branch, Stack, Variant, self_attention, two_layers
 

@@ -12,8 +12,8 @@ from typing import Any, Callable, Dict, Iterable, List
 import torch
 from torch import Tensor, nn
 
+from ..console import print_line
 from ..errors import UserError
-from ..tools.console import print_line
 from . import figures
 from .probe import SkipProbe
 from .study import Estimate, Quantity, Row, Study, draw, estimate, table

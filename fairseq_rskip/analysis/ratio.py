@@ -12,9 +12,9 @@ from typing import Any, Dict, List, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+from ..console import print_line
 from ..errors import UserError
 from ..residual import SkipConnection
-from ..tools.console import print_line
 from . import figures
 from .learned import lambdas
 from .probe import Watch, example_mean, example_norm

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..console import print_line, progress
 from ..errors import UserError
 from ..residual import SkipConnection
 from ..safe_load import CheckpointError
-from ..tools.console import print_line, progress
 from ..vision.batches import Augmenter, channel_statistics
 from ..vision.config import FOLDER, Config, parse
 from ..vision.data import load

@@ -9,10 +9,10 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import torch
 from torch import Tensor, nn
 
+from ..console import checked, progress
 from ..errors import UserError
 from ..residual import SkipConnection, skips
 from ..safe_load import CheckpointError, diverged
-from ..tools.console import checked, progress
 from . import figures
 
 CALIBRATION = 10  # batches

@@ -4,8 +4,8 @@ import sys
 
 import torch
 
+from ..console import Parser
 from ..errors import exit_status
-from ..tools.console import Parser
 from .dispatch import in_use
 
 

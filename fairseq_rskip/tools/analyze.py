@@ -6,8 +6,8 @@ import sys
 from typing import Any, List, Optional
 
 from ..analysis import figures
+from ..console import Parser
 from ..errors import exit_status
-from .console import Parser
 
 # What -h lists; the modules of fairseq_rskip.analysis say the rest, and are imported only when asked for: each has its
 # own needs.

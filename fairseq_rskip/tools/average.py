@@ -14,10 +14,10 @@ from typing import Dict, List, Optional
 
 import torch
 
+from fairseq_rskip.console import Parser, whole_number
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_atomically
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
-from fairseq_rskip.tools.console import Parser, whole_number
 from fairseq_rskip.tools.train.save import numbered
 
 

@@ -12,11 +12,11 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import torch
 
+from ..console import whole_number
 from ..errors import UserError, exit_status
 from ..ops import in_use, skip_norm
 from ..vision.main import keep_freed_memory
 from . import benchmark
-from .console import whole_number
 
 SHAPES = ((12, 256), (2048, 256), (4096, 512), (131072, 16), (32768, 32), (8192, 64))
 STEPS = (1, 2, 3)

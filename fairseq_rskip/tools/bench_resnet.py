@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
+from ..console import whole_number
 from ..errors import exit_status
 from ..vision import distributed
 from ..vision.config import Config
@@ -27,7 +28,6 @@ from ..vision.main import check_machine, keep_freed_memory
 from ..vision.run import Run
 from ..vision.trainer import Trainer
 from . import benchmark
-from .console import whole_number
 
 VARIANTS = {
     "plain": {"skip_kind": "xskip", "skip_lambda": 1.0, "skip_norm": "none"},

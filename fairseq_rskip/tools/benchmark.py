@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, Hashable, List, Mapping, NamedTuple, Opt
 import torch
 
 from ..analysis.figures import write_csv
+from ..console import Parser, print_line, whole_number
 from ..errors import UserError
-from .console import Parser, print_line, whole_number
 
 RESULTS = Path("results")
 Name = TypeVar("Name", bound=Hashable)

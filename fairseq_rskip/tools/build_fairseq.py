@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import List, Optional
 
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_atomically
-from fairseq_rskip.tools.console import Parser, print_line
 
 VERSION = "0.12.2"
 SDIST = f"fairseq-{VERSION}.tar.gz"

@@ -21,9 +21,9 @@ from typing import Any, Dict, List, Optional, Tuple
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
+from fairseq_rskip.console import Parser, in_columns, whole_number
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_text
-from fairseq_rskip.tools.console import Parser, in_columns, whole_number
 from fairseq_rskip.tools.process import stop_on_signals
 from fairseq_rskip.tools.systems import evaluation_of, load, names_of
 

@@ -14,11 +14,11 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import torch
 from torch import nn
 
+from fairseq_rskip.console import Parser, in_columns, print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.norms import NORMS
 from fairseq_rskip.ops import in_use
 from fairseq_rskip.residual import Branch, SkipConnection
-from fairseq_rskip.tools.console import Parser, in_columns, print_line
 
 ABOUT = """Print every skip connection of a model: its place, its rule and constants, its norm, the parameters that both
 add, and the standard deviation of each matrix of its branch as a multiple of Xavier's. The number of a Transformer's

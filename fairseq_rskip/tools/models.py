@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ..analysis.curves import split
 from ..analysis.study import Source, Study
+from ..console import progress, whole_number
 from ..errors import UserError
 from ..safe_load import CheckpointError, load_checkpoint
 from ..vision.run import CHECKPOINT, FORMAT
-from .console import progress, whole_number
 
 FRESH = "fresh:"
 EPILOG = """\

@@ -17,9 +17,9 @@ import sacremoses
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 
+from fairseq_rskip.console import Parser
 from fairseq_rskip.errors import exit_status
 from fairseq_rskip.files import write_json
-from fairseq_rskip.tools.console import Parser
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 
 BLEUS = {

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.analysis.study import Source, Study, choose, device_of, fit, parsed
+from fairseq_rskip.console import progress
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.safe_load import CheckpointError
-from fairseq_rskip.tools.console import progress
 from fairseq_rskip.vision.trainer import seed_everything
 
 

@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, get_type_hints
 
+from ..console import Parser
 from ..errors import UserError
 from ..norms import NORM_AXES
 from ..residual import KINDS, SkipConnection, in_terms_of_flags, select, settings
 from ..residual.options import flag as skip_flag
-from ..tools.console import Parser
 from .batches import PADDINGS
 from .model import SHORTCUTS, WIDTHS, check_depth
 

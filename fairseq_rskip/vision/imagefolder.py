@@ -17,10 +17,10 @@ from typing import Any, Dict, Iterator, List, Tuple
 import torch
 from torch import Tensor
 
+from ..console import print_line
 from ..errors import UserError
 from ..files import write_atomically
 from ..safe_load import CheckpointError, load_checkpoint
-from ..tools.console import print_line
 
 SIZE = 32
 SPLITS = ("train", "test")

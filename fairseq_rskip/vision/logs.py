@@ -13,9 +13,9 @@ import torch
 
 from .. import __version__
 from ..analysis.live import WRITING
+from ..console import print_line
 from ..errors import UserError
 from ..files import write_text
-from ..tools.console import print_line
 from .config import Config
 
 LOG = "log.jsonl"

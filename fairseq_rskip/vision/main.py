@@ -10,9 +10,9 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
+from ..console import print_line
 from ..errors import UserError, exit_status
 from ..files import locked, write_json
-from ..tools.console import print_line
 from . import distributed
 from .config import Config, difference, parse
 from .data import ImageSet, load

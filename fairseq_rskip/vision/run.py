@@ -12,10 +12,10 @@ from typing import Any, Dict, Iterator, List, Optional
 import torch
 
 from ..analysis.learned import lambdas
+from ..console import print_line
 from ..errors import UserError
 from ..files import remove_parts, write_atomically, write_json
 from ..safe_load import CheckpointError, load_checkpoint
-from ..tools.console import print_line
 from .config import Config, difference
 from .data import ImageSet
 from .distributed import Group

@@ -4,8 +4,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import List, Optional
 
+from fairseq_rskip.console import Parser, finite, whole_number
 from fairseq_rskip.errors import exit_status
-from fairseq_rskip.tools.console import Parser, finite, whole_number
 from fairseq_rskip.tools.evaluate.generation import DEFAULT_LENPEN
 from fairseq_rskip.tools.process import stop_on_signals
 

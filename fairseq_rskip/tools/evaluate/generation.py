@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List, Tuple
 
+from fairseq_rskip.console import Progress
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.console import Progress
 from fairseq_rskip.tools.evaluate.prepared import POST_PROCESS, Prepared
 from fairseq_rskip.tools.process import explain, follow
 from fairseq_rskip.tools.train.data import POSITIONS

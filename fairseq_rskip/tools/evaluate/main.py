@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 import fairseq_rskip
+from fairseq_rskip.console import print_line
 from fairseq_rskip.files import write_json, write_text
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools import score as metrics
 from fairseq_rskip.tools.average import average, load_state, save
-from fairseq_rskip.tools.console import print_line
 from fairseq_rskip.tools.evaluate import checkpoints, generation
 from fairseq_rskip.tools.evaluate.prepared import (
     PAPER_TOKENISED,

@@ -16,8 +16,8 @@ import shutil
 from pathlib import Path
 from typing import Iterator, List, Optional
 
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.tools.console import Parser, print_line
 
 
 def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:

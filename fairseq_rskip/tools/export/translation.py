@@ -11,11 +11,11 @@ from typing import Any, Dict, List, Optional
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 
 from fairseq_rskip.analysis.study import Source
+from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_json
 from fairseq_rskip.models.skip_transformer import SkipTransformerModel
 from fairseq_rskip.pretrained import CONFIG, FORMAT
-from fairseq_rskip.tools.console import print_line
 from fairseq_rskip.tools.evaluate.checkpoints import check_dictionaries, check_embeddings
 from fairseq_rskip.tools.evaluate.generation import DEFAULT_LENPEN
 from fairseq_rskip.tools.evaluate.prepared import Prepared

@@ -10,9 +10,9 @@ import re
 import sys
 from typing import Iterator, List, Optional
 
+from fairseq_rskip.console import Parser
 from fairseq_rskip.errors import RESUME, UserError, exit_status
 from fairseq_rskip.tools import lines
-from fairseq_rskip.tools.console import Parser
 
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.I)
 

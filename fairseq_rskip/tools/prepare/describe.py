@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from fairseq_rskip import files
+from fairseq_rskip.console import Parser, in_columns
 from fairseq_rskip.errors import RESUME, UserError, exit_status
-from fairseq_rskip.tools.console import Parser, in_columns
 
 # "| [en] some/train.en: 29000 sents, 412893 tokens, 0.0% replaced (by <unk>)", as fairseq-preprocess logs it
 COUNTS = re.compile(r"\[(\S+)\] (.+): (\d+) sents, (\d+) tokens, ([\d.e+-]+)% replaced")

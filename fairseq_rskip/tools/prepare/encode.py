@@ -8,9 +8,9 @@ from typing import Callable, List, Optional
 import regex
 from tqdm import tqdm
 
+from fairseq_rskip.console import Parser, whole_number
 from fairseq_rskip.errors import RESUME, exit_status
 from fairseq_rskip.tools import lines
-from fairseq_rskip.tools.console import Parser, whole_number
 from fairseq_rskip.tools.prepare import parallel
 
 CACHED_WORDS = 200_000  # of subword-nmt's cache of split words, which has no limit of its own

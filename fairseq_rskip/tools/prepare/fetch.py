@@ -19,8 +19,8 @@ from typing import IO, List, NamedTuple, Optional, Sequence, Tuple
 from urllib.parse import quote
 
 from fairseq_rskip import files
+from fairseq_rskip.console import Parser
 from fairseq_rskip.errors import RESUME, UserError, exit_status
-from fairseq_rskip.tools.console import Parser
 
 ROW = re.compile(
     r"([^/.\t][^/\t]*)\t(-|[0-9]+)\t(sha256:[0-9a-f]{64}|git-blob:[0-9a-f]{40}|md5:[0-9a-f]{32})"

@@ -4,9 +4,9 @@ fairseq: 1 to 250 on either side, neither more than 1.5 times the other. Say wha
 import sys
 from typing import List, Optional
 
+from fairseq_rskip.console import Parser, finite, whole_number
 from fairseq_rskip.errors import RESUME, UserError, exit_status
 from fairseq_rskip.tools import lines
-from fairseq_rskip.tools.console import Parser, finite, whole_number
 
 WARN_ABOVE = 0.05  # of the pairs, dropped by one rule
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Counter, List, Optional
 
 from fairseq_rskip import files
+from fairseq_rskip.console import Parser, whole_number
 from fairseq_rskip.errors import RESUME, UserError, exit_status
 from fairseq_rskip.tools import lines
-from fairseq_rskip.tools.console import Parser, whole_number
 from fairseq_rskip.tools.prepare import parallel
 
 MOST_TYPES = 400_000  # distinct words that merges are learned from, the most frequent; the rest would cost gigabytes

@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import List, Optional
 
+from fairseq_rskip.console import Parser
 from fairseq_rskip.errors import RESUME, UserError, exit_status
-from fairseq_rskip.tools.console import Parser
 
 
 def extract(tar: tarfile.TarFile, folder: Path, only: List[str]) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from fairseq_rskip.analysis import figures
+from fairseq_rskip.console import print_line
 from fairseq_rskip.files import write_json
 from fairseq_rskip.tools.cached import is_made, key_path
-from fairseq_rskip.tools.console import print_line
 from fairseq_rskip.tools.reproduce.execution import last_error
 from fairseq_rskip.tools.reproduce.tables import tool
 from fairseq_rskip.tools.reproduce.translation import CHECKPOINTS, EVALUATION

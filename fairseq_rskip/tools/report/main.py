@@ -8,9 +8,9 @@ from typing import Any, Dict, List
 import scipy
 
 from fairseq_rskip.analysis.figures import write_csv
+from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_text
-from fairseq_rskip.tools.console import print_line
 from fairseq_rskip.tools.reproduce import loading, plans
 from fairseq_rskip.tools.reproduce.main import warn
 from fairseq_rskip.tools.reproduce.tables import Table

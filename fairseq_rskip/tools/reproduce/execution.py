@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Set
 
 from tqdm import tqdm
 
-from fairseq_rskip.tools.console import print_line
+from fairseq_rskip.console import print_line
 from fairseq_rskip.tools.process import environment as process_environment
 from fairseq_rskip.tools.process import explanation, killed_by
 

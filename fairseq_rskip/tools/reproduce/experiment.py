@@ -13,9 +13,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Deque, Dict, List, Optional
 
+from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_json
-from fairseq_rskip.tools.console import print_line
 from fairseq_rskip.tools.process import explain, follow, tail
 
 from . import loading, plans, translation

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+from fairseq_rskip.console import checked
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.console import checked
 from fairseq_rskip.vision.config import DATA_SETS, FOLDER, Config, parse
 from fairseq_rskip.vision.imagefolder import ARCHIVES, SPLITS
 from fairseq_rskip.vision.logs import LOG

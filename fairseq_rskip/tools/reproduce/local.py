@@ -15,8 +15,8 @@ from typing import Dict, List, Optional
 
 from tqdm import tqdm
 
+from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.console import print_line
 
 from . import execution, runs
 from .plans import TASKS, Run

@@ -9,8 +9,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import yaml
 
+from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import RESUME, UserError, exit_status
-from fairseq_rskip.tools.console import print_line
 
 from . import loading, local, plans, runs, slurm, tables
 from .execution import execute

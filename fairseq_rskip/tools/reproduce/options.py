@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import List, Optional, Tuple, Union
 
-from fairseq_rskip.tools.console import Parser, between, whole_number
+from fairseq_rskip.console import Parser, between, whole_number
 
 from .loading import FOLDER
 from .tables import TESTS

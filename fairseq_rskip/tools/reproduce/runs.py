@@ -24,9 +24,9 @@ import dacite
 import torch
 
 from fairseq_rskip import __version__
+from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_json
-from fairseq_rskip.tools.console import print_line
 from fairseq_rskip.tools.process import git_commit
 
 from .plans import TASKS, Plan, Run, make_run

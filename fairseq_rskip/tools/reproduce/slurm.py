@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any, List, Optional
 
+from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked
-from fairseq_rskip.tools.console import print_line
 
 from . import execution, runs
 from .plans import Run

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+from fairseq_rskip.console import checked
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.console import checked
 from fairseq_rskip.tools.evaluate.arguments import parse as parse_evaluate
 from fairseq_rskip.tools.evaluate.prepared import find as find_prepared
 from fairseq_rskip.tools.evaluate.prepared import read_references

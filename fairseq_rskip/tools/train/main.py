@@ -7,8 +7,8 @@ import shlex
 import sys
 from typing import List, Optional, Tuple
 
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.tools.console import Parser, print_line
 from fairseq_rskip.tools.train.data import find_data
 from fairseq_rskip.tools.train.options import check_ranges
 from fairseq_rskip.tools.train.recipes import NAMES, RECIPES

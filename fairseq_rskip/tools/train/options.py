@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 import fairseq_rskip
+from fairseq_rskip.console import between, whole_number
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.console import between, whole_number
 
 PLUGIN = Path(fairseq_rskip.__file__).resolve().parent
 SIDES = ("encoder", "decoder")

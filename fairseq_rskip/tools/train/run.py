@@ -15,9 +15,9 @@ from typing import Dict, List, Optional
 
 from tqdm import tqdm
 
+from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import locked
-from fairseq_rskip.tools.console import print_line
 from fairseq_rskip.tools.process import Stopped, explain, follow, full_disk, stop_on_signals, tail
 from fairseq_rskip.tools.train.save import NUMBERED, numbered, tidy
 
