@@ -1,5 +1,6 @@
 """For the tests of scripts/reproduce.py: small tables, the command in this process or in one of its own, processes."""
 
+import functools
 import json
 import os
 import signal
@@ -8,10 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import yaml
 from conftest import ROOT
 
-from fairseq_rskip.tools.reproduce.main import main
+from fairseq_rskip.tools.reproduce import loading, plans
+from fairseq_rskip.tools.reproduce.main import main, make_plan
+from fairseq_rskip.tools.reproduce.options import parse
+from fairseq_rskip.vision.config import parse as read_command
 
 SCRIPT = ROOT / "scripts" / "reproduce.py"
 PLAIN = {"skip-kind": "xskip", "skip-lambda": 1, "skip-norm": "none"}
@@ -38,6 +43,42 @@ def write_table(folder, name="small", **changes):
     text = yaml.safe_dump({**TABLE, **changes}, allow_unicode=True)
     (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return folder
+
+
+@functools.lru_cache(maxsize=None)
+def shipped():
+    """Name -> table, for every file of experiments/."""
+    return loading.load_all(loading.FOLDER, pytest.fail)
+
+
+def plan(name, *words, tables=None):
+    """What `run NAME WORDS` plans; of the shipped tables, where no others are given."""
+    return make_plan((tables or shipped())[name], parse(["run", name, *map(str, words)]))
+
+
+def folders(made, out):
+    """(row, column, seed) -> the folder of its run."""
+    return {
+        (cell.row, cell.column, seed): plans.make_run(made, cell.variants[0], seed, out).folder
+        for seed in made.seeds
+        for cell in made.cells
+    }
+
+
+def only(made):
+    """The settings of the only run."""
+    first, *twins = [cell.variants[0].settings for cell in made.cells]
+    assert all(twin == first for twin in twins)
+    return first
+
+
+def config(made, seed=1, out=loading.FOLDER):
+    """train_cifar.py's own reading of the only command."""
+    run = plans.make_run(made, made.cells[0].variants[0], seed, out)
+    (command,) = run.commands()
+    read = read_command(command[2:], "")
+    assert (read.seeds, read.resume, read.folder()) == ((seed,), True, run.folder.parent)
+    return read
 
 
 def reproduce(capfd, *argv):
