@@ -64,6 +64,22 @@ def operators(monkeypatch):
     return choose
 
 
+@pytest.fixture(scope="session")
+def built_operator():
+    from fairseq_rskip.ops import cpu
+
+    try:
+        return cpu.load()
+    except ValueError as error:
+        pytest.skip(f"no CPU operator here: {error}")
+
+
+@pytest.fixture
+def cpu_operator(built_operator, operators):
+    """The C++ operator computes, whatever RSKIP_OPS the tests run under."""
+    operators("cpu")
+
+
 @pytest.fixture
 def stock_operators(operators):
     """Skip connections compute as with RSKIP_OPS=reference, whose λ = 1 is stock fairseq's skip bit for bit."""

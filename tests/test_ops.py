@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import run_command
 
-from fairseq_rskip.ops import cpu, dispatch, in_use, reference, skip_norm
+from fairseq_rskip.ops import dispatch, in_use, reference, skip_norm
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 # (rows, features), steps, options
@@ -41,20 +41,6 @@ MIXED = {
     "gains_wide": (torch.float16, torch.float16, torch.float32),
     "branch_double": (torch.float32, torch.float64, torch.float32),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _built():
-    try:
-        cpu.load()
-    except ValueError as error:
-        pytest.skip(f"no CPU operator here: {error}")
-
-
-@pytest.fixture
-def backend(operators):
-    """The C++ operator computes, whatever RSKIP_OPS the tests run under."""
-    operators("cpu")
 
 
 def inputs(shape, steps, dtypes=(torch.float32,) * 3, biases=True, seed=0):
@@ -97,13 +83,13 @@ def check(function, shape, steps, options, dtypes=(torch.float32,) * 3):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_shape_equals_the_reference_in_float64(case, backend):
+def test_every_shape_equals_the_reference_in_float64(case, cpu_operator):
     check(skip_norm, *CASES[case])
 
 
 @pytest.mark.parametrize("kinds", MIXED)
 @pytest.mark.parametrize("shape", [(9, 16), (3, 100)], ids=["short", "long"])
-def test_every_mixture_of_types_equals_the_reference_in_float64(kinds, shape, backend):
+def test_every_mixture_of_types_equals_the_reference_in_float64(kinds, shape, cpu_operator):
     check(skip_norm, shape, 2, {}, MIXED[kinds])
 
 
@@ -150,7 +136,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("width", [16, 72], ids=["short", "long"])
-def test_strides_change_nothing(layout, width, backend):
+def test_strides_change_nothing(layout, width, cpu_operator):
     leaves = inputs((2, 3, 5, width), 2)
     moved = [LAYOUTS[layout](leaf.detach()).requires_grad_() for leaf in leaves[:2]] + leaves[2:]
     dense = [leaf.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for leaf in moved]
@@ -159,7 +145,7 @@ def test_strides_change_nothing(layout, width, backend):
 
 
 @pytest.mark.parametrize("wanted", ["x", "f_x", "gains", "biases", "x_and_gains"])
-def test_gradients_come_one_by_one(wanted, backend):
+def test_gradients_come_one_by_one(wanted, cpu_operator):
     leaves = inputs((11, 32), 2)
     everything = evaluate(skip_norm, leaves, 2)[1:]
     chosen = {"x": [0], "f_x": [1], "gains": [2, 3], "biases": [4, 5], "x_and_gains": [0, 2]}[wanted]
@@ -176,7 +162,7 @@ def test_gradients_come_one_by_one(wanted, backend):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30], ids=["nan", "inf", "overflow"])
 @pytest.mark.parametrize("width", [16, 80], ids=["short", "long"])
-def test_a_bad_row_comes_out_as_in_torch_and_spoils_no_other(value, width, backend):
+def test_a_bad_row_comes_out_as_in_torch_and_spoils_no_other(value, width, cpu_operator):
     leaves = inputs((33, width), 2)
     with torch.no_grad():
         leaves[0][5, 3] = value
@@ -186,7 +172,7 @@ def test_a_bad_row_comes_out_as_in_torch_and_spoils_no_other(value, width, backe
 
 
 @pytest.mark.parametrize("width", [16, 64, 256], ids=["16", "64", "256"])
-def test_rows_far_from_zero_keep_their_digits(width, backend):
+def test_rows_far_from_zero_keep_their_digits(width, cpu_operator):
     """Multiples of 1/8 around 4096: fp32 holds x + F exactly, so that only the norm can lose digits."""
     leaves = inputs((9, width), 1)
     x, f_x = ((leaf.detach() * 4).round() / 8 for leaf in leaves[:2])
@@ -196,7 +182,7 @@ def test_rows_far_from_zero_keep_their_digits(width, backend):
 
 
 @pytest.mark.parametrize("width", [16, 64, 72], ids=["16", "64", "72"])
-def test_a_row_gives_the_same_bits_wherever_it_stands(width, backend):
+def test_a_row_gives_the_same_bits_wherever_it_stands(width, cpu_operator):
     leaves = [leaf.detach() for leaf in inputs((70, width), 3)]
     whole = skip_norm(leaves[0], leaves[1], leaves[2:5], leaves[5:])
     for start, stop in ((0, 1), (3, 20), (69, 70)):
@@ -204,7 +190,7 @@ def test_a_row_gives_the_same_bits_wherever_it_stands(width, backend):
         assert torch.equal(part, whole[start:stop])
 
 
-def test_threads_change_no_bit(backend):
+def test_threads_change_no_bit(cpu_operator):
     leaves = inputs((5000, 48), 3)
     threads = torch.get_num_threads()
     results = []
@@ -216,7 +202,7 @@ def test_threads_change_no_bit(backend):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other))
 
 
-def test_outputs_are_written_whole(backend):
+def test_outputs_are_written_whole(cpu_operator):
     """Memory that held NaN before shows through nowhere."""
     leaves = inputs((130, 33), 2)
     with torch.random.fork_rng():
@@ -229,7 +215,7 @@ def test_outputs_are_written_whole(backend):
 
 
 @pytest.mark.parametrize("options", [{}, {"rms": True}], ids=["layer", "rms"])
-def test_gradcheck_once_and_twice(options, backend):
+def test_gradcheck_once_and_twice(options, cpu_operator):
     leaves = [leaf.detach().double().requires_grad_() for leaf in inputs((3, 5), 2)]
 
     def call(x, f_x, *rest):
@@ -239,7 +225,7 @@ def test_gradcheck_once_and_twice(options, backend):
     assert torch.autograd.gradgradcheck(call, leaves)
 
 
-def test_one_tensor_in_two_places_and_twice_differentiated(backend):
+def test_one_tensor_in_two_places_and_twice_differentiated(cpu_operator):
     def penalty(function, x, gain):
         y = function(x, x, [gain, gain], [gain, gain])
         (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
@@ -251,7 +237,7 @@ def test_one_tensor_in_two_places_and_twice_differentiated(backend):
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_backward_keeps_x_and_f_alone(steps, backend):
+def test_backward_keeps_x_and_f_alone(steps, cpu_operator):
     """Never more than torch keeps for x + F and one layer norm: the sum, its means and deviations."""
     leaves = inputs((64, 128), steps)
     kept = []
@@ -260,7 +246,7 @@ def test_backward_keeps_x_and_f_alone(steps, backend):
     assert sorted(kept) == sorted(leaf.data_ptr() for leaf in leaves)
 
 
-def test_a_gradient_that_someone_holds_is_left_as_it_is(backend):
+def test_a_gradient_that_someone_holds_is_left_as_it_is(cpu_operator):
     x, f_x, gain, bias = inputs((40, 32), 1)
     seen = []
     y = skip_norm(x, f_x, [gain], [bias], 2.0)
@@ -271,7 +257,7 @@ def test_a_gradient_that_someone_holds_is_left_as_it_is(backend):
     assert torch.equal(held, copy) and torch.equal(y.grad, copy)
 
 
-def test_opcheck(backend):
+def test_opcheck(cpu_operator):
     for options in ((1.0, 1.0, 1e-5, False), (1.0, 2.0, 1e-5, True)):
         leaves = inputs((4, 16), 2)
         torch.library.opcheck(
@@ -280,7 +266,7 @@ def test_opcheck(backend):
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_compiled_whole(dynamic, backend):
+def test_compiled_whole(dynamic, cpu_operator):
     in_use()
     leaves = inputs((12, 48), 2)
     torch._dynamo.reset()
@@ -291,7 +277,7 @@ def test_compiled_whole(dynamic, backend):
     agree(found, [t.double() for t in evaluate(lambda *a, **k: skip_norm(*a, **k) * 2.0, leaves, 2)], torch.float32)
 
 
-def test_autocast_leaves_the_types_as_they_are(backend):
+def test_autocast_leaves_the_types_as_they_are(cpu_operator):
     leaves = inputs((5, 32), 2, (torch.float32, torch.bfloat16, torch.float32))
     plain = evaluate(skip_norm, leaves, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -299,7 +285,7 @@ def test_autocast_leaves_the_types_as_they_are(backend):
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(plain, under))
 
 
-def test_transforms_of_torch_func_take_the_reference(backend):
+def test_transforms_of_torch_func_take_the_reference(cpu_operator):
     x, f_x, gain, bias = (leaf.detach() for leaf in inputs((3, 6, 16), 1))
 
     def total(x):

@@ -9,7 +9,7 @@ from conftest import run_command
 from test_ops import LAYOUTS, MIXED, agree
 from test_ops import TOLERANCE as TOLERANCES
 
-from fairseq_rskip.ops import cpu, dispatch, reference, skip_mix, skip_norm
+from fairseq_rskip.ops import dispatch, reference, skip_mix, skip_norm
 
 # (rows, features), steps, options
 CASES = {
@@ -28,19 +28,6 @@ CASES = {
     "empty": ((0, 4, 32), 3, {}),
 }
 MODES = ("constant", "halting")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _built():
-    try:
-        cpu.load()
-    except ValueError as error:
-        pytest.skip(f"no CPU operator here: {error}")
-
-
-@pytest.fixture
-def backend(operators):
-    operators("cpu")
 
 
 def inputs(mode, shape, steps, dtypes=(torch.float32,) * 3, biases=True):
@@ -80,20 +67,20 @@ def check(function, mode, shape, steps, options, dtypes=(torch.float32,) * 3):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", CASES)
-def test_every_shape_equals_the_reference_in_float64(case, mode, backend):
+def test_every_shape_equals_the_reference_in_float64(case, mode, cpu_operator):
     check(skip_mix, mode, *CASES[case])
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kinds", MIXED)
-def test_every_mixture_of_types_equals_the_reference_in_float64(kinds, mode, backend):
+def test_every_mixture_of_types_equals_the_reference_in_float64(kinds, mode, cpu_operator):
     check(skip_mix, mode, (9, 16), 3, {}, MIXED[kinds])
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("width", [5, 16, 64, 256], ids=["5", "16", "64", "256"])
 @pytest.mark.parametrize("step", [1, 2, 4])
-def test_at_one_hot_weights_it_is_that_step_bit_for_bit(step, width, mode, backend):
+def test_at_one_hot_weights_it_is_that_step_bit_for_bit(step, width, mode, cpu_operator):
     x, f_x, weights, *rest = (leaf.detach() for leaf in inputs(mode, (21, width), 4))
     direction = rest.pop(0) if mode == "halting" else None
     k = torch.arange(len(weights)) + 1
@@ -105,7 +92,7 @@ def test_at_one_hot_weights_it_is_that_step_bit_for_bit(step, width, mode, backe
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_strides_change_nothing(layout, mode, backend):
+def test_strides_change_nothing(layout, mode, cpu_operator):
     leaves = inputs(mode, (2, 3, 5, 16), 3)
     moved = [LAYOUTS[layout](leaf.detach()).requires_grad_() for leaf in leaves[:2]] + leaves[2:]
     dense = [leaf.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for leaf in moved]
@@ -115,7 +102,7 @@ def test_strides_change_nothing(layout, mode, backend):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("width", [16, 64, 72], ids=["16", "64", "72"])
-def test_a_row_gives_the_same_bits_wherever_it_stands(width, mode, backend):
+def test_a_row_gives_the_same_bits_wherever_it_stands(width, mode, cpu_operator):
     x, f_x, *rest = (leaf.detach() for leaf in inputs(mode, (70, width), 3))
     whole, p = call(skip_mix, [x, f_x, *rest], mode, 3)
     for start, stop in ((0, 1), (3, 20), (69, 70)):
@@ -125,7 +112,7 @@ def test_a_row_gives_the_same_bits_wherever_it_stands(width, mode, backend):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_threads_change_no_bit(mode, backend):
+def test_threads_change_no_bit(mode, cpu_operator):
     leaves, threads, results = inputs(mode, (5000, 48), 3), torch.get_num_threads(), []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
@@ -136,7 +123,7 @@ def test_threads_change_no_bit(mode, backend):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_gradcheck_once_and_twice(mode, backend):
+def test_gradcheck_once_and_twice(mode, cpu_operator):
     leaves = [leaf.detach().double().requires_grad_() for leaf in inputs(mode, (3, 5), 3)]
 
     def outputs(*leaves):
@@ -148,7 +135,7 @@ def test_gradcheck_once_and_twice(mode, backend):
 
 
 @pytest.mark.parametrize("used", ["y", "p"])
-def test_either_output_alone_has_its_gradients(used, backend):
+def test_either_output_alone_has_its_gradients(used, cpu_operator):
     found = []
     for function in (skip_mix, reference.skip_mix):
         leaves = inputs("halting", (11, 32), 3)
@@ -160,7 +147,7 @@ def test_either_output_alone_has_its_gradients(used, backend):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_step_is_kept_for_backward(mode, backend):
+def test_no_step_is_kept_for_backward(mode, cpu_operator):
     leaves, kept = inputs(mode, (64, 128), 4), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         call(skip_mix, leaves, mode, 4)
@@ -169,7 +156,7 @@ def test_no_step_is_kept_for_backward(mode, backend):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_bad_row_spoils_no_other(mode, backend):
+def test_a_bad_row_spoils_no_other(mode, cpu_operator):
     leaves = [leaf.detach() for leaf in inputs(mode, (33, 16), 3)]
     truth, _ = call(skip_mix, leaves, mode, 3)
     leaves[0] = leaves[0].clone()
@@ -180,7 +167,7 @@ def test_a_bad_row_spoils_no_other(mode, backend):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_opcheck(mode, backend):
+def test_opcheck(mode, cpu_operator):
     x, f_x, weights, *rest = inputs(mode, (4, 16), 2)
     direction = rest.pop(0) if mode == "halting" else None
     arguments = (x, f_x, rest[:2], rest[2:], weights, direction, 1.0, 2.0, 1e-5, False)
@@ -196,7 +183,7 @@ def test_opcheck(mode, backend):
     ],
     ids=["constant", "halting", "direction"],
 )
-def test_weights_that_do_not_fit(weights, direction, message, backend):
+def test_weights_that_do_not_fit(weights, direction, message, cpu_operator):
     x, f_x, _, *rest = (leaf.detach() for leaf in inputs("constant", (4, 16), 2))
     with pytest.raises(RuntimeError, match=message):
         skip_mix(x, f_x, rest[:2], rest[2:], torch.ones(weights), None if direction is None else torch.ones(direction))
