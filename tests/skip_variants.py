@@ -84,7 +84,7 @@ for _norm in ("rms", "scale", "ada", "dyt"):
         xskip(2, _norm, 1.0, lambda x, f, g, p: g[0](2 * x + f)),
         rskip(2, _norm, 1.0, lambda x, f, g, p: g[1](x + g[0](x + f))),
     ]
-PLACE = Place("encoder", "ffn", index=2, depth=6, other_depth=6, position=1, sublayers=2)
+PLACE = Place("encoder", "ffn", index=2, depth=6, other_depth=6, other_sublayers=3, position=1, sublayers=2)
 
 
 def rival(kind, equation, **options):

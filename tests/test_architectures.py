@@ -118,6 +118,9 @@ def test_the_decoder_follows_the_encoder_unless_told():
             "--checkpoint-activations: what halting costs would have no gradient there, expected --skip-halt-cost 0",
         ),
         ("residual_dual", {"decoder_layers_to_keep": "0,1"}, "--decoder-layers-to-keep 0,1"),
+        ("hyper", {"encoder_attention_heads": 7}, "--encoder-attention-heads 7 does not divide --encoder-embed-dim 64"),
+        ("xskip", {"decoder_attention_heads": 0}, "--decoder-attention-heads 0 does not divide"),
+        ("deepnorm", {"skip_rank": 1}, "--skip-rank 1: kind deepnorm has no such option"),
     ],
 )
 def test_a_contradiction_is_one_clear_line(arch, changes, says):

@@ -172,6 +172,14 @@ def test_statistics_without_padding_are_not_replaced_by_those_with_it():
         nn.SyncBatchNorm.convert_sync_batchnorm(SkipConnection(5, "rskip", norm="batch"))
 
 
+@pytest.mark.skipif(not hasattr(nn, "RMSNorm"), reason="torch has nn.RMSNorm from 2.4 on")
+def test_rms_norm_is_torchs():
+    ours, x = random_norm("rms", 33, eps=1e-3), draw((6, 5, 33), 1)
+    torchs = nn.RMSNorm(33, eps=1e-3).double()
+    torchs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(ours(x), torchs(x), rtol=1e-14, atol=1e-14)
+
+
 def test_scale_norm_gives_every_row_one_length():
     norm, x = create_norm("scale", 33).double(), draw((6, 5, 33), 1)
     torch.testing.assert_close(norm(x).norm(dim=-1), torch.full((6, 5), 33**0.5, dtype=torch.float64))

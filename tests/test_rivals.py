@@ -8,12 +8,14 @@ import torch
 from skip_variants import IMAGE, SEQUENCE, draw
 from transformer_helpers import TINY, batch, build, sentences, task
 
+from fairseq_rskip.analysis.learned import Movement, learned
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules import profiling, training
+from fairseq_rskip.modules.skip_config import way_out
 from fairseq_rskip.residual import PLAIN, Place, SkipConnection, Weight, skips
 from fairseq_rskip.vision.model import preact_resnet
 
-ENCODER, DECODER = Place("encoder", "ffn", 5, 6, 6, 1, 2), Place("decoder", "ffn", 5, 6, 6, 2, 3)
+ENCODER, DECODER = Place("encoder", "ffn", 5, 6, 6, 1, 2, 3), Place("decoder", "ffn", 5, 6, 6, 2, 3, 2)
 BASE = {"encoder_layers": 6, "decoder_layers": 6, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64}
 
 
@@ -178,6 +180,21 @@ def test_admin_takes_its_start_from_one_batch():
     assert all(skip.weight.eq(1).all() for skip in chain)  # nothing but padding says nothing
 
 
+def test_admins_omega_is_one_plus_the_branches_variances_where_x_has_variance_one():
+    chain = torch.nn.ModuleList(SkipConnection(64, "admin", place=Place(index=i, depth=4)) for i in range(4))
+    x = torch.nn.functional.layer_norm(draw((5, 4, 64), 0, torch.float32), [64])
+    branches = [scale * draw((5, 4, 64), seed, torch.float32) for seed, scale in enumerate((0.3, 1.0, 2.0, 0.5), 1)]
+
+    def forward():
+        y = x
+        for skip, f_x in zip(chain, branches):
+            y = skip(y, f_x)
+
+    profiling.profile(chain, forward)
+    squares = [1 + sum(float(f_x.var()) for f_x in branches[:i]) for i in range(4)]
+    assert [float(skip.weight[0].detach() ** 2) for skip in chain] == pytest.approx(squares, rel=1e-3)
+
+
 class Pairs(list):
     """What profiling asks of a training set: sentences, and a collater."""
 
@@ -205,6 +222,45 @@ def test_admin_profiles_where_a_training_can_follow_and_leaves_random_draws_alon
     made.load_dataset = lambda split, **_: (_ for _ in ()).throw(FileNotFoundError("no train.src"))
     with pytest.raises(UserError, match="--skip-omega profile and .* need the training data.*--skip-omega formula"):
         profiling.profile_starts(made, model)
+    # fairseq builds a model inside fairscale's context, and flattens it afterwards
+    wrapping = SimpleNamespace(ConfigAutoWrap=SimpleNamespace(in_autowrap_context=True))
+    monkeypatch.setitem(__import__("sys").modules, "fairscale.nn.wrap.auto_wrap", wrapping)
+    with pytest.raises(UserError, match="admin cannot be profiled under --ddp-backend fully_sharded: expected another"):
+        profiling.profile_starts(made, model)
+
+
+@pytest.mark.parametrize("kind", ["highway", "conv_shortcut", "laurel"])
+def test_every_place_has_draws_of_its_own(kind):
+    name = {"highway": "gate_weight", "conv_shortcut": "weight", "laurel": "low"}[kind]
+    model, again = (build(f"transformer_{kind}_tiny", **TINY) for _ in range(2))
+    found = [getattr(skip, name).detach() for skip in skips(model).values()]
+    assert len({tuple(weight[0].tolist()) for weight in found}) == len(found) == 10
+    assert all(torch.equal(a, getattr(b, name)) for a, b in zip(found, skips(again).values()))
+
+
+@pytest.mark.parametrize("kind", ["layerscale", "laurel", "highway", "hyper", "dlcl"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_coefficients_that_never_moved_are_known_in_half_precision_too(kind, dtype):
+    model = build(f"transformer_{kind}_tiny", **TINY)
+    movement = Movement(model)
+    model.to(dtype)
+    assert movement.unmoved() == list(learned(model))
+
+
+def test_nothing_is_said_of_a_training_that_never_began(monkeypatch, caplog):
+    model, said = build("transformer_rezero_tiny", **TINY), []
+    monkeypatch.setattr(training.atexit, "register", said.append)
+    step = training.Report(lambda: 7, model)
+    assert not said and [step(), step()] == [7, 7]
+    (at_exit,) = said
+    at_exit()
+    assert "4 of 4 learned coefficients of the skip connections never moved" in caplog.text
+
+
+def test_fixup_counts_the_branches_that_there_are():
+    for without, count in ((False, 10), (True, 8)):
+        model = build("transformer_fixup_tiny", **TINY, no_cross_attention=without)
+        assert {skip.place.all_blocks for skip in skips(model).values()} == {count}
 
 
 @pytest.mark.parametrize("kind", ["fixup", "skipinit"])
@@ -257,4 +313,7 @@ def test_the_first_block_that_leaves_fp16_is_named_once_the_loss_scale_falls(cap
     assert len(warnings) == 1 and len(calls) == 4
     # with |x| up to about 4, 30^2 x is below half of fp16's largest value, 30^3 x above
     assert warnings[0].startswith("the output of encoder.layers.1.self_attn_skip reaches")
+    assert warnings[0].endswith(": expected fp32 or bf16, or --skip-norm layer, or a smaller --skip-lambda")
+    assert way_out(SkipConnection(4, "rezero")) == "fp32 or bf16"
+    assert way_out(SkipConnection(4, "preln")) == "fp32 or bf16, or a smaller --skip-lambda"
     assert not any(skip._forward_hooks for skip in skips(model).values())

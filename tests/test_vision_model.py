@@ -8,7 +8,11 @@ import torch.nn.functional as F
 from skip_variants import VARIANTS, draw, from_rows, to_rows
 
 from fairseq_rskip.norms import BatchNorm
+from fairseq_rskip.vision.config import parse
+from fairseq_rskip.vision.data import ImageSet
+from fairseq_rskip.vision.distributed import Group
 from fairseq_rskip.vision.model import preact_resnet
+from fairseq_rskip.vision.trainer import Trainer
 
 
 def batch_norm(x, weights, name):
@@ -171,3 +175,14 @@ def test_synchronised_statistics_reach_every_batch_norm_and_are_the_same_for_one
     torch.testing.assert_close(twin(x), model(x), atol=1e-5, rtol=1e-5)
     for name, value in twin.state_dict().items():
         torch.testing.assert_close(value, model.state_dict()[name], atol=1e-5, rtol=1e-5)
+
+
+def test_admin_is_profiled_on_the_first_batch_and_that_is_no_movement():
+    config = parse(["--data", "digits", "--depth", "8", "--skip-kind", "admin", "--skip-norm", "layer"], "")
+    images = torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(8)
+    classes = tuple(map(str, labels.tolist()))
+    trainer = Trainer(config, 1, ImageSet(classes, images, labels, images, labels), Group(0, 1, torch.device("cpu")))
+    omegas = [float(block.skip.weight[0].detach()) for block in trainer.module.blocks]
+    assert omegas[0] == 1 and min(omegas[1:]) > 1.01
+    assert len(trainer.movement.unmoved()) == len(omegas)

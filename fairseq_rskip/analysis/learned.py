@@ -39,8 +39,9 @@ class Movement:
         self.starts: Dict[str, Tensor] = {name: value.detach().cpu().clone() for name, value in learned(model).items()}
 
     def unmoved(self) -> List[str]:
-        now = learned(self.model)
-        return [name for name, start in self.starts.items() if torch.equal(now[name].detach().cpu().to(start), start)]
+        now = {name: value.detach().cpu() for name, value in learned(self.model).items()}
+        # in the type of now: fairseq halves a model after it is built
+        return [name for name, start in self.starts.items() if torch.equal(now[name], start.to(now[name].dtype))]
 
     def warning(self) -> str:
         """One line that names those that never moved, or "" where all did."""

@@ -38,6 +38,11 @@ class SkipTransformerModel(TransformerModelBase):
         config = resolve(cfg)
         skip = config.skip.check(arch, pre_norm=config.encoder.normalize_before or config.decoder.normalize_before)
         config.skip.check_layers(arch, config)
+        for name in ("encoder", "decoder"):
+            side = getattr(config, name)
+            if side.attention_heads < 1 or side.embed_dim % side.attention_heads:
+                heads = f"--{name}-attention-heads {side.attention_heads}"
+                raise UserError(f"--arch {arch}: {heads} does not divide --{name}-embed-dim {side.embed_dim}")
         if config.checkpoint_activations and skip.take_cost()[0]:
             raise UserError(
                 f"--arch {arch} with --checkpoint-activations: what halting costs would have no gradient there, "
@@ -51,7 +56,7 @@ class SkipTransformerModel(TransformerModelBase):
             )
         model = super().build_model(config, task)
         counts = (len(skips(side)) for side in (model.encoder, model.decoder))
-        warning = config.skip.growth_warning(1.0 if skip.norms else skip.growth(), *counts)
+        warning = config.skip.growth_warning(skip, *counts)
         if warning:
             logger.warning(warning)
         _scale_embeddings(model)

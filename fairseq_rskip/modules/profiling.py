@@ -27,7 +27,11 @@ def can_follow(task: Any) -> bool:
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
-    """Whether --ddp-backend fully_sharded has flattened the parameters of ``model``."""
+    """Whether --ddp-backend fully_sharded has flattened parameters of ``model``, or is about to: fairseq builds a model
+    in the context in which fairscale wraps its parts, and wraps the whole when it is built."""
+    wrapping = sys.modules.get("fairscale.nn.wrap.auto_wrap")
+    if wrapping is not None and wrapping.ConfigAutoWrap.in_autowrap_context:
+        return True
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
 
 

@@ -68,8 +68,9 @@ class _SkipOptions:
                         "hands several tensors from layer to layer, and none can be left out: expected no such option"
                     )
 
-    def growth_warning(self, scale: float, encoder_skips: int, decoder_skips: int) -> str:
-        """One line on the growth ``scale``^(number of skips) of a stream without a norm, or "" where there is none."""
+    def growth_warning(self, skip: SkipConnection, encoder_skips: int, decoder_skips: int) -> str:
+        """One line on the growth of a stream in which no norm stands after the sum, or "" where there is none."""
+        scale = 1.0 if skip.norms else skip.growth()
         if scale <= 1:
             return ""
         encoder, decoder = (power(scale, n) for n in (encoder_skips, decoder_skips))
@@ -80,8 +81,18 @@ class _SkipOptions:
         return (
             f"a skip scaled by {scale:g} without a normalisation grows with depth: about {scale:g}^{encoder_skips} = "
             f"{encoder:.3g} through the encoder and {scale:g}^{decoder_skips} = {decoder:.3g} through the decoder. "
-            f"That {verdict} fp16 (largest value {FP16_MAX:g}); the way out is fp32, or --skip-norm layer"
+            f"That {verdict} fp16 (largest value {FP16_MAX:g}); the way out is {way_out(skip)}"
         )
+
+
+def way_out(skip: SkipConnection) -> str:
+    """What keeps the stream of ``skip`` within fp16's range."""
+    ways = ["fp32 or bf16"]
+    if skip.norm_stands == "after" and not skip.norms:
+        ways.append("--skip-norm layer")
+    if hasattr(skip.options, "skip_lambda"):
+        ways.append("a smaller --skip-lambda")
+    return ", or ".join(ways)
 
 
 SkipConfig: Type[Any] = make_dataclass(

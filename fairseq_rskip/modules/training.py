@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairseq_rskip.analysis.learned import Movement, lambdas
 from fairseq_rskip.modules.profiling import can_follow
-from fairseq_rskip.modules.skip_config import FP16_MAX
+from fairseq_rskip.modules.skip_config import FP16_MAX, way_out
 from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
 from fairseq_rskip.modules.weight_decay import WithoutDecay
 from fairseq_rskip.residual import skips
@@ -35,20 +35,30 @@ def attach(task: Any, model: Any, interval: int) -> None:
     task.train_step = OverflowWatch(task.train_step, model)
     if any(skip.learns and not skip.decays for skip in found):
         task.optimizer_step = WithoutDecay(task.optimizer_step, model)
-    movement = Movement(model)
-    if movement.starts or lambdas(model):
-        atexit.register(report, movement)
+    if any(skip.learns or skip.effective_lambda() is not None for skip in found):
+        task.train_step = Report(task.train_step, model)
 
 
-def report(movement: Movement) -> None:
-    """At the end of a training, what its first process says of the learned coefficients."""
-    if get_global_rank() != 0:
-        return
-    found = lambdas(movement.model)
-    if found:
-        logger.info("adaptive λ: " + ", ".join(f"{block} {value:.3f}" for block, value in found.items()))
-    if movement.warning():
-        logger.warning(movement.warning())
+class Report:
+    """A task's ``train_step`` after which, when the training ends, its first process says what was learned."""
+
+    def __init__(self, train_step: Any, model: Any):
+        self.train_step, self.movement, self.begun = train_step, Movement(model), False
+
+    def __call__(self, *arguments, **options):
+        if not self.begun:  # a training that is refused before its first update has learned nothing
+            self.begun = True
+            atexit.register(self.say)
+        return self.train_step(*arguments, **options)
+
+    def say(self) -> None:
+        if get_global_rank() != 0:
+            return
+        found = lambdas(self.movement.model)
+        if found:
+            logger.info("adaptive λ: " + ", ".join(f"{block} {value:.3f}" for block, value in found.items()))
+        if self.movement.warning():
+            logger.warning(self.movement.warning())
 
 
 class HaltCost:
@@ -95,10 +105,8 @@ class OverflowWatch:
         for name, value in ((name, float(value)) for name, value in largest):
             if not value < FP16_MAX / 2:
                 self.found = True
-                logger.warning(
-                    f"the output of {name} reaches {value:.3g}, fp16 ends at {FP16_MAX:g}: train in fp32 or bf16, "
-                    "add a normalisation (--skip-norm layer), or lower --skip-lambda"
-                )
+                way = way_out(skips(self.model)[name])
+                logger.warning(f"the output of {name} reaches {value:.3g}, fp16 ends at {FP16_MAX:g}: expected {way}")
                 return
 
 

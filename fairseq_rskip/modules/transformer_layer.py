@@ -34,7 +34,8 @@ class SkipTransformerLayerBase(nn.Module):
     def __init__(self, cfg, side, other, index: int):
         super().__init__()
         self.cfg = cfg
-        self.places = {"depth": side.layers, "other_depth": other.layers, "index": index}
+        others = 2 if other is cfg.encoder or cfg.no_cross_attention else 3  # sublayers in a layer of the other side
+        self.places = {"depth": side.layers, "other_depth": other.layers, "other_sublayers": others, "index": index}
         self.embed_dim = side.embed_dim
         self.normalize_before = side.normalize_before
         self.quant_noise = cfg.quant_noise.pq

@@ -1,6 +1,7 @@
 """The interface of a skip connection: what its branch sees, and how the two are put together."""
 
 import dataclasses
+import zlib
 from typing import Any, Dict, Optional, Tuple
 
 import torch
@@ -185,7 +186,8 @@ class SkipConnection(WithCoefficients, WithRule):
 
     def draw(self, *shape: int) -> Tensor:
         """Standard normal values of this kind and place under the current seed, outside the global random stream."""
-        seed = (torch.initial_seed() + 7919 * self.place.number + 104729 * len(self.place.side)) % 2**63
+        place = f"{self.kind} {self.place.side} {self.place.number}"
+        seed = (torch.initial_seed() + zlib.crc32(place.encode())) % 2**63
         values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), device="cpu")
         return torch.empty(*shape).copy_(values)  # the same values on whatever device the module is built
 
@@ -262,7 +264,10 @@ class SkipConnection(WithCoefficients, WithRule):
         return None
 
     def drop_branch(self, f_x: Tensor) -> Tensor:
-        """b F with b from Bernoulli(1 - p), one draw per example (sentence or image); in evaluation (1 - p) F."""
+        """Stochastic depth: b F with b from Bernoulli(1 - p); in evaluation (1 - p) F.
+
+        One draw per example (sentence or image), as in timm; Huang et al. 2016 draw once for a whole batch.
+        """
         if not self.training:
             return f_x * (1.0 - self.drop_rate)
         shape = [1] * f_x.dim()

@@ -16,7 +16,8 @@ class Highway(LearnedSkip, norm="none"):
     Networks".
 
     W is ``(dim, dim)``, applied to the features of each position (a 1x1 convolution for images), and starts with
-    standard deviation 1/sqrt(dim); b starts at ``gate_bias``, -1 to -3 in the paper. b -> -inf gives x.
+    standard deviation 1/sqrt(dim); b starts at ``gate_bias``, -1 to -3 in the paper. b -> -inf gives x. Weight decay
+    leaves W and b alone, as all learned coefficients but wskip's.
     """
 
     kind = "highway"
@@ -29,6 +30,9 @@ class Highway(LearnedSkip, norm="none"):
         super().__init__(dim, kind, **options)
         self.gate_weight = nn.Parameter(self.draw(self.dim, self.dim) * self.dim**-0.5)
         self.gate_bias = nn.Parameter(torch.full((self.dim,), float(self.options.gate_bias)))
+
+    def constants(self) -> Dict[str, float]:
+        return {"b": float(self.gate_bias.detach().mean())}
 
     def gate(self, x: Tensor) -> Tensor:
         """sigmoid(W x + b), of x's shape."""
@@ -79,8 +83,8 @@ class Constant(ConstantSkip, norm="none"):
 class ConvShortcut(LearnedSkip, norm="none"):
     """1x1 convolutional shortcut, ``y = G(W x + F)``: He et al. 2016b; in a Transformer W is a linear map.
 
-    W is ``(dim, dim)`` and starts as He's initialisation with the fan-out draws it. y mixes the features of x, so that
-    x:F has no meaning.
+    W is ``(dim, dim)`` and starts as He's initialisation with the fan-out draws it. Weight decay leaves it alone, where
+    He et al. decay all weights. y mixes the features of x, so that x:F has no meaning.
     """
 
     kind = "conv_shortcut"
@@ -105,6 +109,9 @@ class DropoutShortcut(ConstantSkip, norm="none"):
     def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.rate = float(self.options.shortcut_dropout)
+
+    def constants(self) -> Dict[str, float]:
+        return {"rate": self.rate}
 
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
         return F.dropout(x, self.rate, self.training) + f_x
@@ -133,6 +140,9 @@ class LAuReL(LearnedSkip, norm="none"):
         self.skip_weight = nn.Parameter(torch.ones(()))
         self.low = nn.Parameter(self.draw(rank, self.dim) * self.dim**-0.5)
         self.high = nn.Parameter(torch.zeros(self.dim, rank))
+
+    def constants(self) -> Dict[str, float]:
+        return {"rank": float(self.low.size(0))}
 
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
         augmented = self.linear(self.linear(x, self.low), self.high)

@@ -13,6 +13,7 @@ import torch
 
 _FP32 = torch.finfo(torch.float32)
 MOST_STEPS = 1000
+STORED_AT_1 = ("skip_lambda", "branch_scale", "init")  # by earlier versions for every kind, where it meant nothing
 
 
 def _real(value: Any) -> bool:
@@ -127,11 +128,10 @@ def _help(uses: List[Tuple[str, Any]], kinds: int) -> str:
 def select(cls: Any, given: Dict[str, Optional[Any]]) -> Dict[str, Any]:
     """What of ``given``, option name -> value or None, is to be handed to the kind ``cls``.
 
-    A value that the kind has no use for stays in, so that the kind refuses it, but for 1: earlier versions stored every
-    option of every kind, at 1 where it meant nothing.
+    A value that the kind has no use for stays in, so that the kind refuses it, but for those ``STORED_AT_1``.
     """
     known = {field.name for field in dataclasses.fields(cls.Options)}
-    return {k: v for k, v in given.items() if v is not None and (k in known or isinstance(v, (bool, str)) or v != 1)}
+    return {k: v for k, v in given.items() if v is not None and (k in known or k not in STORED_AT_1 or v != 1)}
 
 
 def label(kind: str, options: Any, shared: Any) -> str:

@@ -144,7 +144,7 @@ class WSkip(LearnedSkip):
         return float(self.options.init)
 
     def constants(self) -> Dict[str, float]:
-        return {"alpha": self.alpha}
+        return {"w": float(self.weight.detach().mean()), "alpha": self.alpha}
 
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
         return torch.add(x * self.per_channel(self.weight), f_x, alpha=self.alpha)

@@ -13,8 +13,8 @@ class Place:
     """Where in a network a skip connection stands.
 
     ``side``: encoder, decoder or resnet. ``sublayer``: self_attn, encoder_attn, ffn, or block of a ResNet. ``index``:
-    the layer's number from 0, of the ``depth`` layers of this side; ``other_depth``: layers of the other side.
-    ``position``: the sublayer's number from 0, of the ``sublayers`` that a layer has.
+    the layer's number from 0, of the ``depth`` layers of this side; ``position``: the sublayer's number from 0, of the
+    ``sublayers`` that a layer has. ``other_depth``, ``other_sublayers``: those numbers of the other side.
     """
 
     side: str = "encoder"
@@ -24,6 +24,7 @@ class Place:
     other_depth: int = 0
     position: int = 0
     sublayers: int = 1
+    other_sublayers: int = 0
 
     @property
     def number(self) -> int:
@@ -37,8 +38,8 @@ class Place:
 
     @property
     def all_blocks(self) -> int:
-        """How many the network has: an encoder layer has two, a decoder layer three."""
-        return self.blocks + self.other_depth * (3 if self.side == "encoder" else 2)
+        """How many the network has."""
+        return self.blocks + self.other_depth * self.other_sublayers
 
 
 class Weight(NamedTuple):

@@ -30,6 +30,9 @@ class BranchWeight(LearnedSkip):
         """``weight`` as it multiplies F."""
         return self.weight
 
+    def constants(self) -> Dict[str, float]:
+        return {"a": float(self.weight.detach().mean())}
+
     def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
         return x.new_ones(()), self.branch_weight()
 
@@ -88,10 +91,14 @@ class LayerScale(BranchWeight):
     def branch_weight(self) -> Tensor:
         return self.per_channel(self.weight)
 
+    def constants(self) -> Dict[str, float]:
+        return {"gamma": float(self.weight.detach().mean())}
+
 
 class Scaled(ConstantSkip, norm="none"):
-    """Fixed scale, ``y = G(x + F / sqrt(L))``, L the residual blocks of this side: for F of unit variance, independent
-    of x, the stream's variance at most doubles over any depth. See Hayou et al. 2021, "Stable ResNet".
+    """Fixed scale, ``y = G(x + F / sqrt(L))``: for F of unit variance, independent of x, the stream's variance at most
+    doubles over any depth. See Hayou et al. 2021, "Stable ResNet", where L is the residual blocks of the network: here
+    those of this side, which is the depth of one stream.
     """
 
     kind = "scaled"
@@ -123,7 +130,8 @@ class ResidualScaling(ConstantSkip, norm="none"):
 
 
 class LearnedScalar(SkipInit, init=1.0):
-    """Learned scale, ``y = G(x + a * F)`` with one scalar a per block, 1 at first."""
+    """Learned scale, ``y = G(x + a * F)`` with one scalar a per block, 1 at first: the learned form of
+    :class:`Scaled`, SkipInit's equation from the plain skip's start (De and Smith 2020)."""
 
     kind = "learned_scalar"
     norm_stands = "after"
@@ -229,6 +237,9 @@ class Fixup(LearnedSkip, norm="none"):
         if self.channel_dim == -1:
             self.bias_in = nn.Parameter(torch.zeros(()))
         self.bias_out = nn.Parameter(torch.zeros(()))
+
+    def constants(self) -> Dict[str, float]:
+        return {"s": float(self.scale.detach()), "K": float(self.place.all_blocks)}
 
     def initialise(self, branch: Branch) -> None:
         for role, weight in branch.items():

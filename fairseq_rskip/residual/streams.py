@@ -5,7 +5,7 @@ What a kind keeps travels in the stream itself, ``(seq_len, batch, n * dim)``: t
 one, so that a model needs to know nothing of it. In the docstrings x_0 is what enters the stack.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +121,9 @@ class X0(StreamSkip):
         super().__init__(dim, kind, **options)
         self.r = nn.Parameter(torch.ones(1))
         self.s = nn.Parameter(torch.zeros(1))
+
+    def constants(self) -> Dict[str, float]:
+        return {"r": float(self.r.detach()), "s": float(self.s.detach())}
 
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
         x0 = self.tensor(x, self.width_in - 1)

@@ -74,6 +74,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     print_line(f"recursive skip computed by {computed}")
     for line in [*table(rows), COLUMNS]:
         print_line(line)
+    if any(skip.wants_profile() or skip.candidates() for skip, _ in found):
+        print_line("ω, or λ from the gradient, is set from the first batch of a training")
     return 0
 
 
@@ -127,8 +129,9 @@ def row(skip: SkipConnection, branch: Branch) -> Row:
     behind, after = getattr(skip, "branch_norm", None), next(iter(skip.norms), None)
     norms = {"before": skip.pre_norm, "branch": behind, "after": after}
     norms = {where: _name(norm) for where, norm in norms.items() if norm is not None}
+    dropped = {"drop": skip.drop_rate} if skip.drop_rate else {}
     return Row(
-        *(skip.place.side, skip.place.index, skip.place.sublayer, skip.kind, skip.constants()),
+        *(skip.place.side, skip.place.index, skip.place.sublayer, skip.kind, {**skip.constants(), **dropped}),
         {where: name for where, name in norms.items() if name != "none"},
         own,
         sum(parameter.numel() for parameter in skip.parameters()) - own,

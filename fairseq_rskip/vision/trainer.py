@@ -48,7 +48,6 @@ class Trainer:
             self.module = nn.SyncBatchNorm.convert_sync_batchnorm(self.module)
         self.module = self.module.to(device).to(memory_format=_FORMATS[config.memory_format])
         self.net = self._wrapped()
-        self.movement = Movement(self.module)
         self.optimizer = torch.optim.SGD(
             self._groups(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay
         )
@@ -65,6 +64,7 @@ class Trainer:
         if any(block.skip.candidates() for block in self.module.blocks):
             images_, labels = images.train_images[: config.batch_size], images.train_labels[: config.batch_size]
             choose_lambdas(self.module, lambda: F.cross_entropy(self.module(self.augmenter.test(images_)), labels))
+        self.movement = Movement(self.module)
         self.iteration = 0
         self.reset_meter()
         self.pending: List[Tuple[Tensor, Tensor]] = []
