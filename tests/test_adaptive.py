@@ -47,6 +47,29 @@ def test_at_an_integer_it_is_rskip_bit_for_bit(adapt, steps, shape, dtype, stock
         assert skip.effective_lambda() == pytest.approx(steps)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("adapt", MODES)
+def test_at_an_integer_the_operator_gives_rskips_bits(adapt, steps, cpu_operator, operators):
+    """As RSKIP_OPS=auto computes both; but there torch computes rskip of lambda 1."""
+    operators("auto")
+    skip, fixed = askip(adapt, steps), SkipConnection(5, "rskip", skip_lambda=steps)
+    fixed.load_state_dict({name: value for name, value in skip.state_dict().items() if name in fixed.state_dict()})
+    x, f = draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)
+    if steps > 1 or adapt == "gradient":
+        assert torch.equal(skip(x, f), fixed(x, f))
+    torch.testing.assert_close(skip(x, f), fixed(x, f), rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("start", [1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
+@pytest.mark.parametrize("adapt", ["fraction", "mixture", "halting"])
+def test_lambda_starts_where_it_is_told_to(adapt, start):
+    skip = SkipConnection(5, "askip", adapt=adapt, skip_lambda=start)
+    p = skip.weights(torch.zeros(4, 2, 3, 5)).detach().reshape(4, -1).mean(1)
+    k = torch.arange(1.0, 5.0)
+    assert float((k * p).sum()) == pytest.approx(start, abs=0.3 if adapt != "fraction" else 1e-6)
+    assert skip.effective_lambda() == pytest.approx(float((k * p).sum()))
+
+
 @pytest.mark.parametrize("adapt", MODES)
 @pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
 def test_the_operator_gives_what_torch_gives(adapt, shape, operators):
@@ -153,9 +176,22 @@ def test_a_checkpoint_of_rskip_goes_on_as_askip(adapt):
     if adapt in ("fraction", "gradient"):
         assert torch.equal(model(*inputs)[0], fixed(*inputs)[0])
         assert set(lambdas(model).values()) == {3.0}
+    assert all(2.7 < value < 3.1 for value in lambdas(model).values())
     again = build("transformer_askip_ln_tiny", seed=3, skip_adapt=adapt, **TINY)
     again.load_state_dict(model.state_dict())
     assert torch.equal(again(*inputs)[0], model(*inputs)[0])
+
+
+OTHERS = {"norm": {"norm": "rms"}, "alpha": {"branch_scale": 2.0}}
+
+
+@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_state_of_an_rskip_with_other_options_is_refused(steps, options):
+    state = SkipConnection(5, "rskip", skip_lambda=steps, **options).state_dict()
+    with pytest.raises(RuntimeError, match=f"was saved with {next(iter(options))}="):
+        SkipConnection(5, "askip", adapt="mixture").load_state_dict(state, strict=False)
+    SkipConnection(5, "askip", adapt="mixture", **options).load_state_dict(state)
 
 
 class Scaled(torch.nn.Module):

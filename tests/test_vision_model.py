@@ -1,6 +1,7 @@
 """PreAct-ResNet against a straight-line float64 implementation with the same weights, and its parameter counts."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -8,11 +9,15 @@ import torch.nn.functional as F
 from skip_variants import VARIANTS, draw, from_rows, to_rows
 
 from fairseq_rskip.norms import BatchNorm
+from fairseq_rskip.residual import skips
+from fairseq_rskip.residual.profile import choose_lambdas
 from fairseq_rskip.vision.config import parse
 from fairseq_rskip.vision.data import ImageSet
 from fairseq_rskip.vision.distributed import Group
 from fairseq_rskip.vision.model import preact_resnet
 from fairseq_rskip.vision.trainer import Trainer
+
+CPU = torch.device("cpu")
 
 
 def batch_norm(x, weights, name):
@@ -177,12 +182,59 @@ def test_synchronised_statistics_reach_every_batch_norm_and_are_the_same_for_one
         torch.testing.assert_close(value, model.state_dict()[name], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("adapt", ["fraction", "mixture", "halting", "gradient"])
+def test_a_network_with_rskip_goes_on_as_askip(adapt):
+    fixed = preact_resnet(8, 10, {"kind": "rskip", "skip_lambda": 3}).eval()
+    model = preact_resnet(8, 10, {"kind": "askip", "adapt": adapt}).eval()
+    model.load_state_dict(fixed.state_dict())
+    images = torch.randn(2, 3, 32, 32)
+    if adapt in ("fraction", "gradient"):
+        assert torch.equal(model(images), fixed(images))
+    assert [skip.effective_lambda() for skip in skips(model).values()] == pytest.approx([3.0] * 3, abs=0.2)
+
+
+def test_lambda_from_the_gradient_sees_the_blocks_own_input_where_the_width_changes():
+    torch.manual_seed(3)
+    model = preact_resnet(8, 10, {"kind": "askip", "adapt": "gradient"})
+    images = torch.randn(8, 3, 32, 32)
+    ratios = {}
+    for k in (1, 2, 3, 4):
+        for skip in skips(model).values():
+            skip.freeze(k)
+        inputs, x = [], model.conv(images)
+        for block in model.blocks:  # a block's input after its common activation
+            x = F.relu(block.bn1(x))
+            inputs.append(x)
+            f_x = block.conv2(F.relu(block.bn2(block.conv1(x))))
+            x = block.skip(block.shortcut(x), f_x)
+            inputs.append(x)
+        loss = F.cross_entropy(model.fc(F.relu(model.bn(x)).mean((2, 3))), torch.arange(8))
+        norms = [gradient.norm() for gradient in torch.autograd.grad(loss, inputs)]
+        for block in range(3):
+            ratios.setdefault(block, {})[k] = abs(math.log(norms[2 * block] / norms[2 * block + 1]))
+    found = choose_lambdas(model, lambda: F.cross_entropy(model(images), torch.arange(8)), model.shortcuts())
+    assert list(found.values()) == [min(each, key=each.get) for each in ratios.values()]
+
+
+def test_the_rate_of_lambda_is_multiplied_once():
+    images = torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    labels, moved = torch.arange(8), []
+    for rate in (1.0, 10.0):
+        argv = ["--data", "digits", "--depth", "8", "--skip-kind", "askip", "--skip-lambda-lr", str(rate)]
+        trainer = Trainer(
+            parse(argv, ""), 1, ImageSet(tuple("12345678"), images, labels, images, labels), Group(0, 1, CPU)
+        )
+        trainer.update(torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1)), labels)
+        moved.append([skip.speed * float(skip.moved.detach()) for skip in skips(trainer.module).values()])
+    assert all(moved[0]) and moved[1] == pytest.approx([10 * one for one in moved[0]], rel=1e-4)
+
+
 def test_admin_is_profiled_on_the_first_batch_and_that_is_no_movement():
     config = parse(["--data", "digits", "--depth", "8", "--skip-kind", "admin", "--skip-norm", "layer"], "")
     images = torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(8)
     classes = tuple(map(str, labels.tolist()))
-    trainer = Trainer(config, 1, ImageSet(classes, images, labels, images, labels), Group(0, 1, torch.device("cpu")))
+    trainer = Trainer(config, 1, ImageSet(classes, images, labels, images, labels), Group(0, 1, CPU))
     omegas = [float(block.skip.weight[0].detach()) for block in trainer.module.blocks]
     assert omegas[0] == 1 and min(omegas[1:]) > 1.01
     assert len(trainer.movement.unmoved()) == len(omegas)

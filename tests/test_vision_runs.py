@@ -46,6 +46,23 @@ def test_a_run_logs_every_epoch_and_reports_the_last_iterations_error(tmp_path, 
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["valid_errors"] == [result["valid_error"]]
 
 
+def test_askip_goes_on_from_an_rskips_checkpoint(tmp_path, images, capfd):
+    rskip = {"skip_kind": "rskip", "skip_lambda": 3, "warmup_iterations": 0}
+    assert train(capfd, tmp_path / "rskip", images, iterations=2, **rskip)[0] == 0
+    checkpoint = tmp_path / "rskip" / "seed1" / "checkpoint.pt"
+    start = {"iterations": 2, "lr": 1e-9, "warmup_iterations": 0, "finetune_from": checkpoint}
+    assert train(capfd, tmp_path / "askip", images, skip_kind="askip", **start)[::2] == (0, "")
+    result = json.loads((tmp_path / "askip" / "seed1" / "result.json").read_text("utf-8"))
+    assert list(result["lambda"].values()) == pytest.approx([3.0] * 3)
+    before, after = (weights(tmp_path / name / "seed1") for name in ("rskip", "askip"))
+    assert all(torch.allclose(after[name], value) for name, value in before.items() if "weight" in name)
+    status, _, error = train(capfd, tmp_path / "xskip", images, skip_kind="xskip", skip_lambda=3, **start)
+    assert status == 1 and error.count("\n") == 1
+    assert error.startswith(f"error: --finetune-from {checkpoint}: the checkpoint does not fit this network: ")
+    status, _, error = train(capfd, tmp_path / "none", images, **{**start, "finetune_from": tmp_path / "no.pt"})
+    assert status == 1 and error.count("\n") == 1 and "no.pt" in error
+
+
 @pytest.mark.slow
 def test_it_learns(tmp_path, capfd):
     options = {"iterations": 60, "batch_size": 40, "milestones": [50], "train_images": 200, "test_interval": 99}

@@ -172,12 +172,14 @@ def learned_vectors(place: Row, skip: SkipConnection) -> List[Row]:
 def readings_of(skip: SkipConnection, scales: Scales) -> Dict[str, float]:
     """Every reading of the effective scale that the paper's text allows -> its value at one skip connection.
 
-    a is the coefficient of x in y, w the gain of the last norm, C the number of features. The gain's readings are NaN
-    for a skip without one, and those with λ for a rule that has none.
+    a is the coefficient of x in y, w the gain of the norm that y leaves, C the number of features. The gain's readings
+    are NaN for a skip without one, as of an adaptive one between two steps, those with λ for a rule that has none.
     """
-    gain = getattr(skip.norms[-1], "weight", None) if skip.norms else None
+    adapted = skip.effective_lambda()
+    norms = list(skip.norms) if adapted is None else list(skip.norms)[: int(adapted) if adapted == int(adapted) else 0]
+    gain = getattr(norms[-1], "weight", None) if norms else None
     gain = torch.full((1,), math.nan) if gain is None else gain.detach().double()
-    weight = float(getattr(skip.options, "skip_lambda", math.nan))
+    weight = float(getattr(skip.options, "skip_lambda", math.nan)) if adapted is None else adapted
     norm = float(scales.norm.mean())
     return {
         "mean |a|": float(scales.a.mean()),

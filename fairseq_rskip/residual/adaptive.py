@@ -32,9 +32,10 @@ class ASkip(KeepsStatistics, RSkip):
               of the gradient on its way back, ``|dL/dx_l| / |dL/dx_{l+1}|`` nearest 1, then frozen
     ========= ====================================================================================================
 
-    All start at ``skip_lambda``. ``lambda_lr`` multiplies the learning rate of lambda, a, u and b under Adam. At
-    one-hot p, y is rskip's of that lambda, bit for bit. Shapes and errors as in :class:`SkipConnection`; TorchScript is
-    refused.
+    All start at ``skip_lambda``, halting and mixture within 0.3 of it. ``lambda_lr`` multiplies the learning rate of
+    lambda, a, u and b under Adam, and in train_cifar.py; fairseq-train's SGD would square it. At one-hot p, y is
+    rskip's of that lambda, bit for bit where one implementation computes both: by default torch computes rskip of
+    lambda 1. Shapes and errors as in :class:`SkipConnection`; TorchScript is refused.
     """
 
     kind = "askip"
@@ -70,7 +71,7 @@ class ASkip(KeepsStatistics, RSkip):
         elif self.mode == "halting":
             self.moved = nn.Parameter(torch.zeros(self.most - 1))
             self.direction = nn.Parameter(torch.zeros(self.dim))
-            self.register_buffer("mean_steps", torch.tensor(start))
+            self.register_buffer("mean_steps", self._mean_steps(self.start))
 
     def _start(self, value: float) -> Tensor:
         """Where lambda (fraction, gradient), a (mixture) or b (halting) starts, for lambda = ``value``."""
@@ -78,8 +79,13 @@ class ASkip(KeepsStatistics, RSkip):
         if self.mode == "mixture":
             return -SHARPNESS * (k - value).abs()
         if self.mode == "halting":
-            return SHARPNESS * torch.where(k[:-1] < value, -1.0, 1.0)
+            return SHARPNESS * (2.0 * (k[:-1] - value) + 1.0).clamp(-1.0, 1.0)
         return torch.tensor(value if self.mode == "fraction" else float(round(value)))
+
+    def _mean_steps(self, b: Tensor) -> Tensor:
+        """``sum_k k p_k`` of halting at u = 0."""
+        p = reference.halting(b.new_zeros(self.most, 1), b, b.new_zeros(1))
+        return (torch.arange(1.0, self.most + 1) * p).sum()
 
     def __prepare_scriptable__(self) -> None:
         raise RuntimeError("askip cannot be scripted: train and generate with the model itself, or script an rskip")
@@ -96,7 +102,7 @@ class ASkip(KeepsStatistics, RSkip):
         return start if self.mode == "gradient" else start + self.speed * at_least_float32(self.moved)
 
     def effective_lambda(self) -> float:
-        """``sum_k k * p_k``; of halting its running mean over the tokens of training."""
+        """``sum_k k * p_k``; of halting its running mean over the tokens of about the last hundred updates."""
         if self.mode == "halting":
             return float(self.mean_steps)
         k = torch.arange(1.0, self.most + 1, device=self.start.device)
@@ -176,9 +182,11 @@ class ASkip(KeepsStatistics, RSkip):
             self.mean_steps.lerp_(mean.to(self.mean_steps.dtype), 0.01)
 
     def mismatch(self, noted: Optional[Dict[str, Any]]) -> str:
-        """An rskip's state is fit: :meth:`adopt` makes it one of this skip."""
-        rskip = noted is not None and (noted["kind"] == "rskip" or noted.get("skip_lambda") == 1.0)
-        return "" if rskip else super().mismatch(noted)
+        """The state of an rskip with these options fits: :meth:`adopt` makes it one of this skip."""
+        if noted is not None and (noted["kind"] == "rskip" or noted.get("skip_lambda") == 1.0):
+            own = self.rule()
+            noted = {**own, **{name: noted[name] for name in own if name in noted and name != "kind"}}
+        return super().mismatch(noted)
 
     def take_cost(self) -> Tuple[float, Optional[Tensor]]:
         """tau and E[k] at each position of the last forward pass in training, 0 where padded; once, then None."""
@@ -210,9 +218,12 @@ class ASkip(KeepsStatistics, RSkip):
         found = sum(name.startswith(f"{prefix}norms.") and name.endswith(".weight") for name in state)
         if not found or f"{prefix}start" in state or found > self.most:
             return
+        own["start"] = self._start(float(found))
+        if self.mode == "halting":
+            own["mean_steps"] = self._mean_steps(own["start"])
         for name, value in own.items():
             if f"{prefix}{name}" not in state:
-                state[f"{prefix}{name}"] = self._start(float(found)) if name == "start" else value.clone()
+                state[f"{prefix}{name}"] = value.clone()
 
     def coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None

@@ -60,6 +60,7 @@ class SkipConnection(WithCoefficients, WithRule):
     decays = False  # which weight decay is to shrink
     branch_batch_norm = True  # whether a ResNet's branch keeps its batch norms
     zero_classifier = False  # whether a ResNet's classifier starts at 0
+    speed = 1.0  # multiplies the learned coefficients where they act
     width_in = 1  # what it takes and returns, in tensors of dim channels
     width_out = 1
     spans_layers = False  # hands more than one tensor from layer to layer, so that no layer can be left out
@@ -197,9 +198,6 @@ class SkipConnection(WithCoefficients, WithRule):
     def effective_lambda(self) -> Optional[float]:
         """lambda as it is now, of a kind that learns or chooses it; None otherwise."""
         return None
-
-    def adopt(self, state: Dict[str, Tensor], prefix: str) -> None:
-        """Make the state of a related kind, in place, one of this skip: names in ``state`` begin with ``prefix``."""
 
     def wants_profile(self) -> bool:
         """Whether :func:`fairseq_rskip.residual.profile.profile` is to set its start from one batch."""

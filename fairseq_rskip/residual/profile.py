@@ -1,7 +1,7 @@
 """Starts that are read off one batch: each skip connection that wants it sees what its block computes, in order."""
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +34,15 @@ def profile(model: nn.Module, forward: Callable[[], Any]) -> Dict[str, float]:
     return handed_on
 
 
-def choose_lambdas(model: nn.Module, loss: Callable[[], Tensor]) -> Dict[str, float]:
+def choose_lambdas(
+    model: nn.Module, loss: Callable[[], Tensor], shortcuts: Optional[Dict[str, nn.Module]] = None
+) -> Dict[str, float]:
     """Choose lambda for every skip connection of ``model`` that is to take it from the gradient, and freeze it.
 
     ``loss`` runs ``model`` on a batch and returns a scalar. It is called once for each lambda, all skip connections at
-    that lambda; each then takes the one at which its block's ``|dL/dx| / |dL/dy|`` is nearest 1. Gradients are cleared,
-    random state and buffers as before afterwards. Returns module name -> lambda.
+    that lambda; each then takes the one at which its block's ``|dL/dx| / |dL/dy|`` is nearest 1. ``shortcuts``: by the
+    name of a skip connection, the module through which its x has come from the block's input, where there is one.
+    Gradients are cleared, random state and buffers as before afterwards. Returns module name -> lambda.
     """
     adaptive = {name: skip for name, skip in skips(model).items() if skip.candidates()}
     ratios: Dict[str, Dict[int, float]] = {name: {} for name in adaptive}
@@ -47,7 +50,7 @@ def choose_lambdas(model: nn.Module, loss: Callable[[], Tensor]) -> Dict[str, fl
         with _quietly(model), torch.enable_grad():
             for skip in adaptive.values():
                 skip.freeze(min(k, skip.candidates()))
-            for name, norms in _gradient_norms(adaptive, loss).items():
+            for name, norms in _gradient_norms(adaptive, loss, shortcuts or {}).items():
                 ratios[name][k] = norms["x"] / norms["y"] if norms["y"] else float("inf")
     model.zero_grad(set_to_none=True)
     for name, skip in adaptive.items():
@@ -55,7 +58,9 @@ def choose_lambdas(model: nn.Module, loss: Callable[[], Tensor]) -> Dict[str, fl
     return {name: float(skip.start) for name, skip in adaptive.items()}
 
 
-def _gradient_norms(watched: Dict[str, SkipConnection], loss: Callable[[], Tensor]) -> Dict[str, Dict[str, float]]:
+def _gradient_norms(
+    watched: Dict[str, SkipConnection], loss: Callable[[], Tensor], shortcuts: Dict[str, nn.Module]
+) -> Dict[str, Dict[str, float]]:
     """Module name -> the norms of the gradients at the block's input ``x`` and output ``y``."""
     norms: Dict[str, Dict[str, float]] = {name: {"x": 0.0, "y": 0.0} for name in watched}
 
@@ -64,15 +69,17 @@ def _gradient_norms(watched: Dict[str, SkipConnection], loss: Callable[[], Tenso
             tensor.register_hook(lambda gradient: norms[name].update({end: float(gradient.norm())}))
 
     def hook(name: str) -> Callable[..., None]:
-        def see(_skip: nn.Module, args: Tuple[Any, ...], y: Tensor) -> None:
-            watch(name, "x", args[0])
-            watch(name, "y", y)
+        def see(module: nn.Module, args: Tuple[Any, ...], y: Tensor) -> None:
+            if module is shortcuts.get(name, module):
+                watch(name, "x", args[0])
+            if module is watched[name]:
+                watch(name, "y", y)
 
         return see
 
     with contextlib.ExitStack() as hooks:
-        for name, skip in watched.items():
-            hooks.callback(skip.register_forward_hook(hook(name)).remove)
+        for name, module in [*watched.items(), *shortcuts.items()]:
+            hooks.callback(module.register_forward_hook(hook(name)).remove)
         loss().backward()
     return norms
 

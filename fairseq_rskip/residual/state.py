@@ -14,6 +14,9 @@ class WithRule(nn.Module):
     mostly fit another by name and shape. A state without the note, of an earlier version, is loaded as it is.
     """
 
+    def adopt(self, state: Dict[str, Any], prefix: str) -> None:
+        """Make the state of a related kind, in place, one of this module: names in ``state`` begin with ``prefix``."""
+
     def rule(self) -> Dict[str, Any]:
         """The kind and those of its options that y depends on beside the parameters."""
         fields = [field.name for field in dataclasses.fields(self.options) if field.metadata["in_rule"]]
@@ -38,4 +41,5 @@ class WithRule(nn.Module):
         found = self.mismatch(metadata.get("skip"))
         if found and not any(SAVED_AS in error for error in errors):  # one line, not one for each block
             errors.append(f"{prefix[:-1] or type(self).__name__} {SAVED_AS} {found}")
+        self.adopt(state, prefix)
         super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)

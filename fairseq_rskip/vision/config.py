@@ -58,6 +58,7 @@ class Config(_SkipOptions):
         "c", "layer norm over the channels of each position (c) or over a whole image (chw)", choices=NORM_AXES
     )
 
+    finetune_from: str = _option("", "start with the weights of this checkpoint; askip takes an rskip's")
     iterations: int = _option(64000, "updates in all")
     batch_size: int = _option(128, "images per update, over all processes")
     lr: float = _option(0.1, "learning rate after the warm-up")

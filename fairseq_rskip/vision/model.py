@@ -108,6 +108,11 @@ class PreActResNet(nn.Module):
         for block in self.blocks:
             block.skip.initialise(block.branch())
 
+    def shortcuts(self) -> Dict[str, nn.Module]:
+        """Name of a skip connection -> what its x has come through, where the width changes."""
+        found = {f"blocks.{number}.skip": block.shortcut for number, block in enumerate(self.blocks)}
+        return {name: shortcut for name, shortcut in found.items() if not isinstance(shortcut, nn.Identity)}
+
     def forward(self, x: Tensor) -> Tensor:
         """Images ``(N, 3, H, W)`` to logits ``(N, num_classes)``."""
         x = self.blocks(self.conv(x))

@@ -60,6 +60,8 @@ class Run:
             if not config.resume:
                 raise UserError(f"{self.path} is of an earlier run: --resume continues it, --output starts elsewhere")
             self._restore(self._load())
+        elif config.finetune_from:
+            self._start_from(Path(config.finetune_from).expanduser())
         if group.first:
             folder.mkdir(parents=True, exist_ok=True)
             remove_parts(folder)
@@ -180,12 +182,7 @@ class Run:
 
     def _load(self) -> Dict[str, Any]:
         """The state in the checkpoint, on the CPU. Raises ``CheckpointError`` unless it is a whole one of this run."""
-        state = load_checkpoint(self.path, map_location="cpu")
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
-            raise CheckpointError(f"{self.path} is not a checkpoint of train_cifar.py")
-        lacks = [name for name, kind in CONTENT.items() if not isinstance(state.get(name), kind)]
-        if lacks:
-            raise CheckpointError(f"{self.path} is damaged: it lacks {', '.join(lacks)}")
+        state = _read(self.path)
         differs = difference(state["config"], self.config, state["identity"], self.identity)
         if differs:
             raise CheckpointError(f"{self.path} is of another run: {'; '.join(differs)}")
@@ -197,6 +194,12 @@ class Run:
         if epochs != ends:
             raise CheckpointError(f"{self.path} is damaged: its history is not that of {done} iterations")
         return state
+
+    def _start_from(self, path: Path) -> None:
+        try:
+            self.trainer.load_weights(_read(path)["model"])
+        except CheckpointError as error:
+            raise CheckpointError(f"--finetune-from {path}: {error}") from None
 
     def _restore(self, state: Dict[str, Any]) -> None:
         try:
@@ -243,6 +246,17 @@ class Run:
             if warning := trainer.movement.warning():
                 print_line(f"warning: {warning}", "stderr")
         return result
+
+
+def _read(path: Path) -> Dict[str, Any]:
+    """A run's state, on the CPU. Raises ``CheckpointError`` unless the file is a whole one."""
+    state = load_checkpoint(path, map_location="cpu")
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not a checkpoint of train_cifar.py")
+    lacks = [name for name, kind in CONTENT.items() if not isinstance(state.get(name), kind)]
+    if lacks:
+        raise CheckpointError(f"{path} is damaged: it lacks {', '.join(lacks)}")
+    return state
 
 
 @contextlib.contextmanager

@@ -63,7 +63,11 @@ class Trainer:
             profile(self.module, lambda: self.module(first))
         if any(block.skip.candidates() for block in self.module.blocks):
             images_, labels = images.train_images[: config.batch_size], images.train_labels[: config.batch_size]
-            choose_lambdas(self.module, lambda: F.cross_entropy(self.module(self.augmenter.test(images_)), labels))
+            choose_lambdas(
+                self.module,
+                lambda: F.cross_entropy(self.module(self.augmenter.test(images_)), labels),
+                self.module.shortcuts(),
+            )
         self.movement = Movement(self.module)
         self.iteration = 0
         self.reset_meter()
@@ -75,7 +79,9 @@ class Trainer:
         alone = without_decay(self.module)
         chosen = {id(parameter) for parameter in alone}
         rest = [parameter for parameter in self.module.parameters() if id(parameter) not in chosen]
-        return [{"params": rest}] + ([{"params": alone, "weight_decay": 0.0}] if alone else [])
+        # a rule that multiplies its coefficients has their gradients multiplied, too, and SGD would square that
+        rate = 1.0 / self.module.blocks[0].skip.speed
+        return [{"params": rest}] + ([{"params": alone, "weight_decay": 0.0, "rate": rate}] if alone else [])
 
     def _wrapped(self) -> nn.Module:
         net: Any = torch.compile(self.module) if self.config.compile else self.module
@@ -138,7 +144,7 @@ class Trainer:
         ``net`` is this trainer's network in another wrapping, if any.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate(self.iteration)
+            group["lr"] = group.get("rate", 1.0) * self.config.learning_rate(self.iteration)
         with self._autocast():
             logits = (net or self.net)(x)
             loss = F.cross_entropy(logits, y)
@@ -202,8 +208,8 @@ class Trainer:
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Resume from ``state``. Raises ``CheckpointError`` if it does not fit this network or is not finite."""
+        self.load_weights(state["model"])
         try:
-            self.module.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
             self.stream.load_state_dict(state["sampler"])
@@ -212,10 +218,20 @@ class Trainer:
             if self.group.first:
                 self.meter = [float(value) for value in state["meter"]]
         except (AttributeError, KeyError, RuntimeError, ValueError, TypeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise CheckpointError(f"the checkpoint does not fit this network: {reason}") from None
+            raise _unfit(error) from None
+
+    def load_weights(self, weights: Dict[str, Any]) -> None:
+        """Have the network's ``weights``. Raises ``CheckpointError`` if they do not fit it or are not finite."""
+        try:
+            self.module.load_state_dict(weights)
+        except (AttributeError, RuntimeError, TypeError) as error:
+            raise _unfit(error) from None
         if not self.weights_are_finite():
             raise CheckpointError("the checkpoint holds weights that are not finite")
+
+
+def _unfit(error: Exception) -> CheckpointError:
+    return CheckpointError(f"the checkpoint does not fit this network: {' '.join(str(error).split())[:200]}")
 
 
 def _gradient_scaler(enabled: bool) -> Any:
