@@ -31,7 +31,7 @@ def exit_status(main: Callable[[], Any], interrupted: str = "interrupted") -> in
         discard_output()
         return 141
     except OSError as error:
-        message = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
     except KeyboardInterrupt:
         print(f"error: {interrupted}", file=sys.stderr)
         return 130

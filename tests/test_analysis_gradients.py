@@ -10,11 +10,11 @@ from torch import nn
 from transformer_helpers import TINY, batch, build, dictionary, pad, randomise, sentences
 
 from fairseq_rskip.analysis.gradients import gradient_norms
-from fairseq_rskip.analysis.resnets import Batch
-from fairseq_rskip.analysis.resnets import losses as image_losses
 from fairseq_rskip.analysis.study import estimate
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
+from fairseq_rskip.tools.resnets import Batch
+from fairseq_rskip.tools.resnets import losses as image_losses
 from fairseq_rskip.tools.transformers import losses as sentence_losses
 from fairseq_rskip.vision.model import preact_resnet
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import ROOT, run_command
 
+from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.tools import average as average_checkpoints
 
 SCRIPT = ROOT / "scripts" / "average_checkpoints.py"
@@ -49,6 +50,17 @@ def test_the_mean_is_the_float64_mean_rounded_once(tmp_path):
         assert torch.equal(out["model"][name], expected), name
     assert out["n"] == 0
     assert out["args"] == argparse.Namespace(arch="x")
+
+
+def test_the_average_keeps_the_rule_that_its_weights_belong_to(tmp_path):
+    states = [SkipConnection(5, "xskip", skip_lambda=2).state_dict() for _ in range(2)]
+    paths = [tmp_path / f"{number}.pt" for number in range(2)]
+    for path, state in zip(paths, states):
+        torch.save({"args": argparse.Namespace(arch="x"), "model": state}, path)
+    averaged = average_checkpoints.average(paths)["model"]
+    SkipConnection(5, "xskip", skip_lambda=2).load_state_dict(averaged)
+    with pytest.raises(RuntimeError, match="was saved with skip_lambda=2: expected 3"):
+        SkipConnection(5, "xskip", skip_lambda=3).load_state_dict(averaged)
 
 
 def test_half_weights_do_not_overflow(tmp_path):

@@ -146,6 +146,12 @@ def test_a_corpus_with_fewer_merges_than_asked_for_says_so(tmp_path, capsys):
     assert "1 merges learned, not 999999999: no further pair of symbols occurs twice\n" in capsys.readouterr().out
 
 
+def test_text_of_single_letters_has_nothing_to_merge(tmp_path):
+    (tmp_path / "a").write_text("a b c\nb a\n")
+    with pytest.raises(UserError, match="no two symbols to merge in .*/a: expected --bpe none"):
+        learn_subwords.learn_subword_nmt([str(tmp_path / "a")], tmp_path / "codes", 10)
+
+
 def test_sentencepiece_is_undone_without_loss(tmp_path):
     text = write(tmp_path / "text", [*sentences(800), "NFKC would change … 5 m² ½ ™ ﬁ №"] * 2)
     call(learn_subwords.main, "sentencepiece", "--size", 120, "--model", tmp_path / "model", text)

@@ -72,7 +72,7 @@ def test_inputs_are_left_alone(case):
     assert torch.equal(x, before[0]) and torch.equal(f, before[1])
 
 
-@pytest.mark.parametrize("hook", ["forward", "backward"])
+@pytest.mark.parametrize("hook", ["forward", "backward", "of all modules", "own forward"])
 def test_a_hook_sees_a_step_as_it_was(hook):
     """rskip adds in place where it can, but not to an output that a hook may hold."""
     variant, seen = VARIANTS[NAMES.index("rskip2-layer")], []
@@ -81,15 +81,28 @@ def test_a_hook_sees_a_step_as_it_was(hook):
     step_one = plain.norms[0](x + f)
     expected = plain.norms[1](x + step_one)
     upstream = draw(SEQUENCE, 3, torch.float32)
+    first, forward = skip.norms[0], skip.norms[0].forward
+
+    def keep(module, args, output):
+        if module is first:
+            seen.append(output)
+
+    handle = None
     if hook == "forward":
-        skip.norms[0].register_forward_hook(lambda module, args, output: seen.append(output))
+        first.register_forward_hook(keep)
+    elif hook == "of all modules":
+        handle = torch.nn.modules.module.register_module_forward_hook(keep)
+    elif hook == "own forward":
+        first.forward = lambda *args: seen.append(forward(*args)) or seen[0]
     else:
-        skip.norms[0].register_full_backward_hook(lambda module, g_in, g_out: seen.append(g_out[0]))
+        first.register_full_backward_hook(lambda module, g_in, g_out: seen.append(g_out[0]))
     y = skip(x, f)
+    if handle:
+        handle.remove()
     y.backward(upstream)
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(
-        seen[0], step_one if hook == "forward" else torch.autograd.grad(expected, step_one, upstream)[0]
+        seen[0], step_one if hook != "backward" else torch.autograd.grad(expected, step_one, upstream)[0]
     )
 
 

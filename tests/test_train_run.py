@@ -19,6 +19,8 @@ from conftest import ROOT, run_command
 from fairseq.logging.progress_bar import SummaryWriter
 from training_corpus import lengthen, prepare
 
+from fairseq_rskip.tools.train.save import complete_last, tidy
+
 SCRIPT = ROOT / "scripts" / "train.sh"
 TINY = "transformer_rskip_ln_tiny"
 LITTLE = "--max-tokens 600 --lr 0.005 --warmup-updates 10 --encoder-embed-dim 32".split()
@@ -190,6 +192,17 @@ def test_a_full_disk_is_named_and_leaves_only_whole_files(data, tmp_path):
     *left, equal = done.stdout.split("status 1\n")[1].split()
     assert {"checkpoint_1_2.pt", "checkpoint_last.pt"} <= set(left) and equal == "equal"
     assert not [name for name in left if name.endswith((".part", ".tmp"))]
+
+
+def test_after_a_full_disk_the_newest_of_this_run_is_the_last(tmp_path):
+    for number, (name, written) in enumerate({"checkpoint_last": 20, "checkpoint3": 30, "checkpoint_1_9": 25}.items()):
+        (tmp_path / f"{name}.pt").write_text(str(number))
+        os.utime(tmp_path / f"{name}.pt", (written, written))
+    last = tmp_path / "checkpoint_last.pt"
+    tidy(tmp_path), complete_last(tmp_path, since=40)
+    assert last.read_text() == "0"  # copied folders may have times in any order
+    complete_last(tmp_path, since=22)
+    assert last.read_text() == "1" and last.samefile(tmp_path / "checkpoint3.pt")
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def at_the_end(rows: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
 
 
 def read_events(path: Path) -> Iterator[Any]:
-    """The events of one file of TensorBoard, whose own reader nobody needs to install for that.
+    """The events of one file of TensorBoard, read without tensorboard.
 
     The file is records of length (8 bytes), its checksum (4), the event, its checksum (4).
     """

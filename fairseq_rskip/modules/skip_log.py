@@ -48,7 +48,7 @@ def check_interval(interval: int) -> None:
 class Folder:
     """The --tensorboard-logdir of this process's training; None without one, and in all processes but the first.
 
-    A task does not know it: ``fairseq.logging.progress_bar.progress_bar``, which is told, notes it here.
+    The task cannot see it: a wrapper of ``fairseq.logging.progress_bar.progress_bar`` records it here.
     """
 
     path: Optional[str] = None

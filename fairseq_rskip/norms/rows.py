@@ -89,13 +89,18 @@ class RowNorm(Norm):
         raise NotImplementedError
 
 
-class RMSNorm(RowNorm):
+class RMSNorm(RowNorm, getattr(nn, "RMSNorm", nn.Module)):  # torch has it from 2.4 on
     """Root-mean-square normalisation (Zhang and Sennrich, 2019): ``w * x / sqrt(mean(x^2) + eps)`` per row.
 
     The values of ``torch.nn.RMSNorm``; eps is 1e-5 as for the other norms, where torch's own default is the type's.
     """
 
     has_bias = False
+    elementwise_affine = True
+
+    def __init__(self, dim: int, *layout: Any, **options: Any):
+        super().__init__(dim, *layout, **options)
+        self.normalized_shape = (self.dim,)
 
     def inverse(self, z: Tensor) -> Tensor:
         return (z.square().mean(-1, keepdim=True) + self.eps).rsqrt()

@@ -61,7 +61,7 @@ class ConstantSkip(SkipConnection):
             # of the first one's class and settings, and neither replaced nor watched by a hook
             if type(norm) is not kind or norm.eps != eps or norm.norm_axes != "c":
                 return None
-            if "forward" in vars(norm) or is_hooked(norm):
+            if is_hooked(norm):
                 return None
         if self.channel_dim == 1:
             x, f_x = channels_at_end(x), channels_at_end(f_x)
@@ -103,9 +103,10 @@ _HOOKS_OF_ALL = (
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether a hook sees what the module takes or returns."""
+    """Whether a hook, or a ``forward`` of its own, sees what the module takes or returns."""
     return bool(
-        module._forward_hooks
+        "forward" in vars(module)
+        or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks

@@ -43,7 +43,7 @@ def add_options(name: str, parser: argparse.ArgumentParser) -> Any:
 
 def parse(argv: List[str]) -> argparse.Namespace:
     """The options, with the command's module as ``command``."""
-    parser = Parser(prog="analyze.py", description=__doc__)
+    parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest="name", metavar="COMMAND [options]", required=True)
     for name, line in COMMANDS.items():
         subparser = commands.add_parser(name, help=line)

@@ -86,6 +86,8 @@ def average(paths: List[Path]) -> Dict:
             total += other[name]
     means: Dict = {}
     averaged = OrderedDict()
+    if hasattr(model, "_metadata"):
+        averaged._metadata = model._metadata  # the rule of each skip connection, with which it is compared when loaded
     for name, value in model.items():
         if name in sums:
             place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
@@ -103,7 +105,7 @@ def save(state: Dict, path: Path) -> None:
 
 def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     """The options. A mistake ends the program with one line."""
-    parser = Parser(prog="average_checkpoints.py", description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--inputs", nargs="+", type=Path, required=True, help="checkpoints, or one directory of them")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
     number = parser.add_mutually_exclusive_group()

@@ -68,7 +68,7 @@ def load_study(options: argparse.Namespace) -> Study:
         other = next(source for source in models if source not in images)
         raise UserError(f"{images[0]} is a ResNet and {other} a Transformer: they do not share examples, analyse apart")
     if images:
-        from ..analysis import resnets as half
+        from . import resnets as half
     elif options.stage:
         raise UserError("--stage: expected with ResNets only, Transformers have none")
     else:

@@ -87,7 +87,7 @@ def follow(
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End every process of the group, the obstinate ones after ``GRACE``; further signals to us wait meanwhile."""
+    """End every process of the group, by SIGKILL what is left after ``GRACE``; we ignore signals meanwhile."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPPING}
     try:
         os.killpg(process.pid, signal.SIGTERM)

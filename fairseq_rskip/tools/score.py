@@ -152,7 +152,7 @@ def report(rows: Sequence[Score], hyp: Path, refs: Sequence[Path], sentences: in
 
 def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     """The options. A mistake ends the program with one line."""
-    parser = Parser(prog="score.py", description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--hyp", type=Path, required=True, metavar="FILE", help="the translations")
     parser.add_argument("--ref", type=Path, required=True, nargs="+", metavar="FILE", help="one or more references")
     parser.add_argument("--src-lang", metavar="LANG", help="language of the source, such as en")

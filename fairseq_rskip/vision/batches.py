@@ -68,6 +68,8 @@ class BatchStream:
         self.generator.set_state(state["before_pass"])
         self._start_pass()
         self.position = int(state["position"])
+        if not 0 <= self.position <= self.size:
+            raise ValueError(f"position {self.position} in the data: expected 0 to {self.size}")
 
 
 def channel_statistics(images: Tensor) -> Tuple[Tensor, Tensor]:

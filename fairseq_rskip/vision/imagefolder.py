@@ -151,6 +151,8 @@ def _archive_entries(source: Path) -> Iterator[Tuple[Parts, Tensor]]:
                     if not parts or member.isdir() or not _is_image(parts[-1]):
                         continue
                     name = f"{source}:{member.name}"
+                    if ".." in parts:
+                        raise UserError(f"{name} leads out of its folder: expected split/class/image")
                     if not member.isfile():
                         raise UserError(f"{name} is not a regular file: expected an archive of the images themselves")
                     if member.size > LARGEST:

@@ -30,7 +30,8 @@ CONTENT = {
     **dict.fromkeys(("config", "identity", "model", "optimizer", "scaler", "sampler", "random"), dict),
     **{"iteration": int, "history": list, "meter": list, "epoch_seconds": (int, float)},
 }
-CHECK_EVERY = 50  # iterations between looks at the loss, where a look makes this process wait
+RECORDED = {"epoch", "iteration", "train_loss", "images_per_second", "seconds"}  # of every epoch
+CHECK_EVERY = 50  # iterations between checks of the loss, which wait for the device
 SMALLEST_SCALE = 1e-4  # fp16's scaler halves its scale at every overflow; one this small stands for gradients of 1e8
 
 
@@ -189,9 +190,14 @@ class Run:
         done, last = state["iteration"], self.config.iterations
         if not 0 <= done <= last:
             raise CheckpointError(f"{self.path} is damaged: iteration {done}, expected 0 to {last}")
-        epochs = [record["iteration"] for record in state["history"] if "epoch" in record]
         ends = [now for now in range(1, done + 1) if self._ends_epoch(now)]
-        if epochs != ends:
+        try:
+            epochs = [record for record in state["history"] if "epoch" in record]
+            whole = [record["iteration"] for record in epochs] == ends and all(set(r) >= RECORDED for r in epochs)
+            whole = whole and (done < last or "test_error" in epochs[-1])
+        except (KeyError, TypeError):
+            whole = False
+        if not whole:
             raise CheckpointError(f"{self.path} is damaged: its history is not that of {done} iterations")
         return state
 

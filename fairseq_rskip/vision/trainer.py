@@ -87,7 +87,7 @@ class Trainer:
         net: Any = torch.compile(self.module) if self.config.compile else self.module
         if self.group.world > 1:
             if self.config.compile and self.config.skip_log_interval:
-                raise UserError("--skip-log-interval sees nothing under --compile with several processes: drop either")
+                raise UserError("--skip-log-interval does not work with --compile and several processes: leave one out")
             ids = [self.group.device.index] if self.group.device.type == "cuda" else None
             net = nn.parallel.DistributedDataParallel(net, device_ids=ids)
         return net

@@ -19,7 +19,7 @@ See docs/evaluation.md."""
 
 def parse(argv: Optional[List[str]] = None) -> Namespace:
     """The options, defaults filled in. A mistake ends the program with one line."""
-    parser = Parser(prog="scripts/evaluate.sh", description=DESCRIPTION)
+    parser = Parser(description=DESCRIPTION)
     parser.add_argument("data", type=Path, metavar="DATA")
     parser.add_argument("folder", type=Path, metavar="CHECKPOINT-DIR")
     weights = parser.add_mutually_exclusive_group()

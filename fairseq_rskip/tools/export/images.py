@@ -7,12 +7,12 @@ import shlex
 from pathlib import Path
 from typing import Any, Dict, List
 
-from fairseq_rskip.analysis.resnets import settings
 from fairseq_rskip.analysis.study import Source, fit
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_json
 from fairseq_rskip.pretrained import CONFIG, FORMAT
 from fairseq_rskip.safe_load import CheckpointError
+from fairseq_rskip.tools.resnets import settings
 from fairseq_rskip.vision.config import FOLDER, Config, flag
 from fairseq_rskip.vision.model import preact_resnet
 from fairseq_rskip.vision.run import RESULT

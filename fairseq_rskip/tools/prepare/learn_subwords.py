@@ -42,7 +42,10 @@ def learn_subword_nmt(texts: List[str], model: Path, size: int) -> None:
     with lines.writing(model) as output, contextlib.ExitStack() as quiet:
         if not sys.stderr.isatty():  # its progress bar does not look
             quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        learn_bpe(words, output, size, is_dict=True)
+        try:
+            learn_bpe(words, output, size, is_dict=True)
+        except ValueError:  # of the largest of no pairs
+            raise UserError(f"no two symbols to merge in {' and '.join(texts)}: expected --bpe none") from None
     learned = sum(1 for _ in lines.read(model)) - 1  # below the line of the version
     if learned < size:
         print(f"subword-nmt: {learned} merges learned, not {size}: no further pair of symbols occurs twice")

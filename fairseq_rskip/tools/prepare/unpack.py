@@ -29,7 +29,8 @@ def extract(tar: tarfile.TarFile, folder: Path, only: List[str]) -> None:
         if member.isdir() or not globs:
             continue
         if not member.isreg():
-            raise UserError(f"refused: member {name!r} is a link or a device, no regular file")
+            kind = "a link" if member.issym() or member.islnk() else "a device"
+            raise UserError(f"refused: member {name!r} is {kind}, no regular file")
         if name in written:
             raise UserError(f"refused: member {name!r} is listed twice")
         tar.extract(member, folder, filter="data")

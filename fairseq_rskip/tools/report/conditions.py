@@ -97,7 +97,7 @@ def _replaced(given: Mapping[str, Any]) -> Set[str]:
 
 
 def _weights(result: Result, metrics: List[Any]) -> str:
-    """Which checkpoints were averaged: as evaluate.sh has said, or as it will be told."""
+    """Which checkpoints were averaged: as evaluate.sh recorded, or as the plan asks for."""
     found = _each(each.get("weights") for each in metrics)
     if not found:
         asked = _each(variant.settings.average for cell in result.plan.cells for variant in cell.variants)

@@ -62,6 +62,7 @@ def write_report(options: argparse.Namespace) -> None:
             "parts": parts,
             "progress": page.progress(results),
             "heading": _heading([result.table for result in results]),
+            "papers": _are_papers([result.table for result in results]),
             "idle": [(t, _command(options, t)) for name, t in idle.items() if name in (options.tables or idle)],
             "extra": [] if options.no_figures else extra,
             "csv": _write_records(results, folder / "report.csv"),
@@ -118,9 +119,13 @@ def _write_records(results: List[Result], path: Path) -> Any:
 
 def _heading(tables: List[Table]) -> str:
     """Of the whole report: the paper's only where all tables are."""
-    if all(table.source.startswith(PAPER) for table in tables):
+    if _are_papers(tables):
         return "The paper's tables from these runs"
     return tables[0].title if len(tables) == 1 else "Tables from these runs"
+
+
+def _are_papers(tables: List[Table]) -> bool:
+    return all(table.source.startswith(PAPER) for table in tables)
 
 
 def _tables(options: argparse.Namespace) -> Dict[str, Table]:

@@ -24,7 +24,7 @@ Pair = Tuple["Line", "Line"]
 class Line:
     """A cell and what has come of it.
 
-    values: of the finished runs, by seed; missing: what keeps the other seeds, state: the same in short
+    values: of the finished runs, by seed; missing: why the other seeds have no value, state: the same in short
     baseline: the row that it is compared with, "" for none; adjusted: the p-values corrected for their number
     is_base: whether others are compared with it; best, best_paper: whether ours, or the paper's, is its column's best
     """

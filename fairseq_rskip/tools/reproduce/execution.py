@@ -23,7 +23,7 @@ from .runs import BROKEN, DONE, RUNNING, STOPPED, State
 
 GRACE = 60.0  # seconds that a command has to save and stop
 # some clusters send USR1 and USR2 to every process of a job, and a training has no use for them
-DEAF = ["sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh"]
+IGNORE_USR = ["sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh"]
 
 stopping = threading.Event()
 _children: Set[subprocess.Popen] = set()
@@ -88,7 +88,7 @@ def _run(command: List[str], log: Path, environment: Dict[str, str], lock: int) 
         output.write(f"== {runs.stamp()['time']} {shlex.join(command)}\n".encode())
         output.flush()
         child = subprocess.Popen(
-            [*DEAF, *command],
+            [*IGNORE_USR, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -111,7 +111,7 @@ def _run(command: List[str], log: Path, environment: Dict[str, str], lock: int) 
 def stop() -> None:
     """End what runs, in every thread: each command may save; what has not ended after a minute is killed.
 
-    A command is told once, for some would not save when told again; a second KeyboardInterrupt kills at once.
+    SIGTERM is sent once: a second one keeps some commands from saving. A second KeyboardInterrupt kills at once.
     """
     children = list(_children)
     if not stopping.is_set():

@@ -30,7 +30,7 @@ trains and evaluates what is not done, and writes the report. The same command r
 
 def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     """The options, defaults filled in. A mistake ends the program with one line."""
-    parser = Parser(prog="reproduce.py", description=DESCRIPTION)
+    parser = Parser(description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--output", type=Path, default=Path("runs/paper"), metavar="DIR", help="(runs/paper)")

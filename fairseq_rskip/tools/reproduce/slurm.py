@@ -27,7 +27,7 @@ IS_KILLED = 600.0  # seconds in which SLURM kills a job that it has told to end
 
 
 class Attempt:
-    """A job: does the run of ``folder``, which saves in time when SLURM wants the machine back. Pickled by its name.
+    """A job: does the run of ``folder``, which saves before SLURM ends the job. Pickled by its name.
 
     USR2, before the time limit: submitit asks ``checkpoint``, and requeues the job. TERM, of a pre-emption or scancel:
     the run saves, then the job waits to be killed; ending by itself would make it a finished job, which SLURM does not

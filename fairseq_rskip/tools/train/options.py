@@ -1,4 +1,4 @@
-"""fairseq-train's options: values that no training can mean, and the model that they describe as fairseq reads them."""
+"""fairseq-train's options: values that make no sense, and the model that they describe as fairseq reads them."""
 
 import argparse
 import difflib
@@ -46,6 +46,10 @@ RANGES: Dict[str, Callable[[str], Any]] = {
     **dict.fromkeys("dropout attention-dropout activation-dropout relu-dropout label-smoothing".split(), SHARE),
     **dict.fromkeys(["encoder-layerdrop", "decoder-layerdrop"], SHARE),
     **dict.fromkeys(["weight-decay", "clip-norm"], between(0, math.inf)),
+    **dict.fromkeys(["validate-interval", "required-batch-size-multiple"], COUNT),
+    "num-workers": WHOLE,
+    "adam-eps": between(0, math.inf, open_below=True),
+    **dict.fromkeys(["warmup-init-lr", "stop-min-lr"], between(-1, math.inf)),  # -1: none
 }
 
 

@@ -49,7 +49,7 @@ SIZES = {"small": 100_000, "medium": 1_000_000}  # fewer pairs of an own corpus 
 GENERAL = "medium"  # where there are no pairs to count
 NAMES = [name for name, recipe in RECIPES.items() if recipe.prepare]  # of corpora
 
-# A step takes seconds there: save before an epoch ends, speak more often, and leave the second core to the model.
+# A step takes seconds there: save before an epoch ends, log more often, and leave the second core to the model.
 CPU = {"save-interval-updates": 200, "keep-interval-updates": 1, "log-interval": 20, "num-workers": 0}
 AVERAGED = 5  # checkpoints, by evaluate.sh: what is kept on the CPU of checkpoints that the user asked for
 

@@ -1,4 +1,4 @@
-"""Run a planned fairseq-train: its whole output in SAVE-DIR/train.log, progress for who looks on, one line if it fails.
+"""Run a planned fairseq-train: its whole output in SAVE-DIR/train.log, progress on the screen, one line if it fails.
 
 A process of its own, which imports neither torch nor fairseq: the planner has let go of its memory, and of the GPU.
 """
@@ -19,7 +19,7 @@ from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import locked
 from fairseq_rskip.tools.process import Stopped, explain, follow, full_disk, stop_on_signals, tail
-from fairseq_rskip.tools.train.save import NUMBERED, numbered, tidy
+from fairseq_rskip.tools.train.save import NUMBERED, complete_last, numbered, tidy
 
 LOG, LOCK = "train.log", "train.lock"
 KEPT = 500  # lines of output, in which the reason of a failure is looked for
@@ -120,7 +120,7 @@ def train(options: argparse.Namespace) -> int:
         if lock is None:
             raise UserError(f"another training writes to {options.save}")
         tidy(options.save)
-        log, progress, started = Log(options.save), Progress(options.end, options.unit), time.monotonic()
+        log, progress, started = Log(options.save), Progress(options.end, options.unit), time.time()
         log.write(options.about.encode() + b"\n")
         log.lines.clear()  # no reason of a failure is in there
         print_line(f"{options.about}\nthe whole log: {log.path}")
@@ -136,8 +136,8 @@ def train(options: argparse.Namespace) -> int:
             return _say_stopped(options.save, stopped)
         progress.close()
         if status != 0:
-            raise UserError(_reason(options.save, log, status))
-        print_line(f"trained in {(time.monotonic() - started) / 60:.1f} minutes: {progress}")
+            raise UserError(_reason(options.save, log, status, started))
+        print_line(f"trained in {(time.time() - started) / 60:.1f} minutes: {progress}")
         _say_what_can_be_averaged(options.save)
         return 0
 
@@ -149,12 +149,13 @@ def _say_stopped(save: Path, stopped: Stopped) -> int:
     return stopped.status
 
 
-def _reason(save: Path, log: Log, status: int) -> str:
+def _reason(save: Path, log: Log, status: int, started: float) -> str:
     """Why fairseq-train failed; what it has left half done is cleared away first."""
     output = tail(log.lines)
     if full_disk(output + log.error):
         free = shutil.disk_usage(save).free
         tidy(save)
+        complete_last(save, started)
         saved = "; make room, then the same command resumes from checkpoint_last.pt"
         saved = saved if (save / "checkpoint_last.pt").exists() else ", and no checkpoint had been written"
         return f"no space left on the disk of {save} ({free / 1e6:,.0f} MB free){saved}; the log is {log.path}"

@@ -70,15 +70,19 @@ def fill_save(save: Path, data: Data, dictionaries: List[Path], settings: Dict[s
 
 
 def tidy(save: Path) -> None:
-    """Clear away what a training that could not finish a file has left; the caller holds the folder's lock.
-
-    fairseq writes a numbered checkpoint and copies it to checkpoint_last.pt. Where the copying failed, as on a full
-    disk, checkpoint_last.pt becomes a second name of the newest numbered one, which takes no room; fairseq replaces it
-    by renaming, so the two do not change together.
-    """
+    """Clear away what a training that could not finish a file has left; the caller holds the folder's lock."""
     for part in [*save.glob("*.pt.tmp"), *save.glob("*.part"), *save.glob(".*.part")]:
         part.unlink()
-    found = [path for unit in NUMBERED for _, path in numbered(save, unit)]
+
+
+def complete_last(save: Path, since: float) -> None:
+    """After a training that began at ``since`` (seconds of the epoch) and filled the disk: what it wrote last, last.
+
+    fairseq writes a numbered checkpoint and copies it to checkpoint_last.pt. Where there was no room for the copy,
+    checkpoint_last.pt becomes a second name of the newest numbered one; fairseq replaces it by renaming, so the two do
+    not change together.
+    """
+    found = [path for unit in NUMBERED for _, path in numbered(save, unit) if path.stat().st_mtime >= since]
     newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
     last = save / "checkpoint_last.pt"
     if newest and not (last.exists() and last.stat().st_mtime_ns >= newest.stat().st_mtime_ns):

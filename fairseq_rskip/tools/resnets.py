@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..analysis.study import Source, Study, choose, device_of, fit, parsed
 from ..console import print_line, progress
 from ..errors import UserError
 from ..residual import SkipConnection
@@ -18,7 +19,6 @@ from ..vision.config import FOLDER, Config, parse
 from ..vision.data import load
 from ..vision.model import WIDTHS, preact_resnet
 from ..vision.trainer import seed_everything
-from .study import Source, Study, choose, device_of, fit, parsed
 
 SPLITS = ("train", "test")
 
