@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import time
-from typing import Any, Callable, Iterable, Iterator, List, NoReturn, Optional, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Iterator, List, Mapping, NoReturn, Optional, Sequence, TypeVar
 
 from fairseq_rskip.errors import UserError, discard_output
 
@@ -23,6 +23,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; -h lists the options\n")
+
+
+def as_words(options: Mapping[str, Any]) -> List[str]:
+    """Options, without dashes, as words of a command line; one that is true has no value, a false one is left out."""
+    given = {f"--{name}": value for name, value in options.items() if value is not False}
+    return [word for name, value in given.items() for word in ([name] if value is True else [name, str(value)])]
 
 
 def checked(parse: Callable[..., Any], *arguments: Any) -> Any:

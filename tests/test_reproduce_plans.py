@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from reproduce_helpers import PLAIN, TABLE, config, error_line, only, plan, reproduce, shipped, write_table
 
+from fairseq_rskip.console import as_words
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.reproduce import loading, plans, translation
+from fairseq_rskip.tools.reproduce import loading, plans
 from fairseq_rskip.tools.reproduce.main import make_plan
 from fairseq_rskip.tools.reproduce.options import parse
 from fairseq_rskip.tools.reproduce.runs import ready_runs
@@ -80,7 +81,7 @@ def test_as_many_checkpoints_are_kept_as_evaluation_averages(tmp_path, options, 
     variant = made.cells[0].variants[0]
     assert variant.settings.identity["options"] == options  # how many are kept is no part of what a run is
     train, _ = plans.make_run(made, variant, 1, tmp_path).commands()
-    assert sorted(train[3:-4]) == sorted([*translation.as_words(options), *kept])
+    assert sorted(train[3:-4]) == sorted([*as_words(options), *kept])
 
 
 def test_the_stand_in_for_translation_is_a_small_model_of_5000_updates():

@@ -10,12 +10,13 @@ import dacite
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.analyze import add_options
+from fairseq_rskip.tools.process import CHECKOUT
 from fairseq_rskip.tools.train.recipes import NAMES
 
 from .tables import FIGURES, METRICS, ROOT, TESTS, Column, Corpus, Row, StandIn, Sweep, Table, cells, near
 from .yaml_files import Mistakes, read, read_rows, row_name, short
 
-FOLDER = Path(__file__).resolve().parents[3] / "experiments"
+FOLDER = CHECKOUT / "experiments"
 STAND_INS = "stand-ins.yaml"
 
 

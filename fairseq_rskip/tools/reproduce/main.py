@@ -31,7 +31,8 @@ def list_tables(options: argparse.Namespace) -> None:
         cells = [cell for cell in tables.cells(table) if cell.run]
         different = [cell for at, cell in enumerate(cells) if not any(map(cell.is_twin, cells[:at]))]
         count = sum(_count_runs(cell, table) for cell in different)
-        seeds = f"{len(table.seeds)} seed{'s' * (len(table.seeds) > 1)}" + (", with sweeps" if any(cell.sweep for cell in cells) else "")
+        seeds = f"{len(table.seeds)} seed{'s' * (len(table.seeds) > 1)}"
+        seeds += ", with sweeps" if any(cell.sweep for cell in cells) else ""
         print_line(f"{table.name:<8} {table.title}: {len(different)} networks x {seeds} = {count} runs ({table.data})")
         for cell in cells if named else ():
             reported = "" if cell.reported is None else f"reported {cell.reported}"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from fairseq_rskip.console import checked
+from fairseq_rskip.console import as_words, checked
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.evaluate.arguments import parse as parse_evaluate
 from fairseq_rskip.tools.evaluate.prepared import find as find_prepared
@@ -153,15 +153,6 @@ def check(arch: str, recipe: str, words: Tuple[str, ...]) -> None:
     check_ranges(list(words))
     check_arch(arch, find_user_dir(list(words)))
     Reader(arch, RECIPES[recipe].options, list(words))
-
-
-def as_words(options: Options) -> List[str]:
-    """Options as fairseq-train takes them; one that is true has no value, one that is false is left out."""
-    words = []
-    for name, value in options.items():
-        if value is not False:
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return words
 
 
 def commands(settings: Settings, seed: int, folder: Path) -> List[List[str]]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.process import CHECKOUT
 from fairseq_rskip.tools.train.recipes import GENERAL, NAMES, RECIPES, recipe_for
 
-_CHECKOUT = Path(__file__).resolve().parents[3]
-ROOT = _CHECKOUT if (_CHECKOUT / "scripts").is_dir() else Path.cwd()  # holds data/ and checkpoints/
+ROOT = CHECKOUT if (CHECKOUT / "scripts").is_dir() else Path.cwd()  # holds data/ and checkpoints/
 PREPARATION = "preparation.json"
 POSITIONS = 1024  # fairseq's --max-source-positions and --max-target-positions
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
+from fairseq_rskip.console import as_words
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.train.data import POSITIONS, ROOT, Data, updates_per_epoch
 from fairseq_rskip.tools.train.options import PLUGIN, Options, check_arch, find_user_dir
@@ -67,11 +68,6 @@ def step_options(target: int, processes: int, unit: str, given: Dict[str, Any]) 
         f"tokens per step: {processes} {unit}{plural} x {size} (--max-tokens) x {freq} (--update-freq) "
         f"= {processes * size * freq}; the recipe's: {target}"
     )
-
-
-def as_words(options: Dict[str, Any]) -> List[str]:
-    """Options as a command line has them."""
-    return [word for k, v in options.items() for word in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
 
 
 @dataclass
