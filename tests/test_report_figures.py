@@ -94,6 +94,15 @@ def test_analyses_see_the_finished_runs(tree, script):
     assert page.count("<figure>") == 3 == page.count("Not the paper&#39;s experiment.\n<a")
 
 
+def test_what_reads_logs_sees_every_seed(tree, script):
+    tree.table(figure="course", figure_options={"by-block": True})
+    plan = tree.plan()
+    tree.finish(plan, "1xSkip", BASE)
+    folder, runs = tree.report() / "figures", tree.folder(plan, "1xSkip", 1).parent
+    drawn = (folder / "table1-course.csv").read_text().split("\n")
+    assert drawn[2:] == ["--by-block", *(f"1xSkip={runs}/seed{seed}" for seed in (1, 2, 3))]
+
+
 def test_an_analysis_is_made_again_only_for_other_runs_or_options(tree, script):
     tree.table(figure="ratio", figure_options={"examples": 10})
     plan = tree.plan()

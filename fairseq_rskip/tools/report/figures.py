@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from fairseq_rskip.analysis import figures
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import as_words, print_line
 from fairseq_rskip.files import write_json
 from fairseq_rskip.tools.cached import is_made, key_path
 from fairseq_rskip.tools.reproduce.execution import last_error
@@ -25,10 +25,12 @@ OURS = {"marker": "o", "linestyle": "", "color": figures.COLOURS[0]}
 REMARK_COLOUR = "#8a4b00"
 PANELS = 3  # side by side; more columns of a table share one
 CURVES = "curves"
+OF_LOGS = (CURVES, "course")
 TITLES = {
     "gradients": "Gradient norm at the output of every residual block",
     "ratio": "x:F in the output of every residual block, and effective scale",
     CURVES: "Learning curves",
+    "course": "x:F, branch, gradient norm and λ in the course of a training",
 }
 WEIGHTS = (f"{EVALUATION}/averaged.pt", f"{CHECKPOINTS}/checkpoint_best.pt", f"{CHECKPOINTS}/checkpoint_last.pt")
 
@@ -120,20 +122,19 @@ def _panel(axis: Any, lines: List[Line], whole: bool) -> None:
 def analyse(result: Result, name: str, folder: Path, examples: Optional[int]) -> Figure:
     """The figure that ``analyze.py NAME`` draws of the finished runs, again only when runs or options have changed.
 
-    Curves are of every seed, those of a row under the same label; what needs weights takes the first of each row.
+    What reads logs takes every seed, those of a row under the same label; what needs weights the first of each row.
     """
     lines = different(result.lines)
     options = dict(result.table.figure_options) if name == result.table.figure else {}
-    if name == CURVES:
+    if name in OF_LOGS:
         models = [f"{_label(line)}={_existing(run, [CHECKPOINTS])}" for line in lines for run in line.folders]
     else:
         options.update({"examples": examples} if examples else {})
         models = [f"{_label(line)}={_existing(line.folders[0], WEIGHTS)}" for line in lines]
-    about = "All finished seeds." if name == CURVES else "The first finished seed of each row."
+    about = "All finished seeds." if name in OF_LOGS else "The first finished seed of each row."
     alt = f"{TITLES[name]}: {', '.join(map(_label, lines))}"
     figure = Figure(folder / f"{result.plan.name}-{name}", TITLES[name], about, alt)
-    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    command = [*ANALYZE, name, "--output", str(figure.stem), *words, *models]
+    command = [*ANALYZE, name, "--output", str(figure.stem), *as_words(options), *models]
     key = {"command": command[1:], "results": json.dumps([line.metrics for line in lines])}
     picture, log = figure.file(".png"), figure.file(".log")
     if is_made(picture, key) and all(figure.file(ending).exists() for ending in figures.ENDINGS):

@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, List, Optional, Union
 
 from fairseq_rskip.tools.train.data import ROOT as ROOT
 
-FIGURES = ("gradients", "ratio", "curves")
+FIGURES = ("gradients", "ratio", "curves", "course")
 TESTS = ("welch", "randomisation", "bootstrap")
 # name -> whether lower is better
 ERRORS = dict.fromkeys(("error", "best_error", "test_loss", "train_loss", "valid_error", "valid_loss"), True)
