@@ -1,9 +1,9 @@
 """Cost of the skip connection: rskip_ln λ = 1, 2, 3 (or --contenders) against stock fairseq's `transformer` of the same
 sizes.
 
-Training words per second (fairseq's own Trainer: forward, backward, gradient clipping, Adam), bytes of model, gradients
-and optimizer state, peak memory of a process, checkpoint size, and sentences per second of beam-4 generation. All
-contenders get the same batches and take turns (benchmark.py).
+Training words per second of the clock, and (cpu) of processor time: fairseq's own Trainer, with forward, backward,
+gradient clipping, Adam; bytes of model, gradients and optimizer state, peak memory of a process, checkpoint size, and
+sentences per second of beam-4 generation. All contenders get the same batches and take turns (benchmark.py).
 """
 
 import argparse
@@ -176,6 +176,7 @@ def table(args: argparse.Namespace) -> List[benchmark.Row]:
                 "precision": args.precision,
                 "train_words_per_s": round(statistics.median(words[c.name].clock), 1),
                 f"train_vs_{base}": round(benchmark.ratio(words[c.name].clock, words[base].clock), 4),
+                f"train_cpu_vs_{base}": round(benchmark.ratio(words[c.name].cpu, words[base].cpu), 4),
                 "generate_sentences_per_s": round(statistics.median(sentences[c.name].clock), 2),
                 f"generate_vs_{base}": round(benchmark.ratio(sentences[c.name].clock, sentences[base].clock), 4),
                 "state_MB": round(c.state_bytes() / 1e6, 2),
