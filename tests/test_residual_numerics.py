@@ -55,7 +55,8 @@ def check_against_reference(case, skip, x, f, dtype, check_gradients=True):
     expected = reference(case, skip, rx, rf, parameters)
     if case.variant.norm == "batch":  # padding comes out as zero and sends no gradient; elsewhere rows stand alone
         assert mask is None or not y.movedim(case.channel_dim, -1)[mask].any()
-    torch.testing.assert_close(y.double(), expected, **TOLERANCE[dtype])
+    scale = max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(y.double() / scale, expected / scale, **TOLERANCE[dtype])
     if not check_gradients:
         return
     ours = gradients(y, upstream, [x, f, *skip.parameters()])

@@ -95,5 +95,5 @@ def test_the_scale_of_fp16_does_not_enter_and_an_overflow_is_not_logged(config, 
 
 def test_compile_over_several_processes_is_refused(config):
     compiled = Config(**{**config.as_dict(), "seeds": (1,), "compile": True})
-    with pytest.raises(trainer_module.UserError, match="--skip-log-interval sees nothing under --compile"):
+    with pytest.raises(trainer_module.UserError, match="--skip-log-interval does not work with --compile"):
         Trainer(compiled, 1, load(config), Group(0, 2, torch.device("cpu")))
