@@ -1,12 +1,9 @@
 """The weighted sum over the steps as one operator: every backend against the reference in float64 and skip_norm."""
 
-import os
-import sys
 
 import pytest
 import torch
-from conftest import run_command
-from test_ops import LAYOUTS, MIXED, agree
+from test_ops import LAYOUTS, MIXED, agree, interpreted
 from test_ops import TOLERANCE as TOLERANCES
 
 from fairseq_rskip.ops import dispatch, reference, skip_mix, skip_norm
@@ -193,12 +190,8 @@ TRITON_CASES = "short_20 one_step one_feature long rms rms_short empty".split()
 
 
 def test_the_triton_kernels_equal_the_reference():
-    """In a process of its own: Triton chooses its interpreter when it is imported."""
-    pytest.importorskip("triton")
-    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = run_command([sys.executable, __file__], env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == [f"{mode}:{name}" for mode in MODES for name in (*TRITON_CASES, "double", "bfloat")]
+    expected = [f"{mode}:{name}" for mode in MODES for name in (*TRITON_CASES, "double", "bfloat")]
+    assert interpreted(__file__) == expected
 
 
 def run_triton_cases():
