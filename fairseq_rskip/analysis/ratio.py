@@ -175,8 +175,9 @@ def readings_of(skip: SkipConnection, scales: Scales) -> Dict[str, float]:
     a is the coefficient of x in y, w the gain of the norm that y leaves, C the number of features. The gain's readings
     are NaN for a skip without one, as of an adaptive one between two steps, those with λ for a rule that has none.
     """
-    adapted = skip.effective_lambda()
-    norms = list(skip.norms) if adapted is None else list(skip.norms)[: int(adapted) if adapted == int(adapted) else 0]
+    norms, adapted = list(skip.norms), skip.effective_lambda()
+    if adapted is not None:  # y leaves one step's norm only at an integer
+        norms = norms[: int(adapted)] if adapted.is_integer() else []
     gain = getattr(norms[-1], "weight", None) if norms else None
     gain = torch.full((1,), math.nan) if gain is None else gain.detach().double()
     weight = float(getattr(skip.options, "skip_lambda", math.nan)) if adapted is None else adapted

@@ -12,6 +12,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import SkipTransformerConfig, architectures, resolve
 from fairseq_rskip.modules import fixnorm, skip_log, training
 from fairseq_rskip.modules.profiling import profile_starts
+from fairseq_rskip.modules.skip_config import check_heads
 from fairseq_rskip.modules.transformer import SkipTransformerDecoder, SkipTransformerEncoder
 from fairseq_rskip.residual import skips
 
@@ -40,9 +41,7 @@ class SkipTransformerModel(TransformerModelBase):
         config.skip.check_layers(arch, config)
         for name in ("encoder", "decoder"):
             side = getattr(config, name)
-            if side.attention_heads < 1 or side.embed_dim % side.attention_heads:
-                heads = f"--{name}-attention-heads {side.attention_heads}"
-                raise UserError(f"--arch {arch}: {heads} does not divide --{name}-embed-dim {side.embed_dim}")
+            check_heads(name, side.embed_dim, side.attention_heads)
         if config.checkpoint_activations and skip.take_cost()[0]:
             raise UserError(
                 f"--arch {arch} with --checkpoint-activations: what halting costs would have no gradient there, "

@@ -85,6 +85,12 @@ class _SkipOptions:
         )
 
 
+def check_heads(side: str, dim: int, heads: int) -> None:
+    """Raise :class:`~fairseq_rskip.errors.UserError` where a side's attention heads do not divide its dimension."""
+    if heads < 1 or dim % heads:
+        raise UserError(f"--{side}-attention-heads {heads} does not divide --{side}-embed-dim {dim}")
+
+
 def way_out(skip: SkipConnection) -> str:
     """What keeps the stream of ``skip`` within fp16's range."""
     ways = ["fp32 or bf16"]

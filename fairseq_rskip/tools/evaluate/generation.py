@@ -14,7 +14,8 @@ from fairseq_rskip.tools.process import explain, follow
 from fairseq_rskip.tools.train.data import POSITIONS
 from fairseq_rskip.tools.train.options import PLUGIN
 
-UNREADABLE = r":|\$\{|\\'|\\$"  # fairseq reads : in a path as a separator, ${ as interpolation
+# in a path fairseq reads : as a separator, ${ as interpolation, \' and a last \ as part of the quotation around it
+UNREADABLE = r":|\$\{|\\'|\\$"
 # tensor2tensor divides a log-probability by ((5 + L) / 6)^0.6 (Wu et al. 2016, equation 14), fairseq by L^lenpen. What
 # chooses between hypotheses of about L tokens is the elasticity: lenpen, and 0.6 L / (L + 5), or 0.5 at 25 subwords.
 DEFAULT_LENPEN = 0.5

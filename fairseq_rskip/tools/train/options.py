@@ -167,10 +167,12 @@ def find_shape(args, defaults: Dict[str, Any]) -> Dict[str, Any]:
 
 def check_heads(shape: Dict[str, Any]) -> None:
     """Raises ``UserError`` for attention heads that do not divide a dimension."""
+    from fairseq_rskip.modules import skip_config
+
     for side in SIDES:
         dim, heads = shape.get(f"{side}_embed_dim"), shape.get(f"{side}_attention_heads")
-        if isinstance(dim, int) and isinstance(heads, int) and (heads < 1 or dim % heads):
-            raise UserError(f"--{side}-attention-heads {heads} does not divide --{side}-embed-dim {dim}")
+        if isinstance(dim, int) and isinstance(heads, int):
+            skip_config.check_heads(side, dim, heads)
 
 
 def find_skip(arch: str, config: Any, given: Dict[str, Any], shape: Dict[str, Any]) -> Dict[str, Any]:

@@ -1,5 +1,6 @@
 """The SAVE-DIR that a training writes: which model its checkpoints belong to, and how far they are."""
 
+import contextlib
 import filecmp
 import json
 import os
@@ -87,5 +88,6 @@ def complete_last(save: Path, since: float) -> None:
     last = save / "checkpoint_last.pt"
     if newest and not (last.exists() and last.stat().st_mtime_ns >= newest.stat().st_mtime_ns):
         link = save / ".checkpoint_last.part"
-        os.link(newest, link)
-        os.replace(link, last)
+        with contextlib.suppress(OSError):  # a file system without hard links keeps the older one
+            os.link(newest, link)
+            os.replace(link, last)
