@@ -194,6 +194,12 @@ def test_the_state_of_an_rskip_with_other_options_is_refused(steps, options):
     SkipConnection(5, "askip", adapt="mixture", **options).load_state_dict(state)
 
 
+def test_the_state_of_another_kind_with_lambda_one_is_refused():
+    state = SkipConnection(5, "preln", skip_lambda=1).state_dict()
+    with pytest.raises(RuntimeError, match="was saved with kind='preln': expected 'askip'"):
+        SkipConnection(5, "askip").load_state_dict(state, strict=False)
+
+
 class Scaled(torch.nn.Module):
     """Blocks of a linear branch and an askip."""
 

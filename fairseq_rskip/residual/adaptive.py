@@ -183,7 +183,8 @@ class ASkip(KeepsStatistics, RSkip):
 
     def mismatch(self, noted: Optional[Dict[str, Any]]) -> str:
         """The state of an rskip with these options fits: :meth:`adopt` makes it one of this skip."""
-        if noted is not None and (noted["kind"] == "rskip" or noted.get("skip_lambda") == 1.0):
+        # rskip of lambda 1 notes itself as xskip
+        if noted and (noted["kind"] == "rskip" or (noted["kind"], noted.get("skip_lambda")) == ("xskip", 1)):
             own = self.rule()
             noted = {**own, **{name: noted[name] for name in own if name in noted and name != "kind"}}
         return super().mismatch(noted)
