@@ -130,13 +130,18 @@ MORE = {
 
 
 def test_parameter_counts_are_the_published_ones_and_what_skips_add():
-    def count(depth, classes=10, skip=None, shortcut="A"):
+    def count(depth, classes=10, skip=None, shortcut="A", **more):
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in preact_resnet(depth, classes, skip, shortcut).parameters())
+            model = preact_resnet(depth, classes, skip, shortcut, **more)
+        return sum(parameter.numel() for parameter in model.parameters())
 
     assert {depth: count(depth) for depth in SIZES} == SIZES
     for name, (skip, shortcut, classes, more) in MORE.items():
         assert count(110, classes, skip, shortcut) == SIZES[110] + more, name
+    for width in (16, 17):  # in units of width²: 6 kernels of each stage, but the first of the wider ones half as large
+        kernels = 9 * width**2 * (6 + (6 - 0.5) * 4 + (6 - 0.5) * 16) + 9 * 3 * width
+        norms = 2 * width * (6 + (6 - 0.5) * 2 + (6 - 0.5) * 4 + 4)  # each before a kernel, and one at the end
+        assert count(20, width=width) == kernels + norms + 10 * (4 * width + 1)
 
 
 def test_he_initialisation():
@@ -160,6 +165,7 @@ def test_depth_other_than_6n_plus_2_is_refused(depth):
     "arguments, message",
     [
         ({"num_classes": 0}, "num_classes=0"),
+        ({"width": 0}, "width=0: expected an integer >= 1"),
         ({"shortcut": "C"}, "shortcut='C': expected one of A, B"),
         ({"skip": {"kind": "gate"}}, "kind='gate': expected one of xskip, rskip, wskip"),
         ({"skip": {"kind": "rskip", "norm": "none"}}, "norm='none': expected a normalisation"),

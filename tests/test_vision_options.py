@@ -16,6 +16,7 @@ BAD = [
     ({"skip_lambda": 1.5}, "--skip-lambda 1.5: expected an integer from 1"),
     ({"skip_norm": "batch", "skip_norm_axes": "chw"}, "--skip-norm-axes 'chw' with BatchNorm: expected 'c'"),
     ({"shortcut": "C"}, "--shortcut 'C': expected one of A, B"),
+    ({"width": 0}, "--width 0: expected an integer >= 1"),
     ({"batch_size": 0}, "--batch-size 0: expected an integer >= 1"),
     ({"lr": "nan"}, "--lr nan: expected a number > 0"),
     ({"momentum": 1}, "--momentum 1.0: expected a number from 0 to below 1"),

@@ -20,7 +20,8 @@ class Classifier(PreActResNet):
     """
 
     def __init__(self, config: Dict[str, Any]):
-        super().__init__(config["depth"], len(config["classes"]), config["skip"], config["shortcut"])
+        width = config.get("width", 16)  # none where an earlier version exported it
+        super().__init__(config["depth"], len(config["classes"]), config["skip"], config["shortcut"], width)
         self.classes = tuple(config["classes"])
         self.register_buffer("mean", torch.tensor(config["mean"]), persistent=False)
         self.register_buffer("std", torch.tensor(config["std"]), persistent=False)

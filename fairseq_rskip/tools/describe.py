@@ -110,7 +110,7 @@ def _resnet(depth: int, options: List[str]) -> nn.Module:
     from fairseq_rskip.vision.model import preact_resnet
 
     config = parse(["--depth", str(depth), *options], ABOUT)
-    return preact_resnet(config.depth, 10, config.skip_options(), config.shortcut)
+    return preact_resnet(num_classes=10, **config.network())
 
 
 def skips(model: nn.Module) -> Iterator[Tuple[SkipConnection, Branch]]:

@@ -17,7 +17,7 @@ from ..safe_load import CheckpointError
 from ..vision.batches import Augmenter, channel_statistics
 from ..vision.config import FOLDER, Config, parse
 from ..vision.data import load
-from ..vision.model import WIDTHS, preact_resnet
+from ..vision.model import STAGES, preact_resnet
 from ..vision.trainer import seed_everything
 
 SPLITS = ("train", "test")
@@ -31,8 +31,8 @@ class Batch(NamedTuple):
 
 
 def group(_name: str, skip: SkipConnection) -> str:
-    """The stage of the network, by its width."""
-    return f"stage{WIDTHS.index(skip.dim) + 1}"
+    """The stage of the network, a third of its blocks."""
+    return f"stage{skip.place.index * STAGES // skip.place.depth + 1}"
 
 
 def losses(model: nn.Module, batch: Batch) -> Tensor:
@@ -100,7 +100,7 @@ def _data(models: Sequence[Source], configs: Sequence[Config], options: argparse
 
 def _build(source: Source, config: Config, classes: int, seed: int) -> nn.Module:
     seed_everything(seed)
-    model = preact_resnet(config.depth, classes, config.skip_options(), config.shortcut)
+    model = preact_resnet(num_classes=classes, **config.network())
     if source.state is not None:
         weights: Any = source.state["model"]
         rows = len(weights["fc.bias"]) if "fc.bias" in weights else classes

@@ -12,7 +12,7 @@ from ..norms import NORM_AXES
 from ..residual import KINDS, SkipConnection, in_terms_of_flags, select, settings
 from ..residual.options import flag as skip_flag
 from .batches import PADDINGS
-from .model import SHORTCUTS, WIDTHS, check_depth
+from .model import SHORTCUTS, check_depth
 
 DATA_SETS = ("cifar10", "cifar100", "digits")
 FOLDER = "imagefolder:"
@@ -48,6 +48,7 @@ class Config(_SkipOptions):
     )
 
     depth: int = _option(110, "layers of the PreAct-ResNet, 6n+2: 20, 32, 44, 56, 110, ...")
+    width: int = _option(16, "channels of the first of three stages, each twice as wide as the one before")
     shortcut: str = _option(
         "A", "where the width changes: A pads channels with zeros, B is a 1x1 convolution", choices=SHORTCUTS
     )
@@ -121,7 +122,7 @@ class Config(_SkipOptions):
     def _check_skip(self) -> SkipConnection:
         """Refuse what the kind refuses, and set each of its options that was not given to the kind's default."""
         try:
-            skip = SkipConnection(WIDTHS[0], channel_dim=1, **self.skip_options())
+            skip = SkipConnection(self.width, channel_dim=1, **self.skip_options())
         except ValueError as error:
             raise UserError(in_terms_of_flags(str(error))) from None
         for name in SKIP_SETTINGS:
@@ -168,11 +169,16 @@ class Config(_SkipOptions):
         given = {setting.name: getattr(self, name) for name, setting in SKIP_SETTINGS.items()}
         return {"kind": self.skip_kind, "norm_axes": self.skip_norm_axes, **select(KINDS[self.skip_kind], given)}
 
+    def network(self) -> Dict[str, Any]:
+        """What ``preact_resnet`` takes beside the number of classes."""
+        return {"depth": self.depth, "skip": self.skip_options(), "shortcut": self.shortcut, "width": self.width}
+
     def name(self) -> str:
         """A short name for the run, such as cifar10-resnet110-rskip2-layer."""
         data = self.data if self.data in DATA_SETS else Path(self.data[len(FOLDER) :]).resolve().name
         parts = [data, f"resnet{self.depth}", SkipConnection(1, channel_dim=1, **self.skip_options()).label()]
         parts += [self.skip_norm_axes] if self.skip_norm_axes != "c" else []
+        parts += [f"width{self.width}"] if self.width != Config.width else []
         return "-".join(parts + (["B"] if self.shortcut == "B" else []))
 
     def folder(self) -> Path:
@@ -189,7 +195,7 @@ class Config(_SkipOptions):
 
 
 _RANGES: Sequence[Tuple[str, str, Callable[[float], bool]]] = (
-    ("iterations batch_size test_interval", "an integer >= 1", lambda v: v >= 1),
+    ("width iterations batch_size test_interval", "an integer >= 1", lambda v: v >= 1),
     (
         "train_images valid_images warmup_iterations save_interval log_interval skip_log_interval crop",
         "an integer >= 0",

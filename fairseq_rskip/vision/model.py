@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..residual import PLAIN, Branch, Place, SkipConnection, Weight
 
-WIDTHS = (16, 32, 64)
+STAGES = 3
 SHORTCUTS = ("A", "B")
 
 
@@ -78,18 +78,19 @@ class PreActBlock(nn.Module):
 class PreActResNet(nn.Module):
     """See :func:`preact_resnet`."""
 
-    def __init__(self, depth: int, num_classes: int, skip: Dict[str, Any], shortcut: str):
+    def __init__(self, depth: int, num_classes: int, skip: Dict[str, Any], shortcut: str, width: int = 16):
         super().__init__()
-        self.conv = _conv(3, WIDTHS[0], 3)
-        blocks, in_width = [], WIDTHS[0]
+        widths = [width * 2**stage for stage in range(STAGES)]
+        self.conv = _conv(3, width, 3)
+        blocks, in_width = [], width
         per_stage = (depth - 2) // 6
-        for stage, width in enumerate(WIDTHS):
+        for stage, width in enumerate(widths):
             for position in range(per_stage):
                 # He et al. 2016b, 4.1: the first unit activates right after the lone convolution, before it splits;
                 # units that widen do so in the authors' code
                 first = position == 0
                 stride = 2 if first and stage > 0 else 1
-                place = Place("resnet", "block", stage * per_stage + position, len(WIDTHS) * per_stage)
+                place = Place("resnet", "block", stage * per_stage + position, STAGES * per_stage)
                 blocks.append(PreActBlock(in_width, width, stride, first, shortcut, skip, place))
                 in_width = width
         self.blocks = nn.Sequential(*blocks)
@@ -120,9 +121,9 @@ class PreActResNet(nn.Module):
 
 
 def preact_resnet(
-    depth: int, num_classes: int, skip: Optional[Dict[str, Any]] = None, shortcut: str = "A"
+    depth: int, num_classes: int, skip: Optional[Dict[str, Any]] = None, shortcut: str = "A", width: int = 16
 ) -> PreActResNet:
-    """PreAct-ResNet of ``depth`` = 6n+2 layers: three stages of n units, widths 16, 32, 64.
+    """PreAct-ResNet of ``depth`` = 6n+2 layers: three stages of n units, ``width``, twice and four times as wide.
 
     Args:
         depth: 8, 14, 20, 32, 44, 56, 110 or any other 6n+2 with n >= 1.
@@ -130,16 +131,19 @@ def preact_resnet(
         skip: options of ``SkipConnection`` (kind, norm, norm_axes, and the kind's own) for every unit; none gives the
             plain skip.
         shortcut: where the width changes, "A" (strided identity, zero-padded channels) or "B" (1x1 convolution).
+        width: channels of the first stage, >= 1; He et al.'s have 16.
 
     Raises:
-        ValueError: for a depth other than 6n+2, an unknown shortcut, or what ``SkipConnection`` refuses.
+        ValueError: for a depth other than 6n+2, no classes or channels, an unknown shortcut, or what
+            ``SkipConnection`` refuses.
     """
     check_depth(depth)
-    if not isinstance(num_classes, int) or num_classes < 1:
-        raise ValueError(f"num_classes={num_classes!r}: expected an integer >= 1")
+    for name, number in (("num_classes", num_classes), ("width", width)):
+        if not isinstance(number, int) or number < 1:
+            raise ValueError(f"{name}={number!r}: expected an integer >= 1")
     if shortcut not in SHORTCUTS:
         raise ValueError(f"shortcut={shortcut!r}: expected one of {', '.join(SHORTCUTS)}")
-    return PreActResNet(depth, num_classes, dict(skip or PLAIN), shortcut)
+    return PreActResNet(depth, num_classes, dict(skip or PLAIN), shortcut, width)
 
 
 def check_depth(depth: int) -> None:

@@ -41,9 +41,7 @@ class Trainer:
         self.config, self.images, self.group = config, images, group
         device = group.device
         seed_everything(seed)
-        self.module: nn.Module = preact_resnet(
-            config.depth, len(images.classes), config.skip_options(), config.shortcut
-        )
+        self.module: nn.Module = preact_resnet(num_classes=len(images.classes), **config.network())
         if config.sync_bn:
             self.module = nn.SyncBatchNorm.convert_sync_batchnorm(self.module)
         self.module = self.module.to(device).to(memory_format=_FORMATS[config.memory_format])

@@ -24,13 +24,13 @@ def write(stage: Path, checkpoint: Path, state: Dict[str, Any], _options: argpar
     """Fill ``stage``. Raises ``UserError`` for a checkpoint that is damaged or whose run is not finished."""
     source = Source("CHECKPOINT", str(checkpoint), state)
     run, result = settings(source), read_result(checkpoint, state)
-    model = preact_resnet(run.depth, result["classes"], run.skip_options(), run.shortcut)
+    model = preact_resnet(num_classes=result["classes"], **run.network())
     fit(model, state["model"], source)
     classes = state["identity"]["classes"].split(", ")
     if len(classes) != result["classes"]:  # a name with a comma in it, or more than the checkpoint lists
         classes = [str(number) for number in range(result["classes"])]
-    config = {"format": FORMAT, "kind": "images", "depth": run.depth, "classes": classes, "skip": run.skip_options()}
-    config.update(shortcut=run.shortcut, mean=result["mean"], std=result["std"])
+    config = {"format": FORMAT, "kind": "images", "classes": classes, **run.network()}
+    config.update(mean=result["mean"], std=result["std"])
     write_json(stage / CONFIG, config)
     card.save_weights(model, stage)
     describe(stage, run, model, result)
