@@ -56,6 +56,18 @@ def test_an_examples_norms_and_ratio_leave_padding_out(case, keyword):
     torch.testing.assert_close(block.f_over_x, block.f_norm / block.x_norm, equal_nan=True)
 
 
+def test_x_is_the_tensor_that_the_branch_stands_on():
+    """At their start these are pre-norm: one stream, however many tensors travel in it."""
+    found = {}
+    for arch in ("preln", "x0", "denseformer", "hyper"):
+        model = build(f"transformer_{arch}_tiny", **TINY).eval()
+        with torch.no_grad(), SkipProbe(model.encoder) as probe:
+            model.encoder(*batch(sentences())[:2])
+        found[arch] = torch.stack([block.f_over_x for block in probe.blocks.values()])
+    for arch, values in found.items():
+        torch.testing.assert_close(values, found["preln"], msg=arch)
+
+
 def test_it_sees_the_equation_in_the_resnet_with_its_in_place_relu():
     model = resnet(depth=14).eval()
     with SkipProbe(model) as probe:

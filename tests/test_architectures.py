@@ -105,12 +105,15 @@ def test_the_decoder_follows_the_encoder_unless_told():
         ("wskip", {"skip_lambda": 2}, "has no such option"),
         ("xskip", {"skip_init": 2}, "--skip-init"),
         ("rskip_ln", {"skip_lambda": 1e9}, "from 1 to 1000"),
-        ("rskip_ln", {"encoder_normalize_before": True}, "expected 'none'"),
+        ("rskip_ln", {"encoder_normalize_before": True}, "expected kind rskip without pre-norm"),
         ("xskip_ln", {"decoder_normalize_before": True}, "expected 'none'"),
-        ("b2t", {"encoder_normalize_before": True}, "expected 'none'"),
+        ("b2t", {"encoder_normalize_before": True}, "expected kind b2t without pre-norm"),
         ("mhc", {"skip_streams": 0}, "--skip-streams 0: expected an integer from 1 to 64"),
         ("mhc", {"skip_mixing": "static"}, "has no such option"),
-        ("x0", {"skip_norm": "batch"}, "expected a norm of single positions"),
+        *(
+            (arch, {"skip_norm": "batch"}, "expected a norm of single positions")
+            for arch in ("x0", "layerscale", "gpt2")
+        ),
         ("x0", {"encoder_layerdrop": 0.1}, "--encoder-layerdrop 0.1: --skip-kind x0 hands several tensors"),
         (
             "askip_ln",
@@ -120,6 +123,8 @@ def test_the_decoder_follows_the_encoder_unless_told():
         ("residual_dual", {"decoder_layers_to_keep": "0,1"}, "--decoder-layers-to-keep 0,1"),
         ("hyper", {"encoder_attention_heads": 7}, "--encoder-attention-heads 7 does not divide --encoder-embed-dim 64"),
         ("xskip", {"decoder_attention_heads": 0}, "--decoder-attention-heads 0 does not divide"),
+        ("xskip", {"encoder_ffn_embed_dim": 0}, "--encoder-ffn-embed-dim 0: expected an integer >= 1"),
+        ("xskip", {"encoder_embed_dim": 0}, "--encoder-embed-dim 0: expected an integer >= 1"),
         ("deepnorm", {"skip_rank": 1}, "--skip-rank 1: kind deepnorm has no such option"),
     ],
 )

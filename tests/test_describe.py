@@ -49,6 +49,12 @@ def test_constants_are_those_of_the_place(capsys):
     assert [round(skip["constants"]["1/sqrt(l)"], 4) for skip in skips[:4]] == [1, 1, 0.7071, 0.7071]
 
 
+def test_a_parameter_that_a_layer_shares_is_counted_once(capsys):
+    found = described(capsys, "transformer_rezero_tiny")
+    assert [skip["rule_parameters"] for skip in found["skips"]] == [1, 0, 1, 0, 1, 0, 0, 1, 0, 0]
+    assert found["added"] == 4
+
+
 def test_deviations_are_measured_against_xaviers(capsys):
     """fairseq draws q, k, v with gain 1/sqrt(2) and fc1, fc2 as torch does; DeepNorm's are Xavier's, all but q and k
     times beta."""
@@ -106,13 +112,14 @@ def test_describing_draws_the_same_each_time(capsys):
         (["transformer_nosuch"], 1, "error: no architecture named 'transformer_nosuch'; .*expected resnet20, "),
         (["transformer_depnorm"], 1, "error: no .* 'transformer_depnorm'; near: transformer_deepnorm, "),
         (["resnet21"], 1, "error: --depth 21: expected 6n\\+2"),
+        (["resnet20", "--depth", "14"], 1, "error: resnet20 with --depth 14: expected resnet14 alone"),
         (["resnet20", "--skip-kind", "preln"], 1, "error: --skip-kind 'preln': expected one of xskip"),
         (["transformer_preln_tiny", "--skip-norm", "batch"], 1, "error: .*--skip-norm 'batch': expected one of layer"),
         (["transformer_preln_tiny", "--encoder-attention-heads", "7"], 1, "error: .*heads 7 does not divide "),
         (["transformer_preln_tiny", "--nosuch", "7"], 2, "error: unrecognized arguments: --nosuch 7"),
         ([], 2, "error: the following arguments are required: ARCH"),
     ],
-    ids=["architecture", "near", "depth", "kind", "norm", "heads", "option", "nothing"],
+    ids=["architecture", "near", "depth", "two depths", "kind", "norm", "heads", "option", "nothing"],
 )
 def test_a_mistake_is_one_line(capsys, argv, status, message):
     try:

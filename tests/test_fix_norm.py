@@ -52,6 +52,17 @@ def test_it_draws_and_stores_what_a_model_without_it_does():
         assert torch.equal(parameter, other.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("saved", ["scalenorm", "preln"])
+def test_a_checkpoint_of_the_other_setting_is_refused(saved):
+    models = {arch: build(f"transformer_{arch}_tiny", **TINY, skip_norm="scale") for arch in ("scalenorm", "preln")}
+    state = models.pop(saved).state_dict()
+    (other,) = models.values()
+    with pytest.raises(RuntimeError, match=f"was saved with fix_norm={saved == 'scalenorm'}: expected "):
+        other.load_state_dict(state)
+    del state._metadata[""]["skip"]  # of an earlier version, which noted nothing
+    other.load_state_dict(state)
+
+
 def test_rows_of_zeros_stay_and_halves_keep_their_type():
     rows = torch.tensor([[0.0, 0.0], [300.0, 400.0]], dtype=torch.float16)
     assert torch.equal(unit_rows(rows), torch.tensor([[0, 0], [0.6, 0.8]], dtype=torch.float16))

@@ -72,8 +72,8 @@ def test_constants_at_six_and_six_layers():
     assert constants("deepnorm", DECODER) == pytest.approx({"alpha": 2.0598, "beta": 0.3433}, **near)
     alone = Place("decoder", "ffn", 0, 6, 0, 1, 2)
     assert constants("deepnorm", alone) == pytest.approx({"alpha": 12**0.25, "beta": 48**-0.25})
-    assert constants("tfixup", ENCODER) == pytest.approx({"beta": 0.4281}, **near)
-    assert constants("tfixup", DECODER) == pytest.approx({"beta": 0.3689}, **near)
+    assert constants("tfixup", ENCODER) == pytest.approx({"beta": 0.4281, "embeddings": 0.3689}, **near)
+    assert constants("tfixup", DECODER) == pytest.approx({"beta": 0.3689, "embeddings": 0.3689}, **near)
     assert constants("admin", ENCODER, omega="formula") == pytest.approx({"omega": 2.0170}, **near)
     assert constants("admin", DECODER, omega="formula") == pytest.approx({"omega": 2.3351}, **near)
 
@@ -218,6 +218,11 @@ def test_admin_profiles_where_a_training_can_follow_and_leaves_random_draws_alon
     found = [float(skip.weight[0].detach()) for skip in skips(model.decoder).values()]
     assert found[0] == 1 and found == sorted(found) and found[-1] > found[1]
     assert torch.equal(torch.get_rng_state(), state) and made.datasets == {"valid": "kept"}
+    thinned = build("transformer_admin_tiny", **TINY, encoder_layerdrop=0.5, decoder_layerdrop=0.5)
+    thinned.load_state_dict(build("transformer_admin_tiny", **TINY).state_dict())
+    profiling.profile_starts(made, thinned)  # no layer is left out of the profile
+    assert [float(skip.weight[0].detach()) for skip in skips(thinned.decoder).values()] == pytest.approx(found)
+    assert thinned.decoder.layers.p == 0.5
 
     made.load_dataset = lambda split, **_: (_ for _ in ()).throw(FileNotFoundError("no train.src"))
     with pytest.raises(UserError, match="--skip-omega profile and .* need the training data.*--skip-omega formula"):
@@ -269,6 +274,8 @@ def test_a_resnet_without_batch_norm(kind):
     model = preact_resnet(20, 10, {"kind": kind})
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
     last = model.blocks[-1]
+    x = torch.randn(2, 64, 8, 8)
+    assert torch.equal(last.skip.read(x), x)  # the network has the biases
     if kind == "fixup":
         assert last.conv2.weight.eq(0).all() and model.fc.weight.eq(0).all()
         assert float(last.conv1.weight.std()) == pytest.approx((2 / (9 * 64)) ** 0.5 / 3, rel=0.05)

@@ -2,8 +2,8 @@
 
 Per block, means over the examples (sentences or images) of one batch:
 
-* ``skip_x_to_F/<block>``: the ratio x:F in y (:meth:`SkipConnection.skip_ratio`);
-* ``skip_F_over_x/<block>``: ‖F(x)‖ / ‖x‖;
+* ``skip_x_to_F/<block>``: the ratio x:F in y (:meth:`SkipConnection.skip_ratio`), unless the weight of F is still 0;
+* ``skip_F_over_x/<block>``: ‖F(x)‖ / ‖x‖, where a kind carries several tensors of the one that the branch stands on;
 * ``skip_grad_norm/<block>``: ``n * ‖dL/dy‖`` over the example's part of y, with L the mean loss that is optimised and n
   the examples in the batch, whose number thereby does not enter. For images that is the gradient of an image's own
   cross entropy; for sentences that of a sentence's summed loss, divided by the batch's mean number of target tokens
@@ -55,5 +55,6 @@ def summarise(probe: SkipProbe, loss_scale: float = 1.0) -> Dict[str, float]:
         means.append(parameter.detach().float().mean())
     found = dict(zip(tags, torch.stack(means).tolist())) if means else {}  # one wait for the device
     found.update({f"{LAMBDA}/{name}": value for name, value in lambdas(probe.model).items()})
+    found = {tag: value for tag, value in found.items() if math.isfinite(value) or not tag.startswith(X_TO_F)}
     finite = all(math.isfinite(value) for tag, value in found.items() if tag.startswith(GRAD_NORM))
     return found if finite else {}

@@ -75,9 +75,10 @@ class Block:
     """What was measured at one residual block; the examples of all forward passes in order.
 
     Every quantity is a detached tensor of shape ``(examples,)``, at least fp32, on the model's device, or None if it
-    was not measured: ``x_norm`` and ``f_norm``, the norms of x and F(x); ``f_over_x``, their quotient; ``ratio``, the
-    mean of ``skip.skip_ratio`` over an example's positions and features; ``y_grad_norm``, the norm of the gradient at
-    the output y, of the passes that a backward pass has reached.
+    was not measured: ``x_norm`` and ``f_norm``, the norms of ``skip.current(x)``, which is x but for kinds that carry
+    several tensors, and of F(x); ``f_over_x``, their quotient; ``ratio``, the mean of ``skip.skip_ratio`` over an
+    example's positions and features; ``y_grad_norm``, the norm of the gradient at the output y, of the passes that a
+    backward pass has reached.
     """
 
     x_norm = _of_all_passes("x_norm")
@@ -131,7 +132,8 @@ class SkipProbe(Watch):
 
     @torch.no_grad()
     def _measure(self, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> _Pass:
-        norms = [example_norm(skip, tensor.detach(), padding_mask, self.dtype) for tensor in (x, f_x)]
+        sizes = (skip.current(x.detach()), f_x.detach())
+        norms = [example_norm(skip, tensor, padding_mask, self.dtype) for tensor in sizes]
         ratio = None
         if self.ratio:
             with contextlib.suppress(ValueError):  # a kind or norm whose y has no coefficients of x and F

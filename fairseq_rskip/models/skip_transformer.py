@@ -15,11 +15,12 @@ from fairseq_rskip.modules.profiling import profile_starts
 from fairseq_rskip.modules.skip_config import check_heads
 from fairseq_rskip.modules.transformer import SkipTransformerDecoder, SkipTransformerEncoder
 from fairseq_rskip.residual import skips
+from fairseq_rskip.residual.state import WithRule
 
 logger = logging.getLogger(__name__)
 
 
-class SkipTransformerModel(TransformerModelBase):
+class SkipTransformerModel(WithRule, TransformerModelBase):
     """Transformer (Vaswani et al. 2017) with the skip connections of Liu et al., COLING 2020, equations 2 to 4.
 
     One subclass is registered for each architecture, with a config whose defaults are the architecture's.
@@ -42,6 +43,8 @@ class SkipTransformerModel(TransformerModelBase):
         for name in ("encoder", "decoder"):
             side = getattr(config, name)
             check_heads(name, side.embed_dim, side.attention_heads)
+            if side.ffn_embed_dim < 1:
+                raise UserError(f"--{name}-ffn-embed-dim {side.ffn_embed_dim}: expected an integer >= 1")
         if config.checkpoint_activations and skip.take_cost()[0]:
             raise UserError(
                 f"--arch {arch} with --checkpoint-activations: what halting costs would have no gradient there, "
@@ -62,6 +65,10 @@ class SkipTransformerModel(TransformerModelBase):
         profile_starts(task, model)
         training.attach(task, model, cfg.skip_log_interval)
         return model
+
+    def rule(self):
+        """What a checkpoint's parameters fit beside the skip connections, and must not: FixNorm has none of its own."""
+        return {"kind": "transformer", "fix_norm": bool(self.cfg.fix_norm)}
 
     @classmethod
     def build_embedding(cls, cfg, dictionary, embed_dim, path=None):

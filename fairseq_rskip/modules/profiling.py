@@ -5,11 +5,13 @@ Every process of a training reads the same sentences on the CPU, so that all sta
 what was found is in the checkpoint.
 """
 
+import contextlib
 import logging
 import sys
-from typing import Any
+from typing import Any, Iterator
 
 import torch.nn.functional as F
+from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
@@ -50,12 +52,27 @@ def profile_starts(task: Any, model: nn.Module) -> None:
         )
     sample = first_batch(task)
     if wanting[0].candidates():
-        found = choose_lambdas(model, lambda: token_loss(model, sample))
+        with _every_layer(model):
+            found = choose_lambdas(model, lambda: token_loss(model, sample))
         logger.info("λ from the gradient: " + ", ".join(f"{name} {value:g}" for name, value in found.items()))
         return
-    found = profile(model, lambda: model(**sample["net_input"]))
+    with _every_layer(model):
+        found = profile(model, lambda: model(**sample["net_input"]))
     values = list(found.values())
     logger.info(f"profiled {len(values)} skip connections on {sample['ntokens']} target tokens, ω ≤ {max(values):.3g}")
+
+
+@contextlib.contextmanager
+def _every_layer(model: nn.Module) -> Iterator[None]:
+    """Without LayerDrop: a layer left out would not be profiled."""
+    stacks = [(module, module.p) for module in model.modules() if isinstance(module, LayerDropModuleList)]
+    try:
+        for stack, _ in stacks:
+            stack.p = 0.0
+        yield
+    finally:
+        for stack, p in stacks:
+            stack.p = p
 
 
 def first_batch(task: Any) -> Any:

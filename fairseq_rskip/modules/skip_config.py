@@ -86,7 +86,10 @@ class _SkipOptions:
 
 
 def check_heads(side: str, dim: int, heads: int) -> None:
-    """Raise :class:`~fairseq_rskip.errors.UserError` where a side's attention heads do not divide its dimension."""
+    """Raise :class:`~fairseq_rskip.errors.UserError` where a side's attention heads do not divide its dimension, or it
+    has none."""
+    if dim < 1:
+        raise UserError(f"--{side}-embed-dim {dim}: expected an integer >= 1")
     if heads < 1 or dim % heads:
         raise UserError(f"--{side}-attention-heads {heads} does not divide --{side}-embed-dim {dim}")
 

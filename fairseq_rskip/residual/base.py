@@ -114,6 +114,11 @@ class SkipConnection(WithCoefficients, WithRule):
         if pre_norm:
             self._check_pre_norm()
         if self.norm_stands == "before":
+            if first.uses_padding_mask:
+                raise ValueError(
+                    f"norm={self.norm_name!r}: expected a norm of single positions, for example 'layer', for kind "
+                    f"{self.kind!r}, which normalises what a branch reads: it cannot tell padding there"
+                )
             self.pre_norm = first
         elif pre_norm:
             self.pre_norm = create_norm("layer", dim, *layout)
@@ -149,9 +154,10 @@ class SkipConnection(WithCoefficients, WithRule):
             if self.norm_name == "none":
                 raise ValueError("norm='none': pre-norm is a normalisation before the branch: expected one")
         elif self.norm_stands != "nowhere" and self.norm_name != "none":
+            way_out = f"kind {self.kind} without pre-norm" if self.needs_norm else "'none'"
             raise ValueError(
                 f"norm={self.norm_name!r}: pre-norm is y = λx + αF(LN(x)), without a normalisation after the sum: "
-                "expected 'none'"
+                f"expected {way_out}"
             )
 
     def norm_layout(self, layout: Tuple[Any, ...]) -> Tuple[Any, ...]:
@@ -215,11 +221,16 @@ class SkipConnection(WithCoefficients, WithRule):
         """Set the start from what ``forward`` is about to see; ``before`` is what the last block returned, or 1."""
         return before
 
-    def read(self, x: Tensor) -> Tensor:
-        """What the branch sees: x, or G(x) where the norm stands before the branch."""
-        if self.pre_norm is not None:
-            return self.pre_norm(x)
+    def current(self, x: Tensor) -> Tensor:
+        """The tensor that the branch stands on: x, or what a kind that carries several tensors takes from them."""
         return x
+
+    def read(self, x: Tensor) -> Tensor:
+        """What the branch sees: the current tensor, or G of it where the norm stands before the branch."""
+        current = self.current(x)
+        if self.pre_norm is not None:
+            return self.pre_norm(current)
+        return current
 
     def write(self, f_x: Tensor) -> Tensor:
         """What the branch adds: F, or G(F) where a norm stands behind the branch."""

@@ -142,7 +142,8 @@ class LAuReL(LearnedSkip, norm="none"):
         self.high = nn.Parameter(torch.zeros(self.dim, rank))
 
     def constants(self) -> Dict[str, float]:
-        return {"rank": float(self.low.size(0))}
+        a, b = (float(weight.detach()) for weight in (self.branch_weight, self.skip_weight))
+        return {"rank": float(self.low.size(0)), "a": a, "b": b}
 
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
         augmented = self.linear(self.linear(x, self.low), self.high)

@@ -43,11 +43,8 @@ class HistorySkip(StreamSkip):
             return self.enter(x)
         return self.tensor(x, 0), x.narrow(-1, self.dim, self.stored * self.dim)
 
-    def read(self, x: Tensor) -> Tensor:
-        current = self.unpacked(x)[0].to(x.dtype)
-        if self.pre_norm is not None:
-            return self.pre_norm(current)
-        return current
+    def current(self, x: Tensor) -> Tensor:
+        return self.unpacked(x)[0].to(x.dtype)
 
     def block(self, current: Tensor, f_x: Tensor) -> Tensor:
         """What the block returns, before anything is mixed."""
@@ -77,8 +74,8 @@ class DLCL(HistorySkip):
     values, starts uniform: rows sum to 1. G_k is one norm for each y_k, so that h_k = G_k(y_k) is stored. A layer's
     last block owns the row ``weight`` and ``layer_norm``, the stack's first ``first_weight`` and ``input_norm``. Wang
     et al. 2019, "Learning Deep Transformer Models for Machine Translation", of its two forms the pre-norm
-    one; code wangqiangneu/dlcl, which leaves y_0 as it is where the paper's sum has LN(y_k) from k = 0 on. Shapes and
-    errors as in :class:`HistorySkip`.
+    one; code wangqiangneu/dlcl, which leaves y_0 as it is where the paper's sum has LN(y_k) from k = 0 on, and
+    normalises what leaves the stack once more. Shapes and errors as in :class:`HistorySkip`.
     """
 
     kind = "dlcl"

@@ -51,12 +51,9 @@ class MatrixSkip(StreamSkip):
         """R, whose rows are the streams that come out, and w: ``([...,] n, n)`` and ``([...,] n)``."""
         raise ValueError("MatrixSkip is a base class: build one of its kinds")
 
-    def read(self, x: Tensor) -> Tensor:
+    def current(self, x: Tensor) -> Tensor:
         h = self.rows(x)
-        branch_input = (self.reading(h).unsqueeze(-1) * h).sum(-2).to(x.dtype)
-        if self.pre_norm is not None:
-            return self.pre_norm(branch_input)
-        return branch_input
+        return (self.reading(h).unsqueeze(-1) * h).sum(-2).to(x.dtype)
 
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
         h = self.rows(x)

@@ -49,7 +49,10 @@ def option(
     return dataclasses.field(default=default, metadata=made)
 
 
-def start(default: float, what: str = "the learned weight of the skip or of the branch") -> Any:
+WEIGHT = "the learned weight of the skip or of the branch (layerscale: 0 is by depth)"
+
+
+def start(default: float, what: str = WEIGHT) -> Any:
     """An option for where a learned value starts."""
     return option(default, f"where {what} starts", "real", in_rule=False)
 

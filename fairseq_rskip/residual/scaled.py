@@ -43,7 +43,7 @@ class BranchWeight(LearnedSkip):
 class SkipInit(BranchWeight, norm="none"):
     """SkipInit, ``y = x + a * F`` with one learned scalar a per block, 0 at first, and no normalisation at all: De and
     Smith 2020, "Batch Normalization Biases Residual Blocks Towards the Identity Function in Deep Networks". In a ResNet
-    the branch, too, is without batch norm.
+    the branch, too, is without batch norm, and has scalar biases in its place, as Fixup's.
 
     At the start a stack of it is the identity, bit for bit; ``da = <dy, F>``.
     """
@@ -75,8 +75,8 @@ class LayerScale(BranchWeight):
     Transformers".
 
     gamma starts at 0.1 up to 18 layers, 1e-5 up to 24 and 1e-6 beyond (the paper; the authors' code has 1e-5 at 36
-    layers, too), or at ``init``. gamma = 1 is pre-norm. In a ResNet the branch begins with its own batch norm, so that
-    G is none.
+    layers, too), or at ``init`` where that is not 0. gamma = 1 is pre-norm. In a ResNet the branch begins with its own
+    batch norm, so that G is none.
     """
 
     kind = "layerscale"
@@ -234,8 +234,7 @@ class Fixup(LearnedSkip, norm="none"):
     def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.scale = nn.Parameter(torch.ones(()))
-        if self.channel_dim == -1:
-            self.bias_in = nn.Parameter(torch.zeros(()))
+        self.register_parameter("bias_in", None if self.channel_dim == 1 else nn.Parameter(torch.zeros(())))
         self.bias_out = nn.Parameter(torch.zeros(()))
 
     def constants(self) -> Dict[str, float]:
@@ -254,7 +253,7 @@ class Fixup(LearnedSkip, norm="none"):
     def read(self, x: Tensor) -> Tensor:
         if self.pre_norm is not None:
             x = self.pre_norm(x)
-        return x + self.bias_in
+        return x if self.bias_in is None else x + self.bias_in
 
     def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
         return x.new_ones(()), self.scale
@@ -272,7 +271,8 @@ class TFixup(ConstantSkip, norm="none"):
 
     v, out, fc1 and fc2 start with 0.67 N^(-1/4) times Xavier's standard deviation in an encoder of N layers and
     (9M)^(-1/4) in a decoder of M, q and k with Xavier's; the embeddings of a side of N layers with (9N)^(-1/4) of
-    theirs. One embedding for both sides is scaled once, by the encoder's factor.
+    theirs. One embedding for both sides is scaled once, by the encoder's factor. (The authors' code leaves q and k with
+    fairseq's 1/sqrt(2) of Xavier's.)
     """
 
     kind = "tfixup"
@@ -284,7 +284,7 @@ class TFixup(ConstantSkip, norm="none"):
         return 0.67 * depth**-0.25 if self.place.side == "encoder" else (9 * depth) ** -0.25
 
     def constants(self) -> Dict[str, float]:
-        return {"beta": self.beta()}
+        return {"beta": self.beta(), "embeddings": self.embedding_scale()}
 
     def initialise(self, branch: Branch) -> None:
         for role, weight in branch.items():
@@ -298,7 +298,8 @@ class GPT2(ConstantSkip):
     """GPT-2's start, ``y = x + F(LN(x))``: what writes to the stream (out, fc2) starts with standard deviation
     0.02 / sqrt(L), L the residual blocks of this side (2N there), every other matrix with 0.02: Radford et al. 2019,
     "Language Models are Unsupervised Multitask Learners", and karpathy/nanoGPT. The draws keep fairseq's uniform
-    distribution; GPT-2's is normal.
+    distribution, GPT-2's is normal; and the embeddings are fairseq's, which enter the stack with variance 1 and
+    sinusoidal positions, where GPT-2's enter with standard deviation 0.02: beside them the branches start small.
     """
 
     kind = "gpt2"

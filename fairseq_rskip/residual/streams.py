@@ -16,8 +16,7 @@ from .base import SkipConnection
 class StreamSkip(SkipConnection):
     """What kinds that keep several tensors share; ``x`` is ``(..., width_in * dim)``, y ``(..., width_out * dim)``.
 
-    Raises :class:`SkipConnection`'s errors, and ``ValueError`` for norm ``batch`` where the norm stands before the
-    branch: it cannot tell padded positions there.
+    Raises :class:`SkipConnection`'s errors.
     """
 
     for_images = False
@@ -25,11 +24,6 @@ class StreamSkip(SkipConnection):
 
     def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
         super().__init__(dim, kind, **options)
-        if self.norm_stands == "before" and self.uses_padding_mask:
-            raise ValueError(
-                f"norm={self.norm_name!r}: expected a norm of single positions, for example 'layer', for kind "
-                f"{self.kind!r}, which normalises what a branch reads"
-            )
         self.first = self.place.number == 1
         self.last = self.place.number == self.place.blocks
         self.width_in, self.width_out = self.widths()
@@ -42,11 +36,8 @@ class StreamSkip(SkipConnection):
         """Tensor k of a stream: a view of shape ``(..., dim)``."""
         return x.narrow(-1, k * self.dim, self.dim)
 
-    def read(self, x: Tensor) -> Tensor:
-        current = self.tensor(x, 0)
-        if self.pre_norm is not None:
-            return self.pre_norm(current)
-        return current
+    def current(self, x: Tensor) -> Tensor:
+        return self.tensor(x, 0)
 
 
 class B2T(StreamSkip):

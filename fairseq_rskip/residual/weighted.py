@@ -115,7 +115,10 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 class LearnedSkip(SkipConnection):
-    """What kinds with learned weights or gates share: ``y = G(p * x + q * F)``, p and q from :meth:`scales`."""
+    """What kinds with learned weights or gates share: ``y = G(p * x + q * F)``, p and q from :meth:`scales`.
+
+    A kind whose p or q is 1 has its own ``combine``, which saves the product.
+    """
 
     learns = True
 

@@ -9,7 +9,7 @@ import logging
 import re
 from argparse import Namespace
 from types import SimpleNamespace
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -59,9 +59,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     resnet = re.fullmatch(r"resnet(\d+)", asked.arch)
     model = _resnet(int(resnet[1]), options) if resnet else _transformer(asked.arch, options)
     found = list(skips(model))
-    rows = [row(skip, branch) for skip, branch in found]
-    # each parameter once, whoever shares it
-    added = sum(p.numel() for p in {p for skip, _ in found for p in skip.parameters()})
+    counted: Set[nn.Parameter] = set()  # each once, with the first that it belongs to, whoever shares it
+    rows = [row(skip, branch, counted) for skip, branch in found]
+    added = sum(parameter.numel() for parameter in counted)
     total = sum(p.numel() for name, p in model.named_parameters() if not name.endswith(OF_VOCABULARY))
     backend = in_use()
     computed = f"{backend.name} ({backend.reason})"
@@ -69,8 +69,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         facts = {"arch": asked.arch, "parameters": total, "embeddings_counted": False, "added": added, "ops": computed}
         print_line(json.dumps({**facts, "skips": [r._asdict() for r in rows]}, indent=1))
         return 0
-    counted = "" if resnet else ", embeddings and output projection not counted"
-    print_line(f"{asked.arch}: {len(rows)} skip connections with {added:,} of {total:,} parameters{counted}")
+    left_out = "" if resnet else ", embeddings and output projection not counted"
+    print_line(f"{asked.arch}: {len(rows)} skip connections with {added:,} of {total:,} parameters{left_out}")
     print_line(f"recursive skip computed by {computed}")
     for line in [*table(rows), COLUMNS]:
         print_line(line)
@@ -110,6 +110,8 @@ def _resnet(depth: int, options: List[str]) -> nn.Module:
     from fairseq_rskip.vision.model import preact_resnet
 
     config = parse(["--depth", str(depth), *options], ABOUT)
+    if config.depth != depth:
+        raise UserError(f"resnet{depth} with --depth {config.depth}: expected resnet{config.depth} alone")
     return preact_resnet(num_classes=10, **config.network())
 
 
@@ -122,9 +124,12 @@ def skips(model: nn.Module) -> Iterator[Tuple[SkipConnection, Branch]]:
                 yield child, module.branch() if of_resnet else module.branch(child.place.sublayer)
 
 
-def row(skip: SkipConnection, branch: Branch) -> Row:
-    """What there is to say about one skip connection."""
-    own = sum(parameter.numel() for parameter in skip.learned().values())
+def row(skip: SkipConnection, branch: Branch, counted: Set[nn.Parameter]) -> Row:
+    """What there is to say about one skip connection; its parameters join those ``counted`` before, which it has not
+    added."""
+    new = [parameter for parameter in skip.parameters() if parameter not in counted]
+    counted.update(new)
+    own = sum(parameter.numel() for parameter in new if any(parameter is p for p in skip.learned().values()))
     std = {role: float(w.tensor.detach().double().std(unbiased=False)) / w.xavier for role, w in branch.items()}
     behind, after = getattr(skip, "branch_norm", None), next(iter(skip.norms), None)
     norms = {"before": skip.pre_norm, "branch": behind, "after": after}
@@ -134,7 +139,7 @@ def row(skip: SkipConnection, branch: Branch) -> Row:
         *(skip.place.side, skip.place.index, skip.place.sublayer, skip.kind, {**skip.constants(), **dropped}),
         {where: name for where, name in norms.items() if name != "none"},
         own,
-        sum(parameter.numel() for parameter in skip.parameters()) - own,
+        sum(parameter.numel() for parameter in new) - own,
         {role: round(value, 4) for role, value in std.items()},
     )
 

@@ -70,7 +70,7 @@ class Config(_SkipOptions):
     )
     lr_factor: float = _option(0.1, "what a milestone multiplies the rate by")
     momentum: float = _option(0.9, "of SGD")
-    weight_decay: float = _option(2e-4, "of all parameters")
+    weight_decay: float = _option(2e-4, "of all but what a skip connection learns; wSkip's w is shrunk, too")
     crop: int = _option(4, "padded pixels on each side of the random crop; 0 turns it off")
     padding: str = _option(
         "mean",
