@@ -14,6 +14,7 @@ from fairseq_rskip.modules import fixnorm, skip_log, training
 from fairseq_rskip.modules.profiling import profile_starts
 from fairseq_rskip.modules.skip_config import check_heads
 from fairseq_rskip.modules.transformer import SkipTransformerDecoder, SkipTransformerEncoder
+from fairseq_rskip.modules.upgrade import check_rule
 from fairseq_rskip.residual import skips
 from fairseq_rskip.residual.state import WithRule
 
@@ -69,6 +70,11 @@ class SkipTransformerModel(WithRule, TransformerModelBase):
     def rule(self):
         """What a checkpoint's parameters fit beside the skip connections, and must not: FixNorm has none of its own."""
         return {"kind": "transformer", "fix_norm": bool(self.cfg.fix_norm)}
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        """Raises :class:`~fairseq_rskip.errors.UserError`, too, for a checkpoint of another rule."""
+        super().upgrade_state_dict_named(state_dict, name)
+        check_rule(state_dict, name, self)
 
     @classmethod
     def build_embedding(cls, cfg, dictionary, embed_dim, path=None):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
-from fairseq_rskip.residual.state import SAVED_AS
+from fairseq_rskip.residual.state import SAVED_AS, WithRule
 
 # never-trained duplicates that fairseq's encoder layer registers for its fused inference path
 _STOCK_DUPLICATES = [f"{name}_{part}" for name in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")]
@@ -26,7 +26,7 @@ def upgrade_layer(state_dict: Dict[str, Tensor], name: str, children: Dict[str, 
             skip.adopt(state_dict, f"{place}.")
             _check_lambda(state_dict, place, len(skip.norms))
             _check_shapes(state_dict, place, skip)
-            _check_rule(state_dict, place, skip)
+            check_rule(state_dict, place, skip)
 
 
 def _rename_stock_norm(state_dict: Dict[str, Tensor], skip: str, ours: str) -> None:
@@ -37,12 +37,12 @@ def _rename_stock_norm(state_dict: Dict[str, Tensor], skip: str, ours: str) -> N
             state_dict[f"{skip}.{ours}.{part}"] = state_dict.pop(stock)
 
 
-def _check_rule(state_dict: Dict[str, Tensor], name: str, skip: SkipConnection) -> None:
-    """Raise ``UserError`` where the checkpoint says that it was trained with another rule."""
+def check_rule(state_dict: Dict[str, Tensor], name: str, module: WithRule) -> None:
+    """Raise ``UserError`` where the checkpoint says that ``module``, called ``name``, was trained with another rule."""
     noted = getattr(state_dict, "_metadata", {}).get(name, {})
-    found = skip.mismatch(noted.get("skip"))
+    found = module.mismatch(noted.get("skip"))
     if found:
-        raise UserError(f"{name} {SAVED_AS} {found}")
+        raise UserError(f"{name or 'the model'} {SAVED_AS} {found}")
 
 
 def _check_lambda(state_dict: Dict[str, Tensor], skip: str, built: int) -> None:
