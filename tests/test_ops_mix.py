@@ -1,6 +1,5 @@
 """The weighted sum over the steps as one operator: every backend against the reference in float64 and skip_norm."""
 
-
 import pytest
 import torch
 from test_ops import LAYOUTS, MIXED, agree, interpreted

@@ -51,12 +51,11 @@ def profile_starts(task: Any, model: nn.Module) -> None:
             f"backend, or {WITHOUT_PROFILE}"
         )
     sample = first_batch(task)
-    if wanting[0].candidates():
-        with _every_layer(model):
-            found = choose_lambdas(model, lambda: token_loss(model, sample))
-        logger.info("λ from the gradient: " + ", ".join(f"{name} {value:g}" for name, value in found.items()))
-        return
     with _every_layer(model):
+        if wanting[0].candidates():
+            found = choose_lambdas(model, lambda: token_loss(model, sample))
+            logger.info("λ from the gradient: " + ", ".join(f"{name} {value:g}" for name, value in found.items()))
+            return
         found = profile(model, lambda: model(**sample["net_input"]))
     values = list(found.values())
     logger.info(f"profiled {len(values)} skip connections on {sample['ntokens']} target tokens, ω ≤ {max(values):.3g}")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..vision.imagefolder import SIZE
-from ..vision.model import PreActResNet
+from ..vision.model import WIDTH, PreActResNet
 from . import CONFIG, load_weights
 
 
@@ -20,7 +20,7 @@ class Classifier(PreActResNet):
     """
 
     def __init__(self, config: Dict[str, Any]):
-        width = config.get("width", 16)  # none where an earlier version exported it
+        width = config.get("width", WIDTH)  # none where an earlier version exported it
         super().__init__(config["depth"], len(config["classes"]), config["skip"], config["shortcut"], width)
         self.classes = tuple(config["classes"])
         self.register_buffer("mean", torch.tensor(config["mean"]), persistent=False)

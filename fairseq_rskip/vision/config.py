@@ -12,7 +12,7 @@ from ..norms import NORM_AXES
 from ..residual import KINDS, SkipConnection, in_terms_of_flags, select, settings
 from ..residual.options import flag as skip_flag
 from .batches import PADDINGS
-from .model import SHORTCUTS, check_depth
+from .model import SHORTCUTS, WIDTH, check_depth
 
 DATA_SETS = ("cifar10", "cifar100", "digits")
 FOLDER = "imagefolder:"
@@ -48,7 +48,7 @@ class Config(_SkipOptions):
     )
 
     depth: int = _option(110, "layers of the PreAct-ResNet, 6n+2: 20, 32, 44, 56, 110, ...")
-    width: int = _option(16, "channels of the first of three stages, each twice as wide as the one before")
+    width: int = _option(WIDTH, "channels of the first of three stages, each twice as wide as the one before")
     shortcut: str = _option(
         "A", "where the width changes: A pads channels with zeros, B is a 1x1 convolution", choices=SHORTCUTS
     )
@@ -178,7 +178,7 @@ class Config(_SkipOptions):
         data = self.data if self.data in DATA_SETS else Path(self.data[len(FOLDER) :]).resolve().name
         parts = [data, f"resnet{self.depth}", SkipConnection(1, channel_dim=1, **self.skip_options()).label()]
         parts += [self.skip_norm_axes] if self.skip_norm_axes != "c" else []
-        parts += [f"width{self.width}"] if self.width != Config.width else []
+        parts += [f"width{self.width}"] if self.width != WIDTH else []
         return "-".join(parts + (["B"] if self.shortcut == "B" else []))
 
     def folder(self) -> Path:

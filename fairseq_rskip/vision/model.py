@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..residual import PLAIN, Branch, Place, SkipConnection, Weight
 
 STAGES = 3
+WIDTH = 16  # channels of the first stage of He et al.'s networks
 SHORTCUTS = ("A", "B")
 
 
@@ -78,7 +79,7 @@ class PreActBlock(nn.Module):
 class PreActResNet(nn.Module):
     """See :func:`preact_resnet`."""
 
-    def __init__(self, depth: int, num_classes: int, skip: Dict[str, Any], shortcut: str, width: int = 16):
+    def __init__(self, depth: int, num_classes: int, skip: Dict[str, Any], shortcut: str, width: int):
         super().__init__()
         widths = [width * 2**stage for stage in range(STAGES)]
         self.conv = _conv(3, width, 3)
@@ -121,7 +122,7 @@ class PreActResNet(nn.Module):
 
 
 def preact_resnet(
-    depth: int, num_classes: int, skip: Optional[Dict[str, Any]] = None, shortcut: str = "A", width: int = 16
+    depth: int, num_classes: int, skip: Optional[Dict[str, Any]] = None, shortcut: str = "A", width: int = WIDTH
 ) -> PreActResNet:
     """PreAct-ResNet of ``depth`` = 6n+2 layers: three stages of n units, ``width``, twice and four times as wide.
 
