@@ -1,4 +1,4 @@
-"""The Triton kernels on a GPU against the reference in float64, as tests/test_ops.py does on a CPU."""
+"""The Triton kernels on a GPU against the reference in float64, as tests/ops/test_ops.py does on a CPU."""
 
 import pytest
 import torch
