@@ -7,7 +7,8 @@ import math
 import re
 import sys
 import time
-from typing import Any, Callable, Iterable, Iterator, List, Mapping, NoReturn, Optional, Sequence, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from fairseq_rskip.errors import UserError, discard_output
 
@@ -25,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}; -h lists the options\n")
 
 
-def as_words(options: Mapping[str, Any]) -> List[str]:
+def as_words(options: Mapping[str, Any]) -> list[str]:
     """Options, without dashes, as words of a command line; one that is true has no value, a false one is left out."""
     given = {f"--{name}": value for name, value in options.items() if value is not False}
     return [word for name, value in given.items() for word in ([name] if value is True else [name, str(value)])]
@@ -82,13 +83,13 @@ def between(least: float, below: float, open_below: bool = False) -> Callable[[s
     return convert
 
 
-def in_columns(rows: Sequence[Sequence[str]]) -> List[str]:
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """A line of text for each of ``rows``, whose cells, as many in each, stand flush left in columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-def print_line(line: str, stream: str = "stdout", bar: Optional[Any] = None) -> None:
+def print_line(line: str, stream: str = "stdout", bar: Any | None = None) -> None:
     """Print ``line`` to ``stdout`` or ``stderr``, above tqdm's ``bar`` if there is one; nothing where nobody reads, so
     that ``train_cifar.py | head`` does not cost the training."""
     file = getattr(sys, stream)

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 RESUME = "interrupted; the same command resumes from here"
 

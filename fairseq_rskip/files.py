@@ -4,8 +4,9 @@ import contextlib
 import fcntl
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Callable, Iterator, Optional
+from typing import IO, Any, BinaryIO
 
 from .errors import UserError
 
@@ -47,7 +48,7 @@ def remove_parts(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, name: str = LOCK, wait: bool = False) -> Iterator[Optional[IO[str]]]:
+def locked(folder: Path, name: str = LOCK, wait: bool = False) -> Iterator[IO[str] | None]:
     """Make ``folder`` and hold the lock ``name`` in it during the block; gives the open file, or None if another
     process holds the lock (with ``wait`` it waits for it).
 

@@ -8,7 +8,6 @@ with Loopback() as server:
 import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Optional
 from urllib.parse import quote, unquote
 
 WEB_PAGE = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n"
@@ -20,10 +19,10 @@ class Answer:
 
     body: bytes = b""
     status: int = 200
-    times: Optional[int] = None
+    times: int | None = None
     ranges: bool = True  # honours Range; otherwise sends everything, with 200
-    drop_at: Optional[int] = None  # closes the connection after this byte of the body
-    stall_at: Optional[int] = None  # sends nothing after this byte of the body, until the server is closed
+    drop_at: int | None = None  # closes the connection after this byte of the body
+    stall_at: int | None = None  # sends nothing after this byte of the body, until the server is closed
 
 
 class Loopback:

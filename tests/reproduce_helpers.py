@@ -45,7 +45,7 @@ def write_table(folder, name="small", **changes):
     return folder
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def shipped():
     """Name -> table, for every file of experiments/."""
     return loading.load_all(loading.FOLDER, pytest.fail)

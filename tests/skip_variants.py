@@ -3,7 +3,8 @@
 The references share nothing with the package: gradients come from autograd through plain arithmetic in float64.
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,13 +13,13 @@ from fairseq_rskip.residual import KINDS, Place, SkipConnection
 
 # y of x, F, the norms G (by step) and the parameters (by name), all on rows (positions, dim); p["hold"] of a gate is
 # the gate, or the gate as a constant
-Equation = Callable[[Tensor, Tensor, List[Callable[[Tensor], Tensor]], Dict[str, Tensor]], Tensor]
+Equation = Callable[[Tensor, Tensor, list[Callable[[Tensor], Tensor]], dict[str, Tensor]], Tensor]
 
 
 class Variant(NamedTuple):
     """Options of one skip connection and its equation."""
 
-    options: Dict[str, Any]
+    options: dict[str, Any]
     equation: Equation
 
     def build(self, dim: int, seed: int = 0, **layout) -> SkipConnection:
@@ -177,7 +178,7 @@ class Case(NamedTuple):
         dim = self.shape[self.channel_dim]
         return self.variant.build(dim, channel_dim=self.channel_dim, norm_axes=self.axes, **options)
 
-    def mask(self) -> Optional[Tensor]:
+    def mask(self) -> Tensor | None:
         """A third of the positions or fewer, never all but one."""
         if not self.masked:
             return None
@@ -220,17 +221,17 @@ def _standardise(cell: Tensor, eps: float, freeze: bool) -> Tensor:
     return (cell - mean) / (var + eps) ** 0.5
 
 
-def _rms(row: Tensor, own: Dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
+def _rms(row: Tensor, own: dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
     root = ((row * row).sum() / row.numel() + eps) ** 0.5
     return row / (root.detach() if freeze else root) * own["weight"]
 
 
-def _scale(row: Tensor, own: Dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
+def _scale(row: Tensor, own: dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
     length = (row * row).sum() ** 0.5
     return own["weight"] * row / max(length.detach() if freeze else length, torch.tensor(eps))
 
 
-def _ada(row: Tensor, own: Dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
+def _ada(row: Tensor, own: dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
     mean = row.sum() / row.numel()
     deviation = (((row - mean) * (row - mean)).sum() / max(row.numel() - 1, 1)) ** 0.5
     if freeze:
@@ -239,14 +240,14 @@ def _ada(row: Tensor, own: Dict[str, Tensor], eps: float, freeze: bool) -> Tenso
     return (1 - z.detach() / 10) * z
 
 
-def _dyt(row: Tensor, own: Dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
+def _dyt(row: Tensor, own: dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
     return (1 - 2 / ((2 * own["alpha"] * row).exp() + 1)) * own["weight"] + own["bias"]
 
 
 ROW_NORMS = {"rms": _rms, "scale": _scale, "ada": _ada, "dyt": _dyt}
 
 
-def reference_norm(case: Case, own: Dict[str, Tensor], freeze: bool = False, eps: float = 1e-5):
+def reference_norm(case: Case, own: dict[str, Tensor], freeze: bool = False, eps: float = 1e-5):
     """G, with its parameters ``own``, on rows ``(positions, dim)``, one cell of shared statistics at a time; ``freeze``
     makes those constants."""
     mask = case.mask()
@@ -280,6 +281,8 @@ def reference(case: Case, skip: SkipConnection, x: Tensor, f: Tensor, parameters
     return from_rows(case.variant.equation(rows, f_rows, norms, parameters), x, case.channel_dim)
 
 
-def gradients(y: Tensor, upstream: Tensor, tensors) -> List[Tensor]:
-    return [torch.zeros_like(t) if g is None else g for t, g in
-            zip(tensors, torch.autograd.grad(y, tensors, upstream, allow_unused=True))]
+def gradients(y: Tensor, upstream: Tensor, tensors) -> list[Tensor]:
+    return [
+        torch.zeros_like(t) if g is None else g
+        for t, g in zip(tensors, torch.autograd.grad(y, tensors, upstream, allow_unused=True))
+    ]

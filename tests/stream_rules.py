@@ -3,7 +3,8 @@
 The references share nothing with the package; gradients come from autograd.
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +16,10 @@ PARTS = ("pre", "post", "res")  # of mHC: what reads, what is written, what stay
 class Blocks(NamedTuple):
     """What a reference is given: the branches F_k, the shape of the stack and the parameters by block and name."""
 
-    branches: List[Callable[[Tensor], Tensor]]
+    branches: list[Callable[[Tensor], Tensor]]
     depth: int
     sublayers: int
-    parameters: Dict[str, Tensor]
+    parameters: dict[str, Tensor]
 
     def get(self, k: int, name: str) -> Tensor:
         return self.parameters[f"skips.{k}.{name}"]
@@ -60,7 +61,7 @@ def x0(x: Tensor, blocks: Blocks) -> Tensor:
     return x
 
 
-def by_layers(mixed: Callable[[int, List[Tensor]], Tensor], x: Tensor, stored: Tensor, blocks: Blocks, norm=None):
+def by_layers(mixed: Callable[[int, list[Tensor]], Tensor], x: Tensor, stored: Tensor, blocks: Blocks, norm=None):
     """Pre-norm layers from x on; after block k, a layer's last, what is stored so far is mixed into the next x."""
     history = [stored]
     for k in range(len(blocks.branches)):
@@ -71,7 +72,7 @@ def by_layers(mixed: Callable[[int, List[Tensor]], Tensor], x: Tensor, stored: T
     return x
 
 
-def row(blocks: Blocks) -> Callable[[int, List[Tensor]], Tensor]:
+def row(blocks: Blocks) -> Callable[[int, list[Tensor]], Tensor]:
     return lambda k, history: sum(blocks.get(k, "weight")[i] * h for i, h in enumerate(history))
 
 
@@ -143,7 +144,7 @@ def pre_norm(x: Tensor, blocks: Blocks) -> Tensor:
 
 
 class Rule(NamedTuple):
-    options: Dict[str, Any]
+    options: dict[str, Any]
     equation: Callable[[Tensor, Blocks], Tensor]
 
 

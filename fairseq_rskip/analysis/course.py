@@ -9,8 +9,9 @@ each block at the last update that was logged.
 import argparse
 import math
 import struct
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any
 
 from ..errors import UserError
 from . import curves, figures
@@ -25,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def report(options: argparse.Namespace, stem: Path) -> None:
-    rows: List[Dict[str, Any]] = []
-    seeds: Dict[str, int] = {}
+    rows: list[dict[str, Any]] = []
+    seeds: dict[str, int] = {}
     for argument in options.runs:
         label, path = curves.split(argument)
         seeds[label] = seeds.get(label, 0) + 1
@@ -40,12 +41,12 @@ def report(options: argparse.Namespace, stem: Path) -> None:
     figures.write(stem, rows, figure, table(logs), curves.count(logs))
 
 
-def read(folder: Path) -> List[Dict[str, Any]]:
+def read(folder: Path) -> list[dict[str, Any]]:
     """What --skip-log-interval logged into ``folder``, or below it: a row for each value of a block.
 
     Raises ``UserError`` if there is nothing.
     """
-    found: Dict[Any, float] = {}
+    found: dict[Any, float] = {}
     for place in sorted({path.parent for path in folder.rglob("events.out.tfevents.*")}):
         for tag, points in read_scalars(place).items():
             quantity, _, block = tag.partition("/")
@@ -56,7 +57,7 @@ def read(folder: Path) -> List[Dict[str, Any]]:
     return [dict(zip(("quantity", "block", "step", "value"), (*key, value))) for key, value in found.items()]
 
 
-def at_the_end(rows: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def at_the_end(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of the last update, with the "number" of their block: from 1, encoder before decoder."""
     numbers = {block: number for number, block in enumerate(dict.fromkeys(row["block"] for row in rows), 1)}
     last = max(row["step"] for row in rows)
@@ -77,11 +78,11 @@ def read_events(path: Path) -> Iterator[Any]:
         start += length + 16
 
 
-def read_scalars(folder: Path) -> Dict[str, Dict[int, float]]:
+def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
     """tag -> step -> value of all event files in ``folder``, as TensorBoard shows them: a file that says it starts at a
     step voids what earlier files hold from that step on.
     """
-    found: Dict[str, Dict[int, float]] = {}
+    found: dict[str, dict[int, float]] = {}
     for path in sorted(folder.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime_ns):
         for event in read_events(path):
             if event.HasField("session_log") and event.session_log.status == event.session_log.START:
@@ -92,11 +93,11 @@ def read_scalars(folder: Path) -> Dict[str, Dict[int, float]]:
     return {tag: values for tag, values in found.items() if values}
 
 
-def course(rows: List[Dict[str, Any]], by: str = "step") -> Dict[str, curves.Curve]:
+def course(rows: list[dict[str, Any]], by: str = "step") -> dict[str, curves.Curve]:
     """Of each quantity the geometric mean over the rows of each step, or ``by``; one that is not positive is left
     out.
     """
-    logs: Dict[str, Dict[int, List[float]]] = {}
+    logs: dict[str, dict[int, list[float]]] = {}
     for row in rows:
         if row["value"] > 0:
             logs.setdefault(row["quantity"], {}).setdefault(row[by], []).append(math.log(row["value"]))
@@ -106,7 +107,7 @@ def course(rows: List[Dict[str, Any]], by: str = "step") -> Dict[str, curves.Cur
     }
 
 
-def table(logs: List[curves.Log]) -> str:
+def table(logs: list[curves.Log]) -> str:
     """The first and the last value of each quantity, over updates or over blocks, a line for each run."""
     lines = [["run", *(f"{title}, {end}" for title in QUANTITIES.values() for end in ("first", "last"))]]
     for log in logs:

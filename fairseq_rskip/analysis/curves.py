@@ -8,15 +8,16 @@ is a thick one. docs/analysis.md says which lines are read, and what the columns
 import argparse
 import json
 import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple
 
 from ..console import print_line
 from ..errors import UserError
 from . import figures
 
-Record = Tuple[int, Dict[str, float]]  # step, values by the name of their curve
-Curve = Dict[int, float]  # iteration or update -> value, steps ascending
+Record = tuple[int, dict[str, float]]  # step, values by the name of their curve
+Curve = dict[int, float]  # iteration or update -> value, steps ascending
 MARKERS = 12  # a line; more would hide it
 THIN = {"linewidth": 0.6, "alpha": 0.6, "marker": ""}  # a seed's line, beside the mean
 OTHERS = ("nll_loss", "ppl")  # read from fairseq's log lines besides the loss; not every criterion has them
@@ -62,7 +63,7 @@ class Kind(NamedTuple):
     log: str
     records: Callable[[str], Iterator[Record]]
     step: str
-    panels: Tuple[Dict[str, str], Dict[str, str]]
+    panels: tuple[dict[str, str], dict[str, str]]
 
 
 CIFAR = Kind(
@@ -90,7 +91,7 @@ class Log(NamedTuple):
 
     run: str
     path: Path
-    curves: Dict[str, Curve]
+    curves: dict[str, Curve]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,13 +117,13 @@ def count(logs: Sequence[Log]) -> str:
     return f"{runs} run{'s' * (runs != 1)}"
 
 
-def read(arguments: Sequence[str], first: int) -> Tuple[Kind, List[Log]]:
+def read(arguments: Sequence[str], first: int) -> tuple[Kind, list[Log]]:
     """The logs of every run from step ``first`` on; what has logged nothing is left out with a warning.
 
     Raises ``UserError``.
     """
-    labels: Dict[str, bool] = {}  # label -> whether the command line has it, as LABEL=
-    found: List[Tuple[Path, Kind]] = []
+    labels: dict[str, bool] = {}  # label -> whether the command line has it, as LABEL=
+    found: list[tuple[Path, Kind]] = []
     logs = []
     for argument in arguments:
         label, path = split(argument)
@@ -149,7 +150,7 @@ def read(arguments: Sequence[str], first: int) -> Tuple[Kind, List[Log]]:
     return found[0][1], logs
 
 
-def split(argument: str) -> Tuple[str, str]:
+def split(argument: str) -> tuple[str, str]:
     """``LABEL=PATH`` in two; a path by itself, also one with ``=`` in it that exists, is called by its last name."""
     label, equals, path = argument.partition("=")
     if not equals or not label or Path(argument).exists():
@@ -157,7 +158,7 @@ def split(argument: str) -> Tuple[str, str]:
     return label, path
 
 
-def find_logs(run: Path) -> List[Tuple[Path, Kind]]:
+def find_logs(run: Path) -> list[tuple[Path, Kind]]:
     """The logs of a run, its folder or one log: one a seed. Raises ``UserError`` for none."""
     if run.is_file():
         return [(run, CIFAR if run.suffix == ".jsonl" else FAIRSEQ)]
@@ -169,18 +170,18 @@ def find_logs(run: Path) -> List[Tuple[Path, Kind]]:
     raise UserError(f"{run} holds no log: expected {expected}" if run.is_dir() else f"{run} does not exist")
 
 
-def _seed(path: Path) -> Tuple[int, str]:
+def _seed(path: Path) -> tuple[int, str]:
     digits = re.sub(r"\D", "", path.parent.name)
     return int(digits or 0), path.parent.name
 
 
-def read_log(path: Path, kind: Kind) -> Dict[str, Curve]:
+def read_log(path: Path, kind: Kind) -> dict[str, Curve]:
     """The curves of one log by name; a line that a kill cut off is left out. Raises ``UserError`` naming the line."""
     try:
         text = path.read_text("utf-8", "replace")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    curves: Dict[str, Curve] = {}
+    curves: dict[str, Curve] = {}
     *lines, _cut = text.split("\n")
     for number, line in enumerate(lines, 1):
         try:
@@ -191,7 +192,7 @@ def read_log(path: Path, kind: Kind) -> Dict[str, Curve]:
     return curves
 
 
-def _add(curves: Dict[str, Curve], step: int, values: Dict[str, float]) -> None:
+def _add(curves: dict[str, Curve], step: int, values: dict[str, float]) -> None:
     """Put ``values`` at ``step``. A run that was resumed repeats steps: what it goes back over is taken out."""
     if any(step < next(reversed(curves[name])) for name in values if curves.get(name)):
         for name, curve in curves.items():
@@ -200,7 +201,7 @@ def _add(curves: Dict[str, Curve], step: int, values: Dict[str, float]) -> None:
         curves.setdefault(name, {})[step] = value
 
 
-def shown(kind: Kind, logs: Sequence[Log]) -> Dict[str, str]:
+def shown(kind: Kind, logs: Sequence[Log]) -> dict[str, str]:
     """The curves to draw with their axes' labels; a panel of which no log has a curve is left out.
 
     Of a panel's curves the first that every log has, else the first that one has: epochs' means do not stand beside
@@ -222,7 +223,7 @@ def mean(seeds: Sequence[Curve]) -> Curve:
     return {step: sum(curve[step] for curve in seeds) / len(seeds) for step in common}
 
 
-def draw(logs: Sequence[Log], panels: Dict[str, str], step: str, spread: Sequence[str]) -> Any:
+def draw(logs: Sequence[Log], panels: dict[str, str], step: str, spread: Sequence[str]) -> Any:
     """A panel for each curve, one colour a run: its mean where it has several seeds, and they as thin lines.
 
     ``spread`` names the curves whose axis is logarithmic where they span a decade.
@@ -245,7 +246,7 @@ def draw(logs: Sequence[Log], panels: Dict[str, str], step: str, spread: Sequenc
     return figure
 
 
-def table(logs: Sequence[Log], panels: Dict[str, str], step: str) -> str:
+def table(logs: Sequence[Log], panels: dict[str, str], step: str) -> str:
     """The last value of every curve that is drawn, one line a seed."""
     lines = [["run", step, *panels.values()]]
     for log in logs:

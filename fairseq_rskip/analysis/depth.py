@@ -9,8 +9,9 @@ identity. Right, the mean cosine of two tokens in a stack of self-attention, whi
 import argparse
 import dataclasses
 import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,9 +51,9 @@ class Profile:
 
     quantity: str
     variant: Variant
-    blocks: List[int]
-    mean: List[float]
-    deviation: Optional[List[float]]
+    blocks: list[int]
+    mean: list[float]
+    deviation: list[float] | None
 
 
 def gradient_norms(stack: Stack, x: Tensor, upstream: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ def similarities(stack: Stack, x: Tensor) -> Tensor:
     return torch.stack([token_similarity(y).mean() for y in [x, *stack(x).outputs]])
 
 
-def rate(profile: Profile) -> Optional[float]:
+def rate(profile: Profile) -> float | None:
     """The factor by which a quantity grows from one block to the one before, fitted by least squares to its logarithm.
 
     For gradients it is lambda of Eq. 8 where the skip path is all there is. None if a value is 0.
@@ -107,7 +108,7 @@ def rate(profile: Profile) -> Optional[float]:
     return math.exp(-float((block * logarithm).sum() / block.square().sum()))
 
 
-def expected_rate(variant: Variant, gain: float) -> Optional[float]:
+def expected_rate(variant: Variant, gain: float) -> float | None:
     """``sqrt(lambda^2 + gain^2)``: the rate of an xskip stack without G with its branches counted; else None.
 
     Skip path and branch are uncorrelated at initialisation, so their squared norms add up.
@@ -117,11 +118,11 @@ def expected_rate(variant: Variant, gain: float) -> Optional[float]:
     return None if variant.path is None else math.hypot(variant.path, gain)
 
 
-def measure(settings: Settings, variants: Iterable[Variant] = VARIANTS) -> List[Profile]:
+def measure(settings: Settings, variants: Iterable[Variant] = VARIANTS) -> list[Profile]:
     """Every quantity of every variant. Raises ``UserError`` if a stack is too deep for float64."""
     profiles = []
     for variant in variants:
-        values: Dict[str, List[Tensor]] = {quantity: [] for quantity in QUANTITIES}
+        values: dict[str, list[Tensor]] = {quantity: [] for quantity in QUANTITIES}
         for seed in range(settings.seeds):
             for quantity, found in _one_seed(settings, variant, seed).items():
                 values[quantity].append(found)
@@ -129,7 +130,7 @@ def measure(settings: Settings, variants: Iterable[Variant] = VARIANTS) -> List[
     return profiles
 
 
-def _one_seed(settings: Settings, variant: Variant, seed: int) -> Dict[str, Tensor]:
+def _one_seed(settings: Settings, variant: Variant, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -158,7 +159,7 @@ def _profile(quantity: str, variant: Variant, values: Tensor) -> Profile:
     return Profile(quantity, variant, list(range(first, first + values.size(1))), values.mean(0).tolist(), deviation)
 
 
-def rows(profiles: Sequence[Profile], settings: Settings) -> List[Dict[str, Any]]:
+def rows(profiles: Sequence[Profile], settings: Settings) -> list[dict[str, Any]]:
     """One row a block, for a CSV; ``skip_path`` is ``lambda^(L - l)`` beside the gradients it predicts."""
     table = []
     for profile in profiles:
@@ -204,7 +205,7 @@ def report(options: argparse.Namespace, stem: Path) -> None:
     figures.write(stem, rows(profiles, settings), draw(profiles, settings), table(profiles, settings), about)
 
 
-def draw(profiles: List[Profile], settings: Settings) -> Any:
+def draw(profiles: list[Profile], settings: Settings) -> Any:
     """One panel a quantity, one line a variant, and lambda^(L-l) dotted beside the gradients."""
     figure, axes = figures.new_figure(len(QUANTITIES), width=4.8, height=4.2)
     dotted = {"color": "0.45", "linestyle": ":", "marker": "", "linewidth": 2}
@@ -225,9 +226,9 @@ def draw(profiles: List[Profile], settings: Settings) -> Any:
     return figure
 
 
-def table(profiles: List[Profile], settings: Settings) -> str:
+def table(profiles: list[Profile], settings: Settings) -> str:
     """What the figure shows, in figures."""
-    found: Dict[str, Dict[str, Profile]] = {}
+    found: dict[str, dict[str, Profile]] = {}
     for profile in profiles:
         found.setdefault(profile.variant.name, {})[profile.quantity] = profile
     lines = [
@@ -250,5 +251,5 @@ def table(profiles: List[Profile], settings: Settings) -> str:
     return figures.aligned(lines)
 
 
-def _number(value: Optional[float]) -> str:
+def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"

@@ -8,8 +8,9 @@ import csv
 import io
 import math
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
+from typing import Any
 
 from ..errors import UserError
 from ..files import PART, write_atomically
@@ -51,7 +52,7 @@ def check_stem(path: Any) -> Path:
     return stem
 
 
-def new_figure(columns: int = 1, width: float = 5.5, height: float = 4.0) -> Tuple[Any, List[Any]]:
+def new_figure(columns: int = 1, width: float = 5.5, height: float = 4.0) -> tuple[Any, list[Any]]:
     """A figure of one row of ``columns`` panels, each ``width`` x ``height`` inches; always a list of axes.
 
     Lines that are drawn without a style take :func:`style` 0, 1, ... of their panel.
@@ -68,7 +69,7 @@ def new_figure(columns: int = 1, width: float = 5.5, height: float = 4.0) -> Tup
     return figure, axes
 
 
-def style(number: int) -> Dict[str, Any]:
+def style(number: int) -> dict[str, Any]:
     """Colour, marker and line style of the ``number``-th line, from 0; the first ``STYLES`` differ, ten in colour."""
     return {
         "color": COLOURS[number % len(COLOURS)],

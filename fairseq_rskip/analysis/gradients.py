@@ -6,8 +6,9 @@ in evaluation mode, so that examples do not see each other.
 """
 
 import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ NORM = Quantity("gradient_norm", "standard_error", "gradient norm at y", scale="
 
 def gradient_norms(
     model: nn.Module, batches: Iterable[Any], losses: Callable[[nn.Module, Any], Tensor]
-) -> Dict[str, Estimate]:
+) -> dict[str, Estimate]:
     """Mean over examples of ``||dL_i / dy_i||`` at the output y of every skip connection below ``model``.
 
     Args:
@@ -40,7 +41,7 @@ def gradient_norms(
     """
     training = model.training
     model.eval()
-    norms: Dict[str, List[Tensor]] = {}
+    norms: dict[str, list[Tensor]] = {}
     try:
         for batch in batches:
             with SkipProbe(model, ratio=False, dtype=torch.float64) as probe:
@@ -61,7 +62,7 @@ def gradient_norms(
 def report(study: Study, stem: Path) -> None:
     """Measure the models of ``study``, print a table, write ``stem``'s CSV and its figure."""
 
-    def measure(label: str, model: nn.Module, places: List[Row]) -> List[Row]:
+    def measure(label: str, model: nn.Module, places: list[Row]) -> list[Row]:
         found = gradient_norms(model, study.show_batches(label), study.losses)
         bad = [name for name, value in found.items() if not math.isfinite(value.mean)]
         if bad:

@@ -1,17 +1,15 @@
 """The coefficients that skip connections learn: their values, whether they moved, what does not decay."""
 
-from typing import Dict, List
-
 import torch
 from torch import Tensor, nn
 
 from ..residual import skips
 
 
-def learned(model: nn.Module) -> Dict[str, nn.Parameter]:
+def learned(model: nn.Module) -> dict[str, nn.Parameter]:
     """``<block>.<name>`` -> parameter, of every rule below ``model``; one that blocks share counts once."""
-    found: Dict[int, str] = {}
-    values: Dict[str, nn.Parameter] = {}
+    found: dict[int, str] = {}
+    values: dict[str, nn.Parameter] = {}
     for block, skip in skips(model).items():
         for name, parameter in skip.learned().items():
             if found.setdefault(id(parameter), block) == block:
@@ -19,13 +17,13 @@ def learned(model: nn.Module) -> Dict[str, nn.Parameter]:
     return values
 
 
-def lambdas(model: nn.Module) -> Dict[str, float]:
+def lambdas(model: nn.Module) -> dict[str, float]:
     """Block -> lambda as it is now, of every skip connection below ``model`` whose lambda adapts."""
     values = {name: skip.effective_lambda() for name, skip in skips(model).items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def without_decay(model: nn.Module) -> List[nn.Parameter]:
+def without_decay(model: nn.Module) -> list[nn.Parameter]:
     """The learned coefficients that weight decay leaves alone: all but wskip's w, which decays in the paper."""
     decaying = {id(p) for skip in skips(model).values() if skip.decays for p in skip.parameters()}
     return [parameter for parameter in learned(model).values() if id(parameter) not in decaying]
@@ -36,9 +34,9 @@ class Movement:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self.starts: Dict[str, Tensor] = {name: value.detach().cpu().clone() for name, value in learned(model).items()}
+        self.starts: dict[str, Tensor] = {name: value.detach().cpu().clone() for name, value in learned(model).items()}
 
-    def unmoved(self) -> List[str]:
+    def unmoved(self) -> list[str]:
         now = {name: value.detach().cpu() for name, value in learned(self.model).items()}
         # in the type of now: fairseq halves a model after it is built
         return [name for name, start in self.starts.items() if torch.equal(now[name], start.to(now[name].dtype))]

@@ -15,7 +15,6 @@ Per block, means over the examples (sentences or images) of one batch:
 """
 
 import math
-from typing import Dict, List
 
 import torch
 from torch import Tensor
@@ -33,15 +32,15 @@ LAMBDA = "skip_lambda"
 WRITING = {"flush_secs": 5, "max_queue": 1000}
 
 
-def summarise(probe: SkipProbe, loss_scale: float = 1.0) -> Dict[str, float]:
+def summarise(probe: SkipProbe, loss_scale: float = 1.0) -> dict[str, float]:
     """Tag -> value, of the blocks that the probe saw; those that did not run (LayerDrop) have no tags.
 
     ``loss_scale`` is what the loss whose gradients the probe saw is divided by to give L, the mean loss that is
     optimised: fp16's scale, and the number of tokens where the loss is a sum over them. Empty where a gradient is not
     finite: fp16 overflowed and the update is dropped.
     """
-    tags: List[str] = []
-    means: List[Tensor] = []
+    tags: list[str] = []
+    means: list[Tensor] = []
     for name, block in probe.blocks.items():
         gradients = block.y_grad_norm
         if gradients is not None:

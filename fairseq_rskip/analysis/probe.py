@@ -8,7 +8,8 @@ left out. Everything is computed inside the hooks: later in-place operations can
 import contextlib
 import dataclasses
 import functools
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ class Watch:
     def __init__(self, model: nn.Module):
         self.model = model
         self.skips = skips(model)
-        self._handles: List[Any] = []
+        self._handles: list[Any] = []
 
     def __enter__(self) -> Any:
         for name, skip in self.skips.items():
@@ -39,16 +40,16 @@ class Watch:
             handle.remove()
         self._handles.clear()
 
-    def _hook(self, name: str, skip: SkipConnection, args: Tuple[Any, ...], kwargs: Dict[str, Any], y: Tensor) -> None:
+    def _hook(self, name: str, skip: SkipConnection, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor) -> None:
         self.see(name, skip, *_inputs(*args, **kwargs), y)
 
     def see(
-        self, name: str, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor], y: Tensor
+        self, name: str, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None, y: Tensor
     ) -> None:
         raise NotImplementedError
 
 
-def _inputs(x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+def _inputs(x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The arguments of ``SkipConnection.forward``, however they were passed."""
     return x, f_x, padding_mask
 
@@ -59,12 +60,12 @@ class _Pass:
 
     x_norm: Tensor
     f_norm: Tensor
-    ratio: Optional[Tensor]
-    y_grad_norm: Optional[Tensor] = None
+    ratio: Tensor | None
+    y_grad_norm: Tensor | None = None
 
 
 def _of_all_passes(quantity: str) -> property:
-    def joined(block: "Block") -> Optional[Tensor]:
+    def joined(block: "Block") -> Tensor | None:
         found = [getattr(item, quantity) for item in block.passes if getattr(item, quantity) is not None]
         return torch.cat(found) if found else None
 
@@ -87,10 +88,10 @@ class Block:
     y_grad_norm = _of_all_passes("y_grad_norm")
 
     def __init__(self) -> None:
-        self.passes: List[_Pass] = []
+        self.passes: list[_Pass] = []
 
     @property
-    def f_over_x(self) -> Optional[Tensor]:
+    def f_over_x(self) -> Tensor | None:
         return self.f_norm / self.x_norm if self.passes else None
 
 
@@ -114,13 +115,13 @@ class SkipProbe(Watch):
     The hooks are there only within the block, so the backward pass belongs into it.
     """
 
-    def __init__(self, model: nn.Module, ratio: bool = True, dtype: Optional[torch.dtype] = None):
+    def __init__(self, model: nn.Module, ratio: bool = True, dtype: torch.dtype | None = None):
         super().__init__(model)
         self.ratio, self.dtype = ratio, dtype
         self.blocks = {name: Block() for name in self.skips}
 
     def see(
-        self, name: str, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor], y: Tensor
+        self, name: str, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None, y: Tensor
     ) -> None:
         passes = self.blocks[name].passes
         repeated = torch._C._current_graph_task_id() != -1  # during backward: activation checkpointing
@@ -131,7 +132,7 @@ class SkipProbe(Watch):
             self._handles.append(y.register_hook(self._gradient_hook(waiting[-1], skip, padding_mask)))
 
     @torch.no_grad()
-    def _measure(self, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> _Pass:
+    def _measure(self, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> _Pass:
         sizes = (skip.current(x.detach()), f_x.detach())
         norms = [example_norm(skip, tensor, padding_mask, self.dtype) for tensor in sizes]
         ratio = None
@@ -141,7 +142,7 @@ class SkipProbe(Watch):
         return _Pass(norms[0], norms[1], ratio)
 
     def _gradient_hook(
-        self, measured: _Pass, skip: SkipConnection, padding_mask: Optional[Tensor]
+        self, measured: _Pass, skip: SkipConnection, padding_mask: Tensor | None
     ) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
             measured.y_grad_norm = example_norm(skip, gradient.detach(), padding_mask, self.dtype)
@@ -150,7 +151,7 @@ class SkipProbe(Watch):
 
 
 def example_norm(
-    skip: SkipConnection, tensor: Tensor, padding_mask: Optional[Tensor] = None, dtype: Optional[torch.dtype] = None
+    skip: SkipConnection, tensor: Tensor, padding_mask: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
     """The Frobenius norm of each example of ``tensor``, which is laid out as ``skip`` takes it: ``(examples,)``."""
     values = _without_padding(skip, tensor, padding_mask)
@@ -163,7 +164,7 @@ def example_norm(
     return values.reshape(-1)
 
 
-def example_mean(skip: SkipConnection, tensor: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+def example_mean(skip: SkipConnection, tensor: Tensor, padding_mask: Tensor | None = None) -> Tensor:
     """The mean over each example's unpadded positions and features; NaN for an example that has none."""
     values = _without_padding(skip, at_least_float32(tensor), padding_mask)
     axes = _all_but_examples(skip, values)
@@ -173,12 +174,12 @@ def example_mean(skip: SkipConnection, tensor: Tensor, padding_mask: Optional[Te
     return (values.sum(axes) / kept.sum(axes)).reshape(-1)
 
 
-def _without_padding(skip: SkipConnection, tensor: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+def _without_padding(skip: SkipConnection, tensor: Tensor, padding_mask: Tensor | None) -> Tensor:
     """``tensor``, zero where padded, whatever it holds there."""
     return tensor if padding_mask is None else tensor.masked_fill(padding_mask.unsqueeze(skip.channel_dim), 0.0)
 
 
-def _all_but_examples(skip: SkipConnection, tensor: Tensor) -> List[int]:
+def _all_but_examples(skip: SkipConnection, tensor: Tensor) -> list[int]:
     """The dimensions that make up an example; of sequences, examples are the dimension before the features."""
     examples = 0 if skip.channel_dim == 1 else tensor.dim() - 2
     return [axis for axis in range(tensor.dim()) if axis != examples]

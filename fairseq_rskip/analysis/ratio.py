@@ -7,7 +7,7 @@ positions and features; every other reading of that quantity, which the paper do
 
 import math
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,16 +61,16 @@ class CoefficientProbe(Watch):
 
     def __init__(self, model: nn.Module):
         super().__init__(model)
-        self._batches: Dict[str, List[Scales]] = {name: [] for name in self.skips}
+        self._batches: dict[str, list[Scales]] = {name: [] for name in self.skips}
 
-    def scales(self, name: str) -> Optional[Scales]:
+    def scales(self, name: str) -> Scales | None:
         """What was found at the skip connection ``name``, all batches one after another; None for no such map."""
         batches = self._batches[name]
         return Scales(*map(torch.cat, zip(*batches))) if batches else None
 
     @torch.no_grad()
     def see(
-        self, name: str, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor], y: Tensor
+        self, name: str, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None, y: Tensor
     ) -> None:
         x, f_x, y = x.double(), f_x.double(), y.double()
         try:
@@ -90,7 +90,7 @@ class CoefficientProbe(Watch):
         self._batches[name].append(Scales(*(value.cpu() for value in found)))
 
 
-def _largest(values: Tensor, skip: SkipConnection, padding_mask: Optional[Tensor]) -> Tensor:
+def _largest(values: Tensor, skip: SkipConnection, padding_mask: Tensor | None) -> Tensor:
     """The largest absolute value at an unpadded position, ``(1,)``."""
     if padding_mask is not None:
         values = values.masked_fill(padding_mask.unsqueeze(skip.channel_dim), 0.0)
@@ -100,10 +100,10 @@ def _largest(values: Tensor, skip: SkipConnection, padding_mask: Optional[Tensor
 def report(study: Study, stem: Path) -> None:
     """Measure the models of ``study``, write ``stem``'s CSV after each of them, at the end print tables and write the
     CSVs of learned vectors and of readings, and the figure."""
-    learned: List[Row] = []
-    readings: List[Row] = []
+    learned: list[Row] = []
+    readings: list[Row] = []
 
-    def measure(label: str, model: nn.Module, places: List[Row]) -> List[Row]:
+    def measure(label: str, model: nn.Module, places: list[Row]) -> list[Row]:
         with CoefficientProbe(model) as probe, torch.no_grad():
             for batch in study.show_batches(label):
                 study.losses(model, batch)
@@ -131,7 +131,7 @@ def report(study: Study, stem: Path) -> None:
     print(f"written to {', '.join(f'{stem}{ending}' for ending in ('.csv', *written, '.png'))} and {stem}.pdf")
 
 
-def columns_of(place: Row, scales: Optional[Scales], adapted: Optional[float]) -> Row:
+def columns_of(place: Row, scales: Scales | None, adapted: float | None) -> Row:
     """What is measured of one block. Raises ``UserError`` for one that has no x:F."""
     if scales is None:
         raise UserError(
@@ -155,7 +155,7 @@ def columns_of(place: Row, scales: Optional[Scales], adapted: Optional[float]) -
     }
 
 
-def learned_vectors(place: Row, skip: SkipConnection) -> List[Row]:
+def learned_vectors(place: Row, skip: SkipConnection) -> list[Row]:
     """Every gain G_k.weight and every w of wskip: its mean, mean absolute value, root mean square, norm."""
     vectors = {f"gain of G_{step}": norm.weight for step, norm in enumerate(skip.norms, 1)}
     vectors.update({"w" if name == "weight" else name: vector for name, vector in skip.learned().items()})
@@ -169,7 +169,7 @@ def learned_vectors(place: Row, skip: SkipConnection) -> List[Row]:
     return rows
 
 
-def readings_of(skip: SkipConnection, scales: Scales) -> Dict[str, float]:
+def readings_of(skip: SkipConnection, scales: Scales) -> dict[str, float]:
     """Every reading of the effective scale that the paper's text allows -> its value at one skip connection.
 
     a is the coefficient of x in y, w the gain of the norm that y leaves, C the number of features. The gain's readings
@@ -196,7 +196,7 @@ def readings_of(skip: SkipConnection, scales: Scales) -> Dict[str, float]:
     }
 
 
-def readings_rows(label: str, skips: List[SkipConnection], scales: List[Any]) -> List[Row]:
+def readings_rows(label: str, skips: list[SkipConnection], scales: list[Any]) -> list[Row]:
     """A row for each reading: the mean over a model's shown blocks, beside what the paper reports."""
     found = [readings_of(skip, each) for skip, each in zip(skips, scales)]
     blocks, paper = len(found), PAPER.get(label, math.nan)
@@ -207,7 +207,7 @@ def readings_rows(label: str, skips: List[SkipConnection], scales: List[Any]) ->
     ]
 
 
-def readings_text(rows: List[Row]) -> str:
+def readings_text(rows: list[Row]) -> str:
     """A line for each reading, a column for each model."""
     labels = list(dict.fromkeys(row["model"] for row in rows))
     found = {(row["reading"], row["model"]): row["value"] for row in rows}
@@ -219,7 +219,7 @@ def readings_text(rows: List[Row]) -> str:
     return figures.aligned(lines)
 
 
-def _print_model(label: str, rows: List[Row], learned: List[Row]) -> None:
+def _print_model(label: str, rows: list[Row], learned: list[Row]) -> None:
     """How well the two ratios agree, and the means of what is learned."""
     worst = max((row for row in rows if row["model"] == label), key=lambda row: row["largest_relative_difference"])
     apart = worst["largest_relative_difference"]

@@ -5,7 +5,8 @@ Weights come from one generator, so that stacks of different skips from one seed
 
 import dataclasses
 import math
-from typing import Callable, List, NamedTuple, Optional
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +29,8 @@ class Variant:
     """A skip by the paper's name; ``kind`` None is a stack without skip connections, y = F(x)."""
 
     name: str
-    kind: Optional[str] = None
-    skip_lambda: Optional[float] = None
+    kind: str | None = None
+    skip_lambda: float | None = None
     norm: str = "none"
 
     def skip(self, dim: int) -> nn.Module:
@@ -39,7 +40,7 @@ class Variant:
         return SkipConnection(dim, kind=self.kind, skip_lambda=self.skip_lambda, norm=self.norm).double()
 
     @property
-    def path(self) -> Optional[float]:
+    def path(self) -> float | None:
         """The factor of one block's skip path in He et al. 2016b, Eq. 8: lambda, where no G follows, else None."""
         return self.skip_lambda if self.kind == "xskip" and self.norm == "none" else None
 
@@ -99,9 +100,9 @@ def self_attention(dim: int, heads: int, generator: torch.Generator) -> Branch:
 class Pass(NamedTuple):
     """What one forward pass met, block by block from the input on: x, F(x) and y."""
 
-    inputs: List[Tensor]
-    branches: List[Tensor]
-    outputs: List[Tensor]
+    inputs: list[Tensor]
+    branches: list[Tensor]
+    outputs: list[Tensor]
 
 
 class Stack(nn.Module):

@@ -3,8 +3,9 @@ table and as a figure."""
 
 import dataclasses
 import itertools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ SIDES = ("encoder", "decoder")  # counted, and drawn, apart
 PANELS = ("", *SIDES)  # the stages of a ResNet share one
 # Of a residual block: "model", its label; "block", its module's name; "index", its number from 1; "group", the stage or
 # the side of the model it is in; and what was measured.
-Row = Dict[str, Any]
+Row = dict[str, Any]
 
 
 class Source(NamedTuple):
@@ -28,8 +29,8 @@ class Source(NamedTuple):
 
     label: str
     path: str = ""
-    state: Optional[Dict[str, Any]] = None
-    fresh: Tuple[str, ...] = ()
+    state: dict[str, Any] | None = None
+    fresh: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.label} ({self.path or 'fresh:' + ' '.join(self.fresh)})"
@@ -69,7 +70,7 @@ class Study:
     ``only`` names the one group that is shown, if not all are.
     """
 
-    models: Dict[str, nn.Module]
+    models: dict[str, nn.Module]
     batches: Callable[[], Iterator[Any]]
     batch_count: int
     data: str
@@ -101,9 +102,9 @@ class Study:
             norm.momentum = momentum
         model.eval()
 
-    def places(self, label: str) -> List[Row]:
+    def places(self, label: str) -> list[Row]:
         """The residual blocks of a model that are shown, in order. Raises ``UserError`` for a model that has none."""
-        counts: Dict[str, int] = {}
+        counts: dict[str, int] = {}
         found = []
         for name, skip in skips(self.models[label]).items():
             group = self.group(name, skip)
@@ -114,13 +115,13 @@ class Study:
             raise UserError(f"{label} has no skip connection of fairseq_rskip, so there is nothing to measure")
         return found
 
-    def measure(self, values: Callable[[str, nn.Module, List[Row]], List[Row]], stem: Path) -> List[Row]:
+    def measure(self, values: Callable[[str, nn.Module, list[Row]], list[Row]], stem: Path) -> list[Row]:
         """The rows of all models, written to ``stem``'s CSV after each of them, so that what is done is not lost.
 
         ``values(label, model, places)`` gives the further columns of each of ``places``.
         """
         places = {label: self.places(label) for label in self.models}
-        rows: List[Row] = []
+        rows: list[Row] = []
         for label, model in self.models.items():
             found = values(label, model, places[label])
             rows += [{**place, **columns} for place, columns in zip(places[label], found)]
@@ -128,7 +129,7 @@ class Study:
         return rows
 
 
-def fit(model: nn.Module, weights: Dict[str, Tensor], source: Source) -> None:
+def fit(model: nn.Module, weights: dict[str, Tensor], source: Source) -> None:
     """Load ``weights`` into ``model``; they must be the same in name and shape, and finite.
 
     Raises ``CheckpointError`` that names checkpoint and parameter.
@@ -166,8 +167,8 @@ def device_of(name: str) -> torch.device:
 
 def table(rows: Sequence[Row], column: str, title: str) -> str:
     """A line a block, a column a model, and the mean over the blocks shown."""
-    lines: Dict[tuple, Dict[str, float]] = {}
-    models: Dict[str, List[float]] = {}
+    lines: dict[tuple, dict[str, float]] = {}
+    models: dict[str, list[float]] = {}
     for row in rows:
         panel, group, index = _panel(row["group"]), row["group"], row["index"]
         name = row["block"] if panel else f"{group} block {index}"

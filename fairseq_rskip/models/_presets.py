@@ -1,8 +1,9 @@
 """The one table of architectures: ``transformer_<variant><size>``, every variant in seven sizes."""
 
 import copy
+from collections.abc import Iterator
 from dataclasses import MISSING, field, fields, make_dataclass
-from typing import Any, Dict, Iterator, Optional, Tuple, Type
+from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models.transformer.transformer_config import (
@@ -17,7 +18,7 @@ from fairseq_rskip.modules.skip_config import SkipConfig
 from fairseq_rskip.modules.skip_log import SkipLogConfig
 
 # variant -> defaults of SkipConfig (README's variant table has the same rows)
-VARIANTS: Dict[str, Dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "xskip": {"skip_kind": "xskip", "skip_norm": "none"},
     "xskip_ln": {"skip_kind": "xskip", "skip_norm": "layer"},
     "xskip_bn": {"skip_kind": "xskip", "skip_norm": "batch"},
@@ -63,7 +64,7 @@ _BIG = {
 }
 
 # size -> what differs from Base; the sizes of fairseq's architecture of the same name
-SIZES: Dict[str, Dict[str, Any]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "": {},
     "_tiny": {
         "encoder_embed_dim": 64,
@@ -87,7 +88,7 @@ _FOLLOWS_ENCODER = {"decoder_embed_dim", "decoder_ffn_embed_dim"}
 _FOLLOWS_DECODER = {"decoder_input_dim", "decoder_output_dim"}
 
 
-def _flat_fields() -> Iterator[Tuple[str, Any, Any]]:
+def _flat_fields() -> Iterator[tuple[str, Any, Any]]:
     """fairseq's nested ``TransformerConfig`` as flat fields, named like fairseq's command-line options."""
     nested = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
     for outer in fields(TransformerConfig):
@@ -115,7 +116,7 @@ SkipTransformerConfig = make_dataclass(
 )
 
 
-def arch_config(arch: str, defaults: Dict[str, Any]) -> Type[FairseqDataclass]:
+def arch_config(arch: str, defaults: dict[str, Any]) -> type[FairseqDataclass]:
     """A dataclass like :data:`SkipTransformerConfig` whose defaults are the architecture's, so that they hold wherever
     fairseq builds a model: command line, hydra, checkpoint.
 
@@ -133,7 +134,7 @@ def arch_config(arch: str, defaults: Dict[str, Any]) -> Type[FairseqDataclass]:
     return type(f"SkipTransformerConfig_{arch}", (SkipTransformerConfig,), members)
 
 
-def architectures() -> Iterator[Tuple[str, Type[FairseqDataclass]]]:
+def architectures() -> Iterator[tuple[str, type[FairseqDataclass]]]:
     """Every architecture's name and config."""
     for variant, skip in VARIANTS.items():
         for size, sizes in SIZES.items():

@@ -8,7 +8,8 @@ what was found is in the checkpoint.
 import contextlib
 import logging
 import sys
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch.nn.functional as F
 from fairseq.modules import LayerDropModuleList

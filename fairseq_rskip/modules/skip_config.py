@@ -1,7 +1,7 @@
 """The options of the skip connection, as fairseq reads them from the command line or from hydra."""
 
 from dataclasses import field, make_dataclass
-from typing import Any, Dict, List, Optional, Type
+from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
@@ -14,7 +14,7 @@ FP16_MARGIN = 100  # activations themselves reach tens
 SETTINGS = settings(KINDS)
 
 
-def _fields() -> List[Any]:
+def _fields() -> list[Any]:
     """--skip-kind, and every option of every kind; None leaves the kind's own default."""
     kinds = field(
         default="rskip",
@@ -30,7 +30,7 @@ def _fields() -> List[Any]:
 class _SkipOptions:
     """Which skip connection every residual of the model is; each architecture sets its own defaults."""
 
-    def given(self) -> Dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         """The kind's options by name, those that are set."""
         values = {setting.name: getattr(self, flag(setting.name)) for setting in SETTINGS}
         chosen = {s.name for s in SETTINGS if s.choices}
@@ -104,6 +104,6 @@ def way_out(skip: SkipConnection) -> str:
     return ", or ".join(ways)
 
 
-SkipConfig: Type[Any] = make_dataclass(
+SkipConfig: type[Any] = make_dataclass(
     "SkipConfig", _fields(), bases=(_SkipOptions, FairseqDataclass), namespace={"__doc__": _SkipOptions.__doc__}
 )

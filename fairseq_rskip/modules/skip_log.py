@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import get_global_rank
@@ -104,7 +104,7 @@ class SkipLog:
             needs = package if Folder.path else "--tensorboard-logdir or --wandb-project"
             logger.warning(f"--skip-log-interval {self.interval} needs {needs}: the skip connections are not logged")
 
-    def write(self, step: int, values: Dict[str, float]) -> None:
+    def write(self, step: int, values: dict[str, float]) -> None:
         """Hand ``values``, by their tags, to all that log."""
         self.last = step
         if wandb_run() is not None:
@@ -112,7 +112,7 @@ class SkipLog:
         if has_folder():
             self.write_events(step, values)
 
-    def write_events(self, step: int, values: Dict[str, float]) -> None:
+    def write_events(self, step: int, values: dict[str, float]) -> None:
         """Write; seconds later it is on the disk. What an earlier process logged of updates done again is void."""
         if self.writer is None:
             folder = os.path.join(Folder.path, "skip")

@@ -3,7 +3,8 @@ of halting to the loss, name the block that leaves fp16's range, and say at its 
 
 import atexit
 import logging
-from typing import Any, Callable, List, Tuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from fairseq.distributed.utils import get_global_rank
@@ -92,7 +93,7 @@ class OverflowWatch:
         before, self.scale = self.scale, loss_scale(optimizer)
         if self.found or not self.scale < before:
             return self.train_step(sample, model, criterion, optimizer, *arguments, **options)
-        largest: List[Tuple[str, Tensor]] = []
+        largest: list[tuple[str, Tensor]] = []
         handles = [skip.register_forward_hook(_note(name, largest)) for name, skip in skips(self.model).items()]
         try:
             return self.train_step(sample, model, criterion, optimizer, *arguments, **options)
@@ -101,7 +102,7 @@ class OverflowWatch:
                 handle.remove()
             self.warn(largest)
 
-    def warn(self, largest: List[Tuple[str, Tensor]]) -> None:
+    def warn(self, largest: list[tuple[str, Tensor]]) -> None:
         for name, value in ((name, float(value)) for name, value in largest):
             if not value < FP16_MAX / 2:
                 self.found = True
@@ -110,10 +111,9 @@ class OverflowWatch:
                 return
 
 
-def _note(name: str, largest: List[Tuple[str, Tensor]]) -> Callable[..., None]:
+def _note(name: str, largest: list[tuple[str, Tensor]]) -> Callable[..., None]:
     def hook(_skip: Any, _args: Any, y: Tensor) -> None:
         with torch.no_grad():
             largest.append((name, y.detach().abs().max()))
 
     return hook
-

@@ -6,8 +6,6 @@ residual differs: ``skip(x, dropout(F(skip.read(x))))`` instead of add and Layer
 ``(seq_len, batch, embed_dim)``.
 """
 
-from typing import Dict, List, Optional, Tuple
-
 import torch
 from fairseq import utils
 from fairseq.modules import MultiheadAttention
@@ -61,7 +59,7 @@ class SkipTransformerLayerBase(nn.Module):
         self.fc1 = quant_noise(nn.Linear(self.embed_dim, inner), self.quant_noise, self.quant_noise_block_size)
         self.fc2 = quant_noise(nn.Linear(inner, self.embed_dim), self.quant_noise, self.quant_noise_block_size)
 
-    def build_skips(self, side: str, sublayers: Tuple[str, ...]) -> List[SkipConnection]:
+    def build_skips(self, side: str, sublayers: tuple[str, ...]) -> list[SkipConnection]:
         """A skip connection for each sublayer, by its name in :class:`~fairseq_rskip.residual.Place`; each has rescaled
         its branch."""
         skips = []
@@ -94,7 +92,7 @@ class SkipTransformerLayerBase(nn.Module):
         """F of the feed-forward block, before dropout: shape ``(seq_len, batch, embed_dim)`` in and out."""
         return self.fc2(self.activation_dropout_module(self.activation_fn(self.fc1(x))))
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Rename a stock fairseq layer's normalisations to ours and drop its duplicates, in place.
 
         Raises :class:`~fairseq_rskip.errors.UserError` where the checkpoint was trained with another rule.
@@ -119,7 +117,7 @@ class SkipTransformerEncoderLayer(SkipTransformerLayerBase):
         self.ever_training = False
         self.cfg_checkpoint_activations = cfg.checkpoint_activations
 
-    def forward(self, x: Tensor, encoder_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor] = None):
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None):
         """
         Args:
             x: shape ``(seq_len, batch, embed_dim)``
@@ -182,11 +180,11 @@ class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
     def self_attention(
         self,
         x: Tensor,
-        encoder_out: Optional[Tensor],
-        encoder_padding_mask: Optional[Tensor],
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
-        attn_mask: Optional[Tensor],
-        padding_mask: Optional[Tensor],
+        encoder_out: Tensor | None,
+        encoder_padding_mask: Tensor | None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None,
+        attn_mask: Tensor | None,
+        padding_mask: Tensor | None,
     ) -> Tensor:
         """F of the self-attention block; under ``--cross-self-attention`` keys and values start with the encoder's."""
         key = x
@@ -215,14 +213,14 @@ class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
     def forward(
         self,
         x: Tensor,
-        encoder_out: Optional[Tensor] = None,
-        encoder_padding_mask: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
-        self_attn_mask: Optional[Tensor] = None,
-        self_attn_padding_mask: Optional[Tensor] = None,
+        encoder_out: Tensor | None = None,
+        encoder_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        self_attn_mask: Tensor | None = None,
+        self_attn_padding_mask: Tensor | None = None,
         need_attn: bool = False,
         need_head_weights: bool = False,
-    ) -> Tuple[Tensor, Optional[Tensor], Optional[List[Optional[Tensor]]]]:
+    ) -> tuple[Tensor, Tensor | None, list[Tensor | None] | None]:
         """
         Args:
             x: shape ``(tgt_len, batch, embed_dim)``
@@ -244,7 +242,7 @@ class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
         )
         x = self.self_attn_skip(x, self.dropout_module(f_x), padding_mask)
 
-        attn: Optional[Tensor] = None
+        attn: Tensor | None = None
         if self.encoder_attn is not None and self.encoder_attn_skip is not None and encoder_out is not None:
             f_x, attn = self.encoder_attn(
                 query=self.encoder_attn_skip.read(x),

@@ -1,7 +1,5 @@
 """A layer's part of a checkpoint, of stock fairseq or of an earlier version, as the layers of this package name it."""
 
-from typing import Dict
-
 from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
@@ -12,7 +10,7 @@ from fairseq_rskip.residual.state import SAVED_AS, WithRule
 _STOCK_DUPLICATES = [f"{name}_{part}" for name in ("in_proj", "out_proj", "fc1", "fc2") for part in ("weight", "bias")]
 
 
-def upgrade_layer(state_dict: Dict[str, Tensor], name: str, children: Dict[str, nn.Module]) -> None:
+def upgrade_layer(state_dict: dict[str, Tensor], name: str, children: dict[str, nn.Module]) -> None:
     """Rename a stock fairseq layer's normalisations to ours and drop its duplicates, in place.
 
     ``children`` are those of the layer ``name``. Raises ``UserError`` where it was trained with another rule.
@@ -29,7 +27,7 @@ def upgrade_layer(state_dict: Dict[str, Tensor], name: str, children: Dict[str, 
             check_rule(state_dict, place, skip)
 
 
-def _rename_stock_norm(state_dict: Dict[str, Tensor], skip: str, ours: str) -> None:
+def _rename_stock_norm(state_dict: dict[str, Tensor], skip: str, ours: str) -> None:
     """``….final_layer_norm.weight`` is ``….final_skip.norms.0.weight`` here (``.pre_norm.`` before the branch)."""
     for part in ("weight", "bias"):
         stock = f"{skip[: -len('_skip')]}_layer_norm.{part}"
@@ -37,7 +35,7 @@ def _rename_stock_norm(state_dict: Dict[str, Tensor], skip: str, ours: str) -> N
             state_dict[f"{skip}.{ours}.{part}"] = state_dict.pop(stock)
 
 
-def check_rule(state_dict: Dict[str, Tensor], name: str, module: WithRule) -> None:
+def check_rule(state_dict: dict[str, Tensor], name: str, module: WithRule) -> None:
     """Raise ``UserError`` where the checkpoint says that ``module``, called ``name``, was trained with another rule."""
     noted = getattr(state_dict, "_metadata", {}).get(name, {})
     found = module.mismatch(noted.get("skip"))
@@ -45,7 +43,7 @@ def check_rule(state_dict: Dict[str, Tensor], name: str, module: WithRule) -> No
         raise UserError(f"{name or 'the model'} {SAVED_AS} {found}")
 
 
-def _check_lambda(state_dict: Dict[str, Tensor], skip: str, built: int) -> None:
+def _check_lambda(state_dict: dict[str, Tensor], skip: str, built: int) -> None:
     """Raise ``UserError`` where the checkpoint has another number of normalisations for this skip than the model."""
     found = sum(key.startswith(f"{skip}.norms.") and key.endswith(".weight") for key in state_dict)
     if found and built and found != built:
@@ -55,7 +53,7 @@ def _check_lambda(state_dict: Dict[str, Tensor], skip: str, built: int) -> None:
         )
 
 
-def _check_shapes(state_dict: Dict[str, Tensor], name: str, skip: SkipConnection) -> None:
+def _check_shapes(state_dict: dict[str, Tensor], name: str, skip: SkipConnection) -> None:
     """Raise ``UserError`` where the rule's parameters have other shapes in the checkpoint than in the model."""
     for parameter, built in skip.learned().items():
         found = state_dict.get(f"{name}.{parameter}")

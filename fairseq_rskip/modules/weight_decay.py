@@ -3,7 +3,8 @@
 
 import contextlib
 import logging
-from typing import Any, Dict, Iterator, List, Set, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from fairseq.distributed.utils import get_global_rank
@@ -44,7 +45,7 @@ class WithoutDecay:
                         apart.enter_context(own_group(step, kept))
             return self.optimizer_step(optimizer, *arguments, **options)
 
-    def holds(self, steps: List[Any], groups: List[Dict[str, Any]], kept: Set[int]) -> bool:
+    def holds(self, steps: list[Any], groups: list[dict[str, Any]], kept: set[int]) -> bool:
         """Whether ``groups`` hold the parameters whose id is in ``kept``; one line, once, where they do not."""
         held = {id(parameter) for group in groups for parameter in group["params"]}
         sharded = is_fully_sharded(self.model) or any(hasattr(step, "broadcast_global_state_dict") for step in steps)
@@ -60,7 +61,7 @@ class WithoutDecay:
 
 
 @contextlib.contextmanager
-def own_group(optimizer: torch.optim.Optimizer, kept: Set[int]) -> Iterator[None]:
+def own_group(optimizer: torch.optim.Optimizer, kept: set[int]) -> Iterator[None]:
     """Parameters whose id is in ``kept`` in groups of their own, whose weight decay is 0."""
     groups, divided = optimizer.param_groups, []
     for group in groups:
@@ -77,7 +78,7 @@ def own_group(optimizer: torch.optim.Optimizer, kept: Set[int]) -> Iterator[None
             group.update(rest)  # what an optimizer counts in its groups
 
 
-def masters(optimizer: Any, kept: Set[int]) -> Set[int]:
+def masters(optimizer: Any, kept: set[int]) -> set[int]:
     """The ids in ``kept``, or those of their fp32 copies where the optimizer steps with copies."""
     copies = getattr(optimizer, "fp32_params", None)
     if copies is None:
@@ -85,14 +86,14 @@ def masters(optimizer: Any, kept: Set[int]) -> Set[int]:
     return {id(copy) for parameter, copy in zip(optimizer.fp16_params, copies) if id(parameter) in kept}
 
 
-def flat_places(optimizer: Any, kept: Set[int]) -> List[Tuple[Tensor, nn.Parameter]]:
+def flat_places(optimizer: Any, kept: set[int]) -> list[tuple[Tensor, nn.Parameter]]:
     """Where fairseq's fp16 optimizer has the parameters whose id is in ``kept``: (part of the flat tensor, parameter).
 
     Empty where it has no flat tensor. The order is fairseq's: that of the parameters on each device.
     """
     if not getattr(optimizer, "has_flat_params", False):
         return []
-    offsets: Dict[Any, int] = dict.fromkeys(optimizer.fp32_params, 0)
+    offsets: dict[Any, int] = dict.fromkeys(optimizer.fp32_params, 0)
     places = []
     for parameter in optimizer.fp16_params:
         device, size = parameter.device.index, parameter.numel()
@@ -103,7 +104,7 @@ def flat_places(optimizer: Any, kept: Set[int]) -> List[Tuple[Tensor, nn.Paramet
 
 
 @contextlib.contextmanager
-def at_zero(places: List[Tuple[Tensor, nn.Parameter]]) -> Iterator[None]:
+def at_zero(places: list[tuple[Tensor, nn.Parameter]]) -> Iterator[None]:
     """Zero in ``places`` within, what they were added afterwards, and copied to the fp16 parameters."""
     values = [place.clone() for place, _ in places]
     for place, _ in places:

@@ -1,7 +1,6 @@
 """What every normalisation G shares: the layout of its input, its parameters, its affine map."""
 
 import numbers
-from typing import Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +43,7 @@ class KeepsStatistics(nn.Module):
     In a half type a variance would overflow, and a mean stand still where an update is below its resolution.
     """
 
-    statistics: Tuple[str, ...] = ()
+    statistics: tuple[str, ...] = ()
 
     def _apply(self, fn, *args, **kwargs):
         before = {name: getattr(self, name) for name in self.statistics if hasattr(self, name)}
@@ -115,7 +114,7 @@ class Norm(nn.Module):
         """Undo :meth:`channels_at_end` for a result, in ``x``'s memory format."""
         return y if self.channel_dim == -1 else channels_in_front(y, x)
 
-    def affine_map(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    def affine_map(self, x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``(scale, shift)``, broadcastable to ``x``: with its statistics constant, this norm is ``scale * x + shift``.
 
         Changes no state. Raises ``ValueError`` for a norm that is no such map.

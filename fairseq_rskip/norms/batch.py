@@ -1,6 +1,6 @@
 """Batch normalisation over the unpadded positions of a batch."""
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
         self.register_buffer("running_var", torch.ones(self.dim))
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
 
-    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         # torch's kernel takes half inputs with fp32 statistics, and otherwise one type
         fused = self.running_mean.dtype == (torch.float32 if is_half(x) else x.dtype)
         if fused and padding_mask is None and (not self.training or x.numel() >= 2 * self.dim):
@@ -73,13 +73,13 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
         """``x`` as ``(positions, dim)``."""
         return self.channels_at_end(x).reshape(-1, self.dim)
 
-    def _padded_rows(self, padding_mask: Optional[Tensor], rows: Tensor) -> Tensor:
+    def _padded_rows(self, padding_mask: Tensor | None, rows: Tensor) -> Tensor:
         """The mask as ``(positions, 1)``, nothing padded without one."""
         if padding_mask is None:
             return torch.zeros(rows.size(0), 1, dtype=torch.bool, device=rows.device)
         return padding_mask.reshape(-1, 1)
 
-    def _batch_moments(self, rows: Tensor, padded: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    def _batch_moments(self, rows: Tensor, padded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and biased variance per feature, and the count of unpadded rows; ``rows`` is zero where padded.
 
         Masked sums: indexing with the mask would make the host wait for the device.
@@ -100,7 +100,7 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
         self.running_var.data.lerp_(unbiased.to(dtype), momentum)
         self.num_batches_tracked.add_(counted)
 
-    def affine_map(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    def affine_map(self, x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         mean, var = self.running_mean, self.running_var
         if self.training:
             rows = self._rows(at_least_float32(x))
@@ -115,12 +115,12 @@ class SyncedBatchNorm(nn.SyncBatchNorm):
 
     owns_output = False
 
-    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         if padding_mask is not None:
             raise ValueError("padding_mask: expected None with synchronised batch norm, which counts all positions")
         return super().forward(x)
 
-    def affine_map(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    def affine_map(self, x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As :meth:`Norm.affine_map`; in training with the statistics of this process's part of the batch."""
         mean, var = self.running_mean, self.running_var
         if self.training:

@@ -4,7 +4,7 @@ Positions do not see each other, so none of them uses ``padding_mask``.
 """
 
 import math
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +18,10 @@ class NoNorm(Norm):
 
     has_gain = has_bias = False
 
-    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         return x
 
-    def affine_map(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    def affine_map(self, x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return x.new_ones(()), x.new_zeros(())
 
 
@@ -40,7 +40,7 @@ class LayerNorm(Norm, nn.LayerNorm):
         self.normalized_shape = (self.dim,)
         self.owns_output = self.channel_dim == -1
 
-    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         z, weight, bias = x, self.weight, self.bias
         if z.dtype != weight.dtype:
             # the wider of the two types: under amp the gain is fp32 while x may be half
@@ -54,7 +54,7 @@ class LayerNorm(Norm, nn.LayerNorm):
             y = F.group_norm(z, 1, weight, bias, self.eps)
         return y if y.dtype == x.dtype else y.to(x.dtype)
 
-    def affine_map(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    def affine_map(self, x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         axes = (1, 2, 3) if self.norm_axes == "chw" else (self.channel_dim,)
         z = at_least_float32(x)
         mean = z.mean(axes, keepdim=True)
@@ -73,10 +73,10 @@ class RowNorm(Norm):
         super().__init__(dim, *layout, **options)
         self.owns_output = self.channel_dim == -1
 
-    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         return self.to_layout(self.rows(self.channels_at_end(at_least_float32(x))), x).to(x.dtype)
 
-    def affine_map(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    def affine_map(self, x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         scale, shift = self.row_affine(self.channels_at_end(at_least_float32(x)))
         return self.to_layout(scale, x), self.to_layout(shift, x)
 
@@ -84,7 +84,7 @@ class RowNorm(Norm):
         """The normalised rows, a new tensor of ``z``'s shape."""
         raise NotImplementedError
 
-    def row_affine(self, z: Tensor) -> Tuple[Tensor, Tensor]:
+    def row_affine(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`affine_map` of rows."""
         raise NotImplementedError
 
@@ -108,7 +108,7 @@ class RMSNorm(RowNorm, getattr(nn, "RMSNorm", nn.Module)):  # torch has it from 
     def rows(self, z: Tensor) -> Tensor:
         return z * self.inverse(z) * self.weight
 
-    def row_affine(self, z: Tensor) -> Tuple[Tensor, Tensor]:
+    def row_affine(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return self.inverse(z) * self.weight, torch.zeros_like(z)
 
 
@@ -130,7 +130,7 @@ class ScaleNorm(RowNorm):
     def rows(self, z: Tensor) -> Tensor:
         return z * self.scale(z)
 
-    def row_affine(self, z: Tensor) -> Tuple[Tensor, Tensor]:
+    def row_affine(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return self.scale(z).expand_as(z), torch.zeros_like(z)
 
 
@@ -152,7 +152,7 @@ class AdaNorm(RowNorm):
         z = z / (length(z) / self.root + self.eps)
         return z * (1.0 - 0.1 * z.detach())
 
-    def row_affine(self, z: Tensor) -> Tuple[Tensor, Tensor]:
+    def row_affine(self, z: Tensor) -> tuple[Tensor, Tensor]:
         mean = z.mean(-1, keepdim=True)
         inverse = 1.0 / (length(z - mean) / self.root + self.eps)
         scale = inverse * (1.0 - 0.1 * (z - mean) * inverse)

@@ -13,7 +13,6 @@ import subprocess
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import List
 
 import torch
 
@@ -60,7 +59,7 @@ def build() -> Path:
     return path
 
 
-def _compile(command: List[str], path: Path) -> None:
+def _compile(command: list[str], path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / LIBRARY
         run = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
@@ -70,7 +69,7 @@ def _compile(command: List[str], path: Path) -> None:
         write_atomically(path, lambda file: file.write(made.read_bytes()))
 
 
-def _command() -> List[str]:
+def _command() -> list[str]:
     """The compiler's command line, without its output."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
     compiler = next(filter(None, map(shutil.which, names)), None)
@@ -85,7 +84,7 @@ def _command() -> List[str]:
     return command + _threads(root / "lib")
 
 
-def _threads(folder: Path) -> List[str]:
+def _threads(folder: Path) -> list[str]:
     """torch's own OpenMP, the one that its wheel brings: a second would start threads of its own."""
     own = sorted(folder.glob("libgomp*.so*"))
     return ["-fopenmp", *map(str, own[:1])]
@@ -95,7 +94,7 @@ def _torch_version() -> tuple:
     return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-def _folder(command: List[str]) -> Path:
+def _folder(command: list[str]) -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = subprocess.run([command[0], "--version"], capture_output=True, text=True).stdout
     parts = [*command, version, torch.__version__, sysconfig.get_config_var("SOABI") or "", _processor()]

@@ -4,8 +4,6 @@ Backward recomputes step k's normalised row from x and F for every k; a fixed nu
 biases' gradients over their rows, in the order of the rows, and torch sums over programs: the same bits in every run.
 """
 
-from typing import List, Tuple
-
 import torch
 import triton
 import triton.language as tl
@@ -142,7 +140,7 @@ def _backward(
         tl.store(d_weights + tl.program_id(0) * STEPS + slots, d_given, slots < STEPS)
 
 
-def _run_forward(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, mix, weights, direction) -> List[Tensor]:
+def _run_forward(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, mix, weights, direction) -> list[Tensor]:
     y, dim = x.new_empty(x.shape), x.size(-1)
     rows = x.numel() // max(dim, 1)
     dtype = reference.computing_type(x, f_x, gains)
@@ -164,14 +162,14 @@ def forward(x, f_x, gains, biases, *options) -> Tensor:
     return _run_forward(x, f_x, gains, biases, *options, 0, None, None)[0]
 
 
-def mix_forward(x, f_x, gains, biases, weights, direction, *options) -> Tuple[Tensor, Tensor]:
+def mix_forward(x, f_x, gains, biases, weights, direction, *options) -> tuple[Tensor, Tensor]:
     """``skip_mix`` by the kernel; p is empty without a direction."""
     return tuple(_run_forward(x, f_x, gains, biases, *options, 1 if direction is None else 2, weights, direction))
 
 
 def _run_backward(
     gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, wanted, mix=0, p=None, d_p=None, direction=None
-) -> Tuple[Tensor, ...]:
+) -> tuple[Tensor, ...]:
     dim, steps = x.size(-1), len(gains)
     rows = x.numel() // max(dim, 1)
     dtype = reference.computing_type(x, f_x, gains)
@@ -195,13 +193,13 @@ def _run_backward(
     return d_x, d_f, d_params.sum(0), d_weights.sum(0)
 
 
-def _as(parameters, sums) -> List[Tensor]:
+def _as(parameters, sums) -> list[Tensor]:
     return [total.to(like.dtype, copy=True) for total, like in zip(sums, parameters)]
 
 
 def backward(
     gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, wanted_x, wanted_f, wanted_params
-) -> List[Tensor]:
+) -> list[Tensor]:
     """The gradients wanted: of x, of F (left out where it is x's), of each gain, of each bias."""
     from .dispatch import gradients_shared
 
@@ -212,7 +210,7 @@ def backward(
     return [d_x] * wanted_x + [d_f] * wanted_f + (_as((*gains, *biases), sums) if wanted_params else [])
 
 
-def mix_backward(gradient, d_p, x, f_x, gains, biases, p, direction, *options) -> List[Tensor]:
+def mix_backward(gradient, d_p, x, f_x, gains, biases, p, direction, *options) -> list[Tensor]:
     """The gradients of x, F, the weights, the direction (where there is one), gains and biases."""
     mix = 1 if direction is None else 2
     d_x, d_f, sums, d_weights = _run_backward(

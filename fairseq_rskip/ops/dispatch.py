@@ -7,7 +7,8 @@ torch brings. The environment variable ``RSKIP_OPS`` chooses among ``CHOICES``.
 
 import os
 import warnings
-from typing import Callable, Dict, List, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,8 +57,8 @@ def takes(x: Tensor, f_x: Tensor, steps: int, skip_scale: float = 1.0, branch_sc
 def skip_norm(
     x: Tensor,
     f_x: Tensor,
-    gains: List[Tensor],
-    biases: List[Tensor],
+    gains: list[Tensor],
+    biases: list[Tensor],
     skip_scale: float = 1.0,
     branch_scale: float = 1.0,
     eps: float = 1e-5,
@@ -132,8 +133,8 @@ def _load_cuda() -> str:
     return "Triton"
 
 
-_LOADERS: Dict[str, Callable[[], str]] = {"cpu": _load_cpu, "cuda": _load_cuda}
-_backends: Dict[str, Backend] = {}
+_LOADERS: dict[str, Callable[[], str]] = {"cpu": _load_cpu, "cuda": _load_cuda}
+_backends: dict[str, Backend] = {}
 
 
 def _output(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms) -> Tensor:
@@ -147,7 +148,7 @@ def gradients_shared(x: Tensor, f_x: Tensor, steps: int, skip_scale: float, bran
 
 def _gradients(
     gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, wanted_x, wanted_f, wanted_params
-) -> List[Tensor]:
+) -> list[Tensor]:
     shared = wanted_x and gradients_shared(x, f_x, len(gains), skip_scale, branch_scale)
     found = [x.new_empty(x.shape)] if wanted_x else []
     if wanted_f and not shared:

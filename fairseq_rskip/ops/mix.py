@@ -4,8 +4,6 @@
 :mod:`.dispatch`, and register themselves as theirs do.
 """
 
-from typing import List, Optional, Tuple
-
 import torch
 from torch import Tensor
 
@@ -19,15 +17,15 @@ _OPTIONS = "float skip_scale, float branch_scale, float eps, bool rms"
 def skip_mix(
     x: Tensor,
     f_x: Tensor,
-    gains: List[Tensor],
-    biases: List[Tensor],
+    gains: list[Tensor],
+    biases: list[Tensor],
     weights: Tensor,
-    direction: Optional[Tensor] = None,
+    direction: Tensor | None = None,
     skip_scale: float = 1.0,
     branch_scale: float = 1.0,
     eps: float = 1e-5,
     rms: bool = False,
-) -> Tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """``y = sum_k p_k y_k`` with the y_k of :func:`.skip_norm`, none of which is written to memory; and p.
 
     Args:

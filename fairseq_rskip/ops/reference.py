@@ -4,14 +4,12 @@
 Eq. 3 of Liu et al. 2020 with one gain, Eq. 4 with several and ``skip_scale = 1``.
 """
 
-from typing import List
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def computing_type(x: Tensor, f_x: Tensor, gains: List[Tensor]) -> torch.dtype:
+def computing_type(x: Tensor, f_x: Tensor, gains: list[Tensor]) -> torch.dtype:
     """The widest type of ``x``, ``f_x`` and the gains, at least fp32."""
     dtype = torch.promote_types(torch.promote_types(x.dtype, f_x.dtype), torch.float32)
     for gain in gains:
@@ -27,8 +25,8 @@ def rms_norm(z: Tensor, gain: Tensor, eps: float) -> Tensor:
 def skip_norm(
     x: Tensor,
     f_x: Tensor,
-    gains: List[Tensor],
-    biases: List[Tensor],
+    gains: list[Tensor],
+    biases: list[Tensor],
     skip_scale: float = 1.0,
     branch_scale: float = 1.0,
     eps: float = 1e-5,
@@ -41,19 +39,19 @@ def skip_norm(
 def every_step(
     x: Tensor,
     f_x: Tensor,
-    gains: List[Tensor],
-    biases: List[Tensor],
+    gains: list[Tensor],
+    biases: list[Tensor],
     skip_scale: float,
     branch_scale: float,
     eps: float,
     rms: bool,
-) -> List[Tensor]:
+) -> list[Tensor]:
     """y_1 ... y_K in the type of computing."""
     dtype = computing_type(x, f_x, gains)
     wide_x = x.to(dtype)
     skipped = wide_x if skip_scale == 1.0 else skip_scale * wide_x
     z = torch.add(skipped, f_x.to(dtype), alpha=branch_scale)
-    steps: List[Tensor] = []
+    steps: list[Tensor] = []
     for k in range(len(gains)):
         if k > 0:
             z = skipped + steps[-1]

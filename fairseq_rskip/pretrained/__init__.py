@@ -6,7 +6,7 @@ subwords. docs/share.md shows both ends.
 
 import json
 from pathlib import Path
-from typing import Any, Dict, Union
+from typing import Any
 
 from ..errors import UserError
 
@@ -15,7 +15,7 @@ FORMAT = "fairseq_rskip.export 1"
 KINDS = ("translation", "images")
 
 
-def from_pretrained(folder: Union[str, Path]) -> Any:
+def from_pretrained(folder: str | Path) -> Any:
     """The model in ``folder``, ready for inference on the CPU (``.to(device)`` moves it).
 
     A translation model is a :class:`.translation.Translator`, whose ``translate(sentences)`` takes and returns plain
@@ -32,7 +32,7 @@ def from_pretrained(folder: Union[str, Path]) -> Any:
     return load(folder, config)
 
 
-def read_config(folder: Path) -> Dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
     """``config.json`` of an exported model. Raises ``UserError`` unless it is one, with its weights beside it."""
     path = folder / CONFIG
     for needed in (path, folder / WEIGHTS):

@@ -1,7 +1,7 @@
 """An exported image classifier: the PreAct-ResNet with what its input needs."""
 
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ class Classifier(PreActResNet):
     mean, std: of the training images' channels, scaled to 0..1, ``(3,)``
     """
 
-    def __init__(self, config: Dict[str, Any]):
+    def __init__(self, config: dict[str, Any]):
         width = config.get("width", WIDTH)  # none where an earlier version exported it
         super().__init__(config["depth"], len(config["classes"]), config["skip"], config["shortcut"], width)
         self.classes = tuple(config["classes"])
@@ -38,12 +38,12 @@ class Classifier(PreActResNet):
         return x.permute(0, 3, 1, 2)
 
     @torch.no_grad()
-    def classify(self, images: Tensor) -> List[str]:
+    def classify(self, images: Tensor) -> list[str]:
         """The name of the class of each of ``images``, uint8 ``(N, 32, 32, 3)``. Raises as ``preprocess``."""
         return [self.classes[k] for k in self(self.preprocess(images)).argmax(1).tolist()]
 
 
-def load(folder: Path, config: Dict[str, Any]) -> Classifier:
+def load(folder: Path, config: dict[str, Any]) -> Classifier:
     """The classifier that ``config`` describes, with the weights in ``folder``. Raises ``UserError``."""
     try:
         model = Classifier(config)

@@ -1,7 +1,8 @@
 """An exported translation model: fairseq's generator behind plain text."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any
 
 import torch
 from fairseq.dataclass.configs import FairseqConfig, GenerationConfig
@@ -26,7 +27,7 @@ class Translator(GeneratorHubInterface):
     ``config`` is the content of config.json. What fairseq's interface has (``generate``, ``encode``, ``decode``) holds.
     """
 
-    def __init__(self, config: Dict[str, Any], task: TranslationTask, model: Any, split: Callable[[str], str]):
+    def __init__(self, config: dict[str, Any], task: TranslationTask, model: Any, split: Callable[[str], str]):
         cfg = OmegaConf.structured(FairseqConfig)
         cfg.generation = OmegaConf.merge(cfg.generation, config["search"])
         cfg.dataset.max_tokens = max(MAX_TOKENS, *model.max_positions())
@@ -36,8 +37,8 @@ class Translator(GeneratorHubInterface):
         self.languages = (task.cfg.source_lang, task.cfg.target_lang)
 
     def translate(
-        self, sentences: Union[str, List[str]], beam: Optional[int] = None, verbose: bool = False, **search: Any
-    ) -> Union[str, List[str]]:
+        self, sentences: str | list[str], beam: int | None = None, verbose: bool = False, **search: Any
+    ) -> str | list[str]:
         """The best translation of each sentence, plain text to plain text.
 
         ``beam`` and ``search`` (``lenpen``, ``max_len_b``, other options of fairseq-generate) are those of the export
@@ -66,7 +67,7 @@ class Translator(GeneratorHubInterface):
         return detokenise([text], self.languages[1])[0]
 
 
-def load(folder: Path, config: Dict[str, Any]) -> Translator:
+def load(folder: Path, config: dict[str, Any]) -> Translator:
     """The translator that ``config`` describes, with the files in ``folder``. Raises ``UserError``."""
     try:
         languages = (config["source"], config["target"])
@@ -88,7 +89,7 @@ def load(folder: Path, config: Dict[str, Any]) -> Translator:
     return Translator(config, task, model, split)
 
 
-def splitter(config: Dict[str, Any], folder: Path) -> Callable[[str], str]:
+def splitter(config: dict[str, Any], folder: Path) -> Callable[[str], str]:
     """What turns a plain source sentence into its tokens, separated by blanks, as the corpus was prepared."""
     language = config["source"]
     tokenise = encode.clean

@@ -3,7 +3,7 @@ value of lambda, maybe in terms of the gradient distribution")."""
 
 import dataclasses
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ class ASkip(KeepsStatistics, RSkip):
         )
         lambda_lr: float = opt.option(1.0, "multiplies the learning rate of λ", "positive", short="lr")
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.mode, self.most, self.speed = self.options.adapt, self.steps(), float(self.options.lambda_lr)
         start = float(self.options.skip_lambda)
@@ -60,7 +60,7 @@ class ASkip(KeepsStatistics, RSkip):
             raise ValueError(f"skip_lambda={start!r}: expected a number from 1 to max_steps={self.most} for askip")
         if self.options.halt_cost and self.mode != "halting":
             raise ValueError(f"halt_cost={self.options.halt_cost!r}: expected 0 with adapt {self.mode!r}")
-        self.cost: Optional[Tensor] = None
+        self.cost: Tensor | None = None
         self.register_buffer("start", self._start(start))
         self.frozen = round(start)  # of gradient, start as a number that Python may loop to
         self.register_load_state_dict_post_hook(_read_start)
@@ -93,7 +93,7 @@ class ASkip(KeepsStatistics, RSkip):
     def steps(self) -> int:
         return int(self.options.max_steps)
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"lambda": self.effective_lambda(), "alpha": self.f_scale, "K": float(self.most)}
 
     def position(self) -> Tensor:
@@ -108,7 +108,7 @@ class ASkip(KeepsStatistics, RSkip):
         k = torch.arange(1.0, self.most + 1, device=self.start.device)
         return float((k * self.weights(None).detach().float()).sum())
 
-    def weights(self, steps: Optional[Tensor]) -> Tensor:
+    def weights(self, steps: Tensor | None) -> Tensor:
         """p, of shape ``(K,)``, or ``(K, ..., 1)`` where halting looks at the ``steps``, ``(K, ..., dim)``."""
         value = self.position()
         if self.mode == "mixture":
@@ -124,13 +124,13 @@ class ASkip(KeepsStatistics, RSkip):
     def _direction(self) -> Tensor:
         return self.speed * at_least_float32(self.direction)
 
-    def recurse(self, y: Tensor, x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+    def recurse(self, y: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         if self.mode == "gradient":
             return self._steps(y, x, padding_mask, self.frozen)[-1]
         return self._weighed(torch.stack(self._steps(y, x, padding_mask, self.most)), padding_mask).to(x.dtype)
 
     @torch.jit.unused
-    def fused(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Optional[Tensor]:
+    def fused(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> Tensor | None:
         taken = self.operator_takes(x, f_x, list(self.norms)[: self.frozen if self.mode == "gradient" else self.most])
         if taken is None:
             return None
@@ -145,7 +145,7 @@ class ASkip(KeepsStatistics, RSkip):
             y, _ = ops.skip_mix(*taken.rows, self.weights(None), None, self.x_scale, self.f_scale, *taken.norm)
         return y if self.channel_dim == -1 else channels_in_front(y, x)
 
-    def forward(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         y = super().forward(x, f_x, padding_mask)
         if self.mode == "gradient" and self.training and torch.is_grad_enabled():
             # DistributedDataParallel waits for a gradient of every parameter: zeros for norms that are not in use
@@ -153,7 +153,7 @@ class ASkip(KeepsStatistics, RSkip):
             return y + 0.0 * torch.stack(unused).sum().to(y.dtype) if unused else y
         return y
 
-    def _weighed(self, steps: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+    def _weighed(self, steps: Tensor, padding_mask: Tensor | None) -> Tensor:
         """``sum_k p_k y_k`` of the steps, ``(K, ..., dim)``."""
         p = self.weights(steps)
         if self.mode == "halting":
@@ -161,15 +161,15 @@ class ASkip(KeepsStatistics, RSkip):
         p = p if p.dim() > 1 else p.view(-1, *[1] * (steps.dim() - 1))
         return (p * steps).sum(0)
 
-    def _steps(self, z: Tensor, x: Tensor, padding_mask: Optional[Tensor], count: int) -> List[Tensor]:
+    def _steps(self, z: Tensor, x: Tensor, padding_mask: Tensor | None, count: int) -> list[Tensor]:
         """y_1 ... y_count of Eq. 4 from the first sum z on."""
-        found: List[Tensor] = []
+        found: list[Tensor] = []
         for step, norm in enumerate(self.norms):
             if step < count:
                 found.append(norm(found[-1] + x if step > 0 else z, padding_mask))
         return found
 
-    def _count(self, p: Tensor, padding_mask: Optional[Tensor]) -> None:
+    def _count(self, p: Tensor, padding_mask: Tensor | None) -> None:
         """In training note what halting costs: E[k] at each position, 0 where padded, for the loss, and its mean."""
         if not self.training:
             return
@@ -181,7 +181,7 @@ class ASkip(KeepsStatistics, RSkip):
             mean = (expected * kept).sum() / kept.sum().clamp(min=1.0)
             self.mean_steps.lerp_(mean.to(self.mean_steps.dtype), 0.01)
 
-    def mismatch(self, noted: Optional[Dict[str, Any]]) -> str:
+    def mismatch(self, noted: dict[str, Any] | None) -> str:
         """The state of an rskip with these options fits: :meth:`adopt` makes it one of this skip."""
         # rskip of lambda 1 notes itself as xskip
         if noted and (noted["kind"] == "rskip" or (noted["kind"], noted.get("skip_lambda")) == ("xskip", 1)):
@@ -189,7 +189,7 @@ class ASkip(KeepsStatistics, RSkip):
             noted = {**own, **{name: noted[name] for name in own if name in noted and name != "kind"}}
         return super().mismatch(noted)
 
-    def take_cost(self) -> Tuple[float, Optional[Tensor]]:
+    def take_cost(self) -> tuple[float, Tensor | None]:
         """tau and E[k] at each position of the last forward pass in training, 0 where padded; once, then None."""
         cost, self.cost = self.cost, None
         return float(self.options.halt_cost), cost
@@ -197,7 +197,7 @@ class ASkip(KeepsStatistics, RSkip):
     def candidates(self) -> int:
         return self.most if self.mode == "gradient" else 0
 
-    def choose(self, ratios: Dict[int, float]) -> None:
+    def choose(self, ratios: dict[int, float]) -> None:
         """Freeze the lambda whose ratio of gradient norms, lambda -> ratio, is nearest 1 (by factors).
 
         Where no ratio is positive and finite lambda stays at its start.
@@ -205,7 +205,7 @@ class ASkip(KeepsStatistics, RSkip):
         finite = {k: ratio for k, ratio in ratios.items() if ratio > 0 and math.isfinite(ratio)}
         self.freeze(min(finite, key=lambda k: abs(math.log(finite[k]))) if finite else int(self.start))
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "cost": None}  # a copy has no part in the last forward pass
 
     def freeze(self, steps: int) -> None:
@@ -213,7 +213,7 @@ class ASkip(KeepsStatistics, RSkip):
         self.start.fill_(steps)
         self.frozen = steps
 
-    def adopt(self, state: Dict[str, Tensor], prefix: str) -> None:
+    def adopt(self, state: dict[str, Tensor], prefix: str) -> None:
         """Make an rskip's state, in place, one of this skip at that lambda; the further steps start afresh."""
         own = self.state_dict()
         found = sum(name.startswith(f"{prefix}norms.") and name.endswith(".weight") for name in state)
@@ -226,9 +226,7 @@ class ASkip(KeepsStatistics, RSkip):
             if f"{prefix}{name}" not in state:
                 state[f"{prefix}{name}"] = value.clone()
 
-    def coefficients(
-        self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None
-    ) -> Tuple[Tensor, Tensor, Tensor]:
+    def coefficients(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         self.check(x, f_x, padding_mask)
         x, f_x = (self._rows(at_least_float32(tensor)) for tensor in (x, f_x))
         maps = [torch.stack(each) for each in zip(*self.coefficients_by_step(x, f_x, padding_mask))]
@@ -240,7 +238,7 @@ class ASkip(KeepsStatistics, RSkip):
         weights = weights if weights.dim() > 1 else weights.view(-1, *[1] * x.dim())
         return tuple(self._unrow((weights * each).sum(0)) for each in maps)
 
-    def skip_ratio(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+    def skip_ratio(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """x:F in y, the quotient of the :meth:`coefficients`. Returns ``x``'s shape, at least fp32."""
         a, b, _ = self.coefficients(x, f_x, padding_mask)
         return a / b

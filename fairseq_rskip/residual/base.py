@@ -2,7 +2,7 @@
 
 import dataclasses
 import zlib
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from .coefficients import WithCoefficients
 from .place import Branch, Place
 from .state import WithRule
 
-KINDS: Dict[str, Any] = {}
+KINDS: dict[str, Any] = {}
 
 
 class SkipConnection(WithCoefficients, WithRule):
@@ -74,7 +74,7 @@ class SkipConnection(WithCoefficients, WithRule):
         if "kind" in cls.__dict__:
             KINDS[cls.kind] = cls
 
-    def __new__(cls, dim: int = 0, kind: Optional[str] = None, **options: Any) -> "SkipConnection":
+    def __new__(cls, dim: int = 0, kind: str | None = None, **options: Any) -> "SkipConnection":
         if cls is SkipConnection:
             kind = "rskip" if kind is None else kind
             if not isinstance(kind, str) or kind not in KINDS:
@@ -85,8 +85,8 @@ class SkipConnection(WithCoefficients, WithRule):
     def __init__(
         self,
         dim: int,
-        kind: Optional[str] = None,
-        place: Optional[Place] = None,
+        kind: str | None = None,
+        place: Place | None = None,
         channel_dim: int = -1,
         pre_norm: bool = False,
         norm_axes: str = "c",
@@ -110,7 +110,7 @@ class SkipConnection(WithCoefficients, WithRule):
         self.norm_name = self.options.norm
         first = create_norm(self.norm_name, dim, *layout)
         self.eps = first.eps
-        self.pre_norm: Optional[nn.Module] = None
+        self.pre_norm: nn.Module | None = None
         if pre_norm:
             self._check_pre_norm()
         if self.norm_stands == "before":
@@ -127,7 +127,7 @@ class SkipConnection(WithCoefficients, WithRule):
         if self.norm_stands == "after" and self.norm_name != "none":
             self.norms.extend(create_norm(self.norm_name, dim, *self.norm_layout(layout)) for _ in range(self.steps()))
 
-    def _checked(self, given: Dict[str, Any]) -> Any:
+    def _checked(self, given: dict[str, Any]) -> Any:
         known = [field.name for field in dataclasses.fields(self.Options)]
         for name, value in given.items():
             if name not in known:
@@ -160,7 +160,7 @@ class SkipConnection(WithCoefficients, WithRule):
                 f"expected {way_out}"
             )
 
-    def norm_layout(self, layout: Tuple[Any, ...]) -> Tuple[Any, ...]:
+    def norm_layout(self, layout: tuple[Any, ...]) -> tuple[Any, ...]:
         """The layout, ``channel_dim`` and so on, of the norms after the sum."""
         return layout
 
@@ -172,11 +172,11 @@ class SkipConnection(WithCoefficients, WithRule):
         """What a block multiplies x by, before G, at the start of training."""
         return 1.0
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         """The constants of this place's equation, by the names that the source gives them."""
         return {}
 
-    def learned(self) -> Dict[str, Tensor]:
+    def learned(self) -> dict[str, Tensor]:
         """The parameters of the rule itself, by name: not those of the norms."""
         return dict(self.named_parameters(recurse=False))
 
@@ -201,7 +201,7 @@ class SkipConnection(WithCoefficients, WithRule):
     def share(self, first: "SkipConnection") -> None:
         """Share with ``first``, of the layer's first sublayer, the parameters that the rule has once per layer."""
 
-    def effective_lambda(self) -> Optional[float]:
+    def effective_lambda(self) -> float | None:
         """lambda as it is now, of a kind that learns or chooses it; None otherwise."""
         return None
 
@@ -209,7 +209,7 @@ class SkipConnection(WithCoefficients, WithRule):
         """Whether :func:`fairseq_rskip.residual.profile.profile` is to set its start from one batch."""
         return False
 
-    def take_cost(self) -> Tuple[float, Optional[Tensor]]:
+    def take_cost(self) -> tuple[float, Tensor | None]:
         """A weight and what it weighs in the loss at each position of the last forward pass in training; once."""
         return 0.0, None
 
@@ -217,7 +217,7 @@ class SkipConnection(WithCoefficients, WithRule):
         """How many lambdas :func:`fairseq_rskip.residual.profile.choose_lambdas` is to try, 1 to this; 0 for none."""
         return 0
 
-    def profile(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor], before: float) -> float:
+    def profile(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None, before: float) -> float:
         """Set the start from what ``forward`` is about to see; ``before`` is what the last block returned, or 1."""
         return before
 
@@ -240,13 +240,13 @@ class SkipConnection(WithCoefficients, WithRule):
         """The equation, before the norms: shapes as in ``forward``."""
         raise ValueError("SkipConnection is a base class: build one of its kinds")
 
-    def apply_norms(self, z: Tensor, x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+    def apply_norms(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         """G of the sum z."""
         for norm in self.norms:
             z = norm(z, padding_mask)
         return z
 
-    def forward(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         self.check(x, f_x, padding_mask)
         dtype = x.dtype
         f_x = self.write(f_x)
@@ -268,7 +268,7 @@ class SkipConnection(WithCoefficients, WithRule):
         return y if y.dtype == dtype else y.to(dtype)
 
     @torch.jit.unused
-    def fused(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Optional[Tensor]:
+    def fused(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> Tensor | None:
         """y by the operator of :mod:`fairseq_rskip.ops`, where it computes this equation and is in use."""
         return None
 
@@ -290,7 +290,7 @@ class SkipConnection(WithCoefficients, WithRule):
         """View a ``(dim,)`` vector so that it broadcasts along the channel dimension."""
         return vector.view(-1, 1, 1) if self.channel_dim == 1 else vector
 
-    def check(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> None:
+    def check(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> None:
         """Raise ``ValueError`` for inputs that ``forward`` does not accept."""
         expected = list(x.shape)
         if self.width_in > 1 and x.dim() > 0:
@@ -321,6 +321,6 @@ class SkipConnection(WithCoefficients, WithRule):
         return f"{self.dim}, kind={self.kind}, {given}, channel_dim={self.channel_dim}"
 
 
-def skips(model: nn.Module) -> Dict[str, SkipConnection]:
+def skips(model: nn.Module) -> dict[str, SkipConnection]:
     """Module name -> skip connection, of all in ``model``, in the order in which they were registered."""
     return {name: module for name, module in model.named_modules() if isinstance(module, SkipConnection)}

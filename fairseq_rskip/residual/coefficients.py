@@ -1,6 +1,6 @@
 """The coefficients of x and F in y, with the statistics of norms and all gates held constant."""
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -10,16 +10,14 @@ from ..norms import at_least_float32
 class WithCoefficients(nn.Module):
     """What :class:`~fairseq_rskip.residual.SkipConnection` says of x:F; a kind gives :meth:`scales`."""
 
-    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
         """p and q of ``y = G(p * x + q * F)``, broadcastable to x, whatever depends on x and F in them held constant.
 
         Raises ``ValueError`` for a kind whose y mixes features or carries several tensors.
         """
         raise ValueError(f"{self.kind} mixes features or streams: its y has no coefficient of x and of F")
 
-    def coefficients(
-        self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None
-    ) -> Tuple[Tensor, Tensor, Tensor]:
+    def coefficients(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """a, b and c of ``y = a * x + b * F + c``, with the statistics of the norms and all gates held constant.
 
         Each of x's shape, at least fp32. Raises ``ValueError`` where a norm or the kind has no such map.
@@ -48,7 +46,7 @@ class WithCoefficients(nn.Module):
         scale, shift = norm.affine_map(a * at_least_float32(x) + b * f_x + c, padding_mask)
         return scale * a, scale * b, scale * c + shift
 
-    def skip_ratio(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+    def skip_ratio(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """x:F in y, ``p / q``: G scales both alike. Returns ``x``'s shape, at least fp32."""
         self.check(x, f_x, padding_mask)
         p, q = self.scales(x, f_x)

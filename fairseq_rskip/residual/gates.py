@@ -1,7 +1,7 @@
 """Gates and transforms on the shortcut: Highway, the five shortcuts of He et al. 2016b, LAuReL."""
 
 import dataclasses
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,19 +26,19 @@ class Highway(LearnedSkip, norm="none"):
     class Options(LearnedSkip.Options):
         gate_bias: float = opt.start(-1.0, "the bias of a gate")
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.gate_weight = nn.Parameter(self.draw(self.dim, self.dim) * self.dim**-0.5)
         self.gate_bias = nn.Parameter(torch.full((self.dim,), float(self.options.gate_bias)))
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"b": float(self.gate_bias.detach().mean())}
 
     def gate(self, x: Tensor) -> Tensor:
         """sigmoid(W x + b), of x's shape."""
         return torch.sigmoid(self.linear(x, self.gate_weight, self.gate_bias))
 
-    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
         gate = self.gate(x)
         return 1.0 - gate, gate
 
@@ -56,7 +56,7 @@ class ShortcutGate(ExclusiveGate):
 
     kind = "shortcut_gate"
 
-    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
         return 1.0 - self.gate(x), x.new_ones(())
 
 
@@ -69,14 +69,14 @@ class Constant(ConstantSkip, norm="none"):
     class Options(ConstantSkip.Options):
         skip_lambda: float = opt.option(0.5, "λ: scale of x", "positive")
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.x_scale = float(self.options.skip_lambda)
         if not self.x_scale < 1.0:
             raise ValueError(f"skip_lambda={self.x_scale!r}: expected a number between 0 and 1 for constant")
         self.f_scale = 1.0 - self.x_scale
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"lambda": self.x_scale, "alpha": self.f_scale}
 
 
@@ -89,7 +89,7 @@ class ConvShortcut(LearnedSkip, norm="none"):
 
     kind = "conv_shortcut"
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.weight = nn.Parameter(self.draw(self.dim, self.dim) * (2.0 / self.dim) ** 0.5)
 
@@ -106,11 +106,11 @@ class DropoutShortcut(ConstantSkip, norm="none"):
     class Options(ConstantSkip.Options):
         shortcut_dropout: float = opt.option(0.5, "rate of dropout on the shortcut", "rate", in_rule=False)
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.rate = float(self.options.shortcut_dropout)
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"rate": self.rate}
 
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class LAuReL(LearnedSkip, norm="none"):
     class Options(LearnedSkip.Options):
         rank: int = opt.option(16, "rank of laurel's BA", "count")
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         rank = int(self.options.rank)
         self.branch_weight = nn.Parameter(torch.ones(()))
@@ -141,7 +141,7 @@ class LAuReL(LearnedSkip, norm="none"):
         self.low = nn.Parameter(self.draw(rank, self.dim) * self.dim**-0.5)
         self.high = nn.Parameter(torch.zeros(self.dim, rank))
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         a, b = (float(weight.detach()) for weight in (self.branch_weight, self.skip_weight))
         return {"rank": float(self.low.size(0)), "a": a, "b": b}
 

@@ -5,7 +5,7 @@ stack. Each mixture is computed once, where its newest member is stored, by the 
 that of all members for each time that something is stored, so it grows with the square of the depth.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,19 +25,19 @@ class HistorySkip(StreamSkip):
     stored = 0
     stores = True
 
-    def widths(self) -> Tuple[int, int]:
+    def widths(self) -> tuple[int, int]:
         self.stored, self.stores = self.history()
         return 1 if self.first else 1 + self.stored, 1 if self.last else 1 + self.stored + int(self.stores)
 
-    def history(self) -> Tuple[int, bool]:
+    def history(self) -> tuple[int, bool]:
         """``stored`` and ``stores``; here layers are stored, and h_0 enters the stack."""
         return self.place.index + 1, self.place.position == self.place.sublayers - 1
 
-    def enter(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """c and h_0 of x, which enters the stack."""
         return x, x
 
-    def unpacked(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+    def unpacked(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """c and (h_0, ..., h_k) of the stream x."""
         if self.width_in == 1:
             return self.enter(x)
@@ -80,10 +80,10 @@ class DLCL(HistorySkip):
 
     kind = "dlcl"
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
-        self.input_norm: Optional[Norm] = None
-        self.layer_norm: Optional[Norm] = None
+        self.input_norm: Norm | None = None
+        self.layer_norm: Norm | None = None
         self.register_parameter("first_weight", None)
         self.register_parameter("weight", None)
         if self.first:
@@ -96,7 +96,7 @@ class DLCL(HistorySkip):
     def needs_final_norm(self) -> bool:
         return False  # what leaves the stack is a mixture of normalised tensors
 
-    def enter(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         h = x
         if self.input_norm is not None:
             h = self.input_norm(x)
@@ -125,7 +125,7 @@ class DenseFormer(HistorySkip):
 
     kind = "denseformer"
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.register_parameter("weight", None)
         if self.stores:
@@ -147,11 +147,11 @@ class AttentionResidual(HistorySkip):
 
     kind = "attnres"
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.query = nn.Parameter(torch.zeros(self.dim))
 
-    def history(self) -> Tuple[int, bool]:
+    def history(self) -> tuple[int, bool]:
         return self.place.number, True
 
     def block(self, current: Tensor, f_x: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class AttentionResidual(HistorySkip):
         return (values * share.unsqueeze(-1)).sum(-2).to(history.dtype)
 
 
-def weighted(weight: Optional[Tensor], history: Tensor) -> Tensor:
+def weighted(weight: Tensor | None, history: Tensor) -> Tensor:
     """``sum_k weight_k history_k`` over the last dimension but one: products rather than matmul, whose type autocast
     would narrow."""
     assert weight is not None

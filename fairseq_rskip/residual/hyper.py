@@ -6,7 +6,7 @@ statistics of H that dynamic weights depend on are taken in both.
 """
 
 import dataclasses
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,11 @@ class MatrixSkip(StreamSkip):
     class Options(StreamSkip.Options):
         streams: int = opt.option(4, "number of residual streams n of hyper-connections", "count", short="n")
 
-    def widths(self) -> Tuple[int, int]:
+    def widths(self) -> tuple[int, int]:
         self.n = int(self.options.streams)
         return 1 if self.first else self.n, 1 if self.last else self.n
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"n": self.n}
 
     def turn(self) -> int:
@@ -47,7 +47,7 @@ class MatrixSkip(StreamSkip):
         """p, of shape ``(n,)`` or ``(..., n)``."""
         raise ValueError("MatrixSkip is a base class: build one of its kinds")
 
-    def mixing(self, h: Tensor) -> Tuple[Tensor, Tensor]:
+    def mixing(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """R, whose rows are the streams that come out, and w: ``([...,] n, n)`` and ``([...,] n)``."""
         raise ValueError("MatrixSkip is a base class: build one of its kinds")
 
@@ -87,7 +87,7 @@ class HyperConnection(MatrixSkip):
             "dynamic", "weights of hyper-connections, by position or for all positions", choices=("dynamic", "static")
         )
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         n = self.n
         self.a_m = nn.Parameter(torch.eye(n)[self.turn()].clone())
@@ -111,7 +111,7 @@ class HyperConnection(MatrixSkip):
             return self.a_m + self.s_a * self.gate(h, self.w_m).squeeze(-1)
         return self.a_m
 
-    def mixing(self, h: Tensor) -> Tuple[Tensor, Tensor]:
+    def mixing(self, h: Tensor) -> tuple[Tensor, Tensor]:
         a_r, b = self.a_r, self.b
         if self.dynamic:
             gates = self.gate(h, torch.cat([self.w_r, self.w_b], 1))
@@ -138,7 +138,7 @@ class ManifoldConstrained(MatrixSkip):
     sinkhorn_steps = 20
     __constants__ = [*StreamSkip.__constants__, "sinkhorn_steps"]
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         n = self.n
         self.b_pre = nn.Parameter(8.0 * torch.eye(n)[self.turn()] - 4.0)
@@ -148,7 +148,7 @@ class ManifoldConstrained(MatrixSkip):
             self.register_parameter(f"phi_{part}", nn.Parameter(torch.zeros(n * self.dim, columns)))
             self.register_parameter(f"alpha_{part}", nn.Parameter(torch.full((1,), 0.01)))
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"n": self.n, "Sinkhorn steps": self.sinkhorn_steps}
 
     def projected(self, h: Tensor, phi: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class ManifoldConstrained(MatrixSkip):
     def reading(self, h: Tensor) -> Tensor:
         return torch.sigmoid(self.alpha_pre * self.projected(h, self.phi_pre) + self.b_pre)
 
-    def mixing(self, h: Tensor) -> Tuple[Tensor, Tensor]:
+    def mixing(self, h: Tensor) -> tuple[Tensor, Tensor]:
         projected = self.projected(h, torch.cat([self.phi_post, self.phi_res], 1))
         post = self.alpha_post * projected[..., : self.n] + self.b_post
         res = self.alpha_res * projected[..., self.n :].unflatten(-1, [self.n, self.n]) + self.b_res

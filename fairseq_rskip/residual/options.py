@@ -7,7 +7,8 @@ values it accepts. On a command line, the option ``skip_lambda`` is ``--skip-lam
 import dataclasses
 import math
 import numbers
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +27,7 @@ def _whole(value: Any, least: int, most: int) -> bool:
 
 
 # what an option accepts -> how a message says it, whether a value is that
-ACCEPTED: Dict[str, Tuple[str, Callable[[Any], bool]]] = {
+ACCEPTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "positive": ("a finite real number > 0 that fp32 holds", lambda v: _real(v) and v >= _FP32.tiny),
     "real": ("a finite real number that fp32 holds", _real),
     "fraction": ("a number from 0 to 1", lambda v: _real(v) and 0 <= v <= 1),
@@ -99,12 +100,12 @@ class Setting(NamedTuple):
     name: str
     type: type
     help: str
-    choices: Tuple[str, ...]
+    choices: tuple[str, ...]
 
 
-def settings(kinds: Dict[str, Any]) -> List[Setting]:
+def settings(kinds: dict[str, Any]) -> list[Setting]:
     """Every option of every kind (name -> class), in the order of their first appearance."""
-    found: Dict[str, List[Tuple[str, Any]]] = {}
+    found: dict[str, list[tuple[str, Any]]] = {}
     for kind, cls in kinds.items():
         for field in dataclasses.fields(cls.Options):
             found.setdefault(field.name, []).append((kind, field))
@@ -114,9 +115,9 @@ def settings(kinds: Dict[str, Any]) -> List[Setting]:
     ]
 
 
-def _help(uses: List[Tuple[str, Any]], kinds: int) -> str:
+def _help(uses: list[tuple[str, Any]], kinds: int) -> str:
     """The text of an option, for which kinds, and the default of each."""
-    defaults: Dict[Any, List[str]] = {}
+    defaults: dict[Any, list[str]] = {}
     for kind, field in uses:
         defaults.setdefault(field.default, []).append(kind)
     text = uses[0][1].metadata["help"]
@@ -128,7 +129,7 @@ def _help(uses: List[Tuple[str, Any]], kinds: int) -> str:
     return f"{text} (default {'; '.join(f'{value}: ' + ', '.join(names) for value, names in defaults.items())})"
 
 
-def select(cls: Any, given: Dict[str, Optional[Any]]) -> Dict[str, Any]:
+def select(cls: Any, given: dict[str, Any | None]) -> dict[str, Any]:
     """What of ``given``, option name -> value or None, is to be handed to the kind ``cls``.
 
     A value that the kind has no use for stays in, so that the kind refuses it, but for those ``STORED_AT_1``.

@@ -2,7 +2,7 @@
 ResNets" (COLING): expanded, recursive and learned."""
 
 import dataclasses
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +39,11 @@ class RSkip(ConstantSkip):
     class Options(ScaledSkip.Options):
         skip_lambda: float = opt.option(2, LAMBDA, "steps")
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.f_scale = float(self.options.branch_scale)
 
-    def norm_layout(self, layout: Tuple[Any, ...]) -> Tuple[Any, ...]:
+    def norm_layout(self, layout: tuple[Any, ...]) -> tuple[Any, ...]:
         # image maps normalised position by position: views as (..., dim) spare an allocation per step
         self.by_rows = layout[:2] == (1, "c") and self.norm_name not in ("none", "batch") and self.steps() > 1
         return (-1, *layout[1:]) if self.by_rows else layout
@@ -51,20 +51,20 @@ class RSkip(ConstantSkip):
     def steps(self) -> int:
         return int(self.options.skip_lambda)
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"lambda": self.steps(), "alpha": self.f_scale}
 
-    def rule(self) -> Dict[str, Any]:
+    def rule(self) -> dict[str, Any]:
         same = self.kind == "rskip" and self.steps() == 1
         return {**super().rule(), "kind": "xskip" if same else self.kind}
 
-    def apply_norms(self, z: Tensor, x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+    def apply_norms(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Eq. 4 from the first sum z on."""
         if not self.by_rows:
             return self.recurse(z, x, padding_mask)
         return channels_in_front(self.recurse(channels_at_end(z), channels_at_end(x), None), x)
 
-    def recurse(self, y: Tensor, x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+    def recurse(self, y: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         owned = False
         for step, norm in enumerate(self.norms):
             if step > 0:
@@ -78,24 +78,22 @@ class RSkip(ConstantSkip):
                 owned = norm.owns_output and not is_hooked(norm)
         return y
 
-    def coefficients(
-        self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None
-    ) -> Tuple[Tensor, Tensor, Tensor]:
+    def coefficients(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         self.check(x, f_x, padding_mask)
         x, f_x = (self._rows(at_least_float32(tensor)) for tensor in (x, f_x))
         return tuple(self._unrow(part) for part in self.coefficients_by_step(x, f_x, padding_mask)[-1])
 
-    def coefficients_by_step(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> List[Tuple[Tensor, ...]]:
+    def coefficients_by_step(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> list[tuple[Tensor, ...]]:
         """a, b and c of each y_k; x and F as the norms take them."""
         a, q = self.scales(x, f_x)
         b, c = self._kept() * q, torch.zeros_like(a)
-        found: List[Tuple[Tensor, ...]] = []
+        found: list[tuple[Tensor, ...]] = []
         for norm in self.norms:
             a, b, c = self._through(norm, a + 1.0 if found else a, b, c, x, f_x, padding_mask)
             found.append(self._expanded(x, a, b, c))
         return found
 
-    def skip_ratio(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+    def skip_ratio(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """x:F in y per feature and row, ``(1 + sum_{i=1}^{lambda-1} prod_{j=1}^{i} sigma_j / w_j) / alpha``.
 
         Appendix A, unrolled: ``sigma_j`` is ``sqrt(var + eps)`` of the input of step j (for batch norm with the
@@ -135,7 +133,7 @@ class WSkip(LearnedSkip):
         init: float = opt.start(1.0)
         branch_scale: float = opt.option(1.0, ALPHA, "positive", short="alpha")
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.alpha = float(self.options.branch_scale)
         self.weight = nn.Parameter(torch.full((self.dim,), float(self.options.init)))
@@ -143,11 +141,11 @@ class WSkip(LearnedSkip):
     def growth(self) -> float:
         return float(self.options.init)
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"w": float(self.weight.detach().mean()), "alpha": self.alpha}
 
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
         return torch.add(x * self.per_channel(self.weight), f_x, alpha=self.alpha)
 
-    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
         return self.per_channel(self.weight), x.new_full((), self.alpha)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Dict, NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class Weight(NamedTuple):
 
     tensor: Tensor
     std: float
-    bias: Optional[Tensor] = None
+    bias: Tensor | None = None
 
     def rescale(self, std: float) -> None:
         """Make ``std`` the standard deviation that the weight was drawn with."""
@@ -61,4 +61,4 @@ class Weight(NamedTuple):
         return math.sqrt(2.0 / ((self.tensor.size(0) + self.tensor.size(1)) * field))
 
 
-Branch = Dict[str, Weight]  # by role: q, k, v, out of attention; fc1, fc2; conv1, conv2
+Branch = dict[str, Weight]  # by role: q, k, v, out of attention; fc1, fc2; conv1, conv2

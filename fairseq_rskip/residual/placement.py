@@ -5,7 +5,7 @@ For sequences only: PreAct-ResNet's branch starts with a batch normalisation of 
 
 import dataclasses
 import math
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class _PlacedNorm(ConstantSkip):
     class Options(ConstantSkip.Options):
         norm: str = opt.option("layer", "normalisation G", choices=ROW_NORMS)
 
-    def __init__(self, dim: int, kind: Optional[str] = None, pre_norm: bool = False, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, pre_norm: bool = False, **options: Any):
         super().__init__(dim, kind, **options)
         if pre_norm:
             raise ValueError(
@@ -61,14 +61,14 @@ class OutLN(_PlacedNorm):
     kind = "outln"
     norm_stands = "branch"
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.branch_norm = create_norm(self.norm_name, dim, eps=self.eps)
 
     def write(self, f_x: Tensor) -> Tensor:
         return self.branch_norm(at_least_float32(f_x))  # rounded to a half type once only, after the sum
 
-    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
         scale, _ = self.branch_norm.affine_map(at_least_float32(f_x))
         return torch.ones_like(scale), scale
 
@@ -96,11 +96,11 @@ class LNScale(_PlacedNorm):
 
     kind = "lnscale"
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.read_scale = 1.0 / math.sqrt(self.place.index + 1)
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"1/sqrt(l)": self.read_scale}
 
     def read(self, x: Tensor) -> Tensor:
@@ -124,11 +124,11 @@ class MixLN(_PlacedNorm):
             0.25, "a: the share of the layers, from the first on, that are post-norm; the rest is pre-norm", "fraction"
         )
 
-    def _checked(self, given: Dict[str, Any]) -> Any:
+    def _checked(self, given: dict[str, Any]) -> Any:
         options = super()._checked(given)
         post_layers = math.floor(options.post_share * self.place.depth + 1e-9)  # 0.29 * 100 is 28.999999999999996
         self.norm_stands = "after" if self.place.index < post_layers else "before"
         return options
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"a": float(self.options.post_share)}

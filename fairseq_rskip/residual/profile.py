@@ -1,7 +1,8 @@
 """Starts that are read off one batch: each skip connection that wants it sees what its block computes, in order."""
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,17 +10,17 @@ from torch import Tensor, nn
 from .base import SkipConnection, skips
 
 
-def profile(model: nn.Module, forward: Callable[[], Any]) -> Dict[str, float]:
+def profile(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
     """Set the start of every skip connection of ``model`` that wants a profile from one call of ``forward``.
 
     ``forward`` runs ``model`` on a batch, in training mode as it is, without gradients and on a copy of the random
     state. The sides (encoder, decoder) are separate chains. Returns module name -> what the block handed on.
     """
-    handed_on: Dict[str, float] = {}
-    chains: Dict[str, float] = {}
+    handed_on: dict[str, float] = {}
+    chains: dict[str, float] = {}
 
     def hook(name: str) -> Callable[..., None]:
-        def see(skip: SkipConnection, args: Tuple[Any, ...]) -> None:
+        def see(skip: SkipConnection, args: tuple[Any, ...]) -> None:
             before = chains.get(skip.place.side, 1.0)
             padding_mask = args[2] if len(args) > 2 else None
             handed_on[name] = chains[skip.place.side] = skip.profile(*args[:2], padding_mask, before)
@@ -35,8 +36,8 @@ def profile(model: nn.Module, forward: Callable[[], Any]) -> Dict[str, float]:
 
 
 def choose_lambdas(
-    model: nn.Module, loss: Callable[[], Tensor], shortcuts: Optional[Dict[str, nn.Module]] = None
-) -> Dict[str, float]:
+    model: nn.Module, loss: Callable[[], Tensor], shortcuts: dict[str, nn.Module] | None = None
+) -> dict[str, float]:
     """Choose lambda for every skip connection of ``model`` that is to take it from the gradient, and freeze it.
 
     ``loss`` runs ``model`` on a batch and returns a scalar. It is called once for each lambda, all skip connections at
@@ -45,7 +46,7 @@ def choose_lambdas(
     Gradients are cleared, random state and buffers as before afterwards. Returns module name -> lambda.
     """
     adaptive = {name: skip for name, skip in skips(model).items() if skip.candidates()}
-    ratios: Dict[str, Dict[int, float]] = {name: {} for name in adaptive}
+    ratios: dict[str, dict[int, float]] = {name: {} for name in adaptive}
     for k in range(1, max((skip.candidates() for skip in adaptive.values()), default=0) + 1):
         with _quietly(model), torch.enable_grad():
             for skip in adaptive.values():
@@ -59,17 +60,17 @@ def choose_lambdas(
 
 
 def _gradient_norms(
-    watched: Dict[str, SkipConnection], loss: Callable[[], Tensor], shortcuts: Dict[str, nn.Module]
-) -> Dict[str, Dict[str, float]]:
+    watched: dict[str, SkipConnection], loss: Callable[[], Tensor], shortcuts: dict[str, nn.Module]
+) -> dict[str, dict[str, float]]:
     """Module name -> the norms of the gradients at the block's input ``x`` and output ``y``."""
-    norms: Dict[str, Dict[str, float]] = {name: {"x": 0.0, "y": 0.0} for name in watched}
+    norms: dict[str, dict[str, float]] = {name: {"x": 0.0, "y": 0.0} for name in watched}
 
     def watch(name: str, end: str, tensor: Tensor) -> None:
         if tensor.requires_grad:
             tensor.register_hook(lambda gradient: norms[name].update({end: float(gradient.norm())}))
 
     def hook(name: str) -> Callable[..., None]:
-        def see(module: nn.Module, args: Tuple[Any, ...], y: Tensor) -> None:
+        def see(module: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
             if module is shortcuts.get(name, module):
                 watch(name, "x", args[0])
             if module is watched[name]:

@@ -8,7 +8,7 @@ A published "scale by beta" is relative to Xavier's initialisation with gain 1. 
 
 import dataclasses
 import math
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,10 @@ class BranchWeight(LearnedSkip):
         """``weight`` as it multiplies F."""
         return self.weight
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"a": float(self.weight.detach().mean())}
 
-    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
         return x.new_ones(()), self.branch_weight()
 
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class SkipInit(BranchWeight, norm="none"):
     norm_stands = "nowhere"
     branch_batch_norm = False
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.weight = nn.Parameter(torch.full((), float(self.options.init)))
 
@@ -82,7 +82,7 @@ class LayerScale(BranchWeight):
     kind = "layerscale"
     norm_stands = "before"
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         depth = self.place.depth
         by_depth = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
@@ -91,7 +91,7 @@ class LayerScale(BranchWeight):
     def branch_weight(self) -> Tensor:
         return self.per_channel(self.weight)
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"gamma": float(self.weight.detach().mean())}
 
 
@@ -103,11 +103,11 @@ class Scaled(ConstantSkip, norm="none"):
 
     kind = "scaled"
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.f_scale = self.place.blocks**-0.5
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"alpha": self.f_scale}
 
 
@@ -121,11 +121,11 @@ class ResidualScaling(ConstantSkip, norm="none"):
     class Options(ConstantSkip.Options):
         branch_scale: float = opt.option(0.1, "α: scale of the residual branch F(x)", "positive", short="alpha")
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.f_scale = float(self.options.branch_scale)
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"alpha": self.f_scale}
 
 
@@ -152,7 +152,7 @@ class DeepNorm(ConstantSkip):
     needs_norm = True
     for_images = False
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         here, other = float(self.place.depth), float(self.place.other_depth)
         if not other:
@@ -162,7 +162,7 @@ class DeepNorm(ConstantSkip):
         else:
             self.x_scale, self.beta = (3 * here) ** 0.25, (12 * here) ** -0.25
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"alpha": self.x_scale, "beta": self.beta}
 
     def initialise(self, branch: Branch) -> None:
@@ -188,16 +188,16 @@ class Admin(LearnedSkip):
     class Options(LearnedSkip.Options):
         omega: str = opt.option("profile", "where admin's ω starts", choices=("profile", "formula"), in_rule=False)
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         blocks = self.place.blocks + 1.0
         start = math.sqrt(blocks / math.log(blocks) - 1.0) if self.options.omega == "formula" else 1.0
         self.weight = nn.Parameter(torch.full((self.dim,), start))
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"omega": float(self.weight.detach().mean())}
 
-    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
         return self.per_channel(self.weight), x.new_ones(())
 
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ class Admin(LearnedSkip):
     def wants_profile(self) -> bool:
         return self.options.omega == "profile"
 
-    def profile(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor], before: float) -> float:
+    def profile(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None, before: float) -> float:
         if padding_mask is not None:
             kept = padding_mask.logical_not()
             x, f_x = (tensor.movedim(self.channel_dim, -1)[kept] for tensor in (x, f_x))
@@ -231,13 +231,13 @@ class Fixup(LearnedSkip, norm="none"):
     branch_batch_norm = False
     zero_classifier = True
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.scale = nn.Parameter(torch.ones(()))
         self.register_parameter("bias_in", None if self.channel_dim == 1 else nn.Parameter(torch.zeros(())))
         self.bias_out = nn.Parameter(torch.zeros(()))
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"s": float(self.scale.detach()), "K": float(self.place.all_blocks)}
 
     def initialise(self, branch: Branch) -> None:
@@ -255,7 +255,7 @@ class Fixup(LearnedSkip, norm="none"):
             x = self.pre_norm(x)
         return x if self.bias_in is None else x + self.bias_in
 
-    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
         return x.new_ones(()), self.scale
 
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
@@ -283,7 +283,7 @@ class TFixup(ConstantSkip, norm="none"):
         depth = self.place.depth
         return 0.67 * depth**-0.25 if self.place.side == "encoder" else (9 * depth) ** -0.25
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"beta": self.beta(), "embeddings": self.embedding_scale()}
 
     def initialise(self, branch: Branch) -> None:

@@ -1,7 +1,7 @@
 """What a state dict says of the rule that its parameters belong to, and that it is another rule's."""
 
 import dataclasses
-from typing import Any, Dict, Optional
+from typing import Any
 
 from torch import nn
 
@@ -14,15 +14,15 @@ class WithRule(nn.Module):
     mostly fit another by name and shape. A state without the note, of an earlier version, is loaded as it is.
     """
 
-    def adopt(self, state: Dict[str, Any], prefix: str) -> None:
+    def adopt(self, state: dict[str, Any], prefix: str) -> None:
         """Make the state of a related kind, in place, one of this module: names in ``state`` begin with ``prefix``."""
 
-    def rule(self) -> Dict[str, Any]:
+    def rule(self) -> dict[str, Any]:
         """The kind and those of its options that y depends on beside the parameters."""
         fields = [field.name for field in dataclasses.fields(self.options) if field.metadata["in_rule"]]
         return {"kind": self.kind, **{name: getattr(self.options, name) for name in fields}}
 
-    def mismatch(self, noted: Optional[Dict[str, Any]]) -> str:
+    def mismatch(self, noted: dict[str, Any] | None) -> str:
         """What in ``noted``, the :meth:`rule` of a state dict, is another than here; "" where nothing is, or None."""
         own = self.rule()
         if noted is None or own == noted:

@@ -5,7 +5,7 @@ What a kind keeps travels in the stream itself, ``(seq_len, batch, n * dim)``: t
 one, so that a model needs to know nothing of it. In the docstrings x_0 is what enters the stack.
 """
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,13 @@ class StreamSkip(SkipConnection):
     for_images = False
     spans_layers = True
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.first = self.place.number == 1
         self.last = self.place.number == self.place.blocks
         self.width_in, self.width_out = self.widths()
 
-    def widths(self) -> Tuple[int, int]:
+    def widths(self) -> tuple[int, int]:
         """How many tensors this place takes and returns."""
         return 1 if self.first else 2, 1 if self.last else 2
 
@@ -55,14 +55,14 @@ class B2T(StreamSkip):
     needs_norm = True
     spans_layers = False
 
-    def widths(self) -> Tuple[int, int]:
+    def widths(self) -> tuple[int, int]:
         return 1 if self.place.position == 0 else 2, 1 if self.place.position == self.place.sublayers - 1 else 2
 
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
         z = self.tensor(x, 0) + f_x
         return z + self.tensor(x, 1) if self.width_in > self.width_out else z
 
-    def apply_norms(self, z: Tensor, x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+    def apply_norms(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         for norm in self.norms:
             z = norm(z, padding_mask)
         return z if self.width_out == 1 else torch.cat([z, self.tensor(x, self.width_in - 1)], -1)
@@ -87,7 +87,7 @@ class ResiDual(StreamSkip):
         """Both sums, x + F and r + F; they are one in the first block."""
         return torch.cat([self.tensor(x, k) + f_x for k in range(self.width_in)], -1)
 
-    def apply_norms(self, z: Tensor, x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+    def apply_norms(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         dual = self.tensor(z, self.width_in - 1)
         y = self.tensor(z, 0)
         for step, norm in enumerate(self.norms):
@@ -108,12 +108,12 @@ class X0(StreamSkip):
     norm_stands = "before"
     learns = True
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.r = nn.Parameter(torch.ones(1))
         self.s = nn.Parameter(torch.zeros(1))
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"r": float(self.r.detach()), "s": float(self.s.detach())}
 
     def combine(self, x: Tensor, f_x: Tensor) -> Tensor:

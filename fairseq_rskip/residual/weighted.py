@@ -1,7 +1,7 @@
 """What rules of the form ``y = G(p * x + q * F)`` share: constant weights and their operator, or learned ones."""
 
 import dataclasses
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,8 @@ ALPHA = "α: scale of the residual branch F(x) (paper, Table 3: 2, 3); in rskip 
 class Taken(NamedTuple):
     """x and F as rows ``(..., dim)``, gains and biases; eps, and whether the norm is RMSNorm."""
 
-    rows: Tuple[Tensor, Tensor, List[Tensor], List[Tensor]]
-    norm: Tuple[float, bool]
+    rows: tuple[Tensor, Tensor, list[Tensor], list[Tensor]]
+    norm: tuple[float, bool]
 
 
 class ConstantSkip(SkipConnection):
@@ -39,7 +39,7 @@ class ConstantSkip(SkipConnection):
         return torch.add(self.x_scale * x, f_x, alpha=self.f_scale)
 
     @torch.jit.unused
-    def fused(self, x: Tensor, f_x: Tensor, padding_mask: Optional[Tensor]) -> Optional[Tensor]:
+    def fused(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> Tensor | None:
         if not self.one_operator:
             return None
         taken = self.operator_takes(x, f_x, list(self.norms))
@@ -49,7 +49,7 @@ class ConstantSkip(SkipConnection):
         return y if self.channel_dim == -1 else channels_in_front(y, x)
 
     @torch.jit.unused
-    def operator_takes(self, x: Tensor, f_x: Tensor, norms: List[Any]) -> Optional[Taken]:
+    def operator_takes(self, x: Tensor, f_x: Tensor, norms: list[Any]) -> Taken | None:
         """What :mod:`fairseq_rskip.ops` is called with for these norms; None where its kernels are not in use."""
         if not norms or not ops.takes(x, f_x, len(norms), self.x_scale, self.f_scale):
             return None
@@ -69,7 +69,7 @@ class ConstantSkip(SkipConnection):
         gains = [norm.weight for norm in norms]
         return Taken((x, f_x, gains, biases), (eps, rms))
 
-    def scales(self, x: Tensor, f_x: Tensor) -> Tuple[Tensor, Tensor]:
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
         like = at_least_float32(x)
         return like.new_full((), self.x_scale), like.new_full((), self.f_scale)
 
@@ -85,12 +85,12 @@ class ScaledSkip(ConstantSkip):
         skip_lambda: float = opt.option(1.0, LAMBDA, "positive")
         branch_scale: float = opt.option(1.0, ALPHA, "positive", short="alpha")
 
-    def __init__(self, dim: int, kind: Optional[str] = None, **options: Any):
+    def __init__(self, dim: int, kind: str | None = None, **options: Any):
         super().__init__(dim, kind, **options)
         self.x_scale = float(self.options.skip_lambda)
         self.f_scale = float(self.options.branch_scale)
 
-    def constants(self) -> Dict[str, float]:
+    def constants(self) -> dict[str, float]:
         return {"lambda": self.x_scale, "alpha": self.f_scale}
 
 
@@ -126,7 +126,7 @@ class LearnedSkip(SkipConnection):
         p, q = self.scales(x, f_x)
         return p * x + q * f_x
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """``W x + b`` over the features of each position, W of shape ``(out, dim)``."""
         bias = None if bias is None else bias.to(x.dtype)
         if self.channel_dim == 1:

@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from typing import List, Optional
 
 from fairseq_rskip import __version__
 from fairseq_rskip.errors import exit_status
@@ -28,7 +27,7 @@ def usage() -> str:
     return f"usage: rskip COMMAND [option ...]\n\n{rows}\n\nrskip COMMAND -h lists a command's options."
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Exit status of the command that ``argv`` names; 2 if there is none of that name."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):

@@ -3,7 +3,7 @@
 import argparse
 import importlib
 import sys
-from typing import Any, List, Optional
+from typing import Any
 
 from ..analysis import figures
 from ..console import Parser
@@ -41,7 +41,7 @@ def add_options(name: str, parser: argparse.ArgumentParser) -> Any:
     return command
 
 
-def parse(argv: List[str]) -> argparse.Namespace:
+def parse(argv: list[str]) -> argparse.Namespace:
     """The options, with the command's module as ``command``."""
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest="name", metavar="COMMAND [options]", required=True)
@@ -54,7 +54,7 @@ def parse(argv: List[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run(argv: List[str]) -> None:
+def run(argv: list[str]) -> None:
     """Every command has ``report(study, stem)``; where it measures no models, its options are the study."""
     study = options = parse(argv)
     stem = figures.check_stem(options.output)
@@ -65,7 +65,7 @@ def run(argv: List[str]) -> None:
     options.command.report(study, stem)
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the command line ``argv``; returns the exit status."""
     return exit_status(lambda: run(sys.argv[1:] if argv is None else argv))
 

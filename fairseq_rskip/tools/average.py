@@ -10,7 +10,6 @@ which belongs to one input only and is left out.
 import argparse
 from collections import OrderedDict
 from pathlib import Path
-from typing import Dict, List, Optional
 
 import torch
 
@@ -21,7 +20,7 @@ from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
 from fairseq_rskip.tools.train.save import numbered
 
 
-def last_checkpoints(folder: Path, count: int, unit: str, upper_bound: Optional[int] = None) -> List[Path]:
+def last_checkpoints(folder: Path, count: int, unit: str, upper_bound: int | None = None) -> list[Path]:
     """The ``count`` newest checkpoints in ``folder``, newest first.
 
     ``unit`` is "epoch" (checkpoint7.pt) or "update" (checkpoint_7_4000.pt); numbers above ``upper_bound`` do not count.
@@ -36,7 +35,7 @@ def last_checkpoints(folder: Path, count: int, unit: str, upper_bound: Optional[
     return found[:count]
 
 
-def load_state(path: Path) -> Dict:
+def load_state(path: Path) -> dict:
     """One checkpoint of fairseq whose model can be used, safely loaded, on the CPU. Raises ``CheckpointError``."""
     state = load_checkpoint(path, map_location="cpu")
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
@@ -55,7 +54,7 @@ def load_state(path: Path) -> Dict:
     return state
 
 
-def check_alike(first: Dict, other: Dict, first_path: Path, path: Path) -> None:
+def check_alike(first: dict, other: dict, first_path: Path, path: Path) -> None:
     """Raises ``CheckpointError`` naming the parameter if two models differ in names, shapes or dtypes."""
     for name in list(first) + list(other):
         if name not in first or name not in other:
@@ -69,7 +68,7 @@ def check_alike(first: Dict, other: Dict, first_path: Path, path: Path) -> None:
             )
 
 
-def average(paths: List[Path]) -> Dict:
+def average(paths: list[Path]) -> dict:
     """The first checkpoint with the mean of all weights.
 
     Sums are in float64 and rounded once, to the dtype that is stored. Integer and boolean buffers are counters and
@@ -84,7 +83,7 @@ def average(paths: List[Path]) -> Dict:
         check_alike(model, other, paths[0], path)
         for name, total in sums.items():
             total += other[name]
-    means: Dict = {}
+    means: dict = {}
     averaged = OrderedDict()
     if hasattr(model, "_metadata"):
         averaged._metadata = model._metadata  # the rule of each skip connection, with which it is compared when loaded
@@ -98,12 +97,12 @@ def average(paths: List[Path]) -> Dict:
     return result
 
 
-def save(state: Dict, path: Path) -> None:
+def save(state: dict, path: Path) -> None:
     """Write ``state``: a killed run leaves no half-written checkpoint. Raises ``UserError``."""
     write_atomically(path, lambda file: torch.save(state, file))
 
 
-def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The options. A mistake ends the program with one line."""
     parser = Parser(description=__doc__)
     parser.add_argument("--inputs", nargs="+", type=Path, required=True, help="checkpoints, or one directory of them")
@@ -118,7 +117,7 @@ def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def choose(options: argparse.Namespace) -> List[Path]:
+def choose(options: argparse.Namespace) -> list[Path]:
     """The checkpoints that the command line asks for. Raises ``UserError``."""
     unit = "epoch" if options.num_epoch_checkpoints is not None else "update"
     count = getattr(options, f"num_{unit}_checkpoints")
@@ -141,7 +140,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"averaged {', '.join(str(path) for path in paths)} into {options.output}")
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Do what ``argv`` asks for; returns the exit status."""
     options = parse(argv)
     return exit_status(lambda: run(options))

@@ -8,7 +8,8 @@ allocator's luck. With one thread times are the process's CPU time, which a busy
 
 import argparse
 import statistics
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ def eager(x, f_x, gains, biases):
 class Contender:
     """Forward and backward of ``function`` over ``leaves``, x and F first."""
 
-    def __init__(self, function: Callable[..., Any], leaves: List[Any], upstream: Any, steps: int):
+    def __init__(self, function: Callable[..., Any], leaves: list[Any], upstream: Any, steps: int):
         self.function, self.leaves, self.upstream, self.steps = function, leaves, upstream, steps
 
     def __call__(self, repeats: int) -> int:
@@ -47,7 +48,7 @@ class Contender:
         return repeats
 
 
-def contenders(shape: Tuple[int, int], functions: Dict[str, Callable]) -> Dict[Tuple[str, int], Contender]:
+def contenders(shape: tuple[int, int], functions: dict[str, Callable]) -> dict[tuple[str, int], Contender]:
     """Each function with each number of steps, and the bare addition with 0."""
     x, f_x = (torch.randn(shape, requires_grad=True) for _ in range(2))
     upstream = torch.randn(shape)
@@ -60,7 +61,7 @@ def contenders(shape: Tuple[int, int], functions: Dict[str, Callable]) -> Dict[T
     return made
 
 
-def rows(shape: Tuple[int, int], functions: Dict[str, Callable], args: argparse.Namespace) -> Iterator[benchmark.Row]:
+def rows(shape: tuple[int, int], functions: dict[str, Callable], args: argparse.Namespace) -> Iterator[benchmark.Row]:
     """A row for each number of steps: milliseconds of each contender and of x + F, and ratios to the operator."""
     repeats = max(1, ELEMENTS // (shape[0] * shape[1]))
     found = benchmark.measure(contenders(shape, functions), args.rounds, lambda _: repeats)
@@ -77,7 +78,7 @@ def rows(shape: Tuple[int, int], functions: Dict[str, Callable], args: argparse.
         yield {**row, "operator_over_lambda1": round(benchmark.ratio(rates["operator", 1], operator), 2)}
 
 
-def bench(argv: Optional[Sequence[str]]) -> None:
+def bench(argv: Sequence[str] | None) -> None:
     parser = benchmark.parser(__doc__, 15, "op_speed.csv")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--threads", type=whole_number(1), default=torch.get_num_threads(), help="(default: torch's)")
@@ -96,5 +97,5 @@ def bench(argv: Optional[Sequence[str]]) -> None:
     benchmark.report(found, settings, args.output)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(lambda: bench(argv))

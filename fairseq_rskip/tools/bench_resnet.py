@@ -11,8 +11,9 @@ import csv
 import os
 import statistics
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 from PIL import Image
@@ -144,11 +145,11 @@ class ConventionalLoop:
         return steps * self.loader.batch_size
 
 
-Name = Tuple[str, str]  # model, memory format
+Name = tuple[str, str]  # model, memory format
 
 
 def rows(
-    kind: str, rates: Dict[Name, benchmark.Rates], reference_of: Callable[[Name], Name]
+    kind: str, rates: dict[Name, benchmark.Rates], reference_of: Callable[[Name], Name]
 ) -> Iterator[benchmark.Row]:
     """One row a contender; ``reference_of(name)`` is what it is compared with."""
     for name, found in rates.items():
@@ -163,10 +164,10 @@ def rows(
         }
 
 
-def table(args: argparse.Namespace, group: distributed.Group) -> List[benchmark.Row]:
+def table(args: argparse.Namespace, group: distributed.Group) -> list[benchmark.Row]:
     """Steps, then loops; only the part that ``args.only`` names, if any."""
     images = random_images(args.images, group.device)
-    found: List[benchmark.Row] = []
+    found: list[benchmark.Row] = []
 
     def measure(contenders):
         return benchmark.measure(contenders, args.rounds, lambda _: args.steps, group.device)
@@ -192,7 +193,7 @@ def table(args: argparse.Namespace, group: distributed.Group) -> List[benchmark.
     return found
 
 
-def rows_to_keep(path: Path, only: Optional[str], device: str) -> List[benchmark.Row]:
+def rows_to_keep(path: Path, only: str | None, device: str) -> list[benchmark.Row]:
     """What ``path`` holds of the part that ``only`` leaves out, measured on the same device."""
     if only is None or not path.is_file():
         return []
@@ -200,7 +201,7 @@ def rows_to_keep(path: Path, only: Optional[str], device: str) -> List[benchmark
         return [r for r in csv.DictReader(file) if r.get("measured") != only and r.get("device") == device]
 
 
-def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = benchmark.parser(__doc__, 9, "cifar_speed.csv")
     benchmark.add_count(parser, "--depth", 20, "layers")
     benchmark.add_count(parser, "--batch-size", 128, "images a step")
@@ -214,7 +215,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def bench(argv: Optional[Sequence[str]]) -> None:
+def bench(argv: Sequence[str] | None) -> None:
     args = parse(argv)
     group = distributed.join(args.device)
     check_machine(configuration(args, LOOP, FORMATS[0]), group)
@@ -226,7 +227,7 @@ def bench(argv: Optional[Sequence[str]]) -> None:
         keep_freed_memory()
     args.steps = args.steps or (50 if cuda else 2)
     args.workers = min(8, os.cpu_count()) if args.workers is None else args.workers
-    settings: Dict[str, Any] = {
+    settings: dict[str, Any] = {
         name: getattr(args, name) for name in ("depth", "batch_size", "amp", "compile", "rounds", "steps", "workers")
     }
     device, *others = benchmark.machine(group.device).items()
@@ -235,5 +236,5 @@ def bench(argv: Optional[Sequence[str]]) -> None:
     benchmark.report(found, settings, args.output, rows_to_keep(args.output, args.only, settings["device"]))
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(lambda: bench(argv))

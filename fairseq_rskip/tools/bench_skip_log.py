@@ -11,8 +11,8 @@ import argparse
 import dataclasses
 import statistics
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence
 
 from fairseq.logging import progress_bar
 
@@ -47,7 +47,7 @@ def logged(name: str, args: argparse.Namespace) -> int:
     return (WARM_UP + args.rounds * args.steps) // interval - WARM_UP // interval if interval else 0
 
 
-def rows(kind: str, unit: str, rates: Dict[str, benchmark.Rates], args: argparse.Namespace) -> Iterator[benchmark.Row]:
+def rows(kind: str, unit: str, rates: dict[str, benchmark.Rates], args: argparse.Namespace) -> Iterator[benchmark.Row]:
     for name, found in rates.items():
         clock, cpu = (benchmark.ratio(values, off) for values, off in zip(found, rates["off"]))
         yield {
@@ -63,7 +63,7 @@ def rows(kind: str, unit: str, rates: Dict[str, benchmark.Rates], args: argparse
         }
 
 
-def table(args: argparse.Namespace) -> List[benchmark.Row]:
+def table(args: argparse.Namespace) -> list[benchmark.Row]:
     def steps(turn: int) -> int:
         return args.steps if turn >= 0 else WARM_UP
 
@@ -88,7 +88,7 @@ def table(args: argparse.Namespace) -> List[benchmark.Row]:
         return found + list(rows(f"ResNet-{args.depth}", "images", benchmark.measure(loops, args.rounds, steps), args))
 
 
-def bench(argv: Optional[Sequence[str]]) -> None:
+def bench(argv: Sequence[str] | None) -> None:
     parser = benchmark.parser(__doc__, 3, "skip_log_overhead.csv")
     benchmark.add_count(parser, "--steps", 100, "updates a turn")
     benchmark.add_count(parser, "--tokens", 500, "target tokens a batch", least=50)
@@ -101,5 +101,5 @@ def bench(argv: Optional[Sequence[str]]) -> None:
     benchmark.report(table(args), {**settings, **benchmark.machine()}, args.output)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(lambda: bench(argv))

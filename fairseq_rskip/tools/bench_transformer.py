@@ -12,9 +12,10 @@ import multiprocessing
 import random
 import statistics
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 import torch
 from fairseq import options, tasks, utils
@@ -66,14 +67,14 @@ class Contender:
         self.generator = self.translator = None
         self.generation_cfg = convert_namespace_to_omegaconf(generation).generation
 
-    def train(self, batches: List[Any]) -> int:
+    def train(self, batches: list[Any]) -> int:
         """One step on each batch; returns their words (target tokens)."""
         with metrics.aggregate(new_root=True):
             for batch in batches:
                 self.trainer.train_step([batch])
         return sum(b["ntokens"] for b in batches)
 
-    def generate(self, batches: List[Any], max_len: int = 25) -> int:
+    def generate(self, batches: list[Any], max_len: int = 25) -> int:
         """Beam search; every hypothesis is ``max_len`` long, so all do the same work. Returns the sentences."""
         if self.generator is None:
             self.generation_cfg.max_len_a, self.generation_cfg.max_len_b = 0, max_len
@@ -130,9 +131,9 @@ def make_batches(task, count, tokens, seed):
     return batches
 
 
-def peaks(args: argparse.Namespace) -> Dict[str, List[int]]:
+def peaks(args: argparse.Namespace) -> dict[str, list[int]]:
     """Peak bytes of every contender, in up to three rounds, taking turns, each in a process of its own."""
-    found: Dict[str, List[int]] = {name: [] for name in args.contenders}
+    found: dict[str, list[int]] = {name: [] for name in args.contenders}
     for turn in range(min(args.rounds, 3)):  # they hardly vary
         for name in random.Random(turn).sample(args.contenders, len(args.contenders)):
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -152,7 +153,7 @@ def peak_memory(name: str, size: str, tokens: int, precision: str) -> int:
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else int(resident.split()[1]) * 1024
 
 
-def table(args: argparse.Namespace) -> List[benchmark.Row]:
+def table(args: argparse.Namespace) -> list[benchmark.Row]:
     """One row a contender."""
     with tempfile.TemporaryDirectory() as data:
         make_data(data, SIZES[args.size][4])
@@ -191,7 +192,7 @@ def table(args: argparse.Namespace) -> List[benchmark.Row]:
     return rows
 
 
-def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = benchmark.parser(__doc__, 7, "train_overhead.csv")
     parser.add_argument("--size", choices=SIZES, default="small", help="model sizes (default: %(default)s)")
     parser.add_argument("--precision", choices=["fp32", "fp16"], default="fp32", help="fp16 needs a GPU")
@@ -206,7 +207,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     return args
 
 
-def bench(argv: Optional[Sequence[str]]) -> None:
+def bench(argv: Sequence[str] | None) -> None:
     args = parse(argv)
     benchmark.check_output(args.output)
     rows = table(args)
@@ -214,5 +215,5 @@ def bench(argv: Optional[Sequence[str]]) -> None:
     benchmark.report(rows, settings, args.output)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(lambda: bench(argv))

@@ -10,8 +10,9 @@ import platform
 import random
 import statistics
 import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -21,22 +22,22 @@ from ..errors import UserError
 
 RESULTS = Path("results")
 Name = TypeVar("Name", bound=Hashable)
-Row = Dict[str, Any]
+Row = dict[str, Any]
 
 
 class Rates(NamedTuple):
     """What a contender did per second of the clock and of processor time (all threads), one value a round."""
 
-    clock: List[float]
-    cpu: List[float]
+    clock: list[float]
+    cpu: list[float]
 
 
 def measure(
     contenders: Mapping[Name, Callable[[Any], float]],
     rounds: int,
     work: Callable[[int], Any],
-    device: Optional[torch.device] = None,
-) -> Dict[Name, Rates]:
+    device: torch.device | None = None,
+) -> dict[Name, Rates]:
     """The rates of every contender, in ``rounds`` rounds after one that warms up.
 
     Args:
@@ -46,7 +47,7 @@ def measure(
         work: the work of a round, by its number from 0 (-1 warms up); the same for all contenders.
         device: a GPU that has to have finished before the clock is read.
     """
-    rates: Dict[Name, Rates] = {name: Rates([], []) for name in contenders}
+    rates: dict[Name, Rates] = {name: Rates([], []) for name in contenders}
     for turn in range(-1, rounds):
         todo = work(turn)
         for name in random.Random(turn).sample(list(contenders), len(contenders)):
@@ -64,7 +65,7 @@ def measure(
     return rates
 
 
-def synchronise(device: Optional[torch.device] = None) -> None:
+def synchronise(device: torch.device | None = None) -> None:
     """Wait for a GPU, if ``device`` (or without one the machine) is one."""
     if device.type == "cuda" if device is not None else torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -75,7 +76,7 @@ def ratio(values: Sequence[float], reference: Sequence[float]) -> float:
     return statistics.median(value / other for value, other in zip(values, reference))
 
 
-def machine(device: Optional[torch.device] = None) -> Row:
+def machine(device: torch.device | None = None) -> Row:
     """What a speed depends on, and the versions of what computes."""
     cuda = device.type == "cuda" if device is not None else torch.cuda.is_available()
     return {
@@ -112,7 +113,7 @@ def report(rows: Sequence[Row], settings: Row, path: Path, kept: Sequence[Row] =
 
     Raises ``UserError`` for an earlier table of other columns.
     """
-    table: List[Row] = [{**row, **settings} for row in rows]
+    table: list[Row] = [{**row, **settings} for row in rows]
     if kept and list(kept[0]) != list(table[0]):
         raise UserError(f"{path} has other columns than this version writes: choose another --output")
     for row in rows:

@@ -14,7 +14,6 @@ import sysconfig
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import List, Optional
 
 from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
@@ -35,7 +34,7 @@ The wheel is cached; a second call prints the cached path at once.
 Only the wheel's path goes to stdout, so: pip install "$(python scripts/build_fairseq.py)"."""
 
 
-def series() -> List[Path]:
+def series() -> list[Path]:
     """The patches in the order in which they apply."""
     try:
         lines = (PATCHES / "series").read_text(encoding="utf-8").splitlines()
@@ -59,7 +58,7 @@ def check_hash(path: Path) -> None:
         raise UserError(f"{path} is not PyPI's {SDIST}: sha256 expected {SHA256}, actual {actual}")
 
 
-def run_pip(arguments: List[str], purpose: str) -> None:
+def run_pip(arguments: list[str], purpose: str) -> None:
     """Run pip with its output held back; raise ``UserError`` with the end of that output if it fails."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
@@ -113,7 +112,7 @@ def check_can_compile() -> None:
         raise UserError(f"fairseq needs {header} to build; on Debian or Ubuntu: apt-get install {package}")
 
 
-def build(sdist: Optional[Path], folder: Path) -> Path:
+def build(sdist: Path | None, folder: Path) -> Path:
     """The finished wheel, inside ``folder``."""
     if sdist is None:
         print_line(f"fetching {SDIST} from the package index", "stderr")
@@ -136,7 +135,7 @@ def build(sdist: Optional[Path], folder: Path) -> Path:
     return next(out.glob("fairseq-*.whl"))
 
 
-def cached(place: Path) -> Optional[Path]:
+def cached(place: Path) -> Path | None:
     return next(place.glob(f"fairseq-{wheel_version()}-*.whl"), None)
 
 
@@ -151,7 +150,7 @@ def default_cache() -> Path:
     return Path(os.environ.get("RSKIP_CACHE") or Path(base, "fairseq_rskip"))
 
 
-def parse(argv: Optional[List[str]]) -> argparse.Namespace:
+def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="build_fairseq.py", description=DESCRIPTION)
     parser.add_argument("--cache", type=Path, metavar="DIR", help=f"where wheels are kept (default: {default_cache()})")
     parser.add_argument("--sdist", type=Path, metavar="FILE", help=f"your own copy of {SDIST} (default: fetch it)")
@@ -159,10 +158,8 @@ def parse(argv: Optional[List[str]]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run(argv: Optional[List[str]]) -> None:
+def run(argv: list[str] | None) -> None:
     options = parse(argv)
-    if sys.version_info < (3, 9):
-        raise UserError("Python 3.9 or newer is needed; on Python 3.8 install fairseq 0.12.2 from the package index")
     place = (options.cache or default_cache()).absolute() / platform()
     if options.sdist is not None:
         check_hash(options.sdist)
@@ -174,7 +171,7 @@ def run(argv: Optional[List[str]]) -> None:
     print(cached(place))
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Exit status 0 and the wheel's path on stdout, or 1 and one line (plus pip's own, if pip failed) on stderr."""
     return exit_status(lambda: run(argv))
 

@@ -2,8 +2,8 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable, Dict
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import PART, write_json
@@ -14,7 +14,7 @@ def key_path(path: Path) -> Path:
     return path.with_name(path.name + ".key")
 
 
-def is_made(path: Path, key: Dict) -> bool:
+def is_made(path: Path, key: dict) -> bool:
     """Whether ``path`` was made from ``key``, completely."""
     try:
         return path.is_file() and json.loads(key_path(path).read_text(encoding="utf-8")) == key
@@ -22,7 +22,7 @@ def is_made(path: Path, key: Dict) -> bool:
         return False
 
 
-def make(path: Path, key: Dict, write: Callable[[Path], None]) -> None:
+def make(path: Path, key: dict, write: Callable[[Path], None]) -> None:
     """Have ``write`` make the file under a temporary name; it and its key appear when that has gone well.
 
     Raises ``UserError`` if the place cannot be written to, and what ``write`` raises.

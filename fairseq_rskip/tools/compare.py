@@ -16,7 +16,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
@@ -41,11 +41,11 @@ class System:
     """One system's translations and their scores; ``p``: test -> metric -> p-value against the baseline."""
 
     name: str
-    lines: List[str]
+    lines: list[str]
     bleu: Any  # sacreBLEU's score objects
     chrf: Any
-    p: Dict[str, Dict[str, float]]
-    comet: Optional[float] = None
+    p: dict[str, dict[str, float]]
+    comet: float | None = None
 
     @property
     def length_ratio(self) -> float:
@@ -66,7 +66,7 @@ def import_comet() -> Any:
         raise UserError(f"--comet needs unbabel-comet: pip install unbabel-comet ({error})") from None
 
 
-def add_comet(systems: List[System], source: List[str], reference: List[str], comet: Any, name: str) -> None:
+def add_comet(systems: list[System], source: list[str], reference: list[str], comet: Any, name: str) -> None:
     """Have the model ``name`` of COMET score every system. Raises ``UserError`` if there is no such model."""
     import torch
 
@@ -81,8 +81,8 @@ def add_comet(systems: List[System], source: List[str], reference: List[str], co
 
 
 def compare(
-    names: List[str], outputs: List[List[str]], references: List[List[str]], trials: int
-) -> Tuple[List[System], Dict[str, str]]:
+    names: list[str], outputs: list[list[str]], references: list[list[str]], trials: int
+) -> tuple[list[System], dict[str, str]]:
     """Score every system, and test each against the first with ``trials`` resamples or shuffles; and the signatures."""
     metrics = {"BLEU": BLEU(), "chrF": CHRF()}
     systems = []
@@ -127,7 +127,7 @@ def explain_zero(zero: System, other: System) -> str:
     )
 
 
-def most_different(systems: List[System], references: List[List[str]], count: int) -> List[int]:
+def most_different(systems: list[System], references: list[list[str]], count: int) -> list[int]:
     """The sentences, by index, on which the systems' sentence chrF is furthest apart."""
     metric = CHRF()
     spread = []
@@ -138,7 +138,7 @@ def most_different(systems: List[System], references: List[List[str]], count: in
     return [-index for gap, index in sorted(spread, reverse=True)[:count] if gap > 0]
 
 
-def rows_of(systems: List[System]) -> List[List[str]]:
+def rows_of(systems: list[System]) -> list[list[str]]:
     """The table: a row for each system; p-values of both tests and metrics beside all but the first."""
     tests = [f"{metric}: p ({kind})" for kind in TESTS for metric in ("BLEU", "chrF")]
     comet = ["COMET"] if systems[0].comet is not None else []
@@ -153,7 +153,7 @@ def rows_of(systems: List[System]) -> List[List[str]]:
     return rows
 
 
-def notes_of(systems: List[System], signatures: Dict[str, str], trials: int) -> List[str]:
+def notes_of(systems: list[System], signatures: dict[str, str], trials: int) -> list[str]:
     """Which metrics and tests these are, and what is to be said of the lengths."""
     tests = "; ".join(f"{kind}: {what}" for kind, what in TESTS.items())
     lengths = filter(None, (explain_length(systems[0], system) for system in systems[1:]))
@@ -161,14 +161,14 @@ def notes_of(systems: List[System], signatures: Dict[str, str], trials: int) -> 
     return [*lengths, *scored, f"p against {systems[0].name}, {trials:,} trials; {tests}"]
 
 
-def example(index: int, systems: List[System], references: List[List[str]], source: List[str]) -> List[Tuple[str, str]]:
+def example(index: int, systems: list[System], references: list[list[str]], source: list[str]) -> list[tuple[str, str]]:
     """Label and text of each line that is shown of sentence ``index``."""
     lines = [("source", source[index])] if source else []
     lines += [("reference", reference[index]) for reference in references]
     return [*lines, *((system.name, system.lines[index]) for system in systems)]
 
 
-def as_text(rows: List[List[str]], notes: List[str], examples: List[Tuple[int, List[Tuple[str, str]]]]) -> str:
+def as_text(rows: list[list[str]], notes: list[str], examples: list[tuple[int, list[tuple[str, str]]]]) -> str:
     """All of it as aligned text."""
     lines = [*in_columns(rows), "", *notes]
     for index, shown in examples:
@@ -181,7 +181,7 @@ table{border-collapse:collapse;margin:1rem 0}th,td{padding:.3rem .8rem;border-bo
 vertical-align:top}tr:first-child th{border-bottom:2px solid #222}li{margin:.2rem 0}"""
 
 
-def as_page(rows: List[List[str]], notes: List[str], examples: List[Tuple[int, List[Tuple[str, str]]]]) -> str:
+def as_page(rows: list[list[str]], notes: list[str], examples: list[tuple[int, list[tuple[str, str]]]]) -> str:
     """The same as one HTML page that needs nothing else."""
     table = _table([_row("th", rows[0]), *(_row("td", row) for row in rows[1:])])
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
@@ -197,11 +197,11 @@ def _row(tag: str, cells: Any) -> str:
     return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
-def _table(rows: List[str]) -> str:
+def _table(rows: list[str]) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The options. A mistake ends the program with one line."""
     parser = Parser(description=__doc__)
     parser.add_argument("systems", type=Path, nargs="+", metavar="SYSTEM", help="two or more; baseline first")
@@ -249,7 +249,7 @@ def run(options: argparse.Namespace) -> None:
     print(as_text(*parts))
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Do what ``argv`` asks for; returns the exit status."""
     options = parse(argv)
     stop_on_signals()

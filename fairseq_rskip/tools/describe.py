@@ -8,8 +8,9 @@ import json
 import logging
 import re
 from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -42,14 +43,14 @@ class Row(NamedTuple):
     layer: int
     sublayer: str
     rule: str
-    constants: Dict[str, float]
-    norms: Dict[str, str]
+    constants: dict[str, float]
+    norms: dict[str, str]
     rule_parameters: int
     norm_parameters: int
-    std: Dict[str, float]
+    std: dict[str, float]
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, or with ``--json`` everything. Raises ``UserError`` for an unknown architecture or option."""
     parser = Parser(prog=PROGRAM, usage=f"{PROGRAM} ARCH [--json] [OPTIONS]", description=ABOUT)
     parser.add_argument("arch", metavar="ARCH", help="the model")
@@ -59,7 +60,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     resnet = re.fullmatch(r"resnet(\d+)", asked.arch)
     model = _resnet(int(resnet[1]), options) if resnet else _transformer(asked.arch, options)
     found = list(skips(model))
-    counted: Set[nn.Parameter] = set()  # each once, with the first that it belongs to, whoever shares it
+    counted: set[nn.Parameter] = set()  # each once, with the first that it belongs to, whoever shares it
     rows = [row(skip, branch, counted) for skip, branch in found]
     added = sum(parameter.numel() for parameter in counted)
     total = sum(p.numel() for name, p in model.named_parameters() if not name.endswith(OF_VOCABULARY))
@@ -79,7 +80,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def _transformer(arch: str, options: List[str]) -> nn.Module:
+def _transformer(arch: str, options: list[str]) -> nn.Module:
     from fairseq import models
     from fairseq.data import Dictionary
 
@@ -105,7 +106,7 @@ def _transformer(arch: str, options: List[str]) -> nn.Module:
         raise UserError(f"{arch} {' '.join(options)}: {error}") from None
 
 
-def _resnet(depth: int, options: List[str]) -> nn.Module:
+def _resnet(depth: int, options: list[str]) -> nn.Module:
     from fairseq_rskip.vision.config import parse
     from fairseq_rskip.vision.model import preact_resnet
 
@@ -115,7 +116,7 @@ def _resnet(depth: int, options: List[str]) -> nn.Module:
     return preact_resnet(num_classes=10, **config.network())
 
 
-def skips(model: nn.Module) -> Iterator[Tuple[SkipConnection, Branch]]:
+def skips(model: nn.Module) -> Iterator[tuple[SkipConnection, Branch]]:
     """Each skip connection of a Transformer or ResNet, in the order of the model, with the weights of its branch."""
     for module in model.modules():
         for child in module.children():
@@ -124,7 +125,7 @@ def skips(model: nn.Module) -> Iterator[Tuple[SkipConnection, Branch]]:
                 yield child, module.branch() if of_resnet else module.branch(child.place.sublayer)
 
 
-def row(skip: SkipConnection, branch: Branch, counted: Set[nn.Parameter]) -> Row:
+def row(skip: SkipConnection, branch: Branch, counted: set[nn.Parameter]) -> Row:
     """What there is to say about one skip connection; its parameters join those ``counted`` before, which it has not
     added."""
     new = [parameter for parameter in skip.parameters() if parameter not in counted]
@@ -144,7 +145,7 @@ def row(skip: SkipConnection, branch: Branch, counted: Set[nn.Parameter]) -> Row
     )
 
 
-def table(rows: List[Row]) -> List[str]:
+def table(rows: list[Row]) -> list[str]:
     """Lines of text, layers that are alike put together."""
     cells = [("place", "rule", "norm", "added", "std / Xavier's")]
     for first, last, layer in _groups(rows):
@@ -161,9 +162,9 @@ def _name(norm: nn.Module) -> str:
     return {cls: name for name, cls in NORMS.items()}.get(type(norm), type(norm).__name__)
 
 
-def _deviations(std: Dict[str, float]) -> str:
+def _deviations(std: dict[str, float]) -> str:
     """``q,k,v 0.71 out 1.00``: neighbours that read alike are put together."""
-    runs: List[Tuple[List[str], str]] = []
+    runs: list[tuple[list[str], str]] = []
     for role, value in std.items():
         if runs and runs[-1][1] == f"{value:.2f}":
             runs[-1][0].append(role)
@@ -172,12 +173,12 @@ def _deviations(std: Dict[str, float]) -> str:
     return " ".join(f"{','.join(roles)} {value}" for roles, value in runs)
 
 
-def _groups(rows: List[Row]) -> List[List[Any]]:
+def _groups(rows: list[Row]) -> list[list[Any]]:
     """First layer, last layer and the rows of the first, for consecutive layers that are alike."""
-    layers: Dict[Tuple[str, int], List[Row]] = {}
+    layers: dict[tuple[str, int], list[Row]] = {}
     for r in rows:
         layers.setdefault((r.side, r.layer), []).append(r)
-    groups: List[List[Any]] = []
+    groups: list[list[Any]] = []
     for layer in layers.values():
         if groups and _alike(groups[-1][2], layer):
             groups[-1][1] = layer[0].layer
@@ -186,7 +187,7 @@ def _groups(rows: List[Row]) -> List[List[Any]]:
     return groups
 
 
-def _alike(one: List[Row], other: List[Row]) -> bool:
+def _alike(one: list[Row], other: list[Row]) -> bool:
     def same(a: Row, b: Row) -> bool:
         close = all(abs(b.std[role] - value) <= ALIKE * abs(value) for role, value in a.std.items() if role in b.std)
         return a._replace(layer=0, std={}) == b._replace(layer=0, std={}) and a.std.keys() == b.std.keys() and close

@@ -6,14 +6,16 @@ Python's own line splitting would also split at a carriage return, which real co
 import gzip
 import itertools
 import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, ContextManager, Dict, Iterator, List, Sequence, Tuple, Union
+from typing import IO
 
 from fairseq_rskip import files
 from fairseq_rskip.errors import UserError
 
 
-def read(path: Union[str, Path]) -> Iterator[str]:
+def read(path: str | Path) -> Iterator[str]:
     """The lines of ``path`` (gzip is recognised) without their \\n.
 
     Raises ``UserError`` for a line that is not UTF-8 (with its number), for a damaged gzip file and for an empty file.
@@ -34,7 +36,7 @@ def read(path: Union[str, Path]) -> Iterator[str]:
         raise UserError(f"{path} is empty")
 
 
-def read_lines(path: Path) -> List[str]:
+def read_lines(path: Path) -> list[str]:
     """All of them. Raises ``UserError`` as ``read`` does, and for a file that is missing or blank."""
     try:
         found = list(read(path))
@@ -45,7 +47,7 @@ def read_lines(path: Path) -> List[str]:
     return found
 
 
-def check_lengths(hypotheses: Sequence[str], references: Dict[Path, List[str]], hyp_path: Path) -> None:
+def check_lengths(hypotheses: Sequence[str], references: dict[Path, list[str]], hyp_path: Path) -> None:
     """Raises ``UserError`` with both counts if a reference has another number of lines than the hypotheses."""
     for path, lines in references.items():
         if len(lines) != len(hypotheses):
@@ -55,13 +57,13 @@ def check_lengths(hypotheses: Sequence[str], references: Dict[Path, List[str]], 
             )
 
 
-def _open(path: Union[str, Path]) -> IO[bytes]:
+def _open(path: str | Path) -> IO[bytes]:
     with open(path, "rb") as file:
         magic = file.read(2)
     return gzip.open(path) if magic == b"\x1f\x8b" else open(path, "rb")
 
 
-def paired(sources: Iterator[str], targets: Iterator[str], names: Sequence) -> Iterator[Tuple[str, str]]:
+def paired(sources: Iterator[str], targets: Iterator[str], names: Sequence) -> Iterator[tuple[str, str]]:
     """Pairs of lines of two iterators. Raises ``UserError``, with ``names`` and both counts, where one has more."""
     count = 0
     for count, (source, target) in enumerate(itertools.zip_longest(sources, targets), start=1):
@@ -77,6 +79,6 @@ def paired(sources: Iterator[str], targets: Iterator[str], names: Sequence) -> I
         raise UserError(f"{names[0]} holds no sentences")
 
 
-def writing(path: Union[str, Path]) -> ContextManager[IO[str]]:
+def writing(path: str | Path) -> AbstractContextManager[IO[str]]:
     """A text file to write to; it gets its name when the block ends well, and is removed otherwise."""
     return files.writing(Path(path), "w", encoding="utf-8", newline="\n")

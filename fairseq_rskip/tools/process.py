@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Callable, List, Optional, Sequence
+from typing import IO
 
 from fairseq_rskip.errors import UserError
 
@@ -43,7 +44,7 @@ def environment() -> dict:
 def follow(
     command: Sequence[str],
     on_line: Callable[[bytes], None],
-    errors: Optional[IO[bytes]] = None,
+    errors: IO[bytes] | None = None,
     inherit: Sequence[int] = (),
 ) -> int:
     """Run ``command`` and hand each line of its output to ``on_line``; returns its exit status.
@@ -135,12 +136,12 @@ def full_disk(output: str) -> bool:
     return bool(re.search(r"No space left on device|Disk quota exceeded", output))
 
 
-def tail(lines: List[bytes]) -> str:
+def tail(lines: list[bytes]) -> str:
     """Lines of output as text."""
     return b"".join(lines).decode("utf-8", "replace")
 
 
-def git_commit() -> Optional[str]:
+def git_commit() -> str | None:
     """The project's commit, with "+changes" where files differ from it; None outside of its checkout."""
     if not (CHECKOUT / ".git").exists():
         return None

@@ -2,8 +2,9 @@
 
 import argparse
 import dataclasses
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F

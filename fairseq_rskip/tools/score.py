@@ -8,9 +8,9 @@ Give plain text, one sentence a line: sacreBLEU tokenises by itself. docs/evalua
 import argparse
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
 
 import sacrebleu
 import sacremoses
@@ -43,11 +43,11 @@ class Score:
     score: float
     signature: str
     note: str
-    length_ratio: Optional[float] = None
-    brevity_penalty: Optional[float] = None
+    length_ratio: float | None = None
+    brevity_penalty: float | None = None
 
 
-def versions() -> Dict[str, str]:
+def versions() -> dict[str, str]:
     """The versions that a score depends on."""
     return {
         "sacrebleu": sacrebleu.__version__,
@@ -61,19 +61,19 @@ def split_compounds(tokens: str) -> str:
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens)
 
 
-def moses_tokens(lines: Sequence[str], language: str) -> List[str]:
+def moses_tokens(lines: Sequence[str], language: str) -> list[str]:
     """Each line as tokenizer.perl's tokens, one space between them."""
     tokenizer = sacremoses.MosesTokenizer(lang=language)
     return [tokenizer.tokenize(line, return_str=True) for line in lines]
 
 
-def detokenise(lines: Sequence[str], language: str) -> List[str]:
+def detokenise(lines: Sequence[str], language: str) -> list[str]:
     """Each line of Moses tokens as plain text, entities undone (``sacremoses -l LANGUAGE detokenize``)."""
     detokenizer = sacremoses.MosesDetokenizer(lang=language)
     return [detokenizer.detokenize(line.split(), return_str=True) for line in lines]
 
 
-def splits_compounds(src_lang: Optional[str], tgt_lang: Optional[str]) -> bool:
+def splits_compounds(src_lang: str | None, tgt_lang: str | None) -> bool:
     """Whether compound-split BLEU is customary: into German from English (or from an unnamed language)."""
     return tgt_lang == "de" and src_lang in (None, "en")
 
@@ -84,12 +84,12 @@ def make_metric(name: str, force: bool = True) -> Metric:
 
 
 def compute(
-    hypotheses: List[str],
-    references: List[List[str]],
-    tgt_lang: Optional[str] = None,
-    src_lang: Optional[str] = None,
+    hypotheses: list[str],
+    references: list[list[str]],
+    tgt_lang: str | None = None,
+    src_lang: str | None = None,
     tokenised: bool = False,
-) -> List[Score]:
+) -> list[Score]:
     """Every score of one system output; ``references`` holds one list of lines per reference.
 
     ``tokenised`` text consists of tokens already: tokenised BLEU takes them as they are, without the Moses tokeniser.
@@ -117,7 +117,7 @@ def compute(
     return rows
 
 
-def _score(name: str, hypotheses: List[str], references: List[List[str]], note: str, force: bool = True) -> Score:
+def _score(name: str, hypotheses: list[str], references: list[list[str]], note: str, force: bool = True) -> Score:
     metric = make_metric(name, force)
     found = metric.corpus_score(hypotheses, references)
     row = Score(name, found.score, str(metric.get_signature()), note)
@@ -139,7 +139,7 @@ def table(rows: Sequence[Score]) -> str:
     return "\n".join(lines)
 
 
-def report(rows: Sequence[Score], hyp: Path, refs: Sequence[Path], sentences: int) -> Dict:
+def report(rows: Sequence[Score], hyp: Path, refs: Sequence[Path], sentences: int) -> dict:
     """What goes into a JSON file: the scores, what was compared, and the versions they depend on."""
     return {
         "hyp": str(hyp),
@@ -150,7 +150,7 @@ def report(rows: Sequence[Score], hyp: Path, refs: Sequence[Path], sentences: in
     }
 
 
-def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The options. A mistake ends the program with one line."""
     parser = Parser(description=__doc__)
     parser.add_argument("--hyp", type=Path, required=True, metavar="FILE", help="the translations")
@@ -184,7 +184,7 @@ def score(options: argparse.Namespace) -> None:
         print(f"left out without --tgt-lang: {', '.join(lacking)}")
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Do what ``argv`` asks for; returns the exit status."""
     options = parse(argv)
     return exit_status(lambda: score(options))

@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.lines import check_lengths, read_lines
@@ -12,7 +12,7 @@ from fairseq_rskip.tools.lines import check_lengths, read_lines
 MAGIC = (b"PK\3\4", b"\x80")  # of torch's files: a zip archive, before torch 1.6 a pickle
 
 
-def names_of(paths: List[Path]) -> List[str]:
+def names_of(paths: list[Path]) -> list[str]:
     """What tells the paths apart: each without the beginning and the end that all share.
 
     Raises ``UserError`` for one that is not there or is given twice, before anything is evaluated.
@@ -38,7 +38,7 @@ def has_weights(path: Path) -> bool:
         return file.read(4).startswith(MAGIC)
 
 
-def evaluation_of(path: Path, name: str, data: Optional[Path], output: Optional[Path]) -> Path:
+def evaluation_of(path: Path, name: str, data: Path | None, output: Path | None) -> Path:
     """``path``, or the folder with an evaluation of the checkpoints that it is, on ``data``, below ``output``.
 
     What the evaluation prints goes to stderr. Raises ``UserError``.
@@ -54,9 +54,9 @@ def evaluation_of(path: Path, name: str, data: Optional[Path], output: Optional[
 class Output(NamedTuple):
     """A system's translations; references and source are known of an evaluation's folder, whose source may be gone."""
 
-    lines: List[str]
-    references: Optional[List[Path]] = None
-    source: Optional[Path] = None
+    lines: list[str]
+    references: list[Path] | None = None
+    source: Path | None = None
 
 
 def read_system(path: Path) -> Output:
@@ -78,8 +78,8 @@ def read_system(path: Path) -> Output:
 
 
 def load(
-    paths: List[Path], ref: Optional[List[Path]], src: Optional[Path]
-) -> Tuple[List[List[str]], List[List[str]], List[str]]:
+    paths: list[Path], ref: list[Path] | None, src: Path | None
+) -> tuple[list[list[str]], list[list[str]], list[str]]:
     """Each system's translations, each reference, and the source, empty where it is not known.
 
     Raises ``UserError`` where they are not of one test set.

@@ -3,8 +3,9 @@
 import argparse
 import dataclasses
 import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, tasks, utils
@@ -29,7 +30,7 @@ def group(name: str, _skip: SkipConnection) -> str:
     return name.partition(".")[0]
 
 
-def losses(model: nn.Module, sample: Dict[str, Any]) -> Tensor:
+def losses(model: nn.Module, sample: dict[str, Any]) -> Tensor:
     """Cross entropy of each sentence's target, teacher-forced: the mean over its tokens, without label smoothing."""
     log_probabilities = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
     target = sample["target"]
@@ -57,7 +58,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     dataset = first_task.dataset(options.split)
     chosen = _choose(dataset, list(built.values()), options)
 
-    def batches() -> Iterator[Dict[str, Any]]:
+    def batches() -> Iterator[dict[str, Any]]:
         for start in range(0, len(chosen), options.batch_size):
             sample = dataset.collater([dataset[i] for i in chosen[start : start + options.batch_size]])
             sample["pad"] = first_task.target_dictionary.pad()
@@ -120,7 +121,7 @@ def ours(model: Any) -> Any:
     return OmegaConf.structured(ours)
 
 
-def build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> Tuple[Any, nn.Module]:
+def build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> tuple[Any, nn.Module]:
     """The task on ``data`` and the model with its weights."""
     try:
         cfg.task.data = data
@@ -141,7 +142,7 @@ def build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> Tuple[A
     return task, model
 
 
-def _choose(dataset: Any, models: List[nn.Module], options: argparse.Namespace) -> List[int]:
+def _choose(dataset: Any, models: list[nn.Module], options: argparse.Namespace) -> list[int]:
     """The examples, drawn from those that every model is long enough for, longest last: equal lengths batch best."""
     limits = [model.max_positions() for model in models]
     limit = tuple(min(sides) for sides in zip(*limits))

@@ -5,7 +5,7 @@ draws (``padding="black"``), or to the same with ``Normalize`` first (``padding=
 normalisation, as in fb.resnet.torch, which He et al. used).
 """
 
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,11 +60,11 @@ class BatchStream:
             self.position = end
         return Batch(*(pieces[0] if len(pieces) == 1 else torch.cat(pieces) for pieces in zip(*parts)))
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The generator before the current pass was drawn, and the place within the pass."""
         return {"before_pass": self.before_pass, "position": self.position}
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.generator.set_state(state["before_pass"])
         self._start_pass()
         self.position = int(state["position"])
@@ -72,7 +72,7 @@ class BatchStream:
             raise ValueError(f"position {self.position} in the data: expected 0 to {self.size}")
 
 
-def channel_statistics(images: Tensor) -> Tuple[Tensor, Tensor]:
+def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per channel of uint8 ``(N, H, W, C)`` images scaled to 0..1, as fp32 ``(C,)``."""
     channels = images.flatten(0, -2)
     values = torch.arange(256, dtype=torch.float64) / 255
@@ -94,7 +94,7 @@ class Augmenter:
 
     def __init__(
         self,
-        shape: Tuple[int, int, int],
+        shape: tuple[int, int, int],
         mean: Tensor,
         std: Tensor,
         crop: int,

@@ -3,8 +3,9 @@
 import argparse
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, get_type_hints
+from typing import Any, Optional, get_type_hints
 
 from ..console import Parser
 from ..errors import UserError
@@ -29,8 +30,10 @@ IMAGE_KINDS = {name: kind for name, kind in KINDS.items() if kind.for_images}
 SKIP_SETTINGS = {skip_flag(setting.name): setting for setting in settings(IMAGE_KINDS)}
 _SkipOptions = dataclasses.make_dataclass(
     "_SkipOptions",
-    [(name, Optional[s.type], _option(None, s.help, **({"choices": s.choices} if s.choices else {})))
-     for name, s in SKIP_SETTINGS.items()],
+    [
+        (name, Optional[s.type], _option(None, s.help, **({"choices": s.choices} if s.choices else {})))
+        for name, s in SKIP_SETTINGS.items()
+    ],
     frozen=True,
 )
 
@@ -65,7 +68,7 @@ class Config(_SkipOptions):
     lr: float = _option(0.1, "learning rate after the warm-up")
     warmup_lr: float = _option(0.01, "learning rate during the warm-up")
     warmup_iterations: int = _option(400, "length of the warm-up")
-    milestones: Optional[Tuple[int, ...]] = _option(
+    milestones: tuple[int, ...] | None = _option(
         None, "iterations at which the rate is multiplied by --lr-factor (default: 1/2 and 3/4 of --iterations)"
     )
     lr_factor: float = _option(0.1, "what a milestone multiplies the rate by")
@@ -79,7 +82,7 @@ class Config(_SkipOptions):
     )
     flip: bool = _option(True, "do not flip half of the images (digits never are: mirrored, they would be others)")
 
-    seeds: Tuple[int, ...] = _option((1,), "train once for each of these, one after another", free=True)
+    seeds: tuple[int, ...] = _option((1,), "train once for each of these, one after another", free=True)
     output: str = _option("", "where runs are written (default: runs/<data>-resnet<depth>-<skip>)", free=True)
     resume: bool = _option(False, "resume from the checkpoints in --output, where there are any", free=True)
     save_interval: int = _option(0, "also save a checkpoint every so many iterations; 0: after each epoch", free=True)
@@ -149,7 +152,7 @@ class Config(_SkipOptions):
                 f"(the default is {Config.warmup_iterations}, the paper's)"
             )
 
-    def all_milestones(self) -> Tuple[int, ...]:
+    def all_milestones(self) -> tuple[int, ...]:
         if self.milestones is None:
             return tuple(sorted({max(1, self.iterations // 2), max(1, self.iterations * 3 // 4)}))
         return self.milestones
@@ -164,12 +167,12 @@ class Config(_SkipOptions):
         rate = self.lr * self.lr_factor ** sum(iteration >= milestone for milestone in self.all_milestones())
         return float(f"{rate:.12g}")  # 0.1 * 0.1 is 0.01, not 0.010000000000000002
 
-    def skip_options(self) -> Dict[str, Any]:
+    def skip_options(self) -> dict[str, Any]:
         """What ``SkipConnection`` takes beside ``dim``, ``place`` and ``channel_dim``."""
         given = {setting.name: getattr(self, name) for name, setting in SKIP_SETTINGS.items()}
         return {"kind": self.skip_kind, "norm_axes": self.skip_norm_axes, **select(KINDS[self.skip_kind], given)}
 
-    def network(self) -> Dict[str, Any]:
+    def network(self) -> dict[str, Any]:
         """What ``preact_resnet`` takes beside the number of classes."""
         return {"depth": self.depth, "skip": self.skip_options(), "shortcut": self.shortcut, "width": self.width}
 
@@ -185,16 +188,16 @@ class Config(_SkipOptions):
         """Where the runs are written, one folder a seed."""
         return Path(self.output).expanduser() if self.output else Path("runs") / self.name()
 
-    def fixed(self) -> Dict[str, Any]:
+    def fixed(self) -> dict[str, Any]:
         """The settings that make a run what it is: those that a checkpoint and what resumes it must share."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.metadata.get("free")}
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """All settings as plain values, tuples as lists."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
 
-_RANGES: Sequence[Tuple[str, str, Callable[[float], bool]]] = (
+_RANGES: Sequence[tuple[str, str, Callable[[float], bool]]] = (
     ("width iterations batch_size test_interval", "an integer >= 1", lambda v: v >= 1),
     (
         "train_images valid_images warmup_iterations save_interval log_interval skip_log_interval crop",
@@ -212,7 +215,7 @@ def flag(field: "dataclasses.Field[Any]") -> str:
     return ("--no-" if field.default is True else "--") + field.name.replace("_", "-")
 
 
-def parse(argv: Optional[Sequence[str]], description: str, epilog: str = "") -> Config:
+def parse(argv: Sequence[str] | None, description: str, epilog: str = "") -> Config:
     """The settings that a command line asks for.
 
     Raises ``UserError`` for a value that is not accepted; ends the program, with one line, for an unknown option.
@@ -238,7 +241,7 @@ def parse(argv: Optional[Sequence[str]], description: str, epilog: str = "") -> 
     return Config(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
-def difference(saved: Dict[str, Any], config: Config, there: Dict[str, Any], here: Dict[str, Any]) -> List[str]:
+def difference(saved: dict[str, Any], config: Config, there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """What a checkpoint or result disagrees in with a run: settings, in terms of options, and identity.
 
     The identities, ``there`` and ``here``, are a description -> its value; since they cover the images themselves, the
@@ -258,7 +261,7 @@ def difference(saved: Dict[str, Any], config: Config, there: Dict[str, Any], her
     ]
 
 
-def _skip_options_of(saved: Dict[str, Any]) -> Dict[str, Any]:
+def _skip_options_of(saved: dict[str, Any]) -> dict[str, Any]:
     """The skip options of a run as they would be saved now: earlier versions had fewer, and stored idle ones as 1."""
     known = {field.name for field in dataclasses.fields(Config)}
     try:

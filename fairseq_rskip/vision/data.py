@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +23,14 @@ class ImageSet:
     The validation images are those that ``--valid-images`` holds out of the training images; None without it.
     """
 
-    classes: Tuple[str, ...]
+    classes: tuple[str, ...]
     train_images: Tensor
     train_labels: Tensor
     test_images: Tensor
     test_labels: Tensor
     may_flip: bool = True
-    valid_images: Optional[Tensor] = None
-    valid_labels: Optional[Tensor] = None
+    valid_images: Tensor | None = None
+    valid_labels: Tensor | None = None
 
     def to(self, device: torch.device) -> "ImageSet":
         moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
@@ -46,7 +46,7 @@ class ImageSet:
                     digest.update(part.cpu().contiguous().numpy())
         return digest.hexdigest()
 
-    def identity(self) -> Dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What must be equal for a run to resume with these images, in words."""
         return {
             "classes": ", ".join(self.classes[:100]),

@@ -11,8 +11,9 @@ import io
 import os
 import tarfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,10 +31,10 @@ LARGEST = 16 * 2**20  # bytes of a file that could be a 32x32 image
 CACHE_VERSION = "3"  # of what is accepted, too
 KEPT = {"classes", *(f"{split}_{what}" for split in SPLITS for what in ("images", "labels"))}
 
-Parts = Tuple[str, ...]  # class, ..., file name
+Parts = tuple[str, ...]  # class, ..., file name
 
 
-def load_image_folder(path: Path, cache: Path) -> Dict[str, Any]:
+def load_image_folder(path: Path, cache: Path) -> dict[str, Any]:
     """``classes``, and ``{train,test}_images`` uint8 ``(N, 32, 32, 3)`` and ``_labels`` int64, sorted by file name.
 
     Read from ``cache`` if nothing in ``path`` has another name, size or modification time than when it was written.
@@ -55,7 +56,7 @@ def load_image_folder(path: Path, cache: Path) -> Dict[str, Any]:
         if only:
             both = f"{sources['train']} and {sources['test']}"
             raise UserError(f"the class folders of {both} differ (only in {split}: {', '.join(sorted(only))})")
-    result: Dict[str, Any] = {"classes": sorted(train)}
+    result: dict[str, Any] = {"classes": sorted(train)}
     for split in SPLITS:
         result[f"{split}_images"] = torch.stack([image for _, image in read[split]])
         result[f"{split}_labels"] = torch.tensor([result["classes"].index(parts[0]) for parts, _ in read[split]])
@@ -78,7 +79,7 @@ def _source(path: Path, split: str) -> Path:
     return found[0]
 
 
-def _files(source: Path) -> List[Path]:
+def _files(source: Path) -> list[Path]:
     """The images below ``source``, links followed, sorted by class and name. Raises ``UserError``."""
     from torchvision.datasets import ImageFolder
 
@@ -105,7 +106,7 @@ def _outside_classes(image: Path, split: str) -> UserError:
     return UserError(f"{image} is in no class folder: expected {split}/<class>/<image>")
 
 
-def _fingerprint(files: List[Path]) -> str:
+def _fingerprint(files: list[Path]) -> str:
     digest = hashlib.sha256(CACHE_VERSION.encode())
     for file in files:
         try:
@@ -117,7 +118,7 @@ def _fingerprint(files: List[Path]) -> str:
     return digest.hexdigest()[:24]
 
 
-def _read(source: Path, files: List[Path], split: str) -> List[Tuple[Parts, Tensor]]:
+def _read(source: Path, files: list[Path], split: str) -> list[tuple[Parts, Tensor]]:
     """Every image of a split with its place, sorted."""
     if source.is_dir():
         return [(file.relative_to(source).parts, decode(_bytes(file), str(file))) for file in files]
@@ -139,7 +140,7 @@ def _bytes(file: Path) -> bytes:
         raise UserError(f"cannot read {file}: {error.strerror}") from None
 
 
-def _archive_entries(source: Path) -> Iterator[Tuple[Parts, Tensor]]:
+def _archive_entries(source: Path) -> Iterator[tuple[Parts, Tensor]]:
     """The images of an archive. Raises ``UserError`` for one that is damaged, or holds anything twice."""
     seen = set()
     try:

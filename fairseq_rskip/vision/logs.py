@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import torch
 
@@ -31,7 +31,7 @@ class RunLog:
     what was logged after it.
     """
 
-    def __init__(self, folder: Path, history: List[Dict[str, Any]], config: Config, active: bool, done: int = 0):
+    def __init__(self, folder: Path, history: list[dict[str, Any]], config: Config, active: bool, done: int = 0):
         self.path = folder / LOG
         self.active = active
         self.config = config
@@ -67,7 +67,7 @@ class RunLog:
         elif self.active and now - self.last_shown > LINES_EVERY:
             self.print(f"iteration {number}/{self.config.iterations}  loss {float(loss):.4f}")
 
-    def write(self, record: Dict[str, Any]) -> None:
+    def write(self, record: dict[str, Any]) -> None:
         """Append ``record`` to the log, its numbers to the events, too."""
         if not self.active:
             return
@@ -78,7 +78,7 @@ class RunLog:
         if self.events is not None:
             self.events.flush()
 
-    def epoch(self, record: Dict[str, Any]) -> None:
+    def epoch(self, record: dict[str, Any]) -> None:
         """Write the record of an epoch and print a line."""
         self.write(record)
         parts = [f"epoch {record['epoch']}", f"iteration {record['iteration']}/{self.config.iterations}"]
@@ -91,7 +91,7 @@ class RunLog:
         parts.append(f"{record['images_per_second']:.0f} images/s")
         self.print("  ".join(parts))
 
-    def scalars(self, values: Dict[str, Any], number: int) -> None:
+    def scalars(self, values: dict[str, Any], number: int) -> None:
         """``values`` of iteration ``number``, by name, to TensorBoard and Weights & Biases where they are asked for."""
         if self.events is not None:
             for name, value in values.items():
@@ -114,7 +114,7 @@ class RunLog:
             self.wandb.finish()
 
 
-def _bar(total: int, done: int) -> Optional[Any]:
+def _bar(total: int, done: int) -> Any | None:
     try:
         from tqdm import tqdm
     except ImportError:
@@ -138,7 +138,7 @@ def _wandb_run(folder: Path, config: Config) -> Any:
         raise UserError(f"--wandb-project: {reason} (WANDB_MODE=offline needs no account)") from None
 
 
-def versions() -> Dict[str, str]:
+def versions() -> dict[str, str]:
     """Versions of what computes."""
     found = {"fairseq_rskip": __version__, "python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda:
@@ -146,7 +146,7 @@ def versions() -> Dict[str, str]:
     return found
 
 
-def machine(device: torch.device, world: int) -> Dict[str, Any]:
+def machine(device: torch.device, world: int) -> dict[str, Any]:
     """What a speed depends on."""
     if device.type == "cuda":
         return {"device": torch.cuda.get_device_name(device), "processes": world}

@@ -5,8 +5,9 @@ import ctypes
 import json
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ Several GPUs: torchrun --nproc_per_node N scripts/train_cifar.py ... (see docs/c
 """
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Train as ``argv`` says; returns the exit status. What the user can fix is one line on stderr."""
     return exit_status(lambda: _train(parse(argv, ABOUT, EXAMPLES)))
 
@@ -84,7 +85,7 @@ def check_machine(config: Config, group: Group) -> None:
         raise UserError(f"--batch-size {config.batch_size}: expected a multiple of the {group.world} processes")
 
 
-def train_all(config: Config, group: Group) -> List[Dict[str, Any]]:
+def train_all(config: Config, group: Group) -> list[dict[str, Any]]:
     """Train once for each of ``config.seeds`` that has no result yet; returns the results."""
     if group.device.type == "cpu":
         keep_freed_memory()
@@ -109,7 +110,7 @@ def train_all(config: Config, group: Group) -> List[Dict[str, Any]]:
     return results
 
 
-def train_one(config: Config, seed: int, images: ImageSet, group: Group, folder: Path) -> Dict[str, Any]:
+def train_one(config: Config, seed: int, images: ImageSet, group: Group, folder: Path) -> dict[str, Any]:
     """Train from ``seed`` in ``folder``. Raises ``UserError`` if another process does so already."""
     with locked(folder) if group.first else contextlib.nullcontext(True) as free:
         if not group.least(int(bool(free))):
@@ -117,7 +118,7 @@ def train_one(config: Config, seed: int, images: ImageSet, group: Group, folder:
         return Run(config, seed, images, group, folder).run()
 
 
-def finished(folder: Path, config: Config, identity: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+def finished(folder: Path, config: Config, identity: dict[str, Any]) -> dict[str, Any] | None:
     """The result in ``folder``, if there is one. Raises ``UserError`` if it is of a run with other settings or data."""
     path = folder / RESULT
     if not path.is_file():
@@ -133,7 +134,7 @@ def finished(folder: Path, config: Config, identity: Dict[str, Any]) -> Optional
     return result
 
 
-def summarise(config: Config, identity: Dict[str, Any]) -> None:
+def summarise(config: Config, identity: dict[str, Any]) -> None:
     """Print mean and deviation of the errors of all seeds that are finished with these settings and write them."""
     results = []
     for path in config.folder().glob(f"seed*/{RESULT}"):
@@ -153,7 +154,7 @@ def summarise(config: Config, identity: Dict[str, Any]) -> None:
         print_line(f"error of {len(errors)} seeds: {mean:.2f} ± {deviation:.2f} % (mean ± standard deviation)")
 
 
-def _one(result: Dict[str, Any]) -> str:
+def _one(result: dict[str, Any]) -> str:
     best = f"best {result['best_error']:.2f} % in epoch {result['best_epoch']}"
     valid = f", validation error {result['valid_error']:.2f} %" if "valid_error" in result else ""
     return f"error {result['error']:.2f} % ({best}){valid}, {result['images_per_second']:.0f} images/s"

@@ -5,7 +5,7 @@ Every residual unit computes ``y = skip(shortcut(x), F(x))`` with :class:`fairse
 ``(batch, channels, height, width)`` throughout; the ``channels_last`` memory format is kept.
 """
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +48,7 @@ class PreActBlock(nn.Module):
     """
 
     def __init__(
-        self, in_width: int, width: int, stride: int, common: bool, shortcut: str, skip: Dict[str, Any], place: Place
+        self, in_width: int, width: int, stride: int, common: bool, shortcut: str, skip: dict[str, Any], place: Place
     ):
         super().__init__()
         self.common = common
@@ -79,7 +79,7 @@ class PreActBlock(nn.Module):
 class PreActResNet(nn.Module):
     """See :func:`preact_resnet`."""
 
-    def __init__(self, depth: int, num_classes: int, skip: Dict[str, Any], shortcut: str, width: int):
+    def __init__(self, depth: int, num_classes: int, skip: dict[str, Any], shortcut: str, width: int):
         super().__init__()
         widths = [width * 2**stage for stage in range(STAGES)]
         self.conv = _conv(3, width, 3)
@@ -110,7 +110,7 @@ class PreActResNet(nn.Module):
         for block in self.blocks:
             block.skip.initialise(block.branch())
 
-    def shortcuts(self) -> Dict[str, nn.Module]:
+    def shortcuts(self) -> dict[str, nn.Module]:
         """Name of a skip connection -> what its x has come through, where the width changes."""
         found = {f"blocks.{number}.skip": block.shortcut for number, block in enumerate(self.blocks)}
         return {name: shortcut for name, shortcut in found.items() if not isinstance(shortcut, nn.Identity)}
@@ -122,7 +122,7 @@ class PreActResNet(nn.Module):
 
 
 def preact_resnet(
-    depth: int, num_classes: int, skip: Optional[Dict[str, Any]] = None, shortcut: str = "A", width: int = WIDTH
+    depth: int, num_classes: int, skip: dict[str, Any] | None = None, shortcut: str = "A", width: int = WIDTH
 ) -> PreActResNet:
     """PreAct-ResNet of ``depth`` = 6n+2 layers: three stages of n units, ``width``, twice and four times as wide.
 

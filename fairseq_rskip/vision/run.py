@@ -5,9 +5,10 @@ import io
 import signal
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any
 
 import torch
 
@@ -54,7 +55,7 @@ class Run:
         self.config, self.seed, self.images, self.group, self.folder = config, seed, images, group, folder
         self.path = folder / CHECKPOINT
         self.trainer = Trainer(config, seed, images, group)
-        self.history: List[Dict[str, Any]] = []
+        self.history: list[dict[str, Any]] = []
         self.epoch_seconds = 0.0
         self.identity = {"seed": seed, **images.identity()}
         if self.path.exists():
@@ -67,7 +68,7 @@ class Run:
             folder.mkdir(parents=True, exist_ok=True)
             remove_parts(folder)
 
-    def run(self) -> Dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """Train to the last iteration; returns the result.
 
         Raises ``UserError`` if a loss is not finite or a file cannot be written, and ``Interrupted`` after Ctrl-C or
@@ -144,7 +145,7 @@ class Run:
         loss, error, count = trainer.means()
         trainer.reset_meter()
         epoch = self._passes(now) + (self._passes(now) == self._passes(now - 1))  # one that the run's end cuts counts
-        record: Dict[str, Any] = {
+        record: dict[str, Any] = {
             "epoch": epoch,
             "iteration": now,
             "lr": self.config.learning_rate(now - 1),
@@ -160,7 +161,7 @@ class Run:
         log.epoch(record)
         self.epoch_seconds = 0.0
 
-    def _tested(self) -> List[Dict[str, Any]]:
+    def _tested(self) -> list[dict[str, Any]]:
         return [record for record in self.history if "test_error" in record]
 
     def save(self) -> None:
@@ -181,7 +182,7 @@ class Run:
             torch.save(state, buffer)
             write_atomically(self.path, lambda file: file.write(buffer.getbuffer()))
 
-    def _load(self) -> Dict[str, Any]:
+    def _load(self) -> dict[str, Any]:
         """The state in the checkpoint, on the CPU. Raises ``CheckpointError`` unless it is a whole one of this run."""
         state = _read(self.path)
         differs = difference(state["config"], self.config, state["identity"], self.identity)
@@ -207,7 +208,7 @@ class Run:
         except CheckpointError as error:
             raise CheckpointError(f"--finetune-from {path}: {error}") from None
 
-    def _restore(self, state: Dict[str, Any]) -> None:
+    def _restore(self, state: dict[str, Any]) -> None:
         try:
             self.trainer.load_state_dict(state)
         except CheckpointError as error:
@@ -215,7 +216,7 @@ class Run:
         self.history = list(state["history"])
         self.epoch_seconds = float(state["epoch_seconds"])
 
-    def _finish(self) -> Dict[str, Any]:
+    def _finish(self) -> dict[str, Any]:
         epochs = [record for record in self.history if "epoch" in record]
         last, tested, trainer = epochs[-1], self._tested(), self.trainer
         best = min(tested, key=lambda record: record["test_error"])
@@ -254,7 +255,7 @@ class Run:
         return result
 
 
-def _read(path: Path) -> Dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     """A run's state, on the CPU. Raises ``CheckpointError`` unless the file is a whole one."""
     state = load_checkpoint(path, map_location="cpu")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -266,12 +267,12 @@ def _read(path: Path) -> Dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _signals(active: bool) -> Iterator[List[int]]:
+def _signals(active: bool) -> Iterator[list[int]]:
     """The numbers of the signals Ctrl-C and SIGTERM that came while the block runs, for a loop that asks between two
     iterations, so that what it saves is whole; a second one acts as it always does. Empty unless ``active``."""
-    arrived: List[int] = []
+    arrived: list[int] = []
 
-    def note(number: int, _frame: Optional[FrameType]) -> None:
+    def note(number: int, _frame: FrameType | None) -> None:
         arrived.append(number)
         signal.signal(number, previous[number])
 

@@ -3,7 +3,8 @@
 import contextlib
 import math
 import random
-from typing import Any, ContextManager, Dict, List, Optional, Tuple
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy
 import torch
@@ -69,10 +70,10 @@ class Trainer:
         self.movement = Movement(self.module)
         self.iteration = 0
         self.reset_meter()
-        self.pending: List[Tuple[Tensor, Tensor]] = []
-        self.skips: Dict[str, float] = {}
+        self.pending: list[tuple[Tensor, Tensor]] = []
+        self.skips: dict[str, float] = {}
 
-    def _groups(self) -> List[Dict[str, Any]]:
+    def _groups(self) -> list[dict[str, Any]]:
         """The parameters, those that weight decay leaves alone in a group of their own, where there are any."""
         alone = without_decay(self.module)
         chosen = {id(parameter) for parameter in alone}
@@ -125,7 +126,7 @@ class Trainer:
         self.pending.clear()
         return next((first + k for k, loss in enumerate(losses) if not math.isfinite(loss)), NEVER)
 
-    def means(self) -> Tuple[float, float, float]:
+    def means(self) -> tuple[float, float, float]:
         """Mean loss, error (%) and images since ``meter`` was reset, over all processes; all of them must call it."""
         loss_sum, errors, count = self.group.sum(self._meter()).tolist()
         return loss_sum / count, 100 * errors / count, count
@@ -136,7 +137,7 @@ class Trainer:
     def _meter(self) -> Tensor:
         return torch.tensor(self.meter, dtype=torch.float64, device=self.group.device)
 
-    def update(self, x: Tensor, y: Tensor, net: Optional[nn.Module] = None) -> Tuple[Tensor, Tensor]:
+    def update(self, x: Tensor, y: Tensor, net: nn.Module | None = None) -> tuple[Tensor, Tensor]:
         """Forward, backward and the optimizer's step on images ``x`` with labels ``y``; returns loss and logits.
 
         ``net`` is this trainer's network in another wrapping, if any.
@@ -159,7 +160,7 @@ class Trainer:
         costs = [tau * cost.mean() for tau, cost in taken if cost is not None]
         return sum(costs) / len(taken) if costs else 0.0
 
-    def test(self) -> Dict[str, float]:
+    def test(self) -> dict[str, float]:
         """Loss and error (%) on the test images and, where there are some, on the validation images."""
         found = self._test("test", self.images.test_images, self.images.test_labels)
         if self.images.valid_images is not None:
@@ -167,7 +168,7 @@ class Trainer:
         return found
 
     @torch.no_grad()
-    def _test(self, name: str, images: Tensor, labels: Tensor) -> Dict[str, float]:
+    def _test(self, name: str, images: Tensor, labels: Tensor) -> dict[str, float]:
         """``<name>_loss`` and ``<name>_error`` on ``images``, which the processes share."""
         self.module.eval()
         self.group.broadcast_buffers(self.module)
@@ -182,7 +183,7 @@ class Trainer:
         loss_sum, errors = self.group.sum(sums).tolist()
         return {f"{name}_loss": loss_sum / len(labels), f"{name}_error": 100 * errors / len(labels)}
 
-    def _autocast(self) -> ContextManager[Any]:
+    def _autocast(self) -> AbstractContextManager[Any]:
         if self.config.amp == "off":
             return contextlib.nullcontext()
         return torch.autocast(self.group.device.type, dtype=_AMP[self.config.amp])
@@ -192,7 +193,7 @@ class Trainer:
         values = [value for value in self.module.state_dict().values() if value.is_floating_point()]
         return bool(torch.stack([value.isfinite().all() for value in values]).all())
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Everything that decides how training continues; all processes must call it."""
         return {
             "iteration": self.iteration,
@@ -204,7 +205,7 @@ class Trainer:
             "meter": self.group.sum(self._meter()).tolist(),
         }
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from ``state``. Raises ``CheckpointError`` if it does not fit this network or is not finite."""
         self.load_weights(state["model"])
         try:
@@ -218,7 +219,7 @@ class Trainer:
         except (AttributeError, KeyError, RuntimeError, ValueError, TypeError) as error:
             raise _unfit(error) from None
 
-    def load_weights(self, weights: Dict[str, Any]) -> None:
+    def load_weights(self, weights: dict[str, Any]) -> None:
         """Have the network's ``weights``. Raises ``CheckpointError`` if they do not fit it or are not finite."""
         try:
             self.module.load_state_dict(weights)
@@ -245,7 +246,7 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def capture_generators(device: torch.device) -> Dict[str, Any]:
+def capture_generators(device: torch.device) -> dict[str, Any]:
     """Their state, as tensors and plain containers."""
     version, words, gauss = random.getstate()
     name, keys, *rest = numpy.random.get_state()
@@ -256,7 +257,7 @@ def capture_generators(device: torch.device) -> Dict[str, Any]:
     return state
 
 
-def restore_generators(state: Dict[str, Any], device: torch.device) -> None:
+def restore_generators(state: dict[str, Any], device: torch.device) -> None:
     """Put them back to what ``capture_generators`` returned."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))

@@ -1,6 +1,7 @@
 """Rules that keep more than one tensor: whole stacks against their equations, and what each is at its start."""
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch

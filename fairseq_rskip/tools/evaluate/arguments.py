@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from pathlib import Path
-from typing import List, Optional
 
 from fairseq_rskip.console import Parser, finite, whole_number
 from fairseq_rskip.errors import exit_status
@@ -17,7 +16,7 @@ scores.json. A finished generation is not repeated while checkpoints, data and o
 See docs/evaluation.md."""
 
 
-def parse(argv: Optional[List[str]] = None) -> Namespace:
+def parse(argv: list[str] | None = None) -> Namespace:
     """The options, defaults filled in. A mistake ends the program with one line."""
     parser = Parser(description=DESCRIPTION)
     parser.add_argument("data", type=Path, metavar="DATA")
@@ -49,7 +48,7 @@ def parse(argv: Optional[List[str]] = None) -> Namespace:
     return options
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Do what ``argv`` asks for; returns the exit status. What goes wrong is one line on standard error."""
     options = parse(argv)
     stop_on_signals()

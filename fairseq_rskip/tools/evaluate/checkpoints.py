@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.evaluate.prepared import SPECIAL_SYMBOLS, Prepared, difference, symbols
@@ -13,7 +12,7 @@ from fairseq_rskip.tools.train.save import NUMBERED, numbered
 ACCEPTED = "checkpoint<epoch>.pt, checkpoint_<epoch>_<update>.pt, checkpoint_best.pt or checkpoint_last.pt"
 
 
-def choose(folder: Path, count: int, checkpoint: Optional[Path] = None) -> Tuple[List[Path], str]:
+def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[list[Path], str]:
     """The checkpoints to average (one: to take as it is), newest first, and a line that says which and why.
 
     ``checkpoint`` is taken if given, a path or a name in ``folder``. Of epochs' and updates' checkpoints those are
@@ -54,7 +53,7 @@ def _listing(folder: Path) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "nothing"
 
 
-def identity(paths: List[Path]) -> List[Dict]:
+def identity(paths: list[Path]) -> list[dict]:
     """What tells these files from others and from later versions of themselves."""
     stats = [(path, path.stat()) for path in paths]
     return [{"name": path.name, "size": stat.st_size, "modified_ns": stat.st_mtime_ns} for path, stat in stats]
@@ -73,19 +72,19 @@ def check_dictionaries(prepared: Prepared, folder: Path) -> None:
                 _refuse(prepared, folder, f"dict.{language}.txt differs, {found}")
 
 
-def settings(state: Dict, part: str) -> Dict:
+def settings(state: dict, part: str) -> dict:
     """What a loaded checkpoint says of its ``part`` ("model", "task"); fairseq's oldest hold all parts in one."""
     cfg = state.get("cfg")
     found = cfg.get(part) if isinstance(cfg, dict) else state.get("args")
     return vars(found) if isinstance(found, argparse.Namespace) else found or {}
 
 
-def positions(state: Dict) -> Tuple[int, int]:
+def positions(state: dict) -> tuple[int, int]:
     """The most tokens of a source and of a target sentence that a loaded checkpoint was trained to take."""
     return tuple(settings(state, "model").get(f"max_{side}_positions") or POSITIONS for side in ("source", "target"))
 
 
-def check_embeddings(prepared: Prepared, checkpoint: Path, model: Dict) -> None:
+def check_embeddings(prepared: Prepared, checkpoint: Path, model: dict) -> None:
     """Compare the rows of ``model``'s embeddings with the dictionaries' lengths. Raises as the others do."""
     for side, language in (("encoder", prepared.src), ("decoder", prepared.tgt)):
         weight = model.get(f"{side}.embed_tokens.weight")

@@ -5,7 +5,6 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Dict, List, Tuple
 
 from fairseq_rskip.console import Progress
 from fairseq_rskip.errors import UserError
@@ -22,7 +21,7 @@ DEFAULT_LENPEN = 0.5
 HALF_PRECISION_SINCE = (7, 0)  # compute capability of the first GPUs on which fp16 is fast (Volta)
 
 
-def device_options(cpu: bool, fp32: bool) -> List[str]:
+def device_options(cpu: bool, fp32: bool) -> list[str]:
     """fairseq's options for the device that is there: ``--cpu``, ``--fp16``, or none."""
     import torch
 
@@ -31,7 +30,7 @@ def device_options(cpu: bool, fp32: bool) -> List[str]:
     return ["--fp16"] if not fp32 and torch.cuda.get_device_capability() >= HALF_PRECISION_SINCE else []
 
 
-def search_options(prepared: Prepared, subset: str, beam: int, lenpen: float, max_tokens: int) -> List[str]:
+def search_options(prepared: Prepared, subset: str, beam: int, lenpen: float, max_tokens: int) -> list[str]:
     """fairseq's options that decide which hypotheses come out.
 
     The longest output is the input's length + 50, as in Vaswani et al. 2017, section 6.1.
@@ -44,13 +43,13 @@ def search_options(prepared: Prepared, subset: str, beam: int, lenpen: float, ma
     ]
 
 
-def position_options(limits: Tuple[int, int]) -> List[str]:
+def position_options(limits: tuple[int, int]) -> list[str]:
     """What lets fairseq-generate take sentences as long as the model does; its own limit is ``POSITIONS``."""
     names = ("--max-source-positions", "--max-target-positions")
     return [word for name, limit in zip(names, limits) if limit > POSITIONS for word in (name, str(limit))]
 
 
-def command(prepared: Prepared, checkpoint: Path, options: List[str]) -> List[str]:
+def command(prepared: Prepared, checkpoint: Path, options: list[str]) -> list[str]:
     """The whole command line; the plugin is always named. Raises ``UserError`` for a path that fairseq misreads."""
     for path in (prepared.folder, checkpoint):
         bad = sorted(set(re.findall(UNREADABLE, str(path))))
@@ -60,7 +59,7 @@ def command(prepared: Prepared, checkpoint: Path, options: List[str]) -> List[st
     return ["fairseq-generate", data, "--user-dir", str(PLUGIN), "--path", path, *options, "--num-workers", "0"]
 
 
-def run(arguments: List[str], log: Path, sentences: int, failed_log: Path) -> None:
+def run(arguments: list[str], log: Path, sentences: int, failed_log: Path) -> None:
     """Run ``arguments`` with standard output in ``log``, standard error after it, and say how far it is.
 
     Raises ``UserError`` with the last meaningful line if the command fails; its log is then ``failed_log``.
@@ -82,12 +81,12 @@ def run(arguments: List[str], log: Path, sentences: int, failed_log: Path) -> No
         raise UserError(f"{explain('fairseq-generate', text, status)} (the log is {failed_log})")
 
 
-def hypotheses(log: Path, sentences: int) -> List[str]:
+def hypotheses(log: Path, sentences: int) -> list[str]:
     """The best hypotheses in ``log``, subwords joined, in the corpus' order.
 
     Raises ``UserError`` unless there is exactly one for each of ``sentences``.
     """
-    found: Dict[int, str] = {}
+    found: dict[int, str] = {}
     total = 0
     for line in log.read_text(encoding="utf-8").split("\n"):
         match = re.match(r"H-(\d+)\t[^\t]*\t(.*)", line)

@@ -6,7 +6,6 @@ from argparse import Namespace
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
 
 import fairseq_rskip
 from fairseq_rskip.console import print_line
@@ -25,14 +24,14 @@ from fairseq_rskip.tools.evaluate.prepared import (
 )
 
 
-def data_identity(prepared: Prepared, subset: str) -> Dict[str, str]:
+def data_identity(prepared: Prepared, subset: str) -> dict[str, str]:
     """The checksum of each file of DATA that decides what is generated."""
     files = [prepared.dictionary(language) for language in (prepared.src, prepared.tgt)]
     files += prepared.binarised(subset)
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def translate(options, prepared: Prepared, references: List[str]) -> Dict:
+def translate(options, prepared: Prepared, references: list[str]) -> dict:
     """Have OUT/generate.log made, if it is not there yet; returns what scores.json says about it."""
     taken, which = checkpoints.choose(options.folder, options.average, options.checkpoint)
     print_line(f"== {which}")
@@ -59,7 +58,7 @@ def translate(options, prepared: Prepared, references: List[str]) -> Dict:
     return {**about, **key}
 
 
-def ready_checkpoint(out: Path, prepared: Prepared, taken: List[Path]) -> Tuple[Path, Tuple[int, int]]:
+def ready_checkpoint(out: Path, prepared: Prepared, taken: list[Path]) -> tuple[Path, tuple[int, int]]:
     """The file to translate with, of DATA's vocabulary, and the lengths that it takes.
 
     An average is written to ``out``, cached.
@@ -76,7 +75,7 @@ def ready_checkpoint(out: Path, prepared: Prepared, taken: List[Path]) -> Tuple[
     return checkpoint, checkpoints.positions(state)
 
 
-def score(options, prepared: Prepared, hypotheses: List[str], references: List[str], about: Dict) -> None:
+def score(options, prepared: Prepared, hypotheses: list[str], references: list[str], about: dict) -> None:
     """Print the tables and write OUT/scores.json."""
     paths = (options.out / "hyp.txt", [prepared.reference(options.subset)])
     languages = (prepared.tgt, prepared.src)
@@ -100,7 +99,7 @@ def score(options, prepared: Prepared, hypotheses: List[str], references: List[s
     print_line("\n".join(text))
 
 
-def detokenised(prepared: Prepared, hypotheses: List[str], references: List[str]) -> Optional[List]:
+def detokenised(prepared: Prepared, hypotheses: list[str], references: list[str]) -> list | None:
     """Both sides as plain text, for a corpus published as tokens; None where that changes nothing."""
     if not prepared.tokenised:
         return None

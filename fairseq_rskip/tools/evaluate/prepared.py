@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional, Tuple
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.lines import read_lines
@@ -37,7 +36,7 @@ class Prepared:
     def dictionary(self, language: str) -> Path:
         return self.folder / f"dict.{language}.txt"
 
-    def subwords(self, language: str) -> Optional[Path]:
+    def subwords(self, language: str) -> Path | None:
         """The merge operations or the sentencepiece model of a language, which data preparation leaves beside the
         data-bin; None for a corpus without subwords. Raises ``UserError`` if the file is not there."""
         if self.bpe == "none":
@@ -52,7 +51,7 @@ class Prepared:
         """What the names of a subset's binarised files begin with."""
         return self.folder / f"{subset}.{self.src}-{self.tgt}.{language}"
 
-    def binarised(self, subset: str) -> List[Path]:
+    def binarised(self, subset: str) -> list[Path]:
         """The files from which fairseq reads the subset's source sentences."""
         return [Path(f"{self.prefix(subset, self.src)}.{suffix}") for suffix in ("bin", "idx")]
 
@@ -96,7 +95,7 @@ def _read_settings(folder: Path) -> Prepared:
     return Prepared(folder, **{name: settings[name] for name in names}, normalise_punctuation=normalise)
 
 
-def read_references(prepared: Prepared, subset: str) -> List[str]:
+def read_references(prepared: Prepared, subset: str) -> list[str]:
     """The raw references of a subset that can be translated. Raises ``UserError`` naming what is missing."""
     if not all(path.is_file() for path in prepared.binarised(subset)):
         there = [name for name in SUBSETS if all(path.is_file() for path in prepared.binarised(name))]
@@ -110,7 +109,7 @@ def read_references(prepared: Prepared, subset: str) -> List[str]:
     return read_lines(path)
 
 
-def check_sentences(prepared: Prepared, subset: str, references: List[str]) -> None:
+def check_sentences(prepared: Prepared, subset: str, references: list[str]) -> None:
     """Raises ``UserError`` if the binarised subset has another number of sentences than the references."""
     prefix = prepared.prefix(subset, prepared.src)
     count = len(read_lengths(prefix))
@@ -121,7 +120,7 @@ def check_sentences(prepared: Prepared, subset: str, references: List[str]) -> N
         )
 
 
-def check_lengths(prepared: Prepared, subset: str, limits: Tuple[int, int], max_tokens: int) -> None:
+def check_lengths(prepared: Prepared, subset: str, limits: tuple[int, int], max_tokens: int) -> None:
     """Raises ``UserError`` if a sentence is longer than the model's ``limits`` (source, target) or than a batch.
 
     Not one may be left out: the score would be of another test set.
@@ -142,12 +141,12 @@ def check_lengths(prepared: Prepared, subset: str, limits: Tuple[int, int], max_
             raise UserError(f"{what}, more than a batch may hold: give --max-tokens {lengths[longest]} or more")
 
 
-def symbols(dictionary: Path) -> List[str]:
+def symbols(dictionary: Path) -> list[str]:
     """What a fairseq dictionary file lists, in order; the special symbols are not in it."""
     return [line.rsplit(" ", 1)[0] for line in read_lines(dictionary)]
 
 
-def difference(ours: List[str], theirs: List[str]) -> Optional[str]:
+def difference(ours: list[str], theirs: list[str]) -> str | None:
     """How two lists of symbols differ, in words; None if they do not."""
     if ours == theirs:
         return None

@@ -1,8 +1,9 @@
 """The evaluation of given weights: found beside them, or made as ``rskip evaluate`` makes it."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import cached
@@ -16,7 +17,7 @@ from fairseq_rskip.tools.evaluate.prepared import Prepared, find
 SCORES = "scores.json"
 
 
-def evaluated(path: Path, data: Optional[Path], out: Optional[Path]) -> Path:
+def evaluated(path: Path, data: Path | None, out: Path | None) -> Path:
     """The folder of the evaluation of a checkpoint, or of a training's folder (its average), with the default options.
 
     It is one that is there, else it is made in ``out``, or beside the checkpoint. ``data`` is by default what the
@@ -39,7 +40,7 @@ def evaluated(path: Path, data: Optional[Path], out: Optional[Path]) -> Path:
     return options.out
 
 
-def find_corpus(checkpoint: Path, trained_on: Any, given: Optional[Path]) -> Prepared:
+def find_corpus(checkpoint: Path, trained_on: Any, given: Path | None) -> Prepared:
     """The prepared corpus ``given``, else the one that the checkpoint was ``trained_on``. Raises ``UserError``."""
     try:
         return find(given or Path(str(trained_on)))
@@ -49,7 +50,7 @@ def find_corpus(checkpoint: Path, trained_on: Any, given: Optional[Path]) -> Pre
         raise UserError(f"{checkpoint} was trained on {trained_on}: {error}; say where it is with --data") from None
 
 
-def read_scores(folder: Path) -> Dict[str, Any]:
+def read_scores(folder: Path) -> dict[str, Any]:
     """What ``rskip evaluate`` wrote to ``folder``. Raises ``UserError``."""
     path = folder / SCORES
     try:
@@ -60,7 +61,7 @@ def read_scores(folder: Path) -> Dict[str, Any]:
     return scores
 
 
-def evaluations_of(checkpoints: List[Path]) -> Iterator[Tuple[Path, Dict[str, Any]]]:
+def evaluations_of(checkpoints: list[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Folders beside the checkpoints, or beside their folder, with scores of exactly these weights or their average.
 
     Raises as ``read_scores``.

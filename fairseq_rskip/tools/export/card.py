@@ -3,8 +3,9 @@
 import dataclasses
 import inspect
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any
 
 import jinja2
 import torch
@@ -25,7 +26,7 @@ def save_weights(model: Any, stage: Path) -> None:
     shutil.copymode(stage / CONFIG, stage / WEIGHTS)  # others may read it, too
 
 
-def write(stage: Path, model: Any, header: Dict[str, Any], **parts: Any) -> None:
+def write(stage: Path, model: Any, header: dict[str, Any], **parts: Any) -> None:
     """Write README.md: ``header`` as Hugging Face reads it, then what card.md.j2 makes of ``parts``.
 
     They are title, text, use and entry (hubconf.py's), and, where there are any, error, scores, weights and commands.
@@ -37,7 +38,7 @@ def write(stage: Path, model: Any, header: Dict[str, Any], **parts: Any) -> None
     write_text(stage / "README.md", template.render(header=top, skips=skips(model), **made, **parts))
 
 
-def model_index(name: str, task: str, data: Dict[str, str], values: Sequence[Tuple[str, str, float]]) -> Dict[str, Any]:
+def model_index(name: str, task: str, data: dict[str, str], values: Sequence[tuple[str, str, float]]) -> dict[str, Any]:
     """Hugging Face's ``model-index`` for results ``(name, type, value)``; nothing without results."""
     if not values:
         return {}
@@ -50,9 +51,9 @@ def size(model: Any) -> str:
     return f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters"
 
 
-def skips(model: Any) -> List[Dict[str, Any]]:
+def skips(model: Any) -> list[dict[str, Any]]:
     """Each kind of skip connection in ``model``: how many, options, parameters, its rule with equation and source."""
-    found: Dict[Tuple[str, str], List[SkipConnection]] = {}
+    found: dict[tuple[str, str], list[SkipConnection]] = {}
     for module in model.modules():
         if isinstance(module, SkipConnection):
             found.setdefault((module.kind, str(module.options)), []).append(module)

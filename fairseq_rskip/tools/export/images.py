@@ -5,7 +5,7 @@ import dataclasses
 import json
 import shlex
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 from fairseq_rskip.analysis.study import Source, fit
 from fairseq_rskip.errors import UserError
@@ -20,7 +20,7 @@ from fairseq_rskip.vision.run import RESULT
 from . import card
 
 
-def write(stage: Path, checkpoint: Path, state: Dict[str, Any], _options: argparse.Namespace) -> None:
+def write(stage: Path, checkpoint: Path, state: dict[str, Any], _options: argparse.Namespace) -> None:
     """Fill ``stage``. Raises ``UserError`` for a checkpoint that is damaged or whose run is not finished."""
     source = Source("CHECKPOINT", str(checkpoint), state)
     run, result = settings(source), read_result(checkpoint, state)
@@ -36,7 +36,7 @@ def write(stage: Path, checkpoint: Path, state: Dict[str, Any], _options: argpar
     describe(stage, run, model, result)
 
 
-def read_result(checkpoint: Path, state: Dict[str, Any]) -> Dict[str, Any]:
+def read_result(checkpoint: Path, state: dict[str, Any]) -> dict[str, Any]:
     """The result beside a run's last checkpoint, which holds what the input is normalised by. Raises ``UserError``."""
     path = checkpoint.with_name(RESULT)
     if not path.is_file():
@@ -51,7 +51,7 @@ def read_result(checkpoint: Path, state: Dict[str, Any]) -> Dict[str, Any]:
     return result
 
 
-def command(run: Config, seed: int) -> List[str]:
+def command(run: Config, seed: int) -> list[str]:
     """train_cifar.py's options for the run, those that change what is trained and are not the defaults."""
     words = ["rskip", "train-cifar", "--data", data_name(run.data), "--seeds", str(seed)]
     asked = ("depth", "skip_kind", "iterations", "warmup_iterations")
@@ -71,7 +71,7 @@ def data_name(data: str) -> str:
     return FOLDER + Path(data[len(FOLDER) :]).name if data.startswith(FOLDER) else data
 
 
-def describe(stage: Path, run: Config, model: Any, result: Dict[str, Any]) -> None:
+def describe(stage: Path, run: Config, model: Any, result: dict[str, Any]) -> None:
     """Write the card."""
     data = data_name(run.data)
     title = f"PreAct-ResNet-{run.depth}, {run.skip_kind}, {data}"

@@ -13,14 +13,14 @@ import contextlib
 import importlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator, List, Optional
 
 from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 
 
-def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The options. A mistake ends the program with one line."""
     parser = Parser(prog="rskip export", description=__doc__)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
@@ -87,7 +87,7 @@ def staged(folder: Path) -> Iterator[Path]:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Do what ``argv`` asks for; returns the exit status."""
     options = parse(argv)
     return exit_status(lambda: export(options))

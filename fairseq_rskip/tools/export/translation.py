@@ -6,7 +6,7 @@ import logging
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 
@@ -71,7 +71,7 @@ def model_settings(source: Source, model: Any) -> Any:
     return name, {k: v if v is None or isinstance(v, (bool, int, float)) else str(v) for k, v in settings.items()}
 
 
-def copy_text_files(prepared: Prepared, stage: Path) -> Dict[str, str]:
+def copy_text_files(prepared: Prepared, stage: Path) -> dict[str, str]:
     """Copy dictionaries and subwords; language -> name of its subwords' file, none without subwords."""
     names = {}
     for language in (prepared.src, prepared.tgt):
@@ -83,7 +83,7 @@ def copy_text_files(prepared: Prepared, stage: Path) -> Dict[str, str]:
     return names
 
 
-def find_scores(checkpoint: Path, given: Optional[Path]) -> Optional[Dict[str, Any]]:
+def find_scores(checkpoint: Path, given: Path | None) -> dict[str, Any] | None:
     """What rskip evaluate wrote: to ``given``, else about exactly these weights, else None. Raises ``UserError``."""
     if given:
         if not (given / SCORES).is_file():
@@ -95,7 +95,7 @@ def find_scores(checkpoint: Path, given: Optional[Path]) -> Optional[Dict[str, A
     return None
 
 
-def training_command(checkpoint: Path) -> List[str]:
+def training_command(checkpoint: Path) -> list[str]:
     """The last fairseq-train command in train.sh's log, this machine's folders left out; none without a log."""
     run = checkpoint.parent.parent  # of an average in evaluation/, train.sh's own folder or a run's
     logs = [folder / LOG for folder in (checkpoint.parent, run, run / "checkpoints") if (folder / LOG).is_file()]
@@ -111,7 +111,7 @@ def training_command(checkpoint: Path) -> List[str]:
 
 
 def describe(
-    stage: Path, config: Dict[str, Any], model: Any, scores: Optional[Dict[str, Any]], commands: List[str]
+    stage: Path, config: dict[str, Any], model: Any, scores: dict[str, Any] | None, commands: list[str]
 ) -> None:
     """Write the card, with ``commands`` and the one that translated."""
     pair = f"{config['source']}-{config['target']}"
@@ -125,9 +125,7 @@ def describe(
     header.update(card.model_index(title, "translation", data, values))
     text = f"A Transformer that translates {config['source']} to {config['target']}: {card.size(model)}."
     if config["tokenizer"] == "none" and config["bpe"] != "sentencepiece":
-        text += (
-            "\n\nIts corpus is tokenised as published: give it text of such tokens; translations are such tokens."
-        )
+        text += "\n\nIts corpus is tokenised as published: give it text of such tokens; translations are such tokens."
     weights = ""
     if scores:
         about = scores["evaluation"]

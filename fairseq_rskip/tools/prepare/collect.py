@@ -8,7 +8,7 @@ import html
 import os
 import re
 import sys
-from typing import Iterator, List, Optional
+from collections.abc import Iterator
 
 from fairseq_rskip.console import Parser
 from fairseq_rskip.errors import RESUME, UserError, exit_status
@@ -33,7 +33,7 @@ def published(path: str) -> Iterator[str]:
     return (html.unescape(text).strip() for line in lines.read(path) for text in SEGMENT.findall(line))
 
 
-def main(argv: Optional[List[str]] = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("prefix", help="where the two files go, without the language")
     parser.add_argument("--src", required=True)

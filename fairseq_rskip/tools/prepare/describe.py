@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from fairseq_rskip import files
 from fairseq_rskip.console import Parser, in_columns
@@ -15,7 +15,7 @@ COUNTS = re.compile(r"\[(\S+)\] (.+): (\d+) sents, (\d+) tokens, ([\d.e+-]+)% re
 TYPES = re.compile(r"\[(\S+)\] Dictionary: (\d+) types")
 
 
-def counts(log: str, src: str, tgt: str) -> Tuple[Dict[str, Dict[str, Any]], Dict[str, int]]:
+def counts(log: str, src: str, tgt: str) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
     """``{split: {"pairs": n, "tokens": {lang: n}, "unknown_percent": {lang: x}}}`` and ``{lang: types}`` of a log."""
     splits = {}
     for lang, path, sentences, tokens, unknown in COUNTS.findall(log):
@@ -30,7 +30,7 @@ def counts(log: str, src: str, tgt: str) -> Tuple[Dict[str, Dict[str, Any]], Dic
     return splits, {lang: types[lang] for lang in (src, tgt)}
 
 
-def table(splits: Dict[str, Dict[str, Any]], src: str, tgt: str, paper: Dict[str, str]) -> str:
+def table(splits: dict[str, dict[str, Any]], src: str, tgt: str, paper: dict[str, str]) -> str:
     """A row for each split; ``paper`` has the counts to show beside ours."""
     rows = [["split", "pairs", f"{src} tokens", f"{src} unknown", f"{tgt} tokens", f"{tgt} unknown"]]
     for name, split in splits.items():
@@ -42,7 +42,7 @@ def table(splits: Dict[str, Dict[str, Any]], src: str, tgt: str, paper: Dict[str
     return "\n".join(in_columns(rows))
 
 
-def main(argv: Optional[List[str]] = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("data_bin", type=Path)
     parser.add_argument("--log", type=Path, required=True, help="preprocess.log of fairseq-preprocess")

@@ -2,8 +2,8 @@
 
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable, List, Optional
 
 import regex
 from tqdm import tqdm
@@ -64,7 +64,7 @@ def make_sentencepiece(model: Path) -> Callable[[str], str]:
     return lambda line: " ".join(processor.encode(line, out_type=str))
 
 
-def main(argv: Optional[List[str]] = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__)
     steps = parser.add_subparsers(dest="step", required=True, metavar="clean|moses|subword-nmt|sentencepiece")
     steps.add_parser("clean", help="white space and invisible characters only")
@@ -88,9 +88,10 @@ def main(argv: Optional[List[str]] = None) -> None:
     names = [name for name in options.names if not (options.target / name).exists()]
     with parallel.mapper(make, arguments, options.workers) as mapped:
         for name in names:
-            with lines.writing(options.target / name) as output, tqdm(
-                desc=name, unit=" lines", unit_scale=True, disable=None
-            ) as bar:
+            with (
+                lines.writing(options.target / name) as output,
+                tqdm(desc=name, unit=" lines", unit_scale=True, disable=None) as bar,
+            ):
                 for results in mapped(lines.read(options.source / name)):
                     output.writelines(result + "\n" for result in results)
                     bar.update(len(results))

@@ -14,8 +14,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, List, NamedTuple, Optional, Sequence, Tuple
+from typing import IO, NamedTuple
 from urllib.parse import quote
 
 from fairseq_rskip import files
@@ -38,14 +39,14 @@ class Archive(NamedTuple):
     """One row of a list; ``size`` in bytes, None if not known."""
 
     name: str
-    size: Optional[int]
+    size: int | None
     checksum: str
     urls: Sequence[str]
 
 
-def read_list(path: Path) -> List[Archive]:
+def read_list(path: Path) -> list[Archive]:
     """The archives of a list. Raises ``UserError`` naming the row that is malformed."""
-    archives: List[Archive] = []
+    archives: list[Archive] = []
     for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -75,7 +76,7 @@ def checksum_of(path: Path, kind: str) -> str:
     return f"{kind}:{digest.hexdigest()}"
 
 
-def fault(path: Path, archive: Archive) -> Optional[str]:
+def fault(path: Path, archive: Archive) -> str | None:
     """How a file differs from the archive; None if it does not."""
     size = path.stat().st_size
     got = checksum_of(path, archive.checksum.partition(":")[0]) if archive.size in (None, size) else ""
@@ -103,7 +104,7 @@ def _aside(path: Path, archive: Archive) -> str:
     return f"kept aside as {archive.name}.bad"
 
 
-def attempt(url: str, part: Path, lock: IO[str]) -> Tuple[int, str, str]:
+def attempt(url: str, part: Path, lock: IO[str]) -> tuple[int, str, str]:
     """One run of curl, appending to ``part``: its exit code, the HTTP status, what went wrong in words.
 
     curl inherits ``lock``: one that outlives its killed parent keeps the next run from writing to the same file.
@@ -130,7 +131,7 @@ def attempt(url: str, part: Path, lock: IO[str]) -> Tuple[int, str, str]:
     return code, status, known.get(code) or re.sub(r"^curl: \(\d+\) ", "", words[-1] if words else f"curl: exit {code}")
 
 
-def download(url: str, part: Path, lock: IO[str]) -> Optional[str]:
+def download(url: str, part: Path, lock: IO[str]) -> str | None:
     """Append to ``part`` what it lacks, as long as trying again may help; returns what is wrong, if anything is."""
     failures = 0
     while True:
@@ -183,7 +184,7 @@ def copy(archive: Archive, folder: Path, mirror: Path) -> str:
         return "copied"
 
 
-def have(archive: Archive, folder: Path, mirror: Optional[str], lock: IO[str]) -> str:
+def have(archive: Archive, folder: Path, mirror: str | None, lock: IO[str]) -> str:
     """Have ``archive`` in ``folder``, checked; returns how it came there. Raises ``UserError``."""
     path = folder / archive.name
     if path.exists():
@@ -197,7 +198,7 @@ def have(archive: Archive, folder: Path, mirror: Optional[str], lock: IO[str]) -
     return f"fetched, {megabytes(_size(path))}"
 
 
-def check(archives: List[Archive], folder: Path, mirror: Optional[str]) -> None:
+def check(archives: list[Archive], folder: Path, mirror: str | None) -> None:
     """Raises ``UserError`` if a mirror folder lacks archives, or the disk the space for what must be downloaded."""
     missing = [archive for archive in archives if not (folder / archive.name).exists()]
     if mirror and not URL.fullmatch(mirror):
@@ -215,7 +216,7 @@ def check(archives: List[Archive], folder: Path, mirror: Optional[str]) -> None:
             raise UserError(f"no space in {folder}: {megabytes(needed)} needed, {megabytes(free)} free")
 
 
-def main(argv: Optional[List[str]] = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("list", type=Path, metavar="LIST", help="the archives, a tab-separated file")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the archives go")

@@ -2,7 +2,6 @@
 fairseq: 1 to 250 on either side, neither more than 1.5 times the other. Say what share each rule dropped."""
 
 import sys
-from typing import List, Optional
 
 from fairseq_rskip.console import Parser, finite, whole_number
 from fairseq_rskip.errors import RESUME, UserError, exit_status
@@ -11,7 +10,7 @@ from fairseq_rskip.tools import lines
 WARN_ABOVE = 0.05  # of the pairs, dropped by one rule
 
 
-def main(argv: Optional[List[str]] = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("sources", nargs=2, metavar="source", help="files to read, source and target")
     parser.add_argument("targets", nargs=2, metavar="target", help="files to write")

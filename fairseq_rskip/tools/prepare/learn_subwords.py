@@ -5,8 +5,8 @@ import contextlib
 import io
 import itertools
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Counter, List, Optional
 
 from fairseq_rskip import files
 from fairseq_rskip.console import Parser, whole_number
@@ -19,7 +19,7 @@ MOST_COUNTED = 4_000_000  # distinct words while they are counted; beyond it, th
 MOST_SENTENCES = 1_000_000  # that sentencepiece draws at random, for the same reason
 
 
-def count_words(texts: List[str]) -> Counter[str]:
+def count_words(texts: list[str]) -> Counter[str]:
     """How often each word of the files occurs."""
     counts = collections.Counter()
     for text in texts:
@@ -31,7 +31,7 @@ def count_words(texts: List[str]) -> Counter[str]:
     return counts
 
 
-def learn_subword_nmt(texts: List[str], model: Path, size: int) -> None:
+def learn_subword_nmt(texts: list[str], model: Path, size: int) -> None:
     from subword_nmt.learn_bpe import learn_bpe
 
     counts = count_words(texts)
@@ -51,7 +51,7 @@ def learn_subword_nmt(texts: List[str], model: Path, size: int) -> None:
         print(f"subword-nmt: {learned} merges learned, not {size}: no further pair of symbols occurs twice")
 
 
-def learn_sentencepiece(texts: List[str], model: Path, size: int) -> None:
+def learn_sentencepiece(texts: list[str], model: Path, size: int) -> None:
     import sentencepiece
 
     sentencepiece.set_random_generator_seed(1)
@@ -77,7 +77,7 @@ def learn_sentencepiece(texts: List[str], model: Path, size: int) -> None:
 LEARNERS = {"subword-nmt": learn_subword_nmt, "sentencepiece": learn_sentencepiece}
 
 
-def main(argv: Optional[List[str]] = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("kind", choices=sorted(LEARNERS))
     parser.add_argument("--size", type=whole_number(1), required=True, help="merges, or sentencepiece's vocabulary")

@@ -7,8 +7,9 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import wait
-from typing import Any, Callable, Iterable, Iterator, List, Tuple
+from typing import Any
 
 CHUNK = 1000  # lines a process gets at a time
 WAITING = 16  # chunks that are read for a process at a time: what bounds the memory
@@ -22,8 +23,8 @@ def all_cores() -> int:
 
 @contextlib.contextmanager
 def mapper(
-    make: Callable[..., Function], arguments: Tuple[Any, ...], workers: int
-) -> Iterator[Callable[[Iterable[str]], Iterator[List[str]]]]:
+    make: Callable[..., Function], arguments: tuple[Any, ...], workers: int
+) -> Iterator[Callable[[Iterable[str]], Iterator[list[str]]]]:
     """A function from lines to lists of ``make(*arguments)(line)``, in order; ``make`` is called in each process."""
     function = make(*arguments)  # here first: its imports are then the workers' too, and its errors are told
     if workers == 1:
@@ -39,19 +40,19 @@ def mapper(
         yield lambda lines: _mapped(pool, WAITING * workers, chunks(lines))
 
 
-def chunks(lines: Iterable[str]) -> Iterator[List[str]]:
+def chunks(lines: Iterable[str]) -> Iterator[list[str]]:
     """``CHUNK`` lines at a time."""
     lines = iter(lines)
     return iter(lambda: list(itertools.islice(lines, CHUNK)), [])
 
 
-def _mapped(pool: concurrent.futures.Executor, ahead: int, waiting: Iterator[List[str]]) -> Iterator[List[str]]:
+def _mapped(pool: concurrent.futures.Executor, ahead: int, waiting: Iterator[list[str]]) -> Iterator[list[str]]:
     """``Executor.map`` alone would read the whole corpus before the first result; this reads ``ahead`` chunks."""
     while block := list(itertools.islice(waiting, ahead)):
         yield from pool.map(_run, block)
 
 
-def _start(make: Callable[..., Function], arguments: Tuple[Any, ...]) -> None:
+def _start(make: Callable[..., Function], arguments: tuple[Any, ...]) -> None:
     global _function
     _function = make(*arguments)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -63,5 +64,5 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _run(chunk: List[str]) -> List[str]:
+def _run(chunk: list[str]) -> list[str]:
     return [_function(line) for line in chunk]

@@ -11,13 +11,12 @@ import tarfile
 import zlib
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import List, Optional
 
 from fairseq_rskip.console import Parser
 from fairseq_rskip.errors import RESUME, UserError, exit_status
 
 
-def extract(tar: tarfile.TarFile, folder: Path, only: List[str]) -> None:
+def extract(tar: tarfile.TarFile, folder: Path, only: list[str]) -> None:
     """Unpack the files that match one of the globs ``only``. Raises ``UserError`` for what must not be unpacked, and
     for a glob that nothing matches."""
     written, matched = set(), set()
@@ -41,7 +40,7 @@ def extract(tar: tarfile.TarFile, folder: Path, only: List[str]) -> None:
         raise UserError(f"no member matches {', '.join(sorted(set(only) - matched))}")
 
 
-def unpack(archive: Path, folder: Path, only: List[str]) -> None:
+def unpack(archive: Path, folder: Path, only: list[str]) -> None:
     """``extract`` in one pass over ``archive``, all of whose bytes are checked. Raises ``UserError``, ``OSError``."""
     if not hasattr(tarfile, "data_filter"):
         raise UserError("this Python's tarfile checks nothing: 3.9.17, 3.10.12, 3.11.4 or newer is needed")
@@ -62,7 +61,7 @@ def unpack(archive: Path, folder: Path, only: List[str]) -> None:
         raise
 
 
-def main(argv: Optional[List[str]] = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("archive", type=Path, metavar="ARCHIVE")
     parser.add_argument("folder", type=Path, metavar="FOLDER")

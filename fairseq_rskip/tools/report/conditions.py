@@ -1,7 +1,8 @@
 """What a table's numbers were made with, and whether it is the experiment that its file describes."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Set, Tuple
+from typing import Any
 
 from fairseq_rskip.tools.reproduce import runs
 from fairseq_rskip.tools.reproduce.tables import HELD_OUT
@@ -11,7 +12,7 @@ from fairseq_rskip.tools.train.recipes import NAMES, RECIPES
 from .numbers import Line, Result, options
 
 
-def describe(result: Result) -> List[Tuple[str, str]]:
+def describe(result: Result) -> list[tuple[str, str]]:
     """Name and value of each condition."""
     table, plan = result.table, result.plan
     metrics = [each for line in result.lines for each in line.metrics]
@@ -42,7 +43,7 @@ def describe(result: Result) -> List[Tuple[str, str]]:
     return [(name, value) for name, value in found + _software(result) if value]
 
 
-def settings(result: Result) -> List[str]:
+def settings(result: Result) -> list[str]:
     """What each row and column is made of."""
     table, shown = result.table, [line.cell.row for line in result.lines]
     found = [(name, options(column.options)) for name, column in table.columns.items()]
@@ -52,7 +53,7 @@ def settings(result: Result) -> List[str]:
     return [f"{name}: {made_of}" for name, made_of in found if made_of]
 
 
-def sweeps(result: Result) -> List[str]:
+def sweeps(result: Result) -> list[str]:
     """A sentence for each row with a sweep: the values, the chosen one, and whether it lies on the border."""
     found = []
     for line in result.lines:
@@ -71,7 +72,7 @@ def unit(line: Line, metric: str) -> str:
     return next((each["unit"] for each in line.metrics if each.get("unit") and "loss" not in metric), "")
 
 
-def _recipes(result: Result) -> List[Tuple[str, str]]:
+def _recipes(result: Result) -> list[tuple[str, str]]:
     """train.sh's settings for each corpus as far as they hold for a run, and how those for the table's data differ."""
     found, own = [], result.table.data
     given = [variant.settings for cell in result.plan.cells for variant in cell.variants]
@@ -86,17 +87,17 @@ def _recipes(result: Result) -> List[Tuple[str, str]]:
     return found
 
 
-def _recipe(name: str) -> Dict[str, Any]:
+def _recipe(name: str) -> dict[str, Any]:
     return {"tokens per step": RECIPES[name].tokens, **RECIPES[name].options}
 
 
-def _replaced(given: Mapping[str, Any]) -> Set[str]:
+def _replaced(given: Mapping[str, Any]) -> set[str]:
     """What of a recipe a run with the options ``given`` does not have; every run has its own seed."""
     ends, sizes = {"max-update", "max-epoch"}, {"max-tokens", "batch-size"}
     return {"seed", *given, *(ends if ends & set(given) else ()), *(["tokens per step"] if sizes & set(given) else ())}
 
 
-def _weights(result: Result, metrics: List[Any]) -> str:
+def _weights(result: Result, metrics: list[Any]) -> str:
     """Which checkpoints were averaged: as evaluate.sh recorded, or as the plan asks for."""
     found = _each(each.get("weights") for each in metrics)
     if not found:
@@ -105,7 +106,7 @@ def _weights(result: Result, metrics: List[Any]) -> str:
     return ", ".join(found if len(found) == 1 else _each(each.partition(":")[0] for each in found))
 
 
-def _software(result: Result) -> List[Tuple[str, str]]:
+def _software(result: Result) -> list[tuple[str, str]]:
     """Versions and commits of the finished runs, several where they differ."""
     records = [runs.read(folder) for line in result.lines for folder in line.folders]
     names = dict.fromkeys(name for record in records for name in record.get("versions", {}))
@@ -119,7 +120,7 @@ def _short(commit: Any) -> str:
     return commit[:10] + (" with changes" if plus else "")
 
 
-def _each(values: Iterable[Any]) -> List[str]:
+def _each(values: Iterable[Any]) -> list[str]:
     return [str(value) for value in dict.fromkeys(values) if value]
 
 

@@ -4,8 +4,9 @@ import json
 import shlex
 import subprocess
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import as_words, print_line
@@ -53,7 +54,7 @@ class Figure(NamedTuple):
         return self.stem.with_name(self.stem.name + ending)
 
 
-def draw(result: Result, folder: Path, examples: Optional[int]) -> List[Figure]:
+def draw(result: Result, folder: Path, examples: int | None) -> list[Figure]:
     """What is drawn of a table with finished runs: its values, the figure that its file names, and curves.
 
     A figure of the paper comes first. ``examples`` is analyze.py's option. Raises ``UserError``.
@@ -74,7 +75,7 @@ def draw_values(result: Result, stem: Path) -> None:
     """Every row's mean and standard deviation over seeds, beside the paper's where that is fair, and the CSV."""
     whole, stem = result.whole, figures.check_stem(stem)
     drawn = [line for line in result.lines if line.values or (whole and line.cell.reported is not None)]
-    panels: Dict[str, List[Line]] = {}
+    panels: dict[str, list[Line]] = {}
     for line in drawn:
         panels.setdefault(line.cell.column, []).append(line)
     if len(panels) > PANELS:
@@ -100,7 +101,7 @@ def draw_values(result: Result, stem: Path) -> None:
     figures.save(figure, stem)
 
 
-def _panel(axis: Any, lines: List[Line], whole: bool) -> None:
+def _panel(axis: Any, lines: list[Line], whole: bool) -> None:
     """Rows from top to bottom; a small point a seed, a large one with its bar for their mean."""
     means, places, bars, ones, papers = [], [], [], [], []
     for place, line in enumerate(lines):
@@ -119,7 +120,7 @@ def _panel(axis: Any, lines: List[Line], whole: bool) -> None:
         axis.plot(*zip(*papers), **PAPER, label="paper")
 
 
-def analyse(result: Result, name: str, folder: Path, examples: Optional[int]) -> Figure:
+def analyse(result: Result, name: str, folder: Path, examples: int | None) -> Figure:
     """The figure that ``analyze.py NAME`` draws of the finished runs, again only when runs or options have changed.
 
     What reads logs takes every seed, those of a row under the same label; what needs weights the first of each row.
@@ -162,7 +163,7 @@ def _existing(folder: Path, names: Sequence[str]) -> Path:
     return next((folder / name for name in names if (folder / name).exists()), folder)
 
 
-def found(folder: Path) -> List[Figure]:
+def found(folder: Path) -> list[Figure]:
     """The figures that somebody has put into ``folder`` with analyze.py."""
     about = "figures/{}, made with analyze.py by hand; its conditions are not recorded here."
     pictures = sorted(folder.glob("*.png"))

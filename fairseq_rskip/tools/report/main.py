@@ -3,7 +3,7 @@
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import scipy
 
@@ -75,7 +75,7 @@ def write_report(options: argparse.Namespace) -> None:
     print_line(f"{tables}: {folder}/report.html, .md, .tex and .csv")
 
 
-def _part(options: argparse.Namespace, folder: Path, result: Result, tests: PairedTests) -> Dict[str, Any]:
+def _part(options: argparse.Namespace, folder: Path, result: Result, tests: PairedTests) -> dict[str, Any]:
     """What the templates say of one plan."""
     orderings = [numbers.ordering(result, column, tests) for column in result.table.columns]
     remarks = [*page.idle(result), *page.notes(result.lines), *orderings, *conditions.sweeps(result)]
@@ -106,7 +106,7 @@ def _test(result: Result, tests: PairedTests) -> str:
     return f"p: {tests.name(result.test)}, of {result.table.metric} on the same test set{seeds}; {chance}."
 
 
-def _write_records(results: List[Result], path: Path) -> Any:
+def _write_records(results: list[Result], path: Path) -> Any:
     """Every number, as CSV; returns ``path``, or None where there is none."""
     records = [page.record(result, line) for result in results for line in result.lines]
     if not records:
@@ -117,18 +117,18 @@ def _write_records(results: List[Result], path: Path) -> Any:
     return path
 
 
-def _heading(tables: List[Table]) -> str:
+def _heading(tables: list[Table]) -> str:
     """Of the whole report: the paper's only where all tables are."""
     if _are_papers(tables):
         return "The paper's tables from these runs"
     return tables[0].title if len(tables) == 1 else "Tables from these runs"
 
 
-def _are_papers(tables: List[Table]) -> bool:
+def _are_papers(tables: list[Table]) -> bool:
     return all(table.source.startswith(PAPER) for table in tables)
 
 
-def _tables(options: argparse.Namespace) -> Dict[str, Table]:
+def _tables(options: argparse.Namespace) -> dict[str, Table]:
     """The tables of --experiments, by name."""
     if options.experiments == loading.FOLDER and not loading.FOLDER.is_dir():  # installed without the repository
         return {}

@@ -2,10 +2,11 @@
 
 import math
 import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any
 
 from scipy import stats
 
@@ -17,7 +18,7 @@ from fairseq_rskip.tools.reproduce.tables import Cell, Table, cells
 from . import significance
 from .significance import LEVEL, Comparison, PairedTests, Untested, load_system
 
-Pair = Tuple["Line", "Line"]
+Pair = tuple["Line", "Line"]
 
 
 @dataclass
@@ -32,11 +33,11 @@ class Line:
     outcome: Outcome
     equation: str
     planned: int
-    values: Dict[int, float]
+    values: dict[int, float]
     missing: str
     state: str
-    minus_paper: Optional[float] = None
-    minus_baseline: Optional[float] = None
+    minus_paper: float | None = None
+    minus_baseline: float | None = None
     baseline: str = ""
     comparison: Comparison = Comparison()
     adjusted: Mapping[str, float] = field(default_factory=dict)
@@ -49,32 +50,32 @@ class Line:
         return self.outcome.cell
 
     @property
-    def chosen(self) -> Dict[str, Any]:
+    def chosen(self) -> dict[str, Any]:
         """The values of a sweep that did best, {} without one."""
         return self.outcome.chosen or {}
 
     @property
-    def border(self) -> List[str]:
+    def border(self) -> list[str]:
         return at_border(self.outcome)
 
     @property
-    def metrics(self) -> List[Dict[str, Any]]:
+    def metrics(self) -> list[dict[str, Any]]:
         """What each finished run recorded."""
         return [self.outcome.metrics[seed] for seed in self.values]
 
     @property
-    def folders(self) -> List[Path]:
+    def folders(self) -> list[Path]:
         return [self.outcome.runs[seed].folder for seed in self.values]
 
     @property
-    def mean(self) -> Optional[float]:
+    def mean(self) -> float | None:
         return statistics.fmean(self.values.values()) if self.values else None
 
     @property
-    def deviation(self) -> Optional[float]:
+    def deviation(self) -> float | None:
         return statistics.stdev(self.values.values()) if len(self.values) > 1 else None
 
-    def other(self, metric: str) -> List[float]:
+    def other(self, metric: str) -> list[float]:
         """Another metric than the table's of the finished seeds; [] if one lacks it."""
         values = [each["values"].get(metric) for each in self.metrics]
         return [] if None in values else values
@@ -91,10 +92,10 @@ class Result:
 
     plan: Plan
     table: Table
-    outdated: List[str]
+    outdated: list[str]
     test: str
-    lines: List[Line] = field(default_factory=list)
-    idle: Dict[str, List[str]] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+    idle: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def whole(self) -> bool:
@@ -102,7 +103,7 @@ class Result:
         return self.plan.whole and not self.outdated
 
     @property
-    def data(self) -> List[str]:
+    def data(self) -> list[str]:
         """What was trained on."""
         return list(dict.fromkeys(v.settings.identity["data"] for cell in self.plan.cells for v in cell.variants))
 
@@ -147,13 +148,13 @@ def _line(outcome: Outcome, result: Result) -> Line:
     return line
 
 
-def _why(outcome: Outcome, problems: Dict[int, str]) -> Tuple[str, str]:
+def _why(outcome: Outcome, problems: dict[int, str]) -> tuple[str, str]:
     """What keeps the seeds without a value, in full and in short; seeds in the same state together."""
     if not outcome.runs:
         reason = outcome.waits_for_sweep if outcome.trials else NEW if outcome.cell.run else ""
         return reason, reason
     reasons = {seed: str(state) for seed, state in outcome.states.items() if state.name != DONE}
-    seeds: Dict[str, List[int]] = {}
+    seeds: dict[str, list[int]] = {}
     for seed, reason in sorted({**reasons, **problems}.items()):
         seeds.setdefault(reason, []).append(seed)
     short = "; ".join(dict.fromkeys(reason.partition(":")[0] for reason in seeds))
@@ -165,7 +166,7 @@ def _why(outcome: Outcome, problems: Dict[int, str]) -> Tuple[str, str]:
     return "; ".join(each), short
 
 
-def _compare(lines: List[Line], result: Result, tests: PairedTests) -> None:
+def _compare(lines: list[Line], result: Result, tests: PairedTests) -> None:
     """Give ``lines`` their differences to the baseline, p-values, and these corrected for the number of tests."""
     by_label, family = {line.cell.row: line for line in lines}, {}
     for line in lines:
@@ -205,16 +206,16 @@ def compare(line: Line, other: Line, result: Result, tests: PairedTests) -> Comp
     return Comparison(p, untested=reasons)
 
 
-def different(lines: Iterable[Line]) -> List[Line]:
+def different(lines: Iterable[Line]) -> list[Line]:
     """Those with values; of lines that share their runs the first."""
-    found: Dict[Any, Line] = {}
+    found: dict[Any, Line] = {}
     for line in lines:
         if line.values:
             found.setdefault(tuple(line.folders), line)
     return list(found.values())
 
 
-def _mark_best(lines: List[Line], table: Table) -> None:
+def _mark_best(lines: list[Line], table: Table) -> None:
     """The best of a column's means, and of the paper's values, where there are several."""
     choose = min if table.lower_is_better else max
     means = [line.mean for line in lines if line.values]
@@ -265,7 +266,7 @@ def _order(pair: Pair) -> float:
     return (pair[0].cell.reported - pair[1].cell.reported) * (pair[0].mean - pair[1].mean)
 
 
-def _turned(pairs: List[Pair], result: Result, tests: PairedTests) -> str:
+def _turned(pairs: list[Pair], result: Result, tests: PairedTests) -> str:
     """What is to be said of the pairs that stand the other way round."""
     if not pairs:
         return ""

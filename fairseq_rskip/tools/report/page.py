@@ -5,8 +5,9 @@ import os
 import re
 import statistics
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import jinja2
@@ -50,12 +51,12 @@ class Cell(NamedTuple):
 class Shown(NamedTuple):
     """A table as text: a cell for each header in every row; ``bases`` are the rows that others are compared with."""
 
-    headers: List[str]
-    rows: List[List[Cell]]
-    bases: List[bool]
+    headers: list[str]
+    rows: list[list[Cell]]
+    bases: list[bool]
 
     @property
-    def sides(self) -> List[str]:
+    def sides(self) -> list[str]:
         return ["left" if name in TEXT else "right" for name in self.headers]
 
     def markdown(self) -> "Raw":
@@ -87,7 +88,7 @@ def paper_header(result: Result) -> str:
     return source if result.whole else f"{source} (full scale, {papers_data(result)})"
 
 
-def _texts(result: Result, line: Line) -> Dict[str, str]:
+def _texts(result: Result, line: Line) -> dict[str, str]:
     """A line of the table by its headers."""
     table, cell, bases = result.table, line.cell, {each.baseline for each in result.lines if each.baseline}
     digits = digits_of(table.metric)
@@ -116,7 +117,7 @@ def digits_of(metric: str) -> int:
     return 3 if "loss" in metric else 2
 
 
-def spread(values: List[float], digits: int) -> str:
+def spread(values: list[float], digits: int) -> str:
     """The mean of ``values``, and their standard deviation if there are several."""
     mean = f"{statistics.fmean(values):.{digits}f}" if values else ""
     return mean + (f" \u00b1 {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
@@ -129,7 +130,7 @@ def count(line: Line) -> str:
     return str(line.planned) if len(line.values) == line.planned else f"{len(line.values)} of {line.planned}"
 
 
-def signed(value: Optional[float], digits: int) -> str:
+def signed(value: float | None, digits: int) -> str:
     """``value`` with its sign; "" for None."""
     if value is None:
         return ""
@@ -147,7 +148,7 @@ def _p_values(line: Line, p: Mapping[str, float], mark: bool) -> str:
     return ", ".join(found)
 
 
-def idle(result: Result) -> List[str]:
+def idle(result: Result) -> list[str]:
     """A sentence for each column of which rows have no run yet: how many, and which if they are few."""
     found, rows = [], sum(row.run for row in result.table.rows)
     for column, labels in result.idle.items():
@@ -159,7 +160,7 @@ def idle(result: Result) -> List[str]:
     return found
 
 
-def record(result: Result, line: Line) -> Dict[str, Any]:
+def record(result: Result, line: Line) -> dict[str, Any]:
     """A row of the CSV file, with every digit."""
     table, plan, others = result.table, result.plan, {name: line.other(name) for name in result.table.also}
     tested = "over seeds" if result.test == "welch" else "on the test set"
@@ -202,9 +203,9 @@ def by_seed(values: Mapping[Any, float]) -> str:
     return " ".join(f"{seed}:{value!r}" if seed != "" else repr(value) for seed, value in values.items())
 
 
-def notes(lines: List[Line]) -> List[str]:
+def notes(lines: list[Line]) -> list[str]:
     """What the table has no room for: why seeds are missing, rows with the same reason together, or not tested."""
-    rows: Dict[str, List[str]] = {}
+    rows: dict[str, list[str]] = {}
     for line in lines:
         if line.missing and (line.values or line.missing != line.state):
             rows.setdefault(line.missing, []).append(str(line.cell))
@@ -216,7 +217,7 @@ def notes(lines: List[Line]) -> List[str]:
     return [*missing, *(f"{cell}: seed {seed} not tested: {why}." for cell, seed, why in untested)]
 
 
-def progress(results: List[Result]) -> str:
+def progress(results: list[Result]) -> str:
     """How many tables there are, and how many of their runs are finished, or in another state, as a sentence."""
     outcomes = [line.outcome for result in results for line in result.lines]
     states = {run.folder: each.states[seed].name for each in outcomes for seed, run in each.runs.items()}
@@ -283,7 +284,7 @@ def _relative(path: Path, folder: Path) -> Raw:
     return Raw(quote(os.path.relpath(path, folder)))
 
 
-def render(name: str, context: Dict[str, Any]) -> str:
+def render(name: str, context: dict[str, Any]) -> str:
     """Fill the template ``report.<name>.j2``; ``name`` is md, tex or html."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(str(TEMPLATES)),

@@ -10,9 +10,10 @@ import json
 import math
 import os
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import sacrebleu
 from sacrebleu.significance import PairedTest
@@ -63,7 +64,7 @@ def welch(ours: Sequence[float], others: Sequence[float]) -> Comparison:
     return Comparison({OVER_SEEDS: p}) if math.isfinite(p) else Comparison(reason="no variance")
 
 
-def holm(p: Mapping[int, float]) -> Dict[int, float]:
+def holm(p: Mapping[int, float]) -> dict[int, float]:
     """Holm's step-down adjustment of the p-values of one family (Holm 1979)."""
     adjusted, largest = {}, 0.0
     for rank, name in enumerate(sorted(p, key=p.get)):
@@ -71,9 +72,9 @@ def holm(p: Mapping[int, float]) -> Dict[int, float]:
     return adjusted
 
 
-def correct(comparisons: Sequence[Comparison]) -> List[Dict[str, float]]:
+def correct(comparisons: Sequence[Comparison]) -> list[dict[str, float]]:
     """Holm-adjusted p-values of each; what is compared here is one family, and each seed's tests one of their own."""
-    adjusted: List[Dict[str, float]] = [{} for _ in comparisons]
+    adjusted: list[dict[str, float]] = [{} for _ in comparisons]
     for seed in sorted({seed for comparison in comparisons for seed in comparison.p}):
         family = {n: comparison.p[seed] for n, comparison in enumerate(comparisons) if seed in comparison.p}
         for n, p in holm(family).items():
@@ -81,7 +82,7 @@ def correct(comparisons: Sequence[Comparison]) -> List[Dict[str, float]]:
     return adjusted
 
 
-def pooled_deviation(samples: Sequence[Sequence[float]]) -> Optional[float]:
+def pooled_deviation(samples: Sequence[Sequence[float]]) -> float | None:
     """The standard deviation within samples, all taken together; None without two values in any."""
     squares = sum(stats.tvar(sample) * (len(sample) - 1) for sample in samples if len(sample) > 1)
     freedom = sum(len(sample) - 1 for sample in samples if len(sample) > 1)
@@ -109,13 +110,13 @@ class Untested(Exception):
 class System:
     """A run's translations and references, and the ``score`` that metrics.json has for them by the metric ``name``."""
 
-    hypotheses: List[str]
-    references: List[List[str]]
+    hypotheses: list[str]
+    references: list[list[str]]
     language: str
     name: str
     score: float
 
-    def prepared(self) -> Tuple[List[str], List[List[str]]]:
+    def prepared(self) -> tuple[list[str], list[list[str]]]:
         """Both texts as the metric takes them. Raises ``Untested`` if they do not give the score any more.
 
         What evaluate.sh does to the text before a score depends on the corpus; the score tells which it was.
@@ -137,7 +138,7 @@ class PairedTests:
     def __init__(self, cache: Path, kind: str = "", samples: int = 0):
         self.cache, self.kind, self._samples = cache, kind, samples
         try:
-            self._known: Dict[str, Any] = dict(json.loads(cache.read_text("utf-8")))
+            self._known: dict[str, Any] = dict(json.loads(cache.read_text("utf-8")))
         except (OSError, ValueError, TypeError):
             self._known = {}
 
@@ -174,7 +175,7 @@ class PairedTests:
         return float(next(results for name, results in scores.items() if name != "System")[1].p_value)
 
 
-def load_system(folder: Path, metrics: Dict[str, Any], name: str) -> System:
+def load_system(folder: Path, metrics: dict[str, Any], name: str) -> System:
     """What the run in ``folder`` translated, with its score ``name``. Raises ``Untested`` where the files are gone."""
     paths = [Path(reference) for reference in metrics.get("references", ())]
     if not paths:
@@ -186,7 +187,7 @@ def load_system(folder: Path, metrics: Dict[str, Any], name: str) -> System:
     return System(hypotheses, references, paths[0].suffix[1:], name, metrics["values"][name])
 
 
-def _lines(path: Path, what: str) -> List[str]:
+def _lines(path: Path, what: str) -> list[str]:
     try:
         return read_lines(path)
     except UserError:

@@ -9,7 +9,6 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Dict, List, Optional, Set
 
 from tqdm import tqdm
 
@@ -26,10 +25,10 @@ GRACE = 60.0  # seconds that a command has to save and stop
 IGNORE_USR = ["sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh"]
 
 stopping = threading.Event()
-_children: Set[subprocess.Popen] = set()
+_children: set[subprocess.Popen] = set()
 
 
-def execute(folder: Path, environment: Optional[Dict[str, str]] = None, job: Optional[str] = None) -> State:
+def execute(folder: Path, environment: dict[str, str] | None = None, job: str | None = None) -> State:
     """Do the run of ``folder``, from where it was left; ``environment`` is added to this process's.
 
     It stays noted as queued by the SLURM ``job``, which starts again by itself.
@@ -44,7 +43,7 @@ def execute(folder: Path, environment: Optional[Dict[str, str]] = None, job: Opt
         return _attempt(run, environment or {}, lock.fileno(), {"job": job} if job else None)
 
 
-def _attempt(run: Run, environment: Dict[str, str], lock: int, queued: Optional[Dict[str, str]]) -> State:
+def _attempt(run: Run, environment: dict[str, str], lock: int, queued: dict[str, str] | None) -> State:
     folder, before = run.folder, runs.read(run.folder)
     if runs.metrics(before):
         return State(DONE, 1.0)
@@ -73,13 +72,13 @@ def _attempt(run: Run, environment: Dict[str, str], lock: int, queued: Optional[
     return State(DONE, 1.0)
 
 
-def _failed(folder: Path, status: str, error: str, command: List[str]) -> State:
+def _failed(folder: Path, status: str, error: str, command: list[str]) -> State:
     failed = {"error": error, "status": status, "command": shlex.join(command), **runs.stamp()}
     runs.note(folder, failed=failed, complete=None, queued=None)
     return State(BROKEN, detail=error)
 
 
-def _run(command: List[str], log: Path, environment: Dict[str, str], lock: int) -> int:
+def _run(command: list[str], log: Path, environment: dict[str, str], lock: int) -> int:
     """Run ``command`` with its output at the end of ``log``; returns its status.
 
     It has a process group of its own, and keeps the run's lock as long as anything of it lives.

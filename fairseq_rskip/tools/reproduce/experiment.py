@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Any, Deque, Dict, List, Optional
+from typing import Any
 
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
@@ -68,9 +68,9 @@ def prepare(table: Table, options: argparse.Namespace) -> None:
                 _prepare(command, Path(data), corpus)
 
 
-def _identity(corpus: Corpus) -> Dict[str, Any]:
+def _identity(corpus: Corpus) -> dict[str, Any]:
     """What a preparation depends on: the text by its content, wherever it lies."""
-    found: Dict[str, Any] = {"source": corpus.source, "target": corpus.target, "options": corpus.options}
+    found: dict[str, Any] = {"source": corpus.source, "target": corpus.target, "options": corpus.options}
     for split in ("train", "valid", "test"):
         found[split] = []
         for name in getattr(corpus, split):
@@ -82,7 +82,7 @@ def _identity(corpus: Corpus) -> Dict[str, Any]:
     return found
 
 
-def _is_prepared(folder: Path, identity: Dict[str, Any]) -> bool:
+def _is_prepared(folder: Path, identity: dict[str, Any]) -> bool:
     """Whether ``folder`` has the data-bin of this text. Raises ``UserError`` if it has another one's."""
     if not (folder / "data-bin").is_dir():
         return False
@@ -96,14 +96,14 @@ def _is_prepared(folder: Path, identity: Dict[str, Any]) -> bool:
     return True
 
 
-def _prepare(command: List[str], folder: Path, corpus: Optional[Corpus]) -> None:
+def _prepare(command: list[str], folder: Path, corpus: Corpus | None) -> None:
     if not Path(command[0]).exists():
         said = f"this is not prepared, and only a checkout of the project has {Path(command[0]).name}"
         raise UserError(f"{said}; prepare the corpus there, and name the folder as data")
     if corpus:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / INPUTS, _identity(corpus))
-    lines: Deque[bytes] = deque(maxlen=KEPT)
+    lines: deque[bytes] = deque(maxlen=KEPT)
 
     def take(line: bytes) -> None:
         lines.append(line)
@@ -114,7 +114,7 @@ def _prepare(command: List[str], folder: Path, corpus: Optional[Corpus]) -> None
         raise UserError(explain(Path(command[0]).name, tail(list(lines)), status))
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Do what ``argv`` asks for; returns the exit status."""
     return reproduce.work(parse_experiment, argv, run)
 

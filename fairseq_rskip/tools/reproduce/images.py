@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from fairseq_rskip.console import checked
 from fairseq_rskip.errors import UserError
@@ -75,7 +75,7 @@ def _config(data: str, options: Options) -> Config:
     return checked(parse, _words(data, options), "")
 
 
-def _words(data: str, options: Options) -> List[str]:
+def _words(data: str, options: Options) -> list[str]:
     """Options as train_cifar.py takes them. Raises ``UserError`` for a value that no word can be made of."""
     words = ["--data", data]
     for name, value in options.items():
@@ -91,13 +91,13 @@ def _words(data: str, options: Options) -> List[str]:
     return words
 
 
-def commands(settings: Settings, seed: int, folder: Path) -> List[List[str]]:
+def commands(settings: Settings, seed: int, folder: Path) -> list[list[str]]:
     """The command lines that fill ``folder``, the run's; train_cifar.py makes it itself, one for each seed."""
     words = [*tool("train_cifar.py", "train-cifar"), *_words(settings.data, settings.options)]
     return [[*words, "--seeds", str(seed), "--output", str(folder.parent), "--resume"]]
 
 
-def progress(settings: Settings, folder: Path) -> Tuple[float, str]:
+def progress(settings: Settings, folder: Path) -> tuple[float, str]:
     """The part of the run that is done, from 0 to 1, and its last loss and error in words, as its log says."""
     try:
         records = [json.loads(line) for line in (folder / LOG).read_text("utf-8").splitlines()]
@@ -110,7 +110,7 @@ def progress(settings: Settings, folder: Path) -> Tuple[float, str]:
         return 0.0, ""
 
 
-def metrics(_settings: Settings, folder: Path) -> Optional[Dict[str, Any]]:
+def metrics(_settings: Settings, folder: Path) -> dict[str, Any] | None:
     """``values`` by name and what else a report shows, or None if the run is not finished."""
     try:
         result = json.loads((folder / RESULT).read_text("utf-8"))

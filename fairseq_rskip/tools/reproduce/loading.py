@@ -2,9 +2,10 @@
 
 import argparse
 import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List
+from typing import Any
 
 import dacite
 
@@ -20,7 +21,7 @@ FOLDER = CHECKOUT / "experiments"
 STAND_INS = "stand-ins.yaml"
 
 
-def load_all(folder: Path, warn: Callable[[str], None]) -> Dict[str, Table]:
+def load_all(folder: Path, warn: Callable[[str], None]) -> dict[str, Table]:
     """Every table of ``folder`` by name, tables first; ``warn`` is told of those that cannot be read."""
     result = {}
     for name, path in paths(folder).items():
@@ -31,7 +32,7 @@ def load_all(folder: Path, warn: Callable[[str], None]) -> Dict[str, Table]:
     return result
 
 
-def load_named(folder: Path, names: List[str]) -> Dict[str, Table]:
+def load_named(folder: Path, names: list[str]) -> dict[str, Table]:
     """The tables of these names in ``folder``, or of these files. Raises ``UserError``."""
     files = {name: Path(name).resolve() for name in names if name.endswith((".yaml", ".yml"))}
     known = {**(paths(folder) if len(files) < len(names) or not names else {}), **files}
@@ -42,7 +43,7 @@ def load_named(folder: Path, names: List[str]) -> Dict[str, Table]:
     return {table.name: table for table in found}
 
 
-def paths(folder: Path) -> Dict[str, Path]:
+def paths(folder: Path) -> dict[str, Path]:
     """The files of the tables in ``folder``. Raises ``UserError`` if there are none."""
     found = sorted(path for path in folder.glob("*.yaml") if path.name != STAND_INS)
     if not found:
@@ -89,7 +90,7 @@ def _baseline(table: Table) -> str:
     return table.baseline or ran[0]
 
 
-def _own_corpus(content: Any, corpora: Dict[str, Corpus], where: str, name: str) -> Any:
+def _own_corpus(content: Any, corpora: dict[str, Corpus], where: str, name: str) -> Any:
     """``content`` with the folder of its ``data`` where that is a mapping, a corpus added to ``corpora``."""
     if not isinstance(content, dict) or not isinstance(content.get("data"), dict):
         return content
@@ -105,7 +106,7 @@ def _own_corpus(content: Any, corpora: Dict[str, Corpus], where: str, name: str)
     return {**content, "data": folder}
 
 
-def load_stand_ins(folder: Path = FOLDER) -> Dict[str, StandIn]:
+def load_stand_ins(folder: Path = FOLDER) -> dict[str, StandIn]:
     """What ``--corpus`` may name beside data sets and corpora. Raises as ``load``."""
     path = folder / STAND_INS
     content = read(path) if path.exists() else None
@@ -141,7 +142,7 @@ def _mistakes(table: Table) -> Iterator[str]:
     yield from _mistakes_of_figure(table)
     if table.task == "images" and any(c.run and c.sweep and not c.options.get("valid-images") for c in cells(table)):
         yield ": a sweep is decided on a held-out set, never on the test set; expected options: {valid-images: N}"
-    labels: List[str] = []
+    labels: list[str] = []
     for number, row in enumerate(table.rows, 1):
         where = f", row {number} ({row.label!r})"
         if row.label in labels:
@@ -150,7 +151,7 @@ def _mistakes(table: Table) -> Iterator[str]:
         yield from (f"{where}: {mistake}" for mistake in _mistakes_of_row(table, row))
 
 
-def _strange(what: str, values: List[str], accepted: Iterable[str]) -> Iterator[str]:
+def _strange(what: str, values: list[str], accepted: Iterable[str]) -> Iterator[str]:
     for value in values:
         if value not in accepted:
             yield f"{what} is {value!r}; expected one of {', '.join(accepted)}"

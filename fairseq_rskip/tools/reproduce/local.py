@@ -11,7 +11,6 @@ import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Dict, List, Optional
 
 from tqdm import tqdm
 
@@ -26,7 +25,7 @@ LOOK_EVERY, SPEAK_EVERY = 1.0, 60.0  # seconds
 BAR = "{percentage:3.0f} % [{elapsed}<{remaining}{postfix}] {desc}"  # elapsed and left
 
 
-def visible_gpus() -> List[str]:
+def visible_gpus() -> list[str]:
     """Names for CUDA_VISIBLE_DEVICES of the GPUs that torch sees."""
     import torch
 
@@ -35,7 +34,7 @@ def visible_gpus() -> List[str]:
     return chosen[:count] if chosen else [str(number) for number in range(count)]
 
 
-def environments(jobs: Optional[int]) -> List[Dict[str, str]]:
+def environments(jobs: int | None) -> list[dict[str, str]]:
     """What each of the runs at a time gets: a GPU, or its share of the cores. Raises ``UserError``.
 
     ``jobs`` is how many at a time, by default one a GPU. A single run at a time has all GPUs.
@@ -53,16 +52,16 @@ def environments(jobs: Optional[int]) -> List[Dict[str, str]]:
     return [{"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}] * count
 
 
-def run_all(waiting: List[Run], places: List[Dict[str, str]]) -> List[State]:
+def run_all(waiting: list[Run], places: list[dict[str, str]]) -> list[State]:
     """Execute ``waiting`` runs, as many at a time as there are ``places``; returns what became of each.
 
     A failed one does not stop the others. KeyboardInterrupt ends them all, saved, and goes on to the caller.
     """
-    free: queue.Queue[Dict[str, str]] = queue.Queue()
+    free: queue.Queue[dict[str, str]] = queue.Queue()
     for place in places:
         free.put(place)
     with ThreadPoolExecutor(len(places)) as pool:
-        futures: Dict[Future[State], Run] = {}
+        futures: dict[Future[State], Run] = {}
         try:
             futures.update((pool.submit(_one, run, free), run) for run in waiting)
             _watch(futures)
@@ -74,7 +73,7 @@ def run_all(waiting: List[Run], places: List[Dict[str, str]]) -> List[State]:
     return [future.result() for future in futures]
 
 
-def _one(run: Run, free: "queue.Queue[Dict[str, str]]") -> State:
+def _one(run: Run, free: "queue.Queue[dict[str, str]]") -> State:
     place = free.get()
     try:
         print_line(f"start {run}", bar=tqdm)
@@ -87,11 +86,11 @@ def _one(run: Run, free: "queue.Queue[Dict[str, str]]") -> State:
     return state
 
 
-def _watch(futures: Dict["Future[State]", Run]) -> None:
+def _watch(futures: dict["Future[State]", Run]) -> None:
     """Wait for all of them, and show how far they are, with losses and time left: on a terminal a live line for each,
     elsewhere a line once a minute."""
     pending, last, live = set(futures), time.monotonic(), sys.stdout.isatty()
-    bars: Dict[Path, tqdm] = {}
+    bars: dict[Path, tqdm] = {}
     try:
         while pending:
             pending = wait(pending, timeout=LOOK_EVERY, return_when=FIRST_COMPLETED).not_done
@@ -105,7 +104,7 @@ def _watch(futures: Dict["Future[State]", Run]) -> None:
         _show(bars, {}, live)
 
 
-def _show(bars: Dict[Path, tqdm], running: Dict[Path, Run], live: bool) -> None:
+def _show(bars: dict[Path, tqdm], running: dict[Path, Run], live: bool) -> None:
     """Have a bar, by the folder, for each of the ``running`` alone, and move it to where the run is."""
     for folder in set(bars) - set(running):
         bars.pop(folder).close()

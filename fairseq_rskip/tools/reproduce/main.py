@@ -5,7 +5,8 @@ import math
 import shlex
 import signal
 import sys
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from collections.abc import Callable
+from typing import Any
 
 import yaml
 
@@ -68,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
         print_line(f"{outcome.cell}: {outcome.waits_for_sweep}; the same command then submits its other seeds")
 
 
-def run_here(made: List[Plan], places: List[Dict[str, str]], options: argparse.Namespace) -> None:
+def run_here(made: list[Plan], places: list[dict[str, str]], options: argparse.Namespace) -> None:
     """Do the runs on this machine, after sweeps also what they have chosen. Raises ``RunsFailed`` if one failed."""
     states, seen = [], set()
     while waiting := [run for run in _ready(made, options) if run.folder not in seen]:
@@ -83,7 +84,7 @@ def run_here(made: List[Plan], places: List[Dict[str, str]], options: argparse.N
         raise RunsFailed(f"{len(failed)} of {len(states)} runs failed: {reasons}; the same command tries again")
 
 
-def show(made: List[Plan], options: argparse.Namespace) -> None:
+def show(made: list[Plan], options: argparse.Namespace) -> None:
     """The commands of what would be run."""
     for run in _ready(made, options):
         print_line(f"# {run}: {runs.state(run)}")
@@ -94,11 +95,11 @@ def show(made: List[Plan], options: argparse.Namespace) -> None:
         print_line(f"# {outcome.cell}: {outcome.waits_for_sweep}; then the best with seeds {seeds}")
 
 
-def _ready(made: List[Plan], options: argparse.Namespace) -> List[Run]:
+def _ready(made: list[Plan], options: argparse.Namespace) -> list[Run]:
     return list({run.folder: run for plan in made for run in ready_runs(plan, options.output)}.values())
 
 
-def _open_sweeps(made: List[Plan], options: argparse.Namespace) -> List[Outcome]:
+def _open_sweeps(made: list[Plan], options: argparse.Namespace) -> list[Outcome]:
     found = [collect(plan, cell, options.output) for plan in made for cell in plan.cells]
     return [outcome for outcome in found if outcome.waits_for_sweep]
 
@@ -112,7 +113,7 @@ def make_plan(table: Table, options: argparse.Namespace) -> Plan:
     )
 
 
-def find_stand_in(table: Table, corpus: Optional[str], known: Dict[str, StandIn]) -> Tuple[StandIn, str]:
+def find_stand_in(table: Table, corpus: str | None, known: dict[str, StandIn]) -> tuple[StandIn, str]:
     """What ``--corpus`` means for ``table``, and the data to train on ("" for the table's). Raises ``UserError``."""
     task = TASKS[table.task]
     if corpus is None:
@@ -155,7 +156,7 @@ def _show_outcome(plan: Plan, outcome: Outcome) -> None:
         print_line(f"  {outcome.cell}, seed {seed}: {state}{shown}")
 
 
-def parse_changes(words: List[str]) -> Options:
+def parse_changes(words: list[str]) -> Options:
     """``--set`` NAME=VALUE, the values as YAML has them. Raises ``UserError``."""
     result: Options = {}
     for word in words:
@@ -195,12 +196,12 @@ def warn(line: str) -> None:
 ACTIONS = {"list": list_tables, "run": run, "status": status, "report": report, "execute": execute_one}
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the subcommand; returns the exit status. What the user can fix is one line on standard error."""
     return work(parse, argv, lambda options: ACTIONS[options.command](options))
 
 
-def work(parse: Callable[..., argparse.Namespace], argv: Optional[List[str]], action: Callable[..., Any]) -> int:
+def work(parse: Callable[..., argparse.Namespace], argv: list[str] | None, action: Callable[..., Any]) -> int:
     """``action`` with the options that ``parse`` reads from ``argv``; returns the exit status."""
     try:
         options = parse(argv)

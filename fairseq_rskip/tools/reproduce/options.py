@@ -4,7 +4,6 @@ import argparse
 import math
 import re
 from pathlib import Path
-from typing import List, Optional, Tuple, Union
 
 from fairseq_rskip.console import Parser, between, whole_number
 
@@ -28,7 +27,7 @@ trains and evaluates what is not done, and writes the report. The same command r
   rskip run mine.yaml --dry-run             print the commands, and do nothing"""
 
 
-def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The options, defaults filled in. A mistake ends the program with one line."""
     parser = Parser(description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
@@ -50,7 +49,7 @@ def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     return options
 
 
-def parse_experiment(argv: Optional[List[str]] = None) -> argparse.Namespace:
+def parse_experiment(argv: list[str] | None = None) -> argparse.Namespace:
     """The options of ``rskip run``: those of `run`, the report's at their defaults."""
     parser = Parser(prog="rskip run", description=RUN_DESCRIPTION)
     parser.add_argument("--output", type=Path, metavar="DIR", help="(runs/FILE, without .yaml)")
@@ -118,7 +117,7 @@ def _minutes(text: str) -> int:
     return math.ceil((days * 86400 + seconds) / 60)
 
 
-def _sbatch_option(text: str) -> Tuple[str, Union[str, bool]]:
+def _sbatch_option(text: str) -> tuple[str, str | bool]:
     """KEY=VALUE, or KEY for an option without a value, as sbatch has it."""
     key, equals, value = text.lstrip("-").partition("=")
     if not re.fullmatch(r"[a-z][a-z-]+", key) or (equals and not value) or not value.isprintable():

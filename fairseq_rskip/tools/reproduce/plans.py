@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import dacite
 
@@ -39,7 +39,7 @@ class Run:
     def __str__(self) -> str:
         return f"{self.folder.parent.name}/{self.folder.name}"
 
-    def commands(self) -> List[List[str]]:
+    def commands(self) -> list[list[str]]:
         return TASKS[self.task].commands(self.settings, self.seed, self.folder)
 
 
@@ -56,9 +56,9 @@ class Plan:
     data: str
     scale: float
     changed: Options
-    seeds: List[int]
+    seeds: list[int]
     stand_in: Options = field(default_factory=dict)
-    cells: List[Cell] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:
@@ -67,7 +67,7 @@ class Plan:
 
 
 def make_plan(
-    table: Table, stand_in: StandIn, data: str, scale: float, changed: Options, seeds: List[int], chosen: List[Cell]
+    table: Table, stand_in: StandIn, data: str, scale: float, changed: Options, seeds: list[int], chosen: list[Cell]
 ) -> Plan:
     """The plan to run ``chosen`` cells of ``table``; ``data`` is "" for the table's own. Raises ``UserError``."""
     task = TASKS[table.task]
@@ -81,7 +81,7 @@ def make_plan(
     matters = {option: value for option, value in changed.items() if option not in task.FREE}
     seeds, name = list(dict.fromkeys(seeds)), _name(table, replaced, scale, matters)
     plan = Plan(name, table, replaced, scale, matters, seeds, stand_in.options)
-    refused: Dict[str, List[Tuple[Cell, UserError]]] = {}
+    refused: dict[str, list[tuple[Cell, UserError]]] = {}
     for cell in chosen:
         try:
             plan.cells.append(_with_variants(plan, cell, stand_in, data, changed))
@@ -120,7 +120,7 @@ def _with_variants(plan: Plan, cell: Cell, stand_in: StandIn, data: str, changed
     return dataclasses.replace(cell, variants=variants)
 
 
-def choose_cells(table: Table, rows: List[str], columns: List[str]) -> List[Cell]:
+def choose_cells(table: Table, rows: list[str], columns: list[str]) -> list[Cell]:
     """The cells to run of the named rows and columns, or of all, and those that the same runs fill.
 
     Raises ``UserError`` for a name that the table does not have.
@@ -154,7 +154,7 @@ def make_run(plan: Plan, variant: Variant, seed: int, out: Path) -> Run:
     return Run(task, settings, seed, out / RUNS / f"{_clean(settings.name)}-{digest}" / f"seed{seed}")
 
 
-def outdated(plan: Plan, table: Table) -> List[str]:
+def outdated(plan: Plan, table: Table) -> list[str]:
     """The cells that were run with other settings than ``table``, its file of today, asks for."""
     now = {(cell.row, cell.column): cell for cell in cells(table)}
     return [str(cell) for cell in plan.cells if not cell.is_twin(now.get((cell.row, cell.column)))]
@@ -186,7 +186,7 @@ def load(path: Path) -> Plan:
         raise UserError(f"cannot read the plan {path}: {reason}; remove it and run again: its runs stay") from None
 
 
-def load_all(out: Path) -> List[Plan]:
+def load_all(out: Path) -> list[Plan]:
     """Every plan in OUT, sorted by name. Raises ``UserError``."""
     return [load(path) for path in sorted((out / PLANS).glob("*.json"))]
 

@@ -16,9 +16,10 @@ import socket
 import statistics
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import IO, Any, NamedTuple
 
 import dacite
 import torch
@@ -50,7 +51,7 @@ class State:
         return f"{self.name}{percent}" + (f": {self.detail}" if self.detail else "")
 
 
-def read(folder: Path) -> Dict[str, Any]:
+def read(folder: Path) -> dict[str, Any]:
     """The run's record, or {} if it is not there or not whole."""
     try:
         return dict(json.loads((folder / RECORD).read_text("utf-8")))
@@ -58,7 +59,7 @@ def read(folder: Path) -> Dict[str, Any]:
         return {}
 
 
-def note(folder: Path, **changes: Any) -> Dict[str, Any]:
+def note(folder: Path, **changes: Any) -> dict[str, Any]:
     """Change the record of a run whose lock the caller holds, None removes; returns it."""
     record = {name: value for name, value in {**read(folder), **changes}.items() if value is not None}
     write_json(folder / RECORD, record)
@@ -77,7 +78,7 @@ def prepare(run: Run, **more: Any) -> None:
 
 
 @contextlib.contextmanager
-def holding(folder: Path) -> Iterator[Optional[IO[str]]]:
+def holding(folder: Path) -> Iterator[IO[str] | None]:
     """Hold the run's lock during the block; gives its file, or None if the run is running elsewhere."""
     for look in range(LOOKS, 0, -1):
         with locked(folder, LOCK) as lock:
@@ -87,7 +88,7 @@ def holding(folder: Path) -> Iterator[Optional[IO[str]]]:
         time.sleep(0.1)
 
 
-def about(run: Run) -> Dict[str, Any]:
+def about(run: Run) -> dict[str, Any]:
     """What is recorded of a run when it starts."""
     versions = {"fairseq_rskip": __version__, "python": platform.python_version(), "torch": torch.__version__}
     return {"commands": run.commands(), "versions": versions, "git": git_commit()}
@@ -119,7 +120,7 @@ def state(run: Run) -> State:
     return State(STOPPED, progress) if (run.folder / LOG).exists() else State(NEW)
 
 
-def still_to_do(found: List[Run], *left: str) -> List[Run]:
+def still_to_do(found: list[Run], *left: str) -> list[Run]:
     """Those of the runs that are not done, not running, and in none of the states ``left``; says of the others why."""
     chosen = []
     for run in found:
@@ -131,7 +132,7 @@ def still_to_do(found: List[Run], *left: str) -> List[Run]:
 
 
 @functools.lru_cache(maxsize=1)
-def queued_jobs() -> Tuple[List[str], str]:
+def queued_jobs() -> tuple[list[str], str]:
     """The user's SLURM jobs that wait or run, elements of arrays as 12_0; where squeue does not answer, also why."""
     command = ["squeue", f"--user={os.getuid()}", "--array", "--noheader", "--format=%i"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
@@ -157,13 +158,13 @@ def _held(lock: Path) -> bool:
         return False
 
 
-def metrics(record: Dict[str, Any]) -> Dict[str, Any]:
+def metrics(record: dict[str, Any]) -> dict[str, Any]:
     """What a finished run gave; {} if it is not finished."""
     found = record.get("metrics")
     return found if isinstance(found, dict) and isinstance(found.get("values"), dict) else {}
 
 
-def stamp() -> Dict[str, Any]:
+def stamp() -> dict[str, Any]:
     """When and where."""
     return {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": socket.gethostname()}
 
@@ -172,7 +173,7 @@ class Trial(NamedTuple):
     """A combination of a sweep's values, with the mean of the held-out metric, or None and why."""
 
     swept: Options
-    value: Optional[float]
+    value: float | None
     state: str
 
 
@@ -184,11 +185,11 @@ class Outcome:
     """
 
     cell: Cell
-    runs: Dict[int, Run] = field(default_factory=dict)
-    states: Dict[int, State] = field(default_factory=dict)
-    metrics: Dict[int, Dict[str, Any]] = field(default_factory=dict)
-    trials: List[Trial] = field(default_factory=list)
-    chosen: Optional[Options] = None
+    runs: dict[int, Run] = field(default_factory=dict)
+    states: dict[int, State] = field(default_factory=dict)
+    metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
+    trials: list[Trial] = field(default_factory=list)
+    chosen: Options | None = None
 
     @property
     def begun(self) -> bool:
@@ -215,7 +216,7 @@ def collect(plan: Plan, cell: Cell, out: Path) -> Outcome:
     return Outcome(cell, found, states, done, trials, variant.swept)
 
 
-def ready_runs(plan: Plan, out: Path) -> List[Run]:
+def ready_runs(plan: Plan, out: Path) -> list[Run]:
     """The runs that the plan can have now, each once: the first seed of every row comes before the second of any.
 
     Of a cell with a sweep these are all values with its first seeds, and when they are done the chosen one with all.
@@ -227,7 +228,7 @@ def ready_runs(plan: Plan, out: Path) -> List[Run]:
     return list({run.folder: run for run in found}.values())
 
 
-def sweep_seeds(plan: Plan) -> List[int]:
+def sweep_seeds(plan: Plan) -> list[int]:
     """The seeds with which each value of a sweep is tried: the table's first, whatever --seeds says."""
     return plan.table.seeds[: plan.table.sweep_seeds]
 
@@ -247,7 +248,7 @@ def _trial(plan: Plan, variant: Variant, out: Path) -> Trial:
     return Trial(variant.swept, mean, DONE)
 
 
-def _chosen(cell: Cell, trials: List[Trial]) -> Optional[Variant]:
+def _chosen(cell: Cell, trials: list[Trial]) -> Variant | None:
     """The variant that did best on the held-out set, the first of equals; None while a trial is still to come."""
     if not trials:
         return cell.variants[0]
@@ -257,7 +258,7 @@ def _chosen(cell: Cell, trials: List[Trial]) -> Optional[Variant]:
     return cell.variants[min(done, key=lambda index: trials[index].value)]
 
 
-def at_border(outcome: Outcome) -> List[str]:
+def at_border(outcome: Outcome) -> list[str]:
     """The options whose chosen value is the smallest or largest of the sweep: the best may lie beyond."""
     found = []
     for option, value in (outcome.chosen or {}).items():

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any
 
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
@@ -36,7 +36,7 @@ class Attempt:
 
     def __init__(self, folder: str):
         self.folder = folder
-        self.state: Optional[State] = None
+        self.state: State | None = None
 
     def __call__(self) -> None:
         """Raises ``RuntimeError`` if the run failed: that makes it a failed job."""
@@ -88,7 +88,7 @@ def check(options: argparse.Namespace) -> None:
         raise UserError(f"--output {options.output}: SLURM takes % in a path for a placeholder; choose another")
 
 
-def submit(waiting: List[Run], options: argparse.Namespace) -> None:
+def submit(waiting: list[Run], options: argparse.Namespace) -> None:
     """Submit those of the ``waiting`` runs that no living job has yet, and say which job has which.
 
     Raises ``UserError`` with sbatch's own words if it refuses: nothing is queued then.
@@ -134,7 +134,7 @@ def make_executor(folder: Path, options: argparse.Namespace) -> Any:
     return executor
 
 
-def _submit(executor: Any, chosen: List[Run]) -> List[Any]:
+def _submit(executor: Any, chosen: list[Run]) -> list[Any]:
     """The jobs of ``chosen``. Raises ``UserError`` if they are refused."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 

@@ -2,8 +2,9 @@
 
 import difflib
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, Iterable, List, Optional, Union
+from typing import Any, Optional
 
 from fairseq_rskip.tools.train.data import ROOT as ROOT
 
@@ -19,10 +20,10 @@ SCORES = dict.fromkeys(
 METRICS = {"images": ERRORS, "translation": {**SCORES, **LOSSES}}
 HELD_OUT = {"images": "valid_error", "translation": "valid_loss"}  # what a sweep is decided by
 
-Number = Union[int, float]
-Value = Union[bool, int, float, str, List[int]]
-Options = Dict[str, Value]
-Sweep = Dict[str, List[Union[int, float, str]]]
+Number = int | float
+Value = bool | int | float | str | list[int]
+Options = dict[str, Value]
+Sweep = dict[str, list[int | float | str]]
 
 
 def _key(accepts: str, *default: Any, **more: Any) -> Any:
@@ -53,9 +54,9 @@ class Corpus:
 
     source: str = _key("a language code such as en")
     target: str = _key("a language code such as fr")
-    train: List[str] = _key("two files, [SOURCE, TARGET]")
-    valid: List[str] = _key("two files, [SOURCE, TARGET]")
-    test: List[str] = _key("two files, [SOURCE, TARGET]")
+    train: list[str] = _key("two files, [SOURCE, TARGET]")
+    valid: list[str] = _key("two files, [SOURCE, TARGET]")
+    test: list[str] = _key("two files, [SOURCE, TARGET]")
     folder: str = _key("the path of a folder, which need not be there", "")
     options: Options = _options()
 
@@ -83,10 +84,10 @@ class Row:
 
     label: str = _key("text")
     equation: str = _key("text", "")
-    arch: Union[str, Dict[str, str]] = _key("an architecture, or a mapping from columns to architectures", "")
+    arch: str | dict[str, str] = _key("an architecture, or a mapping from columns to architectures", "")
     options: Options = _options()
-    sweep: Optional[Sweep] = _sweep(None)
-    reported: Union[None, int, float, Dict[str, Number]] = _key("a number, or a mapping from columns to numbers", None)
+    sweep: Sweep | None = _sweep(None)
+    reported: None | int | float | dict[str, Number] = _key("a number, or a mapping from columns to numbers", None)
     baseline: str = _key("the label of a row", "")
     run: bool = _key("true or false", True)
 
@@ -111,16 +112,16 @@ class Table:
     name: str = _key("")
     path: str = _key("")
     data: str = _key("the name of a corpus or data set, a folder, or a mapping with the files of your own")
-    rows: List[Row] = _key("a list with at least one row")
+    rows: list[Row] = _key("a list with at least one row")
     rows_from: str = _key("the path of a YAML file, from this one's folder", "")
     title: str = _key("text", "")
     source: str = _key("text", "")
     task: str = _key(" or ".join(METRICS), "")
     metric: str = _key("the name of a metric", "")
-    also: List[str] = _key("a list of metrics", default_factory=list)
-    seeds: List[int] = _key("different integers >= 0, as [1, 2, 3]", default_factory=lambda: [1])
+    also: list[str] = _key("a list of metrics", default_factory=list)
+    seeds: list[int] = _key("different integers >= 0, as [1, 2, 3]", default_factory=lambda: [1])
     baseline: str = _key("the label of a row", "")
-    columns: Dict[str, Column] = _key("a mapping, from a column's name to its data and options", default_factory=dict)
+    columns: dict[str, Column] = _key("a mapping, from a column's name to its data and options", default_factory=dict)
     options: Options = _options()
     evaluate: Options = _options()
     sweep: Sweep = _sweep()
@@ -129,7 +130,7 @@ class Table:
     figure: str = _key(f"one of {', '.join(FIGURES)}", "")
     figure_options: Options = _options()
     note: str = _key("text", "")
-    corpora: Dict[str, Corpus] = field(default_factory=dict)
+    corpora: dict[str, Corpus] = field(default_factory=dict)
 
     def row(self, label: str) -> Row:
         return next(row for row in self.rows if row.label == label)
@@ -164,7 +165,7 @@ class Settings:
 
     data: str
     options: Options
-    identity: Dict[str, Any]
+    identity: dict[str, Any]
     name: str
     length: int
     unit: str
@@ -195,10 +196,10 @@ class Cell:
     arch: str
     options: Options
     data: str
-    reported: Optional[Number]
+    reported: Number | None
     run: bool
     sweep: Sweep = field(default_factory=dict)
-    variants: List[Variant] = field(default_factory=list)
+    variants: list[Variant] = field(default_factory=list)
     scored: bool = True
     evaluate: Options = field(default_factory=dict)
 
@@ -224,7 +225,7 @@ class StandIn:
     updates: int = _key("an integer", 0)
 
 
-def cells(table: Table) -> List[Cell]:
+def cells(table: Table) -> list[Cell]:
     """Every cell of ``table``, row by row; a row's options win over its column's, a column's over the table's."""
     result = []
     for row in table.rows:
@@ -239,7 +240,7 @@ def cells(table: Table) -> List[Cell]:
     return result
 
 
-def dashed(options: Dict[str, Any]) -> Dict[str, Any]:
+def dashed(options: dict[str, Any]) -> dict[str, Any]:
     """The names as command lines have them."""
     return {name.replace("_", "-"): value for name, value in options.items()}
 
@@ -255,7 +256,7 @@ def near(name: Any, known: Iterable[Any]) -> str:
     return f"did you mean {found[0]!r}?" if found else ""
 
 
-def tool(script: str, command: str) -> List[str]:
+def tool(script: str, command: str) -> list[str]:
     """The first words of a tool's command line: the script of a checkout, without one the command of ``rskip``."""
     path = ROOT / "scripts" / script
     if not path.exists():

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from fairseq_rskip.console import as_words, checked
 from fairseq_rskip.errors import UserError
@@ -47,7 +47,7 @@ def check_data(data: str) -> None:
     read_references(find_prepared(Path(_prepared(data))), "test")
 
 
-def preparation(data: str, corpus: Optional[Corpus]) -> List[str]:
+def preparation(data: str, corpus: Corpus | None) -> list[str]:
     """The command that prepares ``data``, a name, or a folder of which ``corpus`` has the text; [] where there is none.
 
     Raises ``UserError`` for files that are not there.
@@ -144,8 +144,8 @@ def _shortened(data: str, recipe: Options, stand_in: StandIn, scale: float, opti
     return {**saving, **options, "max-update": updates, "warmup-updates": max(1, round(warmup * scale))}
 
 
-@functools.lru_cache(maxsize=None)  # rows of a table, and tables, share much, and `rskip run` plans twice
-def check(arch: str, recipe: str, words: Tuple[str, ...]) -> None:
+@functools.cache  # rows of a table, and tables, share much, and `rskip run` plans twice
+def check(arch: str, recipe: str, words: tuple[str, ...]) -> None:
     """Have train.sh's planner read the options ``words`` beside those of ``recipe``. Raises ``UserError``."""
     from fairseq_rskip.tools.train.options import Options as Reader
     from fairseq_rskip.tools.train.options import check_arch, find_user_dir
@@ -155,7 +155,7 @@ def check(arch: str, recipe: str, words: Tuple[str, ...]) -> None:
     Reader(arch, RECIPES[recipe].options, list(words))
 
 
-def commands(settings: Settings, seed: int, folder: Path) -> List[List[str]]:
+def commands(settings: Settings, seed: int, folder: Path) -> list[list[str]]:
     """The command lines that fill ``folder``: training, then beam search and scores if a metric asks for them."""
     save = folder / CHECKPOINTS
     words = [*as_words({**settings.options, **_kept(settings)}), "--seed", str(seed), "--save-dir", str(save)]
@@ -183,7 +183,7 @@ def _prepared(data: str) -> str:
     return data if Path(data).is_dir() else str(ROOT / "data" / data)
 
 
-def progress(settings: Settings, folder: Path) -> Tuple[float, str]:
+def progress(settings: Settings, folder: Path) -> tuple[float, str]:
     """The part of the training that is done, from 0 to 1, and its last losses in words, as train.log's end says.
 
     A run that has trained all of it, and is not done, is being evaluated.
@@ -203,7 +203,7 @@ def progress(settings: Settings, folder: Path) -> Tuple[float, str]:
     return part, ", ".join(told)
 
 
-def metrics(settings: Settings, folder: Path) -> Optional[Dict[str, Any]]:
+def metrics(settings: Settings, folder: Path) -> dict[str, Any] | None:
     """``values`` and ``signatures`` by the names of evaluate.sh's scores, or None if the run is not finished.
 
     valid_loss and last_valid_loss are the label-smoothed losses per token, in bits, of the held-out set.
@@ -225,7 +225,7 @@ def metrics(settings: Settings, folder: Path) -> Optional[Dict[str, Any]]:
     return {"values": values, "signatures": signatures, "unit": "BLEU", **about, "versions": versions}
 
 
-def _valid_losses(folder: Path) -> Dict[str, float]:
+def _valid_losses(folder: Path) -> dict[str, float]:
     """The lowest loss on the held-out set, and the last one, as fairseq keeps them in its last checkpoint.
 
     Nothing where a training chooses its best checkpoint by another metric than the loss.

@@ -2,9 +2,10 @@
 
 import contextlib
 import reprlib
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List
+from typing import Any
 
 import yaml
 
@@ -16,7 +17,7 @@ short = reprlib.Repr()  # a value may be huge: YAML's aliases multiply
 short.maxlevel, short.maxstring, short.maxother = 2, 80, 80
 
 
-class Mistakes(List[str]):
+class Mistakes(list[str]):
     """Messages of several ``UserError``, so that a user sees all of them at once."""
 
     @contextlib.contextmanager
@@ -33,7 +34,7 @@ class Mistakes(List[str]):
             raise UserError("\nerror: ".join(dict.fromkeys(self)))
 
 
-def read_rows(path: Path, readers: Iterable[Path] = ()) -> Dict[str, Any]:
+def read_rows(path: Path, readers: Iterable[Path] = ()) -> dict[str, Any]:
     """What ``path`` holds, with ``rows``: one experiment is a row, and what a row has of the whole table goes there.
 
     So an experiment's file becomes a row by pasting. ``readers`` are the files that take rows from this one.
@@ -63,7 +64,7 @@ def read_rows(path: Path, readers: Iterable[Path] = ()) -> Dict[str, Any]:
     return {**content, "rows": rows}
 
 
-def _taken(content: Dict[str, Any], path: Path, readers: Iterable[Path]) -> Any:
+def _taken(content: dict[str, Any], path: Path, readers: Iterable[Path]) -> Any:
     """The rows of ``content`` with what they have from the file ``rows_from``; all of its rows where there are none.
 
     A label alone is the row of that label there; a row that lacks an equation has that of its label there.
@@ -100,15 +101,15 @@ def row_name(path: Path, number: int, row: Any) -> str:
     return f"{path}, row {number}{label}"
 
 
-def keys(cls: type) -> List[str]:
+def keys(cls: type) -> list[str]:
     return [each.name for each in fields(cls) if each.metadata.get("accepts")]
 
 
 class _Loader(yaml.SafeLoader):
     """YAML in which a key given twice is an error instead of the last one's win."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Dict:
-        seen: List[Any] = []
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen: list[Any] = []
         for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             key = self.construct_object(key_node, deep=True)
             if key in seen:

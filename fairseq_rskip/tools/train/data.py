@@ -5,7 +5,7 @@ import re
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.process import CHECKOUT
@@ -26,21 +26,21 @@ class Data:
     folder: Path
     name: str
     recipe: str
-    preparation: Dict[str, Any] = field(default_factory=dict)
+    preparation: dict[str, Any] = field(default_factory=dict)
     there: bool = True
     pairs: int = 0
 
     @property
-    def languages(self) -> Dict[str, str]:
+    def languages(self) -> dict[str, str]:
         """fairseq-train's options for what preparation.json says; from file names alone, fairseq guesses."""
         said = {"source-lang": self.preparation.get("src"), "target-lang": self.preparation.get("tgt")}
         return {name: language for name, language in said.items() if isinstance(language, str)}
 
-    def pair(self, given: Dict[str, Any]) -> Tuple[str, str]:
+    def pair(self, given: dict[str, Any]) -> tuple[str, str]:
         """Source and target language: the user's, preparation.json's, or the file names'. Raises as the next."""
         return tuple(path.name[len("dict.") : -len(".txt")] for path in self.dictionaries(given))
 
-    def dictionaries(self, given: Dict[str, Any]) -> List[Path]:
+    def dictionaries(self, given: dict[str, Any]) -> list[Path]:
         """The source's and the target's. Raises ``UserError`` if this is not the data-bin of a language pair."""
         if not self.there:
             return []
@@ -55,7 +55,7 @@ class Data:
         return found
 
 
-def find_data(corpus: str, dry_run: bool, recipe: Optional[str] = None) -> Data:
+def find_data(corpus: str, dry_run: bool, recipe: str | None = None) -> Data:
     """The data of a corpus's name or of a folder, with the ``recipe`` that is given, else the corpus's, else by size.
 
     Raises ``UserError``; a dry run needs no prepared data.
@@ -83,7 +83,7 @@ def find_data(corpus: str, dry_run: bool, recipe: Optional[str] = None) -> Data:
     return data
 
 
-def read_preparation(folder: Path) -> Dict[str, Any]:
+def read_preparation(folder: Path) -> dict[str, Any]:
     """What data preparation says of a data-bin. Raises ``UserError``."""
     path = folder / PREPARATION
     try:
@@ -117,7 +117,7 @@ def read_lengths(prefix: Path):
     return lengths
 
 
-def updates_per_epoch(folder: Path, languages: Tuple[str, str], tokens: int) -> int:
+def updates_per_epoch(folder: Path, languages: tuple[str, str], tokens: int) -> int:
     """About how many steps of ``tokens`` a pass over the training data takes, its padding not counted."""
     import numpy
 

@@ -5,7 +5,6 @@ import contextlib
 import os
 import shlex
 import sys
-from typing import List, Optional, Tuple
 
 from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
@@ -33,7 +32,7 @@ EPILOG = """environment:
 """
 
 
-def parse(argv: Optional[List[str]] = None) -> Tuple[argparse.Namespace, List[str]]:
+def parse(argv: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """CORPUS, ARCH and train.sh's own options; fairseq-train's options, not read yet. Raises ``UserError``."""
     argv = sys.argv[1:] if argv is None else argv
     parser = Parser(usage=USAGE, description=DESCRIPTION, epilog=EPILOG)
@@ -59,7 +58,7 @@ def parse(argv: Optional[List[str]] = None) -> Tuple[argparse.Namespace, List[st
     return own, words
 
 
-def prepare(argv: Optional[List[str]] = None) -> Optional[List[str]]:
+def prepare(argv: list[str] | None = None) -> list[str] | None:
     """Do what ``argv`` asks for, up to the training; returns run.py's arguments, or None if nothing is to be trained.
 
     Raises ``UserError``.
@@ -95,12 +94,12 @@ def prepare(argv: Optional[List[str]] = None) -> Optional[List[str]]:
     return [*ours, "--", *plan.command]
 
 
-def _warn(warnings: List[str]) -> None:
+def _warn(warnings: list[str]) -> None:
     for warning in warnings:
         print_line(f"train.sh: {warning}", "stderr")
 
 
-def train(argv: Optional[List[str]] = None) -> None:
+def train(argv: list[str] | None = None) -> None:
     """Plan, then become run.py."""
     arguments = prepare(argv)
     if arguments:
@@ -108,6 +107,6 @@ def train(argv: Optional[List[str]] = None) -> None:
         os.execv(sys.executable, [sys.executable, "-m", "fairseq_rskip.tools.train.run", *arguments])
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Do what ``argv`` asks for; returns the exit status."""
     return exit_status(lambda: train(argv))

@@ -4,8 +4,9 @@ import argparse
 import difflib
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any
 
 import fairseq_rskip
 from fairseq_rskip.console import between, whole_number
@@ -21,7 +22,7 @@ def fail(message: str) -> None:
     raise UserError(message)
 
 
-def each(convert: Callable[[str], Any]) -> Callable[[str], List]:
+def each(convert: Callable[[str], Any]) -> Callable[[str], list]:
     """A type for argparse: such values, separated by commas: one an epoch."""
     return lambda text: [convert(part) for part in text.strip("[]").split(",")]
 
@@ -35,7 +36,7 @@ def not_empty(text: str) -> str:
 
 COUNT, WHOLE, SHARE = whole_number(1), whole_number(0), between(0, 1)
 SIZES = ("layers", "embed-dim", "ffn-embed-dim", "attention-heads")
-RANGES: Dict[str, Callable[[str], Any]] = {
+RANGES: dict[str, Callable[[str], Any]] = {
     "save-dir": not_empty,
     "lr": each(between(0, math.inf, open_below=True)),
     "update-freq": each(COUNT),
@@ -53,7 +54,7 @@ RANGES: Dict[str, Callable[[str], Any]] = {
 }
 
 
-def check_ranges(words: List[str]) -> None:
+def check_ranges(words: list[str]) -> None:
     """Raises ``UserError`` for a value among fairseq-train's options ``words`` that is outside its range."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name, convert in RANGES.items():
@@ -62,14 +63,14 @@ def check_ranges(words: List[str]) -> None:
     parser.parse_known_args(words)
 
 
-def find_user_dir(words: List[str]) -> Path:
+def find_user_dir(words: list[str]) -> Path:
     """The user's --user-dir, or ours."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--user-dir", type=Path, default=PLUGIN)
     return parser.parse_known_args(words)[0].user_dir
 
 
-def list_archs(user_dir: Path) -> List[str]:
+def list_archs(user_dir: Path) -> list[str]:
     """Every architecture of this plugin, then those of fairseq and of ``user_dir``. Raises ``UserError``."""
     import fairseq.models
     from fairseq import utils
@@ -92,7 +93,7 @@ def check_arch(arch: str, user_dir: Path) -> None:
         fail(f"no architecture named {arch!r}; {near(arch, known)}scripts/train.sh --archs lists all")
 
 
-def near(arch: str, known: List[str]) -> str:
+def near(arch: str, known: list[str]) -> str:
     """``near: a, b; `` for the architectures of ``known`` that ``arch`` may stand for, "" without any."""
     found = difflib.get_close_matches(arch, known, 3)
     return f"near: {', '.join(found)}; " if found else ""
@@ -109,7 +110,7 @@ class Options:
     Raises ``UserError`` for what fairseq-train would not take, or could not build a model of.
     """
 
-    def __init__(self, arch: str, recipe: Dict[str, Any], words: List[str]):
+    def __init__(self, arch: str, recipe: dict[str, Any], words: list[str]):
         from fairseq import options
         from fairseq.models import MODEL_DATACLASS_REGISTRY
 
@@ -140,7 +141,7 @@ class Options:
         return name not in self.unknown and not any(n.replace("-", "_") in self.given for n in same)
 
 
-def refuse_unknown(words: List[str], arch: str, parser: argparse.ArgumentParser) -> None:
+def refuse_unknown(words: list[str], arch: str, parser: argparse.ArgumentParser) -> None:
     """Raises ``UserError`` if there are any, with the nearest option that is known."""
     if words:
         known = re.findall(r"--[a-z][\w-]+", parser.format_usage())
@@ -148,7 +149,7 @@ def refuse_unknown(words: List[str], arch: str, parser: argparse.ArgumentParser)
         fail(f"fairseq-train takes no {' '.join(words)} with {arch}" + (f"; did you mean {meant[0]}?" if meant else ""))
 
 
-def find_shape(args, defaults: Dict[str, Any]) -> Dict[str, Any]:
+def find_shape(args, defaults: dict[str, Any]) -> dict[str, Any]:
     """Layers, dimensions, heads and the like, by fairseq's names, as far as the architecture has them.
 
     ``args`` are fairseq's; the architecture's ``defaults`` hold where those are silent. The decoder's dimensions follow
@@ -165,7 +166,7 @@ def find_shape(args, defaults: Dict[str, Any]) -> Dict[str, Any]:
     return shape
 
 
-def check_heads(shape: Dict[str, Any]) -> None:
+def check_heads(shape: dict[str, Any]) -> None:
     """Raises ``UserError`` for attention heads that do not divide a dimension."""
     from fairseq_rskip.modules import skip_config
 
@@ -175,7 +176,7 @@ def check_heads(shape: Dict[str, Any]) -> None:
             skip_config.check_heads(side, dim, heads)
 
 
-def find_skip(arch: str, config: Any, given: Dict[str, Any], shape: Dict[str, Any]) -> Dict[str, Any]:
+def find_skip(arch: str, config: Any, given: dict[str, Any], shape: dict[str, Any]) -> dict[str, Any]:
     """The kind of skip connection and all of its options, by fairseq's names; none where the model is not ours.
 
     ``config`` is the architecture's dataclass with its defaults, or None. Raises ``UserError`` for options that

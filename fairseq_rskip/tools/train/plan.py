@@ -10,7 +10,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 from fairseq_rskip.console import as_words
 from fairseq_rskip.errors import UserError
@@ -23,7 +23,7 @@ HALF = ("fp16", "memory_efficient_fp16", "bf16", "memory_efficient_bf16", "amp",
 LONGEST = 250  # tokens of a training sentence that data preparation lets through
 
 
-def find_gpus() -> Tuple[int, bool]:
+def find_gpus() -> tuple[int, bool]:
     """How many GPUs torch sees, and whether all compute well in half precision (compute capability 7.0)."""
     import torch
 
@@ -31,7 +31,7 @@ def find_gpus() -> Tuple[int, bool]:
     return count, all(torch.cuda.get_device_capability(number) >= (7, 0) for number in range(count))
 
 
-def device_options(gpus: int, halves: bool, no_fp16: bool, given: Dict[str, Any]) -> Dict[str, Any]:
+def device_options(gpus: int, halves: bool, no_fp16: bool, given: dict[str, Any]) -> dict[str, Any]:
     """--fp16, or --cpu. Raises ``UserError`` for half precision without a GPU."""
     chosen = [name for name in HALF if name in given]
     if gpus and "cpu" not in given:
@@ -43,7 +43,7 @@ def device_options(gpus: int, halves: bool, no_fp16: bool, given: Dict[str, Any]
     return {**CPU, **keep, "cpu": True, **({"distributed-world-size": 1} if gpus > 1 else {})}
 
 
-def step_options(target: int, processes: int, unit: str, given: Dict[str, Any]) -> Tuple[Dict[str, Any], str]:
+def step_options(target: int, processes: int, unit: str, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """--max-tokens and --update-freq, room for validation, and a line on what a step is. Raises ``UserError``."""
     cap = os.environ.get("MAX_TOKENS_PER_GPU") or "4096"
     if not re.fullmatch("[1-9][0-9]*", cap):
@@ -77,20 +77,20 @@ class Plan:
     ``settings`` tell the model from others, ``end`` is the last of ``unit`` (updates or epochs), 0 where there is none.
     """
 
-    command: List[str]
+    command: list[str]
     save: Path
     data: Data
-    dictionaries: List[Path]
-    settings: Dict[str, Any]
+    dictionaries: list[Path]
+    settings: dict[str, Any]
     end: int
     unit: str
-    notes: List[str]
-    warnings: List[str]
+    notes: list[str]
+    warnings: list[str]
 
 
 def machine_options(
-    recipe: Recipe, given: Dict[str, Any], own: argparse.Namespace
-) -> Tuple[Dict, Dict, str, List[str]]:
+    recipe: Recipe, given: dict[str, Any], own: argparse.Namespace
+) -> tuple[dict, dict, str, list[str]]:
     """Options of the device and of the batch, a note and warnings. Raises ``UserError``."""
     gpus, halves = find_gpus() if own.gpus is None else (own.gpus, True)
     device, warnings = device_options(gpus, halves, own.no_fp16, given), []
@@ -102,7 +102,7 @@ def machine_options(
     return device, step, note, warnings
 
 
-def log_options(save: Path, given: Dict[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
+def log_options(save: Path, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """--tensorboard-logdir where fairseq found a package that writes it, else a note.
 
     Raises ``UserError`` for --wandb-project without its package, of which fairseq would warn in its log alone.
@@ -116,7 +116,7 @@ def log_options(save: Path, given: Dict[str, Any]) -> Tuple[Dict[str, Any], List
     return {"tensorboard-logdir": shown(save / "tensorboard")}, []
 
 
-def _length(data: Data, options: Options, recipe: Recipe, ends: Dict[str, int], dictionaries: List[Path]) -> str:
+def _length(data: Data, options: Options, recipe: Recipe, ends: dict[str, int], dictionaries: list[Path]) -> str:
     """What the recipe was chosen by, and how many epochs the training means, as far as the data can tell."""
     why = f" (for {data.pairs:,} pairs; --recipe NAME takes another)" if not recipe.prepare and data.pairs else ""
     if not dictionaries or "batch_size" in options.given or not any(ends.values()):
@@ -127,7 +127,7 @@ def _length(data: Data, options: Options, recipe: Recipe, ends: Dict[str, int], 
     return f"{why}: {ends['epoch']:,} epochs, about {ends['epoch'] * each:,} updates"
 
 
-def make_plan(data: Data, arch: str, words: List[str], own: argparse.Namespace) -> Plan:
+def make_plan(data: Data, arch: str, words: list[str], own: argparse.Namespace) -> Plan:
     """The command and what belongs to it; writes nothing. Raises ``UserError``."""
     recipe = RECIPES[data.recipe]
     check_arch(arch, find_user_dir(words))

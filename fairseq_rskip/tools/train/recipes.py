@@ -1,7 +1,7 @@
 """The settings each corpus is trained with, in one table. docs/training.md says where every value comes from."""
 
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Recipe:
     """
 
     tokens: int
-    options: Dict[str, Any]
+    options: dict[str, Any]
     prepare: str = ""
 
 
@@ -65,8 +65,8 @@ def peak_lr(dim: int, warmup: int = VASWANI["warmup-updates"]) -> float:
 
 
 def split_step(
-    target: int, processes: int, cap: int, max_tokens: Optional[int] = None, update_freq: Optional[int] = None
-) -> Tuple[int, int]:
+    target: int, processes: int, cap: int, max_tokens: int | None = None, update_freq: int | None = None
+) -> tuple[int, int]:
     """``(max_tokens, update_freq)`` whose product with ``processes`` is ``target``; what is given stays.
 
     With neither given, the fewest batches of at most ``cap`` tokens.

@@ -11,7 +11,6 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import Dict, List, Optional
 
 from tqdm import tqdm
 
@@ -52,9 +51,9 @@ class Progress:
     def __init__(self, end: int, unit: str):
         self.end, self.unit = end, unit
         self.updates, self.speed = 0, ""
-        self.losses: Dict[str, float] = {}  # train, valid, and best: the lowest valid
+        self.losses: dict[str, float] = {}  # train, valid, and best: the lowest valid
         self.told = 0  # the update that the last line was about
-        self.bar: Optional[tqdm] = None
+        self.bar: tqdm | None = None
         if sys.stdout.isatty():
             form = _BAR if end else None
             self.bar = tqdm(total=end or None, unit=unit, file=sys.stdout, bar_format=form, dynamic_ncols=True)
@@ -82,7 +81,7 @@ class Progress:
             print_line(f"epoch {found['epoch']}, {self}")
             self.losses.pop("train", None)  # the next line has a newer one, or none
 
-    def _move(self, found: Dict) -> None:
+    def _move(self, found: dict) -> None:
         done = self.updates if self.unit == "updates" else found.get("update", found["epoch"])
         if not self.bar.n:  # time left is reckoned from here: the start took long, and a resumed run did less
             self.bar.reset()
@@ -103,7 +102,7 @@ class Progress:
             self.bar.close()
 
 
-def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """What the planner hands over."""
     parser = argparse.ArgumentParser(prog="python -m fairseq_rskip.tools.train.run", description=__doc__)
     parser.add_argument("--save", type=Path, required=True, help="SAVE-DIR")
@@ -172,7 +171,7 @@ def _say_what_can_be_averaged(save: Path) -> None:
         print_line(line, "stderr")
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Do what ``argv`` asks for; returns the exit status."""
     options = parse(argv)
     stop_on_signals()

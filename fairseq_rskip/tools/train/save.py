@@ -6,7 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_atomically, write_json
@@ -16,7 +16,7 @@ SETTINGS = "training.json"
 NUMBERED = {"update": re.compile(r"checkpoint_\d+_(\d+)\.pt"), "epoch": re.compile(r"checkpoint(\d+)\.pt")}
 
 
-def numbered(folder: Path, unit: str) -> List[Tuple[int, Path]]:
+def numbered(folder: Path, unit: str) -> list[tuple[int, Path]]:
     """The checkpoints that can be averaged, written after so many of ``unit``, a key of ``NUMBERED``; newest first."""
     matches = ((NUMBERED[unit].fullmatch(path.name), path) for path in folder.glob("checkpoint*.pt"))
     return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
@@ -28,7 +28,7 @@ def shown(path: Path) -> str:
     return str(path.relative_to(here) if here in path.parents else path)
 
 
-def check_save(save: Path, data: Data, settings: Dict[str, Any]) -> None:
+def check_save(save: Path, data: Data, settings: dict[str, Any]) -> None:
     """Raises ``UserError`` if the checkpoints in ``save`` are of another vocabulary or model."""
     if not any(save.glob("checkpoint*.pt")):
         return
@@ -60,7 +60,7 @@ def finished(save: Path, max_update: int) -> bool:
     return history[-1].get("num_updates", 0) >= max_update
 
 
-def fill_save(save: Path, data: Data, dictionaries: List[Path], settings: Dict[str, Any]) -> None:
+def fill_save(save: Path, data: Data, dictionaries: list[Path], settings: dict[str, Any]) -> None:
     """Makes ``save``, with copies of the dictionaries and what identifies the model: evaluation and resuming compare
     with them."""
     save.mkdir(parents=True, exist_ok=True)
