@@ -1,10 +1,11 @@
 """What the patched fairseq calls, beside safe loading (``safe_load.py``).
 
-The wheel that ``scripts/build_fairseq.py`` builds holds a copy, ``fairseq._today``: ``fairseq/__init__.py`` calls
-``prepare()`` there, other modules call the rest (``patches/`` says where). With fairseq of another origin the plugin
-itself calls ``prepare()``, and fairseq stays as it is otherwise.
+The wheel that ``tools/build_fairseq.py`` builds holds a copy, ``fairseq._today``: ``fairseq/__init__.py`` calls
+``prepare()``, other modules call the rest (``patches/`` says where). With any other fairseq the plugin calls
+``prepare()``; fairseq stays as it is otherwise.
 """
 
+import argparse
 import atexit
 import contextlib
 import errno
@@ -23,7 +24,6 @@ from .safe_load import (  # noqa: F401  (the patched fairseq reaches them here)
     CheckpointError,
     UnsafeCheckpointError,
     UserError,
-    allowed_globals,
     literal,
     load_checkpoint,
 )
@@ -41,9 +41,8 @@ _WARNINGS = (
 
 
 def prepare():
-    """What does not depend on how fairseq was installed: allow-list, quiet start, one-line errors, a clean end."""
-    if hasattr(torch.serialization, "add_safe_globals"):  # torch >= 2.4; for torch.load calls other than ours
-        torch.serialization.add_safe_globals([allowed_globals()["argparse.Namespace"]])
+    """Set up what any fairseq needs: allow-list, no warnings to programmers, one-line errors, a clean end."""
+    torch.serialization.add_safe_globals([argparse.Namespace])  # for calls of torch.load other than ours
     if not sys.warnoptions:
         for message, category in _WARNINGS:
             warnings.filterwarnings("ignore", message=message, category=category)

@@ -1,16 +1,14 @@
 """The safe way to read a fairseq checkpoint: an allow-list, and literals in place of ``eval``.
 
 The allow-list of what a checkpoint may hold stands here and nowhere else (:func:`allowed_globals`). The wheel that
-``scripts/build_fairseq.py`` builds holds a copy of this file, ``fairseq.safe_load``, and of ``errors.py``.
+``tools/build_fairseq.py`` builds holds a copy of this file, ``fairseq.safe_load``, and of ``errors.py``.
 """
 
 import argparse
 import ast
-import collections
 import os
 import pickle
 import re
-import types
 import zipfile
 
 import torch
@@ -72,13 +70,6 @@ def _number_scalar(kind, data):
     return kind.read(data)[0]
 
 
-def _latin1(text, encoding):
-    """Stands in for ``_codecs.encode``, by which pickle's protocol 2 writes bytes."""
-    if encoding != "latin1":
-        raise _Refused(f"text in the encoding {encoding!r}")
-    return text.encode("latin1")
-
-
 def allowed_globals():
     """Name in the pickle -> what it stands for, for everything beside what torch's weights_only allows by itself.
 
@@ -88,49 +79,12 @@ def allowed_globals():
       before 0.10. It is a bag of attributes: building one sets attributes on it and calls nothing.
     * numpy arrays and scalars of numbers, in the validation metrics (``--eval-bleu`` logs such arrays). The names are
       numpy 1's and numpy 2's; they lead to the stand-ins above, which read numbers from bytes and do nothing else.
-      Their bytes come by ``_codecs.encode``, which newer versions of torch allow by themselves.
     """
-    allowed = {"argparse.Namespace": argparse.Namespace, "_codecs.encode": _latin1}
-    allowed.update({"numpy.dtype": _NumberType, "numpy.ndarray": _NumberArray})
+    allowed = {"argparse.Namespace": argparse.Namespace, "numpy.dtype": _NumberType, "numpy.ndarray": _NumberArray}
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
         allowed[module + "._reconstruct"] = _NumberArray
         allowed[module + ".scalar"] = _number_scalar
     return allowed
-
-
-def _torch_at_least(major, minor):
-    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    return tuple(map(int, found.groups())) >= (major, minor)
-
-
-class _Unpickler(pickle._Unpickler):
-    """For torch < 2.6, whose weights_only cannot be extended by name: the same rules, in pickle's own terms.
-
-    Every name must be on torch's list or ours, so nothing else can be called; and only plain containers take state.
-    """
-
-    dispatch = dict(pickle._Unpickler.dispatch)
-
-    def find_class(self, module, name):
-        full = f"{module}.{name}"
-        for known in (torch._weights_only_unpickler._get_allowed_globals(), allowed_globals()):
-            if full in known:
-                return known[full]
-        raise _Refused(full)
-
-    def load_build(self):
-        kind = type(self.stack[-2])
-        if kind not in (argparse.Namespace, collections.OrderedDict, _NumberType, _NumberArray):
-            raise _Refused(f"the state of a {kind.__module__}.{kind.__qualname__}")
-        super().load_build()
-
-    dispatch[pickle.BUILD[0]] = load_build
-
-
-# what torch.load(..., pickle_module=...) takes in place of the pickle module
-_RESTRICTED_PICKLE = types.SimpleNamespace(
-    __name__="restricted", Unpickler=_Unpickler, load=lambda file, **options: _Unpickler(file, **options).load()
-)
 
 
 def load_checkpoint(file, map_location=None, **_ignored):
@@ -149,12 +103,8 @@ def load_checkpoint(file, map_location=None, **_ignored):
     name = getattr(file, "name", "(no file name)")
     try:
         _inspect_zip(file)
-        if _torch_at_least(2, 6):
-            with torch.serialization.safe_globals([(item, name) for name, item in allowed_globals().items()]):
-                state = torch.load(file, map_location=map_location, weights_only=True)
-        else:  # here weights_only=False is what lets torch use the restricted unpickler in place of pickle
-            state = torch.load(file, map_location=map_location, pickle_module=_RESTRICTED_PICKLE, weights_only=False)
-        return _finished(state)
+        with torch.serialization.safe_globals([(item, name) for name, item in allowed_globals().items()]):
+            return _finished(torch.load(file, map_location=map_location, weights_only=True))
     except Exception as error:
         raise _explain(name, error) from None
 

@@ -1,9 +1,9 @@
-"""Builds a wheel of fairseq 0.12.2 that runs today (entry point: scripts/build_fairseq.py).
+"""Builds a wheel of fairseq 0.12.2 that runs today: ``python -m fairseq_rskip.tools.build_fairseq``, in a checkout.
 
-It runs before anything is installed, so it needs nothing but Python and the program ``patch``.
+It runs before anything is installed, so it needs nothing but Python, pip and a C++ compiler.
 """
 
-import argparse
+import contextlib
 import hashlib
 import os
 import re
@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import time
 from pathlib import Path
 
 from fairseq_rskip.console import Parser, print_line
@@ -26,12 +27,14 @@ PACKAGE = Path(__file__).resolve().parent.parent
 PATCHES = PACKAGE.parent / "patches"
 # file of the package -> its copy's name in the wheel's package fairseq
 COPIES = {"compat.py": "_today.py", "errors.py": "errors.py", "safe_load.py": "safe_load.py"}
+PIP_LINES = 40  # of pip's output, shown where it fails
+SECONDS = 10  # between two signs of life while pip works
 
-DESCRIPTION = f"""Build a wheel of fairseq {VERSION} that runs on Python 3.9-3.13, torch >= 2.1 and current numpy.
+DESCRIPTION = f"""Build a wheel of fairseq {VERSION} for Python 3.10 to 3.14, torch 2.6 or newer and numpy 2.
 
-Fetches PyPI's {SDIST} with pip, checks its sha256, applies patches/ and builds the wheel in build isolation.
-The wheel is cached; a second call prints the cached path at once.
-Only the wheel's path goes to stdout, so: pip install "$(python scripts/build_fairseq.py)"."""
+pip downloads PyPI's {SDIST}, the patches in patches/ are applied, pip builds the wheel in build isolation. The
+wheel is cached; a second call prints its path at once. Only the path goes to stdout:
+pip install "$(python -m fairseq_rskip.tools.build_fairseq)"."""
 
 
 def series() -> list[Path]:
@@ -39,35 +42,42 @@ def series() -> list[Path]:
     try:
         lines = (PATCHES / "series").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        raise UserError(f"there is no {PATCHES}; build fairseq from a checkout of fairseq_rskip") from None
+        raise UserError(f"there is no {PATCHES}; build fairseq in a checkout of fairseq_rskip") from None
     return [PATCHES / line for line in lines if line and not line.startswith("#")]
 
 
 def wheel_version() -> str:
-    """``0.12.2+rskip.h<hash>``; the hash covers all that the wheel is made from."""
+    """``0.12.2+rskip.h<hash>``; the hash covers everything that the wheel is made from."""
     digest = hashlib.sha256(SHA256.encode())
     for path in [Path(__file__).resolve(), *series(), *(PACKAGE / name for name in COPIES)]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return f"{VERSION}+rskip.h{digest.hexdigest()[:10]}"
 
 
-def check_hash(path: Path) -> None:
-    """Raise ``UserError`` unless ``path`` is the archive with the known sha256."""
-    actual = hashlib.sha256(path.read_bytes()).hexdigest()
-    if actual != SHA256:
-        raise UserError(f"{path} is not PyPI's {SDIST}: sha256 expected {SHA256}, actual {actual}")
+def missing_packages() -> list[str]:
+    """The Debian packages that a build needs and that are not installed."""
+    compilers = [os.environ.get("CXX", "c++").split(" ")[0], "g++"]
+    compiler = [] if any(map(shutil.which, compilers)) else ["g++"]
+    header = Path(sysconfig.get_path("include"), "Python.h").exists()
+    return compiler + ([] if header else [f"python{sys.version_info.major}.{sys.version_info.minor}-dev"])
 
 
 def run_pip(arguments: list[str], purpose: str) -> None:
     """Run pip with its output held back; raise ``UserError`` with the end of that output if it fails."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    if done.returncode:
-        tail = "\n".join(done.stdout.decode(errors="replace").splitlines()[-40:])
-        raise UserError(f"pip failed to {purpose} (exit status {done.returncode}); its last lines:\n{tail}")
+    began = time.monotonic()
+    with tempfile.TemporaryFile() as log:
+        pip = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = pip.wait(SECONDS)
+                break
+            print_line(f"  {time.monotonic() - began:.0f} seconds", "stderr")
+        log.seek(0)
+        last = b"\n".join(log.read().splitlines()[-PIP_LINES:]).decode(errors="replace")
+    if status:
+        raise UserError(f"pip cannot {purpose} (exit status {status}); its last lines:\n{last}")
 
 
 def fetch(folder: Path) -> Path:
@@ -79,96 +89,64 @@ def fetch(folder: Path) -> Path:
     return folder / SDIST
 
 
-def unpack(archive: Path, folder: Path) -> Path:
-    with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):
-            tar.extractall(folder, filter="data")
-        else:
-            tar.extractall(folder)
-    return folder / f"fairseq-{VERSION}"
+def apply_patch(patch: Path, root: Path) -> None:
+    """Apply ``patch`` to the tree at ``root``; raise ``UserError`` unless every hunk fits exactly where it says.
+
+    The program ``patch`` would have to be installed, and looks for places where a hunk fits better.
+    """
+    _, *parts = re.split(r"^--- a/.*\n\+\+\+ b/(.*)\n", patch.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for name, body in zip(parts[::2], parts[1::2]):
+        lines = (root / name).read_text(encoding="utf-8").split("\n") if (root / name).exists() else []
+        _, *hunks = re.split(r"^@@ -(\d+).*\n", body, flags=re.MULTILINE)
+        for start, hunk in reversed(list(zip(hunks[::2], hunks[1::2]))):  # the last first: numbers above it stay true
+            changes = hunk.removesuffix("\n").split("\n")
+            before, after = ([line[1:] for line in changes if line[:1] != sign] for sign in "+-")
+            place = slice(int(start) - 1, int(start) - 1 + len(before))
+            if lines[place] != before:
+                raise UserError(f"{patch.name} does not apply exactly: {name}, line {start}")
+            lines[place] = after
+        (root / name).write_text("\n".join(lines), encoding="utf-8")
 
 
-def apply_patch(patch: Path, root: Path, *options: str) -> None:
-    """Apply ``patch`` to the tree at ``root``; raise ``UserError`` unless every hunk fits where it says, exactly."""
-    command = ["patch", "-p1", "-f", "-F0", *options, "-i", str(patch)]
-    environment = {**os.environ, "LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-        )
-    except FileNotFoundError:
-        raise UserError("the program patch is missing; on Debian or Ubuntu: apt-get install patch") from None
-    if done.returncode or re.search(r"^Hunk #.*\boffset\b", done.stdout, re.MULTILINE):
-        raise UserError(f"{patch.name} does not apply exactly:\n{done.stdout.strip()}")
-
-
-def check_can_compile() -> None:
-    """Raise ``UserError`` where what compiles fairseq's extensions is not there."""
-    if not (shutil.which(os.environ.get("CXX", "c++").split(" ")[0]) or shutil.which("g++")):
-        raise UserError("fairseq needs a C++ compiler to build; on Debian or Ubuntu: apt-get install g++")
-    header = Path(sysconfig.get_path("include"), "Python.h")
-    if not header.exists():
-        package = f"python{sys.version_info[0]}.{sys.version_info[1]}-dev"
-        raise UserError(f"fairseq needs {header} to build; on Debian or Ubuntu: apt-get install {package}")
-
-
-def build(sdist: Path | None, folder: Path) -> Path:
+def build(folder: Path) -> Path:
     """The finished wheel, inside ``folder``."""
-    if sdist is None:
-        print_line(f"fetching {SDIST} from the package index", "stderr")
-        sdist = fetch(folder)
-    check_hash(sdist)
-    root = unpack(sdist, folder)
+    if packages := " ".join(missing_packages()):
+        raise UserError(f"building fairseq needs system packages; on Debian or Ubuntu: apt-get install {packages}")
+    print_line(f"downloading {SDIST} from the package index", "stderr")
+    with tarfile.open(fetch(folder)) as tar:
+        tar.extractall(folder, filter="data")
+    root = folder / f"fairseq-{VERSION}"
     for patch in series():
         apply_patch(patch, root)
     for name, copy in COPIES.items():
         shutil.copyfile(PACKAGE / name, root / "fairseq" / copy)
     (root / "fairseq" / "version.txt").write_text(wheel_version() + "\n", encoding="utf-8")
-    print_line(f"building the wheel of fairseq {wheel_version()} (about a minute)", "stderr")
-    out = folder / "wheel"
-    try:
-        run_pip(["wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", str(out), str(root)], "build the wheel")
-    except UserError as error:
-        print_line(str(error), "stderr")
-        check_can_compile()
-        raise UserError("the wheel of fairseq could not be built; pip's last lines are above") from None
-    return next(out.glob("fairseq-*.whl"))
+    print_line(f"building the wheel of fairseq {wheel_version()} (half a minute)", "stderr")
+    run_pip(["wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", str(folder), str(root)], "build the wheel")
+    return next(folder.glob("fairseq-*.whl"))
 
 
-def cached(place: Path) -> Path | None:
-    return next(place.glob(f"fairseq-{wheel_version()}-*.whl"), None)
-
-
-def platform() -> str:
-    """The wheel's folder in the cache, which may be shared by machines and interpreters that differ."""
-    return f"{sysconfig.get_config_var('SOABI') or sys.implementation.cache_tag}-{sysconfig.get_platform()}"
-
-
-def default_cache() -> Path:
-    """``$RSKIP_CACHE``, else ``$XDG_CACHE_HOME/fairseq_rskip``, else ``~/.cache/fairseq_rskip``."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("RSKIP_CACHE") or Path(base, "fairseq_rskip"))
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="build_fairseq.py", description=DESCRIPTION)
-    parser.add_argument("--cache", type=Path, metavar="DIR", help=f"where wheels are kept (default: {default_cache()})")
-    parser.add_argument("--sdist", type=Path, metavar="FILE", help=f"your own copy of {SDIST} (default: fetch it)")
-    parser.add_argument("--force", action="store_true", help="build even if a cached wheel exists")
-    return parser.parse_args(argv)
+def cached_wheel() -> Path:
+    """Where the wheel for this interpreter is kept: ``$RSKIP_CACHE``, else a folder below ``$XDG_CACHE_HOME``."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    version = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    tags = f"{version}-{version}{sys.abiflags}-{re.sub('[-.]', '_', sysconfig.get_platform())}"
+    return Path(os.environ.get("RSKIP_CACHE") or Path(caches, "fairseq_rskip"), f"fairseq-{wheel_version()}-{tags}.whl")
 
 
 def run(argv: list[str] | None) -> None:
-    options = parse(argv)
-    place = (options.cache or default_cache()).absolute() / platform()
-    if options.sdist is not None:
-        check_hash(options.sdist)
-    if options.force or cached(place) is None:
+    parser = Parser(prog="python -m fairseq_rskip.tools.build_fairseq", description=DESCRIPTION)
+    parser.add_argument("--missing", action="store_true", help="only print the Debian packages that a build lacks")
+    options, wheel = parser.parse_args(argv), cached_wheel().absolute()
+    if options.missing:
+        print(*([] if wheel.exists() else missing_packages()))
+        return
+    if not wheel.exists():
         with tempfile.TemporaryDirectory(prefix="fairseq-build-") as folder:
-            wheel = build(options.sdist, Path(folder))
-            place.mkdir(parents=True, exist_ok=True)
-            write_atomically(place / wheel.name, lambda file: file.write(wheel.read_bytes()))
-    print(cached(place))
+            built = build(Path(folder))
+            wheel.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(wheel, lambda file: file.write(built.read_bytes()))
+    print(wheel)
 
 
 def main(argv: list[str] | None = None) -> int:
