@@ -9,6 +9,7 @@ import argparse
 import atexit
 import contextlib
 import errno
+import multiprocessing
 import os
 import queue
 import re
@@ -31,8 +32,8 @@ from .safe_load import (  # noqa: F401  (the patched fairseq reaches them here)
 # (start of the message, category): advice to programmers that fairseq's users would see at every command
 _WARNINGS = (
     (r"(?s).*hydra\.cc/docs", UserWarning),
-    (r"`torch\.jit\.\w+` is deprecated", FutureWarning),
-    (r"`torch\.jit\.\w+` is deprecated", DeprecationWarning),
+    (r"`torch\.jit\.\w+` is (deprecated|not supported)", FutureWarning),
+    (r"`torch\.jit\.\w+` is (deprecated|not supported)", DeprecationWarning),
     (r"'pin_memory' argument is set as true but no accelerator", UserWarning),
     (r"`torch\.nn\.utils\.weight_norm` is deprecated", FutureWarning),
     (r"Positional args are being deprecated, use kwargs", FutureWarning),
@@ -41,11 +42,14 @@ _WARNINGS = (
 
 
 def prepare():
-    """Set up what any fairseq needs: allow-list, no warnings to programmers, one-line errors, a clean end."""
+    """Set up what any fairseq needs: allow-list, fewer warnings, forked workers, one-line errors, a clean end."""
     torch.serialization.add_safe_globals([argparse.Namespace])  # for calls of torch.load other than ours
     if not sys.warnoptions:
         for message, category in _WARNINGS:
             warnings.filterwarnings("ignore", message=message, category=category)
+    # Linux's default up to Python 3.13, which fairseq relies on: other workers import everything again at every epoch
+    if sys.version_info >= (3, 14) and sys.platform == "linux" and not multiprocessing.get_start_method(allow_none=True):
+        multiprocessing.set_start_method("fork")
     _install_excepthook()
     atexit.register(_end_batch_loading)
 

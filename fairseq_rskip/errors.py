@@ -7,6 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 RESUME = "interrupted; the same command resumes from here"
+# what installs a package that the plain installation goes without; setup.py has the extras
+INSTALLS = {
+    "fairseq": '"$(python -m fairseq_rskip.tools.build_fairseq)"',
+    "num2words": "'.[demo]'",
+    "submitit": "'.[slurm]'",
+    "wandb": "'.[wandb]'",
+    **dict.fromkeys(["PIL", "simplejpeg", "sklearn", "torchvision"], "'.[vision]'"),
+}
 
 
 class UserError(ValueError):
@@ -28,7 +36,7 @@ def exit_status(main: Callable[[], Any], interrupted: str = "interrupted") -> in
     except UserError as error:
         message = str(error)
     except ModuleNotFoundError as error:
-        message = f"this needs the Python package {error.name}, which is not installed"
+        message = missing_package(error.name or str(error))
     except BrokenPipeError:
         discard_output()
         return 141
@@ -39,6 +47,14 @@ def exit_status(main: Callable[[], Any], interrupted: str = "interrupted") -> in
         return 130
     print(f"error: {message}", file=sys.stderr)
     return 1
+
+
+def missing_package(name: str) -> str:
+    """What to do about the module ``name``, which is not installed."""
+    package = name.partition(".")[0]
+    install = INSTALLS.get(package)
+    how = f"in a checkout of fairseq_rskip: pip install {install}" if install else f"pip install {package}"
+    return f"this needs the Python package {package}, which is not installed; {how}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

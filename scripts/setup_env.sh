@@ -30,10 +30,10 @@ fingerprint() {
 
 make_venv() {
   local base version='' lacks choice=(python3 python3.1{4,3,2,1,0})
-  [[ ! -e $venv || -e $stamp ]] || die "this script did not make $venv; move it away, or activate it for RSKIP_VENV=none"
+  [[ ! -e $venv || -e $stamp ]] || die "this script did not make $venv: move it, or activate it for RSKIP_VENV=none"
   [[ -z ${PYTHON:-} ]] || choice=("$PYTHON")
   for base in "${choice[@]}"; do ! version=$(version_of "$base") || break; done
-  [[ -n $version ]] || die "no Python from 3.10 to 3.14 (${choice[*]}); on Debian: apt-get install make g++ python3-{dev,venv}"
+  [[ -n $version ]] || die "no Python 3.10 to 3.14 (${choice[*]}); on Debian: apt-get install make g++ python3-{dev,venv}"
   lacks=$(cd "$root" && "$base" -m fairseq_rskip.tools.build_fairseq --missing)
   [[ -n $uv ]] || "$base" -c 'import venv, ensurepip' 2>/dev/null || lacks+=" python$version-venv"
   [[ -z $lacks ]] || die "the system lacks packages; on Debian: apt-get install make $lacks"
