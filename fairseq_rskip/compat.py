@@ -48,7 +48,11 @@ def prepare():
         for message, category in _WARNINGS:
             warnings.filterwarnings("ignore", message=message, category=category)
     # Linux's default up to Python 3.13, which fairseq relies on: other workers import everything again at every epoch
-    if sys.version_info >= (3, 14) and sys.platform == "linux" and not multiprocessing.get_start_method(allow_none=True):
+    if (
+        sys.version_info >= (3, 14)
+        and sys.platform == "linux"
+        and not multiprocessing.get_start_method(allow_none=True)
+    ):
         multiprocessing.set_start_method("fork")
     _install_excepthook()
     atexit.register(_end_batch_loading)

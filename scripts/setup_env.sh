@@ -21,7 +21,7 @@ version_of() {
   "$1" -c 'import sys; v = sys.version_info; (3, 10) <= v < (3, 15) or sys.exit(1); print(f"{v[0]}.{v[1]}")' 2>/dev/null
 }
 
-# An environment serves one version of Python and one place of the checkout; within these, packages decide.
+# an environment serves one version of Python and one place of the checkout
 place() { echo "$(version_of "${PYTHON:-$python}") $root"; }
 fingerprint() {
   (cd "$root" && sha256sum requirements.* setup.py patches/* scripts/setup_env.sh \
@@ -45,7 +45,7 @@ make_venv() {
 install_all() {
   local wheel reinstall=()
   [[ $before != installing* ]] || reinstall=(--reinstall)
-  [[ -n $uv ]] || { "$python" -m pip install uv >&2 && uv=$bin/uv; }
+  [[ -n $uv ]] || { { [[ -x $bin/uv ]] || "$python" -m pip install uv; } && uv=$bin/uv; } >&2
   "$uv" pip install -q --python "$python" pip # which downloads and builds fairseq
   wheel=$(cd "$root" && "$python" -m fairseq_rskip.tools.build_fairseq) || die 'fairseq cannot be built; see above'
   say 'installing the tested versions (torch is large)'
@@ -82,7 +82,7 @@ if ! flock --nonblock 9; then say 'waiting for another set-up' && flock 9; fi
 # The stamp holds the fingerprint, but "installing" and the place while packages change, and after that was cut off.
 before=$(cat "$stamp" 2>/dev/null) || before=new
 if [[ $before != "$(fingerprint)" ]]; then
-  uv=$(command -v uv || command -v "$bin/uv" || true)
+  uv=$(PATH=${PATH//"$bin":/} command -v uv || true) # not that of the environment, which make_venv may remove
   [[ $venv == none || $before == *" $(place)" ]] || make_venv
   install_all
 fi

@@ -88,14 +88,17 @@ def test_the_demo_resumes_after_ctrl_c_and_fails_where_nothing_was_learned(tmp_p
     variables = {"DEMO_DIR": str(out), "DEMO_PAIRS": "300", "DEMO_EPOCHS": "5", "OMP_NUM_THREADS": "1"}
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     model, demo = out / "model-300-5", ROOT / "scripts" / "demo.sh"
-    with open(printed, "wb") as file, subprocess.Popen(
-        [demo],
-        env={**os.environ, **variables, "PATH": path},
-        stdout=file,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as running:
+    with (
+        open(printed, "wb") as file,
+        subprocess.Popen(
+            [demo],
+            env={**os.environ, **variables, "PATH": path},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        ) as running,
+    ):
         deadline = time.time() + 180
         while not (model / "checkpoint2.pt").exists() and running.poll() is None and time.time() < deadline:
             time.sleep(0.02)
