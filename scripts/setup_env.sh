@@ -33,7 +33,7 @@ make_venv() {
   [[ ! -e $venv || -e $stamp ]] || die "this script did not make $venv: move it, or activate it for RSKIP_VENV=none"
   [[ -z ${PYTHON:-} ]] || choice=("$PYTHON")
   for base in "${choice[@]}"; do ! version=$(version_of "$base") || break; done
-  [[ -n $version ]] || die "no Python 3.10 to 3.14 (${choice[*]}); on Debian: apt-get install make g++ python3-{dev,venv}"
+  [[ -n $version ]] || die "no Python 3.10 to 3.14 (${choice[*]}): apt-get install make g++ python3-{dev,venv}"
   lacks=$(cd "$root" && "$base" -m fairseq_rskip.tools.build_fairseq --missing)
   [[ -n $uv ]] || "$base" -c 'import venv, ensurepip' 2>/dev/null || lacks+=" python$version-venv"
   [[ -z $lacks ]] || die "the system lacks packages; on Debian: apt-get install make $lacks"

@@ -8,7 +8,7 @@ from fairseq_rskip import compat
 if importlib.util.find_spec("fairseq._today") is None:
     compat.prepare()
     logging.getLogger(__name__).warning(
-        "fairseq did not come from scripts/build_fairseq.py: it reads checkpoints without an allow-list, and needs the "
+        "fairseq did not come from tools/build_fairseq.py: it reads checkpoints without an allow-list, and needs the "
         "torch and numpy of its own time (docs/fairseq.md)"
     )
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, run_checked, run_command
+from conftest import ROOT, run_checked
 
 from fairseq_rskip.errors import missing_package
 from fairseq_rskip.tools import __main__ as rskip
@@ -142,50 +142,28 @@ def test_what_set_up_refuses_before_it_installs(clone):
     assert (clone.root / ".venv").exists() and clone.installs() == []
 
 
-@pytest.fixture(scope="module")
-def sdist(tmp_path_factory):
-    """(folder of an unpacked sdist, the files it was made from), made from what git tracks."""
+@pytest.mark.slow
+def test_an_sdist_has_everything_and_an_installation_the_package_alone(tmp_path):
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
-    tracked = run_checked(["git", "ls-files"], cwd=ROOT).splitlines()
-    tracked = {name for name in tracked if (ROOT / name).is_file()}
-    folder = tmp_path_factory.mktemp("sdist")
+    tracked = {name for name in run_checked(["git", "ls-files"], cwd=ROOT).splitlines() if (ROOT / name).is_file()}
     for name in tracked:
-        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, folder / "source" / name)
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "source" / name)
     program = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
-    run_checked([sys.executable, "-c", program, folder], cwd=folder / "source")
-    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
-    return next((folder / "unpacked").iterdir()), tracked
+    run_checked([sys.executable, "-c", program, tmp_path], cwd=tmp_path / "source")
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        packed = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    assert {name for name in packed if "egg-info" not in name} == tracked | {"PKG-INFO", "setup.cfg"}
 
-
-def test_an_sdist_holds_everything_that_the_tests_need(sdist):
-    folder, tracked = sdist
-    packed = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert tracked - packed == set()
-    assert {name for name in packed - tracked if "egg-info" not in name} == {"PKG-INFO", "setup.cfg"}
-
-
-@pytest.mark.slow
-def test_an_installed_package_is_complete_and_nothing_beside_it_is_installed(sdist, tmp_path):
-    folder, tracked = sdist
-    target = tmp_path / "site"
-    run_checked(
-        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", target, folder]
-    )
+    target, pip = tmp_path / "site", [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    run_checked([*pip, "--target", target, tmp_path / "source"])
     installed = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
     installed = {name for name in installed if not name.endswith(".pyc") and ".dist-info/" not in name}
     assert installed == {name for name in tracked if name.startswith("fairseq_rskip/")} | {"bin/rskip"}
     # -S shuts out every other site-packages: neither torch nor fairseq can be imported
     command = [sys.executable, "-S", "-m", "fairseq_rskip"]
     assert run_checked(command, cwd=tmp_path, env={"PYTHONPATH": str(target)}) == f"{target / 'fairseq_rskip'}\n"
-
-
-def test_a_folder_of_the_packages_name_is_not_taken_for_the_package(tmp_path):
-    (tmp_path / "fairseq_rskip").mkdir()
-    plugin = run_command([sys.executable, "-m", "fairseq_rskip"], cwd=tmp_path).stdout.strip()
-    assert plugin == str(ROOT / "fairseq_rskip")
 
 
 def test_rskip_calls_every_command_by_name(monkeypatch, capsys):
