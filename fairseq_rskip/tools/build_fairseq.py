@@ -1,6 +1,8 @@
-"""Builds a wheel of fairseq 0.12.2 that runs today: ``python -m fairseq_rskip.tools.build_fairseq``, in a checkout.
+"""Build a wheel of fairseq 0.12.2 for Python 3.10 to 3.14, torch 2.6 or newer and numpy 2, in a checkout.
 
-It runs before anything is installed, so it needs nothing but Python, pip and a C++ compiler.
+pip downloads the archive from PyPI, the patches in patches/ are applied, pip builds the wheel in build isolation. The
+wheel is cached; a second call prints its path at once. Only the path goes to stdout:
+pip install "$(python -m fairseq_rskip.tools.build_fairseq)". Before the build nothing else need be installed.
 """
 
 import contextlib
@@ -27,22 +29,11 @@ PACKAGE = Path(__file__).resolve().parent.parent
 PATCHES = PACKAGE.parent / "patches"
 # file of the package -> its copy's name in the wheel's package fairseq
 COPIES = {"compat.py": "_today.py", "errors.py": "errors.py", "safe_load.py": "safe_load.py"}
-PIP_LINES = 40  # of pip's output, shown where it fails
-SECONDS = 10  # between two signs of life while pip works
-
-DESCRIPTION = f"""Build a wheel of fairseq {VERSION} for Python 3.10 to 3.14, torch 2.6 or newer and numpy 2.
-
-pip downloads PyPI's {SDIST}, the patches in patches/ are applied, pip builds the wheel in build isolation. The
-wheel is cached; a second call prints its path at once. Only the path goes to stdout:
-pip install "$(python -m fairseq_rskip.tools.build_fairseq)"."""
 
 
 def series() -> list[Path]:
     """The patches in the order in which they apply."""
-    try:
-        lines = (PATCHES / "series").read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise UserError(f"there is no {PATCHES}; build fairseq in a checkout of fairseq_rskip") from None
+    lines = (PATCHES / "series").read_text(encoding="utf-8").splitlines()
     return [PATCHES / line for line in lines if line and not line.startswith("#")]
 
 
@@ -71,11 +62,11 @@ def run_pip(arguments: list[str], purpose: str) -> None:
         pip = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                status = pip.wait(SECONDS)
+                status = pip.wait(timeout=10)
                 break
             print_line(f"  {time.monotonic() - began:.0f} seconds", "stderr")
         log.seek(0)
-        last = b"\n".join(log.read().splitlines()[-PIP_LINES:]).decode(errors="replace")
+        last = b"\n".join(log.read().splitlines()[-40:]).decode(errors="replace")
     if status:
         raise UserError(f"pip cannot {purpose} (exit status {status}); its last lines:\n{last}")
 
@@ -135,7 +126,7 @@ def cached_wheel() -> Path:
 
 
 def run(argv: list[str] | None) -> None:
-    parser = Parser(prog="python -m fairseq_rskip.tools.build_fairseq", description=DESCRIPTION)
+    parser = Parser(prog="python -m fairseq_rskip.tools.build_fairseq", description=__doc__)
     parser.add_argument("--missing", action="store_true", help="only print the Debian packages that a build lacks")
     options, wheel = parser.parse_args(argv), cached_wheel().absolute()
     if options.missing:

@@ -1,8 +1,7 @@
 """The program that patches and builds fairseq: its patches, its errors, its cache."""
 
+import shutil
 import sys
-import tarfile
-from pathlib import Path
 
 import pytest
 from conftest import ROOT, run_command
@@ -59,52 +58,14 @@ def test_a_patch_applies_exactly_or_not_at_all(tmp_path, before, fits):
         assert not before or (tree / "f.py").read_text() == "".join(before)
 
 
-@pytest.fixture
-def small_build(tmp_path, monkeypatch):
-    """An archive of one file in place of PyPI's, a patch for it, and a pip whose wheel is that file."""
-    root = tmp_path / f"fairseq-{program.VERSION}"
-    (root / "fairseq").mkdir(parents=True)
-    (root / "f.py").write_text("".join(LINES))
-    (tmp_path / "patches").mkdir()
-    (tmp_path / "patches" / "series").write_text("# comment\nwhy.patch\n")
-    (tmp_path / "patches" / "why.patch").write_text(PATCH)
-
-    def run_pip(arguments, purpose):
-        folder, wheel = Path(arguments[-2]), program.cached_wheel().name
-        if arguments[0] == "download":
-            with tarfile.open(Path(arguments[-1]) / program.SDIST, "w:gz") as tar:
-                tar.add(root, root.name)
-        else:
-            (folder / wheel).write_bytes((Path(arguments[-1]) / "f.py").read_bytes())
-
-    monkeypatch.setattr(program, "PATCHES", tmp_path / "patches")
-    monkeypatch.setattr(program, "run_pip", run_pip)
-    monkeypatch.setattr(program, "missing_packages", lambda: [])
-    monkeypatch.setenv("RSKIP_CACHE", str(tmp_path / "cache"))
-    return tmp_path
-
-
-def test_a_build_is_cached_until_anything_in_it_changes(small_build, capsys):
-    def built():
-        assert program.main([]) == 0
-        printed = capsys.readouterr()
-        return Path(printed.out.strip()), printed.err
-
-    wheel, messages = built()
-    assert "line three" in wheel.read_text() and "building" in messages
-    assert built() == (wheel, "") and list(wheel.parent.iterdir()) == [wheel]
-    (small_build / "patches" / "why.patch").write_text(PATCH.replace("half", "bit"))
-    assert "bit" in built()[0].read_text()
-    (small_build / "patches" / "why.patch").write_text(PATCH)
-    assert built() == (wheel, "")
-
-
-def test_a_build_without_its_tools_or_with_a_patch_that_does_not_fit_leaves_no_wheel(small_build, capsys, monkeypatch):
-    (small_build / "patches" / "why.patch").write_text(PATCH.replace("line 4", "line 5"))
-    assert program.main([]) == 1 and "why.patch does not apply exactly" in capsys.readouterr().err
-    monkeypatch.setattr(program, "missing_packages", lambda: ["g++", "python3.11-dev"])
-    assert program.main([]) == 1 and capsys.readouterr().err.endswith("apt-get install g++ python3.11-dev\n")
-    assert not (small_build / "cache").exists()
+def test_the_version_changes_with_everything_that_the_wheel_is_made_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "PACKAGE", shutil.copytree(program.PACKAGE, tmp_path / "package"))
+    monkeypatch.setattr(program, "PATCHES", shutil.copytree(program.PATCHES, tmp_path / "patches"))
+    versions = [program.wheel_version()]
+    for changed in (*(program.PACKAGE / name for name in program.COPIES), *program.series()[:2]):
+        changed.write_text(changed.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+        versions.append(program.wheel_version())
+    assert len(set(versions)) == len(versions)
 
 
 def test_missing_tools_are_named_together(tmp_path, monkeypatch, capsys):

@@ -58,6 +58,12 @@ def test_forged_pickles_are_refused(tmp_path, name):
         load_checkpoint(tmp_path / "bad.pt")
 
 
+def test_torchscript_is_refused(tmp_path):
+    torch.jit.save(torch.jit.trace(torch.nn.Linear(1, 1), torch.ones(1)), str(tmp_path / "script.pt"))
+    with pytest.raises(UnsafeCheckpointError, match="TorchScript"):
+        load_checkpoint(tmp_path / "script.pt")
+
+
 def test_everything_a_checkpoint_may_hold_comes_back(tmp_path):
     weight = torch.nn.Parameter(torch.randn(3, 33))
     state = {
