@@ -145,5 +145,7 @@ def hydra_overrides(arguments):
     fairseq leaves such nodes empty until the plugin has loaded; hydra calls every key of an empty node a mistake.
     fairseq checks the keys when it builds the model.
     """
+    if sys.version_info >= (3, 14):  # which refuses a help text that is not a string, as hydra-core 1.3 has one
+        argparse.ArgumentParser._check_help = lambda parser, action: None
     named = {argument.partition("._name=")[0] for argument in arguments if re.match(r"\w+\._name=", argument)}
     return [f"++{a}" if re.match(r"\w+\.", a) and a.partition(".")[0] in named else a for a in arguments]

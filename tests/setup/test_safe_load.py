@@ -133,23 +133,18 @@ needs_wheel = pytest.mark.skipif(
 )
 
 
-def train(corpus, folder):
-    sizes = [f"--{side}-{size}" for side in ("encoder", "decoder") for size in ("layers=1", "embed-dim=16")]
-    sizes += ["--encoder-attention-heads=2", "--decoder-attention-heads=2"]
-    options = "--optimizer=adam --lr=0.1 --max-tokens=200 --cpu --max-update=1 --disable-validation".split()
-    return ["fairseq-train", corpus, "--arch=transformer", *sizes, *options, "--save-dir", folder]
-
-
 @pytest.fixture(scope="module")
 def stock_checkpoint(tiny_corpus, tmp_path_factory):
+    sizes = [f"--{side}-{size}" for side in ("encoder", "decoder") for size in ("layers=1", "embed-dim=16")]
+    options = "--optimizer=adam --lr=0.1 --max-tokens=200 --cpu --max-update=1 --disable-validation --save-dir".split()
     folder = tmp_path_factory.mktemp("stock")
-    run_checked(train(tiny_corpus, folder))
+    run_checked(["fairseq-train", tiny_corpus, "--arch=transformer", *sizes, *options, folder])
     return folder / "checkpoint_last.pt"
 
 
 @needs_wheel
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["generate", "resume", "hydra", "settings"])
+@pytest.mark.parametrize("command", ["generate", "hydra", "settings"])
 def test_a_poisoned_checkpoint_stops_the_command_in_one_line(tiny_corpus, stock_checkpoint, tmp_path, command):
     marker, path = tmp_path / "ran", tmp_path / "checkpoint_last.pt"
     state = load_checkpoint(stock_checkpoint)
@@ -163,7 +158,6 @@ def test_a_poisoned_checkpoint_stops_the_command_in_one_line(tiny_corpus, stock_
     commands = {
         "generate": generate,
         "settings": generate,
-        "resume": train(tiny_corpus, tmp_path),
         "hydra": ["fairseq-hydra-train", "task=translation", f"task.data={tiny_corpus}", "optimizer=adam"]
         + ["+model={_name:transformer,encoder_layers:1,decoder_layers:1}", "criterion=cross_entropy", "hydra.run.dir=."]
         + ["common.cpu=true", "dataset.max_tokens=200", f"checkpoint.save_dir={tmp_path}"],
