@@ -32,30 +32,28 @@ def test_the_series_names_every_patch_and_each_says_why():
         assert patch.read_text(encoding="utf-8").startswith("Description: "), patch.name
 
 
-@pytest.mark.parametrize(
-    ("before", "fits"),
-    [
-        pytest.param(LINES, True, id="as-published"),
-        pytest.param(["new\n", *LINES], False, id="moved-by-a-line"),
-        pytest.param([line.replace("line 2", "other") for line in LINES], False, id="other-context"),
-        pytest.param([line.replace("line 3", "line three") for line in LINES], False, id="applied-already"),
-        pytest.param([], False, id="no-such-file"),
-    ],
-)
-def test_a_patch_applies_exactly_or_not_at_all(tmp_path, before, fits):
-    patch, tree = tmp_path / "why.patch", tmp_path / "tree"
+REFUSED = {
+    "moved by a line": ["new\n", *LINES],
+    "other context": [line.replace("line 2", "other") for line in LINES],
+    "applied already": [line.replace("line 3", "line three") for line in LINES],
+    "no such file": [],
+}
+
+
+@pytest.mark.parametrize("case", ["as published", *REFUSED])
+def test_a_patch_applies_exactly_or_not_at_all(tmp_path, case):
+    patch, file, before = tmp_path / "why.patch", tmp_path / "f.py", "".join(REFUSED.get(case, LINES))
     patch.write_text(PATCH)
-    tree.mkdir()
     if before:
-        (tree / "f.py").write_text("".join(before))
-    if fits:
-        program.apply_patch(patch, tree)
-        after = "".join(before).replace("line 3", "line three\nline three and a half").replace("line 9", "line nine")
-        assert (tree / "f.py").read_text() == after
-    else:
+        file.write_text(before)
+    if case in REFUSED:
         with pytest.raises(UserError, match="why.patch does not apply exactly"):
-            program.apply_patch(patch, tree)
-        assert not before or (tree / "f.py").read_text() == "".join(before)
+            program.apply_patch(patch, tmp_path)
+        assert not before or file.read_text() == before
+    else:
+        program.apply_patch(patch, tmp_path)
+        after = before.replace("line 3", "line three\nline three and a half").replace("line 9", "line nine")
+        assert file.read_text() == after
 
 
 def test_the_version_changes_with_everything_that_the_wheel_is_made_from(tmp_path, monkeypatch):

@@ -154,15 +154,12 @@ def test_a_poisoned_checkpoint_stops_the_command_in_one_line(tiny_corpus, stock_
     else:
         state["extra_state"]["hidden"] = Call(os.system, touch(marker))
     torch.save(state, path)
-    generate = ["fairseq-generate", tiny_corpus, "--path", path, "--cpu"]
-    commands = {
-        "generate": generate,
-        "settings": generate,
-        "hydra": ["fairseq-hydra-train", "task=translation", f"task.data={tiny_corpus}", "optimizer=adam"]
-        + ["+model={_name:transformer,encoder_layers:1,decoder_layers:1}", "criterion=cross_entropy", "hydra.run.dir=."]
-        + ["common.cpu=true", "dataset.max_tokens=200", f"checkpoint.save_dir={tmp_path}"],
-    }
-    done = run_command(commands[command], cwd=tmp_path)
+    words = ["fairseq-generate", tiny_corpus, "--path", path, "--cpu"]
+    if command == "hydra":
+        words = ["fairseq-hydra-train", "task=translation", f"task.data={tiny_corpus}", "optimizer=adam"]
+        words += ["+model={_name:transformer,encoder_layers:1,decoder_layers:1}", "criterion=cross_entropy"]
+        words += ["common.cpu=true", "dataset.max_tokens=200", f"checkpoint.save_dir={tmp_path}", "hydra.run.dir=."]
+    done = run_command(words, cwd=tmp_path)
     assert done.returncode == 1 and not marker.exists() and "Traceback" not in done.stderr + done.stdout
     errors = [line for line in done.stderr.splitlines() if not re.match(r"\[?\d{4}-\d\d-\d\d", line)]
     refusal = "cannot read the setting" if command == "settings" else f"refused checkpoint {path}: it asks for posix."

@@ -1,6 +1,5 @@
 """scripts/setup_env.sh with a stand-in for uv; what an sdist and an installed package hold."""
 
-import importlib
 import os
 import shutil
 import signal
@@ -14,7 +13,6 @@ import pytest
 from conftest import ROOT, run_checked
 
 from fairseq_rskip.errors import missing_package
-from fairseq_rskip.tools import __main__ as rskip
 from fairseq_rskip.tools import build_fairseq
 
 # makes environments without pip, and only writes down what it should install
@@ -166,20 +164,6 @@ def test_an_sdist_has_everything_and_an_installation_the_package_alone(tmp_path)
     assert run_checked(command, cwd=tmp_path, env={"PYTHONPATH": str(target)}) == f"{target / 'fairseq_rskip'}\n"
 
 
-def test_rskip_calls_every_command_by_name(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["rskip"])
-    assert rskip.main([]) == 0
-    usage = capsys.readouterr().out
-    for name, (module, purpose) in rskip.COMMANDS.items():
-        assert name in usage and purpose in usage
-        given = []
-        monkeypatch.setattr(importlib.import_module(module), "main", lambda argv, given=given: given.append(argv) or 3)
-        assert rskip.main([name, "--seed", "1"]) == 3 and given == [["--seed", "1"]]
-    assert rskip.main(["trian"]) == 2 and "trian" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("package", "install"), [("PIL.Image", "'.[vision]'"), ("wandb", "'.[wandb]'"), ("other", "other")]
-)
-def test_a_missing_package_is_one_line_that_says_how_to_install_it(package, install):
-    assert missing_package(package).endswith(f"pip install {install}")
+def test_a_missing_package_is_one_line_that_says_how_to_install_it():
+    installs = {"PIL.Image": "'.[vision]'", "wandb": "'.[wandb]'", "other": "other"}
+    assert all(missing_package(name).endswith(f"pip install {install}") for name, install in installs.items())
