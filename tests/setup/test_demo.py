@@ -12,7 +12,6 @@ def test_the_demo_fails_where_nothing_was_learned_and_repeats_nothing(tmp_path):
     variables = {"DEMO_DIR": str(out), "DEMO_PAIRS": "300", "DEMO_EPOCHS": "3"}
     first = run_command([demo], env=variables)
     assert first.returncode == 1 and "BLEU" in first.stderr.splitlines()[-1]
-    assert "\nepoch 3, " in first.stdout
     shown = [line[4:] for line in first.stdout.splitlines() if line.startswith("en  ")]
     pairs = {}
     for split, size in {"test": 500, "valid": 500, "train": 300}.items():
