@@ -10,7 +10,7 @@ pytest.importorskip("num2words")
 def test_the_demo_fails_where_nothing_was_learned_and_repeats_nothing(tmp_path):
     out, demo = tmp_path / "demo out", ROOT / "scripts" / "demo.sh"
     variables = {"DEMO_DIR": str(out), "DEMO_PAIRS": "300", "DEMO_EPOCHS": "3"}
-    first = run_command([demo], env=variables)
+    first = run_command([demo], env=variables, timeout=900)
     assert first.returncode == 1 and "BLEU" in first.stderr.splitlines()[-1]
     shown = [line[4:] for line in first.stdout.splitlines() if line.startswith("en  ")]
     pairs = {}
