@@ -74,7 +74,7 @@ if [[ $venv == none ]]; then
 else
   prefix=$(cd "$root" && realpath -ms "$venv")
   export VIRTUAL_ENV=$prefix
-  python=$prefix/bin/python venv=$prefix
+  python=$prefix/bin/python venv=$prefix PATH=${PATH//"$prefix/bin":/} # make_venv may remove what is there
 fi
 bin=$prefix/bin stamp=$prefix/.rskip-setup
 exec 9<"${BASH_SOURCE[0]}" # the lock: one set-up at a time
@@ -82,7 +82,7 @@ if ! flock --nonblock 9; then say 'waiting for another set-up' && flock 9; fi
 # The stamp holds the fingerprint, but "installing" and the place while packages change, and after that was cut off.
 before=$(cat "$stamp" 2>/dev/null) || before=new
 if [[ $before != "$(fingerprint)" ]]; then
-  uv=$(PATH=${PATH//"$bin":/} command -v uv || true) # not that of the environment, which make_venv may remove
+  uv=$(command -v uv || true)
   [[ $venv == none || $before == *" $(place)" ]] || make_venv
   install_all
 fi
