@@ -63,7 +63,7 @@ def test_a_wrong_command_line_is_one_line(capfd, arguments, message):
 def test_without_matplotlib_one_line_says_so_before_anything_is_read(tmp_path, capfd, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert command.main(["curves", "--output", str(tmp_path / "x"), "no-such-run"]) == 1
-    assert capfd.readouterr() == ("", "error: this needs the Python package matplotlib, which is not installed\n")
+    assert capfd.readouterr().err.startswith("error: this needs the Python package matplotlib, which is not installed")
 
 
 @pytest.mark.slow
