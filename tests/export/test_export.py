@@ -256,7 +256,7 @@ def test_what_is_missing_or_in_the_way_is_one_line(classifier, tmp_path, capfd, 
     assert "is there and not an empty folder" in refused(run, folder)
     assert "--data is for translation" in refused(run, tmp_path / "out", "--data", "x")
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    assert refused(run, tmp_path / "out").startswith("this needs the Python package safetensors")
+    assert refused(run, tmp_path / "out") == "this needs the Python package safetensors, which is not installed"
     assert not (tmp_path / "out").exists()
 
 
