@@ -19,9 +19,7 @@ def test_the_demo_fails_where_nothing_was_learned_and_repeats_nothing(tmp_path):
         assert list(map(len, sides)) == [size, size]
         pairs.update(zip(*sides))
     assert len(pairs) == len(set(pairs.values())) == 1300 and shown == list(pairs)[:10]  # no sentence in two splits
-
-    last = out / "model-300-3" / "checkpoint_last.pt"
-    trained = last.stat().st_mtime_ns
+    trained = (last := out / "model-300-3" / "checkpoint_last.pt").stat().st_mtime_ns
     again = run_command([demo], env={**variables, "DEMO_LEAST_BLEU": "0"})
     assert again.returncode == 0 and again.stdout.count("up to date") >= 2, again.stderr
     assert last.stat().st_mtime_ns == trained
