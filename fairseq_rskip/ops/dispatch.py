@@ -31,6 +31,10 @@ class Backend(NamedTuple):
     name: str
     reason: str
 
+    def takes(self, features: int, steps: int, mixed: bool) -> bool:
+        """Whether its kernel computes rows of so many features and steps, or a mixture of so many."""
+        return self.name != "reference" and (self.name not in _limits or _limits[self.name](features, steps, mixed))
+
 
 def in_use(device: str = "cpu") -> Backend:
     """What computes the operator for tensors on ``device``; builds and loads it where this was not done yet.
@@ -51,7 +55,7 @@ def takes(x: Tensor, f_x: Tensor, steps: int, skip_scale: float = 1.0, branch_sc
         return False  # the file that comes of it must load without this package
     if steps == 1 and skip_scale == 1.0 and branch_scale == 1.0 and (os.environ.get(VARIABLE) or "auto") == "auto":
         return False
-    return has_kernel(x, f_x)
+    return has_kernel(x, f_x, steps)
 
 
 def skip_norm(
@@ -77,13 +81,13 @@ def skip_norm(
     Returns ``x``'s dtype, with moments taken in at least fp32. Backward keeps ``x`` and ``f_x`` and recomputes what
     lies between.
     """
-    if not torch.jit.is_scripting() and not torch.jit.is_tracing() and has_kernel(x, f_x):
+    if not torch.jit.is_scripting() and not torch.jit.is_tracing() and has_kernel(x, f_x, len(gains)):
         return kernel(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
     return reference.skip_norm(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
 
 
 @torch.jit.unused
-def has_kernel(x: Tensor, f_x: Tensor) -> bool:
+def has_kernel(x: Tensor, f_x: Tensor, steps: int, mixed: bool = False) -> bool:
     device = x.device.type
     if device not in _LOADERS or f_x.device != x.device:
         return False
@@ -91,10 +95,10 @@ def has_kernel(x: Tensor, f_x: Tensor) -> bool:
         return False
     if torch.compiler.is_compiling():
         # what is not there yet is not built while a graph is traced; an exported graph must run without this package
-        return not _is_exporting() and device in _backends and _backends[device].name != "reference"
+        return not _is_exporting() and device in _backends and _backends[device].takes(x.size(-1), steps, mixed)
     if type(x) not in _PLAIN or type(f_x) not in _PLAIN or _is_transformed():
         return False
-    return in_use(device).name != "reference"
+    return in_use(device).takes(x.size(-1), steps, mixed)
 
 
 def _is_exporting() -> bool:
@@ -129,12 +133,13 @@ def _load_cpu() -> str:
 def _load_cuda() -> str:
     from . import cuda
 
-    cuda.register(library)
-    return "Triton"
+    _limits["cuda"] = cuda.fits
+    return cuda.load(library)
 
 
 _LOADERS: dict[str, Callable[[], str]] = {"cpu": _load_cpu, "cuda": _load_cuda}
 _backends: dict[str, Backend] = {}
+_limits: dict[str, Callable[[int, int, bool], bool]] = {}
 
 
 def _output(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms) -> Tensor:
