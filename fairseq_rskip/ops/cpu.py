@@ -23,7 +23,7 @@ SOURCE = Path(__file__).with_name("recursive_skip.cpp")
 HEADERS = [SOURCE.with_name(name) for name in ("rows.h", "tensors.h")]
 LIBRARY = "recursive_skip.so"
 COMPILERS = ("g++", "c++", "clang++")
-FLAGS = "-O3 -march=native -fno-math-errno -fno-trapping-math -fPIC -shared -w".split()
+FLAGS = "-O3 -fno-math-errno -fno-trapping-math -fPIC -shared -w".split()
 logger = logging.getLogger(__name__)
 
 
@@ -76,7 +76,7 @@ def _command() -> list[str]:
     if compiler is None:
         raise UserError(f"no C++ compiler, none of {', '.join(names)}, is installed")
     root = Path(torch.__file__).parent
-    command = [compiler, *FLAGS, f"-std=c++{20 if _torch_version() >= (2, 9) else 17}"]
+    command = [compiler, f"-march={os.environ.get('RSKIP_MARCH') or 'native'}", *FLAGS, f"-std=c++{20 if _torch_version() >= (2, 9) else 17}"]
     command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
     for include in ("include", "include/torch/csrc/api/include"):
         command += ["-isystem", str(root / include)]
