@@ -40,7 +40,7 @@ def parts(options: argparse.Namespace) -> dict[str, list[str]]:
     out, toy = options.output, options.dry_run
     made = {"tests": ["pytest", "-q", "tests/gpu", f"--junitxml={out / 'tests.xml'}"]}
     for name, size in SPEEDS.items():
-        for dtype in ("fp32", "fp16", "bf16")[name != "operator" :]:
+        for dtype in ("fp16", "bf16", *(["fp32"] if name == "operator" else [])):
             on = ["--device", "cuda", "--dtype", dtype, *size]
             if toy:  # fp16 is not for CPUs
                 on = ["--device", "cpu", "--dtype", "fp32" if dtype == "fp16" else dtype, "--quick", "--rounds", "1"]
@@ -88,10 +88,8 @@ def collect(name: str, options: argparse.Namespace) -> None:
     if made:
         about = argparse.Namespace(device="cpu" if options.dry_run else "cuda", dtype="", threads="", rounds="")
         machine = {key: value for key, value in harness.machine(about).items() if value != ""}
-        columns = dict.fromkeys([*(key for row in made for key in row), *machine])
-        harness.write(
-            options.output / f"{name}.csv", [{**dict.fromkeys(columns, ""), **row, **machine} for row in made]
-        )
+        empty = dict.fromkeys([key for row in made for key in row], "")
+        harness.write(options.output / f"{name}.csv", [{**empty, **row, **machine} for row in made])
 
 
 def make_toys(options: argparse.Namespace, folder: Path) -> None:
