@@ -194,7 +194,8 @@ def _launch_backward(gradient, x, f_x, gains, biases, numbers, rms, d_x, mix=0, 
     dim, steps, dtype = x.size(-1), len(gains), reference.computing_type(x, f_x, gains)
     tile, columns, warps = tiling(dim, steps, mix)
     tiles = triton.cdiv(x.numel() // max(dim, 1), tile)
-    programs = min(tiles, _programs(x.device, warps))
+    resident = 8 if mix == 2 else 16  # warps of a multiprocessor: all programs run at once
+    programs = min(tiles, _multiprocessors(x.device) * max(1, resident // warps))
     d_f = f_x.new_empty(f_x.shape)
     d_params = x.new_empty((programs, steps * (2 if biases else 1) + (mix == 2), dim), dtype=dtype)
     d_weights = x.new_empty((programs, steps if mix else 0), dtype=dtype)
@@ -347,10 +348,8 @@ def tiling(dim: int, steps: int, mix: int) -> tuple[int, int, int]:
 
 
 @functools.cache
-def _programs(device: torch.device, warps: int) -> int:
-    """Programs of the backward pass, at most: 16 warps for each multiprocessor, which all run at once."""
-    count = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
-    return count * max(1, 16 // warps)
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
 def _on(x):
