@@ -71,7 +71,7 @@ def paired(
     test: str = "ar",
     trials: int = 10000,
 ) -> list[dict[str, float]]:
-    """The p-values of each of ``systems`` against ``baseline``, by name of the metric, as the sacrebleu command has them.
+    """The p-values of each of ``systems`` against ``baseline``, by name of the metric: those of the sacrebleu command.
 
     ``test`` is a key of ``TESTS``. A system with fewer than ``LEAST_DIFFERENT`` differing sentences has none.
     """
