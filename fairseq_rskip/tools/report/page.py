@@ -1,115 +1,66 @@
-"""The report as Markdown, LaTeX and HTML: each table as text, which templates/ sets, and tabulate in Markdown."""
+"""A table of the report as text, as CSV, and the page: pandas sets tables, Jinja the page."""
 
 import base64
-import os
 import re
 import statistics
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from typing import Any
 
 import jinja2
-from tabulate import tabulate
+import pandas
 
-from fairseq_rskip.analysis.figures import DPI
-from fairseq_rskip.tools.reproduce.runs import BROKEN, DONE
+from fairseq_rskip.tools.experiments.plan import described, is_whole, replaced_data
+from fairseq_rskip.tools.experiments.records import Result, Table, dashed
+from fairseq_rskip.tools.experiments.results import at_border, read
+from fairseq_rskip.tools.experiments.tasks import TASKS
+from fairseq_rskip.tools.significance import LEVEL
 
-from .conditions import papers_data
-from .numbers import Line, Result, options
-from .significance import LEVEL
+from .compare import missing
 
-TEMPLATES = Path(__file__).resolve().parent / "templates"
+TEMPLATES = Path(__file__).resolve().parent
 MINUS = "\u2212"
-TEXT = ("column", "row", "equation")  # headers of what is no number
-LISTED = 8  # so many rows that lack runs are named
-LATEX = str.maketrans(  # quotation marks, dashes and accents need nothing: LaTeX reads UTF-8
-    {
-        **{sign: f"\\{sign}" for sign in "{}$&#%_"},
-        **{sign: f"{{{sign}}}" for sign in "[]*"},  # after \\ they would be its arguments
-        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", '"': "''"},
-        **{"<": "$<$", ">": "$>$", "|": "$|$", "\u2212": "$-$", "\u00b1": r"$\pm$", "\u00d7": r"$\times$"},
-        **{"\u2299": r"$\odot$", "\u221e": r"$\infty$", "\u221a": r"$\surd$", "\u2264": r"$\leq$", "\u2265": r"$\geq$"},
-        **{"\u03b1": r"$\alpha$", "\u03b2": r"$\beta$", "\u03b3": r"$\gamma$", "\u03b5": r"$\epsilon$"},
-        **{"\u03bb": r"$\lambda$", "\u03bc": r"$\mu$", "\u03c3": r"$\sigma$", "\u03c4": r"$\tau$"},
-        **{"\u03c9": r"$\omega$", "\u0394": r"$\Delta$", "\u03a3": r"$\Sigma$", "\u2016": r"$\Vert$"},
-    }
-)
-STARS = {"best": "**", "missing": "*", "": ""}
-LATEX_TAGS = {"block_start_string": "<%", "block_end_string": "%>", "variable_start_string": "<<"}
-LATEX_TAGS.update(variable_end_string=">>", comment_start_string="<#", comment_end_string="#>")
 
 
-class Cell(NamedTuple):
-    """What stands in a table; ``mark`` is "best", "missing" for what is no value, or ""."""
-
-    text: str
-    mark: str = ""
-
-
-class Shown(NamedTuple):
-    """A table as text: a cell for each header in every row; ``bases`` are the rows that others are compared with."""
-
-    headers: list[str]
-    rows: list[list[Cell]]
-    bases: list[bool]
-
-    @property
-    def sides(self) -> list[str]:
-        return ["left" if name in TEXT else "right" for name in self.headers]
-
-    def markdown(self) -> "Raw":
-        rows = [[f"{STARS[cell.mark]}{markdown(cell.text)}{STARS[cell.mark]}" for cell in row] for row in self.rows]
-        headers = list(map(markdown, self.headers))
-        return Raw(tabulate(rows, headers, tablefmt="pipe", colalign=self.sides, disable_numparse=True))
+def frame(table: Table, lines: list[Result]) -> pandas.DataFrame:
+    """The table as text; a column in which no row has anything is left out."""
+    shown = pandas.DataFrame([_texts(table, line, lines) for line in lines])
+    if "column" in shown:
+        shown["column"] = shown["column"].mask(shown["column"].duplicated(), "")
+    return shown.loc[:, (shown != "").any()]
 
 
-def show(result: Result) -> Shown:
-    """The table of ``result``; a header of which no row has anything is left out, a column's name stands once."""
-    texts = [_texts(result, line) for line in result.lines]
-    headers = [name for name in texts[0] if any(text[name] for text in texts)]
-    rows, column = [], None
-    for line, text in zip(result.lines, texts):
-        text["column"] = "" if line.cell.column == column else line.cell.column
-        column = line.cell.column
-        marks = {
-            "ours": "best" if line.best else "" if line.values else "missing",
-            "p": "missing" if line.comparison.reason else "",
-            paper_header(result): "best" if line.best_paper else "",
-        }
-        rows.append([Cell(text[name], marks.get(name, "")) for name in headers])
-    return Shown(headers, rows, [line.is_base for line in result.lines])
-
-
-def paper_header(result: Result) -> str:
-    """What the column of the paper's values is called."""
-    source = "paper" if result.table.source else "reported"
-    return source if result.whole else f"{source} (full scale, {papers_data(result)})"
-
-
-def _texts(result: Result, line: Line) -> dict[str, str]:
-    """A line of the table by its headers."""
-    table, cell, bases = result.table, line.cell, {each.baseline for each in result.lines if each.baseline}
-    digits = digits_of(table.metric)
-    base = bases.pop() if len(bases) == 1 else "its baseline"
-    base = f"({base})" if " + " in base else base  # Table 3's "x + F"
-    minus_base = "baseline" if line.is_base and not line.baseline else signed(line.minus_baseline, digits)
-    unfinished = line.state if line.planned or line.missing else "quoted"
+def _texts(table: Table, line: Result, lines: list[Result]) -> dict[str, str]:
+    digits, bases = digits_of(table.metric), {each.baseline for each in lines if each.baseline}
+    reported = line.cell.reported
+    records = [line.records[seed] for seed in line.values]
+    ours = spread(list(line.values.values()), digits)
+    ratio, parameters, seconds = (mean(each.get(key) for each in records) for key in ("length_ratio", "parameters", "seconds"))
+    minus_paper = line.mean - reported if line.values and reported is not None and is_whole(table) else None
     return {
-        "column": cell.column,
-        "row": cell.row,
-        "equation": line.equation,
-        "ours": spread(list(line.values.values()), digits) or unfinished,
-        "n": count(line),
-        **{name: spread(line.other(name), digits_of(name)) for name in table.also},
-        "chosen": options(line.chosen),
-        paper_header(result): "" if cell.reported is None else f"{cell.reported:.{digits}f}",
-        f"ours {MINUS} {'paper' if table.source else 'reported'}": signed(line.minus_paper, digits),
-        f"ours {MINUS} {base}": minus_base,
-        "p": _p_values(line, line.comparison.p, False) or line.comparison.reason,
+        "column": line.cell.column,
+        "row": line.cell.row.label,
+        "equation": line.cell.row.equation,
+        table.metric: f"**{ours}**" if line.best else ours or missing(line)[1] or "quoted",
+        "n": str(len(line.values)) + (f" of {len(line.runs)}" if len(line.values) < len(line.runs) else "") if line.runs else "",
+        **{name: spread(line.also(name), digits_of(name)) for name in table.also},
+        "length ratio": "" if ratio is None else f"{ratio:.3f}",
+        "parameters": "" if parameters is None else f"{parameters:,.0f}",
+        "minutes": "" if seconds is None else f"{seconds / 60:.1f}",
+        "chosen": listed(line.chosen or {}),
+        "published": "" if reported is None else f"{reported:.{digits}f}",
+        f"{MINUS} published": signed(minus_paper, digits),
+        f"{MINUS} {bases.copy().pop() if len(bases) == 1 else 'its baseline'}": (
+            "baseline" if line.is_baseline and not line.baseline else signed(line.difference, digits)
+        ),
+        "p": _p_values(line, line.p, False) or line.untested.replace("needs 2 seeds", "one seed"),
         "p, Holm": _p_values(line, line.adjusted, True),
     }
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return statistics.fmean(found) if found else None
 
 
 def digits_of(metric: str) -> int:
@@ -119,182 +70,153 @@ def digits_of(metric: str) -> int:
 
 def spread(values: list[float], digits: int) -> str:
     """The mean of ``values``, and their standard deviation if there are several."""
-    mean = f"{statistics.fmean(values):.{digits}f}" if values else ""
-    return mean + (f" \u00b1 {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
-
-
-def count(line: Line) -> str:
-    """How many seeds are finished, and of how many where that is not all."""
-    if not line.planned:
-        return ""
-    return str(line.planned) if len(line.values) == line.planned else f"{len(line.values)} of {line.planned}"
+    text = f"{statistics.fmean(values):.{digits}f}" if values else ""
+    return text + (f" \u00b1 {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
 def signed(value: float | None, digits: int) -> str:
-    """``value`` with its sign; "" for None."""
-    if value is None:
-        return ""
-    text = f"{value:+.{digits}f}"
-    return text[1:] if float(text) == 0 else text.replace("-", MINUS)
+    text = "" if value is None else f"{value:+.{digits}f}"
+    return text.lstrip("+-") if text and float(text) == 0 else text.replace("-", MINUS)
 
 
-def _p_values(line: Line, p: Mapping[str, float], mark: bool) -> str:
-    """One after the other, in the order of the seeds, which are named where the row has several."""
-    found = []
-    for seed, value in sorted(p.items(), key=lambda pair: int(pair[0] or 0)):
-        name = f"seed {seed}: " if seed and len(line.values) > 1 else ""
-        text = "< 0.001" if value < 0.001 else f"{value:.3f}"
-        found.append(f"{name}{text}{' *' if mark and value < LEVEL else ''}")
-    return ", ".join(found)
+def _p_values(line: Result, p: Mapping[str, float], mark: bool) -> str:
+    """One after the other in the order of seeds, which are named; ``mark`` those below 0.05."""
+    texts = {seed: "< 0.001" if value < 0.001 else f"{value:.3f}" for seed, value in p.items()}
+    stars = {seed: " *" if mark and value < LEVEL else "" for seed, value in p.items()}
+    return ", ".join(f"seed {seed}: {text}{stars[seed]}" if seed else text + stars[seed] for seed, text in texts.items())
 
 
-def idle(result: Result) -> list[str]:
-    """A sentence for each column of which rows have no run yet: how many, and which if they are few."""
-    found, rows = [], sum(row.run for row in result.table.rows)
-    for column, labels in result.idle.items():
-        told = f"{len(labels)} of {rows} rows"
-        told += f" ({', '.join(labels)})" if len(labels) <= LISTED else ""
-        told += "; the baseline is one of them: nothing is compared" if result.table.baseline in labels else ""
-        told = f"all {rows} rows" if len(labels) == rows else told
-        found.append(f"Not run yet{f', {column}' if column else ''}: {told}.")
+def listed(options: Mapping[str, Any]) -> str:
+    """Names and values in a row."""
+    return ", ".join(f"{name} {value}" for name, value in options.items())
+
+
+def facts(table: Table, lines: list[Result]) -> dict[str, str]:
+    """What the numbers were made with."""
+    task = TASKS[table.task]
+    metrics = [line.records[seed] for line in lines for seed in line.values]
+    signatures = [each.get("signatures", {}).get(table.metric) for each in metrics]
+    records = [read(folder) for line in lines for folder in line.folders]
+    versions = {f"{name} {value}": 1 for each in records for name, value in each.get("versions", {}).items()}
+    tried = {name: " / ".join(map(str, values)) for name, values in dashed(table.sweep).items()}
+    sweep = f"{listed(tried)}; the best {task.held_out} of the first {len(table.tried)} seeds" if tried else ""
+    found = {
+        "metric": _each([table.metric, "lower is better" if task.metrics[table.metric] else "", *signatures], ", "),
+        "data": _each(run.identity["data"] for cell in table.cells for _, run in cell.variants),
+        "length of a run": length(table),
+        "seeds": ", ".join(map(str, table.seeds)),
+        "options of every row": listed(table.options),
+        "set for every row": listed(table.changed),
+        "evaluation": listed(table.evaluate),
+        "sweep": sweep,
+        "weights": _each(str(each.get("weights") or "").partition(":")[0] for each in metrics),
+        "versions": ", ".join(versions),
+        "commit": _each((each.get("git") or "")[:10] for each in records),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _each(values: Iterable[Any], between: str = " / ") -> str:
+    return between.join(dict.fromkeys(str(value) for value in values if value))
+
+
+def length(table: Table) -> str:
+    return _each(f"{run.length:,} {run.unit}" for cell in table.cells for _, run in cell.variants)
+
+
+def settings(table: Table, lines: list[Result]) -> list[tuple[str, str]]:
+    """What each row and column is made of."""
+    found = [(name, listed(column.options)) for name, column in table.columns.items()]
+    for row in dict.fromkeys(line.cell.row.label for line in lines if line.cell.run):
+        cell = next(line.cell for line in lines if line.cell.row.label == row)
+        arch = cell.row.arch if isinstance(cell.row.arch, str) else listed(cell.row.arch)
+        found.append((row, ", ".join(filter(None, [arch, listed(cell.row.options)]))))
+    return [(name, made_of) for name, made_of in found if made_of]
+
+
+def notes(table: Table, lines: list[Result]) -> list[str]:
+    """What the table has no room for: missing seeds, rows without runs, the values of sweeps."""
+    shown, found = {(line.cell.row.label, line.cell.column) for line in lines}, []
+    idle = [str(cell) for cell in table.cells if cell.run and (cell.row.label, cell.column) not in shown]
+    for line in lines:
+        why, short = missing(line)
+        if why and (line.values or why != short):
+            found.append(f"{line.cell}: {why}.")
+    if idle:
+        found.append(f"Not run yet: {', '.join(idle) if len(idle) < 9 else f'{len(idle)} cells'}.")
+    for line in lines:
+        if line.trials:
+            tried = ", ".join(f"{listed(swept)}: {state if v is None else f'{v:.3f}'}" for swept, v, state in line.trials)
+            chosen = f"chosen {listed(line.chosen)}" if line.chosen else "not decided yet"
+            border = ", on the border of the sweep" if at_border(line) else ""
+            found.append(f"Sweep of {line.cell}, {TASKS[table.task].held_out}: {tried}; {chosen}{border}.")
     return found
 
 
-def record(result: Result, line: Line) -> dict[str, Any]:
+def warning(table: Table) -> str:
+    """That these numbers are of another experiment than the file's; "" where they are not."""
+    name, scale, changed = described(table)
+    if is_whole(table):
+        return ""
+    parts = [replaced_data(table), f"{scale:g} of the length" if scale != 1 else "", listed(changed)]
+    whose = "published experiment" if table.source else "file's experiment"
+    return f"Not the {whose}: {', '.join(filter(None, parts))}."
+
+
+def record(table: Table, line: Result, test: str) -> dict[str, Any]:
     """A row of the CSV file, with every digit."""
-    table, plan, others = result.table, result.plan, {name: line.other(name) for name in result.table.also}
-    tested = "over seeds" if result.test == "welch" else "on the test set"
-    swept = [(options(t.swept), t.state if t.value is None else repr(t.value)) for t in line.outcome.trials]
+    name, scale, changed = described(table)
+    reported, whole = line.cell.reported, is_whole(table)
+    swept = [f"{listed(swept)}: {state if value is None else repr(value)}" for swept, value, state in line.trials]
+    also = {metric: statistics.fmean(values) if (values := line.also(metric)) else None for metric in table.also}
     return {
-        "plan": plan.name,
+        "plan": name,
         "table": table.name,
         "column": line.cell.column,
-        "row": line.cell.row,
-        "equation": line.equation,
+        "row": line.cell.row.label,
+        "equation": line.cell.row.equation,
         "metric": table.metric,
-        "papers_experiment": result.whole and bool(table.source),
-        "data": " / ".join(result.data),
-        "scale": plan.scale,
-        "length": result.length,
-        "changed": options({**plan.changed, **plan.stand_in}),
-        "outdated": str(line.cell) in result.outdated,
-        "swept": "; ".join(map(": ".join, swept)),
-        "chosen": options(line.chosen),
-        "seeds_planned": line.planned,
+        "papers_experiment": whole and bool(table.source),
+        "data": _each(run.identity["data"] for cell in table.cells for _, run in cell.variants),
+        "scale": scale,
+        "length": length(table),
+        "changed": listed(changed),
+        "outdated": False,  # a column of earlier reports
+        "swept": "; ".join(swept),
+        "chosen": listed(line.chosen or {}),
+        "seeds_planned": len(table.seeds) if line.cell.run else 0,
         "seeds_done": len(line.values),
-        "values_by_seed": by_seed(line.values),
+        "values_by_seed": _by_seed(line.values),
         "mean": line.mean,
         "standard_deviation": line.deviation,
-        **{name: statistics.fmean(values) if values else None for name, values in others.items()},
-        "state": line.missing or ("done" if line.values else "quoted"),
-        "paper": line.cell.reported,
+        **also,
+        "state": missing(line)[0] or ("done" if line.values else "quoted"),
+        "paper": reported,
         "papers_data": table.columns[line.cell.column].data or table.data,
-        "ours_minus_paper": line.minus_paper,
+        "ours_minus_paper": line.mean - reported if line.values and whole and reported is not None else None,
         "baseline": line.baseline,
-        "ours_minus_baseline": line.minus_baseline,
-        "test": tested if line.comparison.p else line.comparison.reason,
-        "untested": "; ".join(f"seed {seed}: {reason}" for seed, reason in line.comparison.untested.items()),
-        "p": by_seed(line.comparison.p),
-        "p_holm": by_seed(line.adjusted),
+        "ours_minus_baseline": line.difference,
+        "test": ("over seeds" if test == "welch" else "on the test set") if line.p else line.untested,
+        "untested": line.untested if line.p else "",
+        "p": _by_seed(line.p),
+        "p_holm": _by_seed(line.adjusted),
     }
 
 
-def by_seed(values: Mapping[Any, float]) -> str:
+def _by_seed(values: Mapping[Any, float]) -> str:
     return " ".join(f"{seed}:{value!r}" if seed != "" else repr(value) for seed, value in values.items())
 
 
-def notes(lines: list[Line]) -> list[str]:
-    """What the table has no room for: why seeds are missing, rows with the same reason together, or not tested."""
-    rows: dict[str, list[str]] = {}
-    for line in lines:
-        if line.missing and (line.values or line.missing != line.state):
-            rows.setdefault(line.missing, []).append(str(line.cell))
-    untested = [(line.cell, seed, why) for line in lines for seed, why in line.comparison.untested.items()]
-    missing = []
-    for why, labels in rows.items():
-        few = len(labels) <= LISTED or BROKEN in why
-        missing.append(f"{', '.join(labels) if few else f'{len(labels)} of these rows'}: {why}.")
-    return [*missing, *(f"{cell}: seed {seed} not tested: {why}." for cell, seed, why in untested)]
+def markdown(text: Any) -> str:
+    """One line of text for Markdown, in and out of tables; a value that is bold stays bold."""
+    return re.sub(r"([\\`_\[\]|$~#<]|(?<!\*)\*(?!\*))", r"\\\1", " ".join(str(text).split()))
 
 
-def progress(results: list[Result]) -> str:
-    """How many tables there are, and how many of their runs are finished, or in another state, as a sentence."""
-    outcomes = [line.outcome for result in results for line in result.lines]
-    states = {run.folder: each.states[seed].name for each in outcomes for seed, run in each.runs.items()}
-    counts = Counter({"finished": 0, BROKEN: 0})
-    counts.update("finished" if name == DONE else name for name in states.values())
-    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return f"{_counted(len(results), 'table')}, {_counted(len(states), 'run')}: {listed}."
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-class Raw(str):
-    """Text that is to be printed as it is."""
-
-
-def latex(text: Any) -> Raw:
-    """One line of text for LaTeX; letters that it lacks stay, which inputenc or XeLaTeX may know."""
-    return text if isinstance(text, Raw) else Raw(_line(text).translate(LATEX))
-
-
-def markdown(text: Any) -> Raw:
-    """One line of text for GitHub's Markdown, in and out of tables."""
-    if isinstance(text, Raw):
-        return text
-    return Raw(re.sub(r"([\\`*_\[\]|$~#])", r"\\\1", _line(text)).replace("&", "&amp;").replace("<", "&lt;"))
-
-
-def _line(text: Any) -> str:
-    """``text`` on one line, without surrounding space."""
-    return " ".join(_plain(text).split())
-
-
-def _plain(text: Any) -> str:
-    """``text`` without line breaks, a terminal's colours and other control characters."""
-    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(text))
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", text)
-
-
-def _html(text: Any) -> Any:
-    """Text for HTML; Jinja2 escapes it."""
-    return _plain(text) if type(text) is str else text
-
-
-def _data_link(path: Path, kind: str) -> Raw:
-    """The file as a ``data:`` link."""
-    return Raw(f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}")
-
-
-def _width(path: Path) -> int:
-    """How wide to show a PNG file of 150 dots an inch, in CSS's pixels of 96 an inch."""
-    with open(path, "rb") as file:
-        return round(int.from_bytes(file.read(20)[16:], "big") * 96 / DPI)
-
-
-def _anchor(name: str) -> Raw:
-    """A name for an HTML id, or a LaTeX label, that needs no escape."""
-    return Raw(re.sub(r"[^A-Za-z0-9.-]", "-", name))
-
-
-def _relative(path: Path, folder: Path) -> Raw:
-    """The way from ``folder`` to a file, as a link's target."""
-    return Raw(quote(os.path.relpath(path, folder)))
-
-
-def render(name: str, context: dict[str, Any]) -> str:
-    """Fill the template ``report.<name>.j2``; ``name`` is md, tex or html."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(str(TEMPLATES)),
-        undefined=jinja2.StrictUndefined,
-        autoescape=name == "html",
-        finalize={"md": markdown, "tex": latex, "html": _html}[name],
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        **(LATEX_TAGS if name == "tex" else {}),
-    )
-    environment.filters.update(raw=Raw, link=_data_link, width=_width, anchor=_anchor, relative=_relative)
-    return re.sub(r"\n{3,}", "\n\n", environment.get_template(f"report.{name}.j2").render(context))
+def page(parts: list[dict[str, Any]], endings: str) -> str:
+    """The page from its template."""
+    loader = jinja2.FileSystemLoader(str(TEMPLATES))
+    environment = jinja2.Environment(loader=loader, autoescape=endings == "html", trim_blocks=True, lstrip_blocks=True)
+    environment.filters["png"] = lambda path: base64.b64encode(path.read_bytes()).decode()
+    environment.filters["md"] = markdown
+    text = environment.get_template(f"report.{endings}.j2").render(parts=parts, markdown=markdown)
+    return re.sub(r"\n{3,}", "\n\n", text)
