@@ -1,10 +1,9 @@
 """Execute runs, each in a process of its own. run.json in a run's folder is its one record, log.txt all the output.
 
-``python -m fairseq_rskip.tools.experiments.execution FOLDER`` executes one prepared run.
+``python -m fairseq_rskip.tools.experiments.execution FOLDER`` executes one prepared run; SLURM's jobs do so, too.
 """
 
 import ctypes
-import io
 import os
 import platform
 import shlex
@@ -16,28 +15,23 @@ import time
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
 
 from fairseq_rskip import __version__
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import locked, write_json
 from fairseq_rskip.tools import process
-from fairseq_rskip.tools.process import Stopped, explanation, follow, git_commit, killed_by, stop_on_signals, tail
 
-from .records import DONE, FAILED, RUNNING, Run
-from .results import LOCK, LOG, RECORD, measured, read, state
+from .plan import LOCK, LOG, RECORD, measured, read, state
+from .records import Run
 from .tasks import TASKS
 
 GRACE = 60.0  # seconds that a training has to save
 LOOK_EVERY, SPEAK_EVERY = 1.0, 60.0  # seconds
-KEPT = 200  # lines of output in which the reason of a failure is searched
-BAR = "{percentage:3.0f} % [{elapsed}<{remaining}{postfix}] {desc}"  # elapsed < left
+SLURM = {"time": 1440, "gpus_per_node": 1, "cpus_per_task": 8, "array_parallelism": 64}
 
 
-def note(folder: Path, **changes: Any) -> None:
+def note(folder: Path, **changes: object) -> None:
     """Change the record of a run whose lock the caller holds; None removes."""
     record = {name: value for name, value in {**read(folder), **changes}.items() if value is not None}
     write_json(folder / RECORD, record)
@@ -45,15 +39,15 @@ def note(folder: Path, **changes: Any) -> None:
 
 def prepare(run: Run) -> None:
     """Write what ``execute`` needs into the run's record, unless it is running."""
+    settings = {name: value for name, value in asdict(run).items() if name not in ("task", "seed", "folder")}
     with locked(run.folder, LOCK) as lock:
         if lock is not None:
-            settings = {name: value for name, value in asdict(run).items() if name not in ("task", "seed", "folder")}
             note(run.folder, task=run.task, seed=run.seed, settings=settings)
 
 
 def execute(folder: Path) -> None:
     """Run the commands of a prepared run that have not ended yet; its record says what came of it."""
-    record = read(folder)
+    record, start = read(folder), time.monotonic()
     with locked(folder, LOCK) as lock:
         if lock is None or measured(record):
             return
@@ -63,35 +57,27 @@ def execute(folder: Path) -> None:
         # what has ended is not run again: fairseq would train on where --patience has ended it
         complete = record.get("complete", 0) if record.get("commands") == commands else 0
         attempts = [*record.get("attempts", []), stamp()]
-        note(folder, commands=commands, versions=versions, git=git_commit(), attempts=attempts, failed=None)
-        start = time.monotonic()
+        note(folder, commands=commands, versions=versions, git=process.git_commit(), attempts=attempts, failed=None)
         for number, command in enumerate(commands[complete:], complete + 1):
-            error = _follow(command, folder / LOG, lock.fileno())
-            if error:
-                note(folder, failed={"error": error, "command": shlex.join(command), **stamp()}, complete=None)
-                return
+            if error := _follow(command, folder / LOG, lock.fileno()):
+                return note(folder, failed={"error": error, "command": shlex.join(command), **stamp()}, complete=None)
             note(folder, complete=number)
         metrics = TASKS[run.task].measure(run)
         if metrics is None:
-            error = {"error": "the commands succeeded but left no complete result", **stamp()}
-            return note(folder, failed=error, complete=None)
+            error = "the commands succeeded but left no complete result"
+            return note(folder, failed={"error": error, **stamp()}, complete=None)
         note(folder, metrics={**metrics, "seconds": round(time.monotonic() - start, 1), **stamp()}, complete=None)
 
 
 def _follow(command: list[str], path: Path, lock: int) -> str:
     """Run ``command`` with its output at the end of ``path``; returns why it failed, "" if it did not."""
-    lines: deque[bytes] = deque(maxlen=KEPT)
+    lines: deque[bytes] = deque(maxlen=200)
     with open(path, "ab", buffering=0) as output:
-
-        def take(line: bytes) -> None:
-            output.write(line)
-            lines.append(line)
-
         output.write(f"== {stamp()['time']} {shlex.join(command)}\n".encode())
-        status = follow(command, take, inherit=[lock])
+        status = process.follow(command, lambda line: (output.write(line), lines.append(line)), inherit=[lock])
     if status < 0:
-        return killed_by(-status)
-    return explanation(tail(list(lines))).removeprefix("error: ") if status else ""
+        return process.killed_by(-status)
+    return process.explanation(process.tail(list(lines))).removeprefix("error: ") if status else ""
 
 
 def stamp() -> dict[str, str]:
@@ -105,17 +91,14 @@ def environments(jobs: int | None) -> list[dict[str, str]]:
 
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     count = torch.cuda.device_count()
-    gpus = named[:count] or [str(number) for number in range(count)]
-    jobs = jobs or max(1, len(gpus))
+    gpus = (named or list(map(str, range(count))))[:count]
+    jobs = jobs or max(1, count)
     if gpus and jobs > len(gpus):
         raise UserError(f"--jobs {jobs}: expected at most {len(gpus)}, one for each GPU that torch sees")
-    if jobs == 1:
-        return [{}]
-    if gpus:
-        return [{"CUDA_VISIBLE_DEVICES": name} for name in gpus[:jobs]]
     threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
     # threads that spin while they wait would take the cores from the other runs
-    return [{"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}] * jobs
+    share = {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
+    return [{}] if jobs == 1 else [{"CUDA_VISIBLE_DEVICES": gpus[n]} if gpus else share for n in range(jobs)]
 
 
 def run_all(runs: list[Run], places: list[dict[str, str]]) -> list[str]:
@@ -123,64 +106,75 @@ def run_all(runs: list[Run], places: list[dict[str, str]]) -> list[str]:
 
     One that fails does not stop the others. An exception, such as Ctrl-C, ends all of them and lets them save.
     """
-    waiting, running = deque(runs), {}  # by the folder: the run, its process, and its place
-    shown = Progress()
+    waiting, running, spoken = deque(runs), {}, time.monotonic()  # by the folder: run, process, place, begin
     try:
         while waiting or running:
-            for run, child, place in list(running.values()):
+            for run, child, place, _ in list(running.values()):
                 if child.poll() is not None:
                     del running[run.folder]
                     places.append(place)
-                    shown.say(f"{run}: {state(run)}")
-            while waiting and len(places):
+                    print_line(f"{run}: {state(run)}")
+            while waiting and places:
                 run, place = waiting.popleft(), places.pop(0)
                 prepare(run)
-                shown.say(f"{run}: starts")
-                running[run.folder] = (run, _start(run, place), place)
-            shown.show([run for run, *_ in running.values()])
-            time.sleep(LOOK_EVERY if running else 0)
+                print_line(f"{run}: starts; {len(waiting)} more to start")
+                begin = (time.monotonic(), TASKS[run.task].progress(run)[0])
+                command, env = [sys.executable, "-m", __name__, str(run.folder)], {**os.environ, **place}
+                child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+                running[run.folder] = (run, child, place, begin)
+            if running:
+                time.sleep(LOOK_EVERY)
+            if time.monotonic() - spoken > SPEAK_EVERY:
+                spoken = time.monotonic()
+                for run, _, _, begin in running.values():
+                    _show(run, *begin)
     finally:
-        shown.show([])
-        for _, child, _ in running.values():
+        for _, child, _, _ in running.values():
             child.terminate()
-        for _, child, _ in running.values():
+        for _, child, _, _ in running.values():
             child.wait()
     return [state(run) for run in runs]
 
 
-def _start(run: Run, place: dict[str, str]) -> subprocess.Popen:
-    command = [sys.executable, "-m", __name__, str(run.folder)]
-    return subprocess.Popen(command, env={**os.environ, **place}, stdin=subprocess.DEVNULL, start_new_session=True)
+def _show(run: Run, begin: float, before: float) -> None:
+    """How far a run is that was at ``before`` at the time ``begin``, with losses and the time left."""
+    part, losses = TASKS[run.task].progress(run)
+    minutes = (time.monotonic() - begin) / 60
+    left = f", {minutes * (1 - part) / (part - before):.0f} minutes left" if part > before else ""
+    print_line(f"{run}: {part:.0%}, {minutes:.0f} minutes{left}; {losses}")
 
 
-class Progress:
-    """How far the running ones are, with losses and time left: live on a terminal, elsewhere a line each minute."""
+def submit(runs: list[Run], words: list[str], out: Path) -> None:
+    """Submit ``runs`` to SLURM as one array, with sbatch's options KEY=VALUE, and return.
 
-    def __init__(self) -> None:
-        self.bars: dict[str, tqdm] = {}
-        self.live, self.spoken = sys.stdout.isatty(), time.monotonic()
+    A job that meets its time limit is requeued. Raises ``UserError``.
+    """
+    from submitit import SlurmExecutor
+    from submitit.helpers import DelayedSubmission
 
-    def say(self, line: str) -> None:
-        print_line(line, bar=tqdm)
+    class Job:
+        def __call__(self, folder: str) -> None:
+            process.stop_on_signals()
+            execute(Path(folder))
 
-    def show(self, running: list[Run]) -> None:
-        for name in set(self.bars) - set(map(str, running)):
-            self.bars.pop(name).close()
-        output = sys.stdout if self.live else io.StringIO()
-        for run in running:
-            if str(run) not in self.bars:
-                options = {"bar_format": BAR, "file": output, "dynamic_ncols": True, "leave": False}
-                self.bars[str(run)] = tqdm(total=1.0, desc=str(run), **options)
-            bar, (part, losses) = self.bars[str(run)], TASKS[run.task].progress(run)
-            if not bar.n:  # the time left is estimated from here: a resumed run begins in the middle
-                bar.reset()
-                bar.initial = part
-            bar.n = part
-            bar.set_postfix_str(losses, refresh=self.live)
-        if not self.live and time.monotonic() - self.spoken > SPEAK_EVERY:
-            self.spoken = time.monotonic()
-            for bar in self.bars.values():
-                print_line(f"{RUNNING} {bar}")
+        def checkpoint(self, folder: str) -> DelayedSubmission:
+            return DelayedSubmission(self, folder)
+
+    pairs = [word.lstrip("-").partition("=") for word in words]
+    if not all(key and value for key, _, value in pairs):
+        raise UserError(f"--slurm {' '.join(words)}: expected KEY=VALUE, options of sbatch, as partition=gpu")
+    options = {**SLURM, **{key.replace("-", "_"): int(v) if v.isdigit() else v for key, _, v in pairs}}
+    more = {key: options.pop(key) for key in list(options) if key not in SlurmExecutor._valid_parameters()}
+    for run in runs:
+        prepare(run)
+    try:
+        executor = SlurmExecutor(out / "slurm")
+        executor.update_parameters(job_name="rskip", additional_parameters=more, **options)
+        jobs = executor.map_array(Job(), [str(run.folder) for run in runs])
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"SLURM did not take the jobs: {str(error).strip().splitlines()[-1]}") from None
+    for run, job in zip(runs, jobs):
+        print_line(f"{run}: SLURM job {job.job_id}")
 
 
 def main(argv: list[str]) -> int:
@@ -188,10 +182,10 @@ def main(argv: list[str]) -> int:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     process.GRACE = GRACE
-    stop_on_signals()
+    process.stop_on_signals()
     try:
         return exit_status(lambda: execute(Path(argv[0])))
-    except Stopped as stopped:
+    except process.Stopped as stopped:
         return stopped.status
 
 

@@ -3,10 +3,8 @@
 import hashlib
 import json
 import shlex
-from argparse import Namespace
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 from fairseq_rskip.console import as_words, print_line
 from fairseq_rskip.errors import UserError
@@ -16,24 +14,27 @@ from fairseq_rskip.tools.process import explain, follow, tail
 
 from .records import Table, dashed
 
-INPUTS = "inputs.json"  # beside data-bin: which text it was made from
-SPLITS = ("train", "valid", "test")
 
-
-def prepare_all(table: Table, options: Namespace) -> None:
+def prepare_all(table: Table, dry_run: bool) -> None:
     """Prepare the data of ``table`` that is not prepared; a dry run prints the commands. Raises ``UserError``."""
     for data in dict.fromkeys(run.data for cell in table.cells for _, run in cell.variants):
-        text = table.texts.get(data)
-        if text is None and (data not in NAMES or Corpus.find(data, must_exist=False).exists):
-            continue
-        command = _of_text(text, data) if text else _of_corpus(data)
-        if text and _is_prepared(Path(data), _identity(text)):
+        text, inputs = table.texts.get(data), Path(data) / "inputs.json"  # which text data-bin was made from
+        if text:
+            command, key = _of_text(text, data)
+            if (Path(data) / "data-bin").is_dir():
+                if not inputs.exists() or json.loads(inputs.read_text("utf-8")) != key:
+                    said = f"{data} was prepared from other text, or with other options"
+                    raise UserError(f"{said}; give the data another 'folder', or remove that one and its runs")
+                continue
+        elif data in NAMES and not Corpus.find(data, must_exist=False).exists:
+            command = _of_corpus(data)
+        else:
             continue
         print_line(shlex.join(command))
-        if not options.dry_run:
+        if not dry_run:
             if text:
                 Path(data).mkdir(parents=True, exist_ok=True)
-                write_json(Path(data) / INPUTS, _identity(text))
+                write_json(inputs, key)
             _run(command)
 
 
@@ -44,52 +45,32 @@ def _of_corpus(name: str) -> list[str]:
     return [str(ROOT / script), *words] if script.startswith("data-prep/") else [script, *words]
 
 
-def _of_text(text: Table.OwnText, folder: str) -> list[str]:
-    """Raises ``UserError`` for files that do not exist."""
-    words = ["--src", text.source, "--tgt", text.target]
-    for split in SPLITS:
+def _of_text(text: Table.OwnText, folder: str) -> tuple[list[str], dict[str, str]]:
+    """The command, and what its result depends on: options and content. Raises ``UserError`` for missing files."""
+    words, files = ["--src", text.source, "--tgt", text.target, *as_words(dashed(text.options))], []
+    key = {"options": shlex.join(words)}
+    for split in ("train", "valid", "test"):
         for side, name in zip(("src", "tgt"), getattr(text, split)):
             path = Path(name).expanduser().absolute()
             if not path.is_file():
                 raise UserError(f"data: {split} names {name!r}; there is no file {path}")
-            words += [f"--{split}-{side}", str(path)]
-    return [str(ROOT / "data-prep" / "prepare-corpus.sh"), *words, *as_words(dashed(text.options)), folder]
-
-
-def _identity(text: Table.OwnText) -> dict[str, Any]:
-    """What a preparation depends on: the content of the text, wherever it is."""
-    found: dict[str, Any] = {"source": text.source, "target": text.target, "options": text.options}
-    for split in SPLITS:
-        found[split] = []
-        for name in getattr(text, split):
-            with open(Path(name).expanduser(), "rb") as file:
-                found[split].append(hashlib.file_digest(file, "sha256").hexdigest())
-    return found
-
-
-def _is_prepared(folder: Path, identity: dict[str, Any]) -> bool:
-    """Whether ``folder`` has the data-bin of this text. Raises ``UserError`` if it has that of other text."""
-    if not (folder / "data-bin").is_dir():
-        return False
-    try:
-        same = json.loads((folder / INPUTS).read_text("utf-8")) == identity
-    except (OSError, ValueError):
-        same = False
-    if not same:
-        said = f"{folder} was prepared from other text, or with other options"
-        raise UserError(f"{said}; give the data another 'folder', or remove that one and what was trained on it")
-    return True
+            files += [f"--{split}-{side}", str(path)]
+            with open(path, "rb") as file:
+                digest = hashlib.sha256()
+                while block := file.read(1 << 20):
+                    digest.update(block)
+            key[f"{split}-{side}"] = digest.hexdigest()
+    return [str(ROOT / "data-prep" / "prepare-corpus.sh"), *words, *files, folder], key
 
 
 def _run(command: list[str]) -> None:
-    if not Path(command[0]).is_file():
-        raise UserError(f"the data is not prepared, and only a checkout of the project has {Path(command[0]).name}")
     lines: deque[bytes] = deque(maxlen=100)
 
     def take(line: bytes) -> None:
         lines.append(line)
         print_line(line.decode("utf-8", "replace").rstrip("\n"))
 
-    status = follow(command, take)
-    if status:
+    if command[0].startswith("/") and not Path(command[0]).is_file():
+        raise UserError(f"the data is not prepared, and only a checkout of the project has {Path(command[0]).name}")
+    if status := follow(command, take):
         raise UserError(explain(Path(command[0]).name, tail(list(lines)), status))

@@ -1,6 +1,10 @@
-"""From a table and what the command line changes to its cells, each with its runs."""
+"""From a table and the command line to cells and runs, and from the folders of runs to results."""
 
+import fcntl
 import itertools
+import json
+import math
+import statistics
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -10,23 +14,24 @@ import yaml
 
 from fairseq_rskip.errors import UserError, did_you_mean
 
-from .records import Cell, Result, Run, Table, clean, dashed
+from .records import DONE, FAILED, NEW, RUNNING, STOPPED, Cell, Result, Row, Run, Table, clean, dashed
 from .tasks import TASKS
 from .yaml_file import find, load
 
 LENGTHS = {"max-update": "warmup-updates", "max-epoch": "warmup-updates", "iterations": "warmup-iterations"}
+RECORD, LOG, LOCK = "run.json", "log.txt", "run.lock"  # in a run's folder
 
 
 def make_tables(options: Namespace) -> list[Table]:
-    """The tables of the command line with their cells. Raises ``UserError`` with a line for each mistake."""
+    """The tables of the command line, with cells and runs. Raises ``UserError`` with a line for each mistake."""
     mistakes: list[str] = []
     tables = []
     for name in dict.fromkeys(options.tables):
-        if (table := load(find(name), mistakes)) is not None:
-            try:
+        try:
+            if (table := load(find(name), mistakes)) is not None:
                 tables.append(with_cells(select(table, options), mistakes))
-            except UserError as error:
-                mistakes.append(str(error))
+        except UserError as error:
+            mistakes.append(str(error))
     if mistakes:
         raise UserError("\nerror: ".join(dict.fromkeys(mistakes)))
     return tables
@@ -34,21 +39,24 @@ def make_tables(options: Namespace) -> list[Table]:
 
 def select(table: Table, options: Namespace) -> Table:
     """``table`` with the rows, columns, seeds, data and options of the command line. Raises ``UserError``."""
-    rows = [row for row in table.rows if not options.rows or row.label in options.rows]
-    columns = {name: each for name, each in table.columns.items() if not options.columns or name in options.columns}
-    known = {"row": [row.label for row in table.rows], "column": list(table.columns)}
-    for kind, names in (("row", options.rows), ("column", options.columns)):
+    for kind, names, known in (
+        ("row", options.rows, [row.label for row in table.rows]),
+        ("column", options.columns, list(table.columns)),
+    ):
         for name in names:
-            if name not in known[kind]:
-                hint = did_you_mean(name, known[kind])
-                raise UserError(f"{table.name} has no {kind} {name!r}; {hint} it has {', '.join(known[kind])}")
-    changed = parse_changes(options.set)
-    corpus = TASKS[table.task].find_data(options.corpus) if options.corpus else ""
+            if name not in known:
+                raise UserError(f"{table.name} has no {kind} {name!r}; {did_you_mean(name, known)} it has {', '.join(known)}")
+    columns = {name: each for name, each in table.columns.items() if not options.columns or name in options.columns}
     own = {each.data or table.data for each in columns.values()}
-    if corpus and len(own) > 1:
+    if options.corpus and len(own) > 1:
         raise UserError(f"{table.name} has columns of {', '.join(sorted(own))}: --corpus needs --columns, for one")
-    seeds = list(dict.fromkeys(options.seeds or table.seeds))
-    given = {"rows": rows, "columns": columns, "seeds": seeds, "corpus": corpus, "changed": changed}
+    given = {
+        "rows": [row for row in table.rows if not options.rows or row.label in options.rows],
+        "columns": columns,
+        "seeds": list(dict.fromkeys(options.seeds or table.seeds)),
+        "corpus": TASKS[table.task].find_data(options.corpus) if options.corpus else "",
+        "changed": parse_changes(options.set),
+    }
     return table.model_copy(update=given)
 
 
@@ -57,67 +65,58 @@ def parse_changes(words: list[str]) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
-        name = name.lstrip("-").replace("_", "-")
         try:
             value = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError):
             value = text
-        if not name or not equals or not isinstance(value, bool | int | float | str | list):
-            raise UserError(f"--set {word}: expected NAME=VALUE, an option without its dashes, such as depth=20")
-        if name in changed:
-            raise UserError(f"--set {word}: {name} is given twice")
-        changed[name] = value
+        if not name or not equals or not isinstance(value, bool | int | float | str | list) or name in changed:
+            raise UserError(f"--set {word}: expected NAME=VALUE, once for each option without its dashes, as depth=20")
+        changed[name.lstrip("-")] = value
     return dashed(changed)
 
 
 def with_cells(table: Table, mistakes: list[str]) -> Table:
     """``table`` with its cells and their runs; what a training command would refuse is added to ``mistakes``."""
     cells, warnings, refused = [], [], {}
-    for row in table.rows:
-        for name, column in table.columns.items():
-            arch = row.arch.get(name, "") if isinstance(row.arch, dict) else row.arch
-            reported = row.reported.get(name) if isinstance(row.reported, dict) else row.reported
-            options = {k: v for part in (table, column, row) for k, v in dashed(part.options).items()} | table.changed
-            sweep = dashed(table.sweep if row.sweep is None else row.sweep)
-            sweep = {option: values for option, values in sweep.items() if option not in table.changed}
-            runs = row.run and (not TASKS[table.task].has_architectures or bool(arch))
-            cell = Cell(row, name, arch, column.data or table.data, options, sweep, reported, runs)
-            try:
-                cells.append(_with_runs(cell, table, warnings) if runs else cell)
-            except UserError as error:
-                refused.setdefault(str(error).replace(arch or " ", ""), []).append((cell, error))
+    for row, name in itertools.product(table.rows, table.columns):
+        cell = _cell(table, row, name)
+        try:
+            cells.append(_with_runs(cell, table, warnings) if cell.run else cell)
+        except UserError as error:
+            refused.setdefault(str(error).replace(cell.arch or " ", ""), []).append((cell, error))
     for (cell, error), *others in refused.values():
-        more = f" and {len(others)} more" if others else ""
-        asked = ", with --set" if table.changed else ""
         where = f"row {cell.row.label!r}" + (f", column {cell.column!r}" if cell.column else "")
-        mistakes.append(f"{table.path}, {where}{more}{asked}: {error}")
+        more = f" and {len(others)} more" * bool(others) + ", with --set" * bool(table.changed)
+        mistakes.append(f"{table.path}, {where}{more}: {error}")
     return table.model_copy(update={"cells": cells, "warnings": list(dict.fromkeys(warnings))})
+
+
+def _cell(table: Table, row: Row, column: str) -> Cell:
+    """The cell without its runs: a row's options win over its column's, these over the table's, --set over all."""
+    arch = row.arch.get(column, "") if isinstance(row.arch, dict) else row.arch
+    reported = row.reported.get(column) if isinstance(row.reported, dict) else row.reported
+    parts = [dashed(part.options) for part in (table, table.columns[column], row)]
+    options = {name: value for part in [*parts, table.changed] for name, value in part.items()}
+    sweep = dashed(table.sweep if row.sweep is None else row.sweep)
+    sweep = {name: values for name, values in sweep.items() if name not in table.changed}
+    runs = row.run and bool(arch) == TASKS[table.task].has_architectures
+    return Cell(row, column, arch, table.columns[column].data or table.data, options, sweep, reported, runs)
 
 
 def _with_runs(cell: Cell, table: Table, warnings: list[str]) -> Cell:
     """``cell`` with the run of each combination of its sweep's values. Raises ``UserError``."""
-    task = TASKS[table.task]
+    task, variants = TASKS[table.task], []
+    if taken := set(task.reserved) & {*cell.options, *cell.sweep}:
+        raise UserError(f"option {taken.pop()!r} cannot be given here: every run gets its own")
     if cell.sweep and not task.has_architectures and not cell.options.get("valid-images"):
         raise UserError("a sweep is decided on held-out images, never on the test set; set valid-images")
     data = table.corpus or (cell.data if cell.data in table.texts else task.find_data(cell.data))
-    variants = []
     for values in itertools.product(*cell.sweep.values()):
         swept = dict(zip(cell.sweep, values))
-        run, warned = task.make_run(table, cell.arch, data, {**cell.options, **swept})
+        run, warned = task.make_run(data, cell.arch, {**cell.options, **swept}, table)
         variants.append((swept, run))
         warnings += warned
     return replace(cell, variants=variants)
-
-
-def ready(table: Table, results: list[Result], out: Path) -> list[Run]:
-    """The runs that can start now, each once: the first seed of every row comes before the second of any.
-
-    Of a cell with a sweep these are all values with the first seeds; when they are done, the best one with all seeds.
-    """
-    tried = [run for cell in table.cells if cell.sweep for _, run in cell.variants]
-    runs = [at(run, out, seed) for seed in table.tried for run in tried]
-    runs += [result.runs[seed] for seed in table.seeds for result in results if result.runs]
-    return list({run.folder: run for run in runs}.values())
 
 
 def at(run: Run, out: Path, seed: int) -> Run:
@@ -125,36 +124,105 @@ def at(run: Run, out: Path, seed: int) -> Run:
     return replace(run, seed=seed, folder=run.place(out, seed))
 
 
-def is_whole(table: Table) -> bool:
-    """Whether this is the table as its file has it: its data and options."""
-    return not replaced_data(table) and not _matters(table)
+def ready(table: Table, out: Path) -> list[Run]:
+    """The runs that can start now, each once: the first seed of every row comes before the second of any.
+
+    Of a cell with a sweep these are all values with the first seeds; when they are done, the best one with all seeds.
+    """
+    runs = [at(run, out, seed) for seed in table.tried for cell in table.cells if cell.sweep for _, run in cell.variants]
+    results = [collect(table, cell, out) for cell in table.cells]
+    runs += [result.runs[seed] for seed in table.seeds for result in results if result.runs]
+    return list({run.folder: run for run in runs}.values())
 
 
-def replaced_data(table: Table) -> str:
-    """What --corpus has trained on instead of the table's own data, as a name; "" where it is the same."""
-    task = TASKS[table.task]
-    own = {name for column in table.columns.values() for name in [column.data or table.data]}
-    name = task.data_name(table.corpus) if table.corpus else ""
-    return "" if name in own | {task.data_name(each) for each in own} else name
+def described(table: Table) -> tuple[str, float, str, dict[str, Any]]:
+    """How ``table`` differs from its file: a name, the length relative to the file's, other data, other options.
 
-
-def _matters(table: Table) -> dict[str, Any]:
-    """--set without what changes no result."""
-    free = TASKS[table.task].free
-    return {name: value for name, value in table.changed.items() if name not in free}
-
-
-def described(table: Table) -> tuple[str, float, dict[str, Any]]:
-    """A name for the table as it is run, the length of its runs relative to the file's, and what else --set changes."""
-    changed, scale = _matters(table), 1.0
+    Without a difference the length is 1, and the data and the options are empty.
+    """
+    task, scale = TASKS[table.task], 1.0
+    changed = {name: value for name, value in table.changed.items() if name not in task.free}
     cell = next((cell for cell in table.cells if cell.variants), None)
     if cell and LENGTHS.keys() & changed.keys():
-        run = cell.variants[0][1]
-        parts = (table, table.columns[cell.column], cell.row)
-        length, unit = TASKS[table.task].whole_length(run.data, {k: v for p in parts for k, v in dashed(p.options).items()})
-        if unit == run.unit and length:
-            scale = run.length / length
+        run, whole = cell.variants[0][1], _cell(table.model_copy(update={"changed": {}}), cell.row, cell.column)
+        whole, _ = task.make_run(run.data, run.arch, {**whole.options, **cell.variants[0][0]}, table)
+        if whole.unit == run.unit and whole.length:
+            scale = run.length / whole.length
             changed = {k: v for k, v in changed.items() if k not in {*LENGTHS, *LENGTHS.values()}}
-    words = [table.name, replaced_data(table), f"scale{scale:g}" if scale != 1 else ""]
-    words += [f"{name}-{value}" for name, value in sorted(changed.items())]
-    return clean("-".join(filter(None, words))), scale, changed
+    own = {column.data or table.data for column in table.columns.values()}
+    data = task.data_name(table.corpus) if table.corpus else ""
+    data = "" if data in own | {task.data_name(each) for each in own} else data
+    words = [table.name, data, f"scale{scale:g}" * (scale != 1), *(f"{k}-{v}" for k, v in sorted(changed.items()))]
+    return clean("-".join(filter(None, words))), scale, data, changed
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The run's record; {} if it is missing or damaged."""
+    try:
+        return dict(json.loads((folder / RECORD).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def measured(record: dict[str, Any]) -> dict[str, Any]:
+    """What a finished run gave; {} if it is not finished."""
+    found = record.get("metrics")
+    return found if isinstance(found, dict) and isinstance(found.get("values"), dict) else {}
+
+
+def state(run: Run) -> str:
+    """One of the states of a run, with its progress or its error."""
+    record = read(run.folder)
+    if measured(record) or not run.folder.exists():
+        return DONE if record else NEW
+    part, losses = TASKS[run.task].progress(run)
+    if is_held(run.folder / LOCK):
+        return f"{RUNNING} {part:.0%}: {losses}"
+    if record.get("failed"):
+        return f"{FAILED}: {record['failed'].get('error')}"
+    return f"{STOPPED} at {part:.0%}" if (run.folder / LOG).exists() else NEW
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process holds ``lock``."""
+    try:
+        with open(lock, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+
+
+def collect(table: Table, cell: Cell, out: Path) -> Result:
+    """What has become of the runs of ``cell``, without comparisons."""
+    trials = [_trial(table, swept, run, out) for swept, run in cell.variants] if len(cell.variants) > 1 else []
+    done = [number for number, (_, value, _) in enumerate(trials) if value is not None]
+    waits = any(value is None and not how.startswith(FAILED) for _, value, how in trials) or (trials and not done)
+    if waits or not cell.variants:
+        return Result(cell, trials=trials)
+    best = min(done, key=lambda number: trials[number][1], default=0)  # the first of equals
+    swept, run = cell.variants[best]
+    runs = {seed: at(run, out, seed) for seed in table.seeds}
+    states = {seed: state(run) for seed, run in runs.items()}
+    records = {seed: measured(read(run.folder)) for seed, run in runs.items() if states[seed] == DONE}
+    values = {}
+    for seed, record in records.items():
+        value = record["values"].get(table.metric)
+        if isinstance(value, int | float) and math.isfinite(value):
+            values[seed] = float(value)
+        else:
+            states[seed] = f"done, with {table.metric} {'missing' if value is None else 'not finite'}"
+    return Result(cell, runs, states, records, values, trials, swept)
+
+
+def _trial(table: Table, swept: dict[str, Any], run: Run, out: Path) -> tuple[dict[str, Any], float | None, str]:
+    """A combination of a sweep's values, the mean of the held-out metric or None, and the worst state of its runs."""
+    runs, metric = [at(run, out, seed) for seed in table.tried], TASKS[run.task].held_out
+    states = [state(run) for run in runs]
+    for kind in (FAILED, NEW, STOPPED, RUNNING):
+        for each in states:
+            if each.startswith(kind):
+                return swept, None, each
+    mean = statistics.fmean(measured(read(run.folder))["values"].get(metric, math.nan) for run in runs)
+    finite = math.isfinite(mean)
+    return swept, mean if finite else None, DONE if finite else f"{FAILED}: {metric} is missing or not finite"

@@ -11,20 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-RUNS = "runs"  # the folder of the runs in the output folder
 DONE, RUNNING, FAILED, STOPPED, NEW = "done", "running", "failed", "stopped", "not run"  # states of a run
 
 Number = int | FiniteFloat
-Value = bool | int | FiniteFloat | str | list[int]
-Options = Annotated[
-    dict[str, Value], Field(description="a mapping, from options without dashes to a number, text, true or false")
-]
-Sweep = Annotated[
-    dict[str, list[int | FiniteFloat | str]],
-    Field(description="a mapping, from an option to two or more values, as {lr: [0.1, 0.2]}"),
-]
-Text = Annotated[str, Field(description="text")]
-Files = Annotated[list[str], Field(min_length=2, max_length=2, description="two files, [SOURCE, TARGET]")]
+Options = dict[str, bool | Number | str | list[int]]
+Sweep = dict[str, Annotated[list[Number | str], Field(min_length=2)]]
+Files = Annotated[list[str], Field(min_length=2, max_length=2)]  # of source and target
 
 
 class Section(BaseModel):
@@ -34,24 +26,20 @@ class Section(BaseModel):
 
 
 class Row(Section):
-    """One line of a table; ``sweep`` replaces the table's ({} for none), ``run: false`` only quotes a figure."""
+    """One line of a table; ``sweep`` replaces the table's ({} for none), ``run: false`` only quotes a value."""
 
-    label: Annotated[str, Field(pattern=r"\S", description="text")]
-    equation: Text = ""
-    arch: Annotated[
-        str | dict[str, str], Field(description="an architecture, or a mapping from columns to architectures")
-    ] = ""
+    label: Annotated[str, Field(pattern=r"\S")]
+    equation: str = ""
+    arch: str | dict[str, str] = ""
     options: Options = {}
     sweep: Sweep | None = None
-    reported: Annotated[
-        Number | dict[str, Number] | None, Field(description="a number, or a mapping from columns to numbers")
-    ] = None
-    baseline: Annotated[str, Field(description="the label of a row")] = ""
-    run: Annotated[bool, Field(description="true or false")] = True
+    reported: Number | dict[str, Number] | None = None
+    baseline: str = ""
+    run: bool = True
 
 
 class Table(Section):
-    """A table, or one experiment. docs/reproduce.md explains the keys; the last ones are not the user's.
+    """A table, or one experiment; docs/reproduce.md explains the keys. The last ones are set while it is read:
 
     texts: your own text by the folder in which it is prepared; tried: the seeds that a sweep tries each value with
     corpus, changed: what --corpus and --set ask for; cells: with their runs; warnings: of the training commands
@@ -60,43 +48,37 @@ class Table(Section):
     class Column(Section):
         """What distinguishes the cells of a column: a data set, or more options."""
 
-        data: Text = ""
+        data: str = ""
         options: Options = {}
 
     class OwnText(Section):
         """Your own text, prepared in ``folder``; source and target are language codes."""
 
-        source: Text
-        target: Text
+        source: str
+        target: str
         train: Files
         valid: Files
         test: Files
-        folder: Text = ""
+        folder: str = ""
         options: Options = {}
 
-    data: Annotated[str, Field(description="the name of a corpus or data set, a folder, or a mapping with your files")]
-    rows: Annotated[list[Row], Field(min_length=1, description="a list with at least one row")]
-    title: Text = ""
-    source: Text = ""
-    note: Text = ""
-    task: Annotated[str, Field(description="images or translation")] = ""
-    metric: Annotated[str, Field(description="the name of a metric")] = ""
-    also: Annotated[list[str], Field(description="a list of metrics")] = []
-    seeds: Annotated[
-        list[Annotated[int, Field(ge=0)]], Field(min_length=1, description="different integers >= 0, as [1, 2, 3]")
-    ] = [1]
-    baseline: Annotated[str, Field(description="the label of a row")] = ""
-    columns: Annotated[dict[str, Column], Field(min_length=1, description="a mapping from names to data and options")]
+    data: str
+    rows: Annotated[list[Row], Field(min_length=1)]
+    title: str = ""
+    source: str = ""
+    note: str = ""
+    task: str = ""
+    metric: str = ""
+    also: list[str] = []
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [1]
+    baseline: str = ""
+    columns: Annotated[dict[str, Column], Field(min_length=1)]
     options: Options = {}
     evaluate: Options = {}
     sweep: Sweep = {}
-    sweep_seeds: Annotated[int, Field(ge=1, description="an integer >= 1")] = 1
-    test: Annotated[
-        Literal["", "welch", "randomisation", "bootstrap"], Field(description="welch, randomisation or bootstrap")
-    ] = ""
-    figure: Annotated[
-        Literal["", "gradients", "ratio", "curves", "course"], Field(description="gradients, ratio, curves or course")
-    ] = ""
+    sweep_seeds: Annotated[int, Field(ge=1)] = 1
+    test: Literal["", "welch", "randomisation", "bootstrap"] = ""
+    figure: Literal["", "gradients", "ratio", "curves", "course"] = ""
     figure_options: Options = {}
     name: str = ""
     path: str = ""
@@ -106,9 +88,6 @@ class Table(Section):
     changed: Options = {}
     cells: list[Any] = []
     warnings: list[str] = []
-
-    def baseline_of(self, row: Row) -> str:
-        return row.baseline or self.baseline
 
 
 SET_BY_US = ("name", "path", "texts", "tried", "corpus", "changed", "cells", "warnings")
@@ -141,15 +120,13 @@ class Run:
     def place(self, out: Path, seed: int) -> Path:
         """OUT/runs/<name>-<hash of task and identity>/seed<n>."""
         digest = hashlib.sha256(json.dumps([self.task, self.identity], sort_keys=True).encode()).hexdigest()[:8]
-        return out / RUNS / f"{clean(self.name)}-{digest}" / f"seed{seed}"
+        return out / "runs" / f"{clean(self.name)}-{digest}" / f"seed{seed}"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Where a row and a column meet.
-
-    variants: for each combination of the sweep's values, these and the run that they make; one {} without a sweep
-    """
+    """Where a row and a column meet; ``variants`` are combinations of the sweep's values ({} without), each with the
+    run that it makes."""
 
     row: Row
     column: str
@@ -169,9 +146,9 @@ class Cell:
 class Result:
     """What the runs of a cell have given, and how that compares with the baseline.
 
-    runs: by seed, [] until the sweep is decided; states: by seed, a state and its details; records: what each finished
-    run measured; values: of the table's metric, by seed; trials: for each combination of the sweep's values, these,
-    the held-out value or None, and the state; chosen: the best combination
+    runs, states: by seed, {} until the sweep is decided; records: what each finished run measured; values: of the
+    table's metric; trials: of the sweep, each with its values, the held-out value or None, and the state
+    chosen: the best trial's values; p, adjusted: by seed, or by "" for a test over seeds; untested: why there is no p
     """
 
     cell: Cell
@@ -180,13 +157,13 @@ class Result:
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
     values: dict[int, float] = field(default_factory=dict)
     trials: list[tuple[dict[str, Any], float | None, str]] = field(default_factory=list)
-    chosen: dict[str, Any] | None = None
+    chosen: dict[str, Any] = field(default_factory=dict)
     baseline: str = ""
     is_baseline: bool = False
     difference: float | None = None
-    p: Mapping[str, float] = field(default_factory=dict)  # by seed, or by "" for a test over seeds
+    p: Mapping[str, float] = field(default_factory=dict)
     adjusted: Mapping[str, float] = field(default_factory=dict)
-    untested: str = ""  # why there is no p
+    untested: str = ""
     best: bool = False
 
     @property
@@ -200,16 +177,6 @@ class Result:
     @property
     def folders(self) -> list[Path]:
         return [self.runs[seed].folder for seed in self.values]
-
-    @property
-    def begun(self) -> bool:
-        return any(state != NEW for state in [*self.states.values(), *(state for *_, state in self.trials)])
-
-    @property
-    def waits(self) -> str:
-        """How far the sweep is, "" when it is decided or there is none."""
-        done = sum(value is not None for _, value, _ in self.trials)
-        return "" if self.chosen is not None else f"sweep: {done} of {len(self.trials)} values done"
 
     def also(self, metric: str) -> list[float]:
         """Another metric of the seeds in ``values``; [] if one lacks it."""
@@ -228,4 +195,5 @@ def dashed(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def one_number(value: Any) -> Any:
+    """``value``, a whole number as an int."""
     return int(value) if type(value) is float and value.is_integer() and abs(value) < 2**53 else value

@@ -4,5 +4,4 @@ from . import main as experiments
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what ``argv`` asks for; returns the exit status."""
     return experiments.main(argv, prog="rskip run")
