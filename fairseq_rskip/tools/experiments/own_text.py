@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shlex
+import sys
 from collections import deque
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def prepare_all(table: Table, dry_run: bool) -> None:
                     raise UserError(f"{said}; give the data another 'folder', or remove that one and its runs")
                 continue
         elif data in NAMES and not Corpus.find(data, must_exist=False).exists:
-            command = _of_corpus(data)
+            command = [sys.executable, "-m", "fairseq_rskip.tools", "prepare", data]
         else:
             continue
         print_line(shlex.join(command))
@@ -36,13 +37,6 @@ def prepare_all(table: Table, dry_run: bool) -> None:
                 Path(data).mkdir(parents=True, exist_ok=True)
                 write_json(inputs, key)
             _run(command)
-
-
-def _of_corpus(name: str) -> list[str]:
-    from fairseq_rskip.tools.train.recipes import RECIPES
-
-    script, *words = RECIPES[name].prepare.split()
-    return [str(ROOT / script), *words] if script.startswith("data-prep/") else [script, *words]
 
 
 def _of_text(text: Table.OwnText, folder: str) -> tuple[list[str], dict[str, str]]:

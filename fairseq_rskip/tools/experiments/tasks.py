@@ -226,26 +226,11 @@ class Translation:
 @functools.cache  # rows of a table share much
 def planned(data: str, arch: str, words: tuple[str, ...]) -> Any:
     """train.sh's own plan for these words. Raises ``UserError`` for what it refuses."""
-    from types import SimpleNamespace
+    from fairseq_rskip.tools.train.plan import make_plan
 
-    from fairseq_rskip.tools.train.data import find_data
-    from fairseq_rskip.tools.train.options import Options, check_arch, check_ranges, find_user_dir
-    from fairseq_rskip.tools.train.recipes import GENERAL, RECIPES
-
-    try:
-        recipe = find_data(data, dry_run=True).recipe
-    except UserError:
-        recipe = GENERAL
-    check_ranges(list(words))
-    check_arch(arch, find_user_dir(list(words)))
-    given = Options(arch, RECIPES[recipe].options, list(words)).given
-    options = RECIPES[recipe].options
-    ends = given if {"max_update", "max_epoch"} & set(given) else {k.replace("-", "_"): v for k, v in options.items()}
-    unit = "update" if ends.get("max_update") else "epoch"
-    warnings, warmup = [], given.get("warmup_updates", options["warmup-updates"])
-    if unit == "update" and warmup * 2 > ends["max_update"]:
-        warnings = [f"warmup-updates {warmup} is more than half of max-update {ends['max_update']}"]
-    return SimpleNamespace(unit=f"{unit}s", end=int(ends.get(f"max_{unit}", 0)), warnings=warnings)
+    if data not in NAMES and not Path(data).exists():  # your own text, which is prepared after this check
+        data, words = NAMES[0], ("--recipe", "medium", *words)
+    return make_plan([data, arch, "--dry-run", *words])
 
 
 def _held_out_losses(folder: Path) -> dict[str, float]:

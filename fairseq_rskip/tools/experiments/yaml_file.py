@@ -171,7 +171,7 @@ def _contradictions(table: Table) -> Iterator[str]:
     for number, row in enumerate(table.rows, 1):
         where = f", row {number} ({row.label!r}): "
         names += [(f"{where}a column", name, table.columns) for each in (row.arch, row.reported) if isinstance(each, dict) for name in each]
-        names += [(f"{where}baseline", table.baseline_of(row), labels)] if table.baseline_of(row) else []
+        names += [(f"{where}baseline", each, labels) for each in [row.baseline or table.baseline] if each]
         if row.label in labels[: number - 1]:
             yield f"{where}row {labels.index(row.label) + 1} has that label, too"
         if table.task in TASKS and row.run and bool(row.arch) != TASKS[table.task].has_architectures:

@@ -1,72 +1,77 @@
 """Write the report of tables: Markdown, CSV and one self-contained page."""
 
 import argparse
-import logging
+import base64
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import scipy
 
 from fairseq_rskip.analysis.figures import write_csv
 from fairseq_rskip.console import print_line
 from fairseq_rskip.files import locked, write_text
-from fairseq_rskip.tools.experiments.plan import described
+from fairseq_rskip.tools.experiments.plan import collect, described
 from fairseq_rskip.tools.experiments.records import Table
-from fairseq_rskip.tools.experiments.results import collect
 from fairseq_rskip.tools.significance import TESTS
 
 from . import figures, page
-from .compare import KINDS, PairedTests, compare, power, test_of
+from .compare import PAIRED, compare, power, test_of
 
 LEFT = ("column", "row", "equation")
 
 
 def write_report(tables: list[Table], options: argparse.Namespace) -> None:
     """Write report.html, report.md, report.csv and figures/ of ``tables``, and print their tables."""
-    logging.getLogger("fontTools").setLevel(logging.WARNING)
-    folder = (options.to.expanduser() if options.to else options.output / "report").resolve()
+    folder = options.output / "report"
     with locked(folder, wait=True):
-        parts, records = [], []
-        for table in tables:
-            part, rows = _part(table, options, folder)
-            parts.append(part)
-            records += rows
-        for ending in ("md", "html"):
-            write_text(folder / f"report.{ending}", page.page(parts, ending))
-        names = dict.fromkeys(key for record in records for key in record)
+        parts = [_part(table, options, folder) for table in tables]
+        template = Path(__file__).with_name("report.html.j2").read_text("utf-8")
+        environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment.filters["png"] = lambda path: base64.b64encode(path.read_bytes()).decode()
+        write_text(folder / "report.html", environment.from_string(template).render(parts=parts))
+        write_text(folder / "report.md", "\n\n".join(map(_markdown, parts)) + "\n")
+        records = [record for part in parts for record in part["records"]]
+        names = dict.fromkeys(name for record in records for name in record)
         write_csv(folder / "report.csv", [{name: record.get(name) for name in names} for record in records])
     for part in parts:
         print_line(f"{part['name']}: {part['table'].title}\n{part['frame'].to_string(index=False)}")
     print_line(f"{folder}/report.html, report.md and report.csv")
 
 
-def _part(table: Table, options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What the templates say of one table, and its rows of the CSV file."""
-    name, test = described(table)[0], test_of(table, options.test)
-    tests = PairedTests(folder / "significance.json", test, options.resamples) if test in KINDS else None
-    lines = compare(table, collect(table, options.output), tests)
-    shown, drawn = page.frame(table, lines), []
-    if not options.no_figures:
-        drawn = figures.draw(table, name, lines, folder / "figures", options.examples)
+def _part(table: Table, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What a report says of one table."""
+    name, scale, data, changed = described(table)
+    lines = compare(table, [collect(table, cell, options.output) for cell in table.cells])
+    differs = ", ".join(filter(None, [data, f"{scale:g} of the length" * (scale != 1), page.listed(changed)]))
     notes = [*page.notes(table, lines), power(lines, table.metric)]
     if any(line.p for line in lines):
-        about = f"Welch's t-test, two-sided, over seeds (scipy {scipy.__version__})"
-        if tests:
-            about = f"{TESTS[tests.name]}, one for each seed; it covers the choice of test sentences, not of seeds"
-        notes.append(f"p: {about}.")
-    notes.append("Bold: the best of a column, if it differs from the baseline by Holm's p < 0.05.")
-    examples = [(str(x.cell), r["examples"]) for x in lines for r in [*x.records.values()][:1] if r.get("examples")]
-    part = {
+        test = f"Welch's t-test, two-sided, over seeds (scipy {scipy.__version__})"
+        if test_of(table) in PAIRED:
+            test = f"{TESTS[PAIRED[test_of(table)][0]]}; it covers the choice of test sentences, not of seeds"
+        notes.append(f"p: {test}. Bold: the best of a column, if Holm's p of the difference is below 0.05.")
+    shown = page.frame(table, lines, not differs)
+    return {
         "name": name,
         "table": table,
-        "warning": page.warning(table),
+        "warning": f"Not the {'published' if table.source else 'whole'} experiment: {differs}." if differs else "",
         "frame": shown,
         "sides": ["left" if column in LEFT else "right" for column in shown],
         "bases": [line.is_baseline for line in lines],
         "notes": list(filter(None, notes)),
         "facts": page.facts(table, lines),
-        "settings": page.settings(table, lines),
-        "figures": drawn,
-        "examples": examples,
+        "figures": [] if options.no_figures else figures.draw(table, name, lines, folder / "figures"),
+        "examples": [(str(x.cell), r["examples"]) for x in lines for r in [*x.records.values()][:1] if r.get("examples")],
+        "records": [page.record(table, line) for line in lines],
     }
-    return part, [page.record(table, line, test) for line in lines]
+
+
+def _markdown(part: dict[str, Any]) -> str:
+    shown = part["frame"].map(page.markdown).rename(columns=page.markdown)
+    examples = [f"{row}, {name}: {text}" for row, found in part["examples"] for each in found for name, text in each.items()]
+    table = shown.to_markdown(index=False, colalign=part["sides"], disable_numparse=True)
+    lines = [part["table"].source, part["table"].note, part["warning"], *part["notes"]]
+    listed = [f"- {page.markdown(each)}" for each in [*(f"{k}: {v}" for k, v in part["facts"].items()), *examples]]
+    drawn = [f"![{figure.title}]({figure.link})" for figure in part["figures"] if not figure.problem]
+    title = f"# {page.markdown(part['name'])}: {page.markdown(part['table'].title)}"
+    return "\n\n".join([title, table, *map(page.markdown, filter(None, lines)), "\n".join(listed), *drawn])
