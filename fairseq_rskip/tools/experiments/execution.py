@@ -1,6 +1,6 @@
 """Execute runs, each in a process of its own. run.json in a run's folder is its one record, log.txt all the output.
 
-``python -m fairseq_rskip.tools.experiments.execution FOLDER`` executes one prepared run; SLURM's jobs do so, too.
+``python -m fairseq_rskip.tools.experiments.execution FOLDER`` executes one prepared run.
 """
 
 import ctypes
@@ -8,7 +8,6 @@ import os
 import platform
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -45,60 +44,63 @@ def prepare(run: Run) -> None:
             note(run.folder, task=run.task, seed=run.seed, settings=settings)
 
 
-def execute(folder: Path) -> None:
-    """Run the commands of a prepared run that have not ended yet; its record says what came of it."""
-    record, start = read(folder), time.monotonic()
+def execute(folder: Path) -> bool:
+    """Run the commands of a prepared run that have not ended yet; its record says what came of it.
+
+    Returns False if another process holds the run's lock.
+    """
+    record, start, error = read(folder), time.monotonic(), ""
     with locked(folder, LOCK) as lock:
         if lock is None or measured(record):
-            return
+            return lock is not None
         run = Run(record["task"], seed=record["seed"], folder=folder, **record["settings"])
         commands = TASKS[run.task].commands(run)
         versions = {"fairseq_rskip": __version__, "python": platform.python_version()}
         # what has ended is not run again: fairseq would train on where --patience has ended it
         complete = record.get("complete", 0) if record.get("commands") == commands else 0
-        attempts = [*record.get("attempts", []), stamp()]
-        note(folder, commands=commands, versions=versions, git=process.git_commit(), attempts=attempts, failed=None)
+        note(folder, commands=commands, versions=versions, git=process.git_commit(), failed=None)
         for number, command in enumerate(commands[complete:], complete + 1):
             if error := _follow(command, folder / LOG, lock.fileno()):
-                return note(folder, failed={"error": error, "command": shlex.join(command), **stamp()}, complete=None)
+                break
             note(folder, complete=number)
-        metrics = TASKS[run.task].measure(run)
+        metrics = None if error else TASKS[run.task].measure(run)
         if metrics is None:
-            error = "the commands succeeded but left no complete result"
-            return note(folder, failed={"error": error, **stamp()}, complete=None)
-        note(folder, metrics={**metrics, "seconds": round(time.monotonic() - start, 1), **stamp()}, complete=None)
+            error = error or "the commands succeeded but left no complete result"
+            note(folder, failed={"error": error, "time": now()}, complete=None)
+        else:
+            note(
+                folder, metrics={**metrics, "seconds": round(time.monotonic() - start, 1), "time": now()}, complete=None
+            )
+    return True
 
 
 def _follow(command: list[str], path: Path, lock: int) -> str:
     """Run ``command`` with its output at the end of ``path``; returns why it failed, "" if it did not."""
     lines: deque[bytes] = deque(maxlen=200)
     with open(path, "ab", buffering=0) as output:
-        output.write(f"== {stamp()['time']} {shlex.join(command)}\n".encode())
+        output.write(f"== {now()} {shlex.join(command)}\n".encode())
         status = process.follow(command, lambda line: (output.write(line), lines.append(line)), inherit=[lock])
     if status < 0:
         return process.killed_by(-status)
     return process.explanation(process.tail(list(lines))).removeprefix("error: ") if status else ""
 
 
-def stamp() -> dict[str, str]:
-    """When and where."""
-    return {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": socket.gethostname()}
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def environments(jobs: int | None) -> list[dict[str, str]]:
     """What each of the parallel runs gets: a GPU, or its share of the cores; a single one gets all. ``UserError``."""
     import torch
 
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    count = torch.cuda.device_count()
-    gpus = (named or list(map(str, range(count))))[:count]
+    count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = named.split(",")[:count] if named else list(map(str, range(count)))
     jobs = jobs or max(1, count)
-    if gpus and jobs > len(gpus):
-        raise UserError(f"--jobs {jobs}: expected at most {len(gpus)}, one for each GPU that torch sees")
-    threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
+    if count and jobs > count:
+        raise UserError(f"--jobs {jobs}: expected at most {count}, one for each GPU that torch sees")
     # threads that spin while they wait would take the cores from the other runs
-    share = {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
-    return [{}] if jobs == 1 else [{"CUDA_VISIBLE_DEVICES": gpus[n]} if gpus else share for n in range(jobs)]
+    share = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // jobs)), "OMP_WAIT_POLICY": "passive"}
+    return [{}] if jobs == 1 else [{"CUDA_VISIBLE_DEVICES": gpus[n]} if count else share for n in range(jobs)]
 
 
 def run_all(runs: list[Run], places: list[dict[str, str]]) -> list[str]:
@@ -122,8 +124,7 @@ def run_all(runs: list[Run], places: list[dict[str, str]]) -> list[str]:
                 command, env = [sys.executable, "-m", __name__, str(run.folder)], {**os.environ, **place}
                 child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
                 running[run.folder] = (run, child, place, begin)
-            if running:
-                time.sleep(LOOK_EVERY)
+            time.sleep(LOOK_EVERY if running else 0)
             if time.monotonic() - spoken > SPEAK_EVERY:
                 spoken = time.monotonic()
                 for run, _, _, begin in running.values():
@@ -137,28 +138,29 @@ def run_all(runs: list[Run], places: list[dict[str, str]]) -> list[str]:
 
 
 def _show(run: Run, begin: float, before: float) -> None:
-    """How far a run is that was at ``before`` at the time ``begin``, with losses and the time left."""
+    """Print how far a run is that was at ``before`` at the time ``begin``, with losses and the time left."""
     part, losses = TASKS[run.task].progress(run)
     minutes = (time.monotonic() - begin) / 60
     left = f", {minutes * (1 - part) / (part - before):.0f} minutes left" if part > before else ""
     print_line(f"{run}: {part:.0%}, {minutes:.0f} minutes{left}; {losses}")
 
 
+class Job:
+    """A run as a job of SLURM; submitit calls ``checkpoint`` before the time limit, which requeues the job."""
+
+    def __call__(self, folder: str) -> None:
+        process.stop_on_signals()
+        execute(Path(folder))
+
+    def checkpoint(self, folder: str) -> object:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, folder)
+
+
 def submit(runs: list[Run], words: list[str], out: Path) -> None:
-    """Submit ``runs`` to SLURM as one array, with sbatch's options KEY=VALUE, and return.
-
-    A job that meets its time limit is requeued. Raises ``UserError``.
-    """
+    """Submit ``runs`` to SLURM as one array, with sbatch's options KEY=VALUE, and return. Raises ``UserError``."""
     from submitit import SlurmExecutor
-    from submitit.helpers import DelayedSubmission
-
-    class Job:
-        def __call__(self, folder: str) -> None:
-            process.stop_on_signals()
-            execute(Path(folder))
-
-        def checkpoint(self, folder: str) -> DelayedSubmission:
-            return DelayedSubmission(self, folder)
 
     pairs = [word.lstrip("-").partition("=") for word in words]
     if not all(key and value for key, _, value in pairs):
@@ -183,8 +185,8 @@ def main(argv: list[str]) -> int:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     process.GRACE = GRACE
     process.stop_on_signals()
-    try:
-        return exit_status(lambda: execute(Path(argv[0])))
+    try:  # a command that looks at the state holds the lock for a moment
+        return exit_status(lambda: not any(execute(Path(argv[0])) or time.sleep(0.2) for _ in range(5)))
     except process.Stopped as stopped:
         return stopped.status
 

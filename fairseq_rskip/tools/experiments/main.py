@@ -26,36 +26,33 @@ def parse(argv: list[str] | None, prog: str | None) -> argparse.Namespace:
     """The options. A mistake ends the program with one line."""
     parser = Parser(prog=prog, description=RUN if prog else DESCRIPTION)
     if prog:
-        _add_run(parser)
-        parser.set_defaults(command="run")
+        _add_options(parser, "run")
     else:
-        commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
-        _add_selection(commands.add_parser("list", help="tables, or the rows of the tables that are named"), "*")
-        _add_run(commands.add_parser("run", help="train and evaluate what is not done, and report"))
-        _add_selection(commands.add_parser("report", help="write the report"))
+        commands = parser.add_subparsers(required=True, parser_class=Parser)
+        _add_options(commands.add_parser("list", help="tables, or the rows of the tables that are named"), "list")
+        _add_options(commands.add_parser("run", help="train and evaluate what is not done, and report"), "run")
+        _add_options(commands.add_parser("report", help="write the report"), "report")
     options = parser.parse_args(argv)
     own = [Path(name).stem for name in options.tables if name.endswith((".yaml", ".yml"))]
     options.output = (options.output or Path("runs") / (own or ["paper"])[0]).expanduser().resolve()
     return options
 
 
-def _add_selection(parser: argparse.ArgumentParser, number: str = "+") -> None:
-    parser.add_argument("tables", nargs=number, metavar="TABLE", help="a table's name, or the path of a YAML file")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="(runs/FILE without .yaml; for names runs/paper)")
-    parser.add_argument("--rows", nargs="+", default=[], metavar="LABEL", help="only these rows")
-    parser.add_argument("--columns", nargs="+", default=[], metavar="NAME", help="only these columns")
-    parser.add_argument("--seeds", nargs="+", type=whole_number(0), metavar="N", help="instead of the table's")
-    parser.add_argument("--corpus", metavar="DATA", help="train on other data: a name or a folder")
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="an option for every row: depth=20")
-    parser.add_argument("--no-figures", action="store_true", help="report without figures")
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    _add_selection(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
-    parser.add_argument("--jobs", type=whole_number(1), metavar="N", help="parallel runs (one per GPU; on CPU one)")
-    slurm = parser.add_argument("--slurm", nargs="*", metavar="KEY=VALUE")
-    slurm.help = "submit the runs as SLURM jobs with these options of sbatch, and return"
+def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
+    add, number = parser.add_argument, "*" if command == "list" else "+"
+    parser.set_defaults(action={"list": list_tables, "run": run, "report": report}[command])
+    add("tables", nargs=number, metavar="TABLE", help="a table's name, or the path of a YAML file")
+    add("--output", type=Path, metavar="DIR", help="(runs/FILE without .yaml; for names runs/paper)")
+    add("--rows", nargs="+", default=[], metavar="LABEL", help="only these rows")
+    add("--columns", nargs="+", default=[], metavar="NAME", help="only these columns")
+    add("--seeds", nargs="+", type=whole_number(0), metavar="N", help="instead of the table's")
+    add("--corpus", metavar="DATA", help="train on other data: a name or a folder")
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="an option for every row: depth=20")
+    add("--no-figures", action="store_true", help="report without figures")
+    if command == "run":
+        add("--dry-run", action="store_true", help="print the commands that would run")
+        add("--jobs", type=whole_number(1), metavar="N", help="number of parallel runs (default: one per GPU)")
+        add("--slurm", nargs="*", metavar="KEY=VALUE", help="submit SLURM jobs with these options of sbatch")
 
 
 def list_tables(options: argparse.Namespace) -> None:
@@ -99,7 +96,7 @@ def run(options: argparse.Namespace) -> None:
     report(options, tables)
     failed = [state for state in states if state.startswith("failed")]
     if failed:
-        more = " (others above)" if len(set(failed)) > 1 else ""
+        more = " (others above)" * (len(set(failed)) > 1)
         raise UserError(f"{len(failed)} of {len(states)} runs {failed[0]}{more}; the same command tries again")
 
 
@@ -120,9 +117,8 @@ def _show(tables: list[Any], options: argparse.Namespace) -> None:
     for run, now in states:
         for command in TASKS[run.task].commands(run) if now != "done" else ():
             print_line(f"{shlex.join(command)}  # {run}: {now}")
-    done = [now for _, now in states].count("done")
     swept = "; when a sweep is done, the best value with the other seeds" * any(t.sweep for t in tables)
-    print_line(f"# {done} of {len(states)} runs are done{swept}")
+    print_line(f"# {[now for _, now in states].count('done')} of {len(states)} runs are done{swept}")
 
 
 def report(options: argparse.Namespace, tables: list[Any] | None = None) -> None:
@@ -143,8 +139,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
             signal.signal(number, signal.default_int_handler)
-    action = {"list": list_tables, "run": run, "report": report}[options.command]
-    return exit_status(lambda: action(options), RESUME)
+    return exit_status(lambda: options.action(options), RESUME)
 
 
 if __name__ == "__main__":

@@ -39,25 +39,20 @@ def make_tables(options: Namespace) -> list[Table]:
 
 def select(table: Table, options: Namespace) -> Table:
     """``table`` with the rows, columns, seeds, data and options of the command line. Raises ``UserError``."""
-    for kind, names, known in (
-        ("row", options.rows, [row.label for row in table.rows]),
-        ("column", options.columns, list(table.columns)),
-    ):
+    labels = [row.label for row in table.rows]
+    for kind, names, known in (("row", options.rows, labels), ("column", options.columns, [*table.columns])):
         for name in names:
             if name not in known:
-                raise UserError(f"{table.name} has no {kind} {name!r}; {did_you_mean(name, known)} it has {', '.join(known)}")
-    columns = {name: each for name, each in table.columns.items() if not options.columns or name in options.columns}
+                hint = did_you_mean(name, known)
+                raise UserError(f"{table.name} has no {kind} {name!r}; {hint} it has {', '.join(known)}")
+    columns = {name: each for name, each in table.columns.items() if name in (options.columns or table.columns)}
     own = {each.data or table.data for each in columns.values()}
     if options.corpus and len(own) > 1:
         raise UserError(f"{table.name} has columns of {', '.join(sorted(own))}: --corpus needs --columns, for one")
-    given = {
-        "rows": [row for row in table.rows if not options.rows or row.label in options.rows],
-        "columns": columns,
-        "seeds": list(dict.fromkeys(options.seeds or table.seeds)),
-        "corpus": TASKS[table.task].find_data(options.corpus) if options.corpus else "",
-        "changed": parse_changes(options.set),
-    }
-    return table.model_copy(update=given)
+    given = {"columns": columns, "rows": [row for row in table.rows if row.label in (options.rows or labels)]}
+    given |= {"seeds": list(dict.fromkeys(options.seeds or table.seeds)), "changed": parse_changes(options.set)}
+    corpus = TASKS[table.task].find_data(options.corpus) if options.corpus else ""
+    return table.model_copy(update={**given, "corpus": corpus})
 
 
 def parse_changes(words: list[str]) -> dict[str, Any]:
@@ -85,7 +80,7 @@ def with_cells(table: Table, mistakes: list[str]) -> Table:
         except UserError as error:
             refused.setdefault(str(error).replace(cell.arch or " ", ""), []).append((cell, error))
     for (cell, error), *others in refused.values():
-        where = f"row {cell.row.label!r}" + (f", column {cell.column!r}" if cell.column else "")
+        where = f"row {cell.row.label!r}" + f", column {cell.column!r}" * bool(cell.column)
         more = f" and {len(others)} more" * bool(others) + ", with --set" * bool(table.changed)
         mistakes.append(f"{table.path}, {where}{more}: {error}")
     return table.model_copy(update={"cells": cells, "warnings": list(dict.fromkeys(warnings))})
@@ -119,6 +114,28 @@ def _with_runs(cell: Cell, table: Table, warnings: list[str]) -> Cell:
     return replace(cell, variants=variants)
 
 
+def described(table: Table) -> tuple[str, float, str, dict[str, Any]]:
+    """How ``table`` differs from its file: a name, the length relative to the file's, other data, other options.
+
+    Without a difference the length is 1, and the data and the options are empty.
+    """
+    task, scale = TASKS[table.task], 1.0
+    changed = {name: value for name, value in table.changed.items() if name not in task.free}
+    cell = next((cell for cell in table.cells if cell.variants), None)
+    if cell and LENGTHS.keys() & changed.keys():
+        swept, run = cell.variants[0]
+        whole = _cell(table.model_copy(update={"changed": {}}), cell.row, cell.column)
+        whole, _ = task.make_run(run.data, run.arch, {**whole.options, **swept}, table)
+        if whole.unit == run.unit and whole.length:
+            scale = run.length / whole.length
+            changed = {k: v for k, v in changed.items() if k not in {*LENGTHS, *LENGTHS.values()}}
+    own = {column.data or table.data for column in table.columns.values()}
+    data = task.data_name(table.corpus) if table.corpus else ""
+    data = "" if data in own | {task.data_name(each) for each in own} else data
+    words = [table.name, data, f"scale{scale:g}" * (scale != 1), *(f"{k}-{v}" for k, v in sorted(changed.items()))]
+    return clean("-".join(filter(None, words))), scale, data, changed
+
+
 def at(run: Run, out: Path, seed: int) -> Run:
     """``run`` with a seed, in its folder."""
     return replace(run, seed=seed, folder=run.place(out, seed))
@@ -129,31 +146,11 @@ def ready(table: Table, out: Path) -> list[Run]:
 
     Of a cell with a sweep these are all values with the first seeds; when they are done, the best one with all seeds.
     """
-    runs = [at(run, out, seed) for seed in table.tried for cell in table.cells if cell.sweep for _, run in cell.variants]
+    tried = [run for cell in table.cells if cell.sweep for _, run in cell.variants]
     results = [collect(table, cell, out) for cell in table.cells]
+    runs = [at(run, out, seed) for seed in table.tried for run in tried]
     runs += [result.runs[seed] for seed in table.seeds for result in results if result.runs]
     return list({run.folder: run for run in runs}.values())
-
-
-def described(table: Table) -> tuple[str, float, str, dict[str, Any]]:
-    """How ``table`` differs from its file: a name, the length relative to the file's, other data, other options.
-
-    Without a difference the length is 1, and the data and the options are empty.
-    """
-    task, scale = TASKS[table.task], 1.0
-    changed = {name: value for name, value in table.changed.items() if name not in task.free}
-    cell = next((cell for cell in table.cells if cell.variants), None)
-    if cell and LENGTHS.keys() & changed.keys():
-        run, whole = cell.variants[0][1], _cell(table.model_copy(update={"changed": {}}), cell.row, cell.column)
-        whole, _ = task.make_run(run.data, run.arch, {**whole.options, **cell.variants[0][0]}, table)
-        if whole.unit == run.unit and whole.length:
-            scale = run.length / whole.length
-            changed = {k: v for k, v in changed.items() if k not in {*LENGTHS, *LENGTHS.values()}}
-    own = {column.data or table.data for column in table.columns.values()}
-    data = task.data_name(table.corpus) if table.corpus else ""
-    data = "" if data in own | {task.data_name(each) for each in own} else data
-    words = [table.name, data, f"scale{scale:g}" * (scale != 1), *(f"{k}-{v}" for k, v in sorted(changed.items()))]
-    return clean("-".join(filter(None, words))), scale, data, changed
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -173,24 +170,17 @@ def measured(record: dict[str, Any]) -> dict[str, Any]:
 def state(run: Run) -> str:
     """One of the states of a run, with its progress or its error."""
     record = read(run.folder)
-    if measured(record) or not run.folder.exists():
-        return DONE if record else NEW
+    if measured(record) or not (run.folder / LOCK).exists():
+        return DONE if measured(record) else NEW
     part, losses = TASKS[run.task].progress(run)
-    if is_held(run.folder / LOCK):
-        return f"{RUNNING} {part:.0%}: {losses}"
+    with open(run.folder / LOCK, "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return f"{RUNNING} {part:.0%}: {losses}"
     if record.get("failed"):
         return f"{FAILED}: {record['failed'].get('error')}"
     return f"{STOPPED} at {part:.0%}" if (run.folder / LOG).exists() else NEW
-
-
-def is_held(lock: Path) -> bool:
-    """Whether a process holds ``lock``."""
-    try:
-        with open(lock, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
 
 
 def collect(table: Table, cell: Cell, out: Path) -> Result:
@@ -200,8 +190,7 @@ def collect(table: Table, cell: Cell, out: Path) -> Result:
     waits = any(value is None and not how.startswith(FAILED) for _, value, how in trials) or (trials and not done)
     if waits or not cell.variants:
         return Result(cell, trials=trials)
-    best = min(done, key=lambda number: trials[number][1], default=0)  # the first of equals
-    swept, run = cell.variants[best]
+    swept, run = cell.variants[min(done, key=lambda number: trials[number][1], default=0)]  # the first of equals
     runs = {seed: at(run, out, seed) for seed in table.seeds}
     states = {seed: state(run) for seed, run in runs.items()}
     records = {seed: measured(read(run.folder)) for seed, run in runs.items() if states[seed] == DONE}
@@ -218,11 +207,9 @@ def collect(table: Table, cell: Cell, out: Path) -> Result:
 def _trial(table: Table, swept: dict[str, Any], run: Run, out: Path) -> tuple[dict[str, Any], float | None, str]:
     """A combination of a sweep's values, the mean of the held-out metric or None, and the worst state of its runs."""
     runs, metric = [at(run, out, seed) for seed in table.tried], TASKS[run.task].held_out
-    states = [state(run) for run in runs]
-    for kind in (FAILED, NEW, STOPPED, RUNNING):
-        for each in states:
-            if each.startswith(kind):
-                return swept, None, each
+    worst = [s for kind in (FAILED, NEW, STOPPED, RUNNING) for s in map(state, runs) if s.startswith(kind)]
+    if worst:
+        return swept, None, worst[0]
     mean = statistics.fmean(measured(read(run.folder))["values"].get(metric, math.nan) for run in runs)
     finite = math.isfinite(mean)
     return swept, mean if finite else None, DONE if finite else f"{FAILED}: {metric} is missing or not finite"

@@ -1,4 +1,4 @@
-"""The five records between a YAML file and a printed cell: Table and Row as written, Cell, Run and Result as computed."""
+"""The five records between a YAML file and a printed cell: Table and Row as written, Cell, Run, Result as computed."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ class Row(Section):
 
 
 class Table(Section):
-    """A table, or one experiment; docs/reproduce.md explains the keys. The last ones are set while it is read:
+    """A table, or one experiment; docs/reproduce.md explains the keys. Those from ``name`` on are set while it is read:
 
     texts: your own text by the folder in which it is prepared; tried: the seeds that a sweep tries each value with
     corpus, changed: what --corpus and --set ask for; cells: with their runs; warnings: of the training commands
@@ -90,15 +90,15 @@ class Table(Section):
     warnings: list[str] = []
 
 
-SET_BY_US = ("name", "path", "texts", "tried", "corpus", "changed", "cells", "warnings")
+SET_BY_US = ("name", "path", "texts", "tried", "corpus", "changed", "cells", "warnings")  # and by no user
 
 
 @dataclass(frozen=True)
 class Run:
     """One training, and its evaluation if ``scored``, in ``folder``; its record there is run.json.
 
-    identity: what distinguishes it from other runs; name: the same, readable and shorter
-    length: of the training, in ``unit``; options: of the training command, without dashes; evaluate: of evaluate.sh
+    identity: what distinguishes it from other runs; name: the same, readable and shorter; length: of the training, in
+    ``unit``; options: of the training command, without dashes; evaluate: of evaluate.sh
     """
 
     task: str
@@ -125,8 +125,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Cell:
-    """Where a row and a column meet; ``variants`` are combinations of the sweep's values ({} without), each with the
-    run that it makes."""
+    """Where a row and a column meet; ``variants``: each combination of the sweep's values, {} without, with its run."""
 
     row: Row
     column: str
@@ -169,10 +168,6 @@ class Result:
     @property
     def mean(self) -> float | None:
         return statistics.fmean(self.values.values()) if self.values else None
-
-    @property
-    def deviation(self) -> float | None:
-        return statistics.stdev(self.values.values()) if len(self.values) > 1 else None
 
     @property
     def folders(self) -> list[Path]:

@@ -5,7 +5,6 @@ A new task is a class here and an entry of ``TASKS``. torch and fairseq are impo
 
 import functools
 import json
-import math
 import re
 import sys
 from importlib.metadata import version
@@ -23,14 +22,7 @@ from .records import Run, Table, dashed, one_number
 CHECKPOINTS, EVALUATION = "checkpoints", "evaluation"  # folders of a translation run
 EXAMPLES = 3  # translations that a record keeps for the report
 DATA_SETS, FOLDER = ("cifar10", "cifar100", "digits"), "imagefolder:"  # of train_cifar.py's --data
-
-
-def tool(script: str, command: str) -> list[str]:
-    """The first words of a command line: the script of a checkout, elsewhere the command of ``rskip``."""
-    path = ROOT / "scripts" / script
-    if not path.exists():
-        return [sys.executable, "-m", "fairseq_rskip.tools", command]
-    return [sys.executable, str(path)] if path.suffix == ".py" else [str(path)]
+RSKIP = [sys.executable, "-m", "fairseq_rskip.tools"]
 
 
 class Images:
@@ -43,11 +35,17 @@ class Images:
     weights = ("checkpoint.pt",)
     reserved = ("data", "seeds", "output", "resume")
 
+    @functools.cached_property
+    def fields(self) -> dict[str, Any]:
+        """train_cifar.py's options."""
+        from fairseq_rskip.vision.config import Config
+
+        return {name.replace("_", "-"): field for name, field in Config.__dataclass_fields__.items()}
+
     @property
     def free(self) -> list[str]:
         """Options that change nothing in what a run computes."""
-        fields = _config_class().__dataclass_fields__
-        return [name.replace("_", "-") for name, field in fields.items() if field.metadata.get("free")]
+        return [name for name, field in self.fields.items() if field.metadata.get("free")]
 
     def find_data(self, data: str) -> str:
         """``data`` as train_cifar.py takes it: a path is a folder of images. Raises ``UserError``."""
@@ -74,23 +72,18 @@ class Images:
         config, defaults = (checked(parse, self._words(data, each), "") for each in (options, {}))
         if "valid_error" in (table.metric, *table.also) and not config.valid_images:
             raise UserError("valid_error is of held-out images; set valid-images")
-        identity = {
-            name: one_number(value)
-            for name, value in config.fixed().items()
-            if name in ("data", "iterations") or value != getattr(defaults, name)
-        }
-        identity = json.loads(json.dumps({**identity, "data": self.data_name(data)}))
-        name = f"{config.name()}-{config.iterations}"
+        found = {k: v for k, v in config.fixed().items() if k in ("data", "iterations") or v != getattr(defaults, k)}
+        found = json.loads(json.dumps({name: one_number(value) for name, value in found.items()}))
+        identity, name = {**found, "data": self.data_name(data)}, f"{config.name()}-{config.iterations}"
         return Run("images", data, options, identity, name, config.iterations, "iterations"), []
 
     def _words(self, data: str, options: dict[str, Any]) -> list[str]:
         """Options as train_cifar.py takes them. Raises ``UserError`` for one that it does not have."""
-        fields = {name.replace("_", "-"): field for name, field in _config_class().__dataclass_fields__.items()}
         words = ["--data", data]
         for name, value in options.items():
-            if name not in fields:
-                raise UserError(f"train_cifar.py has no option {name!r}; {did_you_mean(name, fields) or '-h lists them'}")
-            default = fields[name].default
+            if name not in self.fields:
+                raise UserError(f"train_cifar.py has no option {name!r}; {did_you_mean(name, self.fields)}")
+            default = self.fields[name].default
             if isinstance(value, bool) and isinstance(default, bool):
                 words += [] if value == default else [f"--no-{name}" if default else f"--{name}"]
             else:
@@ -99,18 +92,17 @@ class Images:
 
     def commands(self, run: Run) -> list[list[str]]:
         """The command lines that fill the folder of the run, which train_cifar.py names after the seed."""
-        words = [*tool("train_cifar.py", "train-cifar"), *self._words(run.data, run.options)]
-        return [[*words, "--seeds", str(run.seed), "--output", str(run.folder.parent), "--resume"]]
+        words = [*RSKIP, "train-cifar", *self._words(run.data, run.options), "--seeds", str(run.seed)]
+        return [[*words, "--output", str(run.folder.parent), "--resume"]]
 
     def progress(self, run: Run) -> tuple[float, str]:
         """The part of the training that is done, from 0 to 1, and its losses."""
         try:
             records = [json.loads(line) for line in (run.folder / "log.jsonl").read_text("utf-8").splitlines()]
             last = {name: value for record in records for name, value in record.items()}
-            loss = records[-1].get("train_loss_so_far", records[-1].get("train_loss", math.nan))
-            said = [f"train loss {loss:.3f}", *(f"{k} {last[k]:.2f} %" for k in ("valid_error", "test_error") if k in last)]
-            return last["iteration"] / run.length, ", ".join(said)
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            names = ("train_loss_so_far", "train_loss", "valid_error", "test_error")
+            return last["iteration"] / run.length, ", ".join(f"{n} {last[n]:.3f}" for n in names if n in last)
+        except (OSError, ValueError, KeyError, TypeError):
             return 0.0, ""
 
     def measure(self, run: Run) -> dict[str, Any] | None:
@@ -118,38 +110,32 @@ class Images:
         try:
             result = json.loads((run.folder / "result.json").read_text("utf-8"))
             values = {name: float(result[name]) for name in self.metrics if result.get(name) is not None}
-            about = {name: result.get(name) for name in ("parameters", "train_seconds", "machine", "versions")}
+            return {"values": values, "parameters": result.get("parameters"), "versions": result.get("versions")}
         except (OSError, ValueError, TypeError, AttributeError):
             return None
-        return {"values": values, "unit": "% test error", **about} if "error" in values else None
-
-
-def _config_class() -> Any:
-    from fairseq_rskip.vision.config import Config
-
-    return Config
 
 
 class Translation:
     """Training by train.sh, beam search and scores by evaluate.sh."""
 
     metric, held_out, has_architectures = "sacreBLEU 13a", "valid_loss", True
-    over_seeds = ("valid_loss", "last_valid_loss")
-    scores = ("sacreBLEU 13a", "sacreBLEU intl", "sacreBLEU intl lower-cased", "chrF", "tokenised BLEU", "compound-split BLEU")
-    metrics = {**dict.fromkeys(scores, False), **dict.fromkeys(over_seeds, True)}
+    over_seeds = ("valid_loss", "last_valid_loss")  # label-smoothed, per token, in bits
+    scores = ("sacreBLEU 13a", "sacreBLEU intl", "sacreBLEU intl lower-cased", "chrF")
+    of_tokens = ("tokenised BLEU", "compound-split BLEU")  # of text that evaluate.sh does not keep
+    metrics = {**dict.fromkeys((*scores, *of_tokens), False), **dict.fromkeys(over_seeds, True)}
     weights = ("evaluation/averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
     reserved = ("save-dir", "seed", "arch", "user-dir", "restore-file")
     free = ("skip-log-interval", "log-interval", "num-workers", "tensorboard-logdir", "no-fp16")
 
     def find_data(self, data: str) -> str:
-        """``data`` as train.sh takes it: the name of a corpus, or the path of a prepared folder. Raises ``UserError``."""
+        """``data`` as train.sh takes it: a corpus's name, or the path of a prepared folder. Raises ``UserError``."""
         path = Path(data).expanduser()
         if data not in NAMES and not path.is_dir():
             raise UserError(f"the data {data!r} is no prepared folder and none of {', '.join(NAMES)}")
         return data if data in NAMES else str(path.resolve())
 
     def data_name(self, data: str) -> str:
-        """The corpus in ``data``, as its preparation.json says; a folder's own name if the project has no such corpus."""
+        """The corpus in ``data`` as its preparation.json says; of your own text, the folder's name."""
         if data in NAMES or not Path(data).exists():  # your own text may still be unprepared
             return Path(data).name
         corpus = Corpus.find(data)
@@ -163,20 +149,19 @@ class Translation:
 
     def make_run(self, data: str, arch: str, options: dict[str, Any], table: Table) -> tuple[Run, list[str]]:
         """The run, without seed and folder, and warnings. Raises ``UserError`` as train.sh and evaluate.sh would."""
+        from fairseq_rskip.tools.evaluate.arguments import parse
+
         for name, value in options.items():
             if isinstance(value, list):
                 raise UserError(f"option {name!r} is {value!r}; expected one value, text as fairseq-train has it")
         plan = planned(data, arch, tuple(as_words(options)))
         scored = not set(self.over_seeds).issuperset([table.metric, *table.also])
-        evaluate = dashed(table.evaluate)
+        evaluate, corpus = dashed(table.evaluate), self.data_name(data)
         if evaluate:
-            from fairseq_rskip.tools.evaluate.arguments import parse
-
             checked(parse, ["DATA", "FOLDER", *as_words(evaluate)])
-        corpus = self.data_name(data)
         identity = {"data": corpus, "arch": arch, "unit": plan.unit, "length": plan.end}
         identity["options"] = {name: value for name, value in options.items() if name not in self.free}
-        identity.update({} if scored else {"scored": False}, **({"evaluate": evaluate} if evaluate else {}))
+        identity |= ({} if scored else {"scored": False}) | ({"evaluate": evaluate} if evaluate else {})
         weight = f"lambda{options['skip-lambda']}" if options.get("skip-lambda") else ""
         name = "-".join(filter(None, [corpus, arch, weight, str(plan.end)]))
         run = Run("translation", data, options, identity, name, plan.end, plan.unit, arch, scored, evaluate)
@@ -188,11 +173,20 @@ class Translation:
         if average := run.evaluate.get("average"):  # training keeps as many checkpoints
             for name in ("keep-interval-updates", "keep-last-epochs"):
                 options.setdefault(name, max(average, 10))
-        words = [*as_words(options), "--seed", str(run.seed), "--save-dir", str(save)]
-        train = [*tool("train.sh", "train"), run.data, run.arch, *words]
+        train = [
+            *RSKIP,
+            "train",
+            run.data,
+            run.arch,
+            *as_words(options),
+            "--seed",
+            str(run.seed),
+            "--save-dir",
+            str(save),
+        ]
         data = run.data if Path(run.data).is_dir() else str(ROOT / "data" / run.data)
         ours = [*as_words(run.evaluate), "--out", str(run.folder / EVALUATION)]
-        return [train, [*tool("evaluate.sh", "evaluate"), data, str(save), *ours]][: 1 + run.scored]
+        return [train, [*RSKIP, "evaluate", data, str(save), *ours]][: 1 + run.scored]
 
     def progress(self, run: Run) -> tuple[float, str]:
         """The part of the training that is done, from 0 to 1, and its losses; all of it while it is evaluated."""
@@ -200,24 +194,25 @@ class Translation:
             return 1.0, "evaluating"
         newest = log.last(run.folder / CHECKPOINTS / "train.log")
         done = max((x.updates if run.unit == "updates" else x.epoch - 1 for x in newest.values()), default=0)
-        losses = {source.partition("_")[0]: record.values.get("loss") for source, record in newest.items()}
-        said = [f"{name} loss {loss:g}" for name, loss in losses.items() if loss is not None]
-        return min(1.0, done / max(1, run.length)), ", ".join(said)
+        losses = {source: record.values["loss"] for source, record in newest.items() if "loss" in record.values}
+        said = ", ".join(f"{source.partition('_')[0]} loss {loss:g}" for source, loss in losses.items())
+        return min(1.0, done / max(1, run.length)), said
 
     def measure(self, run: Run) -> dict[str, Any] | None:
         """``values`` by the names of scores and losses, and what else a report shows. None if it is not finished."""
-        losses = _held_out_losses(run.folder / CHECKPOINTS)
-        found = {"values": losses, "parameters": _parameters(run.folder / CHECKPOINTS / "train.log")}
+        save, found = run.folder / CHECKPOINTS, {"values": _held_out_losses(run.folder / CHECKPOINTS)}
+        size = re.search(r"num\. trained: ([\d,]+)", (save / "train.log").read_text("utf-8", "replace"))
+        found["parameters"] = int(size[1].replace(",", "")) if size else None
         found["versions"] = {name: version(name) for name in ("fairseq", "torch")}
         if not run.scored:
-            return found if losses else None
+            return found if found["values"] else None
         try:
             report = json.loads((run.folder / EVALUATION / "scores.json").read_text("utf-8"))
             for row in report["scores"]:
-                found["values"] = {row["name"]: float(row["score"]), **found["values"]}
+                found["values"][row["name"]] = float(row["score"])
                 found.setdefault("signatures", {})[row["name"]] = row["signature"]
                 found["length_ratio"] = row.get("length_ratio") or found.get("length_ratio")
-            found |= {"unit": "BLEU", "references": report["ref"], "weights": report["evaluation"]["weights"]}
+            found |= {"references": report["ref"], "weights": report["evaluation"]["weights"]}
             return {**found, "examples": _examples(run, Path(report["ref"][0]))}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -234,26 +229,17 @@ def planned(data: str, arch: str, words: tuple[str, ...]) -> Any:
 
 
 def _held_out_losses(folder: Path) -> dict[str, float]:
-    """The lowest and the last label-smoothed loss per token on the held-out set, in bits, of fairseq's last checkpoint.
-
-    {} where a training chooses its best checkpoint by another metric than the loss.
-    """
+    """The lowest and the last loss on the held-out set, of fairseq's last checkpoint; {} if it has another metric."""
     from fairseq_rskip.safe_load import load_checkpoint
 
     try:
         checkpoint = load_checkpoint(folder / "checkpoint_last.pt", map_location="cpu")
         if checkpoint["cfg"]["checkpoint"]["best_checkpoint_metric"] != "loss":
             return {}
-        found = {name: checkpoint["extra_state"].get(key) for name, key in (("valid_loss", "best"), ("last_valid_loss", "val_loss"))}
+        names = {"valid_loss": "best", "last_valid_loss": "val_loss"}
+        return {name: float(checkpoint["extra_state"][key]) for name, key in names.items()}
     except (UserError, OSError, KeyError, TypeError):
         return {}
-    return {name: float(value) for name, value in found.items() if value is not None}
-
-
-def _parameters(train_log: Path) -> int | None:
-    """The number of trained parameters, as fairseq logs it."""
-    found = re.search(r"num\. trained: ([\d,]+)", train_log.read_text("utf-8", "replace")) if train_log.exists() else None
-    return int(found[1].replace(",", "")) if found else None
 
 
 def _examples(run: Run, reference: Path) -> list[dict[str, str]]:

@@ -16,37 +16,6 @@ from .records import SET_BY_US, Row, Section, Table
 from .tasks import TASKS
 
 FOLDER = CHECKOUT / "experiments"
-short = reprlib.repr
-
-
-class Loader(yaml.SafeLoader):
-    """YAML in which a key that is given twice is an error."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node, keys = super().compose_mapping_node(anchor), []
-        for key, _ in node.value:
-            if key.value in keys:
-                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
-            keys.append(key.value)
-        return node
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The mapping in ``path``, one experiment as a table of one row. Raises ``UserError``."""
-    try:
-        content = yaml.load(path.read_text("utf-8"), Loader)  # noqa: S506 (a SafeLoader)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as text that is not UTF-8
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a mapping with the keys {', '.join(keys(Table))}")
-    if not {"rows", "rows_from"} & set(content):
-        own = [key for key in content if key in keys(Row) and key not in keys(Table)]
-        content["rows"] = [{"label": path.stem, **{key: content.pop(key) for key in own}}]
-    return content
 
 
 def find(name: str) -> Path:
@@ -55,8 +24,24 @@ def find(name: str) -> Path:
     if name.endswith((".yaml", ".yml")):
         return Path(name).expanduser().resolve()
     if name not in known:
-        raise UserError(f"no table {name!r}; {did_you_mean(name, known)} give a .yaml file or one of {', '.join(known)}")
+        raise UserError(f"no table {name!r}; {did_you_mean(name, known)} expected a .yaml file or {', '.join(known)}")
     return known[name]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The mapping in ``path``, one experiment as a table of one row. Raises ``UserError``."""
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as text that is not UTF-8
+        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping with the keys {', '.join(keys(Table))}")
+    if not {"rows", "rows_from"} & set(content):
+        own = [key for key in content if key in keys(Row) and key not in keys(Table)]
+        content["rows"] = [{"label": path.stem, **{key: content.pop(key) for key in own}}]
+    return content
 
 
 def load(path: Path, mistakes: list[str]) -> Table | None:
@@ -69,15 +54,14 @@ def load(path: Path, mistakes: list[str]) -> Table | None:
         return None
     mistakes += [f"{path}: unknown key {key!r}" for key in SET_BY_US if content.pop(key, None) is not None]
     texts: dict[str, Table.OwnText] = {}
-    columns = content.get("columns", {"": {}})
+    columns, seeds = content.get("columns", {"": {}}), content.get("seeds", [1])
     for name, value in columns.items() if isinstance(columns, dict) else ():
         where = f"{path}, column {name!r}"
         value = _own_text(value or {}, texts, f"{path.stem}-{name}", where, mistakes)
         columns[name] = _build(Table.Column, value, where, mistakes)
     content = _own_text(content, texts, path.stem, str(path), mistakes)
-    seeds = content.get("seeds", [1])
-    about = {"name": path.stem, "path": str(path), "texts": texts, "seeds": [seeds] if type(seeds) is int else seeds}
-    content |= {**about, "rows": [row for row in rows if row], "columns": columns}
+    content |= {"name": path.stem, "path": str(path), "texts": texts, "rows": [row for row in rows if row]}
+    content |= {"columns": columns, "seeds": [seeds] if type(seeds) is int else seeds}
     table = _build(Table, {k: v for k, v in content.items() if k != "rows_from"}, str(path), mistakes)
     if table is None or None in rows or None in table.columns.values():
         return None
@@ -95,17 +79,17 @@ def _rows(content: dict[str, Any], path: Path, chain: list[Path], mistakes: list
             raise UserError(f"{path}: rows_from is a circle: {' -> '.join(each.name for each in [*chain, source])}")
         known = {row.label: row for row in _rows(read(source), source, [*chain, source], mistakes) if row}
     rows, default = content.get("rows", list(known)), {"arch": content.pop("arch")} if "arch" in content else {}
-    if not isinstance(rows, list) or not rows:
+    if not isinstance(rows, list):
         raise UserError(f"{path}: expected 'rows', a list with at least one row")
     for number, row in enumerate(rows, 1):
         where = f"{path}, row {number}"
         if isinstance(row, str):
             if row not in known:
-                mistakes.append(f"{where}: rows_from has no row {short(row)}; {did_you_mean(row, known)}")
+                mistakes.append(f"{where}: rows_from has no row {row!r}; {did_you_mean(row, known)}")
             yield known.get(row)
             continue
         if isinstance(row, dict):
-            where += f" ({short(row['label'])})" if "label" in row else ""
+            where += f" ({row['label']!r})" if "label" in row else ""
             same = known.get(str(row.get("label")))
             row = {**default, **({"equation": same.equation} if same else {}), **row}
         yield _build(Row, row, where, mistakes)
@@ -133,9 +117,10 @@ def _build(section: type[Section], content: Any, where: str, mistakes: list[str]
                 mistakes.append(f"{where}: {key!r} is missing")
             elif key not in keys(section):
                 hint = did_you_mean(str(key), keys(section)) or f"the keys are {', '.join(keys(section))}"
-                mistakes.append(f"{where}: unknown key {short(key)}; {hint}")
+                mistakes.append(f"{where}: unknown key {key!r}; {hint}")
             else:
-                mistakes.append(f"{where}: {key} is {short(content[key])}; expected {' or '.join(dict.fromkeys(expected))}")
+                expected = " or ".join(dict.fromkeys(expected))
+                mistakes.append(f"{where}: {key} is {reprlib.repr(content[key])}; expected {expected}")
         content = {key: value for key, value in content.items() if key not in wrong}
     return None
 
@@ -164,25 +149,28 @@ def _with_defaults(table: Table) -> Table:
 
 def _contradictions(table: Table) -> Iterator[str]:
     """What no key alone shows, each as what follows the file's name in a message."""
-    labels = [row.label for row in table.rows]
+    labels, task = [row.label for row in table.rows], TASKS.get(table.task)
     names = [(": task", table.task, TASKS)]
-    if table.task in TASKS:
-        names += [(": metric", metric, TASKS[table.task].metrics) for metric in [table.metric, *table.also]]
+    names += [(": metric", metric, task.metrics) for metric in [table.metric, *table.also] if task]
     for number, row in enumerate(table.rows, 1):
-        where = f", row {number} ({row.label!r}): "
-        names += [(f"{where}a column", name, table.columns) for each in (row.arch, row.reported) if isinstance(each, dict) for name in each]
+        where, by_column = (
+            f", row {number} ({row.label!r}): ",
+            [x for x in (row.arch, row.reported) if isinstance(x, dict)],
+        )
+        names += [(f"{where}a column", name, table.columns) for each in by_column for name in each]
         names += [(f"{where}baseline", each, labels) for each in [row.baseline or table.baseline] if each]
         if row.label in labels[: number - 1]:
             yield f"{where}row {labels.index(row.label) + 1} has that label, too"
-        if table.task in TASKS and row.run and bool(row.arch) != TASKS[table.task].has_architectures:
+        if task and row.run and bool(row.arch) != task.has_architectures:
             yield where + ("images take no 'arch'" if row.arch else "expected 'arch', or 'run: false'")
         if isinstance(row.reported, int | float) and len(table.columns) > 1:
             yield f"{where}reported is {row.reported}; expected a mapping from the columns {', '.join(table.columns)}"
-        for option, values in {**table.sweep, **(row.sweep or {})}.items():
-            if len(set(values)) < len(values):
-                yield f"{where}sweep of {option} is {short(values)}; expected different values"
     for what, name, known in names:
         if name not in known:
             yield f"{what} is {name!r}; {did_you_mean(name, known)} expected one of {', '.join(known)}"
-    if len(set(table.seeds)) < len(table.seeds):
-        yield f": seeds are {table.seeds}; expected different ones"
+    sweeps = [("seeds", table.seeds), *(s for x in [table, *table.rows] for s in (x.sweep or {}).items())]
+    yield from (
+        f": {name} has the values {values}; expected different ones"
+        for name, values in sweeps
+        if len(set(values)) < len(values)
+    )

@@ -51,6 +51,9 @@ def _compare(lines: list[Result], table: Table) -> list[Result]:
     means = [line.mean for line in lines if line.values]
     best = (min if TASKS[table.task].metrics[table.metric] else max)(means, default=None)
     told = {x.cell.row.label: x.baseline for x in lines if x.p and all(p < LEVEL for p in x.adjusted.values())}
+    if test_of(table) in PAIRED:  # which covers the choice of sentences, not of seeds
+        samples = {label: [*by_label[label].values.values()] for label in {*told, *told.values()}}
+        told = {a: b for a, b in told.items() if (significance.welch(samples[a], samples[b]) or 1) < LEVEL}
     return [replace(x, best=x.mean == best and x.cell.row.label in {*told, *told.values()}) for x in lines]
 
 

@@ -14,12 +14,8 @@ from fairseq_rskip.tools.experiments.records import Result, Table
 from fairseq_rskip.tools.experiments.tasks import CHECKPOINTS, TASKS
 
 OF_LOGS = ("curves", "course")  # the others need weights
-TITLES = {
-    "gradients": "Gradient norm at the output of every residual block",
-    "ratio": "x:F in the output of every residual block",
-    "curves": "Learning curves",
-    "course": "x:F, branch, gradient norm and λ during training",
-}
+TITLES = {"curves": "Learning curves", "course": "x:F, branch, gradient norm and λ during training"}
+TITLES |= {"gradients": "Gradient norm at the output of every block", "ratio": "x:F in the output of every block"}
 
 
 class Figure(NamedTuple):
@@ -39,15 +35,14 @@ def draw(table: Table, name: str, lines: list[Result], folder: Path) -> list[Fig
 
 
 def _draw(table: Table, kind: str, stem: Path, lines: list[Result]) -> Figure:
-    """What ``rskip analyze KIND`` draws: of logs all seeds, of weights the first; again only when something has changed."""
+    """What ``rskip analyze KIND`` draws: of logs all seeds, of weights the first; again only when runs have changed."""
     options, models = dict(table.figure_options) if kind == table.figure else {}, []
     names = (CHECKPOINTS,) if kind in OF_LOGS else TASKS[table.task].weights
     for line in lines:
         for run in line.folders if kind in OF_LOGS else line.folders[:1]:
             model = next((run / name for name in names if (run / name).exists()), run)
             models.append(f"{str(line.cell).replace('=', ':')}={model}")
-    words = [kind, "--output", str(stem), *as_words(options), *models]
-    path = stem.with_name(f"{stem.name}.png")
+    words, path = [kind, "--output", str(stem), *as_words(options), *models], stem.with_name(f"{stem.name}.png")
     figure = Figure(TITLES[kind], path, f"figures/{path.name}")
     key = {"command": words, "results": json.dumps([list(line.records.values()) for line in lines])}
     if is_made(path, key):

@@ -2,6 +2,7 @@
 
 import argparse
 import base64
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from fairseq_rskip.tools.significance import TESTS
 from . import figures, page
 from .compare import PAIRED, compare, power, test_of
 
-LEFT = ("column", "row", "equation")
-
 
 def write_report(tables: list[Table], options: argparse.Namespace) -> None:
     """Write report.html, report.md, report.csv and figures/ of ``tables``, and print their tables."""
+    for name in ("fontTools", "sacrebleu"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     folder = options.output / "report"
     with locked(folder, wait=True):
         parts = [_part(table, options, folder) for table in tables]
@@ -45,33 +46,33 @@ def _part(table: Table, options: argparse.Namespace, folder: Path) -> dict[str, 
     lines = compare(table, [collect(table, cell, options.output) for cell in table.cells])
     differs = ", ".join(filter(None, [data, f"{scale:g} of the length" * (scale != 1), page.listed(changed)]))
     notes = [*page.notes(table, lines), power(lines, table.metric)]
-    if any(line.p for line in lines):
-        test = f"Welch's t-test, two-sided, over seeds (scipy {scipy.__version__})"
-        if test_of(table) in PAIRED:
-            test = f"{TESTS[PAIRED[test_of(table)][0]]}; it covers the choice of test sentences, not of seeds"
-        notes.append(f"p: {test}. Bold: the best of a column, if Holm's p of the difference is below 0.05.")
-    shown = page.frame(table, lines, not differs)
+    test = f"Welch's t-test, two-sided, over seeds (scipy {scipy.__version__})"
+    if test_of(table) in PAIRED:
+        test = f"{TESTS[PAIRED[test_of(table)][0]]}; it covers the choice of test sentences, not of seeds"
+    notes += [f"p: {test}. Bold: the best, if Holm's p of the difference is below 0.05."] * any(x.p for x in lines)
+    first = [(str(x.cell), next(iter(x.records.values()), {}).get("examples")) for x in lines]
     return {
         "name": name,
         "table": table,
         "warning": f"Not the {'published' if table.source else 'whole'} experiment: {differs}." if differs else "",
-        "frame": shown,
-        "sides": ["left" if column in LEFT else "right" for column in shown],
+        "frame": (shown := page.frame(table, lines)),
+        "sides": ["left" if column in ("column", "row", "equation") else "right" for column in shown],
         "bases": [line.is_baseline for line in lines],
         "notes": list(filter(None, notes)),
         "facts": page.facts(table, lines),
         "figures": [] if options.no_figures else figures.draw(table, name, lines, folder / "figures"),
-        "examples": [(str(x.cell), r["examples"]) for x in lines for r in [*x.records.values()][:1] if r.get("examples")],
+        "examples": [(row, examples) for row, examples in first if examples],
         "records": [page.record(table, line) for line in lines],
     }
 
 
 def _markdown(part: dict[str, Any]) -> str:
     shown = part["frame"].map(page.markdown).rename(columns=page.markdown)
-    examples = [f"{row}, {name}: {text}" for row, found in part["examples"] for each in found for name, text in each.items()]
     table = shown.to_markdown(index=False, colalign=part["sides"], disable_numparse=True)
     lines = [part["table"].source, part["table"].note, part["warning"], *part["notes"]]
-    listed = [f"- {page.markdown(each)}" for each in [*(f"{k}: {v}" for k, v in part["facts"].items()), *examples]]
+    listed = [f"{name}: {value}" for name, value in part["facts"].items()]
+    listed += [f"{row}, {k}: {v}" for row, found in part["examples"] for each in found for k, v in each.items()]
     drawn = [f"![{figure.title}]({figure.link})" for figure in part["figures"] if not figure.problem]
     title = f"# {page.markdown(part['name'])}: {page.markdown(part['table'].title)}"
-    return "\n\n".join([title, table, *map(page.markdown, filter(None, lines)), "\n".join(listed), *drawn])
+    facts = "\n".join(f"- {page.markdown(each)}" for each in listed)
+    return "\n\n".join([title, table, *map(page.markdown, filter(None, lines)), facts, *drawn])
