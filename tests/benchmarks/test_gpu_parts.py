@@ -11,7 +11,8 @@ import torch
 from benchmarks import gpu
 from fairseq_rskip.tools.experiments.main import parse
 
-PARTS = (
+SPEEDS = ["operator-fp16", "operator-bf16", "operator-fp32"]
+SPEEDS += ["transformer-fp16", "transformer-bf16", "resnet-fp16", "resnet-bf16"]
     "tests operator-fp16 operator-bf16 operator-fp32 transformer-fp16 transformer-bf16 resnet-fp16 resnet-bf16".split()
 )
 
@@ -19,7 +20,7 @@ PARTS = (
 def test_every_part_is_listed_with_its_command(capsys, tmp_path):
     assert gpu.main(["--list", "--output", str(tmp_path / "out"), "--cifar10", "my images"]) == 0
     commands = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
-    assert list(commands) == [*PARTS, "translation", "images"]
+    assert list(commands) == ["tests", *SPEEDS, "translation", "images"]
     for name in ("translation", "images"):
         words = shlex.split(commands[name])
         assert parse(words[3:], None).tables == [f"experiments/gpu-{name}.yaml"]
