@@ -13,8 +13,6 @@ from fairseq_rskip.tools.experiments.main import parse
 
 SPEEDS = ["operator-fp16", "operator-bf16", "operator-fp32"]
 SPEEDS += ["transformer-fp16", "transformer-bf16", "resnet-fp16", "resnet-bf16"]
-    "tests operator-fp16 operator-bf16 operator-fp32 transformer-fp16 transformer-bf16 resnet-fp16 resnet-bf16".split()
-)
 
 
 def test_every_part_is_listed_with_its_command(capsys, tmp_path):
