@@ -327,12 +327,12 @@ def load(library: torch.library.Library) -> str:
     backward(forward(*arguments), *arguments, True, True, True)
     torch.cuda.synchronize()
     register(library)
-    return f"Triton; torch's operators above {MAX_FEATURES} features, {MAX_STEPS} steps or a mixture of 4"
+    return f"Triton; torch's operators above {MAX_FEATURES} features, {MAX_STEPS} steps (a mixture: 2048, 4)"
 
 
 def fits(features: int, steps: int, mixed: bool) -> bool:
-    """Whether the kernels take rows of so many features and so many steps."""
-    return features <= MAX_FEATURES and steps <= (steps_at_once(features) if mixed else MAX_STEPS)
+    """Whether the kernels take rows of so many features and so many steps; those of a mixture fit in one launch."""
+    return (features <= 2048 and steps <= 4) if mixed else (features <= MAX_FEATURES and steps <= MAX_STEPS)
 
 
 def steps_at_once(dim: int) -> int:

@@ -182,7 +182,7 @@ def test_larger_inputs_are_left_to_torch(monkeypatch):
     monkeypatch.setattr(dispatch, "_limits", {"cuda": cuda.fits})
     takes = dispatch.Backend("cuda", "").takes
     assert takes(8192, 32, False) and takes(2048, 4, True)
-    assert not takes(8193, 2, False) and not takes(512, 33, False) and not takes(512, 5, True)
+    assert not takes(8193, 2, False) and not takes(512, 33, False) and not takes(512, 5, True) and not takes(2049, 2, True)
 
 
 if __name__ == "__main__":
