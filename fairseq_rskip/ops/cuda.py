@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import reference
-from .dispatch import gradients_shared
+from .dispatch import _arguments, gradients_shared, second_derivative
 
 MAX_STEPS, MAX_FEATURES = 32, 8192  # torch's operators compute what is larger
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -289,19 +289,15 @@ class SkipNorm(torch.autograd.Function):
     def backward(ctx, gradient):
         tensors, steps, options = ctx.saved_tensors, ctx.steps, ctx.options
         if torch.is_grad_enabled():
-            copies = [tensor.view_as(tensor) for tensor in tensors]  # a tensor may stand in two places
-            y = reference.skip_norm(*_arguments(copies, steps), *options)
-            wanted = [copy for copy, need in zip(copies, ctx.needs_input_grad[2:]) if need]
-            found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=True))
-            return (None, None, *(next(found) if need else None for need in ctx.needs_input_grad[2:]))
+
+            def function(*tensors):
+                return [reference.skip_norm(*_arguments(tensors, steps), *options)]
+
+            return (None, None, *second_derivative(function, ctx, tensors, [gradient], ctx.needs_input_grad[2:]))
         arguments = (gradient, *_arguments(tensors, steps), *options)
         d_x, *rest = torch.ops.fairseq_rskip.skip_norm_backward(*arguments, True, True, True)
         d_f = d_x if gradients_shared(*tensors[:2], steps, *options[:2]) else rest.pop(0)
         return (None, None, d_x, d_f, *rest)
-
-
-def _arguments(tensors, steps):
-    return tensors[0], tensors[1], list(tensors[2 : 2 + steps]), list(tensors[2 + steps :])
 
 
 def _with_derivative(x, f_x, gains, biases, *options):

@@ -180,9 +180,9 @@ def test_larger_inputs_are_left_to_torch(monkeypatch):
     from fairseq_rskip.ops import cuda
 
     monkeypatch.setattr(dispatch, "_limits", {"cuda": cuda.fits})
-    takes = dispatch.Backend("cuda", "").takes
-    assert takes(8192, 32, False) and takes(2048, 4, True)
-    assert not takes(8193, 2, False) and not takes(512, 33, False) and not takes(512, 5, True) and not takes(2049, 2, True)
+    taken = [(8192, 32, False), (2048, 4, True)]
+    left = [(8193, 2, False), (512, 33, False), (512, 5, True), (2049, 2, True)]
+    assert [dispatch._fits("cuda", *each) for each in taken + left] == [True] * 2 + [False] * 4
 
 
 if __name__ == "__main__":
