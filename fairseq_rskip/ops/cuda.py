@@ -1,8 +1,9 @@
 """The operator in Triton, for CUDA tensors: a program takes a few rows and keeps them in registers for all steps.
 
 A launch does at most four steps, fewer of wide rows; longer recursions are a chain of launches, since y_k takes F's
-place in step k + 1. Backward recomputes the normalised rows from x and F. A few programs per multiprocessor sum the
-gradients of gains and biases over their rows, and torch sums over programs: the same bits in every run on one card.
+place in step k + 1. Backward recomputes the normalised rows from x, F and the moments. One or two programs for each
+multiprocessor sum the gradients of gains and biases over their rows, and torch sums over programs: the same bits in
+every run on one card.
 """
 
 import functools
@@ -12,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import reference
-from .dispatch import _arguments, gradients_shared, second_derivative
+from . import dispatch, reference
 
 MAX_STEPS, MAX_FEATURES = 32, 8192  # torch's operators compute what is larger
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -53,20 +53,20 @@ def _row(parameter, columns, dim, TYPE: tl.constexpr):
 
 @triton.jit
 def _normalise(z, inside, dim, eps, RMS: tl.constexpr):
-    """Normalised rows of z, (rows, columns), and one over their deviations."""
-    d = z
+    """Normalised rows of z, (rows, columns), their means and one over their deviations."""
+    d, mean = z, tl.sum(z, 1) / dim
     if not RMS:
-        d = tl.where(inside, z - (tl.sum(z, 1) / dim)[:, None], 0.0)
+        d = tl.where(inside, z - mean[:, None], 0.0)
     scale = 1.0 / tl.sqrt(tl.sum(d * d, 1) / dim + eps)
-    return d * scale[:, None], scale
+    return d * scale[:, None], mean, scale
 
 
 @triton.jit
 def _forward(
-    x, f, g1, g2, g3, g4, b1, b2, b3, b4, y, weights, direction, p, rows, dim,
+    x, f, g1, g2, g3, g4, b1, b2, b3, b4, y, weights, direction, kept, rows, dim,
     skip: tl.float64, branch: tl.float64, eps: tl.float64,
-    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr, TYPE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr, KEEP: tl.constexpr,
+    TYPE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
@@ -78,7 +78,10 @@ def _forward(
     mixed = tl.zeros((ROWS, COLUMNS), TYPE)
     going_on = tl.full((ROWS,), 1.0, TYPE)
     for k in tl.static_range(STEPS):
-        n, _ = _normalise(z, inside, dim, tl.full((1,), eps, TYPE), RMS)
+        n, mean, scale = _normalise(z, inside, dim, tl.full((1,), eps, TYPE), RMS)
+        if KEEP:
+            tl.store(kept + 2 * k * rows + row, mean, row < rows)
+            tl.store(kept + (2 * k + 1) * rows + row, scale, row < rows)
         value = n * _row(_pick(k, g1, g2, g3, g4), columns, dim, TYPE)
         if BIAS:
             value += _row(_pick(k, b1, b2, b3, b4), columns, dim, TYPE)
@@ -92,14 +95,14 @@ def _forward(
                 halts = 1.0 / (1.0 + tl.exp(-along - tl.load(weights + k).to(TYPE)))
                 weight = going_on * halts
                 going_on *= 1.0 - halts
-            tl.store(p + k * rows + row, weight, row < rows)
+            tl.store(kept + k * rows + row, weight, row < rows)
             mixed += weight[:, None] * value
     tl.store(y + at, mixed if MIX else value, inside)
 
 
 @triton.jit
 def _backward(
-    g, x, f, g1, g2, g3, g4, b1, b2, b3, b4, d_x, d_f, d_params, p, d_p, direction, d_weights, rows, dim, turns,
+    g, x, f, g1, g2, g3, g4, b1, b2, b3, b4, d_x, d_f, d_params, kept, d_p, direction, d_weights, rows, dim, turns,
     skip: tl.float64, branch: tl.float64, eps: tl.float64,
     STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr, TYPE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -120,7 +123,13 @@ def _backward(
         n1, n2, n3, n4 = none, none, none, none
         r1, r2, r3, r4 = empty, empty, empty, empty
         for k in tl.static_range(STEPS):
-            n, scale = _normalise(z, inside, dim, tl.full((1,), eps, TYPE), RMS)
+            if MIX == 0:
+                n, scale = z, tl.load(kept + (2 * k + 1) * rows + row, row < rows, 0.0)
+                if not RMS:
+                    n = tl.where(inside, z - tl.load(kept + 2 * k * rows + row, row < rows, 0.0)[:, None], 0.0)
+                n = n * scale[:, None]
+            else:
+                n, _, scale = _normalise(z, inside, dim, tl.full((1,), eps, TYPE), RMS)
             n1, n2, n3, n4 = _set(k, n, n1, n2, n3, n4)
             r1, r2, r3, r4 = _set(k, scale, r1, r2, r3, r4)
             z = skipped + n * _row(_pick(k, g1, g2, g3, g4), columns, dim, TYPE)
@@ -140,9 +149,9 @@ def _backward(
                     value += _row(_pick(k, b1, b2, b3, b4), columns, dim, TYPE)
                 slope = tl.sum(upstream * value, 1)
                 if MIX == 1:
-                    d += tl.load(p + k).to(TYPE) * upstream
+                    d += tl.load(kept + k).to(TYPE) * upstream
                 else:
-                    weight = tl.load(p + k * rows + row, row < rows, 0.0)
+                    weight = tl.load(kept + k * rows + row, row < rows, 0.0)
                     slope += tl.load(d_p + k * rows + row, row < rows, 0.0)
                     whole = rest + weight
                     of_halt = weight * (rest * slope - later) / tl.where(whole == 0.0, 1.0, whole)
@@ -174,22 +183,22 @@ def _backward(
         tl.store(to + STEPS * (2 if BIAS else 1) * dim, tl.sum(d_direction, 0), columns < dim)
 
 
-def _launch_forward(x, f_x, gains, biases, numbers, rms, y, mix=0, weights=None, direction=None) -> Tensor:
-    """Write y; returns p, which is empty without a direction. ``numbers`` are λ, α and ε."""
+def _launch_forward(x, f_x, gains, biases, numbers, rms, kept, y, mix=0, weights=None, direction=None) -> Tensor:
+    """y, written; and ``kept``, where it is not None: moments or p. ``numbers`` are λ, α and ε."""
     dim, steps, dtype = x.size(-1), len(gains), reference.computing_type(x, f_x, gains)
     tile, columns, warps = tiling(dim, steps, mix)
     rows = x.numel() // max(dim, 1)
-    p = x.new_empty((steps, *x.shape[:-1]) if mix == 2 else (0,), dtype=dtype)
     if y.numel() > 0:
         with _on(x):
             _forward[(triton.cdiv(rows, tile),)](
-                *_dense(x, f_x), *_four(gains), *_four(biases), y, *_dense(weights, direction), p, rows, dim, *numbers,
-                steps, rms, bool(biases), mix, TYPES[dtype], tile, columns, num_warps=warps,
+                *_dense(x, f_x), *_four(gains), *_four(biases), y, *_dense(weights, direction), kept, rows, dim,
+                *numbers, steps, rms, bool(biases), mix, kept is not None and not mix, TYPES[dtype], tile, columns,
+                num_warps=warps,
             )  # fmt: skip
-    return p
+    return y
 
 
-def _launch_backward(gradient, x, f_x, gains, biases, numbers, rms, d_x, mix=0, p=None, d_p=None, direction=None):
+def _launch_backward(gradient, x, f_x, gains, biases, numbers, rms, kept, d_x, mix=0, d_p=None, direction=None):
     """Write d_x; returns F's gradient, the sums for gains, biases and direction, and those for the weights."""
     dim, steps, dtype = x.size(-1), len(gains), reference.computing_type(x, f_x, gains)
     tile, columns, warps = tiling(dim, steps, mix)
@@ -203,36 +212,45 @@ def _launch_backward(gradient, x, f_x, gains, biases, numbers, rms, d_x, mix=0, 
         with _on(x):
             _backward[(programs,)](
                 *_dense(gradient, x, f_x), *_four(gains), *_four(biases), d_x, d_f, d_params,
-                *_dense(p, d_p, direction), d_weights, x.numel() // dim, dim, triton.cdiv(tiles, programs), *numbers,
+                *_dense(kept, d_p, direction), d_weights, x.numel() // dim, dim, triton.cdiv(tiles, programs), *numbers,
                 steps, rms, bool(biases), mix, TYPES[dtype], tile, columns, num_warps=warps,
             )  # fmt: skip
     return d_f, d_params.sum(0), d_weights.sum(0)
 
 
-def _chain(x, f_x, gains, biases, numbers, rms) -> list[tuple]:
+def _chain(x, f_x, gains, biases, numbers, rms, moments=None, keep=False) -> list[tuple]:
     """The arguments of each launch, after x. All launches but the last are run: the next takes their y as its F."""
-    at_once = steps_at_once(x.size(-1))
-    chain = [(f_x, gains[:at_once], biases[:at_once], numbers, rms)]
-    for start in range(at_once, len(gains), at_once):
-        y, part = x.new_empty(x.shape, dtype=reference.computing_type(x, f_x, gains)), slice(start, start + at_once)
-        _launch_forward(x, *chain[-1], y)
-        chain.append((y, gains[part], biases[part], (numbers[0], 1.0, numbers[2]), rms))
+    at_once, chain = steps_at_once(x.size(-1)), []
+    for start in range(0, len(gains), at_once):
+        if chain:
+            y = x.new_empty(x.shape, dtype=reference.computing_type(x, f_x, gains))
+            *before, kept = chain[-1]
+            f_x = _launch_forward(x, *before, kept if keep else None, y)
+            numbers = (numbers[0], 1.0, numbers[2])
+        part = slice(start, start + at_once)
+        kept = None if moments is None else moments[2 * start : 2 * (start + at_once)]
+        chain.append((f_x, gains[part], biases[part], numbers, rms, kept))
     return chain
 
 
 def forward(x, f_x, gains, biases, *options) -> Tensor:
     """``skip_norm`` by the kernel; arguments and result as of :func:`fairseq_rskip.ops.skip_norm`."""
-    y = x.new_empty(x.shape)
-    _launch_forward(x, *_chain(x, f_x, gains, biases, options[:3], options[3])[-1], y)
-    return y
+    return _launch_forward(x, *_chain(x, f_x, gains, biases, options[:3], options[3])[-1], x.new_empty(x.shape))
+
+
+def forward_with_moments(x, f_x, gains, biases, *options) -> tuple[Tensor, Tensor]:
+    """The same, and the moments of every step and row."""
+    y, moments = dispatch._output_and_moments(x, f_x, gains)
+    chain = _chain(x, f_x, gains, biases, options[:3], options[3], moments, keep=True)
+    return _launch_forward(x, *chain[-1], y), moments
 
 
 def backward(
-    gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, wanted_x, wanted_f, wanted_params
+    gradient, x, f_x, gains, biases, moments, skip_scale, branch_scale, eps, rms, wanted_x, wanted_f, wanted_params
 ) -> list[Tensor]:
     """The gradients wanted: of x, of F (left out where it is x's), of each gain, of each bias."""
-    wanted_f = wanted_f and not (wanted_x and gradients_shared(x, f_x, len(gains), skip_scale, branch_scale))
-    chain = _chain(x, f_x, gains, biases, (skip_scale, branch_scale, eps), rms)
+    shared = wanted_x and dispatch.gradients_shared(x, f_x, len(gains), skip_scale, branch_scale)
+    chain = _chain(x, f_x, gains, biases, (skip_scale, branch_scale, eps), rms, moments)
     wide = x.dtype if len(chain) == 1 else reference.computing_type(x, f_x, gains)
     parts, of_gains, of_biases = [], [], []
     for arguments in reversed(chain):
@@ -240,14 +258,17 @@ def backward(
         gradient, sums, _ = _launch_backward(gradient, x, *arguments, parts[-1])
         steps = len(arguments[1])
         of_gains, of_biases = [*sums[:steps], *of_gains], [*sums[steps:], *of_biases]
-    found = [sum(parts[1:], parts[0]).to(x.dtype)] * wanted_x + [gradient] * wanted_f
+    found = [sum(parts[1:], parts[0]).to(x.dtype)] * wanted_x + [gradient] * (wanted_f and not shared)
     return found + (_as((*gains, *biases), (*of_gains, *of_biases)) if wanted_params else [])
 
 
 def mix_forward(x, f_x, gains, biases, weights, direction, *options) -> tuple[Tensor, Tensor]:
     """``skip_mix`` by the kernel; p is empty without a direction."""
-    y, mix = x.new_empty(x.shape), 1 if direction is None else 2
-    return y, _launch_forward(x, f_x, gains, biases, options[:3], options[3], y, mix, weights, direction)
+    shape, mix = ((0,), 1) if direction is None else ((len(gains), *x.shape[:-1]), 2)
+    p = x.new_empty(shape, dtype=reference.computing_type(x, f_x, gains))
+    numbers, rms = options[:3], options[3]
+    y = x.new_empty(x.shape)
+    return _launch_forward(x, f_x, gains, biases, numbers, rms, p, y, mix, weights, direction), p
 
 
 def mix_backward(gradient, d_p, x, f_x, gains, biases, p, direction, *options) -> list[Tensor]:
@@ -256,7 +277,7 @@ def mix_backward(gradient, d_p, x, f_x, gains, biases, p, direction, *options) -
     if mix == 2 and d_p is None:
         d_p = torch.zeros_like(p)
     d_f, sums, d_weights = _launch_backward(
-        gradient, x, f_x, gains, biases, options[:3], options[3], d_x, mix, p, d_p, direction
+        gradient, x, f_x, gains, biases, options[:3], options[3], p, d_x, mix, d_p, direction
     )
     along = [] if direction is None else _as([direction], sums[-1:])
     return [d_x, d_f, d_weights[: len(gains) - len(along)].clone(), *along, *_as((*gains, *biases), sums)]
@@ -275,40 +296,11 @@ def _four(parameters):
     return [*_dense(*parameters), None, None, None, None][:4]
 
 
-class SkipNorm(torch.autograd.Function):
-    """The operator's derivative on CUDA; a second derivative is the reference's."""
-
-    @staticmethod
-    def forward(ctx, options, steps, *tensors):
-        ctx.options, ctx.steps = options, steps
-        ctx.save_for_backward(*tensors)
-        with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.fairseq_rskip.skip_norm(*_arguments(tensors, steps), *options)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        tensors, steps, options = ctx.saved_tensors, ctx.steps, ctx.options
-        if torch.is_grad_enabled():
-
-            def function(*tensors):
-                return [reference.skip_norm(*_arguments(tensors, steps), *options)]
-
-            return (None, None, *second_derivative(function, ctx, tensors, [gradient], ctx.needs_input_grad[2:]))
-        arguments = (gradient, *_arguments(tensors, steps), *options)
-        d_x, *rest = torch.ops.fairseq_rskip.skip_norm_backward(*arguments, True, True, True)
-        d_f = d_x if gradients_shared(*tensors[:2], steps, *options[:2]) else rest.pop(0)
-        return (None, None, d_x, d_f, *rest)
-
-
-def _with_derivative(x, f_x, gains, biases, *options):
-    return SkipNorm.apply(options, len(gains), x, f_x, *gains, *biases)
-
-
 def register(library: torch.library.Library, device: str = "CUDA") -> None:
     """Make the kernels those of the operator for ``device``; on a CPU Triton's interpreter runs them."""
     library.impl("skip_norm", forward, device)
-    library.impl("skip_norm_backward", backward, device)
-    library.impl("skip_norm", _with_derivative, f"Autograd{device}")
+    library.impl("skip_norm_moments", forward_with_moments, device)
+    library.impl("skip_norm_moments_backward", backward, device)
     library.impl("skip_mix", mix_forward, device)
     library.impl("skip_mix_backward", mix_backward, device)
 
@@ -320,7 +312,8 @@ def load(library: torch.library.Library) -> str:
     """
     x, gain = torch.ones(2, 16, device="cuda"), torch.ones(16, device="cuda")
     arguments = (x, x, [gain], [gain], 1.0, 1.0, 1e-5, False)
-    backward(forward(*arguments), *arguments, True, True, True)
+    y, moments = forward_with_moments(*arguments)
+    backward(y, *arguments[:4], moments, *arguments[4:], True, True, True)
     torch.cuda.synchronize()
     register(library)
     return f"Triton; torch's operators above {MAX_FEATURES} features, {MAX_STEPS} steps (a mixture: 2048, 4)"

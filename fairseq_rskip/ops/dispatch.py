@@ -1,6 +1,6 @@
 """The recursive skip and its norms as one operator, and the choice of what computes it.
 
-``torch.ops.fairseq_rskip.skip_norm`` has its schema here, its shapes for ``torch.compile`` and its derivative on a CPU.
+``torch.ops.fairseq_rskip.skip_norm`` has its schema here, its shapes for ``torch.compile`` and its derivative.
 Two kernels implement it: ``cpu`` is C++ built on this machine, ``cuda`` is Triton, which torch brings. The environment
 variable ``RSKIP_OPS`` chooses among ``CHOICES``.
 """
@@ -90,7 +90,7 @@ def skip_norm(
 def kernel(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms) -> Tensor:
     """:func:`skip_norm` without the question whether there is a kernel: for inputs that :func:`takes` accepts."""
     arguments = (x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
-    if torch.compiler.is_compiling() or not x.is_cpu:
+    if torch.compiler.is_compiling():
         return torch.ops.fairseq_rskip.skip_norm.default(*arguments)
     return _with_derivative(*arguments)
 
@@ -195,7 +195,7 @@ def second_derivative(function, ctx, tensors, upstream, needed) -> list[Tensor |
 
 
 class SkipNorm(torch.autograd.Function):
-    """The operator's derivative on a CPU: backward keeps x, F and the moments; a second derivative is the reference's."""
+    """The operator's derivative: backward keeps x, F and the moments; a second derivative is the reference's."""
 
     @staticmethod
     def forward(ctx, options, steps, *tensors):
@@ -268,11 +268,10 @@ _WANTED = "bool wanted_x, bool wanted_f, bool wanted_params"
 _WITH_MOMENTS = _ARGUMENTS.replace("biases,", "biases, Tensor moments,")
 library = torch.library.Library("fairseq_rskip", "DEF")
 library.define(f"skip_norm({_ARGUMENTS}) -> Tensor")
-library.define(f"skip_norm_backward(Tensor gradient, {_ARGUMENTS}, {_WANTED}) -> Tensor[]")
 library.define(f"skip_norm_moments({_ARGUMENTS}) -> (Tensor, Tensor)")
 library.define(f"skip_norm_moments_backward(Tensor gradient, {_WITH_MOMENTS}, {_WANTED}) -> Tensor[]")
 library.impl("skip_norm", _output, "Meta")
-library.impl("skip_norm_backward", _gradients, "Meta")
 library.impl("skip_norm_moments", _output_and_moments, "Meta")
 library.impl("skip_norm_moments_backward", _gradients_with_moments, "Meta")
-library.impl("skip_norm", _with_derivative, "AutogradCPU")
+for _device in ("CPU", "CUDA"):
+    library.impl("skip_norm", _with_derivative, f"Autograd{_device}")

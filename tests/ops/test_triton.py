@@ -118,8 +118,8 @@ def norm_and_backward(width, steps, dtype, rms=False, mode=None):
     x, row = torch.ones(64, width, dtype=dtype), torch.ones(width, dtype=dtype)
     gains, biases, options = [row] * steps, [] if rms else [row] * steps, (1.0, 1.0, 1e-5, rms)
     if mode is None:
-        cuda.forward(x, x, gains, biases, *options)
-        cuda.backward(x, x, x, gains, biases, *options, True, True, True)
+        _, moments = cuda.forward_with_moments(x, x, gains, biases, *options)
+        cuda.backward(x, x, x, gains, biases, moments, *options, True, True, True)
     else:
         direction = row if mode == "halting" else None
         weights = torch.ones(steps - (mode == "halting"), dtype=dtype)
