@@ -203,7 +203,7 @@ def _launch_backward(gradient, x, f_x, gains, biases, numbers, rms, kept, d_x, m
     dim, steps, dtype = x.size(-1), len(gains), reference.computing_type(x, f_x, gains)
     tile, columns, warps = tiling(dim, steps, mix)
     tiles = triton.cdiv(x.numel() // max(dim, 1), tile)
-    resident = 8 if mix == 2 else 16  # warps of a multiprocessor: all programs run at once
+    resident = 8 if mix else 16  # warps of a multiprocessor: all programs run at once
     programs = min(tiles, _multiprocessors(x.device) * max(1, resident // warps))
     d_f = f_x.new_empty(f_x.shape)
     d_params = x.new_empty((programs, steps * (2 if biases else 1) + (mix == 2), dim), dtype=dtype)
