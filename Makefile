@@ -9,7 +9,7 @@ OMP_WAIT_POLICY ?= passive
 export OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cifar test lint bench bench-cifar bench-op test-fast test-gpu test-py312 clean distclean
+.PHONY: help demo demo-cifar test lint bench bench-cifar bench-op gpu test-fast test-gpu test-py312 clean distclean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -44,6 +44,9 @@ test-fast: ## the tests that take seconds
 
 test-gpu: ## what needs CUDA
 	@$(env) python -m pytest tests/gpu
+
+gpu: ## all that needs a GPU, in parts of eight minutes: PART=operator-fp16, GPU_DRY_RUN=1 (docs/gpu.md)
+	@$(env) python -m benchmarks.gpu $(if $(GPU_DRY_RUN),--dry-run) $(PART)
 
 test-py312: ## the fast tests under Python 3.12, in an environment of their own
 	@RSKIP_VENV=.venv-py312 PYTHON="$${PYTHON:-python3.12}" $(env) $(fast)

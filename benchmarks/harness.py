@@ -13,6 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,6 +101,7 @@ def machine(args: argparse.Namespace) -> Row:
         "rounds": args.rounds,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        **({"triton": version("triton"), "capability": str(torch.cuda.get_device_capability())} if cuda else {}),
     }
 
 

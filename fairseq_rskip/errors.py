@@ -1,8 +1,9 @@
 """The one error that a user sees: a line on stderr and an exit status, never a traceback."""
 
+import difflib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 RESUME = "interrupted; the same command resumes from here"
@@ -38,6 +39,12 @@ def exit_status(main: Callable[[], Any], interrupted: str = "interrupted") -> in
         return 130
     print(f"error: {message}", file=sys.stderr)
     return 1
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``did you mean X?`` for the nearest of ``known``, or "" where none is near."""
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def discard_output(stream: Any = None) -> None:

@@ -1,6 +1,6 @@
 """The recursive skip and its norms as one operator, and the choice of what computes it.
 
-``torch.ops.fairseq_rskip.skip_norm`` has its schema here, its shapes for ``torch.compile`` and its derivative on a CPU.
+``torch.ops.fairseq_rskip.skip_norm`` has its schema here, its shapes for ``torch.compile`` and its derivative.
 Two kernels implement it: ``cpu`` is C++ built on this machine, ``cuda`` is Triton, which torch brings. The environment
 variable ``RSKIP_OPS`` chooses among ``CHOICES``.
 """
@@ -59,7 +59,7 @@ def takes(x: Tensor, f_x: Tensor, steps: int, skip_scale: float = 1.0, branch_sc
     """
     if steps == 1 and skip_scale == 1.0 and branch_scale == 1.0 and _choice() == "auto":
         return False
-    return has_kernel(x, f_x) and not _are_few(x)
+    return has_kernel(x, f_x, steps) and not _are_few(x)
 
 
 def skip_norm(
@@ -85,28 +85,32 @@ def skip_norm(
     Returns ``x``'s dtype, with moments taken in at least fp32. Backward keeps ``x``, ``f_x`` and two numbers for each
     row and step, and recomputes the rest.
     """
-    compute = kernel if has_kernel(x, f_x) and not _are_few(x) else reference.skip_norm
+    compute = kernel if has_kernel(x, f_x, len(gains)) and not _are_few(x) else reference.skip_norm
     return compute(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
 
 
 def kernel(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms) -> Tensor:
     """:func:`skip_norm` without the question whether there is a kernel: for inputs that :func:`takes` accepts."""
     arguments = (x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
-    if torch.compiler.is_compiling() or not x.is_cpu:
+    if torch.compiler.is_compiling():
         return torch.ops.fairseq_rskip.skip_norm.default(*arguments)
     return _with_derivative(*arguments)
 
 
-def has_kernel(x: Tensor, f_x: Tensor) -> bool:
-    """Whether a kernel computes the operator for these inputs."""
+def has_kernel(x: Tensor, f_x: Tensor, steps: int, mixed: bool = False) -> bool:
+    """Whether a kernel computes the operator, or a mixture of so many steps, for these inputs."""
     device = x.device.type
     if device not in _LOADERS or f_x.device != x.device or x.dtype not in _DTYPES or f_x.dtype not in _DTYPES:
         return False
     if torch.compiler.is_compiling():
-        return not _is_exporting() and _is_node(device)
+        return not _is_exporting() and _is_node(device) and _fits(device, x.size(-1), steps, mixed)
     if type(x) not in _PLAIN or type(f_x) not in _PLAIN or _is_transformed():
         return False
-    return in_use(device, wait=False).name != "reference"
+    return in_use(device, wait=False).name != "reference" and _fits(device, x.size(-1), steps, mixed)
+
+
+def _fits(device: str, features: int, steps: int, mixed: bool) -> bool:
+    return device not in _limits or _limits[device](features, steps, mixed)
 
 
 def _are_few(x: Tensor) -> bool:
@@ -178,12 +182,13 @@ def _load_cpu() -> str:
 def _load_cuda() -> str:
     from . import cuda
 
-    cuda.register(library)
-    return "Triton"
+    _limits["cuda"] = cuda.fits
+    return cuda.load(library)
 
 
 _LOADERS: dict[str, Callable[[], str]] = {"cpu": _load_cpu, "cuda": _load_cuda}
 _backends: dict[str, Backend] = {}
+_limits: dict[str, Callable[[int, int, bool], bool]] = {}  # what a kernel takes: features, steps, mixed
 _builders: list[subprocess.Popen] = []
 
 
@@ -199,7 +204,7 @@ def second_derivative(function, ctx, tensors, upstream, needed) -> list[Tensor |
 
 
 class SkipNorm(torch.autograd.Function):
-    """The derivative on a CPU; backward keeps x, F and the moments. A second derivative is the reference's."""
+    """The operator's derivative: backward keeps x, F and the moments; a second derivative is the reference's."""
 
     @staticmethod
     def forward(ctx, options, steps, *tensors):
@@ -272,11 +277,10 @@ _WANTED = "bool wanted_x, bool wanted_f, bool wanted_params"
 _WITH_MOMENTS = _ARGUMENTS.replace("biases,", "biases, Tensor moments,")
 library = torch.library.Library("fairseq_rskip", "DEF")
 library.define(f"skip_norm({_ARGUMENTS}) -> Tensor")
-library.define(f"skip_norm_backward(Tensor gradient, {_ARGUMENTS}, {_WANTED}) -> Tensor[]")
 library.define(f"skip_norm_moments({_ARGUMENTS}) -> (Tensor, Tensor)")
 library.define(f"skip_norm_moments_backward(Tensor gradient, {_WITH_MOMENTS}, {_WANTED}) -> Tensor[]")
 library.impl("skip_norm", _output, "Meta")
-library.impl("skip_norm_backward", _gradients, "Meta")
 library.impl("skip_norm_moments", _output_and_moments, "Meta")
 library.impl("skip_norm_moments_backward", _gradients_with_moments, "Meta")
-library.impl("skip_norm", _with_derivative, "AutogradCPU")
+for _device in ("CPU", "CUDA"):
+    library.impl("skip_norm", _with_derivative, f"Autograd{_device}")

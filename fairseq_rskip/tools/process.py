@@ -1,5 +1,6 @@
-"""One of fairseq's commands in a process of its own: its output as it comes, how it is stopped, and why it failed."""
+"""Run a command as a child process: read its output, end it with this process, and say why it failed."""
 
+import ctypes
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ from fairseq_rskip.errors import UserError
 CHECKOUT = Path(__file__).resolve().parents[2]
 GRACE = 10.0  # seconds that a process has to end by itself
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
 class Stopped(KeyboardInterrupt):
@@ -25,14 +28,14 @@ class Stopped(KeyboardInterrupt):
         self.status = 128 + number
 
 
-def _raise_stopped(number: int, frame: object) -> None:
-    raise Stopped(number)
-
-
 def stop_on_signals() -> None:
     """Have Ctrl-C, SIGTERM and SIGHUP raise ``Stopped``, so that what is half done is cleared away."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Stopped(number)
+
     for number in _STOPPING:
-        signal.signal(number, _raise_stopped)
+        signal.signal(number, stop)
 
 
 def environment() -> dict:
@@ -47,29 +50,28 @@ def follow(
     errors: IO[bytes] | None = None,
     inherit: Sequence[int] = (),
 ) -> int:
-    """Run ``command`` and hand each line of its output to ``on_line``; returns its exit status.
+    """Run ``command``, hand each line of its output to ``on_line``, and return its exit status.
 
-    Its standard error goes to the file ``errors``, without one to ``on_line``, too. The descriptors in ``inherit`` stay
-    open in it. Whatever ends this function early ends every process that the command has started.
-    Raises ``UserError`` if there is no such command.
+    Its standard error goes to the file ``errors``, by default to ``on_line``. It keeps the file descriptors in
+    ``inherit``. Whatever ends this function early ends every process that the command has started; on Linux the command
+    also ends when this process is killed. Raises ``UserError`` if there is no such command.
     """
-    process = None
+    process, parent = None, os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # an exception that a handler raises in a fork is lost
+
+    def set_up_child() -> None:
+        os.setpgrp()  # so that a signal can reach all of the command's processes
+        if _LIBC:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it was killed before that took effect
+                os.kill(os.getpid(), signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     try:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # what a handler raises during a fork is lost
-
-        def lead_a_group() -> None:  # so that a signal can reach all of it
-            os.setpgrp()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
         try:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": errors or subprocess.STDOUT}
             process = subprocess.Popen(
-                [str(word) for word in command],
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors or subprocess.STDOUT,
-                pass_fds=inherit,
-                preexec_fn=lead_a_group,
+                list(map(str, command)), env=environment(), pass_fds=inherit, preexec_fn=set_up_child, **streams
             )
         except FileNotFoundError:
             raise UserError(f"{command[0]} is not installed beside this Python, nor on PATH") from None
@@ -88,7 +90,7 @@ def follow(
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End every process of the group, by SIGKILL what is left after ``GRACE``; we ignore signals meanwhile."""
+    """End every process of the group: SIGTERM, then SIGKILL after ``GRACE``. Signals to us are ignored meanwhile."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPPING}
     try:
         os.killpg(process.pid, signal.SIGTERM)
@@ -111,24 +113,21 @@ _ERROR = r"(?:[\w-]+: )?(error: .*)|((?:[\w.]*(?:Error|Exception|Exit)\b)(?::.*)
 
 def explain(name: str, output: str, status: int) -> str:
     """One line on why the command ``name`` ended with ``status``: the last error in its output, else its last line."""
-    if status < 0:
-        return f"{name} was {killed_by(-status)}"
-    return f"{name} ended with status {status}: {explanation(output)}"
+    return f"{name} was {killed_by(-status)}" if status < 0 else f"{name} exited with {status}: {explanation(output)}"
 
 
 def killed_by(number: int) -> str:
-    """What ended a command, in words."""
-    name = signal.Signals(number).name
-    return f"killed by {name}" + (", out of memory perhaps" if number == signal.SIGKILL else "")
+    """``killed by SIGKILL`` and the like."""
+    return f"killed by {signal.Signals(number).name}" + (", perhaps out of memory" if number == signal.SIGKILL else "")
 
 
 def explanation(output: str) -> str:
     """The last error in a failed command's ``output``, else its last line."""
     # what goes wrong while an interpreter ends is not the reason
-    text = re.sub(r"^Exception ignored in.*?^[\w.]*(Error|Exception)\b.*?$", "", output, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"(?ms)^Exception ignored in.*?^[\w.]*(Error|Exception)\b.*?$", "", output)
     lines = [line.strip() for line in re.split(r"[\r\n]", text) if line.strip()]
     named = [next(filter(None, match.groups())) for match in (re.match(_ERROR, line) for line in lines) if match]
-    return (named or lines or ["it said nothing"])[-1][:500]
+    return (named or lines or ["it printed nothing"])[-1][:500]
 
 
 def full_disk(output: str) -> bool:

@@ -1,0 +1,173 @@
+"""A binarised corpus: a data-bin of fairseq-preprocess, with what data preparation adds to it and leaves beside it."""
+
+import hashlib
+import json
+import re
+import struct
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.lines import read_lines
+from fairseq_rskip.tools.process import CHECKOUT
+
+ROOT = CHECKOUT if (CHECKOUT / "scripts").is_dir() else Path.cwd()  # holds data/ and checkpoints/
+NAMES = ("iwslt15-en-vi", "wmt14-en-de", "wmt14-en-fr", "multi30k-en-de", "multi30k-en-fr", "numbers")  # in data/
+PREPARATION = "preparation.json"
+POSITIONS = 1024  # fairseq's default of --max-source-positions and --max-target-positions
+# subwords as preparation.json names them -> fairseq's --post-process
+POST_PROCESS = {"subword-nmt": "subword_nmt", "sentencepiece": "sentencepiece", "none": None}
+TOKENIZERS = ("moses", "none")
+PAPER_TOKENISED = "iwslt15-en-vi"
+
+
+def prepare_command(name: str) -> str:
+    """The command that prepares the corpus ``name`` of ``NAMES``, for a message."""
+    return "make demo" if name == "numbers" else f"rskip prepare {name}"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """``folder`` is the data-bin, ``preparation`` its preparation.json or {}, ``known`` its name in ``NAMES`` or "".
+
+    ``source`` and ``target`` are languages, None where neither preparation.json nor file names tell them."""
+
+    folder: Path
+    name: str
+    known: str = ""
+    source: str | None = None
+    target: str | None = None
+    preparation: dict[str, Any] = field(default_factory=dict)
+    exists: bool = True
+
+    @classmethod
+    def find(cls, data: str | Path, must_exist: bool = True, prepared: bool = False) -> "Corpus":
+        """The corpus ``data``: one of ``NAMES`` or a folder in data/, a data-bin, or the folder around a data-bin.
+
+        Without ``must_exist``, one of ``NAMES`` need not be prepared yet. With ``prepared``, preparation.json must say
+        all that evaluation needs, and the dictionaries must be there. Raises ``UserError``."""
+        text = str(data)
+        path = ROOT / "data" / text if text in NAMES or not Path(text).is_dir() else Path(text)
+        known = text if text in NAMES else ""
+        if not text.strip() or not (known or path.is_dir()):
+            raise UserError(f"no corpus or folder named {text!r}; the corpora are {', '.join(NAMES)}")
+        folder = path / "data-bin" if known or (path / "data-bin").is_dir() else path
+        if not folder.is_dir():
+            if must_exist:
+                raise UserError(f"{known} is not prepared (no {folder}); run: {prepare_command(known)}")
+            return cls(folder, known, known, exists=False)
+        preparation = _read_preparation(folder / PREPARATION) if prepared or (folder / PREPARATION).exists() else {}
+        place = folder.resolve()
+        name = str(preparation.get("corpus") or known or (place.parent if place.name == "data-bin" else place).name)
+        source, target = _languages(folder, preparation)
+        corpus = cls(folder, name, name if name in NAMES else known, source, target, preparation)
+        if prepared:
+            corpus._check_preparation()
+        return corpus
+
+    def _check_preparation(self) -> None:
+        texts = [self.preparation.get(name) for name in ("corpus", "src", "tgt", "bpe", "tokenizer")]
+        known = self.bpe in POST_PROCESS and self.tokenizer in TOKENIZERS
+        if not (all(isinstance(text, str) for text in texts) and known):
+            kinds = f"bpe ({', '.join(POST_PROCESS)}) and tokenizer ({', '.join(TOKENIZERS)})"
+            raise UserError(
+                f"{self.folder / PREPARATION} must give, as text, corpus, src, tgt, {kinds}; prepare it again"
+            )
+        self.dictionaries()
+
+    @cached_property
+    def pairs(self) -> int:
+        """Training pairs, read from an index's header; 0 if there is none of fairseq's usual format."""
+        for path in self.folder.glob("train.*.idx"):
+            header = path.read_bytes()[:26]  # magic, version, type of the numbers, count
+            if header.startswith(b"MMIDIDX") and len(header) == 26:
+                return struct.unpack("<Q", header[18:])[0]
+        return 0
+
+    bpe = property(lambda self: self.preparation.get("bpe", "none"), doc="A key of ``POST_PROCESS``.")
+    tokenizer = property(lambda self: self.preparation.get("tokenizer", "none"), doc="One of ``TOKENIZERS``.")
+    normalise_punctuation = property(lambda self: bool(self.preparation.get("normalise_punctuation")))
+
+    @property
+    def tokenised(self) -> bool:
+        """Whether the raw text is tokens already, as IWSLT'15 EN-VI is published; sentencepiece is for plain text."""
+        return self.tokenizer == "none" and (self.bpe != "sentencepiece" or self.name == PAPER_TOKENISED)
+
+    def dictionary(self, language: str) -> Path:
+        return self.folder / f"dict.{language}.txt"
+
+    def dictionaries(self) -> list[Path]:
+        """The source's and the target's. Raises ``UserError`` if this is not the data-bin of a language pair."""
+        paths = [self.dictionary(str(language)) for language in (self.source, self.target)]
+        if not all(path.is_file() for path in paths):
+            again = prepare_command(self.known) if self.known else "prepare the corpus again"
+            names = "train.SRC-TGT.SRC.idx, dict.SRC.txt or dict.TGT.txt"
+            raise UserError(f"{self.folder} is no data-bin of a language pair: it lacks {names}; {again}")
+        return paths
+
+    def subwords(self, language: str) -> Path | None:
+        """The file of merges or the sentencepiece model, beside the data-bin; None without. Raises ``UserError``."""
+        if self.bpe == "none":
+            return None
+        own, joint = (self.folder.resolve().parent / "subwords" / name for name in (f"model.{language}", "model"))
+        path = own if own.is_file() else joint
+        if not path.is_file():
+            raise UserError(f"{self.folder} has no subwords beside it: {path} is missing; prepare the corpus again")
+        return path
+
+    def prefix(self, subset: str, language: str) -> Path:
+        """What the names of a subset's binarised files begin with; a data-bin serves both directions."""
+        prefix, other = (f"{subset}.{a}-{b}.{language}" for a, b in permutations((self.source, self.target)))
+        return self.folder / (other if (self.folder / f"{other}.idx").is_file() else prefix)
+
+    def binarised(self, subset: str) -> list[Path]:
+        """The files from which fairseq reads the subset's source sentences."""
+        return [Path(f"{self.prefix(subset, str(self.source))}.{suffix}") for suffix in ("bin", "idx")]
+
+    def reference(self, subset: str) -> Path:
+        return self.folder / "raw" / f"{subset}.{self.target}"
+
+    def references(self, subset: str) -> list[str]:
+        """The raw target sentences of a subset that can be translated. Raises ``UserError`` naming what is missing."""
+        subsets = [name for name in ("train", "valid", "test", subset) if all(map(Path.is_file, self.binarised(name)))]
+        if subset not in subsets:
+            raise UserError(f"{self.folder} has no binarised subset {subset!r}; it has {', '.join(subsets) or 'none'}")
+        path = self.reference(subset)
+        if not path.is_file():
+            raise UserError(f"{self.folder} has no raw references: {path} is missing; prepare the corpus again")
+        return read_lines(path)
+
+    def lengths(self, subset: str, language: str) -> Any:
+        """A numpy array: the tokens of each sentence, the end-of-sentence token included. Raises ``UserError``."""
+        import numpy
+        from fairseq.data import indexed_dataset  # takes seconds to import
+
+        prefix = str(self.prefix(subset, language))
+        try:
+            dataset = indexed_dataset.make_dataset(prefix, indexed_dataset.infer_dataset_impl(prefix))
+            return numpy.array(dataset.sizes)  # a copy: the original is unmapped with its reader
+        except Exception as error:  # the reader checks with assert, struct and numpy
+            raise UserError(f"cannot read {prefix}.idx ({type(error).__name__}); prepare the corpus again") from None
+
+    def checksums(self, subset: str) -> dict[str, str]:
+        """The SHA-256 of each file that decides how a subset is translated, by the file's name."""
+        files = [*self.dictionaries(), *self.binarised(subset)]
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _read_preparation(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {error}; rskip prepare makes it") from None
+
+
+def _languages(folder: Path, preparation: dict[str, Any]) -> tuple[str | None, str | None]:
+    source, target = preparation.get("src"), preparation.get("tgt")
+    if isinstance(source, str) and isinstance(target, str):
+        return source, target
+    names = (re.fullmatch(r"train\.(.+)-(.+)\.(?:\1|\2)\.idx", path.name) for path in folder.glob("train.*"))
+    return next(((match[1], match[2]) for match in names if match), (None, None))
