@@ -9,7 +9,7 @@ OMP_WAIT_POLICY ?= passive
 export OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cifar test lint bench bench-cifar bench-op bench-skip-log test-fast test-gpu test-py312 clean distclean
+.PHONY: help demo demo-cifar test lint bench bench-cifar bench-op gpu test-fast test-gpu test-py312 clean distclean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -29,23 +29,24 @@ lint: ## ruff and shellcheck
 		$(env) xargs -0 shellcheck .ci/run
 
 # Sleeping threads, kind to a busy machine, wake too slowly for the small kernels of decoding: measure what users run.
-bench: ## training and generation speed beside stock fairseq's
-	@$(env) env -u OMP_WAIT_POLICY python scripts/bench.py
+# BENCH holds further options, for example BENCH="--quick" or BENCH="--device cuda --dtype fp16".
+bench: ## training and beam search beside stock fairseq
+	@$(env) env -u OMP_WAIT_POLICY python -m benchmarks.transformer $(BENCH)
 
-bench-cifar: ## a ResNet's training speed with each skip, and the training loop beside its parts
-	@$(env) env -u OMP_WAIT_POLICY python scripts/bench_cifar.py
+bench-cifar: ## a ResNet's training step with each skip beside the plain one
+	@$(env) env -u OMP_WAIT_POLICY python -m benchmarks.resnet $(BENCH)
 
-bench-op: ## the recursive skip's operator beside torch's, and beside torch.compile
-	@$(env) env -u OMP_WAIT_POLICY python scripts/bench_op.py
-
-bench-skip-log: ## what --skip-log-interval costs a Transformer and a ResNet
-	@$(env) python scripts/bench_skip_log.py
+bench-op: ## the recursive skip as one operator beside torch's operators
+	@$(env) env -u OMP_WAIT_POLICY python -m benchmarks.operator $(BENCH)
 
 test-fast: ## the tests that take seconds
 	@$(env) $(fast)
 
 test-gpu: ## what needs CUDA
 	@$(env) python -m pytest tests/gpu
+
+gpu: ## all that needs a GPU, in parts of eight minutes: PART=operator-fp16, GPU_DRY_RUN=1 (docs/gpu.md)
+	@$(env) python -m benchmarks.gpu $(if $(GPU_DRY_RUN),--dry-run) $(PART)
 
 test-py312: ## the fast tests under Python 3.12, in an environment of their own
 	@RSKIP_VENV=.venv-py312 PYTHON="$${PYTHON:-python3.12}" $(env) $(fast)

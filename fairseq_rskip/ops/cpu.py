@@ -1,7 +1,7 @@
 """The CPU operator: its C++ source beside this file, compiled once for a machine into the user's cache, and loaded.
 
 The cache is ``~/.cache/fairseq_rskip`` (below ``$XDG_CACHE_HOME`` where that is set), with a folder for each source,
-compiler, torch and processor. ``$CXX`` names another compiler.
+compiler, torch and processor. ``$CXX`` names another compiler, ``$RSKIP_MARCH`` an instruction set other than native.
 """
 
 import hashlib
@@ -10,20 +10,21 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
 
 import torch
 
-from ..errors import UserError
+from ..errors import UserError, exit_status
 from ..files import locked, write_atomically
 
 SOURCE = Path(__file__).with_name("recursive_skip.cpp")
-HEADERS = [SOURCE.with_name(name) for name in ("rows.h", "tensors.h")]
+HEADER = SOURCE.with_name("rows.h")
 LIBRARY = "recursive_skip.so"
 COMPILERS = ("g++", "c++", "clang++")
-FLAGS = "-O3 -march=native -fno-math-errno -fno-trapping-math -fPIC -shared -w".split()
+FLAGS = "-O3 -fno-math-errno -fno-trapping-math -fPIC -shared -w".split()
 logger = logging.getLogger(__name__)
 
 
@@ -59,6 +60,25 @@ def build() -> Path:
     return path
 
 
+def is_built() -> bool:
+    """Whether :func:`load` finds the library. Raises ``UserError`` without a compiler."""
+    return (_folder(_command()) / LIBRARY).exists()
+
+
+def build_in_background() -> subprocess.Popen:
+    """A process that builds the library and outlives this one; where it fails, the reason is on its stderr."""
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
 def _compile(command: list[str], path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / LIBRARY
@@ -76,7 +96,12 @@ def _command() -> list[str]:
     if compiler is None:
         raise UserError(f"no C++ compiler, none of {', '.join(names)}, is installed")
     root = Path(torch.__file__).parent
-    command = [compiler, *FLAGS, f"-std=c++{20 if _torch_version() >= (2, 9) else 17}"]
+    command = [
+        compiler,
+        f"-march={os.environ.get('RSKIP_MARCH') or 'native'}",
+        *FLAGS,
+        f"-std=c++{20 if _torch_version() >= (2, 9) else 17}",
+    ]
     command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
     for include in ("include", "include/torch/csrc/api/include"):
         command += ["-isystem", str(root / include)]
@@ -98,7 +123,7 @@ def _folder(command: list[str]) -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = subprocess.run([command[0], "--version"], capture_output=True, text=True).stdout
     parts = [*command, version, torch.__version__, sysconfig.get_config_var("SOABI") or "", _processor()]
-    parts += [path.read_text(encoding="utf-8") for path in (SOURCE, *HEADERS)]
+    parts += [path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)]
     return base / "fairseq_rskip" / f"ops-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
 
@@ -110,3 +135,7 @@ def _processor() -> str:
         lines = []
     flags = [line for line in lines if line.startswith(("flags", "Features", "model name"))]
     return "".join(sorted(set(flags))) or platform.processor()
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(lambda: print(build())))

@@ -1,285 +1,344 @@
 """The operator in Triton, for CUDA tensors: a program takes a few rows and keeps them in registers for all steps.
 
-Backward recomputes step k's normalised row from x and F for every k; a fixed number of programs sum the gains' and
-biases' gradients over their rows, in the order of the rows, and torch sums over programs: the same bits in every run.
+A launch does at most four steps, fewer of wide rows; longer recursions are a chain of launches, since y_k takes F's
+place in step k + 1. Backward recomputes the normalised rows from x, F and the moments. One or two programs for each
+multiprocessor sum the gradients of gains and biases over their rows, and torch sums over programs: the same bits in
+every run on one card.
 """
+
+import functools
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import reference
+from . import dispatch, reference
 
-PROGRAMS = 512  # of the backward pass, at most
-TILE = 4096  # elements that a program holds of each tensor
+MAX_STEPS, MAX_FEATURES = 32, 8192  # torch's operators compute what is larger
+TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+@triton.jit
+def _pick(k: tl.constexpr, a, b, c, d):
+    """Step k's of four."""
+    if k == 0:
+        d = a
+    if k == 1:
+        d = b
+    if k == 2:
+        d = c
+    return d
+
+
+@triton.jit
+def _set(k: tl.constexpr, value, a, b, c, d):
+    """The four with step k's replaced."""
+    if k == 0:
+        a = value
+    if k == 1:
+        b = value
+    if k == 2:
+        c = value
+    if k == 3:
+        d = value
+    return a, b, c, d
+
+
+@triton.jit
+def _row(parameter, columns, dim, TYPE: tl.constexpr):
+    """A parameter as a tile of one row, read in its own type."""
+    return tl.load(parameter + columns, columns < dim, 0.0).to(TYPE)[None, :]
 
 
 @triton.jit
 def _normalise(z, inside, dim, eps, RMS: tl.constexpr):
-    """Normalised rows of z, (rows, columns), and one over their deviations."""
-    d = z
+    """Normalised rows of z, (rows, columns), their means and one over their deviations."""
+    d, mean = z, tl.sum(z, 1) / dim
     if not RMS:
-        d = tl.where(inside, z - (tl.sum(z, 1) / dim)[:, None], 0.0)
+        d = tl.where(inside, z - mean[:, None], 0.0)
     scale = 1.0 / tl.sqrt(tl.sum(d * d, 1) / dim + eps)
-    return d * scale[:, None], scale
-
-
-@triton.jit
-def _next(n, skipped, gains, biases, k, columns, dim, BIAS: tl.constexpr):
-    """y of step k from its normalised rows, and z of the next step."""
-    y = n * tl.load(gains + k * dim + columns, columns < dim, 0.0)[None, :]
-    if BIAS:
-        y += tl.load(biases + k * dim + columns, columns < dim, 0.0)[None, :]
-    return y, skipped + y
+    return d * scale[:, None], mean, scale
 
 
 @triton.jit
 def _forward(
-    x, f, gains, biases, y, weights, direction, p, rows, dim, skip, branch, eps,
-    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, f, g1, g2, g3, g4, b1, b2, b3, b4, y, weights, direction, kept, rows, dim,
+    skip: tl.float64, branch: tl.float64, eps: tl.float64,
+    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr, KEEP: tl.constexpr,
+    TYPE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (columns < dim)[None, :]
     at = row[:, None] * dim + columns[None, :]
-    skipped = skip * tl.load(x + at, inside, 0.0).to(gains.dtype.element_ty)
-    z = skipped + branch * tl.load(f + at, inside, 0.0).to(gains.dtype.element_ty)
+    skipped = tl.full((1, 1), skip, TYPE) * tl.load(x + at, inside, 0.0).to(TYPE)
+    z = skipped + tl.full((1, 1), branch, TYPE) * tl.load(f + at, inside, 0.0).to(TYPE)
     value = z
-    mixed = tl.zeros((ROWS, COLUMNS), gains.dtype.element_ty)
-    going_on = tl.full((ROWS,), 1.0, gains.dtype.element_ty)
+    mixed = tl.zeros((ROWS, COLUMNS), TYPE)
+    going_on = tl.full((ROWS,), 1.0, TYPE)
     for k in tl.static_range(STEPS):
-        n, _ = _normalise(z, inside, dim, eps, RMS)
-        value, z = _next(n, skipped, gains, biases, k, columns, dim, BIAS)
+        n, mean, scale = _normalise(z, inside, dim, tl.full((1,), eps, TYPE), RMS)
+        if KEEP:
+            tl.store(kept + 2 * k * rows + row, mean, row < rows)
+            tl.store(kept + (2 * k + 1) * rows + row, scale, row < rows)
+        value = n * _row(_pick(k, g1, g2, g3, g4), columns, dim, TYPE)
+        if BIAS:
+            value += _row(_pick(k, b1, b2, b3, b4), columns, dim, TYPE)
+        z = skipped + value
         if MIX == 1:
-            mixed += tl.load(weights + k) * value
-        elif MIX == 2:
+            mixed += tl.load(weights + k).to(TYPE) * value
+        if MIX == 2:
             weight = going_on
             if k < STEPS - 1:
-                along = tl.load(direction + columns, columns < dim, 0.0)[None, :]
-                halts = 1.0 / (1.0 + tl.exp(-tl.sum(value * along, 1) - tl.load(weights + k)))
+                along = tl.sum(value * _row(direction, columns, dim, TYPE), 1)
+                halts = 1.0 / (1.0 + tl.exp(-along - tl.load(weights + k).to(TYPE)))
                 weight = going_on * halts
                 going_on *= 1.0 - halts
-            tl.store(p + k * rows + row, weight, row < rows)
+            tl.store(kept + k * rows + row, weight, row < rows)
             mixed += weight[:, None] * value
     tl.store(y + at, mixed if MIX else value, inside)
 
 
 @triton.jit
 def _backward(
-    g, x, f, gains, biases, d_x, d_f, d_params, p, d_p, direction, d_weights, rows, dim, skip, branch, eps, tiles,
-    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr, X: tl.constexpr, F: tl.constexpr,
-    PARAMS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
+    g, x, f, g1, g2, g3, g4, b1, b2, b3, b4, d_x, d_f, d_params, kept, d_p, direction, d_weights, rows, dim, turns,
+    skip: tl.float64, branch: tl.float64, eps: tl.float64,
+    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr, TYPE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     columns = tl.arange(0, COLUMNS)
-    slots = tl.arange(0, SLOTS)
-    d_gains = tl.zeros((SLOTS, COLUMNS), gains.dtype.element_ty)
-    d_biases = tl.zeros((SLOTS, COLUMNS), gains.dtype.element_ty)
-    d_direction = tl.zeros((COLUMNS,), gains.dtype.element_ty)
-    d_given = tl.zeros((SLOTS,), gains.dtype.element_ty)
-    for tile in range(tiles):
-        row = (tl.program_id(0).to(tl.int64) * tiles + tile) * ROWS + tl.arange(0, ROWS)
+    none = tl.zeros((ROWS, COLUMNS), TYPE)
+    empty = tl.zeros((ROWS,), TYPE)
+    u1, u2, u3, u4 = none, none, none, none  # this program's sums: the gradients of the gains,
+    v1, v2, v3, v4 = none, none, none, none  # of the biases,
+    w1, w2, w3, w4 = empty, empty, empty, empty  # of the weights,
+    d_direction = none
+    for turn in range(turns):
+        row = (tl.program_id(0).to(tl.int64) + turn * tl.num_programs(0)) * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (columns < dim)[None, :]
         at = row[:, None] * dim + columns[None, :]
-        skipped = skip * tl.load(x + at, inside, 0.0).to(gains.dtype.element_ty)
-        first = skipped + branch * tl.load(f + at, inside, 0.0).to(gains.dtype.element_ty)
-        upstream = tl.load(g + at, inside, 0.0).to(gains.dtype.element_ty)
-        total = tl.zeros((ROWS, COLUMNS), gains.dtype.element_ty)
-        rest = tl.zeros((ROWS,), gains.dtype.element_ty)  # of p, and of p times its gradients, behind step k
-        later = rest
-        d = total
-        for back in tl.static_range(STEPS):
-            k = STEPS - 1 - back
-            z = first
-            for step in tl.static_range(STEPS - 1 - back):
-                n, _ = _normalise(z, inside, dim, eps, RMS)
-                _, z = _next(n, skipped, gains, biases, step, columns, dim, BIAS)
-            n, scale = _normalise(z, inside, dim, eps, RMS)
+        skipped = tl.full((1, 1), skip, TYPE) * tl.load(x + at, inside, 0.0).to(TYPE)
+        z = skipped + tl.full((1, 1), branch, TYPE) * tl.load(f + at, inside, 0.0).to(TYPE)
+        n1, n2, n3, n4 = none, none, none, none
+        r1, r2, r3, r4 = empty, empty, empty, empty
+        for k in tl.static_range(STEPS):
             if MIX == 0:
-                if back == 0:
-                    d += upstream
+                n, scale = z, tl.load(kept + (2 * k + 1) * rows + row, row < rows, 0.0)
+                if not RMS:
+                    n = tl.where(inside, z - tl.load(kept + 2 * k * rows + row, row < rows, 0.0)[:, None], 0.0)
+                n = n * scale[:, None]
             else:
-                value, _ = _next(n, skipped, gains, biases, k, columns, dim, BIAS)
+                n, _, scale = _normalise(z, inside, dim, tl.full((1,), eps, TYPE), RMS)
+            n1, n2, n3, n4 = _set(k, n, n1, n2, n3, n4)
+            r1, r2, r3, r4 = _set(k, scale, r1, r2, r3, r4)
+            z = skipped + n * _row(_pick(k, g1, g2, g3, g4), columns, dim, TYPE)
+            if BIAS:
+                z += _row(_pick(k, b1, b2, b3, b4), columns, dim, TYPE)
+        upstream = tl.load(g + at, inside, 0.0).to(TYPE)
+        d, total = none, none
+        if MIX == 0:
+            d = upstream
+        rest, later = empty, empty  # of p, and of p times its gradients, behind step k
+        for k in tl.static_range(STEPS - 1, -1, -1):
+            n, scale = _pick(k, n1, n2, n3, n4), _pick(k, r1, r2, r3, r4)
+            gain = _row(_pick(k, g1, g2, g3, g4), columns, dim, TYPE)
+            if MIX:
+                value = n * gain
+                if BIAS:
+                    value += _row(_pick(k, b1, b2, b3, b4), columns, dim, TYPE)
                 slope = tl.sum(upstream * value, 1)
                 if MIX == 1:
-                    d += tl.load(p + k) * upstream
+                    d += tl.load(kept + k).to(TYPE) * upstream
                 else:
-                    weight = tl.load(p + k * rows + row, row < rows, 0.0)
+                    weight = tl.load(kept + k * rows + row, row < rows, 0.0)
                     slope += tl.load(d_p + k * rows + row, row < rows, 0.0)
                     whole = rest + weight
                     of_halt = weight * (rest * slope - later) / tl.where(whole == 0.0, 1.0, whole)
                     later += weight * slope
                     rest = whole
                     slope = of_halt
-                    along = tl.load(direction + columns, columns < dim, 0.0)[None, :]
-                    d += weight[:, None] * upstream + slope[:, None] * along
-                    d_direction += tl.sum(slope[:, None] * value, 0)
-                d_given += tl.where(slots == k, tl.sum(slope, 0), 0.0)
-            if PARAMS:
-                d_gains += tl.where((slots == k)[:, None], tl.sum(d * n, 0)[None, :], 0.0)
-                d_biases += tl.where((slots == k)[:, None], tl.sum(d, 0)[None, :], 0.0)
-            t = d * tl.load(gains + k * dim + columns, columns < dim, 0.0)[None, :]
+                    d += weight[:, None] * upstream + slope[:, None] * _row(direction, columns, dim, TYPE)
+                    d_direction += slope[:, None] * value
+                w1, w2, w3, w4 = _set(k, _pick(k, w1, w2, w3, w4) + slope, w1, w2, w3, w4)
+            u1, u2, u3, u4 = _set(k, _pick(k, u1, u2, u3, u4) + d * n, u1, u2, u3, u4)
+            if BIAS:
+                v1, v2, v3, v4 = _set(k, _pick(k, v1, v2, v3, v4) + d, v1, v2, v3, v4)
+            t = d * gain
             d = t - n * (tl.sum(t * n, 1) / dim)[:, None]
             if not RMS:
                 d -= (tl.sum(t, 1) / dim)[:, None]
             d = tl.where(inside, d * scale[:, None], 0.0)
             total += d
-        if X:
-            tl.store(d_x + at, skip * total, inside)
-        if F:
-            tl.store(d_f + at, branch * d, inside)
-    if PARAMS:
-        start = tl.program_id(0) * (2 * STEPS + 1)
-        to = d_params + (start + slots)[:, None] * dim + columns[None, :]
-        known = (slots < STEPS)[:, None] & (columns < dim)[None, :]
-        tl.store(to, d_gains, known)
-        tl.store(to + STEPS * dim, d_biases, known)
-        tl.store(d_params + (start + 2 * STEPS) * dim + columns, d_direction, columns < dim)
-    if MIX:
-        tl.store(d_weights + tl.program_id(0) * STEPS + slots, d_given, slots < STEPS)
+        tl.store(d_x + at, tl.full((1, 1), skip, TYPE) * total, inside)
+        tl.store(d_f + at, tl.full((1, 1), branch, TYPE) * d, inside)
+    to = d_params + tl.program_id(0) * (STEPS * (2 if BIAS else 1) + (1 if MIX == 2 else 0)) * dim + columns
+    for k in tl.static_range(STEPS):
+        tl.store(to + k * dim, tl.sum(_pick(k, u1, u2, u3, u4), 0), columns < dim)
+        if BIAS:
+            tl.store(to + (STEPS + k) * dim, tl.sum(_pick(k, v1, v2, v3, v4), 0), columns < dim)
+        if MIX:
+            tl.store(d_weights + tl.program_id(0) * STEPS + k, tl.sum(_pick(k, w1, w2, w3, w4), 0))
+    if MIX == 2:
+        tl.store(to + STEPS * (2 if BIAS else 1) * dim, tl.sum(d_direction, 0), columns < dim)
 
 
-def _run_forward(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, mix, weights, direction) -> list[Tensor]:
-    y, dim = x.new_empty(x.shape), x.size(-1)
+def _launch_forward(x, f_x, gains, biases, numbers, rms, kept, y, mix=0, weights=None, direction=None) -> Tensor:
+    """y, written; and ``kept``, where it is not None: moments or p. ``numbers`` are λ, α and ε."""
+    dim, steps, dtype = x.size(-1), len(gains), reference.computing_type(x, f_x, gains)
+    tile, columns, warps = tiling(dim, steps, mix)
     rows = x.numel() // max(dim, 1)
-    dtype = reference.computing_type(x, f_x, gains)
-    p = x.new_empty((len(gains), *x.shape[:-1]) if mix == 2 else (0,), dtype=dtype)
     if y.numel() > 0:
-        gain, bias = _stacked(dtype, gains, biases)
-        tile, columns = _tile(dim)
-        given, along = (gain if t is None else t.to(dtype).contiguous() for t in (weights, direction))
         with _on(x):
             _forward[(triton.cdiv(rows, tile),)](
-                x.contiguous(), f_x.contiguous(), gain, bias, y, given, along, p, rows, dim, skip_scale, branch_scale,
-                eps, len(gains), rms, bool(biases), mix, tile, columns,
+                *_dense(x, f_x), *_four(gains), *_four(biases), y, *_dense(weights, direction), kept, rows, dim,
+                *numbers, steps, rms, bool(biases), mix, kept is not None and not mix, TYPES[dtype], tile, columns,
+                num_warps=warps,
             )  # fmt: skip
-    return [y, p]
+    return y
+
+
+def _launch_backward(gradient, x, f_x, gains, biases, numbers, rms, kept, d_x, mix=0, d_p=None, direction=None):
+    """Write d_x; returns F's gradient, the sums for gains, biases and direction, and those for the weights."""
+    dim, steps, dtype = x.size(-1), len(gains), reference.computing_type(x, f_x, gains)
+    tile, columns, warps = tiling(dim, steps, mix)
+    tiles = triton.cdiv(x.numel() // max(dim, 1), tile)
+    resident = 8 if mix else 16  # warps of a multiprocessor: all programs run at once
+    programs = min(tiles, _multiprocessors(x.device) * max(1, resident // warps))
+    d_f = f_x.new_empty(f_x.shape)
+    d_params = x.new_empty((programs, steps * (2 if biases else 1) + (mix == 2), dim), dtype=dtype)
+    d_weights = x.new_empty((programs, steps if mix else 0), dtype=dtype)
+    if d_x.numel() > 0:
+        with _on(x):
+            _backward[(programs,)](
+                *_dense(gradient, x, f_x), *_four(gains), *_four(biases), d_x, d_f, d_params,
+                *_dense(kept, d_p, direction), d_weights, x.numel() // dim, dim, triton.cdiv(tiles, programs), *numbers,
+                steps, rms, bool(biases), mix, TYPES[dtype], tile, columns, num_warps=warps,
+            )  # fmt: skip
+    return d_f, d_params.sum(0), d_weights.sum(0)
+
+
+def _chain(x, f_x, gains, biases, numbers, rms, moments=None, keep=False) -> list[tuple]:
+    """The arguments of each launch, after x. All launches but the last are run: the next takes their y as its F."""
+    at_once, chain = steps_at_once(x.size(-1)), []
+    for start in range(0, len(gains), at_once):
+        if chain:
+            y = x.new_empty(x.shape, dtype=reference.computing_type(x, f_x, gains))
+            *before, kept = chain[-1]
+            f_x = _launch_forward(x, *before, kept if keep else None, y)
+            numbers = (numbers[0], 1.0, numbers[2])
+        part = slice(start, start + at_once)
+        kept = None if moments is None else moments[2 * start : 2 * (start + at_once)]
+        chain.append((f_x, gains[part], biases[part], numbers, rms, kept))
+    return chain
 
 
 def forward(x, f_x, gains, biases, *options) -> Tensor:
     """``skip_norm`` by the kernel; arguments and result as of :func:`fairseq_rskip.ops.skip_norm`."""
-    return _run_forward(x, f_x, gains, biases, *options, 0, None, None)[0]
+    return _launch_forward(x, *_chain(x, f_x, gains, biases, options[:3], options[3])[-1], x.new_empty(x.shape))
+
+
+def forward_with_moments(x, f_x, gains, biases, *options) -> tuple[Tensor, Tensor]:
+    """The same, and the moments of every step and row."""
+    y, moments = dispatch._output_and_moments(x, f_x, gains)
+    chain = _chain(x, f_x, gains, biases, options[:3], options[3], moments, keep=True)
+    return _launch_forward(x, *chain[-1], y), moments
+
+
+def backward(
+    gradient, x, f_x, gains, biases, moments, skip_scale, branch_scale, eps, rms, wanted_x, wanted_f, wanted_params
+) -> list[Tensor]:
+    """The gradients wanted: of x, of F (left out where it is x's), of each gain, of each bias."""
+    shared = wanted_x and dispatch.gradients_shared(x, f_x, len(gains), skip_scale, branch_scale)
+    chain = _chain(x, f_x, gains, biases, (skip_scale, branch_scale, eps), rms, moments)
+    wide = x.dtype if len(chain) == 1 else reference.computing_type(x, f_x, gains)
+    parts, of_gains, of_biases = [], [], []
+    for arguments in reversed(chain):
+        parts.append(x.new_empty(x.shape, dtype=wide))
+        gradient, sums, _ = _launch_backward(gradient, x, *arguments, parts[-1])
+        steps = len(arguments[1])
+        of_gains, of_biases = [*sums[:steps], *of_gains], [*sums[steps:], *of_biases]
+    found = [sum(parts[1:], parts[0]).to(x.dtype)] * wanted_x + [gradient] * (wanted_f and not shared)
+    return found + (_as((*gains, *biases), (*of_gains, *of_biases)) if wanted_params else [])
 
 
 def mix_forward(x, f_x, gains, biases, weights, direction, *options) -> tuple[Tensor, Tensor]:
     """``skip_mix`` by the kernel; p is empty without a direction."""
-    return tuple(_run_forward(x, f_x, gains, biases, *options, 1 if direction is None else 2, weights, direction))
+    shape, mix = ((0,), 1) if direction is None else ((len(gains), *x.shape[:-1]), 2)
+    p = x.new_empty(shape, dtype=reference.computing_type(x, f_x, gains))
+    numbers, rms = options[:3], options[3]
+    y = x.new_empty(x.shape)
+    return _launch_forward(x, f_x, gains, biases, numbers, rms, p, y, mix, weights, direction), p
 
 
-def _run_backward(
-    gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, wanted, mix=0, p=None, d_p=None, direction=None
-) -> tuple[Tensor, ...]:
-    dim, steps = x.size(-1), len(gains)
-    rows = x.numel() // max(dim, 1)
-    dtype = reference.computing_type(x, f_x, gains)
-    gain, bias = _stacked(dtype, gains, biases)
-    tile, columns = _tile(dim)
-    tiles = max(1, triton.cdiv(triton.cdiv(rows, tile), PROGRAMS))
-    programs = triton.cdiv(rows, tile * tiles)
-    d_x, d_f = x.new_empty(x.shape), f_x.new_empty(f_x.shape if wanted[1] else (0,))
-    d_params = gain.new_zeros((programs if wanted[2] else 0, 2 * steps + 1, dim))
-    d_weights = gain.new_zeros((programs if mix else 0, steps))
+def mix_backward(gradient, d_p, x, f_x, gains, biases, p, direction, *options) -> list[Tensor]:
+    """The gradients of x, F, the weights, the direction (where there is one), gains and biases."""
+    d_x, mix = x.new_empty(x.shape), 1 if direction is None else 2
     if mix == 2 and d_p is None:
         d_p = torch.zeros_like(p)
-    given, more, along = (gain if t is None else t.to(dtype).contiguous() for t in (p, d_p, direction))
-    if programs > 0:
-        with _on(x):
-            _backward[(programs,)](
-                gradient.contiguous(), x.contiguous(), f_x.contiguous(), gain, bias, d_x, d_f, d_params, given, more,
-                along, d_weights, rows, dim, skip_scale, branch_scale, eps, tiles, steps, rms, bool(biases), mix,
-                *wanted, tile, columns, triton.next_power_of_2(steps),
-            )  # fmt: skip
-    return d_x, d_f, d_params.sum(0), d_weights.sum(0)
+    d_f, sums, d_weights = _launch_backward(
+        gradient, x, f_x, gains, biases, options[:3], options[3], p, d_x, mix, d_p, direction
+    )
+    along = [] if direction is None else _as([direction], sums[-1:])
+    return [d_x, d_f, d_weights[: len(gains) - len(along)].clone(), *along, *_as((*gains, *biases), sums)]
 
 
 def _as(parameters, sums) -> list[Tensor]:
     return [total.to(like.dtype, copy=True) for total, like in zip(sums, parameters)]
 
 
-def backward(
-    gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, wanted_x, wanted_f, wanted_params
-) -> list[Tensor]:
-    """The gradients wanted: of x, of F (left out where it is x's), of each gain, of each bias."""
-    from .dispatch import gradients_shared
-
-    if wanted_x and gradients_shared(x, f_x, len(gains), skip_scale, branch_scale):
-        wanted_f = False
-    wanted = (wanted_x, wanted_f, wanted_params)
-    d_x, d_f, sums, _ = _run_backward(gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, wanted)
-    return [d_x] * wanted_x + [d_f] * wanted_f + (_as((*gains, *biases), sums) if wanted_params else [])
+def _dense(*tensors):
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
-def mix_backward(gradient, d_p, x, f_x, gains, biases, p, direction, *options) -> list[Tensor]:
-    """The gradients of x, F, the weights, the direction (where there is one), gains and biases."""
-    mix = 1 if direction is None else 2
-    d_x, d_f, sums, d_weights = _run_backward(
-        gradient, x, f_x, gains, biases, *options, (True, True, True), mix, p, d_p, direction
-    )
-    along = [] if direction is None else _as([direction], sums[-1:])
-    return [d_x, d_f, d_weights[: len(gains) - len(along)].clone(), *along, *_as((*gains, *biases), sums)]
-
-
-class SkipNorm(torch.autograd.Function):
-    """The operator's derivative on CUDA; a second derivative is the reference's."""
-
-    @staticmethod
-    def forward(ctx, options, steps, *tensors):
-        ctx.options, ctx.steps = options, steps
-        ctx.save_for_backward(*tensors)
-        with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.fairseq_rskip.skip_norm(*_arguments(tensors, steps), *options)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
-        results = [None] * len(tensors)
-        if torch.is_grad_enabled():
-            copies = [tensor.view_as(tensor) for tensor in tensors]  # a tensor may stand in two places
-            y = reference.skip_norm(*_arguments(copies, ctx.steps), *ctx.options)
-            wanted = [copy for copy, need in zip(copies, needed) if need]
-            found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=True))
-            return (None, None, *(next(found) if need else None for need in needed))
-        wanted = (needed[0], needed[1], any(needed[2:]))
-        arguments = _arguments(tensors, ctx.steps)
-        found = iter(torch.ops.fairseq_rskip.skip_norm_backward(gradient, *arguments, *ctx.options, *wanted))
-        if needed[0]:
-            results[0] = next(found)
-        if needed[1]:
-            shared = needed[0] and tensors[0].dtype == tensors[1].dtype and ctx.steps == 1
-            results[1] = results[0] if shared and ctx.options[0] == ctx.options[1] else next(found)
-        if wanted[2]:
-            results[2:] = found
-        return (None, None, *results)
+def _four(parameters):
+    """The tensors of up to four steps: a kernel reads each in its own type, nothing is cast or stacked."""
+    return [*_dense(*parameters), None, None, None, None][:4]
 
 
 def register(library: torch.library.Library, device: str = "CUDA") -> None:
     """Make the kernels those of the operator for ``device``; on a CPU Triton's interpreter runs them."""
     library.impl("skip_norm", forward, device)
-    library.impl("skip_norm_backward", backward, device)
-    library.impl("skip_norm", differentiable, f"Autograd{device}")
+    library.impl("skip_norm_moments", forward_with_moments, device)
+    library.impl("skip_norm_moments_backward", backward, device)
     library.impl("skip_mix", mix_forward, device)
     library.impl("skip_mix_backward", mix_backward, device)
 
 
-def differentiable(x, f_x, gains, biases, *options) -> Tensor:
-    """``skip_norm`` with its derivative."""
-    return SkipNorm.apply(options, len(gains), x, f_x, *gains, *biases)
+def load(library: torch.library.Library) -> str:
+    """Register the kernels after one run on a few rows; returns what they take.
+
+    Raises what Triton, its C compiler or the card raises.
+    """
+    x, gain = torch.ones(2, 16, device="cuda"), torch.ones(16, device="cuda")
+    arguments = (x, x, [gain], [gain], 1.0, 1.0, 1e-5, False)
+    y, moments = forward_with_moments(*arguments)
+    backward(y, *arguments[:4], moments, *arguments[4:], True, True, True)
+    torch.cuda.synchronize()
+    register(library)
+    return f"Triton; torch's operators above {MAX_FEATURES} features, {MAX_STEPS} steps (a mixture: 2048, 4)"
 
 
-def _arguments(tensors, steps):
-    return tensors[0], tensors[1], list(tensors[2 : 2 + steps]), list(tensors[2 + steps :])
+def fits(features: int, steps: int, mixed: bool) -> bool:
+    """Whether the kernels take rows of so many features and so many steps; those of a mixture fit in one launch."""
+    return (features <= 2048 and steps <= 4) if mixed else (features <= MAX_FEATURES and steps <= MAX_STEPS)
 
 
-def _stacked(dtype, gains, biases):
-    """Gains and biases as (steps, dim)."""
-    gain = torch.stack([gain.to(dtype) for gain in gains])
-    return gain, torch.stack([bias.to(dtype) for bias in biases]) if biases else gain
+def steps_at_once(dim: int) -> int:
+    """Steps of one launch: as many as the registers hold in backward, with the sums for their parameters."""
+    return max(1, min(4, 8192 // triton.next_power_of_2(max(dim, 1))))
 
 
-def _tile(dim):
+def tiling(dim: int, steps: int, mix: int) -> tuple[int, int, int]:
+    """Rows and columns of a program, and its warps: eight elements a thread for two steps, four for more."""
     columns = triton.next_power_of_2(max(dim, 1))
-    return max(1, min(64, TILE // columns)), columns
+    rows = max(1, (1024 if mix else 2048) // columns)
+    return rows, columns, max(1, rows * columns // (256 if steps <= 2 and not mix else 128))
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
 def _on(x):

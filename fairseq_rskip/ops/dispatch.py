@@ -1,11 +1,13 @@
-"""One operator for the recursive skip and its norms, and the choice of what computes it.
+"""The recursive skip and its norms as one operator, and the choice of what computes it.
 
-``torch.ops.fairseq_rskip.skip_norm`` is registered here: its schema, its shapes for ``torch.compile``, its reference.
-The kernels register themselves when first used: ``cpu`` is C++ that is built on this machine, ``cuda`` is Triton, which
-torch brings. The environment variable ``RSKIP_OPS`` chooses among ``CHOICES``.
+``torch.ops.fairseq_rskip.skip_norm`` has its schema here, its shapes for ``torch.compile`` and its derivative.
+Two kernels implement it: ``cpu`` is C++ built on this machine, ``cuda`` is Triton, which torch brings. The environment
+variable ``RSKIP_OPS`` chooses among ``CHOICES``.
 """
 
+import logging
 import os
+import subprocess
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,8 +23,10 @@ VARIABLE = "RSKIP_OPS"
 _ARGUMENTS = (
     "Tensor x, Tensor f_x, Tensor[] gains, Tensor[] biases, float skip_scale, float branch_scale, float eps, bool rms"
 )
+FEW = 65_536  # elements of x below which torch's operators train faster: docs/ops.md has the measurement
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PLAIN = (Tensor, torch.nn.Parameter)
+logger = logging.getLogger(__name__)
 
 
 class Backend(NamedTuple):
@@ -32,26 +36,30 @@ class Backend(NamedTuple):
     reason: str
 
 
-def in_use(device: str = "cpu") -> Backend:
-    """What computes the operator for tensors on ``device``; builds and loads it where this was not done yet.
+BUILDING = Backend("reference", "the CPU operator is being built in the background")
 
-    Raises ``UserError`` for a value of ``RSKIP_OPS`` that is not one of ``CHOICES``.
+
+def in_use(device: str = "cpu", wait: bool = True) -> Backend:
+    """What computes the operator for tensors on ``device``.
+
+    The first look loads it. A CPU operator that is not built yet is built now, or, without ``wait``, by a process in
+    the background while torch's operators compute. Raises ``UserError`` for an unknown ``RSKIP_OPS``.
     """
-    if device not in _backends:
-        _backends[device] = _choose(device)
-    return _backends[device]
+    backend = _backends.get(device)
+    if backend is None or (backend is BUILDING and (wait or _builders[-1].poll() is not None)):
+        backend = _backends[device] = _choose(device, wait)
+    return backend
 
 
 def takes(x: Tensor, f_x: Tensor, steps: int, skip_scale: float = 1.0, branch_scale: float = 1.0) -> bool:
-    """Whether :func:`skip_norm` runs one kernel for these inputs, and is asked to.
+    """Whether :func:`kernel` computes these inputs, and should.
 
-    ``RSKIP_OPS=auto`` leaves ``norm(x + F)``, the skip of stock fairseq, to torch: equal to stock bit for bit.
+    ``RSKIP_OPS=auto`` leaves two cases to torch: ``norm(x + F)``, the skip of stock fairseq, which is equal to stock
+    bit for bit, and training on few elements.
     """
-    if torch.jit.is_scripting() or torch.jit.is_tracing():
-        return False  # the file that comes of it must load without this package
-    if steps == 1 and skip_scale == 1.0 and branch_scale == 1.0 and (os.environ.get(VARIABLE) or "auto") == "auto":
+    if steps == 1 and skip_scale == 1.0 and branch_scale == 1.0 and _choice() == "auto":
         return False
-    return has_kernel(x, f_x)
+    return has_kernel(x, f_x, steps) and not _are_few(x)
 
 
 def skip_norm(
@@ -72,29 +80,57 @@ def skip_norm(
         x, f_x: of one shape ``(..., dim)``, in any floating types.
         gains: each step's gain of shape ``(dim,)``, one or more.
         biases: as many biases, or none.
-        rms: RMS normalisation in layer normalisation's place.
+        rms: RMS normalisation in place of layer normalisation.
 
-    Returns ``x``'s dtype, with moments taken in at least fp32. Backward keeps ``x`` and ``f_x`` and recomputes what
-    lies between.
+    Returns ``x``'s dtype, with moments taken in at least fp32. Backward keeps ``x``, ``f_x`` and two numbers for each
+    row and step, and recomputes the rest.
     """
-    if not torch.jit.is_scripting() and not torch.jit.is_tracing() and has_kernel(x, f_x):
-        return kernel(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
-    return reference.skip_norm(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
+    compute = kernel if has_kernel(x, f_x, len(gains)) and not _are_few(x) else reference.skip_norm
+    return compute(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
 
 
-@torch.jit.unused
-def has_kernel(x: Tensor, f_x: Tensor) -> bool:
+def kernel(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms) -> Tensor:
+    """:func:`skip_norm` without the question whether there is a kernel: for inputs that :func:`takes` accepts."""
+    arguments = (x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
+    if torch.compiler.is_compiling():
+        return torch.ops.fairseq_rskip.skip_norm.default(*arguments)
+    return _with_derivative(*arguments)
+
+
+def has_kernel(x: Tensor, f_x: Tensor, steps: int, mixed: bool = False) -> bool:
+    """Whether a kernel computes the operator, or a mixture of so many steps, for these inputs."""
     device = x.device.type
-    if device not in _LOADERS or f_x.device != x.device:
-        return False
-    if x.dtype not in _DTYPES or f_x.dtype not in _DTYPES:
+    if device not in _LOADERS or f_x.device != x.device or x.dtype not in _DTYPES or f_x.dtype not in _DTYPES:
         return False
     if torch.compiler.is_compiling():
-        # what is not there yet is not built while a graph is traced; an exported graph must run without this package
-        return not _is_exporting() and device in _backends and _backends[device].name != "reference"
+        return not _is_exporting() and _is_node(device) and _fits(device, x.size(-1), steps, mixed)
     if type(x) not in _PLAIN or type(f_x) not in _PLAIN or _is_transformed():
         return False
+    return in_use(device, wait=False).name != "reference" and _fits(device, x.size(-1), steps, mixed)
+
+
+def _fits(device: str, features: int, steps: int, mixed: bool) -> bool:
+    return device not in _limits or _limits[device](features, steps, mixed)
+
+
+def _are_few(x: Tensor) -> bool:
+    """Whether torch's operators are faster. Not asked in a graph: the sizes of one batch would decide for all."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not x.is_cpu:
+        return False
+    return x.numel() < FEW and _choice() == "auto"
+
+
+def _is_node(device: str) -> bool:
+    """Whether the operator is a node of a graph. It waits for a build: what ran before must not decide."""
     return in_use(device).name != "reference"
+
+
+def _choice() -> str:
+    return os.environ.get(VARIABLE) or "auto"
+
+
+# as torch.compiler.assume_constant_result does, which would import torch._dynamo, a second's work
+_is_node._dynamo_marked_constant = _choice._dynamo_marked_constant = True
 
 
 def _is_exporting() -> bool:
@@ -106,18 +142,35 @@ def _is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
-def _choose(device: str) -> Backend:
-    choice = os.environ.get(VARIABLE) or "auto"
+def _choose(device: str, wait: bool) -> Backend:
+    choice = _choice()
     if choice not in CHOICES:
         raise UserError(f"{VARIABLE}={choice!r}: expected one of {', '.join(CHOICES)}")
     if choice not in ("auto", device):
         return Backend("reference", f"{VARIABLE}={choice}")
     try:
+        if device == "cpu" and choice == "auto" and not wait and _is_being_built():
+            return BUILDING
         return Backend(device, _LOADERS[device]())
     except Exception as error:  # whatever keeps a kernel from this machine, the reference computes the same
         reason = str(error).strip().split("\n")[0][:300]
         warnings.warn(f"skip connections run without their {device} operator: {reason}", RuntimeWarning, stacklevel=2)
         return Backend("reference", reason)
+
+
+def _is_being_built() -> bool:
+    """Start the process in the background where the operator is not built. Raises ``UserError`` where it failed."""
+    from . import cpu
+
+    if _builders:
+        if _builders[-1].poll():
+            raise UserError(_builders.pop().communicate()[1].strip() or "the build was killed")
+        return _builders[-1].poll() is None
+    if cpu.is_built():
+        return False
+    _builders.append(cpu.build_in_background())
+    logger.warning("building the CPU operator of the skip connections in the background; torch computes until then")
+    return True
 
 
 def _load_cpu() -> str:
@@ -129,21 +182,79 @@ def _load_cpu() -> str:
 def _load_cuda() -> str:
     from . import cuda
 
-    cuda.register(library)
-    return "Triton"
+    _limits["cuda"] = cuda.fits
+    return cuda.load(library)
 
 
 _LOADERS: dict[str, Callable[[], str]] = {"cpu": _load_cpu, "cuda": _load_cuda}
 _backends: dict[str, Backend] = {}
+_limits: dict[str, Callable[[int, int, bool], bool]] = {}  # what a kernel takes: features, steps, mixed
+_builders: list[subprocess.Popen] = []
+
+
+def second_derivative(function, ctx, tensors, upstream, needed) -> list[Tensor | None]:
+    """The gradients of ``function`` at ``tensors`` as functions of them, for a second derivative."""
+    copies = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]  # one tensor may be given twice
+    outputs = function(*copies)
+    pairs = [pair for pair in zip(outputs, upstream) if pair[1] is not None]
+    wanted = [copy for copy, need in zip(copies, needed) if need]
+    outputs, upstream = zip(*pairs)
+    found = iter(torch.autograd.grad(outputs, wanted, upstream, create_graph=True, allow_unused=True))
+    return [next(found) if need else None for need in needed]
+
+
+class SkipNorm(torch.autograd.Function):
+    """The operator's derivative: backward keeps x, F and the moments; a second derivative is the reference's."""
+
+    @staticmethod
+    def forward(ctx, options, steps, *tensors):
+        ctx.options, ctx.steps = options, steps
+        with torch._C._AutoDispatchBelowAutograd():
+            y, moments = torch.ops.fairseq_rskip.skip_norm_moments.default(*_arguments(tensors, steps), *options)
+        ctx.save_for_backward(moments, *tensors)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (moments, *tensors), needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():
+
+            def function(*tensors):
+                return [reference.skip_norm(*_arguments(tensors, ctx.steps), *ctx.options)]
+
+            return (None, None, *second_derivative(function, ctx, tensors, [gradient], needed))
+        wanted = (needed[0], needed[1], any(needed[2:]))
+        arguments = (gradient, *_arguments(tensors, ctx.steps), moments, *ctx.options, *wanted)
+        found = iter(torch.ops.fairseq_rskip.skip_norm_moments_backward.default(*arguments))
+        d_x = next(found) if needed[0] else None
+        shared = needed[0] and gradients_shared(tensors[0], tensors[1], ctx.steps, *ctx.options[:2])
+        d_f = None if not needed[1] else d_x if shared else next(found)
+        return (None, None, d_x, d_f, *(found if wanted[2] else [None] * (len(tensors) - 2)))
+
+
+def _arguments(tensors, steps):
+    return tensors[0], tensors[1], list(tensors[2 : 2 + steps]), list(tensors[2 + steps :])
+
+
+def _with_derivative(x, f_x, gains, biases, *options) -> Tensor:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, f_x, *gains, *biases)):
+        return SkipNorm.apply(options, len(gains), x, f_x, *gains, *biases)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.fairseq_rskip.skip_norm.default(x, f_x, gains, biases, *options)
+
+
+def gradients_shared(x: Tensor, f_x: Tensor, steps: int, skip_scale: float, branch_scale: float) -> bool:
+    """Whether the gradients of ``x`` and ``f_x`` are one tensor; the operator then returns it once."""
+    return steps == 1 and skip_scale == branch_scale and x.dtype == f_x.dtype
 
 
 def _output(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def gradients_shared(x: Tensor, f_x: Tensor, steps: int, skip_scale: float, branch_scale: float) -> bool:
-    """Whether the gradients of ``x`` and ``f_x`` are one tensor; the operator then returns it once."""
-    return steps == 1 and skip_scale == branch_scale and x.dtype == f_x.dtype
+def _output_and_moments(x, f_x, gains, *rest) -> tuple[Tensor, Tensor]:
+    rows = x.numel() // max(x.size(-1), 1)
+    return x.new_empty(x.shape), x.new_empty((2 * len(gains), rows), dtype=reference.computing_type(x, f_x, gains))
 
 
 def _gradients(
@@ -158,13 +269,18 @@ def _gradients(
     return found
 
 
+def _gradients_with_moments(gradient, x, f_x, gains, biases, moments, *rest) -> list[Tensor]:
+    return _gradients(gradient, x, f_x, gains, biases, *rest)
+
+
+_WANTED = "bool wanted_x, bool wanted_f, bool wanted_params"
+_WITH_MOMENTS = _ARGUMENTS.replace("biases,", "biases, Tensor moments,")
 library = torch.library.Library("fairseq_rskip", "DEF")
 library.define(f"skip_norm({_ARGUMENTS}) -> Tensor")
-library.define(f"skip_norm_reference({_ARGUMENTS}) -> Tensor")
-library.define(
-    f"skip_norm_backward(Tensor gradient, {_ARGUMENTS}, bool wanted_x, bool wanted_f, bool wanted_params) -> Tensor[]"
-)
-kernel = torch.ops.fairseq_rskip.skip_norm.default  # skip_norm without a question, where takes() said yes
+library.define(f"skip_norm_moments({_ARGUMENTS}) -> (Tensor, Tensor)")
+library.define(f"skip_norm_moments_backward(Tensor gradient, {_WITH_MOMENTS}, {_WANTED}) -> Tensor[]")
 library.impl("skip_norm", _output, "Meta")
-library.impl("skip_norm_backward", _gradients, "Meta")
-library.impl("skip_norm_reference", reference.skip_norm, "CompositeImplicitAutograd")
+library.impl("skip_norm_moments", _output_and_moments, "Meta")
+library.impl("skip_norm_moments_backward", _gradients_with_moments, "Meta")
+for _device in ("CPU", "CUDA"):
+    library.impl("skip_norm", _with_derivative, f"Autograd{_device}")

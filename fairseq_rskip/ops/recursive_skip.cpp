@@ -1,311 +1,339 @@
-// The operators fairseq_rskip::skip_norm, with its derivative, and skip_mix on a CPU. dispatch.py and mix.py have the schemas.
+// The operators of fairseq_rskip on a CPU over torch's tensors, in pieces for torch's threads. dispatch.py and mix.py have
+// their schemas and derivatives, rows.h the arithmetic. Computed in fp32, or fp64 where an argument has that type; tensors
+// of other types and strides are converted first.
 
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "tensors.h"
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "rows.h"
 
 namespace rskip {
 namespace {
+
+using at::ScalarType;
+using at::Tensor;
+using at::TensorList;
+using Tensors = std::vector<Tensor>;
+using Optional = std::optional<Tensor>;
+
+// Elements of one piece of work: less is not worth waking a thread for. The gains' gradients are summed piece by piece,
+// in this order, and pieces depend on the shape alone: so the sums do not depend on threads.
+constexpr int64_t kPiece = 32768;
+constexpr int64_t kMostPieces = 64;
+
+// Groups of R rows of a contiguous tensor as vectors: its own memory where rows are whole vectors, otherwise a copy, zero
+// beyond each row's end. Without a tensor, memory for what nobody wants.
+template <class T, int R>
+class Slab {
+ public:
+  using Vec = typename Lanes<T>::Vec;
+
+  Slab(const Tensor& t, const Problem<T>& p)
+      : data(t.defined() ? t.data_ptr<T>() : nullptr), dim(p.dim), nv(p.vectors()), padded(nv * Lanes<T>::count) {}
+
+  Vec* at(int64_t row, int64_t count) {
+    if (direct(count)) return reinterpret_cast<Vec*>(data + row * dim);
+    if (!copy.get()) copy = Scratch<T>(R * nv);
+    return copy.get();
+  }
+
+  Vec* read(int64_t row, int64_t count) {
+    Vec* const vectors = at(row, count);
+    if (direct(count)) return vectors;
+    memset(static_cast<void*>(vectors), 0, R * nv * kBytes);
+    for (int64_t r = 0; r < count; ++r)
+      memcpy(reinterpret_cast<T*>(vectors) + r * padded, data + (row + r) * dim, dim * sizeof(T));
+    return vectors;
+  }
+
+  // Stores what was written to `at(row, count)`.
+  void write(int64_t row, int64_t count) const {
+    for (int64_t r = 0; data && !direct(count) && r < count; ++r)
+      memcpy(data + (row + r) * dim, reinterpret_cast<const T*>(copy.get()) + r * padded, dim * sizeof(T));
+  }
+
+ private:
+  bool direct(int64_t count) const { return data && count == R && dim == padded; }
+
+  T* const data;
+  const int64_t dim, nv, padded;
+  Scratch<T> copy;
+};
+
+// `count` tensors of a row's features as vectors, zero where there is none, and beyond each one's end.
+template <class T>
+Scratch<T> padded(TensorList tensors, const Problem<T>& p, int64_t count) {
+  Scratch<T> memory(count * p.vectors());
+  memset(static_cast<void*>(memory.get()), 0, count * p.vectors() * kBytes);
+  T* to = reinterpret_cast<T*>(memory.get());
+  for (const Tensor& tensor : tensors) {
+    const Tensor values = tensor.to(c10::CppTypeToScalarType<T>::value).contiguous();
+    memcpy(to, values.const_data_ptr<T>(), p.dim * sizeof(T));
+    to += p.vectors() * p.kLanes;
+  }
+  return memory;
+}
 
 struct Options {
   double skip, branch, eps;
   bool rms;
 };
 
-struct Wanted {
-  bool x, f, params;
-};
+// What an operator is called with, checked, in the type of computing.
+struct Call {
+  Tensor x, f;
+  TensorList gains, biases;
+  Options o;
+  ScalarType type = ScalarType::Float;
+  int64_t dim, steps, count;
 
-// Calls f with the type of computing, the vectors of a row and the rows of a group: as many as still leave x, F and all
-// that is kept of them in the first-level cache.
-template <bool RMS, class F>
-void with_group(bool wide, int64_t dim, F f) {
-  const auto call = [f](auto type, auto vectors, auto rows) { return f(type, vectors, rows, std::bool_constant<RMS>()); };
-  constexpr std::integral_constant<int, 0> any;
-  constexpr std::integral_constant<int, 1> one;
-  constexpr std::integral_constant<int, 2> two;
-  constexpr std::integral_constant<int, 4> four;
-  constexpr std::integral_constant<int, 16> many;
-  if (wide) return call(double(), any, two);
-  if constexpr (RMS) return call(float(), any, two);  // short rows, of image maps, are rare here: not worth their compile time
-  else switch ((dim + 15) / 16) {
-    case 1: return call(float(), one, many);
-    case 2: return call(float(), two, many);
-    case 4: return call(float(), four, four);
-    default: return call(float(), any, two);
+  Call(const Tensor& x_, const Tensor& f_, TensorList gains_, TensorList biases_, const Options& options)
+      : gains(gains_), biases(biases_), o(options), steps(gains_.size()) {
+    TORCH_CHECK(
+        x_.dim() > 0 && x_.sizes() == f_.sizes(), "skip_norm: x and f have shapes ", x_.sizes(), " and ", f_.sizes());
+    TORCH_CHECK(steps > 0, "skip_norm: expected a gain for each step, got none");
+    TORCH_CHECK(
+        biases.empty() || biases.size() == gains.size(), "skip_norm: ", biases.size(), " biases for ", steps, " gains");
+    dim = x_.size(-1);
+    count = dim > 0 ? x_.numel() / dim : 0;
+    if (x_.scalar_type() == ScalarType::Double || f_.scalar_type() == ScalarType::Double) type = ScalarType::Double;
+    for (TensorList list : {gains, biases}) {
+      for (const Tensor& t : list) {
+        TORCH_CHECK(t.dim() == 1 && t.size(0) == dim, "skip_norm: a gain or bias of ", t.sizes(), " for rows of ", dim);
+        if (t.scalar_type() == ScalarType::Double) type = ScalarType::Double;
+      }
+    }
+    x = ready(x_);
+    f = ready(f_);
   }
-}
 
-bool is_wide(const Tensor& x, const Tensor& f, TensorList gains) {
-  bool wide = x.scalar_type() == ScalarType::Double || f.scalar_type() == ScalarType::Double;
-  for (const Tensor& gain : gains) wide = wide || gain.scalar_type() == ScalarType::Double;
-  return wide;
-}
+  Tensor ready(const Tensor& t) const { return t.to(type).contiguous(); }
+  Tensor ready(const Optional& t) const { return t ? ready(*t) : Tensor(); }
+  Tensor empty(at::IntArrayRef sizes) const { return at::empty(sizes, x.options()); }
 
-template <class T>
-Problem<T> problem(const Tensor& x, TensorList gains, const Options& o) {
-  return {x.size(-1), static_cast<int64_t>(gains.size()), T(o.skip), T(o.branch), T(o.eps), nullptr, nullptr};
-}
-
-void check(const Tensor& x, const Tensor& f, TensorList gains, TensorList biases) {
-  TORCH_CHECK(x.dim() > 0 && x.sizes() == f.sizes(), "skip_norm: x and f have shapes ", x.sizes(), " and ", f.sizes());
-  TORCH_CHECK(!gains.empty(), "skip_norm: expected a gain for each step, got none");
-  TORCH_CHECK(
-      biases.empty() || biases.size() == gains.size(), "skip_norm: ", biases.size(), " biases for ", gains.size(), " gains");
-  for (TensorList list : {gains, biases}) {
-    for (const Tensor& parameter : list) {
-      TORCH_CHECK(
-          parameter.dim() == 1 && parameter.size(0) == x.size(-1), "skip_norm: a gain or bias of shape ", parameter.sizes(),
-          " for rows of ", x.size(-1));
+  // Calls rows(problem, vectors of a row, rows of a group): as many rows as still leave x, F and all that is kept of them
+  // in the first-level cache. Short rows, of image maps, have their number of vectors compiled in.
+  template <class F>
+  void run(F rows) const {
+    if (count == 0) return;
+    const auto call = [&](auto tag, auto vectors, auto group) {
+      using T = decltype(tag);
+      Problem<T> p{dim, steps, T(o.skip), T(o.branch), T(o.eps), o.rms, nullptr, nullptr};
+      const auto gain = padded(gains, p, steps), bias = padded(biases, p, steps);
+      p.gains = gain.get();
+      p.biases = bias.get();
+      rows(p, vectors, group);
+    };
+    constexpr int lanes = Lanes<float>::count;
+    constexpr std::integral_constant<int, 0> any;
+    constexpr std::integral_constant<int, 2> two;
+    constexpr std::integral_constant<int, 4> four;
+    constexpr std::integral_constant<int, lanes> many;
+    if (type == ScalarType::Double) return call(double(), any, two);
+    switch (dim) {
+      case 16: return call(float(), std::integral_constant<int, 16 / lanes>(), many);
+      case 32: return call(float(), std::integral_constant<int, 32 / lanes>(), many);
+      case 64: return call(float(), std::integral_constant<int, 64 / lanes>(), four);
+      default: return call(float(), any, two);
     }
   }
+};
+
+// What weighs the steps: `given` is p, or with a direction, in the forward pass, the halt of each step but the last.
+struct Mix {
+  Tensor given, direction;
+};
+
+template <class T>
+const T* pointer(const Tensor& t) {
+  return t.defined() ? t.const_data_ptr<T>() : nullptr;
 }
 
-void check_mix(
-    const Tensor& x, TensorList gains, const Tensor& weights, const std::optional<Tensor>& direction, size_t expected) {
-  TORCH_CHECK(
-      weights.dim() == 1 && weights.size(0) == static_cast<int64_t>(expected), "skip_mix: weights of shape ", weights.sizes(),
-      " for ", gains.size(), " steps: expected ", expected);
-  TORCH_CHECK(
-      !direction || (direction->dim() == 1 && direction->size(0) == x.size(-1)), "skip_mix: a direction for rows of ",
-      x.size(-1), " expected");
-}
-
-template <class F>
-void run(const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, const Options& o, F rows) {
-  const auto call = [&](auto type, auto nv, auto group, auto rms) {
-    using T = decltype(type);
-    Problem<T> p = problem<T>(x, gains, o);
-    const Params<T> params(gains, biases, p);
-    rows(p, nv, group, rms);
-  };
-  o.rms ? with_group<true>(is_wide(x, f, gains), x.size(-1), call) : with_group<false>(is_wide(x, f, gains), x.size(-1), call);
-}
-
-Tensor forward(const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, const Options& o) {
-  check(x, f, gains, biases);
-  const Tensor y = at::empty(x.sizes(), x.options());
-  if (x.numel() == 0) return y;
-  run(x, f, gains, biases, o, [&](const auto& p, auto nv, auto group, auto rms) {
-    using T = std::decay_t<decltype(p.skip)>;
-    forward_rows<T, nv(), group(), rms()>(p, Rows(x), Rows(f), Rows(y), nullptr, x.numel() / p.dim);
+// `kept`, of each step and row: the moments, or with `mix` what p is.
+template <class T, int NV, int R>
+void forward_rows(const Problem<T>& p, const Call& call, const Tensor& y, const Tensor& kept, const Mix* mix) {
+  const int64_t count = call.count, grain = std::max<int64_t>(1, kPiece / (R * p.dim));
+  T* const keep = kept.defined() ? kept.data_ptr<T>() : nullptr;
+  const bool halts = mix && mix->direction.defined();
+  const T* const given = mix ? pointer<T>(mix->given) : nullptr;
+  const auto direction = padded(halts ? TensorList(mix->direction) : TensorList(), p, 1);
+  at::parallel_for(0, (count + R - 1) / R, grain, [&](int64_t begin, int64_t end) {
+    Group<T, NV, R> group(p);
+    Slab<T, R> xs(call.x, p), fs(call.f, p), ys(y, p);
+    for (int64_t k = 0; mix && !halts && k < p.steps; ++k) *group.weights(k) = typename Lanes<T>::Vec{} + given[k];
+    for (int64_t row = begin * R; row < std::min(end * R, count); row += R) {
+      const int64_t n = std::min<int64_t>(R, count - row), rows = mix ? p.steps : 2 * p.steps;
+      if (mix) group.mix(xs.read(row, n), fs.read(row, n), halts ? direction.get() : nullptr, given, ys.at(row, n));
+      else group.forward(xs.read(row, n), fs.read(row, n), ys.at(row, n));
+      const auto* const from = mix ? group.weights(0) : group.moments();
+      for (int64_t k = 0; keep && k < rows; ++k) memcpy(keep + k * count + row, from + k, n * sizeof(T));
+      ys.write(row, n);
+    }
   });
-  return y;
 }
 
-// Whether the gradients of x and f are one tensor.
-bool is_shared(const Tensor& x, const Tensor& f, TensorList gains, const Options& o) {
-  return gains.size() == 1 && o.skip == o.branch && x.scalar_type() == f.scalar_type();
-}
-
-// Memory for the gradients of gains and biases; where there are no biases, nothing for each.
-std::vector<Tensor> like(TensorList gains, TensorList biases) {
-  std::vector<Tensor> made;
-  for (TensorList list : {gains, biases})
-    for (const Tensor& parameter : list) made.push_back(at::empty(parameter.sizes(), parameter.options()));
-  made.resize(2 * gains.size());
-  return made;
-}
-
-// [of x, of f, of each gain, of each bias]: those wanted; that of f is left out where `is_shared`. Overwrites `gradient`
-// and returns it as one of them if `consume`.
-std::vector<Tensor> backward(
-    const Tensor& gradient, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, const Options& o,
-    Wanted wanted, bool consume) {
-  check(x, f, gains, biases);
-  if (wanted.x && is_shared(x, f, gains, o)) wanted.f = false;
-  std::vector<Tensor> results, d_params;
-  Tensor d_x, d_f;
-  consume = consume && gradient.is_contiguous();
-  for (bool is_x : {true, false}) {
-    if (!(is_x ? wanted.x : wanted.f)) continue;
-    const Tensor& same = is_x ? x : f;
-    const bool take = consume && gradient.scalar_type() == same.scalar_type();
-    (is_x ? d_x : d_f) = take ? gradient : at::empty(same.sizes(), same.options());
-    results.push_back(is_x ? d_x : d_f);
-    consume = consume && !take;
-  }
-  if (wanted.params) {
-    d_params = like(gains, biases);
-    std::copy_if(d_params.begin(), d_params.end(), std::back_inserter(results), [](const Tensor& t) { return t.defined(); });
-  }
-  if (x.size(-1) == 0) return results;
-  run(x, f, gains, biases, o, [&](const auto& p, auto nv, auto group, auto rms) {
-    using T = std::decay_t<decltype(p.skip)>;
-    backward_rows<T, nv(), group(), rms()>(
-        p, Rows(x), Rows(f), Rows(gradient), nullptr, d_x, d_f, d_params, x.numel() / p.dim);
+// The gradients of gains, then of biases, then, with `mix`, of its direction and of p, each as vectors. `kept`: the moments,
+// or with `mix` gradients that reach p otherwise, if any.
+template <class T, int NV, int R>
+Scratch<T> backward_rows(
+    const Problem<T>& p, const Call& call, const Tensor& gradient, const Tensor& kept, const Mix* mix, const Tensor& d_x,
+    const Tensor& d_f) {
+  using Vec = typename Lanes<T>::Vec;
+  const int64_t count = call.count, groups = (count + R - 1) / R, nv = p.vectors();
+  const int64_t most = std::min(kMostPieces, std::max<int64_t>(1, count * p.dim / kPiece));
+  const int64_t per_piece = (groups + most - 1) / most, pieces = (groups + per_piece - 1) / per_piece;
+  const int64_t width = (2 * p.steps + 1) * nv + (p.steps + p.kLanes - 1) / p.kLanes;
+  const bool halts = mix && mix->direction.defined();
+  const T *const keep = pointer<T>(kept), *const given = mix ? pointer<T>(mix->given) : nullptr;
+  const auto direction = padded(halts ? TensorList(mix->direction) : TensorList(), p, 1);
+  Scratch<T> memory(pieces * width);
+  memset(static_cast<void*>(memory.get()), 0, pieces * width * kBytes);
+  at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+    Group<T, NV, R> group(p);
+    Slab<T, R> xs(call.x, p), fs(call.f, p), gs(gradient, p), dxs(d_x, p), dfs(d_f, p);
+    for (int64_t row = begin * per_piece * R; row < std::min(end * per_piece * R, count); row += R) {
+      Vec *const sums = memory.get() + row / (per_piece * R) * width, *const d_direction = sums + 2 * p.steps * nv;
+      const int64_t n = std::min<int64_t>(R, count - row);
+      const Vec *const x = xs.read(row, n), *const f = fs.read(row, n), *const g = gs.read(row, n);
+      const auto load = [&](Vec* to, const T* from) {
+        for (int64_t k = 0; from && k < (mix ? p.steps : 2 * p.steps); ++k) {
+          if (n < R) to[k] = Vec{};
+          memcpy(to + k, from + k * count + row, n * sizeof(T));
+        }
+      };
+      if (mix) {
+        for (int64_t k = 0; k < p.steps; ++k) *group.slopes(k) = Vec{}, *group.weights(k) = Vec{} + given[halts ? 0 : k];
+        load(group.slopes(0), keep);
+        load(group.weights(0), halts ? given : nullptr);
+        group.mix_backward(x, f, g, halts ? direction.get() : nullptr, dxs.at(row, n), dfs.at(row, n), sums, d_direction);
+        for (int64_t k = 0; k < p.steps; ++k)
+          for (int64_t r = 0; r < n; ++r)
+            reinterpret_cast<T*>(d_direction + nv)[k] += reinterpret_cast<const T*>(group.slopes(k))[r];
+      } else {
+        load(group.moments(), keep);
+        group.backward(x, f, g, dxs.at(row, n), dfs.at(row, n), sums);
+      }
+      dxs.write(row, n);
+      dfs.write(row, n);
+    }
   });
+  for (int64_t piece = 1; piece < pieces; ++piece)
+    for (int64_t i = 0; i < width; ++i) memory.get()[i] += memory.get()[piece * width + i];
+  return memory;
+}
+
+// Gradients of d_x, d_f as wanted, and appends those of gains, biases and, with `mix`, first of p and its direction.
+Tensors backward(
+    const Call& call, const Tensor& gradient, const Tensor& kept, const Mix* mix, const Tensor& x, const Tensor& f,
+    bool wanted_x, bool wanted_f, bool wanted_params) {
+  const Tensor d_x = wanted_x ? call.empty(x.sizes()) : Tensor(), d_f = wanted_f ? call.empty(f.sizes()) : Tensor();
+  const Tensor g = call.ready(gradient);
+  Tensors results;
+  if (wanted_x) results.push_back(d_x);
+  if (wanted_f) results.push_back(d_f);
+  Tensors like;
+  if (mix) like.push_back(call.empty({call.steps - mix->direction.defined()}));
+  if (mix && mix->direction.defined()) like.push_back(mix->direction);
+  if (wanted_params)
+    for (TensorList list : {call.gains, call.biases}) like.insert(like.end(), list.begin(), list.end());
+  Tensors sums;
+  for (const Tensor& t : like) sums.push_back(call.empty(t.sizes()).zero_());
+  call.run([&](const auto& p, auto nv, auto group) {
+    using T = std::decay_t<decltype(p.skip)>;
+    const auto totals = backward_rows<T, nv(), group()>(p, call, g, kept, mix, d_x, d_f);
+    const int64_t before = sums.size() - (wanted_params ? call.gains.size() + call.biases.size() : 0);
+    for (int64_t i = 0; i < static_cast<int64_t>(sums.size()); ++i) {
+      const int64_t k = i - before;  // a step's gain and bias are neighbours
+      const int64_t at = k < 0 ? 2 * p.steps + (i == 0) : 2 * (k % p.steps) + k / p.steps;
+      memcpy(sums[i].template data_ptr<T>(), totals.get() + at * p.vectors(), sums[i].numel() * sizeof(T));
+    }
+  });
+  for (size_t i = 0; i < sums.size(); ++i) results.push_back(sums[i].to(like[i].scalar_type()));
+  if (wanted_x) results[0] = results[0].to(x.scalar_type());
+  if (wanted_f) results[wanted_x] = results[wanted_x].to(f.scalar_type());
   return results;
 }
 
-// sum_k p_k y_k, and with a direction also p, (steps, rows ...), in the type of computing.
-std::tuple<Tensor, Tensor> skip_mix(
-    const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, const Tensor& weights,
-    const std::optional<Tensor>& direction, double skip, double branch, double eps, bool rms) {
-  check(x, f, gains, biases);
-  const Options o{skip, branch, eps, rms};
-  const auto options = x.options().dtype(is_wide(x, f, gains) ? ScalarType::Double : ScalarType::Float);
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape.pop_back();
-  shape.insert(shape.begin(), gains.size());
-  const Tensor y = at::empty(x.sizes(), x.options()), p_out = at::empty(direction ? shape : std::vector<int64_t>{0}, options);
-  const Tensor given = weights.to(options.dtype()).contiguous();
-  check_mix(x, gains, given, direction, direction ? gains.size() - 1 : gains.size());
-  if (x.numel() == 0) return {y, p_out};
-  run(x, f, gains, biases, o, [&](const auto& p, auto nv, auto group, auto rms) {
-    using T = std::decay_t<decltype(p.skip)>;
-    const Padded<T> along(direction, p);
-    const Mix<T> mix{given.const_data_ptr<T>(), along.get(), direction ? p_out.mutable_data_ptr<T>() : nullptr, nullptr};
-    forward_rows<T, nv(), group(), rms()>(p, Rows(x), Rows(f), Rows(y), &mix, x.numel() / p.dim);
+// y, and the moments, (2 steps, rows), where they are wanted.
+std::tuple<Tensor, Tensor> forward(const Call& call, ScalarType type, bool keep) {
+  const Tensor y = call.empty(call.x.sizes()), moments = keep ? call.empty({2 * call.steps, call.count}) : Tensor();
+  call.run([&](const auto& p, auto nv, auto group) {
+    forward_rows<std::decay_t<decltype(p.skip)>, nv(), group()>(p, call, y, moments, nullptr);
   });
-  return {y, p_out};
-}
-
-// The gradients of x, f, weights, direction (where there is one), gains and biases. p: the weights, or with a direction
-// what skip_mix returned, whose own gradient is d_p.
-std::vector<Tensor> skip_mix_backward(
-    const Tensor& gradient, const std::optional<Tensor>& d_p, const Tensor& x, const Tensor& f, TensorList gains,
-    TensorList biases, const Tensor& p, const std::optional<Tensor>& direction, double skip, double branch, double eps,
-    bool rms) {
-  check(x, f, gains, biases);
-  const Options o{skip, branch, eps, rms};
-  const auto options = x.options().dtype(is_wide(x, f, gains) ? ScalarType::Double : ScalarType::Float);
-  const Tensor given = p.to(options.dtype()).contiguous(), more = d_p ? d_p->to(options.dtype()).contiguous() : Tensor();
-  std::vector<Tensor> totals = like(gains, biases);
-  totals.push_back(direction ? at::empty(direction->sizes(), direction->options()) : Tensor());
-  totals.push_back(at::empty({static_cast<int64_t>(gains.size()) - (direction ? 1 : 0)}, options));
-  const Tensor d_x = at::empty(x.sizes(), x.options()), d_f = at::empty(f.sizes(), f.options());
-  if (x.size(-1) > 0) {
-    run(x, f, gains, biases, o, [&](const auto& p, auto nv, auto group, auto rms) {
-      using T = std::decay_t<decltype(p.skip)>;
-      const Padded<T> along(direction, p);
-      const Mix<T> mix{given.const_data_ptr<T>(), along.get(), nullptr, d_p ? more.const_data_ptr<T>() : nullptr};
-      backward_rows<T, nv(), group(), rms()>(p, Rows(x), Rows(f), Rows(gradient), &mix, d_x, d_f, totals, x.numel() / p.dim);
-    });
-  }
-  std::vector<Tensor> results{d_x, d_f, totals.back()};
-  if (direction) results.push_back(totals.end()[-2]);
-  std::copy_if(totals.begin(), totals.end() - 2, std::back_inserter(results), [](const Tensor& t) { return t.defined(); });
-  return results;
+  return {y.to(type), moments};
 }
 
 Tensor skip_norm(
     const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, double skip, double branch, double eps,
     bool rms) {
-  return forward(x, f, gains, biases, {skip, branch, eps, rms});
+  return std::get<0>(forward(Call(x, f, gains, biases, {skip, branch, eps, rms}), x.scalar_type(), false));
 }
 
-std::vector<Tensor> skip_norm_backward(
-    const Tensor& gradient, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, double skip, double branch,
-    double eps, bool rms, bool wanted_x, bool wanted_f, bool wanted_params) {
-  return backward(
-      gradient, x, f, gains, biases, {skip, branch, eps, rms}, {wanted_x, wanted_f, wanted_params}, false);
-}
-
-template <class Signature>
-auto handle(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-// Whether nothing (fake tensors, a mode, a tracer) watches the operators that are called on t.
-bool is_plain(const Tensor& t) {
-  return !t.key_set().has(c10::DispatchKey::Python) &&
-      !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Python);
-}
-
-struct SkipNorm : torch::autograd::Function<SkipNorm> {
-  using Variables = torch::autograd::variable_list;
-
-  static Tensor forward(
-      torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases,
-      double skip, double branch, double eps, bool rms) {
-    Variables saved{x, f};
-    saved.insert(saved.end(), gains.begin(), gains.end());
-    saved.insert(saved.end(), biases.begin(), biases.end());
-    context->save_for_backward(std::move(saved));
-    context->saved_data["options"] = c10::List<double>({skip, branch, eps, double(rms), double(gains.size())});
-    at::AutoDispatchBelowADInplaceOrView below;
-    static const auto op = handle<decltype(skip_norm)>("fairseq_rskip::skip_norm");
-    return op.call(x, f, gains, biases, skip, branch, eps, rms);
-  }
-
-  // By reference: where nothing else holds the gradient, its memory serves for one of the results.
-  static Variables backward(torch::autograd::AutogradContext* context, Variables& gradients) {
-    const Variables saved = context->get_saved_variables();
-    const auto numbers = context->saved_data["options"].toDoubleVector();
-    const Options o{numbers[0], numbers[1], numbers[2], numbers[3] != 0};
-    const size_t steps = static_cast<size_t>(numbers[4]);
-    const TensorList all(saved), gains = all.slice(2, steps), biases = all.slice(2 + steps);
-    const Tensor &x = saved[0], &f = saved[1], &gradient = gradients[0];
-    Variables results(saved.size() + 4);
-    if (at::GradMode::is_enabled()) {
-      differentiable(context, saved, steps, o, gradient, results);
-      return results;
-    }
-    Wanted wanted{context->needs_input_grad(0), context->needs_input_grad(1), false};
-    for (size_t i = 2; i < saved.size(); ++i) wanted.params = wanted.params || context->needs_input_grad(i);
-    Variables found;
-    if (is_plain(gradient)) {
-      const bool alone = gradient.use_count() == 1 && gradient.storage().use_count() == 1;
-      found = rskip::backward(gradient, x, f, gains, biases, o, wanted, alone);
-    } else {
-      static const auto op = handle<decltype(skip_norm_backward)>("fairseq_rskip::skip_norm_backward");
-      found = op.call(
-          gradient, x, f, gains, biases, o.skip, o.branch, o.eps, o.rms, wanted.x, wanted.f, wanted.params);
-    }
-    size_t next = 0;
-    if (wanted.x) results[0] = found[next++];
-    if (wanted.f) results[1] = wanted.x && is_shared(x, f, gains, o) ? results[0] : found[next++];
-    for (size_t i = 2; wanted.params && i < saved.size(); ++i) results[i] = found[next++];
-    return results;
-  }
-
-  // The gradients as functions of the inputs, for a second derivative: those of the reference.
-  static void differentiable(
-      torch::autograd::AutogradContext* context, const Variables& saved, size_t steps, const Options& o,
-      const Tensor& gradient, Variables& results) {
-    Variables inputs, wanted;
-    for (const Tensor& t : saved) inputs.push_back(t.view_as(t));  // a tensor may stand in two places
-    for (size_t i = 0; i < inputs.size(); ++i)
-      if (context->needs_input_grad(i)) wanted.push_back(inputs[i]);
-    const TensorList all(inputs);
-    static const auto op = handle<decltype(skip_norm)>("fairseq_rskip::skip_norm_reference");
-    const Tensor y = op.call(
-        inputs[0], inputs[1], all.slice(2, steps), all.slice(2 + steps), o.skip, o.branch, o.eps, o.rms);
-    const Variables found = torch::autograd::grad({y}, wanted, {gradient}, true, true);
-    for (size_t i = 0, next = 0; i < inputs.size(); ++i)
-      if (context->needs_input_grad(i)) results[i] = found[next++];
-  }
-};
-
-Tensor skip_norm_autograd(
+std::tuple<Tensor, Tensor> skip_norm_moments(
     const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, double skip, double branch, double eps,
     bool rms) {
-  bool differentiable = x.requires_grad() || f.requires_grad();
-  for (TensorList list : {gains, biases})
-    for (const Tensor& parameter : list) differentiable = differentiable || parameter.requires_grad();
-  if (differentiable && at::GradMode::is_enabled())
-    return SkipNorm::apply(x, f, gains, biases, skip, branch, eps, rms);
-  at::AutoDispatchBelowADInplaceOrView below;  // generation: without the cost of a node
-  static const auto op = handle<decltype(skip_norm)>("fairseq_rskip::skip_norm");
-  return op.call(x, f, gains, biases, skip, branch, eps, rms);
+  return forward(Call(x, f, gains, biases, {skip, branch, eps, rms}), x.scalar_type(), true);
+}
+
+// Those wanted of the gradients of x, f, each gain, each bias; that of f is left out where it is x's.
+Tensors skip_norm_backward(
+    const Tensor& gradient, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases,
+    const Tensor& moments, double skip, double branch, double eps, bool rms, bool wanted_x, bool wanted_f,
+    bool wanted_params) {
+  const bool shared = wanted_x && gains.size() == 1 && skip == branch && x.scalar_type() == f.scalar_type();
+  const Call call(x, f, gains, biases, {skip, branch, eps, rms});
+  return backward(call, gradient, moments, nullptr, x, f, wanted_x, wanted_f && !shared, wanted_params);
+}
+
+// sum_k p_k y_k, and with a direction also p, (steps, rows ...), in the type of computing.
+std::tuple<Tensor, Tensor> skip_mix(
+    const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, const Tensor& weights,
+    const Optional& direction, double skip, double branch, double eps, bool rms) {
+  const Call call(x, f, gains, biases, {skip, branch, eps, rms});
+  TORCH_CHECK(
+      weights.dim() == 1 && weights.size(0) == call.steps - direction.has_value(), "skip_mix: weights of shape ",
+      weights.sizes(), " for ", call.steps, " steps: expected ", call.steps - direction.has_value());
+  TORCH_CHECK(
+      !direction || (direction->dim() == 1 && direction->size(0) == call.dim), "skip_mix: a direction for rows of ",
+      call.dim, " expected");
+  const Mix mix{call.ready(weights), call.ready(direction)};
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.pop_back();
+  shape.insert(shape.begin(), call.steps);
+  const Tensor y = call.empty(x.sizes()), p = call.empty(direction ? shape : std::vector<int64_t>{0});
+  call.run([&](const auto& problem, auto nv, auto group) {
+    const Tensor kept = direction ? p : Tensor();
+    forward_rows<std::decay_t<decltype(problem.skip)>, nv(), group()>(problem, call, y, kept, &mix);
+  });
+  return {y.to(x.scalar_type()), p};
+}
+
+// The gradients of x, f, weights, direction (where there is one), gains and biases. p: the weights, or with a direction
+// what skip_mix returned, whose own gradient is d_p.
+Tensors skip_mix_backward(
+    const Tensor& gradient, const Optional& d_p, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases,
+    const Tensor& p, const Optional& direction, double skip, double branch, double eps, bool rms) {
+  const Call call(x, f, gains, biases, {skip, branch, eps, rms});
+  const Mix mix{call.ready(p), call.ready(direction)};
+  Tensors results = backward(call, gradient, call.ready(d_p), &mix, x, f, true, true, true);
+  if (direction) results[3] = results[3].to(direction->scalar_type());
+  return results;
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fairseq_rskip, CPU, m) {
   m.impl("skip_norm", skip_norm);
-  m.impl("skip_norm_backward", skip_norm_backward);
+  m.impl("skip_norm_moments", skip_norm_moments);
+  m.impl("skip_norm_moments_backward", skip_norm_backward);
   m.impl("skip_mix", skip_mix);
   m.impl("skip_mix_backward", skip_mix_backward);
-}
-
-TORCH_LIBRARY_IMPL(fairseq_rskip, AutogradCPU, m) {
-  m.impl("skip_norm", skip_norm_autograd);
 }
 
 }  // namespace rskip

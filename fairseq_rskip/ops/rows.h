@@ -1,11 +1,11 @@
 // The recursive skip and its norms over rows of features, forward and backward:
 //
-//     z_1 = skip * x + branch * f,    y_k = norm(z_k) * gain_k + bias_k,    z_{k+1} = skip * x + y_k,    k = 1 ... steps
+//     z_1 = skip * x + branch * f,    y_k = n_k * gain_k + bias_k,    z_{k+1} = skip * x + y_k,    k = 1 ... steps
 //
-// where norm(z) = (z - mean) / sqrt(var + eps), or z / sqrt(mean(z^2) + eps) for RMSNorm, and sum_k p_k y_k. Plain C++ with
-// the vector types of GCC and Clang; no torch. A group of rows stays in the first-level cache for all steps, and one tree of
-// additions gives all its rows' sums: their latencies, not arithmetic, would otherwise take most of the time. What a row
-// gives never depends on the others of its group, nor on its place there.
+// where n = (z - mean) / sqrt(var + eps), or z / sqrt(mean(z^2) + eps) for RMSNorm, and sum_k p_k y_k. Plain C++ with the
+// vector types of GCC and Clang, as wide as the instruction set's own; no torch. A group of rows stays in the first-level
+// cache for all steps, and one tree of additions gives the sums of all its rows: their latency would otherwise take most
+// of the time. What a row gives never depends on the other rows of its group, nor on its place there.
 
 #pragma once
 
@@ -19,19 +19,20 @@
 
 namespace rskip {
 
+#if defined(__AVX512F__)
 constexpr int kBytes = 64;
+#elif defined(__AVX__)
+constexpr int kBytes = 32;
+#else
+constexpr int kBytes = 16;  // SSE, NEON
+#endif
 
 template <class T>
-struct Lanes;
-template <>
-struct Lanes<float> {
-  typedef float Vec __attribute__((vector_size(kBytes), aligned(4), may_alias));
-  typedef int32_t Mask __attribute__((vector_size(kBytes)));
-};
-template <>
-struct Lanes<double> {
-  typedef double Vec __attribute__((vector_size(kBytes), aligned(8), may_alias));
-  typedef int64_t Mask __attribute__((vector_size(kBytes)));
+struct Lanes {
+  static constexpr int count = kBytes / sizeof(T);
+  typedef T Vec __attribute__((vector_size(kBytes), aligned(alignof(T)), may_alias));
+  typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Integer;
+  typedef Integer Mask __attribute__((vector_size(kBytes)));
 };
 
 // Uninitialised vectors, on a cache line's boundary.
@@ -41,18 +42,18 @@ class Scratch {
   using Vec = typename Lanes<T>::Vec;
 
   Scratch() = default;
-  explicit Scratch(int64_t vectors)
-      : data(static_cast<Vec*>(::operator new(sizeof(Vec) * vectors, std::align_val_t(kBytes)))) {}
+  explicit Scratch(int64_t vectors) : data(static_cast<Vec*>(::operator new(sizeof(Vec) * vectors, kLine))) {}
   Scratch(Scratch&& other) noexcept : data(std::exchange(other.data, nullptr)) {}
   Scratch& operator=(Scratch&& other) noexcept {
     std::swap(data, other.data);
     return *this;
   }
-  ~Scratch() { ::operator delete(data, std::align_val_t(kBytes)); }
+  ~Scratch() { ::operator delete(data, kLine); }
 
   Vec* get() const { return data; }
 
  private:
+  static constexpr std::align_val_t kLine{64};
   Vec* data = nullptr;
 };
 
@@ -60,10 +61,11 @@ class Scratch {
 template <class T>
 struct Problem {
   using Vec = typename Lanes<T>::Vec;
-  static constexpr int kLanes = kBytes / sizeof(T);
+  static constexpr int kLanes = Lanes<T>::count;
 
   int64_t dim, steps;
   T skip, branch, eps;
+  bool rms;
   const Vec* gains;
   const Vec* biases;
 
@@ -75,21 +77,31 @@ struct Problem {
 #else
 #define RSKIP_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Mask{__VA_ARGS__})
 #endif
+#define RSKIP_INLINE __attribute__((always_inline))
 
 // Lane l: the sum of lanes l and l ^ S of a where bit S of l is 0, of b where it is 1.
 template <int S, class Mask, class Vec, int... L>
-inline Vec fold(Vec a, Vec b, std::integer_sequence<int, L...>) {
+inline RSKIP_INLINE Vec fold(Vec a, Vec b, std::integer_sequence<int, L...>) {
   constexpr int n = sizeof...(L);
   const Vec straight = RSKIP_SHUFFLE(a, b, (L & S ? L + n : L)...);
   const Vec crossed = RSKIP_SHUFFLE(a, b, (L & S ? (L ^ S) + n : L ^ S)...);
   return straight + crossed;
 }
 
+// v, not to be fused with an addition: otherwise the compiler chooses which of two products is, here this, there the other.
+template <class Vec>
+inline RSKIP_INLINE Vec rounded(Vec v) {
+#if defined(__x86_64__)
+  asm("" : "+x"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#endif
+  return v;
+}
+
 // R rows at a time (a power of 2, at most as many as there are lanes), each of NV vectors (0: as many as the problem
-// says). Rows are R * nv vectors, zero beyond each row's end, and so are z and y then: only the squares of deviations
-// need a mask. Numbers of rows stand in the lanes of a vector: row r's in lane r. What the next group will read and write is
-// asked for ahead, since memory's latency would show between groups.
-template <class T, int NV, int R, bool RMS>
+// says). Rows are R * nv vectors, zero beyond each row's end. A number of each row stands in a vector: row r's in lane r.
+template <class T, int NV, int R>
 class Group {
  public:
   using P = Problem<T>;
@@ -102,24 +114,24 @@ class Group {
         nv(NV ? NV : problem.vectors()),
         size(R * nv),
         inverse(T(1) / T(problem.dim)),
-        memory((problem.steps + 2) * size),
+        memory((problem.steps + 1) * size),
         numbers(4 * problem.steps + 3) {
     for (int l = 0; l < kLanes; ++l) mask[l] = (nv - 1) * kLanes + l < p.dim ? -1 : 0;
   }
 
-  // Fills y with the last step's y_k.
+  // Fills y with the last step's y_k, and the moments.
   void forward(const Vec* x, const Vec* f, Vec* y) {
-    recompute(x, f);
-    each([y, step = at(p.steps - 1), ahead = size](int64_t i, int64_t v, int r) {
+    measure(x, f, y);
+    each([=, step = at(p.steps - 1), ahead = size](int64_t i, int64_t v, int r) {
       __builtin_prefetch(y + i + ahead, 1);
-      y[i] = step.y(i, v, r);
+      y[i] = step.y(step.normed(y[i], r), v);
     });
   }
 
-  // From g, the gradient of y, to those of x and f; adds those of gains and biases to d_params, [steps][2][nv]. d_x or d_f
-  // may be the memory of g.
+  // From g, the gradient of y, to those of x and f, with the moments as forward left them; adds those of gains and biases
+  // to d_params, [steps][2][nv].
   void backward(const Vec* x, const Vec* f, const Vec* g, Vec* d_x, Vec* d_f, Vec* d_params) {
-    recompute(x, f);
+    normalise(x, f);
     const auto upstream = [g, ahead = size](int64_t i, int64_t, int) {
       __builtin_prefetch(g + i + ahead);
       return g[i];
@@ -127,26 +139,27 @@ class Group {
     descend(g, upstream, [](int64_t) { return [](Vec d, int64_t, int64_t, int) { return d; }; }, d_x, d_f, d_params);
   }
 
-  // Fills y with sum_k p_k y_k. The p of each step, a number for each row, stand in `weights`: set before, or here where
-  // rows halt by themselves: h_k = sigmoid(direction . y_k + halt[k]), p_k = h_k prod_{j<k} (1 - h_j), the last the rest.
+  // Fills y with sum_k p_k y_k. The p of each step stand in `weights`: set before, or here where rows halt by themselves:
+  // h_k = sigmoid(direction . y_k + halt[k]), p_k = h_k prod_{j<k} (1 - h_j), the last the rest.
   void mix(const Vec* x, const Vec* f, const Vec* direction, const T* halt, Vec* y) {
-    recompute(x, f);
+    measure(x, f, y);
+    normalise(x, f);
     if (direction) {
-      Vec going_on = Vec{} + T(1);
+      Vec left = Vec{} + T(1);
       for (int64_t k = 0; k + 1 < p.steps; ++k) {
-        Vec halts = sum([=, step = at(k)](int64_t i, int64_t v, int r) { return direction[v] * step.y(i, v, r); }) + halt[k];
+        Vec halts = sum([=, step = at(k)](int64_t i, int64_t v, int) { return direction[v] * step.y(v, i); }) + halt[k];
         T* const one = reinterpret_cast<T*>(&halts);
         for (int r = 0; r < R; ++r) one[r] = T(1) / (T(1) + std::exp(-one[r]));
-        *weights(k) = going_on * halts;
-        going_on *= T(1) - halts;
+        *weights(k) = left * halts;
+        left *= T(1) - halts;
       }
-      *weights(p.steps - 1) = going_on;
+      *weights(p.steps - 1) = left;
     }
     for (int64_t k = 0; k < p.steps; ++k) {
       const Step step = at(k);
       const Numbers weight = number(of_weights(k));
-      if (k == 0) each([=](int64_t i, int64_t v, int r) { y[i] = weight[r] * step.y(i, v, r); });
-      else each([=](int64_t i, int64_t v, int r) { y[i] += weight[r] * step.y(i, v, r); });
+      if (k == 0) each([=](int64_t i, int64_t v, int r) { y[i] = weight[r] * step.y(v, i); });
+      else each([=](int64_t i, int64_t v, int r) { y[i] += weight[r] * step.y(v, i); });
     }
   }
 
@@ -154,27 +167,34 @@ class Group {
   // otherwise, and then, of each row, those of p, or of halt where there is a direction, whose own is added to d_direction.
   void mix_backward(
       const Vec* x, const Vec* f, const Vec* g, const Vec* direction, Vec* d_x, Vec* d_f, Vec* d_params, Vec* d_direction) {
-    recompute(x, f);
+    remeasure(x, f);
+    normalise(x, f);
     const int64_t last = p.steps - 1;
     for (int64_t k = 0; k <= last; ++k)
-      *slopes(k) += sum([=, step = at(k)](int64_t i, int64_t v, int r) { return g[i] * step.y(i, v, r); });
+      *slopes(k) += sum([=, step = at(k)](int64_t i, int64_t v, int) { return g[i] * step.y(v, i); });
     if (direction) halt_slopes();
     for (int64_t k = 0; direction && k < last; ++k) {
       const Numbers slope = number(of_slopes(k));
-      each([=, step = at(k)](int64_t i, int64_t v, int r) { d_direction[v] += slope[r] * step.y(i, v, r); });
+      each([=, step = at(k)](int64_t i, int64_t v, int r) { d_direction[v] += slope[r] * step.y(v, i); });
     }
-    Vec* const up = z(p.steps);
-    const auto upstream = [=, weight = number(of_weights(last))](int64_t i, int64_t, int r) { return up[i] = weight[r] * g[i]; };
+    const auto upstream = [=, weight = number(of_weights(last))](int64_t i, int64_t, int r) {
+      return d_f[i] = weight[r] * g[i];
+    };
     const auto more = [=](int64_t k) {
       return [=, weight = number(of_weights(k)), slope = number(of_slopes(k))](Vec d, int64_t i, int64_t v, int r) {
         d += weight[r] * g[i];
         return direction ? d + slope[r] * direction[v] : d;
       };
     };
-    descend(up, upstream, more, d_x, d_f, d_params);
+    descend(d_f, upstream, more, d_x, d_f, d_params);
   }
 
-  // Step k's p and their gradients, row r's in lane r.
+  // The moments from x and f, where forward left none.
+  void remeasure(const Vec* x, const Vec* f) { measure(x, f, memory.get() + p.steps * size); }
+
+  // [steps][2]: 1 / sqrt(var + eps) and the mean.
+  Vec* moments() { return numbers.get(); }
+  // Step k's p and their gradients.
   Vec* weights(int64_t k) { return numbers.get() + of_weights(k); }
   Vec* slopes(int64_t k) { return numbers.get() + of_slopes(k); }
 
@@ -182,24 +202,22 @@ class Group {
   static constexpr int kBlock = R < 4 ? R : 4;  // rows whose sums are in registers at once
   static constexpr int kUnroll = 4 / kBlock;
 
-  // One for each row. Copies, or every use would load it again, since a store to a row might have changed it; not of short
-  // rows, which use a number a few times at most.
+  // One for each row. Copies, or every use would load it again, since a store to a row might have changed it; not of
+  // short rows, which use a number a few times at most.
   using Numbers = std::conditional_t<NV != 0, const T*, std::array<T, R>>;
 
-  // A step's rows, normalised and with its gain and bias.
   struct Step {
-    const Vec *z, *gain, *bias;
+    const Vec *n, *gain, *bias;
     Numbers scale, mean;
 
-    Vec normed(int64_t i, int r) const { return (RMS ? z[i] : z[i] - mean[r]) * scale[r]; }
-    Vec y(int64_t i, int64_t v, int r) const { return normed(i, r) * gain[v] + bias[v]; }
+    Vec normed(Vec z, int r) const { return (z - mean[r]) * scale[r]; }
+    Vec y(Vec normed, int64_t v) const { return normed * gain[v] + bias[v]; }
+    Vec y(int64_t v, int64_t i) const { return y(n[i], v); }
   };
 
   Step at(int64_t k) const {
-    return {z(k), p.gains + k * nv, p.biases + k * nv, number(2 * k), number(2 * k + 1)};
+    return {memory.get() + k * size, p.gains + k * nv, p.biases + k * nv, number(2 * k), number(2 * k + 1)};
   }
-
-  Vec* z(int64_t k) const { return memory.get() + k * size; }
 
   Numbers number(int64_t k) const {
     const T* const from = reinterpret_cast<const T*>(numbers.get() + k);
@@ -213,7 +231,7 @@ class Group {
   }
 
   template <class F>
-  __attribute__((always_inline)) void each(F f) const {
+  RSKIP_INLINE void each(F f) const {
     for (int r = 0; r < R; ++r)
       for (int64_t v = 0; v < nv; ++v) f(r * nv + v, v, r);
   }
@@ -221,6 +239,57 @@ class Group {
   // where in `numbers`
   int64_t of_weights(int64_t k) const { return 2 * p.steps + 3 + k; }
   int64_t of_slopes(int64_t k) const { return 3 * p.steps + 3 + k; }
+
+  // The moments of every step; leaves the last z in `z`.
+  void measure(const Vec* x, const Vec* f, Vec* z) {
+    const T skip = p.skip, branch = p.branch;
+    Vec sums = sum([=, ahead = size](int64_t i, int64_t, int) {
+      __builtin_prefetch(x + i + ahead);
+      __builtin_prefetch(f + i + ahead);
+      return z[i] = skip * x[i] + rounded(branch * f[i]);
+    });
+    for (int64_t k = 0;; ++k) {
+      moments(k, sums, z);
+      if (k + 1 == p.steps) return;
+      sums = sum([=, step = at(k)](int64_t i, int64_t v, int r) {
+        const Vec y = step.y(step.normed(z[i], r), v);
+        return z[i] = skip * x[i] + y;
+      });
+    }
+  }
+
+  // in two passes, since E[z^2] - mean^2 loses digits
+  void moments(int64_t k, Vec sums, const Vec* z) {
+    numbers.get()[2 * k + 1] = p.rms ? Vec{} : sums * inverse;
+    const Numbers means = number(2 * k + 1);
+    const Vec squares = sum([=, last = nv - 1](int64_t i, int64_t v, int r) {
+      Vec d = z[i] - means[r];
+      if (v == last) d = (Vec)((Mask)d & mask);
+      return d * d;
+    });
+    Vec scale = squares * inverse + p.eps;
+    T* const one = reinterpret_cast<T*>(&scale);
+    for (int r = 0; r < R; ++r) one[r] = T(1) / std::sqrt(one[r]);
+    numbers.get()[2 * k] = scale;
+  }
+
+  // n of every step from the moments
+  void normalise(const Vec* x, const Vec* f) {
+    const T skip = p.skip, branch = p.branch;
+    Vec* to = memory.get();
+    each([=, step = at(0), ahead = size](int64_t i, int64_t, int r) {
+      __builtin_prefetch(x + i + ahead);
+      __builtin_prefetch(f + i + ahead);
+      to[i] = step.normed(skip * x[i] + rounded(branch * f[i]), r);
+    });
+    for (int64_t k = 1; k < p.steps; ++k) {
+      to += size;
+      each([=, before = at(k - 1), step = at(k)](int64_t i, int64_t v, int r) {
+        const Vec y = before.y(v, i);
+        to[i] = step.normed(skip * x[i] + y, r);
+      });
+    }
+  }
 
   // From the gradients of p to those of halt: dp_k/dhalt_k = p_k (1 - h_k), dp_j/dhalt_k = -p_j h_k for j > k, with h_k
   // what p_k is of it and all later ones.
@@ -239,28 +308,28 @@ class Group {
   }
 
   // From g, the gradient of the last y_k as `upstream` gives it for the first time, back through all steps; `more(k)` adds
-  // to what reaches y_k from behind what reaches it otherwise.
+  // to what reaches y_k from behind what reaches it otherwise. d_f holds the gradient of y_k on its way, and d_x the sum of
+  // those of the z_k.
   template <class First, class More>
-  __attribute__((always_inline)) void descend(const Vec* g, First upstream, More more, Vec* d_x, Vec* d_f, Vec* d_params) {
+  RSKIP_INLINE void descend(const Vec* g, First upstream, More more, Vec* d_x, Vec* d_f, Vec* d_params) {
     const int64_t last = p.steps - 1;
-    Vec *const up = z(p.steps), *const total = z(p.steps + 1);
     gather(last, d_params, upstream);
     for (int64_t k = last; k > 0; --k) {
       const auto derivative = this->derivative(k, g);
       const auto whole = more(k - 1);
       if (k == last) {
         gather(k - 1, d_params, [=](int64_t i, int64_t v, int r) {
-          const Vec d = total[i] = derivative(i, v, r);
-          return up[i] = whole(d, i, v, r);
+          const Vec d = d_x[i] = derivative(i, v, r);
+          return d_f[i] = whole(d, i, v, r);
         });
       } else {
         gather(k - 1, d_params, [=](int64_t i, int64_t v, int r) {
           const Vec d = derivative(i, v, r);
-          total[i] += d;
-          return up[i] = whole(d, i, v, r);
+          d_x[i] += d;
+          return d_f[i] = whole(d, i, v, r);
         });
       }
-      g = up;
+      g = d_f;
     }
     const auto derivative = this->derivative(0, g);
     const T skip = p.skip, branch = p.branch;
@@ -269,48 +338,14 @@ class Group {
       __builtin_prefetch(d_x + i + ahead, 1);
       __builtin_prefetch(d_f + i + ahead, 1);
       const Vec d = derivative(i, v, r);
-      d_x[i] = skip * (alone ? d : total[i] + d);
+      d_x[i] = skip * (alone ? d : d_x[i] + d);
       d_f[i] = branch * d;
     });
   }
 
-  // z of every step, with its scale 1 / sqrt(var + eps) and mean
-  void recompute(const Vec* x, const Vec* f) {
-    const T skip = p.skip, branch = p.branch;
-    Vec sums = sum([=, z = z(0), ahead = size](int64_t i, int64_t, int) {
-      __builtin_prefetch(x + i + ahead);
-      __builtin_prefetch(f + i + ahead);
-      return z[i] = skip * x[i] + branch * f[i];
-    });
-    for (int64_t k = 0;; ++k) {
-      moments(k, sums);
-      if (k + 1 == p.steps) return;
-      Vec* const next = z(k + 1);
-      const Step step = at(k);
-      sums = sum([=](int64_t i, int64_t v, int r) { return next[i] = skip * x[i] + step.y(i, v, r); });
-    }
-  }
-
-  // in two passes, since E[z^2] - mean^2 loses digits
-  void moments(int64_t k, Vec sums) {
-    const Vec mean = sums * inverse;
-    numbers.get()[2 * k + 1] = mean;
-    const Vec* const z = this->z(k);
-    const Numbers means = number(2 * k + 1);
-    const Vec squares = sum([=, last = nv - 1](int64_t i, int64_t v, int r) {
-      Vec d = RMS ? z[i] : z[i] - means[r];
-      if (!RMS && v == last) d = (Vec)((Mask)d & mask);
-      return d * d;
-    });
-    Vec scale = squares * inverse + p.eps;
-    T* const one = reinterpret_cast<T*>(&scale);
-    for (int r = 0; r < R; ++r) one[r] = T(1) / std::sqrt(one[r]);
-    numbers.get()[2 * k] = scale;
-  }
-
   // Adds the gradients of step k's gain and bias, and readies derivative(k): `upstream` gives its y's gradient.
   template <class F>
-  __attribute__((always_inline)) void gather(int64_t k, Vec* d_params, F upstream) {
+  RSKIP_INLINE void gather(int64_t k, Vec* d_params, F upstream) {
     const Step step = at(k);
     Vec *const d_gain = d_params + 2 * k * nv, *const d_bias = d_gain + nv;
     Vec first[R], second[R];
@@ -320,7 +355,7 @@ class Group {
         Vec of_gain = {}, of_bias = {};
         for (int r = 0; r < kBlock; ++r) {
           const int64_t i = (block + r) * nv + v;
-          const Vec g = upstream(i, v, block + r), n = step.normed(i, block + r), t = g * step.gain[v];
+          const Vec g = upstream(i, v, block + r), n = step.n[i], t = g * step.gain[v];
           a[r] += t;
           b[r] += t * n;
           of_gain += g * n;
@@ -334,27 +369,24 @@ class Group {
         second[block + r] = b[r];
       }
     }
-    const Vec scale = numbers.get()[2 * k];
     Vec* const to = numbers.get() + 2 * p.steps;
-    to[0] = scale;
-    to[1] = tree(second) * -inverse * scale * scale;
-    if (!RMS) to[2] = tree(first) * -inverse * scale;
+    to[0] = numbers.get()[2 * k];
+    to[1] = tree(second) * -inverse;
+    to[2] = p.rms ? Vec{} : tree(first) * -inverse;
   }
 
   // scale * (t - mean(t) - n * mean(t * n)), t = g * gain: the gradient of z_k from g, that of y_k; after gather(k)
   auto derivative(int64_t k, const Vec* g) const {
-    const Step step = at(k);
-    const int64_t n = 2 * p.steps;
-    const Numbers of_t = number(n), of_z = number(n + 1), rest = number(n + 2);
-    return [=](int64_t i, int64_t v, int r) -> Vec {
-      const Vec t = g[i] * step.gain[v] * of_t[r];
-      return RMS ? t + step.z[i] * of_z[r] : t + (step.z[i] - step.mean[r]) * of_z[r] + rest[r];
+    const int64_t m = 2 * p.steps;
+    return [g, gain = p.gains + k * nv, n = memory.get() + k * size, scale = number(m), of_n = number(m + 1),
+            rest = number(m + 2)](int64_t i, int64_t v, int r) RSKIP_INLINE -> Vec {
+      return (rounded(g[i] * gain[v]) + rest[r] + n[i] * of_n[r]) * scale[r];
     };
   }
 
   // the sum over each row of what `terms` gives
   template <class F>
-  __attribute__((always_inline)) Vec sum(F terms) const {
+  RSKIP_INLINE Vec sum(F terms) const {
     Vec rows[R];
     for (int block = 0; block < R; block += kBlock) {
       Vec parts[kUnroll][kBlock] = {};
@@ -373,25 +405,20 @@ class Group {
   }
 
   // lane l: the sum of the lanes of what rows[l % R] was
-  static __attribute__((always_inline)) Vec tree(Vec (&rows)[R]) {
+  static RSKIP_INLINE Vec tree(Vec (&rows)[R]) {
     folds<1>(rows);
     return rows[0];
   }
 
   template <int S>
-  static __attribute__((always_inline)) void folds(Vec (&rows)[R]) {
+  static RSKIP_INLINE void folds(Vec (&rows)[R]) {
     constexpr std::make_integer_sequence<int, kLanes> lanes;
     if constexpr (S < R) {
       for (int r = 0; r < R; r += 2 * S) rows[r] = fold<S, Mask>(rows[r], rows[r + S], lanes);
     } else {
-      rows[0] += swapped<S>(rows[0], lanes);
+      rows[0] = fold<S, Mask>(rows[0], rows[0], lanes);
     }
     if constexpr (2 * S < kLanes) folds<2 * S>(rows);
-  }
-
-  template <int S, int... L>
-  static Vec swapped(Vec a, std::integer_sequence<int, L...>) {
-    return RSKIP_SHUFFLE(a, a, (L ^ S)...);
   }
 
   const P& p;

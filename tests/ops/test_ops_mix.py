@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from test_ops import LAYOUTS, MIXED, agree, interpreted
+from test_ops import LAYOUTS, MIXED, agree
 from test_ops import TOLERANCE as TOLERANCES
 
-from fairseq_rskip.ops import dispatch, reference, skip_mix, skip_norm
+from fairseq_rskip.ops import reference, skip_mix, skip_norm
 
 # (rows, features), steps, options
 CASES = {
@@ -183,35 +183,3 @@ def test_weights_that_do_not_fit(weights, direction, message, cpu_operator):
     x, f_x, _, *rest = (leaf.detach() for leaf in inputs("constant", (4, 16), 2))
     with pytest.raises(RuntimeError, match=message):
         skip_mix(x, f_x, rest[:2], rest[2:], torch.ones(weights), None if direction is None else torch.ones(direction))
-
-
-TRITON_CASES = "short_20 one_step one_feature long rms rms_short empty".split()
-
-
-def test_the_triton_kernels_equal_the_reference():
-    expected = [f"{mode}:{name}" for mode in MODES for name in (*TRITON_CASES, "double", "bfloat")]
-    assert interpreted(__file__) == expected
-
-
-def run_triton_cases():
-    """The kernels of CUDA by Triton's interpreter on the CPU; prints the name of each case that agrees."""
-    from fairseq_rskip.ops import cuda
-
-    cuda.register(dispatch.library, "CPU")
-
-    def function(x, f_x, gains, biases, weights, direction, **options):
-        options = {"skip_scale": 1.0, "branch_scale": 1.0, "eps": 1e-5, "rms": False, **options}
-        y, p = torch.ops.fairseq_rskip.skip_mix(x, f_x, gains, biases, weights, direction, *options.values())
-        return y, weights if direction is None else p
-
-    for mode in MODES:
-        for name in TRITON_CASES:
-            check(function, mode, *CASES[name])
-            print(f"{mode}:{name}")
-        for name in ("double", "bfloat"):
-            check(function, mode, (9, 40), 3, {"branch_scale": 0.5}, MIXED[name])
-            print(f"{mode}:{name}")
-
-
-if __name__ == "__main__":
-    run_triton_cases()
