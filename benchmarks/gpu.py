@@ -96,8 +96,8 @@ def collect(name: str, options: argparse.Namespace) -> None:
 
 
 def make_toys(options: argparse.Namespace, folder: Path) -> None:
-    """A corpus of numbers and a data set of digits for the trainings of a dry run."""
-    text, options.multi30k, options.cifar10 = folder / "text", folder / "numbers", "digits"
+    """A corpus of numbers for the translations of a dry run."""
+    text, options.multi30k = folder / "text", folder / "numbers"
     subprocess.run([sys.executable, "scripts/make_number_corpus.py", str(text), "--train", "300"], check=True)
     for path in text.glob("test.*"):
         path.write_text("".join(path.read_text("utf-8").splitlines(keepends=True)[:20]), encoding="utf-8")
@@ -114,7 +114,8 @@ def work(options: argparse.Namespace, folder: Path) -> int:
         raise UserError(f"there is no part {unknown[0]!r}; expected some of {', '.join(parts(options))}")
     if options.dry_run and not options.list:
         options.output = folder / "results"
-        if set(chosen) & set(TOYS):
+        options.cifar10 = "digits"
+        if "translation" in chosen:
             make_toys(options, folder)
     options.output.mkdir(parents=True, exist_ok=True)
     for name in chosen:
