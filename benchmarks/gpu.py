@@ -32,7 +32,7 @@ TOYS = {
     "translation": "max-update=4 save-interval-updates=2 warmup-updates=2 encoder-layers=1 decoder-layers=1 "
     "encoder-embed-dim=16 decoder-embed-dim=16 encoder-ffn-embed-dim=16 decoder-ffn-embed-dim=16 "
     "encoder-attention-heads=2 decoder-attention-heads=2",
-    "images": "depth=8 iterations=2 warmup-iterations=1 milestones=1 batch-size=8 save-interval=1 device=cpu",
+    "images": "depth=8 iterations=3 warmup-iterations=1 milestones=2 batch-size=8 save-interval=1 device=cpu",
 }
 
 
