@@ -41,7 +41,7 @@ class Trainer:
     """
 
     def __init__(self, config: Config, seed: int, images: ImageSet, group: Group):
-        self.config, self.images, self.group = config, images, group
+        self.config, self.seed, self.images, self.group = config, seed, images, group
         device = group.device
         seed_everything(seed)
         self.module: nn.Module = preact_resnet(num_classes=len(images.classes), **config.network())
@@ -94,6 +94,8 @@ class Trainer:
         """One update on this process's share of the next batch; returns its loss, detached."""
         batch = self.stream.next()
         if self.group.world > 1:
+            # other draws of stochastic depth and dropout in each process, the same ones after a training has resumed
+            torch.manual_seed(((self.seed * 10**9 + self.iteration) * self.group.world + self.group.rank) % 2**63)
             share = self.group.share(self.config.batch_size)
             batch = Batch(*(part[share] for part in batch))
         x = self.augmenter.train(self.images.train_images, batch)
