@@ -195,7 +195,9 @@ def test_stochastic_depth_of_timm():
 
 
 def test_skipinit_is_that_of_timms_normalizer_free_nets():
-    theirs = peer("timm.models.nfnet").NormFreeBlock(D, D, stride=1, alpha=1.0, beta=1.0, skipinit=True)
+    theirs = peer("timm.models.nfnet").NormFreeBlock(
+        D, D, stride=1, alpha=1.0, beta=1.0, skipinit=True, act_layer=nn.SiLU
+    )
     assert float(theirs.skipinit_gain) == 0.0 == float(SkipConnection(D, "skipinit").weight)
     theirs = randomised(theirs).eval()
     ours = SkipConnection(D, "skipinit", channel_dim=1).double()
