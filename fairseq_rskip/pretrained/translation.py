@@ -13,10 +13,8 @@ from omegaconf import OmegaConf
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.evaluate.prepared import POST_PROCESS
-from fairseq_rskip.tools.prepare import encode
 
-from . import CONFIG, load_weights
+from . import CONFIG, load_weights, text
 
 MAX_TOKENS = 8000  # of a batch
 
@@ -59,12 +57,10 @@ class Translator(GeneratorHubInterface):
 
     def decode(self, tokens: torch.Tensor) -> str:
         """Plain text of token numbers: subwords joined, and detokenised where the corpus was tokenised."""
-        text = self.tgt_dict.string(tokens, POST_PROCESS[self.config["bpe"]])
+        words = self.tgt_dict.string(tokens, text.POST_PROCESS[self.config["bpe"]])
         if self.config["tokenizer"] != "moses":
-            return text
-        from fairseq_rskip.tools.score import detokenise
-
-        return detokenise([text], self.languages[1])[0]
+            return words
+        return text.detokenise([words], self.languages[1])[0]
 
 
 def load(folder: Path, config: dict[str, Any]) -> Translator:
@@ -92,14 +88,14 @@ def load(folder: Path, config: dict[str, Any]) -> Translator:
 def splitter(config: dict[str, Any], folder: Path) -> Callable[[str], str]:
     """What turns a plain source sentence into its tokens, separated by blanks, as the corpus was prepared."""
     language = config["source"]
-    tokenise = encode.clean
+    tokenise = text.clean
     if config["tokenizer"] == "moses":
-        tokenise = encode.make_moses(language, config["normalise_punctuation"])
+        tokenise = text.make_moses(language, config["normalise_punctuation"])
     if config["bpe"] == "none":
         return tokenise
     path = folder / config["subwords"][language]
     if not path.is_file():
         raise UserError(f"{folder} is not an exported model: {path.name} is missing")
-    make = {"subword-nmt": encode.make_subword_nmt, "sentencepiece": encode.make_sentencepiece}[config["bpe"]]
+    make = {"subword-nmt": text.make_subword_nmt, "sentencepiece": text.make_sentencepiece}[config["bpe"]]
     subwords = make(path)
     return lambda sentence: subwords(tokenise(sentence))

@@ -14,6 +14,7 @@ import sacremoses
 from conftest import ROOT, run_checked, run_command
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.pretrained import text
 from fairseq_rskip.tools import lines
 from fairseq_rskip.tools.prepare import collect, encode, filter_pairs, learn_subwords, parallel
 
@@ -116,7 +117,7 @@ def test_punctuation_is_normalised_on_request_only(tmp_path):
 
 def test_subwords_are_those_of_subword_nmt(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel, "CHUNK", 100)
-    monkeypatch.setattr(encode, "CACHED_WORDS", 10)
+    monkeypatch.setattr(text, "CACHED_WORDS", 10)
     sides = [write(tmp_path / name, sentences(300, seed)) for seed, name in enumerate(("text", "b"))]
     codes = tmp_path / "codes"
     call(learn_subwords.main, "subword-nmt", "--size", 60, "--model", codes, *sides)
@@ -129,7 +130,7 @@ def test_subwords_are_those_of_subword_nmt(tmp_path, monkeypatch):
 
 
 def test_words_are_forgotten_before_they_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(encode, "CACHED_WORDS", 10)
+    monkeypatch.setattr(text, "CACHED_WORDS", 10)
     split = encode.make_subword_nmt(write(tmp_path / "codes", ["#version: 0.2", "a b</w>"]))
     bpe = split.__closure__[0].cell_contents
     for number in range(100):

@@ -1,67 +1,20 @@
 """Clean, tokenise or split into subwords every line of some files, on all cores."""
 
-import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import regex
 from tqdm import tqdm
 
 from fairseq_rskip.console import Parser, whole_number
 from fairseq_rskip.errors import RESUME, exit_status
+from fairseq_rskip.pretrained.text import clean, make_moses, make_sentencepiece, make_subword_nmt
 from fairseq_rskip.tools import lines
 from fairseq_rskip.tools.prepare import parallel
-
-CACHED_WORDS = 200_000  # of subword-nmt's cache of split words, which has no limit of its own
-INVISIBLE = regex.compile(r"\p{C}")
-
-
-def clean(line: str) -> str:
-    """Control and other invisible characters become blanks, runs of white space one blank (fairseq's data
-    preparation: remove-non-printing-char)."""
-    return " ".join(INVISIBLE.sub(" ", line).split())
 
 
 def make_clean() -> Callable[[str], str]:
     return clean
-
-
-def make_moses(lang: str, normalise: bool) -> Callable[[str], str]:
-    """Moses tokens: hyphens split off as ``@-@``, special characters escaped, as fairseq's prepare-*.sh do it."""
-    from sacremoses import MosesPunctNormalizer, MosesTokenizer
-
-    tokenizer, normaliser = MosesTokenizer(lang), MosesPunctNormalizer(lang)
-
-    def tokenise(line: str) -> str:
-        line = clean(line)
-        if normalise:
-            line = normaliser.normalize(line)
-        return tokenizer.tokenize(line, aggressive_dash_splits=True, return_str=True)
-
-    return tokenise
-
-
-def make_subword_nmt(codes: Path) -> Callable[[str], str]:
-    """Subwords by the merge operations in the file ``codes``."""
-    from subword_nmt.apply_bpe import BPE
-
-    bpe = BPE(io.StringIO(codes.read_text(encoding="utf-8")))
-
-    def split(line: str) -> str:
-        if len(bpe.cache) > CACHED_WORDS:
-            bpe.cache.clear()
-        return bpe.process_line(line)
-
-    return split
-
-
-def make_sentencepiece(model: Path) -> Callable[[str], str]:
-    """Subwords by the sentencepiece model in the file ``model``."""
-    from sentencepiece import SentencePieceProcessor
-
-    processor = SentencePieceProcessor(model_file=str(model))
-    return lambda line: " ".join(processor.encode(line, out_type=str))
 
 
 def main(argv: list[str] | None = None) -> None:

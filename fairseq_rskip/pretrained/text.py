@@ -1,0 +1,64 @@
+"""From plain text to a corpus's tokens and subwords, and back: for data preparation and for exported models."""
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import regex  # fairseq needs it
+
+INVISIBLE = regex.compile(r"\p{C}")
+CACHED_WORDS = 200_000  # of subword-nmt's cache of split words, which has no limit of its own
+# subwords as preparation.json names them -> fairseq's --post-process
+POST_PROCESS = {"subword-nmt": "subword_nmt", "sentencepiece": "sentencepiece", "none": None}
+
+
+def clean(line: str) -> str:
+    """``line`` with control and other invisible characters as blanks, runs of white space as one blank (fairseq's data
+    preparation: remove-non-printing-char)."""
+    return " ".join(INVISIBLE.sub(" ", line).split())
+
+
+def make_moses(language: str, normalise: bool) -> Callable[[str], str]:
+    """Cleans, and makes Moses tokens: hyphens split off as ``@-@``, special characters escaped, as fairseq's
+    prepare-*.sh do it; with ``normalise``, quotes and dashes become ASCII first."""
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+    tokenizer, normaliser = MosesTokenizer(language), MosesPunctNormalizer(language)
+
+    def tokenise(line: str) -> str:
+        line = clean(line)
+        if normalise:
+            line = normaliser.normalize(line)
+        return tokenizer.tokenize(line, aggressive_dash_splits=True, return_str=True)
+
+    return tokenise
+
+
+def make_subword_nmt(codes: Path) -> Callable[[str], str]:
+    """Splits tokens into subwords by the merge operations in the file ``codes``."""
+    from subword_nmt.apply_bpe import BPE
+
+    bpe = BPE(io.StringIO(codes.read_text(encoding="utf-8")))
+
+    def split(line: str) -> str:
+        if len(bpe.cache) > CACHED_WORDS:
+            bpe.cache.clear()
+        return bpe.process_line(line)
+
+    return split
+
+
+def make_sentencepiece(model: Path) -> Callable[[str], str]:
+    """Splits text into subwords by the sentencepiece model in the file ``model``."""
+    from sentencepiece import SentencePieceProcessor
+
+    processor = SentencePieceProcessor(model_file=str(model))
+    return lambda line: " ".join(processor.encode(line, out_type=str))
+
+
+def detokenise(lines: Sequence[str], language: str) -> list[str]:
+    """Each line of Moses tokens as plain text, entities undone (``sacremoses -l LANGUAGE detokenize``)."""
+    from sacremoses import MosesDetokenizer
+
+    detokenizer = MosesDetokenizer(lang=language)
+    return [detokenizer.detokenize(line.split(), return_str=True) for line in lines]
