@@ -61,41 +61,45 @@ checksum() {
   esac | cut -d ' ' -f 1
 }
 
-# download NAME URL FILE: what FILE lacks, as long as it grows; in $problem, why it is not complete.
+# download URL FILE: what FILE lacks; in $problem, why it is not complete. curl's own --retry would drop what an attempt got.
 download() {
-  local url=$2 file=$3 size tries=4
+  local url=$1 file=$2 size tries=4
   while ((tries--)); do
     size=$(stat -c %s -- "$file" 2>/dev/null || true)
-    problem=$(curl -fsSL --globoff -C - --connect-timeout 20 --speed-limit 100 --speed-time "${STALL:-30}" -o "$file" "$url" 2>&1) &&
-      return
-    [[ $problem != *' 416'* && $problem != *'(33)'* ]] || rm -f -- "$file" # it cannot be resumed here
+    problem=$(curl -fsSL --globoff -C - --connect-timeout 20 --speed-limit 100 --speed-time "${STALL:-30}" \
+      -o "$file" --url "$url" 2>&1) && return
+    [[ $problem != *' 40'[1345]* ]] || return 1
+    [[ $problem != *' 416'* && $problem != *'(33)'* ]] || rm -f -- "$file" # it cannot be resumed from here
     [[ $(stat -c %s -- "$file" 2>/dev/null || true) == "$size" ]] || tries=4
     sleep "${RETRY_DELAY:-2}"
   done
   return 1
 }
 
-# fetch NAME CHECKSUM URL...: $out/archives/NAME, checked. A file that is not it is kept as NAME.bad.
+# fetch NAME CHECKSUM URL...: $out/archives/NAME, checked. A file with another checksum is kept as NAME.bad.
 fetch() {
-  local name=$1 kind=${2%%:*} wanted=${2#*:} url file=$out/archives/$1 problems=''
+  local name=$1 kind=${2%%:*} wanted=${2#*:} url urls file=$out/archives/$1 problems='' page
   shift 2
   if [[ -e $file ]]; then
     [[ $(checksum "$kind" "$file") != "$wanted" ]] || { report "$name: up to date, $kind checked" && return; }
     mv -f -- "$file" "$file.bad"
   fi
-  for url in "$@"; do
+  urls=("$@")
+  [[ ! -s $file.part ]] || urls+=("$@") # it may have begun as another file
+  for url in "${urls[@]}"; do
     if [[ -d $from ]]; then
       rm -f -- "$file.part"
       ln -L -- "$url" "$file.part" 2>/dev/null || cp -- "$url" "$file.part" || die "cannot copy $url"
     elif [[ ! -s $file.part || $(checksum "$kind" "$file.part") != "$wanted" ]]; then
-      download "$name" "$url" "$file.part" || { problems+="; $url: $problem" && continue; }
+      download "$url" "$file.part" || { problems+="; $url: $problem" && continue; }
     fi
     if [[ $(checksum "$kind" "$file.part") == "$wanted" ]]; then
       mv -- "$file.part" "$file"
       report "$name: fetched, $kind checked"
       return
     fi
-    problems+="; $url: wrong checksum$(head -c 99 -- "$file.part" | grep -aqi '<html\|<!doctype' && echo ' (a web page)')"
+    page=$(head -c 99 -- "$file.part" | grep -aio '<html\|<!doctype' || true)
+    problems+="; $url: wrong checksum${page:+ (a web page)}"
     mv -f -- "$file.part" "$file.bad"
   done
   die "cannot fetch $name${problems//$'\n'/ }; the same command resumes"
@@ -107,7 +111,7 @@ fetch_all() {
   [[ -f $list ]] || die "there is no list of archives $list"
   [[ $from != *://* && -n $from && ! -d $from ]] && die "--from $from: expected a folder or a URL"
   mkdir -p -- "$out/archives"
-  check_space archives "$(awk -F '\t' '!/^#/ && $2 != "-" { sum += $2 } END { print int(sum / 1024) }' "$list")"
+  check_space archives "$(awk -F '\t' '!/^#/ && $2 != "-" { sum += $2 } END { printf "%.0f", sum / 1024 }' "$list")"
   while IFS= read -r row; do
     [[ -n $row && $row != '#'* ]] || continue
     IFS=$'\t' read -r name size sum urls <<<"$row"
