@@ -225,7 +225,7 @@ def test_a_recipe_follows_the_number_of_pairs_or_is_named(plan, data):
         ("iwslt15-en-vi", "--max-update 300 --warmup-updates 200", 200, True),
         ("multi30k-en-de", "--max-epoch 2", 80, False),
         ("multi30k-en-de", "--max-update 300", 800, True),
-        ("DATA", "--max-update 4", 100, True),
+        ("DATA", "--max-update 4", 50, True),
     ],
     ids=[
         "the recipe's",
@@ -238,7 +238,7 @@ def test_a_recipe_follows_the_number_of_pairs_or_is_named(plan, data):
     ],
 )
 def test_the_warm_up_of_a_shorter_training_is_shorter(plan, data, corpus, given, warmup, warns):
-    """DATA: numbers' recipe, 4 epochs of 2 updates here with a warm-up of 200."""
+    """DATA: numbers' recipe, 4 epochs of 4 updates here with a warm-up of 200."""
     made = plan(data if corpus == "DATA" else corpus, TINY, "--dry-run", *given.split())
     assert made.args.warmup_updates == warmup
     assert ("--warmup-updates N" in made.err) == warns
