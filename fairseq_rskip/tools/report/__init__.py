@@ -1,1 +1,1 @@
-"""The report of reproduce.py: its tables as numbers, tests and figures, and as Markdown, LaTeX, HTML and CSV."""
+"""The report of experiments: ``compare`` tests rows against their baseline, ``page`` sets tables, ``figures`` draws."""

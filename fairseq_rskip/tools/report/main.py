@@ -1,143 +1,78 @@
-"""What ``reproduce.py report`` does: every plan's table with its figures, as Markdown, LaTeX, HTML and CSV."""
+"""Write the report of tables: Markdown, CSV and one self-contained page."""
 
 import argparse
-import shlex
+import base64
+import logging
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import scipy
 
 from fairseq_rskip.analysis.figures import write_csv
 from fairseq_rskip.console import print_line
-from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_text
-from fairseq_rskip.tools.reproduce import loading, plans
-from fairseq_rskip.tools.reproduce.main import warn
-from fairseq_rskip.tools.reproduce.tables import Table
+from fairseq_rskip.tools.experiments.plan import collect, described
+from fairseq_rskip.tools.experiments.records import Table
+from fairseq_rskip.tools.significance import TESTS
 
-from . import conditions, figures, numbers, page
-from .numbers import Result
-from .significance import LEVEL, PairedTests
-
-FORMATS = ("md", "tex", "html")
-DEFAULT = Path("runs/paper")
-PAPER = "Liu et al. 2020"
-DEFINITIONS = [
-    "ours: mean \u00b1 sample standard deviation over the seeds that are finished; n: how many those are.",
-    "paper: as reported there; ours \u2212 paper stands only where data, length and options are the paper's.",
-    "ours \u2212 a row: the difference of the means of finished seeds, to the baseline row in the same column.",
-    "p: of that difference, not corrected for the number of rows; p, Holm: corrected for how many have been run, with"
-    f" * where it is below {LEVEL}.",
-    "chosen: the values of a sweep that did best on the held-out set.",
-    "The best value of a column is bold, the paper's among the paper's. The baseline's row is marked.",
-    "A row that is the same network as another one shows the same runs.",
-]
+from . import figures, page
+from .compare import PAIRED, compare, power, test_of
 
 
-def write_report(options: argparse.Namespace) -> None:
-    """Write report.md, .tex, .html and .csv and the figures of all plans in ``options.output``.
-
-    Raises ``UserError`` for a table of which nothing was run, a plan that cannot be read, or a folder not to be
-    written to; nothing is written then.
-    """
-    made = plans.load_all(options.output)
-    extra = figures.found(options.output / "figures")
-    if not made and not extra:
-        raise UserError(f"nothing has been run in {options.output}; expected the --output of a run")
-    run = list(dict.fromkeys(plan.table.name for plan in made))
-    listed = _tables(options)
-    idle = {name: table for name, table in listed.items() if name not in run}
-    for name in options.tables:
-        if name not in run and name not in idle:
-            raise UserError(f"no table named {name!r}; there are {', '.join([*run, *idle])}")
-    order = [*listed, *run]
-    made = sorted(made, key=lambda plan: order.index(plan.table.name))
-    folder = (options.to.expanduser() if options.to else options.output / "report").resolve()
+def write_report(tables: list[Table], options: argparse.Namespace) -> None:
+    """Write report.html, report.md, report.csv and figures/ of ``tables``, and print their tables."""
+    for name in ("fontTools", "sacrebleu"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    folder = options.output / "report"
     with locked(folder, wait=True):
-        tests = PairedTests(folder / "significance.json", options.test or "", options.resamples or 0)
-        made = [plan for plan in made if plan.table.name in (options.tables or run)]
-        results = [numbers.build(plan, plans.current_table(plan, warn), options.output, tests) for plan in made]
-        parts = [_part(options, folder, result, tests) for result in results]
-        context = {
-            "parts": parts,
-            "progress": page.progress(results),
-            "heading": _heading([result.table for result in results]),
-            "papers": _are_papers([result.table for result in results]),
-            "idle": [(t, _command(options, t)) for name, t in idle.items() if name in (options.tables or idle)],
-            "extra": [] if options.no_figures else extra,
-            "csv": _write_records(results, folder / "report.csv"),
-            "definitions": DEFINITIONS,
-            "folder": folder,
-        }
-        for name in FORMATS:
-            write_text(folder / f"report.{name}", page.render(name, context))
-    tables = f"{len(parts)} table{'s' * (len(parts) != 1)} of {options.output}"
-    print_line(f"{tables}: {folder}/report.html, .md, .tex and .csv")
+        parts = [_part(table, options, folder) for table in tables]
+        template = Path(__file__).with_name("report.html.j2").read_text("utf-8")
+        environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment.filters["png"] = lambda path: base64.b64encode(path.read_bytes()).decode()
+        write_text(folder / "report.html", environment.from_string(template).render(parts=parts))
+        write_text(folder / "report.md", "\n\n".join(map(_markdown, parts)) + "\n")
+        records = [record for part in parts for record in part["records"]]
+        names = dict.fromkeys(name for record in records for name in record)
+        write_csv(folder / "report.csv", [{name: record.get(name) for name in names} for record in records])
+    for part in parts:
+        print_line(f"{part['name']}: {part['table'].title}\n{part['frame'].to_string(index=False)}")
+    print_line(f"{folder}/report.html, report.md and report.csv")
 
 
-def _part(options: argparse.Namespace, folder: Path, result: Result, tests: PairedTests) -> dict[str, Any]:
-    """What the templates say of one plan."""
-    orderings = [numbers.ordering(result, column, tests) for column in result.table.columns]
-    remarks = [*page.idle(result), *page.notes(result.lines), *orderings, *conditions.sweeps(result)]
-    remarks += [_test(result, tests), numbers.power(result)]
+def _part(table: Table, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What a report says of one table."""
+    name, scale, data, changed = described(table)
+    lines = compare(table, [collect(table, cell, options.output) for cell in table.cells])
+    differs = ", ".join(filter(None, [data, f"{scale:g} of the length" * (scale != 1), page.listed(changed)]))
+    notes = [*page.notes(table, lines), power(lines, table.metric)]
+    test = f"Welch's t-test, two-sided, over seeds (scipy {scipy.__version__})"
+    if test_of(table) in PAIRED:
+        test = f"{TESTS[PAIRED[test_of(table)][0]]}; it covers the choice of test sentences, not of seeds"
+    notes += [f"p: {test}. Bold: the best, if Holm's p of the difference is below 0.05."] * any(x.p for x in lines)
+    first = [(str(x.cell), next(iter(x.records.values()), {}).get("examples")) for x in lines]
     return {
-        "name": result.plan.name,
-        "table": result.table,
-        "warning": conditions.warning(result),
-        "remark": conditions.not_it(result),
-        "data": conditions.data(result),
-        "conditions": conditions.describe(result),
-        "settings": conditions.settings(result),
-        "shown": page.show(result),
-        "remarks": list(filter(None, remarks)),
-        "figures": [] if options.no_figures else figures.draw(result, folder / "figures", options.examples),
+        "name": name,
+        "table": table,
+        "warning": f"Not the {'published' if table.source else 'whole'} experiment: {differs}." if differs else "",
+        "frame": (shown := page.frame(table, lines)),
+        "sides": ["left" if column in ("column", "row", "equation") else "right" for column in shown],
+        "bases": [line.is_baseline for line in lines],
+        "notes": list(filter(None, notes)),
+        "facts": page.facts(table, lines),
+        "figures": [] if options.no_figures else figures.draw(table, name, lines, folder / "figures"),
+        "examples": [(row, examples) for row, examples in first if examples],
+        "records": [page.record(table, line) for line in lines],
     }
 
 
-def _test(result: Result, tests: PairedTests) -> str:
-    """Which test the p-values are of; "" where there are none."""
-    tested = [line.comparison.p for line in result.lines if line.comparison.p]
-    if not tested:
-        return ""
-    if result.test == "welch":
-        return f"p: Welch's t-test over seeds, two-sided (scipy {scipy.__version__})."
-    seeds = ", one for each seed in common" if max(map(len, tested)) > 1 else ""
-    chance = "its chance is in the test sentences, not in the seeds"
-    return f"p: {tests.name(result.test)}, of {result.table.metric} on the same test set{seeds}; {chance}."
-
-
-def _write_records(results: list[Result], path: Path) -> Any:
-    """Every number, as CSV; returns ``path``, or None where there is none."""
-    records = [page.record(result, line) for result in results for line in result.lines]
-    if not records:
-        path.unlink(missing_ok=True)
-        return None
-    keys = dict.fromkeys(key for record in records for key in record)
-    write_csv(path, [{key: record.get(key) for key in keys} for record in records])
-    return path
-
-
-def _heading(tables: list[Table]) -> str:
-    """Of the whole report: the paper's only where all tables are."""
-    if _are_papers(tables):
-        return "The paper's tables from these runs"
-    return tables[0].title if len(tables) == 1 else "Tables from these runs"
-
-
-def _are_papers(tables: list[Table]) -> bool:
-    return all(table.source.startswith(PAPER) for table in tables)
-
-
-def _tables(options: argparse.Namespace) -> dict[str, Table]:
-    """The tables of --experiments, by name."""
-    if options.experiments == loading.FOLDER and not loading.FOLDER.is_dir():  # installed without the repository
-        return {}
-    return loading.load_all(options.experiments, warn)
-
-
-def _command(options: argparse.Namespace, table: Table) -> str:
-    """What would run ``table``."""
-    words = ["rskip", "reproduce", "run", table.name]
-    words += ["--output", str(options.output)] if options.output != DEFAULT.resolve() else []
-    words += ["--experiments", str(options.experiments)] if options.experiments != loading.FOLDER else []
-    return shlex.join(words)
+def _markdown(part: dict[str, Any]) -> str:
+    shown = part["frame"].map(page.markdown).rename(columns=page.markdown)
+    table = shown.to_markdown(index=False, colalign=part["sides"], disable_numparse=True)
+    lines = [part["table"].source, part["table"].note, part["warning"], *part["notes"]]
+    listed = [f"{name}: {value}" for name, value in part["facts"].items()]
+    listed += [f"{row}, {k}: {v}" for row, found in part["examples"] for each in found for k, v in each.items()]
+    drawn = [f"![{figure.title}]({figure.link})" for figure in part["figures"] if not figure.problem]
+    title = f"# {page.markdown(part['name'])}: {page.markdown(part['table'].title)}"
+    facts = "\n".join(f"- {page.markdown(each)}" for each in listed)
+    return "\n\n".join([title, table, *map(page.markdown, filter(None, lines)), facts, *drawn])

@@ -1,115 +1,51 @@
-"""The report as Markdown, LaTeX and HTML: each table as text, which templates/ sets, and tabulate in Markdown."""
+"""A table of the report as text and as a record of CSV, and what stands around it."""
 
-import base64
-import os
 import re
 import statistics
-from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-import jinja2
-from tabulate import tabulate
+import pandas
 
-from fairseq_rskip.analysis.figures import DPI
-from fairseq_rskip.tools.reproduce.runs import BROKEN, DONE
+from fairseq_rskip.tools.experiments.plan import described, read
+from fairseq_rskip.tools.experiments.records import Result, Table, dashed
+from fairseq_rskip.tools.experiments.tasks import TASKS
+from fairseq_rskip.tools.significance import LEVEL
 
-from .conditions import papers_data
-from .numbers import Line, Result, options
-from .significance import LEVEL
+from .compare import missing, test_of
 
-TEMPLATES = Path(__file__).resolve().parent / "templates"
 MINUS = "\u2212"
-TEXT = ("column", "row", "equation")  # headers of what is no number
-LISTED = 8  # so many rows that lack runs are named
-LATEX = str.maketrans(  # quotation marks, dashes and accents need nothing: LaTeX reads UTF-8
-    {
-        **{sign: f"\\{sign}" for sign in "{}$&#%_"},
-        **{sign: f"{{{sign}}}" for sign in "[]*"},  # after \\ they would be its arguments
-        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", '"': "''"},
-        **{"<": "$<$", ">": "$>$", "|": "$|$", "\u2212": "$-$", "\u00b1": r"$\pm$", "\u00d7": r"$\times$"},
-        **{"\u2299": r"$\odot$", "\u221e": r"$\infty$", "\u221a": r"$\surd$", "\u2264": r"$\leq$", "\u2265": r"$\geq$"},
-        **{"\u03b1": r"$\alpha$", "\u03b2": r"$\beta$", "\u03b3": r"$\gamma$", "\u03b5": r"$\epsilon$"},
-        **{"\u03bb": r"$\lambda$", "\u03bc": r"$\mu$", "\u03c3": r"$\sigma$", "\u03c4": r"$\tau$"},
-        **{"\u03c9": r"$\omega$", "\u0394": r"$\Delta$", "\u03a3": r"$\Sigma$", "\u2016": r"$\Vert$"},
-    }
-)
-STARS = {"best": "**", "missing": "*", "": ""}
-LATEX_TAGS = {"block_start_string": "<%", "block_end_string": "%>", "variable_start_string": "<<"}
-LATEX_TAGS.update(variable_end_string=">>", comment_start_string="<#", comment_end_string="#>")
 
 
-class Cell(NamedTuple):
-    """What stands in a table; ``mark`` is "best", "missing" for what is no value, or ""."""
-
-    text: str
-    mark: str = ""
-
-
-class Shown(NamedTuple):
-    """A table as text: a cell for each header in every row; ``bases`` are the rows that others are compared with."""
-
-    headers: list[str]
-    rows: list[list[Cell]]
-    bases: list[bool]
-
-    @property
-    def sides(self) -> list[str]:
-        return ["left" if name in TEXT else "right" for name in self.headers]
-
-    def markdown(self) -> "Raw":
-        rows = [[f"{STARS[cell.mark]}{markdown(cell.text)}{STARS[cell.mark]}" for cell in row] for row in self.rows]
-        headers = list(map(markdown, self.headers))
-        return Raw(tabulate(rows, headers, tablefmt="pipe", colalign=self.sides, disable_numparse=True))
+def frame(table: Table, lines: list[Result]) -> pandas.DataFrame:
+    """The table as text; a column in which no row has anything is left out."""
+    bases = {line.baseline for line in lines if line.baseline}
+    base = f"{MINUS} {bases.pop() if len(bases) == 1 else 'its baseline'}"
+    shown = pandas.DataFrame([_texts(table, line, base) for line in lines])
+    shown["column"] = shown["column"].mask(shown["column"].duplicated(), "")
+    return shown.loc[:, (shown != "").any()]
 
 
-def show(result: Result) -> Shown:
-    """The table of ``result``; a header of which no row has anything is left out, a column's name stands once."""
-    texts = [_texts(result, line) for line in result.lines]
-    headers = [name for name in texts[0] if any(text[name] for text in texts)]
-    rows, column = [], None
-    for line, text in zip(result.lines, texts):
-        text["column"] = "" if line.cell.column == column else line.cell.column
-        column = line.cell.column
-        marks = {
-            "ours": "best" if line.best else "" if line.values else "missing",
-            "p": "missing" if line.comparison.reason else "",
-            paper_header(result): "best" if line.best_paper else "",
-        }
-        rows.append([Cell(text[name], marks.get(name, "")) for name in headers])
-    return Shown(headers, rows, [line.is_base for line in result.lines])
-
-
-def paper_header(result: Result) -> str:
-    """What the column of the paper's values is called."""
-    source = "paper" if result.table.source else "reported"
-    return source if result.whole else f"{source} (full scale, {papers_data(result)})"
-
-
-def _texts(result: Result, line: Line) -> dict[str, str]:
-    """A line of the table by its headers."""
-    table, cell, bases = result.table, line.cell, {each.baseline for each in result.lines if each.baseline}
-    digits = digits_of(table.metric)
-    base = bases.pop() if len(bases) == 1 else "its baseline"
-    base = f"({base})" if " + " in base else base  # Table 3's "x + F"
-    minus_base = "baseline" if line.is_base and not line.baseline else signed(line.minus_baseline, digits)
-    unfinished = line.state if line.planned or line.missing else "quoted"
-    return {
-        "column": cell.column,
-        "row": cell.row,
-        "equation": line.equation,
-        "ours": spread(list(line.values.values()), digits) or unfinished,
-        "n": count(line),
-        **{name: spread(line.other(name), digits_of(name)) for name in table.also},
-        "chosen": options(line.chosen),
-        paper_header(result): "" if cell.reported is None else f"{cell.reported:.{digits}f}",
-        f"ours {MINUS} {'paper' if table.source else 'reported'}": signed(line.minus_paper, digits),
-        f"ours {MINUS} {base}": minus_base,
-        "p": _p_values(line, line.comparison.p, False) or line.comparison.reason,
-        "p, Holm": _p_values(line, line.adjusted, True),
-    }
+def _texts(table: Table, line: Result, base: str) -> dict[str, str]:
+    digits, records = digits_of(table.metric), [line.records[seed] for seed in line.values]
+    ours, count = (
+        spread([*line.values.values()], digits),
+        f"{len(line.values)} of " * (line.runs.keys() != line.values.keys()),
+    )
+    reported, (_, scale, data, changed) = line.cell.reported, described(table)
+    comparable = line.values and reported is not None and not data and not changed and scale == 1
+    about = {"column": line.cell.column, "row": line.cell.row.label, "equation": line.cell.row.equation}
+    about[table.metric] = f"**{ours}**" if line.best else ours or missing(line)[1] or "quoted"
+    about["n"] = f"{count}{len(line.runs)}" if line.runs else ""
+    about |= {name: spread(line.also(name), digits_of(name)) for name in table.also}
+    for name, form in (("length_ratio", "{:.3f}"), ("parameters", "{:,.0f}"), ("seconds", "{:,.0f}")):
+        values = [record[name] for record in records if record.get(name) is not None]
+        about[name.replace("_", " ")] = form.format(statistics.fmean(values)) if values else ""
+    about |= {"chosen": listed(line.chosen), "published": "" if reported is None else f"{reported:.{digits}f}"}
+    about[f"{MINUS} published"] = signed(line.mean - reported, digits) if comparable else ""
+    about[base] = signed(line.difference, digits) if line.baseline else "baseline" * line.is_baseline
+    about["p"] = _p_values(line.p, False) or line.untested.replace("needs 2 seeds", "one seed")
+    return {**about, "p, Holm": _p_values(line.adjusted, True)}
 
 
 def digits_of(metric: str) -> int:
@@ -119,182 +55,100 @@ def digits_of(metric: str) -> int:
 
 def spread(values: list[float], digits: int) -> str:
     """The mean of ``values``, and their standard deviation if there are several."""
-    mean = f"{statistics.fmean(values):.{digits}f}" if values else ""
-    return mean + (f" \u00b1 {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
-
-
-def count(line: Line) -> str:
-    """How many seeds are finished, and of how many where that is not all."""
-    if not line.planned:
-        return ""
-    return str(line.planned) if len(line.values) == line.planned else f"{len(line.values)} of {line.planned}"
+    text = f"{statistics.fmean(values):.{digits}f}" if values else ""
+    return text + (f" \u00b1 {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
 def signed(value: float | None, digits: int) -> str:
-    """``value`` with its sign; "" for None."""
-    if value is None:
-        return ""
-    text = f"{value:+.{digits}f}"
-    return text[1:] if float(text) == 0 else text.replace("-", MINUS)
+    text = "" if value is None else f"{value:+.{digits}f}"
+    return (text.lstrip("+-") if text and float(text) == 0 else text).replace("-", MINUS)
 
 
-def _p_values(line: Line, p: Mapping[str, float], mark: bool) -> str:
-    """One after the other, in the order of the seeds, which are named where the row has several."""
-    found = []
-    for seed, value in sorted(p.items(), key=lambda pair: int(pair[0] or 0)):
-        name = f"seed {seed}: " if seed and len(line.values) > 1 else ""
-        text = "< 0.001" if value < 0.001 else f"{value:.3f}"
-        found.append(f"{name}{text}{' *' if mark and value < LEVEL else ''}")
-    return ", ".join(found)
+def _p_values(p: Mapping[str, float], mark: bool) -> str:
+    """One after the other in the order of seeds, which are named; ``mark`` those below 0.05."""
+    texts = {seed: ("< 0.001" if v < 0.001 else f"{v:.3f}") + " *" * (mark and v < LEVEL) for seed, v in p.items()}
+    return ", ".join(f"seed {seed}: " * bool(seed) + text for seed, text in texts.items())
 
 
-def idle(result: Result) -> list[str]:
-    """A sentence for each column of which rows have no run yet: how many, and which if they are few."""
-    found, rows = [], sum(row.run for row in result.table.rows)
-    for column, labels in result.idle.items():
-        told = f"{len(labels)} of {rows} rows"
-        told += f" ({', '.join(labels)})" if len(labels) <= LISTED else ""
-        told += "; the baseline is one of them: nothing is compared" if result.table.baseline in labels else ""
-        told = f"all {rows} rows" if len(labels) == rows else told
-        found.append(f"Not run yet{f', {column}' if column else ''}: {told}.")
+def listed(options: Mapping[str, Any]) -> str:
+    """Names and values in a row."""
+    return ", ".join(f"{name} {value}" for name, value in options.items())
+
+
+def each(values: Iterable[Any]) -> str:
+    """Different ``values`` in a row."""
+    return " / ".join(dict.fromkeys(str(value) for value in values if value))
+
+
+def facts(table: Table, lines: list[Result]) -> dict[str, str]:
+    """What the numbers were made with, and what each column and row is made of."""
+    task, runs = TASKS[table.task], [run for cell in table.cells for _, run in cell.variants]
+    measured = [line.records[seed] for line in lines for seed in line.values]
+    records = [read(folder) for line in lines for folder in line.folders]
+    sweep = listed({name: each(values) for name, values in dashed(table.sweep).items()})
+    found = {
+        "metric": f"{table.metric}, {'lower' if task.metrics[table.metric] else 'higher'} is better",
+        "signature": each(record.get("signatures", {}).get(table.metric) for record in measured),
+        "data": each(run.identity["data"] for run in runs),
+        "length of a run": each(f"{run.length:,} {run.unit}" for run in runs),
+        "seeds": ", ".join(map(str, table.seeds)),
+        "options of every row": listed({**dashed(table.options), **table.changed}),
+        "evaluation": listed(table.evaluate),
+        "sweep": f"{sweep}; the best {task.held_out} of seeds {table.tried}" if sweep else "",
+        "weights": each(str(record.get("weights") or "").partition(":")[0] for record in measured),
+        "versions": each(f"{k} {v}" for record in records for k, v in record.get("versions", {}).items()),
+        "commit": each((record.get("git") or "")[:10] for record in records),
+    }
+    found |= {f"column {name}": listed(column.options) for name, column in table.columns.items()}
+    found |= {x.cell.row.label: f"{x.cell.arch} {listed(x.cell.row.options)}".strip() for x in lines if x.cell.run}
+    return {name: value for name, value in found.items() if value}
+
+
+def notes(table: Table, lines: list[Result]) -> list[str]:
+    """What the table has no room for: missing seeds, rows without runs, the values of sweeps."""
+    shown, found = {str(line.cell) for line in lines}, []
+    idle = [str(cell) for cell in table.cells if cell.run and str(cell) not in shown]
+    found += [f"{line.cell}: {missing(line)[0]}." for line in lines if missing(line)[0]]
+    found += [f"Not run yet: {', '.join(idle) if len(idle) < 9 else f'{len(idle)} cells'}."] if idle else []
+    for line in lines:
+        tried = ", ".join(f"{listed(swept)}: {how if v is None else f'{v:.3f}'}" for swept, v, how in line.trials)
+        chosen = f"chosen {listed(line.chosen)}" if line.chosen else "not decided yet"
+        for option, value in line.chosen.items():
+            values = [swept[option] for swept, *_ in line.trials]
+            if value in (values[0], values[-1]):  # the best may lie beyond
+                chosen += ", at the end of the sweep"
+        found += [f"Sweep of {line.cell}, {TASKS[table.task].held_out}: {tried}; {chosen}."] if tried else []
     return found
 
 
-def record(result: Result, line: Line) -> dict[str, Any]:
-    """A row of the CSV file, with every digit."""
-    table, plan, others = result.table, result.plan, {name: line.other(name) for name in result.table.also}
-    tested = "over seeds" if result.test == "welch" else "on the test set"
-    swept = [(options(t.swept), t.state if t.value is None else repr(t.value)) for t in line.outcome.trials]
-    return {
-        "plan": plan.name,
-        "table": table.name,
-        "column": line.cell.column,
-        "row": line.cell.row,
-        "equation": line.equation,
-        "metric": table.metric,
-        "papers_experiment": result.whole and bool(table.source),
-        "data": " / ".join(result.data),
-        "scale": plan.scale,
-        "length": result.length,
-        "changed": options({**plan.changed, **plan.stand_in}),
-        "outdated": str(line.cell) in result.outdated,
-        "swept": "; ".join(map(": ".join, swept)),
-        "chosen": options(line.chosen),
-        "seeds_planned": line.planned,
-        "seeds_done": len(line.values),
-        "values_by_seed": by_seed(line.values),
-        "mean": line.mean,
-        "standard_deviation": line.deviation,
-        **{name: statistics.fmean(values) if values else None for name, values in others.items()},
-        "state": line.missing or ("done" if line.values else "quoted"),
-        "paper": line.cell.reported,
-        "papers_data": table.columns[line.cell.column].data or table.data,
-        "ours_minus_paper": line.minus_paper,
-        "baseline": line.baseline,
-        "ours_minus_baseline": line.minus_baseline,
-        "test": tested if line.comparison.p else line.comparison.reason,
-        "untested": "; ".join(f"seed {seed}: {reason}" for seed, reason in line.comparison.untested.items()),
-        "p": by_seed(line.comparison.p),
-        "p_holm": by_seed(line.adjusted),
-    }
+def record(table: Table, line: Result) -> dict[str, Any]:
+    """A row of the CSV file, with every digit. Its columns are those of earlier reports."""
+    name, scale, data, changed = described(table)
+    runs, reported = [run for cell in table.cells for _, run in cell.variants], line.cell.reported
+    whole = not data and not changed and scale == 1
+    deviation = statistics.stdev(line.values.values()) if len(line.values) > 1 else None
+    swept = "; ".join(f"{listed(swept)}: {how if value is None else repr(value)}" for swept, value, how in line.trials)
+    minus = line.mean - reported if line.values and whole and reported is not None else None
+    test = "over seeds" if test_of(table) == "welch" else "on the test set"
+    found = {"plan": name, "table": table.name, "column": line.cell.column, "row": line.cell.row.label}
+    found |= {"equation": line.cell.row.equation, "metric": table.metric}
+    found |= {"papers_experiment": whole and bool(table.source), "data": each(run.identity["data"] for run in runs)}
+    found |= {"scale": scale, "length": each(f"{run.length:,} {run.unit}" for run in runs), "changed": listed(changed)}
+    found |= {"outdated": False, "swept": swept, "chosen": listed(line.chosen)}
+    found |= {"seeds_planned": len(table.seeds) if line.cell.run else 0, "seeds_done": len(line.values)}
+    found |= {"values_by_seed": _by_seed(line.values), "mean": line.mean, "standard_deviation": deviation}
+    found |= {metric: statistics.fmean(values) if (values := line.also(metric)) else None for metric in table.also}
+    found |= {"state": missing(line)[0] or ("done" if line.values else "quoted"), "paper": reported}
+    found |= {"papers_data": line.cell.data, "ours_minus_paper": minus}
+    found |= {"baseline": line.baseline, "ours_minus_baseline": line.difference}
+    found |= {"test": test if line.p else line.untested, "untested": line.untested if line.p else ""}
+    return found | {"p": _by_seed(line.p), "p_holm": _by_seed(line.adjusted)}
 
 
-def by_seed(values: Mapping[Any, float]) -> str:
+def _by_seed(values: Mapping[Any, float]) -> str:
     return " ".join(f"{seed}:{value!r}" if seed != "" else repr(value) for seed, value in values.items())
 
 
-def notes(lines: list[Line]) -> list[str]:
-    """What the table has no room for: why seeds are missing, rows with the same reason together, or not tested."""
-    rows: dict[str, list[str]] = {}
-    for line in lines:
-        if line.missing and (line.values or line.missing != line.state):
-            rows.setdefault(line.missing, []).append(str(line.cell))
-    untested = [(line.cell, seed, why) for line in lines for seed, why in line.comparison.untested.items()]
-    missing = []
-    for why, labels in rows.items():
-        few = len(labels) <= LISTED or BROKEN in why
-        missing.append(f"{', '.join(labels) if few else f'{len(labels)} of these rows'}: {why}.")
-    return [*missing, *(f"{cell}: seed {seed} not tested: {why}." for cell, seed, why in untested)]
-
-
-def progress(results: list[Result]) -> str:
-    """How many tables there are, and how many of their runs are finished, or in another state, as a sentence."""
-    outcomes = [line.outcome for result in results for line in result.lines]
-    states = {run.folder: each.states[seed].name for each in outcomes for seed, run in each.runs.items()}
-    counts = Counter({"finished": 0, BROKEN: 0})
-    counts.update("finished" if name == DONE else name for name in states.values())
-    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return f"{_counted(len(results), 'table')}, {_counted(len(states), 'run')}: {listed}."
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-class Raw(str):
-    """Text that is to be printed as it is."""
-
-
-def latex(text: Any) -> Raw:
-    """One line of text for LaTeX; letters that it lacks stay, which inputenc or XeLaTeX may know."""
-    return text if isinstance(text, Raw) else Raw(_line(text).translate(LATEX))
-
-
-def markdown(text: Any) -> Raw:
-    """One line of text for GitHub's Markdown, in and out of tables."""
-    if isinstance(text, Raw):
-        return text
-    return Raw(re.sub(r"([\\`*_\[\]|$~#])", r"\\\1", _line(text)).replace("&", "&amp;").replace("<", "&lt;"))
-
-
-def _line(text: Any) -> str:
-    """``text`` on one line, without surrounding space."""
-    return " ".join(_plain(text).split())
-
-
-def _plain(text: Any) -> str:
-    """``text`` without line breaks, a terminal's colours and other control characters."""
-    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(text))
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", text)
-
-
-def _html(text: Any) -> Any:
-    """Text for HTML; Jinja2 escapes it."""
-    return _plain(text) if type(text) is str else text
-
-
-def _data_link(path: Path, kind: str) -> Raw:
-    """The file as a ``data:`` link."""
-    return Raw(f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}")
-
-
-def _width(path: Path) -> int:
-    """How wide to show a PNG file of 150 dots an inch, in CSS's pixels of 96 an inch."""
-    with open(path, "rb") as file:
-        return round(int.from_bytes(file.read(20)[16:], "big") * 96 / DPI)
-
-
-def _anchor(name: str) -> Raw:
-    """A name for an HTML id, or a LaTeX label, that needs no escape."""
-    return Raw(re.sub(r"[^A-Za-z0-9.-]", "-", name))
-
-
-def _relative(path: Path, folder: Path) -> Raw:
-    """The way from ``folder`` to a file, as a link's target."""
-    return Raw(quote(os.path.relpath(path, folder)))
-
-
-def render(name: str, context: dict[str, Any]) -> str:
-    """Fill the template ``report.<name>.j2``; ``name`` is md, tex or html."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(str(TEMPLATES)),
-        undefined=jinja2.StrictUndefined,
-        autoescape=name == "html",
-        finalize={"md": markdown, "tex": latex, "html": _html}[name],
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        **(LATEX_TAGS if name == "tex" else {}),
-    )
-    environment.filters.update(raw=Raw, link=_data_link, width=_width, anchor=_anchor, relative=_relative)
-    return re.sub(r"\n{3,}", "\n\n", environment.get_template(f"report.{name}.j2").render(context))
+def markdown(text: Any) -> str:
+    """One line of text for Markdown, in and out of tables; a value that is bold stays bold."""
+    return re.sub(r"([\\`_\[\]|$~#<]|(?<!\*)\*(?!\*))", r"\\\1", " ".join(str(text).split()))

@@ -1,0 +1,146 @@
+"""``rskip run`` and ``rskip reproduce``: run the experiments of YAML files, report them, list them."""
+
+import argparse
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from fairseq_rskip.console import Parser, print_line, whole_number
+from fairseq_rskip.errors import RESUME, UserError, exit_status
+
+DESCRIPTION = """The paper's tables, studies, and your own experiments, one YAML file each (docs/reproduce.md).
+
+  list [TABLE ...]      tables, rows, number of runs
+  run table1            prepare, train, evaluate and report; trains only the missing runs
+  report table1         write the report again"""
+RUN = """Prepare, train, evaluate and report the experiments of a YAML file (docs/reproduce.md). The same command
+resumes what was stopped and tries again what failed.
+
+  rskip run mine.yaml                 everything in runs/mine, the page in runs/mine/report/report.html
+  rskip run mine.yaml --dry-run       print the commands"""
+
+
+def parse(argv: list[str] | None, prog: str | None) -> argparse.Namespace:
+    """The options. A mistake ends the program with one line."""
+    parser = Parser(prog=prog, description=RUN if prog else DESCRIPTION)
+    if prog:
+        _add_options(parser, "run")
+    else:
+        commands = parser.add_subparsers(required=True, parser_class=Parser)
+        _add_options(commands.add_parser("list", help="tables, or the rows of the tables that are named"), "list")
+        _add_options(commands.add_parser("run", help="train and evaluate what is not done, and report"), "run")
+        _add_options(commands.add_parser("report", help="write the report"), "report")
+    options = parser.parse_args(argv)
+    own = [Path(name).stem for name in options.tables if name.endswith((".yaml", ".yml"))]
+    options.output = (options.output or Path("runs") / (own or ["paper"])[0]).expanduser().resolve()
+    return options
+
+
+def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
+    add, number = parser.add_argument, "*" if command == "list" else "+"
+    parser.set_defaults(action={"list": list_tables, "run": run, "report": report}[command])
+    add("tables", nargs=number, metavar="TABLE", help="a table's name, or the path of a YAML file")
+    add("--output", type=Path, metavar="DIR", help="(runs/FILE without .yaml; for names runs/paper)")
+    add("--rows", nargs="+", default=[], metavar="LABEL", help="only these rows")
+    add("--columns", nargs="+", default=[], metavar="NAME", help="only these columns")
+    add("--seeds", nargs="+", type=whole_number(0), metavar="N", help="instead of the table's")
+    add("--corpus", metavar="DATA", help="train on other data: a name or a folder")
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="an option for every row: depth=20")
+    add("--no-figures", action="store_true", help="report without figures")
+    if command == "run":
+        add("--dry-run", action="store_true", help="print the commands that would run")
+        add("--jobs", type=whole_number(1), metavar="N", help="number of parallel runs (default: one per GPU)")
+        add("--slurm", nargs="*", metavar="KEY=VALUE", help="submit SLURM jobs with these options of sbatch")
+
+
+def list_tables(options: argparse.Namespace) -> None:
+    """Print every table, or the rows of those named."""
+    from .plan import make_tables
+    from .yaml_file import FOLDER
+
+    named, options.tables = options.tables, options.tables or sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    for table in make_tables(options):
+        cells = list({cell.variants[0][1].place(Path(), 1): cell for cell in table.cells if cell.variants}.values())
+        count = sum(len(table.seeds) + (len(cell.variants) - 1) * len(table.tried) for cell in cells)
+        print_line(f"{table.name:<12} {table.title}: {len(cells)} networks, {count} runs ({table.data})")
+        for cell in table.cells if named else ():
+            settings = " ".join(f"{name}={value}" for name, value in {**cell.options, **cell.sweep}.items())
+            print_line("  " + "  ".join(filter(None, [str(cell), cell.arch, settings])))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Check, prepare, train, evaluate and report. Raises ``UserError`` if a run failed; the others are done."""
+    from . import execution
+    from .own_text import prepare_all
+    from .plan import make_tables
+    from .tasks import TASKS
+
+    tables = make_tables(options)
+    for table in tables:
+        for warning in table.warnings:
+            print_line(f"warning: {table.name}: {warning}", "stderr")
+        prepare_all(table, options.dry_run)
+    if options.dry_run:
+        return _show(tables, options)
+    tables = make_tables(options)  # a recipe is chosen by the size of the prepared text
+    for task, data in {(table.task, run.data) for table in tables for cell in table.cells for _, run in cell.variants}:
+        TASKS[task].check_data(data)
+    if options.slurm is not None:
+        return execution.submit(_ready(tables, options, ("running", "done")), options.slurm, options.output)
+    places, states, seen = execution.environments(options.jobs), [], set()
+    while runs := [run for run in _ready(tables, options, ("running", "done")) if run.folder not in seen]:
+        seen.update(run.folder for run in runs)
+        states += execution.run_all(runs, list(places))
+    report(options, tables)
+    failed = [state for state in states if state.startswith("failed")]
+    if failed:
+        more = " (others above)" * (len(set(failed)) > 1)
+        raise UserError(f"{len(failed)} of {len(states)} runs {failed[0]}{more}; the same command tries again")
+
+
+def _ready(tables: list[Any], options: argparse.Namespace, without: tuple[str, ...] = ("-",)) -> list[Any]:
+    """The runs that can start now, each once, but those in a state of ``without``."""
+    from .plan import ready, state
+
+    runs = {run.folder: run for table in tables for run in ready(table, options.output)}
+    return [run for run in runs.values() if not state(run).startswith(without)]
+
+
+def _show(tables: list[Any], options: argparse.Namespace) -> None:
+    """Print the commands of what would be run, and how much is done."""
+    from .plan import state
+    from .tasks import TASKS
+
+    states = [(run, state(run)) for run in _ready(tables, options)]
+    for run, now in states:
+        for command in TASKS[run.task].commands(run) if now != "done" else ():
+            print_line(f"{shlex.join(command)}  # {run}: {now}")
+    swept = "; when a sweep is done, the best value with the other seeds" * any(t.sweep for t in tables)
+    print_line(f"# {[now for _, now in states].count('done')} of {len(states)} runs are done{swept}")
+
+
+def report(options: argparse.Namespace, tables: list[Any] | None = None) -> None:
+    """Write the report of the tables that are named."""
+    from fairseq_rskip.tools.report.main import write_report
+
+    from .plan import make_tables
+
+    write_report(tables or make_tables(options), options)
+
+
+def main(argv: list[str] | None = None, prog: str | None = None) -> int:
+    """Do what ``argv`` asks for; returns the exit status. What the user can fix is one line for each mistake."""
+    try:
+        options = parse(argv, prog)
+    except SystemExit as end:
+        return end.code or 0
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+            signal.signal(number, signal.default_int_handler)
+    return exit_status(lambda: options.action(options), RESUME)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

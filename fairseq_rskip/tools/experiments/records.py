@@ -1,0 +1,194 @@
+"""The five records between a YAML file and a printed cell: Table and Row as written, Cell, Run, Result as computed."""
+
+import hashlib
+import json
+import re
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+DONE, RUNNING, FAILED, STOPPED, NEW = "done", "running", "failed", "stopped", "not run"  # states of a run
+
+Number = int | FiniteFloat
+Options = dict[str, bool | Number | str | list[int]]
+Sweep = dict[str, Annotated[list[Number | str], Field(min_length=2)]]
+Files = Annotated[list[str], Field(min_length=2, max_length=2)]  # of source and target
+
+
+class Section(BaseModel):
+    """A mapping of the YAML file. A key that is not listed is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Row(Section):
+    """One line of a table; ``sweep`` replaces the table's ({} for none), ``run: false`` only quotes a value."""
+
+    label: Annotated[str, Field(pattern=r"\S")]
+    equation: str = ""
+    arch: str | dict[str, str] = ""
+    options: Options = {}
+    sweep: Sweep | None = None
+    reported: Number | dict[str, Number] | None = None
+    baseline: str = ""
+    run: bool = True
+
+
+class Table(Section):
+    """A table, or one experiment; docs/reproduce.md explains the keys. Those from ``name`` on are set while it is read:
+
+    texts: your own text by the folder in which it is prepared; tried: the seeds that a sweep tries each value with
+    corpus, changed: what --corpus and --set ask for; cells: with their runs; warnings: of the training commands
+    """
+
+    class Column(Section):
+        """What distinguishes the cells of a column: a data set, or more options."""
+
+        data: str = ""
+        options: Options = {}
+
+    class OwnText(Section):
+        """Your own text, prepared in ``folder``; source and target are language codes."""
+
+        source: str
+        target: str
+        train: Files
+        valid: Files
+        test: Files
+        folder: str = ""
+        options: Options = {}
+
+    data: str
+    rows: Annotated[list[Row], Field(min_length=1)]
+    title: str = ""
+    source: str = ""
+    note: str = ""
+    task: str = ""
+    metric: str = ""
+    also: list[str] = []
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [1]
+    baseline: str = ""
+    columns: Annotated[dict[str, Column], Field(min_length=1)]
+    options: Options = {}
+    evaluate: Options = {}
+    sweep: Sweep = {}
+    sweep_seeds: Annotated[int, Field(ge=1)] = 1
+    test: Literal["", "welch", "randomisation", "bootstrap"] = ""
+    figure: Literal["", "gradients", "ratio", "curves", "course"] = ""
+    figure_options: Options = {}
+    name: str = ""
+    path: str = ""
+    texts: dict[str, OwnText] = {}
+    tried: list[int] = []
+    corpus: str = ""
+    changed: Options = {}
+    cells: list[Any] = []
+    warnings: list[str] = []
+
+
+SET_BY_US = ("name", "path", "texts", "tried", "corpus", "changed", "cells", "warnings")  # and by no user
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training, and its evaluation if ``scored``, in ``folder``; its record there is run.json.
+
+    identity: what distinguishes it from other runs; name: the same, readable and shorter; length: of the training, in
+    ``unit``; options: of the training command, without dashes; evaluate: of evaluate.sh
+    """
+
+    task: str
+    data: str
+    options: dict[str, Any]
+    identity: dict[str, Any]
+    name: str
+    length: int
+    unit: str
+    arch: str = ""
+    scored: bool = True
+    evaluate: dict[str, Any] = field(default_factory=dict)
+    seed: int = 1
+    folder: Path = Path()
+
+    def __str__(self) -> str:
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+    def place(self, out: Path, seed: int) -> Path:
+        """OUT/runs/<name>-<hash of task and identity>/seed<n>."""
+        digest = hashlib.sha256(json.dumps([self.task, self.identity], sort_keys=True).encode()).hexdigest()[:8]
+        return out / "runs" / f"{clean(self.name)}-{digest}" / f"seed{seed}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where a row and a column meet; ``variants``: each combination of the sweep's values, {} without, with its run."""
+
+    row: Row
+    column: str
+    arch: str
+    data: str
+    options: dict[str, Any]
+    sweep: dict[str, list[Any]]
+    reported: float | None
+    run: bool
+    variants: list[tuple[dict[str, Any], Run]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return " / ".join(filter(None, [self.row.label, self.column]))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the runs of a cell have given, and how that compares with the baseline.
+
+    runs, states: by seed, {} until the sweep is decided; records: what each finished run measured; values: of the
+    table's metric; trials: of the sweep, each with its values, the held-out value or None, and the state
+    chosen: the best trial's values; p, adjusted: by seed, or by "" for a test over seeds; untested: why there is no p
+    """
+
+    cell: Cell
+    runs: dict[int, Run] = field(default_factory=dict)
+    states: dict[int, str] = field(default_factory=dict)
+    records: dict[int, dict[str, Any]] = field(default_factory=dict)
+    values: dict[int, float] = field(default_factory=dict)
+    trials: list[tuple[dict[str, Any], float | None, str]] = field(default_factory=list)
+    chosen: dict[str, Any] = field(default_factory=dict)
+    baseline: str = ""
+    is_baseline: bool = False
+    difference: float | None = None
+    p: Mapping[str, float] = field(default_factory=dict)
+    adjusted: Mapping[str, float] = field(default_factory=dict)
+    untested: str = ""
+    best: bool = False
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values.values()) if self.values else None
+
+    @property
+    def folders(self) -> list[Path]:
+        return [self.runs[seed].folder for seed in self.values]
+
+    def also(self, metric: str) -> list[float]:
+        """Another metric of the seeds in ``values``; [] if one lacks it."""
+        values = [self.records[seed]["values"].get(metric) for seed in self.values]
+        return [] if None in values else values
+
+
+def clean(name: str) -> str:
+    """``name`` as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:150]
+
+
+def dashed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Names as command lines have them, and one spelling for one number: 2.0 is 2."""
+    return {name.replace("_", "-"): one_number(value) for name, value in options.items()}
+
+
+def one_number(value: Any) -> Any:
+    """``value``, a whole number as an int."""
+    return int(value) if type(value) is float and value.is_integer() and abs(value) < 2**53 else value

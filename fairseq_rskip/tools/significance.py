@@ -1,0 +1,88 @@
+"""Whether two systems differ: Welch's t-test over seeds, Holm's correction, power, and sacreBLEU's paired tests of two
+translations of one test set.
+
+Approximate randomisation is two-sided. The bootstrap centres the absolute differences of its resamples, so its p is
+about one-sided: about 0.4 for two systems of the same score, where a two-sided test has 1.
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from unittest.mock import patch
+
+from sacrebleu.metrics.base import Metric
+from sacrebleu.significance import PairedTest
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestIndPower
+
+LEVEL, POWER = 0.05, 0.8
+TESTS = {"ar": "approximate randomisation, two-sided", "bs": "paired bootstrap, whose p is about one-sided"}
+LEAST_DIFFERENT = 10  # with fewer differing sentences, ties make p too small
+SEED = "12345"  # sacreBLEU's own; with a fixed seed a comparison is repeatable
+
+
+def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """The two-sided p of Welch's t-test of two samples; None with fewer than two values in one, or no variance."""
+    if min(len(a), len(b)) < 2 or len(set(a)) == len(set(b)) == 1:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of nearly equal values: the p itself is checked
+        p = float(stats.ttest_ind(a, b, equal_var=False).pvalue)
+    return p if math.isfinite(p) else None
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values of one family of tests, adjusted by Holm's step-down method (Holm 1979), in the same order."""
+    return multipletests(p_values, LEVEL, "holm")[1].tolist() if len(p_values) else []
+
+
+def pooled_deviation(samples: Sequence[Sequence[float]]) -> float | None:
+    """The standard deviation within samples, pooled by degrees of freedom; None without two values in any."""
+    samples = [sample for sample in samples if len(sample) > 1]
+    freedom = sum(len(sample) - 1 for sample in samples)
+    return math.sqrt(sum(stats.tvar(s) * (len(s) - 1) for s in samples) / freedom) if samples else None
+
+
+def power(difference: float, deviation: float, seeds: int, level: float = LEVEL) -> float:
+    """The chance that the t-test at ``level`` finds ``difference``, with ``seeds`` runs of standard ``deviation`` each.
+
+    Two-sided, not corrected, equal variances: Welch's degrees of freedom are then 2 (seeds - 1).
+    """
+    return float(TTestIndPower().power(difference / deviation, seeds, level))
+
+
+def detectable(deviation: float, seeds: int, chance: float = POWER) -> float:
+    """The smallest difference of two means that ``power`` gives a ``chance`` to be found; the inverse of ``power``."""
+    return float(TTestIndPower().solve_power(None, seeds, LEVEL, chance)) * deviation
+
+
+def differing(a: Sequence[str], b: Sequence[str]) -> int:
+    """The number of sentences that two systems translate differently."""
+    return sum(ours != theirs for ours, theirs in zip(a, b, strict=True))
+
+
+def paired(
+    baseline: list[str],
+    systems: Sequence[list[str]],
+    references: list[list[str]],
+    metrics: Mapping[str, Metric],
+    test: str = "ar",
+    trials: int = 10000,
+) -> list[dict[str, float]]:
+    """The p-values of each of ``systems`` against ``baseline``, by name of the metric: those of the sacrebleu command.
+
+    ``test`` is a key of ``TESTS``. A system with fewer than ``LEAST_DIFFERENT`` differing sentences has none.
+    """
+    found: list[dict[str, float]] = [{} for _ in systems]
+    testable = [n for n, lines in enumerate(systems) if differing(lines, baseline) >= LEAST_DIFFERENT]
+    if testable:
+        named = [("baseline", baseline), *((str(n), systems[n]) for n in testable)]
+        with patch.dict(os.environ, SACREBLEU_SEED=SEED):  # sacreBLEU takes the seed from there alone
+            _, results = PairedTest(named, dict(metrics), references, test, trials)()
+        columns = [values for name, values in results.items() if name != "System"]
+        for name, values in zip(metrics, columns, strict=True):
+            for n, result in zip(testable, values[1:], strict=True):
+                found[n][name] = float(result.p_value)
+    return found

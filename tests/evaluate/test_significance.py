@@ -1,0 +1,81 @@
+"""The statistics against published results, scipy, formulas written out, simulation and the sacrebleu command."""
+
+import csv
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+from conftest import ROOT, run_checked
+from evaluation_corpus import write
+from sacrebleu.metrics import BLEU
+from scipy import stats
+
+from fairseq_rskip.tools import significance
+
+
+def test_published_p_values_come_out_again():
+    """Each table of results/scaled_tables.csv is one family: p of Welch's test over seeds, adjusted by Holm."""
+    with open(ROOT / "results" / "scaled_tables.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    values = {
+        (row["plan"], row["column"], row["row"]): [float(v.split(":")[1]) for v in row["values_by_seed"].split()]
+        for row in rows
+    }
+    tested = [row for row in rows if row["test"] == "over seeds"]
+    families = {(row["plan"], row["column"]): {} for row in tested}
+    for row in tested:
+        place = (row["plan"], row["column"])
+        p = significance.welch(values[(*place, row["row"])], values[(*place, row["baseline"])])
+        assert p == pytest.approx(float(row["p"]), rel=1e-12)
+        families[place][p] = float(row["p_holm"])
+    assert len(tested) == 10
+    for family in families.values():
+        assert significance.holm(list(family)) == pytest.approx(list(family.values()), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "a, b", [([1.0], [2.0, 3.0]), ([1.0, 2.0], [3.0]), ([], []), ([1.0, 1.0], [2.0, 2.0])], ids=str
+)
+def test_one_seed_or_no_variance_has_no_p(a, b):
+    assert significance.welch(a, b) is None
+
+
+def test_welch_is_scipys_and_holm_is_the_step_down_by_hand():
+    a, b = [30.1, 30.4, 29.9], [31.0, 30.8]
+    assert significance.welch(a, b) == stats.ttest_ind(a, b, equal_var=False).pvalue
+    # Holm 1979: the smallest of m times m, the next m - 1, ..., never falling, at most 1
+    assert significance.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert significance.holm([0.7, 0.6]) == [1.0, 1.0] and significance.holm([]) == []
+
+
+def test_a_detectable_difference_is_found_four_times_of_five():
+    difference = significance.detectable(0.2, 3)
+    draws = np.random.default_rng(1).normal(0, 0.2, (2, 20_000, 3))
+    p = stats.ttest_ind(draws[0] + difference, draws[1], axis=1).pvalue  # equal variances: Welch's with those known
+    assert (p < 0.05).mean() == pytest.approx(0.8, abs=0.01) == significance.power(difference, 0.2, 3)
+    freedom = 4  # the noncentral t of the docstring, by scipy
+    limit, centre = stats.t.ppf(0.975, freedom), difference / (0.2 * math.sqrt(2 / 3))
+    assert stats.nct.sf(limit, freedom, centre) == pytest.approx(0.8, abs=1e-5)
+    assert significance.pooled_deviation([[1.0, 3.0], [5.0, 5.0, 8.0], [7.0]]) == pytest.approx(math.sqrt((2 + 6) / 3))
+    assert significance.pooled_deviation([[1.0], []]) is None
+
+
+@pytest.mark.parametrize("test", significance.TESTS)
+def test_paired_tests_are_the_sacrebleu_commands(tmp_path, monkeypatch, test):
+    monkeypatch.setenv("SACREBLEU_SEED", "7")  # comparisons do not depend on it
+    rng = random.Random(1)
+    reference = [" ".join(rng.choices("abcdefgh", k=rng.randint(5, 12))) for _ in range(60)]
+    base, other = (
+        [" ".join(rng.choice("abcdefgh") if rng.random() < share else word for word in line.split()) for line in lines]
+        for lines, share in ((reference, 0.3), (reference, 0.25))
+    )
+    nearly = [*base[:-1], "a b"]  # one sentence differs: not tested
+    paths = [write(tmp_path / name, text) for name, text in (("r", reference), ("b", base), ("o", other))]
+    options = [f"--paired-{test}", f"--paired-{test}-n", "200", "-f", "json", "-m", "bleu"]
+    said = run_checked(["sacrebleu", paths[0], "-i", *paths[1:], *options], env={"SACREBLEU_SEED": "12345"})
+    expected = json.loads(said[said.index("[") : said.rindex("]") + 1])[1]
+    metrics = {"BLEU": BLEU()}
+    near, found = significance.paired(base, [nearly, other], [reference], metrics, test, 200)
+    assert near == {} and found == {"BLEU": pytest.approx(expected["BLEU"]["p_value"], abs=1e-4)}

@@ -1,0 +1,129 @@
+"""Runs from the command line: done once, failing alone, killed and resumed, submitted."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+from experiment_runs import IMAGES, TRANSLATION, reproduce, tables, write
+
+from fairseq_rskip.files import locked
+from fairseq_rskip.tools.experiments import execution, plan
+from fairseq_rskip.tools.experiments.tasks import TASKS
+from fairseq_rskip.tools.train.plan import make_plan
+
+
+def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path, capfd):
+    out = tmp_path / "out"
+    status, printed, _ = reproduce(capfd, "run", write(tmp_path, IMAGES), "--output", out, "--dry-run")
+    assert status == 0 and printed.count("train-cifar") == 4 and "0 of 4 runs are done" in printed
+    assert not out.exists()
+
+
+def test_help_needs_no_torch():
+    code = "import sys; from fairseq_rskip.tools.experiments.main import main; main(['run', '-h'])"
+    code += "; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_a_translation_is_trained_and_evaluated_and_a_loss_is_only_trained(tmp_path):
+    path = write(tmp_path, TRANSLATION, evaluate={"average": 3, "beam": 2})
+    run = plan.ready(tables(path)[0], tmp_path)[0]
+    train, evaluate = TASKS["translation"].commands(run)
+    assert make_plan([*train[4:], "--dry-run"]).save == run.folder / "checkpoints"
+    assert train[train.index("--keep-last-epochs") + 1] == "10" and evaluate[3] == "evaluate" and "--beam" in evaluate
+    path = write(tmp_path, TRANSLATION, metric="valid_loss")
+    assert len(TASKS["translation"].commands(plan.ready(tables(path)[0], tmp_path)[0])) == 1
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """A prepared run of two commands that write lines; the second one fails until the file ``good`` is there."""
+    run = plan.ready(tables(write(tmp_path, IMAGES))[0], tmp_path)[0]
+    script = "import json, pathlib, sys; folder = pathlib.Path(sys.argv[1]); print(sys.argv[2])\n"
+    script += "if sys.argv[2] == 'two' and not (folder / 'good').exists(): sys.exit('error: a full disk')\n"
+    script += "(folder / 'result.json').write_text(json.dumps({'error': 5.0}))"
+    commands = [[sys.executable, "-c", script, str(run.folder), word] for word in ("one", "two")]
+    monkeypatch.setattr(type(TASKS["images"]), "commands", lambda self, run: commands)
+    execution.prepare(run)
+    return run
+
+
+def test_a_failed_run_says_why_and_is_tried_again_from_the_command_that_failed(prepared):
+    assert execution.execute(prepared.folder)
+    assert plan.state(prepared) == "failed: a full disk"
+    (prepared.folder / "good").touch()
+    assert execution.execute(prepared.folder)
+    assert plan.state(prepared) == "done" and plan.read(prepared.folder)["metrics"]["values"] == {"error": 5.0}
+    log = (prepared.folder / "log.txt").read_text()
+    assert [line for line in log.splitlines() if line in ("one", "two")].count("two") == 2
+    before = log
+    assert execution.execute(prepared.folder) and (prepared.folder / "log.txt").read_text() == before
+
+
+def test_a_run_that_another_process_does_is_left_alone(prepared):
+    with locked(prepared.folder, plan.LOCK):
+        assert not execution.execute(prepared.folder)
+        assert plan.state(prepared).startswith("running")
+    assert not (prepared.folder / "log.txt").exists()
+
+
+def test_slurm_gets_one_array_with_the_options_of_sbatch(prepared, tmp_path, monkeypatch, capfd):
+    import submitit
+
+    calls = {}
+
+    class Executor(submitit.SlurmExecutor):
+        def __init__(self, folder):
+            calls["folder"] = folder
+
+        def update_parameters(self, **options):
+            calls["options"] = options
+
+        def map_array(self, job, folders):
+            calls["folders"] = folders
+            return [type("Job", (), {"job_id": "7_0"}) for _ in folders]
+
+    monkeypatch.setattr(submitit, "SlurmExecutor", Executor)
+    execution.submit([prepared], ["partition=gpu", "time=60", "reservation=x"], tmp_path)
+    assert calls["folders"] == [str(prepared.folder)] and calls["options"]["additional_parameters"] == {
+        "reservation": "x"
+    }
+    assert (calls["options"]["partition"], calls["options"]["time"]) == ("gpu", 60)
+    assert "7_0" in capfd.readouterr().out
+
+
+def start(*words, home):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(home), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "scripts" / "reproduce.py"), *map(str, words)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(holds, process=None):
+    deadline = time.monotonic() + 300
+    while not holds():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_table_that_is_killed_stops_all_and_the_same_command_resumes(tmp_path):
+    options = {**IMAGES["options"], "iterations": 300, "save-interval": 10, "device": "cpu"}
+    path, out = write(tmp_path, IMAGES, options=options, seeds=[1]), tmp_path / "out"
+    words = ["run", path, "--output", out]
+    first, second = plan.ready(tables(path)[0], out)
+    killed = start(*words, home=tmp_path)
+    wait_for((first.folder / "checkpoint.pt").exists, killed)
+    killed.kill()
+    killed.communicate()
+    wait_for(lambda: plan.state(first).startswith("stopped"))  # nothing holds its lock any more
+    resumed = start(*words, home=tmp_path)
+    printed, _ = resumed.communicate(timeout=600)
+    assert resumed.returncode == 0, printed
+    assert plan.state(first) == plan.state(second) == "done"
+    assert "resum" in (first.folder / "log.txt").read_text().lower()
+    assert json.loads((first.folder / "run.json").read_text())["metrics"]["parameters"] > 0
+    assert "one seed" in printed and (out / "report" / "report.html").exists()

@@ -1,0 +1,93 @@
+"""The folder of a run: what changes it, and that published runs still count as done."""
+
+import tarfile
+
+import pytest
+from conftest import ROOT
+from experiment_runs import IMAGES, tables, write
+
+from fairseq_rskip.tools.experiments import plan
+
+STUDIES = {
+    "skips": ({}, 45),
+    "why": ({}, 18),
+    "deep": ({"columns": ["36 layers"], "seeds": [1], "rows": ["1xSkip+LN", "2xSkip+LN", "2rSkip+LN"]}, 9),
+    "rivals": ({"rows": ["1xSkip+LN", "ReZero", "mHC", "askip, halting", "1xSkip+LN, FFN 552"]}, 25),
+    "skips-cifar": ({"corpus": "cifar10-jpg"}, 21),
+    "rivals-cifar": (
+        {
+            "corpus": "cifar10-jpg",
+            "set": ["iterations=300", "warmup-iterations=2", "batch-size=32", "amp=bf16"],
+            "rows": ["1xSkip", "2rSkip+DyT", "Admin, formula", "askip, gradient", "1xSkip, width 17"],
+        },
+        25,
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory):
+    """The folder with results/runs.tar.xz unpacked, and an empty image folder of the published name."""
+    folder = tmp_path_factory.mktemp("published")
+    with tarfile.open(ROOT / "results" / "runs.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    (folder / "cifar10-jpg").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_published_runs_of_a_study_are_done(published, name):
+    options, count = STUDIES[name]
+    if "corpus" in options:
+        options = {**options, "corpus": str(published / options["corpus"])}
+    (table,) = tables(name, **options)
+    states = [plan.state(run) for run in plan.ready(table, published)]
+    assert states == ["done"] * count
+
+
+@pytest.mark.parametrize("name", ["skips", "skips_cifar"])
+def test_a_published_table_is_what_its_published_runs_give(published, capfd, name):
+    from experiment_runs import reproduce
+
+    more = ["--corpus", published / "cifar10-jpg", "--seeds", 1, 2, 3, 4, 5] if "cifar" in name else []
+    words = ["report", name.replace("_", "-"), *more, "--no-figures", "--output", published]
+    assert reproduce(capfd, *words)[0] == 0
+    assert (published / "report" / "report.csv").read_bytes() == (ROOT / "results" / f"{name}.csv").read_bytes()
+
+
+def folders(path, tmp_path, **options):
+    (table,) = tables(path, **options)
+    return [run.folder for run in plan.ready(table, tmp_path)]
+
+
+def test_the_same_network_in_two_rows_or_tables_is_one_run(tmp_path):
+    rows = [
+        IMAGES["rows"][0],
+        {**IMAGES["rows"][0], "label": "again", "options": {**IMAGES["rows"][0]["options"], "skip_lambda": 1.0}},
+    ]
+    one, two = write(tmp_path, IMAGES, "one"), write(tmp_path, IMAGES, "two", rows=rows)
+    assert folders(two, tmp_path) == folders(one, tmp_path, rows=["plain"])
+
+
+@pytest.mark.parametrize(
+    ("word", "same"),
+    [("device=cpu", True), ("save-interval=5", True), ("lr=0.1", True), ("lr=0.2", False), ("batch-size=16", False)],
+)
+def test_only_what_changes_a_result_changes_the_folder(tmp_path, word, same):
+    path = write(tmp_path, IMAGES)
+    assert (folders(path, tmp_path) == folders(path, tmp_path, set=[word])) is same
+
+
+def test_a_sweep_trains_every_value_with_the_first_seed_and_then_the_best_with_all(tmp_path):
+    import json
+
+    path = write(tmp_path, IMAGES, sweep={"lr": [0.1, 0.2, 0.4]}, rows=IMAGES["rows"][:1], valid_images=None)
+    path = write(tmp_path, {k: v for k, v in IMAGES.items() if k != "options"}, rows=IMAGES["rows"][:1],
+                 sweep={"lr": [0.1, 0.2, 0.4]}, options={**IMAGES["options"], "valid-images": 100})  # fmt: skip
+    (table,) = tables(path)
+    first = plan.ready(table, tmp_path)
+    assert [(run.options["lr"], run.seed) for run in first] == [(0.1, 1), (0.2, 1), (0.4, 1)]
+    for run, error in zip(first, (30.0, 20.0, float("nan"))):
+        run.folder.mkdir(parents=True)
+        (run.folder / "run.json").write_text(json.dumps({"metrics": {"values": {"valid_error": error, "error": 25.0}}}))
+    assert [(run.options["lr"], run.seed) for run in plan.ready(table, tmp_path)][3:] == [(0.2, 2)]

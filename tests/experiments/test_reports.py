@@ -1,0 +1,116 @@
+"""The report: numbers, tests, what is bold, and what stands in the page."""
+
+import json
+import random
+import re
+
+import pytest
+from experiment_runs import IMAGES, TRANSLATION, finish, report, tables, write
+from scipy import stats
+
+GOOD, BAD = {1: 10.0, 2: 10.2, 3: 9.9}, {1: 14.0, 2: 14.3, 3: 14.1}
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A table of two rows and three seeds: path, table, output folder."""
+    path = write(tmp_path, IMAGES, seeds=[1, 2, 3])
+    return path, tables(path)[0], tmp_path / "out"
+
+
+def test_means_differences_and_p_values_are_those_of_scipy(images, capfd):
+    path, table, out = images
+    finish(table, out, {"plain": BAD, "recursive": GOOD})
+    rows, page = report(capfd, path, out, "--no-figures")
+    row = rows["recursive"]
+    assert float(row["mean"]) == pytest.approx(sum(GOOD.values()) / 3)
+    assert float(row["ours_minus_baseline"]) == pytest.approx(-4.1)
+    p = stats.ttest_ind([*GOOD.values()], [*BAD.values()], equal_var=False).pvalue
+    assert float(row["p"]) == float(row["p_holm"]) == p
+    assert re.findall("<strong>(.*?)</strong>", page) == ["10.03 ± 0.15"]
+    assert "Power" in page
+
+
+def test_nothing_is_bold_that_is_not_better_than_chance(images, capfd):
+    path, table, out = images
+    finish(table, out, {"plain": GOOD, "recursive": {1: 10.1, 2: 9.8, 3: 10.3}})
+    assert "<strong>" not in report(capfd, path, out, "--no-figures")[1]
+
+
+def test_one_seed_has_no_p_value_and_says_so(images, capfd):
+    path, table, out = images
+    finish(table, out, {"plain": {1: 14.0}, "recursive": {1: 10.0}})
+    rows, page = report(capfd, path, out, "--no-figures", "--seeds", 1)
+    assert rows["recursive"]["p"] == "" and "one seed" in page and "<strong>" not in page
+
+
+def test_missing_seeds_failures_and_values_that_are_not_finite_are_named(images, capfd):
+    path, table, out = images
+    finish(table, out, {"plain": {1: 14.0, 2: 14.2}, "recursive": {1: float("nan")}})
+    folder = table.cells[1].variants[0][1].place(out, 2)
+    folder.mkdir(parents=True)
+    (folder / "run.lock").touch()
+    (folder / "run.json").write_text(json.dumps({"failed": {"error": "the <disk> is full"}}))
+    rows, page = report(capfd, path, out, "--no-figures")
+    assert rows["plain"]["seeds_done"] == "2" and "3 not run" in rows["plain"]["state"]
+    for word in ("not finite", "the <disk> is full", "3 not run"):
+        assert word in rows["recursive"]["state"]
+    assert "the &lt;disk&gt; is full" in page and "<disk>" not in page
+
+
+def test_values_published_elsewhere_are_compared_only_with_the_whole_experiment(tmp_path, capfd):
+    rows = [{**row, "reported": 9.5} for row in IMAGES["rows"]]
+    path, out = write(tmp_path, IMAGES, rows=rows, source="A paper"), tmp_path / "out"
+    finish(tables(path)[0], out, {"plain": {1: 10.0, 2: 10.5}})
+    found, page = report(capfd, path, out, "--no-figures")
+    assert float(found["plain"]["ours_minus_paper"]) == 0.75 and "Not the published" not in page
+    short = ["iterations=6", "batch-size=4"]
+    finish(tables(path, set=short)[0], out, {"plain": {1: 20.0, 2: 20.5}})
+    found, page = report(capfd, path, out, "--no-figures", "--set", *short)
+    assert found["plain"]["ours_minus_paper"] == "" and "Not the published experiment" in page
+    assert (found["plain"]["scale"], found["plain"]["changed"]) == ("0.5", "batch-size 4")
+
+
+def test_the_page_holds_curves_and_needs_nothing_else(images, capfd):
+    path, table, out = images
+    finish(table, out, {"plain": BAD, "recursive": GOOD}, parameters=1234567, seconds=90)
+    _, page = report(capfd, path, out)
+    assert page.count("data:image/png;base64,") == 1 and "1,234,567" in page
+    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    text = (out / "report" / "report.md").read_text("utf-8")
+    assert "| recursive" in text and "](figures/mine-curves.png)" in text
+    assert (out / "report" / "figures" / "mine-curves.png").exists()
+
+
+def translate(table, out, label, seed, hypotheses, reference, score):
+    (cell,) = (cell for cell in table.cells if cell.row.label == label)
+    folder = cell.variants[0][1].place(out, seed)
+    (folder / "evaluation").mkdir(parents=True)
+    (folder / "evaluation" / "hyp.txt").write_text("\n".join(hypotheses) + "\n")
+    metrics = {"values": {"sacreBLEU 13a": score}, "signatures": {"sacreBLEU 13a": "nrefs:1|tok:13a"}}
+    metrics |= {"references": [str(reference)], "length_ratio": 0.987, "seconds": 61.0}
+    metrics["examples"] = [{"source": "s", "reference": "r", "translation": f"{label} <b>"}]
+    (folder / "run.json").write_text(json.dumps({"metrics": metrics}))
+
+
+def test_translations_are_tested_sentence_by_sentence_for_each_seed(tmp_path, capfd):
+    rng = random.Random(1)
+    lines = [" ".join(rng.choices("abcdefgh", k=9)) for _ in range(60)]
+
+    def noisy(share):
+        words = (line.split() for line in lines)
+        return [" ".join(rng.choice("abcdefgh") if rng.random() < share else w for w in line) for line in words]
+
+    few, many = noisy(0.1), noisy(0.6)
+    reference, out = tmp_path / "test.de", tmp_path / "out"
+    reference.write_text("\n".join(lines) + "\n")
+    path = write(tmp_path, TRANSLATION, seeds=[1, 2])
+    (table,) = tables(path)
+    for seed in (1, 2):
+        translate(table, out, "xSkip", seed, many, reference, 10.0)
+        translate(table, out, "rSkip", seed, few, reference, 60.0)
+    rows, page = report(capfd, path, out, "--no-figures")
+    p = dict(word.split(":") for word in rows["rSkip"]["p"].split())
+    assert set(p) == {"1", "2"} and all(float(value) < 0.01 for value in p.values())
+    assert "<strong>" not in page  # the seeds have no variance: no difference between seeds is shown
+    assert "nrefs:1|tok:13a" in page and "0.987" in page and "rSkip &lt;b&gt;" in page

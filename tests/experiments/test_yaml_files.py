@@ -1,0 +1,134 @@
+"""YAML files as tables: what is read, and that every mistake is named at once."""
+
+import pytest
+from experiment_runs import IMAGES, PLAIN, TRANSLATION, tables, write
+
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.experiments.yaml_file import FOLDER
+
+SHIPPED = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def refused(path, **options):
+    with pytest.raises(UserError) as raised:
+        tables(path, **options)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in ("rivals", "deep", "table7")])
+def test_a_shipped_table_passes_the_checks_of_the_training_commands(name):
+    (table,) = tables(name)
+    assert table.cells and all(cell.variants or not cell.run for cell in table.cells)
+
+
+def test_all_mistakes_are_named_at_once_with_row_and_near_name(tmp_path):
+    rows = [
+        {"label": "a", "arch": "transformer_xskip_ln", "optoins": {"skip-lambda": 1}},
+        {"label": "b", "arch": "transformer_xskip_ln", "options": {"skip-lamda": 2}},
+        {"label": "c", "arch": "transformer_rskip_lm", "reported": "high"},
+        {"label": "c", "arch": "transformer", "baseline": "d"},
+    ]
+    message = refused(write(tmp_path, TRANSLATION, rows=rows, sedes=[1]))
+    for named in (
+        ["row 1 ('a')", "optoins", "options"],
+        ["row 'b'", "skip-lamda", "skip-lambda"],
+        ["row 3 ('c')", "reported", "high"],
+        ["row 'c'", "transformer_rskip_lm", "transformer_rskip_ln"],
+        ["row 4 ('c')", "row 3"],
+        ["row 4 ('c')", "baseline", "'d'"],
+        ["sedes", "seeds"],
+    ):
+        assert any(all(word in line for word in named) for line in message.splitlines()), (named, message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seeds": [1, 1]}, "seeds"),
+        ({"seeds": [True]}, "seeds"),
+        ({"seeds": []}, "seeds"),
+        ({"metric": "eror"}, "error"),
+        ({"task": "speech"}, "task"),
+        ({"test": "t"}, "welch"),
+        ({"figure": "pie"}, "curves"),
+        ({"rows": []}, "rows"),
+        ({"columns": {"a": {"dta": "x"}}}, "data"),
+        ({"options": {"depth": 9}}, "depth"),
+        ({"options": {"seeds": 3}}, "seeds"),
+        ({"sweep": {"lr": [0.1]}}, "sweep"),
+        ({"sweep": {"lr": [0.1, 0.1]}}, "lr"),
+        ({"sweep": {"lr": [0.1, 0.2]}}, "valid-images"),
+        ({"path": "x"}, "path"),
+        ({"data": "nowhere"}, "digits"),
+        ({"rows_from": "mine.yaml"}, "circle"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_a_wrong_value_is_refused_by_its_key(tmp_path, changes, named):
+    assert named in refused(write(tmp_path, IMAGES, **changes))
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1", "{a: 1}", "data: \xe9"], ids=["broken", "list", "keys", "latin"])
+def test_what_is_no_table_is_refused_in_one_line(tmp_path, text):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    assert "mine.yaml" in refused(path)
+
+
+def test_merge_keys_and_a_row_by_its_label_alone(tmp_path):
+    write(tmp_path, IMAGES, name="other", rows=[{"label": "plain", "equation": "x + F", "options": PLAIN}])
+    path = tmp_path / "mine.yaml"
+    text = "rows_from: other.yaml\ndata: digits\noptions: {depth: 8}\nrows:\n- plain\n"
+    path.write_text(text + "- &r {label: a, equation: y, options: {lr: 0.2}}\n- {<<: *r, label: b}\n")
+    (table,) = tables(path)
+    assert [(row.label, row.equation) for row in table.rows] == [("plain", "x + F"), ("a", "y"), ("b", "y")]
+    assert table.rows[1].options == table.rows[2].options == {"lr": 0.2}
+
+
+def test_one_experiment_is_a_table_of_one_row(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("data: multi30k-en-de\narch: transformer_rskip_ln_tiny\noptions: {skip-lambda: 2, max-epoch: 3}\n")
+    (table,) = tables(path)
+    ((_, run),) = table.cells[0].variants
+    assert (table.rows[0].label, run.arch, run.length, run.unit) == ("mine", "transformer_rskip_ln_tiny", 3, "epochs")
+    assert table.seeds == [1] and table.metric == "sacreBLEU 13a"
+
+
+def test_options_of_the_row_win_over_column_and_table_and_set_over_all(tmp_path):
+    rows = [{"label": "r", "options": {"lr": 0.3}, "reported": {"a": 1.0}}]
+    columns = {"a": {"options": {"lr": 0.2, "depth": 14}}, "b": {}}
+    path = write(tmp_path, IMAGES, rows=rows, columns=columns, options={"lr": 0.1, "depth": 8, "iterations": 9})
+    first, second = tables(path, set=["iterations=12", "warmup_iterations=1"])[0].cells
+    assert (first.options["lr"], first.options["depth"], second.options["depth"]) == (0.3, 14, 8)
+    assert first.options["iterations"] == second.options["iterations"] == 12
+    assert (first.reported, second.reported) == (1.0, None)
+    assert [
+        cell.column for cell in tables(path, columns=["b"], set=["warmup-iterations=1", "iterations=12"])[0].cells
+    ] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"rows": ["recursiv"]}, "recursive"), ({"columns": ["x"]}, "column"), ({"set": ["depth"]}, "NAME=VALUE"),
+     ({"set": ["dept=8"]}, "depth"), ({"corpus": "nowhere"}, "nowhere")],
+    ids=["rows", "columns", "set", "option", "corpus"],
+)  # fmt: skip
+def test_the_command_line_is_checked(tmp_path, options, named):
+    assert named in refused(write(tmp_path, IMAGES), **options)
+
+
+def test_own_text_is_a_folder_of_its_own_and_its_options_are_checked_before_it_is_prepared(tmp_path):
+    data = {"source": "en", "target": "de", "folder": str(tmp_path / "text")}
+    files = {split: [f"{split}.en", f"{split}.de"] for split in ("train", "valid", "test")}
+    (table,) = tables(write(tmp_path, TRANSLATION, data={**data, **files}))
+    assert {run.data for cell in table.cells for _, run in cell.variants} == {str(tmp_path / "text")}
+    message = refused(
+        write(tmp_path, TRANSLATION, data={**data, **files, "train": ["one"], "tst": 1}, options={"lrr": 1})
+    )
+    assert "train" in message and "tst" in message
+
+
+def test_a_short_training_with_a_long_warm_up_is_warned_of_once(tmp_path):
+    options = {"max-update": 300, "warmup-updates": 800}
+    (table,) = tables(write(tmp_path, TRANSLATION, options=options))
+    assert len([warning for warning in table.warnings if "800" in warning and "300" in warning]) == 1
