@@ -12,6 +12,7 @@ COMMANDS = {
     "evaluate": ("fairseq_rskip.tools.evaluate.arguments", "average checkpoints, translate a subset, score it"),
     "score": ("fairseq_rskip.tools.score", "score a translation"),
     "compare": ("fairseq_rskip.tools.compare", "compare checkpoints or translations: scores, lengths, significance"),
+    "translate": ("fairseq_rskip.tools.translate", "translate standard input to standard output"),
     "average": ("fairseq_rskip.tools.average", "average the weights of several fairseq checkpoints"),
     "run": ("fairseq_rskip.tools.reproduce.experiment", "one YAML file: prepare, train, evaluate, report"),
     "export": ("fairseq_rskip.tools.export.main", "a model as a folder to share: weights, text processing, a card"),

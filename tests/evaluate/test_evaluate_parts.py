@@ -1,4 +1,4 @@
-"""The parts of scripts/evaluate.sh that need no trained model: choices, command lines, explanations."""
+"""The parts of rskip evaluate that need no trained model: choices, command lines, explanations."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ from conftest import ROOT, run_command
 
 from fairseq_rskip import console
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.evaluate import checkpoints, generation
+from fairseq_rskip.tools.corpus import Corpus
+from fairseq_rskip.tools.evaluate import generation, weights
 from fairseq_rskip.tools.evaluate.arguments import parse
-from fairseq_rskip.tools.evaluate.prepared import Prepared
 from fairseq_rskip.tools.process import explain
 
 EPOCHS = [f"checkpoint{n}.pt" for n in (1, 2, 9, 10)]
@@ -34,7 +34,7 @@ LAST = ["checkpoint_best.pt", "checkpoint_last.pt"]
 def test_the_last_checkpoints_are_chosen(tmp_path, there, count, expected):
     for name in [*there, "checkpoint11.pt.tmp", "averaged.pt"]:
         (tmp_path / name).touch()
-    taken, which = checkpoints.choose(tmp_path, count)
+    taken, which = weights.choose(tmp_path, count)
     assert [path.name for path in taken] == expected
     assert all(name in which for name in expected)
     assert ("nothing to average" in which) == ("--keep-interval-updates" in which) == (len(taken) == 1 and count > 1)
@@ -42,13 +42,13 @@ def test_the_last_checkpoints_are_chosen(tmp_path, there, count, expected):
 
 def test_a_missing_checkpoint_is_named_with_what_is_there(tmp_path):
     (tmp_path / "checkpoint3.pt").touch()
-    assert checkpoints.choose(tmp_path, 5, tmp_path / "checkpoint3.pt")[0] == [tmp_path / "checkpoint3.pt"]
+    assert weights.choose(tmp_path, 5, tmp_path / "checkpoint3.pt")[0] == [tmp_path / "checkpoint3.pt"]
     with pytest.raises(UserError, match=r"no checkpoint checkpoint4.pt.*holds checkpoint3.pt"):
-        checkpoints.choose(tmp_path, 5, checkpoints.Path("checkpoint4.pt"))
+        weights.choose(tmp_path, 5, weights.Path("checkpoint4.pt"))
 
 
 def prepared(tmp_path, bpe="subword-nmt", tokenizer="moses", corpus="own"):
-    return Prepared(tmp_path, corpus, "en", "vi", bpe, tokenizer)
+    return Corpus(tmp_path, corpus, "", "en", "vi", {"bpe": bpe, "tokenizer": tokenizer})
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_which_text_counts_as_tokenised(tmp_path, bpe, tokenizer, corpus, expect
 
 
 def test_the_command_names_the_plugin_and_refuses_paths_that_fairseq_misreads(tmp_path):
-    command = generation.command(prepared(tmp_path / "a b's"), tmp_path / "é $x.pt", ["--beam", "4"])
+    command = generation.command(prepared(tmp_path / "a b's"), tmp_path / "é $x.pt", (1024, 1024), ["--beam", "4"])
     assert command[command.index("--user-dir") + 1] == run_command(["python", "-m", "fairseq_rskip"]).stdout.strip()
     for name in ("a:b", "${a}", "it\\'s"):
         with pytest.raises(UserError, match="fairseq cannot take .* in a path"):
-            generation.command(prepared(tmp_path), tmp_path / name / "x.pt", [])
+            generation.command(prepared(tmp_path), tmp_path / name / "x.pt", (1024, 1024), [])
 
 
 @pytest.mark.parametrize(
@@ -169,5 +169,5 @@ def test_the_script_itself_explains_and_refuses(tmp_path):
     shown = run_command([script, "-h"], cwd=tmp_path)
     assert shown.returncode == 0 and "CHECKPOINT-DIR" in shown.stdout and "--lenpen" in shown.stdout
     done = run_command([script, "nowhere", "c"], cwd=tmp_path)
-    assert done.returncode == 1 and done.stderr.startswith("error: DATA nowhere is not a folder")
+    assert done.returncode == 1 and done.stderr.startswith("error: no corpus or folder named 'nowhere'")
     assert done.stderr.count("\n") == 1

@@ -18,7 +18,7 @@ from corpus_archives import PREPROCESS, SIZES, stand_ins, texts, write_splits
 from fairseq.data import Dictionary, data_utils
 
 from fairseq_rskip.pretrained.translation import splitter
-from fairseq_rskip.tools.evaluate.prepared import find
+from fairseq_rskip.tools.corpus import Corpus
 
 pytestmark = pytest.mark.slow
 
@@ -162,7 +162,7 @@ def test_kinds_of_subwords(raw, quick, tmp_path, options):
         assert line == lines(raw / "test.de")[0]
     for language in ("en", "de"):
         (out / "data-bin" / f"dict.{language}.txt").touch()  # which the replacement of fairseq-preprocess writes not
-    path = find(out).subwords("en")  # what rskip export takes along, to do the same to a sentence
+    path = Corpus.find(out).subwords("en")  # what rskip export takes along, to do the same to a sentence
     assert (path is None) == (facts["bpe"] == "none")
     config = {**facts, "source": "en", "subwords": {"en": path.name if path else None}}
     split = splitter(config, out / "subwords")

@@ -10,9 +10,8 @@ from typing import Any
 
 from fairseq_rskip.console import as_words, checked
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.corpus import Corpus as Prepared
 from fairseq_rskip.tools.evaluate.arguments import parse as parse_evaluate
-from fairseq_rskip.tools.evaluate.prepared import find as find_prepared
-from fairseq_rskip.tools.evaluate.prepared import read_references
 from fairseq_rskip.tools.train.data import find_data as find
 from fairseq_rskip.tools.train.options import check_ranges
 from fairseq_rskip.tools.train.recipes import GENERAL, NAMES, RECIPES
@@ -44,7 +43,7 @@ def find_data(corpus: str) -> str:
 def check_data(data: str) -> None:
     """Raise ``UserError`` for what train.sh or, hours later, evaluate.sh would refuse as not prepared."""
     find(data, dry_run=False).dictionaries({})
-    read_references(find_prepared(Path(_prepared(data))), "test")
+    Prepared.find(_prepared(data), prepared=True).references("test")
 
 
 def preparation(data: str, corpus: Corpus | None) -> list[str]:
