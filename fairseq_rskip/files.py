@@ -62,7 +62,15 @@ def locked(folder: Path, name: str = LOCK, wait: bool = False) -> Iterator[IO[st
         except BlockingIOError:
             yield None
         else:
+            file.truncate(0)
+            print(os.getpid(), file=file, flush=True)
             yield file
+
+
+def lock_holder(folder: Path, name: str = LOCK) -> str:
+    """``process 1234``, which holds the lock ``name`` in ``folder``, for a message."""
+    pid = (folder / name).read_text().strip()
+    return f"process {pid}" if pid.isdecimal() else "another process"
 
 
 def write_text(path: Path, text: str) -> None:

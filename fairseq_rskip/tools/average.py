@@ -33,16 +33,13 @@ def choose(options: argparse.Namespace) -> list[Path]:
     unit = "epoch" if options.num_epoch_checkpoints else "update"
     count, bound = getattr(options, f"num_{unit}_checkpoints"), options.checkpoint_upper_bound
     folders = [path for path in options.inputs if path.is_dir()]
+    if count is None and (folders or bound is not None):
+        what = f"{folders[0]} is a folder: add" if folders else "--checkpoint-upper-bound needs"
+        raise UserError(f"{what} --num-epoch-checkpoints N or --num-update-checkpoints N")
     if count is None:
-        if bound is not None:
-            raise UserError("--checkpoint-upper-bound needs --num-epoch-checkpoints or --num-update-checkpoints")
-        if folders:
-            raise UserError(f"{folders[0]} is a folder: add --num-epoch-checkpoints N or --num-update-checkpoints N")
         return options.inputs
     if len(options.inputs) != 1 or not folders:
-        raise UserError(
-            f"--num-{unit}-checkpoints needs one folder as --inputs, got {', '.join(map(str, options.inputs))}"
-        )
+        raise UserError(f"--num-{unit}-checkpoints needs one folder as --inputs")
     paths = [path for number, path in numbered(folders[0], unit) if bound is None or number <= bound]
     if len(paths) < count:
         limit = "" if bound is None else f" up to {unit} {bound}"

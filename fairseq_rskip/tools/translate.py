@@ -45,7 +45,7 @@ def load(path: Path, data: Path | None) -> Any:
 
     taken = [path] if path.is_file() else choose(path, 5)[0]
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = one_file(taken, Path(folder) / "averaged.pt")
+        checkpoint = one_file(taken, Path(folder) / "checkpoint_averaged.pt")
         for copy in taken[0].parent.glob("dict.*.txt") if len(taken) > 1 else ():
             shutil.copy(copy, folder)  # with which the corpus's dictionaries are compared
         load_state(checkpoint)  # an unusable checkpoint ends in one line here

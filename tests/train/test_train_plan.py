@@ -12,7 +12,7 @@ from training_corpus import planner, prepare, refused
 
 from fairseq_rskip.tools.train.main import prepare as prepare_training
 from fairseq_rskip.tools.train.plan import find_gpus
-from fairseq_rskip.tools.train.recipes import recipe_for
+from fairseq_rskip.tools.recipes import recipe_for
 
 SCRIPT = ROOT / "scripts" / "train.sh"
 TINY = "transformer_rskip_ln_tiny"
@@ -178,7 +178,7 @@ def test_bad_input_is_one_line(plan, argv, parts):
 
 
 def test_data_that_are_not_prepared(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr("fairseq_rskip.tools.train.data.ROOT", tmp_path)
+    monkeypatch.setattr("fairseq_rskip.tools.corpus.ROOT", tmp_path)
     refused(plan("iwslt15-en-vi", TINY), "not prepared", "data-prep/prepare-iwslt15-en-vi.sh")
     refused(plan("multi30k-en-de", TINY), "data-prep/prepare-multi30k.sh --tgt de")
     refused(plan(tmp_path, TINY), "dict.SRC.txt")

@@ -14,6 +14,7 @@ from fairseq_rskip.tools import cached
 from fairseq_rskip.tools import score as metrics
 from fairseq_rskip.tools.corpus import PAPER_TOKENISED, Corpus
 from fairseq_rskip.tools.evaluate import generation, weights
+from fairseq_rskip.tools.train.save import check_vocabulary
 
 
 def translate(options: Namespace, corpus: Corpus, references: list[str]) -> dict:
@@ -31,7 +32,7 @@ def translate(options: Namespace, corpus: Corpus, references: list[str]) -> dict
     if cached.is_made(log, key):
         print_line(f"== translation: up to date ({log})")
     else:
-        weights.check_dictionaries(corpus, taken[0].parent)
+        check_vocabulary(taken[0].parent, corpus, "name the corpus that it was trained on")
         options.out.mkdir(parents=True, exist_ok=True)
         checkpoint = weights.one_file(taken, options.out / "averaged.pt")
         limits = weights.positions(weights.load_state(checkpoint))  # an unusable checkpoint ends in one line here

@@ -11,8 +11,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_atomically
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
 from fairseq_rskip.tools import cached
-from fairseq_rskip.tools.corpus import POSITIONS, Corpus
-from fairseq_rskip.tools.lines import read_lines
+from fairseq_rskip.tools.corpus import POSITIONS
 from fairseq_rskip.tools.train.save import NUMBERED, numbered
 
 ACCEPTED = "checkpoint<epoch>.pt, checkpoint_<epoch>_<update>.pt, checkpoint_best.pt or checkpoint_last.pt"
@@ -21,10 +20,9 @@ ACCEPTED = "checkpoint<epoch>.pt, checkpoint_<epoch>_<update>.pt, checkpoint_bes
 def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[list[Path], str]:
     """The checkpoints to average (one: to use as it is), newest first, and a line that says which and why.
 
-    A given ``checkpoint``, a path or a name in ``folder``, is taken. Otherwise the newest ``count`` checkpoints of
-    epochs or of updates, whichever there are more of (updates if equal). With fewer than two of either kind, or a
-    ``count`` of 0, checkpoint_best.pt, else checkpoint_last.pt, else the newest.
-    Raises ``UserError`` if there is none.
+    That is ``checkpoint``, a path or a name in ``folder``, or the newest ``count`` checkpoints of epochs or of updates,
+    whichever there are more of (updates if equal), or with fewer than two of either kind, or a ``count`` of 0,
+    checkpoint_best.pt, else checkpoint_last.pt, else the newest. Raises ``UserError`` if there is none.
     """
     if not folder.is_dir():
         raise UserError(f"CHECKPOINT-DIR {folder} is not a folder; give the one that training saved to")
@@ -47,12 +45,8 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[li
     single += newest
     if not single:
         raise UserError(f"{folder} has no checkpoint: it holds {listing}; accepted are {ACCEPTED}")
-    few = (
-        f"; nothing to average: --average {count} found {len(newest)} numbered checkpoint(s). fairseq-train writes one "
-        "at the end of each epoch, or every N updates with --save-interval-updates N; of these "
-        "--keep-interval-updates K keeps the last K"
-    )
-    return single[:1], f"checkpoint {single[0]}{few if count else ''}"
+    few = f"; nothing to average: --average {count} found {len(newest)} numbered checkpoint(s)" if count else ""
+    return single[:1], f"checkpoint {single[0]}{few}"
 
 
 def one_file(taken: list[Path], average_path: Path) -> Path:
@@ -148,22 +142,3 @@ def settings(state: dict, part: str) -> dict[str, Any]:
 def positions(state: dict) -> tuple[int, int]:
     """The most tokens of a source and of a target sentence that the checkpoint's model takes."""
     return tuple(settings(state, "model").get(f"max_{side}_positions") or POSITIONS for side in ("source", "target"))
-
-
-def check_dictionaries(corpus: Corpus, folder: Path) -> None:
-    """Raises ``UserError`` if a copy of a dictionary that training left in ``folder`` differs from the corpus's."""
-    for path in corpus.dictionaries():
-        copy = folder / path.name
-        if not copy.is_file():
-            continue
-        ours, theirs = ([line.rsplit(" ", 1)[0] for line in read_lines(each)] for each in (path, copy))
-        if ours == theirs:
-            continue
-        first = next(
-            (n for n, pair in enumerate(zip(ours, theirs), 1) if pair[0] != pair[1]), min(len(ours), len(theirs))
-        )
-        what = f"{len(ours)} and {len(theirs)} symbols, different after line {first - 1}"
-        raise UserError(
-            f"{folder} belongs to another vocabulary than {corpus.folder}: {path.name} differs, {what};"
-            " evaluate with the DATA it was trained on"
-        )

@@ -15,7 +15,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.models.skip_transformer import SkipTransformerModel
 from fairseq_rskip.tools.evaluate.arguments import DEFAULT_LENPEN
 from fairseq_rskip.tools.evaluate.scored import corpus_of, evaluations_of, read_scores
-from fairseq_rskip.tools.evaluate.weights import check_dictionaries
+from fairseq_rskip.tools.train.save import check_vocabulary
 from fairseq_rskip.tools.transformers import build, ours, read
 
 SEARCH = {"beam": 4, "lenpen": DEFAULT_LENPEN, "max_len_a": 1.0, "max_len_b": 50}  # rskip evaluate's
@@ -37,7 +37,7 @@ def convert(stage: Path, checkpoint: Path, state: dict, data: Path | None) -> tu
         raise UserError(f"{checkpoint} is of the task {cfg.task._name}: expected one of translation")
     corpus = corpus_of(checkpoint, cfg.task.data, data)
     for folder in (checkpoint.parent, checkpoint.parent.parent):
-        check_dictionaries(corpus, folder)
+        check_vocabulary(folder, corpus, "name the corpus that it was trained on with --data")
     cfg.task.source_lang, cfg.task.target_lang = corpus.source, corpus.target
     name, settings = model_settings(source, cfg.model)
     _, model = build(source, cfg, state, str(corpus.folder), seed=1)

@@ -1,154 +1,207 @@
-"""The fairseq-train command for a corpus and an architecture.
-
-The settings stand in recipes.py; this adds what depends on the data, the architecture, the machine and the user.
-"""
+"""The fairseq-train command for a corpus, an architecture, this machine and the user's options."""
 
 import argparse
 import filecmp
+import logging
+import math
 import os
-import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fairseq_rskip.console import as_words
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.train.data import POSITIONS, ROOT, Data, updates_per_epoch
-from fairseq_rskip.tools.train.options import PLUGIN, Options, check_arch, find_user_dir
-from fairseq_rskip.tools.train.recipes import AVERAGED, CPU, RECIPES, Recipe, peak_lr, split_step
-from fairseq_rskip.tools.train.save import shown
+from fairseq_rskip.tools.corpus import POSITIONS, ROOT, Corpus
+from fairseq_rskip.tools.recipes import AVERAGED, CPU, RECIPES, Recipe, peak_lr, recipe_for, split_step
+from fairseq_rskip.tools.train.arguments import Options, read_own
 
-HALF = ("fp16", "memory_efficient_fp16", "bf16", "memory_efficient_bf16", "amp", "tpu")
-LONGEST = 250  # tokens of a training sentence that data preparation lets through
-
-
-def find_gpus() -> tuple[int, bool]:
-    """How many GPUs torch sees, and whether all compute well in half precision (compute capability 7.0)."""
-    import torch
-
-    count = torch.cuda.device_count()
-    return count, all(torch.cuda.get_device_capability(number) >= (7, 0) for number in range(count))
-
-
-def device_options(gpus: int, halves: bool, no_fp16: bool, given: dict[str, Any]) -> dict[str, Any]:
-    """--fp16, or --cpu. Raises ``UserError`` for half precision without a GPU."""
-    chosen = [name for name in HALF if name in given]
-    if gpus and "cpu" not in given:
-        return {"fp16": True} if halves and not no_fp16 and not chosen else {}
-    if "fp16" in chosen or "memory_efficient_fp16" in chosen:
-        raise UserError("--fp16 needs a GPU, and " + ("--cpu is given" if gpus else "torch sees none"))
-    keep = {"keep-interval-updates": AVERAGED} if given.get("save_interval_updates") else {}
-    # fairseq would start as many processes as there are GPUs
-    return {**CPU, **keep, "cpu": True, **({"distributed-world-size": 1} if gpus > 1 else {})}
-
-
-def step_options(target: int, processes: int, unit: str, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """--max-tokens and --update-freq, room for validation, and a line on what a step is. Raises ``UserError``."""
-    cap = os.environ.get("MAX_TOKENS_PER_GPU") or "4096"
-    if not re.fullmatch("[1-9][0-9]*", cap):
-        raise UserError(f"MAX_TOKENS_PER_GPU must be a positive whole number, got {cap!r}")
-    freq = given["update_freq"][0] if "update_freq" in given else None
-    if "batch_size" in given and "max_tokens" not in given:
-        count = given["batch_size"] * processes * (freq or 1)
-        return {}, f"per step: at most {count} sentences (--batch-size), in place of the recipe's {target} tokens"
-    size, freq = split_step(target, processes, int(cap), given.get("max_tokens"), freq)
-    if size < LONGEST and "max_tokens" not in given:
-        raise UserError(
-            f"{target} tokens per step leave {size} for each of {processes} x {freq} batches, too few for a sentence; "
-            "use fewer GPUs (CUDA_VISIBLE_DEVICES) or give --max-tokens"
-        )
-    longest = max(POSITIONS, *(given.get(f"max_{side}_positions", 0) for side in ("source", "target")))
-    room = max(
-        size if "max_tokens" in given else int(cap), longest
-    )  # a held-out sentence is a batch of its own at most
-    result = {"max-tokens": size, "update-freq": freq, "max-tokens-valid": room}
-    plural = "s" if processes > 1 and unit == "GPU" else ""
-    return result, (
-        f"tokens per step: {processes} {unit}{plural} x {size} (--max-tokens) x {freq} (--update-freq) "
-        f"= {processes * size * freq}; the recipe's: {target}"
-    )
+HALF = {"fp16", "memory_efficient_fp16", "bf16", "memory_efficient_bf16", "amp", "tpu"}
+LONGEST = 250  # tokens of a training sentence that data preparation keeps
 
 
 @dataclass
 class Plan:
-    """What train.sh does: ``command``, into ``save``; ``notes`` and ``warnings`` are lines for the user.
-
-    ``settings`` tell the model from others, ``end`` is the last of ``unit`` (updates or epochs), 0 where there is none.
-    """
+    """A training: its ``command``, its folder ``save``, and ``notes`` and ``warnings``, lines for the user. ``end`` is
+    the last of ``unit`` ("updates" or "epochs"), 0 for none."""
 
     command: list[str]
     save: Path
-    data: Data
-    dictionaries: list[Path]
-    settings: dict[str, Any]
+    corpus: Corpus
     end: int
     unit: str
     notes: list[str]
     warnings: list[str]
 
 
-def machine_options(
-    recipe: Recipe, given: dict[str, Any], own: argparse.Namespace
-) -> tuple[dict, dict, str, list[str]]:
-    """Options of the device and of the batch, a note and warnings. Raises ``UserError``."""
-    gpus, halves = find_gpus() if own.gpus is None else (own.gpus, True)
-    device, warnings = device_options(gpus, halves, own.no_fp16, given), []
-    on_cpu = "cpu" in device
-    if on_cpu:
-        warnings = [("" if gpus else "no GPU that torch can use: ") + "training on the CPU, which is slow"]
-    processes = given.get("distributed_world_size") or (1 if on_cpu else gpus)
-    step, note = step_options(recipe.tokens, processes, "CPU" if on_cpu else "GPU", given)
-    return device, step, note, warnings
+def make_plan(words: list[str]) -> Plan:
+    """The plan for the words behind ``rskip train``. Writes nothing. Raises ``UserError``."""
+    own, words = read_own(words)
+    corpus = Corpus.find(own.corpus, must_exist=not own.dry_run)
+    name = own.recipe or corpus.known or recipe_for(corpus.pairs)
+    recipe = RECIPES[name]
+    languages = {"source-lang": corpus.source, "target-lang": corpus.target} if corpus.source else {}
+    options = Options(own.arch, {**languages, **recipe.options, "share-all-embeddings": True}, words, own.user_dir)
+    sides = {side: options.get(f"{side}_lang") or getattr(corpus, side) for side in ("source", "target")}
+    corpus = replace(corpus, **sides)
+    joined = not corpus.exists or filecmp.cmp(*corpus.dictionaries(), shallow=False)
+    share = joined and not options.get("share_decoder_input_output_embed")
+    rate = f"{peak_lr(check_model(own.arch, options, joined, share)):g}"
+
+    gpus, supports_fp16 = find_gpus() if own.gpus is None else (own.gpus, True)
+    device, warnings = device_options(gpus, supports_fp16 and not own.no_fp16, options)
+    unit, processes = ("CPU", 1) if "cpu" in device else ("GPU", gpus)
+    step, note = step_options(recipe.tokens, options.get("distributed_world_size") or processes, unit, options)
+    warmup, length, shorter = length_options(recipe, corpus, options, warnings)
+
+    save = Path(options.get("save_dir") or ROOT / "checkpoints" / Path(corpus.name).name / own.arch)
+    chosen = {"user-dir": shown(own.user_dir), "arch": own.arch, **languages, "lr": rate, **device, **recipe.options}
+    chosen |= {
+        **warmup,
+        **step,
+        "skip-invalid-size-inputs-valid-test": True,
+        "share-all-embeddings": share,
+        "save-dir": shown(save),
+    }
+    chosen |= {"log-format": "json", **log_options(save, options)}
+    chosen = {option: value for option, value in chosen.items() if options.keeps(option)}
+    command = [shutil.which("fairseq-train") or "fairseq-train", shown(corpus.folder), *as_words(chosen), *words]
+    why = f" (for {corpus.pairs:,} pairs; --recipe NAME selects another)" if not (own.recipe or corpus.known) else ""
+    notes = [f"recipe: {name}{why}{length}", note, *filter(None, [shorter])]
+    notes += [f"peak learning rate: {rate}, from the model's dimension"] if chosen.get("lr") == rate else []
+    return Plan(command, save, corpus, *find_end(recipe, options), notes, warnings)
 
 
-def log_options(save: Path, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """--tensorboard-logdir where fairseq found a package that writes it, else a note.
+def shown(path: Path) -> str:
+    """``path``, relative where it is below the current folder."""
+    path, here = Path(os.path.abspath(path)), Path.cwd()
+    return str(path.relative_to(here) if here in path.parents else path)
 
-    Raises ``UserError`` for --wandb-project without its package, of which fairseq would warn in its log alone.
+
+def find_gpus() -> tuple[int, bool]:
+    """How many GPUs torch sees, and whether fp16 is fast on all of them (compute capability 7.0)."""
+    import torch
+
+    count = torch.cuda.device_count()
+    return count, all(torch.cuda.get_device_capability(number) >= (7, 0) for number in range(count))
+
+
+def device_options(gpus: int, fp16: bool, options: Options) -> tuple[dict[str, Any], list[str]]:
+    """--fp16 or --cpu, and warnings. Raises ``UserError`` for fp16 without a GPU."""
+    chosen = HALF & options.given
+    if gpus and "cpu" not in options.given:
+        return ({"fp16": True} if fp16 and not chosen else {}), []
+    if chosen & {"fp16", "memory_efficient_fp16"}:
+        raise UserError("--fp16 needs a GPU, and " + ("--cpu is given" if gpus else "torch sees none"))
+    keep = {"keep-interval-updates": AVERAGED} if options.get("save_interval_updates") else {}
+    one_process = {"distributed-world-size": 1} if gpus > 1 else {}  # fairseq would start one for each GPU
+    warning = ("" if gpus else "torch sees no GPU: ") + "training on the CPU, which is slow"
+    return {**CPU, **keep, "cpu": True, **one_process}, [warning]
+
+
+def step_options(target: int, processes: int, unit: str, options: Options) -> tuple[dict[str, Any], str]:
+    """--max-tokens and --update-freq, room for validation, and a note on the size of a step. Raises ``UserError``."""
+    cap = os.environ.get("MAX_TOKENS_PER_GPU") or "4096"
+    if not (cap.isdecimal() and int(cap)):
+        raise UserError(f"MAX_TOKENS_PER_GPU is {cap!r}: expected an integer of at least 1")
+    max_tokens, freq = options.get("max_tokens"), (options.get("update_freq") or [None])[0]
+    if options.get("batch_size") and not max_tokens:
+        sentences = options.get("batch_size") * processes * (freq or 1)
+        return {}, f"per step: at most {sentences} sentences (--batch-size), not the recipe's {target} tokens"
+    size, freq = split_step(target, processes, int(cap), max_tokens, freq)
+    if size < LONGEST and not max_tokens:
+        raise UserError(
+            f"{target} tokens per step leave {size} for each of {processes} x {freq} batches, too few for a sentence; "
+            "use fewer GPUs (CUDA_VISIBLE_DEVICES) or give --max-tokens"
+        )
+    # a held-out sentence is at most a batch of its own
+    longest = max(POSITIONS, *(options.get(f"max_{side}_positions") or 0 for side in ("source", "target")))
+    note = f"tokens per step: {processes} {unit}{'s' * (processes > 1 and unit == 'GPU')} x {size} (--max-tokens) "
+    note += f"x {freq} (--update-freq) = {processes * size * freq}; the recipe's: {target}"
+    return {"max-tokens": size, "update-freq": freq, "max-tokens-valid": max(max_tokens or int(cap), longest)}, note
+
+
+def find_end(recipe: Recipe, options: Options | None = None) -> tuple[int, str]:
+    """After how many of what ("updates" or "epochs") the recipe, or the user's options, end a training; 0 for never."""
+    names = {"updates": "max_update", "epochs": "max_epoch"}
+    if options and set(names.values()) & options.given:
+        ends = {unit: options.get(name) for unit, name in names.items()}
+    else:
+        ends = {unit: recipe.options.get(name.replace("_", "-"), 0) for unit, name in names.items()}
+    return (ends["updates"], "updates") if ends["updates"] else (ends["epochs"] or 0, "epochs")
+
+
+def length_options(
+    recipe: Recipe, corpus: Corpus, options: Options, warnings: list[str]
+) -> tuple[dict[str, int], str, str]:
+    """--warmup-updates of a training that the user made shorter than the recipe's, and notes on it and on the length.
+
+    The recipe's warm-up shrinks in proportion; the user's own stays.
     """
+    (end, unit), (whole, whole_unit) = find_end(recipe, options), find_end(recipe)
+    each = count_updates(corpus, recipe) if corpus.exists and not options.get("batch_size") else 0
+    updates = {"updates": 1, "epochs": each}
+    note = f": {end:,} {unit}" if end else ""
+    if end and each:
+        other = f"{end * each:,} updates" if unit == "epochs" else f"{end / each:,.1f} epochs"
+        note += f", about {other}"
+    known = unit == whole_unit or each
+    share = (end * updates[unit] / (whole * updates[whole_unit]) if unit != whole_unit else end / whole) if known else 1
+    warmup, options_, shorter = recipe.options["warmup-updates"], {}, ""
+    if "warmup_updates" in options.given:
+        warmup = options.args.warmup_updates
+    elif 0 < share < 1:
+        shorter = f"warm-up: {max(1, round(warmup * share))} updates, the recipe's {warmup} shortened with the training"
+        warmup = max(1, round(warmup * share))
+        options_ = {"warmup-updates": warmup}
+    if 0 < end * updates[unit] < 2 * warmup:
+        warnings.append(f"the warm-up takes {warmup} of {end * updates[unit]} updates; --warmup-updates N changes it")
+    return options_, note, shorter
+
+
+def count_updates(corpus: Corpus, recipe: Recipe) -> int:
+    """About how many updates an epoch takes; padding is not counted."""
+    import numpy
+
+    longer = numpy.maximum(*(corpus.lengths("train", str(side)) for side in (corpus.source, corpus.target)))
+    return max(1, math.ceil(int(longer.sum()) / recipe.tokens))
+
+
+def log_options(save: Path, options: Options) -> dict[str, Any]:
+    """--tensorboard-logdir where fairseq can write it. Raises ``UserError`` for --wandb-project without wandb."""
     from fairseq.logging.progress_bar import SummaryWriter, wandb
 
-    if given.get("wandb_project") and wandb is None:
+    if options.get("wandb_project") and wandb is None:
         raise UserError("--wandb-project needs wandb: pip install wandb")
-    if SummaryWriter is None:
-        return {}, ["no TensorBoard log: neither tensorboard nor tensorboardX is installed"]
-    return {"tensorboard-logdir": shown(save / "tensorboard")}, []
+    return {"tensorboard-logdir": shown(save / "tensorboard")} if SummaryWriter else {}
 
 
-def _length(data: Data, options: Options, recipe: Recipe, ends: dict[str, int], dictionaries: list[Path]) -> str:
-    """What the recipe was chosen by, and how many epochs the training means, as far as the data can tell."""
-    why = f" (for {data.pairs:,} pairs; --recipe NAME takes another)" if not recipe.prepare and data.pairs else ""
-    if not dictionaries or "batch_size" in options.given or not any(ends.values()):
-        return why
-    each = updates_per_epoch(data.folder, data.pair(options.given), recipe.tokens)
-    if ends["update"]:
-        return f"{why}: {ends['update']:,} updates, about {ends['update'] / each:,.0f} epochs"
-    return f"{why}: {ends['epoch']:,} epochs, about {ends['epoch'] * each:,} updates"
+def check_model(arch: str, options: Options, joined: bool, share: bool) -> int:
+    """The dimension of the model, which is built with one layer on each side as fairseq-train will.
 
+    Raises ``UserError`` where it cannot be built.
+    """
+    from fairseq.data import Dictionary
+    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+    from fairseq.tasks.translation import TranslationTask
 
-def make_plan(data: Data, arch: str, words: list[str], own: argparse.Namespace) -> Plan:
-    """The command and what belongs to it; writes nothing. Raises ``UserError``."""
-    recipe = RECIPES[data.recipe]
-    check_arch(arch, find_user_dir(words))
-    options = Options(arch, {**data.languages, **recipe.options, "share-all-embeddings": True}, words)
-    given = options.given
-    device, step, note, warnings = machine_options(recipe, given, own)
-    dictionaries = data.dictionaries(given)
-    joined = not dictionaries or filecmp.cmp(*dictionaries, shallow=False)
-    shares = joined and "share_decoder_input_output_embed" not in given
-    embeddings = {"share-all-embeddings": True} if shares else {}
-    save = Path(given.get("save_dir") or ROOT / "checkpoints" / data.name / arch)
-    logs, more = log_options(save, given)
-    rate = {"lr": f"{peak_lr(options.dim):g}"}
-    chosen = {"user-dir": shown(PLUGIN), "arch": arch, **data.languages, **rate, **device, **recipe.options}
-    fits = {"skip-invalid-size-inputs-valid-test": True}  # a held-out sentence that is too long ends nothing
-    chosen = {**chosen, **step, **fits, **embeddings, "save-dir": shown(save), "log-format": "json", **logs}
-    chosen = {name: value for name, value in chosen.items() if options.leaves(name)}
-    if chosen.get("lr") == rate["lr"]:
-        more.append(f"peak learning rate: {rate['lr']}, for dimension {options.dim}")
-    command = [shutil.which("fairseq-train") or "fairseq-train", shown(data.folder), *as_words(chosen), *words]
-    ends = {unit: given.get(f"max_{unit}") or chosen.get(f"max-{unit}", 0) for unit in ("update", "epoch")}
-    unit = "update" if ends["update"] else "epoch"
-    notes = [f"recipe: {data.recipe}{_length(data, options, recipe, ends, dictionaries)}", note, *more]
-    return Plan(command, save, data, dictionaries, options.settings, ends[unit], f"{unit}s", notes, warnings)
+    kind = MODEL_DATACLASS_REGISTRY.get(arch)
+    config = kind() if kind else argparse.Namespace(**vars(options.args))
+    share = share or bool(kind and getattr(config, "share_all_embeddings", False))
+    values = {name: getattr(options.args, name, None) for name in vars(config)}
+    values = {name: value for name, value in values.items() if value is not None}
+    values |= {name: 1 for name in ("encoder_layers", "decoder_layers") if isinstance(getattr(config, name, None), int)}
+    vars(config).update(values, _name=arch, share_all_embeddings=share or "share_all_embeddings" in options.given)
+    source, target = Dictionary(), Dictionary()
+    if not joined:
+        target.add_symbol("a")
+    logging.disable()  # fairseq-train repeats it, about the whole model
+    try:
+        ARCH_MODEL_REGISTRY[arch].build_model(config, TranslationTask(options.args, source, target))
+    except UserError:
+        raise
+    except Exception as error:  # fairseq checks with assert
+        raise UserError(f"fairseq cannot build {arch} with these options: {error or type(error).__name__}") from None
+    finally:
+        logging.disable(logging.NOTSET)
+    return getattr(config, "encoder_embed_dim", None) or 512

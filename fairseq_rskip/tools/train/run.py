@@ -1,143 +1,140 @@
-"""Run a planned fairseq-train: its whole output in SAVE-DIR/train.log, progress on the screen, one line if it fails.
+"""Run fairseq-train: its output in SAVE-DIR/train.log, progress on the screen, one line if it fails.
 
-A process of its own, which imports neither torch nor fairseq: the planner has let go of its memory, and of the GPU.
+It runs as a process without torch and fairseq, so that the memory of planning is free again.
 """
 
-import argparse
 import json
 import re
 import shutil
 import sys
+import threading
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.files import locked
-from fairseq_rskip.tools.process import Stopped, explain, follow, full_disk, stop_on_signals, tail
-from fairseq_rskip.tools.train.save import NUMBERED, complete_last, numbered, tidy
+from fairseq_rskip.files import lock_holder, locked
+from fairseq_rskip.tools.log import Record, record
+from fairseq_rskip.tools.process import Stopped, explain, follow, stop_on_signals
+from fairseq_rskip.tools.train.save import NUMBERED, complete_last, numbered, remove_unfinished
 
 LOG, LOCK = "train.log", "train.lock"
-KEPT = 500  # lines of output, in which the reason of a failure is looked for
-_RECORD = re.compile(r"\| INFO \| (train_inner|train|valid) \| (\{.*\})")  # fairseq with --log-format json
-_RESUMED = re.compile(r"\| (Loaded checkpoint .* updates\))")
-_WARNING = re.compile(r"\| WARNING \| (?:fairseq_rskip[\w.]*|fairseq\.tasks\.fairseq_task) \| (.*)")
+LINES_EVERY = 30.0  # seconds between lines of progress, where there is no terminal
+LAST_LINES = 500  # of output, in which the reason of a failure is searched
+_SHOWN = re.compile(
+    r"\| (Loaded checkpoint .* updates\))|\| WARNING \| (?:fairseq_rskip[\w.]*|fairseq\.tasks\.fairseq_task) \| (.*)"
+)
 _BAR = "{desc} |{bar:16}| {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}{postfix}]"
 
 
-class Log:
-    """SAVE-DIR/train.log, and its last lines. A disk that has no room for it does not end the training."""
-
-    def __init__(self, save: Path):
-        self.path, self.lines, self.error = save / LOG, deque(maxlen=KEPT), ""
-        self.file = open(self.path, "ab")  # noqa: SIM115 (as long as the training)
-
-    def write(self, line: bytes) -> None:
-        """Append ``line``."""
-        self.lines.append(line)
-        try:
-            self.file.write(line)
-            self.file.flush()
-        except OSError as error:
-            self.error = str(error)
-
-
 class Progress:
-    """Reads fairseq-train's log line by line. ``end`` is the last update, or the last epoch, or 0 for none."""
+    """What the log says of a training: a live line on a terminal, else a line for each validation and every half
+    minute. ``end`` is the last of ``unit`` (updates or epochs), 0 for none."""
 
     def __init__(self, end: int, unit: str):
-        self.end, self.unit = end, unit
-        self.updates, self.speed = 0, ""
+        self.unit, self.epoch, self.updates, self.speed = unit, 0, 0, ""
         self.losses: dict[str, float] = {}  # train, valid, and best: the lowest valid
-        self.told = 0  # the update that the last line was about
-        self.bar: tqdm | None = None
-        if sys.stdout.isatty():
-            form = _BAR if end else None
-            self.bar = tqdm(total=end or None, unit=unit, file=sys.stdout, bar_format=form, dynamic_ncols=True)
+        form = _BAR if end else None
+        quiet = not sys.stdout.isatty()
+        self.bar = tqdm(
+            total=end or None, unit=unit, file=sys.stdout, bar_format=form, dynamic_ncols=True, disable=quiet
+        )
+        self.closed, self.started = threading.Event(), time.time()
+        if quiet:
+            threading.Thread(target=self._print_regularly, daemon=True).start()
 
     def read(self, line: str) -> None:
-        """Take in one line of the log, and say what is new in it."""
-        for note in (_RESUMED.search(line), _WARNING.search(line)):
-            if note:
-                print_line(note.group(1), bar=self.bar)
-        record = _RECORD.search(line)
-        if not record:
-            return
-        source = record.group(1)
-        found = {re.sub(f"^{source}_", "", name): value for name, value in json.loads(record.group(2)).items()}
-        self.updates = int(found["num_updates"])
-        self.losses["valid" if source == "valid" else "train"] = loss = float(found["loss"])
-        if source == "valid":
-            self.losses["best"] = min(loss, self.losses.get("best", loss))
-        elif source == "train_inner":
-            self.speed = f"{float(found['wps']):,.0f} words/s"
-        if self.bar is not None:
-            self._move(found)
-        elif source == "valid" or (source == "train" and self.updates > self.told):
-            self.told = self.updates
-            print_line(f"epoch {found['epoch']}, {self}")
-            self.losses.pop("train", None)  # the next line has a newer one, or none
+        """Take in one line of the log, and print what is new in it."""
+        note, figures = _SHOWN.search(line), record(line)
+        if note:
+            self.print(note[1] or note[2])
+        if figures:
+            self._take(figures)
 
-    def _move(self, found: dict) -> None:
-        done = self.updates if self.unit == "updates" else found.get("update", found["epoch"])
-        if not self.bar.n:  # time left is reckoned from here: the start took long, and a resumed run did less
+    def _take(self, new: Record) -> None:
+        loss, valid = new.values["loss"], new.source == "valid"
+        ended = valid or (new.source == "train" and new.updates > self.updates)
+        self.epoch, self.updates = new.epoch, new.updates
+        self.losses["valid" if valid else "train"] = loss
+        if valid:
+            self.losses["best"] = min(loss, self.losses.get("best", loss))
+        elif new.source == "train_inner":
+            self.speed = f"{new.values['wps']:,.0f} words/s"
+        if self.bar.disable:
+            if ended:
+                self.print(str(self))
+            return
+        done = self.updates if self.unit == "updates" else new.values.get("update", self.epoch)
+        if not self.bar.n:  # time left is computed from here: starting took long, and a resumed training did less
             self.bar.reset()
             self.bar.initial = done
         self.bar.n = done
-        self.bar.set_description_str(f"epoch {found['epoch']}", refresh=False)
-        self.bar.set_postfix_str(str(self))
+        self.bar.set_description_str(f"epoch {self.epoch}", refresh=False)
+        self.bar.set_postfix_str(str(self).partition(", ")[2])
+
+    def print(self, line: str) -> None:
+        print_line(line, bar=None if self.bar.disable else self.bar)
+
+    def _print_regularly(self) -> None:
+        while not self.closed.wait(LINES_EVERY):
+            minutes, seconds = divmod(int(time.time() - self.started), 60)
+            print_line(f"{minutes}:{seconds:02} {self if self.epoch else 'starting, no update yet'}")
 
     def __str__(self) -> str:
-        told = [f"{name} loss {self.losses[name]:.3f}" for name in ("train", "valid") if name in self.losses]
+        parts = [f"{name} loss {self.losses[name]:.3f}" for name in ("train", "valid") if name in self.losses]
         if self.losses.get("best") != self.losses.get("valid"):
-            told[-1] += f" (best {self.losses['best']:.3f})"
-        return ", ".join(filter(None, [f"{self.updates:,} updates", *told, self.speed]))
+            parts[-1] += f" (best {self.losses['best']:.3f})"
+        return ", ".join(filter(None, [f"epoch {self.epoch}", f"{self.updates:,} updates", *parts, self.speed]))
 
     def close(self) -> None:
-        """Leave the live line as it is."""
-        if self.bar is not None:
-            self.bar.close()
+        self.closed.set()
+        self.bar.close()
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """What the planner hands over."""
-    parser = argparse.ArgumentParser(prog="python -m fairseq_rskip.tools.train.run", description=__doc__)
-    parser.add_argument("--save", type=Path, required=True, help="SAVE-DIR")
-    parser.add_argument("--about", required=True, help="lines that stand first in the log, and on the screen")
-    parser.add_argument("--end", type=int, default=0, help="the last update, or epoch")
-    parser.add_argument("--unit", choices=("updates", "epochs"), default="updates")
-    parser.add_argument("command", nargs="+", help="fairseq-train and its options, behind --")
-    return parser.parse_args(argv)
+def train(save: Path, about: str, end: int, unit: str, command: list[str]) -> int:
+    """Train; return the exit status. ``about`` comes first in the log and on the screen.
 
-
-def train(options: argparse.Namespace) -> int:
-    """Train; returns the exit status. Raises ``UserError`` with the reason if fairseq-train fails."""
-    with locked(options.save, LOCK) as lock:  # fairseq-train inherits it: it is held as long as anything writes there
+    Raises ``UserError`` with the reason if fairseq-train fails.
+    """
+    with locked(save, LOCK) as lock:  # fairseq-train inherits it: it is held while anything writes there
         if lock is None:
-            raise UserError(f"another training writes to {options.save}")
-        tidy(options.save)
-        log, progress, started = Log(options.save), Progress(options.end, options.unit), time.time()
-        log.write(options.about.encode() + b"\n")
-        log.lines.clear()  # no reason of a failure is in there
-        print_line(f"{options.about}\nthe whole log: {log.path}")
+            raise UserError(f"another training writes to {save} ({lock_holder(save, LOCK)}); give another --save-dir")
+        remove_unfinished(save)
+        path, started, lines = save / LOG, time.time(), deque[bytes](maxlen=LAST_LINES)
+        print_line(f"{about}\nthe whole log: {path}")
+        progress, errors = Progress(end, unit), []
+        with open(path, "ab", buffering=0) as log:
 
-        def take(line: bytes) -> None:
-            log.write(line)
-            progress.read(line.decode("utf-8", "replace"))
+            def take(line: bytes) -> None:
+                lines.append(line)
+                try:
+                    log.write(line)
+                except OSError as error:  # a disk without room for the log does not end the training
+                    errors.append(str(error))
+                progress.read(line.decode("utf-8", "replace"))
 
-        try:
-            status = follow(options.command, take, inherit=[lock.fileno()])
-        except Stopped as stopped:
-            progress.close()
-            return _say_stopped(options.save, stopped)
-        progress.close()
-        if status != 0:
-            raise UserError(_reason(options.save, log, status, started))
+            take(about.encode() + b"\n")
+            lines.clear()  # it is no reason of a failure
+            try:
+                status = follow(command, take, inherit=[lock.fileno()])
+            except Stopped as stopped:
+                return _say_stopped(save, stopped)
+            finally:
+                progress.close()
+        if status:
+            output = b"".join(lines).decode("utf-8", "replace")
+            raise UserError(_reason(save, output + "".join(errors[:1]), status, started))
         print_line(f"trained in {(time.time() - started) / 60:.1f} minutes: {progress}")
-        _say_what_can_be_averaged(options.save)
+        if sum(len(numbered(save, unit)) for unit in NUMBERED) < 2:
+            print_line(
+                f"warning: {save} has fewer than two numbered checkpoints, so evaluation cannot average. fairseq-train "
+                "writes one at the end of an epoch, and every N updates with --save-interval-updates N",
+                "stderr",
+            )
         return 0
 
 
@@ -148,34 +145,24 @@ def _say_stopped(save: Path, stopped: Stopped) -> int:
     return stopped.status
 
 
-def _reason(save: Path, log: Log, status: int, started: float) -> str:
-    """Why fairseq-train failed; what it has left half done is cleared away first."""
-    output = tail(log.lines)
-    if full_disk(output + log.error):
-        free = shutil.disk_usage(save).free
-        tidy(save)
-        complete_last(save, started)
-        saved = "; make room, then the same command resumes from checkpoint_last.pt"
-        saved = saved if (save / "checkpoint_last.pt").exists() else ", and no checkpoint had been written"
-        return f"no space left on the disk of {save} ({free / 1e6:,.0f} MB free){saved}; the log is {log.path}"
-    tidy(save)
-    return f"{explain('fairseq-train', output, status)}; its output is in {log.path}"
-
-
-def _say_what_can_be_averaged(save: Path) -> None:
-    """fairseq gives no number to the checkpoint where --max-update ends an epoch midway."""
-    found = sum(len(numbered(save, unit)) for unit in NUMBERED)
-    if found < 2:
-        line = f"train.sh: {found} numbered checkpoint(s) in {save}: nothing to average, evaluate.sh will take a single"
-        line += " one. fairseq writes them where an epoch ends, or every N updates with --save-interval-updates N"
-        print_line(line, "stderr")
+def _reason(save: Path, output: str, status: int, started: float) -> str:
+    """Why fairseq-train failed. Removes what it has left unfinished."""
+    full = re.search(r"No space left on device|Disk quota exceeded", output)
+    free = shutil.disk_usage(save).free
+    remove_unfinished(save)
+    if not full:
+        return f"{explain('fairseq-train', output, status)}; its output is in {save / LOG}"
+    complete_last(save, started)
+    resume = "; make room, then the same command resumes from checkpoint_last.pt"
+    resume = resume if (save / "checkpoint_last.pt").exists() else ", and no checkpoint had been written"
+    return f"no space left on the disk of {save} ({free / 1e6:,.0f} MB free){resume}; the log is {save / LOG}"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what ``argv`` asks for; returns the exit status."""
-    options = parse(argv)
+    """``argv`` holds the arguments of ``train`` as JSON; returns the exit status."""
+    job: dict[str, Any] = json.loads((sys.argv[1:] if argv is None else argv)[0])
     stop_on_signals()
-    return exit_status(lambda: train(options))
+    return exit_status(lambda: train(Path(job.pop("save")), **job))
 
 
 if __name__ == "__main__":

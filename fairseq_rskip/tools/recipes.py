@@ -1,0 +1,73 @@
+"""The settings each corpus is trained with, in one table. docs/training.md says where every value comes from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """``tokens`` per step over all processes, and fairseq-train's ``options``; without an lr it is ``peak_lr``."""
+
+    tokens: int
+    options: dict[str, Any]
+
+
+# Vaswani et al. 2017, as in tensor2tensor's transformer_base_v1. Dropout is each architecture's own.
+VASWANI = {
+    "optimizer": "adam",
+    "adam-betas": "(0.9, 0.98)",
+    "adam-eps": "1e-9",
+    "lr-scheduler": "inverse_sqrt",
+    "warmup-updates": 4000,
+    "warmup-init-lr": "1e-7",
+    "criterion": "label_smoothed_cross_entropy",
+    "label-smoothing": 0.1,
+    "seed": 1,
+}
+EPOCHS = {"keep-last-epochs": 10}
+UPDATES = {"save-interval-updates": 2500, "keep-interval-updates": 10}
+WMT = {**VASWANI, "max-update": 550_000, "no-epoch-checkpoints": True, **UPDATES}
+SMALL = {**VASWANI, "lr": 0.001, "warmup-updates": 800, "dropout": 0.2, "max-epoch": 20, **EPOCHS}
+DEMO = {**VASWANI, "lr": 0.003, "warmup-updates": 200, "max-epoch": 4, "log-interval": 50, **EPOCHS}
+
+RECIPES = {
+    "iwslt15-en-vi": Recipe(4096, {**VASWANI, "max-update": 100_000, **EPOCHS}),
+    "wmt14-en-de": Recipe(16384, WMT),
+    "wmt14-en-fr": Recipe(16384, WMT),
+    "multi30k-en-de": Recipe(2048, SMALL),
+    "multi30k-en-fr": Recipe(2048, SMALL),
+    "numbers": Recipe(1000, {**DEMO, "save-interval-updates": 0}),
+    "small": Recipe(2048, SMALL),
+    "medium": Recipe(4096, {**VASWANI, "max-update": 100_000, **EPOCHS, **UPDATES}),
+    "large": Recipe(16384, {**WMT, "max-update": 100_000}),
+}
+SIZES = {"small": 100_000, "medium": 1_000_000}  # fewer pairs of an own corpus than that; "large" from there on
+GENERAL = "medium"  # without pairs to count
+
+# A step takes seconds there: save before an epoch ends, log more often, and leave the second core to the model.
+CPU = {"save-interval-updates": 200, "keep-interval-updates": 1, "log-interval": 20, "num-workers": 0}
+AVERAGED = 5  # checkpoints, by evaluate.sh: what is kept on the CPU of checkpoints that the user asked for
+
+
+def recipe_for(pairs: int) -> str:
+    """The recipe for a corpus of your own with so many ``pairs``; 0 where they cannot be counted."""
+    return GENERAL if not pairs else next((name for name, below in SIZES.items() if pairs < below), "large")
+
+
+def peak_lr(dim: int, warmup: int = VASWANI["warmup-updates"]) -> float:
+    """Vaswani et al.'s d^-0.5 · warmup^-0.5, rounded to 0.00005: 0.0007 for 512, 0.0005 for 1024."""
+    return round(2 * (dim * warmup) ** -0.5, 4) / 2
+
+
+def split_step(
+    target: int, processes: int, cap: int, max_tokens: int | None = None, update_freq: int | None = None
+) -> tuple[int, int]:
+    """``(max_tokens, update_freq)`` whose product with ``processes`` is ``target``; what is given stays.
+
+    With neither given, the fewest batches of at most ``cap`` tokens.
+    """
+    if update_freq is None:
+        update_freq = (
+            max(1, round(target / (processes * max_tokens))) if max_tokens else -(-target // (processes * cap))
+        )
+    return max_tokens or max(1, target // (processes * update_freq)), update_freq
