@@ -48,7 +48,7 @@ def compare(
     tests = "; ".join(f"{kind}: {what}" for kind, what in TESTS.items())
     notes.append(f"p against {names[0]}, {trials:,} trials; {tests}")
     if any("hardly differs" in row for row in table):
-        notes.append(f"hardly differs: fewer than {LEAST_DIFFERENT} translations differ, which no test can judge")
+        notes.append(f"a system with fewer than {LEAST_DIFFERENT} differing translations is not tested")
     return table, notes
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.lines import check_lengths, read_lines
@@ -48,6 +48,15 @@ def recorded_label(path: Path) -> str:
     return ""
 
 
+def read_scores(folder: Path) -> dict[str, Any]:
+    """The content of the scores.json that ``rskip evaluate`` wrote to ``folder``. Raises ``UserError``."""
+    try:
+        return {"ref": [], **json.loads((folder / SCORES).read_text("utf-8"))}
+    except (OSError, ValueError, TypeError) as error:
+        accepted = "expected a file of translations, checkpoints, a folder of rskip evaluate, or RUN/seed1 of rskip run"
+        raise UserError(f"{folder} has no readable {SCORES} ({error}): {accepted}") from None
+
+
 def read_system(path: Path, data: Path | None, output: Path | None) -> Output:
     """The translations in ``path``; checkpoints are evaluated on ``data``, into ``output``. Raises ``UserError``."""
     if (path / "checkpoints").is_dir():  # a seed's folder of rskip run
@@ -59,15 +68,12 @@ def read_system(path: Path, data: Path | None, output: Path | None) -> Output:
             path = evaluated(path, data, output)
     if not path.is_dir():
         return Output(read_lines(path))
-    try:
-        report = json.loads((path / SCORES).read_text("utf-8"))
-        references = [Path(reference) for reference in report["ref"]]
-        words = report.get("evaluation", {}).get("options", [])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        accepted = "expected a file of translations, checkpoints, a folder of rskip evaluate, or RUN/seed1 of rskip run"
-        raise UserError(f"{path} has no readable {SCORES} ({error}): {accepted}") from None
+    report = read_scores(path)
+    references = [Path(reference) for reference in report["ref"]]
+    words = report.get("evaluation", {}).get("options", [])
     language = dict(zip(words, words[1:])).get("--source-lang")
-    source = references[0].with_suffix(f".{language}") if language else None  # data preparation puts them side by side
+    # data preparation puts source and target side by side
+    source = references[0].with_suffix(f".{language}") if language and references else None
     return Output(read_lines(path / "hyp.txt"), references, source if source and source.is_file() else None)
 
 

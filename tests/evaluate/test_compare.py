@@ -120,6 +120,25 @@ def test_folders_of_evaluations_bring_their_reference(texts, capsys, tmp_path):
     assert folders_said.split() == files_said.replace(".txt", "").split()
 
 
+def test_systems_are_called_by_their_name_or_label(texts, capsys, tmp_path):
+    """NAME=PATH, else the label of the row in a run's record, else the end of the path; a seed's folder is a system."""
+    for name, label in (("good", "post-norm"), ("bad", "2rSkip")):
+        seed = tmp_path / f"data-{name}-29decdd9" / "seed1"
+        write(seed / "evaluation" / "hyp.txt", texts[name].read_text("utf-8").splitlines())
+        (seed / "evaluation" / "scores.json").write_text(json.dumps({"ref": [str(texts["ref"])]}))
+        (seed / "run.json").write_text(json.dumps({"label": label}))
+        (seed / "checkpoints").mkdir()
+    seeds = [str(tmp_path / f"data-{name}-29decdd9" / "seed1") for name in ("good", "bad")]
+    assert rskip(["compare", seeds[0], f"mine={seeds[1]}", f"{seeds[1]}/evaluation/hyp.txt", "--trials", "20"]) == 0
+    names = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:4]]
+    assert names == ["post-norm", "mine", "2rSkip"]
+
+
+def test_systems_without_a_difference_are_said_to_have_none(texts, capsys, tmp_path):
+    paths = {**texts, "same": write(tmp_path / "same.txt", texts["good"].read_text("utf-8").splitlines())}
+    assert "\nno sentences to show: all systems have the same" in run(paths, capsys, "good", "same")
+
+
 REFUSED = {
     "one system": (["good"], [], "error: two systems are needed"),
     "no reference": (["good", "bad"], [], "error: plain files need their reference: --ref FILE"),

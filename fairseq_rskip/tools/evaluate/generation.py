@@ -10,14 +10,15 @@ import fairseq_rskip
 from fairseq_rskip.console import Progress
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained.text import POST_PROCESS
-from fairseq_rskip.tools.corpus import POSITIONS, Corpus
+from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.process import explain, follow
 
 PLUGIN = Path(fairseq_rskip.__file__).resolve().parent
 # in a path fairseq reads : as a separator, ${ as interpolation, \' and a last \ as part of the quotation around it
 UNREADABLE = r":|\$\{|\\'|\\$"
 MISFIT = r"^\s*((?:size mismatch for|Missing key|Unexpected key).*)$"  # torch's list below "Error(s) in loading ..."
-HALF_PRECISION_SINCE = (7, 0)  # compute capability of the first GPUs on which fp16 is fast (Volta)
+# fairseq-generate's own limits; those of the model hold
+NO_LIMIT = ["--max-source-positions", "1000000", "--max-target-positions", "1000000"]
 
 
 def device_options(cpu: bool, fp32: bool) -> list[str]:
@@ -26,7 +27,7 @@ def device_options(cpu: bool, fp32: bool) -> list[str]:
 
     if cpu or not torch.cuda.is_available():
         return ["--cpu"]
-    return ["--fp16"] if not fp32 and torch.cuda.get_device_capability() >= HALF_PRECISION_SINCE else []
+    return [] if fp32 else ["--fp16"]
 
 
 def search_options(corpus: Corpus, subset: str, beam: int, lenpen: float, max_tokens: int) -> list[str]:
@@ -42,20 +43,15 @@ def search_options(corpus: Corpus, subset: str, beam: int, lenpen: float, max_to
     ]
 
 
-def command(corpus: Corpus, checkpoint: Path, limits: tuple[int, int], options: list[str]) -> list[str]:
-    """The whole command line, for a model that takes sentences of ``limits`` tokens (source, target).
-
-    Raises ``UserError`` for a path that fairseq misreads.
-    """
+def command(corpus: Corpus, checkpoint: Path, options: list[str]) -> list[str]:
+    """The whole command line. Raises ``UserError`` for a path that fairseq misreads."""
     for path in (corpus.folder, checkpoint):
         bad = sorted(set(re.findall(UNREADABLE, str(path))))
         if bad:
             raise UserError(f"fairseq cannot take {' or '.join(bad)} in a path: rename {path}, or link to it")
     data, path = (f"./{path}" if str(path).startswith("-") else str(path) for path in (corpus.folder, checkpoint))
-    names = ("--max-source-positions", "--max-target-positions")
-    longer = [word for name, limit in zip(names, limits) if limit > POSITIONS for word in (name, str(limit))]
     words = ["fairseq-generate", data, "--user-dir", str(PLUGIN), "--path", path]
-    return [*words, *options, *longer, "--num-workers", "0"]
+    return [*words, *options, *NO_LIMIT, "--num-workers", "0"]
 
 
 def run(arguments: list[str], log: Path, sentences: int, failed_log: Path) -> None:

@@ -35,7 +35,7 @@ def translate(options: Namespace, corpus: Corpus, references: list[str]) -> dict
         check_vocabulary(taken[0].parent, corpus, "name the corpus that it was trained on")
         options.out.mkdir(parents=True, exist_ok=True)
         checkpoint = weights.one_file(taken, options.out / "averaged.pt")
-        limits = weights.positions(weights.load_state(checkpoint))  # an unusable checkpoint ends in one line here
+        weights.load_state(checkpoint)  # an unusable one ends in one line here
         count = len(corpus.lengths(options.subset, corpus.source))
         if count != len(references):
             raise UserError(
@@ -43,7 +43,7 @@ def translate(options: Namespace, corpus: Corpus, references: list[str]) -> dict
                 f" ({corpus.reference(options.subset)}): prepare the corpus again"
             )
         device = generation.device_options(options.cpu, options.fp32)
-        command = generation.command(corpus, checkpoint, limits, [*search, *device])
+        command = generation.command(corpus, checkpoint, [*search, *device])
         print_line(f"== translating {len(references):,} sentences\n{shlex.join(command)}")
         failed = options.out / "generate.failed.log"
         cached.make(log, key, lambda path: generation.run(command, path, len(references), failed))

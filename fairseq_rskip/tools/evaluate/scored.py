@@ -1,6 +1,5 @@
 """The evaluation of given weights: an existing one beside them, or a new one as ``rskip evaluate`` makes it."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.evaluate.arguments import parse
 from fairseq_rskip.tools.evaluate.main import evaluate
 from fairseq_rskip.tools.evaluate.weights import choose, identity, load_state, settings
-
-SCORES = "scores.json"
+from fairseq_rskip.tools.systems import SCORES, read_scores
 
 
 def evaluated(path: Path, data: Path | None, out: Path | None) -> Path:
@@ -42,17 +40,6 @@ def corpus_of(checkpoint: Path, trained_on: Any, data: Path | None) -> Corpus:
         raise UserError(f"{checkpoint} was trained on {trained_on}: {error}; name its folder with --data") from None
 
 
-def read_scores(folder: Path) -> dict[str, Any]:
-    """The content of ``folder``'s scores.json. Raises ``UserError`` if ``rskip evaluate`` did not write it."""
-    path = folder / SCORES
-    try:
-        scores = json.loads(path.read_text("utf-8"))
-        scores["evaluation"]["checkpoints"], scores["evaluation"]["options"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read {path} as the result of rskip evaluate: {error}") from None
-    return scores
-
-
 def evaluations_of(checkpoints: list[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Folders beside the checkpoints, or beside their folder, with scores of exactly these weights or their average.
 
@@ -63,7 +50,7 @@ def evaluations_of(checkpoints: list[Path]) -> Iterator[tuple[Path, dict[str, An
     for folder in near:
         if (folder / SCORES).is_file():
             scores = read_scores(folder)
-            scored = scores["evaluation"]["checkpoints"]
+            scored = scores.get("evaluation", {}).get("checkpoints")
             is_average = len(checkpoints) == 1 and cached.is_made(checkpoints[0], {"checkpoints": scored})
             if is_average or scored == identity(checkpoints):
                 yield folder, scores

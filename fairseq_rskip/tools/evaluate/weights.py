@@ -11,7 +11,6 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_atomically
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
 from fairseq_rskip.tools import cached
-from fairseq_rskip.tools.corpus import POSITIONS
 from fairseq_rskip.tools.train.save import NUMBERED, numbered
 
 ACCEPTED = "checkpoint<epoch>.pt, checkpoint_<epoch>_<update>.pt, checkpoint_best.pt or checkpoint_last.pt"
@@ -137,8 +136,3 @@ def settings(state: dict, part: str) -> dict[str, Any]:
     cfg = state.get("cfg")
     values = cfg.get(part) if isinstance(cfg, dict) else state.get("args")
     return vars(values) if isinstance(values, argparse.Namespace) else values or {}
-
-
-def positions(state: dict) -> tuple[int, int]:
-    """The most tokens of a source and of a target sentence that the checkpoint's model takes."""
-    return tuple(settings(state, "model").get(f"max_{side}_positions") or POSITIONS for side in ("source", "target"))

@@ -14,7 +14,8 @@ from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models.skip_transformer import SkipTransformerModel
 from fairseq_rskip.tools.evaluate.arguments import DEFAULT_LENPEN
-from fairseq_rskip.tools.evaluate.scored import corpus_of, evaluations_of, read_scores
+from fairseq_rskip.tools.evaluate.scored import corpus_of, evaluations_of
+from fairseq_rskip.tools.systems import read_scores
 from fairseq_rskip.tools.train.save import check_vocabulary
 from fairseq_rskip.tools.transformers import build, ours, read
 
