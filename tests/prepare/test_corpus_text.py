@@ -84,7 +84,7 @@ def test_nothing_is_left_of_a_file_whose_writing_failed(tmp_path):
 
 
 def test_clean():
-    assert encode.clean(" a\u00a0b\u200b \tc\x07\rd\ufeff\u2028e ") == "a b c d e"
+    assert text.clean(" a\u00a0b\u200b \tc\x07\rd\ufeff\u2028e ") == "a b c d e"
 
 
 @pytest.mark.parametrize("lang", ["en", "de"])
@@ -132,7 +132,7 @@ def test_subwords_are_those_of_subword_nmt(tmp_path, monkeypatch):
 
 def test_words_are_forgotten_before_they_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "CACHED_WORDS", 10)
-    split = encode.make_subword_nmt(write(tmp_path / "codes", ["#version: 0.2", "a b</w>"]))
+    split = text.make_subword_nmt(write(tmp_path / "codes", ["#version: 0.2", "a b</w>"]))
     bpe = split.__closure__[0].cell_contents
     for number in range(100):
         assert split(f"ab {number}").startswith("ab ")

@@ -72,7 +72,7 @@ def test_the_log_has_everything_and_the_screen_a_line_for_each_epoch(tmp_path):
     lines = done.stdout.splitlines()
     assert lines[:2] == ["recipe: x", "fairseq-train y"] and lines[2] == f"the whole log: {tmp_path}/save/train.log"
     assert lines[3:-1] == LINES
-    assert re.fullmatch(r"trained in 0\.\d minutes: epoch 2, 40 updates, train loss 8.000, valid loss 8.500 .*", lines[-1])
+    assert re.fullmatch(r"trained in 0\.\d minutes: epoch 2, 40 updates, .* valid loss 8.500 .*", lines[-1])
     log = (tmp_path / "save" / "train.log").read_text("utf-8")
     assert log.startswith("recipe: x\nfairseq-train y\n2026") and log.count("\n") == 2 + TRAINING.count("say '")
     assert "numbered checkpoints" in done.stderr and done.stderr.count("\n") == 1

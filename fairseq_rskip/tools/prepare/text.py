@@ -48,7 +48,7 @@ def make_clean() -> Callable[[str], str]:
 
 
 def encode(make: Make, arguments: tuple, source: Path, target: Path, names: Sequence[str], workers: int) -> None:
-    """Write ``make(*arguments)(line)`` of each line of the files ``names`` to ``target``; files that it has are kept."""
+    """Write ``make(*arguments)(line)`` of each line of the files ``names`` to ``target``; existing files are kept."""
     with mapper(make, arguments, workers) as mapped:
         for name in [name for name in names if not (target / name).exists()]:
             bar = tqdm(desc=name, unit=" lines", unit_scale=True, disable=None)
