@@ -17,7 +17,7 @@ from torch import nn
 
 from fairseq_rskip.analysis.coefficients import constants
 from fairseq_rskip.console import Parser, in_columns, print_line
-from fairseq_rskip.errors import UserError
+from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.norms import NORMS
 from fairseq_rskip.ops import in_use
 from fairseq_rskip.residual import Branch, SkipConnection
@@ -101,12 +101,11 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
 
     import fairseq_rskip.models  # noqa: F401  (registers the architectures)
     from fairseq_rskip.models._presets import SIZES, VARIANTS
-    from fairseq_rskip.tools.train.options import near
 
     known = [f"transformer_{variant}{size}" for variant in VARIANTS for size in SIZES]
     if arch not in known:
-        hint = f"{near(arch, known)}expected resnet20, resnet110 or another 6n+2, or one of ours"
-        raise UserError(f"no architecture named {arch!r}; {hint} that scripts/train.sh --archs lists")
+        hint = f"{did_you_mean(arch, known)} expected resnet20, resnet110 or another 6n+2, or one of ours"
+        raise UserError(f"no architecture named {arch!r}; {hint} that rskip train --archs lists")
     parser = Parser(prog=PROGRAM, argument_default=argparse.SUPPRESS)
     models.ARCH_MODEL_REGISTRY[arch].add_args(parser)
     given = vars(parser.parse_args(options))
