@@ -58,7 +58,7 @@ def at_the_end(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def course(rows: list[dict[str, Any]], by: str = "step") -> dict[str, curves.Curve]:
-    """Of each quantity the geometric mean over the rows of each step, or ``by``; without values that are not positive."""
+    """Of each quantity the geometric mean over the positive values of each step, or ``by``."""
     logs: dict[str, dict[int, list[float]]] = {}
     for row in rows:
         if row["value"] > 0:

@@ -23,7 +23,7 @@ OTHERS = ("nll_loss", "ppl")  # of fairseq's log besides the loss; not every cri
 
 
 def _cifar_records(path: Path) -> Iterator[Record]:
-    for number, line in enumerate(path.read_text("utf-8").split("\n")[:-1], 1):
+    for number, line in enumerate(path.read_text("utf-8", "replace").split("\n")[:-1], 1):
         try:
             record = json.loads(line)
             names = [name for name in ("train_loss", "test_error", "valid_error") if name in record]
@@ -102,29 +102,29 @@ def report(options: argparse.Namespace, stem: Path) -> None:
 def read(arguments: Sequence[str], first: int) -> tuple[Kind, list[Log]]:
     """The logs of every run from step ``first`` on; an empty log is left out with a warning. Raises ``UserError``."""
     named: dict[str, bool] = {}  # label -> whether the command line says LABEL=
-    logs, kinds = [], set()
+    logs, kinds = [], []
     for argument in arguments:
         label, path = split(argument)
         if label in named and not (path != argument and named[label]):
             raise UserError(f"two runs are called {label}: say LABEL={path}; runs of one LABEL are its seeds")
         named[label] = path != argument
         for log, kind in find_logs(Path(path)):
-            kinds.add(kind)
+            kinds.append(kind)
             curves = read_log(log, kind)
             if not curves:
                 print_line(f"warning: {log} holds no {kind.step} yet and is left out", "stderr")
             later = {name: {s: v for s, v in curve.items() if s >= first} for name, curve in curves.items()}
             logs.append(Log(label, log, {name: curve for name, curve in later.items() if curve}))
-    if len(kinds) > 1:
+    if any(kind is not kinds[0] for kind in kinds):
         raise UserError("these are runs of train_cifar.py and of fairseq-train: draw them in two figures")
     logs = [log for log in logs if log.curves]
     if not logs:
         raise UserError("there is nothing to draw: no run has logged anything" + (f" from {first} on" if first else ""))
-    return kinds.pop(), logs
+    return kinds[0], logs
 
 
 def split(argument: str) -> tuple[str, str]:
-    """Label and path of ``LABEL=PATH``; the label of a path alone, also one with ``=`` that exists, is its last name."""
+    """Label and path of ``LABEL=PATH``; the label of a path alone is its last name."""
     label, equals, path = argument.partition("=")
     if not equals or not label or Path(argument).exists():
         return Path(argument).resolve().name, argument

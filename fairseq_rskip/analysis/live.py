@@ -63,8 +63,8 @@ def read(path: Path) -> dict[int, dict[str, float]]:
 def summarise(probe: SkipProbe, loss_scale: float = 1.0) -> dict[str, float]:
     """Tag -> value, of the blocks that the probe saw; those that did not run (LayerDrop) have no tags.
 
-    The loss whose gradients the probe saw is ``loss_scale`` times the mean loss that is optimised: fp16's scale, and the
-    number of tokens of a summed loss. Empty if a gradient is not finite, as fp16 then drops the update.
+    The loss whose gradients the probe saw is ``loss_scale`` times the mean loss that is optimised: fp16's scale, and
+    the number of tokens of a summed loss. Empty if a gradient is not finite, as fp16 then drops the update.
     """
     tags: list[str] = []
     means: list[Tensor] = []

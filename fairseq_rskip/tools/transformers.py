@@ -22,7 +22,6 @@ from fairseq_rskip.console import progress
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.safe_load import CheckpointError
-from fairseq_rskip.vision.trainer import seed_everything
 
 
 def group(name: str, _skip: SkipConnection) -> str:
@@ -128,7 +127,7 @@ def build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> tuple[A
         if "eval_bleu" in cfg.task:
             cfg.task.eval_bleu = False  # it would build a tokenizer and a generator
         task = tasks.setup_task(cfg.task)
-        seed_everything(seed)
+        torch.manual_seed(seed)
         model = task.build_model(ours(cfg.model))
     except UserError as error:
         raise UserError(f"{source}: {error}") from None

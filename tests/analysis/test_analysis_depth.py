@@ -14,7 +14,13 @@ from fairseq_rskip.analysis.stacks import VARIANTS, Stack, Variant
 from fairseq_rskip.tools import analyze
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
-SMALL = depth.Settings(blocks=6, dim=8, seeds=2, examples=3, tokens=4)
+
+
+def sizes(blocks, dim=64, gain=0.25, seeds=2, examples=4, tokens=4):
+    return depth.Settings(blocks, dim, gain, seeds, examples, tokens)
+
+
+SMALL = sizes(6, dim=8, examples=3)
 
 
 def generator(seed=1):
@@ -51,7 +57,7 @@ def test_without_branches_the_gradient_is_exactly_the_skip_paths(skip_lambda, to
 @pytest.mark.parametrize("name", ["no skip", "0.5xSkip", "1xSkip", "2xSkip"])
 def test_branches_add_to_the_rate_as_their_squares(name, gain):
     """Without skips the gradient vanishes, or explodes, with the gain alone."""
-    settings = depth.Settings(blocks=20, dim=64, gain=gain, seeds=2, examples=4, tokens=2)
+    settings = sizes(20, gain=gain, tokens=2)
     rate = depth.rate(of(depth.measure(settings, [BY_NAME[name]]), "gradient", name))
     expected = math.hypot(BY_NAME[name].skip_lambda or 0, gain)
     assert rate == pytest.approx(expected, rel=0.05) and depth.expected_rate(BY_NAME[name], gain) == expected
@@ -87,7 +93,7 @@ def test_the_probe_measures_the_same(name):
 
 
 def test_a_scaled_skip_drowns_its_branches_and_a_normalised_one_does_not():
-    profiles = depth.measure(depth.Settings(blocks=20, seeds=2, examples=4, tokens=4))
+    profiles = depth.measure(sizes(20))
     drowned = of(profiles, "branch", "2xSkip").mean
     assert drowned[-1] / drowned[-2] == pytest.approx(0.5, rel=0.15)
     assert drowned[-1] < 1e-5 and of(profiles, "branch", "1xSkip").mean[-1] == pytest.approx(

@@ -83,9 +83,9 @@ def test_a_stem_is_checked_before_anything_is_computed(tmp_path):
     (tmp_path / "taken.png").mkdir()
     for path, message in (
         (tmp_path / "file" / "x", "cannot write into .*file: "),
-        (tmp_path / "taken", "taken.png: it is a folder"),
+        (tmp_path / "taken", "expected the name of a figure"),
         (tmp_path / ("x" * 300), "cannot write into .*File name too long"),
-        ("/", "--output /: expected the name of the figure"),
+        ("/", "--output /: expected the name of a figure"),
     ):
         with pytest.raises(UserError, match=message):
             figures.check_stem(path)
