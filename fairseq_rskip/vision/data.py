@@ -37,7 +37,7 @@ class ImageSet:
         return dataclasses.replace(self, **moved)
 
     def digest(self) -> str:
-        """SHA-256 of all images and labels: equal for equal data, wherever it was read from."""
+        """SHA-256 of all images and labels."""
         digest = hashlib.sha256()
         for split in ("train", "test", "valid"):
             for part in (getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")):
@@ -119,5 +119,5 @@ def _digits() -> ImageSet:
     images = large.permute(0, 2, 3, 1).expand(-1, -1, -1, 3).contiguous()
     labels = torch.from_numpy(digits.target).long()
     test = torch.arange(len(labels)) % TEST_EVERY == TEST_EVERY - 1
-    names = tuple(str(name) for name in digits.target_names)
+    names = tuple(map(str, digits.target_names))
     return ImageSet(names, images[~test], labels[~test], images[test], labels[test], may_flip=False)

@@ -3,21 +3,17 @@
 import contextlib
 import ctypes
 import json
+import os
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..console import print_line
 from ..errors import UserError, exit_status
 from ..files import locked, write_json
 from .options import make_parser
-
-if TYPE_CHECKING:
-    from .config import Config
-    from .data import ImageSet
-    from .distributed import Group
 
 SUMMARY = "summary.json"
 RESULT = "result.json"
@@ -36,12 +32,14 @@ all rows, and several GPUs: docs/cifar.md
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as ``argv`` says; returns the exit status. What the user can fix is one line on stderr."""
     argv = sys.argv[1:] if argv is None else argv
-    if {"-h", "--help"} & set(argv):
+    if {"-h", "--help"} & set(argv):  # before torch is imported, which takes seconds
         make_parser(ABOUT, EXAMPLES)[0].parse_args(["--help"])
     return exit_status(lambda: _train(argv))
 
 
 def _train(argv: Sequence[str]) -> int:
+    if os.environ.get("RANK", "0") == "0" and "--help-skips" not in argv:
+        print_line("loading PyTorch")
     from . import distributed
     from .config import parse, skip_help
     from .run import Interrupted
@@ -80,7 +78,7 @@ def _explained(error: Exception) -> str:
     return ""
 
 
-def check_machine(config: "Config", group: "Group") -> None:
+def check_machine(config: Any, group: Any) -> None:
     """Raise ``UserError`` for settings that the device, or the number of processes, cannot do."""
     cuda = group.device.type == "cuda"
     if config.amp == "fp16" and not cuda:
@@ -91,11 +89,12 @@ def check_machine(config: "Config", group: "Group") -> None:
         raise UserError(f"--batch-size {config.batch_size}: expected a multiple of the {group.world} processes")
 
 
-def train_all(config: "Config", group: "Group") -> None:
+def train_all(config: Any, group: Any) -> None:
     """Train once for each of ``config.seeds`` that has no result yet."""
     import torch
 
     from .data import load
+    from .run import Run
 
     if group.device.type == "cpu":
         keep_freed_memory()
@@ -117,7 +116,10 @@ def train_all(config: "Config", group: "Group") -> None:
         folder = config.folder() / f"seed{seed}"
         result = finished(folder, config, {"seed": seed, **identity})
         if not group.least(int(result is not None)):
-            result = train_one(config, seed, images, group, folder)
+            with locked(folder) if group.first else contextlib.nullcontext(True) as free:
+                if not group.least(int(bool(free))):
+                    raise UserError(f"another process is training in {folder}: wait, or choose another --output")
+                result = Run(config, seed, images, group, folder).run()
         results.append(result)
         if group.first:
             best = f"best {result['best_error']:.2f} % in epoch {result['best_epoch']}"
@@ -128,17 +130,7 @@ def train_all(config: "Config", group: "Group") -> None:
         summarise(config, results)
 
 
-def train_one(config: "Config", seed: int, images: "ImageSet", group: "Group", folder: Path) -> dict[str, Any]:
-    """Train from ``seed`` in ``folder``. Raises ``UserError`` if another process does so already."""
-    from .run import Run
-
-    with locked(folder) if group.first else contextlib.nullcontext(True) as free:
-        if not group.least(int(bool(free))):
-            raise UserError(f"another process is training in {folder}: wait for it, or choose another --output")
-        return Run(config, seed, images, group, folder).run()
-
-
-def finished(folder: Path, config: "Config", identity: dict[str, Any]) -> dict[str, Any] | None:
+def finished(folder: Path, config: Any, identity: dict[str, Any]) -> dict[str, Any] | None:
     """The result in ``folder``, or None. Raises ``UserError`` if it is of a run with other settings or data."""
     from .config import difference
 
@@ -156,7 +148,7 @@ def finished(folder: Path, config: "Config", identity: dict[str, Any]) -> dict[s
     return result
 
 
-def summarise(config: "Config", results: list[dict[str, Any]]) -> None:
+def summarise(config: Any, results: list[dict[str, Any]]) -> None:
     """Write, and print, mean and standard deviation of the seeds' errors."""
     errors = [result["error"] for result in results]
     mean = statistics.mean(errors)

@@ -7,7 +7,6 @@ import argparse
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..console import Parser
@@ -81,11 +80,14 @@ class Settings:
             choices, value = field.metadata.get("choices"), getattr(self, field.name)
             if choices and value is not None and value not in choices:
                 raise UserError(f"{flag(field)} {value!r}: expected one of {', '.join(choices)}")
-        for names, accepted, holds in _RANGES:
+        for names, least, most in _RANGES:
             for name in names.split():
                 value = getattr(self, name)
-                if not (math.isfinite(value) and holds(value)):
-                    raise UserError(f"--{name.replace('_', '-')} {value!r}: expected {accepted}")
+                if not (math.isfinite(value) and least <= value <= most):
+                    expected = f"from {least:.10g}" + (f" to {most:.10g}" if most < math.inf else " on")
+                    raise UserError(f"--{name.replace('_', '-')} {value!r}: expected a number {expected}")
+        if self.depth % 6 != 2:
+            raise UserError(f"--depth {self.depth}: expected 6n+2, for example 20, 32, 44, 56, 110")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or not all(0 <= s < 2**63 for s in self.seeds):
             raise UserError(f"--seeds {' '.join(map(str, self.seeds))}: expected different integers from 0 to 2^63 - 1")
         steps = self.all_milestones()
@@ -118,15 +120,14 @@ class Settings:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
 
-_RANGES: Sequence[tuple[str, str, Callable[[float], bool]]] = (
-    ("depth", f"6n+2 from 8 to {DEEPEST}, for example 20, 32, 44, 56, 110", lambda v: 8 <= v <= DEEPEST and v % 6 == 2),
-    ("width", "an integer from 1 to 4096", lambda v: 1 <= v <= 4096),
-    ("iterations batch_size test_interval", "an integer >= 1", lambda v: v >= 1),
-    ("train_images valid_images warmup_iterations crop", "an integer >= 0", lambda v: v >= 0),
-    ("save_interval log_interval skip_log_interval", "an integer >= 0", lambda v: v >= 0),
-    ("lr warmup_lr lr_factor", "a number > 0", lambda v: v > 0),
-    ("weight_decay", "a number >= 0", lambda v: v >= 0),
-    ("momentum", "a number from 0 to below 1", lambda v: 0 <= v < 1),
+_RANGES = (  # options, least, most
+    ("depth", 8, DEEPEST),
+    ("width", 1, 4096),
+    ("iterations batch_size test_interval", 1, math.inf),
+    ("train_images valid_images warmup_iterations crop save_interval log_interval skip_log_interval", 0, math.inf),
+    ("lr warmup_lr lr_factor", 1e-12, math.inf),
+    ("weight_decay", 0, math.inf),
+    ("momentum", 0, 0.999999),
 )
 
 
@@ -136,7 +137,7 @@ def flag(field: "dataclasses.Field[Any]") -> str:
 
 
 def make_parser(description: str, epilog: str = "") -> tuple[Parser, Any]:
-    """The parser of all ``Settings``, and its group for the options of the skip connection, of which it has the chief."""
+    """The parser of all ``Settings`` and the main options of the skip connection, and the group of the latter."""
     usage = "%(prog)s [options]"
     parser = Parser(prog="train_cifar.py", usage=usage, description=description, epilog=epilog)
     parser.argument_default = argparse.SUPPRESS

@@ -21,7 +21,7 @@ from .data import ImageSet
 from .distributed import Group
 from .logs import RunLog, machine, versions
 from .main import RESULT
-from .trainer import NEVER, Trainer
+from .trainer import Trainer
 
 CHECKPOINT = "checkpoint.pt"
 FORMAT = "fairseq_rskip.vision 1"
@@ -120,9 +120,8 @@ class Run:
     def _check_loss(self) -> None:
         kept = f"the last good checkpoint stays, {self.path}" if self.path.exists() else "there is no checkpoint yet"
         what = f"stopped, {kept}; {WAY_OUT}"
-        bad = self.group.least(self.trainer.settle())
-        if bad < NEVER:
-            raise UserError(f"the loss is not finite at iteration {bad}: {what}")
+        if not self.group.least(int(self.trainer.meter[0].isfinite())):
+            raise UserError(f"the loss is not finite at iteration {self.trainer.iteration}: {what}")
         now, scale = self.trainer.iteration, self.trainer.scaler.get_scale()  # the same in every process
         if scale < SMALLEST_SCALE:
             raise UserError(f"gradients overflow at iteration {now}, loss scale {scale:.0e}: {what}, or --amp bf16")

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,7 +23,6 @@ from .distributed import Group
 from .model import preact_resnet
 
 TEST_BATCH = 500
-NEVER = 2**62
 _FORMATS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -32,9 +30,9 @@ _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Trainer:
     """A network initialised from ``seed`` and trained on ``images`` (on ``group.device``) update by update.
 
-    ``iteration`` counts the updates. ``meter`` holds this process's sums of losses and errors and the number of images,
-    as far as ``settle`` has read them. ``skips`` is what the last update measured of the skip connections, if it was one
-    to log, in the first process. Raises ``UserError`` for settings that exclude each other.
+    ``iteration`` counts the updates; ``meter`` is this process's sum of losses and of errors, and number of images;
+    ``skips`` is what the last update measured of the skip connections, if it was one to log, in the first process.
+    Raises ``UserError`` for settings that exclude each other.
     """
 
     def __init__(self, config: Config, seed: int, images: ImageSet, group: Group):
@@ -59,23 +57,19 @@ class Trainer:
         self._start_from_first_batch()
         self.movement = Movement(self.module)
         self.iteration = 0
+        self.count = torch.tensor(config.batch_size // group.world, dtype=torch.float64, device=device)
         self.reset_meter()
-        self.pending: list[tuple[Tensor, Tensor]] = []
         self.skips: dict[str, float] = {}
 
     def _start_from_first_batch(self) -> None:
         """Initialise the skip connections that start from a profile, or from the gradient, of the first images."""
-        pixels, labels = (
-            part[: self.config.batch_size] for part in (self.images.train_images, self.images.train_labels)
-        )
-        if any(block.skip.wants_profile() for block in self.module.blocks):
-            profile(self.module, lambda: self.module(self.augmenter.test(pixels)))
-        if any(block.skip.candidates() for block in self.module.blocks):
-            choose_lambdas(
-                self.module,
-                lambda: F.cross_entropy(self.module(self.augmenter.test(pixels)), labels),
-                self.module.shortcuts(),
-            )
+        size, images, blocks = self.config.batch_size, self.images, self.module.blocks
+        pixels, labels = self.augmenter.test(images.train_images[:size]), images.train_labels[:size]
+        if any(block.skip.wants_profile() for block in blocks):
+            profile(self.module, lambda: self.module(pixels))
+        if any(block.skip.candidates() for block in blocks):
+            loss = lambda: F.cross_entropy(self.module(pixels), labels)  # noqa: E731
+            choose_lambdas(self.module, loss, self.module.shortcuts())
 
     def _groups(self) -> list[dict[str, Any]]:
         """The parameters; those without weight decay, if there are any, are the second group."""
@@ -113,31 +107,16 @@ class Trainer:
         else:
             loss, logits = self.update(x, y)
         self.iteration += 1
-        self.pending.append((loss, (logits.argmax(1) != y).sum()))  # settle() reads them: that waits for the device
+        self.meter += torch.stack([loss.double() * len(y), (logits.argmax(1) != y).sum().double(), self.count])
         return loss
-
-    def settle(self) -> int:
-        """Add the pending losses to ``meter``; returns the first iteration whose loss is not finite, or ``NEVER``."""
-        if not self.pending:
-            return NEVER
-        losses, errors = (torch.stack(values).tolist() for values in zip(*self.pending))
-        first = self.iteration - len(losses) + 1
-        count = self.config.batch_size // self.group.world
-        for loss, wrong in zip(losses, errors):
-            self.meter = [self.meter[0] + loss * count, self.meter[1] + wrong, self.meter[2] + count]
-        self.pending.clear()
-        return next((first + k for k, loss in enumerate(losses) if not math.isfinite(loss)), NEVER)
 
     def means(self) -> tuple[float, float, float]:
         """Mean loss, error (%) and images since ``meter`` was reset, over all processes; all of them must call it."""
-        loss_sum, errors, count = self.group.sum(self._meter()).tolist()
+        loss_sum, errors, count = self.group.sum(self.meter.clone()).tolist()
         return loss_sum / count, 100 * errors / count, count
 
     def reset_meter(self) -> None:
-        self.meter = [0.0, 0.0, 0.0]
-
-    def _meter(self) -> Tensor:
-        return torch.tensor(self.meter, dtype=torch.float64, device=self.group.device)
+        self.meter = torch.zeros(3, dtype=torch.float64, device=self.group.device)
 
     def update(self, x: Tensor, y: Tensor, net: nn.Module | None = None) -> tuple[Tensor, Tensor]:
         """Forward, backward and the optimizer's step on images ``x`` with labels ``y``; returns loss and logits."""
@@ -197,10 +176,10 @@ class Trainer:
         """Everything that decides how training continues; all processes must call it."""
         modules = {"model": self.module, "optimizer": self.optimizer, "scaler": self.scaler, "sampler": self.stream}
         state = {name: module.state_dict() for name, module in modules.items()}
-        return {"iteration": self.iteration, **state, "meter": self.group.sum(self._meter()).tolist()}
+        return {"iteration": self.iteration, **state, "meter": self.group.sum(self.meter.clone()).tolist()}
 
     def load_state_dict(self, state: dict[str, Any], name: str) -> None:
-        """Resume from ``state`` of the file ``name``. Raises ``CheckpointError`` if it does not fit or is not finite."""
+        """Resume from the ``state`` in file ``name``. Raises ``CheckpointError`` if it does not fit."""
         self.load_weights(state["model"], name)
         with _naming(name):
             self.optimizer.load_state_dict(state["optimizer"])
@@ -208,7 +187,7 @@ class Trainer:
             self.stream.load_state_dict(state["sampler"])
             self.iteration = int(state["iteration"])
             if self.group.first:
-                self.meter = [float(value) for value in state["meter"]]
+                self.meter += torch.tensor(state["meter"], dtype=torch.float64, device=self.group.device)
 
     def load_weights(self, weights: dict[str, Any], name: str) -> None:
         """Load the network's weights. Raises ``CheckpointError`` if they do not fit it or are not finite."""
