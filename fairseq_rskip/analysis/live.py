@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from ..files import write_text
-from .learned import lambdas, learned
+from ..residual.adaptive import lambdas
+from .learned import learned
 from .probe import SkipProbe
 
 LOG = "skips.jsonl"

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from fairseq_rskip.analysis.coefficients import constants
 from fairseq_rskip.console import Parser, in_columns, print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.norms import NORMS
 from fairseq_rskip.ops import in_use
 from fairseq_rskip.residual import Branch, SkipConnection
+from fairseq_rskip.residual.profile import wanting_profile
 
 ABOUT = """Print every skip connection of a model: its place, its rule and constants, its norm, the parameters that both
 add, and the standard deviation of each matrix of its branch as a multiple of Xavier's. The number of a Transformer's
@@ -75,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_line(f"recursive skip computed by {computed}")
     for line in [*table(rows), COLUMNS]:
         print_line(line)
-    if any(skip.wants_profile() or skip.candidates() for skip, _ in found):
+    if wanting_profile(model):
         print_line("ω, or λ from the gradient, is set from the first batch of a training")
     return 0
 
@@ -132,12 +134,11 @@ def row(skip: SkipConnection, branch: Branch, counted: set[nn.Parameter]) -> Row
     counted.update(new)
     own = sum(parameter.numel() for parameter in new if any(parameter is p for p in skip.learned().values()))
     std = {role: float(w.tensor.detach().double().std(unbiased=False)) / w.xavier for role, w in branch.items()}
-    behind, after = getattr(skip, "branch_norm", None), next(iter(skip.norms), None)
-    norms = {"before": skip.pre_norm, "branch": behind, "after": after}
+    norms = {"before": skip.pre, "branch": skip.branch, "after": next(iter(skip.post), None)}
     norms = {where: _name(norm) for where, norm in norms.items() if norm is not None}
     dropped = {"drop": skip.drop_rate} if skip.drop_rate else {}
     return Row(
-        *(skip.place.side, skip.place.index, skip.place.sublayer, skip.kind, {**skip.constants(), **dropped}),
+        *(skip.place.side, skip.place.index, skip.place.sublayer, skip.kind, {**constants(skip), **dropped}),
         {where: name for where, name in norms.items() if name != "none"},
         own,
         sum(parameter.numel() for parameter in new) - own,

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from ..errors import UserError
 from ..norms import NORM_AXES
-from ..residual import KINDS, SkipConnection, in_terms_of_flags, select, settings
+from ..residual import KINDS, SkipConnection, in_terms_of_flags, label, select, settings
 from ..residual.options import flag as skip_flag
 from .options import DATA_SETS, FOLDER, Settings, flag, make_parser
 
@@ -64,7 +64,7 @@ class Config(_SkipOptions, Settings):
     def name(self) -> str:
         """A short name for the run, such as cifar10-resnet110-rskip2-layer."""
         data = self.data if self.data in DATA_SETS else Path(self.data[len(FOLDER) :]).resolve().name
-        parts = [data, f"resnet{self.depth}", SkipConnection(1, channel_dim=1, **self.skip_options()).label()]
+        parts = [data, f"resnet{self.depth}", label(SkipConnection(1, channel_dim=1, **self.skip_options()))]
         parts += [self.skip_norm_axes] if self.skip_norm_axes != "c" else []
         parts += [f"width{self.width}"] if self.width != Settings.width else []
         return "-".join(parts + (["B"] if self.shortcut == "B" else []))

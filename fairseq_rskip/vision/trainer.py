@@ -14,7 +14,9 @@ from ..analysis.learned import Movement, without_decay
 from ..analysis.live import summarise
 from ..analysis.probe import SkipProbe
 from ..errors import UserError
-from ..residual.profile import choose_lambdas, profile
+from ..norms import convert_sync_batchnorm
+from ..residual.adaptive import halting_cost
+from ..residual.profile import set_starts, wanting_profile
 from ..safe_load import CheckpointError
 from .batches import Augmenter, Batch, BatchStream, channel_statistics
 from .config import Config
@@ -41,7 +43,7 @@ class Trainer:
         torch.manual_seed(seed)
         self.module: nn.Module = preact_resnet(num_classes=len(images.classes), **config.network())
         if config.sync_bn:
-            self.module = nn.SyncBatchNorm.convert_sync_batchnorm(self.module)
+            self.module = convert_sync_batchnorm(self.module)
         self.module = self.module.to(device).to(memory_format=_FORMATS[config.memory_format])
         self.net = self._wrapped()
         self.optimizer = torch.optim.SGD(
@@ -54,22 +56,15 @@ class Trainer:
         channels_last = config.memory_format == "channels_last"
         shape = tuple(images.train_images.shape[1:])
         self.augmenter = Augmenter(shape, self.mean, self.std, config.crop, config.padding, channels_last, device)
-        self._start_from_first_batch()
+        if wanting_profile(self.module):
+            first, labels = images.train_images[: config.batch_size], images.train_labels[: config.batch_size]
+            loss = lambda: F.cross_entropy(self.module(self.augmenter.test(first)), labels)  # noqa: E731
+            set_starts(self.module, loss, self.module.shortcuts())
         self.movement = Movement(self.module)
         self.iteration = 0
         self.count = torch.tensor(config.batch_size // group.world, dtype=torch.float64, device=device)
         self.reset_meter()
         self.skips: dict[str, float] = {}
-
-    def _start_from_first_batch(self) -> None:
-        """Initialise the skip connections that start from a profile, or from the gradient, of the first images."""
-        size, images, blocks = self.config.batch_size, self.images, self.module.blocks
-        pixels, labels = self.augmenter.test(images.train_images[:size]), images.train_labels[:size]
-        if any(block.skip.wants_profile() for block in blocks):
-            profile(self.module, lambda: self.module(pixels))
-        if any(block.skip.candidates() for block in blocks):
-            loss = lambda: F.cross_entropy(self.module(pixels), labels)  # noqa: E731
-            choose_lambdas(self.module, loss, self.module.shortcuts())
 
     def _groups(self) -> list[dict[str, Any]]:
         """The parameters; those without weight decay, if there are any, are the second group."""
@@ -77,7 +72,7 @@ class Trainer:
         chosen = {id(parameter) for parameter in alone}
         rest = [parameter for parameter in self.module.parameters() if id(parameter) not in chosen]
         # a rule that multiplies its coefficients has their gradients multiplied, too, and SGD would square that
-        rate = 1.0 / self.module.blocks[0].skip.speed
+        rate = 1.0 / getattr(self.module.blocks[0].skip.options, "lambda_lr", 1.0)
         return [{"params": rest}] + ([{"params": alone, "weight_decay": 0.0, "rate": rate}] if alone else [])
 
     def _wrapped(self) -> nn.Module:
@@ -125,18 +120,13 @@ class Trainer:
         with self._autocast():
             logits = (net or self.net)(x)
             loss = F.cross_entropy(logits, y)
-            loss = loss + self._halting_cost()
+            cost = halting_cost(self.module, Tensor.mean)
+            loss = loss if cost is None else loss + cost
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return loss.detach(), logits.detach()
-
-    def _halting_cost(self) -> Any:
-        """tau times E[k], the mean over positions and blocks, of skips that halt; 0 for others."""
-        taken = [block.skip.take_cost() for block in self.module.blocks]
-        costs = [tau * cost.mean() for tau, cost in taken if cost is not None]
-        return sum(costs) / len(taken) if costs else 0.0
 
     def test(self) -> dict[str, float]:
         """Loss and error (%) on the test images and, where there are some, on the validation images."""

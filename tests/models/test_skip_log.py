@@ -104,7 +104,7 @@ def by_hand(model, sample, name=BLOCK, target=None):
     handle.remove()
     x, f_x, gradient = (tensor.detach().double() for tensor in (seen["x"], seen["f_x"], seen["y"].grad))
     sigma = ((x + f_x).var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
-    ratio = 1 + sigma / skip.norms[0].weight.detach().double()
+    ratio = 1 + sigma / skip.post[0].weight.detach().double()
     rows = []
     for k in range(x.size(1)):
         kept = sample[2][k].ne(dictionary().pad())
