@@ -79,13 +79,12 @@ def settings(source: Source) -> Config:
 
 def _data(models: Sequence[Source], configs: Sequence[Config], options: argparse.Namespace) -> Config:
     """Which images all models see: those of --data, else those that the checkpoints (or fresh ones' options) name."""
-    pairs = list(zip(models, configs))
-    pairs = [(source, config) for source, config in pairs if source.state is not None] or pairs
-    source, first = pairs[0]
+    saved = [(source, config) for source, config in zip(models, configs) if source.state is not None]
+    (source, first), *others = saved or list(zip(models, configs))
     places = {"cache": options.cache or first.cache, "data_dir": options.data_dir or first.data_dir}
     if options.data:
         return dataclasses.replace(first, data=options.data, **places)
-    for other, config in pairs:
+    for other, config in others:
         if config.data != first.data:
             raise UserError(
                 f"{source} and {other} name different data, {first.data} and {config.data}: say --data DATA"

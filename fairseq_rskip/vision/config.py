@@ -50,7 +50,10 @@ class Config(_SkipOptions, Settings):
         """The settings that a checkpoint or a result holds; those that are newer than it have their defaults."""
         known = {field.name for field in dataclasses.fields(cls)}
         values = {name: value for name, value in saved.items() if name in known}
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+        try:
+            return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+        except TypeError as error:
+            raise UserError(f"the saved settings are damaged: {error}") from None
 
     def skip_options(self) -> dict[str, Any]:
         """What ``SkipConnection`` takes beside ``dim``, ``place`` and ``channel_dim``."""

@@ -147,21 +147,6 @@ def test_runs_of_one_label_are_its_seeds_and_first_leaves_out(tmp_path):
     assert table(tmp_path / "x") == {"rSkip": {"train_loss": [(20, 1), (20, 1)], "test_error": [(20, 30), (20, 20)]}}
 
 
-def test_a_run_that_has_logged_nothing_is_left_out_with_a_warning(tmp_path, capfd):
-    runs = [cifar_run(tmp_path / "run" / "seed1", 50).parent, cifar_run(tmp_path / "fresh")]
-    assert draw(tmp_path / "x", *runs) == 0
-    warning = f"warning: {tmp_path}/fresh/log.jsonl holds no iteration yet and is left out\n"
-    assert capfd.readouterr().err == warning and list(table(tmp_path / "x")) == ["run"]
-
-
-def test_labels_and_paths(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "lr=0.1").mkdir()
-    assert curves.split("lr=0.1") == ("lr=0.1", "lr=0.1")  # a folder that exists
-    assert curves.split("2rSkip+LN=runs/lr=0.1") == ("2rSkip+LN", "runs/lr=0.1")
-    assert curves.split(".") == (tmp_path.name, ".")
-
-
 def test_what_cannot_be_drawn_is_one_line(tmp_path, capfd):
     cifar, fairseq = cifar_run(tmp_path / "cifar", 50), fairseq_run(tmp_path / "fairseq", inner(20, 9))
     for name, content in (("binary", b"\xff\xfe\x00log\n"), ("number", b"7\n"), ("loss", b'{"train_loss": 1}\n')):

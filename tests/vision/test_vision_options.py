@@ -57,14 +57,6 @@ def test_cuda_without_a_gpu_is_one_line(tmp_path, images, capfd, monkeypatch):
     assert status == 1 and error_line(error).startswith("--device cuda: there is no CUDA GPU here")
 
 
-@pytest.mark.parametrize("argv", [["--dept", "20"], ["--depth", "deep"], ["--depth"]])
-def test_the_parser_says_it_in_one_line(argv, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        parse(argv, "")
-    assert stopped.value.code == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 def test_help_comes_at_once_and_fits_two_pages(tmp_path):
     """Less than a second of processor time: torch is not imported."""
     script = [sys.executable, "-X", "importtime", ROOT / "scripts" / "train_cifar.py"]

@@ -95,12 +95,6 @@ def test_every_saved_state_resumes_bit_for_bit(tmp_path, images, capfd, monkeypa
     assert_same_run(whole, tmp_path / "parts" / "seed1")
 
 
-def test_resume_with_nothing_to_resume_starts_and_repeats_the_seeds_run(tmp_path, images, capfd, whole):
-    status, out, _ = train(capfd, tmp_path / "run", images, resume=True)
-    assert status == 0 and "resuming" not in out
-    assert_same_run(whole, tmp_path / "run" / "seed1")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_a_signal_saves_and_says_so(tmp_path, images, capfd, monkeypatch, number):
     before = signal.getsignal(number)

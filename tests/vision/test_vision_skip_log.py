@@ -7,7 +7,6 @@ from vision_helpers import assert_same_run, stop_at, train
 
 from fairseq_rskip.analysis.live import read
 from fairseq_rskip.analysis.probe import SkipProbe
-from fairseq_rskip.vision import trainer as trainer_module
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.distributed import Group
@@ -88,20 +87,3 @@ def test_the_scale_of_fp16_does_not_enter_and_an_overflow_is_not_logged(config, 
         trainer.train_step()
         found.append(trainer.skips)
     assert found[0] == pytest.approx(found[1], rel=1e-5) and len(found[0]) == 9 and found[2] == {}
-
-
-def test_a_ratio_that_is_infinite_is_left_out(config):
-    settings = {"seeds": (1,), "skip_log_interval": 1, "skip_kind": "rezero", "skip_norm": None, "skip_lambda": None}
-    settings["skip_branch_scale"] = None
-    trainer = Trainer(Config(**{**config.as_dict(), **settings}), 1, load(config), GROUP)
-    logged = []
-    for _ in range(2):  # a is 0 in the first
-        trainer.train_step()
-        logged.append({tag.partition("/")[0] for tag in trainer.skips})
-    assert logged[1] - logged[0] == {"skip_x_to_F"} and "skip_F_over_x" in logged[0]
-
-
-def test_compile_over_several_processes_is_refused(config):
-    compiled = Config(**{**config.as_dict(), "seeds": (1,), "compile": True})
-    with pytest.raises(trainer_module.UserError, match="--skip-log-interval does not work with --compile"):
-        Trainer(compiled, 1, load(config), Group(0, 2, torch.device("cpu")))
