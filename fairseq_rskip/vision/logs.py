@@ -20,6 +20,7 @@ from .config import Config
 
 LOG = "log.jsonl"
 FIGURES_EVERY, LINES_EVERY = 1.0, 30.0  # seconds between figures, on a terminal and elsewhere: they wait for the device
+FIRST = "iteration {n}/{total}{postfix}"
 LINE = "iteration {n}/{total}  {rate_fmt}  {remaining} left{postfix}"
 
 
@@ -33,18 +34,19 @@ class RunLog:
     def __init__(self, folder: Path, history: list[dict[str, Any]], config: Config, active: bool, done: int = 0):
         from tqdm import tqdm
 
-        self.path, self.active, self.last_shown = folder / LOG, active, -math.inf
+        self.path, self.active, self.last_shown, self.first = folder / LOG, active, -math.inf, active
         self.rate = config.learning_rate
         self.errors = [record["test_error"] for record in history if "test_error" in record]
         self.terminal, self.events = sys.stderr.isatty(), None
-        total = config.iterations
-        self.bar = tqdm(
-            total=total, initial=done, unit="it", dynamic_ncols=True, disable=not (active and self.terminal)
+        # the same figures as a bar on a terminal, and in lines elsewhere
+        where = (
+            {"dynamic_ncols": True}
+            if self.terminal
+            else {"bar_format": FIRST, "file": io.StringIO(), "mininterval": LINES_EVERY}
         )
+        self.bar = tqdm(total=config.iterations, initial=done, unit="it", smoothing=0, disable=not active, **where)
         if not active:
             return
-        if not self.terminal:  # the same figures in lines
-            self.bar = tqdm(total=total, initial=done, unit="it", bar_format=LINE, file=io.StringIO())
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in history))
         self.skip_lines = SkipLines(folder, done + 1)
         if config.tensorboard:
@@ -64,6 +66,9 @@ class RunLog:
             self.bar.set_postfix(figures, refresh=False)
             if not self.terminal:
                 print_line(str(self.bar))
+                self.bar.bar_format = LINE
+        if self.first:  # it prepares much, and says little about speed
+            self.first, self.bar.initial, self.bar.start_t = False, number, time.time()
 
     def write(self, record: dict[str, Any]) -> None:
         """Append ``record`` to the log; its numbers go to TensorBoard, too."""

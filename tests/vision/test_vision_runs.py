@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from vision_helpers import assert_same_run, history, stop_at, train, weights
 
+from fairseq_rskip.vision import logs
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.distributed import Group
@@ -165,9 +167,15 @@ def test_a_step_is_sgd_with_momentum_and_decay_on_the_mean_loss(config):
 def test_progress_shows_loss_rate_speed_and_time_left(tmp_path, monkeypatch, capsys, terminal):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     log = RunLog(tmp_path, [{"iteration": 400, "test_error": 12.5}], Config(), active=True, done=400)
-    log.iteration(401, torch.tensor(1.25))
-    assert log.bar.n == 401 and log.bar.postfix == "loss=1.2500, lr=0.1, test error=12.50 %"
-    out = capsys.readouterr().out
-    assert ("iteration 401/64000" in out and " left, loss=1.2500" in out) != terminal
+    monkeypatch.setattr(logs, "LINES_EVERY", -1)
+    for number in (401, 402):
+        log.iteration(number, torch.tensor(1.25))
+    assert log.bar.n == 402 and log.bar.postfix == "loss=1.2500, lr=0.1, test error=12.50 %"
+    lines = capsys.readouterr().out.splitlines()
+    if not terminal:
+        assert lines[0] == "iteration 401/64000, loss=1.2500, lr=0.1, test error=12.50 %"
+        assert re.fullmatch(
+            r"iteration 402/64000  .*it.*  .*:.* left, loss=1.2500, lr=0.1, test error=12.50 %", lines[1]
+        )
     log.close()
     assert history(tmp_path) == [{"iteration": 400, "test_error": 12.5}]
