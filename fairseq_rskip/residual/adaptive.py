@@ -23,7 +23,7 @@ SHARPNESS = 3.0  # of the start: mixture and halting put about 0.9 of the weight
 
 
 class ASkip(KeepsStatistics, Profiled, RSkip):
-    """Adaptive recursive skip, ``y = sum_k p_k * y_k`` over the steps y_1 ... y_K of Eq. 4; F is computed once.
+    """Adaptive recursive skip, ``y = sum_k p_k * y_k``. The y_1 ... y_K are the steps of Eq. 4; F is computed once.
 
     ========= ====================================================================================================
     fraction  one learned lambda in [1, K]: ``p_k = max(0, 1 - |lambda - k|)``, so that y is y_k at an integer and

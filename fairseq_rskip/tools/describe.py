@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("arch", metavar="ARCH", help="the model")
     parser.add_argument("--json", action="store_true", help="print everything, layer by layer, as JSON")
     asked, options = parser.parse_known_args(argv)
+    if asked.arch.startswith("transformer"):
+        asked.arch = _ours(asked.arch)
     torch.manual_seed(SEED)
     resnet = re.fullmatch(r"resnet(\d+)", asked.arch)
     model = _resnet(int(resnet[1]), options) if resnet else _transformer(asked.arch, options)
@@ -80,6 +82,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wanting_profile(model):
         print_line("ω, or λ from the gradient, is set from the first batch of a training")
     return 0
+
+
+def _ours(arch: str) -> str:
+    """``arch``, or our architecture that equals it where it is one of stock fairseq's."""
+    from fairseq_rskip.models._presets import SIZES
+
+    if arch.removeprefix("transformer") not in SIZES:
+        return arch
+    ours = arch.replace("transformer", "transformer_postln", 1)
+    print_line(f"{arch} is stock fairseq's; the same model here is {ours} (post-norm, xskip with λ = 1)", "stderr")
+    return ours
 
 
 def _transformer(arch: str, options: list[str]) -> nn.Module:
