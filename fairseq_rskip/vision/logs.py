@@ -1,4 +1,4 @@
-"""What a run reports: a progress bar or lines, JSON lines, TensorBoard events."""
+"""What a run reports: a progress bar or lines, JSON lines, TensorBoard events, Weights & Biases."""
 
 import io
 import json
@@ -15,6 +15,7 @@ import torch
 from .. import __version__
 from ..analysis.live import SkipLines
 from ..console import print_line
+from ..errors import UserError
 from ..files import write_text
 from .config import Config
 
@@ -37,7 +38,7 @@ class RunLog:
         self.path, self.active, self.last_shown, self.first = folder / LOG, active, -math.inf, active
         self.rate = config.learning_rate
         self.errors = [record["test_error"] for record in history if "test_error" in record]
-        self.terminal, self.events = sys.stderr.isatty(), None
+        self.terminal, self.events, self.wandb = sys.stderr.isatty(), None, None
         # the same figures as a bar on a terminal, and in lines elsewhere
         where = (
             {"dynamic_ncols": True}
@@ -53,6 +54,8 @@ class RunLog:
             from tensorboardX import SummaryWriter
 
             self.events = SummaryWriter(str(folder), purge_step=done + 1, filename_suffix=f".{time.time_ns()}")
+        if config.wandb_project:
+            self.wandb = _wandb_run(folder, config)
 
     def iteration(self, number: int, loss: Any) -> None:
         """Show that ``number`` iterations are done; ``loss`` is a tensor that is read only when shown."""
@@ -71,7 +74,7 @@ class RunLog:
             self.first, self.bar.initial, self.bar.start_t = False, number, time.time()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append ``record`` to the log; its numbers go to TensorBoard, too."""
+        """Append ``record`` to the log; its numbers go to TensorBoard and Weights & Biases, too."""
         if not self.active:
             return
         with open(self.path, "a", encoding="utf-8") as file:
@@ -102,6 +105,8 @@ class RunLog:
         if self.events is not None:
             for name, value in values.items():
                 self.events.add_scalar(name, value, number)
+        if self.wandb is not None:
+            self.wandb.log(values, step=number)
 
     def print(self, line: str) -> None:
         """Print a line, above the progress bar if there is one."""
@@ -112,6 +117,23 @@ class RunLog:
         self.bar.close()
         if self.events is not None:
             self.events.close()
+        if self.wandb is not None:
+            self.wandb.finish()
+
+
+def _wandb_run(folder: Path, config: Config) -> Any:
+    """A new run, named after the folder, where its files go, too. Raises ``UserError``."""
+    try:
+        import wandb
+    except ImportError:
+        raise UserError("--wandb-project needs wandb: pip install wandb") from None
+    name = "/".join(folder.absolute().parts[-2:])
+    try:
+        return wandb.init(
+            project=config.wandb_project, name=name, dir=str(folder), config=config.as_dict(), reinit=True
+        )
+    except wandb.Error as error:
+        raise UserError(f"--wandb-project: {' '.join(str(error).split())[:200]}") from None
 
 
 def versions() -> dict[str, str]:

@@ -65,6 +65,7 @@ class Settings:
     test_interval: int = _running(1, "epochs between tests")
     log_interval: int = _running(100, "updates between records of the log; 0: none", free=True)
     skip_log_interval: int = _running(0, "log the skip connections every N updates; 0: never", free=True)
+    wandb_project: str = _running("", "log to this project of Weights & Biases, too", free=True)
     tensorboard: bool = _running(False, "write TensorBoard events, too", free=True)
     device: str = _running("auto", "auto: a GPU if there is one", choices=("auto", "cpu", "cuda"), free=True)
     memory_format: str = _running(
