@@ -100,7 +100,7 @@ def test_the_probe_in_a_resnet(kind, options):
             torch.testing.assert_close(scales.a, 2 * scales.b)
 
 
-def test_the_probe_leaves_padding_out():
+def test_the_probe_leaves_padding_out(exact_attention):
     """A sentence measures the same alone and beside a longer one."""
     model = build("transformer_rskip_ln_tiny", **TINY).double()
     randomise(model)
