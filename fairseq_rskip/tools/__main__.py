@@ -13,7 +13,7 @@ COMMANDS = {
     "score": ("fairseq_rskip.tools.score", "score a translation"),
     "compare": ("fairseq_rskip.tools.compare", "compare checkpoints or translations: scores, lengths, significance"),
     "average": ("fairseq_rskip.tools.average", "average the weights of several fairseq checkpoints"),
-    "run": ("fairseq_rskip.tools.experiments.run", "one YAML file: prepare, train, evaluate, report"),
+    "run": ("fairseq_rskip.tools.experiments.main", "one YAML file: prepare, train, evaluate, report"),
     "export": ("fairseq_rskip.tools.export.main", "a model as a folder to share: weights, text processing, a card"),
     "describe": ("fairseq_rskip.tools.describe", "every skip connection of a model, with its constants and starts"),
     "reproduce": ("fairseq_rskip.tools.experiments.main", "run and report experiments, a YAML table of them"),

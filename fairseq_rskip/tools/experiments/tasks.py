@@ -1,7 +1,4 @@
-"""What differs between tasks: how a run's options are checked, which commands it takes, and how its files are read.
-
-A new task is a class here and an entry of ``TASKS``. torch and fairseq are imported where they are needed.
-"""
+"""What differs between tasks: checks, commands, files. A new task is a class here and an entry of ``TASKS``."""
 
 import functools
 import json
@@ -17,7 +14,7 @@ from fairseq_rskip.tools import log
 from fairseq_rskip.tools.corpus import NAMES, ROOT, Corpus
 from fairseq_rskip.tools.lines import read_lines
 
-from .records import Run, Table, dashed, one_number
+from .records import Run, Table, dashed
 
 CHECKPOINTS, EVALUATION = "checkpoints", "evaluation"  # folders of a translation run
 EXAMPLES = 3  # translations that a record keeps for the report
@@ -37,15 +34,12 @@ class Images:
 
     @functools.cached_property
     def fields(self) -> dict[str, Any]:
-        """train_cifar.py's options."""
+        """train_cifar.py's options; in the metadata of some "free" says that they change no result."""
         from fairseq_rskip.vision.config import Config
 
         return {name.replace("_", "-"): field for name, field in Config.__dataclass_fields__.items()}
 
-    @property
-    def free(self) -> list[str]:
-        """Options that change nothing in what a run computes."""
-        return [name for name, field in self.fields.items() if field.metadata.get("free")]
+    free = property(lambda self: [name for name, field in self.fields.items() if field.metadata.get("free")])
 
     def find_data(self, data: str) -> str:
         """``data`` as train_cifar.py takes it: a path is a folder of images. Raises ``UserError``."""
@@ -73,7 +67,7 @@ class Images:
         if "valid_error" in (table.metric, *table.also) and not config.valid_images:
             raise UserError("valid_error is of held-out images; set valid-images")
         found = {k: v for k, v in config.fixed().items() if k in ("data", "iterations") or v != getattr(defaults, k)}
-        found = json.loads(json.dumps({name: one_number(value) for name, value in found.items()}))
+        found = json.loads(json.dumps(dict(zip(found, dashed(found).values()))))  # tuples are lists
         identity, name = {**found, "data": self.data_name(data)}, f"{config.name()}-{config.iterations}"
         return Run("images", data, options, identity, name, config.iterations, "iterations"), []
 
@@ -119,10 +113,11 @@ class Translation:
     """Training by train.sh, beam search and scores by evaluate.sh."""
 
     metric, held_out, has_architectures = "sacreBLEU 13a", "valid_loss", True
-    over_seeds = ("valid_loss", "last_valid_loss")  # label-smoothed, per token, in bits
+    losses = ("valid_loss", "last_valid_loss")  # label-smoothed, per token, in bits
     scores = ("sacreBLEU 13a", "sacreBLEU intl", "sacreBLEU intl lower-cased", "chrF")
     of_tokens = ("tokenised BLEU", "compound-split BLEU")  # of text that evaluate.sh does not keep
-    metrics = {**dict.fromkeys((*scores, *of_tokens), False), **dict.fromkeys(over_seeds, True)}
+    metrics = {**dict.fromkeys((*scores, *of_tokens), False), **dict.fromkeys(losses, True)}
+    over_seeds = (*losses, *of_tokens)
     weights = ("evaluation/averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
     reserved = ("save-dir", "seed", "arch", "user-dir", "restore-file")
     free = ("skip-log-interval", "log-interval", "num-workers", "tensorboard-logdir", "no-fp16")
@@ -155,7 +150,7 @@ class Translation:
             if isinstance(value, list):
                 raise UserError(f"option {name!r} is {value!r}; expected one value, text as fairseq-train has it")
         plan = planned(data, arch, tuple(as_words(options)))
-        scored = not set(self.over_seeds).issuperset([table.metric, *table.also])
+        scored = not set(self.losses).issuperset([table.metric, *table.also])
         evaluate, corpus = dashed(table.evaluate), self.data_name(data)
         if evaluate:
             checked(parse, ["DATA", "FOLDER", *as_words(evaluate)])
@@ -189,7 +184,7 @@ class Translation:
         return [train, [*RSKIP, "evaluate", data, str(save), *ours]][: 1 + run.scored]
 
     def progress(self, run: Run) -> tuple[float, str]:
-        """The part of the training that is done, from 0 to 1, and its losses; all of it while it is evaluated."""
+        """The part of the training that is done, from 0 to 1, and its losses."""
         if (run.folder / EVALUATION).is_dir():
             return 1.0, "evaluating"
         newest = log.last(run.folder / CHECKPOINTS / "train.log")

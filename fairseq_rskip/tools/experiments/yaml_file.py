@@ -32,10 +32,8 @@ def read(path: Path) -> dict[str, Any]:
     """The mapping in ``path``, one experiment as a table of one row. Raises ``UserError``."""
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as text that is not UTF-8
-        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # such as text that is not UTF-8
+        raise UserError(f"cannot read {path} as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping with the keys {', '.join(keys(Table))}")
     if not {"rows", "rows_from"} & set(content):
@@ -63,7 +61,7 @@ def load(path: Path, mistakes: list[str]) -> Table | None:
     content |= {"name": path.stem, "path": str(path), "texts": texts, "rows": [row for row in rows if row]}
     content |= {"columns": columns, "seeds": [seeds] if type(seeds) is int else seeds}
     table = _build(Table, {k: v for k, v in content.items() if k != "rows_from"}, str(path), mistakes)
-    if table is None or None in rows or None in table.columns.values():
+    if table is None or None in rows:
         return None
     table = _with_defaults(table)
     mistakes += [f"{path}{mistake}" for mistake in _contradictions(table)]
