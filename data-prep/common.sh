@@ -1,12 +1,10 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# How a parallel corpus becomes a fairseq data-bin; sourced by prepare-*.sh.
+# How a published corpus or your own text becomes a fairseq data-bin; sourced by prepare-*.sh.
 #
-# The caller sets corpus, src, tgt, tokenizer (moses; none for text that is tokenised already), bpe_size and paper (the
-# paper's pairs per split), defines usage and collect, and calls prepare "$@". collect calls `split NAME PREFIX...`
-# for train, valid and test. fetches=1 has archives/<corpus>.tsv fetched first, unpack_all, where there is one, unpacks
-# them. own_option takes an option of the caller's own and its value, own_checks looks at all of them before anything is
-# written. The steps are commands of the package fairseq_rskip: each writes its file under another name first, so that one
-# that exists is complete.
+# The caller sets corpus, src, tgt, tokenizer (moses; none for text that is tokenised already) and paper (the paper's pairs per
+# split), defines collect, which calls `split NAME PREFIX...` for train, valid and test, and calls prepare "$@". With
+# fetches=1, the archives of archives/$corpus.tsv are fetched first, and unpack_all, where there is one, unpacks them.
+# Every step writes its files under other names first: a file that exists is complete.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -14,106 +12,12 @@ readonly here
 # shellcheck source=../scripts/shell.sh
 source "$here/../scripts/shell.sh"
 
-readonly format=1 # of the stages' files; another number makes everything anew
-archive_list='' fetches='' paper=() positional=() inputs=()
-
-archive_options() {
-  cat <<EOF
-  --from DIR-or-URL        take the archives from a folder or a mirror
-  --archives FILE          another list of archives than those in data-prep/archives, with its own sizes and checksums
-EOF
-}
-
-# named_usage NAME WHAT [OWN-OPTION]: the usage of a corpus whose archives are known.
-named_usage() {
-  printf 'usage: data-prep/prepare-%s.sh [options] [FOLDER]\n\n%s\n\n%s' "$1" "$2" "${3:+  $3$'\n'}"
-  archive_options
-  text_options
-}
-
-text_options() {
-  cat <<EOF
-  --bpe KIND               subword-nmt (default), sentencepiece (on untokenised text), or none
-  --bpe-size N             merge operations, or sentencepiece's vocabulary (default: $bpe_size)
-  --joint, --separate      one set of subwords and one dictionary for both languages (default), or one each
-  --normalise-punctuation  quotes and dashes to ASCII before tokenising; the references stay as published
-  --max-length N           longest training sentence in subwords (default: 250)
-  --max-ratio X            most that one side may be longer than the other in training (default: 1.5)
-  --workers N              processes (default: all cores)
-
-Every stage runs once: after an interruption or an error the same command resumes where it stopped, and what an option
-or an input changes is made anew.
-EOF
-}
+readonly format=1 # of the stages' files; another number makes all of them again
+fetches='' paper=() inputs=()
 
 report() { printf '%s: %s\n' "$corpus" "$*"; }
 
-step() {
-  local name=$1
-  shift
-  python -m "fairseq_rskip.tools.prepare.$name" "$@"
-}
-
-value_of() {
-  [[ -n ${2:-} ]] || die "$1 needs a value; -h shows the usage"
-  printf '%s' "$2"
-}
-
-unknown_option() { die "unknown option $1; -h shows the usage"; }
-
-own_option() { unknown_option "$1"; }
-own_checks() { :; }
-
-parse_options() {
-  local taken
-  bpe=subword-nmt vocabulary=joint workers='' from='' normalise='' max_length=250 max_ratio=1.5
-  while [[ $# -gt 0 ]]; do
-    taken=2
-    case $1 in
-      -h | --help) usage && exit ;;
-      --bpe) bpe=$(value_of "$@") ;;
-      --bpe-size) bpe_size=$(value_of "$@") ;;
-      --joint) vocabulary=joint taken=1 ;;
-      --separate) vocabulary=separate taken=1 ;;
-      --normalise-punctuation) normalise=$1 taken=1 ;;
-      --max-length) max_length=$(value_of "$@") ;;
-      --max-ratio) max_ratio=$(value_of "$@") ;;
-      --workers) workers=$(value_of "$@") ;;
-      --from | --archives)
-        [[ -n $fetches ]] || unknown_option "$1"
-        if [[ $1 == --from ]]; then from=$(value_of "$@"); else archive_list=$(value_of "$@"); fi
-        ;;
-      -*) own_option "$@" ;;
-      '') die "an empty argument; -h shows the usage" ;;
-      *) positional+=("$1") taken=1 ;;
-    esac
-    shift "$taken"
-  done
-}
-
-check_options() {
-  local number
-  [[ ${#positional[@]} -le 1 ]] || die "one target folder is accepted, got ${#positional[@]}: ${positional[*]}; -h shows the usage"
-  [[ $bpe =~ ^(subword-nmt|sentencepiece|none)$ ]] || die "--bpe $bpe: subword-nmt, sentencepiece and none are known"
-  for number in "--bpe-size $bpe_size" "--max-length $max_length" "--workers ${workers:-1}"; do
-    [[ $number =~ \ [1-9][0-9]{0,8}$ ]] || die "$number: a whole number from 1 to 999,999,999 is needed"
-  done
-  [[ $max_ratio =~ ^[1-9][0-9]*(\.[0-9]+)?$ ]] || die "--max-ratio $max_ratio: a number of at least 1 is needed"
-  [[ -z $archive_list || -f $archive_list ]] || die "no list of archives $archive_list"
-  if [[ $bpe == sentencepiece ]]; then
-    tokenizer=none
-  fi
-}
-
-# Only one preparation of a folder at a time; the lock ends with the process.
-open_folder() {
-  { mkdir -p -- "$out" && [[ -w $out ]]; } 2>/dev/null || die "cannot write to the folder $out"
-  out=$(cd "$out" && pwd)
-  exec 9>"$out/.lock"
-  if command -v flock >/dev/null && ! flock --nonblock 9; then
-    die "another preparation of $out is running"
-  fi
-}
+step() { python -m fairseq_rskip.tools.prepare "$@"; }
 
 # What tells one version of a file from another without reading all of it.
 identity() { stat -L -c '%s %y' -- "$@"; }
@@ -135,27 +39,98 @@ stage() {
   fi
   find "$part" -name '.*.part' -delete # what a killed step had begun
   report "$name"
-  check_space "$name"
+  check_space "$name" "$(du -sk -- "$out"/*/ | awk '$1 > most { most = $1 } END { print 2 * most }')"
   "$function"
   rm -rf -- "${out:?}/$name"
   mv -- "$part" "$out/$name"
 }
 
-# No stage writes more than about twice what another wrote.
+# check_space STAGE KILOBYTES: no stage writes more than about twice what another wrote.
 check_space() {
-  local needed free
-  needed=$(du -sk -- "$out"/*/ | awk '$1 > most { most = $1 } END { print 2 * most }')
+  local free
   free=$(df -Pk -- "$out" | awk 'NR == 2 { print $4 }')
-  [[ $free -ge $needed ]] ||
-    die "the stage $1 may need $((needed / 1024 + 1)) MB in $out, where $((free / 1024)) MB are free; finished stages are kept"
+  [[ $free -ge $2 ]] ||
+    die "the stage $1 may need $(($2 / 1024 + 1)) MB in $out, where $((free / 1024)) MB are free; finished stages are kept"
 }
 
-# unpack ARCHIVE [MEMBERS]: into the stage's folder, once.
+# checksum KIND FILE: as in a list of archives; git-blob is what `git hash-object` prints.
+checksum() {
+  case $1 in
+    sha256 | md5) "$1sum" <"$2" ;;
+    git-blob) { printf 'blob %s\0' "$(stat -L -c %s -- "$2")" && cat -- "$2"; } | sha1sum ;;
+  esac | cut -d ' ' -f 1
+}
+
+# download URL FILE: what FILE lacks; in $problem, why it is not complete. curl's own --retry would drop what an attempt got.
+download() {
+  local url=$1 file=$2 size tries=4
+  while ((tries--)); do
+    size=$(stat -c %s -- "$file" 2>/dev/null || true)
+    problem=$(curl -fsSL --globoff -C - --connect-timeout 20 --speed-limit 100 --speed-time "${STALL:-30}" \
+      -o "$file" --url "$url" 2>&1) && return
+    [[ $problem != *' 40'[1345]* ]] || return 1
+    [[ $problem != *' 416'* && $problem != *'(33)'* ]] || rm -f -- "$file" # it cannot be resumed from here
+    [[ $(stat -c %s -- "$file" 2>/dev/null || true) == "$size" ]] || tries=4
+    sleep "${RETRY_DELAY:-2}"
+  done
+  return 1
+}
+
+# fetch NAME CHECKSUM URL...: $out/archives/NAME, checked. A file with another checksum is kept as NAME.bad.
+fetch() {
+  local name=$1 kind=${2%%:*} wanted=${2#*:} url urls file=$out/archives/$1 problems='' page
+  shift 2
+  if [[ -e $file ]]; then
+    [[ $(checksum "$kind" "$file") != "$wanted" ]] || { report "$name: up to date, $kind checked" && return; }
+    mv -f -- "$file" "$file.bad"
+  fi
+  urls=("$@")
+  [[ ! -s $file.part ]] || urls+=("$@") # it may have begun as another file
+  for url in "${urls[@]}"; do
+    if [[ -d $from ]]; then
+      rm -f -- "$file.part"
+      ln -L -- "$url" "$file.part" 2>/dev/null || cp -- "$url" "$file.part" || die "cannot copy $url"
+    elif [[ ! -s $file.part || $(checksum "$kind" "$file.part") != "$wanted" ]]; then
+      download "$url" "$file.part" || { problems+="; $url: $problem" && continue; }
+    fi
+    if [[ $(checksum "$kind" "$file.part") == "$wanted" ]]; then
+      mv -- "$file.part" "$file"
+      report "$name: fetched, $kind checked"
+      return
+    fi
+    page=$(head -c 99 -- "$file.part" | grep -aio '<html\|<!doctype' || true)
+    problems+="; $url: wrong checksum${page:+ (a web page)}"
+    mv -f -- "$file.part" "$file.bad"
+  done
+  die "cannot fetch $name${problems//$'\n'/ }; the same command resumes"
+}
+
+# The archives of the list, in $out/archives; their identity is what every later stage depends on.
+fetch_all() {
+  local row name size sum urls list=${archives:-$here/archives/$corpus.tsv}
+  [[ -f $list ]] || die "there is no list of archives $list"
+  [[ $from != *://* && -n $from && ! -d $from ]] && die "--from $from: expected a folder or a URL"
+  mkdir -p -- "$out/archives"
+  check_space archives "$(awk -F '\t' '!/^#/ && $2 != "-" { sum += $2 } END { printf "%.0f", sum / 1024 }' "$list")"
+  while IFS= read -r row; do
+    [[ -n $row && $row != '#'* ]] || continue
+    IFS=$'\t' read -r name size sum urls <<<"$row"
+    [[ $name =~ ^[^/.][^/]*$ && $sum =~ ^(sha256:[0-9a-f]{64}|git-blob:[0-9a-f]{40}|md5:[0-9a-f]{32})$ && -n $urls ]] ||
+      die "$list: expected a name, a size or -, sha256:, git-blob: or md5: with all digits, and URLs, separated by tabs: $row"
+    IFS=$'\t' read -ra urls <<<"$urls"
+    [[ -z $from ]] || urls=("${from%/}/$name")
+    fetch "$name" "$sum" "${urls[@]}"
+    inputs+=("$out/archives/$name")
+  done <"$list"
+}
+
+# unpack ARCHIVE [MEMBERS]: into the stage's folder, once. The archive's checksum is that of the list.
 unpack() {
-  local done=$part/.$1
-  [[ ! -e $done ]] || return 0
-  step unpack "$out/archives/$1" "$part" ${2:+--only "$2"}
-  touch -- "$done"
+  local log
+  [[ ! -e $part/.$1 ]] || return 0
+  log=$(tar -xf "$out/archives/$1" -C "$part" --no-same-owner --wildcards ${2:+"$2"} 2>&1) ||
+    die "cannot unpack $1: ${log//$'\n'/; }"
+  touch -- "$part/.$1"
 }
 
 split() {
@@ -168,7 +143,7 @@ split() {
 encode() {
   local from=$1 to=$2 lang=$3
   shift 3
-  step encode "$@" ${workers:+--workers "$workers"} "$from" "$to" {train,valid,test}".$lang"
+  step "$@" ${workers:+--workers "$workers"} "$from" "$to" {train,valid,test}".$lang"
 }
 
 text() {
@@ -184,7 +159,7 @@ text() {
 learn() {
   local model=$part/$1
   shift
-  [[ -e $model ]] || step learn_subwords "$bpe" --size "$bpe_size" --model "$model" "$@"
+  [[ -e $model ]] || step learn "$bpe" --size "$bpe_size" --model "$model" "$@"
 }
 
 subwords() {
@@ -204,8 +179,7 @@ subwords() {
     done
   fi
   # Training pairs only: a score is of the whole test set.
-  step filter_pairs "$part/all/train."{"$src","$tgt"} "$part/train."{"$src","$tgt"} \
-    --max-length "$max_length" --max-ratio "$max_ratio"
+  step filter "$part/all/train."{"$src","$tgt"} "$part/train."{"$src","$tgt"} --max-length "$max_length" --max-ratio "$max_ratio"
   for name in {valid,test}.{"$src","$tgt"}; do
     ln -sfn -- "all/$name" "$part/$name"
   done
@@ -218,47 +192,36 @@ binarise() {
   fairseq-preprocess --source-lang "$src" --target-lang "$tgt" "${joined[@]}" --destdir "$part" \
     --trainpref "$text/train" --validpref "$text/valid" --testpref "$text/test" \
     --workers "${workers:-$(getconf _NPROCESSORS_ONLN)}" >"$log" 2>&1 ||
-    die "fairseq-preprocess failed: $(grep . "$log" | tail -n 1); all it said is in $log"
-  # As published: what a translation is compared with.
-  mkdir -p -- "$part/raw"
+    die "fairseq-preprocess failed: $(grep . "$log" | tail -n 1); its output is in $log"
+  mkdir -p -- "$part/raw" # as published: what a translation is compared with
   cp -- "$out/raw/"{valid,test}.{"$src","$tgt"} "$part/raw/"
   step describe "$part" --log "$part/preprocess.log" --corpus "$corpus" --src "$src" --tgt "$tgt" --bpe "$bpe" \
     --bpe-size "$bpe_size" --tokenizer "$tokenizer" --vocabulary "$vocabulary" ${normalise:+"$normalise"} \
     --paper "${paper[@]}" >"$part/summary.txt"
 }
 
-# The archives of archive_list, in $out/archives; their identity is what every later stage depends on.
-fetch() {
-  local archives
-  step fetch "$archive_list" "$out/archives" ${from:+--from "$from"}
-  mapfile -t archives < <(grep -v '^#' "$archive_list" | grep . | cut -f 1)
-  inputs=("${archives[@]/#/$out/archives/}")
-}
-
+# Options, then every stage in a process group of its own: a signal to the script ends all that it started, by force
+# after ten seconds. Only one preparation of a folder runs at a time; the lock ends with the process.
 prepare() {
-  local out bpe vocabulary workers from normalise max_length max_ratio
-  parse_options "$@"
-  check_options
-  own_checks
-  [[ -z $fetches ]] || archive_list=${archive_list:-$here/archives/$corpus.tsv}
+  local settings job status=0
   use_environment python fairseq-preprocess
-  python -c 'import fairseq_rskip' 2>/dev/null || die "the package fairseq_rskip is not installed: pip install -e $(realpath "$here/..")"
-  out=${positional[0]:-$here/../data/$corpus}
-  open_folder
-  run_stages
-}
-
-# Runs make_all in a process group of its own, so that a signal to the script ends every process that it started, the
-# obstinate ones after ten seconds. Not to be called in a condition, which would switch errexit off inside make_all.
-run_stages() {
-  local job status=0
+  settings=$(step options "$(basename "$0")" "$@") || exit
+  [[ $settings != usage:* ]] || { printf '%s\n' "$settings" && exit; }
+  eval "$settings"
+  ! declare -F set_corpus >/dev/null || set_corpus
+  [[ $bpe != sentencepiece ]] || tokenizer=none
+  out=${folder:-$here/../data/$corpus}
+  { mkdir -p -- "$out" && [[ -w $out ]]; } 2>/dev/null || die "cannot write to the folder $out"
+  out=$(cd "$out" && pwd)
+  exec 9>"$out/.lock"
+  ! command -v flock >/dev/null || flock --nonblock 9 || die "another preparation of $out is running"
   set -m
   make_all &
   job=$!
   set +m
   trap 'stop 130' INT
   trap 'stop 143' TERM HUP
-  wait "$job" || status=$?
+  wait "$job" || status=$? # not as a condition, which would switch errexit off inside make_all
   trap - INT TERM HUP
   return "$status"
 }
@@ -275,13 +238,9 @@ stop() {
 
 make_all() {
   local part key
-  if [[ -n $fetches ]]; then
-    fetch
-  fi
+  [[ -z $fetches ]] || fetch_all
   key=$(identity "${inputs[@]}")
-  if declare -F unpack_all >/dev/null; then
-    stage unpacked unpack_all
-  fi
+  ! declare -F unpack_all >/dev/null || stage unpacked unpack_all
   stage raw collect "$src" "$tgt"
   stage text text "$tokenizer" "$normalise"
   stage subwords subwords "$bpe" "$bpe_size" "$vocabulary" "$max_length" "$max_ratio"

@@ -1,17 +1,12 @@
 #!/usr/bin/env bash
 # IWSLT'15 English-Vietnamese as Stanford NLP and the paper use it; `-h` shows the usage.
-set -euo pipefail
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Published as tokens already, with HTML entities. The paper: 32k joint subwords.
-src=en tgt=vi corpus=iwslt15-en-vi tokenizer=none bpe_size=32000
+src=en tgt=vi corpus=iwslt15-en-vi tokenizer=none
 paper=('train=133,317' 'valid=1,553' 'test=1,268')
 fetches=1
-
-usage() {
-  named_usage iwslt15-en-vi "133,317 training pairs, tst2012 as valid, tst2013 as test, ready for fairseq in FOLDER/data-bin (default FOLDER: data/$corpus)."
-}
 
 unpack_all() {
   unpack train-en-vi.tgz

@@ -1,18 +1,12 @@
 #!/usr/bin/env bash
 # WMT'14 English-German as in the paper (4.5M pairs); `-h` shows the usage.
-set -euo pipefail
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Vaswani et al. 2017: about 37,000 joint subwords.
-src=en tgt=de corpus=wmt14-en-de tokenizer=moses bpe_size=37000
+src=en tgt=de corpus=wmt14-en-de tokenizer=moses
 paper=('train=4.5M' 'valid=3,000' 'test=3,003')
 fetches=1
-
-usage() {
-  named_usage wmt14-en-de "Europarl v7, Common Crawl and News Commentary v9 to train on, newstest2013 as valid, newstest2014 as test, ready for
-fairseq in FOLDER/data-bin (default FOLDER: data/$corpus). 1.7 GB to download."
-}
 
 unpack_all() {
   unpack training-parallel-europarl-v7.tgz 'training/europarl-v7.de-en.*'

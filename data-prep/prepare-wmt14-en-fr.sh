@@ -1,18 +1,12 @@
 #!/usr/bin/env bash
 # WMT'14 English-French as in the paper (36M pairs); `-h` shows the usage.
-set -euo pipefail
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Vaswani et al. 2017: 32,000 subwords.
-src=en tgt=fr corpus=wmt14-en-fr tokenizer=moses bpe_size=32000
+src=en tgt=fr corpus=wmt14-en-fr tokenizer=moses
 paper=('train=36M' 'valid=6,003' 'test=3,003')
 fetches=1
-
-usage() {
-  named_usage wmt14-en-fr "Europarl v7, Common Crawl, UN, News Commentary v9 and Giga to train on, newstest2012 and newstest2013 as valid, newstest2014
-as test, ready for fairseq in FOLDER/data-bin (default FOLDER: data/$corpus). 6.7 GB to download."
-}
 
 unpack_all() {
   unpack training-parallel-europarl-v7.tgz 'training/europarl-v7.fr-en.*'

@@ -1,9 +1,5 @@
 #!/usr/bin/env python3
-"""Write a parallel English-Vietnamese corpus of spelled-out numbers: {train,valid,test}.{en,vi}, one pair a line.
-
-No download is needed, a small Transformer learns it in minutes on a CPU, and what it must learn is real:
-"one hundred and five" is "một trăm lẻ năm" but "twenty five" is "hai mươi lăm".
-"""
+"""Write a parallel English-Vietnamese corpus of spelled-out numbers: {train,valid,test}.{en,vi}, one pair a line."""
 
 import random
 import sys
@@ -20,10 +16,9 @@ HELD_OUT = 500  # pairs in valid, and in test
 
 
 def draw_numbers(count: int) -> list:
-    """``count`` different numbers of 1 to ``DIGITS`` digits, every length as often as the others while it lasts.
+    """``count`` different numbers of 1 to ``DIGITS`` digits, as many of each length while there are any.
 
-    Drawn evenly from 0 ... 999999, nine in ten would have six digits. Raises ``UserError`` where more than half of all
-    such numbers are asked for.
+    Raises ``UserError`` for more than half of all such numbers.
     """
     if count > 10**DIGITS // 2:
         raise UserError(f"{count} pairs of at most {DIGITS} digits: at most {10**DIGITS // 2} are possible")

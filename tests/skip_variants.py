@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_rskip.residual import KINDS, Place, SkipConnection
+from fairseq_rskip.residual import KINDS, Place, SkipConnection, label
 
 # y of x, F, the norms G (by step) and the parameters (by name), all on rows (positions, dim); p["hold"] of a gate is
 # the gate, or the gate as a constant
@@ -36,11 +36,11 @@ class Variant(NamedTuple):
 
     @property
     def norm(self) -> str:
-        return SkipConnection(1, **self.options).norm_name
+        return SkipConnection(1, **self.options).options.norm
 
     @property
     def name(self) -> str:
-        return SkipConnection(1, **self.options).label()
+        return label(SkipConnection(1, **self.options))
 
 
 def xskip(skip_lambda, norm, branch_scale, equation):
@@ -272,7 +272,7 @@ def reference_norm(case: Case, own: dict[str, Tensor], freeze: bool = False, eps
 
 def reference(case: Case, skip: SkipConnection, x: Tensor, f: Tensor, parameters: dict, freeze: bool = False) -> Tensor:
     """The variant's equation in float64; ``parameters`` by name, as ``skip.named_parameters()`` has them."""
-    prefixes = [f"{name}." for name, _ in skip.named_modules() if name.startswith(("norms.", "branch_norm"))]
+    prefixes = [f"{name}." for name, _ in skip.named_modules() if name.startswith(("post.", "branch"))]
     owned = [{name[len(p) :]: value for name, value in parameters.items() if name.startswith(p)} for p in prefixes]
     norms = [reference_norm(case, own, freeze) for own in owned]
     rows, f_rows = to_rows(x, case.channel_dim), to_rows(f, case.channel_dim)

@@ -31,7 +31,7 @@ class Blocks(NamedTuple):
 
     def branch(self, k: int, z: Tensor) -> Tensor:
         """F of the normalised z."""
-        return self.branches[k](self.norm(k, "pre_norm", z))
+        return self.branches[k](self.norm(k, "pre", z))
 
 
 def b2t(x: Tensor, blocks: Blocks) -> Tensor:
@@ -42,7 +42,7 @@ def b2t(x: Tensor, blocks: Blocks) -> Tensor:
             z = x + blocks.branches[k](x)
             if 0 < position == blocks.sublayers - 1:
                 z = x0 + z
-            x = blocks.norm(k, "norms.0", z)
+            x = blocks.norm(k, "post.0", z)
     return x
 
 
@@ -50,8 +50,8 @@ def residual_dual(x: Tensor, blocks: Blocks) -> Tensor:
     r = x
     for k, branch in enumerate(blocks.branches):
         f = branch(x)
-        x, r = blocks.norm(k, "norms.0", x + f), r + f
-    return x + blocks.norm(len(blocks.branches) - 1, "norms.1", r)
+        x, r = blocks.norm(k, "post.0", x + f), r + f
+    return x + blocks.norm(len(blocks.branches) - 1, "post.1", r)
 
 
 def x0(x: Tensor, blocks: Blocks) -> Tensor:

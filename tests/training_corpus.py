@@ -11,7 +11,7 @@ from fairseq.data import indexed_dataset
 
 from fairseq_rskip.tools.train.main import main
 
-STARTING = "train.sh: starting, which takes some seconds"
+STARTING = "starting: reading the options and the data takes some seconds"
 
 
 def prepare(tiny_corpus, tmp_path):

@@ -17,12 +17,6 @@ def learned(model: nn.Module) -> dict[str, nn.Parameter]:
     return values
 
 
-def lambdas(model: nn.Module) -> dict[str, float]:
-    """Block -> lambda as it is now, of every skip connection below ``model`` whose lambda adapts."""
-    values = {name: skip.effective_lambda() for name, skip in skips(model).items()}
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def without_decay(model: nn.Module) -> list[nn.Parameter]:
     """The learned coefficients that weight decay leaves alone: all but wskip's w, which decays in the paper."""
     decaying = {id(p) for skip in skips(model).values() if skip.decays for p in skip.parameters()}

@@ -2,7 +2,7 @@
 
 Per block, means over the examples (sentences or images) of one batch:
 
-* ``skip_x_to_F/<block>``: the ratio x:F in y (:meth:`SkipConnection.skip_ratio`), unless the weight of F is still 0;
+* ``skip_x_to_F/<block>``: the ratio x:F in y (:func:`.coefficients.skip_ratio`), unless the weight of F is still 0;
 * ``skip_F_over_x/<block>``: ‖F(x)‖ / ‖x‖, where a kind carries several tensors of the one that the branch stands on;
 * ``skip_grad_norm/<block>``: ``n * ‖dL/dy‖`` over the example's part of y, with L the mean loss that is optimised and n
   the examples in the batch, whose number thereby does not enter. For images that is the gradient of an image's own
@@ -19,7 +19,8 @@ import math
 import torch
 from torch import Tensor
 
-from .learned import lambdas, learned
+from ..residual.adaptive import lambdas
+from .learned import learned
 from .probe import SkipProbe
 
 X_TO_F = "skip_x_to_F"

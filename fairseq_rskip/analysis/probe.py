@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from ..norms import at_least_float32
 from ..residual import SkipConnection, skips
+from ..residual.profile import arguments
+from .coefficients import skip_ratio
 
 
 class Watch:
@@ -41,17 +43,12 @@ class Watch:
         self._handles.clear()
 
     def _hook(self, name: str, skip: SkipConnection, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor) -> None:
-        self.see(name, skip, *_inputs(*args, **kwargs), y)
+        self.see(name, skip, *arguments(*args, **kwargs), y)
 
     def see(
         self, name: str, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None, y: Tensor
     ) -> None:
         raise NotImplementedError
-
-
-def _inputs(x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The arguments of ``SkipConnection.forward``, however they were passed."""
-    return x, f_x, padding_mask
 
 
 @dataclasses.dataclass
@@ -76,8 +73,8 @@ class Block:
     """What was measured at one residual block; the examples of all forward passes in order.
 
     Every quantity is a detached tensor of shape ``(examples,)``, at least fp32, on the model's device, or None if it
-    was not measured: ``x_norm`` and ``f_norm``, the norms of ``skip.current(x)``, which is x but for kinds that carry
-    several tensors, and of F(x); ``f_over_x``, their quotient; ``ratio``, the mean of ``skip.skip_ratio`` over an
+    was not measured: ``x_norm`` and ``f_norm``, the norms of ``skip.current(x)[0]``, which is x except for kinds that
+    carry several tensors, and of F(x); ``f_over_x``, their quotient; ``ratio``, the mean of ``skip_ratio`` over an
     example's positions and features; ``y_grad_norm``, the norm of the gradient at the output y, of the passes that a
     backward pass has reached.
     """
@@ -133,12 +130,12 @@ class SkipProbe(Watch):
 
     @torch.no_grad()
     def _measure(self, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> _Pass:
-        sizes = (skip.current(x.detach()), f_x.detach())
+        sizes = (skip.current(x.detach())[0], f_x.detach())
         norms = [example_norm(skip, tensor, padding_mask, self.dtype) for tensor in sizes]
         ratio = None
         if self.ratio:
             with contextlib.suppress(ValueError):  # a kind or norm whose y has no coefficients of x and F
-                ratio = example_mean(skip, skip.skip_ratio(x.detach(), f_x.detach(), padding_mask), padding_mask)
+                ratio = example_mean(skip, skip_ratio(skip, x.detach(), f_x.detach(), padding_mask), padding_mask)
         return _Pass(norms[0], norms[1], ratio)
 
     def _gradient_hook(

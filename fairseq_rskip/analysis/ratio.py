@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from ..console import print_line
 from ..errors import UserError
 from ..residual import SkipConnection
+from ..residual.adaptive import lambdas
 from . import figures
-from .learned import lambdas
+from .coefficients import coefficients, skip_ratio
 from .probe import Watch, example_mean, example_norm
 from .study import Quantity, Row, Study, draw, estimate, table
 
@@ -55,7 +56,7 @@ class Scales(NamedTuple):
 class CoefficientProbe(Watch):
     """Coefficients of every skip connection below ``model`` in the forward passes of a ``with`` block.
 
-    Most skip connections are an elementwise affine map for a given input; ``SkipConnection.coefficients`` knows it.
+    Most skip connections are an elementwise affine map for a given input; :func:`.coefficients.coefficients` knows it.
     Kinds and norms that are no such map (they mix features or streams, or are a tanh) are left out.
     """
 
@@ -74,10 +75,10 @@ class CoefficientProbe(Watch):
     ) -> None:
         x, f_x, y = x.double(), f_x.double(), y.double()
         try:
-            a, b, c = skip.coefficients(x, f_x, padding_mask)
+            a, b, c = coefficients(skip, x, f_x, padding_mask)
         except ValueError:
             return
-        closed = skip.skip_ratio(x, f_x, padding_mask)
+        closed = skip_ratio(skip, x, f_x, padding_mask)
         norm = a.expand_as(x).norm(dim=skip.channel_dim, keepdim=True)
         means = [example_mean(skip, each, padding_mask) for each in (a.abs(), b.abs(), a / b, closed, norm)]
         parts = example_norm(skip, a * x, padding_mask) / example_norm(skip, b * f_x, padding_mask)
@@ -157,7 +158,7 @@ def columns_of(place: Row, scales: Scales | None, adapted: float | None) -> Row:
 
 def learned_vectors(place: Row, skip: SkipConnection) -> list[Row]:
     """Every gain G_k.weight and every w of wskip: its mean, mean absolute value, root mean square, norm."""
-    vectors = {f"gain of G_{step}": norm.weight for step, norm in enumerate(skip.norms, 1)}
+    vectors = {f"gain of G_{step}": norm.weight for step, norm in enumerate(skip.post, 1)}
     vectors.update({"w" if name == "weight" else name: vector for name, vector in skip.learned().items()})
     rows = []
     for name, vector in vectors.items():
@@ -175,7 +176,7 @@ def readings_of(skip: SkipConnection, scales: Scales) -> dict[str, float]:
     a is the coefficient of x in y, w the gain of the norm that y leaves, C the number of features. The gain's readings
     are NaN for a skip without one, as of an adaptive one between two steps, those with λ for a rule that has none.
     """
-    norms, adapted = list(skip.norms), skip.effective_lambda()
+    norms, adapted = list(skip.post), lambdas(skip).get("")
     if adapted is not None:  # y leaves one step's norm only at an integer
         norms = norms[: int(adapted)] if adapted.is_integer() else []
     gain = getattr(norms[-1], "weight", None) if norms else None

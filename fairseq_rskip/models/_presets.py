@@ -1,6 +1,7 @@
 """The one table of architectures: ``transformer_<variant><size>``, every variant in seven sizes."""
 
 import copy
+import re
 from collections.abc import Iterator
 from dataclasses import MISSING, field, fields, make_dataclass
 from typing import Any, Optional
@@ -16,9 +17,11 @@ from fairseq.models.transformer.transformer_config import (
 from fairseq_rskip.modules.fixnorm import FixNormConfig
 from fairseq_rskip.modules.skip_config import SkipConfig
 from fairseq_rskip.modules.skip_log import SkipLogConfig
+from fairseq_rskip.residual import KINDS
 
-# variant -> defaults of SkipConfig (README's variant table has the same rows)
+# variant -> defaults of SkipConfig (docs/rules.md has the same rows)
 VARIANTS: dict[str, dict[str, Any]] = {
+    "postln": {"skip_kind": "xskip", "skip_norm": "layer", "skip_lambda": 1.0},
     "xskip": {"skip_kind": "xskip", "skip_norm": "none"},
     "xskip_ln": {"skip_kind": "xskip", "skip_norm": "layer"},
     "xskip_bn": {"skip_kind": "xskip", "skip_norm": "batch"},
@@ -140,6 +143,44 @@ def architectures() -> Iterator[tuple[str, type[FairseqDataclass]]]:
         for size, sizes in SIZES.items():
             arch = f"transformer_{variant}{size}"
             yield arch, arch_config(arch, {**skip, **sizes})
+
+
+# file of fairseq_rskip.residual -> title of its rules in :func:`overview`
+FAMILIES = {
+    "paper": "of Liu et al. 2020, and plain ones",
+    "adaptive": "with an adaptive λ",
+    "placement": "by the place and kind of the norm",
+    "scaled": "with a weighted branch or skip, or a start of its own",
+    "gates": "with a gate or transform on the shortcut",
+    "streams": "that keep two tensors",
+    "history": "that keep the output of every layer",
+    "hyper": "that keep several streams",
+}
+
+
+def equation(kind: str) -> str:
+    """The equation of a kind, as the first sentence of its docstring has it."""
+    sentence = re.split(r"(?<=``)[.:;,]? (?=[A-Z])|(?<=``)[:.] ", " ".join((KINDS[kind].__doc__ or "").split()))[0]
+    return ", ".join(re.findall(r"``([^`]* = [^`]*)``", sentence))
+
+
+def overview() -> str:
+    """The architectures: every rule once, by family and with its equation, and every size once."""
+    lines = ["--arch transformer_RULE or transformer_RULE_SIZE (python -m fairseq_rskip describe ARCH shows one)", ""]
+    width = max(map(len, VARIANTS))
+    for family, title in FAMILIES.items():
+        lines.append(f"Rules {title}:")
+        for variant, skip in VARIANTS.items():
+            if KINDS[skip["skip_kind"]].__module__.endswith(f".{family}"):
+                given = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in list(skip.items())[1:])
+                lines.append(f"  {variant:{width}}  {equation(skip['skip_kind'])}{f'  ({given})' if given else ''}")
+        lines.append("")
+    dims = {"encoder_embed_dim": 512, "encoder_layers": 6, "encoder_ffn_embed_dim": 2048, "encoder_attention_heads": 8}
+    lines.append("Sizes (encoder layers × width, feed-forward width, heads):")
+    for size, changes in SIZES.items():
+        dim, layers, ffn, heads = (changes.get(name, default) for name, default in dims.items())
+        lines.append(f"  {size.lstrip('_') or 'none':23}  {layers} × {dim}, {ffn}, {heads}")
+    return "\n".join(lines)
 
 
 def resolve(cfg) -> TransformerConfig:

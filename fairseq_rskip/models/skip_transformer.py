@@ -15,7 +15,8 @@ from fairseq_rskip.modules.profiling import profile_starts
 from fairseq_rskip.modules.skip_config import check_heads
 from fairseq_rskip.modules.transformer import SkipTransformerDecoder, SkipTransformerEncoder
 from fairseq_rskip.modules.upgrade import check_rule
-from fairseq_rskip.residual import skips
+from fairseq_rskip.residual import Weight, skips
+from fairseq_rskip.residual.adaptive import costs_of_halting
 from fairseq_rskip.residual.state import WithRule
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class SkipTransformerModel(WithRule, TransformerModelBase):
             check_heads(name, side.embed_dim, side.attention_heads)
             if side.ffn_embed_dim < 1:
                 raise UserError(f"--{name}-ffn-embed-dim {side.ffn_embed_dim}: expected an integer >= 1")
-        if config.checkpoint_activations and skip.take_cost()[0]:
+        if config.checkpoint_activations and costs_of_halting(skip):
             raise UserError(
                 f"--arch {arch} with --checkpoint-activations: what halting costs would have no gradient there, "
                 "expected --skip-halt-cost 0"
@@ -94,12 +95,11 @@ def _scale_embeddings(model) -> None:
     """Let the rule scale what each side's embedding starts with; one that both share once, as the encoder's."""
     scaled = set()
     for side in (model.encoder, model.decoder):
-        found = list(skips(side).values())
-        scale = found[0].embedding_scale() if found else 1.0
         weight = getattr(side.embed_tokens, "weight", None)
-        if scale != 1.0 and weight is not None and weight not in scaled:
+        if weight is not None and weight not in scaled:
             scaled.add(weight)
-            weight.data.mul_(scale)
+            for skip in list(skips(side).values())[:1]:
+                skip.initialise({"embedding": Weight(weight, weight.size(1) ** -0.5)})
 
 
 class _Node(ConfigNode):

@@ -1,8 +1,8 @@
-"""Starts that come of one batch, Admin's profile and askip's λ from the gradient: in process, when fairseq-train builds
+"""Starts that are read off one batch (Admin's ω, askip's λ from the gradient): in process, when fairseq-train builds
 the model, in fp32.
 
-Every process of a training reads the same sentences on the CPU, so that all start alike. When generating, or resuming,
-what was found is in the checkpoint.
+Every process of a training reads the same sentences on the CPU, so that all start alike. When generating or resuming,
+the start is in the checkpoint.
 """
 
 import contextlib
@@ -16,8 +16,7 @@ from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual import skips
-from fairseq_rskip.residual.profile import choose_lambdas, profile
+from fairseq_rskip.residual.profile import set_starts, wanting_profile
 
 logger = logging.getLogger(__name__)
 TOKENS = 4096  # of source and target, in the profiled batch
@@ -43,7 +42,7 @@ def profile_starts(task: Any, model: nn.Module) -> None:
 
     Raises :class:`~fairseq_rskip.errors.UserError` without training data, or where the model is sharded.
     """
-    wanting = [skip for skip in skips(model).values() if skip.wants_profile() or skip.candidates()]
+    wanting = list(wanting_profile(model).values())
     if not can_follow(task) or not wanting:
         return
     if is_fully_sharded(model):
@@ -53,13 +52,9 @@ def profile_starts(task: Any, model: nn.Module) -> None:
         )
     sample = first_batch(task)
     with _every_layer(model):
-        if wanting[0].candidates():
-            found = choose_lambdas(model, lambda: token_loss(model, sample))
-            logger.info("λ from the gradient: " + ", ".join(f"{name} {value:g}" for name, value in found.items()))
-            return
-        found = profile(model, lambda: model(**sample["net_input"]))
-    values = list(found.values())
-    logger.info(f"profiled {len(values)} skip connections on {sample['ntokens']} target tokens, ω ≤ {max(values):.3g}")
+        values = set_starts(model, lambda: token_loss(model, sample))
+    logger.info(f"profiled {len(values)} skip connections on {sample['ntokens']} target tokens")
+    logger.info("starts from the profile: " + ", ".join(f"{name} {value:.3g}" for name, value in values.items()))
 
 
 @contextlib.contextmanager

@@ -1,13 +1,15 @@
 """The options of the skip connection, as fairseq reads them from the command line or from hydra."""
 
+import math
 from dataclasses import field, make_dataclass
 from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
+from fairseq_rskip.analysis.coefficients import stream_gain
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import KINDS, Place, SkipConnection, in_terms_of_flags, select, settings
-from fairseq_rskip.residual.options import flag, power
+from fairseq_rskip.residual.options import flag
 
 FP16_MAX = 65504.0
 FP16_MARGIN = 100  # activations themselves reach tens
@@ -58,7 +60,7 @@ class _SkipOptions:
     def check_layers(self, arch: str, config: Any) -> None:
         """Raise :class:`~fairseq_rskip.errors.UserError` where ``config``, a ``TransformerConfig``, leaves out layers
         between which the kind carries more than one tensor."""
-        if not KINDS[str(self.skip_kind)].spans_layers:
+        if self.build(1, Place(index=1, depth=2, sublayers=2)).widths[0] == 1:
             return
         for side in ("encoder", "decoder"):
             for name in ("layerdrop", "layers_to_keep"):
@@ -70,10 +72,10 @@ class _SkipOptions:
 
     def growth_warning(self, skip: SkipConnection, encoder_skips: int, decoder_skips: int) -> str:
         """One line on the growth of a stream in which no norm stands after the sum, or "" where there is none."""
-        scale = 1.0 if skip.norms else skip.growth()
+        scale = 1.0 if skip.post else stream_gain(skip)
         if scale <= 1:
             return ""
-        encoder, decoder = (power(scale, n) for n in (encoder_skips, decoder_skips))
+        encoder, decoder = (scale**n if n * math.log(scale) < 700 else math.inf for n in (encoder_skips, decoder_skips))
         largest = max(encoder, decoder)
         verdict = "overflows" if largest > FP16_MAX else "comes close to the limit of"
         if largest < FP16_MAX / FP16_MARGIN:
@@ -97,7 +99,7 @@ def check_heads(side: str, dim: int, heads: int) -> None:
 def way_out(skip: SkipConnection) -> str:
     """What keeps the stream of ``skip`` within fp16's range."""
     ways = ["fp32 or bf16"]
-    if skip.norm_stands == "after" and not skip.norms:
+    if "post" in skip.slots and not skip.post:
         ways.append("--skip-norm layer")
     if hasattr(skip.options, "skip_lambda"):
         ways.append("a smaller --skip-lambda")

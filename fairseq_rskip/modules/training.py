@@ -10,12 +10,13 @@ import torch
 from fairseq.distributed.utils import get_global_rank
 from torch import Tensor
 
-from fairseq_rskip.analysis.learned import Movement, lambdas
+from fairseq_rskip.analysis.learned import Movement, learned, without_decay
 from fairseq_rskip.modules.profiling import can_follow
 from fairseq_rskip.modules.skip_config import FP16_MAX, way_out
 from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
 from fairseq_rskip.modules.weight_decay import WithoutDecay
 from fairseq_rskip.residual import skips
+from fairseq_rskip.residual.adaptive import costs_of_halting, halting_cost, lambdas
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +31,12 @@ def attach(task: Any, model: Any, interval: int) -> None:
     if interval:
         Folder.watch()
         task.train_step = SkipLog(task.train_step, model, interval)
-    found = skips(model).values()
-    if any(skip.take_cost()[0] for skip in found):
+    if costs_of_halting(model):
         task.train_step = HaltCost(task.train_step, model)
     task.train_step = OverflowWatch(task.train_step, model)
-    if any(skip.learns and not skip.decays for skip in found):
+    if without_decay(model):
         task.optimizer_step = WithoutDecay(task.optimizer_step, model)
-    if any(skip.learns or skip.effective_lambda() is not None for skip in found):
+    if learned(model) or lambdas(model):
         task.train_step = Report(task.train_step, model)
 
 
@@ -67,14 +67,13 @@ class HaltCost:
     times E[k], summed over tokens as fairseq sums the loss, the mean over the skip connections."""
 
     def __init__(self, train_step: Any, model: Any):
-        self.train_step, self.skips = train_step, [skip for skip in skips(model).values() if skip.take_cost()[0]]
+        self.train_step, self.model = train_step, model
 
     def __call__(self, sample, model, criterion, *arguments, **options):
         def with_cost(model, sample):
             loss, sample_size, output = criterion(model, sample)
-            taken = [skip.take_cost() for skip in self.skips]
-            costs = [tau * cost.sum() for tau, cost in taken if cost is not None]
-            return loss + sum(costs).to(loss.dtype) / len(self.skips) if costs else loss, sample_size, output
+            cost = halting_cost(self.model, Tensor.sum)
+            return loss if cost is None else loss + cost.to(loss.dtype), sample_size, output
 
         return self.train_step(sample, model, with_cost, *arguments, **options)
 

@@ -31,7 +31,7 @@ class _SkipStack:
         """Normalise what leaves the stack where the last skip connection leaves it as it is, as in pre-norm."""
         found = list(skips(self).values())
         if self.layer_norm is None and found and found[-1].needs_final_norm():
-            name = found[-1].norm_name
+            name = found[-1].options.norm
             self.layer_norm = create_norm("layer" if name == "none" else name, found[-1].dim)
 
 

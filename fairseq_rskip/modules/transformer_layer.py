@@ -2,8 +2,8 @@
 
 They take the place of fairseq's ``TransformerEncoderLayerBase`` and ``TransformerDecoderLayerBase``: same inputs, same
 parameter names for attention and feed-forward, the same order of random draws at construction and in dropout. Only the
-residual differs: ``skip(x, dropout(F(skip.read(x))))`` instead of add and LayerNorm. Tensors are
-``(seq_len, batch, embed_dim)``.
+residual differs: ``h, carried = skip.prepare(x)`` and ``skip(x, dropout(F(h)), carried)`` instead of LayerNorm and add.
+Tensors are ``(seq_len, batch, embed_dim)``.
 """
 
 import torch
@@ -68,9 +68,7 @@ class SkipTransformerLayerBase(nn.Module):
             # Activation checkpointing runs a layer twice, first without gradients: running statistics count once.
             once = not self.cfg.checkpoint_activations
             skip = self.cfg.skip.build(self.embed_dim, place, self.normalize_before, update_in_no_grad=once)
-            skip.initialise(self.branch(sublayer))
-            if skips:
-                skip.share(skips[0])
+            skip.initialise(self.branch(sublayer), skips[0] if skips else None)
             skips.append(skip)
         return skips
 
@@ -131,7 +129,7 @@ class SkipTransformerEncoderLayer(SkipTransformerLayerBase):
             attn_mask = attn_mask.masked_fill(attn_mask.to(torch.bool), -1e8 if x.dtype == torch.float32 else -1e4)
         padding_mask = encoder_padding_mask.transpose(0, 1) if encoder_padding_mask is not None else None
 
-        query = self.self_attn_skip.read(x)
+        query, carried = self.self_attn_skip.prepare(x)
         f_x, _ = self.self_attn(
             query=query,
             key=query,
@@ -140,13 +138,12 @@ class SkipTransformerEncoderLayer(SkipTransformerLayerBase):
             need_weights=False,
             attn_mask=attn_mask,
         )
-        x = self.self_attn_skip(x, self.dropout_module(f_x), padding_mask)
+        x = self.self_attn_skip(x, self.dropout_module(f_x), carried, padding_mask)
 
-        f_x = self.feed_forward(self.final_skip.read(x))
-        x = self.final_skip(x, self.dropout_module(f_x), padding_mask)
-        if self.return_fc and not torch.jit.is_scripting():
-            return x, f_x
-        return x
+        h, carried = self.final_skip.prepare(x)
+        f_x = self.feed_forward(h)
+        x = self.final_skip(x, self.dropout_module(f_x), carried, padding_mask)
+        return (x, f_x) if self.return_fc else x
 
 
 class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
@@ -236,16 +233,17 @@ class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
         """
         padding_mask = self_attn_padding_mask.transpose(0, 1) if self_attn_padding_mask is not None else None
 
-        query = self.self_attn_skip.read(x)
+        query, carried = self.self_attn_skip.prepare(x)
         f_x = self.self_attention(
             query, encoder_out, encoder_padding_mask, incremental_state, self_attn_mask, self_attn_padding_mask
         )
-        x = self.self_attn_skip(x, self.dropout_module(f_x), padding_mask)
+        x = self.self_attn_skip(x, self.dropout_module(f_x), carried, padding_mask)
 
         attn: Tensor | None = None
-        if self.encoder_attn is not None and self.encoder_attn_skip is not None and encoder_out is not None:
+        if self.encoder_attn is not None and encoder_out is not None:
+            query, carried = self.encoder_attn_skip.prepare(x)
             f_x, attn = self.encoder_attn(
-                query=self.encoder_attn_skip.read(x),
+                query=query,
                 key=encoder_out,
                 value=encoder_out,
                 key_padding_mask=encoder_padding_mask,
@@ -254,10 +252,11 @@ class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
                 need_weights=need_attn or need_head_weights or (not self.training and self.need_attn),
                 need_head_weights=need_head_weights,
             )
-            x = self.encoder_attn_skip(x, self.dropout_module(f_x), padding_mask)
+            x = self.encoder_attn_skip(x, self.dropout_module(f_x), carried, padding_mask)
 
-        f_x = self.feed_forward(self.final_skip.read(x))
-        return self.final_skip(x, self.dropout_module(f_x), padding_mask), attn, None
+        h, carried = self.final_skip.prepare(x)
+        f_x = self.feed_forward(h)
+        return self.final_skip(x, self.dropout_module(f_x), carried, padding_mask), attn, None
 
     def make_generation_fast_(self, need_attn: bool = False, **kwargs) -> None:
         """fairseq's hook before generation: attention weights only where asked for."""

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual import SkipConnection
+from fairseq_rskip.residual import SkipConnection, label
 from fairseq_rskip.residual.state import SAVED_AS, WithRule
 
 # never-trained duplicates that fairseq's encoder layer registers for its fused inference path
@@ -20,15 +20,15 @@ def upgrade_layer(state_dict: dict[str, Tensor], name: str, children: dict[str, 
     for child, skip in children.items():
         if isinstance(skip, SkipConnection):
             place = f"{name}.{child}"
-            _rename_stock_norm(state_dict, place, "norms.0" if skip.pre_norm is None else "pre_norm")
-            skip.adopt(state_dict, f"{place}.")
-            _check_lambda(state_dict, place, len(skip.norms))
+            _rename_stock_norm(state_dict, place, "post.0" if skip.pre is None else "pre")
+            skip.upgrade(state_dict, f"{place}.")
+            _check_lambda(state_dict, place, len(skip.post))
             _check_shapes(state_dict, place, skip)
             check_rule(state_dict, place, skip)
 
 
 def _rename_stock_norm(state_dict: dict[str, Tensor], skip: str, ours: str) -> None:
-    """``….final_layer_norm.weight`` is ``….final_skip.norms.0.weight`` here (``.pre_norm.`` before the branch)."""
+    """``….final_layer_norm.weight`` is ``….final_skip.post.0.weight`` here (``.pre.`` before the branch)."""
     for part in ("weight", "bias"):
         stock = f"{skip[: -len('_skip')]}_layer_norm.{part}"
         if stock in state_dict:
@@ -45,7 +45,7 @@ def check_rule(state_dict: dict[str, Tensor], name: str, module: WithRule) -> No
 
 def _check_lambda(state_dict: dict[str, Tensor], skip: str, built: int) -> None:
     """Raise ``UserError`` where the checkpoint has another number of normalisations for this skip than the model."""
-    found = sum(key.startswith(f"{skip}.norms.") and key.endswith(".weight") for key in state_dict)
+    found = sum(key.startswith(f"{skip}.post.") and key.endswith(".weight") for key in state_dict)
     if found and built and found != built:
         raise UserError(
             f"{skip} has {found} normalisations in the checkpoint and {built} in the model: "
@@ -60,5 +60,5 @@ def _check_shapes(state_dict: dict[str, Tensor], name: str, skip: SkipConnection
         if found is not None and found.shape != built.shape:
             raise UserError(
                 f"{name}.{parameter} has shape {list(found.shape)} in the checkpoint and {list(built.shape)} in the "
-                f"model: train or generate with the checkpoint's own --skip options (here {skip.label()})"
+                f"model: train or generate with the checkpoint's own --skip options (here {label(skip)})"
             )

@@ -10,6 +10,8 @@ Every class in ``NORMS`` is a module ``norm(x, padding_mask=None)`` that returns
 bf16 inputs are taken in fp32.
 """
 
+from torch import nn
+
 from .base import (
     NORM_AXES,
     KeepsStatistics,
@@ -20,7 +22,7 @@ from .base import (
     check_layout,
     is_half,
 )
-from .batch import BatchNorm, Norms
+from .batch import BatchNorm, SyncedBatchNorm, convert_sync_batchnorm
 from .rows import AdaNorm, DyT, LayerNorm, NoNorm, RMSNorm, ScaleNorm
 
 NORMS = {
@@ -35,9 +37,15 @@ NORMS = {
 OPERATOR = {LayerNorm: False, RMSNorm: True}  # those that ops.skip_norm computes for norm_axes="c"; whether as RMS
 
 __all__ = ["NORMS", "NORM_AXES", "OPERATOR"]
-__all__ += ["AdaNorm", "BatchNorm", "DyT", "LayerNorm", "NoNorm", "Norm", "Norms", "RMSNorm", "ScaleNorm"]
+__all__ += ["AdaNorm", "BatchNorm", "DyT", "LayerNorm", "NoNorm", "Norm", "RMSNorm", "ScaleNorm", "SyncedBatchNorm"]
 __all__ += ["KeepsStatistics", "at_least_float32", "channels_at_end", "channels_in_front"]
-__all__ += ["check_layout", "create_norm", "is_half"]
+__all__ += ["check_layout", "convert_sync_batchnorm", "create_norm", "is_half", "parameters_of_norms"]
+
+
+def parameters_of_norms(model: nn.Module) -> set[int]:
+    """The ids of the parameters that belong to norms of this package."""
+    norms = (module for module in model.modules() if isinstance(module, (Norm, SyncedBatchNorm)))
+    return {id(parameter) for norm in norms for parameter in norm.parameters()}
 
 
 def create_norm(

@@ -20,7 +20,7 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
     ``update_in_no_grad=False`` updates the running statistics only while grad is enabled, so that activation
     checkpointing, which runs forward twice, counts each batch once. Running statistics stay fp32 under ``.half()``.
 
-    torch's ``SyncBatchNorm.convert_sync_batchnorm`` finds it: see :class:`Norms`.
+    :func:`convert_sync_batchnorm` makes a synchronised norm of it.
     """
 
     uses_padding_mask = True
@@ -114,6 +114,8 @@ class SyncedBatchNorm(nn.SyncBatchNorm):
     """torch's, of image maps, called as the norms of this package are; same names in the state dict."""
 
     owns_output = False
+    uses_padding_mask = True
+    channel_dim = 1
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         if padding_mask is not None:
@@ -129,15 +131,17 @@ class SyncedBatchNorm(nn.SyncBatchNorm):
         return scale.view(-1, 1, 1), (self.bias - mean * scale).view(-1, 1, 1)
 
 
-class Norms(nn.ModuleList):
-    """Norms one after the other; a ``SyncBatchNorm`` that torch's conversion puts here becomes one of ours.
+def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
+    """``nn.SyncBatchNorm.convert_sync_batchnorm`` for models with norms of this package: batch statistics over all
+    processes.
 
-    Raises ``ValueError`` where it takes the place of a norm of sequences, whose padding it would count.
+    Raises ``ValueError`` for a norm of sequences, whose padding torch's would count.
     """
-
-    def add_module(self, name: str, module: Any) -> None:
-        if type(module) is nn.SyncBatchNorm:
-            if self[int(name)].channel_dim == -1:
-                raise ValueError("norm 'batch' of sequences leaves padding out: SyncBatchNorm would count it")
-            module.__class__ = SyncedBatchNorm  # the same parameters, statistics and processes, called our way
-        super().add_module(name, module)
+    for module in model.modules():
+        if isinstance(module, BatchNorm) and module.channel_dim == -1:
+            raise ValueError("norm 'batch' of sequences leaves padding out: SyncBatchNorm would count it")
+    ours = {name for name, module in model.named_modules() if isinstance(module, BatchNorm)}
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for name in ours:
+        model.get_submodule(name).__class__ = SyncedBatchNorm  # the same parameters and statistics, called our way
+    return model

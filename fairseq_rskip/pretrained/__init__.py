@@ -1,10 +1,12 @@
 """Models that ``rskip export`` wrote, loaded from their folder alone: ``fairseq_rskip.from_pretrained(DIR)``.
 
 The folder holds ``config.json``, ``model.safetensors``, a card ``README.md`` and, for translation, dictionaries and
-subwords. docs/share.md shows both ends.
+subwords. docs/share.md shows both ends. Each kind of model is one module here and one in ``tools/export``.
 """
 
+import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,46 +22,76 @@ def from_pretrained(folder: str | Path) -> Any:
 
     A translation model is a :class:`.translation.Translator`, whose ``translate(sentences)`` takes and returns plain
     text; an image classifier is a :class:`.images.Classifier`, the PreAct-ResNet itself, whose ``classify(images)``
-    gives the names of classes. Raises ``UserError`` for a folder that ``rskip export`` did not write or that lacks a
-    file.
+    returns the names of classes. Raises ``UserError`` for a folder that is not a complete export, for weights with NaN
+    or infinity, and for a Python package that is missing.
     """
     folder = Path(folder).expanduser()
     config = read_config(folder)
-    if config["kind"] == "images":
-        from .images import load
-    else:
-        from .translation import load
-    return load(folder, config)
+    try:
+        return importlib.import_module(f".{config['kind']}", __name__).load(folder, config)
+    except UserError:
+        raise
+    except ModuleNotFoundError as error:
+        package = str(error.name).replace("_", "-")
+        raise UserError(f"{folder} needs the Python package {package}: pip install {package}") from None
+    except (Exception, SystemExit) as error:  # subword-nmt exits at a broken file; what a config.json lacks is open
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"cannot load {folder}: {CONFIG} or a file beside it is broken ({reason})") from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """``config.json`` of an exported model. Raises ``UserError`` unless it is one, with its weights beside it."""
-    path = folder / CONFIG
-    for needed in (path, folder / WEIGHTS):
-        if not needed.is_file():
-            raise UserError(f"{folder} is not an exported model: {needed.name} is missing; rskip export writes one")
+    path = required(folder, CONFIG)
+    required(folder, WEIGHTS)
     try:
         config = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    found = config.get("format") if isinstance(config, dict) else None
-    if found != FORMAT or config.get("kind") not in KINDS:
-        raise UserError(f"{path} is not of {FORMAT!r}: it says {found!r}; export the model again")
+    version = config.get("format") if isinstance(config, dict) else None
+    if version != FORMAT or config.get("kind") not in KINDS:
+        raise UserError(f"{path} is not of {FORMAT!r}: it says {version!r}; export the model again")
     return config
 
 
-def load_weights(model: Any, folder: Path) -> None:
-    """Fill ``model`` with the weights in ``folder``, whose metadata names those that several tensors share.
+def required(folder: Path, name: str) -> Path:
+    """The file ``name`` of an exported model. Raises ``UserError`` if it is missing or not a regular file."""
+    path = folder / name
+    if not path.is_file():
+        raise UserError(f"{folder} is not an exported model: {name} is missing or not a file; rskip export writes one")
+    return path
 
-    Raises ``UserError`` if they are damaged or of another model.
+
+def fill(make: Callable[[], Any], layers: int, folder: Path) -> Any:
+    """The model that ``make()`` builds, with the weights in ``folder``.
+
+    Its ``layers`` and shapes are compared with the file first, so a wrong config.json takes no time and memory.
+    Raises ``UserError`` for weights that are damaged, diverged or of another model; it names the tensor.
     """
+    import torch
     from safetensors import SafetensorError, safe_open
 
+    from ..safe_load import diverged
+
+    path = folder / WEIGHTS
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-            same = {name: stored for name, stored in file.metadata().items() if stored in weights}
-        model.load_state_dict({**weights, **{name: weights[stored] for name, stored in same.items()}})
-    except (SafetensorError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"cannot take the weights of {folder / WEIGHTS}: {reason}") from None
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
+            if layers > len(shapes):
+                raise UserError(f"{folder / CONFIG} says {layers} layers, {path} has {len(shapes)} tensors")
+            shared = {name: other for name, other in (file.metadata() or {}).items() if other in shapes}
+            shapes.update({name: shapes[other] for name, other in shared.items()})
+            with torch.device("meta"):  # shapes without memory
+                expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+            for name in [*expected, *shapes]:
+                if expected.get(name) != shapes.get(name):
+                    sides = f"{shapes.get(name, 'missing')} in {path}, {expected.get(name, 'missing')} by {CONFIG}"
+                    raise UserError(f"cannot take the weights: {name} is {sides}")
+            weights = {name: file.get_tensor(shared.get(name, name)) for name in shapes}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"cannot take the weights of {path}: {' '.join(str(error).split())[:200]}") from None
+    bad = next((name for name, value in weights.items() if diverged(name, value)), None)
+    if bad:
+        raise UserError(f"{path} cannot be used: {bad} holds NaN or infinity, so its training has diverged")
+    model = make()
+    model.load_state_dict(weights)
+    return model.eval()

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..vision.imagefolder import SIZE
 from ..vision.model import WIDTH, PreActResNet
-from . import CONFIG, load_weights
+from . import fill
 
 
 class Classifier(PreActResNet):
@@ -45,9 +45,4 @@ class Classifier(PreActResNet):
 
 def load(folder: Path, config: dict[str, Any]) -> Classifier:
     """The classifier that ``config`` describes, with the weights in ``folder``. Raises ``UserError``."""
-    try:
-        model = Classifier(config)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / CONFIG} describes no classifier of this version: {error}") from None
-    load_weights(model, folder)
-    return model.to(memory_format=torch.channels_last).eval()
+    return fill(lambda: Classifier(config), config["depth"], folder).to(memory_format=torch.channels_last)

@@ -56,9 +56,14 @@ def make_sentencepiece(model: Path) -> Callable[[str], str]:
     return lambda line: " ".join(processor.encode(line, out_type=str))
 
 
-def detokenise(lines: Sequence[str], language: str) -> list[str]:
-    """Each line of Moses tokens as plain text, entities undone (``sacremoses -l LANGUAGE detokenize``)."""
+def make_detokenise(language: str) -> Callable[[str], str]:
+    """Turns Moses tokens into plain text, entities undone (``sacremoses -l LANGUAGE detokenize``)."""
     from sacremoses import MosesDetokenizer
 
     detokenizer = MosesDetokenizer(lang=language)
-    return [detokenizer.detokenize(line.split(), return_str=True) for line in lines]
+    return lambda line: detokenizer.detokenize(line.split(), return_str=True)
+
+
+def detokenise(lines: Sequence[str], language: str) -> list[str]:
+    """Each line of Moses tokens as plain text."""
+    return [*map(make_detokenise(language), lines)]

@@ -5,9 +5,9 @@
 """
 
 from .base import KINDS, SkipConnection, skips
-from .options import in_terms_of_flags, select, settings
+from .options import in_terms_of_flags, label, select, settings
 from .place import Branch, Place, Weight
-from .weighted import ConstantSkip, LearnedSkip  # isort: split
+from .weighted import ConstantSkip, LearnedSkip, Weighted  # isort: split
 
 from .paper import RSkip, WSkip, XSkip  # isort: split
 
@@ -24,4 +24,4 @@ from . import (  # noqa: F401  (each family registers its kinds, after the paper
 PLAIN = {"kind": "xskip", "skip_lambda": 1.0, "norm": "none"}  # y = x + F
 
 __all__ = ["KINDS", "PLAIN", "Branch", "ConstantSkip", "LearnedSkip", "Place", "RSkip", "SkipConnection", "WSkip"]
-__all__ += ["Weight", "XSkip", "in_terms_of_flags", "select", "settings", "skips"]
+__all__ += ["Weight", "Weighted", "XSkip", "in_terms_of_flags", "label", "select", "settings", "skips"]

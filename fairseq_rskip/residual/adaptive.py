@@ -2,7 +2,9 @@
 value of lambda, maybe in terms of the gradient distribution")."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,14 +14,16 @@ from .. import ops
 from ..norms import KeepsStatistics, at_least_float32, channels_in_front
 from ..ops import reference
 from . import options as opt
+from .base import skips
 from .paper import RSkip
+from .profile import Profiled, hooked, without_gradients
 
 MODES = ("fraction", "mixture", "halting", "gradient")
 SHARPNESS = 3.0  # of the start: mixture and halting put about 0.9 of the weight on the starting lambda
 
 
-class ASkip(KeepsStatistics, RSkip):
-    """Adaptive recursive skip, ``y = sum_k p_k * y_k`` over the steps y_1 ... y_K of Eq. 4; F is computed once.
+class ASkip(KeepsStatistics, Profiled, RSkip):
+    """Adaptive recursive skip, ``y = sum_k p_k * y_k``. The y_1 ... y_K are the steps of Eq. 4; F is computed once.
 
     ========= ====================================================================================================
     fraction  one learned lambda in [1, K]: ``p_k = max(0, 1 - |lambda - k|)``, so that y is y_k at an integer and
@@ -35,47 +39,50 @@ class ASkip(KeepsStatistics, RSkip):
     All start at ``skip_lambda``, halting and mixture within 0.3 of it. ``lambda_lr`` multiplies the learning rate of
     lambda, a, u and b under Adam, and in train_cifar.py; fairseq-train's SGD would square it. At one-hot p, y is
     rskip's of that lambda, bit for bit where one implementation computes both: by default torch computes rskip of
-    lambda 1. Shapes and errors as in :class:`SkipConnection`; TorchScript is refused.
+    lambda 1.
     """
 
     kind = "askip"
-    learns = True
     statistics = ("mean_steps",)
 
     @dataclasses.dataclass(frozen=True)
     class Options(RSkip.Options):
-        skip_lambda: float = opt.option(2.0, "λ at the start", "positive", in_rule=False)
+        skip_lambda: float = opt.option(2.0, "λ at the start", "positive", affects_output=False)
         adapt: str = opt.option("fraction", "how askip adapts λ", choices=MODES, short="")
         max_steps: int = opt.option(4, "K, askip's largest λ", "count", short="K")
         halt_cost: float = opt.option(
-            0.0, "τ, what a step costs in the loss where --skip-adapt halting", "fraction", in_rule=False
+            0.0, "τ, what a step costs in the loss where --skip-adapt halting", "fraction", affects_output=False
         )
         lambda_lr: float = opt.option(1.0, "multiplies the learning rate of λ", "positive", short="lr")
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        self.mode, self.most, self.speed = self.options.adapt, self.steps(), float(self.options.lambda_lr)
+    @property
+    def steps(self) -> int:
+        return int(self.options.max_steps)
+
+    def setup(self) -> None:
+        super().setup()
+        self.mode, self.lr_multiplier = self.options.adapt, float(self.options.lambda_lr)
+        self.wants_profile = self.mode == "gradient"
         start = float(self.options.skip_lambda)
-        if not 1.0 <= start <= self.most:
-            raise ValueError(f"skip_lambda={start!r}: expected a number from 1 to max_steps={self.most} for askip")
+        if not 1.0 <= start <= self.steps:
+            raise ValueError(f"skip_lambda={start!r}: expected a number from 1 to max_steps={self.steps} for askip")
         if self.options.halt_cost and self.mode != "halting":
             raise ValueError(f"halt_cost={self.options.halt_cost!r}: expected 0 with adapt {self.mode!r}")
         self.cost: Tensor | None = None
         self.register_buffer("start", self._start(start))
         self.frozen = round(start)  # of gradient, start as a number that Python may loop to
         self.register_load_state_dict_post_hook(_read_start)
-        if self.mode == "fraction":
-            self.moved = nn.Parameter(torch.zeros(()))
-        elif self.mode == "mixture":
-            self.moved = nn.Parameter(torch.zeros(self.most))
-        elif self.mode == "halting":
-            self.moved = nn.Parameter(torch.zeros(self.most - 1))
+        if self.mode != "gradient":
+            self.moved = nn.Parameter(
+                torch.zeros({"fraction": 1, "mixture": self.steps}.get(self.mode, self.steps - 1))
+            )
+        if self.mode == "halting":
             self.direction = nn.Parameter(torch.zeros(self.dim))
             self.register_buffer("mean_steps", self._mean_steps(self.start))
 
     def _start(self, value: float) -> Tensor:
         """Where lambda (fraction, gradient), a (mixture) or b (halting) starts, for lambda = ``value``."""
-        k = torch.arange(1.0, self.most + 1)
+        k = torch.arange(1.0, self.steps + 1)
         if self.mode == "mixture":
             return -SHARPNESS * (k - value).abs()
         if self.mode == "halting":
@@ -84,28 +91,19 @@ class ASkip(KeepsStatistics, RSkip):
 
     def _mean_steps(self, b: Tensor) -> Tensor:
         """``sum_k k p_k`` of halting at u = 0."""
-        p = reference.halting(b.new_zeros(self.most, 1), b, b.new_zeros(1))
-        return (torch.arange(1.0, self.most + 1) * p).sum()
-
-    def __prepare_scriptable__(self) -> None:
-        raise RuntimeError("askip cannot be scripted: train and generate with the model itself, or script an rskip")
-
-    def steps(self) -> int:
-        return int(self.options.max_steps)
-
-    def constants(self) -> dict[str, float]:
-        return {"lambda": self.effective_lambda(), "alpha": self.f_scale, "K": float(self.most)}
+        p = reference.halting(b.new_zeros(self.steps, 1), b, b.new_zeros(1))
+        return (torch.arange(1.0, self.steps + 1) * p).sum()
 
     def position(self) -> Tensor:
         """lambda, a or b as it is now: the start plus what was learned, at ``lambda_lr`` times the learning rate."""
         start = at_least_float32(self.start)
-        return start if self.mode == "gradient" else start + self.speed * at_least_float32(self.moved)
+        return start if self.mode == "gradient" else start + self.lr_multiplier * at_least_float32(self.moved)
 
     def effective_lambda(self) -> float:
         """``sum_k k * p_k``; of halting its running mean over the tokens of about the last hundred updates."""
         if self.mode == "halting":
             return float(self.mean_steps)
-        k = torch.arange(1.0, self.most + 1, device=self.start.device)
+        k = torch.arange(1.0, self.steps + 1, device=self.start.device)
         return float((k * self.weights(None).detach().float()).sum())
 
     def weights(self, steps: Tensor | None) -> Tensor:
@@ -115,65 +113,56 @@ class ASkip(KeepsStatistics, RSkip):
             return value.softmax(0)
         if self.mode == "halting":
             return reference.halting(at_least_float32(steps), value, self._direction()).unsqueeze(-1)
-        inside = value + (value.clamp(1.0, self.most) - value).detach()  # beyond an end, the gradient leads back
-        k = torch.arange(1.0, self.most + 1, device=value.device)
-        below = inside.detach().floor().clamp(1.0, max(self.most - 1.0, 1.0))
+        inside = value + (value.clamp(1.0, self.steps) - value).detach()  # beyond an end, the gradient leads back
+        k = torch.arange(1.0, self.steps + 1, device=value.device)
+        below = inside.detach().floor().clamp(1.0, max(self.steps - 1.0, 1.0))
         share = inside - below
         return (k == below) * (1.0 - share) + (k == below + 1.0) * share
 
     def _direction(self) -> Tensor:
-        return self.speed * at_least_float32(self.direction)
+        return self.lr_multiplier * at_least_float32(self.direction)
 
     def recurse(self, y: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        used = self.frozen if self.mode == "gradient" else self.steps
+        steps: list[Tensor] = []
+        for norm in list(self.post)[:used]:
+            steps.append(norm(steps[-1] + x if steps else y, padding_mask))
         if self.mode == "gradient":
-            return self._steps(y, x, padding_mask, self.frozen)[-1]
-        return self._weighed(torch.stack(self._steps(y, x, padding_mask, self.most)), padding_mask).to(x.dtype)
+            return steps[-1]
+        if self.mode != "halting":
+            return weigh(self.weights(None), steps).to(x.dtype)
+        axis = self.post[0].channel_dim  # of batch norm of image maps 1
+        p = self.weights(torch.stack([step.movedim(axis, -1) for step in steps]))
+        self._count(p, padding_mask)
+        return weigh([share.movedim(-1, axis) for share in p], steps).to(x.dtype)
 
-    @torch.jit.unused
-    def fused(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> Tensor | None:
-        taken = self.operator_takes(x, f_x, list(self.norms)[: self.frozen if self.mode == "gradient" else self.most])
-        if taken is None:
-            return None
-        if self.mode == "gradient":
-            y = ops.kernel(*taken.rows, self.x_scale, self.f_scale, *taken.norm)
-        elif self.mode == "halting":
-            y, p = ops.skip_mix(
-                *taken.rows, self.position(), self._direction(), self.x_scale, self.f_scale, *taken.norm
-            )
-            self._count(p.unsqueeze(-1), padding_mask)
+    def _output(self, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None) -> Tensor:
+        used = self.frozen if self.mode == "gradient" else self.steps
+        operands = self.operands(x, f_x, list(self.post)[:used])
+        if operands is None:
+            y = self.normalise(self.combine(x, f_x, carried), x, padding_mask)
         else:
-            y, _ = ops.skip_mix(*taken.rows, self.weights(None), None, self.x_scale, self.f_scale, *taken.norm)
-        return y if self.channel_dim == -1 else channels_in_front(y, x)
-
-    def forward(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        y = super().forward(x, f_x, padding_mask)
+            tensors, norm = operands
+            scales = (self.skip_scale, self.branch_scale)
+            if self.mode == "gradient":
+                y = ops.kernel(*tensors, *scales, *norm)
+            elif self.mode == "halting":
+                y, p = ops.skip_mix(*tensors, self.position(), self._direction(), *scales, *norm)
+                self._count(p.unsqueeze(-1), padding_mask)
+            else:
+                y, _ = ops.skip_mix(*tensors, self.weights(None), None, *scales, *norm)
+            y = y if self.channel_dim == -1 else channels_in_front(y, x)
         if self.mode == "gradient" and self.training and torch.is_grad_enabled():
             # DistributedDataParallel waits for a gradient of every parameter: zeros for norms that are not in use
-            unused = [p.sum() for norm in list(self.norms)[self.frozen :] for p in norm.parameters()]
+            unused = [p.sum() for norm in list(self.post)[used:] for p in norm.parameters()]
             return y + 0.0 * torch.stack(unused).sum().to(y.dtype) if unused else y
         return y
-
-    def _weighed(self, steps: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """``sum_k p_k y_k`` of the steps, ``(K, ..., dim)``."""
-        p = self.weights(steps)
-        if self.mode == "halting":
-            self._count(p, padding_mask)
-        p = p if p.dim() > 1 else p.view(-1, *[1] * (steps.dim() - 1))
-        return (p * steps).sum(0)
-
-    def _steps(self, z: Tensor, x: Tensor, padding_mask: Tensor | None, count: int) -> list[Tensor]:
-        """y_1 ... y_count of Eq. 4 from the first sum z on."""
-        found: list[Tensor] = []
-        for step, norm in enumerate(self.norms):
-            if step < count:
-                found.append(norm(found[-1] + x if step > 0 else z, padding_mask))
-        return found
 
     def _count(self, p: Tensor, padding_mask: Tensor | None) -> None:
         """In training note what halting costs: E[k] at each position, 0 where padded, for the loss, and its mean."""
         if not self.training:
             return
-        k = torch.arange(1.0, self.most + 1, device=p.device).view(-1, *[1] * (p.dim() - 1))
+        k = torch.arange(1.0, self.steps + 1, device=p.device).view(-1, *[1] * (p.dim() - 1))
         expected = (k * p).sum(0).squeeze(-1)
         kept = torch.ones_like(expected) if padding_mask is None else padding_mask.logical_not().to(expected.dtype)
         self.cost = expected * kept if self.options.halt_cost else None
@@ -181,69 +170,102 @@ class ASkip(KeepsStatistics, RSkip):
             mean = (expected * kept).sum() / kept.sum().clamp(min=1.0)
             self.mean_steps.lerp_(mean.to(self.mean_steps.dtype), 0.01)
 
-    def mismatch(self, noted: dict[str, Any] | None) -> str:
-        """The state of an rskip with these options fits: :meth:`adopt` makes it one of this skip."""
-        # rskip of lambda 1 notes itself as xskip
-        if noted and (noted["kind"] == "rskip" or (noted["kind"], noted.get("skip_lambda")) == ("xskip", 1)):
-            own = self.rule()
-            noted = {**own, **{name: noted[name] for name in own if name in noted and name != "kind"}}
-        return super().mismatch(noted)
-
-    def take_cost(self) -> tuple[float, Tensor | None]:
-        """tau and E[k] at each position of the last forward pass in training, 0 where padded; once, then None."""
-        cost, self.cost = self.cost, None
-        return float(self.options.halt_cost), cost
-
-    def candidates(self) -> int:
-        return self.most if self.mode == "gradient" else 0
-
-    def choose(self, ratios: dict[int, float]) -> None:
-        """Freeze the lambda whose ratio of gradient norms, lambda -> ratio, is nearest 1 (by factors).
-
-        Where no ratio is positive and finite lambda stays at its start.
-        """
-        finite = {k: ratio for k, ratio in ratios.items() if ratio > 0 and math.isfinite(ratio)}
-        self.freeze(min(finite, key=lambda k: abs(math.log(finite[k]))) if finite else int(self.start))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "cost": None}  # a copy has no part in the last forward pass
+    @classmethod
+    def profile(cls, skips: Any, model: nn.Module, loss: Any, shortcuts: Any) -> dict[str, float]:
+        """``loss`` is called once for each lambda, all skip connections at that lambda."""
+        ratios: dict[str, dict[int, float]] = {name: {} for name in skips}
+        for k in range(1, max(skip.steps for skip in skips.values()) + 1):
+            with without_gradients(model), torch.enable_grad():
+                for skip in skips.values():
+                    skip.freeze(min(k, skip.steps))
+                for name, (x, y) in gradient_norms(skips, loss, shortcuts).items():
+                    ratios[name][k] = x / y if y else math.inf
+        model.zero_grad(set_to_none=True)
+        for name, skip in skips.items():
+            tried = {k: r for k, r in ratios[name].items() if k <= skip.steps and 0 < r < math.inf}
+            # without a positive and finite ratio lambda stays at its start
+            skip.freeze(min(tried, key=lambda k: abs(math.log(tried[k]))) if tried else int(skip.start))
+        return {name: float(skip.start) for name, skip in skips.items()}
 
     def freeze(self, steps: int) -> None:
         """Let lambda be ``steps``, of adapt="gradient"."""
         self.start.fill_(steps)
         self.frozen = steps
 
-    def adopt(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Make an rskip's state, in place, one of this skip at that lambda; the further steps start afresh."""
+    def mismatch(self, noted: dict[str, Any] | None) -> str:
+        """The state of an rskip with these options fits: :meth:`upgrade` makes it one of this skip."""
+        # rskip of lambda 1 notes itself as xskip
+        if noted and (noted["kind"] == "rskip" or (noted["kind"], noted.get("skip_lambda")) == ("xskip", 1)):
+            own = self.rule()
+            noted = {**own, **{name: noted[name] for name in own if name in noted and name != "kind"}}
+        return super().mismatch(noted)
+
+    def upgrade(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Make an rskip's state, too, one of this skip at that lambda; the further steps keep their start."""
+        super().upgrade(state, prefix)
         own = self.state_dict()
-        found = sum(name.startswith(f"{prefix}norms.") and name.endswith(".weight") for name in state)
-        if not found or f"{prefix}start" in state or found > self.most:
+        steps = sum(name.startswith(f"{prefix}post.") and name.endswith(".weight") for name in state)
+        if not steps or f"{prefix}start" in state or steps > self.steps:
             return
-        own["start"] = self._start(float(found))
+        own["start"] = self._start(float(steps))
         if self.mode == "halting":
             own["mean_steps"] = self._mean_steps(own["start"])
         for name, value in own.items():
             if f"{prefix}{name}" not in state:
                 state[f"{prefix}{name}"] = value.clone()
 
-    def coefficients(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        self.check(x, f_x, padding_mask)
-        x, f_x = (self._rows(at_least_float32(tensor)) for tensor in (x, f_x))
-        maps = [torch.stack(each) for each in zip(*self.coefficients_by_step(x, f_x, padding_mask))]
-        weights = torch.zeros(self.most, device=x.device)
-        if self.mode == "gradient":
-            weights[self.frozen - 1] = 1.0
-        else:
-            weights = self.weights(maps[0] * x + maps[1] * f_x + maps[2]).detach()
-        weights = weights if weights.dim() > 1 else weights.view(-1, *[1] * x.dim())
-        return tuple(self._unrow((weights * each).sum(0)) for each in maps)
-
-    def skip_ratio(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """x:F in y, the quotient of the :meth:`coefficients`. Returns ``x``'s shape, at least fp32."""
-        a, b, _ = self.coefficients(x, f_x, padding_mask)
-        return a / b
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "cost": None}  # a copy has no part in the last forward pass
 
 
 def _read_start(skip: ASkip, _incompatible: Any) -> None:
     if skip.mode == "gradient":
         skip.frozen = int(skip.start)
+
+
+def weigh(p: Any, values: list[Tensor]) -> Tensor:
+    """``sum_k p_k values_k``, one by one, which keeps the memory format."""
+    shares = [share.reshape(-1) if share.dim() == 0 else share for share in p]  # (1,) widens a half value, () does not
+    return functools.reduce(torch.add, (share * value for share, value in zip(shares, values)))
+
+
+def gradient_norms(
+    watched: dict[str, nn.Module], loss: Callable[[], Tensor], shortcuts: dict[str, nn.Module]
+) -> dict[str, list[float]]:
+    """Module name -> the norms of the gradients at the block's input x and output y."""
+    norms = {name: [0.0, 0.0] for name in watched}
+
+    def watch(name: str, end: int, tensor: Tensor) -> None:
+        if tensor.requires_grad:
+            tensor.register_hook(lambda gradient: norms[name].__setitem__(end, float(gradient.norm())))
+
+    def see(name: str, module: nn.Module, args: Any, kwargs: Any, y: Tensor) -> None:
+        if module is shortcuts.get(name, module):
+            watch(name, 0, args[0])
+        if module is watched[name]:
+            watch(name, 1, y)
+
+    register = nn.Module.register_forward_hook
+    with hooked(watched, register, see), hooked(shortcuts, register, see):
+        loss().backward()
+    return norms
+
+
+def lambdas(model: nn.Module) -> dict[str, float]:
+    """Module name -> lambda as it is now, of every skip connection below ``model`` whose lambda adapts."""
+    return {name: skip.effective_lambda() for name, skip in skips(model).items() if isinstance(skip, ASkip)}
+
+
+def halting_cost(model: nn.Module, reduce: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """tau times E[k], reduced over positions, of the last forward pass in training: the mean over the skip connections
+    that halt; once, then None."""
+    halting = [skip for skip in skips(model).values() if isinstance(skip, ASkip) and skip.options.halt_cost]
+    costs = [skip.options.halt_cost * reduce(skip.cost) for skip in halting if skip.cost is not None]
+    for skip in halting:
+        skip.cost = None
+    return torch.stack(costs).sum() / len(halting) if costs else None
+
+
+def costs_of_halting(model: nn.Module) -> bool:
+    """Whether :func:`halting_cost` belongs into the loss of ``model``."""
+    return any(isinstance(skip, ASkip) and skip.options.halt_cost for skip in skips(model).values())

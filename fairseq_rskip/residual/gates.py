@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import options as opt
-from .weighted import ConstantSkip, LearnedSkip
+from .base import SkipConnection
+from .weighted import ConstantSkip, LearnedSkip, Weighted
 
 
 class Highway(LearnedSkip, norm="none"):
@@ -26,17 +27,13 @@ class Highway(LearnedSkip, norm="none"):
     class Options(LearnedSkip.Options):
         gate_bias: float = opt.start(-1.0, "the bias of a gate")
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        self.gate_weight = nn.Parameter(self.draw(self.dim, self.dim) * self.dim**-0.5)
+    def setup(self) -> None:
+        self.gate_weight = nn.Parameter(self.place.draw(self.kind, self.dim, self.dim) * self.dim**-0.5)
         self.gate_bias = nn.Parameter(torch.full((self.dim,), float(self.options.gate_bias)))
-
-    def constants(self) -> dict[str, float]:
-        return {"b": float(self.gate_bias.detach().mean())}
 
     def gate(self, x: Tensor) -> Tensor:
         """sigmoid(W x + b), of x's shape."""
-        return torch.sigmoid(self.linear(x, self.gate_weight, self.gate_bias))
+        return torch.sigmoid(linear(x, self.channel_dim, self.gate_weight, self.gate_bias))
 
     def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
         gate = self.gate(x)
@@ -69,18 +66,14 @@ class Constant(ConstantSkip, norm="none"):
     class Options(ConstantSkip.Options):
         skip_lambda: float = opt.option(0.5, "λ: scale of x", "positive")
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        self.x_scale = float(self.options.skip_lambda)
-        if not self.x_scale < 1.0:
-            raise ValueError(f"skip_lambda={self.x_scale!r}: expected a number between 0 and 1 for constant")
-        self.f_scale = 1.0 - self.x_scale
-
-    def constants(self) -> dict[str, float]:
-        return {"lambda": self.x_scale, "alpha": self.f_scale}
+    def setup(self) -> None:
+        self.skip_scale = float(self.options.skip_lambda)
+        if not self.skip_scale < 1.0:
+            raise ValueError(f"skip_lambda={self.skip_scale!r}: expected a number between 0 and 1 for constant")
+        self.branch_scale = 1.0 - self.skip_scale
 
 
-class ConvShortcut(LearnedSkip, norm="none"):
+class ConvShortcut(SkipConnection, norm="none"):
     """1x1 convolutional shortcut, ``y = G(W x + F)``: He et al. 2016b; in a Transformer W is a linear map.
 
     W is ``(dim, dim)`` and starts as He's initialisation with the fan-out draws it. Weight decay leaves it alone, where
@@ -89,35 +82,37 @@ class ConvShortcut(LearnedSkip, norm="none"):
 
     kind = "conv_shortcut"
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        self.weight = nn.Parameter(self.draw(self.dim, self.dim) * (2.0 / self.dim) ** 0.5)
+    def setup(self) -> None:
+        self.weight = nn.Parameter(self.place.draw(self.kind, self.dim, self.dim) * (2.0 / self.dim) ** 0.5)
 
-    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
-        return self.linear(x, self.weight) + f_x
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        return linear(x, self.channel_dim, self.weight) + f_x
 
 
-class DropoutShortcut(ConstantSkip, norm="none"):
-    """Dropout shortcut, ``y = G(dropout(x) + F)``: He et al. 2016b (rate 0.5, which fails to converge)."""
+class DropoutShortcut(Weighted, norm="none"):
+    """Dropout shortcut, ``y = G(dropout(x) + F)``: He et al. 2016b (rate 0.5, which fails to converge).
+
+    Dropout here multiplies what it keeps by 1 / (1 - rate), so that the shortcut's expected scale is 1; the paper
+    argues from an expected scale of 0.5.
+    """
 
     kind = "dropout_shortcut"
 
     @dataclasses.dataclass(frozen=True)
-    class Options(ConstantSkip.Options):
-        shortcut_dropout: float = opt.option(0.5, "rate of dropout on the shortcut", "rate", in_rule=False)
+    class Options(Weighted.Options):
+        shortcut_dropout: float = opt.option(0.5, "rate of dropout on the shortcut", "rate", affects_output=False)
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
+    def setup(self) -> None:
         self.rate = float(self.options.shortcut_dropout)
 
-    def constants(self) -> dict[str, float]:
-        return {"rate": self.rate}
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.new_ones(()), x.new_ones(())
 
-    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         return F.dropout(x, self.rate, self.training) + f_x
 
 
-class LAuReL(LearnedSkip, norm="none"):
+class LAuReL(SkipConnection, norm="none"):
     """LAuReL, ``y = G(a * F + b * x + B A x)``: Menghani et al. 2024, "LAuReL: Learned Augmented Residual Layer", its
     residual weights (RW) and low rank (LR) together.
 
@@ -130,21 +125,24 @@ class LAuReL(LearnedSkip, norm="none"):
     kind = "laurel"
 
     @dataclasses.dataclass(frozen=True)
-    class Options(LearnedSkip.Options):
+    class Options(SkipConnection.Options):
         rank: int = opt.option(16, "rank of laurel's BA", "count")
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
+    def setup(self) -> None:
         rank = int(self.options.rank)
-        self.branch_weight = nn.Parameter(torch.ones(()))
-        self.skip_weight = nn.Parameter(torch.ones(()))
-        self.low = nn.Parameter(self.draw(rank, self.dim) * self.dim**-0.5)
+        self.branch_weight = nn.Parameter(torch.ones(1))
+        self.skip_weight = nn.Parameter(torch.ones(1))
+        self.low = nn.Parameter(self.place.draw(self.kind, rank, self.dim) * self.dim**-0.5)
         self.high = nn.Parameter(torch.zeros(self.dim, rank))
 
-    def constants(self) -> dict[str, float]:
-        a, b = (float(weight.detach()) for weight in (self.branch_weight, self.skip_weight))
-        return {"rank": float(self.low.size(0)), "a": a, "b": b}
-
-    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
-        augmented = self.linear(self.linear(x, self.low), self.high)
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        augmented = linear(linear(x, self.channel_dim, self.low), self.channel_dim, self.high)
         return self.branch_weight * f_x + self.skip_weight * x + augmented
+
+
+def linear(x: Tensor, channel_dim: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``W x + b`` over the features of each position, W of shape ``(out, dim)``."""
+    bias = None if bias is None else bias.to(x.dtype)
+    if channel_dim == 1:
+        return F.conv2d(x, weight.to(x.dtype)[:, :, None, None], bias)
+    return F.linear(x, weight.to(x.dtype), bias)

@@ -11,21 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from ..norms import Norm, at_least_float32, create_norm
+from . import options as opt
 from .streams import StreamSkip
 
 
-class HistorySkip(StreamSkip):
-    """What they share; ``stores`` says whether something is stored after this block, ``stored`` what is before it.
+class HistorySkip(StreamSkip, norms=opt.WITHOUT_BATCH):
+    """``stores`` says whether something is stored after this block, ``stored`` how much was stored before it."""
 
-    Shapes and errors as in :class:`StreamSkip`.
-    """
+    slots = ("pre",)
 
-    norm_stands = "before"
-    learns = True
-    stored = 0
-    stores = True
-
-    def widths(self) -> tuple[int, int]:
+    def stream_widths(self) -> tuple[int, int]:
         self.stored, self.stores = self.history()
         return 1 if self.first else 1 + self.stored, 1 if self.last else 1 + self.stored + int(self.stores)
 
@@ -37,18 +32,17 @@ class HistorySkip(StreamSkip):
         """c and h_0 of x, which enters the stack."""
         return x, x
 
-    def unpacked(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """c and (h_0, ..., h_k) of the stream x."""
-        if self.width_in == 1:
-            return self.enter(x)
-        return self.tensor(x, 0), x.narrow(-1, self.dim, self.stored * self.dim)
+    def current(self, x: Tensor) -> tuple[Tensor, Any]:
+        """c, and c with (h_0, ..., h_k)."""
+        if self.first:
+            c, history = self.enter(x)
+        else:
+            c, history = self.tensor(x, 0), x.narrow(-1, self.dim, self.stored * self.dim)
+        return c.to(x.dtype), (c, history)
 
-    def current(self, x: Tensor) -> Tensor:
-        return self.unpacked(x)[0].to(x.dtype)
-
-    def block(self, current: Tensor, f_x: Tensor) -> Tensor:
+    def output(self, c: Tensor, f_x: Tensor) -> Tensor:
         """What the block returns, before anything is mixed."""
-        return current + f_x
+        return c + f_x
 
     def store(self, y: Tensor) -> Tensor:
         """The h that y, the newest, is stored as."""
@@ -56,15 +50,15 @@ class HistorySkip(StreamSkip):
 
     def mix(self, history: Tensor) -> Tensor:
         """The next c, ``(..., dim)``, of ``history``, shape ``(..., k + 1, dim)``."""
-        raise ValueError("HistorySkip is a base class: build one of its kinds")
+        raise NotImplementedError
 
-    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
-        current, history = self.unpacked(x)
-        y = self.block(current, f_x)
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        c, history = carried or self.current(x)[1]
+        y = self.output(c, f_x)
         if self.stores:
             history = torch.cat([history, self.store(y)], -1)
             y = self.mix(history.unflatten(-1, [self.stored + 1, self.dim]))
-        return y if self.width_out == 1 else torch.cat([y, history], -1)
+        return y if self.last else torch.cat([y, history], -1)
 
 
 class DLCL(HistorySkip):
@@ -75,42 +69,35 @@ class DLCL(HistorySkip):
     last block owns the row ``weight`` and ``layer_norm``, the stack's first ``first_weight`` and ``input_norm``. Wang
     et al. 2019, "Learning Deep Transformer Models for Machine Translation", of its two forms the pre-norm
     one; code wangqiangneu/dlcl, which leaves y_0 as it is where the paper's sum has LN(y_k) from k = 0 on, and
-    normalises what leaves the stack once more. Shapes and errors as in :class:`HistorySkip`.
+    normalises what leaves the stack once more.
     """
 
     kind = "dlcl"
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        self.input_norm: Norm | None = None
-        self.layer_norm: Norm | None = None
-        self.register_parameter("first_weight", None)
-        self.register_parameter("weight", None)
+    def setup(self) -> None:
+        super().setup()
         if self.first:
-            self.input_norm = create_norm(self.norm_name, dim, eps=self.eps)
+            self.input_norm = self._norm()
             self.first_weight = nn.Parameter(torch.ones(1))
         if self.stores:
-            self.layer_norm = create_norm(self.norm_name, dim, eps=self.eps)
+            self.layer_norm = self._norm()
             self.weight = nn.Parameter(torch.full((self.stored + 1,), 1.0 / (self.stored + 1)))
+
+    def _norm(self) -> Norm:
+        return create_norm(self.options.norm, self.dim, eps=self.eps)
 
     def needs_final_norm(self) -> bool:
         return False  # what leaves the stack is a mixture of normalised tensors
 
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = x
-        if self.input_norm is not None:
-            h = self.input_norm(x)
-        if self.first_weight is not None:
-            return self.first_weight * h, h
-        return h, h
+        h = self.input_norm(x)
+        return self.first_weight * h, h
 
     def store(self, y: Tensor) -> Tensor:
-        if self.layer_norm is not None:
-            return self.layer_norm(y)
-        return y
+        return self.layer_norm(y)
 
     def mix(self, history: Tensor) -> Tensor:
-        return weighted(self.weight, history)
+        return weighted_sum(self.weight, history)
 
 
 class DenseFormer(HistorySkip):
@@ -120,19 +107,17 @@ class DenseFormer(HistorySkip):
     one-hot at its newest member, where the stack is pre-norm; n layers have n (n + 3) / 2 weights, each layer's
     ``weight`` with its last block. Pagliardini et al. 2024, "DenseFormer: Enhancing Information Flow in Transformers
     via Depth Weighted Averaging"; code epfml/DenseFormer. Without dilation and period, which save time.
-    Shapes and errors as in :class:`HistorySkip`.
     """
 
     kind = "denseformer"
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        self.register_parameter("weight", None)
+    def setup(self) -> None:
+        super().setup()
         if self.stores:
             self.weight = nn.Parameter(torch.eye(self.stored + 1)[-1].clone())
 
     def mix(self, history: Tensor) -> Tensor:
-        return weighted(self.weight, history)
+        return weighted_sum(self.weight, history)
 
 
 class AttentionResidual(HistorySkip):
@@ -142,19 +127,19 @@ class AttentionResidual(HistorySkip):
     the stack is such a mixture, too. w_l, ``query`` of the block before, of shape (dim,), starts at 0, where c_l is the
     mean; the gain that the paper's RMSNorm of v_k may have is a factor of w_l. Kimi Team 2026, "Attention Residuals",
     arXiv 2603.15031, its full form (each branch is stored); code wdlctc/open-attention-residuals, which adds a recency
-    bias, and in its full form stores running sums rather than the v_k. Shapes and errors as in :class:`HistorySkip`.
+    bias, and in its full form stores running sums rather than the v_k.
     """
 
     kind = "attnres"
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
+    def setup(self) -> None:
+        super().setup()
         self.query = nn.Parameter(torch.zeros(self.dim))
 
     def history(self) -> tuple[int, bool]:
-        return self.place.number, True
+        return self.place.block_number, True
 
-    def block(self, current: Tensor, f_x: Tensor) -> Tensor:
+    def output(self, c: Tensor, f_x: Tensor) -> Tensor:
         return f_x
 
     def mix(self, history: Tensor) -> Tensor:
@@ -164,8 +149,7 @@ class AttentionResidual(HistorySkip):
         return (values * share.unsqueeze(-1)).sum(-2).to(history.dtype)
 
 
-def weighted(weight: Tensor | None, history: Tensor) -> Tensor:
+def weighted_sum(weight: Tensor, history: Tensor) -> Tensor:
     """``sum_k weight_k history_k`` over the last dimension but one: products rather than matmul, whose type autocast
     would narrow."""
-    assert weight is not None
     return (history * weight.unsqueeze(-1)).sum(-2)

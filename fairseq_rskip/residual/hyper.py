@@ -1,8 +1,7 @@
 """Hyper-connections, and hyper-connections whose mixing matrices are doubly stochastic (mHC).
 
 The stream is the hyper hidden matrix H, n rows of dim channels. The stack's input enters as n copies; what leaves it is
-the sum of the rows. ``read`` and ``forward`` of a block use different weights of it: nothing is mixed twice, but the
-statistics of H that dynamic weights depend on are taken in both.
+the sum of the rows. ``prepare`` takes the statistics of H and all weights once, and carries them to the sum.
 """
 
 import dataclasses
@@ -11,54 +10,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..norms import at_least_float32
+from ..norms import at_least_float32, create_norm
 from . import options as opt
 from .streams import StreamSkip
 
 
-class MatrixSkip(StreamSkip):
-    """What both share: ``H' = R H + w F(G(p H))`` with R, w and p from :meth:`mixing` and :meth:`reading`."""
+class MatrixSkip(StreamSkip, norms=opt.WITHOUT_BATCH):
+    """``H' = R H + w F(G(p H))`` with p, R and w from :meth:`mixing`."""
 
-    norm_stands = "before"
-    learns = True
+    slots = ("pre",)
 
     @dataclasses.dataclass(frozen=True)
     class Options(StreamSkip.Options):
         streams: int = opt.option(4, "number of residual streams n of hyper-connections", "count", short="n")
 
-    def widths(self) -> tuple[int, int]:
+    def stream_widths(self) -> tuple[int, int]:
         self.n = int(self.options.streams)
         return 1 if self.first else self.n, 1 if self.last else self.n
 
-    def constants(self) -> dict[str, float]:
-        return {"n": self.n}
+    def stream_index(self) -> int:
+        """The stream that this block reads at the start: the next one in each block."""
+        return (self.place.block_number - 1) % self.n
 
-    def turn(self) -> int:
-        """The stream that this block reads at the start: each in its turn."""
-        return (self.place.number - 1) % self.n
+    def mixing(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """p, R, whose rows are the streams that come out, and w, of H ``(..., n, dim)``: shapes ``([...,] n)``,
+        ``([...,] n, n)`` and ``([...,] n)``."""
+        raise NotImplementedError
 
-    def rows(self, x: Tensor) -> Tensor:
-        """H of the stream x, ``(..., n, dim)``."""
-        if self.width_in == 1:
-            return torch.stack([x] * self.n, -2)
-        return x.unflatten(-1, [self.n, self.dim])
+    def current(self, x: Tensor) -> tuple[Tensor, Any]:
+        h = torch.stack([x] * self.n, -2) if self.first else x.unflatten(-1, [self.n, self.dim])
+        reading, mixing, writing = self.mixing(h)
+        return (reading.unsqueeze(-1) * h).sum(-2).to(x.dtype), (h, mixing, writing)
 
-    def reading(self, h: Tensor) -> Tensor:
-        """p, of shape ``(n,)`` or ``(..., n)``."""
-        raise ValueError("MatrixSkip is a base class: build one of its kinds")
-
-    def mixing(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """R, whose rows are the streams that come out, and w: ``([...,] n, n)`` and ``([...,] n)``."""
-        raise ValueError("MatrixSkip is a base class: build one of its kinds")
-
-    def current(self, x: Tensor) -> Tensor:
-        h = self.rows(x)
-        return (self.reading(h).unsqueeze(-1) * h).sum(-2).to(x.dtype)
-
-    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
-        h = self.rows(x)
-        mixing, writing = self.mixing(h)
-        if self.width_out == 1:  # the sum of the rows of H'
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        h, mixing, writing = carried or self.current(x)[1]
+        if self.last:  # the sum of the rows of H'
             mixing, writing = mixing.sum(-2, keepdim=True), writing.sum(-1, keepdim=True)
         y = writing.unsqueeze(-1) * f_x.unsqueeze(-2)
         for k in range(self.n):  # products rather than matmul, whose type autocast would narrow
@@ -74,12 +60,10 @@ class HyperConnection(MatrixSkip):
     at I, B at 1, A_m at one stream, the next one in each block, W at 0, s at 0.01: the sum of the rows is then n times
     the plain pre-norm stack. Zhu et al. 2025, "Hyper-Connections", arXiv 2409.19606; code lucidrains/hyper-connections.
     The paper also scales the start of what writes to the stream (out, fc2) by sqrt(n), so that the sum of the rows
-    keeps its size, and lets the W decay; here neither. n = 1 is pre-norm at the start alone. Shapes and errors as in
-    :class:`StreamSkip`.
+    keeps its size, and lets the W decay; here neither. n = 1 is pre-norm at the start only.
     """
 
     kind = "hyper"
-    __constants__ = [*StreamSkip.__constants__, "dynamic"]
 
     @dataclasses.dataclass(frozen=True)
     class Options(MatrixSkip.Options):
@@ -87,37 +71,29 @@ class HyperConnection(MatrixSkip):
             "dynamic", "weights of hyper-connections, by position or for all positions", choices=("dynamic", "static")
         )
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
+    def setup(self) -> None:
+        super().setup()
         n = self.n
-        self.a_m = nn.Parameter(torch.eye(n)[self.turn()].clone())
+        self.a_m = nn.Parameter(torch.eye(n)[self.stream_index()].clone())
         self.a_r = nn.Parameter(torch.eye(n))
         self.b = nn.Parameter(torch.ones(n))
         self.dynamic = self.options.mixing == "dynamic"
         if self.dynamic:
-            self.gate_norm = nn.LayerNorm(self.dim, self.eps)
+            self.gate_norm = create_norm("layer", self.dim, eps=self.eps)
             self.w_m = nn.Parameter(torch.zeros(self.dim, 1))
             self.w_r = nn.Parameter(torch.zeros(self.dim, n))
             self.w_b = nn.Parameter(torch.zeros(self.dim, 1))
             self.s_a = nn.Parameter(torch.full((1,), 0.01))
             self.s_b = nn.Parameter(torch.full((1,), 0.01))
 
-    def gate(self, h: Tensor, weight: Tensor) -> Tensor:
-        """``tanh(N(H) W)``, shape ``(..., n, columns of W)``."""
-        return torch.tanh(self.gate_norm(h.to(weight.dtype)).to(weight.dtype) @ weight)
-
-    def reading(self, h: Tensor) -> Tensor:
-        if self.dynamic:
-            return self.a_m + self.s_a * self.gate(h, self.w_m).squeeze(-1)
-        return self.a_m
-
-    def mixing(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        a_r, b = self.a_r, self.b
-        if self.dynamic:
-            gates = self.gate(h, torch.cat([self.w_r, self.w_b], 1))
-            a_r = a_r + self.s_a * gates[..., : self.n]
-            b = b + self.s_b * gates[..., self.n]
-        return a_r.transpose(-1, -2), b
+    def mixing(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.dynamic:
+            return self.a_m, self.a_r.transpose(-1, -2), self.b
+        weight = torch.cat([self.w_r, self.w_b, self.w_m], 1)
+        gates = torch.tanh(self.gate_norm(h.to(weight.dtype)).to(weight.dtype) @ weight)
+        a_r = self.a_r + self.s_a * gates[..., : self.n]
+        reading = self.a_m + self.s_a * gates[..., self.n + 1]
+        return reading, a_r.transpose(-1, -2), self.b + self.s_b * gates[..., self.n]
 
 
 class ManifoldConstrained(MatrixSkip):
@@ -130,41 +106,32 @@ class ManifoldConstrained(MatrixSkip):
     block, and -4 elsewhere. As R leaves n equal rows as they are, the sum of the rows starts as n times the plain
     pre-norm stack; and in the first block, whose rows are equal, what R is made of has no gradient. Xie et al. 2025,
     "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880; code lucidrains/hyper-connections, where phi sees
-    one stream at a time, b_post stands outside of 2 sigmoid, and, in the version read, R is not applied to what F is
-    added to. Shapes and errors as in :class:`StreamSkip`.
+    one stream at a time, b_post is outside of 2 sigmoid, and, in the version read, R is not applied to what F is
+    added to.
     """
 
     kind = "mhc"
     sinkhorn_steps = 20
-    __constants__ = [*StreamSkip.__constants__, "sinkhorn_steps"]
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
+    def setup(self) -> None:
+        super().setup()
         n = self.n
-        self.b_pre = nn.Parameter(8.0 * torch.eye(n)[self.turn()] - 4.0)
+        self.b_pre = nn.Parameter(8.0 * torch.eye(n)[self.stream_index()] - 4.0)
         self.b_post = nn.Parameter(torch.zeros(n))
         self.b_res = nn.Parameter(8.0 * torch.eye(n) - 8.0)
         for part, columns in (("pre", n), ("post", n), ("res", n * n)):
             self.register_parameter(f"phi_{part}", nn.Parameter(torch.zeros(n * self.dim, columns)))
             self.register_parameter(f"alpha_{part}", nn.Parameter(torch.full((1,), 0.01)))
 
-    def constants(self) -> dict[str, float]:
-        return {"n": self.n, "Sinkhorn steps": self.sinkhorn_steps}
-
-    def projected(self, h: Tensor, phi: Tensor) -> Tensor:
-        """``vec(H) phi / rms(vec(H))``, at least fp32; the division after the product, as in the paper."""
-        flat = h.flatten(-2)
+    def mixing(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        flat, phi = h.flatten(-2), torch.cat([self.phi_pre, self.phi_post, self.phi_res], 1)
         rms = (at_least_float32(flat).square().mean(-1, keepdim=True) + self.eps).sqrt()
-        return at_least_float32(flat.to(phi.dtype) @ phi) / rms
-
-    def reading(self, h: Tensor) -> Tensor:
-        return torch.sigmoid(self.alpha_pre * self.projected(h, self.phi_pre) + self.b_pre)
-
-    def mixing(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        projected = self.projected(h, torch.cat([self.phi_post, self.phi_res], 1))
-        post = self.alpha_post * projected[..., : self.n] + self.b_post
-        res = self.alpha_res * projected[..., self.n :].unflatten(-1, [self.n, self.n]) + self.b_res
-        return sinkhorn(res, self.sinkhorn_steps), 2.0 * torch.sigmoid(post)
+        # the division after the product, as in the paper
+        projected = at_least_float32(flat.to(phi.dtype) @ phi) / rms
+        pre, post, res = projected.split([self.n, self.n, self.n * self.n], -1)
+        res = self.alpha_res * res.unflatten(-1, [self.n, self.n]) + self.b_res
+        writing = 2.0 * torch.sigmoid(self.alpha_post * post + self.b_post)
+        return torch.sigmoid(self.alpha_pre * pre + self.b_pre), sinkhorn(res, self.sinkhorn_steps), writing
 
 
 def sinkhorn(logits: Tensor, steps: int) -> Tensor:

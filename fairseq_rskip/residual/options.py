@@ -5,15 +5,20 @@ values it accepts. On a command line, the option ``skip_lambda`` is ``--skip-lam
 """
 
 import dataclasses
-import math
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from ..norms import NORMS
+
 _FP32 = torch.finfo(torch.float32)
 MOST_STEPS = 1000
+SOME_NORM = tuple(name for name in NORMS if name != "none")  # of rules that need one
+# before or behind a branch, where nothing says what is padding
+WITHOUT_BATCH = tuple(name for name in NORMS if name != "batch")
+ROW_NORMS = tuple(name for name in SOME_NORM if name != "batch")
 STORED_AT_1 = ("skip_lambda", "branch_scale", "init")  # by earlier versions for every kind, where it meant nothing
 
 
@@ -38,16 +43,21 @@ ACCEPTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def option(
-    default: Any, text: str, accepts: str = "", choices: Sequence[str] = (), short: str = "", in_rule: bool = True
+    default: Any,
+    text: str,
+    accepts: str = "",
+    choices: Sequence[str] = (),
+    short: str = "",
+    affects_output: bool = True,
 ) -> Any:
     """A field of an ``Options`` dataclass.
 
     ``accepts`` is a key of ``ACCEPTED``, or ``choices`` lists the values; ``short`` names the option in a run's name.
-    ``in_rule`` is False for a start, and for what matters in training alone: given the parameters, y in evaluation does
-    not depend on it.
+    ``affects_output`` is False for a start, and for what matters in training alone: given the parameters, y in
+    evaluation does not depend on it.
     """
-    made = {"help": text, "accepts": accepts, "choices": tuple(choices), "short": short, "in_rule": in_rule}
-    return dataclasses.field(default=default, metadata=made)
+    made = {"help": text, "accepts": accepts, "choices": tuple(choices), "short": short}
+    return dataclasses.field(default=default, metadata={**made, "affects_output": affects_output})
 
 
 WEIGHT = "the learned weight of the skip or of the branch (layerscale: 0 is by depth)"
@@ -55,32 +65,52 @@ WEIGHT = "the learned weight of the skip or of the branch (layerscale: 0 is by d
 
 def start(default: float, what: str = WEIGHT) -> Any:
     """An option for where a learned value starts."""
-    return option(default, f"where {what} starts", "real", in_rule=False)
+    return option(default, f"where {what} starts", "real", affects_output=False)
 
 
-def with_defaults(owner: Any, **defaults: Any) -> Any:
-    """``owner.Options`` of a kind with other defaults, field name -> value, as a class of its own."""
+def with_defaults(owner: Any, defaults: dict[str, Any], norms: Sequence[str] | None) -> Any:
+    """``owner.Options`` of a kind with other defaults, field name -> value, as a class of its own; ``norms`` are those
+    that it accepts."""
     known = {field.name: field for field in dataclasses.fields(owner.Options)}
-    fields = [
-        (name, known[name].type, dataclasses.field(default=value, metadata=known[name].metadata))
-        for name, value in defaults.items()
-    ]
+    fields = []
+    for name in {**defaults, **({"norm": None} if norms else {})}:
+        metadata = {**known[name].metadata, **({"choices": tuple(norms)} if norms and name == "norm" else {})}
+        made = dataclasses.field(default=defaults.get(name, known[name].default), metadata=metadata)
+        fields.append((name, known[name].type, made))
     made = dataclasses.make_dataclass("Options", fields, bases=(owner.Options,), frozen=True)
     made.__module__, made.__qualname__ = owner.__module__, f"{owner.__qualname__}.Options"  # where pickle finds it
     return made
 
 
-def check(options: Any, kind: str) -> None:
-    """Raise ``ValueError`` for a value of ``options``, an ``Options`` of ``kind``, that its field does not accept."""
-    for field in dataclasses.fields(options):
-        value, choices = getattr(options, field.name), field.metadata["choices"]
-        if choices:
-            if not isinstance(value, str) or value not in choices:
-                raise ValueError(f"{field.name}={value!r}: expected one of {', '.join(choices)}")
-            continue
-        text, holds = ACCEPTED[field.metadata["accepts"]]
-        if not holds(value):
-            raise ValueError(f"{field.name}={value!r}: expected {text} for {kind}")
+def parse(cls: Any, given: dict[str, Any], kinds: dict[str, Any], images: bool) -> Any:
+    """The ``Options`` of the kind ``cls`` that ``given`` asks for.
+
+    Raises ``ValueError`` for an option that the kind does not have, a value that its field does not accept, and for
+    image maps where the kind is not defined on them.
+    """
+    if images and not cls.for_images:
+        accepted = ", ".join(name for name, kind in kinds.items() if kind.for_images)
+        raise ValueError(f"kind={cls.kind!r}: expected one of {accepted} for images")
+    known = {field.name: field for field in dataclasses.fields(cls.Options)}
+    if images and "pre" in cls.slots:
+        if given.get("norm", "none") != "none":
+            raise ValueError(
+                f"norm={given['norm']!r}: expected 'none' for kind {cls.kind!r} in a ResNet, whose branches begin with "
+                "a norm of their own"
+            )
+        given = {**given, "norm": "none"}
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"{name}={value!r}: kind {cls.kind} has no such option; it has {', '.join(known)}")
+    options = cls.Options(**given)
+    for name, field in known.items():
+        value, choices = getattr(options, name), field.metadata["choices"]
+        if choices and (not isinstance(value, str) or value not in choices):
+            raise ValueError(f"{name}={value!r}: expected one of {', '.join(choices)} for {cls.kind}")
+        text, accepts = ACCEPTED.get(field.metadata["accepts"], ("", None))
+        if accepts and not accepts(value):
+            raise ValueError(f"{name}={value!r}: expected {text} for {cls.kind}")
+    return options
 
 
 def flag(name: str) -> str:
@@ -138,14 +168,14 @@ def select(cls: Any, given: dict[str, Any | None]) -> dict[str, Any]:
     return {k: v for k, v in given.items() if v is not None and (k in known or k not in STORED_AT_1 or v != 1)}
 
 
-def label(kind: str, options: Any, shared: Any) -> str:
-    """``rskip2-layer``: the kind, its first option that is not among ``shared``, the norm, and all but defaults."""
-    common = {field.name for field in dataclasses.fields(shared)}
-    own = [field for field in dataclasses.fields(options) if field.name not in common]
+def label(skip: Any) -> str:
+    """``rskip2-layer``: the kind, its first own option, the norm, and what differs from the defaults."""
+    fields = dataclasses.fields(skip.options)
+    own = [field for field in fields if field.name not in ("norm", "drop_path")]
     first = own[:1] if own and not own[0].metadata["choices"] else []
-    parts = [kind + "".join(short(getattr(options, field.name)) for field in first), options.norm]
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
+    parts = [skip.kind + "".join(short(getattr(skip.options, field.name)) for field in first), skip.options.norm]
+    for field in fields:
+        value = getattr(skip.options, field.name)
         if value != field.default and field.name != "norm" and field not in first:
             parts.append(f"{field.metadata['short'] or field.name}{short(value)}")
     return "-".join(parts)
@@ -154,8 +184,3 @@ def label(kind: str, options: Any, shared: Any) -> str:
 def short(value: Any) -> str:
     """A value as labels show it: numbers with up to six digits."""
     return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
-
-
-def power(base: float, exponent: int) -> float:
-    """``base ** exponent``, infinite where Python would raise ``OverflowError``."""
-    return base**exponent if base <= 0 or exponent * math.log(base) < 700 else math.inf

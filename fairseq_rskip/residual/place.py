@@ -1,7 +1,8 @@
-"""Where in a network a skip connection stands, and the weights of the branch beside it."""
+"""The position of a skip connection in a network, and the weights of the branch beside it."""
 
 import dataclasses
 import math
+import zlib
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where in a network a skip connection stands.
+    """The position of a skip connection in a network.
 
     ``side``: encoder, decoder or resnet. ``sublayer``: self_attn, encoder_attn, ffn, or block of a ResNet. ``index``:
     the layer's number from 0, of the ``depth`` layers of this side; ``position``: the sublayer's number from 0, of the
@@ -27,19 +28,26 @@ class Place:
     other_sublayers: int = 0
 
     @property
-    def number(self) -> int:
+    def block_number(self) -> int:
         """The residual block's number on this side, from 1."""
         return self.index * self.sublayers + self.position + 1
 
     @property
-    def blocks(self) -> int:
-        """How many residual blocks this side has."""
+    def num_blocks(self) -> int:
+        """The number of residual blocks on this side."""
         return self.depth * self.sublayers
 
     @property
-    def all_blocks(self) -> int:
-        """How many the network has."""
-        return self.blocks + self.other_depth * self.other_sublayers
+    def num_blocks_of_network(self) -> int:
+        """The number of residual blocks on both sides."""
+        return self.num_blocks + self.other_depth * self.other_sublayers
+
+    def draw(self, kind: str, *shape: int) -> Tensor:
+        """Standard normal values for ``kind`` at this place under the current seed, outside the global random stream,
+        and the same on every device."""
+        seed = (torch.initial_seed() + zlib.crc32(f"{kind} {self.side} {self.block_number}".encode())) % 2**63
+        values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+        return torch.empty(*shape).copy_(values)
 
 
 class Weight(NamedTuple):
@@ -51,8 +59,11 @@ class Weight(NamedTuple):
 
     def rescale(self, std: float) -> None:
         """Make ``std`` the standard deviation that the weight was drawn with."""
+        self.scale(std / self.std)
+
+    def scale(self, factor: float) -> None:
         with torch.no_grad():
-            self.tensor.mul_(std / self.std)
+            self.tensor.mul_(factor)
 
     @property
     def xavier(self) -> float:
@@ -61,4 +72,12 @@ class Weight(NamedTuple):
         return math.sqrt(2.0 / ((self.tensor.size(0) + self.tensor.size(1)) * field))
 
 
-Branch = dict[str, Weight]  # by role: q, k, v, out of attention; fc1, fc2; conv1, conv2
+# by role: q, k, v, out of attention; fc1, fc2; conv1, conv2; embedding, for the first block of a side
+Branch = dict[str, Weight]
+
+
+def rescale_to_xavier(branch: Branch, **factors: float) -> None:
+    """Give each weight whose role is among ``factors`` that multiple of Xavier's standard deviation."""
+    for role, weight in branch.items():
+        if role in factors:
+            weight.rescale(weight.xavier * factors[role])

@@ -1,9 +1,9 @@
-"""Skip connections that weigh the branch or the skip by a constant or a learned value, and what their branches start
-with.
+"""Rules that weigh the branch or the skip by a constant or a learned value, and what their branches start with.
 
 A published "scale by beta" is relative to Xavier's initialisation with gain 1. fairseq draws q, k and v with gain
 1/sqrt(2) and fc1 and fc2 as torch does: ``initialise`` rescales to the standard deviation that the paper means, and
-``python -m fairseq_rskip describe`` prints what results.
+``python -m fairseq_rskip describe`` prints what results. Biases keep torch's uniform draw, where the usual
+implementations of DeepNorm, T-Fixup and GPT-2 start them at zero.
 """
 
 import dataclasses
@@ -15,62 +15,39 @@ from torch import Tensor, nn
 
 from . import options as opt
 from .base import SkipConnection
-from .place import Branch
-from .weighted import ConstantSkip, LearnedSkip
+from .place import Branch, rescale_to_xavier
+from .profile import Profiled, arguments, hooked, without_gradients
+from .weighted import BranchWeight, ConstantSkip, LearnedSkip
 
 
-class BranchWeight(LearnedSkip):
-    """What kinds with a learned weight of the branch share: ``y = x + weight * F``, before the norms."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Options(LearnedSkip.Options):
-        init: float = opt.start(0.0)
-
-    def branch_weight(self) -> Tensor:
-        """``weight`` as it multiplies F."""
-        return self.weight
-
-    def constants(self) -> dict[str, float]:
-        return {"a": float(self.weight.detach().mean())}
-
-    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.new_ones(()), self.branch_weight()
-
-    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
-        return x + self.branch_weight() * f_x
-
-
-class SkipInit(BranchWeight, norm="none"):
+class SkipInit(BranchWeight, norm="none", norms=("none",)):
     """SkipInit, ``y = x + a * F`` with one learned scalar a per block, 0 at first, and no normalisation at all: De and
-    Smith 2020, "Batch Normalization Biases Residual Blocks Towards the Identity Function in Deep Networks". In a ResNet
-    the branch, too, is without batch norm, and has scalar biases in its place, as Fixup's.
+    Smith 2020, "Batch Normalization Biases Residual Blocks Towards the Identity Function in Deep Networks".
 
-    At the start a stack of it is the identity, bit for bit; ``da = <dy, F>``.
+    At the start a stack of it is the identity, bit for bit; ``da = <dy, F>``. In a ResNet the branch, too, is without
+    batch norm, and has a scalar bias at each of its places, as Fixup's; the authors' code has a bias per channel, and a
+    classifier that starts at zero, which here keeps torch's draw.
     """
 
     kind = "skipinit"
-    norm_stands = "nowhere"
-    branch_batch_norm = False
-
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        self.weight = nn.Parameter(torch.full((), float(self.options.init)))
+    slots = ()
 
 
-class ReZero(SkipInit):
+class ReZero(BranchWeight, norm="none", norms=("none",)):
     """ReZero, ``y = x + a * F`` with one learned scalar a per layer, 0 at first, and no norm after the sum: Bachlechner
     et al. 2020, "ReZero is All You Need". All sublayers of a Transformer's layer share a. A ResNet keeps the batch
     norms of its branches, as in the paper's CIFAR-10 networks.
     """
 
     kind = "rezero"
-    branch_batch_norm = True
+    slots = ()
 
-    def share(self, first: SkipConnection) -> None:
-        self.weight = first.weight
+    def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
+        if first is not None:
+            self.weight = first.weight
 
 
-class LayerScale(BranchWeight):
+class LayerScale(BranchWeight, norms=opt.WITHOUT_BATCH):
     """LayerScale, ``y = x + gamma * F(G(x))``, gamma of shape ``(dim,)``: Touvron et al. 2021, "Going deeper with Image
     Transformers".
 
@@ -80,19 +57,22 @@ class LayerScale(BranchWeight):
     """
 
     kind = "layerscale"
-    norm_stands = "before"
+    slots = ("pre",)
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
+    def setup(self) -> None:
         depth = self.place.depth
         by_depth = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
         self.weight = nn.Parameter(torch.full((self.dim,), float(self.options.init) or by_depth))
 
-    def branch_weight(self) -> Tensor:
-        return self.per_channel(self.weight)
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.new_ones(()), self.per_channel(self.weight)
 
-    def constants(self) -> dict[str, float]:
-        return {"gamma": float(self.weight.detach().mean())}
+
+class LearnedScalar(BranchWeight, norm="none", init=1.0):
+    """Learned scale, ``y = G(x + a * F)`` with one scalar a per block, 1 at first: the learned form of
+    :class:`Scaled`, SkipInit's equation from the plain skip's start (De and Smith 2020)."""
+
+    kind = "learned_scalar"
 
 
 class Scaled(ConstantSkip, norm="none"):
@@ -103,12 +83,8 @@ class Scaled(ConstantSkip, norm="none"):
 
     kind = "scaled"
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        self.f_scale = self.place.blocks**-0.5
-
-    def constants(self) -> dict[str, float]:
-        return {"alpha": self.f_scale}
+    def setup(self) -> None:
+        self.branch_scale = self.place.num_blocks**-0.5
 
 
 class ResidualScaling(ConstantSkip, norm="none"):
@@ -121,56 +97,37 @@ class ResidualScaling(ConstantSkip, norm="none"):
     class Options(ConstantSkip.Options):
         branch_scale: float = opt.option(0.1, "α: scale of the residual branch F(x)", "positive", short="alpha")
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        self.f_scale = float(self.options.branch_scale)
-
-    def constants(self) -> dict[str, float]:
-        return {"alpha": self.f_scale}
+    def setup(self) -> None:
+        self.branch_scale = float(self.options.branch_scale)
 
 
-class LearnedScalar(SkipInit, init=1.0):
-    """Learned scale, ``y = G(x + a * F)`` with one scalar a per block, 1 at first: the learned form of
-    :class:`Scaled`, SkipInit's equation from the plain skip's start (De and Smith 2020)."""
-
-    kind = "learned_scalar"
-    norm_stands = "after"
-    branch_batch_norm = True
-
-
-class DeepNorm(ConstantSkip):
+class DeepNorm(ConstantSkip, norms=opt.SOME_NORM):
     """DeepNorm, ``y = LN(alpha * x + F)``: Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers".
 
     With N encoder and M decoder layers the encoder has alpha = 0.81 (N^4 M)^(1/16) and beta = 0.87 (N^4 M)^(-1/16), the
-    decoder alpha = (3M)^(1/4) and beta = (12M)^(-1/4); a side alone, of N layers, (2N)^(1/4) and (8N)^(-1/4). v, out,
-    fc1 and fc2 start with beta times Xavier's standard deviation, q and k with Xavier's, as in the paper. (torchscale
-    has 1.15 for 0.87.) The forward pass is xSkip+LN's: LN(alpha x + F) = LN(x + F / alpha) up to eps.
+    decoder alpha = (3M)^(1/4) and beta = (12M)^(-1/4); a side alone, of N layers, (2N)^(1/4) and (8N)^(-1/4). The
+    paper's alpha is ``skip_scale``. v, out, fc1 and fc2 start with beta times Xavier's standard deviation, q and k with
+    Xavier's, as in the paper. (torchscale has 1.15 for 0.87.) The forward pass is xSkip+LN's: LN(alpha x + F) =
+    LN(x + F / alpha) up to eps.
     """
 
     kind = "deepnorm"
-    one_operator = True
-    needs_norm = True
     for_images = False
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
+    def setup(self) -> None:
         here, other = float(self.place.depth), float(self.place.other_depth)
         if not other:
-            self.x_scale, self.beta = (2 * here) ** 0.25, (8 * here) ** -0.25
+            self.skip_scale, self.beta = (2 * here) ** 0.25, (8 * here) ** -0.25
         elif self.place.side == "encoder":
-            self.x_scale, self.beta = (0.81 * (here**4 * other) ** (1 / 16), 0.87 * (here**4 * other) ** (-1 / 16))
+            self.skip_scale, self.beta = (0.81 * (here**4 * other) ** (1 / 16), 0.87 * (here**4 * other) ** (-1 / 16))
         else:
-            self.x_scale, self.beta = (3 * here) ** 0.25, (12 * here) ** -0.25
+            self.skip_scale, self.beta = (3 * here) ** 0.25, (12 * here) ** -0.25
 
-    def constants(self) -> dict[str, float]:
-        return {"alpha": self.x_scale, "beta": self.beta}
-
-    def initialise(self, branch: Branch) -> None:
-        for role, weight in branch.items():
-            weight.rescale(weight.xavier * (1.0 if role in ("q", "k") else self.beta))
+    def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
+        rescale_to_xavier(branch, q=1.0, k=1.0, v=self.beta, out=self.beta, fc1=self.beta, fc2=self.beta)
 
 
-class Admin(LearnedSkip):
+class Admin(Profiled, LearnedSkip, norms=opt.SOME_NORM):
     """Admin, ``y = LN(omega * x + F)``, omega of shape ``(dim,)`` and learned: Liu et al. 2020, "Understanding the
     Difficulty of Training Transformers".
 
@@ -182,41 +139,50 @@ class Admin(LearnedSkip):
     """
 
     kind = "admin"
-    needs_norm = True
 
     @dataclasses.dataclass(frozen=True)
     class Options(LearnedSkip.Options):
-        omega: str = opt.option("profile", "where admin's ω starts", choices=("profile", "formula"), in_rule=False)
+        omega: str = opt.option(
+            "profile", "where admin's ω starts", choices=("profile", "formula"), affects_output=False
+        )
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        blocks = self.place.blocks + 1.0
-        start = math.sqrt(blocks / math.log(blocks) - 1.0) if self.options.omega == "formula" else 1.0
+    def setup(self) -> None:
+        self.wants_profile = self.options.omega == "profile"
+        blocks = self.place.num_blocks + 1.0
+        start = 1.0 if self.wants_profile else math.sqrt(blocks / math.log(blocks) - 1.0)
         self.weight = nn.Parameter(torch.full((self.dim,), start))
-
-    def constants(self) -> dict[str, float]:
-        return {"omega": float(self.weight.detach().mean())}
 
     def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
         return self.per_channel(self.weight), x.new_ones(())
 
-    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         return x * self.per_channel(self.weight) + f_x
 
-    def wants_profile(self) -> bool:
-        return self.options.omega == "profile"
+    @classmethod
+    def profile(cls, skips: Any, model: nn.Module, loss: Any, shortcuts: Any) -> dict[str, float]:
+        chains: dict[str, float] = {}
+        handed_on: dict[str, float] = {}
 
-    def profile(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None, before: float) -> float:
+        def see(name: str, skip: nn.Module, args: Any, kwargs: Any) -> None:
+            before = chains.get(skip.place.side, 1.0)
+            handed_on[name] = chains[skip.place.side] = skip.start_at(before, *arguments(*args, **kwargs))
+
+        with without_gradients(model), hooked(skips, nn.Module.register_forward_pre_hook, see):
+            loss()
+        return handed_on
+
+    def start_at(self, omega: float, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> float:
+        """Set omega, and return the next block's."""
+        self.weight.fill_(omega)
         if padding_mask is not None:
             kept = padding_mask.logical_not()
             x, f_x = (tensor.movedim(self.channel_dim, -1)[kept] for tensor in (x, f_x))
-        self.weight.fill_(before)
         if not x.numel():  # nothing but padding
-            return before
-        return math.sqrt(sum(part.double().var(unbiased=False) for part in (before * x, f_x)))
+            return omega
+        return math.sqrt(sum(part.double().var(unbiased=False) for part in (omega * x, f_x)))
 
 
-class Fixup(LearnedSkip, norm="none"):
+class Fixup(LearnedSkip, norm="none", norms=("none",)):
     """Fixup, ``y = x + s * F(x + b) + c``, no norm, with learned scalars s, b and c that start at 1, 0 and 0: Zhang et
     al. 2019, "Fixup Initialization".
 
@@ -227,45 +193,39 @@ class Fixup(LearnedSkip, norm="none"):
     """
 
     kind = "fixup"
-    norm_stands = "nowhere"
-    branch_batch_norm = False
-    zero_classifier = True
+    slots = ()
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        self.scale = nn.Parameter(torch.ones(()))
-        self.register_parameter("bias_in", None if self.channel_dim == 1 else nn.Parameter(torch.zeros(())))
-        self.bias_out = nn.Parameter(torch.zeros(()))
+    def setup(self) -> None:
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_parameter("bias_in", None if self.channel_dim == 1 else nn.Parameter(torch.zeros(1)))
+        self.bias_out = nn.Parameter(torch.zeros(1))
 
-    def constants(self) -> dict[str, float]:
-        return {"s": float(self.scale.detach()), "K": float(self.place.all_blocks)}
-
-    def initialise(self, branch: Branch) -> None:
+    def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
+        factors = {"q": -1 / 6, "k": -1 / 6, "v": -1 / 6, "fc1": -1 / 2, "conv1": -1 / 2}
         for role, weight in branch.items():
-            usual = weight.std if role.startswith("conv") else weight.xavier
-            if role in ("out", "fc2", "conv2"):
+            if role in factors:
+                usual = weight.std if role == "conv1" else weight.xavier
+                weight.rescale(usual * self.place.num_blocks_of_network ** factors[role])
+            elif role in ("out", "fc2", "conv2"):
                 weight.rescale(0.0)
                 if weight.bias is not None:
                     nn.init.zeros_(weight.bias)
-            else:
-                weight.rescale(usual * self.place.all_blocks ** (-1 / 2 if role in ("fc1", "conv1") else -1 / 6))
 
-    def read(self, x: Tensor) -> Tensor:
-        if self.pre_norm is not None:
-            x = self.pre_norm(x)
-        return x if self.bias_in is None else x + self.bias_in
+    def prepare(self, x: Tensor) -> tuple[Tensor, Any]:
+        h, carried = super().prepare(x)
+        return h if self.bias_in is None else (h + self.bias_in).to(h.dtype), carried
 
     def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
         return x.new_ones(()), self.scale
 
-    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
-        return x + self.scale * f_x + self.bias_out
-
-    def offset(self, x: Tensor, f_x: Tensor) -> Tensor:
+    def offset(self) -> Tensor:
         return self.bias_out
 
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        return x + self.scale * f_x + self.bias_out
 
-class TFixup(ConstantSkip, norm="none"):
+
+class TFixup(ConstantSkip, norm="none", norms=("none",)):
     """T-Fixup, ``y = x + F`` without norm, trainable without warm-up: Huang et al. 2020, "Improving Transformer
     Optimization Through Better Initialization".
 
@@ -276,25 +236,21 @@ class TFixup(ConstantSkip, norm="none"):
     """
 
     kind = "tfixup"
-    norm_stands = "nowhere"
+    slots = ()
     for_images = False
 
-    def beta(self) -> float:
+    def setup(self) -> None:
         depth = self.place.depth
-        return 0.67 * depth**-0.25 if self.place.side == "encoder" else (9 * depth) ** -0.25
+        self.beta = 0.67 * depth**-0.25 if self.place.side == "encoder" else (9 * depth) ** -0.25
+        self.embedding_scale = (9 * depth) ** -0.25
 
-    def constants(self) -> dict[str, float]:
-        return {"beta": self.beta(), "embeddings": self.embedding_scale()}
-
-    def initialise(self, branch: Branch) -> None:
-        for role, weight in branch.items():
-            weight.rescale(weight.xavier * (1.0 if role in ("q", "k") else self.beta()))
-
-    def embedding_scale(self) -> float:
-        return (9 * self.place.depth) ** -0.25
+    def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
+        rescale_to_xavier(branch, q=1.0, k=1.0, v=self.beta, out=self.beta, fc1=self.beta, fc2=self.beta)
+        if "embedding" in branch:
+            branch["embedding"].scale(self.embedding_scale)
 
 
-class GPT2(ConstantSkip):
+class GPT2(ConstantSkip, norms=opt.WITHOUT_BATCH):
     """GPT-2's start, ``y = x + F(LN(x))``: what writes to the stream (out, fc2) starts with standard deviation
     0.02 / sqrt(L), L the residual blocks of this side (2N there), every other matrix with 0.02: Radford et al. 2019,
     "Language Models are Unsupervised Multitask Learners", and karpathy/nanoGPT. The draws keep fairseq's uniform
@@ -303,9 +259,10 @@ class GPT2(ConstantSkip):
     """
 
     kind = "gpt2"
-    norm_stands = "before"
+    slots = ("pre",)
     for_images = False
 
-    def initialise(self, branch: Branch) -> None:
+    def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
         for role, weight in branch.items():
-            weight.rescale(0.02 * (self.place.blocks**-0.5 if role in ("out", "fc2") else 1.0))
+            if role != "embedding":
+                weight.rescale(0.02 * (self.place.num_blocks**-0.5 if role in ("out", "fc2") else 1.0))

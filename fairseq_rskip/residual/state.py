@@ -1,4 +1,4 @@
-"""What a state dict says of the rule that its parameters belong to, and that it is another rule's."""
+"""The rule that a state dict's parameters belong to, noted in its metadata; loading of earlier versions' states."""
 
 import dataclasses
 from typing import Any
@@ -6,24 +6,34 @@ from typing import Any
 from torch import nn
 
 SAVED_AS = "was saved with"
+RENAMED = {"pre_norm.": "pre.", "branch_norm.": "branch.", "norms.": "post."}  # names of earlier versions
+
+
+def upgrade_scalars(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+    """Give parameters that earlier versions saved without a dimension shape ``(1,)``, in place."""
+    for name, parameter in module.named_parameters():
+        value = state.get(f"{prefix}{name}")
+        if value is not None and value.dim() == 0 and parameter.dim() == 1:
+            state[f"{prefix}{name}"] = value.reshape(1)
 
 
 class WithRule(nn.Module):
-    """A module with ``kind`` and ``options`` that notes them in the metadata of its state dict (beside the keys, which
-    stay what they are), and raises torch's ``RuntimeError`` when loaded from that of another rule: parameters of one
-    mostly fit another by name and shape. A state without the note, of an earlier version, is loaded as it is.
+    """A module with ``kind`` and ``options`` that notes them in the metadata of its state dict (beside the keys), and
+    raises torch's ``RuntimeError`` when loaded from that of another rule: parameters of one mostly fit another by name
+    and shape. A state without the note is loaded.
     """
 
-    def adopt(self, state: dict[str, Any], prefix: str) -> None:
-        """Make the state of a related kind, in place, one of this module: names in ``state`` begin with ``prefix``."""
+    def upgrade(self, state: dict[str, Any], prefix: str) -> None:
+        """Make the state of an earlier version or a related kind, in place, one of this module: its names in ``state``
+        begin with ``prefix``."""
 
     def rule(self) -> dict[str, Any]:
-        """The kind and those of its options that y depends on beside the parameters."""
-        fields = [field.name for field in dataclasses.fields(self.options) if field.metadata["in_rule"]]
+        """The kind, and those of its options that the output in evaluation depends on beside the parameters."""
+        fields = [field.name for field in dataclasses.fields(self.options) if field.metadata["affects_output"]]
         return {"kind": self.kind, **{name: getattr(self.options, name) for name in fields}}
 
     def mismatch(self, noted: dict[str, Any] | None) -> str:
-        """What in ``noted``, the :meth:`rule` of a state dict, is another than here; "" where nothing is, or None."""
+        """The difference between ``noted``, the :meth:`rule` in a state dict, and this module's; "" for none."""
         own = self.rule()
         if noted is None or own == noted:
             return ""
@@ -38,8 +48,8 @@ class WithRule(nn.Module):
     def _load_from_state_dict(
         self, state: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
-        found = self.mismatch(metadata.get("skip"))
-        if found and not any(SAVED_AS in error for error in errors):  # one line, not one for each block
-            errors.append(f"{prefix[:-1] or type(self).__name__} {SAVED_AS} {found}")
-        self.adopt(state, prefix)
+        difference = self.mismatch(metadata.get("skip"))
+        if difference and not any(SAVED_AS in error for error in errors):  # one line, not one for each block
+            errors.append(f"{prefix[:-1] or type(self).__name__} {SAVED_AS} {difference}")
+        self.upgrade(state, prefix)
         super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)

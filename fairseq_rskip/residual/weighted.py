@@ -1,10 +1,9 @@
-"""What rules of the form ``y = G(p * x + q * F)`` share: constant weights and their operator, or learned ones."""
+"""Rules of the form ``y = G(p * x + q * F + r)``: constant p and q and their operator, or learned ones."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops
@@ -16,42 +15,52 @@ LAMBDA = "λ: scale of x in xskip (any real > 0), number of steps in rskip (inte
 ALPHA = "α: scale of the residual branch F(x) (paper, Table 3: 2, 3); in rskip of its first step"
 
 
-class Taken(NamedTuple):
-    """x and F as rows ``(..., dim)``, gains and biases; eps, and whether the norm is RMSNorm."""
+class Weighted(SkipConnection):
+    """``y = G(p * x + q * F + r)``; :mod:`fairseq_rskip.analysis.coefficients` reads p, q and r."""
 
-    rows: tuple[Tensor, Tensor, list[Tensor], list[Tensor]]
-    norm: tuple[float, bool]
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
+        """p and q, broadcastable to x."""
+        raise NotImplementedError
+
+    def offset(self) -> Tensor | float:
+        """r, broadcastable to x."""
+        return 0.0
+
+    def per_channel(self, vector: Tensor) -> Tensor:
+        """View a ``(dim,)`` vector so that it broadcasts along the channel dimension."""
+        return vector.view(-1, 1, 1) if self.channel_dim == 1 else vector
 
 
-class ConstantSkip(SkipConnection):
-    """What kinds with constant weights share: ``y = G(p * x + q * F)`` with the floats ``x_scale`` and ``f_scale``."""
+class ConstantSkip(Weighted):
+    """``y = G(skip_scale * x + branch_scale * F)`` with constants λ and α, by :mod:`fairseq_rskip.ops` where its
+    kernels are in use."""
 
-    x_scale = 1.0
-    f_scale = 1.0
-    one_operator = False  # whether ops.skip_norm computes combine and apply_norms
-    __constants__ = [*SkipConnection.__constants__, "x_scale", "f_scale"]
+    skip_scale = 1.0
+    branch_scale = 1.0
 
-    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
-        if self.x_scale == 1.0:
-            return torch.add(x, f_x, alpha=self.f_scale)
-        if self.f_scale == 1.0:
-            return torch.add(f_x, x, alpha=self.x_scale)
-        return torch.add(self.x_scale * x, f_x, alpha=self.f_scale)
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
+        like = at_least_float32(x)
+        return like.new_full((), self.skip_scale), like.new_full((), self.branch_scale)
 
-    @torch.jit.unused
-    def fused(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> Tensor | None:
-        if not self.one_operator:
-            return None
-        taken = self.operator_takes(x, f_x, list(self.norms))
-        if taken is None:
-            return None
-        y = ops.kernel(*taken.rows, self.x_scale, self.f_scale, *taken.norm)
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        if self.skip_scale == 1.0:
+            return torch.add(x, f_x, alpha=self.branch_scale)
+        if self.branch_scale == 1.0:
+            return torch.add(f_x, x, alpha=self.skip_scale)
+        return torch.add(self.skip_scale * x, f_x, alpha=self.branch_scale)
+
+    def _output(self, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None) -> Tensor:
+        operands = self.operands(x, f_x, list(self.post))
+        if operands is None:
+            return super()._output(x, f_x, carried, padding_mask)
+        tensors, norm = operands
+        y = ops.kernel(*tensors, self.skip_scale, self.branch_scale, *norm)
         return y if self.channel_dim == -1 else channels_in_front(y, x)
 
-    @torch.jit.unused
-    def operator_takes(self, x: Tensor, f_x: Tensor, norms: list[Any]) -> Taken | None:
-        """What :mod:`fairseq_rskip.ops` is called with for these norms; None where its kernels are not in use."""
-        if not norms or not ops.takes(x, f_x, len(norms), self.x_scale, self.f_scale):
+    def operands(self, x: Tensor, f_x: Tensor, norms: list[Any]) -> tuple[Any, Any] | None:
+        """x and F as rows, gains and biases; eps, and whether the norm is RMSNorm: what the operator is called with
+        for these norms. None where its kernels are not in use."""
+        if not norms or not ops.takes(x, f_x, len(norms), self.skip_scale, self.branch_scale):
             return None
         kind, eps = type(norms[0]), norms[0].eps
         rms = OPERATOR.get(kind)
@@ -59,39 +68,24 @@ class ConstantSkip(SkipConnection):
             return None
         for norm in norms:
             # of the first one's class and settings, and neither replaced nor watched by a hook
-            if type(norm) is not kind or norm.eps != eps or norm.norm_axes != "c":
-                return None
-            if is_hooked(norm):
+            if type(norm) is not kind or norm.eps != eps or norm.norm_axes != "c" or is_hooked(norm):
                 return None
         if self.channel_dim == 1:
             x, f_x = channels_at_end(x), channels_at_end(f_x)
-        biases = [] if rms else [norm.bias for norm in norms]
-        gains = [norm.weight for norm in norms]
-        return Taken((x, f_x, gains, biases), (eps, rms))
-
-    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
-        like = at_least_float32(x)
-        return like.new_full((), self.x_scale), like.new_full((), self.f_scale)
-
-    def growth(self) -> float:
-        return self.x_scale
+        return (x, f_x, [norm.weight for norm in norms], [] if rms else [norm.bias for norm in norms]), (eps, rms)
 
 
 class ScaledSkip(ConstantSkip):
-    """What kinds with the options lambda and alpha share: ``x_scale`` is the one, ``f_scale`` the other."""
+    """Constant rules with the options λ and α."""
 
     @dataclasses.dataclass(frozen=True)
     class Options(ConstantSkip.Options):
         skip_lambda: float = opt.option(1.0, LAMBDA, "positive")
         branch_scale: float = opt.option(1.0, ALPHA, "positive", short="alpha")
 
-    def __init__(self, dim: int, kind: str | None = None, **options: Any):
-        super().__init__(dim, kind, **options)
-        self.x_scale = float(self.options.skip_lambda)
-        self.f_scale = float(self.options.branch_scale)
-
-    def constants(self) -> dict[str, float]:
-        return {"lambda": self.x_scale, "alpha": self.f_scale}
+    def setup(self) -> None:
+        self.skip_scale = float(self.options.skip_lambda)
+        self.branch_scale = float(self.options.branch_scale)
 
 
 _HOOKS_OF_ALL = (
@@ -114,21 +108,26 @@ def is_hooked(module: nn.Module) -> bool:
     )
 
 
-class LearnedSkip(SkipConnection):
-    """What kinds with learned weights or gates share: ``y = G(p * x + q * F)``, p and q from :meth:`scales`.
+class LearnedSkip(Weighted):
+    """Rules with learned weights or gates; one whose p or q is 1 has its own ``combine``, which saves the product."""
 
-    A kind whose p or q is 1 has its own ``combine``, which saves the product.
-    """
-
-    learns = True
-
-    def combine(self, x: Tensor, f_x: Tensor) -> Tensor:
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         p, q = self.scales(x, f_x)
         return p * x + q * f_x
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``W x + b`` over the features of each position, W of shape ``(out, dim)``."""
-        bias = None if bias is None else bias.to(x.dtype)
-        if self.channel_dim == 1:
-            return F.conv2d(x, weight.to(x.dtype)[:, :, None, None], bias)
-        return F.linear(x, weight.to(x.dtype), bias)
+
+class BranchWeight(LearnedSkip):
+    """``y = G(x + weight * F)`` with one learned weight."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(LearnedSkip.Options):
+        init: float = opt.start(0.0)
+
+    def setup(self) -> None:
+        self.weight = nn.Parameter(torch.full((1,), float(self.options.init)))
+
+    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.new_ones(()), self.weight
+
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        return x + self.scales(x, f_x)[1] * f_x

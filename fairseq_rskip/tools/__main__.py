@@ -1,34 +1,38 @@
-"""``rskip COMMAND ...``: every command line of the package by one name (also ``python -m fairseq_rskip.tools``)."""
+"""``rskip COMMAND ...``: every command of the package by one name (also ``python -m fairseq_rskip.tools``)."""
 
 import importlib
+import os
 import sys
 
 from fairseq_rskip import __version__
-from fairseq_rskip.errors import exit_status
+from fairseq_rskip.errors import did_you_mean, exit_status
 
-# command -> (module whose main(argv) it calls, what it does); a module is imported when its command is called
+# command -> (module:function, what it does); only the module of the command that is called is imported
 COMMANDS = {
-    "train": ("fairseq_rskip.tools.train.main", "train an architecture with a corpus's settings"),
-    "evaluate": ("fairseq_rskip.tools.evaluate.arguments", "average checkpoints, translate a subset, score it"),
-    "score": ("fairseq_rskip.tools.score", "score a translation"),
-    "compare": ("fairseq_rskip.tools.compare", "compare checkpoints or translations: scores, lengths, significance"),
-    "average": ("fairseq_rskip.tools.average", "average the weights of several fairseq checkpoints"),
-    "run": ("fairseq_rskip.tools.experiments.main", "one YAML file: prepare, train, evaluate, report"),
-    "export": ("fairseq_rskip.tools.export.main", "a model as a folder to share: weights, text processing, a card"),
-    "describe": ("fairseq_rskip.tools.describe", "every skip connection of a model, with its constants and starts"),
-    "reproduce": ("fairseq_rskip.tools.experiments.main", "run and report experiments, a YAML table of them"),
-    "analyze": ("fairseq_rskip.tools.analyze", "gradients, x:F ratios and depth of models; curves of runs"),
-    "train-cifar": ("fairseq_rskip.vision.main", "train a PreAct-ResNet on CIFAR, image folders or digits"),
+    "prepare": ("fairseq_rskip.tools.prepare.shell:main", "prepare a published corpus, or your own text"),
+    "train": ("fairseq_rskip.tools.train.main:main", "train an architecture with a corpus's settings"),
+    "evaluate": ("fairseq_rskip.tools.evaluate.arguments:main", "average checkpoints, translate a subset, score it"),
+    "score": ("fairseq_rskip.tools.score:main", "score a translation"),
+    "compare": ("fairseq_rskip.tools.compare:main", "compare models: scores, lengths, significance"),
+    "average": ("fairseq_rskip.tools.average:main", "average the weights of several fairseq checkpoints"),
+    "translate": ("fairseq_rskip.tools.translate:main", "translate standard input with a checkpoint or an export"),
+    "run": ("fairseq_rskip.tools.experiments.main:run_file", "one YAML file: prepare, train, evaluate, report"),
+    "reproduce": ("fairseq_rskip.tools.experiments.main:main", "run and report tables of experiments"),
+    "export": ("fairseq_rskip.tools.export.main:main", "write a model as a folder to share"),
+    "describe": ("fairseq_rskip.tools.describe:main", "print every skip connection of a model"),
+    "analyze": ("fairseq_rskip.tools.analyze:main", "gradients, x:F ratios and depth of models; curves of runs"),
+    "train-cifar": ("fairseq_rskip.vision.main:main", "train a PreAct-ResNet on CIFAR, image folders or digits"),
 }
 
 
 def usage() -> str:
+    """The list of commands."""
     rows = "\n".join(f"  {name:12}  {purpose}" for name, (_, purpose) in COMMANDS.items())
-    return f"usage: rskip COMMAND [option ...]\n\n{rows}\n\nrskip COMMAND -h lists a command's options."
+    return f"usage: rskip COMMAND [option ...]\n\n{rows}\n\nrskip COMMAND -h lists the options of a command."
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status of the command that ``argv`` names; 2 if there is none of that name."""
+    """Run the command that ``argv`` names; return its exit status, 2 if there is no such command."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
@@ -37,10 +41,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f"fairseq_rskip {__version__}")
         return 0
     if argv[0] not in COMMANDS:
-        print(f"error: rskip has no command {argv[0]!r}; it has {', '.join(COMMANDS)}", file=sys.stderr)
+        hint = did_you_mean(argv[0], COMMANDS) or f"it has {', '.join(COMMANDS)}"
+        print(f"error: rskip has no command {argv[0]!r}; {hint}", file=sys.stderr)
         return 2
-    sys.argv[0] = f"rskip {argv[0]}"  # what a usage line begins with
-    return exit_status(lambda: importlib.import_module(COMMANDS[argv[0]][0]).main(argv[1:]))
+    # what a usage line begins with: a script's name where a script called this
+    sys.argv[0] = os.environ.pop("RSKIP_PROG", f"rskip {argv[0]}")
+    module, _, function = COMMANDS[argv[0]][0].partition(":")
+    return exit_status(lambda: getattr(importlib.import_module(module), function)(argv[1:]))
 
 
 if __name__ == "__main__":

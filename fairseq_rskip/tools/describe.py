@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from fairseq_rskip.analysis.coefficients import constants
 from fairseq_rskip.console import Parser, in_columns, print_line
-from fairseq_rskip.errors import UserError
+from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.norms import NORMS
 from fairseq_rskip.ops import in_use
 from fairseq_rskip.residual import Branch, SkipConnection
+from fairseq_rskip.residual.profile import wanting_profile
 
 ABOUT = """Print every skip connection of a model: its place, its rule and constants, its norm, the parameters that both
 add, and the standard deviation of each matrix of its branch as a multiple of Xavier's. The number of a Transformer's
@@ -56,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("arch", metavar="ARCH", help="the model")
     parser.add_argument("--json", action="store_true", help="print everything, layer by layer, as JSON")
     asked, options = parser.parse_known_args(argv)
+    if asked.arch.startswith("transformer"):
+        asked.arch = _ours(asked.arch)
     torch.manual_seed(SEED)
     resnet = re.fullmatch(r"resnet(\d+)", asked.arch)
     model = _resnet(int(resnet[1]), options) if resnet else _transformer(asked.arch, options)
@@ -75,9 +79,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_line(f"recursive skip computed by {computed}")
     for line in [*table(rows), COLUMNS]:
         print_line(line)
-    if any(skip.wants_profile() or skip.candidates() for skip, _ in found):
+    if wanting_profile(model):
         print_line("ω, or λ from the gradient, is set from the first batch of a training")
     return 0
+
+
+def _ours(arch: str) -> str:
+    """``arch``, or our architecture that equals it where it is one of stock fairseq's."""
+    from fairseq_rskip.models._presets import SIZES
+
+    if arch.removeprefix("transformer") not in SIZES:
+        return arch
+    ours = arch.replace("transformer", "transformer_postln", 1)
+    print_line(f"{arch} is stock fairseq's; the same model here is {ours} (post-norm, xskip with λ = 1)", "stderr")
+    return ours
 
 
 def _transformer(arch: str, options: list[str]) -> nn.Module:
@@ -86,12 +101,11 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
 
     import fairseq_rskip.models  # noqa: F401  (registers the architectures)
     from fairseq_rskip.models._presets import SIZES, VARIANTS
-    from fairseq_rskip.tools.train.options import near
 
     known = [f"transformer_{variant}{size}" for variant in VARIANTS for size in SIZES]
     if arch not in known:
-        hint = f"{near(arch, known)}expected resnet20, resnet110 or another 6n+2, or one of ours"
-        raise UserError(f"no architecture named {arch!r}; {hint} that scripts/train.sh --archs lists")
+        hint = f"{did_you_mean(arch, known)} expected resnet20, resnet110 or another 6n+2, or one of ours"
+        raise UserError(f"no architecture named {arch!r}; {hint} that rskip train --archs lists")
     parser = Parser(prog=PROGRAM, argument_default=argparse.SUPPRESS)
     models.ARCH_MODEL_REGISTRY[arch].add_args(parser)
     given = vars(parser.parse_args(options))
@@ -132,12 +146,11 @@ def row(skip: SkipConnection, branch: Branch, counted: set[nn.Parameter]) -> Row
     counted.update(new)
     own = sum(parameter.numel() for parameter in new if any(parameter is p for p in skip.learned().values()))
     std = {role: float(w.tensor.detach().double().std(unbiased=False)) / w.xavier for role, w in branch.items()}
-    behind, after = getattr(skip, "branch_norm", None), next(iter(skip.norms), None)
-    norms = {"before": skip.pre_norm, "branch": behind, "after": after}
+    norms = {"before": skip.pre, "branch": skip.branch, "after": next(iter(skip.post), None)}
     norms = {where: _name(norm) for where, norm in norms.items() if norm is not None}
     dropped = {"drop": skip.drop_rate} if skip.drop_rate else {}
     return Row(
-        *(skip.place.side, skip.place.index, skip.place.sublayer, skip.kind, {**skip.constants(), **dropped}),
+        *(skip.place.side, skip.place.index, skip.place.sublayer, skip.kind, {**constants(skip), **dropped}),
         {where: name for where, name in norms.items() if name != "none"},
         own,
         sum(parameter.numel() for parameter in new) - own,

@@ -1,6 +1,6 @@
 """Score translations against references, each score with its signature.
 
-    score.py --hyp out.de --ref newstest2014.de --src-lang en --tgt-lang de --json scores.json
+    rskip score --hyp out.de --ref newstest2014.de --src-lang en --tgt-lang de --json scores.json
 
 Give plain text, one sentence a line: sacreBLEU tokenises by itself. docs/evaluation.md says which BLEU is which.
 """
@@ -10,12 +10,11 @@ import platform
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-import sacrebleu
-import sacremoses
 from sacrebleu.metrics import BLEU, CHRF
-from sacrebleu.metrics.base import Metric
 
 from fairseq_rskip.console import Parser
 from fairseq_rskip.errors import exit_status
@@ -28,6 +27,12 @@ BLEUS = {
     "sacreBLEU intl lower-cased": {"tokenize": "intl", "lowercase": True},
     "tokenised BLEU": {"tokenize": "none"},
     "compound-split BLEU": {"tokenize": "none"},
+}
+PLAIN = {  # scores of text as it is, with what the note adds
+    "sacreBLEU 13a": "",
+    "sacreBLEU intl": "; t2t-bleu cased",
+    "sacreBLEU intl lower-cased": "; t2t-bleu uncased",
+    "chrF": "",
 }
 
 
@@ -47,15 +52,6 @@ class Score:
     brevity_penalty: float | None = None
 
 
-def versions() -> dict[str, str]:
-    """The versions that a score depends on."""
-    return {
-        "sacrebleu": sacrebleu.__version__,
-        "sacremoses": sacremoses.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def split_compounds(tokens: str) -> str:
     """``rich-text format`` -> ``rich ##AT##-##AT## text format``, as tensor2tensor's get_ende_bleu.sh does."""
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens)
@@ -63,23 +59,14 @@ def split_compounds(tokens: str) -> str:
 
 def moses_tokens(lines: Sequence[str], language: str) -> list[str]:
     """Each line as tokenizer.perl's tokens, one space between them."""
-    tokenizer = sacremoses.MosesTokenizer(lang=language)
+    from sacremoses import MosesTokenizer
+
+    tokenizer = MosesTokenizer(lang=language)
     return [tokenizer.tokenize(line, return_str=True) for line in lines]
 
 
-def detokenise(lines: Sequence[str], language: str) -> list[str]:
-    """Each line of Moses tokens as plain text, entities undone (``sacremoses -l LANGUAGE detokenize``)."""
-    detokenizer = sacremoses.MosesDetokenizer(lang=language)
-    return [detokenizer.detokenize(line.split(), return_str=True) for line in lines]
-
-
-def splits_compounds(src_lang: str | None, tgt_lang: str | None) -> bool:
-    """Whether compound-split BLEU is customary: into German from English (or from an unnamed language)."""
-    return tgt_lang == "de" and src_lang in (None, "en")
-
-
-def make_metric(name: str, force: bool = True) -> Metric:
-    """The metric of the row ``name``; ``force`` takes text that looks tokenised without a warning."""
+def make_metric(name: str, force: bool = True) -> Any:
+    """sacreBLEU's metric of the row ``name``; ``force`` takes text that looks tokenised without a warning."""
     return BLEU(**BLEUS[name], force=force) if name in BLEUS else CHRF()
 
 
@@ -90,40 +77,30 @@ def compute(
     src_lang: str | None = None,
     tokenised: bool = False,
 ) -> list[Score]:
-    """Every score of one system output; ``references`` holds one list of lines per reference.
+    """Every score of one system's output; ``references`` holds one list of lines per reference.
 
-    ``tokenised`` text consists of tokens already: tokenised BLEU takes them as they are, without the Moses tokeniser.
-    Without ``tgt_lang`` the rows are left out that need it.
+    ``tokenised`` text consists of tokens already: tokenised BLEU takes them without the Moses tokeniser.
+    Without ``tgt_lang`` the rows that need a language are left out.
     """
-    as_is = "text as given"
-    notes = {"sacreBLEU intl": "; t2t-bleu cased", "sacreBLEU intl lower-cased": "; t2t-bleu uncased"}
-    rows = [
-        _score(name, hypotheses, references, as_is + notes.get(name, ""), name != "sacreBLEU 13a" or tokenised)
-        for name in ("sacreBLEU 13a", "sacreBLEU intl", "sacreBLEU intl lower-cased", "chrF")
-    ]
+
+    def row(name: str, note: str, force: bool = True) -> Score:
+        metric = make_metric(name, force)
+        result = metric.corpus_score(hypotheses, references)
+        lengths = (result.sys_len / result.ref_len, result.bp) if name in BLEUS else ()
+        return Score(name, result.score, str(metric.get_signature()), note, *lengths)
+
+    rows = [row(name, "text as given" + more, tokenised or "13a" not in name) for name, more in PLAIN.items()]
     if tgt_lang is None and not tokenised:
         return rows
     note = "tokens as given"
     if not tokenised:
-        note = f"both sides through sacremoses {sacremoses.__version__}'s MosesTokenizer({tgt_lang})"
-        hypotheses = moses_tokens(hypotheses, tgt_lang)
-        references = [moses_tokens(lines, tgt_lang) for lines in references]
-    rows.append(_score("tokenised BLEU", hypotheses, references, note))
-    if splits_compounds(src_lang, tgt_lang):
-        hypotheses = [split_compounds(line) for line in hypotheses]
-        references = [[split_compounds(line) for line in lines] for lines in references]
-        note += ", a-b split into a ##AT##-##AT## b"
-        rows.append(_score("compound-split BLEU", hypotheses, references, note))
+        note = f"both sides through sacremoses {version('sacremoses')}'s MosesTokenizer({tgt_lang})"
+        hypotheses, *references = (moses_tokens(lines, tgt_lang) for lines in (hypotheses, *references))
+    rows.append(row("tokenised BLEU", note))
+    if tgt_lang == "de" and src_lang in (None, "en"):  # where it is customary
+        hypotheses, *references = ([split_compounds(line) for line in lines] for lines in (hypotheses, *references))
+        rows.append(row("compound-split BLEU", note + ", a-b split into a ##AT##-##AT## b"))
     return rows
-
-
-def _score(name: str, hypotheses: list[str], references: list[list[str]], note: str, force: bool = True) -> Score:
-    metric = make_metric(name, force)
-    found = metric.corpus_score(hypotheses, references)
-    row = Score(name, found.score, str(metric.get_signature()), note)
-    if isinstance(metric, BLEU):
-        row.length_ratio, row.brevity_penalty = found.sys_len / found.ref_len, found.bp
-    return row
 
 
 def table(rows: Sequence[Score]) -> str:
@@ -139,34 +116,28 @@ def table(rows: Sequence[Score]) -> str:
     return "\n".join(lines)
 
 
-def report(rows: Sequence[Score], hyp: Path, refs: Sequence[Path], sentences: int) -> dict:
-    """What goes into a JSON file: the scores, what was compared, and the versions they depend on."""
+def report(rows: Sequence[Score], hyp: Path, refs: Sequence[Path], sentences: int) -> dict[str, Any]:
+    """The content of scores.json: the scores, what was compared, and the versions they depend on."""
+    versions = {name: version(name) for name in ("sacrebleu", "sacremoses")}
     return {
         "hyp": str(hyp),
         "ref": [str(ref) for ref in refs],
         "sentences": sentences,
         "scores": [asdict(row) for row in rows],
-        "versions": versions(),
+        "versions": {**versions, "python": platform.python_version()},
     }
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The options. A mistake ends the program with one line."""
-    parser = Parser(description=__doc__)
+    parser = Parser(prog="rskip score", description=__doc__)
     parser.add_argument("--hyp", type=Path, required=True, metavar="FILE", help="the translations")
     parser.add_argument("--ref", type=Path, required=True, nargs="+", metavar="FILE", help="one or more references")
     parser.add_argument("--src-lang", metavar="LANG", help="language of the source, such as en")
-    parser.add_argument(
-        "--tgt-lang",
-        metavar="LANG",
-        help="language of both files, such as de; without it, rows that need its tokeniser are left out",
-    )
-    parser.add_argument(
-        "--tokenised",
-        action="store_true",
-        help="the files hold tokens already: tokenised BLEU takes them as they are",
-    )
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the scores there, too")
+    lacking = "without it, the rows that need its tokeniser are left out"
+    parser.add_argument("--tgt-lang", metavar="LANG", help=f"language of both files, such as de; {lacking}")
+    parser.add_argument("--tokenised", action="store_true", help="the files are tokenised: do not tokenise them again")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the scores to this file")
     return parser.parse_args(argv)
 
 
@@ -185,6 +156,6 @@ def score(options: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what ``argv`` asks for; returns the exit status."""
+    """Run the command; returns the exit status."""
     options = parse(argv)
     return exit_status(lambda: score(options))

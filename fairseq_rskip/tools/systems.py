@@ -1,100 +1,102 @@
-"""A SYSTEM of ``rskip compare``: a file of translations, an evaluation's folder, or checkpoints to evaluate."""
+"""The systems of ``rskip compare``: files of translations, folders of evaluations, or checkpoints to evaluate."""
 
 import contextlib
 import json
+import os
 import sys
+import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 
-MAGIC = (b"PK\3\4", b"\x80")  # of torch's files: a zip archive, before torch 1.6 a pickle
-
-
-def names_of(paths: list[Path]) -> list[str]:
-    """What tells the paths apart: each without the beginning and the end that all share.
-
-    Raises ``UserError`` for one that is not there or is given twice, before anything is evaluated.
-    """
-    for path in paths:
-        if not path.exists():
-            raise UserError(f"no file or folder {path}")
-    parts = [path.absolute().parts for path in paths]
-    if len(set(parts)) < len(parts):
-        raise UserError("a system is given twice")
-    while all(len(each) > 1 for each in parts) and len({each[0] for each in parts}) == 1:
-        parts = [each[1:] for each in parts]
-    while all(len(each) > 1 for each in parts) and len({each[-1] for each in parts}) == 1:
-        parts = [each[:-1] for each in parts]
-    return ["/".join(each) for each in parts]
-
-
-def has_weights(path: Path) -> bool:
-    """Whether ``path`` is a checkpoint, or a folder of some that is no evaluation's."""
-    if path.is_dir():
-        return not (path / "scores.json").is_file() and any(path.glob("checkpoint*.pt"))
-    with open(path, "rb") as file:  # not by its name: a.pt may be Portuguese
-        return file.read(4).startswith(MAGIC)
-
-
-def evaluation_of(path: Path, name: str, data: Path | None, output: Path | None) -> Path:
-    """``path``, or the folder with an evaluation of the checkpoints that it is, on ``data``, below ``output``.
-
-    What the evaluation prints goes to stderr. Raises ``UserError``.
-    """
-    if not has_weights(path):
-        return path
-    with contextlib.redirect_stdout(sys.stderr):
-        from fairseq_rskip.tools.evaluate.scored import evaluated  # takes seconds
-
-        return evaluated(path, data, output / name.replace("/", "-") if output else None)
+SCORES, RECORD = "scores.json", "run.json"  # of rskip evaluate, of a run of rskip run
 
 
 class Output(NamedTuple):
-    """A system's translations; references and source are known of an evaluation's folder, whose source may be gone."""
+    """A system's translations and, of an evaluation, the files of its references and its source."""
 
     lines: list[str]
-    references: list[Path] | None = None
+    references: list[Path] = []
     source: Path | None = None
 
 
-def read_system(path: Path) -> Output:
-    """What ``path``, a file or an evaluation's folder, holds. Raises ``UserError``."""
+def name_paths(words: list[str]) -> dict[str, Path]:
+    """Each system's path by its name: NAME of ``NAME=PATH``, else the label in the run's record, else the end of its
+    path. Raises ``UserError`` for a path that does not exist or a system that is given twice."""
+    given = [("", word) if Path(word).exists() else word.partition("=")[::2] for word in words]
+    names, paths = [name for name, path in given], [Path(path or name) for name, path in given]
+    missing = next((path for path in paths if not path.exists()), None)
+    if missing:
+        raise UserError(f"no file or folder {missing}")
+    ends = [
+        os.path.relpath(path.absolute(), os.path.commonpath([p.absolute().parent for p in paths])) for path in paths
+    ]
+    names = [name or recorded_label(path) or end for name, path, end in zip(names, paths, ends)]
+    names = [name if names.count(name) == 1 else f"{name} ({end})" for name, end in zip(names, ends)]
+    if len(set(names)) < len(names) or len({path.resolve() for path in paths}) < len(paths):
+        raise UserError("a system is given twice")
+    return dict(zip(names, paths))
+
+
+def recorded_label(path: Path) -> str:
+    """The label of the row in the record of the run that ``path`` belongs to; "" without one."""
+    for folder in (path, *path.absolute().parents[:2]):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            return str(json.loads((folder / RECORD).read_text("utf-8")).get("label") or "")
+    return ""
+
+
+def read_scores(folder: Path) -> dict[str, Any]:
+    """The content of the scores.json that ``rskip evaluate`` wrote to ``folder``. Raises ``UserError``."""
+    try:
+        return {"ref": [], **json.loads((folder / SCORES).read_text("utf-8"))}
+    except (OSError, ValueError, TypeError) as error:
+        accepted = "expected a file of translations, checkpoints, a folder of rskip evaluate, or RUN/seed1 of rskip run"
+        raise UserError(f"{folder} has no readable {SCORES} ({error}): {accepted}") from None
+
+
+def read_system(path: Path, data: Path | None, output: Path | None) -> Output:
+    """The translations in ``path``; checkpoints are evaluated on ``data``, into ``output``. Raises ``UserError``."""
+    if (path / "checkpoints").is_dir():  # a seed's folder of rskip run
+        path = path / ("evaluation" if (path / "evaluation" / SCORES).is_file() else "checkpoints")
+    if zipfile.is_zipfile(path) or (any(path.glob("checkpoint*.pt")) and not (path / SCORES).is_file()):
+        with contextlib.redirect_stdout(sys.stderr):
+            from fairseq_rskip.tools.evaluate.scored import evaluated  # takes seconds
+
+            path = evaluated(path, data, output)
     if not path.is_dir():
         return Output(read_lines(path))
-    try:
-        report = json.loads((path / "scores.json").read_text("utf-8"))
-        references = [Path(reference) for reference in report["ref"]]
-        words = report.get("evaluation", {}).get("options", [])
-    except OSError as error:
-        cause = f"no folder of evaluate.sh, cannot read its scores.json: {error.strerror}"
-        raise UserError(f"{path} is {cause}; of rskip run it is RUN/seedN/evaluation") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no folder of evaluate.sh: cannot read its scores.json ({error})") from None
+    report = read_scores(path)
+    references = [Path(reference) for reference in report["ref"]]
+    words = report.get("evaluation", {}).get("options", [])
     language = dict(zip(words, words[1:])).get("--source-lang")
-    source = references[0].with_suffix(f".{language}") if language else None  # data preparation keeps them side by side
+    # data preparation puts source and target side by side
+    source = references[0].with_suffix(f".{language}") if language and references else None
     return Output(read_lines(path / "hyp.txt"), references, source if source and source.is_file() else None)
 
 
 def load(
-    paths: list[Path], ref: list[Path] | None, src: Path | None
+    paths: dict[str, Path], ref: list[Path] | None, src: Path | None, data: Path | None, output: Path | None
 ) -> tuple[list[list[str]], list[list[str]], list[str]]:
-    """Each system's translations, each reference, and the source, empty where it is not known.
+    """Each system's translations, each reference, and the source, which is empty if it is not known.
 
-    Raises ``UserError`` where they are not of one test set.
+    Raises ``UserError`` if they are not of the same test set.
     """
-    found = [read_system(path) for path in paths]
-    named = ref or next((output.references for output in found if output.references), None)
+    outputs = {
+        path: read_system(path, data, output and output / name.replace("/", "-")) for name, path in paths.items()
+    }
+    named = ref or next((output.references for output in outputs.values() if output.references), None)
     if not named:
         raise UserError("plain files need their reference: --ref FILE")
     references = {path: read_lines(path) for path in named}
-    for path, output in zip(paths, found):
-        if output.references and not ref and [read_lines(each) for each in output.references] != [*references.values()]:
-            raise UserError(f"{path} and {paths[0]} were scored against different references")
+    for path, output in outputs.items():
+        if not ref and output.references and [*map(read_lines, output.references)] != [*references.values()]:
+            raise UserError(f"{path} and {next(iter(outputs))} were scored against different references")
         check_lengths(output.lines, references, path)
-    src = src or next((output.source for output in found if output.source), None)
+    src = src or next((output.source for output in outputs.values() if output.source), None)
     source = read_lines(src) if src else []
     if source:
-        check_lengths(source, {paths[0]: found[0].lines}, src)
-    return [output.lines for output in found], list(references.values()), source
+        check_lengths(source, references, src)
+    return [output.lines for output in outputs.values()], [*references.values()], source

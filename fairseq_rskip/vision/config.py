@@ -10,7 +10,7 @@ from typing import Any, Optional, get_type_hints
 from ..console import Parser
 from ..errors import UserError
 from ..norms import NORM_AXES
-from ..residual import KINDS, SkipConnection, in_terms_of_flags, select, settings
+from ..residual import KINDS, SkipConnection, in_terms_of_flags, label, select, settings
 from ..residual.options import flag as skip_flag
 from .batches import PADDINGS
 from .model import SHORTCUTS, WIDTH, check_depth
@@ -119,7 +119,7 @@ class Config(_SkipOptions):
         except ValueError as error:
             raise UserError(f"--{error}".replace("=", " ", 1)) from None
         skip = self._check_skip()
-        if self.skip_log_interval and self.sync_bn and skip.uses_padding_mask and skip.steps() > 1:
+        if self.skip_log_interval and self.sync_bn and len(skip.post) > 1 and skip.post[0].uses_padding_mask:
             raise UserError("--skip-log-interval: x:F of rskip with --skip-norm batch cannot be had under --sync-bn")
 
     def _check_skip(self) -> SkipConnection:
@@ -179,7 +179,7 @@ class Config(_SkipOptions):
     def name(self) -> str:
         """A short name for the run, such as cifar10-resnet110-rskip2-layer."""
         data = self.data if self.data in DATA_SETS else Path(self.data[len(FOLDER) :]).resolve().name
-        parts = [data, f"resnet{self.depth}", SkipConnection(1, channel_dim=1, **self.skip_options()).label()]
+        parts = [data, f"resnet{self.depth}", label(SkipConnection(1, channel_dim=1, **self.skip_options()))]
         parts += [self.skip_norm_axes] if self.skip_norm_axes != "c" else []
         parts += [f"width{self.width}"] if self.width != WIDTH else []
         return "-".join(parts + (["B"] if self.shortcut == "B" else []))

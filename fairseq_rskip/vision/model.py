@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..residual import PLAIN, Branch, Place, SkipConnection, Weight
+from ..residual.state import upgrade_scalars
 
 STAGES = 3
 WIDTH = 16  # channels of the first stage of He et al.'s networks
 SHORTCUTS = ("A", "B")
+WITHOUT_BATCH_NORM = {"skipinit": False, "fixup": True}  # kinds that replace it; whether their classifier starts at 0
 
 
 class PadShortcut(nn.Module):
@@ -35,10 +37,14 @@ class ScalarBias(nn.Module):
 
     def __init__(self, _width: int = 1):
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(()))
+        self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.bias
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        upgrade_scalars(self, state, prefix)
+        super()._load_from_state_dict(state, prefix, *arguments)
 
 
 class PreActBlock(nn.Module):
@@ -53,8 +59,8 @@ class PreActBlock(nn.Module):
         super().__init__()
         self.common = common
         rule = SkipConnection(width, channel_dim=1, place=place, **skip)
-        norm = nn.BatchNorm2d if rule.branch_batch_norm else ScalarBias
-        bias = nn.Identity if rule.branch_batch_norm else ScalarBias
+        norm = nn.BatchNorm2d if has_batch_norms(rule.kind) else ScalarBias
+        bias = nn.Identity if has_batch_norms(rule.kind) else ScalarBias
         self.bn1, self.bias1 = norm(in_width), bias()
         self.conv1 = _conv(in_width, width, 3, stride)
         self.bn2, self.bias2 = norm(width), bias()
@@ -72,6 +78,7 @@ class PreActBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         activated = self.bias1(F.relu(self.bn1(x), inplace=True))
+        # the rule's prepare is left out: a branch begins with norms, or biases, of its own
         branch = self.conv2(self.bias2(F.relu(self.bn2(self.conv1(activated)), inplace=True)))
         return self.skip(self.shortcut(activated if self.common else x), branch)
 
@@ -95,17 +102,18 @@ class PreActResNet(nn.Module):
                 blocks.append(PreActBlock(in_width, width, stride, first, shortcut, skip, place))
                 in_width = width
         self.blocks = nn.Sequential(*blocks)
-        self.bn = nn.BatchNorm2d(in_width) if blocks[0].skip.branch_batch_norm else ScalarBias()
+        kind = blocks[0].skip.kind
+        self.bn = nn.BatchNorm2d(in_width) if has_batch_norms(kind) else ScalarBias()
         self.fc = nn.Linear(in_width, num_classes)
-        self._initialise()
+        self._initialise(zero_classifier=WITHOUT_BATCH_NORM.get(kind, False))
 
-    def _initialise(self) -> None:
+    def _initialise(self, zero_classifier: bool) -> None:
         """He initialisation with the fan-out, as the authors' code does it; the linear layer keeps torch's weights."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(self.fc.bias)
-        if self.blocks[0].skip.zero_classifier:
+        if zero_classifier:
             nn.init.zeros_(self.fc.weight)
         for block in self.blocks:
             block.skip.initialise(block.branch())
@@ -151,6 +159,11 @@ def check_depth(depth: int) -> None:
     """Raise ``ValueError`` unless ``depth`` is an integer 6n+2 with n >= 1."""
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 8 or (depth - 2) % 6:
         raise ValueError(f"depth={depth!r}: expected 6n+2 with n >= 1, for example 20, 32, 44, 56, 110")
+
+
+def has_batch_norms(kind: str) -> bool:
+    """Whether a ResNet with this kind of skip connection has batch norms in its branches."""
+    return kind not in WITHOUT_BATCH_NORM
 
 
 def _conv(in_width: int, width: int, size: int, stride: int = 1) -> nn.Conv2d:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from ..analysis.learned import lambdas
 from ..console import print_line
 from ..errors import UserError
 from ..files import remove_parts, write_atomically, write_json
+from ..residual.adaptive import lambdas
 from ..safe_load import CheckpointError, load_checkpoint
 from .config import Config, difference
 from .data import ImageSet

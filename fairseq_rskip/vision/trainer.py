@@ -15,7 +15,9 @@ from ..analysis.learned import Movement, without_decay
 from ..analysis.live import summarise
 from ..analysis.probe import SkipProbe
 from ..errors import UserError
-from ..residual.profile import choose_lambdas, profile
+from ..norms import convert_sync_batchnorm
+from ..residual.adaptive import halting_cost
+from ..residual.profile import set_starts, wanting_profile
 from ..safe_load import CheckpointError
 from .batches import Augmenter, Batch, BatchStream, channel_statistics
 from .config import Config
@@ -39,12 +41,12 @@ class Trainer:
     """
 
     def __init__(self, config: Config, seed: int, images: ImageSet, group: Group):
-        self.config, self.images, self.group = config, images, group
+        self.config, self.seed, self.images, self.group = config, seed, images, group
         device = group.device
         seed_everything(seed)
         self.module: nn.Module = preact_resnet(num_classes=len(images.classes), **config.network())
         if config.sync_bn:
-            self.module = nn.SyncBatchNorm.convert_sync_batchnorm(self.module)
+            self.module = convert_sync_batchnorm(self.module)
         self.module = self.module.to(device).to(memory_format=_FORMATS[config.memory_format])
         self.net = self._wrapped()
         self.optimizer = torch.optim.SGD(
@@ -57,14 +59,11 @@ class Trainer:
         channels_last = config.memory_format == "channels_last"
         shape = tuple(images.train_images.shape[1:])
         self.augmenter = Augmenter(shape, self.mean, self.std, config.crop, config.padding, channels_last, device)
-        if any(block.skip.wants_profile() for block in self.module.blocks):
-            first = self.augmenter.test(images.train_images[: config.batch_size])
-            profile(self.module, lambda: self.module(first))
-        if any(block.skip.candidates() for block in self.module.blocks):
-            images_, labels = images.train_images[: config.batch_size], images.train_labels[: config.batch_size]
-            choose_lambdas(
+        if wanting_profile(self.module):
+            first, labels = images.train_images[: config.batch_size], images.train_labels[: config.batch_size]
+            set_starts(
                 self.module,
-                lambda: F.cross_entropy(self.module(self.augmenter.test(images_)), labels),
+                lambda: F.cross_entropy(self.module(self.augmenter.test(first)), labels),
                 self.module.shortcuts(),
             )
         self.movement = Movement(self.module)
@@ -79,7 +78,7 @@ class Trainer:
         chosen = {id(parameter) for parameter in alone}
         rest = [parameter for parameter in self.module.parameters() if id(parameter) not in chosen]
         # a rule that multiplies its coefficients has their gradients multiplied, too, and SGD would square that
-        rate = 1.0 / self.module.blocks[0].skip.speed
+        rate = 1.0 / getattr(self.module.blocks[0].skip.options, "lambda_lr", 1.0)
         return [{"params": rest}] + ([{"params": alone, "weight_decay": 0.0, "rate": rate}] if alone else [])
 
     def _wrapped(self) -> nn.Module:
@@ -95,6 +94,8 @@ class Trainer:
         """One update on this process's share of the next batch; returns its loss, detached."""
         batch = self.stream.next()
         if self.group.world > 1:
+            # other draws of stochastic depth and dropout in each process, the same ones after a training has resumed
+            torch.manual_seed(((self.seed * 10**9 + self.iteration) * self.group.world + self.group.rank) % 2**63)
             share = self.group.share(self.config.batch_size)
             batch = Batch(*(part[share] for part in batch))
         x = self.augmenter.train(self.images.train_images, batch)
@@ -147,18 +148,13 @@ class Trainer:
         with self._autocast():
             logits = (net or self.net)(x)
             loss = F.cross_entropy(logits, y)
-            loss = loss + self._halting_cost()
+            cost = halting_cost(self.module, Tensor.mean)
+            loss = loss if cost is None else loss + cost
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return loss.detach(), logits.detach()
-
-    def _halting_cost(self) -> Any:
-        """tau times E[k], the mean over positions and blocks, of skips that halt; 0 for others."""
-        taken = [block.skip.take_cost() for block in self.module.blocks]
-        costs = [tau * cost.mean() for tau, cost in taken if cost is not None]
-        return sum(costs) / len(taken) if costs else 0.0
 
     def test(self) -> dict[str, float]:
         """Loss and error (%) on the test images and, where there are some, on the validation images."""

@@ -9,6 +9,7 @@ from skip_variants import CASES, WITHOUT_RATIO, draw
 from torch import nn
 from transformer_helpers import TINY, batch, build, sentences
 
+from fairseq_rskip.analysis.coefficients import skip_ratio
 from fairseq_rskip.analysis.probe import SkipProbe
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.vision.model import preact_resnet
@@ -24,7 +25,7 @@ class Residual(nn.Module):
 
     def forward(self, x, mask=None):
         f_x = 2 * torch.tanh(x)
-        return self.skip(x, f_x, padding_mask=mask) if self.keyword else self.skip(x, f_x, mask)
+        return self.skip(x, f_x, padding_mask=mask) if self.keyword else self.skip(x, f_x, None, mask)
 
 
 def resnet(depth=8, **skip):
@@ -45,7 +46,7 @@ def test_an_examples_norms_and_ratio_leave_padding_out(case, keyword):
         model(x, mask).backward(upstream)
     (block,) = probe.blocks.values()
     f_x = 2 * torch.tanh(x.detach())
-    ratio = model.skip.skip_ratio(x.detach(), f_x, mask)
+    ratio = skip_ratio(model.skip, x.detach(), f_x, mask)
     examples = case.shape[0] if case.channel_dim == 1 else case.shape[1]
     for i in range(examples):
         one = (lambda t, i=i: t[i]) if case.channel_dim == 1 else (lambda t, i=i: t[:, i])

@@ -5,6 +5,7 @@ import torch
 from skip_variants import CASES, MIXING, draw, gradients, reference
 from transformer_helpers import TINY, batch, build, randomise, sentences
 
+from fairseq_rskip.analysis.coefficients import coefficients, skip_ratio
 from fairseq_rskip.analysis.ratio import CoefficientProbe, readings_of
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.vision.model import preact_resnet
@@ -24,9 +25,9 @@ def test_coefficients_are_the_derivatives_of_the_frozen_equation(case):
     x, f_x = (draw(case.shape, seed).requires_grad_() for seed in (1, 2))
     frozen = reference(case, skip, x, f_x, dict(skip.named_parameters()), freeze=True)
     expected = gradients(frozen, torch.ones_like(frozen), (x, f_x))
-    a, b, c = skip.coefficients(x, f_x, case.mask())
+    a, b, c = coefficients(skip, x, f_x, case.mask())
     torch.testing.assert_close((a, b), tuple(expected))
-    torch.testing.assert_close(a * x + b * f_x + c, skip(x, f_x, case.mask()))
+    torch.testing.assert_close(a * x + b * f_x + c, skip(x, f_x, None, case.mask()))
 
 
 @pytest.mark.parametrize("case", RATIO_CASES, ids=lambda case: case.name)
@@ -36,10 +37,10 @@ def test_closed_form_and_probe_agree(case):
         if "running" in name:
             buffer.copy_(draw(buffer.shape, 3).abs() + 0.5)
     x, f_x = draw(case.shape, 1), draw(case.shape, 2)
-    a, b, c = skip.coefficients(x, f_x, case.mask())
-    closed = skip.skip_ratio(x, f_x, case.mask())
+    a, b, c = coefficients(skip, x, f_x, case.mask())
+    closed = skip_ratio(skip, x, f_x, case.mask())
     torch.testing.assert_close(kept(case, a / b), kept(case, closed), rtol=1e-12, atol=0)
-    y = skip(x, f_x, case.mask())
+    y = skip(x, f_x, None, case.mask())
     torch.testing.assert_close(kept(case, a * x + b * f_x + c), kept(case, y), rtol=1e-10, atol=1e-12)
 
 
@@ -47,9 +48,9 @@ def test_coefficients_in_numbers():
     """y = LN(2x + F) with row (2x + F) = (0, 2, 4, 6), so sigma = sqrt(5), and gains 1, 2, 3, 4."""
     skip = SkipConnection(4, "xskip", skip_lambda=2, eps=1e-20).double().eval()
     with torch.no_grad():
-        skip.norms[0].weight.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        skip.post[0].weight.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     x, f_x = torch.tensor([[[0.0, 0.5, 1.0, 1.5]]]).double(), torch.tensor([[[0.0, 1.0, 2.0, 3.0]]]).double()
-    a, b, _ = skip.coefficients(x, f_x)
+    a, b, _ = coefficients(skip, x, f_x)
     torch.testing.assert_close(b.flatten(), torch.tensor([1.0, 2.0, 3.0, 4.0]).double() / 5**0.5)
     torch.testing.assert_close(a, 2 * b)
     with CoefficientProbe(skip) as probe:
@@ -73,9 +74,9 @@ def test_coefficients_in_numbers():
 def test_a_batch_norm_in_training_takes_the_statistics_of_the_batch_and_keeps_none():
     skip = SkipConnection(4, "rskip", norm="batch").double()
     x, f_x = draw((2, 3, 4), 1), draw((2, 3, 4), 2)
-    before = skip.norms[0].running_mean.clone()
-    a, b, c = skip.coefficients(x, f_x)
-    assert torch.equal(skip.norms[0].running_mean, before)
+    before = skip.post[0].running_mean.clone()
+    a, b, c = coefficients(skip, x, f_x)
+    assert torch.equal(skip.post[0].running_mean, before)
     torch.testing.assert_close(a * x + b * f_x + c, skip(x, f_x))
 
 

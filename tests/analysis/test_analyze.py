@@ -155,7 +155,7 @@ def test_ratio_learned_vectors_and_stage(runs, analyze, tmp_path):
         assert row["examples"] == "6"
     learned = list(csv.DictReader((tmp_path / "f g-learned.csv").open(encoding="utf-8")))
     state = torch.load(runs[0] / "run" / "seed1" / "checkpoint.pt", weights_only=True)["model"]
-    gain = state["blocks.1.skip.norms.0.weight"]
+    gain = state["blocks.1.skip.post.0.weight"]
     assert [row["vector"] for row in learned] == ["gain of G_1", "gain of G_1", "w"]
     assert float(learned[0]["norm"]) == pytest.approx(float(gain.norm())) and learned[0]["size"] == "32"
     assert float(learned[0]["mean"]) == pytest.approx(float(gain.mean()))
@@ -213,7 +213,7 @@ def test_what_is_wrong_with_a_checkpoint_names_it_and_the_layer(runs, analyze, t
         torch.save(state, tmp_path / "spoilt.pt")
         return f"bad={tmp_path / 'spoilt.pt'}"
 
-    gain = "blocks.1.skip.norms.0.weight"
+    gain = "blocks.1.skip.post.0.weight"
     misfit = f"size mismatch for {gain}: copying a param with shape torch.Size([3])"
     cases = (
         (lambda w: w.pop(gain), f'Missing key(s) in state_dict: "{gain}"'),

@@ -1,4 +1,4 @@
-"""scripts/average_checkpoints.py against means in float64, and what it must refuse."""
+"""rskip average against means in float64, and what it must refuse."""
 
 import argparse
 import math
@@ -6,12 +6,10 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from conftest import ROOT, run_command
 
 from fairseq_rskip.residual import SkipConnection
-from fairseq_rskip.tools import average as average_checkpoints
-
-SCRIPT = ROOT / "scripts" / "average_checkpoints.py"
+from fairseq_rskip.tools.average import choose, main, parse
+from fairseq_rskip.tools.evaluate.weights import average
 
 
 def write(path, model, **more):
@@ -33,15 +31,10 @@ def random_model(seed):
     }
 
 
-def run(*args):
-    return run_command(["python", SCRIPT, *args])
-
-
 def test_the_mean_is_the_float64_mean_rounded_once(tmp_path):
     models = [random_model(seed) for seed in range(3)]
     paths = [write(tmp_path / f"{seed}.pt", model, n=seed) for seed, model in enumerate(models)]
-    done = run("--inputs", *paths, "--output", tmp_path / "out.pt")
-    assert done.returncode == 0, done.stderr
+    assert main(["--inputs", *map(str, paths), "--output", str(tmp_path / "out.pt")]) == 0
     out = torch.load(tmp_path / "out.pt", weights_only=False)
     assert list(out["model"]) == list(models[0])
     for name in ("embed", "output", "half", "bf16", "double"):
@@ -57,21 +50,15 @@ def test_the_average_keeps_the_rule_that_its_weights_belong_to(tmp_path):
     paths = [tmp_path / f"{number}.pt" for number in range(2)]
     for path, state in zip(paths, states):
         torch.save({"args": argparse.Namespace(arch="x"), "model": state}, path)
-    averaged = average_checkpoints.average(paths)["model"]
+    averaged = average(paths)["model"]
     SkipConnection(5, "xskip", skip_lambda=2).load_state_dict(averaged)
     with pytest.raises(RuntimeError, match="was saved with skip_lambda=2: expected 3"):
         SkipConnection(5, "xskip", skip_lambda=3).load_state_dict(averaged)
 
 
-def test_half_weights_do_not_overflow(tmp_path):
-    paths = [write(tmp_path / f"{i}.pt", {"w": torch.full((2,), 60000.0).half()}) for i in range(4)]
-    average = average_checkpoints.average(paths)
-    assert torch.equal(average["model"]["w"], torch.full((2,), 60000.0).half())
-
-
 def test_counters_come_from_the_first_tied_weights_stay_tied_and_the_optimizer_state_is_left_out(tmp_path):
     paths = [write(tmp_path / f"{seed}.pt", random_model(seed), last_optimizer_state={"a": 1}) for seed in (5, 1)]
-    state = average_checkpoints.average(paths)
+    state = average(paths)
     model = state["model"]
     assert model["steps"].item() == 15 and model["flag"].tolist() == [True, False]
     assert model["embed"].data_ptr() == model["output"].data_ptr() and "last_optimizer_state" not in state
@@ -92,8 +79,8 @@ def test_the_last_checkpoints_are_chosen_by_number_not_by_name(tmp_path, options
     for epoch, update in ((9, 900), (10, 1000), (10, 1200)):
         write(tmp_path / f"checkpoint_{epoch}_{update}.pt", {"w": torch.tensor([float(update)])})
     write(tmp_path / "checkpoint_last.pt", {"w": torch.tensor([-1.0])})
-    options = average_checkpoints.parse(["--inputs", str(tmp_path), "--output", "x", *options])
-    value = average_checkpoints.average(average_checkpoints.choose(options))["model"]["w"].item()
+    options = parse(["--inputs", str(tmp_path), "--output", "x", *options])
+    value = average(choose(options))["model"]["w"].item()
     assert value == pytest.approx(expected, abs=1e-4)
 
 
@@ -104,11 +91,13 @@ def test_the_last_checkpoints_are_chosen_by_number_not_by_name(tmp_path, options
         ({"v": torch.zeros(2)}, ["w is in", "a.pt", "but not in", "b.pt"]),
         ({"w": torch.zeros(3)}, ["w is (2,)", "(3,)"]),
         ({"w": torch.zeros(2).half()}, ["torch.float32", "torch.float16"]),
+        ({"w": torch.zeros(2), "n": torch.arange(3)}, ["n is torch.int64 and differs"]),
     ],
 )
 def test_models_that_differ_are_refused_by_name(tmp_path, capsys, other, words):
-    paths = [write(tmp_path / "a.pt", {"w": torch.zeros(2)}), write(tmp_path / "b.pt", other)]
-    assert average_checkpoints.main(["--inputs", *map(str, paths), "--output", str(tmp_path / "out.pt")]) == 1
+    more = {"n": torch.zeros(3, dtype=torch.int64)} if "n" in other else {}
+    paths = [write(tmp_path / "a.pt", {"w": torch.zeros(2), **more}), write(tmp_path / "b.pt", other)]
+    assert main(["--inputs", *map(str, paths), "--output", str(tmp_path / "out.pt")]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: cannot average: ") and len(error.splitlines()) == 1
     assert all(word in error for word in words), error
@@ -119,14 +108,16 @@ def test_models_that_differ_are_refused_by_name(tmp_path, capsys, other, words):
     ("options", "message"),
     [
         (["--inputs", "none.pt"], "none.pt: No such file"),
-        (["--inputs", "."], "is a directory: say --num-epoch-checkpoints"),
+        (["--inputs", "."], "is a folder: add --num-epoch-checkpoints"),
         (["--inputs", ".", "--num-epoch-checkpoints", "3"], "holds 0 epoch checkpoints, 3 are needed"),
         (["--inputs", "torn.pt"], "torn.pt: truncated, or not a checkpoint"),
         (["--inputs", "empty.pt"], "empty.pt: truncated, or not a checkpoint"),
         (["--inputs", "list.pt"], "list.pt is not a fairseq checkpoint"),
-        (["--inputs", "good.pt", "nan.pt"], "nan.pt is of no use: w holds NaN or infinity"),
+        (["--inputs", "good.pt", "nan.pt"], "nan.pt cannot be used: w holds NaN or infinity"),
         (["--inputs", "bare.pt"], "bare.pt holds an empty model"),
         (["--inputs", "cifar.pt"], "cifar.pt is not a fairseq checkpoint: it has no settings"),
+        (["--inputs", "unset.pt"], "unset.pt is not a fairseq checkpoint: it has no settings"),
+        (["--inputs", "whole.pt"], "whole.pt has no floating-point weights"),
         (["--inputs", "text.pt"], "text.pt is not a fairseq checkpoint: w is a str, not a tensor"),
         (["--inputs", "good.pt", "--checkpoint-upper-bound", "3"], "--checkpoint-upper-bound needs"),
         (["--inputs", "good.pt", "--output", "no/where.pt"], "cannot write no/where.pt"),
@@ -141,9 +132,11 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, options, message):
     write(tmp_path / "nan.pt", {"w": torch.full((200,), math.nan)})
     write(tmp_path / "bare.pt", {})
     write(tmp_path / "text.pt", {"w": "words"})
+    write(tmp_path / "whole.pt", {"w": torch.arange(4)})
+    torch.save({"cfg": None, "args": None, "model": {"w": torch.zeros(2)}}, tmp_path / "unset.pt")
     torch.save({"format": "fairseq_rskip.vision 1", "model": {"w": torch.zeros(2)}}, tmp_path / "cifar.pt")
     output = [] if "--output" in options else ["--output", "out.pt"]
-    assert average_checkpoints.main([*options, *output]) == 1
+    assert main([*options, *output]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and len(error.splitlines()) == 1
     assert not (tmp_path / "out.pt").exists()

@@ -1,9 +1,8 @@
-"""rskip compare: scores and p-values of sacreBLEU's own command, gaps that are length, examples, a page, refusals."""
+"""rskip compare: scores and p-values of sacreBLEU's own command, names, lengths, examples, a page, refusals."""
 
 import json
 import random
 import re
-import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -40,9 +39,9 @@ def run(texts, capsys, *names, options=()):
 
 
 def test_scores_and_p_values_are_those_of_sacrebleus_own_command(texts, capsys):
-    head, *rows = [line.split("  ") for line in run(texts, capsys, "good", "bad").split("\n\n")[0].splitlines()]
+    _, *rows = [line.split("  ") for line in run(texts, capsys, "good", "bad").split("\n\n")[0].splitlines()]
     good, bad = ([cell.strip() for cell in row if cell.strip()] for row in rows)
-    for kind, column in (("ar", 5), ("bs", 7)):
+    for kind, column in (("ar", 6), ("bs", 8)):
         options = ["-m", "bleu", "chrf", f"--paired-{kind}", f"--paired-{kind}-n", "300", "--format", "text", "-w", "2"]
         told = run_command(["sacrebleu", texts["ref"], "-i", texts["good"], texts["bad"], *options]).stdout
         values = [float(value) for value in re.findall(r"p = ([\d.]+)", told)]
@@ -50,31 +49,19 @@ def test_scores_and_p_values_are_those_of_sacrebleus_own_command(texts, capsys):
         for row, name in ((good, "good.txt"), (bad, "bad.txt")):
             (line,) = (line for line in told.splitlines() if f" {name} " in line or f"/{name} " in line)
             assert all(re.search(rf"\b{re.escape(score)}\b", line) for score in row[1:3]), line
-    assert good[5:] == ["baseline"] * 4 and (good[0], bad[0]) == ("good.txt", "bad.txt")
-    assert [cell.strip() for cell in head if cell][3:5] == ["length ratio", "brevity penalty"]
+    assert good[6:] == ["baseline"] * 4 and (good[0], bad[0]) == ("good.txt", "bad.txt")
 
 
-def test_a_gap_that_is_mostly_length_is_said_to_be(texts, capsys):
-    out = run(texts, capsys, "good", "short", "bad")
-    (line,) = (line for line in out.splitlines() if "is length" in line)
-    assert line.startswith("all of the BLEU gap between good.txt and short.txt is length: short.txt is 17% shorter")
+def test_how_much_of_a_gap_is_length_can_be_read_from_the_table(texts, capsys):
+    """Half of "short" is missing, its words are right: without the brevity penalty it is as good as "good"."""
+    head, *rows = (re.split("  +", line) for line in run(texts, capsys, "good", "short").splitlines()[:3])
+    columns = [head.index(name) for name in ("BLEU without brevity penalty", "brevity penalty", "length ratio")]
     reference = texts["ref"].read_text("utf-8").splitlines()
-    good, short = (
-        sacrebleu.corpus_bleu(texts[name].read_text("utf-8").splitlines(), [reference]) for name in ("good", "short")
-    )
-    assert f"they have {good.score / good.bp:.2f} and {short.score / short.bp:.2f}" in line and short.bp < 0.9
-
-
-def test_a_bleu_of_zero_has_its_length_explained_too(texts, capsys, tmp_path):
-    """Of one word a sentence there are no 4-grams; of wrong words at full length the precision is 0, not the length."""
-    empty = {"one": ["the"] * 60, "none": ["the", *[""] * 59], "wrong": ["x y z x y z x y z x y z"] * 60}
-    paths = {**texts, **{name: write(tmp_path / f"{name}.txt", lines) for name, lines in empty.items()}}
-    lines = [line for line in run(paths, capsys, "good", *empty).splitlines() if "mostly length" in line]
-    assert [re.search(r"(\w+)\.txt has a BLEU of 0 and is (\d+)% shorter", line).groups() for line in lines] == [
-        ("one", "93"),
-        ("none", "100"),
-    ]
-    assert all(line.endswith("good.txt would have 0.00, too") for line in lines)
+    for name, row in zip(("good", "short"), rows):
+        bleu = sacrebleu.corpus_bleu(texts[name].read_text("utf-8").splitlines(), [reference])
+        expected = [f"{bleu.score / bleu.bp:.2f}", f"{bleu.bp:.3f}", f"{bleu.sys_len / bleu.ref_len:.3f}"]
+        assert [row[column] for column in columns] == expected
+    assert float(rows[1][columns[1]]) < 0.9
 
 
 def test_the_sentences_that_differ_most_come_first_beside_their_source(texts, capsys):
@@ -117,7 +104,7 @@ def test_the_page_says_the_same_as_the_text(texts, capsys, tmp_path):
     out = run(texts, capsys, "good", "bad", options=["--html", tmp_path / "page.html", "--examples", 4])
     cells = Cells()
     cells.feed((tmp_path / "page.html").read_text("utf-8"))
-    assert len(cells.found) == 3 * 9 + 4 * 3 * 2 and any("<b>" in cell for cell in cells.found)
+    assert len(cells.found) == 3 * 10 + 4 * 3 * 2 and any("<b>" in cell for cell in cells.found)
     assert all(cell in out for cell in cells.found)
 
 
@@ -133,62 +120,23 @@ def test_folders_of_evaluations_bring_their_reference(texts, capsys, tmp_path):
     assert folders_said.split() == files_said.replace(".txt", "").split()
 
 
-COMET = """
-__version__ = "2.2.7"
-def download_model(name):
-    if name != "Unbabel/wmt22-comet-da":
-        raise KeyError(f"Model '{name}' not supported by COMET.")
-    return "here/checkpoints/model.ckpt"
-def load_from_checkpoint(path):
-    assert path == "here/checkpoints/model.ckpt"
-    return Model()
-class Prediction(dict):
-    __getattr__ = dict.__getitem__
-class Model:
-    def predict(self, samples, batch_size=16, gpus=1):
-        scores = [(each["mt"] == each["ref"]) + 2.0 * each["src"].startswith("the") for each in samples]
-        return Prediction(scores=scores, system_score=sum(scores) / len(scores))
-"""
+def test_systems_are_called_by_their_name_or_label(texts, capsys, tmp_path):
+    """NAME=PATH, else the label of the row in a run's record, else the end of the path; a seed's folder is a system."""
+    for name, label in (("good", "post-norm"), ("bad", "2rSkip")):
+        seed = tmp_path / f"data-{name}-29decdd9" / "seed1"
+        write(seed / "evaluation" / "hyp.txt", texts[name].read_text("utf-8").splitlines())
+        (seed / "evaluation" / "scores.json").write_text(json.dumps({"ref": [str(texts["ref"])]}))
+        (seed / "run.json").write_text(json.dumps({"label": label}))
+        (seed / "checkpoints").mkdir()
+    seeds = [str(tmp_path / f"data-{name}-29decdd9" / "seed1") for name in ("good", "bad")]
+    assert rskip(["compare", seeds[0], f"mine={seeds[1]}", f"{seeds[1]}/evaluation/hyp.txt", "--trials", "20"]) == 0
+    names = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:4]]
+    assert names == ["post-norm", "mine", "2rSkip"]
 
 
-@pytest.fixture
-def comet(tmp_path, monkeypatch):
-    """A stand-in for unbabel-comet, with the interface of its version 2.2.7."""
-    (tmp_path / "comet.py").write_text(COMET, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield
-    sys.modules.pop("comet", None)
-
-
-def test_comet_scores_source_output_and_reference(comet, texts, capsys):
-    out = run(texts, capsys, "good", "bad", options=["--comet", "--src", texts["short"], "--examples", 0])
-    lines = {name: path.read_text("utf-8").splitlines() for name, path in texts.items()}
-    source = 2 * sum(line.startswith("the") for line in lines["short"])
-    head, good, bad = (re.split("  +", line) for line in out.splitlines()[:3])
-    assert head[3] == "COMET"
-    for row in (good, bad):
-        same = sum(map(str.__eq__, lines[row[0][:-4]], lines["ref"]))
-        assert row[3] == f"{(same + source) / 60:.4f}"
-    assert "COMET over 60 sentences: Unbabel/wmt22-comet-da of unbabel-comet 2.2.7, against the reference" in out
-
-
-COMET_REFUSED = {
-    "not installed": ([], False, "error: --comet needs unbabel-comet: pip install unbabel-comet ("),
-    "no source": ([], True, "error: --comet needs the source: --src FILE"),
-    "no such model": (["own", "--src", "ref"], True, "error: --comet own: \"Model 'own' not supported by COMET.\""),
-}
-
-
-@pytest.mark.parametrize("options, installed, said", COMET_REFUSED.values(), ids=COMET_REFUSED)
-def test_comet_that_cannot_score_is_one_line(comet, texts, capsys, monkeypatch, tmp_path, options, installed, said):
-    """Without the package before anything is read: that there are no such files is not said."""
-    if not installed:
-        monkeypatch.setitem(sys.modules, "comet", None)
-    systems = [texts["good"], texts["bad"]] if installed else [tmp_path / "no", tmp_path / "such"]
-    words = [*systems, "--ref", texts["ref"], "--trials", 50, "--comet", *(texts.get(word, word) for word in options)]
-    assert compare.main([str(word) for word in words]) == 1
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and err.startswith(said)
+def test_systems_without_a_difference_are_said_to_have_none(texts, capsys, tmp_path):
+    paths = {**texts, "same": write(tmp_path / "same.txt", texts["good"].read_text("utf-8").splitlines())}
+    assert "\nno sentences to show: all systems have the same" in run(paths, capsys, "good", "same")
 
 
 REFUSED = {
@@ -197,7 +145,7 @@ REFUSED = {
     "another length": (["good", "four"], ["--ref", "ref"], "four.txt has 4 lines and "),
     "twice the same": (["good", "good"], ["--ref", "ref"], "error: a system is given twice"),
     "no such checkpoint": (["good", "none.pt"], ["--ref", "ref"], "error: no file or folder none.pt"),
-    "a folder of something else": (["good", "folder"], ["--ref", "ref"], "; of rskip run it is RUN/seedN/evaluation\n"),
+    "a folder of something else": (["good", "folder"], ["--ref", "ref"], "or RUN/seed1 of rskip run\n"),
 }
 
 

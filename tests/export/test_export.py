@@ -1,5 +1,6 @@
 """rskip export and from_pretrained: the same text and the same error as before, from the folder alone; the card."""
 
+import io
 import json
 import shutil
 import sys
@@ -7,15 +8,16 @@ import sys
 import pytest
 import torch
 import yaml
-from conftest import ROOT, run_checked, run_command
+from conftest import ROOT, run_checked
 from evaluation_corpus import TRAINING
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from vision_helpers import error_line, train
 
 import fairseq_rskip
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools.__main__ import main as rskip
-from fairseq_rskip.tools.evaluate.checkpoints import identity
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 
@@ -39,15 +41,17 @@ def card(folder):
     return yaml.safe_load(header), text
 
 
+def settings(text):
+    """The settings of the training that a card shows."""
+    return json.loads(text.split("```json\n")[1].split("```")[0])
+
+
 @pytest.fixture(scope="module")
 def exported(translator, translated, tmp_path_factory):
     """The averaged weights that evaluate.sh translated with, exported from copies that are gone."""
     base = tmp_path_factory.mktemp("geteilt")
     shutil.copytree(translator[0], base / "data")
     shutil.copytree(translator[1], base / "model")
-    (base / "model" / "train.log").write_text(
-        f"recipe: small\n/opt/bin/fairseq-train {base}/data --user-dir x --arch a --save-dir {base}/model --lr 0.01\n"
-    )
     folder = base / "ein Modell"
     assert export(base / "model" / "evaluation-test" / "averaged.pt", folder, "--data", base / "data") == 0
     for name in ("data", "model"):
@@ -73,10 +77,26 @@ def test_the_text_is_that_of_evaluate_from_the_folder_alone(translator, translat
     model = fairseq_rskip.from_pretrained(exported)
     assert model.translate(sentences) == expected
     assert model.translate(sentences[3]) == expected[3]
-    assert [model.decode(hypotheses[0]["tokens"]) for hypotheses in model.generate(
-        [model.encode(sentence) for sentence in sentences[:5]], beam=4)] == expected[:5]
+    assert [
+        model.decode(hypotheses[0]["tokens"])
+        for hypotheses in model.generate([model.encode(sentence) for sentence in sentences[:5]], beam=4)
+    ] == expected[:5]
     command = [sys.executable, "-c", HUB, ROOT, "transformer_rskip", exported, raw]
     assert run_checked(command, cwd=tmp_path, env={"PYTHONPATH": ""}).splitlines()[-len(expected) :] == expected
+
+
+def test_translate_reads_and_writes_lines(translator, translated, exported, monkeypatch, capsys):
+    """From the export and from the folder of checkpoints, whose last five are averaged; empty lines stay empty."""
+    sentences = (translator[0] / "data-bin" / "raw" / "test.en").read_text("utf-8").splitlines()[:5]
+    expected = (translated[1] / "hyp.txt").read_text("utf-8").splitlines()[:5]
+    for model in (exported, translator[1]):
+        text = "\n".join(["", *sentences[:3], " ", *sentences[3:]])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        assert rskip(["translate", str(model), "--lines", "3", "--cpu"]) == 0
+        assert capsys.readouterr().out.splitlines() == ["", *expected[:3], "", *expected[3:]]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"gut\nsch\xf6n\n")))
+    assert rskip(["translate", str(exported)]) == 1
+    assert "lines 1 to 2 of standard input are not UTF-8" in error_line(capsys.readouterr().err)
 
 
 def test_options_of_the_search_are_fairseqs(exported):
@@ -97,13 +117,14 @@ def test_the_card_of_a_translator(translated, exported):
     for row, metric in zip(scores["scores"], result["metrics"]):
         assert metric["value"] == pytest.approx(row["score"], abs=1e-4) and row["signature"] in metric["name"]
         signature = row["signature"].replace("|", "\\|")
-        assert f"| {row['name']} | {row['score']:.2f} | `{signature}` |" in text
+        assert f"| {row['name']} | {row['score']:.2f} | {signature} |" in text
     assert {metric["type"] for metric in result["metrics"]} == {"bleu", "chrf"}
-    assert "average of the last 5 epoch checkpoints" in text
+    assert "average of checkpoint24.pt, checkpoint20.pt, " in text and "Licence of the weights: unknown." in text
     assert "5 of the kind `rskip` (norm layer, drop_path 0.0, skip_lambda 2, branch_scale 1.0), with 1,280 par" in text
     assert "`y_k = G_k(x + y_{k-1})`" in text and "Eq. 4" in text
-    train_command = 'fairseq-train DATA --user-dir "$(python -m fairseq_rskip)" --arch a --save-dir SAVE-DIR --lr 0.01'
-    assert train_command in text and "--gen-subset test --beam 4 --lenpen 0.5" in text
+    shown = settings(text)
+    assert (shown["optimization"]["lr"], shown["criterion"]["label_smoothing"]) == ([0.01], 0.1)
+    assert "--gen-subset test --beam 4 --lenpen 0.5" in shown["evaluation"]
     assert f"fairseq_rskip {fairseq_rskip.__version__}, commit " in text
     assert str(exported.parent) not in text
 
@@ -116,21 +137,6 @@ def test_scores_are_those_of_the_same_weights_or_of_the_folder_that_is_named(tra
         assert ("model-index" in header) == ("## Scores" in text) == scored
         none = "no scores found: --evaluation FOLDER names them\n"
         assert (none in capsys.readouterr().out) == (not scored)
-
-
-def test_the_card_of_one_checkpoint_in_the_folders_of_rskip_run_says_its_name_alone(translator, translated, tmp_path):
-    best, evaluation = tmp_path / "checkpoints" / "checkpoint_best.pt", tmp_path / "evaluation"
-    for folder in (best.parent, evaluation):
-        folder.mkdir()
-    shutil.copy2(translator[1] / best.name, best)
-    scores = json.loads((translated[1] / "scores.json").read_text("utf-8"))
-    weights = f"checkpoint {best}; nothing to average: --average 2 found 1 numbered checkpoint(s)"
-    scores["evaluation"].update(weights=weights, checkpoints=identity([best]))
-    (evaluation / "scores.json").write_text(json.dumps(scores))
-    assert export(best, tmp_path / "out", "--data", translator[0]) == 0
-    _, text = card(tmp_path / "out")
-    assert "Weights: checkpoint checkpoint_best.pt.\n" in text
-    assert str(tmp_path) not in text and "nothing to average" not in text
 
 
 def test_a_stock_transformer_translates_as_fairseq_generate(translator, tmp_path):
@@ -177,18 +183,10 @@ def test_the_card_of_a_classifier_and_its_entry(classifier):
     assert (header["pipeline_tag"], metric["value"]) == ("image-classification", round(result["error"], 4))
     assert f"{result['error']:.2f} % of 359 test images after the last of 60 iterations, seed 1 (200 training" in text
     assert f"{result['parameters']:,} parameters" in text and "3 of the kind `rskip` (norm layer," in text
-    command = text.split("```sh\nrskip train-cifar ")[1].split("\n")[0]
     again = Config(**{**result["config"], "seeds": (1,), "milestones": (50,)})
-    from fairseq_rskip.vision.config import parse
-
-    assert parse(command.split(), "").fixed() == again.fixed()
+    shown = {key: tuple(value) if isinstance(value, list) else value for key, value in settings(text).items()}
+    assert Config(**shown).fixed() == again.fixed()
     assert torch.hub.load(str(ROOT), "resnet_rskip", str(folder), source="local").classes == tuple("0123456789")
-
-
-def without_settings(folder):
-    state = load_checkpoint(folder / "checkpoint_best.pt")
-    torch.save({"model": state["model"]}, folder / "bare.pt")
-    return folder / "bare.pt"
 
 
 def of_another_task(folder):
@@ -196,11 +194,6 @@ def of_another_task(folder):
     state["cfg"]["task"]["_name"] = "translation_lev"
     torch.save(state, folder / "other.pt")
     return folder / "other.pt"
-
-
-def text_file(folder):
-    (folder / "notes.pt").write_text("no checkpoint")
-    return folder / "notes.pt"
 
 
 def without_subwords(folder):
@@ -211,17 +204,15 @@ def without_subwords(folder):
 # what is exported, made in a copy of the checkpoints' folder; options; what the line says
 REFUSED = {
     "no such file": (lambda m: m / "none.pt", [], ["cannot read checkpoint", "none.pt: No such file"]),
-    "no checkpoint": (text_file, [], ["notes.pt: truncated, or not a checkpoint"]),
     "a folder": (lambda m: m, [], ["is a folder: name a file; it holds ", "checkpoint12.pt"]),
-    "no settings": (without_settings, [], ["bare.pt) is not a checkpoint of fairseq-train: it "]),
     "another task": (of_another_task, [], ["is of the task translation_lev: expected one of translation"]),
     "no corpus": (
         lambda m: m / "checkpoint_best.pt",
         ["--data", "/nowhere"],
-        ["DATA /nowhere is not a folder; give one that data-prep/"],
+        ["no corpus or folder named '/nowhere'"],
     ),
     "no subwords": (without_subwords, ["--data", "DATA"], ["has no subwords beside it: ", "model is missing"]),
-    "no evaluation": (lambda m: m / "checkpoint_best.pt", ["--evaluation", "/x"], ["--evaluation /x holds no scores"]),
+    "no evaluation": (lambda m: m / "checkpoint_best.pt", ["--evaluation", "/x"], ["/x/scores.json", "rskip evaluate"]),
 }
 
 
@@ -252,17 +243,12 @@ def test_what_is_missing_or_in_the_way_is_one_line(classifier, tmp_path, capfd, 
     assert "has no result.json beside it: finish the training" in refused(tmp_path / "run", tmp_path / "out")
     result = json.loads((run / "result.json").read_text("utf-8"))
     (tmp_path / "run" / "result.json").write_text(json.dumps({**result, "iterations": 7}))
-    assert "is not the result of" in refused(tmp_path / "run", tmp_path / "out")
-    assert "is there and not an empty folder" in refused(run, folder)
+    assert "is the result of another run" in refused(tmp_path / "run", tmp_path / "out")
+    assert "exists and is not an empty folder" in refused(run, folder)
     assert "--data is for translation" in refused(run, tmp_path / "out", "--data", "x")
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    assert refused(run, tmp_path / "out") == "this needs the Python package safetensors, which is not installed"
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    assert refused(run, tmp_path / "out").startswith("this needs the Python package safetensors")
     assert not (tmp_path / "out").exists()
-
-
-def cut(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-8])
 
 
 def edit(name, old, new):
@@ -274,15 +260,53 @@ def edit(name, old, new):
     return change
 
 
+def link(name, target):
+    def change(folder):
+        (folder / name).unlink()
+        (folder / name).symlink_to(target)
+
+    return change
+
+
+def with_weights(change, metadata=True):
+    """Changes the stored tensors."""
+
+    def write(folder):
+        path = folder / "model.safetensors"
+        with safe_open(path, "pt") as file:
+            about = file.metadata() if metadata else None
+        save_file(change(load_file(path)), path, about)
+
+    return write
+
+
+def with_nan(weights):
+    weights["decoder.layers.0.fc1.weight"][2, 3] = float("nan")
+    return weights
+
+
 SPOILT = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "is not an exported model: model.safetensors is miss"),
-    "weights cut off": (cut, "cannot take the weights of "),
-    "other weights": (edit("config.json", '_ffn_embed_dim": 64', '_ffn_embed_dim": 65'), "size mismatch"),
+    "NaN": (with_weights(with_nan), "decoder.layers.0.fc1.weight holds NaN"),
+    "no metadata": (with_weights(dict, metadata=False), "missing in "),  # which names the tensors that are shared
+    "other weights": (edit("config.json", '_ffn_embed_dim": 64', '_ffn_embed_dim": 65'), "fc1.weight is (64, 64) in "),
+    "very many layers": (edit("config.json", 'encoder_layers": 1', 'encoder_layers": 1000000000'), "1000000000 layers"),
+    "very wide": (
+        edit("config.json", 'ffn_embed_dim": 64', 'ffn_embed_dim": 10000000000000'),
+        "cannot take the weights",
+    ),
     "no json": (edit("config.json", "{", "<"), "cannot read "),
     "other format": (edit("config.json", "export 1", "export 9"), "it says 'fairseq_rskip.export 9'"),
-    "an unknown setting": (edit("config.json", '"skip_kind"', '"skip_sort"'), "no translation model of this version"),
+    "an unknown setting": (
+        edit("config.json", '"skip_kind"', '"skip_sort"'),
+        "or a file beside it is broken",
+    ),
+    "no search": (edit("config.json", '"search"', '"find"'), "KeyError: 'search'"),
     "no dictionary": (lambda f: (f / "dict.de.txt").unlink(), "is not an exported model: dict.de.txt is missing"),
-    "no subwords": (lambda f: (f / "subwords.model").unlink(), "is not an exported model: subwords.model is missing"),
+    "broken dictionary": (lambda f: (f / "dict.de.txt").write_text("a b c\n"), "dict.de.txt is not a dictionary"),
+    "dictionary of bytes": (lambda f: (f / "dict.de.txt").write_bytes(b"\xff 1\n"), "dict.de.txt is not a dictionary"),
+    "dictionary that is a device": (link("dict.de.txt", "/dev/zero"), "dict.de.txt is missing or not a file"),
+    "broken subwords": (lambda f: (f / "subwords.model").write_text("a b c\n"), "a file beside it is broken"),
 }
 
 
@@ -296,8 +320,29 @@ def test_a_folder_that_is_not_whole_is_one_line(exported, tmp_path, case):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_the_package_imports_neither_torch_nor_fairseq():
-    program = "import sys, fairseq_rskip; print([m for m in ('torch', 'fairseq', 'safetensors') if m in sys.modules])"
-    assert run_command([sys.executable, "-c", program]).stdout == "[]\n"
-    with pytest.raises(AttributeError, match="module 'fairseq_rskip' has no attribute 'from_trained'"):
-        fairseq_rskip.from_trained  # noqa: B018
+def test_a_dictionary_may_be_a_link(exported, tmp_path):
+    """A download cache keeps files once and links to them."""
+    shutil.copytree(exported, tmp_path / "copy")
+    link("dict.de.txt", exported / "dict.de.txt")(tmp_path / "copy")
+    assert fairseq_rskip.from_pretrained(tmp_path / "copy").languages == ("en", "de")
+
+
+def test_a_package_that_is_missing_is_named(exported, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    with pytest.raises(UserError, match="needs the Python package sacremoses: pip install sacremoses$"):
+        fairseq_rskip.from_pretrained(exported)
+
+
+def test_nothing_in_a_card_is_markup(classifier, tmp_path):
+    """Names of corpora and classes come from folders of other people."""
+    evil = "<script>alert(1) [x](y) `a`\n# b"
+    state = load_checkpoint(classifier[0] / "checkpoint.pt")
+    result = json.loads((classifier[0] / "result.json").read_text("utf-8"))
+    result["config"]["data"] = f"imagefolder:/x {evil}"
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    torch.save(state, tmp_path / "checkpoint.pt")
+    assert export(tmp_path, tmp_path / "out", "--licence", "mit") == 0
+    header, text = card(tmp_path / "out")
+    assert header["license"] == "mit"
+    prose = text.split("```json")[0]
+    assert "<script" not in prose and "&lt;script" in prose and "\\[x\\](y) \\`a\\` # b" in prose

@@ -102,8 +102,8 @@ def test_hydra_train_builds_the_architecture_with_its_defaults(tiny_corpus, tmp_
     assert layers == {"0", "1"}
     assert state["encoder.layers.0.fc1.weight"].shape == (48, 64)
     assert state["decoder.layers.0.fc1.weight"].shape == (48, 64)
-    assert "encoder.layers.0.final_skip.norms.1.weight" in state
-    assert "encoder.layers.0.final_skip.norms.2.weight" not in state
+    assert "encoder.layers.0.final_skip.post.1.weight" in state
+    assert "encoder.layers.0.final_skip.post.2.weight" not in state
 
 
 def test_hydra_refuses_an_option_that_does_not_exist(tiny_corpus, tmp_path):

@@ -94,7 +94,7 @@ def by_hand(model, sample, name=BLOCK, target=None):
     handle.remove()
     x, f_x, gradient = (tensor.detach().double() for tensor in (seen["x"], seen["f_x"], seen["y"].grad))
     sigma = ((x + f_x).var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
-    ratio = 1 + sigma / skip.norms[0].weight.detach().double()
+    ratio = 1 + sigma / skip.post[0].weight.detach().double()
     rows = []
     for k in range(x.size(1)):
         kept = sample[2][k].ne(dictionary().pad())
@@ -250,12 +250,3 @@ def test_the_figures_of_fairseq_train_are_those_computed_by_hand(tiny_corpus, tm
     sample = [made["net_input"][name] for name in ("src_tokens", "src_lengths", "prev_output_tokens")]
     for quantity, value in zip(QUANTITIES, by_hand(model.train(), sample, target=made["target"])):
         assert found[f"{quantity}/{BLOCK}"] == {1: pytest.approx(value, rel=1e-4)}
-
-
-def test_train_sh_takes_runs_of_different_intervals_for_one():
-    from fairseq_rskip.tools.train.options import Options
-
-    words = ["--skip-log-interval", "7"]
-    chosen = [Options("transformer_rskip_ln_tiny", {}, more) for more in ([], words)]
-    assert chosen[1].given["skip_log_interval"] == 7
-    assert chosen[0].settings == chosen[1].settings and "skip_lambda" in chosen[0].settings

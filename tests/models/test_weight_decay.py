@@ -9,10 +9,10 @@ from conftest import ROOT, run_checked
 from fairseq.optim.adam import Adam
 from fairseq.optim.nag import NAG
 
-from fairseq_rskip.analysis.learned import learned, without_decay
+from fairseq_rskip.analysis.learned import without_decay
 from fairseq_rskip.compat import load_checkpoint
 from fairseq_rskip.modules.weight_decay import WithoutDecay
-from fairseq_rskip.residual import KINDS, SkipConnection
+from fairseq_rskip.residual import SkipConnection
 
 ON_A_CPU = "import sys, torch; torch.cuda.current_device = lambda: None; sys.argv[:2] = ['fairseq-train']; "
 ON_A_CPU += "from fairseq_cli.train import cli_main; cli_main()"  # --fp16 asks for the GPU of its flat parameters
@@ -130,9 +130,3 @@ def test_one_line_warns_where_parameters_are_sharded(caplog):
     step(wrapped(sharded))
     (record,) = caplog.records
     assert record.getMessage().startswith("--weight-decay also shrinks the learned coefficients")
-
-
-def test_a_kind_says_whether_it_learns():
-    for kind in KINDS:
-        skip = SkipConnection(8, kind)
-        assert skip.learns or not learned(skip), kind

@@ -8,7 +8,8 @@ import torch
 from skip_variants import draw, to_rows
 from torch import nn
 
-from fairseq_rskip.norms import NORMS, BatchNorm, LayerNorm, create_norm
+from fairseq_rskip.analysis.coefficients import coefficients
+from fairseq_rskip.norms import NORMS, BatchNorm, LayerNorm, convert_sync_batchnorm, create_norm
 from fairseq_rskip.residual import SkipConnection
 
 SHAPES = {"sequence": ((6, 5, 33), -1), "image": ((4, 7, 5, 3), 1), "one-feature": ((9, 4, 1), -1)}
@@ -154,12 +155,12 @@ def test_torchs_conversion_to_synchronised_statistics(training):
     for parameter in skip.parameters():
         nn.init.uniform_(parameter, 0.5, 1.5)
     twin = copy.deepcopy(skip)
-    assert nn.SyncBatchNorm.convert_sync_batchnorm(twin) is twin
-    assert [type(norm).__name__ for norm in twin.norms] == ["SyncedBatchNorm"] * 2
+    assert convert_sync_batchnorm(twin) is twin
+    assert [type(norm).__name__ for norm in twin.post] == ["SyncedBatchNorm"] * 2
     found = []
     for module in (skip, twin):
         x, f = (draw((4, 7, 5, 3), seed).requires_grad_() for seed in (1, 2))
-        maps = module.coefficients(x, f)
+        maps = coefficients(module, x, f)
         y = module(x, f)
         gradients = torch.autograd.grad(y, [x, f, *module.parameters()], draw(y.shape, 3))
         found.append([y, *gradients, *maps, *module.state_dict().values()])
@@ -169,7 +170,7 @@ def test_torchs_conversion_to_synchronised_statistics(training):
 
 def test_statistics_without_padding_are_not_replaced_by_those_with_it():
     with pytest.raises(ValueError, match="norm 'batch' of sequences leaves padding out: SyncBatchNorm"):
-        nn.SyncBatchNorm.convert_sync_batchnorm(SkipConnection(5, "rskip", norm="batch"))
+        convert_sync_batchnorm(SkipConnection(5, "rskip", norm="batch"))
 
 
 @pytest.mark.skipif(not hasattr(nn, "RMSNorm"), reason="torch has nn.RMSNorm from 2.4 on")

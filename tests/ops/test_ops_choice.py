@@ -61,7 +61,7 @@ def history(y):
 @pytest.mark.parametrize("change", ["hook", "own_class", "own_forward", "other_eps"])
 def test_norms_that_someone_watches_or_changed_are_called(change, backend):
     skip, calls = SkipConnection(8, "rskip", skip_lambda=2), []
-    norm = skip.norms[0]
+    norm = skip.post[0]
     if change == "hook":
         norm.register_forward_hook(lambda *_: calls.append(1))
     elif change == "own_class":

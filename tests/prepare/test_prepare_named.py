@@ -7,6 +7,8 @@ import pytest
 from conftest import ROOT, run_checked, run_command
 from loopback import Answer, Loopback
 
+from fairseq_rskip.tools.prepare import shell
+
 pytestmark = pytest.mark.slow
 
 QUICK = ("--bpe-size", 60, "--workers", 1)
@@ -96,8 +98,24 @@ def test_an_archive_that_is_not_the_pinned_one_is_refused(archives, tmp_path):
     assert done.stderr.startswith("error: ") and "train-en-vi.tgz: wrong checksum" in done.stderr
 
 
-def test_the_help_names_every_option():
-    for name in ("multi30k", "iwslt15-en-vi", "wmt14-en-de", "wmt14-en-fr", "corpus"):
-        said = run_checked([script(name), "-h"])
-        assert said.startswith(f"usage: data-prep/prepare-{name}.sh") and "--bpe-size" in said
-        assert ("--from" in said) == (name != "corpus") == ("--train-src" not in said)
+@pytest.mark.parametrize("name", ["multi30k", "iwslt15-en-vi", "wmt14-en-de", "wmt14-en-fr", "corpus"])
+def test_the_help_names_every_option(name, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        shell.read(f"prepare-{name}.sh", ["-h"])
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: data-prep/prepare-{name}.sh") and "--bpe-size" in text
+    assert ("--from" in text) == (name != "corpus") == ("--train-src" not in text)
+
+
+def test_rskip_prepare_is_the_same_by_name(archives, quick, tmp_path):
+    corpus_archives.multi30k(archives, "fr")
+    listed = corpus_archives.write_list(archives)
+    command = ["python", "-m", "fairseq_rskip.tools", "prepare"]
+    done = run_command([*command, "multi30k-en-fr", "-h"])
+    assert done.stdout.startswith("usage: rskip prepare multi30k-en-fr") and done.returncode == 0
+    run_checked([*command, "multi30k-en-fr", "--from", archives, "--archives", listed, *QUICK, tmp_path], env=quick)
+    assert facts(tmp_path)["corpus"] == "multi30k-en-fr"
+    for words, part in ((["multi30k-de"], "did you mean multi30k-en-de?"), (["--src", "en"], "--tgt")):
+        done = run_command([*command, *words])
+        assert done.returncode and part in done.stderr and len(done.stderr.splitlines()) == 1
+    assert run_command([*command, "-h"]).stdout.startswith("usage: rskip prepare CORPUS")

@@ -7,10 +7,11 @@ import torch
 from skip_variants import IMAGE, SEQUENCE, draw
 from transformer_helpers import TINY, batch, build, sentences
 
-from fairseq_rskip.analysis.learned import Movement, lambdas, learned
+from fairseq_rskip.analysis.learned import Movement, learned
 from fairseq_rskip.modules import training
 from fairseq_rskip.residual import Place, SkipConnection, skips
-from fairseq_rskip.residual.profile import choose_lambdas
+from fairseq_rskip.residual.adaptive import halting_cost, lambdas
+from fairseq_rskip.residual.profile import set_starts
 
 MODES = ("fraction", "mixture", "halting", "gradient")
 
@@ -19,7 +20,7 @@ def askip(adapt, steps=2, dim=5, **options):
     """An askip whose p is one-hot at ``steps``, with random gains and biases."""
     skip = SkipConnection(dim, "askip", adapt=adapt, **options)
     with torch.no_grad():
-        for norm in skip.norms:
+        for norm in skip.post:
             norm.weight.uniform_(0.5, 1.5), norm.bias.uniform_(-0.5, 0.5)
         if adapt == "mixture":
             skip.start.copy_(torch.where(torch.arange(4) == steps - 1, 0.0, -1e9))
@@ -97,7 +98,7 @@ def test_the_derivative_of_a_fractional_lambda_is_the_next_step_less_this():
         for each in y:
             each.load_state_dict({**skip.state_dict(), "start": each.start})
         below = y[int(value) - 1](x, f)
-        torch.testing.assert_close(skip.moved.grad, (g * (y[int(value)](x, f) - below)).sum())
+        torch.testing.assert_close(skip.moved.grad, (g * (y[int(value)](x, f) - below)).sum().view(1))
 
 
 @pytest.mark.parametrize("value", [0.3, 4.6], ids=["below", "above"])
@@ -118,7 +119,10 @@ def test_halting_weighs_each_position_by_itself():
     together = skip(x, f)
     alone = torch.cat([skip(x[:, i : i + 1], f[:, i : i + 1]) for i in range(3)], 1)
     torch.testing.assert_close(together, alone)
-    p = skip.weights(torch.stack(skip._steps(x + f, x, None, 4)))
+    y = [skip.post[0](x + f)]
+    for norm in list(skip.post)[1:]:
+        y.append(norm(x + y[-1]))
+    p = skip.weights(torch.stack(y))
     assert p.shape == (4, 4, 3, 1) and p.std(2).max() > 0.01
     torch.testing.assert_close(p.sum(0), torch.ones(4, 3, 1).double())
 
@@ -127,19 +131,18 @@ def test_halting_costs_what_its_tokens_take_and_padding_nothing():
     skip = askip("halting", 3, halt_cost=0.5)
     x, mask = draw((4, 3, 5), 1, torch.float32), torch.zeros(4, 3, dtype=torch.bool)
     mask[2:, 1] = True
-    skip(x, x, mask)
-    tau, cost = skip.take_cost()
-    assert tau == 0.5 and torch.equal(cost.detach(), 3.0 * (~mask))
-    assert skip.take_cost()[1] is None
-    skip(x, x, mask)
-    assert copy.deepcopy(skip).take_cost()[1] is None and skip.take_cost()[1] is not None
-    skip.mean_steps.fill_(2.0), skip(x, x, mask), skip.take_cost()
+    skip(x, x, None, mask)
+    assert torch.equal(skip.cost.detach(), 3.0 * (~mask))
+    assert halting_cost(skip, torch.sum).item() == 0.5 * 3 * 10 and halting_cost(skip, torch.sum) is None
+    skip(x, x, None, mask)
+    assert copy.deepcopy(skip).cost is None and skip.cost is not None
+    skip.mean_steps.fill_(2.0), skip(x, x, None, mask)
     assert float(skip.mean_steps) == pytest.approx(2 + 0.01)  # a running mean, from its start towards 3
     skip.bfloat16()(x.bfloat16(), x.bfloat16())
     assert float(skip.mean_steps) == pytest.approx(2 + 0.0199)  # bf16 has nothing between 2 and 2.0156
-    skip.float().take_cost()
-    skip.eval()(x, x, mask)
-    assert skip.take_cost()[1] is None
+    halting_cost(skip.float(), torch.sum)
+    skip.eval()(x, x, None, mask)
+    assert halting_cost(skip, torch.sum) is None
 
 
 def test_the_cost_of_halting_enters_the_loss():
@@ -154,8 +157,7 @@ def test_the_cost_of_halting_enters_the_loss():
 
     torch.manual_seed(0)
     plain, _, _ = criterion(model, inputs)
-    for skip in skips(model).values():
-        skip.take_cost()
+    halting_cost(model, torch.sum)
     torch.manual_seed(0)
     loss, size, _ = training.HaltCost(train_step, model)(inputs, model, criterion, None)
     tokens = [int(part.ne(model.encoder.padding_idx).sum()) for part in (inputs[0], inputs[2])]
@@ -172,7 +174,7 @@ def test_a_checkpoint_of_rskip_goes_on_as_askip(adapt):
     model = build("transformer_askip_ln_tiny", seed=2, skip_adapt=adapt, **TINY)
     model.load_state_dict(fixed.state_dict())
     inputs = batch(sentences())
-    assert all(norm.weight.eq(1).all() for skip in skips(model).values() for norm in skip.norms)
+    assert all(norm.weight.eq(1).all() for skip in skips(model).values() for norm in skip.post)
     if adapt in ("fraction", "gradient"):
         assert torch.equal(model(*inputs)[0], fixed(*inputs)[0])
         assert set(lambdas(model).values()) == {3.0}
@@ -232,7 +234,7 @@ def test_lambda_from_the_gradient_is_the_one_whose_ratio_is_nearest_one():
             ratio = abs((norms[block] / norms[block + 1]).log().item())
             expected.setdefault(block, {})[k] = ratio
     before = {name: value.clone() for name, value in model.named_parameters()}
-    found = choose_lambdas(model, lambda: (model(x)[-1] - target).square().mean())
+    found = set_starts(model, lambda: (model(x)[-1] - target).square().mean())
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
     assert list(found.values()) == [min(ratios, key=ratios.get) for ratios in expected.values()]
     assert len(set(found.values())) > 1 and all(p.grad is None for p in model.parameters())
@@ -242,7 +244,7 @@ def test_lambda_from_the_gradient_is_the_one_whose_ratio_is_nearest_one():
 def test_a_gradient_that_says_nothing_leaves_lambda_at_its_start(loss):
     model, x = Scaled([1.0, 1.0]), torch.randn(6, 4, 8)
     expected = model(x)[-1]
-    assert choose_lambdas(model, lambda: (model(x)[-1] * loss).sum()) == {"skips.0": 2.0, "skips.1": 2.0}
+    assert set_starts(model, lambda: (model(x)[-1] * loss).sum()) == {"skips.0": 2.0, "skips.1": 2.0}
     assert torch.equal(model(x)[-1], expected)
 
 
@@ -265,16 +267,10 @@ def test_coefficients_that_never_moved_are_named():
         (dict(halt_cost=0.1), "halt_cost=0.1: expected 0 with adapt 'fraction'"),
         (dict(adapt="auto"), "adapt='auto': expected one of fraction, mixture, halting, gradient"),
         (dict(max_steps=0), "max_steps=0: expected an integer from 1 to 64"),
-        (dict(norm="none"), "norm='none': expected a normalisation for kind 'askip'"),
+        (dict(norm="none"), "norm='none': expected one of layer, batch, rms"),
     ],
     ids=["start", "cost", "mode", "K", "norm"],
 )
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         SkipConnection(5, "askip", **options)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_scripting_is_refused_in_words():
-    with pytest.raises(RuntimeError, match="askip cannot be scripted"):
-        torch.jit.script(SkipConnection(5, "askip"))

@@ -1,6 +1,7 @@
 """The skip module's contract: identities, layouts, padding, state, errors, scripting and compilation."""
 
 import copy
+import functools
 import io
 import pickle
 
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from skip_variants import CASE_NAMES, CASES, IMAGE, NAMES, SEQUENCE, VARIANTS, Case, Variant, draw, gradients
 
+from fairseq_rskip.analysis.coefficients import coefficients, skip_ratio
 from fairseq_rskip.residual import KINDS, PLAIN, Place, SkipConnection
 
 BATCH_CASES = [case for case in CASES if case.masked and case.variant.norm == "batch"]
@@ -25,14 +27,14 @@ def test_one_step_with_layer_norm_is_exactly_post_norm(kind, dtype, stock_operat
     other = SkipConnection(5, kind, norm="layer", skip_lambda=1).to(dtype)
     other.load_state_dict(skip.state_dict())
     x, f = draw(SEQUENCE, 1, dtype), draw(SEQUENCE, 2, dtype)
-    assert torch.equal(other(x, f), F.layer_norm(x + f, (5,), skip.norms[0].weight, skip.norms[0].bias, 1e-5))
+    assert torch.equal(other(x, f), F.layer_norm(x + f, (5,), skip.post[0].weight, skip.post[0].bias, 1e-5))
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.channel_dim == 1], ids=lambda c: c.name)
 def test_image_memory_format_is_kept(case):
     (x, f), skip = inputs(case), case.build()
-    plain = skip(x, f, case.mask())
-    last = skip(*(t.contiguous(memory_format=torch.channels_last) for t in (x, f)), case.mask())
+    plain = skip(x, f, None, case.mask())
+    last = skip(*(t.contiguous(memory_format=torch.channels_last) for t in (x, f)), None, case.mask())
     assert plain.is_contiguous() and last.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(plain, last)
 
@@ -56,7 +58,7 @@ def test_what_padding_holds_reaches_nothing_under_batch_norm(case, training, poi
     for fill in (0.0, poison):
         skip = case.build().train(training)
         x, f = (t.masked_fill(padded, fill).requires_grad_() for t in inputs(case))
-        y = skip(x, f, mask)
+        y = skip(x, f, None, mask)
         upstream = draw(case.shape, 3, torch.float32).masked_fill(padded, fill)
         results.append([y, *gradients(y, upstream, [x, f, *skip.parameters()]), *skip.buffers()])
     for clean, poisoned in zip(*results):
@@ -68,7 +70,7 @@ def test_inputs_are_left_alone(case):
     (x, f), skip = inputs(case), case.build()
     before = x.clone(), f.clone()
     with torch.no_grad():
-        skip(x, f, case.mask())
+        skip(x, f, None, case.mask())
     assert torch.equal(x, before[0]) and torch.equal(f, before[1])
 
 
@@ -78,10 +80,10 @@ def test_a_hook_sees_a_step_as_it_was(hook):
     variant, seen = VARIANTS[NAMES.index("rskip2-layer")], []
     skip, plain = variant.build(5), variant.build(5)
     x, f = draw(SEQUENCE, 1, torch.float32).requires_grad_(), draw(SEQUENCE, 2, torch.float32)
-    step_one = plain.norms[0](x + f)
-    expected = plain.norms[1](x + step_one)
+    step_one = plain.post[0](x + f)
+    expected = plain.post[1](x + step_one)
     upstream = draw(SEQUENCE, 3, torch.float32)
-    first, forward = skip.norms[0], skip.norms[0].forward
+    first, forward = skip.post[0], skip.post[0].forward
 
     def keep(module, args, output):
         if module is first:
@@ -106,20 +108,6 @@ def test_a_hook_sees_a_step_as_it_was(hook):
     )
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.variant.kind != "askip"], ids=lambda case: case.name)
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_torchscript_gives_the_same_numbers(case, stock_operators):
-    (x, f), skip = inputs(case), case.build()
-    scripted = torch.jit.script(copy.deepcopy(skip))
-    for training in (True, False):
-        skip.train(training), scripted.train(training)
-        a, b = (module(x.requires_grad_(), f, case.mask()) for module in (skip, scripted))
-        assert torch.equal(a, b)
-        upstream = draw(case.shape, 3, torch.float32)
-        torch.testing.assert_close(torch.autograd.grad(a, x, upstream), torch.autograd.grad(b, x, upstream))
-    torch.testing.assert_close(skip.state_dict(), scripted.state_dict())
-
-
 UNPADDED = [case for case in CASES if case.shape == SEQUENCE and not case.masked]
 ONE_OF_A_KIND = {(c.variant.kind, c.variant.norm, c.variant.options.get("adapt")): c for c in UNPADDED}
 
@@ -131,19 +119,19 @@ def test_torch_compile_sees_one_graph(case):
     (x, f), skip = inputs(case), case.build()
     traced = copy.deepcopy(skip)
     compiled = torch.compile(traced, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, f, case.mask()), skip(x, f, case.mask()))
+    torch.testing.assert_close(compiled(x, f, None, case.mask()), skip(x, f, None, case.mask()))
     torch.testing.assert_close(traced.state_dict(), skip.state_dict())
 
 
 # names of parameters and buffers, for checkpoints of earlier versions
 STATE = {
     "xskip2.5-none": [],
-    "xskip2-layer": ["norms.0.weight", "norms.0.bias"],
-    "rskip2-layer": ["norms.0.weight", "norms.0.bias", "norms.1.weight", "norms.1.bias"],
-    "wskip2-layer": ["weight", "norms.0.weight", "norms.0.bias"],
+    "xskip2-layer": ["post.0.weight", "post.0.bias"],
+    "rskip2-layer": ["post.0.weight", "post.0.bias", "post.1.weight", "post.1.bias"],
+    "wskip2-layer": ["weight", "post.0.weight", "post.0.bias"],
     "xskip3-batch-alpha0.5": [
-        *("norms.0.weight", "norms.0.bias"),
-        *("norms.0.running_mean", "norms.0.running_var", "norms.0.num_batches_tracked"),
+        *("post.0.weight", "post.0.bias"),
+        *("post.0.running_mean", "post.0.running_var", "post.0.num_batches_tracked"),
     ],
 }
 
@@ -157,7 +145,7 @@ def test_names_in_a_state_are_those_of_earlier_versions(name):
 def test_round_trips(variant):
     skip = variant.build(33, seed=1)
     x, f = draw((4, 33), 1, torch.float32), draw((4, 33), 2, torch.float32)
-    skip(x.requires_grad_(), f * skip.read(x)).sum().backward()
+    skip(x.requires_grad_(), f * skip.prepare(x)[0]).sum().backward()
     assert all(p.grad is not None for p in skip.parameters()), "DistributedDataParallel waits for every gradient"
     skip.eval()
     loaded, saved = variant.build(33, seed=2).eval(), io.BytesIO()
@@ -172,7 +160,7 @@ def test_round_trips(variant):
 
 
 def test_a_class_of_the_table_builds_its_own_kind():
-    assert torch.equal(KINDS["rskip"](5, skip_lambda=2, norm="layer").norms[1].weight, torch.ones(5))
+    assert torch.equal(KINDS["rskip"](5, skip_lambda=2, norm="layer").post[1].weight, torch.ones(5))
     assert torch.equal(KINDS["wskip"](5, init=2.5).weight, torch.full((5,), 2.5))
     with pytest.raises(ValueError, match="kind='xskip': expected 'rskip'"):
         KINDS["rskip"](5, "xskip", norm="layer")
@@ -207,8 +195,8 @@ def test_a_norm_behind_the_branch_takes_the_scale_from_it(kind, norm):
 def test_stochastic_depth_leaves_out_what_a_norm_behind_the_branch_returns():
     x, f = draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)
     skip = Variant({"kind": "outln", "drop_path": 0.25}, None).build(5).eval()
-    torch.testing.assert_close(skip(x, f), x + 0.75 * skip.branch_norm(f))
-    a, b, c = skip.coefficients(x, f)
+    torch.testing.assert_close(skip(x, f), x + 0.75 * skip.branch(f))
+    a, b, c = coefficients(skip, x, f)
     torch.testing.assert_close(a * x + b * f + c, skip(x, f))
 
 
@@ -217,25 +205,25 @@ def test_a_branch_reads_what_its_kind_says():
     x, place = draw(SEQUENCE, 1, torch.float32) * 3, Place(index=2, depth=10)
     normal = F.layer_norm(x, (5,))
     for kind, expected in (("preln", normal), ("periln", normal), ("outln", x), ("lnscale", normal / 3**0.5)):
-        torch.testing.assert_close(SkipConnection(5, kind, place=place).read(x), expected)
+        torch.testing.assert_close(SkipConnection(5, kind, place=place).prepare(x)[0], expected)
     for kind in ("fixup", "rezero", "x0"):  # asked for
-        torch.testing.assert_close(SkipConnection(5, kind, pre_norm=True).read(x), normal)
+        torch.testing.assert_close(SkipConnection(5, kind, pre_norm=True).prepare(x)[0], normal)
     first = SkipConnection(5, "lnscale", place=Place(index=0, depth=10))
-    assert torch.equal(first.read(x), SkipConnection(5, "preln").read(x))
+    assert torch.equal(first.prepare(x)[0], SkipConnection(5, "preln").prepare(x)[0])
     for share, post_norm in ((0.0, False), (0.29, False), (0.3, True), (1.0, True)):
         skip = SkipConnection(5, "mixln", post_share=share, place=place)
-        assert torch.equal(skip.read(x), x) == post_norm == (len(skip.norms) == 1)
+        assert torch.equal(skip.prepare(x)[0], x) == post_norm == (len(skip.post) == 1)
 
 
 def test_integral_floats_count_as_integers():
-    assert len(SkipConnection(5, "rskip", skip_lambda=2.0).norms) == 2
+    assert len(SkipConnection(5, "rskip", skip_lambda=2.0).post) == 2
 
 
 def test_update_in_no_grad_reaches_every_step():
     skip = SkipConnection(5, "rskip", norm="batch", update_in_no_grad=False)
     with torch.no_grad():
         skip(draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32))
-    assert [norm.num_batches_tracked.item() for norm in skip.norms] == [0, 0]
+    assert [norm.num_batches_tracked.item() for norm in skip.post] == [0, 0]
 
 
 NAN, INF = float("nan"), float("inf")
@@ -245,12 +233,21 @@ INVALID = [
     (dict(kind="wskip", skip_lambda=3), "skip_lambda=3: kind wskip has no such option; it has norm, drop_path, init"),
     (dict(kind="xskip", init=7), "init=7: kind xskip has no such option; it has norm, drop_path, skip_lambda"),
     (dict(drop_path=1), "drop_path=1: expected a number from 0 to below 1"),
-    (dict(norm="instance"), "norm='instance': expected one of none, layer, batch"),
-    (dict(kind="rskip", norm="none"), "norm='none': expected a normalisation for kind 'rskip'"),
-    *[(dict(kind=kind, norm=norm), f"norm='{norm}': expected one of layer, rms, scale, ada, dyt")
-      for kind in ("preln", "periln", "outln", "lnscale", "mixln") for norm in ("batch", "none")],
-    (dict(kind="outln", pre_norm=True), "norm='layer': kind outln says where its norm stands: expected no pre-norm"),
+    (dict(norm="instance"), "norm='instance': expected one of layer, batch, rms, scale, ada, dyt for rskip"),
+    (dict(kind="rskip", norm="none"), "norm='none': expected one of layer, batch, rms, scale, ada, dyt for rskip"),
+    *[
+        (dict(kind=kind, norm=norm), f"norm='{norm}': expected one of layer, rms, scale, ada, dyt")
+        for kind in ("preln", "periln", "outln", "lnscale", "mixln")
+        for norm in ("batch", "none")
+    ],
+    (
+        dict(kind="outln", pre_norm=True),
+        "pre_norm=True: kind outln has its norm in a place of its own: expected no pre-norm",
+    ),
     (dict(kind="gpt2", pre_norm=True, norm="none"), "norm='none': pre-norm is a normalisation before the branch"),
+    (dict(kind="rskip", pre_norm=True), "norm='layer': pre-norm is .* expected 'none' or, for kinds that need"),
+    (dict(kind="x0", norm="batch"), "norm='batch': expected one of none, layer, rms"),
+    (dict(kind="fixup", norm="layer"), "norm='layer': expected one of none for fixup"),
     (dict(kind="mixln", post_share=1.5), "post_share=1.5: expected a number from 0 to 1 for mixln"),
     (dict(kind="periln", channel_dim=1), "kind='periln': expected one of xskip, rskip, wskip.* for images"),
     (dict(norm="layer", norm_axes="chw"), "norm_axes='chw' with channel_dim=-1: expected 'c'"),
@@ -300,9 +297,9 @@ INVALID_CALLS = {
 def test_invalid_calls(call, kind):
     channel_dim, x_shape, f_shape, mask, message = INVALID_CALLS[call]
     skip = SkipConnection(5, kind, channel_dim=channel_dim)
-    for function in (skip, skip.skip_ratio):
+    for function in (skip, functools.partial(skip_ratio, skip)):
         with pytest.raises(ValueError, match=message):
-            function(torch.zeros(x_shape), torch.zeros(f_shape), mask)
+            function(torch.zeros(x_shape), torch.zeros(f_shape), padding_mask=mask)
 
 
 def test_integer_inputs_are_refused():
@@ -315,8 +312,16 @@ RULES = {
     "alpha": (dict(), dict(branch_scale=2.0), "branch_scale=1.0: expected 2.0"),
     "norm": (dict(kind="xskip", norm="ada"), dict(kind="xskip", norm="none"), "norm='ada': expected 'none'"),
     "kind": (dict(kind="highway"), dict(kind="shortcut_gate"), "kind='highway': expected 'shortcut_gate'"),
-    "speed": (dict(kind="askip"), dict(kind="askip", lambda_lr=4.0), "lambda_lr=1.0: expected 4.0"),
+    "drop": (dict(drop_path=0.5), dict(drop_path=0.0), "drop_path=0.5: expected 0.0"),
+    "eps": (dict(eps=1e-6), dict(), "eps=1e-06: expected 1e-05"),
+    "lambda lr": (dict(kind="askip"), dict(kind="askip", lambda_lr=4.0), "lambda_lr=1.0: expected 4.0"),
 }
+
+
+def test_the_axes_of_a_norm_are_part_of_the_rule():
+    one, other = (SkipConnection(5, channel_dim=1, kind="xskip", norm_axes=axes) for axes in ("c", "chw"))
+    with pytest.raises(RuntimeError, match="norm_axes='c': expected 'chw'"):
+        other.load_state_dict(one.state_dict())
 
 
 @pytest.mark.parametrize("saved,built,message", RULES.values(), ids=RULES)
@@ -335,7 +340,7 @@ def test_the_state_of_another_rule_is_refused_in_one_line(saved, built, message,
 SAME = {
     "one-step": (dict(kind="rskip", skip_lambda=1), dict(kind="xskip", skip_lambda=1.0)),
     "start": (dict(kind="wskip", init=1.0), dict(kind="wskip", init=2.0)),
-    "training": (dict(drop_path=0.5), dict(drop_path=0.0)),
+    "dropout": (dict(kind="dropout_shortcut", shortcut_dropout=0.5), dict(kind="dropout_shortcut")),
 }
 
 
@@ -346,5 +351,4 @@ def test_what_y_does_not_depend_on_may_differ(saved, built):
         torch.nn.init.uniform_(parameter)
     other.load_state_dict(one.state_dict())
     x, f = draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)
-    one.drop_rate = other.drop_rate  # stochastic depth multiplies F by what it left on average
     assert torch.equal(one(x, f), other(x, f))

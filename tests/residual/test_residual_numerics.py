@@ -18,6 +18,7 @@ from skip_variants import (
 )
 from torch.autograd import gradcheck
 
+from fairseq_rskip.analysis.coefficients import coefficients, skip_ratio
 from fairseq_rskip.residual import SkipConnection
 
 # Absolute and relative: a few roundings of a unit-scale value in the type.
@@ -49,7 +50,7 @@ def check_against_reference(case, skip, x, f, dtype, check_gradients=True):
     mask = case.mask()
     upstream = draw(case.shape, 3, dtype)
     x, f = x.requires_grad_(), f.requires_grad_()
-    y = skip(x, f, mask)
+    y = skip(x, f, None, mask)
     assert y.shape == x.shape and y.dtype == x.dtype
     rx, rf, parameters = leaves(case, skip, x, f)
     expected = reference(case, skip, rx, rf, parameters)
@@ -94,7 +95,7 @@ def test_gradcheck_float64(case):
     skip, mask = case.build().double(), case.mask()
     x, f = draw(case.shape, 1).requires_grad_(), draw(case.shape, 2).requires_grad_()
     # gradcheck moves the parameters in place, so that skip sees them change
-    assert gradcheck(lambda x, f, *parameters: skip(x, f, mask), (x, f, *skip.parameters()))
+    assert gradcheck(lambda x, f, *parameters: skip(x, f, None, mask), (x, f, *skip.parameters()))
 
 
 @pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
@@ -142,7 +143,7 @@ def test_half_precision_with_a_large_offset(variant, dtype, offset, masked):
 def test_mixed_types_return_the_type_of_x(variant, x_type, f_type, masked):
     case = Case(variant, SEQUENCE, masked=masked)
     skip, x, f = case.build(), draw(SEQUENCE, 1, x_type), draw(SEQUENCE, 2, f_type)
-    y = skip(x, f, case.mask())
+    y = skip(x, f, None, case.mask())
     assert y.dtype == x_type
     coarser = x_type if x_type in (torch.float16, torch.bfloat16) else torch.float32
     expected = reference(case, skip, *leaves(case, skip, x, f))
@@ -170,16 +171,16 @@ def test_skip_ratio_is_the_ratio_of_the_derivatives_at_fixed_statistics(case, tr
     skip, mask = case.build().double(), case.mask()
     x, f, parameters = leaves(case, skip, draw(case.shape, 1), draw(case.shape, 2))
     if case.variant.norm == "batch" and not training:
-        for k, norm in enumerate(skip.norms):
+        for k, norm in enumerate(skip.post):
             norm.running_mean.copy_(draw(norm.dim, 10 + k))
             norm.running_var.copy_(draw(norm.dim, 20 + k).abs() + 0.5)
         skip.eval()
-        y = skip(x, f, mask)  # already linear: the running statistics are constants
+        y = skip(x, f, None, mask)  # already linear: the running statistics are constants
     else:
         skip.train(training)
         y = reference(case, skip, x, f, parameters, freeze=True)
     before = {k: v.clone() for k, v in skip.state_dict().items()}
-    ratio = skip.skip_ratio(x, f, mask)
+    ratio = skip_ratio(skip, x, f, mask)
     assert ratio.shape == x.shape
     for name, value in skip.state_dict().items():
         assert torch.equal(value, before[name]), name
@@ -192,14 +193,14 @@ def test_skip_ratio_is_the_ratio_of_the_derivatives_at_fixed_statistics(case, tr
 @pytest.mark.parametrize("kind", MIXING)
 def test_a_kind_that_mixes_features_has_no_ratio(kind):
     x = draw(SEQUENCE, 1)
-    for ask in (SkipConnection(5, kind).double().skip_ratio, SkipConnection(5, kind).double().coefficients):
+    for ask in (skip_ratio, coefficients):
         with pytest.raises(ValueError, match=f"{kind} mixes features"):
-            ask(x, x)
+            ask(SkipConnection(5, kind).double(), x, x)
 
 
 def test_skip_ratio_of_half_inputs_is_computed_in_fp32():
     case = Case(VARIANTS[NAMES.index("rskip3-layer-alpha0.5")], SEQUENCE)
     skip, x, f = case.build(), draw(SEQUENCE, 1, torch.float16), draw(SEQUENCE, 2, torch.float16)
-    ratio = skip.skip_ratio(x, f)
+    ratio = skip_ratio(skip, x, f)
     assert ratio.dtype == torch.float32
-    torch.testing.assert_close(ratio, skip.skip_ratio(x.float(), f.float()))
+    torch.testing.assert_close(ratio, skip_ratio(skip, x.float(), f.float()))

@@ -10,6 +10,7 @@ from stream_rules import RULES, Blocks, pre_norm
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
+from fairseq_rskip.analysis.coefficients import coefficients
 from fairseq_rskip.residual import Place, SkipConnection
 
 SHAPES = {"one block": (1, 1), "one layer": (1, 2), "encoder": (2, 2), "decoder": (2, 3)}
@@ -41,7 +42,8 @@ class Stack(nn.Module):
 
     def forward(self, x: Tensor, padding_mask=None) -> Tensor:
         for k, skip in enumerate(self.skips):
-            x = skip(x, self.branch(k)(skip.read(x)), padding_mask)
+            h, carried = skip.prepare(x)
+            x = skip(x, self.branch(k)(h), carried, padding_mask)
         return x
 
     def blocks(self) -> Blocks:
@@ -85,7 +87,7 @@ def test_half_precision(rule, dtype, tolerance, half_module):
     stack = stack.to(dtype) if half_module else stack
     x = draw((5, 33), 1, dtype)
     y, expected = stack(x), RULES[rule].equation(x.double(), stack.blocks())
-    assert y.dtype == dtype and stack.skips[1].read(stack.skips[0](x, x)).dtype == dtype
+    assert y.dtype == dtype and stack.skips[1].prepare(stack.skips[0](x, x))[0].dtype == dtype
     assert (y.double() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
@@ -100,30 +102,11 @@ def test_under_autocast_the_stream_keeps_its_type(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_scripted_and_compiled_blocks_say_the_same(rule):
+def test_torch_compile_sees_one_graph(rule):
     torch._dynamo.reset()
-    stack = Stack(rule).randomise().requires_grad_(False)
-    x, mask = draw((4, 3, 5), 1, torch.float32), torch.zeros(4, 3).bool()
-    for k, skip in enumerate(stack.skips):
-        block, weight = _Block(skip), stack.weights[k].float()
-        y = block(x, weight, mask)
-        with torch.jit.optimized_execution(False):
-            torch.testing.assert_close(torch.jit.script(block)(x, weight, mask), y)
-        if k == 1:  # stores, mixes, and is neither the first nor the last
-            torch.testing.assert_close(torch.compile(block, backend="eager", fullgraph=True)(x, weight, mask), y)
-        x = y
-
-
-class _Block(nn.Module):
-    """A block of a :class:`Stack` with its branch, as one module."""
-
-    def __init__(self, skip: SkipConnection):
-        super().__init__()
-        self.skip = skip
-
-    def forward(self, x: Tensor, weight: Tensor, padding_mask: Tensor) -> Tensor:
-        return self.skip(x, torch.tanh(self.skip.read(x) @ weight), padding_mask)
+    stack, x = Stack(rule).randomise().requires_grad_(False), draw((4, 3, 5), 1, torch.float32)
+    mask = torch.zeros(4, 3).bool()
+    torch.testing.assert_close(torch.compile(stack, backend="eager", fullgraph=True)(x, mask), stack(x, mask))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -138,8 +121,8 @@ def test_what_padding_holds_reaches_no_other_position(rule):
 def test_b2t_with_a_branch_of_zero_is_a_recursive_skip(stock_operators):
     stack = Stack("b2t", 1, 2).randomise().double()
     recursive = SkipConnection(5, "rskip", skip_lambda=2, norm="layer").double()
-    recursive.norms.load_state_dict(
-        {f"{k}.{name}": p for k in (0, 1) for name, p in stack.skips[k].norms[0].named_parameters()}
+    recursive.post.load_state_dict(
+        {f"{k}.{name}": p for k in (0, 1) for name, p in stack.skips[k].post[0].named_parameters()}
     )
     x, f = draw((4, 5), 1), draw((4, 5), 2)
     first = stack.skips[0](x, f)
@@ -191,7 +174,7 @@ def test_the_mixing_matrix_of_mhc_is_doubly_stochastic(size):
     with torch.no_grad():
         skip.phi_res.copy_(draw(skip.phi_res.shape, 3) * size)
         skip.b_res.zero_()
-        matrix, _ = skip.mixing(draw((3, 4, 5), 1))
+        _, matrix, _ = skip.mixing(draw((3, 4, 5), 1))
     torch.testing.assert_close(matrix.sum(-1), torch.ones(3, 4).double(), rtol=1e-12, atol=1e-12)
     assert torch.isfinite(matrix).all() and (matrix >= 0).all()
     if size == 1.0:  # 20 steps are enough
@@ -208,12 +191,12 @@ def test_at_the_start_a_stack_is_plain_pre_norm(rule):
 def test_wrong_inputs_are_refused_with_the_sizes(rule):
     stack = Stack(rule, 2, 3)
     skip = stack.skips[1]
-    wide = skip.width_in * 5
+    wide = skip.widths[0] * 5
     with pytest.raises(ValueError, match=rf"x has shape \[4, {wide + 1}\]: expected {wide} at dimension -1"):
         skip(torch.zeros(4, wide + 1), torch.zeros(4, 5))
     with pytest.raises(ValueError, match=r"f_x has shape \[4, 6\]: expected x's shape \[4, 5\]"):
         skip(torch.zeros(4, wide), torch.zeros(4, 6))
     with pytest.raises(ValueError, match="no coefficient of x and of F"):
-        skip.coefficients(torch.zeros(4, wide), torch.zeros(4, 5))
+        coefficients(skip, torch.zeros(4, wide), torch.zeros(4, 5))
     with pytest.raises(ValueError, match="for images"):
         SkipConnection(5, channel_dim=1, **RULES[rule].options)

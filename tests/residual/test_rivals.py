@@ -8,11 +8,13 @@ import torch
 from skip_variants import IMAGE, SEQUENCE, draw
 from transformer_helpers import TINY, batch, build, sentences, task
 
+from fairseq_rskip.analysis.coefficients import constants
 from fairseq_rskip.analysis.learned import Movement, learned
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules import profiling, training
 from fairseq_rskip.modules.skip_config import way_out
 from fairseq_rskip.residual import PLAIN, Place, SkipConnection, Weight, skips
+from fairseq_rskip.residual.profile import set_starts
 from fairseq_rskip.vision.model import preact_resnet
 
 ENCODER, DECODER = Place("encoder", "ffn", 5, 6, 6, 1, 2, 3), Place("decoder", "ffn", 5, 6, 6, 2, 3, 2)
@@ -35,7 +37,7 @@ def test_the_gradient_of_a_scalar_is_the_inner_product_with_the_branch(kind):
     skip = SkipConnection(5, kind).double()
     x, f, g = (draw(SEQUENCE, seed) for seed in (1, 2, 3))
     skip(x, f).backward(g)
-    torch.testing.assert_close(skip.weight.grad, (g * f).sum())
+    torch.testing.assert_close(skip.weight.grad, (g * f).sum().view(1))
 
 
 def test_rezero_has_one_scalar_per_layer_and_skipinit_one_per_block():
@@ -49,7 +51,7 @@ def test_layerscale_of_one_is_pre_norm():
     x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
     skip = SkipConnection(5, "layerscale", init=1.0).double()
     assert torch.equal(skip(x, f), x + f)
-    assert torch.equal(skip.read(x), torch.layer_norm(x, [5], skip.pre_norm.weight, skip.pre_norm.bias))
+    assert torch.equal(skip.prepare(x)[0], torch.layer_norm(x, [5], skip.pre.weight, skip.pre.bias))
     starts = {depth: SkipConnection(5, "layerscale", place=Place(depth=depth)).weight[0] for depth in (18, 24, 36)}
     assert [float(start) for start in starts.values()] == pytest.approx([0.1, 1e-5, 1e-6])
 
@@ -64,18 +66,18 @@ def test_the_variance_of_a_scaled_stream_stays_bounded():
 
 
 def test_constants_at_six_and_six_layers():
-    def constants(kind, place, **options):
-        return SkipConnection(4, kind, place=place, **options).constants()
+    def of(kind, place, **options):
+        return constants(SkipConnection(4, kind, place=place, **options))
 
     near = {"abs": 5e-5}
-    assert constants("deepnorm", ENCODER) == pytest.approx({"alpha": 1.4179, "beta": 0.4970}, **near)
-    assert constants("deepnorm", DECODER) == pytest.approx({"alpha": 2.0598, "beta": 0.3433}, **near)
+    assert of("deepnorm", ENCODER) == pytest.approx({"lambda": 1.4179, "beta": 0.4970}, **near)
+    assert of("deepnorm", DECODER) == pytest.approx({"lambda": 2.0598, "beta": 0.3433}, **near)
     alone = Place("decoder", "ffn", 0, 6, 0, 1, 2)
-    assert constants("deepnorm", alone) == pytest.approx({"alpha": 12**0.25, "beta": 48**-0.25})
-    assert constants("tfixup", ENCODER) == pytest.approx({"beta": 0.4281, "embeddings": 0.3689}, **near)
-    assert constants("tfixup", DECODER) == pytest.approx({"beta": 0.3689, "embeddings": 0.3689}, **near)
-    assert constants("admin", ENCODER, omega="formula") == pytest.approx({"omega": 2.0170}, **near)
-    assert constants("admin", DECODER, omega="formula") == pytest.approx({"omega": 2.3351}, **near)
+    assert of("deepnorm", alone) == pytest.approx({"lambda": 12**0.25, "beta": 48**-0.25})
+    assert of("tfixup", ENCODER) == pytest.approx({"beta": 0.4281, "embedding_scale": 0.3689}, **near)
+    assert of("tfixup", DECODER) == pytest.approx({"beta": 0.3689, "embedding_scale": 0.3689}, **near)
+    assert of("admin", ENCODER, omega="formula") == pytest.approx({"weight": 2.0170}, **near)
+    assert of("admin", DECODER, omega="formula") == pytest.approx({"weight": 2.3351}, **near)
 
 
 def deviations(layer, sublayer):
@@ -165,9 +167,9 @@ def test_admin_takes_its_start_from_one_batch():
     def forward():
         y = x.masked_fill(mask.unsqueeze(-1), 1e3)
         for skip, layer in zip(chain, layers):
-            y = skip(y, layer(y), mask)
+            y = skip(y, layer(y), padding_mask=mask)
 
-    profiling.profile(model, forward)
+    set_starts(model, forward)
     omega, y = 1.0, x
     for skip, layer in zip(chain, layers):
         assert skip.weight.detach().unique().item() == pytest.approx(omega, rel=1e-5)
@@ -176,7 +178,7 @@ def test_admin_takes_its_start_from_one_batch():
         omega = math.sqrt(sum(parts))
         y = skip(y, f_x)
     mask[:] = True
-    profiling.profile(model, forward)
+    set_starts(model, forward)
     assert all(skip.weight.eq(1).all() for skip in chain)  # nothing but padding says nothing
 
 
@@ -190,7 +192,7 @@ def test_admins_omega_is_one_plus_the_branches_variances_where_x_has_variance_on
         for skip, f_x in zip(chain, branches):
             y = skip(y, f_x)
 
-    profiling.profile(chain, forward)
+    set_starts(chain, forward)
     squares = [1 + sum(float(f_x.var()) for f_x in branches[:i]) for i in range(4)]
     assert [float(skip.weight[0].detach() ** 2) for skip in chain] == pytest.approx(squares, rel=1e-3)
 
@@ -201,7 +203,7 @@ class Pairs(list):
     def collater(self, samples):
         source, lengths, previous = batch([(s["source"].tolist(), s["target"].tolist()) for s in samples])
         net_input = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": previous}
-        return {"net_input": net_input, "ntokens": int(lengths.sum())}
+        return {"net_input": net_input, "target": previous, "ntokens": int(lengths.sum())}
 
 
 def test_admin_profiles_where_a_training_can_follow_and_leaves_random_draws_alone(monkeypatch):
@@ -265,7 +267,7 @@ def test_nothing_is_said_of_a_training_that_never_began(monkeypatch, caplog):
 def test_fixup_counts_the_branches_that_there_are():
     for without, count in ((False, 10), (True, 8)):
         model = build("transformer_fixup_tiny", **TINY, no_cross_attention=without)
-        assert {skip.place.all_blocks for skip in skips(model).values()} == {count}
+        assert {skip.place.num_blocks_of_network for skip in skips(model).values()} == {count}
 
 
 @pytest.mark.parametrize("kind", ["fixup", "skipinit"])
@@ -275,7 +277,7 @@ def test_a_resnet_without_batch_norm(kind):
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
     last = model.blocks[-1]
     x = torch.randn(2, 64, 8, 8)
-    assert torch.equal(last.skip.read(x), x)  # the network has the biases
+    assert torch.equal(last.skip.prepare(x)[0], x)  # the network has the biases
     if kind == "fixup":
         assert last.conv2.weight.eq(0).all() and model.fc.weight.eq(0).all()
         assert float(last.conv1.weight.std()) == pytest.approx((2 / (9 * 64)) ** 0.5 / 3, rel=0.05)
@@ -285,7 +287,7 @@ def test_a_resnet_without_batch_norm(kind):
 
 def test_layerscale_in_a_resnet_needs_no_norm_of_its_own():
     model = preact_resnet(8, 10, {"kind": "layerscale"})
-    assert model.blocks[0].skip.pre_norm is not None and not list(model.blocks[0].skip.pre_norm.parameters())
+    assert model.blocks[0].skip.pre is None
     with pytest.raises(ValueError, match="norm='layer': expected 'none' for kind 'layerscale' in a ResNet"):
         preact_resnet(8, 10, {"kind": "layerscale", "norm": "layer"})
 

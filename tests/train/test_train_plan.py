@@ -1,6 +1,5 @@
-"""scripts/train.sh up to the training: the command that it makes, read by fairseq's own parser, and what it refuses."""
+"""``rskip train`` up to the training: the command that it makes, read by fairseq's own parser, and what it refuses."""
 
-import json
 import subprocess
 
 import pytest
@@ -10,12 +9,13 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging.progress_bar import SummaryWriter
 from training_corpus import planner, prepare, refused
 
-from fairseq_rskip.tools.train.main import prepare as prepare_training
-from fairseq_rskip.tools.train.plan import find_gpus
 from fairseq_rskip.tools.recipes import recipe_for
+from fairseq_rskip.tools.train.main import main
+from fairseq_rskip.tools.train.plan import find_gpus
 
 SCRIPT = ROOT / "scripts" / "train.sh"
 TINY = "transformer_rskip_ln_tiny"
+WMT = f"wmt14-en-de {TINY}"
 
 # corpus, architecture, tokens a step, updates, peak learning rate, dropout: the paper, section 4.1, and Vaswani et al.
 PAPER = [
@@ -150,27 +150,37 @@ def test_gpus_are_found_by_torch_and_old_ones_train_in_single_precision(plan, mo
         ("", ["CORPUS", "ARCH"]),
         ("numbers", ["CORPUS", "ARCH"]),
         ("iwslt transformer", ["'iwslt'", "iwslt15-en-vi", "wmt14-en-fr", "numbers"]),
-        ("wmt14-en-de transformer_rskip_lm --dry-run", ["transformer_rskip_ln", "--archs"]),
-        (f"wmt14-en-de {TINY} --dry-run --skip-lamda 3", ["--skip-lamda 3", "--skip-lambda?"]),
-        (f"wmt14-en-de {TINY} --dry-run --max-tokens many", ["--max-tokens: 'many'"]),
-        (f"wmt14-en-de {TINY} --dry-run --arch transformer", ["--arch"]),
-        (f"wmt14-en-de {TINY} --dry-run --gpus 0 --fp16", ["--fp16", "GPU"]),
-        (f"iwslt15-en-vi {TINY} --dry-run --gpus 64", ["64", "CUDA_VISIBLE_DEVICES"]),
-        (f"wmt14-en-de {TINY} --gpus 2", ["--gpus", "--dry-run"]),
-        (f"wmt14-en-de {TINY} --dry-run --user-dir /no/such", ["--user-dir /no/such"]),
-        (f"wmt14-en-de {TINY} --max-tokens 0", ["--max-tokens: '0' is not a whole number of at least 1"]),
-        (f"wmt14-en-de {TINY} --update-freq 0", ["--update-freq: '0' is not a whole number of at least 1"]),
-        (f"wmt14-en-de {TINY} --update-freq 2,0", ["--update-freq: '0'"]),
-        (f"wmt14-en-de {TINY} --lr 0", ["--lr: '0' is not a number above 0"]),
-        (f"wmt14-en-de {TINY} --lr -1", ["--lr: '-1'"]),
-        (f"wmt14-en-de {TINY} --lr=nan", ["--lr: 'nan' is not a number"]),
-        (f"wmt14-en-de {TINY} --lr 0.1,inf", ["--lr: 'inf'"]),
-        (f"wmt14-en-de {TINY} --dropout 2", ["--dropout: '2' is not a number of at least 0 and below 1"]),
-        (f"wmt14-en-de {TINY} --attention-dropout nan", ["--attention-dropout: 'nan'"]),
-        (f"wmt14-en-de {TINY} --encoder-layers 0", ["--encoder-layers: '0'"]),
-        (f"wmt14-en-de {TINY} --label-smoothing 1", ["--label-smoothing: '1'"]),
-        (f"wmt14-en-de {TINY} --clip-norm -1", ["--clip-norm: '-1'"]),
-        (f"wmt14-en-de {TINY} --save-dir=", ["--save-dir: needs a value"]),
+        (f"{WMT} --gpus 2", ["--gpus", "--dry-run"]),
+        (f"{WMT} --gpus 0 --fp16 --dry-run", ["--fp16", "GPU"]),
+        (f"iwslt15-en-vi {TINY} --gpus 64 --dry-run", ["64", "CUDA_VISIBLE_DEVICES"]),
+        ("wmt14-en-de transformer_rskip_lm --dry-run", ["transformer_rskip_lm", "did you mean transformer_rskip_ln?"]),
+        *(
+            (f"{WMT} --dry-run {option}", [option.split()[0].partition("=")[0], *accepted])
+            for option, *accepted in [
+                ("--skip-lamda 3", "did you mean --skip-lambda?"),
+                ("--arch transformer", "twice"),
+                ("--user-dir /no/such", "/no/such"),
+                ("--max-tokens many", "'many'"),
+                ("--max-tokens 0", "at least 1"),
+                ("--update-freq 2,0", "at least 1"),
+                ("--lr 0", "above 0"),
+                ("--lr -1", "above 0"),
+                ("--lr=nan", "nan"),
+                ("--lr 0.1,inf", "inf"),
+                ("--lr abc", "abc"),
+                ("--adam-betas (2,2)", "two numbers"),
+                ("--adam-betas (0.9)", "two numbers"),
+                ("--adam-betas 0.9,x", "two numbers"),
+                ("--seed 99999999999999999999", "2^32"),
+                ("--seed -1", "2^32"),
+                ("--dropout 2", "below 1"),
+                ("--attention-dropout nan", "below 1"),
+                ("--label-smoothing 1", "below 1"),
+                ("--encoder-layers 0", "at least 1"),
+                ("--clip-norm -1", "at least 0"),
+                ("--save-dir=", "a folder"),
+            ]
+        ),
     ],
 )
 def test_bad_input_is_one_line(plan, argv, parts):
@@ -179,8 +189,8 @@ def test_bad_input_is_one_line(plan, argv, parts):
 
 def test_data_that_are_not_prepared(plan, tmp_path, monkeypatch):
     monkeypatch.setattr("fairseq_rskip.tools.corpus.ROOT", tmp_path)
-    refused(plan("iwslt15-en-vi", TINY), "not prepared", "data-prep/prepare-iwslt15-en-vi.sh")
-    refused(plan("multi30k-en-de", TINY), "data-prep/prepare-multi30k.sh --tgt de")
+    refused(plan("iwslt15-en-vi", TINY), "not prepared", "rskip prepare iwslt15-en-vi")
+    refused(plan("multi30k-en-de", TINY), "rskip prepare multi30k-en-de")
     refused(plan(tmp_path, TINY), "dict.SRC.txt")
     (tmp_path / "preparation.json").write_text("{")
     refused(plan(tmp_path, TINY), "preparation.json")
@@ -194,8 +204,8 @@ def test_preparation_json_picks_the_settings(plan, data):
     made = plan(data / "data-bin", TINY, "--dry-run", "--gpus", 1)
     assert (made.args.max_tokens, made.args.lr, made.args.max_epoch) == (2048, [0.001], 20)  # of Multi30k's size
     assert made.args.save_dir.endswith(f"checkpoints/ein Körper/{TINY}")
-    said = "recipe: small (for 600 pairs; --recipe NAME takes another): 20 epochs, about 40 updates"
-    assert said in made.err.splitlines()
+    note = "recipe: small (for 600 pairs; --recipe NAME selects another): 20 epochs, about 40 updates"
+    assert note in made.err.splitlines()
 
 
 def test_a_recipe_follows_the_number_of_pairs_or_is_named(plan, data):
@@ -203,10 +213,36 @@ def test_a_recipe_follows_the_number_of_pairs_or_is_named(plan, data):
     assert {pairs: recipe_for(pairs) for pairs in sizes} == sizes
     made = plan(data, TINY, "--dry-run", "--gpus", 1, "--recipe", "large")
     assert (step_of(made.args, 1), made.args.max_update, made.args.no_epoch_checkpoints) == (16384, 100_000, True)
-    assert "; --recipe NAME takes another): 100,000 updates, about 100,000 epochs" in made.err
-    made = plan(data, TINY, "--dry-run", "--recipe", "iwslt15-en-vi", "--max-update", 20)
-    assert "recipe: iwslt15-en-vi: 20 updates, about 20 epochs" in made.err
-    assert made.args.warmup_updates == 4000
+    assert "recipe: large: 100,000 updates, about 100,000.0 epochs" in made.err
+
+
+@pytest.mark.parametrize(
+    ("corpus", "given", "warmup", "warns"),
+    [
+        ("iwslt15-en-vi", "", 4000, False),
+        ("iwslt15-en-vi", "--max-update 300", 12, False),
+        ("iwslt15-en-vi", "--max-update 200000", 4000, False),
+        ("iwslt15-en-vi", "--max-update 300 --warmup-updates 200", 200, True),
+        ("multi30k-en-de", "--max-epoch 2", 80, False),
+        ("multi30k-en-de", "--max-update 300", 800, True),
+        ("DATA", "--max-update 4", 50, True),
+    ],
+    ids=[
+        "the recipe's",
+        "shortened",
+        "lengthened",
+        "the user's",
+        "epochs",
+        "length unknown",
+        "the recipe warms too long",
+    ],
+)
+def test_the_warm_up_of_a_shorter_training_is_shorter(plan, data, corpus, given, warmup, warns):
+    """DATA: numbers' recipe, 4 epochs of 4 updates here with a warm-up of 200."""
+    made = plan(data if corpus == "DATA" else corpus, TINY, "--dry-run", *given.split())
+    assert made.args.warmup_updates == warmup
+    assert ("--warmup-updates N" in made.err) == warns
+    assert ("shortened" in made.err) == (made.args.warmup_updates not in (4000, 800, 200))
 
 
 def test_embeddings_are_shared_only_with_one_dictionary(plan, data):
@@ -215,17 +251,14 @@ def test_embeddings_are_shared_only_with_one_dictionary(plan, data):
     assert "--share-all-embeddings" not in plan(data, TINY, "--dry-run").words
 
 
-def test_a_folder_of_another_model_or_place_is_refused(plan, data, tmp_path):
+def test_a_folder_of_another_vocabulary_or_place_is_refused(plan, data, tmp_path):
     save = tmp_path / "save"
     save.mkdir()
     (save / "checkpoint_last.pt").touch()
-    (save / "training.json").write_text(json.dumps({"arch": TINY, "skip_lambda": 2.0}))
-    assert plan(data, TINY, "--dry-run", "--save-dir", save, "--skip-lambda", 2).status == 0
-    refused(plan(data, TINY, "--save-dir", save, "--skip-lambda", 3), "skip_lambda = 2.0, not 3.0", "--save-dir")
-    refused(plan(data, "transformer_tiny", "--save-dir", save), TINY)
+    assert plan(data, TINY, "--dry-run", "--save-dir", save).status == 0
     (save / "dict.tgt.txt").write_text("a 1\n")
-    refused(plan(data, TINY, "--save-dir", save), "dict.tgt.txt", "another vocabulary")
-    refused(plan(data, TINY, "--save-dir", save / "training.json" / "below"), "training.json/below", "Not a directory")
+    refused(plan(data, TINY, "--save-dir", save), "dict.tgt.txt", "another vocabulary", "--save-dir")
+    refused(plan(data, TINY, "--save-dir", save / "dict.tgt.txt" / "below"), "Not a directory")
 
 
 @pytest.mark.parametrize(
@@ -249,8 +282,8 @@ def test_the_languages_of_preparation_json_are_passed_on(plan, data):
     assert (words[words.index("--source-lang") + 1], words[words.index("--target-lang") + 1]) == ("src", "tgt")
     words = plan(data, TINY, "--dry-run", "--source-lang", "src").words
     assert words.count("--source-lang") == words.count("--target-lang") == 1
-    (data / "data-bin" / "preparation.json").unlink()
-    assert "--source-lang" not in plan(data, TINY, "--dry-run").words
+    other_way = plan(data, TINY, "--dry-run", "--source-lang", "tgt", "--target-lang", "src")
+    assert (other_way.args.source_lang, other_way.args.target_lang) == ("tgt", "src")
 
 
 @pytest.mark.parametrize(
@@ -265,7 +298,7 @@ def test_the_languages_of_preparation_json_are_passed_on(plan, data):
             ["--encoder-attention-heads 3", "--encoder-embed-dim 512"],
         ),
         ("transformer_rskip_ln --encoder-embed-dim 36", ["--encoder-attention-heads 8", "--encoder-embed-dim 36"]),
-        ("transformer --decoder-attention-heads 7", ["--decoder-attention-heads 7", "--decoder-embed-dim 512"]),
+        ("transformer --decoder-attention-heads 7", ["transformer", "divisible by num_heads"]),
     ],
 )
 def test_a_model_that_cannot_be_built_is_one_line_and_leaves_nothing(plan, data, tmp_path, argv, parts):
@@ -273,26 +306,21 @@ def test_a_model_that_cannot_be_built_is_one_line_and_leaves_nothing(plan, data,
     assert not (tmp_path / "save").exists()
 
 
-def test_another_shape_is_refused_where_checkpoints_are(plan, data, tmp_path, capsys):
-    save = tmp_path / "save"
-    same = ["--save-dir", save, "--encoder-layers", 3]
-    assert prepare_training([str(word) for word in [data, TINY, *same]])[:2] == ["--save", str(save)]
-    capsys.readouterr()
-    written = json.loads((save / "training.json").read_text("utf-8"))
-    assert (written["encoder_layers"], written["decoder_embed_dim"], written["skip_lambda"]) == (3, 64, 2.0)
-    (save / "checkpoint1.pt").touch()
-    assert plan(data, TINY, "--dry-run", *same).status == 0
-    refused(plan(data, TINY, "--save-dir", save), "encoder_layers = 3, not 2", "--save-dir")
-    given = ["--encoder-embed-dim", 128, "--decoder-embed-dim", 128]
-    refused(plan(data, TINY, *same, *given), "encoder_embed_dim = 64, not 128")
+def test_the_usage_names_the_command_as_it_was_called():
+    by_script = run_command([SCRIPT, "numbers", "-h"]).stdout
+    by_name = run_command(["python", "-m", "fairseq_rskip.tools", "train", "-h"]).stdout
+    assert by_script.startswith("usage: scripts/train.sh CORPUS ARCH") and "--recipe" in by_script
+    assert by_name.startswith("usage: rskip train CORPUS ARCH") and len(by_name.splitlines()) < 50
 
 
-def test_usage_lists_and_a_missing_environment():
-    shown = run_command([SCRIPT, "numbers", "-h"]).stdout
-    assert "usage: scripts/train.sh CORPUS ARCH" in shown and "--recipe" in shown and len(shown.splitlines()) < 50
-    listed = run_command([SCRIPT, "--archs"])
-    names = listed.stdout.splitlines()
-    assert names.index("bart_base") > max(names.index(name) for name in names if "skip" in name) > 30
+def test_the_list_of_architectures_has_each_variant_and_size_once(capsys):
+    assert main(["--archs"]) == 0
+    text = capsys.readouterr().out
+    assert text.index("rskip_ln") < text.index("vaswani_wmt_en_de_big") < text.index("bart_base")
+    assert text.count("transformer_rskip_ln") == 0 and len(text) < 8000
+
+
+def test_a_missing_environment_is_one_line():
     bare = {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "/no/such"}
     done = subprocess.run(["/bin/bash", SCRIPT, "numbers", TINY], env=bare, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from skip_variants import VARIANTS, draw, from_rows, to_rows
 
-from fairseq_rskip.norms import BatchNorm
+from fairseq_rskip.norms import BatchNorm, convert_sync_batchnorm
 from fairseq_rskip.residual import skips
-from fairseq_rskip.residual.profile import choose_lambdas
+from fairseq_rskip.residual.adaptive import lambdas
+from fairseq_rskip.residual.profile import set_starts
 from fairseq_rskip.vision.config import parse
 from fairseq_rskip.vision.data import ImageSet
 from fairseq_rskip.vision.distributed import Group
@@ -38,7 +39,7 @@ def skip_norms(variant, axes, weights, block, image_shape):
             over = {"batch": (0, 1), "layer": (1, 2) if axes == "chw" else (2,)}[variant.norm]
             mean = cells.mean(over, keepdim=True)
             var = ((cells - mean) ** 2).mean(over, keepdim=True)
-            gain, bias = weights[f"{block}.skip.norms.{k}.weight"], weights[f"{block}.skip.norms.{k}.bias"]
+            gain, bias = weights[f"{block}.skip.post.{k}.weight"], weights[f"{block}.skip.post.{k}.bias"]
             return ((cells - mean) / (var + 1e-5) ** 0.5 * gain + bias).reshape(rows.shape)
 
         return apply
@@ -168,7 +169,7 @@ def test_depth_other_than_6n_plus_2_is_refused(depth):
         ({"width": 0}, "width=0: expected an integer >= 1"),
         ({"shortcut": "C"}, "shortcut='C': expected one of A, B"),
         ({"skip": {"kind": "gate"}}, "kind='gate': expected one of xskip, rskip, wskip"),
-        ({"skip": {"kind": "rskip", "norm": "none"}}, "norm='none': expected a normalisation"),
+        ({"skip": {"kind": "rskip", "norm": "none"}}, "norm='none': expected one of layer, batch"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -179,7 +180,7 @@ def test_bad_arguments_are_named(arguments, message):
 @pytest.mark.parametrize("variant", [VARIANTS[0], VARIANTS[9]], ids=lambda v: v.name)
 def test_synchronised_statistics_reach_every_batch_norm_and_are_the_same_for_one_process(variant):
     model = build(8, variant)
-    twin = torch.nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))
+    twin = convert_sync_batchnorm(copy.deepcopy(model))
     norms = [m for m in twin.modules() if isinstance(m, (torch.nn.BatchNorm2d, BatchNorm))]
     assert norms == [] and twin.state_dict().keys() == model.state_dict().keys()
     x = draw((4, 3, 8, 8), 1, torch.float32)
@@ -196,7 +197,7 @@ def test_a_network_with_rskip_goes_on_as_askip(adapt):
     images = torch.randn(2, 3, 32, 32)
     if adapt in ("fraction", "gradient"):
         assert torch.equal(model(images), fixed(images))
-    assert [skip.effective_lambda() for skip in skips(model).values()] == pytest.approx([3.0] * 3, abs=0.2)
+    assert list(lambdas(model).values()) == pytest.approx([3.0] * 3, abs=0.2)
 
 
 def test_lambda_from_the_gradient_sees_the_blocks_own_input_where_the_width_changes():
@@ -218,7 +219,7 @@ def test_lambda_from_the_gradient_sees_the_blocks_own_input_where_the_width_chan
         norms = [gradient.norm() for gradient in torch.autograd.grad(loss, inputs)]
         for block in range(3):
             ratios.setdefault(block, {})[k] = abs(math.log(norms[2 * block] / norms[2 * block + 1]))
-    found = choose_lambdas(model, lambda: F.cross_entropy(model(images), torch.arange(8)), model.shortcuts())
+    found = set_starts(model, lambda: F.cross_entropy(model(images), torch.arange(8)), model.shortcuts())
     assert list(found.values()) == [min(each, key=each.get) for each in ratios.values()]
 
 
@@ -231,7 +232,7 @@ def test_the_rate_of_lambda_is_multiplied_once():
             parse(argv, ""), 1, ImageSet(tuple("12345678"), images, labels, images, labels), Group(0, 1, CPU)
         )
         trainer.update(torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1)), labels)
-        moved.append([skip.speed * float(skip.moved.detach()) for skip in skips(trainer.module).values()])
+        moved.append([skip.lr_multiplier * float(skip.moved.detach()) for skip in skips(trainer.module).values()])
     assert all(moved[0]) and moved[1] == pytest.approx([10 * one for one in moved[0]], rel=1e-4)
 
 

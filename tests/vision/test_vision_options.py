@@ -12,7 +12,7 @@ from fairseq_rskip.vision.config import Config, parse
 BAD = [
     ({"depth": 21}, "--depth 21: expected 6n+2 with n >= 1"),
     ({"skip_kind": "gate"}, "--skip-kind 'gate': expected one of xskip, rskip, wskip"),
-    ({"skip_norm": "none"}, "--skip-norm 'none': expected a normalisation for kind 'rskip'"),
+    ({"skip_norm": "none"}, "--skip-norm 'none': expected one of layer, batch"),
     ({"skip_lambda": 1.5}, "--skip-lambda 1.5: expected an integer from 1"),
     ({"skip_norm": "batch", "skip_norm_axes": "chw"}, "--skip-norm-axes 'chw' with BatchNorm: expected 'c'"),
     ({"shortcut": "C"}, "--shortcut 'C': expected one of A, B"),

@@ -1,64 +1,43 @@
-"""The evaluation of given weights: found beside them, or made as ``rskip evaluate`` makes it."""
+"""The evaluation of given weights: an existing one beside them, or a new one as ``rskip evaluate`` makes it."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import cached
-from fairseq_rskip.tools.average import load_state
+from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.evaluate.arguments import parse
-from fairseq_rskip.tools.evaluate.checkpoints import choose, identity, settings
-from fairseq_rskip.tools.evaluate.generation import search_options
-from fairseq_rskip.tools.evaluate.main import data_identity, evaluate
-from fairseq_rskip.tools.evaluate.prepared import Prepared, find
-
-SCORES = "scores.json"
+from fairseq_rskip.tools.evaluate.main import evaluate
+from fairseq_rskip.tools.evaluate.weights import choose, identity, load_state, settings
+from fairseq_rskip.tools.systems import SCORES, read_scores
 
 
 def evaluated(path: Path, data: Path | None, out: Path | None) -> Path:
-    """The folder of the evaluation of a checkpoint, or of a training's folder (its average), with the default options.
+    """Evaluate a checkpoint, or a training's folder (its average), with default options, unless that is up to date.
 
-    It is one that is there, else it is made in ``out``, or beside the checkpoint. ``data`` is by default what the
-    checkpoint was trained on. Raises ``UserError``.
+    Returns the folder of the evaluation: one beside the checkpoint that is there already, else ``out``, else a new one
+    beside it. ``data`` is by default what the checkpoint was trained on. Raises ``UserError``.
     """
-    folder, weights = (path, []) if path.is_dir() else (path.parent, ["--checkpoint", str(path)])
-    options = parse(["DATA", str(folder), *weights])
+    folder, checkpoint = (path, []) if path.is_dir() else (path.parent, ["--checkpoint", str(path)])
+    options = parse(["DATA", str(folder), *checkpoint])
     taken, _ = choose(folder, options.average, options.checkpoint)
-    prepared = find_corpus(taken[0], data or settings(load_state(taken[0]), "task").get("data"), data)
-    search = search_options(prepared, options.subset, options.beam, options.lenpen, options.max_tokens)
-    for made, scores in evaluations_of(taken):
-        about = scores["evaluation"]
-        same_search = [word for word in about["options"] if "=" not in word] == search
-        if same_search and about["data"] == data_identity(prepared, options.subset):
-            return made
-    if weights:
-        options.out = folder / f"{options.out.name}-{path.stem}"
-    options.data, options.out = prepared.folder, out or options.out
+    trained_on = None if data else settings(load_state(taken[0]), "task").get("data")
+    options.data = corpus_of(taken[0], trained_on, data).folder
+    beside = options.out.with_name(f"{options.out.name}-{path.stem}") if checkpoint else options.out
+    options.out = beside if (beside / SCORES).is_file() else out or beside
     evaluate(options)
     return options.out
 
 
-def find_corpus(checkpoint: Path, trained_on: Any, given: Path | None) -> Prepared:
-    """The prepared corpus ``given``, else the one that the checkpoint was ``trained_on``. Raises ``UserError``."""
+def corpus_of(checkpoint: Path, trained_on: Any, data: Path | None) -> Corpus:
+    """The prepared corpus ``data``, else the one that the checkpoint was ``trained_on``. Raises ``UserError``."""
     try:
-        return find(given or Path(str(trained_on)))
+        return Corpus.find(data or str(trained_on), prepared=True)
     except UserError as error:
-        if given:
+        if data:
             raise
-        raise UserError(f"{checkpoint} was trained on {trained_on}: {error}; say where it is with --data") from None
-
-
-def read_scores(folder: Path) -> dict[str, Any]:
-    """What ``rskip evaluate`` wrote to ``folder``. Raises ``UserError``."""
-    path = folder / SCORES
-    try:
-        scores = json.loads(path.read_text("utf-8"))
-        scores["evaluation"]["checkpoints"], scores["evaluation"]["options"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    return scores
+        raise UserError(f"{checkpoint} was trained on {trained_on}: {error}; name its folder with --data") from None
 
 
 def evaluations_of(checkpoints: list[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -66,12 +45,12 @@ def evaluations_of(checkpoints: list[Path]) -> Iterator[tuple[Path, dict[str, An
 
     Raises as ``read_scores``.
     """
-    parents = (checkpoints[0].parent, checkpoints[0].parent.parent)  # the second: of rskip run, beside checkpoints/
+    parents = (checkpoints[0].parent, checkpoints[0].parent.parent)  # of a run of rskip run: beside checkpoints/
     near = [parents[0], *(folder for parent in parents for folder in sorted(parent.glob("evaluation*")))]
     for folder in near:
         if (folder / SCORES).is_file():
             scores = read_scores(folder)
-            scored = scores["evaluation"]["checkpoints"]
+            scored = scores.get("evaluation", {}).get("checkpoints")
             is_average = len(checkpoints) == 1 and cached.is_made(checkpoints[0], {"checkpoints": scored})
             if is_average or scored == identity(checkpoints):
                 yield folder, scores

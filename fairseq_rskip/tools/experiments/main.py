@@ -160,10 +160,15 @@ ACTIONS = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
+def run_file(argv: list[str] | None = None) -> int:
+    """``rskip run``; returns the exit status."""
+    return main(argv, "rskip run")
+
+
+def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     """Do what ``argv`` asks for; returns the exit status. What the user can fix is one line for each mistake."""
     try:
-        options = parse(argv, "rskip run" if sys.argv[0] == "rskip run" else None)
+        options = parse(argv, prog)
     except SystemExit as end:
         return end.code or 0
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -1,7 +1,7 @@
 """Write a trained model as a folder to share.
 
-CHECKPOINT is one of fairseq-train (checkpoint_best.pt, the averaged.pt of an evaluation), or a seed's folder or
-checkpoint.pt of train_cifar.py whose run is finished. DIR, a new folder, gets config.json, model.safetensors, a card
+CHECKPOINT is a checkpoint of fairseq-train (checkpoint_best.pt, the averaged.pt of an evaluation), or a seed's folder
+or checkpoint.pt of a finished rskip train-cifar. DIR, a new folder, gets config.json, model.safetensors, a card
 README.md and, for translation, dictionaries and subwords from the prepared corpus. In Python:
 
     import fairseq_rskip
@@ -10,7 +10,6 @@ README.md and, for translation, dictionaries and subwords from the prepared corp
 
 import argparse
 import contextlib
-import importlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -25,54 +24,50 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(prog="rskip export", description=__doc__)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
     parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument(
-        "--data",
-        type=Path,
-        help="the prepared corpus that the Transformer was trained on (default: where the checkpoint says it was)",
+    parser.add_argument("--data", type=Path, help="prepared corpus of a Transformer (the one it was trained on)")
+    scores = (
+        "folder of rskip evaluate whose scores go into the card (one beside the checkpoint that scored its weights)"
     )
-    parser.add_argument(
-        "--evaluation",
-        type=Path,
-        metavar="FOLDER",
-        help="a folder of rskip evaluate whose scores go into the card (default: one beside the checkpoint that scored"
-        " these weights)",
-    )
+    parser.add_argument("--evaluation", type=Path, metavar="FOLDER", help=scores)
+    licence = "licence of the weights for the card, such as mit or cc-by-4.0 (unknown)"
+    parser.add_argument("--licence", default="unknown", metavar="NAME", help=licence)
     return parser.parse_args(argv)
 
 
 def export(options: argparse.Namespace) -> None:
     """Write DIR, whole or not at all. Raises ``UserError``."""
-    importlib.import_module("safetensors")  # what is missing is said before anything is computed
-    from fairseq_rskip.safe_load import load_checkpoint  # takes seconds: after the options have been checked
-    from fairseq_rskip.vision.run import CHECKPOINT, FORMAT
+    from safetensors.torch import save_model  # takes seconds: after the options have been checked
+
+    from fairseq_rskip.files import write_json
+    from fairseq_rskip.pretrained import CONFIG, FORMAT, WEIGHTS
+    from fairseq_rskip.safe_load import load_checkpoint
+    from fairseq_rskip.vision.run import CHECKPOINT
+    from fairseq_rskip.vision.run import FORMAT as OF_IMAGES
+
+    from . import card
 
     folder = Path(os.path.abspath(options.folder.expanduser()))
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UserError(f"DIR {options.folder} is there and not an empty folder; give a new one")
-    checkpoint = find_checkpoint(options.checkpoint.expanduser(), CHECKPOINT)
+        raise UserError(f"DIR {options.folder} exists and is not an empty folder; give a new one")
+    checkpoint = options.checkpoint.expanduser()
+    if checkpoint.is_dir() and not (checkpoint / CHECKPOINT).is_file():
+        held = ", ".join(sorted(path.name for path in checkpoint.glob("*.pt"))) or "no checkpoint"
+        raise UserError(f"CHECKPOINT {checkpoint} is a folder: name a file; it holds {held}")
+    checkpoint = checkpoint / CHECKPOINT if checkpoint.is_dir() else checkpoint
     state = load_checkpoint(checkpoint, map_location="cpu")
-    if isinstance(state, dict) and state.get("format") == FORMAT:
-        from .images import write
-
-        for name in ("data", "evaluation"):
-            if getattr(options, name):
-                raise UserError(f"--{name} is for translation, and {checkpoint} is of train_cifar.py")
+    if isinstance(state, dict) and state.get("format") == OF_IMAGES:
+        from .images import convert, describe
     else:
-        from .translation import write
+        from .translation import convert, describe
     with staged(folder) as stage:
-        write(stage, checkpoint, state, options)
+        config, model = convert(stage, checkpoint, state, options.data)
+        about = describe(checkpoint, config, state, options.evaluation)
+        write_json(stage / CONFIG, {"format": FORMAT, **config})
+        save_model(model, str(stage / WEIGHTS), metadata={"format": "pt"})  # shared tensors are stored once
+        shutil.copymode(stage / CONFIG, stage / WEIGHTS)  # others may read it, too
+        card.write(stage / "README.md", model, options.licence, **about)
         names = sorted(path.name for path in stage.iterdir())
     print_line(f"written to {options.folder}: {', '.join(names)}")
-
-
-def find_checkpoint(path: Path, in_seed_folder: str) -> Path:
-    """The file that ``path`` is or, of a folder of train_cifar.py, holds. Raises ``UserError``."""
-    if not path.is_dir():
-        return path
-    if (path / in_seed_folder).is_file():
-        return path / in_seed_folder
-    held = ", ".join(sorted(found.name for found in path.glob("*.pt"))) or "none"
-    raise UserError(f"CHECKPOINT {path} is a folder: name a file; it holds {held}")
 
 
 @contextlib.contextmanager
@@ -88,6 +83,6 @@ def staged(folder: Path) -> Iterator[Path]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what ``argv`` asks for; returns the exit status."""
+    """Run the command; returns the exit status."""
     options = parse(argv)
     return exit_status(lambda: export(options))

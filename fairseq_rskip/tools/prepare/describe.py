@@ -1,14 +1,14 @@
-"""Write DATA-BIN/preparation.json, what training and evaluation need to know of a corpus, and print it as a table."""
+"""Write DATA-BIN/preparation.json, which training and evaluation read, and print it as a table."""
 
+import argparse
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from fairseq_rskip import files
-from fairseq_rskip.console import Parser, in_columns
-from fairseq_rskip.errors import RESUME, UserError, exit_status
+from fairseq_rskip.console import in_columns
+from fairseq_rskip.errors import UserError
 
 # "| [en] some/train.en: 29000 sents, 412893 tokens, 0.0% replaced (by <unk>)", as fairseq-preprocess logs it
 COUNTS = re.compile(r"\[(\S+)\] (.+): (\d+) sents, (\d+) tokens, ([\d.e+-]+)% replaced")
@@ -42,8 +42,8 @@ def table(splits: dict[str, dict[str, Any]], src: str, tgt: str, paper: dict[str
     return "\n".join(in_columns(rows))
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = Parser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What ``describe`` needs to know."""
     parser.add_argument("data_bin", type=Path)
     parser.add_argument("--log", type=Path, required=True, help="preprocess.log of fairseq-preprocess")
     for name in ("corpus", "src", "tgt", "bpe", "tokenizer"):
@@ -52,7 +52,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--normalise-punctuation", action="store_true", help="quotes and dashes were made ASCII")
     parser.add_argument("--vocabulary", choices=("joint", "separate"), required=True)
     parser.add_argument("--paper", nargs="*", default=[], metavar="SPLIT=PAIRS", help="the paper's counts")
-    options = parser.parse_args(argv)
+
+
+def describe(options: argparse.Namespace) -> None:
+    """Write preparation.json and print the table. Raises ``UserError``."""
     splits, types = counts(options.log.read_text(encoding="utf-8"), options.src, options.tgt)
     keys = ("corpus", "src", "tgt", "bpe", "bpe_size", "tokenizer", "normalise_punctuation")
     facts = {key: getattr(options, key) for key in keys}
@@ -60,7 +63,3 @@ def main(argv: list[str] | None = None) -> None:
     text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
     files.write_text(options.data_bin / "preparation.json", text)
     print(table(splits, options.src, options.tgt, dict(item.split("=", 1) for item in options.paper)))
-
-
-if __name__ == "__main__":
-    sys.exit(exit_status(main, RESUME))

@@ -18,12 +18,10 @@ def prepare(argv: list[str]) -> dict | None:
     own, _ = read_own(argv)
     if own.archs:
         known = load_architectures(own.user_dir)
-        from fairseq_rskip.models._presets import SIZES, VARIANTS
+        from fairseq_rskip.models._presets import SIZES, VARIANTS, overview
 
         ours = {f"transformer_{variant}{size}" for variant in VARIANTS for size in SIZES}
-        print("transformer_VARIANT or transformer_VARIANT_SIZE\n  VARIANT:", ", ".join(VARIANTS))
-        print("  SIZE:", ", ".join(size[1:] for size in SIZES if size))
-        print("and those of fairseq:", *sorted(known.keys() - ours), sep="\n")
+        print(f"{overview()}\n\nfairseq's own:\n{', '.join(sorted(known.keys() - ours))}")
         return None
     if not own.dry_run:
         print_line("starting: reading the options and the data takes some seconds", "stderr")

@@ -19,13 +19,13 @@ def numbered(folder: Path, unit: str) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
 
-def check_vocabulary(save: Path, corpus: Corpus) -> None:
+def check_vocabulary(save: Path, corpus: Corpus, remedy: str = "give another --save-dir") -> None:
     """Raise ``UserError`` if checkpoints in ``save`` are of another vocabulary; fairseq checks only the rest."""
     for copy in save.glob("dict.*.txt") if any(save.glob("checkpoint*.pt")) and corpus.exists else ():
         mine = corpus.folder / copy.name
         if not (mine.is_file() and filecmp.cmp(copy, mine, shallow=False)):
             reason = f"{copy.name} is not that of {corpus.folder}"
-            raise UserError(f"{save} holds checkpoints of another vocabulary ({reason}); give another --save-dir")
+            raise UserError(f"{save} holds checkpoints of another vocabulary ({reason}); {remedy}")
 
 
 def fill_save(save: Path, corpus: Corpus) -> None:

@@ -1,0 +1,129 @@
+"""``rskip prepare``, and the options of data-prep/prepare-*.sh, which it runs."""
+
+import argparse
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from fairseq_rskip.console import Parser, whole_number
+from fairseq_rskip.errors import UserError, did_you_mean, exit_status
+from fairseq_rskip.tools.corpus import NAMES, ROOT
+
+BPE_SIZES = {"prepare-multi30k.sh": 6000, "prepare-wmt14-en-de.sh": 37000}  # merges; the paper's for WMT; else 32,000
+SPLITS = ("train", "valid", "test")
+SCRIPTS = {name: [f"prepare-{name}.sh"] for name in NAMES if name[:3] in ("iws", "wmt")}
+SCRIPTS |= {f"multi30k-en-{lang}": ["prepare-multi30k.sh", "--tgt", lang] for lang in ("de", "fr")}
+RESUMES = "Each stage runs once: after an interruption or an error the same command resumes where it stopped."
+
+
+def language(text: str) -> str:
+    """A type for argparse: a language code."""
+    if not re.fullmatch("[A-Za-z_]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a language code such as en")
+    return text
+
+
+def ratio(text: str) -> str:
+    """A type for argparse: a decimal number of at least 1, as it is written."""
+    if not re.fullmatch(r"[1-9][0-9]*(\.[0-9]+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return text
+
+
+def read(script: str, words: list[str]) -> argparse.Namespace:
+    """The options ``words`` of ``script``, the name of a file in data-prep."""
+    own, fetches = script == "prepare-corpus.sh", script != "prepare-corpus.sh"
+    parser = Parser(
+        prog=os.environ.get("RSKIP_PROG", f"data-prep/{script}"), description=DESCRIPTIONS[own], epilog=RESUMES
+    )
+    add = parser.add_argument
+    add("folder", nargs=None if own else "?", default="", help="FOLDER/data-bin is what training takes")
+    if own:
+        add("--src", type=language, required=True, metavar="LANG", help="language code, such as en")
+        add("--tokenizer", choices=["moses", "none"], default="moses", help="none: the text is tokenised already")
+        add("--name", default="", help="what the corpus is called (default: FOLDER's name)")
+        for split in SPLITS:
+            add(f"--{split}", metavar="PREFIX", help=f"{split} text: PREFIX.SRC and PREFIX.TGT, gzip too (.gz)")
+            add(f"--{split}-src", metavar="FILE", help=argparse.SUPPRESS)
+            add(f"--{split}-tgt", metavar="FILE", help=f"or --{split}-src FILE --{split}-tgt FILE")
+    if own or "multi30k" in script:
+        add("--tgt", type=language, required=own, choices=None if own else ["de", "fr"], default="de", metavar="LANG")
+    if fetches:
+        add("--from", default="", metavar="DIR-or-URL", help="take the archives from a folder or a mirror")
+        add("--archives", default="", metavar="FILE", help="another list of archives than data-prep/archives has")
+    add("--bpe", choices=["subword-nmt", "sentencepiece", "none"], default="subword-nmt", help="kind of subwords")
+    size = add("--bpe-size", type=whole_number(1), default=BPE_SIZES.get(script, 32000), metavar="N")
+    size.help = "merge operations, or sentencepiece's vocabulary (%(default)s)"
+    add("--joint", dest="vocabulary", action="store_const", const="joint", default="joint", help=argparse.SUPPRESS)
+    add("--separate", dest="vocabulary", action="store_const", const="separate", help="subwords for each language")
+    add("--normalise-punctuation", dest="normalise", action="store_true", help="quotes and dashes to ASCII first")
+    add("--max-length", type=whole_number(1), default=250, help="longest training sentence in subwords (%(default)s)")
+    add("--max-ratio", type=ratio, default="1.5", help="drop training pairs above this ratio of lengths (%(default)s)")
+    add("--workers", type=whole_number(1), default="", help="processes (all cores)")
+    return parser.parse_args(words)
+
+
+USAGE = f"""usage: rskip prepare CORPUS [option ...] [FOLDER]
+       rskip prepare --src en --tgt de --train-src FILE --train-tgt FILE ... FOLDER
+
+Make FOLDER/data-bin, which training and evaluation take, from a published corpus or from your own text.
+
+  CORPUS  {", ".join(SCRIPTS)}
+
+rskip prepare CORPUS -h and rskip prepare --src en -h list the options."""
+DESCRIPTIONS = {
+    True: "Prepare your own parallel text (UTF-8, one sentence a line) for fairseq.",
+    False: "Download a published corpus and prepare it for fairseq; FOLDER is data/CORPUS by default.",
+}
+
+
+def assignments(script: str, words: list[str]) -> str:
+    """``name=value`` lines for bash. Raises ``UserError`` for files that do not exist."""
+    if "" in words:
+        raise UserError("an empty argument; -h lists the options")
+    options = vars(read(script, words))
+    values = {name: str(value) for name, value in options.items() if not name.startswith(SPLITS)}
+    values["normalise"] = "--normalise-punctuation" if options["normalise"] else ""
+    if "src" in options:
+        if options["src"] == options["tgt"]:
+            raise UserError(f"--src and --tgt are both {options['src']}")
+        texts = [find_text(options, split, side) for split in SPLITS for side in ("src", "tgt")]
+        values["corpus"] = options["name"] or Path(options["folder"]).name
+    lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    return "\n".join([*lines, f"inputs=({shlex.join(texts)})"] if "src" in options else lines)
+
+
+def find_text(options: dict, split: str, side: str) -> str:
+    """The absolute path of the text of one side of a split."""
+    prefix, file = options[split], options[f"{split}_{side}"]
+    if bool(prefix) == bool(file):
+        raise UserError(f"expected either --{split} PREFIX, or --{split}-src FILE and --{split}-tgt FILE")
+    names = [file] if file else [f"{prefix}.{options[side]}", f"{prefix}.{options[side]}.gz"]
+    for name in names:
+        if Path(name).is_file():
+            return os.path.abspath(name)
+    raise UserError(f"no file {' nor '.join(names)}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Become the script that prepares the corpus named first, or your own text."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    return exit_status(lambda: _run(argv))
+
+
+def _run(argv: list[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return
+    own = argv[0].startswith("-")
+    if not own and argv[0] not in SCRIPTS:
+        hint = did_you_mean(argv[0], SCRIPTS)
+        raise UserError(f"no corpus named {argv[0]!r}; {hint or 'rskip prepare -h lists them'}")
+    script, *words = ["prepare-corpus.sh"] if own else SCRIPTS[argv[0]]
+    path = ROOT / "data-prep" / script
+    if not path.is_file():
+        raise UserError(f"there is no {path}: rskip prepare needs a checkout of the project")
+    os.environ["RSKIP_PROG"] = "rskip prepare" if own else f"rskip prepare {argv[0]}"
+    os.execvp("bash", ["bash", str(path), *words, *(argv if own else argv[1:])])

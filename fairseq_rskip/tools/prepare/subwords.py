@@ -1,0 +1,71 @@
+"""Learn subwords from the training text: merge operations of subword-nmt, or a BPE model of sentencepiece."""
+
+import contextlib
+import io
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq_rskip import files
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools import lines
+from fairseq_rskip.tools.prepare.parallel import all_cores
+
+MOST_TYPES = 400_000  # distinct words that merges are learned from, the most frequent; the rest would cost gigabytes
+MOST_COUNTED = 4_000_000  # distinct words while they are counted; beyond it, those seen once are forgotten
+MOST_SENTENCES = 1_000_000  # that sentencepiece draws at random, for the same reason
+
+
+def count_words(texts: Sequence[Path]) -> Counter[str]:
+    """How often each word of the files occurs."""
+    counts: Counter[str] = Counter()
+    for line in itertools.chain.from_iterable(map(lines.read, texts)):
+        counts.update(line.split(" "))
+        if len(counts) > MOST_COUNTED:
+            counts = Counter({word: count for word, count in counts.items() if count > 1})
+    counts.pop("", None)
+    return counts
+
+
+def learn_subword_nmt(texts: Sequence[Path], model: Path, size: int) -> None:
+    """Write ``size`` merge operations to ``model``, or as many as there are. Raises ``UserError`` for none."""
+    from subword_nmt.learn_bpe import learn_bpe
+
+    words = [f"{word} {count}\n" for word, count in count_words(texts).most_common(MOST_TYPES)]
+    with lines.writing(model) as output, contextlib.ExitStack() as quiet:
+        if not sys.stderr.isatty():  # it shows a progress bar anywhere
+            quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        try:
+            learn_bpe(words, output, size, is_dict=True)
+        except ValueError:  # of the largest of no pairs
+            names = " and ".join(map(str, texts))
+            raise UserError(f"no two symbols to merge in {names}: expected --bpe none") from None
+    learned = sum(1 for _ in lines.read(model)) - 1  # below the line of the version
+    if learned < size:
+        print(f"subword-nmt: {learned} merges learned, not {size}: no further pair of symbols occurs twice")
+
+
+def learn_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
+    """Write a BPE model of ``size`` pieces to ``model``. Raises ``UserError`` where the text is too small for it."""
+    import sentencepiece
+
+    sentencepiece.set_random_generator_seed(1)
+    content = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=itertools.chain.from_iterable(map(lines.read, texts)),
+            model_writer=content,
+            vocab_size=size,
+            model_type="bpe",
+            character_coverage=1.0,
+            normalization_rule_name="identity",  # its default, NFKC, would change characters of the references
+            input_sentence_size=MOST_SENTENCES,
+            shuffle_input_sentence=True,
+            num_threads=all_cores(),
+            minloglevel=2,
+        )
+    except RuntimeError as error:  # its message ends in what is possible: "... set it to a value <= 1234."
+        raise UserError(f"sentencepiece with {size} subwords: {str(error).split('] ')[-1]}") from None
+    files.write_atomically(model, lambda file: file.write(content.getbuffer()))

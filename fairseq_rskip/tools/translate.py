@@ -1,0 +1,87 @@
+"""Translate standard input to standard output, line by line.
+
+    rskip translate checkpoints/a < text.en > text.de
+    rskip translate exported-model < text.en
+
+MODEL is a folder that rskip export wrote, a checkpoint, or a folder of checkpoints, of which the last five are averaged
+as by rskip evaluate. Lines keep their order; an empty line stays empty.
+"""
+
+import argparse
+import contextlib
+import itertools
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fairseq_rskip.console import Parser, whole_number
+from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.tools.evaluate.arguments import add_search
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The options. A mistake ends the program with one line."""
+    parser = Parser(prog="rskip translate", description=__doc__)
+    parser.add_argument("model", type=Path, metavar="MODEL")
+    parser.add_argument("--data", type=Path, help="prepared corpus of a checkpoint (the one it was trained on)")
+    add_search(parser)
+    batch = "lines read and translated at a time (64; on a terminal 1)"
+    parser.add_argument("--lines", type=whole_number(1), metavar="N", help=batch)
+    return parser.parse_args(argv)
+
+
+def load(path: Path, data: Path | None) -> Any:
+    """The translator in an exported folder or, by the same conversion, of checkpoints. Raises ``UserError``."""
+    from fairseq_rskip.pretrained import CONFIG, from_pretrained
+
+    if (path / CONFIG).is_file():
+        return from_pretrained(path)
+    from fairseq_rskip.pretrained.translation import Translator, make_task
+    from fairseq_rskip.tools.evaluate.weights import choose, load_state, one_file
+    from fairseq_rskip.tools.export.translation import convert
+
+    taken = [path] if path.is_file() else choose(path, 5)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = one_file(taken, Path(folder) / "checkpoint_averaged.pt")
+        for copy in taken[0].parent.glob("dict.*.txt") if len(taken) > 1 else ():
+            shutil.copy(copy, folder)  # with which the corpus's dictionaries are compared
+        load_state(checkpoint)  # an unusable checkpoint ends in one line here
+        stage = Path(folder) / "stage"
+        stage.mkdir()
+        config, model = convert(stage, checkpoint, {}, data)
+        task = make_task(stage, (config["source"], config["target"]), config["model"])
+        return Translator(config, stage, task, model.eval())
+
+
+def read_batches(size: int) -> Iterator[list[str]]:
+    """Lines of standard input, ``size`` at a time. Raises ``UserError`` for a line that is not UTF-8."""
+    numbered = enumerate(sys.stdin.buffer, start=1)
+    while batch := list(itertools.islice(numbered, size)):
+        try:
+            yield [line.decode("utf-8").rstrip("\r\n") for number, line in batch]
+        except UnicodeDecodeError as error:
+            raise UserError(f"lines {batch[0][0]} to {batch[-1][0]} of standard input are not UTF-8: {error}") from None
+
+
+def translate(options: argparse.Namespace) -> None:
+    """Write a line for each line that is read. Raises ``UserError``."""
+    import torch
+
+    with contextlib.redirect_stdout(sys.stderr):
+        model = load(options.model, options.data)
+    if not hasattr(model, "translate"):
+        raise UserError(f"{options.model} is no translation model")
+    model.to("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
+    for lines in read_batches(options.lines or (1 if sys.stdin.isatty() else 64)):
+        texts = [line for line in lines if line.strip()]
+        translations = iter(model.translate(texts, beam=options.beam, lenpen=options.lenpen) if texts else [])
+        print("\n".join(next(translations) if line.strip() else "" for line in lines), flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options = parse(argv)
+    return exit_status(lambda: translate(options))

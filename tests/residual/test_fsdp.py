@@ -1,0 +1,57 @@
+"""FSDP2: every kind trains sharded over two processes as it does in one."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from skip_variants import draw
+from torch import Tensor, nn
+
+from fairseq_rskip.residual import KINDS, Place, SkipConnection
+
+fsdp = pytest.importorskip("torch.distributed.fsdp")
+OPTIONS = {"dropout_shortcut": [{"shortcut_dropout": 0.0}], "askip": [{"adapt": mode} for mode in ("fraction", "halting")]}
+WORLD = 2
+
+
+class Block(nn.Module):
+    """A branch and its skip connection: what a model shards as one unit."""
+
+    def __init__(self, kind: str, index: int, options: dict):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.skip = SkipConnection(4, kind, place=Place(index=index, depth=2), **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, carried = self.skip.prepare(x)
+        return self.skip(x, torch.tanh(self.linear(h)), carried)
+
+
+def step(model: nn.Module, x: Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def train_every_kind(rank: int, store: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    for kind, options in [(kind, options) for kind in KINDS for options in OPTIONS.get(kind, [{}])]:
+        torch.manual_seed(0)
+        one = nn.Sequential(*(Block(kind, index, options) for index in range(2)))
+        sharded = copy.deepcopy(one)
+        for block in [*sharded, sharded]:
+            fsdp.fully_shard(block, mesh=dist.init_device_mesh("cpu", (WORLD,)))
+        x = draw((6, 4, 4), 1, torch.float32)
+        step(one, x)
+        step(sharded, x.chunk(WORLD, 1)[rank])
+        for (name, expected), found in zip(one.named_parameters(), sharded.parameters()):
+            torch.testing.assert_close(found.full_tensor(), expected, msg=lambda m, w=f"{kind} {name}": f"{w}: {m}")
+    dist.destroy_process_group()
+
+
+def test_every_kind_trains_under_fsdp2_over_gloo(tmp_path, stock_operators):
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("torch.distributed.fsdp.fully_shard: torch has it from 2.6 on")
+    torch.multiprocessing.spawn(train_every_kind, (str(tmp_path / "store"),), WORLD)
