@@ -77,8 +77,8 @@ FAILURES = [
     ("Error: early\nerror: refused checkpoint x\n", 1, "error: refused checkpoint x"),
     ("usage: fairseq-generate\nfairseq-generate: error: argument --beam\n", 2, "error: argument --beam"),
     ("OSError: full\nException ignored in: <f>\nTraceback:\n  File y\nAttributeError: z\n", 1, "1: OSError: full"),
-    ("H-0\t-1\tx\n", -9, "killed by SIGKILL, out of memory perhaps"),
-    ("", 1, "it said nothing"),
+    ("H-0\t-1\tx\n", -9, "killed by SIGKILL, perhaps out of memory"),
+    ("", 1, "it printed nothing"),
 ]
 
 
