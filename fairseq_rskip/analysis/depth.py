@@ -1,9 +1,8 @@
 """Stacks of residual blocks at initialisation, with each skip connection, on a CPU in seconds: three panels.
 
-Left, the norm of the loss gradient at each block's output, over that at the last one's, with lambda^(L-l), what He et
-al. (2016b, Eq. 8) give for the skip path alone, dotted. Middle, ||F(x)||/||x||; a block where it is near 0 is near the
-identity. Right, the mean cosine of two tokens in a stack of self-attention, which goes to 1 without skips (Dong et al.
-2021). docs/analysis.md defines the stacks.
+Left, the norm of the loss gradient at each block's output, over that at the last one's, with lambda^(L-l) dotted (He et
+al. 2016b, Eq. 8, for the skip path). Middle, ||F(x)||/||x||; a block where it is near 0 is near the identity.
+Right, the mean cosine of two tokens in a stack of self-attention, which goes to 1 without skips (Dong et al. 2021).
 """
 
 import argparse
@@ -11,17 +10,16 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..console import between, progress, whole_number
+from ..console import progress
 from ..errors import UserError
 from . import figures
 from .stacks import VARIANTS, Branch, Stack, Variant, self_attention, two_layers
 
-QUANTITIES = ("gradient", "branch", "similarity")
 HEADS = 4
 TITLES = {
     "gradient": r"gradient norm at block $l$ / at block $L$",
@@ -34,16 +32,15 @@ TITLES = {
 class Settings:
     """Sizes of the stacks. ``gain`` is ``|F(x)| / |x|`` of a branch without normalisation, in expectation."""
 
-    blocks: int = 50
-    dim: int = 64
-    gain: float = 0.25
-    seeds: int = 5
-    examples: int = 32
-    tokens: int = 16
+    blocks: int
+    dim: int
+    gain: float
+    seeds: int
+    examples: int
+    tokens: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Profile:
+class Profile(NamedTuple):
     """One quantity of one variant: ``mean`` and ``deviation`` (over seeds; None for one) of each of ``blocks``.
 
     Blocks count from 1; block 0, which only the similarity has, is the stack's input.
@@ -122,32 +119,29 @@ def measure(settings: Settings, variants: Iterable[Variant] = VARIANTS) -> list[
     """Every quantity of every variant. Raises ``UserError`` if a stack is too deep for float64."""
     profiles = []
     for variant in variants:
-        values: dict[str, list[Tensor]] = {quantity: [] for quantity in QUANTITIES}
-        for seed in range(settings.seeds):
-            for quantity, found in _one_seed(settings, variant, seed).items():
-                values[quantity].append(found)
-        profiles += [_profile(quantity, variant, torch.stack(found)) for quantity, found in values.items()]
+        seeds = [_one_seed(settings, variant, seed) for seed in range(settings.seeds)]
+        profiles += [
+            _profile(quantity, variant, torch.stack([each[quantity] for each in seeds])) for quantity in TITLES
+        ]
     return profiles
 
 
 def _one_seed(settings: Settings, variant: Variant, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
+    dim = settings.dim
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, settings.dim, dtype=torch.float64, generator=generator)
+        return torch.randn(*shape, dim, dtype=torch.float64, generator=generator)
 
     def stack(branch: Callable[[], Branch]) -> Stack:
-        return Stack(variant, settings.blocks, settings.dim, branch)
+        return Stack(variant, settings.blocks, dim, branch)
 
     x, upstream, tokens = draw(settings.examples), draw(settings.examples), draw(settings.tokens, settings.examples)
-    bare = stack(lambda: two_layers(settings.dim, settings.gain, generator))
-    normalised = stack(lambda: two_layers(settings.dim, settings.gain, generator, pre_norm=True))
-    attention = stack(lambda: self_attention(settings.dim, HEADS, generator))
-    return {
-        "gradient": gradient_norms(bare, x, upstream),
-        "branch": branch_ratios(normalised, x),
-        "similarity": similarities(attention, tokens),
-    }
+    bare = stack(lambda: two_layers(dim, settings.gain, generator))
+    normalised = stack(lambda: two_layers(dim, settings.gain, generator, pre_norm=True))
+    attention = stack(lambda: self_attention(dim, HEADS, generator))
+    gradients, ratios = gradient_norms(bare, x, upstream), branch_ratios(normalised, x)
+    return {"gradient": gradients, "branch": ratios, "similarity": similarities(attention, tokens)}
 
 
 def _profile(quantity: str, variant: Variant, values: Tensor) -> Profile:
@@ -165,41 +159,24 @@ def rows(profiles: Sequence[Profile], settings: Settings) -> list[dict[str, Any]
     for profile in profiles:
         variant = profile.variant
         path = variant.path if profile.quantity == "gradient" else None
+        names = {
+            "variant": variant.name,
+            "kind": variant.kind,
+            "skip_lambda": variant.skip_lambda,
+            "norm": variant.norm,
+        }
         for position, block in enumerate(profile.blocks):
-            table.append(
-                {
-                    "quantity": profile.quantity,
-                    "variant": variant.name,
-                    "kind": variant.kind,
-                    "skip_lambda": variant.skip_lambda,
-                    "norm": variant.norm,
-                    "block": block,
-                    "mean": profile.mean[position],
-                    "deviation_over_seeds": profile.deviation and profile.deviation[position],
-                    "skip_path": None if path is None else path ** (settings.blocks - block),
-                    **dataclasses.asdict(settings),
-                }
-            )
+            deviation = profile.deviation and profile.deviation[position]
+            values = {"block": block, "mean": profile.mean[position], "deviation_over_seeds": deviation}
+            values["skip_path"] = None if path is None else path ** (settings.blocks - block)
+            table.append({"quantity": profile.quantity, **names, **values, **dataclasses.asdict(settings)})
     return table
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, kind, text in (
-        ("blocks", whole_number(2), "L, blocks of a stack"),
-        ("dim", whole_number(HEADS), f"features, a multiple of {HEADS}, the number of attention heads"),
-        ("gain", between(0, math.inf), "||F(x)||/||x|| of a branch without normalisation, in expectation"),
-        ("seeds", whole_number(1), "stacks to average over"),
-        ("examples", whole_number(1), "inputs of each stack to average over"),
-        ("tokens", whole_number(2), "tokens of an example, in the stacks of self-attention"),
-    ):
-        help_text = f"{text} (default: %(default)s)"
-        parser.add_argument(f"--{name}", type=kind, default=getattr(Settings, name), metavar="N", help=help_text)
 
 
 def report(options: argparse.Namespace, stem: Path) -> None:
     if options.dim % HEADS:
         raise UserError(f"--dim {options.dim}: expected a multiple of {HEADS}, the number of attention heads")
-    settings = Settings(**{name: getattr(options, name) for name in vars(Settings())})
+    settings = Settings(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Settings)})
     profiles = measure(settings, progress(VARIANTS, len(VARIANTS), "stacks", "variant"))
     about = f"{settings.blocks} blocks, mean of {settings.seeds} seeds, at initialisation"
     figures.write(stem, rows(profiles, settings), draw(profiles, settings), table(profiles, settings), about)
@@ -207,9 +184,9 @@ def report(options: argparse.Namespace, stem: Path) -> None:
 
 def draw(profiles: list[Profile], settings: Settings) -> Any:
     """One panel a quantity, one line a variant, and lambda^(L-l) dotted beside the gradients."""
-    figure, axes = figures.new_figure(len(QUANTITIES), width=4.8, height=4.2)
+    figure, axes = figures.new_figure(len(TITLES), width=4.8, height=4.2)
     dotted = {"color": "0.45", "linestyle": ":", "marker": "", "linewidth": 2}
-    for axis, quantity in zip(axes, QUANTITIES):
+    for axis, quantity in zip(axes, TITLES):
         drawn = [profile for profile in profiles if profile.quantity == quantity]
         for number, profile in enumerate(drawn):
             label, every = figures.label_text(profile.variant.name), max(1, len(profile.blocks) // 10)
@@ -227,29 +204,18 @@ def draw(profiles: list[Profile], settings: Settings) -> Any:
 
 
 def table(profiles: list[Profile], settings: Settings) -> str:
-    """What the figure shows, in figures."""
-    found: dict[str, dict[str, Profile]] = {}
-    for profile in profiles:
-        found.setdefault(profile.variant.name, {})[profile.quantity] = profile
+    """A line for each variant: gradients with the predicted rates, branches, token similarity."""
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.4g}"
+
     lines = [
         ["", "gradient,", "rate per", "lambda", "sqrt(lambda^2", "||F||/||x||,", "token"],
         ["", "first / last", "block", "(Eq. 8)", "+ gain^2)", "first .. last", "similarity"],
     ]
-    for name, each in found.items():
-        gradient, branch, variant = each["gradient"], each["branch"].mean, each["gradient"].variant
-        lines.append(
-            [
-                name,
-                f"{gradient.mean[0]:.3g}",
-                _number(rate(gradient)),
-                _number(variant.path),
-                _number(expected_rate(variant, settings.gain)),
-                f"{branch[0]:.2g} .. {branch[-1]:.2g}",
-                f"{each['similarity'].mean[-1]:.3f}",
-            ]
-        )
+    for gradient, branch, similarity in zip(profiles[::3], profiles[1::3], profiles[2::3]):
+        variant = gradient.variant
+        rates = map(number, (rate(gradient), variant.path, expected_rate(variant, settings.gain)))
+        ends = f"{branch.mean[0]:.2g} .. {branch.mean[-1]:.2g}"
+        lines.append([variant.name, f"{gradient.mean[0]:.3g}", *rates, ends, f"{similarity.mean[-1]:.3f}"])
     return figures.aligned(lines)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

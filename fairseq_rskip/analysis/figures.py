@@ -7,13 +7,13 @@ touches pyplot's global state, and equal figures are equal files. matplotlib is 
 import csv
 import io
 import math
-import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import PART, write_atomically
+from ..files import write_atomically
 
 ENDINGS = (".png", ".pdf", ".csv")
 DPI = 150
@@ -22,55 +22,44 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 LINES = ("-", "--", ":", "-.")
 SAME_LINE = 7  # styles in a row of one line style: Okabe and Ito's colours solid, what comes after them dashed
-STYLES = SAME_LINE * len(LINES)  # that differ in colour and line, and in marker and line
 # Without these a file would hold the time and the version of matplotlib that wrote it.
 METADATA = {".png": {"Software": None}, ".pdf": {"Creator": None, "Producer": None, "CreationDate": None}}
 SIZES = {"font.size": 10, "axes.titlesize": 11, "axes.labelsize": 10, "xtick.labelsize": 9, "ytick.labelsize": 9}
 
 
 def check_stem(path: Any) -> Path:
-    """``path`` as a stem, its folder made; an ending of ``ENDINGS`` is taken off. For before a long computation.
+    """``path`` without an ending of ``ENDINGS``; makes its folder. For use before a long computation.
 
-    Raises ``UserError`` if the files cannot be written there, ``ModuleNotFoundError`` without matplotlib.
+    Raises ``UserError`` if files cannot be written there, ``ModuleNotFoundError`` without matplotlib.
     """
     import matplotlib  # noqa: F401
 
     path = Path(path)
     stem = path.with_suffix("") if path.suffix.lower() in ENDINGS else path
-    if stem.name in ("", ".."):
-        raise UserError(f"--output {path}: expected the name of the figure, for example figures/depth")
     try:
+        if stem.name in ("", "..") or any(beside(stem, ending).is_dir() for ending in ENDINGS):
+            raise UserError(f"--output {path}: expected the name of a figure, for example figures/depth")
         stem.parent.mkdir(parents=True, exist_ok=True)
-        trial = beside(stem, f"{ENDINGS[0]}.{os.getpid()}{PART}")
-        trial.touch()
-        trial.unlink()
+        tempfile.TemporaryFile(dir=stem.parent).close()
     except OSError as error:
         raise UserError(f"cannot write into {stem.parent}: {error.strerror or error}") from None
-    for path in (beside(stem, ending) for ending in ENDINGS):
-        if path.is_dir():
-            raise UserError(f"cannot write {path}: it is a folder")
     return stem
 
 
 def new_figure(columns: int = 1, width: float = 5.5, height: float = 4.0) -> tuple[Any, list[Any]]:
-    """A figure of one row of ``columns`` panels, each ``width`` x ``height`` inches; always a list of axes.
-
-    Lines that are drawn without a style take :func:`style` 0, 1, ... of their panel.
-    """
+    """A figure of one row of ``columns`` panels, each ``width`` x ``height`` inches, and the list of its axes."""
     import matplotlib.figure
 
     with matplotlib.rc_context(SIZES):
         figure = matplotlib.figure.Figure(figsize=(columns * width, height), layout="constrained")
         axes = list(figure.subplots(1, columns, squeeze=False)[0])
-        styles = [style(number) for number in range(STYLES)]
         for axis in axes:
             axis.grid(alpha=0.3)
-            axis.set_prop_cycle(**{key: [each[key] for each in styles] for key in styles[0]})
     return figure, axes
 
 
 def style(number: int) -> dict[str, Any]:
-    """Colour, marker and line style of the ``number``-th line, from 0; the first ``STYLES`` differ, ten in colour."""
+    """Colour, marker and line style of the ``number``-th line, from 0."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[number % len(MARKERS)],

@@ -19,25 +19,17 @@ from . import figures
 from .probe import SkipProbe
 from .study import Estimate, Quantity, Row, Study, draw, estimate, table
 
-EXAMPLES = 10_000  # as in the paper
 NORM = Quantity("gradient_norm", "standard_error", "gradient norm at y", scale="log")
 
 
 def gradient_norms(
     model: nn.Module, batches: Iterable[Any], losses: Callable[[nn.Module, Any], Tensor]
 ) -> dict[str, Estimate]:
-    """Mean over examples of ``||dL_i / dy_i||`` at the output y of every skip connection below ``model``.
+    """Mean over examples of ``||dL_i / dy_i||`` at the output y of every skip connection below ``model``, by its name.
 
-    Args:
-        model: run in evaluation mode, in which examples do not see each other: no dropout, constant batch statistics.
-            It is left in the mode it was in, without gradients.
-        batches: whatever ``losses`` takes.
-        losses: ``losses(model, batch)`` gives one loss L_i for each example of the batch, shape ``(examples,)``.
-
-    Returns the name of each skip connection -> its estimate, in the order of ``model.named_modules()``. Norms are taken
-    in float64: in stacks with lambda other than 1 gradients leave the range in which fp32 can square them.
-
-    Raises ``UserError`` for a model without skip connections, or no examples.
+    ``losses(model, batch)`` gives one loss L_i for each example, shape ``(examples,)``. The model runs in evaluation
+    mode, and is left in its mode, without gradients. Norms are taken in float64: in deep stacks with lambda other than
+    1 their squares leave fp32's range. Raises ``UserError`` for a model without skip connections, or no examples.
     """
     training = model.training
     model.eval()
@@ -63,12 +55,13 @@ def report(study: Study, stem: Path) -> None:
     """Measure the models of ``study``, print a table, write ``stem``'s CSV and its figure."""
 
     def measure(label: str, model: nn.Module, places: list[Row]) -> list[Row]:
-        found = gradient_norms(model, study.show_batches(label), study.losses)
-        bad = [name for name, value in found.items() if not math.isfinite(value.mean)]
+        estimates = gradient_norms(model, study.show_batches(label), study.losses)
+        bad = [name for name, value in estimates.items() if not math.isfinite(value.mean)]
         if bad:
-            where = f"{len(bad)} of {len(found)} blocks, the last of them {bad[-1]}"
+            where = f"{len(bad)} of {len(estimates)} blocks, the last of them {bad[-1]}"
             print_line(f"note: {label}: the gradient is not finite at {where}", "stderr")
-        return [dict(zip(("gradient_norm", "standard_error", "examples"), found[place["block"]])) for place in places]
+        columns = ("gradient_norm", "standard_error", "examples")
+        return [dict(zip(columns, estimates[place["block"]])) for place in places]
 
     rows = study.measure(measure, stem)
     print(table(rows, NORM.column, f"{NORM.title}, mean over {study.data}"))

@@ -1,44 +1,71 @@
-"""What a training writes to TensorBoard about its skip connections at every ``--skip-log-interval``-th update.
+"""What a training logs about its skip connections at every ``--skip-log-interval``-th update, as JSON lines.
 
 Per block, means over the examples (sentences or images) of one batch:
 
-* ``skip_x_to_F/<block>``: the ratio x:F in y (:func:`.coefficients.skip_ratio`), unless the weight of F is still 0;
-* ``skip_F_over_x/<block>``: ‖F(x)‖ / ‖x‖, where a kind carries several tensors of the one that the branch stands on;
+* ``skip_x_to_F/<block>``: the ratio x:F in y, unless the weight of F is still 0;
+* ``skip_F_over_x/<block>``: ‖F(x)‖ / ‖x‖; where a kind carries several tensors, x is the one that the branch reads;
 * ``skip_grad_norm/<block>``: ``n * ‖dL/dy‖`` over the example's part of y, with L the mean loss that is optimised and n
-  the examples in the batch, whose number thereby does not enter. For images that is the gradient of an image's own
-  cross entropy; for sentences that of a sentence's summed loss, divided by the batch's mean number of target tokens
-  (not divided where the criterion averages over sentences).
+  the number of examples in the batch: for images the gradient of an image's own cross entropy; for sentences that of a
+  sentence's summed loss, divided by the batch's mean number of target tokens (unless the criterion averages over
+  sentences);
 * ``skip_learned/<block>.<name>``: the mean of each coefficient that the rule learns;
 * ``skip_lambda/<block>``: lambda, where it adapts.
 
 ``<block>`` is the module's name in the model, for example ``encoder.layers.0.self_attn_skip`` or ``blocks.3.skip``.
 """
 
+import json
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ..files import write_text
 from ..residual.adaptive import lambdas
 from .learned import learned
 from .probe import SkipProbe
 
+LOG = "skips.jsonl"
 X_TO_F = "skip_x_to_F"
 F_OVER_X = "skip_F_over_x"
 GRAD_NORM = "skip_grad_norm"
 LEARNED = "skip_learned"
 LAMBDA = "skip_lambda"
-# of a SummaryWriter: tensorboardX writes from a thread, whose file its flush() does not wait for. In seconds; and room
-# for what one update logs, so that training does not wait for the thread
-WRITING = {"flush_secs": 5, "max_queue": 1000}
+
+
+class SkipLines:
+    """The file ``skips.jsonl`` of a training in ``folder`` that begins, or resumes, with update ``first``.
+
+    What an earlier process logged of updates that are repeated is removed.
+    """
+
+    def __init__(self, folder: Path, first: int):
+        self.path = folder / LOG
+        if self.path.is_file():
+            kept = [json.dumps({"step": step, **values}) for step, values in read(self.path).items() if step < first]
+            write_text(self.path, "".join(line + "\n" for line in kept))
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Append the values, tag -> value, of update number ``step``."""
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+
+
+def read(path: Path) -> dict[int, dict[str, float]]:
+    """Update -> tag -> value of a file ``skips.jsonl``; the last line may have been cut off by a kill."""
+    found = {}
+    for line in path.read_text("utf-8").split("\n")[:-1]:
+        values = json.loads(line)
+        found[values.pop("step")] = values
+    return found
 
 
 def summarise(probe: SkipProbe, loss_scale: float = 1.0) -> dict[str, float]:
     """Tag -> value, of the blocks that the probe saw; those that did not run (LayerDrop) have no tags.
 
-    ``loss_scale`` is what the loss whose gradients the probe saw is divided by to give L, the mean loss that is
-    optimised: fp16's scale, and the number of tokens where the loss is a sum over them. Empty where a gradient is not
-    finite: fp16 overflowed and the update is dropped.
+    The loss whose gradients the probe saw is ``loss_scale`` times the mean loss that is optimised: fp16's scale, and
+    the number of tokens of a summed loss. Empty if a gradient is not finite, as fp16 then drops the update.
     """
     tags: list[str] = []
     means: list[Tensor] = []

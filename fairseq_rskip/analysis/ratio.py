@@ -21,7 +21,6 @@ from .coefficients import coefficients, skip_ratio
 from .probe import Watch, example_mean, example_norm
 from .study import Quantity, Row, Study, draw, estimate, table
 
-EXAMPLES = 1_000
 TOLERANCE = 1e-9  # of float64, with room for sums that cancel
 EFFECTIVE_SCALE = "effective scale = mean |a|, the coefficient of x in y with G's statistics held constant"
 RATIO = Quantity("ratio", "ratio_standard_error", "x:F in y")

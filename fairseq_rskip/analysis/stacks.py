@@ -17,13 +17,6 @@ from ..residual import SkipConnection
 Branch = Callable[[Tensor], Tensor]
 
 
-class NoSkip(nn.Module):
-    """``y = F(x)``."""
-
-    def forward(self, x: Tensor, f_x: Tensor) -> Tensor:
-        return f_x
-
-
 @dataclasses.dataclass(frozen=True)
 class Variant:
     """A skip by the paper's name; ``kind`` None is a stack without skip connections, y = F(x)."""
@@ -33,10 +26,10 @@ class Variant:
     skip_lambda: float | None = None
     norm: str = "none"
 
-    def skip(self, dim: int) -> nn.Module:
-        """A module ``y = skip(x, f_x)`` for features of size ``dim``."""
+    def skip(self, dim: int) -> Callable[[Tensor, Tensor], Tensor]:
+        """``y = skip(x, f_x)`` for features of size ``dim``, a module if there is a skip connection."""
         if self.kind is None:
-            return NoSkip()
+            return lambda x, f_x: f_x
         return SkipConnection(dim, kind=self.kind, skip_lambda=self.skip_lambda, norm=self.norm).double()
 
     @property
@@ -106,20 +99,19 @@ class Pass(NamedTuple):
 
 
 class Stack(nn.Module):
-    """``blocks`` residual blocks, each a branch of its own from ``branch()`` and a skip of ``variant``."""
+    """``blocks`` residual blocks, each with its own branch from ``branch()`` and a skip of ``variant``."""
 
     def __init__(self, variant: Variant, blocks: int, dim: int, branch: Callable[[], Branch]):
         super().__init__()
         self.branches = [branch() for _ in range(blocks)]
-        self.skips = nn.ModuleList(variant.skip(dim) for _ in range(blocks))
+        self.skips = [variant.skip(dim) for _ in range(blocks)]
+        self.modules_ = nn.ModuleList(skip for skip in self.skips if isinstance(skip, nn.Module))
 
     def forward(self, x: Tensor) -> Pass:
         """``x`` is ``(..., dim)``, float64."""
-        found = Pass([], [], [])
+        values = Pass([x], [], [])
         for branch, skip in zip(self.branches, self.skips):
-            f_x = branch(x)
-            y = skip(x, f_x)
-            for values, value in zip(found, (x, f_x, y)):
-                values.append(value)
-            x = y
-        return found
+            values.branches.append(branch(x))
+            x = skip(x, values.branches[-1])
+            values.outputs.append(x)
+        return values._replace(inputs=[*values.inputs, *values.outputs[:-1]])

@@ -1,8 +1,8 @@
-"""Models under study, the examples that all of them see, and the values of each of their blocks as rows of a CSV, as a
-table and as a figure."""
+"""Models under study, the examples that they see, and the values of their blocks as CSV, table and figure."""
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +19,7 @@ from . import figures
 CALIBRATION = 10  # batches
 SIDES = ("encoder", "decoder")  # counted, and drawn, apart
 PANELS = ("", *SIDES)  # the stages of a ResNet share one
-# Of a residual block: "model", its label; "block", its module's name; "index", its number from 1; "group", the stage or
-# the side of the model it is in; and what was measured.
-Row = dict[str, Any]
+Row = dict[str, Any]  # of a block: "model" (label), "block" (module), "index" (from 1), "group" (stage or side), values
 
 
 class Source(NamedTuple):
@@ -54,20 +52,17 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Tensor) -> Estimate:
-    """Of one value an example; the standard error of a single example is NaN."""
-    values = values.double()
-    count = values.numel()
-    sem = float(values.std() / count**0.5) if count > 1 else float("nan")
-    return Estimate(float(values.mean()), sem, count)
+    """Of one value for each example; the standard error of a single example is NaN."""
+    values, count = values.double(), values.numel()
+    return Estimate(float(values.mean()), float(values.std() / count**0.5) if count > 1 else math.nan, count)
 
 
 @dataclasses.dataclass
 class Study:
-    """``models``, label -> network in evaluation mode on the device, and what ``batches()`` gives, the same for all.
+    """``models``, label -> network in evaluation mode on the device, and ``batches()``, the same examples for all.
 
-    ``losses(model, batch)`` is one loss for each example; ``group(name, skip)`` says in which group a block is: a
-    side of a Transformer, which is counted by itself, or a stage of a ResNet. ``data`` describes the examples in words,
-    ``only`` names the one group that is shown, if not all are.
+    ``losses(model, batch)`` is one loss for each example; ``group(name, skip)`` is the group of a block: the stage of a
+    ResNet, or the side of a Transformer. ``data`` describes the examples, ``only`` names the one group to show, if any.
     """
 
     models: dict[str, nn.Module]
@@ -79,26 +74,22 @@ class Study:
     only: str = ""
 
     def show_batches(self, label: str) -> Iterator[Any]:
-        """The batches, while stderr shows how many of them the model ``label`` has seen."""
+        """The batches, with progress of the model ``label``."""
         return progress(self.batches(), self.batch_count, label)
 
     def calibrate(self, label: str, seed: int) -> None:
-        """Set the running statistics of a fresh network's batch norms, which it would be useless without in evaluation.
-
-        Means over the first ``CALIBRATION`` batches in training mode; nothing else changes.
-        """
+        """Set the running statistics of a fresh network's batch norms to means over ``CALIBRATION`` batches."""
         model = self.models[label]
-        norms = [module for module in model.modules() if hasattr(module, "running_mean")]
-        momenta = [norm.momentum for norm in norms]
+        norms = [(norm, norm.momentum) for norm in model.modules() if hasattr(norm, "running_mean")]
         if not norms:
             return
         torch.manual_seed(seed)  # for dropout
         model.train()
         for number, batch in enumerate(itertools.islice(self.batches(), CALIBRATION), 1):
-            for norm in norms:
+            for norm, _ in norms:
                 norm.momentum = 1 / number
             self.losses(model, batch)
-        for norm, momentum in zip(norms, momenta):
+        for norm, momentum in norms:
             norm.momentum = momentum
         model.eval()
 
@@ -116,9 +107,9 @@ class Study:
         return found
 
     def measure(self, values: Callable[[str, nn.Module, list[Row]], list[Row]], stem: Path) -> list[Row]:
-        """The rows of all models, written to ``stem``'s CSV after each of them, so that what is done is not lost.
+        """The rows of all models, with the columns of ``values(label, model, places)``, and ``stem``'s CSV.
 
-        ``values(label, model, places)`` gives the further columns of each of ``places``.
+        The CSV is written after each model, so that nothing computed is lost.
         """
         places = {label: self.places(label) for label in self.models}
         rows: list[Row] = []
@@ -130,10 +121,7 @@ class Study:
 
 
 def fit(model: nn.Module, weights: dict[str, Tensor], source: Source) -> None:
-    """Load ``weights`` into ``model``; they must be the same in name and shape, and finite.
-
-    Raises ``CheckpointError`` that names checkpoint and parameter.
-    """
+    """Load ``weights`` into ``model``. Raises ``CheckpointError`` unless they fit and are finite."""
     try:
         model.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -166,7 +154,7 @@ def device_of(name: str) -> torch.device:
 
 
 def table(rows: Sequence[Row], column: str, title: str) -> str:
-    """A line a block, a column a model, and the mean over the blocks shown."""
+    """A line for each block, a column for each model, and the mean over the blocks."""
     lines: dict[tuple, dict[str, float]] = {}
     models: dict[str, list[float]] = {}
     for row in rows:
@@ -181,7 +169,7 @@ def table(rows: Sequence[Row], column: str, title: str) -> str:
 
 
 def draw(rows: Sequence[Row], quantities: Sequence[Quantity], data: str, note: str = "") -> Any:
-    """A panel for each quantity, of encoder and decoder apart, and a line a model; bars are standard errors."""
+    """A panel for each quantity, encoder and decoder apart, a line for each model; bars are standard errors."""
     panels = [panel for panel in PANELS if any(_panel(row["group"]) == panel for row in rows)]
     figure, axes = figures.new_figure(columns=len(panels) * len(quantities))
     for axis, (panel, quantity) in zip(axes, itertools.product(panels, quantities)):

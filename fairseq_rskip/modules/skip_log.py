@@ -1,5 +1,6 @@
 """``fairseq-train --skip-log-interval N``: the skip connections' measures (:mod:`fairseq_rskip.analysis.live`) at every
-N-th update, in TensorBoard (a folder ``skip`` beside fairseq's ``train_inner`` and ``valid``) and Weights & Biases.
+N-th update, in a folder ``skip`` beside fairseq's ``train_inner`` and ``valid`` of TensorBoard, as JSON lines
+(``skips.jsonl``, which analyze.py course reads) and TensorBoard events, and in Weights & Biases.
 
 The forward and backward pass of one batch is ``task.train_step``. Where N > 0, and nowhere else, the task of the model
 gets its own ``train_step``, under a :class:`~fairseq_rskip.analysis.probe.SkipProbe` at every N-th update.
@@ -13,13 +14,14 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import get_global_rank
 from fairseq.logging import progress_bar
 
-from fairseq_rskip.analysis.live import WRITING, summarise
+from fairseq_rskip.analysis.live import SkipLines, summarise
 from fairseq_rskip.analysis.probe import SkipProbe
 from fairseq_rskip.errors import UserError
 
@@ -118,8 +120,11 @@ class SkipLog:
             folder = os.path.join(Folder.path, "skip")
             # tensorboardX names files by the second: a second writer would truncate the first's; read in names' order
             suffix = f".{time.time_ns()}"
-            self.writer = progress_bar.SummaryWriter(folder, purge_step=self.first, filename_suffix=suffix, **WRITING)
+            options = {"purge_step": self.first, "filename_suffix": suffix, "flush_secs": 5, "max_queue": 1000}
+            self.writer = progress_bar.SummaryWriter(folder, **options)
+            self.lines = SkipLines(Path(folder), self.first)
             atexit.register(self.writer.close)
+        self.lines.write(step, values)
         for tag, value in values.items():
             self.writer.add_scalar(tag, value, step)
 

@@ -3,66 +3,101 @@
 import argparse
 import importlib
 import sys
-from typing import Any
 
-from ..analysis import figures
-from ..console import Parser
+from ..console import Parser, between, whole_number
 from ..errors import exit_status
 
-# What -h lists; the modules of fairseq_rskip.analysis say the rest, and are imported only when asked for: each has its
-# own needs.
+# name -> what it does; the modules of fairseq_rskip.analysis have the same names, and are imported when they run
 COMMANDS = {
     "gradients": "Figure 3: the gradient norm at every residual block",
     "ratio": "x:F in every block, learned gains, effective scale",
-    "depth": "gradients, branches and tokens against depth",
+    "depth": "gradients, branches and tokens against depth, in stacks at initialisation",
     "curves": "Figure 4: training loss and validation metric of runs",
-    "course": "x:F, branch and gradient norms over a training",
+    "course": "x:F, branch and gradient norms over a training with --skip-log-interval",
+    "coordinates": "size of activations against width, as muP's coordinate check",
 }
+EXAMPLES = {"gradients": 10_000, "ratio": 1_000}  # of the commands that take MODELs: default of --examples
+MODELS = """\
+MODEL is one of
+  LABEL=PATH              a seed folder or checkpoint.pt of train_cifar.py, or a checkpoint of fairseq-train;
+                          the label of a PATH alone is its folder's name
+  'LABEL=fresh:OPTIONS'   a freshly initialised ResNet, OPTIONS as of train_cifar.py:
+                          'plain=fresh:--depth 20 --skip-kind xskip --skip-lambda 1 --skip-norm none'
+  'LABEL=fresh:ARCH ...'  a freshly initialised Transformer, options as of fairseq-train --arch ARCH; needs --data:
+                          '3rSkip+LN=fresh:transformer_rskip_ln_iwslt_de_en --skip-lambda 3'
+All models of one call are ResNets or all are Transformers, and see the same examples. A fresh network's batch norms get
+their running statistics from 10 batches of them in training mode; nothing is trained.
+"""
 
 
-MEASURE_MODELS = ("gradients", "ratio")  # that the command line names; the others read logs, or make stacks
-
-
-def add_options(name: str, parser: argparse.ArgumentParser) -> Any:
-    """Add the options of a command to ``parser``; returns the command's module.
-
-    Raises ``ImportError`` if that needs a package that is missing.
-    """
-    command = importlib.import_module(f"fairseq_rskip.analysis.{name}")
-    parser.add_argument(
-        "--output", required=True, metavar="STEM", help="what to write, without an ending: STEM.csv, .png, .pdf"
-    )
-    if name in MEASURE_MODELS:
-        from .models import add_model_arguments
-
-        add_model_arguments(parser, command.EXAMPLES)
-    else:
-        command.add_arguments(parser)
-    return command
+def add_options(name: str, parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command ``name``."""
+    add = parser.add_argument
+    add("--output", required=True, metavar="STEM", help="what to write, without an ending: STEM.csv, .png, .pdf")
+    if name in EXAMPLES:
+        parser.epilog = MODELS
+        add("models", nargs="+", metavar="MODEL", help="[LABEL=]PATH or 'LABEL=fresh:...', see below")
+        count = EXAMPLES[name]
+        add("--examples", type=whole_number(1), default=count, metavar="N", help=f"images or sentence pairs ({count})")
+        add(
+            "--data",
+            default="",
+            help="cifar10, cifar100, digits, imagefolder:PATH or a data-bin (that of the training)",
+        )
+        add("--split", default="train", help="train or test; of a data-bin any (train)")
+        add("--cache", default="", help="folder of decoded image folders (that of the training)")
+        add("--data-dir", default="", help="folder of cifar10 and cifar100 (that of the training)")
+        add("--seed", type=int, default=1, help="seed of the examples and of fresh networks (1)")
+        add("--batch-size", type=whole_number(1), default=64, metavar="N", help="examples of a batch (64)")
+        add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
+        add("--stage", type=int, choices=(1, 2, 3), help="show this stage of ResNets only; the paper shows 2")
+    elif name == "depth":
+        add("--blocks", type=whole_number(2), default=50, metavar="N", help="blocks of a stack (50)")
+        add("--dim", type=whole_number(4), default=64, metavar="N", help="features, a multiple of 4 (64)")
+        add(
+            "--gain",
+            type=between(0, 1e300),
+            default=0.25,
+            metavar="X",
+            help="expected ||F(x)||/||x|| of a branch (0.25)",
+        )
+        add("--seeds", type=whole_number(1), default=5, metavar="N", help="stacks to average over (5)")
+        add("--examples", type=whole_number(1), default=32, metavar="N", help="inputs of a stack to average over (32)")
+        add("--tokens", type=whole_number(2), default=16, metavar="N", help="tokens of an input of self-attention (16)")
+    elif name in ("curves", "course"):
+        add("runs", nargs="+", metavar="[LABEL=]RUN", help="a training's folder; LABEL is its name by default")
+    if name == "curves":
+        add("--first", type=int, default=0, metavar="N", help="leave out what is before iteration N")
+    if name == "course":
+        add("--by-block", action="store_true", help="against depth: each block at the last update")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The options, with the command's module as ``command``."""
-    parser = Parser(description=__doc__)
+    """The options, with the command as ``name``. Torch is not imported."""
+    parser = Parser(prog="analyze.py", description=__doc__)
     commands = parser.add_subparsers(dest="name", metavar="COMMAND [options]", required=True)
     for name, line in COMMANDS.items():
-        subparser = commands.add_parser(name, help=line)
-        if argv[:1] == [name]:
-            command = add_options(name, subparser)
-            subparser.description = command.__doc__
-            subparser.set_defaults(command=command)
+        command = commands.add_parser(
+            name, help=line, description=line, usage=f"analyze.py {name} --output STEM [options]"
+        )
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        add_options(name, command)
     return parser.parse_args(argv)
 
 
 def run(argv: list[str]) -> None:
-    """Every command has ``report(study, stem)``; where it measures no models, its options are the study."""
-    study = options = parse(argv)
+    """Run a command: its module's ``report`` takes the options, or the study of the models that they name."""
+    options = parse(argv)
+    from ..analysis import figures
+
     stem = figures.check_stem(options.output)
-    if options.name in MEASURE_MODELS:
+    command = importlib.import_module(f"fairseq_rskip.analysis.{options.name}")
+    if options.name in EXAMPLES:
         from .models import load_study
 
-        study = load_study(options)
-    options.command.report(study, stem)
+        command.report(load_study(options), stem)
+    else:
+        command.report(options, stem)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -19,7 +19,6 @@ from ..vision.batches import Augmenter, channel_statistics
 from ..vision.config import FOLDER, Config, parse
 from ..vision.data import load
 from ..vision.model import STAGES, preact_resnet
-from ..vision.trainer import seed_everything
 
 SPLITS = ("train", "test")
 
@@ -73,26 +72,22 @@ def settings(source: Source) -> Config:
     if source.state is None:
         return parsed(source, parse, source.fresh, "")
     saved = source.state.get("config")
-    if not isinstance(saved, dict) or not isinstance(source.state.get("model"), dict):
-        raise CheckpointError(f"{source} has no settings or no weights in it")
-    known = {field.name for field in dataclasses.fields(Config)}
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in saved.items() if key in known}
-    return parsed(source, lambda: Config(**values))
+    if not isinstance(saved, dict):
+        raise CheckpointError(f"{source} has no settings in it")
+    return parsed(source, Config.of, saved)
 
 
 def _data(models: Sequence[Source], configs: Sequence[Config], options: argparse.Namespace) -> Config:
     """Which images all models see: those of --data, else those that the checkpoints (or fresh ones' options) name."""
-    pairs = list(zip(models, configs))
-    pairs = [(source, config) for source, config in pairs if source.state is not None] or pairs
-    source, first = pairs[0]
+    saved = [(source, config) for source, config in zip(models, configs) if source.state is not None]
+    (source, first), *others = saved or list(zip(models, configs))
     places = {"cache": options.cache or first.cache, "data_dir": options.data_dir or first.data_dir}
     if options.data:
         return dataclasses.replace(first, data=options.data, **places)
-    for other, config in pairs:
+    for other, config in others:
         if config.data != first.data:
             raise UserError(
-                f"{source} and {other} are of different data, {first.data} and {config.data}: say with --data which "
-                "images all of them are to see"
+                f"{source} and {other} name different data, {first.data} and {config.data}: say --data DATA"
             )
     if first.data.startswith(FOLDER) and not Path(first.data[len(FOLDER) :]).expanduser().is_dir():
         raise UserError(f"{source} was trained on {first.data}, not here: say --data imagefolder:PATH")
@@ -100,7 +95,7 @@ def _data(models: Sequence[Source], configs: Sequence[Config], options: argparse
 
 
 def _build(source: Source, config: Config, classes: int, seed: int) -> nn.Module:
-    seed_everything(seed)
+    torch.manual_seed(seed)
     model = preact_resnet(num_classes=classes, **config.network())
     if source.state is not None:
         weights: Any = source.state["model"]

@@ -22,7 +22,6 @@ from fairseq_rskip.console import progress
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.safe_load import CheckpointError
-from fairseq_rskip.vision.trainer import seed_everything
 
 
 def group(name: str, _skip: SkipConnection) -> str:
@@ -69,24 +68,22 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
 
 
 def read(source: Source) -> Any:
-    """The checkpoint as fairseq understands it, settings of older versions brought up to date; None for a fresh one."""
+    """The checkpoint, with settings of older versions converted; None for a fresh model. Raises ``CheckpointError``."""
     if source.state is None:
         return None
     try:
         state = checkpoint_utils.load_checkpoint_to_cpu(source.path)
-        if state["cfg"]["task"]["data"] is not None and state["cfg"]["model"] is not None:
-            return state
+        if state["cfg"]["task"]["data"] is None or state["cfg"]["model"] is None:
+            raise KeyError("settings")
     except (AttributeError, KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"{source} is not a checkpoint of fairseq-train: it lacks {error}") from None
-    raise CheckpointError(f"{source} is not a checkpoint of fairseq-train: it has no settings")
+    return state
 
 
 def _data(models: Sequence[Source], states: Sequence[Any], options: argparse.Namespace) -> str:
     """The data-bin that all models see: --data, else the one that every checkpoint names."""
-    pairs = [(source, state) for source, state in zip(models, states) if state is not None]
-    named = {str(Path(state["cfg"]["task"]["data"]).expanduser()): source for source, state in pairs}
-    if options.data:
-        named = {options.data: "--data"}
+    named = {str(state["cfg"]["task"]["data"]): source for source, state in zip(models, states) if state is not None}
+    named = {options.data: "--data"} if options.data else named
     if not named:
         raise UserError("fresh Transformers need --data DATA-BIN, a folder that fairseq-preprocess wrote")
     if len(named) > 1:
@@ -106,18 +103,17 @@ def _fresh_settings(source: Source, data: str) -> Any:
 
 
 def ours(model: Any) -> Any:
-    """``model``, or for one of fairseq's own Transformers the same network as ours: a post-norm Transformer is xskip_ln
-    at lambda = 1, a pre-norm one xskip without a norm after the addition."""
+    """``model``, or for a Transformer of fairseq the same network as ours: xskip_ln at lambda 1, xskip if pre-norm."""
     name = getattr(model, "_name", None) or getattr(model, "arch", None)
-    stock = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
-    if stock not in (TransformerModel, TransformerModelBase):
+    if (ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)) not in (TransformerModel, TransformerModelBase):
         return model
     pre_norm = getattr(model, "encoder_normalize_before", False) or getattr(model, "decoder_normalize_before", False)
-    ours = MODEL_DATACLASS_REGISTRY["transformer_xskip" if pre_norm else "transformer_xskip_ln"](skip_lambda=1.0)
+    name = "transformer_xskip" if pre_norm else "transformer_xskip_ln"
+    ours = MODEL_DATACLASS_REGISTRY[name](skip_lambda=1.0)
     for field in dataclasses.fields(ours):
         if hasattr(model, field.name):
             setattr(ours, field.name, getattr(model, field.name))
-    ours._name = "transformer_xskip" if pre_norm else "transformer_xskip_ln"
+    ours._name = name
     return OmegaConf.structured(ours)
 
 
@@ -128,7 +124,7 @@ def build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> tuple[A
         if "eval_bleu" in cfg.task:
             cfg.task.eval_bleu = False  # it would build a tokenizer and a generator
         task = tasks.setup_task(cfg.task)
-        seed_everything(seed)
+        torch.manual_seed(seed)
         model = task.build_model(ours(cfg.model))
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
@@ -143,10 +139,8 @@ def build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> tuple[A
 
 
 def _choose(dataset: Any, models: list[nn.Module], options: argparse.Namespace) -> list[int]:
-    """The examples, drawn from those that every model is long enough for, longest last: equal lengths batch best."""
-    limits = [model.max_positions() for model in models]
-    limit = tuple(min(sides) for sides in zip(*limits))
-    everything = torch.arange(len(dataset)).numpy()
-    fitting, _ = dataset.filter_indices_by_size(everything, limit)
+    """The examples, drawn from those that fit every model, sorted by length: equal lengths batch best."""
+    limit = tuple(min(sides) for sides in zip(*(model.max_positions() for model in models)))
+    fitting, _ = dataset.filter_indices_by_size(torch.arange(len(dataset)).numpy(), limit)
     chosen = fitting[choose(len(fitting), options.examples, options.seed).numpy()]
     return sorted((int(i) for i in chosen), key=lambda i: (dataset.size(i), i))

@@ -1,16 +1,13 @@
 """Shuffled batches and their augmentation: padded random crop, flip and normalisation in one gather on the device.
 
-Equal to torchvision's ``RandomCrop(size, padding)``, ``RandomHorizontalFlip``, ``ToTensor``, ``Normalize`` for the same
-draws (``padding="black"``), or to the same with ``Normalize`` first (``padding="mean"``: what lies outside is 0 after
-normalisation, as in fb.resnet.torch, which He et al. used).
+The same as torchvision's ``RandomCrop``, ``RandomHorizontalFlip``, ``ToTensor``, ``Normalize`` (``padding="black"``);
+with ``padding="mean"`` the padding is 0 after normalisation, as in fb.resnet.torch, which He et al. used.
 """
 
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-PADDINGS = ("mean", "black")
 
 
 class Batch(NamedTuple):
@@ -25,10 +22,8 @@ class Batch(NamedTuple):
 class BatchStream:
     """Endless batches of exactly ``batch_size``; where a pass over the data ends, the batch continues with the next.
 
-    So ``iterations * batch_size`` examples are what a run sees. ``crop`` is the number of padded pixels a side (the
-    corner is uniform in ``0 .. 2 * crop``); ``flip`` whether half of the examples are flipped. A pass's order and draws
-    are made at its start, on the CPU, from a generator of their own: they are the same on every device and in every
-    process, and cost a training step nothing but a slice.
+    ``crop`` is the padding in pixels (the corner is uniform in ``0 .. 2 * crop``); ``flip``: flip half of the examples.
+    A pass's order and draws are made at its start on the CPU: they are the same on every device and in every process.
     """
 
     def __init__(self, size: int, batch_size: int, seed: int, crop: int, flip: bool, device: torch.device):
@@ -86,24 +81,14 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 class Augmenter:
     """Turns stored images and a batch's draws into the network's input ``(N, C, H, W)``, fp32.
 
-    Stored images are uint8 ``(N, H, W, C)``, ``shape`` their ``(H, W, C)``, on ``device``. ``crop`` is the number of
-    padded pixels a side, of the stream that draws. Tables hold what the few possible draws lead to, so that a batch
-    takes a handful of kernels; what is done per channel is done on rows of ``W * C`` values, since torch's kernels are
-    slow where the innermost dimension has three.
+    Stored images are uint8 ``(N, H, W, C)``, ``shape`` their ``(H, W, C)``, on ``device``. Tables hold the indices of
+    every possible draw, and channels are normalised on rows of ``W * C`` values: torch's kernels are slow where the
+    innermost dimension has three.
     """
 
     def __init__(
-        self,
-        shape: tuple[int, int, int],
-        mean: Tensor,
-        std: Tensor,
-        crop: int,
-        padding: str,
-        channels_last: bool,
-        device: torch.device,
+        self, shape: Any, mean: Tensor, std: Tensor, crop: int, padding: str, channels_last: bool, device: torch.device
     ):
-        if padding not in PADDINGS:
-            raise ValueError(f"padding={padding!r}: expected one of {', '.join(PADDINGS)}")
         height, width, channels = shape
         self.channels_last = channels_last
         self.crop = crop

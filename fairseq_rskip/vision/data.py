@@ -13,7 +13,7 @@ from ..errors import UserError
 from .config import FOLDER, Config
 from .imagefolder import load_image_folder
 
-TEST_EVERY = 5  # of the digits, every fifth is for testing
+TEST_EVERY = 5  # every fifth digit is for testing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ImageSet:
         return dataclasses.replace(self, **moved)
 
     def digest(self) -> str:
-        """SHA-256 of all images and labels: equal for equal data, wherever it was read from."""
+        """SHA-256 of all images and labels."""
         digest = hashlib.sha256()
         for split in ("train", "test", "valid"):
             for part in (getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")):
@@ -48,19 +48,12 @@ class ImageSet:
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for a run to resume with these images, in words."""
-        return {
-            "classes": ", ".join(self.classes[:100]),
-            "training images": len(self.train_labels),
-            "test images": len(self.test_labels),
-            "SHA-256 of images and labels": self.digest(),
-        }
+        counts = {"training images": len(self.train_labels), "test images": len(self.test_labels)}
+        return {"classes": ", ".join(self.classes[:100]), **counts, "SHA-256 of images and labels": self.digest()}
 
 
 def load(config: Config) -> ImageSet:
-    """The image set of ``config.data``, split and cut down as ``config`` says.
-
-    Raises ``UserError`` for one that cannot be had or read, or has fewer images than asked for.
-    """
+    """The image set of ``config.data``, split and reduced as ``config`` says. Raises ``UserError``."""
     if config.data.startswith(FOLDER):
         folder = Path(config.data[len(FOLDER) :]).expanduser()
         images = ImageSet(**load_image_folder(folder, Path(config.cache).expanduser()))
@@ -69,31 +62,26 @@ def load(config: Config) -> ImageSet:
     else:
         images = _cifar(config.data, Path(config.data_dir).expanduser())
     if config.valid_images:
-        images = _hold_out(images, config.valid_images)
+        chosen = _balanced(images, config.valid_images, "--valid-images", left=1)
+        rest = torch.ones(len(images.train_labels), dtype=torch.bool).index_fill(0, chosen, False)
+        valid = _chosen(images, chosen, "valid")
+        images = dataclasses.replace(images, **_chosen(images, rest), **valid)
     if config.train_images:
-        images = _keep(images, _balanced(images, config.train_images, "--train-images"))
+        images = dataclasses.replace(
+            images, **_chosen(images, _balanced(images, config.train_images, "--train-images"))
+        )
     return images
 
 
-def _hold_out(images: ImageSet, count: int) -> ImageSet:
-    """``images`` with ``count`` of its training images, as many of each class, for validation."""
-    chosen = _balanced(images, count, "--valid-images", left=1)
-    rest = torch.ones(len(images.train_labels), dtype=torch.bool).index_fill(0, chosen, False)
-    valid = {"valid_images": images.train_images[chosen], "valid_labels": images.train_labels[chosen]}
-    return dataclasses.replace(_keep(images, rest), **valid)
-
-
-def _keep(images: ImageSet, chosen: Tensor) -> ImageSet:
-    """``images`` with those training images that ``chosen``, numbers or a mask, picks."""
-    return dataclasses.replace(
-        images, train_images=images.train_images[chosen], train_labels=images.train_labels[chosen]
-    )
+def _chosen(images: ImageSet, chosen: Tensor, split: str = "train") -> dict[str, Tensor]:
+    """The training images that ``chosen``, numbers or a mask, picks, as the fields of ``split``."""
+    return {f"{split}_images": images.train_images[chosen], f"{split}_labels": images.train_labels[chosen]}
 
 
 def _balanced(images: ImageSet, count: int, option: str, left: int = 0) -> Tensor:
-    """The numbers of ``count`` training images, the same number of each class, always the same ones, in their order.
+    """The numbers of ``count`` training images, the same for each class and every call, ascending.
 
-    Raises ``UserError`` naming ``option`` unless that is possible and leaves ``left`` images of each class.
+    Raises ``UserError`` naming ``option`` unless that leaves ``left`` images of each class.
     """
     classes = len(images.classes)
     available = (torch.bincount(images.train_labels, minlength=classes).min().item() - left) * classes
@@ -113,7 +101,7 @@ def _cifar(name: str, folder: Path) -> ImageSet:
     except (OSError, RuntimeError, ValueError, EOFError) as error:  # URLError is an OSError
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"cannot get {name} into {folder}: {reason}; where there is no network, put {kind.filename} there"
+            f"cannot get {name} into {folder}: {reason}; without a network put {kind.filename} there"
         ) from None
     parts = [(torch.from_numpy(part.data), torch.tensor(part.targets)) for part in (train, test)]
     return ImageSet(tuple(train.classes), *parts[0], *parts[1])
@@ -131,5 +119,5 @@ def _digits() -> ImageSet:
     images = large.permute(0, 2, 3, 1).expand(-1, -1, -1, 3).contiguous()
     labels = torch.from_numpy(digits.target).long()
     test = torch.arange(len(labels)) % TEST_EVERY == TEST_EVERY - 1
-    names = tuple(str(name) for name in digits.target_names)
+    names = tuple(map(str, digits.target_names))
     return ImageSet(names, images[~test], labels[~test], images[test], labels[test], may_flip=False)

@@ -13,7 +13,7 @@ from ..errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """This process's place among ``world`` processes, and its device."""
+    """This process's rank among ``world`` processes, and its device."""
 
     rank: int
     world: int
@@ -24,7 +24,7 @@ class Group:
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """``values`` added up over all processes, in place."""
+        """The sum of ``values`` over all processes, in place."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
@@ -37,16 +37,6 @@ class Group:
         dist.all_reduce(least, dist.ReduceOp.MIN)
         return int(least)
 
-    def wait(self) -> None:
-        """Return when every process has come here."""
-        if self.world > 1:
-            dist.barrier()
-
-    def share(self, batch_size: int) -> slice:
-        """This process's part of a batch."""
-        part = batch_size // self.world
-        return slice(self.rank * part, (self.rank + 1) * part)
-
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Give every process the first one's buffers (running statistics)."""
         if self.world > 1:
@@ -58,17 +48,16 @@ def join(device: str) -> Group:
     """Join the group that torchrun's environment describes, on ``auto``, ``cpu`` or ``cuda``. Raises ``UserError``."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: there is no CUDA GPU here, or this torch cannot use it; expected cpu or auto")
-    cuda = device != "cpu" and torch.cuda.is_available()
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    gpus = torch.cuda.device_count() if cuda else 0
-    if cuda and local >= gpus:
-        raise UserError(f"process {local} has no GPU of its own: expected at most {gpus} processes on this machine")
-    chosen = torch.device("cuda", local) if cuda else torch.device("cpu")
-    if cuda:
+    chosen = torch.device("cpu")
+    if device != "cpu" and torch.cuda.is_available():
+        local, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+        if local >= gpus:
+            raise UserError(f"process {local} has no GPU: expected at most {gpus} processes on this machine")
+        chosen = torch.device("cuda", local)
         torch.cuda.set_device(chosen)
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world > 1:
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=30))
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=timedelta(minutes=30))
     return Group(int(os.environ.get("RANK", 0)), world, chosen)
 
 

@@ -1,80 +1,84 @@
-"""What ``scripts/train_cifar.py`` runs: every seed in turn, and their mean."""
+"""What ``scripts/train_cifar.py`` runs: every seed in turn, and their mean. Torch is imported when it trains."""
 
 import contextlib
 import ctypes
 import json
+import os
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..console import print_line
 from ..errors import UserError, exit_status
 from ..files import locked, write_json
-from . import distributed
-from .config import Config, difference, parse
-from .data import ImageSet, load
-from .distributed import Group
-from .run import RESULT, Interrupted, Run
+from .options import make_parser
 
 SUMMARY = "summary.json"
-
+RESULT = "result.json"
 
 ABOUT = "Train PreAct-ResNet on CIFAR-10, CIFAR-100, an image folder or handwritten digits, with any skip connection."
 EXAMPLES = """\
-The paper's rows (Liu et al. 2020; five seeds each: --seeds 1 2 3 4 5), with --depth 110 and CIFAR-10 by default:
+rows of the paper (five seeds each: --seeds 1 2 3 4 5), with --depth 110 and CIFAR-10 by default:
   baseline, xSkip         --skip-kind xskip --skip-lambda 1|2|3 --skip-norm none
   xSkip+LN, +BN           --skip-kind xskip --skip-lambda 1|2|3 --skip-norm layer|batch
   rSkip+LN, +BN           --skip-kind rskip --skip-lambda 1|2|3 --skip-norm layer|batch
-  0.5x+F, LN(0.5x+F)      --skip-kind xskip --skip-lambda 0.5 --skip-norm none|layer
-  LN(x+2F), LN(x+3F)      --skip-kind xskip --skip-lambda 1 --skip-branch-scale 2|3 --skip-norm layer
-  wSkip+LN, w from 1, 2   --skip-kind wskip --skip-init 1|2 --skip-norm layer
-  CIFAR-100, Table 6      --data cifar100 --depth 20|32|44|56|110, baseline or rSkip+LN with lambda 2
-Several GPUs: torchrun --nproc_per_node N scripts/train_cifar.py ... (see docs/cifar.md).
+  LN(x+2F)                --skip-kind xskip --skip-lambda 1 --skip-branch-scale 2 --skip-norm layer
+all rows, and several GPUs: docs/cifar.md
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as ``argv`` says; returns the exit status. What the user can fix is one line on stderr."""
-    return exit_status(lambda: _train(parse(argv, ABOUT, EXAMPLES)))
+    argv = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(argv):  # before torch is imported, which takes seconds
+        make_parser(ABOUT, EXAMPLES)[0].parse_args(["--help"])
+    return exit_status(lambda: _train(argv))
 
 
-def _train(config: Config) -> int:
+def _train(argv: Sequence[str]) -> int:
+    if os.environ.get("RANK", "0") == "0" and "--help-skips" not in argv:
+        print_line("loading PyTorch")
+    from . import distributed
+    from .config import parse, skip_help
+    from .run import Interrupted
+
+    if "--help-skips" in argv:
+        print(skip_help())
+        return 0
+    config = parse(argv)
     group = distributed.join(config.device)
     try:
         check_machine(config, group)
         train_all(config, group)
     except Interrupted as error:
-        print_line(f"error: {error}", "stderr")
+        print_line(str(error), "stderr")
         return error.status
     except (UserError, RuntimeError, MemoryError) as error:
         line = str(error) if isinstance(error, UserError) else _explained(error)
-        if line and not group.first:
+        if not line:
+            raise
+        if not group.first:
             return 1  # the first process says it
-        if line and not isinstance(error, UserError):
-            raise UserError(line) from None
-        raise
+        raise UserError(line) from None
     finally:
         distributed.leave(group)
     return 0
 
 
 def _explained(error: Exception) -> str:
-    """A line for what torch raises when the machine, not the program, falls short; else ""."""
-    if isinstance(error, torch.cuda.OutOfMemoryError):
+    """A line for errors of torch that come from the machine, else ""."""
+    if type(error).__name__ == "OutOfMemoryError":
         return "the GPU's memory is full: try a smaller --batch-size or --amp bf16"
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return "the memory is full: try a smaller --batch-size"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        reason = " ".join(str(error).split())[:200]
-        return f"--compile failed, train without it: {reason}"
+        return f"--compile failed, train without it: {' '.join(str(error).split())[:200]}"
     return ""
 
 
-def check_machine(config: Config, group: Group) -> None:
+def check_machine(config: Any, group: Any) -> None:
     """Raise ``UserError`` for settings that the device, or the number of processes, cannot do."""
     cuda = group.device.type == "cuda"
     if config.amp == "fp16" and not cuda:
@@ -85,41 +89,51 @@ def check_machine(config: Config, group: Group) -> None:
         raise UserError(f"--batch-size {config.batch_size}: expected a multiple of the {group.world} processes")
 
 
-def train_all(config: Config, group: Group) -> list[dict[str, Any]]:
-    """Train once for each of ``config.seeds`` that has no result yet; returns the results."""
+def train_all(config: Any, group: Any) -> None:
+    """Train once for each of ``config.seeds`` that has no result yet."""
+    import torch
+
+    from .data import load
+    from .run import Run
+
     if group.device.type == "cpu":
         keep_freed_memory()
     else:
         torch.backends.cudnn.benchmark = True  # every batch has the same shape
-    images = _load(config, group)
-    if config.batch_size > len(images.train_labels):
-        count = len(images.train_labels)
+    if not group.first:
+        group.least(0)  # wait: the first process downloads and decodes, the others read the cache
+    else:
+        print_line(f"reading {config.data}")
+    images = load(config)
+    if group.first:
+        group.least(0)
+    images = images.to(group.device)
+    count = len(images.train_labels)
+    if config.batch_size > count:
         raise UserError(f"--batch-size {config.batch_size}: expected at most the {count} training images")
-    identity = images.identity()
-    results = []
+    identity, results = images.identity(), []
     for seed in config.seeds:
         folder = config.folder() / f"seed{seed}"
         result = finished(folder, config, {"seed": seed, **identity})
         if not group.least(int(result is not None)):
-            result = train_one(config, seed, images, group, folder)
+            with locked(folder) if group.first else contextlib.nullcontext(True) as free:
+                if not group.least(int(bool(free))):
+                    raise UserError(f"another process is training in {folder}: wait, or choose another --output")
+                result = Run(config, seed, images, group, folder).run()
         results.append(result)
         if group.first:
-            print_line(f"seed {seed}: {_one(result)}  ({folder / RESULT})")
+            best = f"best {result['best_error']:.2f} % in epoch {result['best_epoch']}"
+            valid = f", validation error {result['valid_error']:.2f} %" if "valid_error" in result else ""
+            speed = f"{result['images_per_second']:.0f} images/s"
+            print_line(f"seed {seed}: error {result['error']:.2f} % ({best}){valid}, {speed}  ({folder / RESULT})")
     if group.first:
-        summarise(config, identity)
-    return results
+        summarise(config, results)
 
 
-def train_one(config: Config, seed: int, images: ImageSet, group: Group, folder: Path) -> dict[str, Any]:
-    """Train from ``seed`` in ``folder``. Raises ``UserError`` if another process does so already."""
-    with locked(folder) if group.first else contextlib.nullcontext(True) as free:
-        if not group.least(int(bool(free))):
-            raise UserError(f"another process is training in {folder}: wait for it, or choose another --output")
-        return Run(config, seed, images, group, folder).run()
+def finished(folder: Path, config: Any, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """The result in ``folder``, or None. Raises ``UserError`` if it is of a run with other settings or data."""
+    from .config import difference
 
-
-def finished(folder: Path, config: Config, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """The result in ``folder``, if there is one. Raises ``UserError`` if it is of a run with other settings or data."""
     path = folder / RESULT
     if not path.is_file():
         return None
@@ -134,18 +148,12 @@ def finished(folder: Path, config: Config, identity: dict[str, Any]) -> dict[str
     return result
 
 
-def summarise(config: Config, identity: dict[str, Any]) -> None:
-    """Print mean and deviation of the errors of all seeds that are finished with these settings and write them."""
-    results = []
-    for path in config.folder().glob(f"seed*/{RESULT}"):
-        seed = path.parent.name[len("seed") :]
-        with contextlib.suppress(UserError):  # of other settings: another run's
-            results.append(finished(path.parent, config, {"seed": int(seed) if seed.isdecimal() else seed, **identity}))
-    results.sort(key=lambda result: result["seed"])
+def summarise(config: Any, results: list[dict[str, Any]]) -> None:
+    """Write, and print, mean and standard deviation of the seeds' errors."""
     errors = [result["error"] for result in results]
     mean = statistics.mean(errors)
     deviation = statistics.stdev(errors) if len(errors) > 1 else None
-    summary = {"seeds": [r["seed"] for r in results], "errors": errors, "mean": mean, "standard_deviation": deviation}
+    summary = {"seeds": list(config.seeds), "errors": errors, "mean": mean, "standard_deviation": deviation}
     if config.valid_images:
         summary["valid_errors"] = [result["valid_error"] for result in results]
         summary["valid_mean"] = statistics.mean(summary["valid_errors"])
@@ -154,29 +162,11 @@ def summarise(config: Config, identity: dict[str, Any]) -> None:
         print_line(f"error of {len(errors)} seeds: {mean:.2f} ± {deviation:.2f} % (mean ± standard deviation)")
 
 
-def _one(result: dict[str, Any]) -> str:
-    best = f"best {result['best_error']:.2f} % in epoch {result['best_epoch']}"
-    valid = f", validation error {result['valid_error']:.2f} %" if "valid_error" in result else ""
-    return f"error {result['error']:.2f} % ({best}){valid}, {result['images_per_second']:.0f} images/s"
-
-
-def _load(config: Config, group: Group) -> ImageSet:
-    """The data on the device; the first process downloads and decodes, the others then find it done."""
-    if not group.first:
-        group.wait()
-    images = load(config)
-    if group.first:
-        group.wait()
-    return images.to(group.device)
-
-
 def keep_freed_memory() -> None:
-    """Ask glibc not to return freed memory to the system; does nothing elsewhere.
+    """Ask glibc to keep freed memory; does nothing elsewhere.
 
-    A step on a CPU frees its activations, tens of megabytes, and would fault those pages in anew at the next.
+    A step on a CPU frees tens of megabytes of activations, and would fault in those pages again at the next.
     """
-    if not sys.platform.startswith("linux"):
-        return
     trim_threshold, top_pad, mmap_max = -1, -2, -4  # of malloc.h
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,12 +1,11 @@
 """One training step and one test: the model, its optimizer, the data on the device, the random numbers."""
 
 import contextlib
-import math
-import random
+import hashlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,24 +25,22 @@ from .distributed import Group
 from .model import preact_resnet
 
 TEST_BATCH = 500
-NEVER = 2**62
 _FORMATS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Trainer:
-    """A network started from ``seed``, trained on ``images`` (on ``group.device``) update by update.
+    """A network initialised from ``seed`` and trained on ``images`` (on ``group.device``) update by update.
 
-    ``iteration`` counts the updates. ``meter`` is the sum of losses, of errors, and the number of images, of this
-    process, as far as ``settle`` has read them. ``skips`` is what the last update, if it was one to log, showed of the
-    skip connections (:mod:`..analysis.live`), in the first process. Raises ``UserError`` for settings that exclude each
-    other.
+    ``iteration`` counts the updates; ``meter`` is this process's sum of losses and of errors, and number of images;
+    ``skips`` is what the last update measured of the skip connections, if it was one to log, in the first process.
+    Raises ``UserError`` for settings that exclude each other.
     """
 
     def __init__(self, config: Config, seed: int, images: ImageSet, group: Group):
         self.config, self.seed, self.images, self.group = config, seed, images, group
         device = group.device
-        seed_everything(seed)
+        torch.manual_seed(seed)
         self.module: nn.Module = preact_resnet(num_classes=len(images.classes), **config.network())
         if config.sync_bn:
             self.module = convert_sync_batchnorm(self.module)
@@ -52,7 +49,7 @@ class Trainer:
         self.optimizer = torch.optim.SGD(
             self._groups(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay
         )
-        self.scaler = _gradient_scaler(config.amp == "fp16")
+        self.scaler = torch.amp.GradScaler("cuda", enabled=config.amp == "fp16")
         flip = config.flip and images.may_flip
         self.stream = BatchStream(len(images.train_labels), config.batch_size, seed, config.crop, flip, device)
         self.mean, self.std = channel_statistics(images.train_images)
@@ -61,19 +58,16 @@ class Trainer:
         self.augmenter = Augmenter(shape, self.mean, self.std, config.crop, config.padding, channels_last, device)
         if wanting_profile(self.module):
             first, labels = images.train_images[: config.batch_size], images.train_labels[: config.batch_size]
-            set_starts(
-                self.module,
-                lambda: F.cross_entropy(self.module(self.augmenter.test(first)), labels),
-                self.module.shortcuts(),
-            )
+            loss = lambda: F.cross_entropy(self.module(self.augmenter.test(first)), labels)  # noqa: E731
+            set_starts(self.module, loss, self.module.shortcuts())
         self.movement = Movement(self.module)
         self.iteration = 0
+        self.count = torch.tensor(config.batch_size // group.world, dtype=torch.float64, device=device)
         self.reset_meter()
-        self.pending: list[tuple[Tensor, Tensor]] = []
         self.skips: dict[str, float] = {}
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The parameters, those that weight decay leaves alone in a group of their own, where there are any."""
+        """The parameters; those without weight decay, if there are any, are the second group."""
         alone = without_decay(self.module)
         chosen = {id(parameter) for parameter in alone}
         rest = [parameter for parameter in self.module.parameters() if id(parameter) not in chosen]
@@ -92,12 +86,11 @@ class Trainer:
 
     def train_step(self) -> Tensor:
         """One update on this process's share of the next batch; returns its loss, detached."""
+        torch.manual_seed(_seed_of(self.seed, self.iteration, self.group.rank))
         batch = self.stream.next()
         if self.group.world > 1:
-            # other draws of stochastic depth and dropout in each process, the same ones after a training has resumed
-            torch.manual_seed(((self.seed * 10**9 + self.iteration) * self.group.world + self.group.rank) % 2**63)
-            share = self.group.share(self.config.batch_size)
-            batch = Batch(*(part[share] for part in batch))
+            share = self.config.batch_size // self.group.world
+            batch = Batch(*(part.narrow(0, self.group.rank * share, share) for part in batch))
         x = self.augmenter.train(self.images.train_images, batch)
         y = self.images.train_labels[batch.index]
         interval, self.skips = self.config.skip_log_interval, {}
@@ -109,40 +102,19 @@ class Trainer:
         else:
             loss, logits = self.update(x, y)
         self.iteration += 1
-        self.pending.append((loss, (logits.argmax(1) != y).sum()))  # read later: reading waits for the device
+        self.meter += torch.stack([loss.double() * len(y), (logits.argmax(1) != y).sum().double(), self.count])
         return loss
-
-    def settle(self) -> int:
-        """Add what has not been read yet to ``meter``; returns the first iteration of it whose loss is not finite.
-
-        If all are, that is ``NEVER``.
-        """
-        if not self.pending:
-            return NEVER
-        losses, errors = (torch.stack(values).tolist() for values in zip(*self.pending))
-        first = self.iteration - len(losses) + 1
-        count = self.config.batch_size // self.group.world
-        for loss, wrong in zip(losses, errors):
-            self.meter = [self.meter[0] + loss * count, self.meter[1] + wrong, self.meter[2] + count]
-        self.pending.clear()
-        return next((first + k for k, loss in enumerate(losses) if not math.isfinite(loss)), NEVER)
 
     def means(self) -> tuple[float, float, float]:
         """Mean loss, error (%) and images since ``meter`` was reset, over all processes; all of them must call it."""
-        loss_sum, errors, count = self.group.sum(self._meter()).tolist()
+        loss_sum, errors, count = self.group.sum(self.meter.clone()).tolist()
         return loss_sum / count, 100 * errors / count, count
 
     def reset_meter(self) -> None:
-        self.meter = [0.0, 0.0, 0.0]
-
-    def _meter(self) -> Tensor:
-        return torch.tensor(self.meter, dtype=torch.float64, device=self.group.device)
+        self.meter = torch.zeros(3, dtype=torch.float64, device=self.group.device)
 
     def update(self, x: Tensor, y: Tensor, net: nn.Module | None = None) -> tuple[Tensor, Tensor]:
-        """Forward, backward and the optimizer's step on images ``x`` with labels ``y``; returns loss and logits.
-
-        ``net`` is this trainer's network in another wrapping, if any.
-        """
+        """Forward, backward and the optimizer's step on images ``x`` with labels ``y``; returns loss and logits."""
         for group in self.optimizer.param_groups:
             group["lr"] = group.get("rate", 1.0) * self.config.learning_rate(self.iteration)
         with self._autocast():
@@ -158,10 +130,11 @@ class Trainer:
 
     def test(self) -> dict[str, float]:
         """Loss and error (%) on the test images and, where there are some, on the validation images."""
-        found = self._test("test", self.images.test_images, self.images.test_labels)
-        if self.images.valid_images is not None:
-            found.update(self._test("valid", self.images.valid_images, self.images.valid_labels))
-        return found
+        images = self.images
+        measured = self._test("test", images.test_images, images.test_labels)
+        if images.valid_images is not None:
+            measured.update(self._test("valid", images.valid_images, images.valid_labels))
+        return measured
 
     @torch.no_grad()
     def _test(self, name: str, images: Tensor, labels: Tensor) -> dict[str, float]:
@@ -191,73 +164,38 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides how training continues; all processes must call it."""
-        return {
-            "iteration": self.iteration,
-            "model": self.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "sampler": self.stream.state_dict(),
-            "random": capture_generators(self.group.device),
-            "meter": self.group.sum(self._meter()).tolist(),
-        }
+        modules = {"model": self.module, "optimizer": self.optimizer, "scaler": self.scaler, "sampler": self.stream}
+        state = {name: module.state_dict() for name, module in modules.items()}
+        return {"iteration": self.iteration, **state, "meter": self.group.sum(self.meter.clone()).tolist()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from ``state``. Raises ``CheckpointError`` if it does not fit this network or is not finite."""
-        self.load_weights(state["model"])
-        try:
+    def load_state_dict(self, state: dict[str, Any], name: str) -> None:
+        """Resume from the ``state`` in file ``name``. Raises ``CheckpointError`` if it does not fit."""
+        self.load_weights(state["model"], name)
+        with _naming(name):
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
             self.stream.load_state_dict(state["sampler"])
-            restore_generators(state["random"], self.group.device)
             self.iteration = int(state["iteration"])
             if self.group.first:
-                self.meter = [float(value) for value in state["meter"]]
-        except (AttributeError, KeyError, RuntimeError, ValueError, TypeError) as error:
-            raise _unfit(error) from None
+                self.meter += torch.tensor(state["meter"], dtype=torch.float64, device=self.group.device)
 
-    def load_weights(self, weights: dict[str, Any]) -> None:
-        """Have the network's ``weights``. Raises ``CheckpointError`` if they do not fit it or are not finite."""
-        try:
+    def load_weights(self, weights: dict[str, Any], name: str) -> None:
+        """Load the network's weights. Raises ``CheckpointError`` if they do not fit it or are not finite."""
+        with _naming(name):
             self.module.load_state_dict(weights)
-        except (AttributeError, RuntimeError, TypeError) as error:
-            raise _unfit(error) from None
         if not self.weights_are_finite():
-            raise CheckpointError("the checkpoint holds weights that are not finite")
+            raise CheckpointError(f"{name}: the checkpoint holds weights that are not finite")
 
 
-def _unfit(error: Exception) -> CheckpointError:
-    return CheckpointError(f"the checkpoint does not fit this network: {' '.join(str(error).split())[:200]}")
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, KeyError, RuntimeError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{name}: the checkpoint does not fit this network: {reason}") from None
 
 
-def _gradient_scaler(enabled: bool) -> Any:
-    if hasattr(torch.amp, "GradScaler"):
-        return torch.amp.GradScaler("cuda", enabled=enabled)
-    return torch.cuda.amp.GradScaler(enabled=enabled)  # torch < 2.3
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the global generators of Python, numpy and torch, on every device."""
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def capture_generators(device: torch.device) -> dict[str, Any]:
-    """Their state, as tensors and plain containers."""
-    version, words, gauss = random.getstate()
-    name, keys, *rest = numpy.random.get_state()
-    state = {"python": [version, list(words), gauss], "torch": torch.get_rng_state()}
-    state["numpy"] = [name, keys.tolist(), *rest]
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def restore_generators(state: dict[str, Any], device: torch.device) -> None:
-    """Put them back to what ``capture_generators`` returned."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    torch.set_rng_state(state["torch"])
-    numpy.random.set_state(tuple(state["numpy"]))
-    if "cuda" in state and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
+def _seed_of(seed: int, iteration: int, rank: int) -> int:
+    """The seed of a process's random numbers in one update: other masks on every rank, and nothing to save."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {iteration} {rank}".encode()).digest()[:8], "big")

@@ -2,16 +2,16 @@
 
 import csv
 
-from tensorboardX import SummaryWriter
-
+from fairseq_rskip.analysis.live import SkipLines
 from fairseq_rskip.tools.analyze import main
 
 
 def log(folder, values):
     """``values``: (tag, step) -> value, as a training logs them."""
-    with SummaryWriter(str(folder), filename_suffix=".1") as writer:
-        for (tag, step), value in values.items():
-            writer.add_scalar(tag, value, step)
+    folder.mkdir(parents=True)
+    lines = SkipLines(folder, 1)
+    for step in sorted({step for _, step in values}):
+        lines.write(step, {tag: value for (tag, at), value in values.items() if at == step})
 
 
 def test_a_line_is_the_geometric_mean_over_blocks_and_seeds(tmp_path, capsys):
@@ -54,5 +54,5 @@ def test_a_training_that_logged_no_skips_and_a_folder_that_is_not_there_get_one_
     for folder in ("plain", "nowhere"):
         assert main(["course", str(tmp_path / folder), "--output", str(tmp_path / "course")]) == 1
         (error,) = capsys.readouterr().err.splitlines()
-        assert error.startswith(f"error: {tmp_path / folder} has no log of skip connections: expected a training with")
+        assert error.startswith(f"error: {tmp_path / folder} has no skips.jsonl: expected a training with")
     assert not (tmp_path / "course.png").exists()

@@ -11,17 +11,21 @@ from fairseq_rskip.tools import analyze
 START = "2026-01-01 10:00:00 | INFO | "
 
 
+def line(source, step, **values):
+    """A line as fairseq writes it with --log-format json."""
+    prefix = "" if source == "train_inner" else f"{source}_"
+    said = {"epoch": 1, **{f"{prefix}{name}": str(value) for name, value in values.items()}}
+    return f"{START}{source} | {json.dumps({**said, f'{prefix}num_updates': str(step)})}\n"
+
+
 def inner(step, loss, nll=1.0):
-    """A line as fairseq writes it every --log-interval updates."""
-    said = f"loss={loss}, nll_loss={nll}, ppl={round(2**nll, 2)}, wps=1261.9, ups=0.7, bsz=116"
-    return f"{START}train_inner | epoch 001:     {step} / 251 {said}, num_updates={step}, lr=0.0001, wall=33\n"
+    """Every --log-interval updates."""
+    return line("train_inner", step, loss=loss, nll_loss=nll, ppl=round(2**nll, 2), wps=1261.9)
 
 
 def summary(source, step, loss, nll=1.0):
-    """A line as it writes it after an epoch (train) or a validation (valid)."""
-    subset = " | valid on 'valid' subset" if source == "valid" else ""
-    said = f"loss {loss} | nll_loss {nll} | ppl {round(2**nll, 2)} | wps 3768.6 | wpb 2140.5 | bsz 126.8"
-    return f"{START}{source} | epoch 001{subset} | {said} | num_updates {step} | best_loss 3\n"
+    """After an epoch (train) or a validation (valid)."""
+    return line(source, step, loss=loss, nll_loss=nll, ppl=round(2**nll, 2), best_loss=3)
 
 
 def fairseq_run(folder, *lines):
@@ -88,7 +92,7 @@ def test_fairseq_logs_come_back_number_by_number(tmp_path, capfd):
 
 def curves_of(folder, *lines):
     """The curves that are read of a log of these lines, step -> value."""
-    return curves.read_log(fairseq_run(folder, *lines) / "train.log", curves.FAIRSEQ)
+    return curves.read_log(fairseq_run(folder, *lines) / "train.log", curves.KINDS[1])
 
 
 def test_a_resumed_run_keeps_the_last_of_what_it_repeats(tmp_path):
@@ -100,29 +104,11 @@ def test_a_resumed_run_keeps_the_last_of_what_it_repeats(tmp_path):
 
 
 def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path):
-    """At the log's end, and where a resumed run, by train.sh or by hand, wrote on behind it."""
+    """At the log's end, and where a resumed run wrote on behind it."""
     first, whole, last = inner(20, 9), inner(40, 8), inner(60, 7)
-    four = whole.index("num_updates=4") + len("num_updates=4")  # update 4, taken for true, would undo 20
-    for cut in (len(whole) - 1, four, 60):
-        assert curves_of(tmp_path / f"end {cut}", first, whole[:cut])["train_inner_loss"] == {20: 9}
-    for cut in (whole.index("loss=8") + len("loss=8"), four):
-        found = curves_of(tmp_path / f"resumed {cut}", first, whole[:cut] + "recipe: multi30k-en-de\n", last)
-        assert found["train_inner_loss"] == {20: 9, 60: 7}
-    found = curves_of(tmp_path / "by hand", first, whole[: whole.index("loss=8")] + START + "starting\n", last)
-    assert found["train_inner_loss"] == {20: 9, 60: 7}
-
-
-def test_fairseqs_json_format_is_read_too(tmp_path):
-    said = {"epoch": 1, "update": 0.08, "loss": "22.4", "nll_loss": "22.3", "ppl": "5.1e+06", "num_updates": "20"}
-    valid = {"epoch": 1, "valid_loss": "9.5", "valid_ppl": "700.5", "valid_num_updates": "32"}
-    lines = [f"{START}train_inner | {json.dumps(said)}\n", f"{START}valid | {json.dumps(valid)}\n"]
-    assert curves_of(tmp_path / "run", *lines) == {
-        "train_inner_loss": {20: 22.4},
-        "train_inner_nll_loss": {20: 22.3},
-        "train_inner_ppl": {20: 5.1e6},
-        "valid_loss": {32: 9.5},
-        "valid_ppl": {32: 700.5},
-    }
+    for end in ("", "recipe: multi30k-en-de\n" + last):
+        curve = curves_of(tmp_path / f"run {len(end)}", first, whole[:-9] + end)["train_inner_loss"]
+        assert curve == {20: 9, 60: 7} if end else {20: 9}
 
 
 def test_what_every_log_has_is_drawn(tmp_path):
@@ -161,27 +147,11 @@ def test_runs_of_one_label_are_its_seeds_and_first_leaves_out(tmp_path):
     assert table(tmp_path / "x") == {"rSkip": {"train_loss": [(20, 1), (20, 1)], "test_error": [(20, 30), (20, 20)]}}
 
 
-def test_a_run_that_has_logged_nothing_is_left_out_with_a_warning(tmp_path, capfd):
-    runs = [cifar_run(tmp_path / "run" / "seed1", 50).parent, cifar_run(tmp_path / "fresh")]
-    assert draw(tmp_path / "x", *runs) == 0
-    warning = f"warning: {tmp_path}/fresh/log.jsonl holds no iteration yet and is left out\n"
-    assert capfd.readouterr().err == warning and list(table(tmp_path / "x")) == ["run"]
-
-
-def test_labels_and_paths(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "lr=0.1").mkdir()
-    assert curves.split("lr=0.1") == ("lr=0.1", "lr=0.1")  # a folder that exists
-    assert curves.split("2rSkip+LN=runs/lr=0.1") == ("2rSkip+LN", "runs/lr=0.1")
-    assert curves.split(".") == (tmp_path.name, ".")
-
-
 def test_what_cannot_be_drawn_is_one_line(tmp_path, capfd):
     cifar, fairseq = cifar_run(tmp_path / "cifar", 50), fairseq_run(tmp_path / "fairseq", inner(20, 9))
-    for name, content in (("binary", b"\xff\xfe\x00log\n"), ("number", b"7\n"), ("loss", b'{"iteration": 1}\n')):
+    for name, content in (("binary", b"\xff\xfe\x00log\n"), ("number", b"7\n"), ("loss", b'{"train_loss": 1}\n')):
         cifar_run(tmp_path / name)
         (tmp_path / name / "log.jsonl").write_bytes(content)
-    broken = fairseq_run(tmp_path / "broken", inner(20, 9), inner(40, "9.x"), inner(60, 8))
     (tmp_path / "empty").mkdir()
     silent = fairseq_run(tmp_path / "silent")
     expected = "holds no log: expected log.jsonl of train_cifar.py or train.log of fairseq-train"
@@ -191,9 +161,8 @@ def test_what_cannot_be_drawn_is_one_line(tmp_path, capfd):
         ([tmp_path / "binary"], f"{tmp_path}/binary/log.jsonl, line 1, is not a log line of train_cifar.py"),
         ([tmp_path / "number"], f"{tmp_path}/number/log.jsonl, line 1, is not a log line of train_cifar.py"),
         ([tmp_path / "loss"], f"{tmp_path}/loss/log.jsonl, line 1, is not a log line of train_cifar.py"),
-        ([broken], f"{broken}/train.log, line 5, is not a log line of fairseq-train"),
         ([cifar, cifar], f"two runs are called cifar: say LABEL={cifar}; runs of one LABEL are its seeds"),
-        ([cifar, fairseq], f"{cifar}/log.jsonl is of train_cifar.py, {fairseq}/train.log of fairseq-train: draw them"),
+        ([cifar, fairseq], "these are runs of train_cifar.py and of fairseq-train: draw them in two figures"),
         ([cifar, "--first", 11], "there is nothing to draw: no run has logged anything from 11 on"),
     ):
         assert draw(tmp_path / "x", *runs) == 1

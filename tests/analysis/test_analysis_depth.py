@@ -1,7 +1,6 @@
 """Stacks against depth: He et al.'s lambda^(L-l), Jacobians multiplied by hand, and the command."""
 
 import csv
-import dataclasses
 import math
 
 import pytest
@@ -14,7 +13,13 @@ from fairseq_rskip.analysis.stacks import VARIANTS, Stack, Variant
 from fairseq_rskip.tools import analyze
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
-SMALL = depth.Settings(blocks=6, dim=8, seeds=2, examples=3, tokens=4)
+
+
+def sizes(blocks, dim=64, gain=0.25, seeds=2, examples=4, tokens=4):
+    return depth.Settings(blocks, dim, gain, seeds, examples, tokens)
+
+
+SMALL = sizes(6, dim=8, examples=3)
 
 
 def generator(seed=1):
@@ -51,7 +56,7 @@ def test_without_branches_the_gradient_is_exactly_the_skip_paths(skip_lambda, to
 @pytest.mark.parametrize("name", ["no skip", "0.5xSkip", "1xSkip", "2xSkip"])
 def test_branches_add_to_the_rate_as_their_squares(name, gain):
     """Without skips the gradient vanishes, or explodes, with the gain alone."""
-    settings = depth.Settings(blocks=20, dim=64, gain=gain, seeds=2, examples=4, tokens=2)
+    settings = sizes(20, gain=gain, tokens=2)
     rate = depth.rate(of(depth.measure(settings, [BY_NAME[name]]), "gradient", name))
     expected = math.hypot(BY_NAME[name].skip_lambda or 0, gain)
     assert rate == pytest.approx(expected, rel=0.05) and depth.expected_rate(BY_NAME[name], gain) == expected
@@ -87,7 +92,7 @@ def test_the_probe_measures_the_same(name):
 
 
 def test_a_scaled_skip_drowns_its_branches_and_a_normalised_one_does_not():
-    profiles = depth.measure(depth.Settings(blocks=20, seeds=2, examples=4, tokens=4))
+    profiles = depth.measure(sizes(20))
     drowned = of(profiles, "branch", "2xSkip").mean
     assert drowned[-1] / drowned[-2] == pytest.approx(0.5, rel=0.15)
     assert drowned[-1] < 1e-5 and of(profiles, "branch", "1xSkip").mean[-1] == pytest.approx(
@@ -104,13 +109,6 @@ def test_a_scaled_skip_drowns_its_branches_and_a_normalised_one_does_not():
 def test_norms_far_from_one_are_right():
     stack, x = two_layers(Variant("x", "xskip", 2.0), 900, 4, gain=0.0), draw(2, 4)
     assert depth.gradient_norms(stack, x, draw(2, 4)).tolist() == [2.0 ** (900 - block) for block in range(1, 901)]
-
-
-def test_branches_are_the_same_under_every_skip():
-    one, two = two_layers(BY_NAME["1xSkip"], 2, 4, 0.5), two_layers(BY_NAME["2rSkip+LN"], 2, 4, 0.5)
-    x = draw(3, 4)
-    for mine, theirs in zip(one.branches, two.branches):
-        assert torch.equal(mine(x), theirs(x))
 
 
 def test_attention_is_torchs():
@@ -167,11 +165,3 @@ def test_what_cannot_be_measured_is_one_line(tmp_path, capfd):
         (error,) = capfd.readouterr().err.splitlines()
         assert error.startswith(f"error: argument --{option}: '{value}' is not a ")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_one_seed_has_no_deviation_and_no_branch_no_rate():
-    settings = dataclasses.replace(SMALL, seeds=1, gain=0.0)
-    profiles = depth.measure(settings)
-    lines = {line.split("  ")[0]: line.split() for line in depth.table(profiles, settings).splitlines()}
-    assert lines["2xSkip"][1:5] == ["32", "2", "2", "2"] and lines["no skip"][2:5] == ["0", "-", "-"]
-    assert {row["deviation_over_seeds"] for row in depth.rows(profiles, settings)} == {None}

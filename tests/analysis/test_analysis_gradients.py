@@ -1,7 +1,5 @@
 """Gradient norms (Figure 3) against autograd, one example at a time."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +8,6 @@ from torch import nn
 from transformer_helpers import TINY, batch, build, dictionary, pad, randomise, sentences
 
 from fairseq_rskip.analysis.gradients import gradient_norms
-from fairseq_rskip.analysis.study import estimate
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.tools.resnets import Batch
@@ -77,9 +74,3 @@ def test_a_model_without_skips_and_an_empty_set_are_refused():
         gradient_norms(nn.Linear(2, 2), [torch.ones(1, 2)], lambda net, x: net(x).sum(1))
     with pytest.raises(UserError, match="no examples"):
         gradient_norms(preact_resnet(8, 4), [], image_losses)
-
-
-def test_estimate():
-    assert estimate(torch.tensor([1.0, 3.0])) == (2.0, pytest.approx(1.0), 2)
-    single = estimate(torch.tensor([1.0]))
-    assert single.mean == 1 and math.isnan(single.sem)

@@ -8,7 +8,7 @@ import torch
 from conftest import ROOT, run_checked
 
 from fairseq_rskip import compat
-from fairseq_rskip.analysis.course import read_scalars
+from fairseq_rskip.analysis.live import read
 
 pytestmark = pytest.mark.slow
 
@@ -74,9 +74,9 @@ def test_two_processes_equal_one_with_update_freq_2(tiny_corpus, tmp_path, arch,
     one_losses, one = train(tiny_corpus, tmp_path / "one", arch, ddp_backend, "none")
     two_losses, two = train(tiny_corpus, tmp_path / "two", arch, ddp_backend, launcher)
     if launcher == "torchrun":
-        assert len(list((tmp_path / "two" / "events" / "skip").iterdir())) == 1
-        found = read_scalars(tmp_path / "two" / "events" / "skip")
-        assert len(found) == 30 and all(values.keys() == set(range(1, 7)) for values in found.values())
+        assert len(list((tmp_path / "two" / "events" / "skip").iterdir())) == 2
+        found = read(tmp_path / "two" / "events" / "skip" / "skips.jsonl")
+        assert found.keys() == set(range(1, 7)) and all(len(values) == 30 for values in found.values())
     assert len(one_losses) >= 6
     assert two_losses == pytest.approx(one_losses, abs=2e-3)
     assert one_losses[5] < one_losses[0]

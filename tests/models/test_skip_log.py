@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import fairseq.trainer  # noqa: F401  (whoever trains has imported it)
@@ -14,7 +15,7 @@ from fairseq.logging import progress_bar
 from transformer_helpers import TINY, batch, build, dictionary, randomise, sentences
 
 from fairseq_rskip.analysis import course
-from fairseq_rskip.analysis.course import read_scalars
+from fairseq_rskip.analysis.live import read
 from fairseq_rskip.compat import load_checkpoint
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules import skip_log
@@ -74,10 +75,19 @@ def run(log, model, updates, sample=None, **options):
     return log
 
 
+def read_scalars(folder):
+    """tag -> update -> value of what was logged."""
+    found = {}
+    for step, values in read(folder / "skips.jsonl").items():
+        for tag, value in values.items():
+            found.setdefault(tag, {})[step] = value
+    return found
+
+
 def written(log, folder):
     """What ``log`` wrote; it writes no more."""
     log.writer.close()
-    return read_scalars(folder)
+    return read_scalars(Path(folder))
 
 
 def by_hand(model, sample, name=BLOCK, target=None):

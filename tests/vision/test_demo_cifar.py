@@ -23,18 +23,3 @@ def test_the_demo_trains_draws_and_says_when_it_has_not_learned(tmp_path):
     assert again.returncode == 1
     assert again.stderr.startswith("error: the test error is ") and "the demo wants at most 1 %" in again.stderr
     assert theirs.read_text() == "years of work"
-
-
-@pytest.mark.parametrize(
-    "name, values, expected",
-    [
-        ("DEMO_ITERATIONS", ("abc", "0", "-1", "1.5", "08"), "an integer >= 1"),
-        ("DEMO_MOST_ERROR", ("abc", "-1", "5%", "nan"), "a number >= 0, in %"),
-    ],
-    ids=["iterations", "error"],
-)
-def test_the_demo_refuses_what_is_no_number(tmp_path, name, values, expected):
-    for value in values:
-        done = run_command([DEMO], env={"DEMO_DIR": str(tmp_path), name: value})
-        assert (done.returncode, done.stderr) == (1, f"error: {name}={value}: expected {expected}\n")
-    assert list(tmp_path.iterdir()) == []

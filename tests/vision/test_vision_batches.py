@@ -68,11 +68,6 @@ def test_draws_are_distributed_as_torchvision_draws_them():
     assert ((joint - 90_000 / 162).double() ** 2 / (90_000 / 162)).sum() < 221  # 161 degrees, p = 0.001
 
 
-def test_no_flip_and_no_crop():
-    batch = stream(crop=0, flip=False, batch_size=10).next()
-    assert not batch.flip.any() and not batch.top.any() and not batch.left.any()
-
-
 def test_each_pass_shows_every_example_once_and_batches_run_on():
     batches = stream(size=10, batch_size=4)
     seen = torch.cat([batches.next().index for _ in range(15)])

@@ -2,15 +2,13 @@
 
 import fcntl
 import math
-import shutil
-import types
 
 import pytest
 import torch
 from vision_helpers import assert_same_run, error_line, stop_at, train, write_folder, write_image
 
 from fairseq_rskip import files
-from fairseq_rskip.vision import main as main_module
+from fairseq_rskip.vision import distributed
 from fairseq_rskip.vision import trainer as trainer_module
 from fairseq_rskip.vision.distributed import Group
 from fairseq_rskip.vision.trainer import Trainer
@@ -77,11 +75,6 @@ BAD_CHECKPOINTS = {
         "is damaged: it lacks config, identity, model, ",
     ),
     "no history": (damaged(lambda state: state.pop("history")), "is damaged: it lacks history"),
-    "an empty history": (damaged(lambda state: state["history"].clear()), "history is not that of 3 iterations"),
-    "numbers for records": (damaged(lambda state: state.update(history=[1])), "history is not that of 3"),
-    "text for records": (damaged(lambda state: state.update(history=["epoch"])), "history is not that of 3"),
-    "no loss": (damaged(lambda state: state["history"][-1].pop("train_loss")), "history is not that of 3"),
-    "no iteration": (damaged(lambda state: state["history"][-1].pop("iteration")), "history is not that of 3"),
     "a place beyond": (
         damaged(lambda state: state["sampler"].update(position=10**9)),
         "position 1000000000 in the data: expected 0 to 12",
@@ -102,15 +95,6 @@ def test_a_damaged_or_foreign_checkpoint_is_one_line(half, images, capfd, name):
     status, _, error = train(capfd, half, images, resume=True)
     assert status == 1 and message in error_line(error) and str(path) in error
     assert path.read_bytes() == before and not (half / "seed1" / "result.json").exists()
-
-
-def test_weights_of_the_last_iteration_that_are_not_finite_give_no_result(tmp_path, images, capfd, whole):
-    path = shutil.copytree(whole, tmp_path / "run" / "seed1") / "checkpoint.pt"
-    (path.parent / "result.json").unlink()
-    damaged(lambda state: state["model"]["bn.running_var"].fill_(math.inf))(path)
-    status, _, error = train(capfd, tmp_path / "run", images, resume=True)
-    assert status == 1 and error_line(error) == f"{path}: the checkpoint holds weights that are not finite"
-    assert not (path.parent / "result.json").exists()
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path, images, capfd, monkeypatch):
@@ -137,14 +121,15 @@ def test_weights_that_an_update_broke_are_not_saved(tmp_path, images, capfd):
     options = {"warmup_lr": 1e38, "weight_decay": 1e38, "save_interval": 1}
     status, _, error = train(capfd, tmp_path / "run", images, **options)
     tries = "try a lower --lr, a longer --warmup-iterations, --amp off or another --skip-norm"
-    expected = f"weights are not finite after iteration 1: stopped, there is no checkpoint yet; {tries}"
+    expected = f"weights are not finite after iteration 1: stopped; {tries}"
     assert status == 1 and error_line(error) == expected
     assert not (tmp_path / "run" / "seed1" / "checkpoint.pt").exists()
 
 
 def test_gradients_that_overflow_in_fp16_stop_the_run(tmp_path, images, capfd, monkeypatch):
     """A CPU's scaler, which halves its scale at every overflow: from 1e-3 to below 1e-4 in four iterations."""
-    monkeypatch.setattr(trainer_module, "_gradient_scaler", lambda _: torch.amp.GradScaler("cpu", init_scale=1e-3))
+    small = torch.amp.GradScaler("cpu", init_scale=1e-3)
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda *_, **__: small)
     wrapped = Trainer._wrapped
 
     def overflowing(self):
@@ -154,7 +139,7 @@ def test_gradients_that_overflow_in_fp16_stop_the_run(tmp_path, images, capfd, m
     monkeypatch.setattr(Trainer, "_wrapped", overflowing)
     status, _, error = train(capfd, tmp_path / "run", images)
     line = error_line(error)
-    assert status == 1 and line.startswith("gradients overflow at iteration 4, the loss scale is down to 6e-05: ")
+    assert status == 1 and line.startswith("gradients overflow at iteration 4, loss scale 6e-05: ")
     assert "try a lower --lr" in line and "--amp bf16" in line
 
 
@@ -177,32 +162,11 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint(tmp_path, images, capfd,
     assert_same_run(whole, tmp_path / "run" / "seed1")
 
 
-def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path, images, capfd):
-    (tmp_path / "file").write_text("")
-    status, _, error = train(capfd, tmp_path / "file" / "run", images, cache=tmp_path)
-    assert status == 1 and "Not a directory" in error_line(error)
-
-
-@pytest.mark.parametrize(
-    "asks",
-    [lambda: torch.empty(2**60, dtype=torch.uint8), lambda: bytearray(2**62)],
-    ids=["torch's", "Python's"],
-)
-def test_memory_that_is_full_is_one_line(tmp_path, images, capfd, monkeypatch, asks):
-    monkeypatch.setattr(Trainer, "train_step", lambda self: asks())
-    status, _, error = train(capfd, tmp_path / "run", images)
-    assert status == 1 and error_line(error) == "the memory is full: try a smaller --batch-size"
-
-
-def test_a_batch_of_more_images_than_there_are_is_refused_before_it_takes_memory(tmp_path, images, capfd):
-    status, _, error = train(capfd, tmp_path / "run", images, batch_size=100_000)
-    assert status == 1 and error_line(error) == "--batch-size 100000: expected at most the 12 training images"
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_batch_that_processes_cannot_share_is_one_line_of_the_first(tmp_path, images, capfd, monkeypatch, rank):
     group = Group(rank, 2, torch.device("cpu"))
-    monkeypatch.setattr(main_module, "distributed", types.SimpleNamespace(join=lambda _: group, leave=lambda _: None))
+    monkeypatch.setattr(distributed, "join", lambda _: group)
+    monkeypatch.setattr(distributed, "leave", lambda _: None)
     status, _, error = train(capfd, tmp_path / "run", images, batch_size=9)
     line = "error: --batch-size 9: expected a multiple of the 2 processes\n"
     assert (status, error) == (1, "" if rank else line)
@@ -217,6 +181,6 @@ def test_one_process_trains_in_a_folder(tmp_path, images, capfd, monkeypatch):
         fcntl.flock(lock, fcntl.LOCK_EX)
         status, _, error = train(capfd, tmp_path / "run", images, resume=True)
     assert status == 1
-    assert error_line(error) == f"another process is training in {folder}: wait for it, or choose another --output"
+    assert error_line(error) == f"another process is training in {folder}: wait, or choose another --output"
     assert sorted(path.name for path in folder.iterdir()) == [part.name, ".lock"]
     assert train(capfd, tmp_path / "run", images, resume=True)[0] == 0 and not part.exists()

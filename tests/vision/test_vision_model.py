@@ -10,7 +10,6 @@ from skip_variants import VARIANTS, draw, from_rows, to_rows
 
 from fairseq_rskip.norms import BatchNorm, convert_sync_batchnorm
 from fairseq_rskip.residual import skips
-from fairseq_rskip.residual.adaptive import lambdas
 from fairseq_rskip.residual.profile import set_starts
 from fairseq_rskip.vision.config import parse
 from fairseq_rskip.vision.data import ImageSet
@@ -187,17 +186,6 @@ def test_synchronised_statistics_reach_every_batch_norm_and_are_the_same_for_one
     torch.testing.assert_close(twin(x), model(x), atol=1e-5, rtol=1e-5)
     for name, value in twin.state_dict().items():
         torch.testing.assert_close(value, model.state_dict()[name], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("adapt", ["fraction", "mixture", "halting", "gradient"])
-def test_a_network_with_rskip_goes_on_as_askip(adapt):
-    fixed = preact_resnet(8, 10, {"kind": "rskip", "skip_lambda": 3}).eval()
-    model = preact_resnet(8, 10, {"kind": "askip", "adapt": adapt}).eval()
-    model.load_state_dict(fixed.state_dict())
-    images = torch.randn(2, 3, 32, 32)
-    if adapt in ("fraction", "gradient"):
-        assert torch.equal(model(images), fixed(images))
-    assert list(lambdas(model).values()) == pytest.approx([3.0] * 3, abs=0.2)
 
 
 def test_lambda_from_the_gradient_sees_the_blocks_own_input_where_the_width_changes():

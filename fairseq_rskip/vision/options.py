@@ -1,0 +1,172 @@
+"""The settings of a training run and their command line, without torch, so that ``--help`` answers at once.
+
+The options of the skip connection are generated from its kinds; :mod:`.config` adds them.
+"""
+
+import argparse
+import dataclasses
+import functools
+import math
+from typing import Any
+
+from ..console import Parser
+from ..errors import UserError
+
+DATA_SETS = ("cifar10", "cifar100", "digits")
+FOLDER = "imagefolder:"
+CACHE = "~/.cache/fairseq_rskip"
+DEEPEST = 9998
+
+
+def _option(group: str, default: Any, text: str, **extra: Any) -> Any:
+    """A field with its help; ``free`` marks one that may differ between a checkpoint and the run that resumes it."""
+    return dataclasses.field(default=default, metadata={"group": group, "help": text, **extra})
+
+
+_data, _network, _training, _running = (
+    functools.partial(_option, group) for group in ("data", "network", "training", "running")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """All settings but those of the skip connection, with the paper's values as defaults."""
+
+    data: str = _data("cifar10", "cifar10, cifar100, digits or imagefolder:PATH")
+    data_dir: str = _data(CACHE, "folder that CIFAR is downloaded to", free=True)
+    cache: str = _data(CACHE, "folder of decoded image folders", free=True)
+    train_images: int = _data(0, "train on N images, balanced over classes; 0: all")
+    valid_images: int = _data(0, "hold out N training images for validation")
+    crop: int = _data(4, "padding of the random crop in pixels; 0: no crop")
+    padding: str = _data("mean", "pad before (black) or after normalisation", choices=("mean", "black"))
+    flip: bool = _data(True, "do not flip images (digits are never flipped)")
+
+    depth: int = _network(110, "layers, 6n+2: 20, 32, 44, 56, 110, ...")
+    width: int = _network(16, "channels of the first of three stages")
+    shortcut: str = _network("A", "where widths change: pad (A) or convolve (B)", choices=("A", "B"))
+    finetune_from: str = _network("", "start from this checkpoint's weights")
+
+    iterations: int = _training(64000, "number of updates")
+    batch_size: int = _training(128, "images per update, over all processes")
+    lr: float = _training(0.1, "learning rate after the warm-up")
+    warmup_lr: float = _training(0.01, "learning rate during the warm-up")
+    warmup_iterations: int = _training(400, "updates of the warm-up")
+    milestones: tuple[int, ...] | None = _training(None, "updates that lower the rate (default: 1/2 and 3/4 of all)")
+    lr_factor: float = _training(0.1, "factor of the rate at a milestone")
+    momentum: float = _training(0.9, "momentum of SGD")
+    weight_decay: float = _training(2e-4, "weight decay; of skip weights only wSkip's decay")
+    amp: str = _training("off", "mixed precision; fp16 needs a GPU", choices=("off", "bf16", "fp16"))
+    sync_bn: bool = _training(False, "share batch statistics between GPUs")
+    seeds: tuple[int, ...] = _training((1,), "train once with each seed", free=True)
+
+    output: str = _running("", "output folder (default: runs/<data>-resnet<depth>-<skip>)", free=True)
+    resume: bool = _running(False, "resume from the checkpoints in --output", free=True)
+    save_interval: int = _running(0, "save every N updates, too; 0: after each epoch", free=True)
+    test_interval: int = _running(1, "epochs between tests")
+    log_interval: int = _running(100, "updates between records of the log; 0: none", free=True)
+    skip_log_interval: int = _running(0, "log the skip connections every N updates; 0: never", free=True)
+    wandb_project: str = _running("", "log to this project of Weights & Biases, too", free=True)
+    tensorboard: bool = _running(False, "write TensorBoard events, too", free=True)
+    device: str = _running("auto", "auto: a GPU if there is one", choices=("auto", "cpu", "cuda"), free=True)
+    memory_format: str = _running(
+        "channels_last", "memory layout of images", choices=("channels_last", "contiguous"), free=True
+    )
+    compile: bool = _running(False, "compile the network with torch.compile", free=True)
+
+    def check(self) -> None:
+        """Raise ``UserError`` for a value that is not accepted."""
+        if self.data not in DATA_SETS and not (self.data.startswith(FOLDER) and len(self.data) > len(FOLDER)):
+            raise UserError(f"--data {self.data!r}: expected one of {', '.join(DATA_SETS)} or {FOLDER}PATH")
+        for field in dataclasses.fields(self):
+            choices, value = field.metadata.get("choices"), getattr(self, field.name)
+            if choices and value is not None and value not in choices:
+                raise UserError(f"{flag(field)} {value!r}: expected one of {', '.join(choices)}")
+        for names, least, most in _RANGES:
+            for name in names.split():
+                value = getattr(self, name)
+                if not (math.isfinite(value) and least <= value <= most):
+                    expected = f"from {least:.10g}" + (f" to {most:.10g}" if most < math.inf else " on")
+                    raise UserError(f"--{name.replace('_', '-')} {value!r}: expected a number {expected}")
+        if self.depth % 6 != 2:
+            raise UserError(f"--depth {self.depth}: expected 6n+2, for example 20, 32, 44, 56, 110")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or not all(0 <= s < 2**63 for s in self.seeds):
+            raise UserError(f"--seeds {' '.join(map(str, self.seeds))}: expected different integers from 0 to 2^63 - 1")
+        steps = self.all_milestones()
+        if list(steps) != sorted(set(steps)) or any(step < 1 for step in steps):
+            raise UserError(f"--milestones {' '.join(map(str, steps))}: expected increasing iterations >= 1")
+        if steps and self.warmup_iterations >= steps[0]:
+            raise UserError(
+                f"--warmup-iterations {self.warmup_iterations}: expected fewer than the first milestone's {steps[0]} "
+                f"(the default is {Settings.warmup_iterations}, the paper's)"
+            )
+
+    def all_milestones(self) -> tuple[int, ...]:
+        if self.milestones is None:
+            return tuple(sorted({max(1, self.iterations // 2), max(1, self.iterations * 3 // 4)}))
+        return self.milestones
+
+    def learning_rate(self, iteration: int) -> float:
+        """The rate for update number ``iteration``, counted from 0 (He et al. 2016b: 0.01, 0.1, 0.01, 0.001)."""
+        if iteration < self.warmup_iterations:
+            return self.warmup_lr
+        rate = self.lr * self.lr_factor ** sum(iteration >= milestone for milestone in self.all_milestones())
+        return float(f"{rate:.12g}")  # 0.1 * 0.1 is 0.01, not 0.010000000000000002
+
+    def fixed(self) -> dict[str, Any]:
+        """The settings that a checkpoint and the run that resumes it must share."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.metadata.get("free")}
+
+    def as_dict(self) -> dict[str, Any]:
+        """All settings as plain values, tuples as lists."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+
+_RANGES = (  # options, least, most
+    ("depth", 8, DEEPEST),
+    ("width", 1, 4096),
+    ("iterations batch_size test_interval", 1, math.inf),
+    ("train_images valid_images warmup_iterations crop save_interval log_interval skip_log_interval", 0, math.inf),
+    ("lr warmup_lr lr_factor", 1e-12, math.inf),
+    ("weight_decay", 0, math.inf),
+    ("momentum", 0, 0.999999),
+)
+
+
+def flag(field: "dataclasses.Field[Any]") -> str:
+    """The option that sets a field; one that is on by default is turned off by ``--no-...``."""
+    return ("--no-" if field.default is True else "--") + field.name.replace("_", "-")
+
+
+def make_parser(description: str, epilog: str = "") -> tuple[Parser, Any]:
+    """The parser of all ``Settings`` and the main options of the skip connection, and the group of the latter."""
+    usage = "%(prog)s [options]"
+    parser = Parser(prog="train_cifar.py", usage=usage, description=description, epilog=epilog)
+    parser.argument_default = argparse.SUPPRESS
+    groups = {
+        name: parser.add_argument_group(name) for name in ("data", "network", "skip connection", "training", "running")
+    }
+    for field in dataclasses.fields(Settings):
+        _add(groups[field.metadata["group"]], field)
+    skip = groups["skip connection"]
+    skip.add_argument("--skip-kind", metavar="KIND", help="kind of skip connection (rskip)")
+    skip.add_argument("--skip-lambda", type=float, metavar="N", help="recursion steps of rskip, weight of x in xskip")
+    skip.add_argument("--skip-norm", metavar="NORM", help="normalisation: layer, rms, batch, none, ...")
+    skip.add_argument("--skip-...", metavar="VALUE", dest="further", help="further options of a kind")
+    skip.add_argument("--help-skips", action="store_true", dest="further", help="list all kinds and their options")
+    return parser, skip
+
+
+def _add(group: Any, field: "dataclasses.Field[Any]") -> None:
+    text, default = field.metadata["help"].replace("%", "%%"), field.default
+    if isinstance(default, bool):
+        action = "store_false" if default else "store_true"
+        group.add_argument(flag(field), dest=field.name, action=action, help=text)
+        return
+    several = isinstance(default, tuple) or default is None
+    shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    text += f" ({shown})" if shown not in ("", None) else ""
+    kind = int if several else type(default)
+    metavar = {str: "TEXT", float: "X", int: "N"}[kind]
+    if "choices" in field.metadata:
+        metavar = "{" + ",".join(field.metadata["choices"]) + "}"
+    group.add_argument(flag(field), type=kind, nargs="+" if several else None, metavar=metavar, help=text)
