@@ -11,7 +11,7 @@ from pathlib import Path
 from fairseq_rskip.console import Parser, as_words, print_line, whole_number
 from fairseq_rskip.errors import RESUME, UserError, exit_status
 from fairseq_rskip.files import write_json
-from fairseq_rskip.tools.corpus import NAMES, ROOT, Corpus
+from fairseq_rskip.tools.corpus import NAMES, Corpus
 from fairseq_rskip.tools.process import follow
 
 from . import execution
@@ -113,7 +113,7 @@ def _prepare(table: Table, dry_run: bool) -> None:
                 Path(data).mkdir(parents=True, exist_ok=True)
                 write_json(inputs, key)
             if follow(command, lambda line: print_line(line.decode("utf-8", "replace").rstrip())):
-                raise UserError(f"the data is not prepared: {Path(command[0]).name} failed, see above")
+                raise UserError("the data is not prepared: rskip prepare failed, see above")
 
 
 def _of_text(text: Table.OwnText, folder: str) -> tuple[list[str], dict[str, str]]:
@@ -127,7 +127,7 @@ def _of_text(text: Table.OwnText, folder: str) -> tuple[list[str], dict[str, str
                 raise UserError(f"data: {split} names {name!r}; there is no file {path}")
             files += [f"--{split}-{side}", str(path)]
             key[f"{split}-{side}"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return [str(ROOT / "data-prep" / "prepare-corpus.sh"), *words, *files, folder], key
+    return [*RSKIP, "prepare", *words, *files, folder], key
 
 
 def _ready(tables: list[Table], options: argparse.Namespace, without: tuple[str, ...] = ("-",)) -> list[Run]:

@@ -13,12 +13,12 @@ from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.tools import log
 from fairseq_rskip.tools.corpus import NAMES, ROOT, Corpus
 from fairseq_rskip.tools.lines import read_lines
+from fairseq_rskip.vision.options import DATA_SETS, FOLDER
 
 from .records import Run, Table, dashed
 
 CHECKPOINTS, EVALUATION = "checkpoints", "evaluation"  # folders of a translation run
 EXAMPLES = 3  # translations that a record keeps for the report
-DATA_SETS, FOLDER = ("cifar10", "cifar100", "digits"), "imagefolder:"  # of train_cifar.py's --data
 RSKIP = [sys.executable, "-m", "fairseq_rskip.tools"]
 
 
