@@ -23,6 +23,7 @@ from .records import Run
 from .tasks import TASKS
 
 LOOK_EVERY, SPEAK_EVERY, GRACE = 1.0, 60.0, 60.0  # seconds; GRACE is for a training to save
+TIME = "%Y-%m-%dT%H:%M:%S%z"
 SLURM = {"time": 1440, "gpus_per_node": 1, "cpus_per_task": 8, "array_parallelism": 64}
 
 
@@ -48,17 +49,17 @@ def execute(folder: Path) -> bool:
             return lock is not None
         run = Run(record["task"], seed=record["seed"], folder=folder, **record["settings"])
         commands = TASKS[run.task].commands(run)
-        versions = {"fairseq_rskip": __version__, "python": platform.python_version()}
         # what has ended is not run again: fairseq would train on where --patience has ended it
         complete = record.get("complete", 0) if record.get("commands") == commands else 0
+        versions = {"fairseq_rskip": __version__, "python": platform.python_version()}
         note(folder, commands=commands, versions=versions, git=process.git_commit(), failed=None)
         for number, command in enumerate(commands[complete:], complete + 1):
             if error := _follow(command, folder / LOG, lock.fileno()):
                 break
             note(folder, complete=number)
         metrics = None if error else TASKS[run.task].measure(run)
-        failed = {"error": error or "the commands succeeded but left no complete result", "time": now()}
-        done = metrics and {**metrics, "seconds": round(time.monotonic() - start, 1), "time": now()}
+        failed = {"error": error or "the commands succeeded but left no complete result", "time": time.strftime(TIME)}
+        done = metrics and {**metrics, "seconds": round(time.monotonic() - start, 1), "time": time.strftime(TIME)}
         note(folder, metrics=done, failed=None if done else failed, complete=None)
     return True
 
@@ -67,15 +68,11 @@ def _follow(command: list[str], path: Path, lock: int) -> str:
     """Run ``command`` with its output at the end of ``path``; returns why it failed, "" if it did not."""
     lines: deque[bytes] = deque(maxlen=200)
     with open(path, "ab", buffering=0) as output:
-        output.write(f"== {now()} {shlex.join(command)}\n".encode())
+        output.write(f"== {time.strftime(TIME)} {shlex.join(command)}\n".encode())
         status = process.follow(command, lambda line: (output.write(line), lines.append(line)), inherit=[lock])
     if status < 0:
         return process.killed_by(-status)
     return process.explanation(process.tail(list(lines))).removeprefix("error: ") if status else ""
-
-
-def now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def environments(jobs: int | None) -> list[dict[str, str]]:
@@ -83,7 +80,8 @@ def environments(jobs: int | None) -> list[dict[str, str]]:
     import torch
 
     count = torch.cuda.device_count()
-    gpus, jobs = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1,2,3,4,5,6,7").split(","), jobs or max(1, count)
+    gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))).split(",")
+    jobs = jobs or max(1, count)
     if count and jobs > count:
         raise UserError(f"--jobs {jobs}: expected at most {count}, one for each GPU that torch sees")
     # threads that spin while they wait would take the cores from the other runs

@@ -5,7 +5,6 @@ import hashlib
 import json
 import shlex
 import signal
-import sys
 from pathlib import Path
 
 from fairseq_rskip.console import Parser, as_words, print_line, whole_number
@@ -20,14 +19,13 @@ from .records import Run, Table, dashed
 from .tasks import RSKIP, TASKS
 from .yaml_file import FOLDER
 
-DESCRIPTION = "The paper's tables, studies, and your own experiments, one YAML file each (docs/reproduce.md)."
-RUN = """Prepare, train, evaluate and report the experiments of a YAML file (docs/reproduce.md). The same command
+DESCRIPTION = """Prepare, train, evaluate and report the experiments of YAML files (docs/reproduce.md). The same command
 resumes what was stopped and tries again what failed. The page of mine.yaml is runs/mine/report/report.html."""
 
 
 def parse(argv: list[str] | None, prog: str | None) -> argparse.Namespace:
     """The options. A mistake ends the program with one line."""
-    parser = Parser(prog=prog, description=RUN if prog else DESCRIPTION)
+    parser = Parser(prog=prog, description=DESCRIPTION)
     if prog:
         _add_options(parser, "run")
     else:
@@ -36,7 +34,7 @@ def parse(argv: list[str] | None, prog: str | None) -> argparse.Namespace:
             _add_options(commands.add_parser(name, help=text), name)
     options = parser.parse_args(argv)
     own = [Path(name).stem for name in options.tables if name.endswith((".yaml", ".yml"))]
-    options.output = (options.output or Path("runs") / (own or ["paper"])[0]).expanduser().resolve()
+    options.output = (options.output or Path("runs") / [*own, "paper"][0]).expanduser().resolve()
     return options
 
 
@@ -58,15 +56,12 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def list_tables(options: argparse.Namespace) -> None:
-    """Print every table, or the rows of those named."""
-    named, options.tables = options.tables, options.tables or sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    """Print the tables with their numbers of networks and runs."""
+    options.tables = options.tables or sorted(path.stem for path in FOLDER.glob("*.yaml"))
     for table in make_tables(options):
         cells = list({cell.variants[0][1].place(Path(), 1): cell for cell in table.cells if cell.variants}.values())
         count = sum(len(table.seeds) + (len(cell.variants) - 1) * len(table.tried) for cell in cells)
         print_line(f"{table.name:<12} {table.title}: {len(cells)} networks, {count} runs ({table.data})")
-        for cell in table.cells if named else ():
-            settings = " ".join(f"{name}={value}" for name, value in {**cell.options, **cell.sweep}.items())
-            print_line("  " + "  ".join(filter(None, [str(cell), cell.arch, settings])))
 
 
 def run(options: argparse.Namespace) -> None:
@@ -88,10 +83,8 @@ def run(options: argparse.Namespace) -> None:
         seen.update(run.folder for run in runs)
         states += execution.run_all(runs, list(places))
     report(options, tables)
-    failed = [each for each in states if each.startswith("failed")]
-    if failed:
-        more = " (others above)" * (len(set(failed)) > 1)
-        raise UserError(f"{len(failed)} of {len(states)} runs {failed[0]}{more}; the same command tries again")
+    if failed := [each for each in states if each.startswith("failed")]:
+        raise UserError(f"{len(failed)} of {len(states)} runs {failed[0]}; the same command tries again")
 
 
 def _prepare(table: Table, dry_run: bool) -> None:
@@ -104,9 +97,7 @@ def _prepare(table: Table, dry_run: bool) -> None:
         if text and (Path(data) / "data-bin").is_dir():
             if inputs.exists() and json.loads(inputs.read_text("utf-8")) == key:
                 continue
-            raise UserError(
-                f"{data} was prepared from other text or options; give the data another 'folder', or remove it"
-            )
+            raise UserError(f"{data} was prepared from other text or options; name another 'folder', or remove it")
         print_line(shlex.join(command))
         if not dry_run:
             if text:
@@ -142,8 +133,7 @@ def _show(tables: list[Table], options: argparse.Namespace) -> None:
     for run, now in states:
         for command in TASKS[run.task].commands(run) if now != "done" else ():
             print_line(f"{shlex.join(command)}  # {run}: {now}")
-    swept = "; when a sweep is done, the best value with the other seeds" * any(t.sweep for t in tables)
-    print_line(f"# {[now for _, now in states].count('done')} of {len(states)} runs are done{swept}")
+    print_line(f"# {[now for _, now in states].count('done')} of {len(states)} runs are done")
 
 
 def report(options: argparse.Namespace, tables: list[Table] | None = None) -> None:
@@ -154,7 +144,7 @@ def report(options: argparse.Namespace, tables: list[Table] | None = None) -> No
 
 
 ACTIONS = {
-    "list": (list_tables, "print the tables, or the rows of the tables that are named"),
+    "list": (list_tables, "print the tables and their numbers of runs"),
     "run": (run, "prepare, train, evaluate and report; trains only the missing runs"),
     "report": (report, "write the report again"),
 }
@@ -175,7 +165,3 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
             signal.signal(number, signal.default_int_handler)
     return exit_status(lambda: options.action(options), RESUME)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -24,8 +24,7 @@ RECORD, LOG, LOCK = "run.json", "log.txt", "run.lock"  # in a run's folder
 
 def make_tables(options: Namespace) -> list[Table]:
     """The tables of the command line, with cells and runs. Raises ``UserError`` with a line for each mistake."""
-    mistakes: list[str] = []
-    tables = []
+    mistakes, tables = [], []
     for name in dict.fromkeys(options.tables):
         try:
             if (table := load(find(name), mistakes)) is not None:
@@ -41,10 +40,8 @@ def select(table: Table, options: Namespace) -> Table:
     """``table`` with the rows, columns, seeds, data and options of the command line. Raises ``UserError``."""
     labels = [row.label for row in table.rows]
     for name in [*options.rows, *options.columns]:
-        known = labels if name in options.rows else [*table.columns]
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise UserError(f"{table.name} has no row or column {name!r}; {hint} it has {', '.join(known)}")
+        if name not in (known := labels if name in options.rows else [*table.columns]):
+            raise UserError(f"{table.name} has no {name!r}; {did_you_mean(name, known)} it has {', '.join(known)}")
     columns = {name: each for name, each in table.columns.items() if name in (options.columns or table.columns)}
     own = {each.data or table.data for each in columns.values()}
     if options.corpus and len(own) > 1:
@@ -141,9 +138,9 @@ def at(run: Run, out: Path, seed: int) -> Run:
 def ready(table: Table, out: Path) -> list[Run]:
     """The runs that can start now, each once, first seeds first; of a sweep that is not decided, all its values."""
     tried = [run for cell in table.cells if cell.sweep for _, run in cell.variants]
-    results = [collect(table, cell, out) for cell in table.cells]
+    decided = [result.runs for cell in table.cells if (result := collect(table, cell, out)).runs]
     runs = [at(run, out, seed) for seed in table.tried for run in tried]
-    runs += [result.runs[seed] for seed in table.seeds for result in results if result.runs]
+    runs += [by_seed[seed] for seed in table.seeds for by_seed in decided]
     return list({run.folder: run for run in runs}.values())
 
 
@@ -163,8 +160,7 @@ def measured(record: dict[str, Any]) -> dict[str, Any]:
 
 def state(run: Run) -> str:
     """One of the states of a run, with its progress or its error."""
-    record = read(run.folder)
-    if measured(record) or not (run.folder / LOCK).exists():
+    if measured(record := read(run.folder)) or not (run.folder / LOCK).exists():
         return DONE if measured(record) else NEW
     part, losses = TASKS[run.task].progress(run)
     with open(run.folder / LOCK, "rb") as lock:

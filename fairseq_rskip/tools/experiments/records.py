@@ -41,15 +41,11 @@ class Row(Section):
 class Table(Section):
     """A table, or one experiment; docs/reproduce.md explains the keys. From ``name`` on they are set by us."""
 
-    class Column(Section):
-        """What distinguishes the cells of a column: a data set, or more options."""
-
+    class Column(Section):  # what distinguishes its cells: a data set, or more options
         data: str = ""
         options: Options = {}
 
-    class OwnText(Section):
-        """Your own text, prepared in ``folder``; source and target are language codes."""
-
+    class OwnText(Section):  # your own, prepared in ``folder``; source and target are language codes
         source: str
         target: str
         train: Files
@@ -142,8 +138,7 @@ class Result:
     states: dict[int, str] = field(default_factory=dict)
     records: dict[int, dict[str, Any]] = field(default_factory=dict)  # what each finished run measured
     values: dict[int, float] = field(default_factory=dict)  # of the table's metric
-    # of the sweep: its values, the value on the held-out set or None, the state
-    trials: list[tuple[dict[str, Any], float | None, str]] = field(default_factory=list)
+    trials: list[tuple[dict[str, Any], float | None, str]] = field(default_factory=list)  # values, held out, state
     chosen: dict[str, Any] = field(default_factory=dict)  # the best trial's values
     baseline: str = ""
     is_baseline: bool = False

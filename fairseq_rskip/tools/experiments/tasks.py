@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import re
 import sys
 from importlib.metadata import version
@@ -18,13 +19,30 @@ from fairseq_rskip.vision.options import DATA_SETS, FOLDER
 from .records import Run, Table, dashed
 
 CHECKPOINTS, EVALUATION = "checkpoints", "evaluation"  # folders of a translation run
-EXAMPLES = 3  # translations that a record keeps for the report
 RSKIP = [sys.executable, "-m", "fairseq_rskip.tools"]
 
 
-class Images:
+class Task:
+    """What all tasks share; ``names`` are data sets, any other data is a folder, after ``prefix`` on a command line."""
+
+    names: tuple[str, ...] = NAMES
+    prefix = ""
+
+    def find_data(self, data: str) -> str:
+        """``data`` as the training command takes it. Raises ``UserError``."""
+        path = Path(data.removeprefix(self.prefix)).expanduser()
+        if data not in self.names and not path.is_dir():
+            raise UserError(f"the data {data!r} is no folder and none of {', '.join(self.names)}")
+        return data if data in self.names else f"{self.prefix}{path.resolve()}"
+
+    def check_data(self, data: str) -> None:
+        """Raise ``UserError`` for data that a run would not refuse at once, but after hours."""
+
+
+class Images(Task):
     """Training by train_cifar.py."""
 
+    names, prefix = DATA_SETS, FOLDER
     metric, held_out, has_architectures = "error", "valid_error", False  # held_out decides sweeps
     # metric -> whether lower is better
     metrics = dict.fromkeys(("error", "best_error", "test_loss", "train_loss", "valid_error", "valid_loss"), True)
@@ -41,23 +59,10 @@ class Images:
 
     free = property(lambda self: [name for name, field in self.fields.items() if field.metadata.get("free")])
 
-    def find_data(self, data: str) -> str:
-        """``data`` as train_cifar.py takes it: a path is a folder of images. Raises ``UserError``."""
-        path = Path(data.removeprefix(FOLDER)).expanduser()
-        if data not in DATA_SETS and not path.is_dir():
-            raise UserError(f"the data {data!r} is no folder of images and none of {', '.join(DATA_SETS)}")
-        return data if data in DATA_SETS else f"{FOLDER}{path.resolve()}"
-
     def data_name(self, data: str) -> str:
         """The name of ``data`` in a report, and in what identifies a run: a folder's own name."""
         name = Path(data.removeprefix(FOLDER)).name
         return f"folder {name}" if data.startswith(FOLDER) and name in DATA_SETS else name
-
-    def check_data(self, data: str) -> None:
-        """Raise ``UserError`` for a folder without images; data sets are downloaded."""
-        path = Path(data.removeprefix(FOLDER))
-        if data.startswith(FOLDER) and not (any(path.glob("train*")) and any(path.glob("test*"))):
-            raise UserError(f"{path} is no folder of images: it has no train and test, folders or archives")
 
     def make_run(self, data: str, arch: str, options: dict[str, Any], table: Table) -> tuple[Run, list[str]]:
         """The run, without seed and folder, and warnings. Raises ``UserError`` as train_cifar.py would."""
@@ -109,7 +114,7 @@ class Images:
             return None
 
 
-class Translation:
+class Translation(Task):
     """Training by train.sh, beam search and scores by evaluate.sh."""
 
     metric, held_out, has_architectures = "sacreBLEU 13a", "valid_loss", True
@@ -122,13 +127,6 @@ class Translation:
     reserved = ("save-dir", "seed", "arch", "user-dir", "restore-file")
     free = ("skip-log-interval", "log-interval", "num-workers", "tensorboard-logdir", "no-fp16")
 
-    def find_data(self, data: str) -> str:
-        """``data`` as train.sh takes it: a corpus's name, or the path of a prepared folder. Raises ``UserError``."""
-        path = Path(data).expanduser()
-        if data not in NAMES and not path.is_dir():
-            raise UserError(f"the data {data!r} is no prepared folder and none of {', '.join(NAMES)}")
-        return data if data in NAMES else str(path.resolve())
-
     def data_name(self, data: str) -> str:
         """The corpus in ``data`` as its preparation.json says; of your own text, the folder's name."""
         if data in NAMES or not Path(data).exists():  # your own text may still be unprepared
@@ -138,8 +136,7 @@ class Translation:
         name = (place.parent if place.name == "data-bin" else place).name
         return corpus.known or (f"folder {name}" if name in NAMES else name)
 
-    def check_data(self, data: str) -> None:
-        """Raise ``UserError`` for what train.sh or, hours later, evaluate.sh would refuse as not prepared."""
+    def check_data(self, data: str) -> None:  # evaluate.sh would refuse it
         Corpus.find(data, prepared=True).references("test")
 
     def make_run(self, data: str, arch: str, options: dict[str, Any], table: Table) -> tuple[Run, list[str]]:
@@ -168,29 +165,20 @@ class Translation:
         if average := run.evaluate.get("average"):  # training keeps as many checkpoints
             for name in ("keep-interval-updates", "keep-last-epochs"):
                 options.setdefault(name, max(average, 10))
-        train = [
-            *RSKIP,
-            "train",
-            run.data,
-            run.arch,
-            *as_words(options),
-            "--seed",
-            str(run.seed),
-            "--save-dir",
-            str(save),
-        ]
+        options |= {"seed": run.seed, "save-dir": save}
+        train = [*RSKIP, "train", run.data, run.arch, *as_words(options)]
         data = run.data if Path(run.data).is_dir() else str(ROOT / "data" / run.data)
         ours = [*as_words(run.evaluate), "--out", str(run.folder / EVALUATION)]
         return [train, [*RSKIP, "evaluate", data, str(save), *ours]][: 1 + run.scored]
 
     def progress(self, run: Run) -> tuple[float, str]:
-        """The part of the training that is done, from 0 to 1, and its losses."""
+        """As that of images."""
         if (run.folder / EVALUATION).is_dir():
             return 1.0, "evaluating"
         newest = log.last(run.folder / CHECKPOINTS / "train.log")
         done = max((x.updates if run.unit == "updates" else x.epoch - 1 for x in newest.values()), default=0)
-        losses = {source: record.values["loss"] for source, record in newest.items() if "loss" in record.values}
-        said = ", ".join(f"{source.partition('_')[0]} loss {loss:g}" for source, loss in losses.items())
+        losses = {source.partition("_")[0]: record.values.get("loss", math.nan) for source, record in newest.items()}
+        said = ", ".join(f"{source} loss {loss:g}" for source, loss in losses.items())
         return min(1.0, done / max(1, run.length)), said
 
     def measure(self, run: Run) -> dict[str, Any] | None:
@@ -243,7 +231,7 @@ def _examples(run: Run, reference: Path) -> list[dict[str, str]]:
     paths = {"source": source, "reference": reference, "translation": run.folder / EVALUATION / "hyp.txt"}
     lines = {name: read_lines(path) for name, path in paths.items() if path.is_file()}
     count = len(lines["translation"])
-    return [{name: each[place * count // EXAMPLES] for name, each in lines.items()} for place in range(EXAMPLES)]
+    return [{name: each[place * count // 3] for name, each in lines.items()} for place in range(3)]
 
 
 TASKS = {"images": Images(), "translation": Translation()}

@@ -51,8 +51,7 @@ def load(path: Path, mistakes: list[str]) -> Table | None:
         mistakes.append(str(error))
         return None
     mistakes += [f"{path}: unknown key {key!r}" for key in SET_BY_US if content.pop(key, None) is not None]
-    texts: dict[str, Table.OwnText] = {}
-    columns, seeds = content.get("columns", {"": {}}), content.get("seeds", [1])
+    texts, columns, seeds = {}, content.get("columns", {"": {}}), content.get("seeds", [1])
     for name, value in columns.items() if isinstance(columns, dict) else ():
         where = f"{path}, column {name!r}"
         value = _own_text(value or {}, texts, f"{path.stem}-{name}", where, mistakes)
@@ -151,11 +150,8 @@ def _contradictions(table: Table) -> Iterator[str]:
     names = [(": task", table.task, TASKS)]
     names += [(": metric", metric, task.metrics) for metric in [table.metric, *table.also] if task]
     for number, row in enumerate(table.rows, 1):
-        where, by_column = (
-            f", row {number} ({row.label!r}): ",
-            [x for x in (row.arch, row.reported) if isinstance(x, dict)],
-        )
-        names += [(f"{where}a column", name, table.columns) for each in by_column for name in each]
+        where, by_column = f", row {number} ({row.label!r}): ", (row.arch, row.reported)
+        names += [(f"{where}a column", key, table.columns) for x in by_column if isinstance(x, dict) for key in x]
         names += [(f"{where}baseline", each, labels) for each in [row.baseline or table.baseline] if each]
         if row.label in labels[: number - 1]:
             yield f"{where}row {labels.index(row.label) + 1} has that label, too"
@@ -167,8 +163,5 @@ def _contradictions(table: Table) -> Iterator[str]:
         if name not in known:
             yield f"{what} is {name!r}; {did_you_mean(name, known)} expected one of {', '.join(known)}"
     sweeps = [("seeds", table.seeds), *(s for x in [table, *table.rows] for s in (x.sweep or {}).items())]
-    yield from (
-        f": {name} has the values {values}; expected different ones"
-        for name, values in sweeps
-        if len(set(values)) < len(values)
-    )
+    twice = [(name, values) for name, values in sweeps if len(set(values)) < len(values)]
+    yield from (f": {name} has the values {values}; expected different ones" for name, values in twice)

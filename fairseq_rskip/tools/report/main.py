@@ -15,6 +15,7 @@ from fairseq_rskip.analysis.figures import write_csv
 from fairseq_rskip.console import as_words, print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_text
+from fairseq_rskip.tools import analyze
 from fairseq_rskip.tools.experiments.plan import collect, described
 from fairseq_rskip.tools.experiments.records import Result, Table
 from fairseq_rskip.tools.experiments.tasks import CHECKPOINTS, TASKS
@@ -23,7 +24,6 @@ from fairseq_rskip.tools.significance import TESTS
 from . import tables as page
 from .tables import PAIRED, compare, power, test_of
 
-OF_LOGS = ("curves", "course")  # the others need weights
 TITLES = {"curves": "Learning curves", "course": "x:F, branch, gradient norm and λ during training"}
 TITLES |= {"gradients": "Gradient norm at the output of every block", "ratio": "x:F in the output of every block"}
 
@@ -88,13 +88,12 @@ def _markdown(part: dict[str, Any]) -> str:
 
 def _figures(table: Table, name: str, lines: list[Result], folder: Path) -> list[dict[str, Any]]:
     """What ``rskip analyze`` draws of the finished runs: the figure that the table names, and learning curves."""
-    from fairseq_rskip.tools import analyze
-
     drawn, lines = [], list({tuple(line.folders): line for line in reversed(lines) if line.values}.values())[::-1]
     for kind in dict.fromkeys(filter(None, (table.figure, "curves"))) if lines else ():
-        names, models = (CHECKPOINTS,) if kind in OF_LOGS else TASKS[table.task].weights, []
+        of_logs = kind in ("curves", "course")  # the others need weights
+        names, models = (CHECKPOINTS,) if of_logs else TASKS[table.task].weights, []
         for line in lines:
-            for run in line.folders if kind in OF_LOGS else line.folders[:1]:
+            for run in line.folders if of_logs else line.folders[:1]:
                 model = next((run / each for each in names if (run / each).exists()), run)
                 models.append(f"{str(line.cell).replace('=', ':')}={model}")
         options = table.figure_options if kind == table.figure else {}

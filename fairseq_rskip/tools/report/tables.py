@@ -15,6 +15,7 @@ from fairseq_rskip.tools.experiments.plan import described, read
 from fairseq_rskip.tools.experiments.records import DONE, NEW, Result, Table, dashed
 from fairseq_rskip.tools.experiments.tasks import EVALUATION, TASKS
 from fairseq_rskip.tools.lines import read_lines
+from fairseq_rskip.tools.score import make_metric
 from fairseq_rskip.tools.significance import LEVEL
 
 MINUS = "\u2212"
@@ -81,8 +82,6 @@ def _test(line: Result, base: Result, table: Table) -> dict[str, Any]:
 
 def _paired(line: Result, base: Result, seed: int, table: Table) -> float | str:
     """The p of sacreBLEU's paired test of one seed's translations, or why there is none."""
-    from fairseq_rskip.tools.score import make_metric
-
     try:
         systems = [read_lines(each.runs[seed].folder / EVALUATION / "hyp.txt") for each in (line, base)]
         references = [[read_lines(Path(path)) for path in each.records[seed]["references"]] for each in (line, base)]
@@ -115,8 +114,7 @@ def power(lines: list[Result], metric: str) -> str:
     samples = [list(line.values.values()) for line in lines if len(line.values) > 1]
     if not (deviation := significance.pooled_deviation(samples)):
         return ""
-    seeds = min(map(len, samples))
-    found = f"{significance.detectable(deviation, seeds):.2g} in {metric} four times of five"
+    found = f"{significance.detectable(deviation, seeds := min(map(len, samples))):.2g} in {metric} four times of five"
     about = f"Welch's test, two-sided, {LEVEL:.0%}, not corrected; pooled standard deviation {deviation:.2g}"
     return f"Power: {seeds} seeds per row find a difference of {found} ({about})."
 
@@ -132,10 +130,8 @@ def frame(table: Table, lines: list[Result]) -> pandas.DataFrame:
 
 def _texts(table: Table, line: Result, base: str) -> dict[str, str]:
     records = [line.records[seed] for seed in line.values]
-    ours, count = (
-        spread([*line.values.values()], table.metric),
-        f"{len(line.values)} of " * (line.runs.keys() != line.values.keys()),
-    )
+    ours = spread([*line.values.values()], table.metric)
+    count = f"{len(line.values)} of " * (line.runs.keys() != line.values.keys())
     reported, (_, scale, data, changed) = line.cell.reported, described(table)
     comparable = line.values and reported is not None and not data and not changed and scale == 1
     about = {"column": line.cell.column, "row": line.cell.row.label, "equation": line.cell.row.equation}
@@ -146,22 +142,18 @@ def _texts(table: Table, line: Result, base: str) -> dict[str, str]:
         values = [record[name] for record in records if record.get(name) is not None]
         about[name.replace("_", " ")] = form.format(statistics.fmean(values)) if values else ""
     about |= {"chosen": listed(line.chosen), "published": "" if reported is None else spread([reported], table.metric)}
-    about[f"{MINUS} published"] = signed(line.mean - reported, table.metric) if comparable else ""
-    about[base] = signed(line.difference, table.metric) if line.baseline else "baseline" * line.is_baseline
+    about[f"{MINUS} published"] = spread([line.mean - reported], table.metric, "+") if comparable else ""
+    differences = [line.difference] if line.difference is not None else []
+    about[base] = spread(differences, table.metric, "+") if line.baseline else "baseline" * line.is_baseline
     about["p"] = _p_values(line.p, False) or line.untested.replace("needs 2 seeds", "one seed")
     return {**about, "p, Holm": _p_values(line.adjusted, True)}
 
 
-def spread(values: list[float], metric: str) -> str:
+def spread(values: list[float], metric: str, sign: str = "") -> str:
     """The mean of ``values``, and their standard deviation if there are several; rules differ by 0.01 of a loss."""
     digits = 3 if "loss" in metric else 2
-    text = f"{statistics.fmean(values):.{digits}f}" if values else ""
+    text = f"{statistics.fmean(values):{sign}.{digits}f}".replace("-", MINUS) if values else ""
     return text + (f" \u00b1 {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
-
-
-def signed(value: float | None, metric: str) -> str:
-    text = "" if value is None else spread([abs(value)], metric)
-    return text if not value or float(text) == 0 else f"{'+' if value > 0 else MINUS}{text}"
 
 
 def _p_values(p: Mapping[str, float], mark: bool) -> str:
@@ -213,8 +205,9 @@ def notes(table: Table, lines: list[Result]) -> list[str]:
     for line in lines:
         tried = ", ".join(f"{listed(swept)}: {how if v is None else f'{v:.3f}'}" for swept, v, how in line.trials)
         chosen = f"chosen {listed(line.chosen)}" if line.chosen else "not decided yet"
-        ends = line.trials and line.chosen in (line.trials[0][0], line.trials[-1][0])
-        chosen += ", the first or last of the sweep" * bool(ends)
+        chosen += ", the end of the sweep" * (
+            line.chosen in [swept for swept, *_ in (line.trials[:1] + line.trials[-1:])]
+        )
         found += [f"Sweep of {line.cell}, {TASKS[table.task].held_out}: {tried}; {chosen}."] if tried else []
     return found
 
@@ -229,18 +222,21 @@ def record(table: Table, line: Result) -> dict[str, Any]:
     minus = line.mean - reported if line.values and whole and reported is not None else None
     test = "over seeds" if test_of(table) == "welch" else "on the test set"
     found = {"plan": name, "table": table.name, "column": line.cell.column, "row": line.cell.row.label}
-    found |= {"equation": line.cell.row.equation, "metric": table.metric}
-    found |= {"papers_experiment": whole and bool(table.source), "data": each(run.identity["data"] for run in runs)}
+    found |= {
+        "equation": line.cell.row.equation,
+        "metric": table.metric,
+        "papers_experiment": whole and bool(table.source),
+    }
+    found |= {"data": each(run.identity["data"] for run in runs)}
     found |= {"scale": scale, "length": each(f"{run.length:,} {run.unit}" for run in runs), "changed": listed(changed)}
     found |= {"outdated": False, "swept": swept, "chosen": listed(line.chosen)}
     found |= {"seeds_planned": len(table.seeds) if line.cell.run else 0, "seeds_done": len(line.values)}
     found |= {"values_by_seed": _by_seed(line.values), "mean": line.mean, "standard_deviation": deviation}
     found |= {metric: statistics.fmean(values) if (values := line.also(metric)) else None for metric in table.also}
     found |= {"state": missing(line)[0] or ("done" if line.values else "quoted"), "paper": reported}
-    found |= {"papers_data": line.cell.data, "ours_minus_paper": minus}
-    found |= {"baseline": line.baseline, "ours_minus_baseline": line.difference}
-    found |= {"test": test if line.p else line.untested, "untested": line.untested if line.p else ""}
-    return found | {"p": _by_seed(line.p), "p_holm": _by_seed(line.adjusted)}
+    found |= {"papers_data": line.cell.data, "ours_minus_paper": minus, "baseline": line.baseline}
+    found |= {"ours_minus_baseline": line.difference, "test": test if line.p else line.untested}
+    return found | {"untested": line.untested * bool(line.p), "p": _by_seed(line.p), "p_holm": _by_seed(line.adjusted)}
 
 
 def _by_seed(values: Mapping[Any, float]) -> str:
