@@ -6,4 +6,4 @@ scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$scripts/shell.sh"
 
 use_environment fairseq-train
-RSKIP_PROG=scripts/train.sh exec python -m fairseq_rskip.tools train "$@"
+RSKIP_PROG=train.sh exec python -m fairseq_rskip.tools train "$@"

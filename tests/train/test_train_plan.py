@@ -309,7 +309,7 @@ def test_a_model_that_cannot_be_built_is_one_line_and_leaves_nothing(plan, data,
 def test_the_usage_names_the_command_as_it_was_called():
     by_script = run_command([SCRIPT, "numbers", "-h"]).stdout
     by_name = run_command(["python", "-m", "fairseq_rskip.tools", "train", "-h"]).stdout
-    assert by_script.startswith("usage: scripts/train.sh CORPUS ARCH") and "--recipe" in by_script
+    assert by_script.startswith("usage: train.sh CORPUS ARCH") and "--recipe" in by_script
     assert by_name.startswith("usage: rskip train CORPUS ARCH") and len(by_name.splitlines()) < 50
 
 

@@ -61,7 +61,7 @@ def read(script: str, words: list[str]) -> argparse.Namespace:
     add("--normalise-punctuation", dest="normalise", action="store_true", help="quotes and dashes to ASCII first")
     add("--max-length", type=whole_number(1), default=250, help="longest training sentence in subwords (%(default)s)")
     add("--max-ratio", type=ratio, default="1.5", help="drop training pairs above this ratio of lengths (%(default)s)")
-    add("--workers", type=whole_number(1), default="", help="processes (all cores)")
+    add("--workers", type=whole_number(1), metavar="N", help="processes (all cores)")
     return parser.parse_args(words)
 
 
@@ -84,7 +84,7 @@ def assignments(script: str, words: list[str]) -> str:
     if "" in words:
         raise UserError("an empty argument; -h lists the options")
     options = vars(read(script, words))
-    values = {name: str(value) for name, value in options.items() if not name.startswith(SPLITS)}
+    values = {name: str(value or "") for name, value in options.items() if not name.startswith(SPLITS)}
     values["normalise"] = "--normalise-punctuation" if options["normalise"] else ""
     if "src" in options:
         if options["src"] == options["tgt"]:
