@@ -64,7 +64,7 @@ def required(folder: Path, name: str) -> Path:
 def fill(make: Callable[[], Any], layers: int, folder: Path) -> Any:
     """The model that ``make()`` builds, with the weights in ``folder``.
 
-    Its ``layers`` and shapes are compared with the file first, so a wrong config.json takes no time and memory.
+    Its ``layers`` and size are compared with the file first, so a wrong config.json takes no time and memory.
     Raises ``UserError`` for weights that are damaged, diverged or of another model; it names the tensor.
     """
     import torch
@@ -75,23 +75,25 @@ def fill(make: Callable[[], Any], layers: int, folder: Path) -> Any:
     path = folder / WEIGHTS
     try:
         with safe_open(path, framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
-            if layers > len(shapes):
-                raise UserError(f"{folder / CONFIG} says {layers} layers, {path} has {len(shapes)} tensors")
-            shared = {name: other for name, other in (file.metadata() or {}).items() if other in shapes}
-            shapes.update({name: shapes[other] for name, other in shared.items()})
-            with torch.device("meta"):  # shapes without memory
-                expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
-            for name in [*expected, *shapes]:
-                if expected.get(name) != shapes.get(name):
-                    sides = f"{shapes.get(name, 'missing')} in {path}, {expected.get(name, 'missing')} by {CONFIG}"
-                    raise UserError(f"cannot take the weights: {name} is {sides}")
-            weights = {name: file.get_tensor(shared.get(name, name)) for name in shapes}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            shared = {name: other for name, other in (file.metadata() or {}).items() if other in weights}
     except (SafetensorError, OSError) as error:
-        raise UserError(f"cannot take the weights of {path}: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from None
     bad = next((name for name, value in weights.items() if diverged(name, value)), None)
     if bad:
         raise UserError(f"{path} cannot be used: {bad} holds NaN or infinity, so its training has diverged")
+    weights.update({name: weights[other] for name, other in shared.items()})
+    if layers > len(weights):
+        raise UserError(f"{folder / CONFIG} says {layers} layers, {path} has {len(weights)} tensors")
+    with torch.device("meta"):  # sizes without memory
+        size = sum(value.numel() for value in make().state_dict().values())
+    stored = sum(value.numel() for value in weights.values())
+    if size > 2 * stored:
+        raise UserError(f"{folder / CONFIG} describes a model of {size:,} numbers, {path} holds {stored:,}")
     model = make()
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:  # torch's list of tensors, below a heading
+        reason = " ".join(str(error).partition("\n")[2].split())[:300]
+        raise UserError(f"cannot take the weights of {path}: {reason}") from None
     return model.eval()

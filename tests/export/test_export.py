@@ -288,13 +288,13 @@ def with_nan(weights):
 SPOILT = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "is not an exported model: model.safetensors is miss"),
     "NaN": (with_weights(with_nan), "decoder.layers.0.fc1.weight holds NaN"),
-    "no metadata": (with_weights(dict, metadata=False), "missing in "),  # which names the tensors that are shared
-    "other weights": (edit("config.json", '_ffn_embed_dim": 64', '_ffn_embed_dim": 65'), "fc1.weight is (64, 64) in "),
-    "very many layers": (edit("config.json", 'encoder_layers": 1', 'encoder_layers": 1000000000'), "1000000000 layers"),
-    "very wide": (
-        edit("config.json", 'ffn_embed_dim": 64', 'ffn_embed_dim": 10000000000000'),
-        "cannot take the weights",
+    "no metadata": (with_weights(dict, metadata=False), "Missing key(s)"),  # which names the tensors that are shared
+    "other weights": (
+        edit("config.json", '_ffn_embed_dim": 64', '_ffn_embed_dim": 65'),
+        "size mismatch for encoder.layers.0.fc1",
     ),
+    "very many layers": (edit("config.json", 'encoder_layers": 1', 'encoder_layers": 1000000000'), "1000000000 layers"),
+    "very wide": (edit("config.json", 'ffn_embed_dim": 64', 'ffn_embed_dim": 10000000000000'), "describes a model of"),
     "no json": (edit("config.json", "{", "<"), "cannot read "),
     "other format": (edit("config.json", "export 1", "export 9"), "it says 'fairseq_rskip.export 9'"),
     "an unknown setting": (

@@ -74,6 +74,8 @@ def describe(checkpoint: Path, config: dict[str, Any], state: dict, evaluation: 
     scores = read_scores(evaluation) if evaluation else next((s for _, s in evaluations_of([checkpoint])), None)
     if scores is None:
         print_line("no scores found: --evaluation FOLDER names them")
+    elif "evaluation" not in scores:
+        raise UserError(f"--evaluation {evaluation} was not written by rskip evaluate")
     pair, arch = f"{config['source']}-{config['target']}", config["architecture"]
     text = f"A Transformer that translates {config['source']} to {config['target']}:"
     if config["tokenizer"] == "none" and config["bpe"] != "sentencepiece":
