@@ -1,17 +1,7 @@
 """What a training logs about its skip connections at every ``--skip-log-interval``-th update, as JSON lines.
 
-Per block, means over the examples (sentences or images) of one batch:
-
-* ``skip_x_to_F/<block>``: the ratio x:F in y, unless the weight of F is still 0;
-* ``skip_F_over_x/<block>``: ‖F(x)‖ / ‖x‖; where a kind carries several tensors, x is the one that the branch reads;
-* ``skip_grad_norm/<block>``: ``n * ‖dL/dy‖`` over the example's part of y, with L the mean loss that is optimised and n
-  the number of examples in the batch: for images the gradient of an image's own cross entropy; for sentences that of a
-  sentence's summed loss, divided by the batch's mean number of target tokens (unless the criterion averages over
-  sentences);
-* ``skip_learned/<block>.<name>``: the mean of each coefficient that the rule learns;
-* ``skip_lambda/<block>``: lambda, where it adapts.
-
-``<block>`` is the module's name in the model, for example ``encoder.layers.0.self_attn_skip`` or ``blocks.3.skip``.
+Per block, means over the examples (sentences or images) of one batch: x:F in y, ‖F(x)‖ / ‖x‖, the gradient norm at y,
+each learned coefficient, and lambda if it adapts. docs/analysis.md defines them.
 """
 
 import json

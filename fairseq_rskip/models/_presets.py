@@ -159,9 +159,14 @@ FAMILIES = {
 
 
 def equation(kind: str) -> str:
-    """The equation of a kind, as the first sentence of its docstring has it."""
-    sentence = re.split(r"(?<=``)[.:;,]? (?=[A-Z])|(?<=``)[:.] ", " ".join((KINDS[kind].__doc__ or "").split()))[0]
-    return ", ".join(re.findall(r"``([^`]* = [^`]*)``", sentence))
+    """The equations of a kind, as the first sentence of its docstring has them."""
+    parts = " ".join((KINDS[kind].__doc__ or "").split()).split("``")
+    found: list[str] = []
+    for text, formula in zip(parts[::2], parts[1::2]):
+        if found and re.search(r"[.:] ", text):
+            break
+        found += [formula] if " = " in formula else []
+    return ", ".join(found)
 
 
 def overview() -> str:

@@ -7,6 +7,7 @@ an archive ``train.tar.gz`` (``.tgz``, ``.tar``) of one.
 import concurrent.futures
 import hashlib
 import io
+import os
 import stat
 import tarfile
 import tempfile
@@ -78,16 +79,17 @@ def _files(source: Path) -> list[Path]:
 
     expected = f"expected {source.name}/<class>/<image>"
     try:
-        samples = ImageFolder(source, is_valid_file=lambda name: _is_image(Path(name))).samples
+        samples = ImageFolder(source, is_valid_file=_is_image).samples
     except FileNotFoundError as error:  # torchvision names the classes without images
         raise UserError(f"{source}: {' '.join(str(error).split())} {expected}") from None
-    for stray in filter(_is_image, source.iterdir()):
+    for stray in filter(_is_image, source.glob("*")):
         raise UserError(f"{stray} is in no class folder: {expected}")
-    return sorted((Path(name) for name, _ in samples), key=lambda file: file.parts)
+    return list(map(Path, sorted((name for name, _ in samples), key=lambda name: name.split(os.sep))))
 
 
-def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in IMAGES and not file.name.startswith(".")
+def _is_image(file: str | Path) -> bool:
+    name = os.path.basename(file)
+    return name.lower().endswith(IMAGES) and not name.startswith(".")
 
 
 def _fingerprint(files: list[Path]) -> str:

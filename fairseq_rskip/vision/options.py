@@ -15,7 +15,6 @@ from ..errors import UserError
 DATA_SETS = ("cifar10", "cifar100", "digits")
 FOLDER = "imagefolder:"
 CACHE = "~/.cache/fairseq_rskip"
-DEEPEST = 9998
 
 
 def _option(group: str, default: Any, text: str, **extra: Any) -> Any:
@@ -81,12 +80,12 @@ class Settings:
             choices, value = field.metadata.get("choices"), getattr(self, field.name)
             if choices and value is not None and value not in choices:
                 raise UserError(f"{flag(field)} {value!r}: expected one of {', '.join(choices)}")
-        for names, least, most in _RANGES:
+        for names, least, below in _RANGES:
             for name in names.split():
                 value = getattr(self, name)
-                if not (math.isfinite(value) and least <= value <= most):
-                    expected = f"from {least:.10g}" + (f" to {most:.10g}" if most < math.inf else " on")
-                    raise UserError(f"--{name.replace('_', '-')} {value!r}: expected a number {expected}")
+                if not least <= value < below:
+                    end = f"to below {below}" if below < math.inf else "on"
+                    raise UserError(f"--{name.replace('_', '-')} {value!r}: expected a number from {least} {end}")
         if self.depth % 6 != 2:
             raise UserError(f"--depth {self.depth}: expected 6n+2, for example 20, 32, 44, 56, 110")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or not all(0 <= s < 2**63 for s in self.seeds):
@@ -121,14 +120,14 @@ class Settings:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
 
-_RANGES = (  # options, least, most
-    ("depth", 8, DEEPEST),
-    ("width", 1, 4096),
+_RANGES = (  # options, least, below what
+    ("depth", 8, 10000),
+    ("width", 1, 4097),
     ("iterations batch_size test_interval", 1, math.inf),
     ("train_images valid_images warmup_iterations crop save_interval log_interval skip_log_interval", 0, math.inf),
     ("lr warmup_lr lr_factor", 1e-12, math.inf),
     ("weight_decay", 0, math.inf),
-    ("momentum", 0, 0.999999),
+    ("momentum", 0, 1),
 )
 
 

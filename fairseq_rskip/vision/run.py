@@ -78,7 +78,7 @@ class Run:
         log = RunLog(self.folder, self.history, config, active=self.group.first, done=done)
         if done < config.iterations:
             start = f"resuming from iteration {done} of {self.path}" if done else f"training in {self.folder}"
-            log.print(f"{start}; the first iteration takes longer (the operator is compiled once per machine)")
+            log.print(f"{start}; the first iteration takes longer")
         try:
             with _signals(active=self.group.world == 1) as arrived:
                 while trainer.iteration < config.iterations:

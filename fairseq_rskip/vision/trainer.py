@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..analysis.learned import Movement, without_decay
 from ..analysis.live import summarise
 from ..analysis.probe import SkipProbe
+from ..console import progress
 from ..errors import UserError
 from ..norms import convert_sync_batchnorm
 from ..residual.adaptive import halting_cost
@@ -142,7 +143,8 @@ class Trainer:
         self.module.eval()
         self.group.broadcast_buffers(self.module)
         sums = torch.zeros(2, dtype=torch.float64, device=self.group.device)
-        for start in range(self.group.rank * TEST_BATCH, len(labels), self.group.world * TEST_BATCH):
+        starts: Any = range(self.group.rank * TEST_BATCH, len(labels), self.group.world * TEST_BATCH)
+        for start in progress(starts, len(starts), "testing") if self.group.first else starts:
             y = labels[start : start + TEST_BATCH]
             with self._autocast():
                 logits = self.module(self.augmenter.test(images[start : start + TEST_BATCH]))

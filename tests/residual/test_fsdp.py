@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fairseq_rskip.residual import KINDS, Place, SkipConnection
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
-OPTIONS = {"dropout_shortcut": [{"shortcut_dropout": 0.0}], "askip": [{"adapt": mode} for mode in ("fraction", "halting")]}
+RULES = [(kind, {"shortcut_dropout": 0.0} if kind == "dropout_shortcut" else {}) for kind in KINDS]
+RULES.append(("askip", {"adapt": "halting"}))
 WORLD = 2
 
 
@@ -37,7 +38,7 @@ def step(model: nn.Module, x: Tensor) -> None:
 
 def train_every_kind(rank: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
-    for kind, options in [(kind, options) for kind in KINDS for options in OPTIONS.get(kind, [{}])]:
+    for kind, options in RULES:
         torch.manual_seed(0)
         one = nn.Sequential(*(Block(kind, index, options) for index in range(2)))
         sharded = copy.deepcopy(one)

@@ -1,0 +1,334 @@
+"""Agreement with code that nobody here wrote: same weights in, same outputs and gradients out, in float64.
+
+``make test-peers`` installs the packages of requirements.txt; a test whose package is missing is skipped. Tolerance:
+1e-10, relative and absolute, except where a test says otherwise. Where a peer differs from its paper the test says so.
+"""
+
+import importlib
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fairseq_rskip.analysis.coefficients import constants
+from fairseq_rskip.norms import create_norm
+from fairseq_rskip.residual import PLAIN, Place, SkipConnection
+
+sys.path.append(os.environ.get("RSKIP_PEERS", ".venv-peers"))
+D = 6
+ENCODER = Place("encoder", "ffn", 5, 6, 6, 1, 2, 3)
+pytestmark = pytest.mark.usefixtures("stock_operators")
+
+
+def peer(name: str) -> Any:
+    """The module ``name``, or a skip that says what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        pytest.skip(f"{name} is not installed ({error}): make test-peers installs tests/peers/requirements.txt")
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    module = module.double()
+    with torch.no_grad():
+        for k, parameter in enumerate(module.parameters()):
+            parameter.copy_(0.5 + torch.rand(parameter.shape, generator=torch.Generator().manual_seed(k)))
+    return module
+
+
+def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Each second tensor becomes the first."""
+    with torch.no_grad():
+        for source, target in pairs:
+            target.copy_(source.reshape(target.shape))
+
+
+def check(ours: Callable, theirs: Callable, shared: list[tuple[Tensor, Tensor]], tolerance: float = 1e-10) -> None:
+    """Compare ``ours(x, f)`` with ``theirs(x, f)``: outputs, gradients of x and F, and of parameters (theirs, ours)."""
+    copy(shared)
+    x, f, upstream = draw(3, 4, D), draw(3, 4, D, seed=1), draw(3, 4, D, seed=2).detach()
+    found = []
+    for function, side in ((ours, 1), (theirs, 0)):
+        y = function(x, f)
+        weight = upstream.expand_as(y)
+        parameters = [pair[side] for pair in shared]
+        gradients = torch.autograd.grad(y, [x, f, *parameters], weight, allow_unused=True)
+        found.append([y, *(torch.zeros(1) if g is None else g.flatten() for g in gradients)])
+    for mine, peers in zip(*found):
+        torch.testing.assert_close(mine, peers.to(mine.dtype).reshape(mine.shape), rtol=tolerance, atol=tolerance)
+
+
+def applied(skip: SkipConnection) -> Callable[[Tensor, Tensor], Tensor]:
+    """One block whose branch is ``tanh(h) * F``, so that what the branch sees matters."""
+
+    def block(x: Tensor, f: Tensor) -> Tensor:
+        h, carried = skip.prepare(x)
+        return skip(x, torch.tanh(h) * f, carried)
+
+    return block
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0, 0.5])
+def test_xskip_is_the_residual_of_x_transformers(scale):
+    theirs = peer("x_transformers.x_transformers").Residual(D, scale_residual_constant=scale)
+    ours = SkipConnection(D, "xskip", skip_lambda=scale, norm="none").double()
+    check(ours, lambda x, f: theirs(f, x), [])
+
+
+def test_wskip_is_the_scaled_residual_of_x_transformers():
+    theirs = randomised(peer("x_transformers.x_transformers").Residual(D, scale_residual=True))
+    ours = SkipConnection(D, "wskip", norm="none").double()
+    check(ours, lambda x, f: theirs(f, x), [(theirs.residual_scale, ours.weight)])
+
+
+def stack_of_x_transformers(**options: Any) -> tuple[nn.Module, list[nn.Module]]:
+    """An encoder of two feed-forward blocks, and those."""
+    encoder = peer("x_transformers").Encoder
+    made = encoder(
+        dim=D, depth=1, heads=1, custom_layers=("f", "f"), norm_add_unit_offset=False, verbose=False, **options
+    )
+    return randomised(made), list(made.layers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("preln", {"pre_norm": True}), ("xskip", {"pre_norm": False}), ("periln", {"sandwich_norm": True})],
+    ids=["pre-norm", "post-norm", "Peri-LN"],
+)
+def test_norm_places_are_those_of_x_transformers(kind, options):
+    """Its norms have no bias. Its Peri-LN is its sandwich_norm."""
+    encoder, layers = stack_of_x_transformers(**options)
+    places = [Place("encoder", "ffn", k, 2) for k in range(2)]
+    skips = [SkipConnection(D, kind, place=p, **({"skip_lambda": 1.0} if kind == "xskip" else {})) for p in places]
+    shared = []
+    for (norms, _, _), skip in zip(layers, skips):
+        skip.double()
+        ours = [skip.pre, skip.branch, next(iter(skip.post), None)]
+        shared += [(theirs.gamma, mine.weight) for theirs, mine in zip(norms, ours) if mine is not None]
+    final = create_norm("layer", D).double()
+    if hasattr(encoder.final_norm, "gamma"):
+        shared.append((encoder.final_norm.gamma, final.weight))
+
+    def ours(x: Tensor, _f: Tensor) -> Tensor:
+        for (_, branch, _), skip in zip(layers, skips):
+            h, _ = skip.prepare(x)
+            x = skip(x, branch(h))
+        return final(x) if hasattr(encoder.final_norm, "gamma") else x
+
+    check(ours, lambda x, _f: encoder(x), shared)
+
+
+@pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
+def test_layers_are_those_of_torch(norm_first):
+    theirs = randomised(nn.TransformerEncoderLayer(D, 2, 8, 0.0, norm_first=norm_first, batch_first=True))
+    kind = {"kind": "preln"} if norm_first else {"kind": "xskip", "skip_lambda": 1.0}
+    skips = [SkipConnection(D, **kind).double() for _ in range(2)]
+    norms = [skip.pre if norm_first else skip.post[0] for skip in skips]
+    pairs = zip((theirs.norm1, theirs.norm2), norms)
+    shared = [(getattr(a, n), getattr(b, n)) for a, b in pairs for n in ("weight", "bias")]
+    attention = lambda h: theirs.self_attn(h, h, h, need_weights=False)[0]  # noqa: E731
+    branches = (attention, lambda h: theirs.linear2(theirs.linear1(h).relu()))
+
+    def ours(x: Tensor, _f: Tensor) -> Tensor:
+        for skip, branch in zip(skips, branches):
+            x = skip(x, branch(skip.prepare(x)[0]))
+        return x
+
+    check(ours, lambda x, _f: theirs(x), shared)
+
+
+NORMS = {
+    "scale": ("ScaleNorm", [("g", "weight", D**0.5)]),
+    "rms": ("RMSNorm", [("g", "weight", 1.0)]),
+    "dyt": ("DynamicTanh", [("pre_tanh_scale", "alpha", 1.0), ("gamma", "weight", 1.0), ("beta", "bias", 1.0)]),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms_are_those_of_x_transformers(norm):
+    """Its g is a factor of sqrt(dim), and its RMSNorm has no eps: ours has 1e-20 here."""
+    name, parts = NORMS[norm]
+    theirs = randomised(getattr(peer("x_transformers.x_transformers"), name)(D))
+    skip = SkipConnection(D, "preln", norm=norm, eps=1e-20).double()
+    copy([(factor * getattr(theirs, a), getattr(skip.pre, b)) for a, b, factor in parts])
+    check(applied(skip), lambda x, f: x + torch.tanh(theirs(x)) * f, [])
+
+
+@pytest.mark.parametrize("package", ["timm.layers", "x_transformers.x_transformers"])
+def test_layerscale(package):
+    """The branch of x-transformers is inside its module, timm's outside."""
+    module = peer(package)
+    ours = SkipConnection(D, "layerscale", norm="none").double()
+    if package == "timm.layers":
+        theirs = randomised(module.LayerScale(D))
+        check(ours, lambda x, f: x + theirs(f), [(theirs.gamma, ours.weight)])
+    else:
+        theirs = randomised(module.LayerScale(nn.Identity(), D))
+        check(ours, lambda x, f: x + theirs(f), [(theirs.gamma, ours.weight)])
+
+
+def test_stochastic_depth_of_timm():
+    """From one seed the same examples lose their branch. timm divides by 1 - p in training (scale_by_keep, off here);
+    ours multiplies by it in evaluation, as in Huang et al. 2016."""
+    theirs = peer("timm.layers").DropPath(0.5, scale_by_keep=False).double()
+    skip = SkipConnection(D, **PLAIN, drop_path=0.5).double()
+
+    def seeded(function: Callable) -> Callable:
+        return lambda x, f: (torch.manual_seed(1), function(x, f))[1]
+
+    x, f = draw(3, 4000, D), draw(3, 4000, D, seed=1)
+    kept = (skip(x, f) != x).any(-1).any(0).double().mean()
+    assert abs(float(kept) - 0.5) < 0.05
+    kept = (theirs(f.transpose(0, 1)) != 0).any(-1).any(-1).double().mean()
+    assert abs(float(kept) - 0.5) < 0.05
+    check(seeded(lambda x, f: skip.eval()(x, f)), seeded(lambda x, f: x + 0.5 * theirs.eval()(f)), [])
+
+
+def test_skipinit_is_that_of_timms_normalizer_free_nets():
+    theirs = peer("timm.models.nfnet").NormFreeBlock(
+        D, D, stride=1, alpha=1.0, beta=1.0, skipinit=True, act_layer=nn.SiLU
+    )
+    assert float(theirs.skipinit_gain) == 0.0 == float(SkipConnection(D, "skipinit").weight)
+    theirs = randomised(theirs).eval()
+    ours = SkipConnection(D, "skipinit", channel_dim=1).double()
+    copy([(theirs.skipinit_gain, ours.weight)])
+    x = draw(2, D, 3, 3)
+    gain = theirs.skipinit_gain
+    with torch.no_grad():
+        branch = (theirs(x) - x) / gain
+        torch.testing.assert_close(ours(x, branch), theirs(x), rtol=1e-10, atol=1e-10)
+
+
+def test_residual_scaling_is_that_of_timms_inception_resnet():
+    """Its block with scale 0.1 and no activation: the paper's "0.1 to 0.3"."""
+    theirs = randomised(peer("timm.models.inception_resnet_v2").Block8(scale=0.1, no_relu=True)).eval()
+    plain = type(theirs)(scale=1.0, no_relu=True).double().eval()
+    plain.load_state_dict(theirs.state_dict())
+    ours = SkipConnection(2080, "residual_scaling", channel_dim=1).double()
+    with torch.no_grad():
+        x = draw(1, 2080, 3, 3) / 100
+        branch = plain(x) - x
+        scale = branch.abs().max()
+        torch.testing.assert_close(ours(x, branch) / scale, theirs(x) / scale, rtol=1e-9, atol=1e-9)
+
+
+def test_constant_scaling_is_torchs_lerp():
+    check(SkipConnection(D, "constant", skip_lambda=0.25).double(), lambda x, f: torch.lerp(f, x, 0.25), [])
+
+
+@pytest.mark.parametrize("blocks", [12, 18])
+def test_admin_is_that_of_its_authors(blocks):
+    """Forward, and the profile-free start: their calculate_init is the square root of what its formula says."""
+    admin = peer("admin_torch.admin")
+    theirs = randomised(admin.OmegaResidual(1.0, as_parameter=True, embed_dim=D))
+    ours = SkipConnection(D, "admin").double()
+    norm = nn.LayerNorm(D).double()
+    check(ours, lambda x, f: norm(theirs(x, f)), [(theirs.omega, ours.weight)])
+    place = Place("encoder", "ffn", 0, blocks // 2, position=0, sublayers=2)
+    start = constants(SkipConnection(D, "admin", omega="formula", place=place))["weight"]
+    assert start == pytest.approx(admin.calculate_init(blocks), rel=1e-6)
+
+
+def test_deepnorm_is_that_of_torchscale_except_for_the_encoders_beta():
+    """torchscale divides the encoder's weights by (N^4 M)^(1/16) / 1.15, the paper multiplies by 0.87 (N^4 M)^(-1/16):
+    we follow the paper. alpha is the same."""
+    config = peer("torchscale.architecture.config").EncoderDecoderConfig(
+        deepnorm=True, encoder_layers=6, decoder_layers=6, encoder_embed_dim=D, encoder_attention_heads=2, vocab_size=8
+    )
+    layer = peer("torchscale.architecture.encoder").EncoderLayer(config, 0, is_encoder_decoder=True)
+    ours = SkipConnection(D, "deepnorm", place=ENCODER).double()
+    norm = nn.LayerNorm(D).double()
+    check(ours, lambda x, f: norm(layer.residual_connection(f, x)), [], tolerance=1e-9)
+    decoder = peer("torchscale.architecture.decoder").DecoderLayer(config, 0, is_encoder_decoder=True)
+    place = Place("decoder", "ffn", 5, 6, 6, 2, 3, 2)
+    assert SkipConnection(D, "deepnorm", place=place).skip_scale == pytest.approx(decoder.alpha)
+    assert pytest.approx(ours.beta * 1.15 / 0.87) == 1.15 * (6**4 * 6) ** (-1 / 16)
+
+
+@pytest.mark.parametrize("kind", ["highway", "exclusive_gate"])
+def test_gates_are_the_gated_residual_of_lucidrains(kind):
+    """Its gate sees x and F, and is that of x: with no weight on F it is 1 - T."""
+    theirs = randomised(peer("hyper_connections.residuals").GatedResidual(D, fine_gate=True))
+    ours = SkipConnection(D, kind, norm="none").double()
+    with torch.no_grad():
+        theirs.to_learned_mix.weight[:, :D] = 0
+    copy([(-theirs.to_learned_mix.weight[:, D:], ours.gate_weight), (-theirs.to_learned_mix.bias, ours.gate_bias)])
+    check(ours, lambda x, f: theirs(f, x), [])
+
+
+def hyper(kind: str, theirs: nn.Module, options: dict[str, Any], pairs: list[tuple[str, str]]) -> None:
+    """One block in the middle of a stack: H of three streams in, H' out."""
+    n = 3
+    skip = SkipConnection(D, kind, streams=n, norm="none", place=Place(index=1, depth=3), **options).double()
+    copied = [(getattr(theirs, a), getattr(skip, b)) for a, b in pairs]
+    alpha = theirs.static_alpha.detach()
+    copied += [(alpha[:, 0], skip.a_m if kind == "hyper" else skip.b_pre)]
+    copied += [(alpha[:, 1:] if kind == "hyper" else alpha[:, 1:].T, skip.a_r if kind == "hyper" else skip.b_res)]
+    copy(copied)
+    h, f, upstream = draw(4, 2, n * D), draw(4, 2, D, seed=1), draw(4, 2, n * D, seed=2).detach()
+
+    def ours() -> Tensor:
+        current, carried = skip.prepare(h)
+        return skip(h, torch.tanh(current) * f, carried)
+
+    def peers() -> Tensor:
+        streams = h.unflatten(-1, (n, D)).movedim(2, 1).flatten(0, 1)  # (b s) ... d
+        current, add = theirs(streams)
+        return add(torch.tanh(current) * f).unflatten(0, (4, n)).movedim(1, 2).flatten(2)
+
+    found = [[y, *torch.autograd.grad(y, [h, f], upstream)] for y in (ours(), peers())]
+    tolerance = 1e-10 if kind == "hyper" else 1e-5  # 20 steps of Sinkhorn in another order; it computes in fp32
+    for mine, their in zip(*found):
+        torch.testing.assert_close(mine, their, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("mixing", ["static", "dynamic"])
+def test_hyper_connections_are_those_of_lucidrains(mixing):
+    """Its norm is an RMSNorm where the paper has a layer norm, which takes its place here; one dynamic scale is A's."""
+    theirs = randomised(peer("hyper_connections.hyper_connections").HyperConnections(3, dim=D, layer_index=1))
+    theirs.norm = nn.LayerNorm(D).double()
+    pairs = [("static_beta", "b")]
+    if mixing == "static":
+        with torch.no_grad():
+            theirs.dynamic_alpha_scale.zero_(), theirs.dynamic_beta_scale.zero_()
+    else:
+        theirs.w_m = theirs.dynamic_alpha_fn[:, :1]
+        theirs.w_r = theirs.dynamic_alpha_fn[:, 1:]
+        pairs += [("w_m", "w_m"), ("w_r", "w_r"), ("dynamic_beta_fn", "w_b")]
+        pairs += [("dynamic_alpha_scale", "s_a"), ("dynamic_beta_scale", "s_b")]
+    hyper("hyper", theirs, {"mixing": mixing}, pairs)
+
+
+def test_mhc_without_its_dynamic_part_is_that_of_lucidrains():
+    """Its projections see one stream at a time, the paper's all of them: they are left at 0."""
+    module = peer("hyper_connections.manifold_constrained_hyper_connections")
+    theirs = module.ManifoldConstrainedHyperConnections(3, dim=D, layer_index=1).double()
+    with torch.no_grad():
+        theirs.static_alpha.copy_(draw(*theirs.static_alpha.shape)), theirs.static_beta.copy_(draw(3, seed=1))
+    hyper("mhc", theirs, {}, [("static_beta", "b_post")])
+
+
+@pytest.mark.parametrize(("norm", "name"), [("layer", "LigerLayerNorm"), ("rms", "LigerRMSNorm")])
+def test_norms_are_those_of_liger_kernel(norm, name):
+    """In fp32: its kernels are Triton's and need a GPU."""
+    if not torch.cuda.is_available():
+        pytest.skip("liger-kernel computes on a GPU only")
+    theirs = getattr(peer("liger_kernel.transformers"), name)(256, eps=1e-5).cuda()
+    ours = create_norm(norm, 256).cuda()
+    x = torch.randn(64, 256, device="cuda")
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+
+def test_constants_of_t_fixup_and_deepnorm_have_their_papers_closed_forms():
+    assert constants(SkipConnection(D, "tfixup", place=ENCODER))["beta"] == pytest.approx(0.67 * 6**-0.25)
+    assert math.isclose(constants(SkipConnection(D, "deepnorm", place=ENCODER))["beta"], 0.87 * (6**5) ** (-1 / 16))
