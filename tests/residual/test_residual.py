@@ -123,22 +123,30 @@ def test_torch_compile_sees_one_graph(case):
     torch.testing.assert_close(traced.state_dict(), skip.state_dict())
 
 
-# names of parameters and buffers, for checkpoints of earlier versions
-STATE = {
-    "xskip2.5-none": [],
-    "xskip2-layer": ["post.0.weight", "post.0.bias"],
-    "rskip2-layer": ["post.0.weight", "post.0.bias", "post.1.weight", "post.1.bias"],
-    "wskip2-layer": ["weight", "post.0.weight", "post.0.bias"],
-    "xskip3-batch-alpha0.5": [
-        *("post.0.weight", "post.0.bias"),
-        *("post.0.running_mean", "post.0.running_var", "post.0.num_batches_tracked"),
-    ],
-}
+class Block(torch.nn.Module):
+    """A linear branch and its skip connection."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.skip = SkipConnection(5, kind)
+
+    def forward(self, x, weight):
+        h, carried = self.skip.prepare(x)
+        return self.skip(x, torch.tanh(h @ weight), carried)
 
 
-@pytest.mark.parametrize("name", STATE)
-def test_names_in_a_state_are_those_of_earlier_versions(name):
-    assert list(VARIANTS[NAMES.index(name)].build(33).state_dict()) == STATE[name]
+@pytest.mark.parametrize("kind", ["rskip", "wskip", "askip", "highway", "periln", "fixup", "b2t", "dlcl", "mhc"])
+def test_torch_export_gives_the_same_numbers(kind):
+    block, inputs = Block(kind).eval(), (draw(SEQUENCE, 1, torch.float32), draw((5, 5), 2, torch.float32))
+    with torch.no_grad():
+        torch.testing.assert_close(torch.export.export(block, inputs).module()(*inputs), block(*inputs))
+
+
+@pytest.mark.parametrize("adapt", ["fraction", "mixture", "halting"])
+def test_askip_with_batch_norm_keeps_channels_last(adapt):
+    skip = SkipConnection(5, "askip", norm="batch", adapt=adapt, channel_dim=1)
+    x, f = (draw(IMAGE, k, torch.float32).contiguous(memory_format=torch.channels_last) for k in (1, 2))
+    assert skip(x, f).is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
