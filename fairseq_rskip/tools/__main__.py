@@ -16,7 +16,7 @@ COMMANDS = {
     "compare": ("fairseq_rskip.tools.compare:main", "compare models: scores, lengths, significance"),
     "average": ("fairseq_rskip.tools.average:main", "average the weights of several fairseq checkpoints"),
     "translate": ("fairseq_rskip.tools.translate:main", "translate standard input with a checkpoint or an export"),
-    "run": ("fairseq_rskip.tools.experiments.run:main", "one YAML file: prepare, train, evaluate, report"),
+    "run": ("fairseq_rskip.tools.experiments.main:run_file", "one YAML file: prepare, train, evaluate, report"),
     "reproduce": ("fairseq_rskip.tools.experiments.main:main", "run and report tables of experiments"),
     "export": ("fairseq_rskip.tools.export.main:main", "write a model as a folder to share"),
     "describe": ("fairseq_rskip.tools.describe:main", "print every skip connection of a model"),

@@ -89,7 +89,7 @@ def test_slurm_gets_one_array_with_the_options_of_sbatch(prepared, tmp_path, mon
 
     monkeypatch.setattr(submitit, "SlurmExecutor", Executor)
     execution.submit([prepared], ["partition=gpu", "time=60", "reservation=x"], tmp_path)
-    assert calls["folders"] == [str(prepared.folder)] and calls["options"]["additional_parameters"] == {
+    assert calls["folders"] == [[str(prepared.folder)]] and calls["options"]["additional_parameters"] == {
         "reservation": "x"
     }
     assert (calls["options"]["partition"], calls["options"]["time"]) == ("gpu", 60)

@@ -1,7 +1,4 @@
-"""Execute runs, each in a process of its own. run.json in a run's folder is its one record, log.txt all the output.
-
-``python -m fairseq_rskip.tools.experiments.execution FOLDER`` executes one prepared run.
-"""
+"""Execute runs, each in a process of its own. In a run's folder run.json is its record, log.txt all its output."""
 
 import ctypes
 import os
@@ -25,8 +22,8 @@ from .plan import LOCK, LOG, RECORD, measured, read, state
 from .records import Run
 from .tasks import TASKS
 
-GRACE = 60.0  # seconds that a training has to save
-LOOK_EVERY, SPEAK_EVERY = 1.0, 60.0  # seconds
+LOOK_EVERY, SPEAK_EVERY, GRACE = 1.0, 60.0, 60.0  # seconds; GRACE is for a training to save
+TIME = "%Y-%m-%dT%H:%M:%S%z"
 SLURM = {"time": 1440, "gpus_per_node": 1, "cpus_per_task": 8, "array_parallelism": 64}
 
 
@@ -45,32 +42,25 @@ def prepare(run: Run) -> None:
 
 
 def execute(folder: Path) -> bool:
-    """Run the commands of a prepared run that have not ended yet; its record says what came of it.
-
-    Returns False if another process holds the run's lock.
-    """
+    """Run the commands of a prepared run that have not ended yet; False if another process holds the run's lock."""
     record, start, error = read(folder), time.monotonic(), ""
     with locked(folder, LOCK) as lock:
         if lock is None or measured(record):
             return lock is not None
         run = Run(record["task"], seed=record["seed"], folder=folder, **record["settings"])
         commands = TASKS[run.task].commands(run)
-        versions = {"fairseq_rskip": __version__, "python": platform.python_version()}
         # what has ended is not run again: fairseq would train on where --patience has ended it
         complete = record.get("complete", 0) if record.get("commands") == commands else 0
+        versions = {"fairseq_rskip": __version__, "python": platform.python_version()}
         note(folder, commands=commands, versions=versions, git=process.git_commit(), failed=None)
         for number, command in enumerate(commands[complete:], complete + 1):
             if error := _follow(command, folder / LOG, lock.fileno()):
                 break
             note(folder, complete=number)
         metrics = None if error else TASKS[run.task].measure(run)
-        if metrics is None:
-            error = error or "the commands succeeded but left no complete result"
-            note(folder, failed={"error": error, "time": now()}, complete=None)
-        else:
-            note(
-                folder, metrics={**metrics, "seconds": round(time.monotonic() - start, 1), "time": now()}, complete=None
-            )
+        failed = {"error": error or "the commands succeeded but left no complete result", "time": time.strftime(TIME)}
+        done = metrics and {**metrics, "seconds": round(time.monotonic() - start, 1), "time": time.strftime(TIME)}
+        note(folder, metrics=done, failed=None if done else failed, complete=None)
     return True
 
 
@@ -78,23 +68,19 @@ def _follow(command: list[str], path: Path, lock: int) -> str:
     """Run ``command`` with its output at the end of ``path``; returns why it failed, "" if it did not."""
     lines: deque[bytes] = deque(maxlen=200)
     with open(path, "ab", buffering=0) as output:
-        output.write(f"== {now()} {shlex.join(command)}\n".encode())
+        output.write(f"== {time.strftime(TIME)} {shlex.join(command)}\n".encode())
         status = process.follow(command, lambda line: (output.write(line), lines.append(line)), inherit=[lock])
     if status < 0:
         return process.killed_by(-status)
     return process.explanation(process.tail(list(lines))).removeprefix("error: ") if status else ""
 
 
-def now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
 def environments(jobs: int | None) -> list[dict[str, str]]:
     """What each of the parallel runs gets: a GPU, or its share of the cores; a single one gets all. ``UserError``."""
     import torch
 
-    count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = named.split(",")[:count] if named else list(map(str, range(count)))
+    count = torch.cuda.device_count()
+    gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))).split(",")
     jobs = jobs or max(1, count)
     if count and jobs > count:
         raise UserError(f"--jobs {jobs}: expected at most {count}, one for each GPU that torch sees")
@@ -104,10 +90,7 @@ def environments(jobs: int | None) -> list[dict[str, str]]:
 
 
 def run_all(runs: list[Run], places: list[dict[str, str]]) -> list[str]:
-    """Execute ``runs``, as many at a time as there are ``places``; returns the state of each.
-
-    One that fails does not stop the others. An exception, such as Ctrl-C, ends all of them and lets them save.
-    """
+    """The states of ``runs`` after all are executed, as many at a time as there are ``places``. Ctrl-C ends all."""
     waiting, running, spoken = deque(runs), {}, time.monotonic()  # by the folder: run, process, place, begin
     try:
         while waiting or running:
@@ -120,42 +103,24 @@ def run_all(runs: list[Run], places: list[dict[str, str]]) -> list[str]:
                 run, place = waiting.popleft(), places.pop(0)
                 prepare(run)
                 print_line(f"{run}: starts; {len(waiting)} more to start")
-                begin = (time.monotonic(), TASKS[run.task].progress(run)[0])
                 command, env = [sys.executable, "-m", __name__, str(run.folder)], {**os.environ, **place}
                 child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
-                running[run.folder] = (run, child, place, begin)
+                running[run.folder] = (run, child, place, (time.monotonic(), TASKS[run.task].progress(run)[0]))
             time.sleep(LOOK_EVERY if running else 0)
             if time.monotonic() - spoken > SPEAK_EVERY:
                 spoken = time.monotonic()
-                for run, _, _, begin in running.values():
-                    _show(run, *begin)
+                for run, _, _, (start, before) in running.values():
+                    part, losses = TASKS[run.task].progress(run)
+                    minutes = (spoken - start) / 60
+                    left = f", {minutes * (1 - part) / (part - before):.0f} minutes left" if part > before else ""
+                    print_line(f"{run}: {part:.0%}, {minutes:.0f} minutes{left}; {losses}")
     finally:
-        for _, child, _, _ in running.values():
+        children = [child for _, child, _, _ in running.values()]
+        for child in children:
             child.terminate()
-        for _, child, _, _ in running.values():
+        for child in children:
             child.wait()
     return [state(run) for run in runs]
-
-
-def _show(run: Run, begin: float, before: float) -> None:
-    """Print how far a run is that was at ``before`` at the time ``begin``, with losses and the time left."""
-    part, losses = TASKS[run.task].progress(run)
-    minutes = (time.monotonic() - begin) / 60
-    left = f", {minutes * (1 - part) / (part - before):.0f} minutes left" if part > before else ""
-    print_line(f"{run}: {part:.0%}, {minutes:.0f} minutes{left}; {losses}")
-
-
-class Job:
-    """A run as a job of SLURM; submitit calls ``checkpoint`` before the time limit, which requeues the job."""
-
-    def __call__(self, folder: str) -> None:
-        process.stop_on_signals()
-        execute(Path(folder))
-
-    def checkpoint(self, folder: str) -> object:
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self, folder)
 
 
 def submit(runs: list[Run], words: list[str], out: Path) -> None:
@@ -169,10 +134,10 @@ def submit(runs: list[Run], words: list[str], out: Path) -> None:
     more = {key: options.pop(key) for key in list(options) if key not in SlurmExecutor._valid_parameters()}
     for run in runs:
         prepare(run)
+    executor = SlurmExecutor(out / "slurm")
+    executor.update_parameters(job_name="rskip", additional_parameters=more, **options)
     try:
-        executor = SlurmExecutor(out / "slurm")
-        executor.update_parameters(job_name="rskip", additional_parameters=more, **options)
-        jobs = executor.map_array(Job(), [str(run.folder) for run in runs])
+        jobs = executor.map_array(main, [[str(run.folder)] for run in runs])
     except (OSError, RuntimeError) as error:
         raise UserError(f"SLURM did not take the jobs: {str(error).strip().splitlines()[-1]}") from None
     for run, job in zip(runs, jobs):

@@ -1,46 +1,46 @@
 """``rskip run`` and ``rskip reproduce``: run the experiments of YAML files, report them, list them."""
 
 import argparse
+import hashlib
+import json
 import shlex
 import signal
-import sys
 from pathlib import Path
-from typing import Any
 
-from fairseq_rskip.console import Parser, print_line, whole_number
+from fairseq_rskip.console import Parser, as_words, print_line, whole_number
 from fairseq_rskip.errors import RESUME, UserError, exit_status
+from fairseq_rskip.files import write_json
+from fairseq_rskip.tools.corpus import NAMES, Corpus
+from fairseq_rskip.tools.process import follow
 
-DESCRIPTION = """The paper's tables, studies, and your own experiments, one YAML file each (docs/reproduce.md).
+from . import execution
+from .plan import make_tables, ready, state
+from .records import Run, Table, dashed
+from .tasks import RSKIP, TASKS
+from .yaml_file import FOLDER
 
-  list [TABLE ...]      tables, rows, number of runs
-  run table1            prepare, train, evaluate and report; trains only the missing runs
-  report table1         write the report again"""
-RUN = """Prepare, train, evaluate and report the experiments of a YAML file (docs/reproduce.md). The same command
-resumes what was stopped and tries again what failed.
-
-  rskip run mine.yaml                 everything in runs/mine, the page in runs/mine/report/report.html
-  rskip run mine.yaml --dry-run       print the commands"""
+DESCRIPTION = """Prepare, train, evaluate and report the experiments of YAML files (docs/reproduce.md). The same command
+resumes what was stopped and tries again what failed. The page of mine.yaml is runs/mine/report/report.html."""
 
 
 def parse(argv: list[str] | None, prog: str | None) -> argparse.Namespace:
     """The options. A mistake ends the program with one line."""
-    parser = Parser(prog=prog, description=RUN if prog else DESCRIPTION)
+    parser = Parser(prog=prog, description=DESCRIPTION)
     if prog:
         _add_options(parser, "run")
     else:
-        commands = parser.add_subparsers(required=True, parser_class=Parser)
-        _add_options(commands.add_parser("list", help="tables, or the rows of the tables that are named"), "list")
-        _add_options(commands.add_parser("run", help="train and evaluate what is not done, and report"), "run")
-        _add_options(commands.add_parser("report", help="write the report"), "report")
+        commands = parser.add_subparsers(required=True, metavar="{list,run,report}", parser_class=Parser)
+        for name, (_, text) in ACTIONS.items():
+            _add_options(commands.add_parser(name, help=text), name)
     options = parser.parse_args(argv)
     own = [Path(name).stem for name in options.tables if name.endswith((".yaml", ".yml"))]
-    options.output = (options.output or Path("runs") / (own or ["paper"])[0]).expanduser().resolve()
+    options.output = (options.output or Path("runs") / [*own, "paper"][0]).expanduser().resolve()
     return options
 
 
 def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     add, number = parser.add_argument, "*" if command == "list" else "+"
-    parser.set_defaults(action={"list": list_tables, "run": run, "report": report}[command])
+    parser.set_defaults(action=ACTIONS[command][0])
     add("tables", nargs=number, metavar="TABLE", help="a table's name, or the path of a YAML file")
     add("--output", type=Path, metavar="DIR", help="(runs/FILE without .yaml; for names runs/paper)")
     add("--rows", nargs="+", default=[], metavar="LABEL", help="only these rows")
@@ -56,32 +56,21 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def list_tables(options: argparse.Namespace) -> None:
-    """Print every table, or the rows of those named."""
-    from .plan import make_tables
-    from .yaml_file import FOLDER
-
-    named, options.tables = options.tables, options.tables or sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    """Print the tables with their numbers of networks and runs."""
+    options.tables = options.tables or sorted(path.stem for path in FOLDER.glob("*.yaml"))
     for table in make_tables(options):
         cells = list({cell.variants[0][1].place(Path(), 1): cell for cell in table.cells if cell.variants}.values())
         count = sum(len(table.seeds) + (len(cell.variants) - 1) * len(table.tried) for cell in cells)
         print_line(f"{table.name:<12} {table.title}: {len(cells)} networks, {count} runs ({table.data})")
-        for cell in table.cells if named else ():
-            settings = " ".join(f"{name}={value}" for name, value in {**cell.options, **cell.sweep}.items())
-            print_line("  " + "  ".join(filter(None, [str(cell), cell.arch, settings])))
 
 
 def run(options: argparse.Namespace) -> None:
     """Check, prepare, train, evaluate and report. Raises ``UserError`` if a run failed; the others are done."""
-    from . import execution
-    from .own_text import prepare_all
-    from .plan import make_tables
-    from .tasks import TASKS
-
     tables = make_tables(options)
     for table in tables:
         for warning in table.warnings:
             print_line(f"warning: {table.name}: {warning}", "stderr")
-        prepare_all(table, options.dry_run)
+        _prepare(table, options.dry_run)
     if options.dry_run:
         return _show(tables, options)
     tables = make_tables(options)  # a recipe is chosen by the size of the prepared text
@@ -94,40 +83,76 @@ def run(options: argparse.Namespace) -> None:
         seen.update(run.folder for run in runs)
         states += execution.run_all(runs, list(places))
     report(options, tables)
-    failed = [state for state in states if state.startswith("failed")]
-    if failed:
-        more = " (others above)" * (len(set(failed)) > 1)
-        raise UserError(f"{len(failed)} of {len(states)} runs {failed[0]}{more}; the same command tries again")
+    if failed := [each for each in states if each.startswith("failed")]:
+        raise UserError(f"{len(failed)} of {len(states)} runs {failed[0]}; the same command tries again")
 
 
-def _ready(tables: list[Any], options: argparse.Namespace, without: tuple[str, ...] = ("-",)) -> list[Any]:
+def _prepare(table: Table, dry_run: bool) -> None:
+    """Prepare the data of ``table`` that is not prepared; a dry run prints the commands. Raises ``UserError``."""
+    for data in dict.fromkeys(run.data for cell in table.cells for _, run in cell.variants):
+        text, inputs = table.texts.get(data), Path(data) / "inputs.json"  # which text data-bin was made from
+        if text is None and (data not in NAMES or Corpus.find(data, must_exist=False).exists):
+            continue
+        command, key = _of_text(text, data) if text else ([*RSKIP, "prepare", data], {})
+        if text and (Path(data) / "data-bin").is_dir():
+            if inputs.exists() and json.loads(inputs.read_text("utf-8")) == key:
+                continue
+            raise UserError(f"{data} was prepared from other text or options; name another 'folder', or remove it")
+        print_line(shlex.join(command))
+        if not dry_run:
+            if text:
+                Path(data).mkdir(parents=True, exist_ok=True)
+                write_json(inputs, key)
+            if follow(command, lambda line: print_line(line.decode("utf-8", "replace").rstrip())):
+                raise UserError("the data is not prepared: rskip prepare failed, see above")
+
+
+def _of_text(text: Table.OwnText, folder: str) -> tuple[list[str], dict[str, str]]:
+    """The command, and what its result depends on: options and content. Raises ``UserError`` for missing files."""
+    words, files = ["--src", text.source, "--tgt", text.target, *as_words(dashed(text.options))], []
+    key = {"options": shlex.join(words)}
+    for split in ("train", "valid", "test"):
+        for side, name in zip(("src", "tgt"), getattr(text, split)):
+            path = Path(name).expanduser().absolute()
+            if not path.is_file():
+                raise UserError(f"data: {split} names {name!r}; there is no file {path}")
+            files += [f"--{split}-{side}", str(path)]
+            key[f"{split}-{side}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return [*RSKIP, "prepare", *words, *files, folder], key
+
+
+def _ready(tables: list[Table], options: argparse.Namespace, without: tuple[str, ...] = ("-",)) -> list[Run]:
     """The runs that can start now, each once, but those in a state of ``without``."""
-    from .plan import ready, state
-
     runs = {run.folder: run for table in tables for run in ready(table, options.output)}
     return [run for run in runs.values() if not state(run).startswith(without)]
 
 
-def _show(tables: list[Any], options: argparse.Namespace) -> None:
+def _show(tables: list[Table], options: argparse.Namespace) -> None:
     """Print the commands of what would be run, and how much is done."""
-    from .plan import state
-    from .tasks import TASKS
-
     states = [(run, state(run)) for run in _ready(tables, options)]
     for run, now in states:
         for command in TASKS[run.task].commands(run) if now != "done" else ():
             print_line(f"{shlex.join(command)}  # {run}: {now}")
-    swept = "; when a sweep is done, the best value with the other seeds" * any(t.sweep for t in tables)
-    print_line(f"# {[now for _, now in states].count('done')} of {len(states)} runs are done{swept}")
+    print_line(f"# {[now for _, now in states].count('done')} of {len(states)} runs are done")
 
 
-def report(options: argparse.Namespace, tables: list[Any] | None = None) -> None:
+def report(options: argparse.Namespace, tables: list[Table] | None = None) -> None:
     """Write the report of the tables that are named."""
     from fairseq_rskip.tools.report.main import write_report
 
-    from .plan import make_tables
-
     write_report(tables or make_tables(options), options)
+
+
+ACTIONS = {
+    "list": (list_tables, "print the tables and their numbers of runs"),
+    "run": (run, "prepare, train, evaluate and report; trains only the missing runs"),
+    "report": (report, "write the report again"),
+}
+
+
+def run_file(argv: list[str] | None = None) -> int:
+    """``rskip run``; returns the exit status."""
+    return main(argv, "rskip run")
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> int:
@@ -140,7 +165,3 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
             signal.signal(number, signal.default_int_handler)
     return exit_status(lambda: options.action(options), RESUME)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -24,8 +24,7 @@ RECORD, LOG, LOCK = "run.json", "log.txt", "run.lock"  # in a run's folder
 
 def make_tables(options: Namespace) -> list[Table]:
     """The tables of the command line, with cells and runs. Raises ``UserError`` with a line for each mistake."""
-    mistakes: list[str] = []
-    tables = []
+    mistakes, tables = [], []
     for name in dict.fromkeys(options.tables):
         try:
             if (table := load(find(name), mistakes)) is not None:
@@ -40,11 +39,9 @@ def make_tables(options: Namespace) -> list[Table]:
 def select(table: Table, options: Namespace) -> Table:
     """``table`` with the rows, columns, seeds, data and options of the command line. Raises ``UserError``."""
     labels = [row.label for row in table.rows]
-    for kind, names, known in (("row", options.rows, labels), ("column", options.columns, [*table.columns])):
-        for name in names:
-            if name not in known:
-                hint = did_you_mean(name, known)
-                raise UserError(f"{table.name} has no {kind} {name!r}; {hint} it has {', '.join(known)}")
+    for name in [*options.rows, *options.columns]:
+        if name not in (known := labels if name in options.rows else [*table.columns]):
+            raise UserError(f"{table.name} has no {name!r}; {did_you_mean(name, known)} it has {', '.join(known)}")
     columns = {name: each for name, each in table.columns.items() if name in (options.columns or table.columns)}
     own = {each.data or table.data for each in columns.values()}
     if options.corpus and len(own) > 1:
@@ -65,7 +62,7 @@ def parse_changes(words: list[str]) -> dict[str, Any]:
         except (yaml.YAMLError, ValueError):
             value = text
         if not name or not equals or not isinstance(value, bool | int | float | str | list) or name in changed:
-            raise UserError(f"--set {word}: expected NAME=VALUE, once for each option without its dashes, as depth=20")
+            raise UserError(f"--set {word}: expected NAME=VALUE, once for each option, such as depth=20")
         changed[name.lstrip("-")] = value
     return dashed(changed)
 
@@ -115,10 +112,7 @@ def _with_runs(cell: Cell, table: Table, warnings: list[str]) -> Cell:
 
 
 def described(table: Table) -> tuple[str, float, str, dict[str, Any]]:
-    """How ``table`` differs from its file: a name, the length relative to the file's, other data, other options.
-
-    Without a difference the length is 1, and the data and the options are empty.
-    """
+    """How ``table`` differs from its file: a name, the length relative to the file's, other data, other options."""
     task, scale = TASKS[table.task], 1.0
     changed = {name: value for name, value in table.changed.items() if name not in task.free}
     cell = next((cell for cell in table.cells if cell.variants), None)
@@ -142,14 +136,11 @@ def at(run: Run, out: Path, seed: int) -> Run:
 
 
 def ready(table: Table, out: Path) -> list[Run]:
-    """The runs that can start now, each once: the first seed of every row comes before the second of any.
-
-    Of a cell with a sweep these are all values with the first seeds; when they are done, the best one with all seeds.
-    """
+    """The runs that can start now, each once, first seeds first; of a sweep that is not decided, all its values."""
     tried = [run for cell in table.cells if cell.sweep for _, run in cell.variants]
-    results = [collect(table, cell, out) for cell in table.cells]
+    decided = [result.runs for cell in table.cells if (result := collect(table, cell, out)).runs]
     runs = [at(run, out, seed) for seed in table.tried for run in tried]
-    runs += [result.runs[seed] for seed in table.seeds for result in results if result.runs]
+    runs += [by_seed[seed] for seed in table.seeds for by_seed in decided]
     return list({run.folder: run for run in runs}.values())
 
 
@@ -169,8 +160,7 @@ def measured(record: dict[str, Any]) -> dict[str, Any]:
 
 def state(run: Run) -> str:
     """One of the states of a run, with its progress or its error."""
-    record = read(run.folder)
-    if measured(record) or not (run.folder / LOCK).exists():
+    if measured(record := read(run.folder)) or not (run.folder / LOCK).exists():
         return DONE if measured(record) else NEW
     part, losses = TASKS[run.task].progress(run)
     with open(run.folder / LOCK, "rb") as lock:

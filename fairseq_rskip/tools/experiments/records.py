@@ -39,21 +39,13 @@ class Row(Section):
 
 
 class Table(Section):
-    """A table, or one experiment; docs/reproduce.md explains the keys. Those from ``name`` on are set while it is read:
+    """A table, or one experiment; docs/reproduce.md explains the keys. From ``name`` on they are set by us."""
 
-    texts: your own text by the folder in which it is prepared; tried: the seeds that a sweep tries each value with
-    corpus, changed: what --corpus and --set ask for; cells: with their runs; warnings: of the training commands
-    """
-
-    class Column(Section):
-        """What distinguishes the cells of a column: a data set, or more options."""
-
+    class Column(Section):  # what distinguishes its cells: a data set, or more options
         data: str = ""
         options: Options = {}
 
-    class OwnText(Section):
-        """Your own text, prepared in ``folder``; source and target are language codes."""
-
+    class OwnText(Section):  # your own, prepared in ``folder``; source and target are language codes
         source: str
         target: str
         train: Files
@@ -82,35 +74,31 @@ class Table(Section):
     figure_options: Options = {}
     name: str = ""
     path: str = ""
-    texts: dict[str, OwnText] = {}
-    tried: list[int] = []
-    corpus: str = ""
-    changed: Options = {}
-    cells: list[Any] = []
-    warnings: list[str] = []
+    texts: dict[str, OwnText] = {}  # your own text by the folder in which it is prepared
+    tried: list[int] = []  # the seeds that a sweep tries each value with
+    corpus: str = ""  # of --corpus
+    changed: Options = {}  # by --set
+    cells: list[Any] = []  # with their runs
+    warnings: list[str] = []  # of the training commands
 
 
-SET_BY_US = ("name", "path", "texts", "tried", "corpus", "changed", "cells", "warnings")  # and by no user
+SET_BY_US = ("name", "path", "texts", "tried", "corpus", "changed", "cells", "warnings")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training, and its evaluation if ``scored``, in ``folder``; its record there is run.json.
-
-    identity: what distinguishes it from other runs; name: the same, readable and shorter; length: of the training, in
-    ``unit``; options: of the training command, without dashes; evaluate: of evaluate.sh
-    """
+    """One training, and its evaluation if ``scored``, in ``folder``; its record there is run.json."""
 
     task: str
     data: str
-    options: dict[str, Any]
-    identity: dict[str, Any]
-    name: str
-    length: int
+    options: dict[str, Any]  # of the training command, without dashes
+    identity: dict[str, Any]  # what distinguishes it from other runs
+    name: str  # the same, readable and shorter
+    length: int  # of the training, in ``unit``
     unit: str
     arch: str = ""
     scored: bool = True
-    evaluate: dict[str, Any] = field(default_factory=dict)
+    evaluate: dict[str, Any] = field(default_factory=dict)  # options of evaluate.sh
     seed: int = 1
     folder: Path = Path()
 
@@ -143,26 +131,21 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """What the runs of a cell have given, and how that compares with the baseline.
-
-    runs, states: by seed, {} until the sweep is decided; records: what each finished run measured; values: of the
-    table's metric; trials: of the sweep, each with its values, the held-out value or None, and the state
-    chosen: the best trial's values; p, adjusted: by seed, or by "" for a test over seeds; untested: why there is no p
-    """
+    """What the runs of a cell have given, and how that compares with the baseline."""
 
     cell: Cell
-    runs: dict[int, Run] = field(default_factory=dict)
+    runs: dict[int, Run] = field(default_factory=dict)  # by seed, {} until the sweep is decided
     states: dict[int, str] = field(default_factory=dict)
-    records: dict[int, dict[str, Any]] = field(default_factory=dict)
-    values: dict[int, float] = field(default_factory=dict)
-    trials: list[tuple[dict[str, Any], float | None, str]] = field(default_factory=list)
-    chosen: dict[str, Any] = field(default_factory=dict)
+    records: dict[int, dict[str, Any]] = field(default_factory=dict)  # what each finished run measured
+    values: dict[int, float] = field(default_factory=dict)  # of the table's metric
+    trials: list[tuple[dict[str, Any], float | None, str]] = field(default_factory=list)  # values, held out, state
+    chosen: dict[str, Any] = field(default_factory=dict)  # the best trial's values
     baseline: str = ""
     is_baseline: bool = False
     difference: float | None = None
-    p: Mapping[str, float] = field(default_factory=dict)
+    p: Mapping[str, float] = field(default_factory=dict)  # by seed, or by "" for a test over seeds
     adjusted: Mapping[str, float] = field(default_factory=dict)
-    untested: str = ""
+    untested: str = ""  # why there is no p
     best: bool = False
 
     @property
@@ -186,9 +169,5 @@ def clean(name: str) -> str:
 
 def dashed(options: Mapping[str, Any]) -> dict[str, Any]:
     """Names as command lines have them, and one spelling for one number: 2.0 is 2."""
-    return {name.replace("_", "-"): one_number(value) for name, value in options.items()}
-
-
-def one_number(value: Any) -> Any:
-    """``value``, a whole number as an int."""
-    return int(value) if type(value) is float and value.is_integer() and abs(value) < 2**53 else value
+    whole = {name for name, value in options.items() if type(value) is float and value.is_integer()}
+    return {name.replace("_", "-"): int(value) if name in whole else value for name, value in options.items()}

@@ -1,7 +1,4 @@
-"""What differs between tasks: how a run's options are checked, which commands it takes, and how its files are read.
-
-A new task is a class here and an entry of ``TASKS``. torch and fairseq are imported where they are needed.
-"""
+"""What differs between tasks: checks, commands, files. A new task is a class here and an entry of ``TASKS``."""
 
 import functools
 import json
@@ -16,18 +13,35 @@ from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.tools import log
 from fairseq_rskip.tools.corpus import NAMES, ROOT, Corpus
 from fairseq_rskip.tools.lines import read_lines
+from fairseq_rskip.vision.options import DATA_SETS, FOLDER
 
-from .records import Run, Table, dashed, one_number
+from .records import Run, Table, dashed
 
 CHECKPOINTS, EVALUATION = "checkpoints", "evaluation"  # folders of a translation run
-EXAMPLES = 3  # translations that a record keeps for the report
-DATA_SETS, FOLDER = ("cifar10", "cifar100", "digits"), "imagefolder:"  # of train_cifar.py's --data
 RSKIP = [sys.executable, "-m", "fairseq_rskip.tools"]
 
 
-class Images:
+class Task:
+    """What all tasks share; ``names`` are data sets, any other data is a folder, after ``prefix`` on a command line."""
+
+    names: tuple[str, ...] = NAMES
+    prefix = ""
+
+    def find_data(self, data: str) -> str:
+        """``data`` as the training command takes it. Raises ``UserError``."""
+        path = Path(data.removeprefix(self.prefix)).expanduser()
+        if data not in self.names and not path.is_dir():
+            raise UserError(f"the data {data!r} is no folder and none of {', '.join(self.names)}")
+        return data if data in self.names else f"{self.prefix}{path.resolve()}"
+
+    def check_data(self, data: str) -> None:
+        """Raise ``UserError`` for data that a run would not refuse at once, but after hours."""
+
+
+class Images(Task):
     """Training by train_cifar.py."""
 
+    names, prefix = DATA_SETS, FOLDER
     metric, held_out, has_architectures = "error", "valid_error", False  # held_out decides sweeps
     # metric -> whether lower is better
     metrics = dict.fromkeys(("error", "best_error", "test_loss", "train_loss", "valid_error", "valid_loss"), True)
@@ -37,33 +51,17 @@ class Images:
 
     @functools.cached_property
     def fields(self) -> dict[str, Any]:
-        """train_cifar.py's options."""
+        """train_cifar.py's options; in the metadata of some "free" says that they change no result."""
         from fairseq_rskip.vision.config import Config
 
         return {name.replace("_", "-"): field for name, field in Config.__dataclass_fields__.items()}
 
-    @property
-    def free(self) -> list[str]:
-        """Options that change nothing in what a run computes."""
-        return [name for name, field in self.fields.items() if field.metadata.get("free")]
-
-    def find_data(self, data: str) -> str:
-        """``data`` as train_cifar.py takes it: a path is a folder of images. Raises ``UserError``."""
-        path = Path(data.removeprefix(FOLDER)).expanduser()
-        if data not in DATA_SETS and not path.is_dir():
-            raise UserError(f"the data {data!r} is no folder of images and none of {', '.join(DATA_SETS)}")
-        return data if data in DATA_SETS else f"{FOLDER}{path.resolve()}"
+    free = property(lambda self: [name for name, field in self.fields.items() if field.metadata.get("free")])
 
     def data_name(self, data: str) -> str:
         """The name of ``data`` in a report, and in what identifies a run: a folder's own name."""
         name = Path(data.removeprefix(FOLDER)).name
         return f"folder {name}" if data.startswith(FOLDER) and name in DATA_SETS else name
-
-    def check_data(self, data: str) -> None:
-        """Raise ``UserError`` for a folder without images; data sets are downloaded."""
-        path = Path(data.removeprefix(FOLDER))
-        if data.startswith(FOLDER) and not (any(path.glob("train*")) and any(path.glob("test*"))):
-            raise UserError(f"{path} is no folder of images: it has no train and test, folders or archives")
 
     def make_run(self, data: str, arch: str, options: dict[str, Any], table: Table) -> tuple[Run, list[str]]:
         """The run, without seed and folder, and warnings. Raises ``UserError`` as train_cifar.py would."""
@@ -73,7 +71,7 @@ class Images:
         if "valid_error" in (table.metric, *table.also) and not config.valid_images:
             raise UserError("valid_error is of held-out images; set valid-images")
         found = {k: v for k, v in config.fixed().items() if k in ("data", "iterations") or v != getattr(defaults, k)}
-        found = json.loads(json.dumps({name: one_number(value) for name, value in found.items()}))
+        found = json.loads(json.dumps(dict(zip(found, dashed(found).values()))))  # tuples are lists
         identity, name = {**found, "data": self.data_name(data)}, f"{config.name()}-{config.iterations}"
         return Run("images", data, options, identity, name, config.iterations, "iterations"), []
 
@@ -115,24 +113,18 @@ class Images:
             return None
 
 
-class Translation:
+class Translation(Task):
     """Training by train.sh, beam search and scores by evaluate.sh."""
 
     metric, held_out, has_architectures = "sacreBLEU 13a", "valid_loss", True
-    over_seeds = ("valid_loss", "last_valid_loss")  # label-smoothed, per token, in bits
+    losses = ("valid_loss", "last_valid_loss")  # label-smoothed, per token, in bits
     scores = ("sacreBLEU 13a", "sacreBLEU intl", "sacreBLEU intl lower-cased", "chrF")
     of_tokens = ("tokenised BLEU", "compound-split BLEU")  # of text that evaluate.sh does not keep
-    metrics = {**dict.fromkeys((*scores, *of_tokens), False), **dict.fromkeys(over_seeds, True)}
+    metrics = {**dict.fromkeys((*scores, *of_tokens), False), **dict.fromkeys(losses, True)}
+    over_seeds = (*losses, *of_tokens)
     weights = ("evaluation/averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
     reserved = ("save-dir", "seed", "arch", "user-dir", "restore-file")
     free = ("skip-log-interval", "log-interval", "num-workers", "tensorboard-logdir", "no-fp16")
-
-    def find_data(self, data: str) -> str:
-        """``data`` as train.sh takes it: a corpus's name, or the path of a prepared folder. Raises ``UserError``."""
-        path = Path(data).expanduser()
-        if data not in NAMES and not path.is_dir():
-            raise UserError(f"the data {data!r} is no prepared folder and none of {', '.join(NAMES)}")
-        return data if data in NAMES else str(path.resolve())
 
     def data_name(self, data: str) -> str:
         """The corpus in ``data`` as its preparation.json says; of your own text, the folder's name."""
@@ -143,8 +135,7 @@ class Translation:
         name = (place.parent if place.name == "data-bin" else place).name
         return corpus.known or (f"folder {name}" if name in NAMES else name)
 
-    def check_data(self, data: str) -> None:
-        """Raise ``UserError`` for what train.sh or, hours later, evaluate.sh would refuse as not prepared."""
+    def check_data(self, data: str) -> None:  # evaluate.sh would refuse it
         Corpus.find(data, prepared=True).references("test")
 
     def make_run(self, data: str, arch: str, options: dict[str, Any], table: Table) -> tuple[Run, list[str]]:
@@ -155,7 +146,7 @@ class Translation:
             if isinstance(value, list):
                 raise UserError(f"option {name!r} is {value!r}; expected one value, text as fairseq-train has it")
         plan = planned(data, arch, tuple(as_words(options)))
-        scored = not set(self.over_seeds).issuperset([table.metric, *table.also])
+        scored = not set(self.losses).issuperset([table.metric, *table.also])
         evaluate, corpus = dashed(table.evaluate), self.data_name(data)
         if evaluate:
             checked(parse, ["DATA", "FOLDER", *as_words(evaluate)])
@@ -173,29 +164,20 @@ class Translation:
         if average := run.evaluate.get("average"):  # training keeps as many checkpoints
             for name in ("keep-interval-updates", "keep-last-epochs"):
                 options.setdefault(name, max(average, 10))
-        train = [
-            *RSKIP,
-            "train",
-            run.data,
-            run.arch,
-            *as_words(options),
-            "--seed",
-            str(run.seed),
-            "--save-dir",
-            str(save),
-        ]
+        options |= {"seed": run.seed, "save-dir": save}
+        train = [*RSKIP, "train", run.data, run.arch, *as_words(options)]
         data = run.data if Path(run.data).is_dir() else str(ROOT / "data" / run.data)
         ours = [*as_words(run.evaluate), "--out", str(run.folder / EVALUATION)]
         return [train, [*RSKIP, "evaluate", data, str(save), *ours]][: 1 + run.scored]
 
     def progress(self, run: Run) -> tuple[float, str]:
-        """The part of the training that is done, from 0 to 1, and its losses; all of it while it is evaluated."""
+        """As that of images."""
         if (run.folder / EVALUATION).is_dir():
             return 1.0, "evaluating"
         newest = log.last(run.folder / CHECKPOINTS / "train.log")
         done = max((x.updates if run.unit == "updates" else x.epoch - 1 for x in newest.values()), default=0)
-        losses = {source: record.values["loss"] for source, record in newest.items() if "loss" in record.values}
-        said = ", ".join(f"{source.partition('_')[0]} loss {loss:g}" for source, loss in losses.items())
+        losses = {source.partition("_")[0]: record.values.get("loss") for source, record in newest.items()}
+        said = ", ".join(f"{source} loss {loss:g}" for source, loss in losses.items() if loss is not None)
         return min(1.0, done / max(1, run.length)), said
 
     def measure(self, run: Run) -> dict[str, Any] | None:
@@ -248,7 +230,7 @@ def _examples(run: Run, reference: Path) -> list[dict[str, str]]:
     paths = {"source": source, "reference": reference, "translation": run.folder / EVALUATION / "hyp.txt"}
     lines = {name: read_lines(path) for name, path in paths.items() if path.is_file()}
     count = len(lines["translation"])
-    return [{name: each[place * count // EXAMPLES] for name, each in lines.items()} for place in range(EXAMPLES)]
+    return [{name: each[place * count // 3] for name, each in lines.items()} for place in range(3)]
 
 
 TASKS = {"images": Images(), "translation": Translation()}

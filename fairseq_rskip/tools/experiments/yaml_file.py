@@ -32,10 +32,8 @@ def read(path: Path) -> dict[str, Any]:
     """The mapping in ``path``, one experiment as a table of one row. Raises ``UserError``."""
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as text that is not UTF-8
-        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # such as text that is not UTF-8
+        raise UserError(f"cannot read {path} as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping with the keys {', '.join(keys(Table))}")
     if not {"rows", "rows_from"} & set(content):
@@ -53,8 +51,7 @@ def load(path: Path, mistakes: list[str]) -> Table | None:
         mistakes.append(str(error))
         return None
     mistakes += [f"{path}: unknown key {key!r}" for key in SET_BY_US if content.pop(key, None) is not None]
-    texts: dict[str, Table.OwnText] = {}
-    columns, seeds = content.get("columns", {"": {}}), content.get("seeds", [1])
+    texts, columns, seeds = {}, content.get("columns", {"": {}}), content.get("seeds", [1])
     for name, value in columns.items() if isinstance(columns, dict) else ():
         where = f"{path}, column {name!r}"
         value = _own_text(value or {}, texts, f"{path.stem}-{name}", where, mistakes)
@@ -63,7 +60,7 @@ def load(path: Path, mistakes: list[str]) -> Table | None:
     content |= {"name": path.stem, "path": str(path), "texts": texts, "rows": [row for row in rows if row]}
     content |= {"columns": columns, "seeds": [seeds] if type(seeds) is int else seeds}
     table = _build(Table, {k: v for k, v in content.items() if k != "rows_from"}, str(path), mistakes)
-    if table is None or None in rows or None in table.columns.values():
+    if table is None or None in rows:
         return None
     table = _with_defaults(table)
     mistakes += [f"{path}{mistake}" for mistake in _contradictions(table)]
@@ -153,11 +150,8 @@ def _contradictions(table: Table) -> Iterator[str]:
     names = [(": task", table.task, TASKS)]
     names += [(": metric", metric, task.metrics) for metric in [table.metric, *table.also] if task]
     for number, row in enumerate(table.rows, 1):
-        where, by_column = (
-            f", row {number} ({row.label!r}): ",
-            [x for x in (row.arch, row.reported) if isinstance(x, dict)],
-        )
-        names += [(f"{where}a column", name, table.columns) for each in by_column for name in each]
+        where, by_column = f", row {number} ({row.label!r}): ", (row.arch, row.reported)
+        names += [(f"{where}a column", key, table.columns) for x in by_column if isinstance(x, dict) for key in x]
         names += [(f"{where}baseline", each, labels) for each in [row.baseline or table.baseline] if each]
         if row.label in labels[: number - 1]:
             yield f"{where}row {labels.index(row.label) + 1} has that label, too"
@@ -169,8 +163,5 @@ def _contradictions(table: Table) -> Iterator[str]:
         if name not in known:
             yield f"{what} is {name!r}; {did_you_mean(name, known)} expected one of {', '.join(known)}"
     sweeps = [("seeds", table.seeds), *(s for x in [table, *table.rows] for s in (x.sweep or {}).items())]
-    yield from (
-        f": {name} has the values {values}; expected different ones"
-        for name, values in sweeps
-        if len(set(values)) < len(values)
-    )
+    twice = [(name, values) for name, values in sweeps if len(set(values)) < len(values)]
+    yield from (f": {name} has the values {values}; expected different ones" for name, values in twice)

@@ -1,1 +1,1 @@
-"""The report of experiments: ``compare`` tests rows against their baseline, ``page`` sets tables, ``figures`` draws."""
+"""The report of experiments: ``tables`` compares and sets rows, ``main`` draws figures and writes the files."""

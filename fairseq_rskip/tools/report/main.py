@@ -2,6 +2,8 @@
 
 import argparse
 import base64
+import contextlib
+import io
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,20 @@ import jinja2
 import scipy
 
 from fairseq_rskip.analysis.figures import write_csv
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import as_words, print_line
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_text
+from fairseq_rskip.tools import analyze
 from fairseq_rskip.tools.experiments.plan import collect, described
-from fairseq_rskip.tools.experiments.records import Table
+from fairseq_rskip.tools.experiments.records import Result, Table
+from fairseq_rskip.tools.experiments.tasks import CHECKPOINTS, TASKS
 from fairseq_rskip.tools.significance import TESTS
 
-from . import figures, page
-from .compare import PAIRED, compare, power, test_of
+from . import tables as page
+from .tables import PAIRED, compare, power, test_of
+
+TITLES = {"curves": "Learning curves", "course": "x:F, branch, gradient norm and λ during training"}
+TITLES |= {"gradients": "Gradient norm at the output of every block", "ratio": "x:F in the output of every block"}
 
 
 def write_report(tables: list[Table], options: argparse.Namespace) -> None:
@@ -60,7 +68,7 @@ def _part(table: Table, options: argparse.Namespace, folder: Path) -> dict[str, 
         "bases": [line.is_baseline for line in lines],
         "notes": list(filter(None, notes)),
         "facts": page.facts(table, lines),
-        "figures": [] if options.no_figures else figures.draw(table, name, lines, folder / "figures"),
+        "figures": [] if options.no_figures else _figures(table, name, lines, folder / "figures"),
         "examples": [(row, examples) for row, examples in first if examples],
         "records": [page.record(table, line) for line in lines],
     }
@@ -72,7 +80,29 @@ def _markdown(part: dict[str, Any]) -> str:
     lines = [part["table"].source, part["table"].note, part["warning"], *part["notes"]]
     listed = [f"{name}: {value}" for name, value in part["facts"].items()]
     listed += [f"{row}, {k}: {v}" for row, found in part["examples"] for each in found for k, v in each.items()]
-    drawn = [f"![{figure.title}]({figure.link})" for figure in part["figures"] if not figure.problem]
+    drawn = ["![{title}]({link})".format(**figure) for figure in part["figures"] if not figure["problem"]]
     title = f"# {page.markdown(part['name'])}: {page.markdown(part['table'].title)}"
     facts = "\n".join(f"- {page.markdown(each)}" for each in listed)
     return "\n\n".join([title, table, *map(page.markdown, filter(None, lines)), facts, *drawn])
+
+
+def _figures(table: Table, name: str, lines: list[Result], folder: Path) -> list[dict[str, Any]]:
+    """What ``rskip analyze`` draws of the finished runs: the figure that the table names, and learning curves."""
+    drawn, lines = [], list({tuple(line.folders): line for line in reversed(lines) if line.values}.values())[::-1]
+    for kind in dict.fromkeys(filter(None, (table.figure, "curves"))) if lines else ():
+        of_logs = kind in ("curves", "course")  # the others need weights
+        names, models = (CHECKPOINTS,) if of_logs else TASKS[table.task].weights, []
+        for line in lines:
+            for run in line.folders if of_logs else line.folders[:1]:
+                model = next((run / each for each in names if (run / each).exists()), run)
+                models.append(f"{str(line.cell).replace('=', ':')}={model}")
+        options = table.figure_options if kind == table.figure else {}
+        stem, problem = folder / f"{name}-{kind}", ""
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                analyze.run([kind, "--output", str(stem), *as_words(options), *models])
+        except (UserError, OSError, ImportError) as error:
+            problem = str(error).split("\n")[0]
+        path = stem.with_name(f"{stem.name}.png")
+        drawn.append({"title": TITLES[kind], "path": path, "link": f"figures/{path.name}", "problem": problem})
+    return drawn
