@@ -46,13 +46,13 @@ install_all() {
   local wheel reinstall=()
   [[ $before != installing* ]] || reinstall=(--reinstall)
   [[ -n $uv ]] || { { [[ -x $bin/uv ]] || "$python" -m pip install uv; } && uv=$bin/uv; } >&2
-  "$uv" pip install -q --python "$python" pip # which downloads and builds fairseq
+  "$uv" pip install -q --python "$python" ${UV_NO_INDEX:+--no-index} pip # which downloads and builds fairseq
   wheel=$(cd "$root" && "$python" -m fairseq_rskip.tools.build_fairseq) || die 'fairseq cannot be built; see above'
   say 'installing the tested versions (torch is large)'
   echo "installing $(place)" >"$stamp"
   # compat: the import hook that setuptools would write comes after any folder named fairseq_rskip
-  (cd "$root" && "$uv" pip install --python "$python" "${reinstall[@]}" -C editable_mode=compat -c requirements.lock \
-    -c requirements.in "$wheel" -e '.[demo,notebook,test,vision]') ||
+  (cd "$root" && "$uv" pip install --python "$python" "${reinstall[@]}" ${UV_NO_INDEX:+--no-index} -c requirements.lock \
+    -c requirements.in "$wheel" -C editable_mode=compat -e '.[demo,notebook,test,vision]') ||
     { echo "$before" >"$stamp" && die 'uv cannot install the tested versions; see above, then run this again'; }
   say 'building the operator for this processor (half a minute)'
   "$python" -m fairseq_rskip.ops >&2 || say 'warning: the operator cannot be built; torch computes in its place'
