@@ -38,12 +38,6 @@ def stop_on_signals() -> None:
         signal.signal(number, stop)
 
 
-def environment() -> dict:
-    """The environment for one of fairseq's commands: this Python's commands first, output in UTF-8 and unbuffered."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
-
-
 def follow(
     command: Sequence[str],
     on_line: Callable[[bytes], None],
@@ -52,11 +46,13 @@ def follow(
 ) -> int:
     """Run ``command``, hand each line of its output to ``on_line``, and return its exit status.
 
-    Its standard error goes to the file ``errors``, by default to ``on_line``. It keeps the file descriptors in
-    ``inherit``. Whatever ends this function early ends every process that the command has started; on Linux the command
-    also ends when this process is killed. Raises ``UserError`` if there is no such command.
+    This Python's own commands are found first. Standard error goes to the file ``errors``, by default to ``on_line``;
+    the command keeps the file descriptors in ``inherit``. Whatever ends this function early ends every process of the
+    command; on Linux it also ends when this process is killed. Raises ``UserError`` if there is no such command.
     """
     process, parent = None, os.getpid()
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    environment = {**os.environ, "PATH": path, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # an exception that a handler raises in a fork is lost
 
     def set_up_child() -> None:
@@ -71,7 +67,7 @@ def follow(
         try:
             streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": errors or subprocess.STDOUT}
             process = subprocess.Popen(
-                list(map(str, command)), env=environment(), pass_fds=inherit, preexec_fn=set_up_child, **streams
+                list(map(str, command)), env=environment, pass_fds=inherit, preexec_fn=set_up_child, **streams
             )
         except FileNotFoundError:
             raise UserError(f"{command[0]} is not installed beside this Python, nor on PATH") from None
@@ -128,11 +124,6 @@ def explanation(output: str) -> str:
     lines = [line.strip() for line in re.split(r"[\r\n]", text) if line.strip()]
     named = [next(filter(None, match.groups())) for match in (re.match(_ERROR, line) for line in lines) if match]
     return (named or lines or ["it printed nothing"])[-1][:500]
-
-
-def full_disk(output: str) -> bool:
-    """Whether ``output`` says that a disk, or a quota on it, is full."""
-    return bool(re.search(r"No space left on device|Disk quota exceeded", output))
 
 
 def tail(lines: list[bytes]) -> str:

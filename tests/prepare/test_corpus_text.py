@@ -98,15 +98,6 @@ def test_moses_tokens_are_those_of_sacremoses_on_any_number_of_workers(tmp_path,
         (tmp_path / "encoded" / "text").unlink()
 
 
-def test_a_file_that_is_there_is_kept(tmp_path):
-    (tmp_path / "encoded").mkdir()
-    write(tmp_path / "text", ["a\tb"])
-    write(tmp_path / "other", ["c\td"])
-    write(tmp_path / "encoded" / "text", ["as it was"])
-    assert encoded(tmp_path, "clean", "--workers", 1, names=("text", "other")) == "as it was\n"
-    assert (tmp_path / "encoded" / "other").read_text() == "c d\n"
-
-
 def test_punctuation_is_normalised_on_request_only(tmp_path):
     write(tmp_path / "text", ["„Hallo“ – sagte er…"])
     assert "„" in encoded(tmp_path, "moses", "--lang", "de", "--workers", 1)

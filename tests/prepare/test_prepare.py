@@ -218,27 +218,6 @@ def test_ctrl_c_ends_every_worker_without_a_traceback(raw, tmp_path):
     assert not (out / "text.part" / "train.en").exists()
 
 
-def test_term_ends_everything_and_is_resumed_from(raw, quick, tmp_path):
-    slow = {**os.environ, **stand_ins(tmp_path / "slow", fairseq_preprocess='touch "$0.runs"; sleep 300; exit 1')}
-    options = [raw, "--max-ratio", 2, raw / "out ü"]
-    runs = tmp_path / "slow" / "fairseq-preprocess.runs"
-    process = started(command(*options), runs.exists, stderr=subprocess.PIPE, env=slow)
-    os.killpg(process.pid, signal.SIGTERM)
-    assert "error: interrupted; the same command " in process.communicate(timeout=60)[1]
-    assert process.returncode == 143 and run_command(["pgrep", "-s", process.pid]).stdout == ""
-    assert made(prepare(*options, env=quick)) == (STAGES[3:], STAGES[:3])
-
-
-def test_a_full_disk_leaves_no_half_split(raw, quick, tmp_path):
-    """The smaller side of train fits below the limit and the other does not."""
-    side = (raw / "train.en").read_text()
-    (raw / "train.en").write_text(side.replace("\n", " and so on and so on and so on\n"))
-    limit = (raw / "train.de").stat().st_size // 1024 + 1
-    error = refused("bash", "-c", f'ulimit -f {limit}; exec "$@"', "-", *command(raw, tmp_path / "out"))
-    assert "raw.part/train.en: File too large" in error
-    assert made(prepare(raw, tmp_path / "out", env=quick)) == (STAGES, [])
-
-
 def test_bad_text_is_one_line_and_keeps_what_is_finished(raw):
     out = raw / "out ü"
     before = (out / "data-bin" / "preparation.json").read_text()

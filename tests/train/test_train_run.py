@@ -139,7 +139,7 @@ def test_a_signal_ends_every_process(tmp_path, number, status):
         process.send_signal(number)
         error = process.stderr.read()
     assert process.returncode == status
-    assert error == f"stopped; the same command resumes from {tmp_path}/checkpoint_last.pt\n"
+    assert error == f"stopped after 0 updates; resume from {tmp_path}/checkpoint_last.pt with the same command\n"
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 

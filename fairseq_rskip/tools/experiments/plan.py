@@ -41,7 +41,7 @@ def select(table: Table, options: Namespace) -> Table:
     labels = [row.label for row in table.rows]
     for name in [*options.rows, *options.columns]:
         if name not in (known := labels if name in options.rows else [*table.columns]):
-            raise UserError(f"{table.name} has no {name!r}; {did_you_mean(name, known)} it has {', '.join(known)}")
+            raise UserError(f"no row or column {name!r}; {did_you_mean(name, known)} expected {', '.join(known)}")
     columns = {name: each for name, each in table.columns.items() if name in (options.columns or table.columns)}
     own = {each.data or table.data for each in columns.values()}
     if options.corpus and len(own) > 1:

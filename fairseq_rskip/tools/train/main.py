@@ -34,6 +34,8 @@ def prepare(argv: list[str]) -> dict | None:
     if done:
         print_line(f"{plan.save} has all {plan.end} updates: nothing to train", "stderr")
         return None
+    if not own.dry_run:
+        fill_save(plan.save, plan.corpus)
     for warning in plan.warnings:
         print_line(f"warning: {warning}", "stderr")
     command = shlex.join(plan.command)
@@ -41,7 +43,6 @@ def prepare(argv: list[str]) -> dict | None:
         print("\n".join(plan.notes), file=sys.stderr)
         print(command)
         return None
-    fill_save(plan.save, plan.corpus)
     about = "\n".join([*plan.notes, command])
     return {"save": str(plan.save), "about": about, "end": plan.end, "unit": plan.unit, "command": plan.command}
 

@@ -145,18 +145,21 @@ def length_options(
     if end and each:
         other = f"{end * each:,} updates" if unit == "epochs" else f"{end / each:,.1f} epochs"
         note += f", about {other}"
-    known = unit == whole_unit or each
-    share = (end * updates[unit] / (whole * updates[whole_unit]) if unit != whole_unit else end / whole) if known else 1
-    warmup, options_, shorter = recipe.options["warmup-updates"], {}, ""
+    share = 1.0  # of the recipe's length, where that is known
+    if unit == whole_unit:
+        share = end / whole
+    elif each:
+        share = end * updates[unit] / (whole * updates[whole_unit])
+    warmup, changed, shorter = recipe.options["warmup-updates"], {}, ""
     if "warmup_updates" in options.given:
         warmup = options.args.warmup_updates
     elif 0 < share < 1:
         shorter = f"warm-up: {max(1, round(warmup * share))} updates, the recipe's {warmup} shortened with the training"
         warmup = max(1, round(warmup * share))
-        options_ = {"warmup-updates": warmup}
+        changed = {"warmup-updates": warmup}
     if 0 < end * updates[unit] < 2 * warmup:
         warnings.append(f"the warm-up takes {warmup} of {end * updates[unit]} updates; --warmup-updates N changes it")
-    return options_, note, shorter
+    return changed, note, shorter
 
 
 def count_updates(corpus: Corpus, recipe: Recipe) -> int:

@@ -122,7 +122,12 @@ def train(save: Path, about: str, end: int, unit: str, command: list[str]) -> in
             try:
                 status = follow(command, take, inherit=[lock.fileno()])
             except Stopped as stopped:
-                return _say_stopped(save, stopped)
+                last = save / "checkpoint_last.pt"
+                resume = (
+                    f"; resume from {last} with the same command" if last.exists() else "; there is no checkpoint yet"
+                )
+                print_line(f"stopped after {progress.updates:,} updates{resume}", "stderr")
+                return stopped.status
             finally:
                 progress.close()
         if status:
@@ -138,13 +143,6 @@ def train(save: Path, about: str, end: int, unit: str, command: list[str]) -> in
         return 0
 
 
-def _say_stopped(save: Path, stopped: Stopped) -> int:
-    last = save / "checkpoint_last.pt"
-    where = f"; the same command resumes from {last}" if last.exists() else " before the first checkpoint was written"
-    print_line(f"stopped{where}", "stderr")
-    return stopped.status
-
-
 def _reason(save: Path, output: str, status: int, started: float) -> str:
     """Why fairseq-train failed. Removes what it has left unfinished."""
     full = re.search(r"No space left on device|Disk quota exceeded", output)
@@ -153,9 +151,8 @@ def _reason(save: Path, output: str, status: int, started: float) -> str:
     if not full:
         return f"{explain('fairseq-train', output, status)}; its output is in {save / LOG}"
     complete_last(save, started)
-    resume = "; make room, then the same command resumes from checkpoint_last.pt"
-    resume = resume if (save / "checkpoint_last.pt").exists() else ", and no checkpoint had been written"
-    return f"no space left on the disk of {save} ({free / 1e6:,.0f} MB free){resume}; the log is {save / LOG}"
+    resume = "the same command resumes" if (save / "checkpoint_last.pt").exists() else "there is no checkpoint yet"
+    return f"no space left on the disk of {save} ({free / 1e6:,.0f} MB free); {resume}; the log is {save / LOG}"
 
 
 def main(argv: list[str] | None = None) -> int:
