@@ -103,14 +103,14 @@ def test_the_demo_resumes_after_ctrl_c_and_fails_where_nothing_was_learned(tmp_p
         os.killpg(running.pid, signal.SIGINT)
         assert running.wait(timeout=60) == 130, printed.read_text(encoding="utf-8")[-2000:]
     assert "\nepoch 1, " in shown  # as it comes, not when it ends
-    assert printed.read_text(encoding="utf-8").splitlines()[-1].startswith("stopped; the same command resumes from")
+    assert printed.read_text(encoding="utf-8").splitlines()[-1].startswith("stopped after ")
     with pytest.raises(ProcessLookupError):
         os.killpg(running.pid, 0)
 
     resumed = run_command([demo], env=variables)
     assert resumed.returncode == 1
     assert resumed.stderr.splitlines()[-1].startswith("error: held-out BLEU is ")
-    assert resumed.stderr.splitlines()[-1].endswith("the demo wants at least 95")
+    assert resumed.stderr.splitlines()[-1].endswith("the demo needs 95")
     epochs = [int(number) for number in re.findall(r"^epoch (\d+), ", resumed.stdout, re.MULTILINE)]
     assert "Loaded checkpoint" in resumed.stdout and 2 <= epochs[0] <= epochs[-1] == 5
     assert "\n$ scripts/evaluate.sh " in resumed.stdout and "demo\\ out/data-300 " in resumed.stdout
