@@ -41,7 +41,8 @@ run scripts/train.sh "$data" transformer_rskip_ln_tiny --skip-lambda 2 --max-epo
   --decoder-layers 2 --decoder-embed-dim 128 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4
 run scripts/evaluate.sh "$data" "$model" --average 2
 printf '\nTen held-out numbers: source, translation, reference\n\n'
-paste -d '\n' "$data/data-bin/raw/test.en" "$model/evaluation-test/hyp.txt" "$data/data-bin/raw/test.vi" | sed -n 1,30p
+paste -d '\n' "$data/data-bin/raw/test.en" "$model/evaluation-test/hyp.txt" "$data/data-bin/raw/test.vi" |
+  awk 'NR <= 30 { printf "%-4s%s\n", NR % 3 == 1 ? "en" : NR % 3 == 2 ? "vi" : "ref", $0 }'
 python - "$model/evaluation-test/scores.json" "$least_bleu" <<'END'
 import json, sys
 score, least = json.load(open(sys.argv[1], encoding="utf-8"))["scores"][0], float(sys.argv[2])
