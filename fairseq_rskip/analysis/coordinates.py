@@ -115,6 +115,8 @@ def draw(sizes: list[Size]) -> Any:
                 axis.plot([s.width for s in found], [s.size for s in found], line, color=figures.style(block)["color"])
         axis.set(xscale="log", yscale="log", title=kind)
         axis.set_xticks(WIDTHS, map(str, WIDTHS))
+        shown = [s.size for s in of(sizes, kind=kind) if s.step in (0, STEPS)]
+        axis.set_ylim(min(shown) / 1.5, max(shown) * 1.5)  # so that a change of a per cent does not fill a panel
         axis.minorticks_off()
     figure.suptitle(f"rms of each block's output against width: at the start (dotted) and after {STEPS} steps")
     return figure

@@ -21,10 +21,9 @@ class SkipConnection(WithRule):
         h, carried = skip.prepare(x)
         y = skip(x, F(h), carried)
 
-    computes ``y = post(combine(x, branch(F(pre(x)))))``; a kind without ``pre`` that carries nothing is
-    ``skip(x, F(x))``. A kind defines :meth:`setup` (its parameters), :meth:`combine` (its equation), and what differs
-    of the rest. ``pre``, ``branch`` and ``post`` are norms before the branch, behind it and after the sum: a module or
-    None, ``post`` a list with one norm for each step.
+    computes ``y = post(combine(x, branch(F(pre(x)))))``; without ``pre`` and anything carried, ``skip(x, F(x))``. A
+    kind defines :meth:`setup` (its parameters) and :meth:`combine` (its equation). ``pre``, ``branch`` and ``post`` are
+    norms before the branch, behind it and after the sum: a module or None, ``post`` a list, one norm for each step.
 
     Args:
         dim: size of the channel dimension.
@@ -141,8 +140,7 @@ class SkipConnection(WithRule):
 
     def initialise(self, branch: Branch, first: "SkipConnection | None" = None) -> None:
         """Rescale what ``branch`` starts with; nothing is redrawn, so that a run uses the random numbers of stock
-        fairseq. ``first``: the skip connection of the layer's first sublayer, for kinds that share parameters in a
-        layer."""
+        fairseq. ``first``: the skip connection of the layer's first sublayer, to share parameters with."""
 
     def needs_final_norm(self) -> bool:
         """Whether the output of a stack's last block still has to be normalised, as in pre-norm."""
