@@ -1,1 +1,1 @@
-"""Speed beside torch, stock fairseq and the plain ResNet; run as ``python -m benchmarks.operator`` (transformer, resnet)."""
+"""Speed beside torch, stock fairseq and the plain ResNet: operator, transformer and resnet, each run with python -m."""

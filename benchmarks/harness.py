@@ -123,11 +123,13 @@ def processor() -> str:
     return f"{name} family {known['cpu family']} model {known['model']}" if "cpu family" in known else name
 
 
-def report(rows: Sequence[Row], args: argparse.Namespace) -> None:
-    """Print the rows; write each with :func:`machine` to ``args.csv``, in place of an earlier table."""
+def report(rows: Sequence[Row], args: argparse.Namespace) -> list[Row]:
+    """Print the rows; write each with :func:`machine` to ``args.csv``, in place of an earlier table; return that."""
     for row in rows:
         print_line("  ".join(f"{key}={value}" for key, value in row.items()))
-    write(args.csv, [{**row, **machine(args)} for row in rows])
+    table = [{**row, **machine(args)} for row in rows]
+    write(args.csv, table)
+    return table
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:

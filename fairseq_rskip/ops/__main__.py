@@ -1,5 +1,6 @@
-"""``python -m fairseq_rskip.ops`` builds the CPU operator ahead of its first use, and says what is in use and why."""
+"""``python -m fairseq_rskip.ops`` builds the CPU operator ahead of its first use, and prints what is in use and why."""
 
+import logging
 import sys
 
 import torch
@@ -12,6 +13,7 @@ from .dispatch import in_use
 def main() -> int:
     """Print a line for each kind of device; the status is 0 whatever is in use."""
     Parser(prog="python -m fairseq_rskip.ops", description=__doc__).parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         backend = in_use(device)
         print(f"{device}: {backend.name} ({backend.reason})")

@@ -1,7 +1,7 @@
 """The CPU operator: its C++ source beside this file, compiled once for a machine into the user's cache, and loaded.
 
 The cache is ``~/.cache/fairseq_rskip`` (below ``$XDG_CACHE_HOME`` where that is set), with a folder for each source,
-compiler, torch and processor. ``$CXX`` names another compiler.
+compiler, torch and processor. ``$CXX`` names another compiler, ``$RSKIP_MARCH`` an instruction set other than native.
 """
 
 import hashlib
@@ -96,7 +96,12 @@ def _command() -> list[str]:
     if compiler is None:
         raise UserError(f"no C++ compiler, none of {', '.join(names)}, is installed")
     root = Path(torch.__file__).parent
-    command = [compiler, f"-march={os.environ.get('RSKIP_MARCH') or 'native'}", *FLAGS, f"-std=c++{20 if _torch_version() >= (2, 9) else 17}"]
+    command = [
+        compiler,
+        f"-march={os.environ.get('RSKIP_MARCH') or 'native'}",
+        *FLAGS,
+        f"-std=c++{20 if _torch_version() >= (2, 9) else 17}",
+    ]
     command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
     for include in ("include", "include/torch/csrc/api/include"):
         command += ["-isystem", str(root / include)]

@@ -23,6 +23,7 @@ VARIABLE = "RSKIP_OPS"
 _ARGUMENTS = (
     "Tensor x, Tensor f_x, Tensor[] gains, Tensor[] biases, float skip_scale, float branch_scale, float eps, bool rms"
 )
+FEW = 65_536  # elements of x below which torch's operators train faster: docs/ops.md has the measurement
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PLAIN = (Tensor, torch.nn.Parameter)
 logger = logging.getLogger(__name__)
@@ -51,13 +52,14 @@ def in_use(device: str = "cpu", wait: bool = True) -> Backend:
 
 
 def takes(x: Tensor, f_x: Tensor, steps: int, skip_scale: float = 1.0, branch_scale: float = 1.0) -> bool:
-    """Whether :func:`kernel` computes these inputs, and is asked to.
+    """Whether :func:`kernel` computes these inputs, and should.
 
-    ``RSKIP_OPS=auto`` leaves ``norm(x + F)``, the skip of stock fairseq, to torch: equal to stock bit for bit.
+    ``RSKIP_OPS=auto`` leaves two cases to torch: ``norm(x + F)``, the skip of stock fairseq, which is equal to stock
+    bit for bit, and training on few elements.
     """
     if steps == 1 and skip_scale == 1.0 and branch_scale == 1.0 and _choice() == "auto":
         return False
-    return has_kernel(x, f_x, steps)
+    return has_kernel(x, f_x, steps) and not _are_few(x)
 
 
 def skip_norm(
@@ -83,7 +85,7 @@ def skip_norm(
     Returns ``x``'s dtype, with moments taken in at least fp32. Backward keeps ``x``, ``f_x`` and two numbers for each
     row and step, and recomputes the rest.
     """
-    compute = kernel if has_kernel(x, f_x, len(gains)) else reference.skip_norm
+    compute = kernel if has_kernel(x, f_x, len(gains)) and not _are_few(x) else reference.skip_norm
     return compute(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
 
 
@@ -109,6 +111,13 @@ def has_kernel(x: Tensor, f_x: Tensor, steps: int, mixed: bool = False) -> bool:
 
 def _fits(device: str, features: int, steps: int, mixed: bool) -> bool:
     return device not in _limits or _limits[device](features, steps, mixed)
+
+
+def _are_few(x: Tensor) -> bool:
+    """Whether torch's operators are faster. Not asked in a graph: the sizes of one batch would decide for all."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not x.is_cpu:
+        return False
+    return x.numel() < FEW and _choice() == "auto"
 
 
 def _is_node(device: str) -> bool:

@@ -369,19 +369,18 @@ class Group {
         second[block + r] = b[r];
       }
     }
-    const Vec scale = numbers.get()[2 * k];
     Vec* const to = numbers.get() + 2 * p.steps;
-    to[0] = scale;
-    to[1] = tree(second) * -inverse * scale;
-    to[2] = p.rms ? Vec{} : tree(first) * -inverse * scale;
+    to[0] = numbers.get()[2 * k];
+    to[1] = tree(second) * -inverse;
+    to[2] = p.rms ? Vec{} : tree(first) * -inverse;
   }
 
   // scale * (t - mean(t) - n * mean(t * n)), t = g * gain: the gradient of z_k from g, that of y_k; after gather(k)
   auto derivative(int64_t k, const Vec* g) const {
     const int64_t m = 2 * p.steps;
-    return [g, gain = p.gains + k * nv, n = memory.get() + k * size, of_t = number(m), of_n = number(m + 1),
+    return [g, gain = p.gains + k * nv, n = memory.get() + k * size, scale = number(m), of_n = number(m + 1),
             rest = number(m + 2)](int64_t i, int64_t v, int r) RSKIP_INLINE -> Vec {
-      return g[i] * gain[v] * of_t[r] + (n[i] * of_n[r] + rest[r]);
+      return (rounded(g[i] * gain[v]) + rest[r] + n[i] * of_n[r]) * scale[r];
     };
   }
 

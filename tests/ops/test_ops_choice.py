@@ -76,18 +76,6 @@ def test_norms_that_someone_watches_or_changed_are_called(change, backend):
     assert torch.equal(found, skip(x, f_x)) and len(calls) == (0 if change == "other_eps" else 2)
 
 
-class Named(torch.nn.Module):
-    def forward(self, x: torch.Tensor, f_x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        return skip_norm(x, f_x, [gain, gain], [gain, gain])
-
-
-def test_scripted_and_traced_files_hold_no_operator_of_ours(backend):
-    x, f_x, gain = inputs((4, 16), 1, biases=False)
-    for module in (torch.jit.script(Named()), torch.jit.trace(Named(), (x, f_x, gain))):
-        assert "fairseq_rskip::" not in str(module.inlined_graph)
-        torch.testing.assert_close(module(x, f_x, gain), skip_norm(x, f_x, [gain] * 2, [gain] * 2))
-
-
 def test_what_does_not_fit_is_refused(backend):
     x, f_x, gain, bias = inputs((4, 16), 1)
     for wrong in (
@@ -100,16 +88,64 @@ def test_what_does_not_fit_is_refused(backend):
             skip_norm(*wrong)
 
 
-def test_auto_leaves_the_plain_post_norm_to_torch(backend):
-    x, f_x = inputs((4, 16), 1)[:2]
+def test_auto_leaves_the_plain_post_norm_and_few_elements_to_torch(backend):
+    x, f_x = inputs((dispatch.FEW // 256, 256), 1)[:2]
     backend("auto")
     assert not dispatch.takes(x, f_x, 1)
     assert dispatch.takes(x, f_x, 2) and dispatch.takes(x, f_x, 1, 2.0) and in_use().name == "cpu"
+    assert not dispatch.takes(x[1:], f_x[1:], 2)
+    with torch.no_grad():
+        assert dispatch.takes(x[1:], f_x[1:], 2)
     backend("reference")
     assert not dispatch.takes(x, f_x, 2) and in_use() == ("reference", "RSKIP_OPS=reference")
     backend("gpu")
     with pytest.raises(ValueError, match="RSKIP_OPS='gpu': expected one of auto, reference, cpu, cuda"):
         in_use()
+
+
+@pytest.mark.parametrize("outcome", ["built", "failed"])
+def test_torch_computes_while_the_operator_is_built_in_the_background(outcome, backend, monkeypatch, tmp_path, caplog):
+    """A compiler that waits for a file replaces the real one, and the library that it writes is never loaded."""
+    compiler, release = tmp_path / "c++", tmp_path / "go"
+    end = "exit 1" if outcome == "failed" else 'while [ "$1" != -o ]; do shift; done; echo > "$2"'
+    wait = f"while ! [ -e {release} ]; do sleep 0.1; done"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\n{wait}\necho error: no >&2\n{end}\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(dispatch, "_builders", [])
+    monkeypatch.setitem(dispatch._LOADERS, "cpu", lambda: "loaded")
+    backend("auto")
+    x, f_x = inputs((dispatch.FEW // 256, 256), 1)[:2]
+    assert not dispatch.takes(x, f_x, 2) and not dispatch.takes(x, f_x, 2)
+    assert len(caplog.messages) == 1 and "in the background" in caplog.messages[0]
+    release.touch()
+    dispatch._builders[0].wait(timeout=60)
+    if outcome == "built":
+        assert dispatch.takes(x, f_x, 2) and in_use() == ("cpu", "loaded")
+    else:
+        with pytest.warns(RuntimeWarning, match="error: no"):
+            assert not dispatch.takes(x, f_x, 2)
+        assert not dispatch.takes(x, f_x, 2)
+
+
+def test_the_operator_is_a_node_of_a_graph_whatever_ran_before(backend):
+    """Traced first of all, after an eager call, and while the operator is being built."""
+    graphs, leaves = [], inputs((4, 16), 2)
+
+    def keep(module, _inputs):
+        graphs.append([str(node.target) for node in module.graph.nodes if node.op == "call_function"])
+        return module
+
+    for before in ("nothing", "eager", "building"):
+        backend("auto")
+        torch._dynamo.reset()
+        if before == "eager":
+            skip_norm(leaves[0], leaves[1], leaves[2:4], leaves[4:])
+        elif before == "building":
+            dispatch._backends["cpu"] = dispatch.BUILDING
+        torch.compile(lambda x, f, *rest: skip_norm(x, f, rest[:2], rest[2:]), backend=keep, fullgraph=True)(*leaves)
+    assert graphs == [["fairseq_rskip.skip_norm.default"]] * 3
 
 
 @pytest.mark.parametrize("trouble", ["no_compiler", "failing_compiler", "read_only_home"])
