@@ -11,9 +11,9 @@ import os
 import platform
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,8 +101,14 @@ def machine(args: argparse.Namespace) -> Row:
         "rounds": args.rounds,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **({"triton": version("triton"), "capability": str(torch.cuda.get_device_capability())} if cuda else {}),
+        **(graphics() if cuda else {}),
     }
+
+
+def graphics() -> Row:
+    """Of a GPU: its compute capability in place of the processor's, and the version of Triton."""
+    capability = ".".join(map(str, torch.cuda.get_device_capability()))
+    return {"capability": capability, "triton": getattr(sys.modules.get("triton"), "__version__", "")}
 
 
 def processor() -> str:
