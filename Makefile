@@ -9,7 +9,7 @@ OMP_WAIT_POLICY ?= passive
 export OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cifar test lint bench bench-cifar bench-op gpu test-fast test-gpu test-py312 clean distclean
+.PHONY: help demo demo-cifar test lint bench bench-cifar bench-op gpu test-fast test-gpu test-py314 test-peers clean distclean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -48,12 +48,16 @@ test-gpu: ## what needs CUDA
 gpu: ## all that needs a GPU, in parts of eight minutes: PART=operator-fp16, GPU_DRY_RUN=1 (docs/gpu.md)
 	@$(env) python -m benchmarks.gpu $(if $(GPU_DRY_RUN),--dry-run) $(PART)
 
-test-py312: ## the fast tests under Python 3.12, in an environment of their own
-	@RSKIP_VENV=.venv-py312 PYTHON="$${PYTHON:-python3.12}" $(env) $(fast)
+test-py314: ## the fast tests under Python 3.14, in an environment of their own
+	@RSKIP_VENV=.venv-py314 PYTHON="$${PYTHON:-python3.14}" $(env) $(fast)
+
+test-peers: ## the rules beside the code of other authors (x-transformers, timm, ...), in a folder of their own
+	@$(env) uv pip install -q --target .venv-peers --no-deps -r tests/peers/requirements.txt
+	@RSKIP_PEERS=.venv-peers $(env) python -m pytest tests/peers
 
 clean: ## remove what the targets made, but for the environments
 	rm -rf demo build dist fairseq_rskip.egg-info .pytest_cache .ruff_cache
 	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and remove the environments
-	rm -rf .venv .venv-py312
+	rm -rf .venv .venv-py314 .venv-peers
