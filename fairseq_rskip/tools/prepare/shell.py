@@ -2,13 +2,14 @@
 
 import argparse
 import itertools
+import math
 import os
 import re
 import shlex
 import sys
 from pathlib import Path
 
-from fairseq_rskip.console import Parser, whole_number
+from fairseq_rskip.console import Parser, between, whole_number
 from fairseq_rskip.errors import UserError, did_you_mean, exit_status
 from fairseq_rskip.tools.corpus import NAMES, ROOT
 
@@ -31,13 +32,6 @@ def text_file(text: str) -> str:
     if not Path(text).is_file():
         raise argparse.ArgumentTypeError(f"no file {text}")
     return os.path.abspath(text)
-
-
-def ratio(text: str) -> str:
-    """A type for argparse: a decimal number of at least 1, as it is written."""
-    if not re.fullmatch(r"[1-9][0-9]*(\.[0-9]+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return text
 
 
 def read(script: str, words: list[str]) -> argparse.Namespace:
@@ -66,7 +60,8 @@ def read(script: str, words: list[str]) -> argparse.Namespace:
     add("--separate", dest="vocabulary", action="store_const", const="separate", help="subwords for each language")
     add("--normalise-punctuation", dest="normalise", action="store_true", help="quotes and dashes to ASCII first")
     add("--max-length", type=whole_number(1), default=250, help="longest training sentence in subwords (%(default)s)")
-    add("--max-ratio", type=ratio, default="1.5", help="drop training pairs above this ratio of lengths (%(default)s)")
+    most = "drop training pairs above this ratio of lengths (%(default)s)"
+    add("--max-ratio", type=between(1, math.inf), default=1.5, help=most)
     add("--workers", type=whole_number(1), metavar="N", help="processes (all cores)")
     return parser.parse_args(words)
 
