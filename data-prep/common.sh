@@ -1,9 +1,9 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # How a published corpus or your own text becomes a fairseq data-bin; sourced by prepare-*.sh.
 #
-# The caller sets corpus, src, tgt, tokenizer (moses; none for text that is tokenised already) and paper (the paper's pairs per
-# split), defines collect, which calls `split NAME PREFIX...` for train, valid and test, and calls prepare "$@". With
-# fetches=1, the archives of archives/$corpus.tsv are fetched first, and unpack_all, where there is one, unpacks them.
+# The caller sets corpus, src, tgt and tokenizer (moses; none for text that is tokenised already), defines collect, which
+# calls `split NAME PREFIX...` for train, valid and test, and calls prepare "$@". With fetches=1, the archives of
+# archives/$corpus.tsv are fetched first, and unpack_all, where there is one, unpacks them.
 # Every step writes its files under other names first: a file that exists is complete.
 set -euo pipefail
 
@@ -13,7 +13,7 @@ readonly here
 source "$here/../scripts/shell.sh"
 
 readonly format=1 # of the stages' files; another number makes all of them again
-fetches='' paper=() inputs=()
+fetches='' inputs=()
 
 report() { printf '%s: %s\n' "$corpus" "$*"; }
 
@@ -196,8 +196,7 @@ binarise() {
   mkdir -p -- "$part/raw" # as published: what a translation is compared with
   cp -- "$out/raw/"{valid,test}.{"$src","$tgt"} "$part/raw/"
   step describe "$part" --log "$part/preprocess.log" --corpus "$corpus" --src "$src" --tgt "$tgt" --bpe "$bpe" \
-    --bpe-size "$bpe_size" --tokenizer "$tokenizer" --vocabulary "$vocabulary" ${normalise:+"$normalise"} \
-    --paper "${paper[@]}" >"$part/summary.txt"
+    --bpe-size "$bpe_size" --tokenizer "$tokenizer" --vocabulary "$vocabulary" ${normalise:+"$normalise"}
 }
 
 # Options, then every stage in a process group of its own: a signal to the script ends all that it started, by force
@@ -245,6 +244,5 @@ make_all() {
   stage text text "$tokenizer" "$normalise"
   stage subwords subwords "$bpe" "$bpe_size" "$vocabulary" "$max_length" "$max_ratio"
   stage data-bin binarise "$corpus"
-  cat -- "$out/data-bin/summary.txt"
-  report "ready: $out/data-bin"
+  report "ready: $out/data-bin; its preparation.json has the numbers of pairs, tokens and unknown words"
 }

@@ -5,7 +5,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Published as tokens already, with HTML entities. The paper: 32k joint subwords.
 src=en tgt=vi corpus=iwslt15-en-vi tokenizer=none
-paper=('train=133,317' 'valid=1,553' 'test=1,268')
 fetches=1
 
 unpack_all() {

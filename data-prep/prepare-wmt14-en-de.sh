@@ -5,7 +5,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Vaswani et al. 2017: about 37,000 joint subwords.
 src=en tgt=de corpus=wmt14-en-de tokenizer=moses
-paper=('train=4.5M' 'valid=3,000' 'test=3,003')
 fetches=1
 
 unpack_all() {

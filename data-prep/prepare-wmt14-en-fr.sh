@@ -5,7 +5,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Vaswani et al. 2017: 32,000 subwords.
 src=en tgt=fr corpus=wmt14-en-fr tokenizer=moses
-paper=('train=36M' 'valid=6,003' 'test=3,003')
 fetches=1
 
 unpack_all() {

@@ -35,7 +35,8 @@ if [[ ! -e $corpus/done ]]; then
   touch "$corpus/done"
 fi
 run data-prep/prepare-corpus.sh --name numbers --src en --tgt vi --bpe-size 100 \
-  --train "$corpus/train" --valid "$corpus/valid" --test "$corpus/test" "$data"
+  --train-src "$corpus/train.en" --train-tgt "$corpus/train.vi" --valid-src "$corpus/valid.en" --valid-tgt "$corpus/valid.vi" \
+  --test-src "$corpus/test.en" --test-tgt "$corpus/test.vi" "$data"
 run scripts/train.sh "$data" transformer_rskip_ln_tiny --skip-lambda 2 --max-epoch "$epochs" --save-dir "$model" \
   --encoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 --encoder-attention-heads 4 \
   --decoder-layers 2 --decoder-embed-dim 128 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4

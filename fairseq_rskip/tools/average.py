@@ -23,27 +23,22 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for unit, form in (("epoch", "checkpoint<epoch>.pt"), ("update", "checkpoint_<epoch>_<update>.pt")):
         name = f"--num-{unit}-checkpoints"
         number.add_argument(name, type=whole_number(1), metavar="N", help=f"average the last N of {form}")
-    bound = "--checkpoint-upper-bound"
-    parser.add_argument(bound, type=int, metavar="M", help="ignore checkpoints after epoch or update M")
     return parser.parse_args(argv)
 
 
 def choose(options: argparse.Namespace) -> list[Path]:
     """The checkpoints that the command line names. Raises ``UserError``."""
     unit = "epoch" if options.num_epoch_checkpoints else "update"
-    count, bound = getattr(options, f"num_{unit}_checkpoints"), options.checkpoint_upper_bound
-    folders = [path for path in options.inputs if path.is_dir()]
-    if count is None and (folders or bound is not None):
-        what = f"{folders[0]} is a folder: add" if folders else "--checkpoint-upper-bound needs"
-        raise UserError(f"{what} --num-epoch-checkpoints N or --num-update-checkpoints N")
-    if count is None:
+    count, folders = getattr(options, f"num_{unit}_checkpoints"), [path for path in options.inputs if path.is_dir()]
+    if count is None and not folders:
         return options.inputs
+    if count is None:
+        raise UserError(f"{folders[0]} is a folder: add --num-epoch-checkpoints N or --num-update-checkpoints N")
     if len(options.inputs) != 1 or not folders:
         raise UserError(f"--num-{unit}-checkpoints needs one folder as --inputs")
-    paths = [path for number, path in numbered(folders[0], unit) if bound is None or number <= bound]
+    paths = [path for _, path in numbered(folders[0], unit)]
     if len(paths) < count:
-        limit = "" if bound is None else f" up to {unit} {bound}"
-        raise UserError(f"{folders[0]} holds {len(paths)} {unit} checkpoints{limit}, {count} are needed")
+        raise UserError(f"{folders[0]} holds {len(paths)} {unit} checkpoints, {count} are needed")
     return paths[:count]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.pretrained.text import POST_PROCESS
 from fairseq_rskip.tools.lines import read_lines
 from fairseq_rskip.tools.process import CHECKOUT
 
@@ -18,8 +19,6 @@ ROOT = CHECKOUT if (CHECKOUT / "scripts").is_dir() else Path.cwd()  # holds data
 NAMES = ("iwslt15-en-vi", "wmt14-en-de", "wmt14-en-fr", "multi30k-en-de", "multi30k-en-fr", "numbers")  # in data/
 PREPARATION = "preparation.json"
 POSITIONS = 1024  # fairseq's default of --max-source-positions and --max-target-positions
-# subwords as preparation.json names them -> fairseq's --post-process
-POST_PROCESS = {"subword-nmt": "subword_nmt", "sentencepiece": "sentencepiece", "none": None}
 TOKENIZERS = ("moses", "none")
 PAPER_TOKENISED = "iwslt15-en-vi"
 

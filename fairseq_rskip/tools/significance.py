@@ -45,22 +45,10 @@ def pooled_deviation(samples: Sequence[Sequence[float]]) -> float | None:
     return math.sqrt(sum(stats.tvar(s) * (len(s) - 1) for s in samples) / freedom) if samples else None
 
 
-def power(difference: float, deviation: float, seeds: int, level: float = LEVEL) -> float:
-    """The chance that the t-test at ``level`` finds ``difference``, with ``seeds`` runs of standard ``deviation`` each.
-
-    Two-sided, not corrected, equal variances: Welch's degrees of freedom are then 2 (seeds - 1).
-    """
-    return float(TTestIndPower().power(difference / deviation, seeds, level))
-
-
 def detectable(deviation: float, seeds: int, chance: float = POWER) -> float:
-    """The smallest difference of two means that ``power`` gives a ``chance`` to be found; the inverse of ``power``."""
+    """The smallest difference of two means that the t-test finds with the ``chance``, with ``seeds`` runs of standard
+    ``deviation`` each. Two-sided, not corrected, equal variances."""
     return float(TTestIndPower().solve_power(None, seeds, LEVEL, chance)) * deviation
-
-
-def differing(a: Sequence[str], b: Sequence[str]) -> int:
-    """The number of sentences that two systems translate differently."""
-    return sum(ours != theirs for ours, theirs in zip(a, b, strict=True))
 
 
 def paired(
@@ -76,7 +64,8 @@ def paired(
     ``test`` is a key of ``TESTS``. A system with fewer than ``LEAST_DIFFERENT`` differing sentences has none.
     """
     found: list[dict[str, float]] = [{} for _ in systems]
-    testable = [n for n, lines in enumerate(systems) if differing(lines, baseline) >= LEAST_DIFFERENT]
+    differing = [sum(ours != theirs for ours, theirs in zip(lines, baseline, strict=True)) for lines in systems]
+    testable = [n for n, count in enumerate(differing) if count >= LEAST_DIFFERENT]
     if testable:
         named = [("baseline", baseline), *((str(n), systems[n]) for n in testable)]
         with patch.dict(os.environ, SACREBLEU_SEED=SEED):  # sacreBLEU takes the seed from there alone

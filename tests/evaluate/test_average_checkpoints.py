@@ -68,9 +68,8 @@ def test_counters_come_from_the_first_tied_weights_stay_tied_and_the_optimizer_s
     ("options", "expected"),
     [
         (["--num-epoch-checkpoints", "2"], (10.0 + 9.0) / 2),
-        (["--num-epoch-checkpoints", "2", "--checkpoint-upper-bound", "9"], (9.0 + 2.0) / 2),
         (["--num-update-checkpoints", "3"], (1200.0 + 1000.0 + 900.0) / 3),
-        (["--num-update-checkpoints", "1", "--checkpoint-upper-bound", "999"], 900.0),
+        (["--num-update-checkpoints", "1"], 1200.0),
     ],
 )
 def test_the_last_checkpoints_are_chosen_by_number_not_by_name(tmp_path, options, expected):
@@ -119,7 +118,7 @@ def test_models_that_differ_are_refused_by_name(tmp_path, capsys, other, words):
         (["--inputs", "unset.pt"], "unset.pt is not a fairseq checkpoint: it has no settings"),
         (["--inputs", "whole.pt"], "whole.pt has no floating-point weights"),
         (["--inputs", "text.pt"], "text.pt is not a fairseq checkpoint: w is a str, not a tensor"),
-        (["--inputs", "good.pt", "--checkpoint-upper-bound", "3"], "--checkpoint-upper-bound needs"),
+        (["--inputs", "good.pt", "--num-epoch-checkpoints", "3"], "needs one folder as --inputs"),
         (["--inputs", "good.pt", "--output", "no/where.pt"], "cannot write no/where.pt"),
     ],
 )

@@ -117,7 +117,7 @@ def test_the_card_of_a_translator(translated, exported):
     for row, metric in zip(scores["scores"], result["metrics"]):
         assert metric["value"] == pytest.approx(row["score"], abs=1e-4) and row["signature"] in metric["name"]
         signature = row["signature"].replace("|", "\\|")
-        assert f"| {row['name']} | {row['score']:.2f} | {signature} |" in text
+        assert f"* {row['name']} ({signature}): {row['score']:.2f}\n" in text
     assert {metric["type"] for metric in result["metrics"]} == {"bleu", "chrf"}
     assert "average of checkpoint24.pt, checkpoint20.pt, " in text and "Licence of the weights: unknown." in text
     assert "5 of the kind `rskip` (norm layer, drop_path 0.0, skip_lambda 2, branch_scale 1.0), with 1,280 par" in text

@@ -81,8 +81,8 @@ def test_iwslt15_over_a_server_that_errs_at_first(archives, quick, tmp_path):
         server.answers["/train-en-vi.tgz"].drop_at = 1000
         server.answers["/dev-2012-en-vi.tgz"].status = 500
         command = ["bash", script("iwslt15-en-vi"), "--from", server.base, "--archives", listed, *QUICK, out]
-        said = run_checked(command, env=quick)
-        assert pairs(out)[1] == 30 and "(paper: 1,553)" in said
+        run_checked(command, env=quick)
+        assert pairs(out)[1] == 30
         assert facts(out)["tokenizer"] == "none"
         text = (out / "text" / "train.vi").read_bytes()
         assert text == corpus_archives.texts(300, 300)[1] and b"@-@" not in text

@@ -29,17 +29,16 @@ def escape(value: Any) -> str:
 def write(path: Path, model: Any, licence: str, header: dict[str, Any], **parts: Any) -> None:
     """Write the card: a header as Hugging Face reads it, then what card.md.j2 makes of ``parts``.
 
-    ``parts`` are title, task, text, settings, ``results`` (name, type and value of each score) on ``data``, and, if
-    there are any, error, scores and weights.
+    ``parts`` are title, task, text, settings, ``results`` (name, type and value of each score) on ``data``, and
+    ``scored``, what they are the scores of.
     """
-    names = [skip["kind"] for skip in skips(model)]
-    header = {"license": licence, **header, "pipeline_tag": parts["task"], "tags": ["fairseq_rskip", *names]}
-    metrics = [{"name": n, "type": t, "value": round(v, 4)} for n, t, v in parts["results"]]
-    if metrics:
+    parts.update(licence=licence, skips=skips(model), size=f"{sum(p.numel() for p in model.parameters()):,} parameters")
+    tags = ["fairseq_rskip", *(skip["kind"] for skip in parts["skips"])]
+    header = {"license": licence, **header, "pipeline_tag": parts["task"], "tags": tags}
+    if metrics := [{"name": n, "type": t, "value": round(v, 4)} for n, t, v in parts["results"]]:
         result = {"task": {"type": parts["task"]}, "dataset": parts["data"], "metrics": metrics}
         header["model-index"] = [{"name": parts["title"], "results": [result]}]
-    parts.update(version=fairseq_rskip.__version__, commit=git_commit(), torch=torch.__version__, licence=licence)
-    parts.update(size=f"{sum(p.numel() for p in model.parameters()):,} parameters", skips=skips(model))
+    parts.update(version=fairseq_rskip.__version__, commit=git_commit(), torch=torch.__version__)
     parts.update(header=yaml.safe_dump(header, sort_keys=False), settings=json.dumps(parts["settings"], indent=1))
     layout = Path(__file__).with_name("card.md.j2").read_text("utf-8")
     template = jinja2.Template(layout, trim_blocks=True, keep_trailing_newline=True, finalize=escape)

@@ -43,14 +43,14 @@ def describe(checkpoint: Path, config: dict[str, Any], state: dict, evaluation: 
     result = state["result"]
     run, free = result["config"], {field.name for field in dataclasses.fields(Config) if field.metadata.get("free")}
     data = FOLDER + Path(run["data"]).name if run["data"].startswith(FOLDER) else run["data"]  # no path of this machine
-    error = f"{result['error']:.2f} % of {result['test_images']} test images after the last of {result['iterations']}"
-    error += f" iterations, seed {result['seed']} ({result['train_images']} training images)."
+    scored = f"{result['error']:.2f} % of {result['test_images']} test images after the last of {result['iterations']}"
+    scored += f" iterations, seed {result['seed']} ({result['train_images']} training images)."
     return {
         "header": {"library_name": "pytorch"},
         "task": "image-classification",
         "title": f"PreAct-ResNet-{config['depth']}, {config['skip']['kind']}, {data}",
         "text": f"Tells {result['classes']} classes of images apart:",
-        "error": error,
+        "scored": scored,
         "data": {"name": data, "type": data.partition(":")[2] or data},
         "results": [("test error, %", "error", result["error"])],
         "settings": {**{k: v for k, v in run.items() if k not in free and v is not None}, "data": data},

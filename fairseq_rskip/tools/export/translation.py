@@ -81,12 +81,13 @@ def describe(checkpoint: Path, config: dict[str, Any], state: dict, evaluation: 
     if config["tokenizer"] == "none" and config["bpe"] != "sentencepiece":
         text = f"Its corpus is tokenised as published: it takes and gives text of such tokens. {text}"
     settings = {part: OmegaConf.to_container(OmegaConf.create(state["cfg"][part])) for part in SHOWN}
-    weights, rows = "", scores["scores"] if scores else []
+    scored, rows = "", scores["scores"] if scores else []
     if scores:
         about = scores["evaluation"]
         settings["evaluation"] = " ".join(word for word in about["options"] if "=" not in word)
-        names = [each["name"] for each in about["checkpoints"]]  # without this machine's folders
-        weights = f"average of {', '.join(names)}" if len(names) > 1 else names[0]
+        names = ", ".join(each["name"] for each in about["checkpoints"])  # without this machine's folders
+        scored = f"On {about['corpus']}, {about['subset']}, {scores['sentences']} sentences; {scores['text']}. "
+        scored += f"Weights: {'average of ' * (len(about['checkpoints']) > 1)}{names}."
     return {
         "header": {"language": [config["source"], config["target"]], "library_name": "fairseq"},
         "task": "translation",
@@ -94,7 +95,6 @@ def describe(checkpoint: Path, config: dict[str, Any], state: dict, evaluation: 
         "text": text,
         "data": {"name": f"{config['corpus']} {pair}", "type": config["corpus"]},
         "results": [(f"{r['name']} ({r['signature']})", KINDS.get(r["name"], "bleu"), r["score"]) for r in rows],
-        "scores": scores,
-        "weights": weights,
+        "scored": scored,
         "settings": settings,
     }

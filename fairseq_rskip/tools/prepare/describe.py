@@ -1,13 +1,11 @@
-"""Write DATA-BIN/preparation.json, which training and evaluation read, and print it as a table."""
+"""Write DATA-BIN/preparation.json, which training and evaluation read."""
 
 import argparse
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from fairseq_rskip import files
-from fairseq_rskip.console import in_columns
 from fairseq_rskip.errors import UserError
 
 # "| [en] some/train.en: 29000 sents, 412893 tokens, 0.0% replaced (by <unk>)", as fairseq-preprocess logs it
@@ -30,18 +28,6 @@ def counts(log: str, src: str, tgt: str) -> tuple[dict[str, dict[str, Any]], dic
     return splits, {lang: types[lang] for lang in (src, tgt)}
 
 
-def table(splits: dict[str, dict[str, Any]], src: str, tgt: str, paper: dict[str, str]) -> str:
-    """A row for each split; ``paper`` has the counts to show beside ours."""
-    rows = [["split", "pairs", f"{src} tokens", f"{src} unknown", f"{tgt} tokens", f"{tgt} unknown"]]
-    for name, split in splits.items():
-        pairs = f"{split['pairs']:,}" + (f" (paper: {paper[name]})" if name in paper else "")
-        row = [name, pairs]
-        for lang in (src, tgt):
-            row += [f"{split['tokens'][lang]:,}", f"{split['unknown_percent'][lang]:.2f} %"]
-        rows.append(row)
-    return "\n".join(in_columns(rows))
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What ``describe`` needs to know."""
     parser.add_argument("data_bin", type=Path)
@@ -51,15 +37,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bpe-size", type=int, required=True)
     parser.add_argument("--normalise-punctuation", action="store_true", help="quotes and dashes were made ASCII")
     parser.add_argument("--vocabulary", choices=("joint", "separate"), required=True)
-    parser.add_argument("--paper", nargs="*", default=[], metavar="SPLIT=PAIRS", help="the paper's counts")
 
 
 def describe(options: argparse.Namespace) -> None:
-    """Write preparation.json and print the table. Raises ``UserError``."""
+    """Write preparation.json. Raises ``UserError``."""
     splits, types = counts(options.log.read_text(encoding="utf-8"), options.src, options.tgt)
     keys = ("corpus", "src", "tgt", "bpe", "bpe_size", "tokenizer", "normalise_punctuation")
     facts = {key: getattr(options, key) for key in keys}
     facts.update(joined_dictionary=options.vocabulary == "joint", dictionary_types=types, splits=splits)
-    text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
-    files.write_text(options.data_bin / "preparation.json", text)
-    print(table(splits, options.src, options.tgt, dict(item.split("=", 1) for item in options.paper)))
+    files.write_json(options.data_bin / "preparation.json", facts)

@@ -1,13 +1,15 @@
 """``rskip prepare``, and the options of data-prep/prepare-*.sh, which it runs."""
 
 import argparse
+import itertools
+import math
 import os
 import re
 import shlex
 import sys
 from pathlib import Path
 
-from fairseq_rskip.console import Parser, whole_number
+from fairseq_rskip.console import Parser, between, whole_number
 from fairseq_rskip.errors import UserError, did_you_mean, exit_status
 from fairseq_rskip.tools.corpus import NAMES, ROOT
 
@@ -25,11 +27,11 @@ def language(text: str) -> str:
     return text
 
 
-def ratio(text: str) -> str:
-    """A type for argparse: a decimal number of at least 1, as it is written."""
-    if not re.fullmatch(r"[1-9][0-9]*(\.[0-9]+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return text
+def text_file(text: str) -> str:
+    """A type for argparse: the absolute path of a file."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"no file {text}")
+    return os.path.abspath(text)
 
 
 def read(script: str, words: list[str]) -> argparse.Namespace:
@@ -44,10 +46,8 @@ def read(script: str, words: list[str]) -> argparse.Namespace:
         add("--src", type=language, required=True, metavar="LANG", help="language code, such as en")
         add("--tokenizer", choices=["moses", "none"], default="moses", help="none: the text is tokenised already")
         add("--name", default="", help="what the corpus is called (default: FOLDER's name)")
-        for split in SPLITS:
-            add(f"--{split}", metavar="PREFIX", help=f"{split} text: PREFIX.SRC and PREFIX.TGT, gzip too (.gz)")
-            add(f"--{split}-src", metavar="FILE", help=argparse.SUPPRESS)
-            add(f"--{split}-tgt", metavar="FILE", help=f"or --{split}-src FILE --{split}-tgt FILE")
+        for split, side in itertools.product(SPLITS, ("src", "tgt")):
+            add(f"--{split}-{side}", type=text_file, required=True, metavar="FILE", help=f"{split} text, gzip too")
     if own or "multi30k" in script:
         add("--tgt", type=language, required=own, choices=None if own else ["de", "fr"], default="de", metavar="LANG")
     if fetches:
@@ -60,7 +60,8 @@ def read(script: str, words: list[str]) -> argparse.Namespace:
     add("--separate", dest="vocabulary", action="store_const", const="separate", help="subwords for each language")
     add("--normalise-punctuation", dest="normalise", action="store_true", help="quotes and dashes to ASCII first")
     add("--max-length", type=whole_number(1), default=250, help="longest training sentence in subwords (%(default)s)")
-    add("--max-ratio", type=ratio, default="1.5", help="drop training pairs above this ratio of lengths (%(default)s)")
+    most = "drop training pairs above this ratio of lengths (%(default)s)"
+    add("--max-ratio", type=between(1, math.inf), default=1.5, help=most)
     add("--workers", type=whole_number(1), metavar="N", help="processes (all cores)")
     return parser.parse_args(words)
 
@@ -89,22 +90,10 @@ def assignments(script: str, words: list[str]) -> str:
     if "src" in options:
         if options["src"] == options["tgt"]:
             raise UserError(f"--src and --tgt are both {options['src']}")
-        texts = [find_text(options, split, side) for split in SPLITS for side in ("src", "tgt")]
+        texts = [options[f"{split}_{side}"] for split in SPLITS for side in ("src", "tgt")]
         values["corpus"] = options["name"] or Path(options["folder"]).name
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     return "\n".join([*lines, f"inputs=({shlex.join(texts)})"] if "src" in options else lines)
-
-
-def find_text(options: dict, split: str, side: str) -> str:
-    """The absolute path of the text of one side of a split."""
-    prefix, file = options[split], options[f"{split}_{side}"]
-    if bool(prefix) == bool(file):
-        raise UserError(f"expected either --{split} PREFIX, or --{split}-src FILE and --{split}-tgt FILE")
-    names = [file] if file else [f"{prefix}.{options[side]}", f"{prefix}.{options[side]}.gz"]
-    for name in names:
-        if Path(name).is_file():
-            return os.path.abspath(name)
-    raise UserError(f"no file {' nor '.join(names)}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -129,7 +129,8 @@ def _refuse(message: str) -> None:
 
 def _check(name: str, value: Any, expected: str, accepts: Callable[[Any], bool]) -> None:
     try:
-        values = value if isinstance(value, list) else [ast.literal_eval(value) if name == "adam_betas" else value]
+        read = ast.literal_eval if name in ("adam_betas", "max_tokens_valid") else lambda v: v  # fairseq leaves text
+        values = value if isinstance(value, list) else [read(value)]
         accepted = all(map(accepts, values))
     except (ValueError, SyntaxError, TypeError):
         accepted = False

@@ -44,7 +44,7 @@ def prepare(argv: list[str]) -> dict | None:
         print(command)
         return None
     about = "\n".join([*plan.notes, command])
-    return {"save": str(plan.save), "about": about, "end": plan.end, "unit": plan.unit, "command": plan.command}
+    return {"save": str(plan.save), "about": about, "command": plan.command}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -56,18 +56,12 @@ def make_plan(words: list[str]) -> Plan:
 
     save = Path(options.get("save_dir") or ROOT / "checkpoints" / Path(corpus.name).name / own.arch)
     chosen = {"user-dir": shown(own.user_dir), "arch": own.arch, **languages, "lr": rate, **device, **recipe.options}
-    chosen |= {
-        **warmup,
-        **step,
-        "skip-invalid-size-inputs-valid-test": True,
-        "share-all-embeddings": share,
-        "save-dir": shown(save),
-    }
-    chosen |= {"log-format": "json", **log_options(save, options)}
+    chosen |= {**warmup, **step, "skip-invalid-size-inputs-valid-test": True, "share-all-embeddings": share}
+    chosen |= {"save-dir": shown(save), "log-format": "json", **log_options(save, options)}
     chosen = {option: value for option, value in chosen.items() if options.keeps(option)}
     command = [shutil.which("fairseq-train") or "fairseq-train", shown(corpus.folder), *as_words(chosen), *words]
     why = f" (for {corpus.pairs:,} pairs; --recipe NAME selects another)" if not (own.recipe or corpus.known) else ""
-    notes = [f"recipe: {name}{why}{length}", note, *filter(None, [shorter])]
+    notes = [f"recipe: {name}{why}{length}", note, *shorter]
     notes += [f"peak learning rate: {rate}, from the model's dimension"] if chosen.get("lr") == rate else []
     return Plan(command, save, corpus, *find_end(recipe, options), notes, warnings)
 
@@ -133,33 +127,29 @@ def find_end(recipe: Recipe, options: Options | None = None) -> tuple[int, str]:
 
 def length_options(
     recipe: Recipe, corpus: Corpus, options: Options, warnings: list[str]
-) -> tuple[dict[str, int], str, str]:
-    """--warmup-updates of a training that the user made shorter than the recipe's, and notes on it and on the length.
+) -> tuple[dict[str, int], str, list[str]]:
+    """--warmup-updates of a training that the user made shorter than the recipe's, and notes on the length and on it.
 
     The recipe's warm-up shrinks in proportion; the user's own stays.
     """
     (end, unit), (whole, whole_unit) = find_end(recipe, options), find_end(recipe)
-    each = count_updates(corpus, recipe) if corpus.exists and not options.get("batch_size") else 0
-    updates = {"updates": 1, "epochs": each}
-    note = f": {end:,} {unit}" if end else ""
-    if end and each:
-        other = f"{end * each:,} updates" if unit == "epochs" else f"{end / each:,.1f} epochs"
-        note += f", about {other}"
-    share = 1.0  # of the recipe's length, where that is known
-    if unit == whole_unit:
-        share = end / whole
-    elif each:
-        share = end * updates[unit] / (whole * updates[whole_unit])
-    warmup, changed, shorter = recipe.options["warmup-updates"], {}, ""
+    epoch = count_updates(corpus, recipe) if corpus.exists and not options.get("batch_size") else 0  # 0: not known
+    each = {"updates": 1, "epochs": epoch}
+    updates, whole_updates = end * each[unit], whole * each[whole_unit]
+    length = f": {end:,} {unit}" if end else ""
+    if end and epoch:
+        length += f", about {updates:,} updates" if unit == "epochs" else f", about {end / epoch:,.1f} epochs"
+    share = end / whole if unit == whole_unit else updates / whole_updates if whole_updates else 1
+    warmup, changed, notes = recipe.options["warmup-updates"], {}, []
     if "warmup_updates" in options.given:
         warmup = options.args.warmup_updates
     elif 0 < share < 1:
-        shorter = f"warm-up: {max(1, round(warmup * share))} updates, the recipe's {warmup} shortened with the training"
-        warmup = max(1, round(warmup * share))
-        changed = {"warmup-updates": warmup}
-    if 0 < end * updates[unit] < 2 * warmup:
-        warnings.append(f"the warm-up takes {warmup} of {end * updates[unit]} updates; --warmup-updates N changes it")
-    return changed, note, shorter
+        changed = {"warmup-updates": max(1, round(warmup * share))}
+        notes = [f"warm-up: {changed['warmup-updates']} updates, the recipe's {warmup} shortened with the training"]
+        warmup = changed["warmup-updates"]
+    if 0 < updates < 2 * warmup:
+        warnings.append(f"the warm-up takes {warmup} of {updates} updates; --warmup-updates N changes it")
+    return changed, length, notes
 
 
 def count_updates(corpus: Corpus, recipe: Recipe) -> int:

@@ -1,8 +1,6 @@
 """The SAVE-DIR of a training: its checkpoints, and the vocabulary that they belong to."""
 
-import contextlib
 import filecmp
-import os
 import re
 from pathlib import Path
 
@@ -51,18 +49,3 @@ def remove_unfinished(save: Path) -> None:
     """Remove files that a training could not finish; the caller holds the folder's lock."""
     for path in [*save.glob("*.pt.tmp"), *save.glob("*.part"), *save.glob(".*.part")]:
         path.unlink()
-
-
-def complete_last(save: Path, since: float) -> None:
-    """Make checkpoint_last.pt a second name of the newest checkpoint that was written after the time ``since``.
-
-    fairseq copies a numbered checkpoint to checkpoint_last.pt, and a full disk may have no room for the copy.
-    """
-    recent = [path for unit in NUMBERED for _, path in numbered(save, unit) if path.stat().st_mtime >= since]
-    last = save / "checkpoint_last.pt"
-    newest = max([*recent, *filter(Path.exists, [last])], key=lambda path: path.stat().st_mtime_ns, default=last)
-    if newest != last:
-        link = save / ".checkpoint_last.part"
-        with contextlib.suppress(OSError):  # a file system without hard links keeps the older one
-            os.link(newest, link)
-            os.replace(link, last)
