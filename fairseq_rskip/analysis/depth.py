@@ -9,6 +9,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import torch
@@ -69,10 +70,7 @@ def rate(means: Sequence[float]) -> float | None:
     """
     if min(means) <= 0:
         return None
-    block = torch.arange(len(means), dtype=torch.float64)
-    logarithm = torch.tensor(means, dtype=torch.float64).log()
-    block, logarithm = block - block.mean(), logarithm - logarithm.mean()
-    return math.exp(-float((block * logarithm).sum() / block.square().sum()))
+    return math.exp(-linear_regression(range(len(means)), [math.log(mean) for mean in means]).slope)
 
 
 def expected_rate(variant: Variant, gain: float) -> float | None:
