@@ -5,12 +5,13 @@ train.sh. A panel shows the geometric mean of a quantity over all residual block
 """
 
 import argparse
-import math
+import collections
 from pathlib import Path
-from typing import Any
+from statistics import geometric_mean
 
 from ..errors import UserError
 from . import curves, figures
+from .figures import Row, select
 from .live import F_OVER_X, GRAD_NORM, LAMBDA, LOG, X_TO_F
 from .live import read as read_log
 
@@ -18,21 +19,21 @@ QUANTITIES = {X_TO_F: "x:F in y", F_OVER_X: "‖F(x)‖ / ‖x‖", GRAD_NORM: "
 
 
 def report(options: argparse.Namespace, stem: Path) -> None:
-    rows: list[dict[str, Any]] = []
-    seeds: dict[str, int] = {}
+    rows: list[Row] = []
+    seeds = collections.Counter()
     for argument in options.runs:
         label, path = curves.split(argument)
-        seeds[label] = seeds.get(label, 0) + 1
+        seeds[label] += 1
         values = at_the_end(read(Path(path))) if options.by_block else read(Path(path))
         rows += [{"run": label, "seed": seeds[label], **row} for row in values]
     by, axis, mean = ("number", "residual block", "") if options.by_block else ("step", "update", ", mean over blocks")
-    logs = [curves.Log(label, stem, course([row for row in rows if row["run"] == label], by)) for label in seeds]
+    logs = [curves.Log(label, stem, course(select(rows, run=label), by)) for label in seeds]
     panels = {name: f"{title}{mean}" for name, title in QUANTITIES.items() if any(name in log.curves for log in logs)}
     figure = curves.draw(logs, panels, axis, spread=tuple(panels))
     figures.write(stem, rows, figure, table(logs), f"{len(logs)} runs")
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
+def read(folder: Path) -> list[Row]:
     """What --skip-log-interval logged into ``folder``, or below it: a row for each value of a block, block by block.
 
     Raises ``UserError`` if there is nothing.
@@ -50,22 +51,21 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: order[row["quantity"], row["block"]])
 
 
-def at_the_end(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def at_the_end(rows: list[Row]) -> list[Row]:
     """The rows of the last update, with the "number" of their block: from 1, encoder before decoder."""
     numbers = {block: number for number, block in enumerate(dict.fromkeys(row["block"] for row in rows), 1)}
     last = max(row["step"] for row in rows)
     return [{**row, "number": numbers[row["block"]]} for row in rows if row["step"] == last]
 
 
-def course(rows: list[dict[str, Any]], by: str = "step") -> dict[str, curves.Curve]:
+def course(rows: list[Row], by: str = "step") -> dict[str, curves.Curve]:
     """Of each quantity the geometric mean over the positive values of each step, or ``by``."""
-    logs: dict[str, dict[int, list[float]]] = {}
+    values: dict[str, dict[int, list[float]]] = {}
     for row in rows:
         if row["value"] > 0:
-            logs.setdefault(row["quantity"], {}).setdefault(row[by], []).append(math.log(row["value"]))
+            values.setdefault(row["quantity"], {}).setdefault(row[by], []).append(row["value"])
     return {
-        quantity: {x: math.exp(sum(each) / len(each)) for x, each in sorted(points.items())}
-        for quantity, points in logs.items()
+        quantity: {x: geometric_mean(each) for x, each in sorted(points.items())} for quantity, points in values.items()
     }
 
 

@@ -19,7 +19,6 @@ Record = tuple[int, dict[str, float]]  # step, values by the name of their curve
 Curve = dict[int, float]  # iteration or update -> value, steps ascending
 MARKERS = 12  # on a line
 THIN = {"linewidth": 0.6, "alpha": 0.6, "marker": ""}  # a seed's line, beside the mean
-OTHERS = ("nll_loss", "ppl")  # of fairseq's log besides the loss; not every criterion has them
 
 
 def _cifar_records(path: Path) -> Iterator[Record]:
@@ -37,8 +36,8 @@ def _fairseq_records(path: Path) -> Iterator[Record]:
     from ..tools.log import records
 
     for record in records(path):
-        if "loss" in record.values:
-            names = ["loss", *(name for name in OTHERS if name in record.values)]
+        if "loss" in record.values:  # not every criterion has the others
+            names = [name for name in ("loss", "nll_loss", "ppl") if name in record.values]
             yield record.updates, {f"{record.source}_{name}": record.values[name] for name in names}
 
 
@@ -56,24 +55,14 @@ class Kind(NamedTuple):
     panels: tuple[dict[str, str], dict[str, str]]
 
 
+_CIFAR = {"train_loss": "training loss (nats)"}, {"test_error": "test error (%)"}
+_FAIRSEQ = (
+    dict.fromkeys(("train_inner_loss", "train_loss"), "training loss (bits a token)"),
+    {"valid_ppl": "validation perplexity", "valid_loss": "validation loss (bits a token)"},
+)
 KINDS = (
-    Kind(
-        "train_cifar.py",
-        "log.jsonl",
-        _cifar_records,
-        "iteration",
-        ({"train_loss": "training loss (nats)"}, {"test_error": "test error (%)"}),
-    ),
-    Kind(
-        "fairseq-train",
-        "train.log",
-        _fairseq_records,
-        "update",
-        (
-            dict.fromkeys(("train_inner_loss", "train_loss"), "training loss (bits a token)"),
-            {"valid_ppl": "validation perplexity", "valid_loss": "validation loss (bits a token)"},
-        ),
-    ),
+    Kind("train_cifar.py", "log.jsonl", _cifar_records, "iteration", _CIFAR),
+    Kind("fairseq-train", "train.log", _fairseq_records, "update", _FAIRSEQ),
 )
 
 

@@ -6,11 +6,11 @@ Right, the mean cosine of two tokens in a stack of self-attention, which goes to
 """
 
 import argparse
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import linear_regression
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from ..console import progress
 from ..errors import UserError
 from . import figures
+from .figures import Row, select
 from .stacks import VARIANTS, Branch, Stack, Variant, self_attention, two_layers
 
 HEADS = 4
@@ -26,31 +27,7 @@ TITLES = {
     "branch": r"$\|F(x)\|\,/\,\|x\|$",
     "similarity": "mean cosine of two tokens",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Sizes of the stacks. ``gain`` is ``|F(x)| / |x|`` of a branch without normalisation, in expectation."""
-
-    blocks: int
-    dim: int
-    gain: float
-    seeds: int
-    examples: int
-    tokens: int
-
-
-class Profile(NamedTuple):
-    """One quantity of one variant: ``mean`` and ``deviation`` (over seeds; None for one) of each of ``blocks``.
-
-    Blocks count from 1; block 0, which only the similarity has, is the stack's input.
-    """
-
-    quantity: str
-    variant: Variant
-    blocks: list[int]
-    mean: list[float]
-    deviation: list[float] | None
+SIZES = ("blocks", "dim", "gain", "seeds", "examples", "tokens")  # the command's options
 
 
 def gradient_norms(stack: Stack, x: Tensor, upstream: Tensor) -> Tensor:
@@ -86,23 +63,14 @@ def token_similarity(x: Tensor) -> Tensor:
     return (total - tokens) / (tokens * (tokens - 1))
 
 
-@torch.no_grad()
-def similarities(stack: Stack, x: Tensor) -> Tensor:
-    """``(blocks + 1,)``: the mean similarity of the input's tokens and of each block's output's."""
-    return torch.stack([token_similarity(y).mean() for y in [x, *stack(x).outputs]])
-
-
-def rate(profile: Profile) -> float | None:
+def rate(means: Sequence[float]) -> float | None:
     """The factor by which a quantity grows from one block to the one before, fitted by least squares to its logarithm.
 
     For gradients it is lambda of Eq. 8 where the skip path is all there is. None if a value is 0.
     """
-    if min(profile.mean) <= 0:
+    if min(means) <= 0:
         return None
-    block = torch.tensor(profile.blocks, dtype=torch.float64)
-    logarithm = torch.tensor(profile.mean, dtype=torch.float64).log()
-    block, logarithm = block - block.mean(), logarithm - logarithm.mean()
-    return math.exp(-float((block * logarithm).sum() / block.square().sum()))
+    return math.exp(-linear_regression(range(len(means)), [math.log(mean) for mean in means]).slope)
 
 
 def expected_rate(variant: Variant, gain: float) -> float | None:
@@ -115,107 +83,109 @@ def expected_rate(variant: Variant, gain: float) -> float | None:
     return None if variant.path is None else math.hypot(variant.path, gain)
 
 
-def measure(settings: Settings, variants: Iterable[Variant] = VARIANTS) -> list[Profile]:
-    """Every quantity of every variant. Raises ``UserError`` if a stack is too deep for float64."""
-    profiles = []
+def measure(sizes: argparse.Namespace, variants: Iterable[Variant] = VARIANTS) -> list[Row]:
+    """A row for each variant, quantity and block. Raises ``UserError`` if a stack is too deep for float64."""
+    rows = []
     for variant in variants:
-        seeds = [_one_seed(settings, variant, seed) for seed in range(settings.seeds)]
-        profiles += [
-            _profile(quantity, variant, torch.stack([each[quantity] for each in seeds])) for quantity in TITLES
-        ]
-    return profiles
+        seeds = [_one_seed(sizes, variant, seed) for seed in range(sizes.seeds)]
+        for quantity in TITLES:
+            rows += _rows(sizes, variant, quantity, torch.stack([each[quantity] for each in seeds]))
+    return rows
 
 
-def _one_seed(settings: Settings, variant: Variant, seed: int) -> dict[str, Tensor]:
+def _one_seed(sizes: argparse.Namespace, variant: Variant, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    dim = settings.dim
+    dim = sizes.dim
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, dim, dtype=torch.float64, generator=generator)
 
     def stack(branch: Callable[[], Branch]) -> Stack:
-        return Stack(variant, settings.blocks, dim, branch)
+        return Stack(variant, sizes.blocks, dim, branch)
 
-    x, upstream, tokens = draw(settings.examples), draw(settings.examples), draw(settings.tokens, settings.examples)
-    bare = stack(lambda: two_layers(dim, settings.gain, generator))
-    normalised = stack(lambda: two_layers(dim, settings.gain, generator, pre_norm=True))
+    x, upstream, tokens = draw(sizes.examples), draw(sizes.examples), draw(sizes.tokens, sizes.examples)
+    bare = stack(lambda: two_layers(dim, sizes.gain, generator))
+    normalised = stack(lambda: two_layers(dim, sizes.gain, generator, pre_norm=True))
     attention = stack(lambda: self_attention(dim, HEADS, generator))
-    gradients, ratios = gradient_norms(bare, x, upstream), branch_ratios(normalised, x)
-    return {"gradient": gradients, "branch": ratios, "similarity": similarities(attention, tokens)}
+    with torch.no_grad():
+        similarity = torch.stack([token_similarity(y).mean() for y in [tokens, *attention(tokens).outputs]])
+    return {
+        "gradient": gradient_norms(bare, x, upstream),
+        "branch": branch_ratios(normalised, x),
+        "similarity": similarity,
+    }
 
 
-def _profile(quantity: str, variant: Variant, values: Tensor) -> Profile:
-    """``values`` is ``(seeds, blocks)``, or ``(seeds, blocks + 1)`` from block 0 on."""
-    first = 0 if quantity == "similarity" else 1
+def _rows(sizes: argparse.Namespace, variant: Variant, quantity: str, values: Tensor) -> list[Row]:
+    """``values`` is ``(seeds, blocks)``, of the similarity ``(seeds, blocks + 1)``: block 0 is the stack's input.
+
+    ``skip_path`` is ``lambda^(L - l)`` beside the gradients that it predicts.
+    """
     if not torch.isfinite(values).all():
         raise UserError(f"{variant.name}: the {quantity} leaves what float64 can hold: take fewer --blocks")
-    deviation = values.std(0).tolist() if len(values) > 1 else None
-    return Profile(quantity, variant, list(range(first, first + values.size(1))), values.mean(0).tolist(), deviation)
-
-
-def rows(profiles: Sequence[Profile], settings: Settings) -> list[dict[str, Any]]:
-    """One row a block, for a CSV; ``skip_path`` is ``lambda^(L - l)`` beside the gradients it predicts."""
-    table = []
-    for profile in profiles:
-        variant = profile.variant
-        path = variant.path if profile.quantity == "gradient" else None
-        names = {
+    deviations = values.std(0).tolist() if len(values) > 1 else [None] * values.size(1)
+    path = variant.path if quantity == "gradient" else None
+    return [
+        {
+            "quantity": quantity,
             "variant": variant.name,
             "kind": variant.kind,
             "skip_lambda": variant.skip_lambda,
             "norm": variant.norm,
+            "block": block,
+            "mean": mean,
+            "deviation_over_seeds": deviation,
+            "skip_path": None if path is None else path ** (sizes.blocks - block),
+            **{name: getattr(sizes, name) for name in SIZES},
         }
-        for position, block in enumerate(profile.blocks):
-            deviation = profile.deviation and profile.deviation[position]
-            values = {"block": block, "mean": profile.mean[position], "deviation_over_seeds": deviation}
-            values["skip_path"] = None if path is None else path ** (settings.blocks - block)
-            table.append({"quantity": profile.quantity, **names, **values, **dataclasses.asdict(settings)})
-    return table
+        for block, (mean, deviation) in enumerate(
+            zip(values.mean(0).tolist(), deviations), 0 if quantity == "similarity" else 1
+        )
+    ]
 
 
 def report(options: argparse.Namespace, stem: Path) -> None:
     if options.dim % HEADS:
         raise UserError(f"--dim {options.dim}: expected a multiple of {HEADS}, the number of attention heads")
-    settings = Settings(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Settings)})
-    profiles = measure(settings, progress(VARIANTS, len(VARIANTS), "stacks", "variant"))
-    about = f"{settings.blocks} blocks, mean of {settings.seeds} seeds, at initialisation"
-    figures.write(stem, rows(profiles, settings), draw(profiles, settings), table(profiles, settings), about)
+    rows = measure(options, progress(VARIANTS, len(VARIANTS), "stacks", "variant"))
+    about = f"{options.blocks} blocks, mean of {options.seeds} seeds, at initialisation"
+    figures.write(stem, rows, draw(rows), table(rows, options.gain), about)
 
 
-def draw(profiles: list[Profile], settings: Settings) -> Any:
+def draw(rows: Sequence[Row]) -> Any:
     """One panel a quantity, one line a variant, and lambda^(L-l) dotted beside the gradients."""
     figure, axes = figures.new_figure(len(TITLES), width=4.8, height=4.2)
     dotted = {"color": "0.45", "linestyle": ":", "marker": "", "linewidth": 2}
     for axis, quantity in zip(axes, TITLES):
-        drawn = [profile for profile in profiles if profile.quantity == quantity]
-        for number, profile in enumerate(drawn):
-            label, every = figures.label_text(profile.variant.name), max(1, len(profile.blocks) // 10)
-            axis.plot(profile.blocks, profile.mean, **figures.style(number), markevery=every, label=label)
-            if quantity == "gradient" and profile.variant.path is not None:
-                path = [profile.variant.path ** (settings.blocks - block) for block in profile.blocks]
-                axis.plot(profile.blocks, path, **dotted, zorder=1)
+        drawn = select(rows, quantity=quantity)
+        for number, variant in enumerate(VARIANTS):
+            mine = select(drawn, variant=variant.name)
+            blocks, means, path = ([row[name] for row in mine] for name in ("block", "mean", "skip_path"))
+            label, every = figures.label_text(variant.name), max(1, len(blocks) // 10)
+            axis.plot(blocks, means, **figures.style(number), markevery=every, label=label)
+            if path[0] is not None:
+                axis.plot(blocks, path, **dotted, zorder=1)
         axis.set_xlabel(r"block $l$")
         axis.set_title(TITLES[quantity])
-        positive = any(max(profile.mean) > 0 for profile in drawn)
+        positive = any(row["mean"] > 0 for row in drawn)
         axis.set_yscale("log" if quantity != "similarity" and positive else "linear")
     axes[0].plot([], [], **dotted, label=r"$\lambda^{L-l}$ (Eq. 8)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=8, fontsize="small")
     return figure
 
 
-def table(profiles: list[Profile], settings: Settings) -> str:
+def table(rows: Sequence[Row], gain: float) -> str:
     """A line for each variant: gradients with the predicted rates, branches, token similarity."""
-
-    def number(value: float | None) -> str:
-        return "-" if value is None else f"{value:.4g}"
-
     lines = [
         ["", "gradient,", "rate per", "lambda", "sqrt(lambda^2", "||F||/||x||,", "token"],
         ["", "first / last", "block", "(Eq. 8)", "+ gain^2)", "first .. last", "similarity"],
     ]
-    for gradient, branch, similarity in zip(profiles[::3], profiles[1::3], profiles[2::3]):
-        variant = gradient.variant
-        rates = map(number, (rate(gradient), variant.path, expected_rate(variant, settings.gain)))
-        ends = f"{branch.mean[0]:.2g} .. {branch.mean[-1]:.2g}"
-        lines.append([variant.name, f"{gradient.mean[0]:.3g}", *rates, ends, f"{similarity.mean[-1]:.3f}"])
+    for variant in VARIANTS:
+        gradient, branch, similarity = (
+            [row["mean"] for row in select(rows, variant=variant.name, quantity=quantity)] for quantity in TITLES
+        )
+        rates = (rate(gradient), variant.path, expected_rate(variant, gain))
+        shown = ["-" if value is None else f"{value:.4g}" for value in rates]
+        ends = f"{branch[0]:.2g} .. {branch[-1]:.2g}"
+        lines.append([variant.name, f"{gradient[0]:.3g}", *shown, ends, f"{similarity[-1]:.3f}"])
     return figures.aligned(lines)

@@ -24,6 +24,7 @@ LINES = ("-", "--", ":", "-.")
 SAME_LINE = 7  # styles in a row of one line style: Okabe and Ito's colours solid, what comes after them dashed
 # Without these a file would hold the time and the version of matplotlib that wrote it.
 METADATA = {".png": {"Software": None}, ".pdf": {"Creator": None, "Producer": None, "CreationDate": None}}
+Row = dict[str, Any]  # of a CSV
 SIZES = {"font.size": 10, "axes.titlesize": 11, "axes.labelsize": 10, "xtick.labelsize": 9, "ytick.labelsize": 9}
 
 
@@ -112,23 +113,21 @@ def save(figure: Any, stem: Path) -> None:
             write_atomically(beside(stem, ending), lambda file, content=content: file.write(content.getbuffer()))
 
 
+def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
+    """The rows whose columns have the values of ``wanted``."""
+    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """``rows`` as a CSV file whose columns are the keys of the first; numbers read back as exactly what they were.
 
-    Tensors and numpy numbers count as numbers, None is an empty cell. Raises ``UserError`` if it cannot be written,
-    ``ValueError`` for no rows or a row with a key that the first lacks.
+    None is an empty cell. Raises ``UserError`` if it cannot be written.
     """
-    if not rows:
-        raise ValueError("write_csv needs at least one row")
     text = io.StringIO()
     table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     table.writeheader()
-    table.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
+    table.writerows(rows)
     write_atomically(Path(path), lambda file: file.write(text.getvalue().encode("utf-8")))
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
 
 
 def beside(stem: Path, ending: str) -> Path:

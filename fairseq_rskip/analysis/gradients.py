@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from ..console import print_line
 from ..errors import UserError
 from . import figures
+from .figures import Row
 from .probe import SkipProbe
-from .study import Estimate, Quantity, Row, Study, draw, estimate, table
+from .study import Estimate, Quantity, Study, draw, estimate, table
 
 NORM = Quantity("gradient_norm", "standard_error", "gradient norm at y", scale="log")
 

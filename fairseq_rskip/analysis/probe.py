@@ -6,9 +6,7 @@ left out. Everything is computed inside the hooks: later in-place operations can
 """
 
 import contextlib
-import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,20 +49,10 @@ class Watch:
         raise NotImplementedError
 
 
-@dataclasses.dataclass
-class _Pass:
-    """One forward pass through one skip connection; tensors are of shape ``(examples,)``."""
-
-    x_norm: Tensor
-    f_norm: Tensor
-    ratio: Tensor | None
-    y_grad_norm: Tensor | None = None
-
-
 def _of_all_passes(quantity: str) -> property:
     def joined(block: "Block") -> Tensor | None:
-        found = [getattr(item, quantity) for item in block.passes if getattr(item, quantity) is not None]
-        return torch.cat(found) if found else None
+        measured = [each[quantity] for each in block.passes if quantity in each]
+        return torch.cat(measured) if measured else None
 
     return property(joined)
 
@@ -79,17 +67,12 @@ class Block:
     backward pass has reached.
     """
 
-    x_norm = _of_all_passes("x_norm")
-    f_norm = _of_all_passes("f_norm")
-    ratio = _of_all_passes("ratio")
-    y_grad_norm = _of_all_passes("y_grad_norm")
+    x_norm, f_norm, f_over_x, ratio, y_grad_norm = map(
+        _of_all_passes, ("x_norm", "f_norm", "f_over_x", "ratio", "y_grad_norm")
+    )
 
     def __init__(self) -> None:
-        self.passes: list[_Pass] = []
-
-    @property
-    def f_over_x(self) -> Tensor | None:
-        return self.f_norm / self.x_norm if self.passes else None
+        self.passes: list[dict[str, Tensor]] = []
 
 
 class SkipProbe(Watch):
@@ -124,34 +107,31 @@ class SkipProbe(Watch):
         repeated = torch._C._current_graph_task_id() != -1  # during backward: activation checkpointing
         if not repeated:
             passes.append(self._measure(skip, x, f_x, padding_mask))
-        waiting = [item for item in passes if item.y_grad_norm is None]
+        waiting = [each for each in passes if "y_grad_norm" not in each]
         if waiting and y.requires_grad:  # backward visits passes last to first
-            self._handles.append(y.register_hook(self._gradient_hook(waiting[-1], skip, padding_mask)))
+
+            def measure_gradient(gradient: Tensor, measured: dict[str, Tensor] = waiting[-1]) -> None:
+                measured["y_grad_norm"] = example_norm(skip, gradient.detach(), padding_mask, self.dtype)
+
+            self._handles.append(y.register_hook(measure_gradient))
 
     @torch.no_grad()
-    def _measure(self, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> _Pass:
+    def _measure(self, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> dict[str, Tensor]:
         sizes = (skip.current(x.detach())[0], f_x.detach())
-        norms = [example_norm(skip, tensor, padding_mask, self.dtype) for tensor in sizes]
-        ratio = None
+        x_norm, f_norm = (example_norm(skip, tensor, padding_mask, self.dtype) for tensor in sizes)
+        measured = {"x_norm": x_norm, "f_norm": f_norm, "f_over_x": f_norm / x_norm}
         if self.ratio:
             with contextlib.suppress(ValueError):  # a kind or norm whose y has no coefficients of x and F
-                ratio = example_mean(skip, skip_ratio(skip, x.detach(), f_x.detach(), padding_mask), padding_mask)
-        return _Pass(norms[0], norms[1], ratio)
-
-    def _gradient_hook(
-        self, measured: _Pass, skip: SkipConnection, padding_mask: Tensor | None
-    ) -> Callable[[Tensor], None]:
-        def hook(gradient: Tensor) -> None:
-            measured.y_grad_norm = example_norm(skip, gradient.detach(), padding_mask, self.dtype)
-
-        return hook
+                ratio = skip_ratio(skip, x.detach(), f_x.detach(), padding_mask)
+                measured["ratio"] = example_mean(skip, ratio, padding_mask)
+        return measured
 
 
 def example_norm(
     skip: SkipConnection, tensor: Tensor, padding_mask: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
     """The Frobenius norm of each example of ``tensor``, which is laid out as ``skip`` takes it: ``(examples,)``."""
-    values = _without_padding(skip, tensor, padding_mask)
+    values = without_padding(skip, tensor, padding_mask)
     dtype = dtype or at_least_float32(tensor.new_empty(0)).dtype
     axes = _all_but_examples(skip, values)
     if skip.channel_dim == -1 and values.dim() > 1:  # norms of rows first: ten times as fast on a CPU
@@ -163,7 +143,7 @@ def example_norm(
 
 def example_mean(skip: SkipConnection, tensor: Tensor, padding_mask: Tensor | None = None) -> Tensor:
     """The mean over each example's unpadded positions and features; NaN for an example that has none."""
-    values = _without_padding(skip, at_least_float32(tensor), padding_mask)
+    values = without_padding(skip, at_least_float32(tensor), padding_mask)
     axes = _all_but_examples(skip, values)
     if padding_mask is None:
         return values.mean(axes).reshape(-1)
@@ -171,7 +151,7 @@ def example_mean(skip: SkipConnection, tensor: Tensor, padding_mask: Tensor | No
     return (values.sum(axes) / kept.sum(axes)).reshape(-1)
 
 
-def _without_padding(skip: SkipConnection, tensor: Tensor, padding_mask: Tensor | None) -> Tensor:
+def without_padding(skip: SkipConnection, tensor: Tensor, padding_mask: Tensor | None) -> Tensor:
     """``tensor``, zero where padded, whatever it holds there."""
     return tensor if padding_mask is None else tensor.masked_fill(padding_mask.unsqueeze(skip.channel_dim), 0.0)
 

@@ -7,6 +7,7 @@ positions and features; every other reading of that quantity, which the paper do
 
 import math
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +19,9 @@ from ..residual import SkipConnection
 from ..residual.adaptive import lambdas
 from . import figures
 from .coefficients import coefficients, skip_ratio
-from .probe import Watch, example_mean, example_norm
-from .study import Quantity, Row, Study, draw, estimate, table
+from .figures import Row, select
+from .probe import Watch, example_mean, example_norm, without_padding
+from .study import Quantity, Study, draw, estimate, table
 
 TOLERANCE = 1e-9  # of float64, with room for sums that cancel
 EFFECTIVE_SCALE = "effective scale = mean |a|, the coefficient of x in y with G's statistics held constant"
@@ -29,6 +31,7 @@ LAMBDA = Quantity("lambda", "lambda_standard_error", "adaptive λ")
 # Section 4.3 of Liu et al. (2020) reports this learned effective scale, averaged over the shown blocks of 32 features,
 # and defines it nowhere. Of the vector w it does give a norm, 1.34, and its size for each feature, 0.24 = 1.34 / √32;
 # so a norm over the features is a reading, too.
+MEASURES = ("mean", "mean_absolute", "rms", "norm")  # of a learned vector
 PAPER = {"2xSkip+LN": 2.82, "2rSkip+LN": 2.64}
 
 
@@ -92,9 +95,7 @@ class CoefficientProbe(Watch):
 
 def _largest(values: Tensor, skip: SkipConnection, padding_mask: Tensor | None) -> Tensor:
     """The largest absolute value at an unpadded position, ``(1,)``."""
-    if padding_mask is not None:
-        values = values.masked_fill(padding_mask.unsqueeze(skip.channel_dim), 0.0)
-    return values.abs().max().reshape(1)
+    return without_padding(skip, values, padding_mask).abs().max().reshape(1)
 
 
 def report(study: Study, stem: Path) -> None:
@@ -159,14 +160,19 @@ def learned_vectors(place: Row, skip: SkipConnection) -> list[Row]:
     """Every gain G_k.weight and every w of wskip: its mean, mean absolute value, root mean square, norm."""
     vectors = {f"gain of G_{step}": norm.weight for step, norm in enumerate(skip.post, 1)}
     vectors.update({"w" if name == "weight" else name: vector for name, vector in skip.learned().items()})
-    rows = []
-    for name, vector in vectors.items():
-        vector = vector.detach().double()
-        found = {"mean": vector.mean(), "mean_absolute": vector.abs().mean()}
-        found.update({"rms": vector.square().mean().sqrt(), "norm": vector.norm()})
-        found = {key: float(value) for key, value in found.items()}
-        rows.append({**place, "vector": name, **found, "size": vector.numel()})
-    return rows
+    vectors = {name: vector.detach().double() for name, vector in vectors.items()}
+    return [
+        {
+            **place,
+            "vector": name,
+            "mean": float(vector.mean()),
+            "mean_absolute": float(vector.abs().mean()),
+            "rms": float(vector.square().mean().sqrt()),
+            "norm": float(vector.norm()),
+            "size": vector.numel(),
+        }
+        for name, vector in vectors.items()
+    ]
 
 
 def readings_of(skip: SkipConnection, scales: Scales) -> dict[str, float]:
@@ -198,9 +204,9 @@ def readings_of(skip: SkipConnection, scales: Scales) -> dict[str, float]:
 
 def readings_rows(label: str, skips: list[SkipConnection], scales: list[Any]) -> list[Row]:
     """A row for each reading: the mean over a model's shown blocks, beside what the paper reports."""
-    found = [readings_of(skip, each) for skip, each in zip(skips, scales)]
-    blocks, paper = len(found), PAPER.get(label, math.nan)
-    means = {name: sum(each[name] for each in found) / blocks for name in found[0]}
+    values = [readings_of(skip, each) for skip, each in zip(skips, scales)]
+    blocks, paper = len(values), PAPER.get(label, math.nan)
+    means = {name: sum(each[name] for each in values) / blocks for name in values[0]}
     return [
         {"model": label, "reading": name, "blocks": blocks, "value": mean, "paper": paper}
         for name, mean in means.items()
@@ -210,10 +216,9 @@ def readings_rows(label: str, skips: list[SkipConnection], scales: list[Any]) ->
 def readings_text(rows: list[Row]) -> str:
     """A line for each reading, a column for each model."""
     labels = list(dict.fromkeys(row["model"] for row in rows))
-    found = {(row["reading"], row["model"]): row["value"] for row in rows}
     lines = [["reading of the effective scale", *labels]]
     for reading in dict.fromkeys(row["reading"] for row in rows):
-        lines.append([reading, *(f"{found[reading, label]:.3f}" for label in labels)])
+        lines.append([reading, *(f"{row['value']:.3f}" for row in select(rows, reading=reading))])
     if any(label in PAPER for label in labels):
         lines.append(["the paper (ResNet-110)", *(str(PAPER.get(label, "")) for label in labels)])
     return figures.aligned(lines)
@@ -221,13 +226,13 @@ def readings_text(rows: list[Row]) -> str:
 
 def _print_model(label: str, rows: list[Row], learned: list[Row]) -> None:
     """How well the two ratios agree, and the means of what is learned."""
-    worst = max((row for row in rows if row["model"] == label), key=lambda row: row["largest_relative_difference"])
+    worst = max(select(rows, model=label), key=lambda row: row["largest_relative_difference"])
     apart = worst["largest_relative_difference"]
     print(f"{label}: closed form and probe differ by {apart:.1e} at most (relative, float64)")
     if not apart <= TOLERANCE:
         print_line(f"note: {label}: closed form and probe disagree at {worst['block']}", "stderr")
-    for vector in dict.fromkeys(row["vector"] for row in learned if row["model"] == label):
-        mine = [row for row in learned if (row["model"], row["vector"]) == (label, vector)]
-        kinds = {"mean": "mean", "mean_absolute": "mean absolute value", "rms": "rms", "norm": "norm"}
-        means = [f"{kind} {sum(row[key] for row in mine) / len(mine):.4g}" for key, kind in kinds.items()]
+    learned = select(learned, model=label)
+    for vector in dict.fromkeys(row["vector"] for row in learned):
+        mine = select(learned, vector=vector)
+        means = [f"{key.replace('_', ' ')} {fmean(row[key] for row in mine):.4g}" for key in MEASURES]
         print(f"{label}: {vector} over {len(mine)} blocks: {', '.join(means)}")

@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +16,12 @@ from ..errors import UserError
 from ..residual import SkipConnection, skips
 from ..safe_load import CheckpointError, diverged
 from . import figures
+from .figures import Row, select
 
 CALIBRATION = 10  # batches
 SIDES = ("encoder", "decoder")  # counted, and drawn, apart
 PANELS = ("", *SIDES)  # the stages of a ResNet share one
-Row = dict[str, Any]  # of a block: "model" (label), "block" (module), "index" (from 1), "group" (stage or side), values
+# a row is a block: "model" (label), "block" (module), "index" (from 1), "group" (stage or side), values
 
 
 class Source(NamedTuple):
@@ -155,17 +157,15 @@ def device_of(name: str) -> torch.device:
 
 def table(rows: Sequence[Row], column: str, title: str) -> str:
     """A line for each block, a column for each model, and the mean over the blocks."""
-    lines: dict[tuple, dict[str, float]] = {}
-    models: dict[str, list[float]] = {}
+    lines: dict[tuple, dict[str, str]] = {}
     for row in rows:
         panel, group, index = _panel(row["group"]), row["group"], row["index"]
         name = row["block"] if panel else f"{group} block {index}"
-        lines.setdefault((PANELS.index(panel), group, index, name), {})[row["model"]] = row[column]
-        models.setdefault(row["model"], []).append(row[column])
-    cells = [[title, *models]]
-    cells += [[key[-1], *(_number(lines[key].get(label)) for label in models)] for key in sorted(lines)]
-    cells.append(["mean over blocks", *(_number(sum(found) / len(found)) for found in models.values())])
-    return figures.aligned(cells)
+        lines.setdefault((PANELS.index(panel), group, index, name), {})[row["model"]] = f"{row[column]:.4g}"
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    means = [mean(row[column] for row in select(rows, model=label)) for label in models]
+    cells = [[key[-1], *(lines[key].get(label, "") for label in models)] for key in sorted(lines)]
+    return figures.aligned([[title, *models], *cells, ["mean over blocks", *(f"{value:.4g}" for value in means)]])
 
 
 def draw(rows: Sequence[Row], quantities: Sequence[Quantity], data: str, note: str = "") -> Any:
@@ -201,7 +201,3 @@ def _draw_panel(axis: Any, rows: Sequence[Row], panel: str, quantity: Quantity) 
 
 def _panel(group: str) -> str:
     return group if group in SIDES else ""
-
-
-def _number(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}"

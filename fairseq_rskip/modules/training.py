@@ -15,6 +15,7 @@ from fairseq_rskip.modules.profiling import can_follow
 from fairseq_rskip.modules.skip_config import FP16_MAX, way_out
 from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
 from fairseq_rskip.modules.weight_decay import WithoutDecay
+from fairseq_rskip.ops import in_use
 from fairseq_rskip.residual import skips
 from fairseq_rskip.residual.adaptive import costs_of_halting, halting_cost, lambdas
 
@@ -28,6 +29,8 @@ def attach(task: Any, model: Any, interval: int) -> None:
     """
     if not can_follow(task):
         return
+    if not torch.cuda.is_available():
+        in_use()  # builds the CPU operator, if needed: torch's operators, used until then, differ in the last bits
     if interval:
         Folder.watch()
         task.train_step = SkipLog(task.train_step, model, interval)

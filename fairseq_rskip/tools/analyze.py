@@ -39,11 +39,7 @@ def add_options(name: str, parser: argparse.ArgumentParser) -> None:
         add("models", nargs="+", metavar="MODEL", help="[LABEL=]PATH or 'LABEL=fresh:...', see below")
         count = EXAMPLES[name]
         add("--examples", type=whole_number(1), default=count, metavar="N", help=f"images or sentence pairs ({count})")
-        add(
-            "--data",
-            default="",
-            help="cifar10, cifar100, digits, imagefolder:PATH or a data-bin (that of the training)",
-        )
+        add("--data", default="", help="cifar10, cifar100, digits, imagefolder:PATH or data-bin (that of the training)")
         add("--split", default="train", help="train or test; of a data-bin any (train)")
         add("--cache", default="", help="folder of decoded image folders (that of the training)")
         add("--data-dir", default="", help="folder of cifar10 and cifar100 (that of the training)")
@@ -54,13 +50,8 @@ def add_options(name: str, parser: argparse.ArgumentParser) -> None:
     elif name == "depth":
         add("--blocks", type=whole_number(2), default=50, metavar="N", help="blocks of a stack (50)")
         add("--dim", type=whole_number(4), default=64, metavar="N", help="features, a multiple of 4 (64)")
-        add(
-            "--gain",
-            type=between(0, 1e300),
-            default=0.25,
-            metavar="X",
-            help="expected ||F(x)||/||x|| of a branch (0.25)",
-        )
+        gain = between(0, 1e300)
+        add("--gain", type=gain, default=0.25, metavar="X", help="expected ||F(x)||/||x|| of a branch (0.25)")
         add("--seeds", type=whole_number(1), default=5, metavar="N", help="stacks to average over (5)")
         add("--examples", type=whole_number(1), default=32, metavar="N", help="inputs of a stack to average over (32)")
         add("--tokens", type=whole_number(2), default=16, metavar="N", help="tokens of an input of self-attention (16)")
@@ -77,11 +68,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(prog="analyze.py", description=__doc__)
     commands = parser.add_subparsers(dest="name", metavar="COMMAND [options]", required=True)
     for name, line in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=line, description=line, usage=f"analyze.py {name} --output STEM [options]"
-        )
-        command.formatter_class = argparse.RawDescriptionHelpFormatter
-        add_options(name, command)
+        usage = f"analyze.py {name} --output STEM [options]"
+        add_options(name, commands.add_parser(name, help=line, description=line, usage=usage))
     return parser.parse_args(argv)
 
 
@@ -91,6 +79,10 @@ def run(argv: list[str]) -> None:
     from ..analysis import figures
 
     stem = figures.check_stem(options.output)
+    if options.name not in ("curves", "course"):
+        from ..ops import in_use
+
+        in_use()  # the CPU operator computes from the start, or not at all: the same input gives the same bytes
     command = importlib.import_module(f"fairseq_rskip.analysis.{options.name}")
     if options.name in EXAMPLES:
         from .models import load_study

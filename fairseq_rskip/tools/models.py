@@ -24,9 +24,7 @@ def load_study(options: argparse.Namespace) -> Study:
     models = [_read(source) for source in progress(models, len(models), "reading", "model")]
     resnets = [source for source in models if _is_vision(source)]
     if resnets and len(resnets) < len(models):
-        raise UserError(
-            f"{resnets[0]} is a ResNet, others are Transformers: they share no examples, analyse them apart"
-        )
+        raise UserError(f"{resnets[0]} is a ResNet, others are Transformers: they share no examples")
     if resnets:
         from . import resnets as builder
     elif options.stage:
@@ -82,6 +80,4 @@ def _read(source: Source) -> Source:
 
 
 def _is_vision(source: Source) -> bool:
-    if source.state is None:
-        return source.fresh[0].startswith("-")
-    return source.state.get("format") == FORMAT
+    return source.fresh[0].startswith("-") if source.state is None else source.state.get("format") == FORMAT

@@ -86,9 +86,7 @@ def _data(models: Sequence[Source], configs: Sequence[Config], options: argparse
         return dataclasses.replace(first, data=options.data, **places)
     for other, config in others:
         if config.data != first.data:
-            raise UserError(
-                f"{source} and {other} name different data, {first.data} and {config.data}: say --data DATA"
-            )
+            raise UserError(f"{source} is of {first.data}, {other} of {config.data}: say --data DATA for both")
     if first.data.startswith(FOLDER) and not Path(first.data[len(FOLDER) :]).expanduser().is_dir():
         raise UserError(f"{source} was trained on {first.data}, not here: say --data imagefolder:PATH")
     return dataclasses.replace(first, **places)

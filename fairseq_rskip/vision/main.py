@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import statistics
 import sys
@@ -98,6 +99,7 @@ def train_all(config: Any, group: Any) -> None:
 
     if group.device.type == "cpu":
         keep_freed_memory()
+        load_operator()
     else:
         torch.backends.cudnn.benchmark = True  # every batch has the same shape
     if not group.first:
@@ -160,6 +162,18 @@ def summarise(config: Any, results: list[dict[str, Any]]) -> None:
     write_json(config.folder() / SUMMARY, summary)
     if deviation is not None:
         print_line(f"error of {len(errors)} seeds: {mean:.2f} ± {deviation:.2f} % (mean ± standard deviation)")
+
+
+def load_operator() -> None:
+    """Load the CPU operator of the skip connections; where it is not built yet, say so and build it.
+
+    A run computes with one operator from its start: torch's operators differ from it in the last bits.
+    """
+    from ..ops import in_use
+
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("fairseq_rskip.ops").setLevel(logging.INFO)
+    in_use()
 
 
 def keep_freed_memory() -> None:

@@ -146,19 +146,14 @@ def preact_resnet(
         ValueError: for a depth other than 6n+2, no classes or channels, an unknown shortcut, or what
             ``SkipConnection`` refuses.
     """
-    check_depth(depth)
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 8 or (depth - 2) % 6:
+        raise ValueError(f"depth={depth!r}: expected 6n+2 with n >= 1, for example 20, 32, 44, 56, 110")
     for name, number in (("num_classes", num_classes), ("width", width)):
         if not isinstance(number, int) or number < 1:
             raise ValueError(f"{name}={number!r}: expected an integer >= 1")
     if shortcut not in SHORTCUTS:
         raise ValueError(f"shortcut={shortcut!r}: expected one of {', '.join(SHORTCUTS)}")
     return PreActResNet(depth, num_classes, dict(skip or PLAIN), shortcut, width)
-
-
-def check_depth(depth: int) -> None:
-    """Raise ``ValueError`` unless ``depth`` is an integer 6n+2 with n >= 1."""
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 8 or (depth - 2) % 6:
-        raise ValueError(f"depth={depth!r}: expected 6n+2 with n >= 1, for example 20, 32, 44, 56, 110")
 
 
 def has_batch_norms(kind: str) -> bool:

@@ -12,12 +12,12 @@ from fairseq_rskip.residual import KINDS
 def test_a_norm_after_the_sum_makes_the_size_independent_of_width():
     sizes = list(coordinates.measure("rskip", (16, 64), steps=1, blocks=2))
     assert len(sizes) == 2 * 2 * 2
-    for size in sizes:
-        assert size.size == pytest.approx(1, abs=0.05)
+    for row in sizes:
+        assert row["size"] == pytest.approx(1, abs=0.05)
 
 
 def test_the_slope_is_that_of_a_power_law():
-    sizes = [coordinates.Size("xskip", width, 0, 1, 3 * width**0.5) for width in (64, 128, 512)]
+    sizes = [{"width": width, "size": 3 * width**0.5} for width in (64, 128, 512)]
     assert coordinates.slope(sizes) == pytest.approx(0.5)
 
 

@@ -2,12 +2,14 @@
 
 import csv
 import math
+from argparse import Namespace
 
 import pytest
 import torch
 from torch import nn
 
 from fairseq_rskip.analysis import depth, stacks
+from fairseq_rskip.analysis.figures import select
 from fairseq_rskip.analysis.probe import SkipProbe
 from fairseq_rskip.analysis.stacks import VARIANTS, Stack, Variant
 from fairseq_rskip.tools import analyze
@@ -16,7 +18,7 @@ BY_NAME = {variant.name: variant for variant in VARIANTS}
 
 
 def sizes(blocks, dim=64, gain=0.25, seeds=2, examples=4, tokens=4):
-    return depth.Settings(blocks, dim, gain, seeds, examples, tokens)
+    return Namespace(blocks=blocks, dim=dim, gain=gain, seeds=seeds, examples=examples, tokens=tokens)
 
 
 SMALL = sizes(6, dim=8, examples=3)
@@ -35,9 +37,8 @@ def two_layers(variant, blocks, dim, gain, pre_norm=False):
     return Stack(variant, blocks, dim, lambda: stacks.two_layers(dim, gain, weights, pre_norm))
 
 
-def of(profiles, quantity, name):
-    (found,) = [p for p in profiles if p.quantity == quantity and p.variant.name == name]
-    return found
+def of(rows, quantity, name):
+    return [row["mean"] for row in select(rows, quantity=quantity, variant=name)]
 
 
 POWERS = [(0.5, 0), (1.0, 0), (2.0, 0), (0.9, 1e-12)]
@@ -93,15 +94,13 @@ def test_the_probe_measures_the_same(name):
 
 def test_a_scaled_skip_drowns_its_branches_and_a_normalised_one_does_not():
     profiles = depth.measure(sizes(20))
-    drowned = of(profiles, "branch", "2xSkip").mean
+    drowned = of(profiles, "branch", "2xSkip")
     assert drowned[-1] / drowned[-2] == pytest.approx(0.5, rel=0.15)
-    assert drowned[-1] < 1e-5 and of(profiles, "branch", "1xSkip").mean[-1] == pytest.approx(
-        0.25 / math.sqrt(2.25), rel=0.3
-    )
+    assert drowned[-1] < 1e-5 and of(profiles, "branch", "1xSkip")[-1] == pytest.approx(0.25 / math.sqrt(2.25), rel=0.3)
     for name in ("1xSkip+LN", "2xSkip+LN", "2rSkip+LN"):
-        assert of(profiles, "branch", name).mean[-1] == pytest.approx(0.25, rel=0.15)
+        assert of(profiles, "branch", name)[-1] == pytest.approx(0.25, rel=0.15)
         assert depth.rate(of(profiles, "gradient", name)) == pytest.approx(1, abs=0.02)
-    similar = {name: of(profiles, "similarity", name).mean[-1] for name in BY_NAME}
+    similar = {name: of(profiles, "similarity", name)[-1] for name in BY_NAME}
     assert similar["no skip"] > 0.999 > similar["1xSkip"] > similar["2xSkip"]
     assert similar["1xSkip+LN"] > similar["2xSkip+LN"] > similar["2xSkip"]
 
@@ -148,7 +147,7 @@ def test_the_command_writes_figure_and_table(tmp_path, capfd):
     assert len(rows) == len(BY_NAME) * (6 + 6 + 7)
     doubled = [row for row in rows if (row["variant"], row["quantity"]) == ("2xSkip", "gradient")]
     assert [float(row["skip_path"]) for row in doubled] == [32, 16, 8, 4, 2, 1]
-    assert [float(row["mean"]) for row in doubled] == of(depth.measure(SMALL), "gradient", "2xSkip").mean
+    assert [float(row["mean"]) for row in doubled] == of(depth.measure(SMALL), "gradient", "2xSkip")
     assert {row["skip_path"] for row in rows if row["variant"] in ("no skip", "2rSkip+LN")} == {""}
 
 

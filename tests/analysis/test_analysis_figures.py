@@ -7,7 +7,6 @@ import struct
 import sys
 
 import pytest
-import torch
 
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.errors import UserError
@@ -50,13 +49,12 @@ def test_a_scale_is_logarithmic_from_a_decade_on_and_its_labels_are_plain_number
 def test_a_csv_reads_back_as_exactly_what_was_written(tmp_path):
     values = [0.1 + 0.2, 2.0**-1000, 1e300, math.pi, -0.0]
     rows = [{"name": 'a, "b"\nλ', "value": value, "none": None} for value in values]
-    rows += [{"name": "tensor", "value": torch.tensor(0.1, dtype=torch.float64), "none": None}]
     figures.write_csv(tmp_path / "x.csv", rows)
     with open(tmp_path / "x.csv", newline="", encoding="utf-8") as file:
         back = list(csv.DictReader(file))
     assert list(back[0]) == ["name", "value", "none"]
-    assert [float(row["value"]) for row in back] == [*values, 0.1] and math.copysign(1, float(back[4]["value"])) == -1
-    assert {row["name"] for row in back} == {'a, "b"\nλ', "tensor"} and {row["none"] for row in back} == {""}
+    assert [float(row["value"]) for row in back] == values and math.copysign(1, float(back[4]["value"])) == -1
+    assert {row["name"] for row in back} == {'a, "b"\nλ'} and {row["none"] for row in back} == {""}
 
 
 def test_a_stem_is_checked_before_anything_is_computed(tmp_path):

@@ -92,7 +92,8 @@ def test_the_probe_in_a_resnet(kind, options):
     with CoefficientProbe(model) as probe, torch.no_grad():
         expected = model(x)
         model(x[:1])
-    assert torch.equal(model(x), expected)
+    with torch.no_grad():  # with gradients so few elements are computed by torch, in other last bits
+        assert torch.equal(model(x), expected)
     for scales in map(probe.scales, ("blocks.0.skip", "blocks.1.skip", "blocks.2.skip")):
         assert max(scales.difference) < 1e-9 and max(scales.mismatch) < 1e-5  # the network itself computes in fp32
         assert scales.ratio.shape == (4,) and scales.ratio.dtype == torch.float64

@@ -125,7 +125,26 @@ def replaced_by(make):
     return spoil
 
 
-BAD_FOLDERS = {
+def archive_with(**header):
+    def spoil(folder):
+        with tarfile.open(folder / "test.tar", "w") as archive:
+            archive.add(folder / "test", arcname="test")
+            member = tarfile.TarInfo("test/cat/x.png")
+            for field, value in header.items():
+                setattr(member, field, value)
+            archive.addfile(member)
+        (folder / "test").rename(folder.parent / "elsewhere")
+
+    return spoil
+
+
+def cut_archive(folder):
+    (folder / "test.tar.gz").write_bytes(pack(folder / "test", folder.parent / "w.tgz").read_bytes()[:2000])
+    (folder / "test").rename(folder.parent / "elsewhere")
+
+
+# what is spoilt -> how, and how the error begins
+BAD = {
     "no folder": (lambda folder: folder.rename(folder.parent / "x"), "{} is not a folder"),
     "no test": (
         lambda folder: (folder / "test").rename(folder.parent / "x"),
@@ -155,44 +174,19 @@ BAD_FOLDERS = {
     "a FIFO": (replaced_by(os.mkfifo), "{}/train/dog/3.png is not a regular file"),
     "a device": (replaced_by(lambda image: image.symlink_to("/dev/zero")), "{}/train/dog/3.png is not a regular file"),
     "an empty image": (replaced_by(lambda image: image.touch()), "the image {}/train/dog/3.png cannot be decoded"),
+    "an archive cut in the middle": (cut_archive, "cannot unpack {}/test.tar.gz: "),
+    "no image in an archive": (archive_with(), "the image {}/test.tar/cat/x.png cannot be decoded: "),
+    "a link out of an archive": (
+        archive_with(type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+        "cannot unpack {}/test.tar: ",
+    ),
+    "a path out of an archive": (archive_with(name="../x.png"), "cannot unpack {}/test.tar: "),
+    "a device in an archive": (archive_with(type=tarfile.CHRTYPE), "cannot unpack {}/test.tar: "),
 }
 
 
-@pytest.mark.parametrize("name", BAD_FOLDERS)
-def test_what_is_wrong_with_a_folder_is_named(folder, name):
-    spoil, message = BAD_FOLDERS[name]
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_with_a_folder_or_an_archive_is_named(folder, name):
+    spoil, message = BAD[name]
     spoil(folder)
-    assert refused(folder).startswith(message.format(folder))
-
-
-def archive_with(**header):
-    def spoil(folder):
-        with tarfile.open(folder / "test.tar", "w") as archive:
-            archive.add(folder / "test", arcname="test")
-            member = tarfile.TarInfo("test/cat/x.png")
-            for field, value in header.items():
-                setattr(member, field, value)
-            archive.addfile(member)
-
-    return spoil
-
-
-def cut(folder):
-    (folder / "test.tar.gz").write_bytes(pack(folder / "test", folder.parent / "w.tgz").read_bytes()[:2000])
-
-
-BAD_ARCHIVES = {
-    "cut in the middle": (cut, "cannot unpack {}/test.tar.gz: "),
-    "no image": (archive_with(), "the image {}/test.tar/cat/x.png cannot be decoded: "),
-    "a link out of it": (archive_with(type=tarfile.SYMTYPE, linkname="/etc/passwd"), "cannot unpack {}/test.tar: "),
-    "a path out of it": (archive_with(name="../x.png"), "cannot unpack {}/test.tar: "),
-    "a device": (archive_with(type=tarfile.CHRTYPE), "cannot unpack {}/test.tar: "),
-}
-
-
-@pytest.mark.parametrize("name", BAD_ARCHIVES)
-def test_what_is_wrong_with_an_archive_is_named(folder, name):
-    spoil, message = BAD_ARCHIVES[name]
-    spoil(folder)
-    (folder / "test").rename(folder.parent / "elsewhere")
     assert refused(folder).startswith(message.format(folder))

@@ -153,27 +153,19 @@ def test_he_initialisation():
     assert all(module.bias is None for module in model.modules() if isinstance(module, torch.nn.Conv2d))
 
 
-@pytest.mark.parametrize(
-    "depth", [2, 7, 19, 21, 110.0, "20", True, -4], ids=["2", "7", "19", "21", "a float", "text", "bool", "negative"]
-)
-def test_depth_other_than_6n_plus_2_is_refused(depth):
-    with pytest.raises(ValueError, match=r"depth=.*: expected 6n\+2 with n >= 1, for example 20, 32, 44, 56, 110"):
-        preact_resnet(depth, 10)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
+def test_bad_arguments_are_named():
+    depth = r"depth=.*: expected 6n\+2 with n >= 1, for example 20, 32, 44, 56, 110"
+    cases = [({"depth": value}, depth) for value in (2, 7, 19, 21, 110.0, "20", True, -4)]
+    cases += [
         ({"num_classes": 0}, "num_classes=0"),
         ({"width": 0}, "width=0: expected an integer >= 1"),
         ({"shortcut": "C"}, "shortcut='C': expected one of A, B"),
         ({"skip": {"kind": "gate"}}, "kind='gate': expected one of xskip, rskip, wskip"),
         ({"skip": {"kind": "rskip", "norm": "none"}}, "norm='none': expected one of layer, batch"),
-    ],
-)
-def test_bad_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        preact_resnet(**{"depth": 8, "num_classes": 10, **arguments})
+    ]
+    for arguments, message in cases:
+        with pytest.raises(ValueError, match=message):
+            preact_resnet(**{"depth": 8, "num_classes": 10, **arguments})
 
 
 @pytest.mark.parametrize("variant", [VARIANTS[0], VARIANTS[9]], ids=lambda v: v.name)
@@ -211,25 +203,28 @@ def test_lambda_from_the_gradient_sees_the_blocks_own_input_where_the_width_chan
     assert list(found.values()) == [min(each, key=each.get) for each in ratios.values()]
 
 
+def trainer_of(*options):
+    """Of eight random images in as many classes."""
+    images, labels = torch.randint(256, (8, 32, 32, 3), dtype=torch.uint8, generator=generator(0)), torch.arange(8)
+    config = parse(["--data", "digits", "--depth", "8", *options], "")
+    return Trainer(config, 1, ImageSet(tuple("12345678"), images, labels, images, labels), Group(0, 1, CPU))
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
 def test_the_rate_of_lambda_is_multiplied_once():
-    images = torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    labels, moved = torch.arange(8), []
-    for rate in (1.0, 10.0):
-        argv = ["--data", "digits", "--depth", "8", "--skip-kind", "askip", "--skip-lambda-lr", str(rate)]
-        trainer = Trainer(
-            parse(argv, ""), 1, ImageSet(tuple("12345678"), images, labels, images, labels), Group(0, 1, CPU)
-        )
-        trainer.update(torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1)), labels)
+    moved = []
+    for rate in ("1", "10"):
+        trainer = trainer_of("--skip-kind", "askip", "--skip-lambda-lr", rate)
+        trainer.update(torch.randn(8, 3, 32, 32, generator=generator(1)), torch.arange(8))
         moved.append([skip.lr_multiplier * float(skip.moved.detach()) for skip in skips(trainer.module).values()])
     assert all(moved[0]) and moved[1] == pytest.approx([10 * one for one in moved[0]], rel=1e-4)
 
 
 def test_admin_is_profiled_on_the_first_batch_and_that_is_no_movement():
-    config = parse(["--data", "digits", "--depth", "8", "--skip-kind", "admin", "--skip-norm", "layer"], "")
-    images = torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(8)
-    classes = tuple(map(str, labels.tolist()))
-    trainer = Trainer(config, 1, ImageSet(classes, images, labels, images, labels), Group(0, 1, CPU))
+    trainer = trainer_of("--skip-kind", "admin", "--skip-norm", "layer")
     omegas = [float(block.skip.weight[0].detach()) for block in trainer.module.blocks]
     assert omegas[0] == 1 and min(omegas[1:]) > 1.01
     assert len(trainer.movement.unmoved()) == len(omegas)

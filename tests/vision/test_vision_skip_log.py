@@ -7,6 +7,7 @@ from vision_helpers import assert_same_run, stop_at, train
 
 from fairseq_rskip.analysis.live import read
 from fairseq_rskip.analysis.probe import SkipProbe
+from fairseq_rskip.ops import dispatch
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.distributed import Group
@@ -56,6 +57,17 @@ def test_training_is_the_same_bit_for_bit(tmp_path, images, capfd, skip):
     a, b = (tmp_path / f"every {interval}" for interval in (0, 1))
     assert_same_run(a / "seed1", b / "seed1")
     assert not (a / "seed1" / "skips.jsonl").exists() and len(read(b / "seed1" / "skips.jsonl")) == 6
+
+
+def test_a_run_waits_for_the_operator_and_never_changes_it(tmp_path, images, capfd, monkeypatch):
+    """An operator that the background had built would take over within a run, with other last bits."""
+    waits = []
+    monkeypatch.setattr(dispatch, "_backends", {})
+    monkeypatch.setattr(
+        dispatch, "_choose", lambda _device, wait: waits.append(wait) or dispatch.Backend("reference", "a test")
+    )
+    assert train(capfd, tmp_path / "run", images)[0] == 0
+    assert waits == [True]
 
 
 def test_resume_with_another_interval_forgets_only_what_it_does_again(tmp_path, images, capfd, monkeypatch):
