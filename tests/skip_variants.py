@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_rskip.residual import KINDS, Place, SkipConnection, label
+from fairseq_rskip.flags import label
+from fairseq_rskip.residual import KINDS, Place, SkipConnection
 
 # y of x, F, the norms G (by step) and the parameters (by name), all on rows (positions, dim); p["hold"] of a gate is
 # the gate, or the gate as a constant

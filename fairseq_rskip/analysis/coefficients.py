@@ -73,7 +73,7 @@ def _first_sum(skip: Any, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -
     checks.check(skip, x, f_x, None, padding_mask)
     if not isinstance(skip, Weighted):
         raise ValueError(f"{skip.kind} mixes features or streams: its y has no coefficient of x and of F")
-    p, q = skip.scales(x, f_x)
+    p, q = (at_least_float32(x).new_ones(()) * scale for scale in skip.scales(x))
     q, r = (1.0 - skip.drop_rate) * q, skip.offset() + x.new_zeros(())
     x, f_x = at_least_float32(x), at_least_float32(f_x)
     if skip.branch is not None:
@@ -94,7 +94,7 @@ def stream_gain(skip: SkipConnection) -> float:
     if not isinstance(skip, Weighted):
         return 1.0
     x = torch.zeros(1, skip.dim, *([1, 1] if skip.channel_dim == 1 else []))
-    return float(skip.scales(x, x)[0].detach().abs().max())
+    return float(torch.as_tensor(skip.scales(x)[0]).detach().abs().max())
 
 
 def constants(skip: SkipConnection) -> dict[str, float]:

@@ -8,8 +8,8 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from fairseq_rskip.analysis.coefficients import stream_gain
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual import KINDS, Place, SkipConnection, in_terms_of_flags, select, settings
-from fairseq_rskip.residual.options import flag
+from fairseq_rskip.flags import flag, in_terms_of_flags, select, settings
+from fairseq_rskip.residual import KINDS, Place, SkipConnection
 
 FP16_MAX = 65504.0
 FP16_MARGIN = 100  # activations themselves reach tens

@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual import SkipConnection, label
+from fairseq_rskip.flags import label
+from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.residual.state import SAVED_AS, WithRule
 
 # never-trained duplicates that fairseq's encoder layer registers for its fused inference path

@@ -5,9 +5,8 @@
 """
 
 from .base import KINDS, SkipConnection, skips
-from .options import in_terms_of_flags, label, select, settings
 from .place import Branch, Place, Weight
-from .weighted import ConstantSkip, LearnedSkip, Weighted  # isort: split
+from .weighted import ConstantSkip, Weighted  # isort: split
 
 from .paper import RSkip, WSkip, XSkip  # isort: split
 
@@ -23,5 +22,5 @@ from . import (  # noqa: F401  (each family registers its kinds, after the paper
 
 PLAIN = {"kind": "xskip", "skip_lambda": 1.0, "norm": "none"}  # y = x + F
 
-__all__ = ["KINDS", "PLAIN", "Branch", "ConstantSkip", "LearnedSkip", "Place", "RSkip", "SkipConnection", "WSkip"]
-__all__ += ["Weight", "Weighted", "XSkip", "in_terms_of_flags", "label", "select", "settings", "skips"]
+__all__ = ["KINDS", "PLAIN", "Branch", "ConstantSkip", "Place", "RSkip", "SkipConnection", "WSkip"]
+__all__ += ["Weight", "Weighted", "XSkip", "skips"]

@@ -1,7 +1,6 @@
 """The recursive skip whose number of steps adapts: what Liu et al. 2020 leave to future work ("adaptively determine the
 value of lambda, maybe in terms of the gradient distribution")."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -22,7 +21,18 @@ MODES = ("fraction", "mixture", "halting", "gradient")
 SHARPNESS = 3.0  # of the start: mixture and halting put about 0.9 of the weight on the starting lambda
 
 
-class ASkip(KeepsStatistics, Profiled, RSkip):
+class ASkip(
+    KeepsStatistics,
+    Profiled,
+    RSkip,
+    skip_lambda=opt.option(2.0, "λ at the start", "positive", affects_output=False),
+    adapt=opt.option("fraction", "how askip adapts λ", choices=MODES),
+    max_steps=opt.option(4, "K, askip's largest λ", "count", short="K"),
+    halt_cost=opt.option(
+        0.0, "τ, what a step costs in the loss where --skip-adapt halting", "fraction", affects_output=False
+    ),
+    lambda_lr=opt.option(1.0, "multiplies the learning rate of λ", "positive", short="lr"),
+):
     """Adaptive recursive skip, ``y = sum_k p_k * y_k``. The y_1 ... y_K are the steps of Eq. 4; F is computed once.
 
     ========= ====================================================================================================
@@ -44,16 +54,6 @@ class ASkip(KeepsStatistics, Profiled, RSkip):
 
     kind = "askip"
     statistics = ("mean_steps",)
-
-    @dataclasses.dataclass(frozen=True)
-    class Options(RSkip.Options):
-        skip_lambda: float = opt.option(2.0, "λ at the start", "positive", affects_output=False)
-        adapt: str = opt.option("fraction", "how askip adapts λ", choices=MODES, short="")
-        max_steps: int = opt.option(4, "K, askip's largest λ", "count", short="K")
-        halt_cost: float = opt.option(
-            0.0, "τ, what a step costs in the loss where --skip-adapt halting", "fraction", affects_output=False
-        )
-        lambda_lr: float = opt.option(1.0, "multiplies the learning rate of λ", "positive", short="lr")
 
     @property
     def steps(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..norms import NORMS, Norm, at_least_float32, check_layout, create_norm, parameters_of_norms
+from ..norms import Norm, at_least_float32, check_layout, create_norm, parameters_of_norms
 from . import inputs
 from . import options as opt
 from .place import Branch, Place
@@ -45,7 +45,7 @@ class SkipConnection(WithRule):
 
     @dataclasses.dataclass(frozen=True)
     class Options:
-        norm: str = opt.option("layer", "normalisation G", choices=NORMS)
+        norm: str = opt.norm()
         drop_path: float = opt.option(
             0.0,
             "stochastic depth (Huang et al. 2016): the probability at which a branch is left out of an example in the "
@@ -60,12 +60,12 @@ class SkipConnection(WithRule):
     decays = False  # whether weight decay applies to what the rule learns
     widths = (1, 1)  # what forward takes and returns, in tensors of dim channels
 
-    def __init_subclass__(cls, norms: Any = None, **defaults: Any) -> None:
-        """Register a kind; ``class Scaled(ConstantSkip, norm="none")`` has other defaults than its base, ``norms``
-        lists the norms that it accepts."""
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Register a kind. ``class Highway(Weighted, norm="none", gate_bias=opt.start(-1.0))`` has another default
+        than its base and an option of its own."""
         super().__init_subclass__()
-        if defaults or norms:
-            cls.Options = opt.with_defaults(cls, defaults, norms)
+        if options:
+            cls.Options = opt.with_options(cls, options)
         if "kind" in cls.__dict__:
             other = KINDS.setdefault(cls.kind, cls)
             if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):

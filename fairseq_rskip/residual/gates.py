@@ -1,6 +1,5 @@
 """Gates and transforms on the shortcut: Highway, the five shortcuts of He et al. 2016b, LAuReL."""
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -9,10 +8,10 @@ from torch import Tensor, nn
 
 from . import options as opt
 from .base import SkipConnection
-from .weighted import ConstantSkip, LearnedSkip, Weighted
+from .weighted import ConstantSkip, Weighted, skip_lambda
 
 
-class Highway(LearnedSkip, norm="none"):
+class Highway(Weighted, norm="none", gate_bias=opt.start(-1.0, "the bias of a gate")):
     """Highway network, ``y = G(T * F + (1 - T) * x)``, ``T = sigmoid(W x + b)``: Srivastava et al. 2015, "Highway
     Networks".
 
@@ -23,10 +22,6 @@ class Highway(LearnedSkip, norm="none"):
 
     kind = "highway"
 
-    @dataclasses.dataclass(frozen=True)
-    class Options(LearnedSkip.Options):
-        gate_bias: float = opt.start(-1.0, "the bias of a gate")
-
     def setup(self) -> None:
         self.gate_weight = nn.Parameter(self.place.draw(self.kind, self.dim, self.dim) * self.dim**-0.5)
         self.gate_bias = nn.Parameter(torch.full((self.dim,), float(self.options.gate_bias)))
@@ -35,7 +30,7 @@ class Highway(LearnedSkip, norm="none"):
         """sigmoid(W x + b), of x's shape."""
         return torch.sigmoid(linear(x, self.channel_dim, self.gate_weight, self.gate_bias))
 
-    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
+    def scales(self, x: Tensor) -> tuple[Tensor, Tensor]:
         gate = self.gate(x)
         return 1.0 - gate, gate
 
@@ -53,21 +48,17 @@ class ShortcutGate(ExclusiveGate):
 
     kind = "shortcut_gate"
 
-    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
-        return 1.0 - self.gate(x), x.new_ones(())
+    def scales(self, x: Tensor) -> tuple[Tensor, float]:
+        return 1.0 - self.gate(x), 1.0
 
 
-class Constant(ConstantSkip, norm="none"):
+class Constant(ConstantSkip, norm="none", skip_lambda=skip_lambda(0.5)):
     """Constant scaling, ``y = G(lambda * x + (1 - lambda) * F)``: He et al. 2016b (lambda 0.5)."""
 
     kind = "constant"
 
-    @dataclasses.dataclass(frozen=True)
-    class Options(ConstantSkip.Options):
-        skip_lambda: float = opt.option(0.5, "λ: scale of x", "positive")
-
     def setup(self) -> None:
-        self.skip_scale = float(self.options.skip_lambda)
+        super().setup()
         if not self.skip_scale < 1.0:
             raise ValueError(f"skip_lambda={self.skip_scale!r}: expected a number between 0 and 1 for constant")
         self.branch_scale = 1.0 - self.skip_scale
@@ -89,7 +80,10 @@ class ConvShortcut(SkipConnection, norm="none"):
         return linear(x, self.channel_dim, self.weight) + f_x
 
 
-class DropoutShortcut(Weighted, norm="none"):
+_RATE = opt.option(0.5, "rate of dropout on the shortcut", "rate", affects_output=False)
+
+
+class DropoutShortcut(Weighted, norm="none", shortcut_dropout=_RATE):
     """Dropout shortcut, ``y = G(dropout(x) + F)``: He et al. 2016b (rate 0.5, which fails to converge).
 
     Dropout here multiplies what it keeps by 1 / (1 - rate), so that the shortcut's expected scale is 1; the paper
@@ -98,21 +92,17 @@ class DropoutShortcut(Weighted, norm="none"):
 
     kind = "dropout_shortcut"
 
-    @dataclasses.dataclass(frozen=True)
-    class Options(Weighted.Options):
-        shortcut_dropout: float = opt.option(0.5, "rate of dropout on the shortcut", "rate", affects_output=False)
-
     def setup(self) -> None:
         self.rate = float(self.options.shortcut_dropout)
 
-    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.new_ones(()), x.new_ones(())
+    def scales(self, x: Tensor) -> tuple[float, float]:
+        return 1.0, 1.0
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         return F.dropout(x, self.rate, self.training) + f_x
 
 
-class LAuReL(SkipConnection, norm="none"):
+class LAuReL(SkipConnection, norm="none", rank=opt.option(16, "rank of laurel's BA", "count")):
     """LAuReL, ``y = G(a * F + b * x + B A x)``: Menghani et al. 2024, "LAuReL: Learned Augmented Residual Layer", its
     residual weights (RW) and low rank (LR) together.
 
@@ -123,10 +113,6 @@ class LAuReL(SkipConnection, norm="none"):
     """
 
     kind = "laurel"
-
-    @dataclasses.dataclass(frozen=True)
-    class Options(SkipConnection.Options):
-        rank: int = opt.option(16, "rank of laurel's BA", "count")
 
     def setup(self) -> None:
         rank = int(self.options.rank)

@@ -15,7 +15,7 @@ from . import options as opt
 from .streams import StreamSkip
 
 
-class HistorySkip(StreamSkip, norms=opt.WITHOUT_BATCH):
+class HistorySkip(StreamSkip, norm=opt.WITHOUT_BATCH):
     """``stores`` says whether something is stored after this block, ``stored`` how much was stored before it."""
 
     slots = ("pre",)

@@ -4,7 +4,6 @@ The stream is the hyper hidden matrix H, n rows of dim channels. The stack's inp
 the sum of the rows. ``prepare`` takes the statistics of H and all weights once, and carries them to the sum.
 """
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -14,15 +13,16 @@ from ..norms import at_least_float32, create_norm
 from . import options as opt
 from .streams import StreamSkip
 
+_STREAMS = opt.option(4, "number of residual streams n of hyper-connections", "count", short="n")
+_MIXING = opt.option(
+    "dynamic", "weights of hyper-connections, by position or for all positions", choices=("dynamic", "static")
+)
 
-class MatrixSkip(StreamSkip, norms=opt.WITHOUT_BATCH):
+
+class MatrixSkip(StreamSkip, norm=opt.WITHOUT_BATCH, streams=_STREAMS):
     """``H' = R H + w F(G(p H))`` with p, R and w from :meth:`mixing`."""
 
     slots = ("pre",)
-
-    @dataclasses.dataclass(frozen=True)
-    class Options(StreamSkip.Options):
-        streams: int = opt.option(4, "number of residual streams n of hyper-connections", "count", short="n")
 
     def stream_widths(self) -> tuple[int, int]:
         self.n = int(self.options.streams)
@@ -52,7 +52,7 @@ class MatrixSkip(StreamSkip, norms=opt.WITHOUT_BATCH):
         return y.flatten(-2)
 
 
-class HyperConnection(MatrixSkip):
+class HyperConnection(MatrixSkip, mixing=_MIXING):
     """Hyper-connections ``H' = A_r^T H + B F(G(A_m^T H))``; A_m (n), A_r (n, n) and B (n) are learned.
 
     With ``mixing`` dynamic, the paper's best, each depends on the position, too: ``A_m + s_a tanh(N(H) W_m)``,
@@ -64,12 +64,6 @@ class HyperConnection(MatrixSkip):
     """
 
     kind = "hyper"
-
-    @dataclasses.dataclass(frozen=True)
-    class Options(MatrixSkip.Options):
-        mixing: str = opt.option(
-            "dynamic", "weights of hyper-connections, by position or for all positions", choices=("dynamic", "static")
-        )
 
     def setup(self) -> None:
         super().setup()

@@ -1,13 +1,13 @@
-"""A kind's hyper-parameters as dataclasses; both command lines, hydra, help and checks are generated from them.
+"""A kind's hyper-parameters as dataclasses; :mod:`fairseq_rskip.flags` makes both command lines of them.
 
 Every field of ``SkipConnection.Options`` and of the ``Options`` of each kind is made by :func:`option`, which says what
-values it accepts. On a command line, the option ``skip_lambda`` is ``--skip-lambda`` and ``init`` is ``--skip-init``.
+values it accepts.
 """
 
 import dataclasses
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -15,11 +15,6 @@ from ..norms import NORMS
 
 _FP32 = torch.finfo(torch.float32)
 MOST_STEPS = 1000
-SOME_NORM = tuple(name for name in NORMS if name != "none")  # of rules that need one
-# before or behind a branch, where nothing says what is padding
-WITHOUT_BATCH = tuple(name for name in NORMS if name != "batch")
-ROW_NORMS = tuple(name for name in SOME_NORM if name != "batch")
-STORED_AT_1 = ("skip_lambda", "branch_scale", "init")  # by earlier versions for every kind, where it meant nothing
 
 
 def _real(value: Any) -> bool:
@@ -68,15 +63,25 @@ def start(default: float, what: str = WEIGHT) -> Any:
     return option(default, f"where {what} starts", "real", affects_output=False)
 
 
-def with_defaults(owner: Any, defaults: dict[str, Any], norms: Sequence[str] | None) -> Any:
-    """``owner.Options`` of a kind with other defaults, field name -> value, as a class of its own; ``norms`` are those
-    that it accepts."""
+def norm(default: str = "layer", without: Sequence[str] = ()) -> Any:
+    """The option ``norm`` of a kind that accepts all norms but those named."""
+    return option(default, "normalisation G", choices=[name for name in NORMS if name not in without])
+
+
+NO_NORM = norm("none", without=[name for name in NORMS if name != "none"])
+SOME_NORM = norm(without=["none"])
+WITHOUT_BATCH = norm(without=["batch"])  # before or behind a branch, where nothing says what is padding
+ROW_NORM = norm(without=["none", "batch"])
+
+
+def with_options(owner: Any, changes: dict[str, Any]) -> Any:
+    """``owner.Options`` of a kind with ``changes``: a new default, or the field of an :func:`option`."""
     known = {field.name: field for field in dataclasses.fields(owner.Options)}
     fields = []
-    for name in {**defaults, **({"norm": None} if norms else {})}:
-        metadata = {**known[name].metadata, **({"choices": tuple(norms)} if norms and name == "norm" else {})}
-        made = dataclasses.field(default=defaults.get(name, known[name].default), metadata=metadata)
-        fields.append((name, known[name].type, made))
+    for name, field in changes.items():
+        if not isinstance(field, dataclasses.Field):
+            field = dataclasses.field(default=field, metadata=known[name].metadata)
+        fields.append((name, type(field.default), field))
     made = dataclasses.make_dataclass("Options", fields, bases=(owner.Options,), frozen=True)
     made.__module__, made.__qualname__ = owner.__module__, f"{owner.__qualname__}.Options"  # where pickle finds it
     return made
@@ -111,74 +116,6 @@ def parse(cls: Any, given: dict[str, Any], kinds: dict[str, Any], images: bool) 
         if accepts and not accepts(value):
             raise ValueError(f"{name}={value!r}: expected {text} for {cls.kind}")
     return options
-
-
-def flag(name: str) -> str:
-    """How the command lines spell the option ``name``, without dashes: ``skip_lambda``, ``skip_init``."""
-    return name if name.startswith("skip_") else f"skip_{name}"
-
-
-def in_terms_of_flags(message: str) -> str:
-    """``norm='none': expected ...`` of the modules as ``--skip-norm 'none': expected ...``."""
-    name, equals, rest = message.partition("=")
-    return f"--{flag(name).replace('_', '-')} {rest}" if equals and name.isidentifier() else message
-
-
-class Setting(NamedTuple):
-    """One option as a command line shows it, shared by all the kinds that have it; None leaves a kind's own default."""
-
-    name: str
-    type: type
-    help: str
-    choices: tuple[str, ...]
-
-
-def settings(kinds: dict[str, Any]) -> list[Setting]:
-    """Every option of every kind (name -> class), in the order of their first appearance."""
-    found: dict[str, list[tuple[str, Any]]] = {}
-    for kind, cls in kinds.items():
-        for field in dataclasses.fields(cls.Options):
-            found.setdefault(field.name, []).append((kind, field))
-    return [
-        Setting(name, uses[0][1].type, _help(uses, len(kinds)), uses[0][1].metadata["choices"])
-        for name, uses in found.items()
-    ]
-
-
-def _help(uses: list[tuple[str, Any]], kinds: int) -> str:
-    """The text of an option, for which kinds, and the default of each."""
-    defaults: dict[Any, list[str]] = {}
-    for kind, field in uses:
-        defaults.setdefault(field.default, []).append(kind)
-    text = uses[0][1].metadata["help"]
-    if choices := uses[0][1].metadata["choices"]:
-        text += f": {', '.join(choices)}"
-    if len(defaults) == 1:
-        which = ", ".join(kind for kind, _ in uses) if len(uses) < kinds else "any kind"
-        return f"{text} (default {uses[0][1].default}; {which})"
-    return f"{text} (default {'; '.join(f'{value}: ' + ', '.join(names) for value, names in defaults.items())})"
-
-
-def select(cls: Any, given: dict[str, Any | None]) -> dict[str, Any]:
-    """What of ``given``, option name -> value or None, is to be handed to the kind ``cls``.
-
-    A value that the kind has no use for stays in, so that the kind refuses it, but for those ``STORED_AT_1``.
-    """
-    known = {field.name for field in dataclasses.fields(cls.Options)}
-    return {k: v for k, v in given.items() if v is not None and (k in known or k not in STORED_AT_1 or v != 1)}
-
-
-def label(skip: Any) -> str:
-    """``rskip2-layer``: the kind, its first own option, the norm, and what differs from the defaults."""
-    fields = dataclasses.fields(skip.options)
-    own = [field for field in fields if field.name not in ("norm", "drop_path")]
-    first = own[:1] if own and not own[0].metadata["choices"] else []
-    parts = [skip.kind + "".join(short(getattr(skip.options, field.name)) for field in first), skip.options.norm]
-    for field in fields:
-        value = getattr(skip.options, field.name)
-        if value != field.default and field.name != "norm" and field not in first:
-            parts.append(f"{field.metadata['short'] or field.name}{short(value)}")
-    return "-".join(parts)
 
 
 def short(value: Any) -> str:

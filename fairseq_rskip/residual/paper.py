@@ -1,7 +1,6 @@
 """The skip connections of Liu et al. 2020, "Rethinking Skip Connection with Layer Normalization in Transformers and
 ResNets" (COLING): expanded, recursive and learned."""
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -9,10 +8,10 @@ from torch import Tensor, nn
 
 from ..norms import Norm, channels_at_end, channels_in_front
 from . import options as opt
-from .weighted import ALPHA, LAMBDA, ConstantSkip, LearnedSkip, ScaledSkip, is_hooked
+from .weighted import ConstantSkip, Weighted, branch_scale, is_hooked, skip_lambda
 
 
-class XSkip(ScaledSkip, skip_lambda=2.0):
+class XSkip(ConstantSkip, skip_lambda=skip_lambda(2.0), branch_scale=branch_scale()):
     """Expanded skip ``y = G(lambda * x + alpha * F)``: Eq. 2 without G, Eq. 3 with it; lambda < 1 contracts.
 
     lambda = alpha = 1 without G is the plain skip ``x + F``, with layer norm Transformer's post-norm. LN(lambda * x +
@@ -23,7 +22,12 @@ class XSkip(ScaledSkip, skip_lambda=2.0):
     kind = "xskip"
 
 
-class RSkip(ConstantSkip, norms=opt.SOME_NORM):
+class RSkip(
+    ConstantSkip,
+    norm=opt.SOME_NORM,
+    skip_lambda=skip_lambda(2, "steps"),
+    branch_scale=branch_scale(),
+):
     """Recursive skip ``y_1 = G_1(x + alpha * F)``, ``y_k = G_k(x + y_{k-1})``, ``y = y_lambda``: Eq. 4.
 
     Each step owns its gain and bias. lambda, an integer >= 1, is the number of ``steps``; lambda = 1 is Transformer's
@@ -31,11 +35,6 @@ class RSkip(ConstantSkip, norms=opt.SOME_NORM):
     """
 
     kind = "rskip"
-
-    @dataclasses.dataclass(frozen=True)
-    class Options(ConstantSkip.Options):
-        skip_lambda: float = opt.option(2, LAMBDA, "steps")
-        branch_scale: float = opt.option(1.0, ALPHA, "positive", short="alpha")
 
     def setup(self) -> None:
         self.branch_scale = float(self.options.branch_scale)
@@ -73,7 +72,7 @@ class RSkip(ConstantSkip, norms=opt.SOME_NORM):
         return y
 
 
-class WSkip(LearnedSkip):
+class WSkip(Weighted, init=opt.start(1.0), branch_scale=branch_scale()):
     """Learned skip ``y = G(w * x + alpha * F)``: section 4.3; the parameter ``weight`` is w, of shape ``(dim,)``.
 
     ``init`` is its starting value; the paper tries 1 and 2.
@@ -82,17 +81,9 @@ class WSkip(LearnedSkip):
     kind = "wskip"
     decays = True
 
-    @dataclasses.dataclass(frozen=True)
-    class Options(LearnedSkip.Options):
-        init: float = opt.start(1.0)
-        branch_scale: float = opt.option(1.0, ALPHA, "positive", short="alpha")
-
     def setup(self) -> None:
         self.branch_scale = float(self.options.branch_scale)
         self.weight = nn.Parameter(torch.full((self.dim,), float(self.options.init)))
 
-    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        return torch.add(x * self.per_channel(self.weight), f_x, alpha=self.branch_scale)
-
-    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.per_channel(self.weight), x.new_full((), self.branch_scale)
+    def scales(self, x: Tensor) -> tuple[Tensor, float]:
+        return self.per_channel(self.weight), self.branch_scale

@@ -3,17 +3,16 @@
 For sequences only: PreAct-ResNet's branch starts with a batch normalisation of its own.
 """
 
-import dataclasses
 import math
 from typing import Any
 
 from torch import Tensor
 
 from . import options as opt
-from .weighted import ConstantSkip, ScaledSkip
+from .weighted import ConstantSkip, branch_scale, skip_lambda
 
 
-class _PlacedNorm(ConstantSkip, norms=opt.ROW_NORMS):
+class _PlacedNorm(ConstantSkip, norm=opt.ROW_NORM):
     """The kinds below: norms that treat every row on its own, in slots that pre_norm does not change."""
 
     for_images = False
@@ -27,14 +26,10 @@ class _PlacedNorm(ConstantSkip, norms=opt.ROW_NORMS):
             )
 
 
-class PreLN(_PlacedNorm, ScaledSkip):
+class PreLN(_PlacedNorm, skip_lambda=skip_lambda(1.0), branch_scale=branch_scale()):
     """Pre-norm ``y = lambda * x + alpha * F(G(x))``; lambda = alpha = 1 is fairseq's ``--encoder-normalize-before``."""
 
     kind = "preln"
-
-    @dataclasses.dataclass(frozen=True)
-    class Options(_PlacedNorm.Options, ScaledSkip.Options):
-        pass
 
 
 class OutLN(_PlacedNorm):
@@ -69,19 +64,18 @@ class LNScale(_PlacedNorm):
         return h * self.pre_scale, carried
 
 
-class MixLN(_PlacedNorm):
+_SHARE = opt.option(
+    0.25, "a: the share of the layers, from the first on, that are post-norm; the rest is pre-norm", "fraction"
+)
+
+
+class MixLN(_PlacedNorm, post_share=_SHARE):
     """Mix-LN (Li et al., 2025): post-norm ``y = G(x + F(x))`` in the first ``floor(a * N)`` of N layers, then pre-norm.
 
     a is ``post_share``, 0.25 in the paper; N counts the layers of this side. a = 0 is pre-norm, a = 1 post-norm.
     """
 
     kind = "mixln"
-
-    @dataclasses.dataclass(frozen=True)
-    class Options(_PlacedNorm.Options):
-        post_share: float = opt.option(
-            0.25, "a: the share of the layers, from the first on, that are post-norm; the rest is pre-norm", "fraction"
-        )
 
     @property
     def slots(self) -> tuple[str, ...]:

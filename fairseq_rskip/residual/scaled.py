@@ -6,7 +6,6 @@ A published "scale by beta" is relative to Xavier's initialisation with gain 1. 
 implementations of DeepNorm, T-Fixup and GPT-2 start them at zero.
 """
 
-import dataclasses
 import math
 from typing import Any
 
@@ -17,10 +16,10 @@ from . import options as opt
 from .base import SkipConnection
 from .place import Branch, rescale_to_xavier
 from .profile import Profiled, arguments, hooked, without_gradients
-from .weighted import BranchWeight, ConstantSkip, LearnedSkip
+from .weighted import BranchWeight, ConstantSkip, Weighted, branch_scale
 
 
-class SkipInit(BranchWeight, norm="none", norms=("none",)):
+class SkipInit(BranchWeight, norm=opt.NO_NORM):
     """SkipInit, ``y = x + a * F`` with one learned scalar a per block, 0 at first, and no normalisation at all: De and
     Smith 2020, "Batch Normalization Biases Residual Blocks Towards the Identity Function in Deep Networks".
 
@@ -33,7 +32,7 @@ class SkipInit(BranchWeight, norm="none", norms=("none",)):
     slots = ()
 
 
-class ReZero(BranchWeight, norm="none", norms=("none",)):
+class ReZero(BranchWeight, norm=opt.NO_NORM):
     """ReZero, ``y = x + a * F`` with one learned scalar a per layer, 0 at first, and no norm after the sum: Bachlechner
     et al. 2020, "ReZero is All You Need". All sublayers of a Transformer's layer share a. A ResNet keeps the batch
     norms of its branches, as in the paper's CIFAR-10 networks.
@@ -47,7 +46,7 @@ class ReZero(BranchWeight, norm="none", norms=("none",)):
             self.weight = first.weight
 
 
-class LayerScale(BranchWeight, norms=opt.WITHOUT_BATCH):
+class LayerScale(BranchWeight, norm=opt.WITHOUT_BATCH):
     """LayerScale, ``y = x + gamma * F(G(x))``, gamma of shape ``(dim,)``: Touvron et al. 2021, "Going deeper with Image
     Transformers".
 
@@ -64,8 +63,8 @@ class LayerScale(BranchWeight, norms=opt.WITHOUT_BATCH):
         by_depth = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
         self.weight = nn.Parameter(torch.full((self.dim,), float(self.options.init) or by_depth))
 
-    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.new_ones(()), self.per_channel(self.weight)
+    def scales(self, x: Tensor) -> tuple[float, Tensor]:
+        return 1.0, self.per_channel(self.weight)
 
 
 class LearnedScalar(BranchWeight, norm="none", init=1.0):
@@ -87,21 +86,14 @@ class Scaled(ConstantSkip, norm="none"):
         self.branch_scale = self.place.num_blocks**-0.5
 
 
-class ResidualScaling(ConstantSkip, norm="none"):
+class ResidualScaling(ConstantSkip, norm="none", branch_scale=branch_scale(0.1)):
     """Residual scaling, ``y = G(x + alpha * F)`` with alpha = 0.1: Szegedy et al. 2017, "Inception-v4" (0.1 to 0.3);
     Lim et al. 2017, EDSR."""
 
     kind = "residual_scaling"
 
-    @dataclasses.dataclass(frozen=True)
-    class Options(ConstantSkip.Options):
-        branch_scale: float = opt.option(0.1, "α: scale of the residual branch F(x)", "positive", short="alpha")
 
-    def setup(self) -> None:
-        self.branch_scale = float(self.options.branch_scale)
-
-
-class DeepNorm(ConstantSkip, norms=opt.SOME_NORM):
+class DeepNorm(ConstantSkip, norm=opt.SOME_NORM):
     """DeepNorm, ``y = LN(alpha * x + F)``: Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers".
 
     With N encoder and M decoder layers the encoder has alpha = 0.81 (N^4 M)^(1/16) and beta = 0.87 (N^4 M)^(-1/16), the
@@ -127,7 +119,10 @@ class DeepNorm(ConstantSkip, norms=opt.SOME_NORM):
         rescale_to_xavier(branch, q=1.0, k=1.0, v=self.beta, out=self.beta, fc1=self.beta, fc2=self.beta)
 
 
-class Admin(Profiled, LearnedSkip, norms=opt.SOME_NORM):
+_OMEGA = opt.option("profile", "where admin's ω starts", choices=("profile", "formula"), affects_output=False)
+
+
+class Admin(Profiled, Weighted, norm=opt.SOME_NORM, omega=_OMEGA):
     """Admin, ``y = LN(omega * x + F)``, omega of shape ``(dim,)`` and learned: Liu et al. 2020, "Understanding the
     Difficulty of Training Transformers".
 
@@ -140,23 +135,14 @@ class Admin(Profiled, LearnedSkip, norms=opt.SOME_NORM):
 
     kind = "admin"
 
-    @dataclasses.dataclass(frozen=True)
-    class Options(LearnedSkip.Options):
-        omega: str = opt.option(
-            "profile", "where admin's ω starts", choices=("profile", "formula"), affects_output=False
-        )
-
     def setup(self) -> None:
         self.wants_profile = self.options.omega == "profile"
         blocks = self.place.num_blocks + 1.0
         start = 1.0 if self.wants_profile else math.sqrt(blocks / math.log(blocks) - 1.0)
         self.weight = nn.Parameter(torch.full((self.dim,), start))
 
-    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.per_channel(self.weight), x.new_ones(())
-
-    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        return x * self.per_channel(self.weight) + f_x
+    def scales(self, x: Tensor) -> tuple[Tensor, float]:
+        return self.per_channel(self.weight), 1.0
 
     @classmethod
     def profile(cls, skips: Any, model: nn.Module, loss: Any, shortcuts: Any) -> dict[str, float]:
@@ -182,7 +168,7 @@ class Admin(Profiled, LearnedSkip, norms=opt.SOME_NORM):
         return math.sqrt(sum(part.double().var(unbiased=False) for part in (omega * x, f_x)))
 
 
-class Fixup(LearnedSkip, norm="none", norms=("none",)):
+class Fixup(Weighted, norm=opt.NO_NORM):
     """Fixup, ``y = x + s * F(x + b) + c``, no norm, with learned scalars s, b and c that start at 1, 0 and 0: Zhang et
     al. 2019, "Fixup Initialization".
 
@@ -215,17 +201,17 @@ class Fixup(LearnedSkip, norm="none", norms=("none",)):
         h, carried = super().prepare(x)
         return h if self.bias_in is None else (h + self.bias_in).to(h.dtype), carried
 
-    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.new_ones(()), self.scale
+    def scales(self, x: Tensor) -> tuple[float, Tensor]:
+        return 1.0, self.scale
 
     def offset(self) -> Tensor:
         return self.bias_out
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        return x + self.scale * f_x + self.bias_out
+        return super().combine(x, f_x, carried) + self.bias_out
 
 
-class TFixup(ConstantSkip, norm="none", norms=("none",)):
+class TFixup(ConstantSkip, norm=opt.NO_NORM):
     """T-Fixup, ``y = x + F`` without norm, trainable without warm-up: Huang et al. 2020, "Improving Transformer
     Optimization Through Better Initialization".
 
@@ -250,7 +236,7 @@ class TFixup(ConstantSkip, norm="none", norms=("none",)):
             branch["embedding"].scale(self.embedding_scale)
 
 
-class GPT2(ConstantSkip, norms=opt.WITHOUT_BATCH):
+class GPT2(ConstantSkip, norm=opt.WITHOUT_BATCH):
     """GPT-2's start, ``y = x + F(LN(x))``: what writes to the stream (out, fc2) starts with standard deviation
     0.02 / sqrt(L), L the residual blocks of this side (2N there), every other matrix with 0.02: Radford et al. 2019,
     "Language Models are Unsupervised Multitask Learners", and karpathy/nanoGPT. The draws keep fairseq's uniform

@@ -37,7 +37,7 @@ class StreamSkip(SkipConnection):
         return self.tensor(x, 0), None
 
 
-class B2T(StreamSkip, norms=opt.SOME_NORM):
+class B2T(StreamSkip, norm=opt.SOME_NORM):
     """Bottom-to-top connection ``x_k = G(x_{k-1} + F_k)``, in a layer's last block ``y = G(x_0 + x_{k-1} + F_k)``.
 
     x_0 is the input of the *layer*: the window of this kind is a layer, which takes and returns one tensor; between its
@@ -61,7 +61,7 @@ class B2T(StreamSkip, norms=opt.SOME_NORM):
         return z if self.widths[1] == 1 else torch.cat([z, self.tensor(x, self.widths[0] - 1)], -1)
 
 
-class ResiDual(StreamSkip, norms=opt.SOME_NORM):
+class ResiDual(StreamSkip, norm=opt.SOME_NORM):
     """Dual residual ``x_k = G_k(x_{k-1} + F_k)``, ``r_k = r_{k-1} + F_k``, r_0 = x_0; at the end ``y = x_K + G(r_K)``.
 
     F_k is a function of x_{k-1}; the stream is (x_k, r_k), and only the stack's last block owns a second norm. Xie et
@@ -85,7 +85,7 @@ class ResiDual(StreamSkip, norms=opt.SOME_NORM):
         return y + self.post[1](dual, padding_mask) if self.last else torch.cat([y, dual], -1)
 
 
-class X0(StreamSkip, norms=opt.WITHOUT_BATCH):
+class X0(StreamSkip, norm=opt.WITHOUT_BATCH):
     """Scaled stream with the stack's input mixed back in: ``y = r * x + F(G(x)) + s * x_0``.
 
     r and s are learned scalars of each block, ``r`` and ``s`` of shape (1,), 1 and 0 at the start, where the stack is

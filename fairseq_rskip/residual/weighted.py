@@ -1,30 +1,45 @@
 """Rules of the form ``y = G(p * x + q * F + r)``: constant p and q and their operator, or learned ones."""
 
-import dataclasses
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import ops
-from ..norms import OPERATOR, at_least_float32, channels_at_end, channels_in_front
+from ..norms import OPERATOR, channels_at_end, channels_in_front
 from . import options as opt
 from .base import SkipConnection
 
-LAMBDA = "λ: scale of x in xskip (any real > 0), number of steps in rskip (integer ≥ 1); 1 is the plain skip"
-ALPHA = "α: scale of the residual branch F(x) (paper, Table 3: 2, 3); in rskip of its first step"
+_LAMBDA = "λ: scale of x in xskip (any real > 0), number of steps in rskip (integer ≥ 1); 1 is the plain skip"
+_ALPHA = "α: scale of the residual branch F(x) (paper, Table 3: 2, 3); in rskip of its first step"
+
+
+def skip_lambda(default: float, accepts: str = "positive") -> Any:
+    return opt.option(default, _LAMBDA, accepts)
+
+
+def branch_scale(default: float = 1.0) -> Any:
+    return opt.option(default, _ALPHA, "positive", short="alpha")
 
 
 class Weighted(SkipConnection):
     """``y = G(p * x + q * F + r)``; :mod:`fairseq_rskip.analysis.coefficients` reads p, q and r."""
 
-    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
-        """p and q, broadcastable to x."""
+    def scales(self, x: Tensor) -> tuple[Tensor | float, Tensor | float]:
+        """p and q: numbers, or tensors that broadcast to x."""
         raise NotImplementedError
 
     def offset(self) -> Tensor | float:
         """r, broadcastable to x."""
         return 0.0
+
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        p, q = self.scales(x)
+        if isinstance(p, float) and isinstance(q, float) and p != 1.0 == q:
+            return torch.add(f_x, x, alpha=p)
+        if not (isinstance(p, float) and p == 1.0):
+            x = p * x
+        return x + q * f_x if isinstance(q, Tensor) else torch.add(x, f_x, alpha=q)
 
     def per_channel(self, vector: Tensor) -> Tensor:
         """View a ``(dim,)`` vector so that it broadcasts along the channel dimension."""
@@ -38,16 +53,14 @@ class ConstantSkip(Weighted):
     skip_scale = 1.0
     branch_scale = 1.0
 
-    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
-        like = at_least_float32(x)
-        return like.new_full((), self.skip_scale), like.new_full((), self.branch_scale)
+    def setup(self) -> None:
+        """Take λ and α from the options of kinds that have them."""
+        for option, constant in (("skip_lambda", "skip_scale"), ("branch_scale", "branch_scale")):
+            if hasattr(self.options, option):
+                setattr(self, constant, float(getattr(self.options, option)))
 
-    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        if self.skip_scale == 1.0:
-            return torch.add(x, f_x, alpha=self.branch_scale)
-        if self.branch_scale == 1.0:
-            return torch.add(f_x, x, alpha=self.skip_scale)
-        return torch.add(self.skip_scale * x, f_x, alpha=self.branch_scale)
+    def scales(self, x: Tensor) -> tuple[float, float]:
+        return self.skip_scale, self.branch_scale
 
     def _output(self, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None) -> Tensor:
         operands = self.operands(x, f_x, list(self.post))
@@ -75,59 +88,21 @@ class ConstantSkip(Weighted):
         return (x, f_x, [norm.weight for norm in norms], [] if rms else [norm.bias for norm in norms]), (eps, rms)
 
 
-class ScaledSkip(ConstantSkip):
-    """Constant rules with the options λ and α."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Options(ConstantSkip.Options):
-        skip_lambda: float = opt.option(1.0, LAMBDA, "positive")
-        branch_scale: float = opt.option(1.0, ALPHA, "positive", short="alpha")
-
-    def setup(self) -> None:
-        self.skip_scale = float(self.options.skip_lambda)
-        self.branch_scale = float(self.options.branch_scale)
-
-
-_HOOKS_OF_ALL = (
-    nn.modules.module._global_forward_hooks,
-    nn.modules.module._global_forward_pre_hooks,
-    nn.modules.module._global_backward_hooks,
-    nn.modules.module._global_backward_pre_hooks,
-)
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+_HOOKS_OF_ALL = [getattr(nn.modules.module, f"_global_{kind}") for kind in _HOOKS]
 
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether a hook, or a ``forward`` of its own, sees what the module takes or returns."""
-    return bool(
-        "forward" in vars(module)
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or any(_HOOKS_OF_ALL)
-    )
+    own = any(getattr(module, f"_{kind}") for kind in _HOOKS)
+    return own or "forward" in vars(module) or any(_HOOKS_OF_ALL)
 
 
-class LearnedSkip(Weighted):
-    """Rules with learned weights or gates; one whose p or q is 1 has its own ``combine``, which saves the product."""
-
-    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        p, q = self.scales(x, f_x)
-        return p * x + q * f_x
-
-
-class BranchWeight(LearnedSkip):
+class BranchWeight(Weighted, init=opt.start(0.0)):
     """``y = G(x + weight * F)`` with one learned weight."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Options(LearnedSkip.Options):
-        init: float = opt.start(0.0)
 
     def setup(self) -> None:
         self.weight = nn.Parameter(torch.full((1,), float(self.options.init)))
 
-    def scales(self, x: Tensor, f_x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.new_ones(()), self.weight
-
-    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        return x + self.scales(x, f_x)[1] * f_x
+    def scales(self, x: Tensor) -> tuple[float, Tensor]:
+        return 1.0, self.weight

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ..errors import UserError
+from ..flags import flag as skip_flag
+from ..flags import in_terms_of_flags, label, select, settings
 from ..norms import NORM_AXES
-from ..residual import KINDS, SkipConnection, in_terms_of_flags, label, select, settings
-from ..residual.options import flag as skip_flag
+from ..residual import KINDS, SkipConnection
 from .options import DATA_SETS, FOLDER, Settings, flag, make_parser
 
 __all__ = ["DATA_SETS", "FOLDER", "IMAGE_KINDS", "Config", "difference", "flag", "parse", "skip_help"]

@@ -110,7 +110,7 @@ def test_describing_draws_the_same_each_time(capsys):
     ("argv", "status", "message"),
     [
         (["transformer_nosuch"], 1, "error: no architecture named 'transformer_nosuch'; .*expected resnet20, "),
-        (["transformer_depnorm"], 1, "error: no .* 'transformer_depnorm'; near: transformer_deepnorm, "),
+        (["transformer_depnorm"], 1, "error: no .* 'transformer_depnorm'; did you mean transformer_deepnorm\\?"),
         (["resnet21"], 1, "error: --depth 21: expected 6n\\+2"),
         (["resnet20", "--depth", "14"], 1, "error: resnet20 with --depth 14: expected resnet14 alone"),
         (["resnet20", "--skip-kind", "preln"], 1, "error: --skip-kind 'preln': expected one of xskip"),
@@ -132,12 +132,16 @@ def test_a_mistake_is_one_line(capsys, argv, status, message):
     assert shown.err.count("\n") == 1
 
 
-def test_the_folder_alone_needs_neither_torch_nor_fairseq():
+def test_the_folder_and_help_need_neither_torch_nor_fairseq():
     program = (
         "import runpy, sys; sys.modules.update(torch=None, fairseq=None); sys.argv[1:] = {}\n"
         "try: runpy.run_module('fairseq_rskip', run_name='__main__')\n"
         "except SystemExit as ended: print(ended.code or 0)"
     )
-    for argv, expected in (([], "fairseq_rskip\n0\n"), (["--version"], "fairseq_rskip 0")):
+    for argv, expected in (
+        ([], "fairseq_rskip\n0\n"),
+        (["--version"], "fairseq_rskip 0"),
+        (["describe", "-h"], "ARCH"),
+    ):
         done = run_command([sys.executable, "-c", program.format(argv)])
         assert expected in done.stdout, done.stderr
