@@ -299,6 +299,7 @@ def _four(parameters):
 def register(library: torch.library.Library, device: str = "CUDA") -> None:
     """Make the kernels those of the operator for ``device``; on a CPU Triton's interpreter runs them."""
     library.impl("skip_norm", forward, device)
+    library.impl("skip_norm", dispatch.with_derivative, f"Autograd{device}")
     library.impl("skip_norm_moments", forward_with_moments, device)
     library.impl("skip_norm_moments_backward", backward, device)
     library.impl("skip_mix", mix_forward, device)

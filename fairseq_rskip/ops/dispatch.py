@@ -91,10 +91,7 @@ def skip_norm(
 
 def kernel(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms) -> Tensor:
     """:func:`skip_norm` without the question whether there is a kernel: for inputs that :func:`takes` accepts."""
-    arguments = (x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
-    if torch.compiler.is_compiling():
-        return torch.ops.fairseq_rskip.skip_norm.default(*arguments)
-    return _with_derivative(*arguments)
+    return _operator(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
 
 
 def has_kernel(x: Tensor, f_x: Tensor, steps: int, mixed: bool = False) -> bool:
@@ -204,7 +201,7 @@ def second_derivative(function, ctx, tensors, upstream, needed) -> list[Tensor |
 
 
 class SkipNorm(torch.autograd.Function):
-    """The operator's derivative: backward keeps x, F and the moments; a second derivative is the reference's."""
+    """The operator's derivative on CUDA, as ``recursive_skip.cpp`` has it for a CPU, where a node in C++ costs less."""
 
     @staticmethod
     def forward(ctx, options, steps, *tensors):
@@ -236,7 +233,7 @@ def _arguments(tensors, steps):
     return tensors[0], tensors[1], list(tensors[2 : 2 + steps]), list(tensors[2 + steps :])
 
 
-def _with_derivative(x, f_x, gains, biases, *options) -> Tensor:
+def with_derivative(x, f_x, gains, biases, *options) -> Tensor:
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, f_x, *gains, *biases)):
         return SkipNorm.apply(options, len(gains), x, f_x, *gains, *biases)
     with torch._C._AutoDispatchBelowAutograd():
@@ -277,10 +274,11 @@ _WANTED = "bool wanted_x, bool wanted_f, bool wanted_params"
 _WITH_MOMENTS = _ARGUMENTS.replace("biases,", "biases, Tensor moments,")
 library = torch.library.Library("fairseq_rskip", "DEF")
 library.define(f"skip_norm({_ARGUMENTS}) -> Tensor")
+library.define(f"skip_norm_reference({_ARGUMENTS}) -> Tensor")
 library.define(f"skip_norm_moments({_ARGUMENTS}) -> (Tensor, Tensor)")
 library.define(f"skip_norm_moments_backward(Tensor gradient, {_WITH_MOMENTS}, {_WANTED}) -> Tensor[]")
 library.impl("skip_norm", _output, "Meta")
 library.impl("skip_norm_moments", _output_and_moments, "Meta")
 library.impl("skip_norm_moments_backward", _gradients_with_moments, "Meta")
-for _device in ("CPU", "CUDA"):
-    library.impl("skip_norm", _with_derivative, f"Autograd{_device}")
+library.impl("skip_norm_reference", reference.skip_norm, "CompositeImplicitAutograd")
+_operator = torch.ops.fairseq_rskip.skip_norm.default

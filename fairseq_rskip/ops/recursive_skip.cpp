@@ -1,10 +1,13 @@
-// The operators of fairseq_rskip on a CPU over torch's tensors, in pieces for torch's threads. dispatch.py and mix.py have
-// their schemas and derivatives, rows.h the arithmetic. Computed in fp32, or fp64 where an argument has that type; tensors
+// The operators of fairseq_rskip on a CPU over torch's tensors, in pieces for torch's threads, and skip_norm's derivative.
+// dispatch.py and mix.py have their schemas and skip_mix's derivative, rows.h the arithmetic. Computed in fp32, or fp64 where an argument has that type; tensors
 // of other types and strides are converted first.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -228,12 +231,15 @@ Scratch<T> backward_rows(
   return memory;
 }
 
-// Gradients of d_x, d_f as wanted, and appends those of gains, biases and, with `mix`, first of p and its direction.
+// Gradients of d_x, d_f as wanted, and appends those of gains, biases and, with `mix`, first of p and its direction. With
+// `consume` the memory of `gradient`, which only the last pass over a row overwrites, serves for one of them.
 Tensors backward(
     const Call& call, const Tensor& gradient, const Tensor& kept, const Mix* mix, const Tensor& x, const Tensor& f,
-    bool wanted_x, bool wanted_f, bool wanted_params) {
-  const Tensor d_x = wanted_x ? call.empty(x.sizes()) : Tensor(), d_f = wanted_f ? call.empty(f.sizes()) : Tensor();
+    bool wanted_x, bool wanted_f, bool wanted_params, bool consume = false) {
   const Tensor g = call.ready(gradient);
+  consume = consume && g.is_same(gradient);
+  const Tensor d_x = !wanted_x ? Tensor() : consume ? g : call.empty(x.sizes());
+  const Tensor d_f = !wanted_f ? Tensor() : consume && !wanted_x ? g : call.empty(f.sizes());
   Tensors results;
   if (wanted_x) results.push_back(d_x);
   if (wanted_f) results.push_back(d_f);
@@ -281,14 +287,26 @@ std::tuple<Tensor, Tensor> skip_norm_moments(
   return forward(Call(x, f, gains, biases, {skip, branch, eps, rms}), x.scalar_type(), true);
 }
 
+// Whether the gradients of x and f are one tensor.
+bool is_shared(const Tensor& x, const Tensor& f, TensorList gains, const Options& o) {
+  return gains.size() == 1 && o.skip == o.branch && x.scalar_type() == f.scalar_type();
+}
+
 // Those wanted of the gradients of x, f, each gain, each bias; that of f is left out where it is x's.
+Tensors skip_norm_gradients(
+    const Tensor& gradient, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases,
+    const Tensor& moments, const Options& o, bool wanted_x, bool wanted_f, bool wanted_params, bool consume) {
+  wanted_f = wanted_f && !(wanted_x && is_shared(x, f, gains, o));
+  const Call call(x, f, gains, biases, o);
+  return backward(call, gradient, moments, nullptr, x, f, wanted_x, wanted_f, wanted_params, consume);
+}
+
 Tensors skip_norm_backward(
     const Tensor& gradient, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases,
     const Tensor& moments, double skip, double branch, double eps, bool rms, bool wanted_x, bool wanted_f,
     bool wanted_params) {
-  const bool shared = wanted_x && gains.size() == 1 && skip == branch && x.scalar_type() == f.scalar_type();
-  const Call call(x, f, gains, biases, {skip, branch, eps, rms});
-  return backward(call, gradient, moments, nullptr, x, f, wanted_x, wanted_f && !shared, wanted_params);
+  const Options o{skip, branch, eps, rms};
+  return skip_norm_gradients(gradient, x, f, gains, biases, moments, o, wanted_x, wanted_f, wanted_params, false);
 }
 
 // sum_k p_k y_k, and with a direction also p, (steps, rows ...), in the type of computing.
@@ -326,6 +344,100 @@ Tensors skip_mix_backward(
   return results;
 }
 
+template <class Signature>
+auto handle(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// Whether nothing (fake tensors, a mode, a tracer) watches the operators that are called on t.
+bool is_plain(const Tensor& t) {
+  return !t.key_set().has(c10::DispatchKey::Python) &&
+      !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Python);
+}
+
+// skip_norm's derivative: it keeps x, F and the moments.
+struct SkipNorm : torch::autograd::Function<SkipNorm> {
+  using Variables = torch::autograd::variable_list;
+  using Context = torch::autograd::AutogradContext;
+
+  static Tensor forward(
+      Context* context, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, double skip,
+      double branch, double eps, bool rms) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    static const auto op = handle<decltype(skip_norm_moments)>("fairseq_rskip::skip_norm_moments");
+    const auto [y, moments] = op.call(x, f, gains, biases, skip, branch, eps, rms);
+    Variables saved{x, f};
+    for (TensorList list : {gains, biases}) saved.insert(saved.end(), list.begin(), list.end());
+    saved.push_back(moments);
+    context->save_for_backward(std::move(saved));
+    context->saved_data["options"] = c10::List<double>({skip, branch, eps, double(rms), double(gains.size())});
+    return y;
+  }
+
+  // By reference: where nothing else holds the gradient, its memory serves for one of the results.
+  static Variables backward(Context* context, Variables& gradients) {
+    const Tensor& gradient = gradients[0];
+    const Variables saved = context->get_saved_variables();
+    const auto numbers = context->saved_data["options"].toDoubleVector();
+    const Options o{numbers[0], numbers[1], numbers[2], numbers[3] != 0};
+    const size_t steps = numbers[4], inputs = saved.size() - 1;
+    if (at::GradMode::is_enabled()) return differentiable(context, saved, steps, o, gradient);
+    const TensorList all(saved), gains = all.slice(2, steps), biases = all.slice(2 + steps, inputs - 2 - steps);
+    const bool wanted_x = context->needs_input_grad(0), wanted_f = context->needs_input_grad(1);
+    bool wanted_params = false;
+    for (size_t i = 2; i < inputs; ++i) wanted_params = wanted_params || context->needs_input_grad(i);
+    Tensors found;
+    if (is_plain(gradient)) {
+      const bool alone = gradient.use_count() == 1 && gradient.storage().use_count() == 1;
+      found = skip_norm_gradients(
+          gradient, saved[0], saved[1], gains, biases, saved.back(), o, wanted_x, wanted_f, wanted_params, alone);
+    } else {
+      static const auto op = handle<decltype(skip_norm_backward)>("fairseq_rskip::skip_norm_moments_backward");
+      found = op.call(
+          gradient, saved[0], saved[1], gains, biases, saved.back(), o.skip, o.branch, o.eps, o.rms, wanted_x, wanted_f,
+          wanted_params);
+    }
+    const bool shared = is_shared(saved[0], saved[1], gains, o);
+    Variables results(inputs + 4);
+    size_t next = 0;
+    if (wanted_x) results[0] = found[next++];
+    if (wanted_f) results[1] = wanted_x && shared ? results[0] : found[next++];
+    for (size_t i = 2; wanted_params && i < inputs; ++i) results[i] = found[next++];
+    return results;
+  }
+
+  // The gradients as functions of the inputs, for a second derivative: those of the reference.
+  static Variables differentiable(
+      Context* context, const Variables& saved, size_t steps, const Options& o, const Tensor& gradient) {
+    Variables inputs, wanted, results(saved.size() + 3);
+    for (size_t i = 0; i + 1 < saved.size(); ++i) {
+      inputs.push_back(saved[i].view_as(saved[i]));  // a tensor may stand in two places
+      if (context->needs_input_grad(i)) wanted.push_back(inputs[i]);
+    }
+    const TensorList all(inputs);
+    static const auto op = handle<decltype(skip_norm)>("fairseq_rskip::skip_norm_reference");
+    const Tensor y = op.call(
+        inputs[0], inputs[1], all.slice(2, steps), all.slice(2 + steps), o.skip, o.branch, o.eps, o.rms);
+    const Variables found = torch::autograd::grad({y}, wanted, {gradient}, true, true);
+    for (size_t i = 0, next = 0; i < inputs.size(); ++i)
+      if (context->needs_input_grad(i)) results[i] = found[next++];
+    return results;
+  }
+};
+
+Tensor skip_norm_autograd(
+    const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, double skip, double branch, double eps,
+    bool rms) {
+  bool differentiable = x.requires_grad() || f.requires_grad();
+  for (TensorList list : {gains, biases})
+    for (const Tensor& parameter : list) differentiable = differentiable || parameter.requires_grad();
+  if (differentiable && at::GradMode::is_enabled())
+    return SkipNorm::apply(x, f, gains, biases, skip, branch, eps, rms);
+  at::AutoDispatchBelowADInplaceOrView below;  // generation: without the cost of a node
+  static const auto op = handle<decltype(skip_norm)>("fairseq_rskip::skip_norm");
+  return op.call(x, f, gains, biases, skip, branch, eps, rms);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fairseq_rskip, CPU, m) {
@@ -334,6 +446,10 @@ TORCH_LIBRARY_IMPL(fairseq_rskip, CPU, m) {
   m.impl("skip_norm_moments_backward", skip_norm_backward);
   m.impl("skip_mix", skip_mix);
   m.impl("skip_mix_backward", skip_mix_backward);
+}
+
+TORCH_LIBRARY_IMPL(fairseq_rskip, AutogradCPU, m) {
+  m.impl("skip_norm", skip_norm_autograd);
 }
 
 }  // namespace rskip

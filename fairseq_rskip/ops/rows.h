@@ -131,12 +131,17 @@ class Group {
   // From g, the gradient of y, to those of x and f, with the moments as forward left them; adds those of gains and biases
   // to d_params, [steps][2][nv].
   void backward(const Vec* x, const Vec* f, const Vec* g, Vec* d_x, Vec* d_f, Vec* d_params) {
-    normalise(x, f);
     const auto upstream = [g, ahead = size](int64_t i, int64_t, int) {
       __builtin_prefetch(g + i + ahead);
       return g[i];
     };
-    descend(g, upstream, [](int64_t) { return [](Vec d, int64_t, int64_t, int) { return d; }; }, d_x, d_f, d_params);
+    if (p.steps == 2) {
+      gather(1, d_params, upstream, both(x, f));
+    } else {
+      normalise(x, f);
+      gather(p.steps - 1, d_params, upstream, stored(p.steps - 1));
+    }
+    descend(g, [](int64_t) { return [](Vec d, int64_t, int64_t, int) { return d; }; }, d_x, d_x, d_f, d_params);
   }
 
   // Fills y with sum_k p_k y_k. The p of each step stand in `weights`: set before, or here where rows halt by themselves:
@@ -186,7 +191,8 @@ class Group {
         return direction ? d + slope[r] * direction[v] : d;
       };
     };
-    descend(d_f, upstream, more, d_x, d_f, d_params);
+    gather(last, d_params, upstream, stored(last));
+    descend(d_f, more, d_f, d_x, d_f, d_params);
   }
 
   // The moments from x and f, where forward left none.
@@ -307,29 +313,28 @@ class Group {
     }
   }
 
-  // From g, the gradient of the last y_k as `upstream` gives it for the first time, back through all steps; `more(k)` adds
-  // to what reaches y_k from behind what reaches it otherwise. d_f holds the gradient of y_k on its way, and d_x the sum of
-  // those of the z_k.
-  template <class First, class More>
-  RSKIP_INLINE void descend(const Vec* g, First upstream, More more, Vec* d_x, Vec* d_f, Vec* d_params) {
+  // From g, the gradient of the last y_k, already gathered, back through all steps; `more(k)` adds to what reaches y_k from
+  // behind what reaches it otherwise. d_x holds the sum of the gradients of the z_k, and d_f the gradient of y_k on its way:
+  // that of the last but one stands in `first`, which is d_x where `more` adds nothing.
+  template <class More>
+  RSKIP_INLINE void descend(const Vec* g, More more, Vec* first, Vec* d_x, Vec* d_f, Vec* d_params) {
     const int64_t last = p.steps - 1;
-    gather(last, d_params, upstream);
     for (int64_t k = last; k > 0; --k) {
       const auto derivative = this->derivative(k, g);
       const auto whole = more(k - 1);
       if (k == last) {
         gather(k - 1, d_params, [=](int64_t i, int64_t v, int r) {
           const Vec d = d_x[i] = derivative(i, v, r);
-          return d_f[i] = whole(d, i, v, r);
-        });
+          return first == d_x ? d : first[i] = whole(d, i, v, r);
+        }, stored(k - 1));
       } else {
         gather(k - 1, d_params, [=](int64_t i, int64_t v, int r) {
           const Vec d = derivative(i, v, r);
           d_x[i] += d;
           return d_f[i] = whole(d, i, v, r);
-        });
+        }, stored(k - 1));
       }
-      g = d_f;
+      g = k == last ? first : d_f;
     }
     const auto derivative = this->derivative(0, g);
     const T skip = p.skip, branch = p.branch;
@@ -343,9 +348,26 @@ class Group {
     });
   }
 
-  // Adds the gradients of step k's gain and bias, and readies derivative(k): `upstream` gives its y's gradient.
-  template <class F>
-  RSKIP_INLINE void gather(int64_t k, Vec* d_params, F upstream) {
+  // What gives step k's n: as it stands in memory; or of two steps, computed from the moments and stored.
+  auto stored(int64_t k) const {
+    return [n = memory.get() + k * size](int64_t i, int64_t, int) { return n[i]; };
+  }
+
+  auto both(const Vec* x, const Vec* f) const {
+    return [=, skip = p.skip, branch = p.branch, one = at(0), two = at(1), n = memory.get(), ahead = size](
+               int64_t i, int64_t v, int r) RSKIP_INLINE {
+      __builtin_prefetch(x + i + ahead);
+      __builtin_prefetch(f + i + ahead);
+      const Vec skipped = skip * x[i];
+      const Vec first = n[i] = one.normed(skipped + rounded(branch * f[i]), r);
+      const Vec y = one.y(first, v);
+      return n[i + ahead] = two.normed(skipped + y, r);
+    };
+  }
+
+  // Adds the gradients of step k's gain and bias, and readies derivative(k): `upstream` gives its y's gradient, `normed` n.
+  template <class F, class N>
+  RSKIP_INLINE void gather(int64_t k, Vec* d_params, F upstream, N normed) {
     const Step step = at(k);
     Vec *const d_gain = d_params + 2 * k * nv, *const d_bias = d_gain + nv;
     Vec first[R], second[R];
@@ -355,7 +377,7 @@ class Group {
         Vec of_gain = {}, of_bias = {};
         for (int r = 0; r < kBlock; ++r) {
           const int64_t i = (block + r) * nv + v;
-          const Vec g = upstream(i, v, block + r), n = step.n[i], t = g * step.gain[v];
+          const Vec g = upstream(i, v, block + r), n = normed(i, v, block + r), t = g * step.gain[v];
           a[r] += t;
           b[r] += t * n;
           of_gain += g * n;

@@ -196,3 +196,19 @@ def test_no_warning_where_all_is_well(backend):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert in_use().name == "cpu"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_gradient_that_someone_holds_is_not_overwritten(kept, backend):
+    leaves = [torch.randn(3, 16, requires_grad=True), *(torch.randn(16, requires_grad=True) for _ in range(4))]
+    found, held = [], []
+    for choice in ("reference", "cpu"):
+        backend(choice)
+        x, *parameters = y, *_ = leaves
+        for _ in range(3):
+            y = skip_norm(y, x * 2.0, parameters[:2], parameters[2:])
+            if kept:
+                y.register_hook(held.append)
+        found.append(torch.autograd.grad(y.square().sum(), leaves))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(held[3:], held[:3], rtol=1e-4, atol=1e-4)
