@@ -1,13 +1,11 @@
 """Agreement with code that nobody here wrote: same weights in, same outputs and gradients out, in float64.
 
-``make test-peers`` installs the packages of requirements.txt; a test whose package is missing is skipped. Tolerance:
+``make test-peers`` installs the packages of requirements.txt in a folder on PYTHONPATH; a test whose package is missing is skipped. Tolerance:
 1e-10, relative and absolute, except where a test says otherwise. Where a peer differs from its paper the test says so.
 """
 
 import importlib
 import math
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +17,6 @@ from fairseq_rskip.analysis.coefficients import constants
 from fairseq_rskip.norms import create_norm
 from fairseq_rskip.residual import PLAIN, Place, SkipConnection
 
-sys.path.append(os.environ.get("RSKIP_PEERS", ".venv-peers"))
 D = 6
 ENCODER = Place("encoder", "ffn", 5, 6, 6, 1, 2, 3)
 pytestmark = pytest.mark.usefixtures("stock_operators")
