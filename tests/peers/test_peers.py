@@ -1,7 +1,8 @@
 """Agreement with code that nobody here wrote: same weights in, same outputs and gradients out, in float64.
 
-``make test-peers`` installs the packages of requirements.txt in a folder on PYTHONPATH; a test whose package is missing is skipped. Tolerance:
-1e-10, relative and absolute, except where a test says otherwise. Where a peer differs from its paper the test says so.
+``make test-peers`` installs the packages of requirements.txt in a folder on PYTHONPATH; a test whose package is missing
+is skipped. Tolerance: 1e-10, relative and absolute, except where a test says otherwise. Where a peer differs from its
+paper the test says so.
 """
 
 import importlib
