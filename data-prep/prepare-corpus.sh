@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Your own parallel text to a fairseq data-bin; `-h` shows the usage.
+set -euo pipefail
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # IWSLT'15 English-Vietnamese as Stanford NLP and the paper use it; `-h` shows the usage.
+set -euo pipefail
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

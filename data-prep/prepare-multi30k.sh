@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Multi30k (Elliott et al. 2016), English image captions to German or French; `-h` shows the usage.
+set -euo pipefail
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

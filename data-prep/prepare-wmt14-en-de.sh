@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # WMT'14 English-German as in the paper (4.5M pairs); `-h` shows the usage.
+set -euo pipefail
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

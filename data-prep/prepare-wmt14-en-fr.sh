@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # WMT'14 English-French as in the paper (36M pairs); `-h` shows the usage.
+set -euo pipefail
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
