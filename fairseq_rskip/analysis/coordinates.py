@@ -8,6 +8,7 @@ log size over log width: 0 where they do not depend on each other.
 
 import argparse
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import linear_regression
@@ -75,8 +76,13 @@ def slope(rows: Sequence[Row]) -> float:
 
 
 def report(options: argparse.Namespace, stem: Path) -> None:
-    """Measure every kind; write ``stem``'s CSV and figure, print the slopes."""
-    rows = [row for kind in KINDS for row in measure(kind)]
+    """Measure every kind; write ``stem``'s CSV and figure, print the slopes. On one thread: the matrices are small."""
+    threads, rows = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    for number, kind in enumerate(KINDS, 1):
+        print(f"{kind} ({number} of {len(KINDS)})", file=sys.stderr, flush=True)
+        rows += measure(kind)
+    torch.set_num_threads(threads)
     about = f"{BLOCKS} blocks, {STEPS} Adam steps at {RATE:g}, widths {', '.join(map(str, WIDTHS))}"
     figures.write(stem, rows, draw(rows), table(rows), about)
 
@@ -106,6 +112,7 @@ def draw(rows: Sequence[Row]) -> Any:
         axis.set_xticks(WIDTHS, map(str, WIDTHS))
         sizes = [row["size"] for row in ends]
         axis.set_ylim(min(sizes) / 1.5, max(sizes) * 1.5)  # so that a change of a per cent does not fill a panel
+        axis.yaxis.set_major_formatter("{x:g}")
         axis.minorticks_off()
     figure.suptitle(f"rms of each block's output against width: at the start (dotted) and after {STEPS} steps")
     return figure
