@@ -12,6 +12,14 @@ if importlib.util.find_spec("fairseq._today") is None:
         "torch and numpy of its own time (docs/fairseq.md)"
     )
 
-from fairseq_rskip.models import _help, skip_transformer  # noqa: E402
+from fairseq.models import ARCH_MODEL_REGISTRY  # noqa: E402
+
+from fairseq_rskip.models import _building, _help, language_model, skip_transformer  # noqa: E402, F401
+
+
+def skip_architectures() -> list[str]:
+    """The names of the architectures whose residuals are skip connections."""
+    return [name for name, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, _building.SkipModel)]
+
 
 _help.show_model_options(skip_transformer.SkipTransformerModel)

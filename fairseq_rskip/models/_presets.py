@@ -1,4 +1,5 @@
-"""The one table of architectures: ``transformer_<variant><size>``, every variant in seven sizes."""
+"""The table of architectures: ``transformer_<variant><size>`` for translation, ``transformer_lm_<variant><size>`` for
+language modelling, every variant in every size."""
 
 import copy
 import re
@@ -13,6 +14,7 @@ from fairseq.models.transformer.transformer_config import (
     QuantNoiseConfig,
     TransformerConfig,
 )
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 
 from fairseq_rskip.modules.fixnorm import FixNormConfig
 from fairseq_rskip.modules.skip_config import SkipConfig
@@ -85,8 +87,48 @@ SIZES: dict[str, dict[str, Any]] = {
     "_vaswani_wmt_en_fr_big": {**_BIG, "dropout": 0.1},
 }
 
-# fields of fairseq's config that would add a residual of fairseq's own (BASE layers) or only serve old checkpoints
+# the same for language models: fairseq's ``transformer_lm``, _gpt and _wiki103
+LM_SIZES: dict[str, dict[str, Any]] = {
+    "": {},
+    "_tiny": {
+        "decoder_embed_dim": 64,
+        "decoder_ffn_embed_dim": 64,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 2,
+    },
+    "_gpt": {
+        "decoder_embed_dim": 768,
+        "decoder_ffn_embed_dim": 3072,
+        "decoder_layers": 12,
+        "decoder_attention_heads": 12,
+        "attention_dropout": 0.1,
+        "activation_fn": "gelu",
+    },
+    # Baevski and Auli 2019: adaptive input and softmax, pre-norm without a norm after the last layer
+    "_wiki103": {
+        "decoder_embed_dim": 1024,
+        "decoder_ffn_embed_dim": 4096,
+        "decoder_layers": 16,
+        "dropout": 0.3,
+        "attention_dropout": 0.1,
+        "activation_dropout": 0.1,
+        "adaptive_input": True,
+        "adaptive_input_cutoff": "20000,60000",
+        "adaptive_softmax_cutoff": "20000,60000",
+        "adaptive_softmax_dropout": 0.2,
+        "tie_adaptive_weights": True,
+        "tie_adaptive_proj": True,
+        "no_decoder_final_norm": True,
+    },
+}
+
+_LM_NAMES = {"gpt2": "gpt2_init"}  # fairseq has a transformer_lm_gpt2_tiny of its own, of another width
+
+# fields of fairseq's configs that would add a residual of fairseq's own (BASE layers), change the sublayer (NormFormer)
+# or only serve old checkpoints
 _LEFT_OUT = {"char_inputs", "base_layers", "base_sublayers", "base_shuffle", "_name"}
+_LEFT_OUT |= {"scale_fc", "scale_attn", "scale_heads", "scale_resids"}
+_LEFT_OUT |= {"character_embeddings", "character_filters", "character_embedding_dim", "char_embedder_highway_layers"}
 _FOLLOWS_ENCODER = {"decoder_embed_dim", "decoder_ffn_embed_dim"}
 _FOLLOWS_DECODER = {"decoder_input_dim", "decoder_output_dim"}
 
@@ -119,30 +161,52 @@ SkipTransformerConfig = make_dataclass(
 )
 
 
-def arch_config(arch: str, defaults: dict[str, Any]) -> type[FairseqDataclass]:
-    """A dataclass like :data:`SkipTransformerConfig` whose defaults are the architecture's, so that they hold wherever
-    fairseq builds a model: command line, hydra, checkpoint.
+def _lm_fields() -> Iterator[tuple[str, Any, Any]]:
+    """The fields of fairseq's ``TransformerLanguageModelConfig``; input and output follow the decoder's dimension."""
+    for item in fields(TransformerLanguageModelConfig):
+        kind, default, metadata = item.type, item.default, dict(item.metadata)
+        if item.name in _FOLLOWS_DECODER:
+            kind, default = Optional[int], None
+            metadata["help"] += " (default: the decoder's embedding dimension)"
+        if item.name not in _LEFT_OUT:
+            yield item.name, kind, field(default=default, metadata=metadata)
 
-    Some three hundred are made when the plugin is imported: ``make_dataclass`` would compile a constructor for each.
+
+SkipLanguageModelConfig = make_dataclass(
+    "SkipLanguageModelConfig",
+    list(_lm_fields()),
+    bases=(SkipConfig, FixNormConfig, SkipLogConfig),
+    namespace={"__doc__": "Every option of a skip language model, flat; the defaults are Base with rSkip+LN, λ = 2."},
+)
+
+
+def arch_config(base: type[FairseqDataclass], arch: str, defaults: dict[str, Any]) -> type[FairseqDataclass]:
+    """A dataclass like ``base`` whose defaults are the architecture's, so that they hold wherever fairseq builds a
+    model: command line, hydra, checkpoint.
+
+    Some five hundred are made when the plugin is imported: ``make_dataclass`` would compile a constructor for each.
     """
-    known = dict(SkipTransformerConfig.__dataclass_fields__)
+    known = dict(base.__dataclass_fields__)
     for name, value in defaults.items():
         known[name] = copy.copy(known[name])
         known[name].default = value
 
     def __init__(self, **values):
-        SkipTransformerConfig.__init__(self, **{**defaults, **values})
+        base.__init__(self, **{**defaults, **values})
 
     members = {"__init__": __init__, "__dataclass_fields__": known, **defaults}
-    return type(f"SkipTransformerConfig_{arch}", (SkipTransformerConfig,), members)
+    return type(f"{base.__name__}_{arch}", (base,), members)
 
 
-def architectures() -> Iterator[tuple[str, type[FairseqDataclass]]]:
-    """Every architecture's name and config."""
+def architectures(base: type[FairseqDataclass]) -> Iterator[tuple[str, type[FairseqDataclass]]]:
+    """Name and config of every architecture whose config is a ``base``."""
+    prefix, sizes, names = "transformer", SIZES, {}
+    if base is SkipLanguageModelConfig:
+        prefix, sizes, names = "transformer_lm", LM_SIZES, _LM_NAMES
     for variant, skip in VARIANTS.items():
-        for size, sizes in SIZES.items():
-            arch = f"transformer_{variant}{size}"
-            yield arch, arch_config(arch, {**skip, **sizes})
+        for size, values in sizes.items():
+            arch = f"{prefix}_{names.get(variant, variant)}{size}"
+            yield arch, arch_config(base, arch, {**skip, **values})
 
 
 # file of fairseq_rskip.residual -> title of its rules in :func:`overview`
@@ -180,17 +244,22 @@ def overview() -> str:
                 given = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in list(skip.items())[1:])
                 lines.append(f"  {variant:{width}}  {equation(skip['skip_kind'])}{f'  ({given})' if given else ''}")
         lines.append("")
-    dims = {"encoder_embed_dim": 512, "encoder_layers": 6, "encoder_ffn_embed_dim": 2048, "encoder_attention_heads": 8}
-    lines.append("Sizes (encoder layers × width, feed-forward width, heads):")
-    for size, changes in SIZES.items():
-        dim, layers, ffn, heads = (changes.get(name, default) for name, default in dims.items())
-        lines.append(f"  {size.lstrip('_') or 'none':23}  {layers} × {dim}, {ffn}, {heads}")
+    for side, sizes, title in (
+        ("encoder", SIZES, "Sizes (encoder layers × width, feed-forward width, heads):"),
+        ("decoder", LM_SIZES, "Sizes of --task language_modeling --arch transformer_lm_RULE, layers as above:"),
+    ):
+        lines.append(title)
+        dims = {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8}
+        for size, changes in sizes.items():
+            layers, dim, ffn, heads = (changes.get(f"{side}_{name}", default) for name, default in dims.items())
+            lines.append(f"  {size.lstrip('_') or 'none':23}  {layers} × {dim}, {ffn}, {heads}")
     return "\n".join(lines)
 
 
-def resolve(cfg) -> TransformerConfig:
-    """fairseq's nested config of a flat one (dataclass or DictConfig), with the skip options as ``.skip``."""
-    flat = {f.name: getattr(cfg, f.name) for f in fields(SkipTransformerConfig) if f.name != "_name"}
+def resolve(cfg, base: type[FairseqDataclass] = SkipTransformerConfig) -> TransformerConfig:
+    """fairseq's nested config of a flat one (dataclass or DictConfig of ``base``), with the skip options as ``.skip``
+    and the names of its stacks as ``.sides``. A language model's encoder has no layers."""
+    flat = {f.name: getattr(cfg, f.name) for f in fields(base) if f.name != "_name"}
     skip = SkipConfig(**{f.name: flat.pop(f.name) for f in fields(SkipConfig) if f.name != "_name"})
     for f in fields(SkipLogConfig):
         flat.pop(f.name, None)  # of the training, not of the model
@@ -201,5 +270,7 @@ def resolve(cfg) -> TransformerConfig:
     config = TransformerConfig()
     for name, value in flat.items():
         setattr(config, name, value)
-    config.skip = skip
+    config.skip, config.sides = skip, ("encoder", "decoder")
+    if base is SkipLanguageModelConfig:
+        config.sides, config.encoder.layers = ("decoder",), 0
     return config

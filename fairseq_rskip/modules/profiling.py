@@ -93,6 +93,6 @@ def first_batch(task: Any) -> Any:
 
 def token_loss(model: nn.Module, sample: Any) -> Tensor:
     """Cross entropy per target token of ``sample``."""
-    logits = model(**sample["net_input"])[0]
+    scores = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True, sample=sample)
     padding = model.decoder.padding_idx
-    return F.cross_entropy(logits.flatten(0, 1).float(), sample["target"].flatten(), ignore_index=padding)
+    return F.nll_loss(scores.flatten(0, 1).float(), sample["target"].flatten(), ignore_index=padding)

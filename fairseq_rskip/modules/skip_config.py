@@ -46,43 +46,45 @@ class _SkipOptions:
         options = {"place": place, "pre_norm": pre_norm, "update_in_no_grad": update_in_no_grad}
         return SkipConnection(dim, kind=str(self.skip_kind), **options, **self.given())
 
-    def check(self, arch: str, pre_norm: bool) -> SkipConnection:
-        """A skip connection of one feature. Raises :class:`~fairseq_rskip.errors.UserError` where options contradict
-        each other or the architecture."""
+    def check(self, arch: str, place: Place, pre_norm: bool) -> SkipConnection:
+        """A skip connection of one feature at ``place``. Raises :class:`~fairseq_rskip.errors.UserError` where options
+        contradict each other or the architecture."""
         try:
-            return self.build(1, pre_norm=pre_norm)
+            return self.build(1, place, pre_norm=pre_norm)
         except ValueError as error:
             given = " ".join(f"--{flag(name).replace('_', '-')} {value}" for name, value in self.given().items())
             chosen = f"--arch {arch} with --skip-kind {self.skip_kind} {given}".rstrip()
             normalised = " (--encoder-normalize-before or --decoder-normalize-before)" if pre_norm else ""
             raise UserError(f"{chosen}{normalised}: {in_terms_of_flags(str(error))}") from None
 
-    def check_layers(self, arch: str, config: Any) -> None:
-        """Raise :class:`~fairseq_rskip.errors.UserError` where ``config``, a ``TransformerConfig``, leaves out layers
-        between which the kind carries more than one tensor."""
+    def check_layers(self, arch: str, sides: dict[str, Any]) -> None:
+        """Raise :class:`~fairseq_rskip.errors.UserError` where one of ``sides``, parts of a ``TransformerConfig``,
+        leaves out layers between which the kind carries more than one tensor."""
         if self.build(1, Place(index=1, depth=2, sublayers=2)).widths[0] == 1:
             return
-        for side in ("encoder", "decoder"):
+        for side, layers in sides.items():
             for name in ("layerdrop", "layers_to_keep"):
-                if value := getattr(getattr(config, side), name):
+                if value := getattr(layers, name):
                     raise UserError(
                         f"--arch {arch} with --{side}-{name.replace('_', '-')} {value}: --skip-kind {self.skip_kind} "
                         "hands several tensors from layer to layer, and none can be left out: expected no such option"
                     )
 
-    def growth_warning(self, skip: SkipConnection, encoder_skips: int, decoder_skips: int) -> str:
-        """One line on the growth of a stream in which no norm stands after the sum, or "" where there is none."""
+    def growth_warning(self, skips: dict[str, int]) -> str:
+        """One line on the growth of a stream without a norm after the sum, "" where there is none; ``skips`` counts the
+        skip connections of each side."""
+        skip = self.build(1)
         scale = 1.0 if skip.post else stream_gain(skip)
         if scale <= 1:
             return ""
-        encoder, decoder = (scale**n if n * math.log(scale) < 700 else math.inf for n in (encoder_skips, decoder_skips))
-        largest = max(encoder, decoder)
+        growth = {side: scale**n if n * math.log(scale) < 700 else math.inf for side, n in skips.items()}
+        largest = max(growth.values())
+        through = " and ".join(f"{scale:g}^{skips[side]} = {g:.3g} through the {side}" for side, g in growth.items())
         verdict = "overflows" if largest > FP16_MAX else "comes close to the limit of"
         if largest < FP16_MAX / FP16_MARGIN:
             verdict = "is within"
         return (
-            f"a skip scaled by {scale:g} without a normalisation grows with depth: about {scale:g}^{encoder_skips} = "
-            f"{encoder:.3g} through the encoder and {scale:g}^{decoder_skips} = {decoder:.3g} through the decoder. "
+            f"a skip scaled by {scale:g} without a normalisation grows with depth: about {through}. "
             f"That {verdict} fp16 (largest value {FP16_MAX:g}); the way out is {way_out(skip)}"
         )
 

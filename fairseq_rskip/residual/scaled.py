@@ -218,7 +218,8 @@ class TFixup(ConstantSkip, norm=opt.NO_NORM):
     v, out, fc1 and fc2 start with 0.67 N^(-1/4) times Xavier's standard deviation in an encoder of N layers and
     (9M)^(-1/4) in a decoder of M, q and k with Xavier's; the embeddings of a side of N layers with (9N)^(-1/4) of
     theirs. One embedding for both sides is scaled once, by the encoder's factor. (The authors' code leaves q and k with
-    fairseq's 1/sqrt(2) of Xavier's.)
+    fairseq's 1/sqrt(2) of Xavier's.) A decoder without an encoder raises ``ValueError``: the paper has no factors for
+    it.
     """
 
     kind = "tfixup"
@@ -227,6 +228,8 @@ class TFixup(ConstantSkip, norm=opt.NO_NORM):
 
     def setup(self) -> None:
         depth = self.place.depth
+        if self.place.side == "decoder" and not self.place.other_depth:
+            raise ValueError("kind tfixup is derived for an encoder and a decoder: expected a model with an encoder")
         self.beta = 0.67 * depth**-0.25 if self.place.side == "encoder" else (9 * depth) ** -0.25
         self.embedding_scale = (9 * depth) ** -0.25
 

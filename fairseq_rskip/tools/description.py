@@ -75,12 +75,17 @@ def describe(arch: str, options: list[str], as_json: bool) -> None:
 
 def _ours(arch: str) -> str:
     """``arch``, or our architecture that equals it where it is one of stock fairseq's."""
-    from fairseq_rskip.models._presets import SIZES
+    from fairseq_rskip.models._presets import LM_SIZES, SIZES
 
-    if arch.removeprefix("transformer") not in SIZES:
+    lm, size = "transformer_lm", arch.removeprefix("transformer_lm")
+    if arch == lm or arch.removeprefix("transformer") in SIZES:
+        ours = f"{lm}_postln" if arch == lm else arch.replace("transformer", "transformer_postln", 1)
+        same = "post-norm, xskip with λ = 1"
+    elif arch.startswith(lm) and size in LM_SIZES:
+        ours, same = f"{lm}_preln{size}", "pre-norm"
+    else:
         return arch
-    ours = arch.replace("transformer", "transformer_postln", 1)
-    print_line(f"{arch} is stock fairseq's; the same model here is {ours} (post-norm, xskip with λ = 1)", "stderr")
+    print_line(f"{arch} is stock fairseq's; the same model here is {ours} ({same})", "stderr")
     return ours
 
 
@@ -88,10 +93,9 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
     from fairseq import models
     from fairseq.data import Dictionary
 
-    import fairseq_rskip.models  # noqa: F401  (registers the architectures)
-    from fairseq_rskip.models._presets import SIZES, VARIANTS
+    from fairseq_rskip.models import skip_architectures
 
-    known = [f"transformer_{variant}{size}" for variant in VARIANTS for size in SIZES]
+    known = skip_architectures()
     if arch not in known:
         hint = f"{did_you_mean(arch, known)} expected resnet20, resnet110 or another 6n+2, or one of ours"
         raise UserError(f"no architecture named {arch!r}; {hint} that rskip train --archs lists")
@@ -100,6 +104,7 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
     given = vars(parser.parse_args(options))
     words = Dictionary()
     task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
+    given = {"max_target_positions": 1024, **given}  # of a language model, the task's
     logging.getLogger("fairseq_rskip").setLevel(logging.WARNING)
     try:
         return models.build_model(Namespace(arch=arch, **given), task)

@@ -49,6 +49,14 @@ def test_constants_are_those_of_the_place(capsys):
     assert [round(skip["constants"]["1/sqrt(l)"], 4) for skip in skips[:4]] == [1, 1, 0.7071, 0.7071]
 
 
+def test_a_language_model_is_a_decoder_alone(capsys):
+    skips = described(capsys, "transformer_lm_deepnorm_tiny", "--decoder-layers", "6")["skips"]
+    assert [(skip["side"], skip["sublayer"]) for skip in skips] == 6 * [("decoder", "self_attn"), ("decoder", "ffn")]
+    assert {round(skip["constants"]["lambda"], 4) for skip in skips} == {round(12**0.25, 4)}
+    assert main(["describe", "transformer_lm_gpt", "--decoder-layers", "1"]) == 0
+    assert "the same model here is transformer_lm_preln_gpt (pre-norm)" in capsys.readouterr().err
+
+
 def test_a_parameter_that_a_layer_shares_is_counted_once(capsys):
     found = described(capsys, "transformer_rezero_tiny")
     assert [skip["rule_parameters"] for skip in found["skips"]] == [1, 0, 1, 0, 1, 0, 0, 1, 0, 0]

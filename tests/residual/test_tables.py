@@ -6,7 +6,7 @@ from pathlib import Path
 from skip_variants import VARIANTS as EQUATIONS
 from stream_rules import RULES
 
-from fairseq_rskip.models._presets import FAMILIES, SIZES, VARIANTS, equation, overview
+from fairseq_rskip.models._presets import FAMILIES, LM_SIZES, SIZES, VARIANTS, equation, overview
 from fairseq_rskip.residual import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,5 +60,5 @@ def test_documented_architectures_are_those_that_there_are():
 def test_the_overview_shows_every_rule_and_size_once():
     lines = overview().splitlines()
     names = [line.split()[0] for line in lines if line.startswith("  ")]
-    assert sorted(names) == sorted([*VARIANTS, *(size.lstrip("_") or "none" for size in SIZES)])
+    assert sorted(names) == sorted([*VARIANTS, *(size.lstrip("_") or "none" for size in [*SIZES, *LM_SIZES])])
     assert max(map(len, lines)) <= 130

@@ -18,10 +18,10 @@ def prepare(argv: list[str]) -> dict | None:
     own, _ = read_own(argv)
     if own.archs:
         known = load_architectures(own.user_dir)
-        from fairseq_rskip.models._presets import SIZES, VARIANTS, overview
+        from fairseq_rskip.models import skip_architectures
+        from fairseq_rskip.models._presets import overview
 
-        ours = {f"transformer_{variant}{size}" for variant in VARIANTS for size in SIZES}
-        print(f"{overview()}\n\nfairseq's own:\n{', '.join(sorted(known.keys() - ours))}")
+        print(f"{overview()}\n\nfairseq's own:\n{', '.join(sorted(known.keys() - skip_architectures()))}")
         return None
     if not own.dry_run:
         print_line("starting: reading the options and the data takes some seconds", "stderr")

@@ -1,0 +1,111 @@
+"""What all architectures share: their registration, the checks of their options, and what follows once one is built."""
+
+import logging
+
+from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model, register_model_architecture
+from hydra.core.config_store import ConfigNode, ConfigStore
+from omegaconf import OmegaConf
+
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.models._presets import resolve
+from fairseq_rskip.modules import fixnorm, skip_log, training
+from fairseq_rskip.modules.profiling import profile_starts
+from fairseq_rskip.modules.skip_config import check_heads
+from fairseq_rskip.modules.upgrade import check_rule
+from fairseq_rskip.residual import Place, Weight, skips
+from fairseq_rskip.residual.adaptive import costs_of_halting
+from fairseq_rskip.residual.state import WithRule
+
+logger = logging.getLogger(__name__)
+
+
+class SkipModel(WithRule):
+    """A fairseq model over skip connections. A subclass is registered for each architecture, with a config whose
+    defaults are the architecture's."""
+
+    kind = ""
+
+    def rule(self):
+        """What a checkpoint's parameters fit beside the skip connections, and must not: FixNorm has none of its own."""
+        return {"kind": self.kind, "fix_norm": bool(self.decoder.cfg.fix_norm)}
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        """Raises :class:`~fairseq_rskip.errors.UserError`, too, for a checkpoint of another rule."""
+        super().upgrade_state_dict_named(state_dict, name)
+        check_rule(state_dict, name, self)
+
+
+def stacks(model) -> dict:
+    """The model's encoder and decoder, or its decoder alone, by name."""
+    return {name: getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)}
+
+
+def checked(model_class, cfg, base):
+    """fairseq's nested config of ``cfg``, a flat one of ``base``. Raises :class:`~fairseq_rskip.errors.UserError` where
+    its options contradict each other."""
+    arch = getattr(cfg, "_name", None) or model_class.__name__
+    skip_log.check_interval(cfg.skip_log_interval)
+    config = resolve(cfg, base)
+    sides = {name: getattr(config, name) for name in config.sides}
+    place = Place(list(sides)[-1], depth=1, other_depth=len(sides) - 1)
+    skip = config.skip.check(arch, place, pre_norm=any(side.normalize_before for side in sides.values()))
+    config.skip.check_layers(arch, sides)
+    for name, side in sides.items():
+        check_heads(name, side.embed_dim, side.attention_heads)
+        if side.ffn_embed_dim < 1:
+            raise UserError(f"--{name}-ffn-embed-dim {side.ffn_embed_dim}: expected an integer >= 1")
+    if config.checkpoint_activations and costs_of_halting(skip):
+        raise UserError(
+            f"--arch {arch} with --checkpoint-activations: what halting costs would have no gradient there, "
+            "expected --skip-halt-cost 0"
+        )
+    fixnorm.check(arch, config)
+    return config
+
+
+def finish(model, config, task, skip_log_interval: int) -> None:
+    """Warn of growth, set what starts the rule scales or reads off a batch, and make ``task`` log and report."""
+    warning = config.skip.growth_warning({name: len(skips(stack)) for name, stack in stacks(model).items()})
+    if warning:
+        logger.warning(warning)
+    _scale_embeddings(model)
+    profile_starts(task, model)
+    training.attach(task, model, skip_log_interval)
+
+
+def _scale_embeddings(model) -> None:
+    """Let the rule scale what each stack's embedding starts with; one that both share once, as the encoder's."""
+    scaled = set()
+    for stack in stacks(model).values():
+        weight = getattr(stack.embed_tokens, "weight", None)
+        if weight is not None and weight not in scaled:
+            scaled.add(weight)
+            for skip in list(skips(stack).values())[:1]:
+                skip.initialise({"embedding": Weight(weight, weight.size(1) ** -0.5)})
+
+
+class _Node(ConfigNode):
+    """hydra's entry for an architecture, whose config is made when it is asked for: making one takes 7 ms."""
+
+    def __init__(self, arch, config):
+        self.name, self.group, self.package, self.provider = f"{arch}.yaml", "model", None, "fairseq"
+        self.config = config
+
+    def __getattr__(self, name):
+        if name != "node":
+            raise AttributeError(name)
+        values = self.config()
+        values._name = self.name[: -len(".yaml")]
+        self.node = OmegaConf.structured(values)
+        return self.node
+
+
+def register(model_class, arch, config) -> None:
+    """What ``register_model(arch, dataclass=config)`` does to a subclass of ``model_class``, without making the
+    config."""
+    model = type(arch, (model_class,), {"__doc__": model_class.__doc__})
+    register_model(arch)(model)
+    setattr(model, "__dataclass", config)  # noqa: B010 (fairseq's name for it, which the decorator has set to None)
+    MODEL_DATACLASS_REGISTRY[arch] = config
+    register_model_architecture(arch, arch)(lambda _: None)
+    ConfigStore.instance().repo.setdefault("model", {})[f"{arch}.yaml"] = _Node(arch, config)

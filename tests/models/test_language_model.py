@@ -1,0 +1,176 @@
+"""Language models: stock fairseq's at λ = 1, every rule of the table, training with fairseq's own commands."""
+
+import json
+import math
+import random
+from argparse import Namespace
+
+import pytest
+import torch
+from conftest import LETTERS, ROOT, run_checked
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from transformer_helpers import build, dictionary, pad, randomise, sentences, stock_defaults
+
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.models._presets import SkipLanguageModelConfig, architectures
+from fairseq_rskip.residual import skips
+
+TINY = {"decoder_embed_dim": 32, "decoder_ffn_embed_dim": 48, "decoder_layers": 2, "decoder_attention_heads": 2}
+TINY |= {"decoder_input_dim": 32, "decoder_output_dim": 32, "tokens_per_sample": 64, "max_target_positions": 64}
+EVERY = [arch for arch, _ in architectures(SkipLanguageModelConfig) if arch.endswith("_tiny") and "tfixup" not in arch]
+ADAPTIVE = {"adaptive_input": True, "adaptive_input_cutoff": "10,20", "adaptive_softmax_cutoff": "10,20"}
+TIED = {**ADAPTIVE, "tie_adaptive_weights": True, "tie_adaptive_proj": True}
+POST = ["transformer_lm_postln_tiny", "transformer_lm_xskip_ln_tiny", "transformer_lm_rskip_ln_tiny"]
+PRE_NORM = {"decoder_normalize_before": True}
+CASES = [
+    *((arch, {"skip_lambda": 1}, {}) for arch in POST),
+    ("transformer_lm_preln_tiny", {}, PRE_NORM),
+    ("transformer_lm_xskip_tiny", {"skip_lambda": 1, **PRE_NORM}, PRE_NORM),
+]
+OPTIONS = [
+    {},
+    {"share_decoder_input_output_embed": True},
+    {"layernorm_embedding": True, "decoder_input_dim": 16, "decoder_output_dim": 24},
+    {"decoder_learned_pos": True, "no_decoder_final_norm": True},
+    ADAPTIVE,
+    TIED,
+]
+
+
+def tokens(lengths=(9, 4, 6)):
+    return pad([[dictionary().eos(), *source] for source, _ in sentences(lengths)])
+
+
+def log_probabilities(model, inputs):
+    return model.get_normalized_probs(model(inputs), log_probs=True)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options) or "plain")
+@pytest.mark.parametrize(("arch", "ours", "stock"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+def test_lambda_1_is_stock_fairseqs_language_model(arch, ours, stock, options, stock_operators):
+    """A fresh one has the same weights from the same seed; one that loads a stock checkpoint says the same."""
+    theirs = build("transformer_lm", **{**TINY, **options, **stock})
+    model = build(arch, **{**TINY, **options, **ours})
+    assert torch.equal(log_probabilities(model, tokens()), log_probabilities(theirs, tokens()))
+    randomise(theirs)
+    model.load_state_dict(theirs.state_dict(), strict=True)
+    assert torch.equal(log_probabilities(model, tokens()), log_probabilities(theirs, tokens()))
+    draws = []
+    for each in (model, theirs):
+        torch.manual_seed(5)
+        draws += [(log_probabilities(each.train(), tokens()), torch.get_rng_state())]
+    assert all(torch.equal(one, other) for one, other in zip(*draws))
+
+
+@pytest.mark.parametrize("arch", EVERY)
+def test_every_rule_trains_and_decodes_one_token_at_a_time(arch, exact_attention):
+    model = build(arch, **TINY).double()
+    randomise(model)
+    inputs = tokens((6, 6, 6))
+    state: dict = {}
+    full = model(inputs)[0]
+    steps = [model.decoder(inputs[:, : i + 1], incremental_state=state)[0][:, -1] for i in range(inputs.size(1))]
+    assert ((torch.stack(steps, 1) - full).abs().max() / full.abs().max()).item() < 1e-10
+    full.logsumexp(-1).sum().backward()
+    assert {name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()} == set()
+    assert [skip.place.num_blocks_of_network for skip in skips(model).values()] == [4] * 4
+
+
+@pytest.mark.parametrize("arch", EVERY)
+def test_padding_and_company_do_not_change_a_text(arch, exact_attention):
+    model = build(arch, **TINY).double()
+    randomise(model)
+    inputs = tokens()
+    together = model(inputs)[0]
+    for row, found in zip(inputs, together):
+        alone = row[row.ne(dictionary().pad())]
+        torch.testing.assert_close(found[: len(alone)], model(alone[None])[0][0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("size", ["", "_gpt", "_wiki103"])
+def test_sizes_are_those_of_fairseqs_architecture(size):
+    stock = stock_defaults(f"transformer_lm{size}") if size else Namespace()
+    values = {**vars(MODEL_DATACLASS_REGISTRY["transformer_lm"]()), **vars(stock)}
+    ours = MODEL_DATACLASS_REGISTRY[f"transformer_lm_preln{size}"]()
+    followed = {"decoder_input_dim", "decoder_output_dim"}
+    own = {"decoder_normalize_before", "add_bos_token"}  # here the rule's and the task's
+    differing = {name for name, value in values.items() if hasattr(ours, name) and getattr(ours, name) != value}
+    assert differing <= followed | own
+    assert all(values[name] == values["decoder_embed_dim"] and getattr(ours, name) is None for name in followed)
+
+
+def test_the_adaptive_model_is_fairseqs(stock_operators):
+    small = {"adaptive_input_cutoff": "10,20", "adaptive_softmax_cutoff": "10,20", "decoder_layers": 1}
+    small |= {"tokens_per_sample": 64, "max_target_positions": 64}
+    ours = build("transformer_lm_preln_wiki103", **small)
+    stock = build("transformer_lm", **{**vars(stock_defaults("transformer_lm_wiki103")), **small})
+    assert torch.equal(log_probabilities(ours, tokens()), log_probabilities(stock, tokens()))
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "says"),
+    [
+        ("tfixup_tiny", {}, "kind tfixup is derived for an encoder and a decoder: expected a model with an encoder"),
+        ("rskip_ln_tiny", {"skip_lambda": 1.5}, "integer"),
+        ("rskip_ln_tiny", {"decoder_attention_heads": 7}, "--decoder-attention-heads 7 does not divide"),
+        ("hyper_tiny", {"decoder_layerdrop": 0.1}, "--decoder-layerdrop 0.1: --skip-kind hyper hands several tensors"),
+        ("scalenorm_wiki103", {}, "--fix-norm: expected neither --adaptive-input nor"),
+        ("rskip_ln_tiny", {"decoder_normalize_before": True}, "for kinds that need their norm"),
+    ],
+)
+def test_a_contradiction_is_one_clear_line(arch, changes, says):
+    with pytest.raises(UserError) as refused:
+        build(f"transformer_lm_{arch}", **{**TINY, **changes})
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_growth_is_that_of_the_decoder(caplog):
+    build("transformer_lm_xskip", **{**TINY, "decoder_layers": 6})
+    assert "about 2^12 = 4.1e+03 through the decoder." in caplog.text
+
+
+TRAINING = (
+    "--task language_modeling --tokens-per-sample 32 --sample-break-mode complete --batch-size 8 --optimizer adam "
+    "--lr 0.005 --lr-scheduler inverse_sqrt --warmup-updates 10 --seed 3 --cpu --num-workers 0 --log-format json "
+    "--max-update 60 --validate-interval-updates 30 --no-progress-bar --no-epoch-checkpoints"
+).split()
+PLUGIN = ["--user-dir", str(ROOT / "fairseq_rskip")]
+
+
+@pytest.fixture(scope="session")
+def letters(tmp_path_factory):
+    """The data-bin of texts in which a letter's successor in the alphabet, mostly, follows it."""
+    folder, rng = tmp_path_factory.mktemp("letters"), random.Random(1)
+    for split, lines in {"train": 300, "valid": 30, "test": 30}.items():
+        with open(folder / split, "w", encoding="utf-8") as file:
+            for _ in range(lines):
+                start = rng.randrange(10)
+                words = [LETTERS[(start + i) % 10] if rng.random() < 0.9 else rng.choice(LETTERS) for i in range(12)]
+                file.write(" ".join(words) + "\n")
+    splits = [option for split in ("train", "valid", "test") for option in (f"--{split}pref", folder / split)]
+    run_checked(["fairseq-preprocess", "--only-source", *splits, "--destdir", folder / "data-bin"])
+    return folder / "data-bin"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arch",
+    ["rskip_ln_tiny", "admin_tiny", "askip_ln_tiny --skip-adapt gradient", "admin_wiki103 --adaptive-input-cutoff 5,8"],
+)
+def test_fairseq_trains_and_scores_it(arch, letters, tmp_path):
+    """Profiled or not, and with adaptive softmax; fairseq-eval-lm agrees with the validation of the training."""
+    arch, *options = arch.split()
+    if "wiki103" in arch:
+        options += "--adaptive-softmax-cutoff 5,8 --criterion adaptive_loss --ddp-backend legacy_ddp".split()
+        options += "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 32 --dropout 0".split()
+    command = ["fairseq-train", letters, *PLUGIN, "--arch", f"transformer_lm_{arch}", *options, *TRAINING]
+    log = run_checked([*command, "--save-dir", tmp_path])
+    losses = [float(json.loads(r[r.index("{") :])["valid_loss"]) for r in log.splitlines() if '"valid_loss"' in r]
+    assert losses[-1] < losses[0] < math.log2(10) + 0.5
+    assert ("profiled 4 skip connections" in log) == ("rskip" not in arch)
+    score = ["fairseq-eval-lm", letters, *PLUGIN, "--task", "language_modeling", "--cpu", "--gen-subset", "valid"]
+    score += ["--path", tmp_path / "checkpoint_last.pt", "--tokens-per-sample", "32", "--sample-break-mode", "complete"]
+    scored = run_checked([*score, "--max-tokens", "600", "--num-workers", "0"]).partition("Loss (base 2): ")[2]
+    if "wiki103" not in arch:  # adaptive_loss takes the second word of each tail for padding, whose index is 1
+        assert float(scored.partition(",")[0]) == pytest.approx(losses[-1], abs=2e-3)  # the log has three decimals
