@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..norms import at_least_float32
 from ..residual import SkipConnection, skips
 from ..residual.profile import arguments
+from ..residual.streams import StreamSkip
 from .coefficients import skip_ratio
 
 
@@ -61,8 +62,8 @@ class Block:
     """What was measured at one residual block; the examples of all forward passes in order.
 
     Every quantity is a detached tensor of shape ``(examples,)``, at least fp32, on the model's device, or None if it
-    was not measured: ``x_norm`` and ``f_norm``, the norms of ``skip.current(x)[0]``, which is x except for kinds that
-    carry several tensors, and of F(x); ``f_over_x``, their quotient; ``ratio``, the mean of ``skip_ratio`` over an
+    was not measured: ``x_norm`` and ``f_norm``, the norms of x (in kinds that carry several tensors, of the one that
+    the branch reads) and of F(x); ``f_over_x``, their quotient; ``ratio``, the mean of ``skip_ratio`` over an
     example's positions and features; ``y_grad_norm``, the norm of the gradient at the output y, of the passes that a
     backward pass has reached.
     """
@@ -117,7 +118,8 @@ class SkipProbe(Watch):
 
     @torch.no_grad()
     def _measure(self, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> dict[str, Tensor]:
-        sizes = (skip.current(x.detach())[0], f_x.detach())
+        read = skip.current(x.detach())[0] if isinstance(skip, StreamSkip) else x.detach()
+        sizes = (read, f_x.detach())
         x_norm, f_norm = (example_norm(skip, tensor, padding_mask, self.dtype) for tensor in sizes)
         measured = {"x_norm": x_norm, "f_norm": f_norm, "f_over_x": f_norm / x_norm}
         if self.ratio:

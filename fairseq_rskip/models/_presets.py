@@ -211,7 +211,7 @@ def architectures(base: type[FairseqDataclass]) -> Iterator[tuple[str, type[Fair
 
 # file of fairseq_rskip.residual -> title of its rules in :func:`overview`
 FAMILIES = {
-    "paper": "of Liu et al. 2020, and plain ones",
+    "weighted": "of Liu et al. 2020, and plain ones",
     "adaptive": "with an adaptive λ",
     "placement": "by the place and kind of the norm",
     "scaled": "with a weighted branch or skip, or a start of its own",

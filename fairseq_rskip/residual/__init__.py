@@ -6,19 +6,9 @@
 
 from .base import KINDS, SkipConnection, skips
 from .place import Branch, Place, Weight
-from .weighted import ConstantSkip, Weighted  # isort: split
+from .weighted import ConstantSkip, RSkip, Weighted, WSkip, XSkip  # isort: split
 
-from .paper import RSkip, WSkip, XSkip  # isort: split
-
-from . import (  # noqa: F401  (each family registers its kinds, after the paper's)
-    adaptive,
-    gates,
-    history,
-    hyper,
-    placement,
-    scaled,
-    streams,
-)
+from . import adaptive, gates, history, hyper, placement, scaled, streams  # noqa: F401  (each registers its kinds)
 
 PLAIN = {"kind": "xskip", "skip_lambda": 1.0, "norm": "none"}  # y = x + F
 

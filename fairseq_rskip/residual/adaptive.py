@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from ..norms import KeepsStatistics, at_least_float32, channels_in_front
+from ..norms import KeepsStatistics, at_least_float32
 from ..ops import reference
 from . import options as opt
 from .base import skips
-from .paper import RSkip
 from .profile import Profiled, hooked, without_gradients
+from .weighted import RSkip
 
 MODES = ("fraction", "mixture", "halting", "gradient")
 SHARPNESS = 3.0  # of the start: mixture and halting put about 0.9 of the weight on the starting lambda
@@ -25,6 +25,7 @@ class ASkip(
     KeepsStatistics,
     Profiled,
     RSkip,
+    kind="askip",
     skip_lambda=opt.option(2.0, "λ at the start", "positive", affects_output=False),
     adapt=opt.option("fraction", "how askip adapts λ", choices=MODES),
     max_steps=opt.option(4, "K, askip's largest λ", "count", short="K"),
@@ -52,7 +53,6 @@ class ASkip(
     lambda 1.
     """
 
-    kind = "askip"
     statistics = ("mean_steps",)
 
     @property
@@ -70,12 +70,10 @@ class ASkip(
             raise ValueError(f"halt_cost={self.options.halt_cost!r}: expected 0 with adapt {self.mode!r}")
         self.cost: Tensor | None = None
         self.register_buffer("start", self._start(start))
-        self.frozen = round(start)  # of gradient, start as a number that Python may loop to
+        self.used = round(start) if self.wants_profile else self.steps  # a number that Python may loop to
         self.register_load_state_dict_post_hook(_read_start)
         if self.mode != "gradient":
-            self.moved = nn.Parameter(
-                torch.zeros({"fraction": 1, "mixture": self.steps}.get(self.mode, self.steps - 1))
-            )
+            self.moved = nn.Parameter(torch.zeros(1 if self.mode == "fraction" else self.start.numel()))
         if self.mode == "halting":
             self.direction = nn.Parameter(torch.zeros(self.dim))
             self.register_buffer("mean_steps", self._mean_steps(self.start))
@@ -123,9 +121,8 @@ class ASkip(
         return self.lr_multiplier * at_least_float32(self.direction)
 
     def recurse(self, y: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-        used = self.frozen if self.mode == "gradient" else self.steps
         steps: list[Tensor] = []
-        for norm in list(self.post)[:used]:
+        for norm in self.norms_in_use():
             steps.append(norm(steps[-1] + x if steps else y, padding_mask))
         if self.mode == "gradient":
             return steps[-1]
@@ -136,26 +133,24 @@ class ASkip(
         self._count(p, padding_mask)
         return weigh([share.movedim(-1, axis) for share in p], steps).to(x.dtype)
 
+    def norms_in_use(self) -> list[Any]:
+        return list(self.post)[: self.used]
+
     def _output(self, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None) -> Tensor:
-        used = self.frozen if self.mode == "gradient" else self.steps
-        operands = self.operands(x, f_x, list(self.post)[:used])
-        if operands is None:
-            y = self.normalise(self.combine(x, f_x, carried), x, padding_mask)
-        else:
-            tensors, norm = operands
-            scales = (self.skip_scale, self.branch_scale)
-            if self.mode == "gradient":
-                y = ops.kernel(*tensors, *scales, *norm)
-            elif self.mode == "halting":
-                y, p = ops.skip_mix(*tensors, self.position(), self._direction(), *scales, *norm)
-                self._count(p.unsqueeze(-1), padding_mask)
-            else:
-                y, _ = ops.skip_mix(*tensors, self.weights(None), None, *scales, *norm)
-            y = y if self.channel_dim == -1 else channels_in_front(y, x)
+        y = super()._output(x, f_x, carried, padding_mask)
         if self.mode == "gradient" and self.training and torch.is_grad_enabled():
             # DistributedDataParallel waits for a gradient of every parameter: zeros for norms that are not in use
-            unused = [p.sum() for norm in list(self.post)[used:] for p in norm.parameters()]
+            unused = [p.sum() for norm in list(self.post)[self.used :] for p in norm.parameters()]
             return y + 0.0 * torch.stack(unused).sum().to(y.dtype) if unused else y
+        return y
+
+    def _fused(self, rows: Any, scales: Any, norm: Any, padding_mask: Tensor | None) -> Tensor:
+        if self.mode == "gradient":
+            return super()._fused(rows, scales, norm, padding_mask)
+        if self.mode != "halting":
+            return ops.skip_mix(*rows, self.weights(None), None, *scales, *norm)[0]
+        y, p = ops.skip_mix(*rows, self.position(), self._direction(), *scales, *norm)
+        self._count(p.unsqueeze(-1), padding_mask)
         return y
 
     def _count(self, p: Tensor, padding_mask: Tensor | None) -> None:
@@ -190,7 +185,7 @@ class ASkip(
     def freeze(self, steps: int) -> None:
         """Let lambda be ``steps``, of adapt="gradient"."""
         self.start.fill_(steps)
-        self.frozen = steps
+        self.used = steps
 
     def mismatch(self, noted: dict[str, Any] | None) -> str:
         """The state of an rskip with these options fits: :meth:`upgrade` makes it one of this skip."""
@@ -220,7 +215,7 @@ class ASkip(
 
 def _read_start(skip: ASkip, _incompatible: Any) -> None:
     if skip.mode == "gradient":
-        skip.frozen = int(skip.start)
+        skip.used = int(skip.start)
 
 
 def weigh(p: Any, values: list[Tensor]) -> Tensor:

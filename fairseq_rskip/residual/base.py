@@ -60,17 +60,17 @@ class SkipConnection(WithRule):
     decays = False  # whether weight decay applies to what the rule learns
     widths = (1, 1)  # what forward takes and returns, in tensors of dim channels
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Register a kind. ``class Highway(Weighted, norm="none", gate_bias=opt.start(-1.0))`` has another default
-        than its base and an option of its own."""
+    def __init_subclass__(cls, kind: str = "", **options: Any) -> None:
+        """Register a kind. ``class Highway(Weighted, kind="highway", norm="none", gate_bias=opt.start(-1.0))`` has
+        another default than its base and an option of its own."""
         super().__init_subclass__()
         if options:
             cls.Options = opt.with_options(cls, options)
-        if "kind" in cls.__dict__:
-            other = KINDS.setdefault(cls.kind, cls)
+        if kind:
+            other = KINDS.get(kind, cls)
             if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-                raise ValueError(f"kind={cls.kind!r} of {cls.__name__}: {other.__module__}.{other.__name__} has it")
-            KINDS[cls.kind] = cls  # of a module that was loaded again
+                raise ValueError(f"kind={kind!r} of {cls.__name__}: {other.__module__}.{other.__name__} has it")
+            cls.kind, KINDS[kind] = kind, cls
 
     def __new__(cls, dim: int = 0, kind: str | None = None, **options: Any) -> "SkipConnection":
         if cls is SkipConnection:
@@ -146,20 +146,15 @@ class SkipConnection(WithRule):
         """Whether the output of a stack's last block still has to be normalised, as in pre-norm."""
         return not self.post and (self.pre is not None or "pre" in self.slots or "branch" in self.slots)
 
-    def current(self, x: Tensor) -> tuple[Tensor, Any]:
-        """The tensor that the branch reads before ``pre``, and what :meth:`prepare` carries to the sum."""
-        return x, None
-
     def prepare(self, x: Tensor) -> tuple[Tensor, Any]:
         """What the branch sees, and what is carried to ``forward``: None, or a tuple of the kind's own."""
-        h, carried = self.current(x)
-        return h if self.pre is None else self.pre(h), carried
+        return x if self.pre is None else self.pre(x), None
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         """The equation, before the norms after the sum."""
         raise ValueError("SkipConnection is a base class: build one of its kinds")
 
-    def normalise(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    def _normalise(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         """``post`` of the sum z."""
         for norm in self.post:
             z = norm(z, padding_mask)
@@ -178,7 +173,7 @@ class SkipConnection(WithRule):
         return y if y.dtype == dtype else y.to(dtype)
 
     def _output(self, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None) -> Tensor:
-        return self.normalise(self.combine(x, f_x, carried), x, padding_mask)
+        return self._normalise(self.combine(x, f_x, carried), x, padding_mask)
 
     def rule(self) -> dict[str, Any]:
         return {**super().rule(), "norm_axes": self.norm_axes, "eps": self.eps}

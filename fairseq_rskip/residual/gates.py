@@ -11,7 +11,7 @@ from .base import SkipConnection
 from .weighted import ConstantSkip, Weighted, skip_lambda
 
 
-class Highway(Weighted, norm="none", gate_bias=opt.start(-1.0, "the bias of a gate")):
+class Highway(Weighted, kind="highway", norm="none", gate_bias=opt.start(-1.0, "the bias of a gate")):
     """Highway network, ``y = G(T * F + (1 - T) * x)``, ``T = sigmoid(W x + b)``: Srivastava et al. 2015, "Highway
     Networks".
 
@@ -19,8 +19,6 @@ class Highway(Weighted, norm="none", gate_bias=opt.start(-1.0, "the bias of a ga
     standard deviation 1/sqrt(dim); b starts at ``gate_bias``, -1 to -3 in the paper. b -> -inf gives x. Weight decay
     leaves W and b alone, as all learned coefficients but wskip's.
     """
-
-    kind = "highway"
 
     def setup(self) -> None:
         self.gate_weight = nn.Parameter(self.place.draw(self.kind, self.dim, self.dim) * self.dim**-0.5)
@@ -35,27 +33,21 @@ class Highway(Weighted, norm="none", gate_bias=opt.start(-1.0, "the bias of a ga
         return 1.0 - gate, gate
 
 
-class ExclusiveGate(Highway, gate_bias=-6.0):
+class ExclusiveGate(Highway, kind="exclusive_gate", gate_bias=-6.0):
     """Exclusive gating, ``y = G(g * F + (1 - g) * x)``, ``g = sigmoid(W x + b)``: He et al. 2016b. It is Highway's
     equation; b starts at -6, the best of 0 to -10 in the paper's Table 1.
     """
 
-    kind = "exclusive_gate"
 
-
-class ShortcutGate(ExclusiveGate):
+class ShortcutGate(ExclusiveGate, kind="shortcut_gate"):
     """Shortcut-only gating, ``y = G(F + (1 - g) * x)``: He et al. 2016b. At b -> -inf it is x + F."""
-
-    kind = "shortcut_gate"
 
     def scales(self, x: Tensor) -> tuple[Tensor, float]:
         return 1.0 - self.gate(x), 1.0
 
 
-class Constant(ConstantSkip, norm="none", skip_lambda=skip_lambda(0.5)):
+class Constant(ConstantSkip, kind="constant", norm="none", skip_lambda=skip_lambda(0.5)):
     """Constant scaling, ``y = G(lambda * x + (1 - lambda) * F)``: He et al. 2016b (lambda 0.5)."""
-
-    kind = "constant"
 
     def setup(self) -> None:
         super().setup()
@@ -64,14 +56,12 @@ class Constant(ConstantSkip, norm="none", skip_lambda=skip_lambda(0.5)):
         self.branch_scale = 1.0 - self.skip_scale
 
 
-class ConvShortcut(SkipConnection, norm="none"):
+class ConvShortcut(SkipConnection, kind="conv_shortcut", norm="none"):
     """1x1 convolutional shortcut, ``y = G(W x + F)``: He et al. 2016b; in a Transformer W is a linear map.
 
     W is ``(dim, dim)`` and starts as He's initialisation with the fan-out draws it. Weight decay leaves it alone, where
     He et al. decay all weights. y mixes the features of x, so that x:F has no meaning.
     """
-
-    kind = "conv_shortcut"
 
     def setup(self) -> None:
         self.weight = nn.Parameter(self.place.draw(self.kind, self.dim, self.dim) * (2.0 / self.dim) ** 0.5)
@@ -83,14 +73,12 @@ class ConvShortcut(SkipConnection, norm="none"):
 _RATE = opt.option(0.5, "rate of dropout on the shortcut", "rate", affects_output=False)
 
 
-class DropoutShortcut(Weighted, norm="none", shortcut_dropout=_RATE):
+class DropoutShortcut(Weighted, kind="dropout_shortcut", norm="none", shortcut_dropout=_RATE):
     """Dropout shortcut, ``y = G(dropout(x) + F)``: He et al. 2016b (rate 0.5, which fails to converge).
 
     Dropout here multiplies what it keeps by 1 / (1 - rate), so that the shortcut's expected scale is 1; the paper
     argues from an expected scale of 0.5.
     """
-
-    kind = "dropout_shortcut"
 
     def setup(self) -> None:
         self.rate = float(self.options.shortcut_dropout)
@@ -102,7 +90,7 @@ class DropoutShortcut(Weighted, norm="none", shortcut_dropout=_RATE):
         return F.dropout(x, self.rate, self.training) + f_x
 
 
-class LAuReL(SkipConnection, norm="none", rank=opt.option(16, "rank of laurel's BA", "count")):
+class LAuReL(SkipConnection, kind="laurel", norm="none", rank=opt.option(16, "rank of laurel's BA", "count")):
     """LAuReL, ``y = G(a * F + b * x + B A x)``: Menghani et al. 2024, "LAuReL: Learned Augmented Residual Layer", its
     residual weights (RW) and low rank (LR) together.
 
@@ -111,8 +99,6 @@ class LAuReL(SkipConnection, norm="none", rank=opt.option(16, "rank of laurel's 
     functions with B divided by b; it bounds a and b by a softmax or sigmoid, here they are free. y mixes the features
     of x, so that x:F has no meaning.
     """
-
-    kind = "laurel"
 
     def setup(self) -> None:
         rank = int(self.options.rank)

@@ -61,7 +61,7 @@ class HistorySkip(StreamSkip, norm=opt.WITHOUT_BATCH):
         return y if self.last else torch.cat([y, history], -1)
 
 
-class DLCL(HistorySkip):
+class DLCL(HistorySkip, kind="dlcl"):
     """Dynamic linear combination of layers: layer l, a pre-norm layer, reads ``c_l = sum_{k<l} W_lk G_k(y_k)``.
 
     y_k is what layer k returned, y_0 what enters the stack; the mixture after the last layer leaves it. W_l, of l
@@ -71,8 +71,6 @@ class DLCL(HistorySkip):
     one; code wangqiangneu/dlcl, which leaves y_0 as it is where the paper's sum has LN(y_k) from k = 0 on, and
     normalises what leaves the stack once more.
     """
-
-    kind = "dlcl"
 
     def setup(self) -> None:
         super().setup()
@@ -100,7 +98,7 @@ class DLCL(HistorySkip):
         return weighted_sum(self.weight, history)
 
 
-class DenseFormer(HistorySkip):
+class DenseFormer(HistorySkip, kind="denseformer"):
     """Depth-weighted average: layer l, a pre-norm layer, reads ``c_l = sum_{k<l} a_lk y_k``.
 
     y_k is what layer k returned, y_0 what enters the stack; the average after the last layer leaves it. a_l starts
@@ -108,8 +106,6 @@ class DenseFormer(HistorySkip):
     ``weight`` with its last block. Pagliardini et al. 2024, "DenseFormer: Enhancing Information Flow in Transformers
     via Depth Weighted Averaging"; code epfml/DenseFormer. Without dilation and period, which save time.
     """
-
-    kind = "denseformer"
 
     def setup(self) -> None:
         super().setup()
@@ -120,7 +116,7 @@ class DenseFormer(HistorySkip):
         return weighted_sum(self.weight, history)
 
 
-class AttentionResidual(HistorySkip):
+class AttentionResidual(HistorySkip, kind="attnres"):
     """Attention residuals: block l reads ``c_l = sum_{k<l} p_k v_k``, ``p = softmax_k(w_l . v_k / rms(v_k))``.
 
     v_k is what branch k returned, ``F_k(G(c_k))``, and v_0 what enters the stack: nothing is added up, and what leaves
@@ -129,8 +125,6 @@ class AttentionResidual(HistorySkip):
     arXiv 2603.15031, its full form (each branch is stored); code wdlctc/open-attention-residuals, which adds a recency
     bias, and in its full form stores running sums rather than the v_k.
     """
-
-    kind = "attnres"
 
     def setup(self) -> None:
         super().setup()

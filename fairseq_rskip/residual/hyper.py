@@ -52,7 +52,7 @@ class MatrixSkip(StreamSkip, norm=opt.WITHOUT_BATCH, streams=_STREAMS):
         return y.flatten(-2)
 
 
-class HyperConnection(MatrixSkip, mixing=_MIXING):
+class HyperConnection(MatrixSkip, kind="hyper", mixing=_MIXING):
     """Hyper-connections ``H' = A_r^T H + B F(G(A_m^T H))``; A_m (n), A_r (n, n) and B (n) are learned.
 
     With ``mixing`` dynamic, the paper's best, each depends on the position, too: ``A_m + s_a tanh(N(H) W_m)``,
@@ -62,8 +62,6 @@ class HyperConnection(MatrixSkip, mixing=_MIXING):
     The paper also scales the start of what writes to the stream (out, fc2) by sqrt(n), so that the sum of the rows
     keeps its size, and lets the W decay; here neither. n = 1 is pre-norm at the start only.
     """
-
-    kind = "hyper"
 
     def setup(self) -> None:
         super().setup()
@@ -90,7 +88,7 @@ class HyperConnection(MatrixSkip, mixing=_MIXING):
         return reading, a_r.transpose(-1, -2), self.b + self.s_b * gates[..., self.n]
 
 
-class ManifoldConstrained(MatrixSkip):
+class ManifoldConstrained(MatrixSkip, kind="mhc"):
     """mHC ``H' = R H + w F(G(p H))``: R doubly stochastic, ``p = sigmoid(P)``, ``w = 2 sigmoid(W)``.
 
     R is 20 steps of Sinkhorn and Knopp, columns then rows, from ``exp(Q)``: its rows sum to 1, its columns up to what
@@ -104,7 +102,6 @@ class ManifoldConstrained(MatrixSkip):
     added to.
     """
 
-    kind = "mhc"
     sinkhorn_steps = 20
 
     def setup(self) -> None:

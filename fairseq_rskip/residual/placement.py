@@ -26,35 +26,29 @@ class _PlacedNorm(ConstantSkip, norm=opt.ROW_NORM):
             )
 
 
-class PreLN(_PlacedNorm, skip_lambda=skip_lambda(1.0), branch_scale=branch_scale()):
+class PreLN(_PlacedNorm, kind="preln", skip_lambda=skip_lambda(1.0), branch_scale=branch_scale()):
     """Pre-norm ``y = lambda * x + alpha * F(G(x))``; lambda = alpha = 1 is fairseq's ``--encoder-normalize-before``."""
 
-    kind = "preln"
 
-
-class OutLN(_PlacedNorm):
+class OutLN(_PlacedNorm, kind="outln"):
     """Output norm ``y = x + G(F(x))``: the same for any scale of F, up to eps. OLMo 2's reordered norm has RMSNorm
     (``norm="rms"``) and also normalises queries and keys, which this does not."""
 
-    kind = "outln"
     slots = ("branch",)
 
 
-class PeriLN(_PlacedNorm):
+class PeriLN(_PlacedNorm, kind="periln"):
     """Peri-LN ``y = x + G'(F(G(x)))`` (Kim et al., 2025), without the paper's optional norm of the embeddings; before
     them the sandwich norm of CogView (Ding et al., 2021). Two norms of one sort, each with its own parameters."""
 
-    kind = "periln"
     slots = ("pre", "branch")
 
 
-class LNScale(_PlacedNorm):
+class LNScale(_PlacedNorm, kind="lnscale"):
     """LayerNorm scaling ``y = x + F(G(x) / sqrt(l))`` (Sun et al., 2025), l the layer's number from 1.
 
     All sublayers of a layer share l, as in the authors' code; encoder and decoder count for themselves.
     """
-
-    kind = "lnscale"
 
     def setup(self) -> None:
         self.pre_scale = 1.0 / math.sqrt(self.place.index + 1)
@@ -69,13 +63,11 @@ _SHARE = opt.option(
 )
 
 
-class MixLN(_PlacedNorm, post_share=_SHARE):
+class MixLN(_PlacedNorm, kind="mixln", post_share=_SHARE):
     """Mix-LN (Li et al., 2025): post-norm ``y = G(x + F(x))`` in the first ``floor(a * N)`` of N layers, then pre-norm.
 
     a is ``post_share``, 0.25 in the paper; N counts the layers of this side. a = 0 is pre-norm, a = 1 post-norm.
     """
-
-    kind = "mixln"
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from .profile import Profiled, arguments, hooked, without_gradients
 from .weighted import BranchWeight, ConstantSkip, Weighted, branch_scale
 
 
-class SkipInit(BranchWeight, norm=opt.NO_NORM):
+class SkipInit(BranchWeight, kind="skipinit", norm=opt.NO_NORM):
     """SkipInit, ``y = x + a * F`` with one learned scalar a per block, 0 at first, and no normalisation at all: De and
     Smith 2020, "Batch Normalization Biases Residual Blocks Towards the Identity Function in Deep Networks".
 
@@ -28,17 +28,15 @@ class SkipInit(BranchWeight, norm=opt.NO_NORM):
     classifier that starts at zero, which here keeps torch's draw.
     """
 
-    kind = "skipinit"
     slots = ()
 
 
-class ReZero(BranchWeight, norm=opt.NO_NORM):
+class ReZero(BranchWeight, kind="rezero", norm=opt.NO_NORM):
     """ReZero, ``y = x + a * F`` with one learned scalar a per layer, 0 at first, and no norm after the sum: Bachlechner
     et al. 2020, "ReZero is All You Need". All sublayers of a Transformer's layer share a. A ResNet keeps the batch
     norms of its branches, as in the paper's CIFAR-10 networks.
     """
 
-    kind = "rezero"
     slots = ()
 
     def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
@@ -46,7 +44,7 @@ class ReZero(BranchWeight, norm=opt.NO_NORM):
             self.weight = first.weight
 
 
-class LayerScale(BranchWeight, norm=opt.WITHOUT_BATCH):
+class LayerScale(BranchWeight, kind="layerscale", norm=opt.WITHOUT_BATCH):
     """LayerScale, ``y = x + gamma * F(G(x))``, gamma of shape ``(dim,)``: Touvron et al. 2021, "Going deeper with Image
     Transformers".
 
@@ -55,7 +53,6 @@ class LayerScale(BranchWeight, norm=opt.WITHOUT_BATCH):
     batch norm, so that G is none.
     """
 
-    kind = "layerscale"
     slots = ("pre",)
 
     def setup(self) -> None:
@@ -67,33 +64,27 @@ class LayerScale(BranchWeight, norm=opt.WITHOUT_BATCH):
         return 1.0, self.per_channel(self.weight)
 
 
-class LearnedScalar(BranchWeight, norm="none", init=1.0):
+class LearnedScalar(BranchWeight, kind="learned_scalar", norm="none", init=1.0):
     """Learned scale, ``y = G(x + a * F)`` with one scalar a per block, 1 at first: the learned form of
     :class:`Scaled`, SkipInit's equation from the plain skip's start (De and Smith 2020)."""
 
-    kind = "learned_scalar"
 
-
-class Scaled(ConstantSkip, norm="none"):
+class Scaled(ConstantSkip, kind="scaled", norm="none"):
     """Fixed scale, ``y = G(x + F / sqrt(L))``: for F of unit variance, independent of x, the stream's variance at most
     doubles over any depth. See Hayou et al. 2021, "Stable ResNet", where L is the residual blocks of the network: here
     those of this side, which is the depth of one stream.
     """
 
-    kind = "scaled"
-
     def setup(self) -> None:
         self.branch_scale = self.place.num_blocks**-0.5
 
 
-class ResidualScaling(ConstantSkip, norm="none", branch_scale=branch_scale(0.1)):
+class ResidualScaling(ConstantSkip, kind="residual_scaling", norm="none", branch_scale=branch_scale(0.1)):
     """Residual scaling, ``y = G(x + alpha * F)`` with alpha = 0.1: Szegedy et al. 2017, "Inception-v4" (0.1 to 0.3);
     Lim et al. 2017, EDSR."""
 
-    kind = "residual_scaling"
 
-
-class DeepNorm(ConstantSkip, norm=opt.SOME_NORM):
+class DeepNorm(ConstantSkip, kind="deepnorm", norm=opt.SOME_NORM):
     """DeepNorm, ``y = LN(alpha * x + F)``: Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers".
 
     With N encoder and M decoder layers the encoder has alpha = 0.81 (N^4 M)^(1/16) and beta = 0.87 (N^4 M)^(-1/16), the
@@ -103,7 +94,6 @@ class DeepNorm(ConstantSkip, norm=opt.SOME_NORM):
     LN(x + F / alpha) up to eps.
     """
 
-    kind = "deepnorm"
     for_images = False
 
     def setup(self) -> None:
@@ -122,7 +112,7 @@ class DeepNorm(ConstantSkip, norm=opt.SOME_NORM):
 _OMEGA = opt.option("profile", "where admin's ω starts", choices=("profile", "formula"), affects_output=False)
 
 
-class Admin(Profiled, Weighted, norm=opt.SOME_NORM, omega=_OMEGA):
+class Admin(Profiled, Weighted, kind="admin", norm=opt.SOME_NORM, omega=_OMEGA):
     """Admin, ``y = LN(omega * x + F)``, omega of shape ``(dim,)`` and learned: Liu et al. 2020, "Understanding the
     Difficulty of Training Transformers".
 
@@ -132,8 +122,6 @@ class Admin(Profiled, Weighted, norm=opt.SOME_NORM, omega=_OMEGA):
     Encoder and decoder are separate chains. ``--skip-omega formula`` takes the profile-free
     ``sqrt((R + 1) / ln(R + 1) - 1)`` of microsoft/admin-torch, R the residual blocks of this side.
     """
-
-    kind = "admin"
 
     def setup(self) -> None:
         self.wants_profile = self.options.omega == "profile"
@@ -168,7 +156,7 @@ class Admin(Profiled, Weighted, norm=opt.SOME_NORM, omega=_OMEGA):
         return math.sqrt(sum(part.double().var(unbiased=False) for part in (omega * x, f_x)))
 
 
-class Fixup(Weighted, norm=opt.NO_NORM):
+class Fixup(Weighted, kind="fixup", norm=opt.NO_NORM):
     """Fixup, ``y = x + s * F(x + b) + c``, no norm, with learned scalars s, b and c that start at 1, 0 and 0: Zhang et
     al. 2019, "Fixup Initialization".
 
@@ -178,7 +166,6 @@ class Fixup(Weighted, norm=opt.NO_NORM):
     in a ResNet, which has scalar biases in place of its batch norms (b among them), and whose classifier starts at 0.
     """
 
-    kind = "fixup"
     slots = ()
 
     def setup(self) -> None:
@@ -211,7 +198,7 @@ class Fixup(Weighted, norm=opt.NO_NORM):
         return super().combine(x, f_x, carried) + self.bias_out
 
 
-class TFixup(ConstantSkip, norm=opt.NO_NORM):
+class TFixup(ConstantSkip, kind="tfixup", norm=opt.NO_NORM):
     """T-Fixup, ``y = x + F`` without norm, trainable without warm-up: Huang et al. 2020, "Improving Transformer
     Optimization Through Better Initialization".
 
@@ -222,7 +209,6 @@ class TFixup(ConstantSkip, norm=opt.NO_NORM):
     it.
     """
 
-    kind = "tfixup"
     slots = ()
     for_images = False
 
@@ -239,7 +225,7 @@ class TFixup(ConstantSkip, norm=opt.NO_NORM):
             branch["embedding"].scale(self.embedding_scale)
 
 
-class GPT2(ConstantSkip, norm=opt.WITHOUT_BATCH):
+class GPT2(ConstantSkip, kind="gpt2", norm=opt.WITHOUT_BATCH):
     """GPT-2's start, ``y = x + F(LN(x))``: what writes to the stream (out, fc2) starts with standard deviation
     0.02 / sqrt(L), L the residual blocks of this side (2N there), every other matrix with 0.02: Radford et al. 2019,
     "Language Models are Unsupervised Multitask Learners", and karpathy/nanoGPT. The draws keep fairseq's uniform
@@ -247,7 +233,6 @@ class GPT2(ConstantSkip, norm=opt.WITHOUT_BATCH):
     sinusoidal positions, where GPT-2's enter with standard deviation 0.02: beside them the branches start small.
     """
 
-    kind = "gpt2"
     slots = ("pre",)
     for_images = False
 

@@ -34,10 +34,15 @@ class StreamSkip(SkipConnection):
         return x.narrow(-1, k * self.dim, self.dim)
 
     def current(self, x: Tensor) -> tuple[Tensor, Any]:
+        """The tensor that the branch reads before ``pre``, and what :meth:`prepare` carries to the sum."""
         return self.tensor(x, 0), None
 
+    def prepare(self, x: Tensor) -> tuple[Tensor, Any]:
+        h, carried = self.current(x)
+        return super().prepare(h)[0], carried
 
-class B2T(StreamSkip, norm=opt.SOME_NORM):
+
+class B2T(StreamSkip, kind="b2t", norm=opt.SOME_NORM):
     """Bottom-to-top connection ``x_k = G(x_{k-1} + F_k)``, in a layer's last block ``y = G(x_0 + x_{k-1} + F_k)``.
 
     x_0 is the input of the *layer*: the window of this kind is a layer, which takes and returns one tensor; between its
@@ -47,8 +52,6 @@ class B2T(StreamSkip, norm=opt.SOME_NORM):
     Where the last branch is zero the layer is recursive, rSkip+LN with lambda = 2.
     """
 
-    kind = "b2t"
-
     def stream_widths(self) -> tuple[int, int]:
         return 1 if self.place.position == 0 else 2, 1 if self.place.position == self.place.sublayers - 1 else 2
 
@@ -56,12 +59,12 @@ class B2T(StreamSkip, norm=opt.SOME_NORM):
         z = self.tensor(x, 0) + f_x
         return z + self.tensor(x, 1) if self.widths == (2, 1) else z
 
-    def normalise(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-        z = super().normalise(z, x, padding_mask)
+    def _normalise(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        z = super()._normalise(z, x, padding_mask)
         return z if self.widths[1] == 1 else torch.cat([z, self.tensor(x, self.widths[0] - 1)], -1)
 
 
-class ResiDual(StreamSkip, norm=opt.SOME_NORM):
+class ResiDual(StreamSkip, kind="residual_dual", norm=opt.SOME_NORM):
     """Dual residual ``x_k = G_k(x_{k-1} + F_k)``, ``r_k = r_{k-1} + F_k``, r_0 = x_0; at the end ``y = x_K + G(r_K)``.
 
     F_k is a function of x_{k-1}; the stream is (x_k, r_k), and only the stack's last block owns a second norm. Xie et
@@ -69,8 +72,6 @@ class ResiDual(StreamSkip, norm=opt.SOME_NORM):
     eps 1e-7 in the last norm, and scales for fp16 that it leaves at 1; here all norms have one eps. A stack of one
     block returns 2 G(x + F).
     """
-
-    kind = "residual_dual"
 
     def _post_norms(self, make: Any) -> list[Norm]:
         last = self.place.block_number == self.place.num_blocks
@@ -80,12 +81,12 @@ class ResiDual(StreamSkip, norm=opt.SOME_NORM):
         """Both sums, x + F and r + F; they are one in the first block."""
         return torch.cat([self.tensor(x, k) + f_x for k in range(self.widths[0])], -1)
 
-    def normalise(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    def _normalise(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         y, dual = self.post[0](self.tensor(z, 0), padding_mask), self.tensor(z, self.widths[0] - 1)
         return y + self.post[1](dual, padding_mask) if self.last else torch.cat([y, dual], -1)
 
 
-class X0(StreamSkip, norm=opt.WITHOUT_BATCH):
+class X0(StreamSkip, kind="x0", norm=opt.WITHOUT_BATCH):
     """Scaled stream with the stack's input mixed back in: ``y = r * x + F(G(x)) + s * x_0``.
 
     r and s are learned scalars of each block, ``r`` and ``s`` of shape (1,), 1 and 0 at the start, where the stack is
@@ -94,7 +95,6 @@ class X0(StreamSkip, norm=opt.WITHOUT_BATCH):
     after its branch.
     """
 
-    kind = "x0"
     slots = ("pre",)
 
     def setup(self) -> None:

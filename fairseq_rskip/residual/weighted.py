@@ -1,4 +1,5 @@
-"""Rules of the form ``y = G(p * x + q * F + r)``: constant p and q and their operator, or learned ones."""
+"""Rules of the form ``y = G(p * x + q * F + r)``, by the operator where p and q are constant; those of Liu et al. 2020,
+"Rethinking Skip Connection with Layer Normalization in Transformers and ResNets" (COLING)."""
 
 from typing import Any
 
@@ -6,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from ..norms import OPERATOR, channels_at_end, channels_in_front
+from ..norms import OPERATOR, Norm, channels_at_end, channels_in_front
 from . import options as opt
 from .base import SkipConnection
 
@@ -62,30 +63,31 @@ class ConstantSkip(Weighted):
     def scales(self, x: Tensor) -> tuple[float, float]:
         return self.skip_scale, self.branch_scale
 
+    def norms_in_use(self) -> list[Any]:
+        return list(self.post)
+
     def _output(self, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None) -> Tensor:
-        operands = self.operands(x, f_x, list(self.post))
-        if operands is None:
+        norm = self._norm_of_operator(x, f_x)
+        if norm is None:
             return super()._output(x, f_x, carried, padding_mask)
-        tensors, norm = operands
-        y = ops.kernel(*tensors, self.skip_scale, self.branch_scale, *norm)
+        rows = (x, f_x) if self.channel_dim == -1 else (channels_at_end(x), channels_at_end(f_x))
+        gains = [each.weight for each in self.norms_in_use()]
+        biases = [] if norm[1] else [each.bias for each in self.norms_in_use()]
+        y = self._fused((*rows, gains, biases), (self.skip_scale, self.branch_scale), norm, padding_mask)
         return y if self.channel_dim == -1 else channels_in_front(y, x)
 
-    def operands(self, x: Tensor, f_x: Tensor, norms: list[Any]) -> tuple[Any, Any] | None:
-        """x and F as rows, gains and biases; eps, and whether the norm is RMSNorm: what the operator is called with
-        for these norms. None where its kernels are not in use."""
+    def _fused(self, rows: Any, scales: Any, norm: Any, padding_mask: Tensor | None) -> Tensor:
+        return ops.kernel(*rows, *scales, *norm)
+
+    def _norm_of_operator(self, x: Tensor, f_x: Tensor) -> tuple[float, bool] | None:
+        """eps and whether the norms are RMSNorm; None where the operator's kernels are not in use."""
+        norms = self.norms_in_use()
         if not norms or not ops.takes(x, f_x, len(norms), self.skip_scale, self.branch_scale):
             return None
         kind, eps = type(norms[0]), norms[0].eps
-        rms = OPERATOR.get(kind)
-        if rms is None:
-            return None
-        for norm in norms:
-            # of the first one's class and settings, and neither replaced nor watched by a hook
-            if type(norm) is not kind or norm.eps != eps or norm.norm_axes != "c" or is_hooked(norm):
-                return None
-        if self.channel_dim == 1:
-            x, f_x = channels_at_end(x), channels_at_end(f_x)
-        return (x, f_x, [norm.weight for norm in norms], [] if rms else [norm.bias for norm in norms]), (eps, rms)
+        # of the first one's class and settings, and neither replaced nor watched by a hook
+        alike = all(type(n) is kind and n.eps == eps and n.norm_axes == "c" and not is_hooked(n) for n in norms)
+        return (eps, OPERATOR[kind]) if alike and kind in OPERATOR else None
 
 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
@@ -106,3 +108,77 @@ class BranchWeight(Weighted, init=opt.start(0.0)):
 
     def scales(self, x: Tensor) -> tuple[float, Tensor]:
         return 1.0, self.weight
+
+
+class XSkip(ConstantSkip, kind="xskip", skip_lambda=skip_lambda(2.0), branch_scale=branch_scale()):
+    """Expanded skip ``y = G(lambda * x + alpha * F)``: Eq. 2 without G, Eq. 3 with it; lambda < 1 contracts.
+
+    lambda = alpha = 1 without G is the plain skip ``x + F``, with layer norm Transformer's post-norm. LN(lambda * x +
+    F) is LN(x + F / lambda) with eps / lambda^2 for eps, so that LN(0.5x + F) and LN(x + 2F) of the paper's Table 3 are
+    one function.
+    """
+
+
+class RSkip(
+    ConstantSkip,
+    kind="rskip",
+    norm=opt.SOME_NORM,
+    skip_lambda=skip_lambda(2, "steps"),
+    branch_scale=branch_scale(),
+):
+    """Recursive skip ``y_1 = G_1(x + alpha * F)``, ``y_k = G_k(x + y_{k-1})``, ``y = y_lambda``: Eq. 4.
+
+    Each step owns its gain and bias. lambda, an integer >= 1, is the number of ``steps``; lambda = 1 is Transformer's
+    post-norm.
+    """
+
+    def setup(self) -> None:
+        self.branch_scale = float(self.options.branch_scale)
+
+    @property
+    def steps(self) -> int:
+        return int(self.options.skip_lambda)
+
+    def _post_norms(self, make: Any) -> list[Norm]:
+        norms = [make() for _ in range(self.steps)]
+        if len(norms) > 1 and self.channel_dim == 1 and self.norm_axes == "c" and not norms[0].uses_padding_mask:
+            # image maps normalised position by position: views as (..., dim) spare an allocation per step
+            norms = [make(channel_dim=-1) for _ in norms]
+        return norms
+
+    def rule(self) -> dict[str, Any]:
+        same = self.kind == "rskip" and self.steps == 1
+        return {**super().rule(), "kind": "xskip" if same else self.kind}
+
+    def _normalise(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        """Eq. 4 from the first sum z on."""
+        if self.post[0].channel_dim == self.channel_dim:
+            return self.recurse(z, x, padding_mask)
+        return channels_in_front(self.recurse(channels_at_end(z), channels_at_end(x), None), x)
+
+    def recurse(self, y: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        owned = False
+        for step, norm in enumerate(self.post):
+            if step > 0:
+                y = y.add_(x) if owned else y + x
+            y = norm(y, padding_mask)
+            # backward needs a normalisation's input, not its output: adding in place spares a large allocation, unless
+            # a hook may hold the output
+            owned = norm.owns_output and not is_hooked(norm)
+        return y
+
+
+class WSkip(Weighted, kind="wskip", init=opt.start(1.0), branch_scale=branch_scale()):
+    """Learned skip ``y = G(w * x + alpha * F)``: section 4.3; the parameter ``weight`` is w, of shape ``(dim,)``.
+
+    ``init`` is its starting value; the paper tries 1 and 2.
+    """
+
+    decays = True
+
+    def setup(self) -> None:
+        self.branch_scale = float(self.options.branch_scale)
+        self.weight = nn.Parameter(torch.full((self.dim,), float(self.options.init)))
+
+    def scales(self, x: Tensor) -> tuple[Tensor, float]:
+        return self.per_channel(self.weight), self.branch_scale
