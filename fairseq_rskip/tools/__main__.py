@@ -11,7 +11,7 @@ from fairseq_rskip.errors import did_you_mean, exit_status
 COMMANDS = {
     "prepare": ("fairseq_rskip.tools.prepare.shell:main", "prepare a published corpus, or your own text"),
     "train": ("fairseq_rskip.tools.train.main:main", "train an architecture with a corpus's settings"),
-    "evaluate": ("fairseq_rskip.tools.evaluate.arguments:main", "average checkpoints, translate a subset, score it"),
+    "evaluate": ("fairseq_rskip.tools.evaluate.main:main", "average checkpoints, translate a subset, score it"),
     "score": ("fairseq_rskip.tools.score:main", "score a translation"),
     "compare": ("fairseq_rskip.tools.compare:main", "compare models: scores, lengths, significance"),
     "average": ("fairseq_rskip.tools.average:main", "average the weights of several fairseq checkpoints"),

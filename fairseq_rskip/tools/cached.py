@@ -14,6 +14,12 @@ def key_path(path: Path) -> Path:
     return path.with_name(path.name + ".key")
 
 
+def identity(paths: list[Path]) -> list[dict]:
+    """Name, size and time of each file: what distinguishes it from others and from its later versions."""
+    stats = [(path, path.stat()) for path in paths]
+    return [{"name": path.name, "size": stat.st_size, "modified_ns": stat.st_mtime_ns} for path, stat in stats]
+
+
 def is_made(path: Path, key: dict) -> bool:
     """Whether ``path`` was made from ``key``, completely."""
     try:

@@ -9,14 +9,12 @@ rskip evaluate, or a file with one translation per line; NAME=SYSTEM names it. C
 as rskip evaluate does without options, a folder by the average of its last five, unless that has been done.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
 
 from fairseq_rskip.console import Parser, in_columns, whole_number
-from fairseq_rskip.errors import exit_status
 from fairseq_rskip.files import write_text
 from fairseq_rskip.tools.process import stop_on_signals
 from fairseq_rskip.tools.systems import load, name_paths
@@ -74,9 +72,9 @@ def as_text(table: list[list[str]], notes: list[str], examples: Examples) -> str
     return "\n".join(lines)
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The options. A mistake ends the program with one line."""
-    parser = Parser(prog="rskip compare", description=__doc__)
+def main(argv: list[str] | None = None) -> None:
+    """Compare, write the page, print the text. Raises ``UserError``."""
+    parser = Parser(description=__doc__)
     parser.add_argument("systems", nargs="+", metavar="SYSTEM", help="two or more; baseline first")
     parser.add_argument("--ref", type=Path, nargs="+", metavar="FILE", help="references (those of the evaluations)")
     parser.add_argument("--src", type=Path, metavar="FILE", help="source, to show it (that of the evaluations)")
@@ -89,11 +87,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if len(options.systems) < 2:
         parser.error("two systems are needed, or more")
-    return options
-
-
-def run(options: argparse.Namespace) -> None:
-    """Compare, write the page, print the text. Raises ``UserError``."""
+    stop_on_signals()
     paths = name_paths(options.systems)
     outputs, references, source = load(paths, options.ref, options.src, options.data, options.output)
     table, notes = compare([*paths], outputs, references, options.trials)
@@ -106,10 +100,3 @@ def run(options: argparse.Namespace) -> None:
         page = jinja2.Template(PAGE.read_text("utf-8"), autoescape=True)
         write_text(options.html, page.render(table=table, notes=notes, examples=examples) + "\n")
     print(as_text(table, notes, examples))
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
-    options = parse(argv)
-    stop_on_signals()
-    return exit_status(lambda: run(options))

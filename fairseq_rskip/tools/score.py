@@ -5,11 +5,11 @@
 Give plain text, one sentence a line: sacreBLEU tokenises by itself. docs/evaluation.md says which BLEU is which.
 """
 
-import argparse
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 from sacrebleu.metrics import BLEU, CHRF
 
 from fairseq_rskip.console import Parser
-from fairseq_rskip.errors import exit_status
 from fairseq_rskip.files import write_json
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 
@@ -52,19 +51,6 @@ class Score:
     brevity_penalty: float | None = None
 
 
-def split_compounds(tokens: str) -> str:
-    """``rich-text format`` -> ``rich ##AT##-##AT## text format``, as tensor2tensor's get_ende_bleu.sh does."""
-    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens)
-
-
-def moses_tokens(lines: Sequence[str], language: str) -> list[str]:
-    """Each line as tokenizer.perl's tokens, one space between them."""
-    from sacremoses import MosesTokenizer
-
-    tokenizer = MosesTokenizer(lang=language)
-    return [tokenizer.tokenize(line, return_str=True) for line in lines]
-
-
 def make_metric(name: str, force: bool = True) -> Any:
     """sacreBLEU's metric of the row ``name``; ``force`` takes text that looks tokenised without a warning."""
     return BLEU(**BLEUS[name], force=force) if name in BLEUS else CHRF()
@@ -89,16 +75,21 @@ def compute(
         lengths = (result.sys_len / result.ref_len, result.bp) if name in BLEUS else ()
         return Score(name, result.score, str(metric.get_signature()), note, *lengths)
 
+    def rewrite(change: Callable[[str], str]) -> tuple[list[str], list[list[str]]]:
+        return [change(line) for line in hypotheses], [[change(line) for line in lines] for lines in references]
+
     rows = [row(name, "text as given" + more, tokenised or "13a" not in name) for name, more in PLAIN.items()]
     if tgt_lang is None and not tokenised:
         return rows
     note = "tokens as given"
     if not tokenised:
+        from sacremoses import MosesTokenizer
+
         note = f"both sides through sacremoses {version('sacremoses')}'s MosesTokenizer({tgt_lang})"
-        hypotheses, *references = (moses_tokens(lines, tgt_lang) for lines in (hypotheses, *references))
+        hypotheses, references = rewrite(partial(MosesTokenizer(tgt_lang).tokenize, return_str=True))
     rows.append(row("tokenised BLEU", note))
-    if tgt_lang == "de" and src_lang in (None, "en"):  # where it is customary
-        hypotheses, *references = ([split_compounds(line) for line in lines] for lines in (hypotheses, *references))
+    if tgt_lang == "de" and src_lang in (None, "en"):  # where it is customary: tensor2tensor's get_ende_bleu.sh
+        hypotheses, references = rewrite(partial(re.sub, r"(\S)-(\S)", r"\1 ##AT##-##AT## \2"))
         rows.append(row("compound-split BLEU", note + ", a-b split into a ##AT##-##AT## b"))
     return rows
 
@@ -118,19 +109,18 @@ def table(rows: Sequence[Score]) -> str:
 
 def report(rows: Sequence[Score], hyp: Path, refs: Sequence[Path], sentences: int) -> dict[str, Any]:
     """The content of scores.json: the scores, what was compared, and the versions they depend on."""
-    versions = {name: version(name) for name in ("sacrebleu", "sacremoses")}
     return {
         "hyp": str(hyp),
         "ref": [str(ref) for ref in refs],
         "sentences": sentences,
         "scores": [asdict(row) for row in rows],
-        "versions": {**versions, "python": platform.python_version()},
+        "versions": {"python": platform.python_version()} | {n: version(n) for n in ("sacrebleu", "sacremoses")},
     }
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The options. A mistake ends the program with one line."""
-    parser = Parser(prog="rskip score", description=__doc__)
+def main(argv: list[str] | None = None) -> None:
+    """Write the JSON file, print the table. Raises ``UserError``."""
+    parser = Parser(description=__doc__)
     parser.add_argument("--hyp", type=Path, required=True, metavar="FILE", help="the translations")
     parser.add_argument("--ref", type=Path, required=True, nargs="+", metavar="FILE", help="one or more references")
     parser.add_argument("--src-lang", metavar="LANG", help="language of the source, such as en")
@@ -138,11 +128,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tgt-lang", metavar="LANG", help=f"language of both files, such as de; {lacking}")
     parser.add_argument("--tokenised", action="store_true", help="the files are tokenised: do not tokenise them again")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the scores to this file")
-    return parser.parse_args(argv)
-
-
-def score(options: argparse.Namespace) -> None:
-    """Write the JSON file, print the table. Raises ``UserError``."""
+    options = parser.parse_args(argv)
     hypotheses = read_lines(options.hyp)
     references = {path: read_lines(path) for path in options.ref}
     check_lengths(hypotheses, references, options.hyp)
@@ -150,12 +136,3 @@ def score(options: argparse.Namespace) -> None:
     if options.json:
         write_json(options.json, report(rows, options.hyp, options.ref, len(hypotheses)))
     print(table(rows))
-    lacking = [name for name in BLEUS if name not in {row.name for row in rows}]
-    if lacking and options.tgt_lang is None:
-        print(f"left out without --tgt-lang: {', '.join(lacking)}")
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
-    options = parse(argv)
-    return exit_status(lambda: score(options))

@@ -5,10 +5,12 @@ import json
 import os
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 
 SCORES, RECORD = "scores.json", "run.json"  # of rskip evaluate, of a run of rskip run
@@ -30,9 +32,8 @@ def name_paths(words: list[str]) -> dict[str, Path]:
     missing = next((path for path in paths if not path.exists()), None)
     if missing:
         raise UserError(f"no file or folder {missing}")
-    ends = [
-        os.path.relpath(path.absolute(), os.path.commonpath([p.absolute().parent for p in paths])) for path in paths
-    ]
+    common = os.path.commonpath([path.absolute().parent for path in paths])
+    ends = [os.path.relpath(path.absolute(), common) for path in paths]
     names = [name or recorded_label(path) or end for name, path, end in zip(names, paths, ends)]
     names = [name if names.count(name) == 1 else f"{name} ({end})" for name, end in zip(names, ends)]
     if len(set(names)) < len(names) or len({path.resolve() for path in paths}) < len(paths):
@@ -57,13 +58,25 @@ def read_scores(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} has no readable {SCORES} ({error}): {accepted}") from None
 
 
+def evaluations_of(checkpoint: Path) -> Iterator[dict[str, Any]]:
+    """The scores beside ``checkpoint``, or beside its folder, of exactly its weights. Raises as ``read_scores``."""
+    parents = (checkpoint.parent, checkpoint.parent.parent)  # of a run of rskip run: beside checkpoints/
+    near = [parents[0], *(folder for parent in parents for folder in sorted(parent.glob("evaluation*")))]
+    for folder in near:
+        if (folder / SCORES).is_file():
+            scores = read_scores(folder)
+            scored = scores.get("evaluation", {}).get("checkpoints")
+            if scored == cached.identity([checkpoint]) or cached.is_made(checkpoint, {"checkpoints": scored}):
+                yield scores
+
+
 def read_system(path: Path, data: Path | None, output: Path | None) -> Output:
     """The translations in ``path``; checkpoints are evaluated on ``data``, into ``output``. Raises ``UserError``."""
     if (path / "checkpoints").is_dir():  # a seed's folder of rskip run
         path = path / ("evaluation" if (path / "evaluation" / SCORES).is_file() else "checkpoints")
     if zipfile.is_zipfile(path) or (any(path.glob("checkpoint*.pt")) and not (path / SCORES).is_file()):
         with contextlib.redirect_stdout(sys.stderr):
-            from fairseq_rskip.tools.evaluate.scored import evaluated  # takes seconds
+            from fairseq_rskip.tools.evaluate.main import evaluated  # takes seconds
 
             path = evaluated(path, data, output)
     if not path.is_dir():

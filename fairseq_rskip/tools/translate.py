@@ -7,7 +7,6 @@ MODEL is a folder that rskip export wrote, a checkpoint, or a folder of checkpoi
 as by rskip evaluate. Lines keep their order; an empty line stays empty.
 """
 
-import argparse
 import contextlib
 import itertools
 import shutil
@@ -18,19 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_rskip.console import Parser, whole_number
-from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.tools.evaluate.arguments import add_search
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The options. A mistake ends the program with one line."""
-    parser = Parser(prog="rskip translate", description=__doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL")
-    parser.add_argument("--data", type=Path, help="prepared corpus of a checkpoint (the one it was trained on)")
-    add_search(parser)
-    batch = "lines read and translated at a time (64; on a terminal 1)"
-    parser.add_argument("--lines", type=whole_number(1), metavar="N", help=batch)
-    return parser.parse_args(argv)
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.evaluate.main import add_search
 
 
 def load(path: Path, data: Path | None) -> Any:
@@ -66,9 +54,16 @@ def read_batches(size: int) -> Iterator[list[str]]:
             raise UserError(f"lines {batch[0][0]} to {batch[-1][0]} of standard input are not UTF-8: {error}") from None
 
 
-def translate(options: argparse.Namespace) -> None:
+def main(argv: list[str] | None = None) -> None:
     """Write a line for each line that is read. Raises ``UserError``."""
-    import torch
+    parser = Parser(description=__doc__)
+    parser.add_argument("model", type=Path, metavar="MODEL")
+    parser.add_argument("--data", type=Path, help="prepared corpus of a checkpoint (the one it was trained on)")
+    add_search(parser)
+    batch = "lines read and translated at a time (64; on a terminal 1)"
+    parser.add_argument("--lines", type=whole_number(1), metavar="N", help=batch)
+    options = parser.parse_args(argv)
+    import torch  # takes seconds: after the options
 
     with contextlib.redirect_stdout(sys.stderr):
         model = load(options.model, options.data)
@@ -79,9 +74,3 @@ def translate(options: argparse.Namespace) -> None:
         texts = [line for line in lines if line.strip()]
         translations = iter(model.translate(texts, beam=options.beam, lenpen=options.lenpen) if texts else [])
         print("\n".join(next(translations) if line.strip() else "" for line in lines), flush=True)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
-    options = parse(argv)
-    return exit_status(lambda: translate(options))

@@ -66,7 +66,7 @@ def test_averaged_checkpoint_generates_and_loads_in_python(tiny_corpus, trained,
     save_dir, _ = trained
     averaged = tmp_path / "averaged.pt"
     options = ["--inputs", str(save_dir), "--num-update-checkpoints", "3", "--output", str(averaged)]
-    assert average.main(options) == 0
+    average.main(options)
     generated = run_checked(
         ["fairseq-generate", tiny_corpus, *PLUGIN, "--path", averaged, "--beam", "4", "--cpu"]
         + ["--source-lang", "src", "--target-lang", "tgt", "--gen-subset", "test"]

@@ -145,6 +145,6 @@ def test_batches_in_buckets(tiny_corpus, tmp_path):
 def test_an_averaged_checkpoint_generates(tiny_corpus, trained, tmp_path):
     averaged = tmp_path / "averaged.pt"
     options = ["--inputs", trained[0], "--num-epoch-checkpoints", "3", "--output", averaged]
-    assert average.main([str(option) for option in options]) == 0
+    average.main([str(option) for option in options])
     text = run_checked(["fairseq-generate", tiny_corpus, "--path", averaged, "--cpu", "--max-len-b", "10"])
     assert len(hypotheses(text)) == SIZES["test"]

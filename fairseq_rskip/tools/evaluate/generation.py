@@ -2,8 +2,6 @@
 
 import os
 import re
-import shutil
-import tempfile
 from pathlib import Path
 
 import fairseq_rskip
@@ -46,31 +44,28 @@ def search_options(corpus: Corpus, subset: str, beam: int, lenpen: float, max_to
 def command(corpus: Corpus, checkpoint: Path, options: list[str]) -> list[str]:
     """The whole command line. Raises ``UserError`` for a path that fairseq misreads."""
     for path in (corpus.folder, checkpoint):
-        bad = sorted(set(re.findall(UNREADABLE, str(path))))
-        if bad:
-            raise UserError(f"fairseq cannot take {' or '.join(bad)} in a path: rename {path}, or link to it")
-    data, path = (f"./{path}" if str(path).startswith("-") else str(path) for path in (corpus.folder, checkpoint))
-    words = ["fairseq-generate", data, "--user-dir", str(PLUGIN), "--path", path]
+        if bad := re.search(UNREADABLE, str(path)):
+            raise UserError(f"fairseq cannot take {bad[0]} in a path: rename {path}, or link to it")
+    words = ["fairseq-generate", str(corpus.folder), "--user-dir", str(PLUGIN), "--path", str(checkpoint)]
     return [*words, *options, *NO_LIMIT, "--num-workers", "0"]
 
 
-def run(arguments: list[str], log: Path, sentences: int, failed_log: Path) -> None:
-    """Run ``arguments`` with standard output in ``log``, standard error after it, and show the progress.
+def run(arguments: list[str], log: Path, sentences: int) -> None:
+    """Run ``arguments``, output and errors in ``log``, and show the progress.
 
-    If the command fails, its log is ``failed_log``. Raises ``UserError`` with the last meaningful line, which for a
-    checkpoint that does not fit names the tensor.
+    If the command fails, the log becomes generate.failed.log. Raises ``UserError`` with the last meaningful line, which
+    for a checkpoint that does not fit names the tensor.
     """
+    failed_log = log.with_name("generate.failed.log")
     failed_log.unlink(missing_ok=True)
-    with open(log, "wb") as out, tempfile.TemporaryFile() as errors, Progress(sentences, "translated", "sent") as bar:
+    with open(log, "wb") as out, Progress(sentences, "translated", "sent") as bar:
 
         def take(line: bytes) -> None:
             out.write(line)
             if line.startswith(b"H-"):
                 bar.advance()
 
-        status = follow(arguments, take, errors=errors)
-        errors.seek(0)
-        shutil.copyfileobj(errors, out)
+        status = follow(arguments, take)
     if status != 0:
         os.replace(log, failed_log)
         text = failed_log.read_text(encoding="utf-8", errors="replace")

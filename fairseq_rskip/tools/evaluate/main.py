@@ -1,29 +1,72 @@
-"""From a prepared corpus and a folder of checkpoints to a table of scores."""
+"""From a prepared corpus and a folder of checkpoints to a table of scores. Torch is imported after the options."""
 
 import shlex
 from argparse import Namespace
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import fairseq_rskip
-from fairseq_rskip.console import print_line
-from fairseq_rskip.errors import UserError
+from fairseq_rskip.console import Parser, finite, print_line, whole_number
+from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_json, write_text
 from fairseq_rskip.pretrained.text import detokenise
 from fairseq_rskip.tools import cached
-from fairseq_rskip.tools import score as metrics
 from fairseq_rskip.tools.corpus import PAPER_TOKENISED, Corpus
-from fairseq_rskip.tools.evaluate import generation, weights
+from fairseq_rskip.tools.evaluate import generation
+from fairseq_rskip.tools.process import stop_on_signals
+from fairseq_rskip.tools.systems import SCORES
 from fairseq_rskip.tools.train.save import check_vocabulary
+
+DESCRIPTION = """Average the last checkpoints, translate with beam search, score against the raw references.
+
+DATA is a prepared corpus: the folder with preparation.json, its parent, or the name of a corpus in data/.
+CHECKPOINT-DIR is where training saved to. OUT gets generate.log, hyp.tok (subwords joined), hyp.txt (detokenised) and
+scores.json. A finished generation is not repeated while checkpoints, data and options are the same.
+See docs/evaluation.md."""
+# tensor2tensor divides a log-probability by ((5 + L) / 6)^0.6 (Wu et al. 2016, equation 14), fairseq by L^lenpen. What
+# chooses between hypotheses of about L tokens is the elasticity: lenpen, and 0.6 L / (L + 5), or 0.5 at 25 subwords.
+DEFAULT_LENPEN = 0.5
+
+
+def add_search(parser: Parser) -> None:
+    """Add the options of the beam search and its device."""
+    parser.add_argument("--beam", type=whole_number(1), default=4, metavar="N", help="beam size (4)")
+    penalty = "divide a hypothesis's score by length^A (0.5: near tensor2tensor's alpha 0.6)"
+    parser.add_argument("--lenpen", type=finite, default=DEFAULT_LENPEN, metavar="A", help=penalty)
+    parser.add_argument("--cpu", action="store_true", help="decode on the CPU")
+
+
+def parse(argv: list[str] | None = None) -> Namespace:
+    """The options, defaults filled in. A mistake ends the program with one line."""
+    parser = Parser(description=DESCRIPTION)
+    parser.add_argument("data", type=Path, metavar="DATA")
+    parser.add_argument("folder", type=Path, metavar="CHECKPOINT-DIR")
+    weights = parser.add_mutually_exclusive_group()
+    last = "average the last N checkpoints of epochs or updates (5); 0: checkpoint_best.pt, else checkpoint_last.pt"
+    weights.add_argument("--average", type=whole_number(0), default=5, metavar="N", help=last)
+    one = "evaluate this checkpoint: a path, or a name in the folder"
+    weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=one)
+    parser.add_argument("--subset", choices=("test", "valid"), default="test", help="which sentences (test)")
+    add_search(parser)
+    parser.add_argument("--max-tokens", type=whole_number(1), default=8000, metavar="N", help="tokens per batch (8000)")
+    parser.add_argument("--fp32", action="store_true", help="decode in fp32 on a GPU (fp16)")
+    parser.add_argument("--out", type=Path, help="folder of the results (CHECKPOINT-DIR/evaluation-SUBSET)")
+    options = parser.parse_args(argv)
+    options.out = options.out or options.folder / f"evaluation-{options.subset}"
+    return options
 
 
 def translate(options: Namespace, corpus: Corpus, references: list[str]) -> dict:
     """Make OUT/generate.log unless it is up to date; returns what scores.json says about it."""
+    from fairseq_rskip.tools.evaluate import weights
+
     taken, which = weights.choose(options.folder, options.average, options.checkpoint)
     print_line(f"== {which}")
     search = generation.search_options(corpus, options.subset, options.beam, options.lenpen, options.max_tokens)
     key = {
-        "checkpoints": weights.identity(taken),
+        "checkpoints": cached.identity(taken),
         "data": corpus.checksums(options.subset),
         "options": [*search, f"cpu={options.cpu}", f"fp32={options.fp32}"],
         "versions": {"fairseq": version("fairseq"), "fairseq_rskip": fairseq_rskip.__version__},
@@ -45,39 +88,38 @@ def translate(options: Namespace, corpus: Corpus, references: list[str]) -> dict
         device = generation.device_options(options.cpu, options.fp32)
         command = generation.command(corpus, checkpoint, [*search, *device])
         print_line(f"== translating {len(references):,} sentences\n{shlex.join(command)}")
-        failed = options.out / "generate.failed.log"
-        cached.make(log, key, lambda path: generation.run(command, path, len(references), failed))
-    about = {"data": str(corpus.folder), "corpus": corpus.name, "subset": options.subset, "weights": which}
-    return {**about, **key}
+        cached.make(log, key, lambda path: generation.run(command, path, len(references)))
+    return {"data": str(corpus.folder), "corpus": corpus.name, "subset": options.subset, "weights": which, **key}
 
 
 def score(options: Namespace, corpus: Corpus, hypotheses: list[str], references: list[str], about: dict) -> None:
     """Print the tables and write OUT/scores.json."""
-    paths = (options.out / "hyp.txt", [corpus.reference(options.subset)])
-    languages = (corpus.target, corpus.source)
-    rows = metrics.compute(hypotheses, [references], *languages, tokenised=corpus.tokenised)
+    from fairseq_rskip.tools import score as metrics
+
+    languages, tokenised = (corpus.target, corpus.source), corpus.tokenised
     title = "detokenised translations against the raw references" if corpus.tokenizer == "moses" else "text as it is"
-    plain = [detokenise(lines, corpus.target) for lines in (hypotheses, references)] if corpus.tokenised else None
+    plain = [detokenise(lines, corpus.target) for lines in (hypotheses, references)] if tokenised else None
     two_tables = plain not in (None, [hypotheses, references])
     if two_tables:
         title = "text as published, which is tokenised already"
         if corpus.name == PAPER_TOKENISED:
             title += "; tensor2tensor scores this text: its intl rows stand beside the paper's figures"
-    result = {**metrics.report(rows, *paths, len(references)), "text": title}
-    text = [f"\n{corpus.source}-{corpus.target} {options.subset}, {len(references):,} sentences: {title}"]
-    text.append(metrics.table(rows))
+    rows = metrics.compute(hypotheses, [references], *languages, tokenised=tokenised)
+    result = metrics.report(rows, options.out / "hyp.txt", [corpus.reference(options.subset)], len(references))
+    result |= {"text": title, "evaluation": about}
+    print_line(f"\n{corpus.source}-{corpus.target} {options.subset}, {len(references):,} sentences: {title}")
+    print_line(metrics.table(rows))
     if two_tables:
         title = "both sides detokenised, entities undone: what sacreBLEU expects, not comparable to the paper"
         rows = metrics.compute(plain[0], [plain[1]], *languages)
         result["detokenised"] = {"text": title, "scores": [asdict(row) for row in rows]}
-        text += [f"\n{title}", metrics.table(rows)]
-    write_json(options.out / "scores.json", {**result, "evaluation": about})
-    text.append(f"\nwritten to {options.out}: generate.log, hyp.tok, hyp.txt, scores.json")
-    print_line("\n".join(text))
+        print_line(f"\n{title}\n{metrics.table(rows)}")
+    write_json(options.out / SCORES, result)
+    print_line(f"\nwritten to {options.out}: generate.log, hyp.tok, hyp.txt, {SCORES}")
 
 
 def evaluate(options: Namespace) -> None:
-    """Do what ``arguments.parse`` read. Raises ``UserError``."""
+    """Do what ``parse`` read. Raises ``UserError``."""
     corpus = Corpus.find(options.data, prepared=True)
     references = corpus.references(options.subset)
     about = translate(options, corpus, references)
@@ -86,3 +128,41 @@ def evaluate(options: Namespace) -> None:
     for name, lines in (("hyp.tok", tokens), ("hyp.txt", hypotheses)):
         write_text(options.out / name, "".join(line + "\n" for line in lines))
     score(options, corpus, hypotheses, references, about)
+
+
+def evaluated(path: Path, data: Path | None, out: Path | None) -> Path:
+    """Evaluate a checkpoint, or a training's folder (its average), with default options, unless that is up to date.
+
+    Returns the folder of the evaluation: one beside the checkpoint that is there already, else ``out``, else a new one
+    beside it. ``data`` is by default what the checkpoint was trained on. Raises ``UserError``.
+    """
+    from fairseq_rskip.tools.evaluate.weights import choose, load_state
+
+    folder, checkpoint = (path, []) if path.is_dir() else (path.parent, ["--checkpoint", str(path)])
+    options = parse(["DATA", str(folder), *checkpoint])
+    taken, _ = choose(folder, options.average, options.checkpoint)
+    state = {} if data else load_state(taken[0])
+    task = (state.get("cfg") or {}).get("task") or state.get("args") or {}  # args: of fairseq's oldest checkpoints
+    trained_on = (vars(task) if isinstance(task, Namespace) else task).get("data")
+    options.data = corpus_of(taken[0], trained_on, data).folder
+    beside = options.out.with_name(f"{options.out.name}-{path.stem}") if checkpoint else options.out
+    options.out = beside if (beside / SCORES).is_file() else out or beside
+    evaluate(options)
+    return options.out
+
+
+def corpus_of(checkpoint: Path, trained_on: Any, data: Path | None) -> Corpus:
+    """The prepared corpus ``data``, else the one that the checkpoint was ``trained_on``. Raises ``UserError``."""
+    try:
+        return Corpus.find(data or str(trained_on), prepared=True)
+    except UserError as error:
+        if data:
+            raise
+        raise UserError(f"{checkpoint} was trained on {trained_on}: {error}; name its folder with --data") from None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns the exit status. An error is one line on standard error."""
+    options = parse(argv)
+    stop_on_signals()
+    return exit_status(lambda: evaluate(options), "interrupted; the same command resumes from what is complete")

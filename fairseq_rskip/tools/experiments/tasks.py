@@ -140,7 +140,7 @@ class Translation(Task):
 
     def make_run(self, data: str, arch: str, options: dict[str, Any], table: Table) -> tuple[Run, list[str]]:
         """The run, without seed and folder, and warnings. Raises ``UserError`` as train.sh and evaluate.sh would."""
-        from fairseq_rskip.tools.evaluate.arguments import parse
+        from fairseq_rskip.tools.evaluate.main import parse
 
         for name, value in options.items():
             if isinstance(value, list):

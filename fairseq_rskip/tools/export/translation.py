@@ -13,9 +13,8 @@ from fairseq_rskip.analysis.study import Source
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models.skip_transformer import SkipTransformerModel
-from fairseq_rskip.tools.evaluate.arguments import DEFAULT_LENPEN
-from fairseq_rskip.tools.evaluate.scored import corpus_of, evaluations_of
-from fairseq_rskip.tools.systems import read_scores
+from fairseq_rskip.tools.evaluate.main import DEFAULT_LENPEN, corpus_of
+from fairseq_rskip.tools.systems import evaluations_of, read_scores
 from fairseq_rskip.tools.train.save import check_vocabulary
 from fairseq_rskip.tools.transformers import build, ours, read
 
@@ -71,7 +70,7 @@ def model_settings(source: Source, model: Any) -> tuple[str, dict[str, Any]]:
 
 def describe(checkpoint: Path, config: dict[str, Any], state: dict, evaluation: Path | None) -> dict[str, Any]:
     """The values of the card. Its scores are those in ``evaluation``, else those of exactly these weights."""
-    scores = read_scores(evaluation) if evaluation else next((s for _, s in evaluations_of([checkpoint])), None)
+    scores = read_scores(evaluation) if evaluation else next(evaluations_of(checkpoint), None)
     if scores is None:
         print_line("no scores found: --evaluation FOLDER names them")
     elif "evaluation" not in scores:
