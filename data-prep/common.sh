@@ -1,8 +1,9 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # How a published corpus or your own text becomes a fairseq data-bin; sourced by prepare-*.sh.
 #
-# The caller sets corpus, src, tgt and tokenizer (moses; none for text that is tokenised already), defines collect, which
-# calls `split NAME PREFIX...` for train, valid and test, and calls prepare "$@". With fetches=1, the archives of
+# The caller sets corpus, src, tgt (none for a language model's text) and tokenizer (moses; none for text that is
+# tokenised already), defines collect, which writes $part/{train,valid,test}.LANGUAGE (`split NAME PREFIX...` does it for
+# pairs), and calls prepare "$@". With fetches=1, the archives of
 # archives/$corpus.tsv are fetched first, and unpack_all, where there is one, unpacks them.
 # Every step writes its files under other names first: a file that exists is complete.
 set -euo pipefail
@@ -13,14 +14,14 @@ readonly here
 source "$here/../scripts/shell.sh"
 
 readonly format=1 # of the stages' files; another number makes all of them again
-fetches='' inputs=()
+fetches='' tgt='' input='' inputs=() documents=()
 
 report() { printf '%s: %s\n' "$corpus" "$*"; }
 
 step() { python -m fairseq_rskip.tools.prepare "$@"; }
 
 # What tells one version of a file from another without reading all of it.
-identity() { stat -L -c '%s %y' -- "$@"; }
+identity() { printf '%s\0' "$@" | xargs -0 stat -L -c '%s %y' --; }
 
 # stage NAME FUNCTION [DEPENDS-ON...]: runs FUNCTION, which fills $part, unless $out/NAME was made from the same things.
 stage() {
@@ -126,9 +127,10 @@ fetch_all() {
 
 # unpack ARCHIVE [MEMBERS]: into the stage's folder, once. The archive's checksum is that of the list.
 unpack() {
-  local log
+  local log extract=(tar -xf "$out/archives/$1" -C "$part" --no-same-owner --wildcards ${2:+"$2"})
+  [[ $1 != *.zip ]] || extract=(python -m zipfile -e "$out/archives/$1" "$part")
   [[ ! -e $part/.$1 ]] || return 0
-  log=$(tar -xf "$out/archives/$1" -C "$part" --no-same-owner --wildcards ${2:+"$2"} 2>&1) ||
+  log=$("${extract[@]}" 2>&1) ||
     die "cannot unpack $1: ${log//$'\n'/; }"
   touch -- "$part/.$1"
 }
@@ -148,7 +150,7 @@ encode() {
 
 text() {
   local lang how
-  for lang in "$src" "$tgt"; do
+  for lang in "${languages[@]}"; do
     how=(clean)
     [[ $tokenizer == none ]] || how=(moses --lang "$lang" ${normalise:+"$normalise"})
     encode "$out/raw" "$part" "$lang" "${how[@]}"
@@ -168,8 +170,8 @@ subwords() {
     ln -sfn -- ../text "$part/all"
   else
     mkdir -p -- "$part/all"
-    [[ $vocabulary != joint ]] || learn model "$text/train."{"$src","$tgt"}
-    for lang in "$src" "$tgt"; do
+    [[ $vocabulary != joint ]] || learn model "${languages[@]/#/$text/train.}"
+    for lang in "${languages[@]}"; do
       name=model
       if [[ $vocabulary != joint ]]; then
         name=model.$lang
@@ -178,23 +180,31 @@ subwords() {
       encode "$text" "$part/all" "$lang" "$bpe" --model "$part/$name"
     done
   fi
-  # Training pairs only: a score is of the whole test set.
-  step filter "$part/all/train."{"$src","$tgt"} "$part/train."{"$src","$tgt"} --max-length "$max_length" --max-ratio "$max_ratio"
-  for name in {valid,test}.{"$src","$tgt"}; do
-    ln -sfn -- "all/$name" "$part/$name"
+  for lang in "${languages[@]}"; do
+    for name in {train,valid,test}".$lang"; do
+      ln -sfn -- "all/$name" "$part/$name"
+    done
   done
+  [[ -n $tgt ]] || return 0
+  # Training pairs only: a score is of the whole test set.
+  rm -- "$part/train."{"$src","$tgt"}
+  step filter "$part/all/train."{"$src","$tgt"} "$part/train."{"$src","$tgt"} --max-length "$max_length" --max-ratio "$max_ratio"
 }
 
 binarise() {
-  local joined=(--joined-dictionary) log=$out/fairseq-preprocess.log text=$out/subwords
-  [[ $vocabulary == joint ]] || joined=()
+  local sides=(--source-lang "$src" --target-lang "$tgt" --joined-dictionary) log=$out/fairseq-preprocess.log
+  local lang text=$out/subwords suffix=''
+  [[ $vocabulary == joint ]] || unset 'sides[-1]'
+  [[ -n $tgt ]] || sides=(--only-source) suffix=.$src
   find "$part" -mindepth 1 -not -name .key -delete # fairseq-preprocess refuses a dictionary that is there already
-  fairseq-preprocess --source-lang "$src" --target-lang "$tgt" "${joined[@]}" --destdir "$part" \
-    --trainpref "$text/train" --validpref "$text/valid" --testpref "$text/test" \
+  fairseq-preprocess "${sides[@]}" --destdir "$part" \
+    --trainpref "$text/train$suffix" --validpref "$text/valid$suffix" --testpref "$text/test$suffix" \
     --workers "${workers:-$(getconf _NPROCESSORS_ONLN)}" >"$log" 2>&1 ||
     die "fairseq-preprocess failed: $(grep . "$log" | tail -n 1); its output is in $log"
   mkdir -p -- "$part/raw" # as published: what a translation is compared with
-  cp -- "$out/raw/"{valid,test}.{"$src","$tgt"} "$part/raw/"
+  for lang in "${languages[@]}"; do
+    cp -- "$out/raw/"{valid,test}".$lang" "$part/raw/"
+  done
   step describe "$part" --log "$part/preprocess.log" --corpus "$corpus" --src "$src" --tgt "$tgt" --bpe "$bpe" \
     --bpe-size "$bpe_size" --tokenizer "$tokenizer" --vocabulary "$vocabulary" ${normalise:+"$normalise"}
 }
@@ -208,6 +218,7 @@ prepare() {
   [[ $settings != usage:* ]] || { printf '%s\n' "$settings" && exit; }
   eval "$settings"
   ! declare -F set_corpus >/dev/null || set_corpus
+  languages=("$src" ${tgt:+"$tgt"})
   [[ $bpe != sentencepiece ]] || tokenizer=none
   out=${folder:-$here/../data/$corpus}
   { mkdir -p -- "$out" && [[ -w $out ]]; } 2>/dev/null || die "cannot write to the folder $out"
@@ -240,9 +251,9 @@ make_all() {
   [[ -z $fetches ]] || fetch_all
   key=$(identity "${inputs[@]}")
   ! declare -F unpack_all >/dev/null || stage unpacked unpack_all
-  stage raw collect "$src" "$tgt"
+  stage raw collect "$src" "$tgt" "${documents[@]}"
   stage text text "$tokenizer" "$normalise"
   stage subwords subwords "$bpe" "$bpe_size" "$vocabulary" "$max_length" "$max_ratio"
   stage data-bin binarise "$corpus"
-  report "ready: $out/data-bin; its preparation.json has the numbers of pairs, tokens and unknown words"
+  report "ready: $out/data-bin; its preparation.json has the numbers of sentences, tokens and unknown words"
 }

@@ -6,6 +6,7 @@ import io
 import os
 import random
 import tarfile
+import zipfile
 
 SIZES = {"train": 300, "valid": 30, "test": 20}
 WORDS = {
@@ -116,3 +117,14 @@ def wmt14(folder, tgt):
         tarball(folder / "training-parallel-un.tgz", both(f"un/undoc.2000.{pair}", 7))
         giga = {f"{name}.gz": gzip.compress(text) for name, text in both("giga-fren.release2.fixed", 8).items()}
         tarball(folder / "training-giga-fren.tar", giga, "w")
+
+
+def wikitext103(folder):
+    """As published: an article begins with its title, blank lines are between paragraphs, a section has two signs."""
+    with zipfile.ZipFile(folder / "wikitext-103-v1.zip", "w") as archive:
+        for name, count in (("train", 12), ("valid", 2), ("test", 3)):
+            lines = [" "]
+            for i in range(count):
+                body = texts(6, i)[0].decode().splitlines()
+                lines += [f" = {name} {i} = ", " ", *body[:3], " ", " = = Section = = ", " ", *body[3:], " "]
+            archive.writestr(f"wikitext-103/wiki.{name}.tokens", "\n".join(lines) + "\n")

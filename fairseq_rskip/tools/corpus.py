@@ -16,7 +16,7 @@ from fairseq_rskip.tools.lines import read_lines
 from fairseq_rskip.tools.process import CHECKOUT
 
 ROOT = CHECKOUT if (CHECKOUT / "scripts").is_dir() else Path.cwd()  # holds data/ and checkpoints/
-NAMES = ("iwslt15-en-vi", "wmt14-en-de", "wmt14-en-fr", "multi30k-en-de", "multi30k-en-fr", "numbers")  # in data/
+NAMES = ("iwslt15-en-vi", "wmt14-en-de", "wmt14-en-fr", "multi30k-en-de", "multi30k-en-fr", "numbers", "wikitext103")
 PREPARATION = "preparation.json"
 POSITIONS = 1024  # fairseq's default of --max-source-positions and --max-target-positions
 TOKENIZERS = ("moses", "none")
@@ -32,7 +32,8 @@ def prepare_command(name: str) -> str:
 class Corpus:
     """``folder`` is the data-bin, ``preparation`` its preparation.json or {}, ``known`` its name in ``NAMES`` or "".
 
-    ``source`` and ``target`` are languages, None where neither preparation.json nor file names tell them."""
+    ``source`` and ``target`` are languages, None where neither preparation.json nor file names tell them. A text, for a
+    language model, has no target."""
 
     folder: Path
     name: str
@@ -77,10 +78,15 @@ class Corpus:
             )
         self.dictionaries()
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it has one language only, for a language model."""
+        return (self.folder / "dict.txt").is_file() or self.known == "wikitext103"
+
     @cached_property
     def pairs(self) -> int:
-        """Training pairs, read from an index's header; 0 if there is none of fairseq's usual format."""
-        for path in self.folder.glob("train.*.idx"):
+        """Training pairs or lines, read from an index's header; 0 if there is none of fairseq's usual format."""
+        for path in self.folder.glob("train.idx" if self.is_text else "train.*.idx"):
             header = path.read_bytes()[:26]  # magic, version, type of the numbers, count
             if header.startswith(b"MMIDIDX") and len(header) == 26:
                 return struct.unpack("<Q", header[18:])[0]
@@ -96,10 +102,13 @@ class Corpus:
         return self.tokenizer == "none" and (self.bpe != "sentencepiece" or self.name == PAPER_TOKENISED)
 
     def dictionary(self, language: str) -> Path:
-        return self.folder / f"dict.{language}.txt"
+        return self.folder / ("dict.txt" if self.is_text else f"dict.{language}.txt")
 
     def dictionaries(self) -> list[Path]:
-        """The source's and the target's. Raises ``UserError`` if this is not the data-bin of a language pair."""
+        """The source's and the target's, or a text's. Raises ``UserError`` if this is not the data-bin of a language
+        pair."""
+        if self.is_text:
+            return [self.dictionary("")]
         paths = [self.dictionary(str(language)) for language in (self.source, self.target)]
         if not all(path.is_file() for path in paths):
             again = prepare_command(self.known) if self.known else "prepare the corpus again"
@@ -119,6 +128,8 @@ class Corpus:
 
     def prefix(self, subset: str, language: str) -> Path:
         """What the names of a subset's binarised files begin with; a data-bin serves both directions."""
+        if self.is_text:
+            return self.folder / subset
         prefix, other = (f"{subset}.{a}-{b}.{language}" for a, b in permutations((self.source, self.target)))
         return self.folder / (other if (self.folder / f"{other}.idx").is_file() else prefix)
 
@@ -127,7 +138,7 @@ class Corpus:
         return [Path(f"{self.prefix(subset, str(self.source))}.{suffix}") for suffix in ("bin", "idx")]
 
     def reference(self, subset: str) -> Path:
-        return self.folder / "raw" / f"{subset}.{self.target}"
+        return self.folder / "raw" / f"{subset}.{self.target or self.source}"
 
     def references(self, subset: str) -> list[str]:
         """The raw target sentences of a subset that can be translated. Raises ``UserError`` naming what is missing."""

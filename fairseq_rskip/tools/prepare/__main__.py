@@ -40,6 +40,12 @@ def read(argv: list[str] | None = None) -> argparse.Namespace:
     filter_.add_argument("targets", nargs=2, type=Path)
     filter_.add_argument("--max-length", type=whole_number(1), default=250, help="subwords")
     filter_.add_argument("--max-ratio", type=finite, default=1.5, help="of one length to the other, either way")
+    documents = steps.add_parser("documents", help="a text's documents, with a blank line behind each")
+    documents.add_argument("source", type=Path, help="a text file, or a folder of them")
+    documents.add_argument("targets", nargs="+", type=Path, help="files to write; all but the first get --held-out")
+    documents.add_argument("--held-out", type=finite, default=0.0, help="share of the documents")
+    documents.add_argument("--lines", type=whole_number(0), default=0, help="a document is so many lines")
+    documents.add_argument("--titles", action="store_true", help="a document begins with a title of WikiText")
     options = steps.add_parser("options", help="the options of a prepare-*.sh as assignments for bash")
     options.add_argument("script")
     options.add_argument("words", nargs=argparse.REMAINDER)
@@ -58,6 +64,8 @@ def run(options: argparse.Namespace) -> None:
         learners[options.kind](options.texts, options.model, options.size)
     elif options.step == "filter":
         text.filter_pairs(options.sources, options.targets, options.max_length, options.max_ratio)
+    elif options.step == "documents":
+        text.draw_documents(options.source, options.targets, options.held_out, options.lines, options.titles)
     elif options.step == "describe":
         describe.describe(options)
     elif options.step == "options":

@@ -25,7 +25,7 @@ def counts(log: str, src: str, tgt: str) -> tuple[dict[str, dict[str, Any]], dic
     if missing:
         raise UserError(f"fairseq-preprocess logged no counts for {', '.join(sorted(missing))}")
     types = {lang: int(count) for lang, count in TYPES.findall(log)}
-    return splits, {lang: types[lang] for lang in (src, tgt)}
+    return splits, {lang: types[lang] for lang in (src, tgt) if lang}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def describe(options: argparse.Namespace) -> None:
     """Write preparation.json. Raises ``UserError``."""
-    splits, types = counts(options.log.read_text(encoding="utf-8"), options.src, options.tgt)
+    log = options.log.read_text(encoding="utf-8")
+    if not options.tgt:  # of a text, fairseq-preprocess calls its language None
+        log = log.replace("[None]", f"[{options.src}]")
+    splits, types = counts(log, options.src, options.tgt)
     keys = ("corpus", "src", "tgt", "bpe", "bpe_size", "tokenizer", "normalise_punctuation")
     facts = {key: getattr(options, key) for key in keys}
     facts.update(joined_dictionary=options.vocabulary == "joint", dictionary_types=types, splits=splits)

@@ -12,10 +12,13 @@ from pathlib import Path
 from fairseq_rskip.console import Parser, between, whole_number
 from fairseq_rskip.errors import UserError, did_you_mean, exit_status
 from fairseq_rskip.tools.corpus import NAMES, ROOT
+from fairseq_rskip.tools.prepare.text import text_files
 
 BPE_SIZES = {"prepare-multi30k.sh": 6000, "prepare-wmt14-en-de.sh": 37000}  # merges; the paper's for WMT; else 32,000
+BPE_SIZES["prepare-text.sh"] = 8000
+BPE = {"prepare-text.sh": "sentencepiece", "prepare-wikitext103.sh": "none"}  # of a language model; else subword-nmt
 SPLITS = ("train", "valid", "test")
-SCRIPTS = {name: [f"prepare-{name}.sh"] for name in NAMES if name[:3] in ("iws", "wmt")}
+SCRIPTS = {name: [f"prepare-{name}.sh"] for name in NAMES if name[:3] in ("iws", "wmt", "wik")}
 SCRIPTS |= {f"multi30k-en-{lang}": ["prepare-multi30k.sh", "--tgt", lang] for lang in ("de", "fr")}
 RESUMES = "Each stage runs once: after an interruption or an error the same command resumes where it stopped."
 
@@ -34,18 +37,33 @@ def text_file(text: str) -> str:
     return os.path.abspath(text)
 
 
+def path(text: str) -> str:
+    """A type for argparse: the absolute path of a file or folder."""
+    if not Path(text).exists():
+        raise argparse.ArgumentTypeError(f"no file or folder {text}")
+    return os.path.abspath(text)
+
+
 def read(script: str, words: list[str]) -> argparse.Namespace:
     """The options ``words`` of ``script``, the name of a file in data-prep."""
-    own, fetches = script == "prepare-corpus.sh", script != "prepare-corpus.sh"
-    parser = Parser(
-        prog=os.environ.get("RSKIP_PROG", f"data-prep/{script}"), description=DESCRIPTIONS[own], epilog=RESUMES
-    )
+    own, text = script == "prepare-corpus.sh", script == "prepare-text.sh"
+    fetches, pairs = not (own or text), script not in BPE
+    description = DESCRIPTIONS.get(script, PUBLISHED)
+    parser = Parser(prog=os.environ.get("RSKIP_PROG", f"data-prep/{script}"), description=description, epilog=RESUMES)
     add = parser.add_argument
-    add("folder", nargs=None if own else "?", default="", help="FOLDER/data-bin is what training takes")
-    if own:
-        add("--src", type=language, required=True, metavar="LANG", help="language code, such as en")
+    add("folder", nargs="?" if fetches else None, default="", help="FOLDER/data-bin is what training takes")
+    if text:
+        source = "a text file with blank lines between documents, gzip too, or a folder whose *.txt files are documents"
+        add("--text", type=path, required=True, dest="input", metavar="PATH", help=source)
+        add("--lines", type=whole_number(1), default=0, metavar="N", help="a document is N lines")
+        share = "share of the documents for validation, and for the test (%(default)s)"
+        add("--held-out", type=between(0, 0.5), default=0.05, metavar="P", help=share)
+    if own or text:
+        name, default = ("--src", {"required": True}) if own else ("--lang", {"default": "en"})
+        add(name, type=language, dest="src", metavar="LANG", help="language code, such as en", **default)
         add("--tokenizer", choices=["moses", "none"], default="moses", help="none: the text is tokenised already")
         add("--name", default="", help="what the corpus is called (default: FOLDER's name)")
+    if own:
         for split, side in itertools.product(SPLITS, ("src", "tgt")):
             add(f"--{split}-{side}", type=text_file, required=True, metavar="FILE", help=f"{split} text, gzip too")
     if own or "multi30k" in script:
@@ -53,30 +71,38 @@ def read(script: str, words: list[str]) -> argparse.Namespace:
     if fetches:
         add("--from", default="", metavar="DIR-or-URL", help="take the archives from a folder or a mirror")
         add("--archives", default="", metavar="FILE", help="another list of archives than data-prep/archives has")
-    add("--bpe", choices=["subword-nmt", "sentencepiece", "none"], default="subword-nmt", help="kind of subwords")
+    kind = add("--bpe", choices=["subword-nmt", "sentencepiece", "none"], default=BPE.get(script, "subword-nmt"))
+    kind.help = "kind of subwords (%(default)s)"
     size = add("--bpe-size", type=whole_number(1), default=BPE_SIZES.get(script, 32000), metavar="N")
     size.help = "merge operations, or sentencepiece's vocabulary (%(default)s)"
-    add("--joint", dest="vocabulary", action="store_const", const="joint", default="joint", help=argparse.SUPPRESS)
-    add("--separate", dest="vocabulary", action="store_const", const="separate", help="subwords for each language")
     add("--normalise-punctuation", dest="normalise", action="store_true", help="quotes and dashes to ASCII first")
-    add("--max-length", type=whole_number(1), default=250, help="longest training sentence in subwords (%(default)s)")
-    most = "drop training pairs above this ratio of lengths (%(default)s)"
-    add("--max-ratio", type=between(1, math.inf), default=1.5, help=most)
+    parser.set_defaults(vocabulary="joint")
+    if pairs:
+        add("--joint", dest="vocabulary", action="store_const", const="joint", help=argparse.SUPPRESS)
+        add("--separate", dest="vocabulary", action="store_const", const="separate", help="subwords for each language")
+        longest = "longest training sentence in subwords (%(default)s)"
+        add("--max-length", type=whole_number(1), default=250, help=longest)
+        most = "drop training pairs above this ratio of lengths (%(default)s)"
+        add("--max-ratio", type=between(1, math.inf), default=1.5, help=most)
+    else:
+        parser.set_defaults(max_length=0, max_ratio=0)
     add("--workers", type=whole_number(1), metavar="N", help="processes (all cores)")
     return parser.parse_args(words)
 
 
 USAGE = f"""usage: rskip prepare CORPUS [option ...] [FOLDER]
        rskip prepare --src en --tgt de --train-src FILE --train-tgt FILE ... FOLDER
+       rskip prepare --text FILE-or-FOLDER [option ...] FOLDER
 
 Make FOLDER/data-bin, which training and evaluation take, from a published corpus or from your own text.
 
   CORPUS  {", ".join(SCRIPTS)}
 
-rskip prepare CORPUS -h and rskip prepare --src en -h list the options."""
+rskip prepare CORPUS -h, rskip prepare --src en -h and rskip prepare --text -h list the options."""
+PUBLISHED = "Download a published corpus and prepare it for fairseq; FOLDER is data/CORPUS by default."
 DESCRIPTIONS = {
-    True: "Prepare your own parallel text (UTF-8, one sentence a line) for fairseq.",
-    False: "Download a published corpus and prepare it for fairseq; FOLDER is data/CORPUS by default.",
+    "prepare-corpus.sh": "Prepare your own parallel text (UTF-8, one sentence a line) for fairseq.",
+    "prepare-text.sh": "Prepare your own text (UTF-8) for a language model, split by documents.",
 }
 
 
@@ -87,13 +113,18 @@ def assignments(script: str, words: list[str]) -> str:
     options = vars(read(script, words))
     values = {name: str(value or "") for name, value in options.items() if not name.startswith(SPLITS)}
     values["normalise"] = "--normalise-punctuation" if options["normalise"] else ""
+    lists = {}
     if "src" in options:
-        if options["src"] == options["tgt"]:
-            raise UserError(f"--src and --tgt are both {options['src']}")
-        texts = [options[f"{split}_{side}"] for split in SPLITS for side in ("src", "tgt")]
         values["corpus"] = options["name"] or Path(options["folder"]).name
+        if "input" in options:
+            lists["inputs"] = [str(file) for file in text_files(Path(options["input"]))]
+            lists["documents"] = ["--lines", str(options["lines"]), "--held-out", str(options["held_out"])]
+        elif options["src"] == options["tgt"]:
+            raise UserError(f"--src and --tgt are both {options['src']}")
+        else:
+            lists["inputs"] = [options[f"{split}_{side}"] for split in SPLITS for side in ("src", "tgt")]
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
-    return "\n".join([*lines, f"inputs=({shlex.join(texts)})"] if "src" in options else lines)
+    return "\n".join([*lines, *(f"{name}=({shlex.join(words)})" for name, words in lists.items())])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -110,7 +141,8 @@ def _run(argv: list[str]) -> None:
     if not own and argv[0] not in SCRIPTS:
         hint = did_you_mean(argv[0], SCRIPTS)
         raise UserError(f"no corpus named {argv[0]!r}; {hint or 'rskip prepare -h lists them'}")
-    script, *words = ["prepare-corpus.sh"] if own else SCRIPTS[argv[0]]
+    text = any(word == "--text" or word.startswith("--text=") for word in argv)
+    script, *words = [f"prepare-{'text' if text else 'corpus'}.sh"] if own else SCRIPTS[argv[0]]
     path = ROOT / "data-prep" / script
     if not path.is_file():
         raise UserError(f"there is no {path}: rskip prepare needs a checkout of the project")

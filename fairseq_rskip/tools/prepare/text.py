@@ -1,6 +1,8 @@
 """The steps of data preparation that read and write text: join published parts, encode, filter pairs."""
 
+import contextlib
 import html
+import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +16,7 @@ from fairseq_rskip.tools import lines
 from fairseq_rskip.tools.prepare.parallel import Make, mapper
 
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.I)
+TITLE = re.compile(r" ?= [^=]+ = ?")  # of an article in WikiText
 WARN_ABOVE = 0.05  # of the pairs, dropped by one rule
 
 
@@ -40,6 +43,47 @@ def collect(targets: Sequence[Path], pairs: Sequence[Sequence[str]]) -> None:
             for source, target in lines.paired(*map(published, names), names):
                 source_file.write(source + "\n")
                 target_file.write(target + "\n")
+
+
+def text_files(source: Path) -> list[Path]:
+    """``source`` itself, or the text files in that folder. Raises ``UserError`` where there are none."""
+    found = sorted(source.rglob("*.txt")) if source.is_dir() else [source]
+    if not found:
+        raise UserError(f"{source} holds no *.txt file")
+    return found
+
+
+def documents(source: Path, length: int = 0, titles: bool = False) -> Iterator[list[str]]:
+    """The documents of a text, as lists of lines without blank ones: each file of a folder, or the parts of a file that
+    blank lines divide, or every ``length`` lines; with ``titles``, parts that begin with a title of WikiText."""
+    for path in text_files(source):
+        document: list[str] = []
+        for line in published(str(path)):
+            blank = not line.strip()
+            ends = TITLE.fullmatch(line) if titles else blank and not source.is_dir()
+            if document and (ends or len(document) == length):
+                yield document
+                document = []
+            if not blank:
+                document.append(line)
+        if document:
+            yield document
+
+
+def draw_documents(source: Path, targets: Sequence[Path], share: float, length: int, titles: bool) -> None:
+    """Write the documents to the first of ``targets``, each with a blank line behind it, and ``share`` of them, drawn
+    at random, to each of the others. Raises ``UserError`` where nothing is left for the first."""
+    count = sum(1 for _ in documents(source, length, titles))
+    held = max(1, round(share * count))
+    others = len(targets) - 1
+    if count <= held * others:
+        raise UserError(f"{source} holds {count} documents: expected a blank line between two, or --lines N")
+    drawn = random.Random(1).sample(range(count), held * others)
+    place = {number: 1 + i // held for i, number in enumerate(drawn)}
+    with contextlib.ExitStack() as opened:
+        outputs = [opened.enter_context(lines.writing(target)) for target in targets]
+        for number, document in enumerate(documents(source, length, titles)):
+            outputs[place.get(number, 0)].write("\n".join([*document, "", ""]))
 
 
 def make_clean() -> Callable[[str], str]:
