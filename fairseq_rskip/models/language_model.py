@@ -25,7 +25,7 @@ class SkipLanguageModel(SkipModel, TransformerLanguageModel):
     def build_model(cls, cfg, task):
         """Build from a flat config. Raises :class:`~fairseq_rskip.errors.UserError` where its options contradict."""
         config = checked(cls, cfg, SkipLanguageModelConfig)
-        if config.max_target_positions is None:
+        if not isinstance(config.max_target_positions, int):  # None, or a reference to the task that nobody resolved
             config.max_target_positions = config.tokens_per_sample
         if config.decoder.layers_to_keep:
             config.decoder.layers = len(config.decoder.layers_to_keep.split(","))

@@ -29,6 +29,11 @@ UPDATES = {"save-interval-updates": 2500, "keep-interval-updates": 10}
 WMT = {**VASWANI, "max-update": 550_000, "no-epoch-checkpoints": True, **UPDATES}
 SMALL = {**VASWANI, "lr": 0.001, "warmup-updates": 800, "dropout": 0.2, "max-epoch": 20, **EPOCHS}
 DEMO = {**VASWANI, "lr": 0.003, "warmup-updates": 200, "max-epoch": 4, "log-interval": 50, **EPOCHS}
+# fairseq's examples/language_model: transformer_lm on WikiText-103; its adaptive model has a recipe of its own there
+LM = {**VASWANI, "criterion": "cross_entropy", "weight-decay": 0.01, "clip-norm": 0.0, "sample-break-mode": "none"}
+LM = {name: value for name, value in LM.items() if name != "label-smoothing"}
+TEXT = {**LM, "lr": 0.001, "warmup-updates": 400, "tokens-per-sample": 256, "max-epoch": 20, **EPOCHS}
+WIKITEXT = {**LM, "lr": 0.0005, "tokens-per-sample": 512, "max-update": 50_000, **UPDATES}
 
 RECIPES = {
     "iwslt15-en-vi": Recipe(4096, {**VASWANI, "max-update": 100_000, **EPOCHS}),
@@ -40,6 +45,8 @@ RECIPES = {
     "small": Recipe(2048, SMALL),
     "medium": Recipe(4096, {**VASWANI, "max-update": 100_000, **EPOCHS, **UPDATES}),
     "large": Recipe(16384, {**WMT, "max-update": 100_000}),
+    "text": Recipe(4096, TEXT),
+    "wikitext103": Recipe(32768, WIKITEXT),
 }
 SIZES = {"small": 100_000, "medium": 1_000_000}  # fewer pairs of an own corpus than that; "large" from there on
 GENERAL = "medium"  # without pairs to count

@@ -320,6 +320,27 @@ def test_the_list_of_architectures_has_each_variant_and_size_once(capsys):
     assert text.count("transformer_rskip_ln") == 0 and len(text) < 8000
 
 
+def test_a_text_trains_a_language_model(plan, tmp_path):
+    """fairseq's settings for WikiText-103; an adaptive softmax needs its own loss."""
+    args = plan("wikitext103", "transformer_lm_rskip_ln", "--dry-run", "--gpus", 8).args
+    assert (args.task, args.criterion, args.tokens_per_sample, args.sample_break_mode) == (
+        "language_modeling",
+        "cross_entropy",
+        512,
+        "none",
+    )
+    assert (step_of(args, 8), args.max_update, args.lr, args.weight_decay) == (32768, 50_000, [5e-4], 0.01)
+    assert args.share_decoder_input_output_embed is True
+    for arch in ("transformer_lm_rskip_ln_wiki103", "transformer_lm_wiki103"):
+        args = plan("wikitext103", arch, "--dry-run", "--gpus", 1).args
+        assert (args.criterion, args.ddp_backend) == ("adaptive_loss", "legacy_ddp")
+        assert not getattr(args, "share_decoder_input_output_embed", False)
+    refused(
+        plan("wikitext103", TINY, "--dry-run"), "wikitext103 is a text: expected a language model, transformer_lm_…"
+    )
+    refused(plan("wmt14-en-de", "transformer_lm_gpt", "--dry-run"), "wmt14-en-de has two languages: expected a trans")
+
+
 def test_a_missing_environment_is_one_line():
     bare = {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "/no/such"}
     done = subprocess.run(["/bin/bash", SCRIPT, "numbers", TINY], env=bare, capture_output=True, text=True, check=False)

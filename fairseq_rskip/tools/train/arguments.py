@@ -81,6 +81,13 @@ def load_architectures(user_dir: Path) -> dict[str, Any]:
     return fairseq.models.ARCH_MODEL_REGISTRY
 
 
+def is_language_model(arch: str) -> bool:
+    """Whether an architecture, known or not, is one of fairseq's language models."""
+    from fairseq.models import ARCH_MODEL_REGISTRY, FairseqLanguageModel
+
+    return issubclass(ARCH_MODEL_REGISTRY.get(arch, object), FairseqLanguageModel)
+
+
 class Options:
     """What fairseq's parser makes of the recipe's options and the user's ``words``, which override them.
 
@@ -116,6 +123,13 @@ class Options:
     def get(self, name: str) -> Any:
         """The value of an option that the user gave, else None."""
         return getattr(self.args, name) if name in self.given else None
+
+    def of_model(self, name: str) -> Any:
+        """The value of an option of the model: the user's, else the architecture's default; None without one."""
+        from fairseq.models import MODEL_DATACLASS_REGISTRY
+
+        value = getattr(self.args, name, None)
+        return getattr(MODEL_DATACLASS_REGISTRY.get(self.args.arch, object)(), name, None) if value is None else value
 
     def keeps(self, name: str) -> bool:
         """Whether an option of the recipe applies: the user gave neither it nor, for a length, the other unit."""

@@ -15,7 +15,7 @@ from fairseq_rskip.console import as_words
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.corpus import POSITIONS, ROOT, Corpus
 from fairseq_rskip.tools.recipes import AVERAGED, CPU, RECIPES, Recipe, peak_lr, recipe_for, split_step
-from fairseq_rskip.tools.train.arguments import Options, read_own
+from fairseq_rskip.tools.train.arguments import Options, is_language_model, load_architectures, read_own
 
 HALF = {"fp16", "memory_efficient_fp16", "bf16", "memory_efficient_bf16", "amp", "tpu"}
 LONGEST = 250  # tokens of a training sentence that data preparation keeps
@@ -39,14 +39,17 @@ def make_plan(words: list[str]) -> Plan:
     """The plan for the words behind ``rskip train``. Writes nothing. Raises ``UserError``."""
     own, words = read_own(words)
     corpus = Corpus.find(own.corpus, must_exist=not own.dry_run)
-    name = own.recipe or corpus.known or recipe_for(corpus.pairs)
-    recipe = RECIPES[name]
-    languages = {"source-lang": corpus.source, "target-lang": corpus.target} if corpus.source else {}
-    options = Options(own.arch, {**languages, **recipe.options, "share-all-embeddings": True}, words, own.user_dir)
+    name = own.recipe or corpus.known or ("text" if corpus.is_text else recipe_for(corpus.pairs))
+    recipe, task, shares = RECIPES[name], task_options(corpus, own.arch, own.user_dir), "share-all-embeddings"
+    if corpus.is_text:
+        shares = "share-decoder-input-output-embed"
+    options = Options(own.arch, {**task, **recipe.options, shares: True}, words, own.user_dir)
     sides = {side: options.get(f"{side}_lang") or getattr(corpus, side) for side in ("source", "target")}
     corpus = replace(corpus, **sides)
-    joined = not corpus.exists or filecmp.cmp(*corpus.dictionaries(), shallow=False)
+    joined = not corpus.exists or corpus.is_text or filecmp.cmp(*corpus.dictionaries(), shallow=False)
     share = joined and not options.get("share_decoder_input_output_embed")
+    if options.of_model("adaptive_softmax_cutoff"):
+        share, task = False, {**task, "criterion": "adaptive_loss", "ddp-backend": "legacy_ddp"}
     rate = f"{peak_lr(check_model(own.arch, options, joined, share)):g}"
 
     gpus, supports_fp16 = find_gpus() if own.gpus is None else (own.gpus, True)
@@ -56,15 +59,28 @@ def make_plan(words: list[str]) -> Plan:
     warmup, length, shorter = length_options(recipe, corpus, options, warnings)
 
     save = Path(options.get("save_dir") or ROOT / "checkpoints" / Path(corpus.name).name / own.arch)
-    chosen = {"user-dir": shown(own.user_dir), "arch": own.arch, **languages, "lr": rate, **device, **recipe.options}
-    chosen |= {**warmup, **step, "skip-invalid-size-inputs-valid-test": True, "share-all-embeddings": share}
+    chosen = {"user-dir": shown(own.user_dir), "arch": own.arch, "lr": rate, **device, **recipe.options, **task}
+    chosen |= {**warmup, **step, "skip-invalid-size-inputs-valid-test": True, shares: share}
     chosen |= {"save-dir": shown(save), "log-format": "json", **log_options(save, options)}
     chosen = {option: value for option, value in chosen.items() if options.keeps(option)}
     command = [shutil.which("fairseq-train") or "fairseq-train", shown(corpus.folder), *as_words(chosen), *words]
-    why = f" (for {corpus.pairs:,} pairs; --recipe NAME selects another)" if not (own.recipe or corpus.known) else ""
+    what = "lines" if corpus.is_text else "pairs"
+    why = f" (for {corpus.pairs:,} {what}; --recipe NAME selects another)" if not (own.recipe or corpus.known) else ""
     notes = [f"recipe: {name}{why}{length}", note, *shorter]
     notes += [f"peak learning rate: {rate}, from the model's dimension"] if chosen.get("lr") == rate else []
     return Plan(command, save, corpus, *find_end(recipe, options), notes, warnings)
+
+
+def task_options(corpus: Corpus, arch: str, user_dir: Path) -> dict[str, Any]:
+    """The languages of a pair, or the task of a text. Raises ``UserError`` where ``arch`` is for the other."""
+    load_architectures(user_dir)
+    if is_language_model(arch) != corpus.is_text and arch in load_architectures(user_dir):
+        kinds = ("has two languages", "a translation model"), ("is a text", "a language model, transformer_lm_…")
+        holds, expected = kinds[corpus.is_text]
+        raise UserError(f"{corpus.name} {holds}: expected {expected}, not {arch}; --archs lists them")
+    if corpus.is_text:
+        return {"task": "language_modeling"}
+    return {"source-lang": corpus.source, "target-lang": corpus.target} if corpus.source else {}
 
 
 def shown(path: Path) -> str:
@@ -104,7 +120,7 @@ def step_options(target: int, processes: int, unit: str, options: Options) -> tu
         sentences = options.get("batch_size") * processes * (freq or 1)
         return {}, f"per step: at most {sentences} sentences (--batch-size), not the recipe's {target} tokens"
     size, freq = split_step(target, processes, int(cap), max_tokens, freq)
-    if size < LONGEST and not max_tokens:
+    if size < (getattr(options.args, "tokens_per_sample", None) or LONGEST) and not max_tokens:
         raise UserError(
             f"{target} tokens per step leave {size} for each of {processes} x {freq} batches, too few for a sentence; "
             "use fewer GPUs (CUDA_VISIBLE_DEVICES) or give --max-tokens"
@@ -157,7 +173,8 @@ def count_updates(corpus: Corpus, recipe: Recipe) -> int:
     """About how many updates an epoch takes; padding is not counted."""
     import numpy
 
-    longer = numpy.maximum(*(corpus.lengths("train", str(side)) for side in (corpus.source, corpus.target)))
+    sides = [str(side) for side in (corpus.source, corpus.target) if side != ""]
+    longer = numpy.max([corpus.lengths("train", side) for side in sides], axis=0)
     return max(1, math.ceil(int(longer.sum()) / recipe.tokens))
 
 
@@ -184,10 +201,13 @@ def check_model(arch: str, options: Options, joined: bool, share: bool) -> int:
     values = {name: getattr(options.args, name, None) for name in vars(config)}
     values = {name: value for name, value in values.items() if value is not None}
     values |= {name: 1 for name in ("encoder_layers", "decoder_layers") if isinstance(getattr(config, name, None), int)}
+    cutoffs = ("adaptive_input_cutoff", "adaptive_softmax_cutoff")
+    values |= {name: "2,4" for name in cutoffs if getattr(config, name, None)}  # of the eight words below
     vars(config).update(values, _name=arch, share_all_embeddings=share or "share_all_embeddings" in options.given)
     source, target = Dictionary(), Dictionary()
-    if not joined:
-        target.add_symbol("a")
+    for word in "abcd":
+        source.add_symbol(word)
+        target.add_symbol(word if joined else word * 2)
     logging.disable()  # fairseq-train repeats it, about the whole model
     try:
         # of the task a model wants no more; without data, nothing is profiled
@@ -199,4 +219,4 @@ def check_model(arch: str, options: Options, joined: bool, share: bool) -> int:
         raise UserError(f"fairseq cannot build {arch} with these options: {error or type(error).__name__}") from None
     finally:
         logging.disable(logging.NOTSET)
-    return getattr(config, "encoder_embed_dim", None) or 512
+    return getattr(config, "encoder_embed_dim", None) or getattr(config, "decoder_embed_dim", None) or 512

@@ -19,7 +19,7 @@ def numbered(folder: Path, unit: str) -> list[tuple[int, Path]]:
 
 def check_vocabulary(save: Path, corpus: Corpus, remedy: str = "give another --save-dir") -> None:
     """Raise ``UserError`` if checkpoints in ``save`` are of another vocabulary; fairseq checks only the rest."""
-    for copy in save.glob("dict.*.txt") if any(save.glob("checkpoint*.pt")) and corpus.exists else ():
+    for copy in save.glob("dict*.txt") if any(save.glob("checkpoint*.pt")) and corpus.exists else ():
         mine = corpus.folder / copy.name
         if not (mine.is_file() and filecmp.cmp(copy, mine, shallow=False)):
             reason = f"{copy.name} is not that of {corpus.folder}"
