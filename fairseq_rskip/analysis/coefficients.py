@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..norms import at_least_float32, channels_at_end
+from ..norms import at_least_float32
 from ..residual import SkipConnection, Weighted
 from ..residual import inputs as checks
 from ..residual.adaptive import ASkip
@@ -40,10 +40,11 @@ def coefficients(
         steps.append(tuple(part.expand_as(x) for part in (a, b, c)))
     if isinstance(skip, ASkip):
         a, b, c = (torch.stack(each) for each in zip(*steps))
-        p = skip.weights(a * x + b * f_x + c).detach()
-        p = p if p.dim() > 1 else p.view(-1, *[1] * x.dim())
+        axis = -1 if skip.channel_dim == -1 else 2  # features, behind the steps
+        p = skip.weights((a * x + b * f_x + c).movedim(axis, -1)).detach()
+        p = p.movedim(-1, axis) if p.dim() > 1 else p.view(-1, *[1] * x.dim())
         a, b, c = ((p * each).sum(0) for each in (a, b, c))
-    return tuple(_in_layout(skip, part.to(x.dtype).expand_as(x)) for part in (a, b, c))
+    return tuple(part.to(x.dtype).expand_as(x) for part in (a, b, c))
 
 
 def skip_ratio(skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
@@ -65,7 +66,7 @@ def skip_ratio(skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tenso
         product = product / scale
         ratio = ratio + product
         z = x + (scale * z + shift)
-    return _in_layout(skip, (ratio / q).to(x.dtype).expand_as(x))
+    return (ratio / q).to(x.dtype).expand_as(x)
 
 
 def _first_sum(skip: Any, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, ...]:
@@ -79,14 +80,7 @@ def _first_sum(skip: Any, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -
     if skip.branch is not None:
         scale, shift = skip.branch.affine_map(f_x)
         q, r = q * scale, r + q * shift
-    if skip.post and skip.post[0].channel_dim != skip.channel_dim:
-        x, f_x = channels_at_end(x), channels_at_end(f_x)
     return p, q, r, x, f_x
-
-
-def _in_layout(skip: SkipConnection, y: Tensor) -> Tensor:
-    by_rows = skip.post and skip.post[0].channel_dim != skip.channel_dim
-    return y.permute(0, 3, 1, 2) if by_rows else y
 
 
 def stream_gain(skip: SkipConnection) -> float:

@@ -120,15 +120,15 @@ class ASkip(
     def _direction(self) -> Tensor:
         return self.lr_multiplier * at_least_float32(self.direction)
 
-    def recurse(self, y: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    def _normalise(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         steps: list[Tensor] = []
         for norm in self.norms_in_use():
-            steps.append(norm(steps[-1] + x if steps else y, padding_mask))
+            steps.append(norm(steps[-1] + x if steps else z, padding_mask))
         if self.mode == "gradient":
             return steps[-1]
         if self.mode != "halting":
             return weigh(self.weights(None), steps).to(x.dtype)
-        axis = self.post[0].channel_dim  # of batch norm of image maps 1
+        axis = self.channel_dim
         p = self.weights(torch.stack([step.movedim(axis, -1) for step in steps]))
         self._count(p, padding_mask)
         return weigh([share.movedim(-1, axis) for share in p], steps).to(x.dtype)

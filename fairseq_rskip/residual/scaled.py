@@ -194,9 +194,6 @@ class Fixup(Weighted, kind="fixup", norm=opt.NO_NORM):
     def offset(self) -> Tensor:
         return self.bias_out
 
-    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        return super().combine(x, f_x, carried) + self.bias_out
-
 
 class TFixup(ConstantSkip, kind="tfixup", norm=opt.NO_NORM):
     """T-Fixup, ``y = x + F`` without norm, trainable without warm-up: Huang et al. 2020, "Improving Transformer

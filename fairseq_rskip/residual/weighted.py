@@ -38,9 +38,11 @@ class Weighted(SkipConnection):
         p, q = self.scales(x)
         if isinstance(p, float) and isinstance(q, float) and p != 1.0 == q:
             return torch.add(f_x, x, alpha=p)
-        if not (isinstance(p, float) and p == 1.0):
+        if isinstance(p, Tensor) or p != 1.0:
             x = p * x
-        return x + q * f_x if isinstance(q, Tensor) else torch.add(x, f_x, alpha=q)
+        y = x + q * f_x if isinstance(q, Tensor) else torch.add(x, f_x, alpha=q)
+        r = self.offset()
+        return y + r if isinstance(r, Tensor) else y
 
     def per_channel(self, vector: Tensor) -> Tensor:
         """View a ``(dim,)`` vector so that it broadcasts along the channel dimension."""
@@ -140,11 +142,7 @@ class RSkip(
         return int(self.options.skip_lambda)
 
     def _post_norms(self, make: Any) -> list[Norm]:
-        norms = [make() for _ in range(self.steps)]
-        if len(norms) > 1 and self.channel_dim == 1 and self.norm_axes == "c" and not norms[0].uses_padding_mask:
-            # image maps normalised position by position: views as (..., dim) spare an allocation per step
-            norms = [make(channel_dim=-1) for _ in norms]
-        return norms
+        return [make() for _ in range(self.steps)]
 
     def rule(self) -> dict[str, Any]:
         same = self.kind == "rskip" and self.steps == 1
@@ -152,11 +150,7 @@ class RSkip(
 
     def _normalise(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Eq. 4 from the first sum z on."""
-        if self.post[0].channel_dim == self.channel_dim:
-            return self.recurse(z, x, padding_mask)
-        return channels_in_front(self.recurse(channels_at_end(z), channels_at_end(x), None), x)
-
-    def recurse(self, y: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        y = z
         owned = False
         for step, norm in enumerate(self.post):
             if step > 0:
