@@ -216,8 +216,7 @@ FAMILIES = {
     "placement": "by the place and kind of the norm",
     "scaled": "with a weighted branch or skip, or a start of its own",
     "gates": "with a gate or transform on the shortcut",
-    "streams": "that keep two tensors",
-    "history": "that keep the output of every layer",
+    "streams": "that keep two tensors or the output of every layer",
     "hyper": "that keep several streams",
 }
 

@@ -17,7 +17,7 @@ from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
 from fairseq_rskip.modules.weight_decay import WithoutDecay
 from fairseq_rskip.ops import in_use
 from fairseq_rskip.residual import skips
-from fairseq_rskip.residual.adaptive import costs_of_halting, halting_cost, lambdas
+from fairseq_rskip.residual.adaptive import halting, halting_cost, lambdas
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def attach(task: Any, model: Any, interval: int) -> None:
     if interval:
         Folder.watch()
         task.train_step = SkipLog(task.train_step, model, interval)
-    if costs_of_halting(model):
+    if halting(model):
         task.train_step = HaltCost(task.train_step, model)
     task.train_step = OverflowWatch(task.train_step, model)
     if without_decay(model):

@@ -8,7 +8,7 @@ from .base import KINDS, SkipConnection, skips
 from .place import Branch, Place, Weight
 from .weighted import ConstantSkip, RSkip, Weighted, WSkip, XSkip  # isort: split
 
-from . import adaptive, gates, history, hyper, placement, scaled, streams  # noqa: F401  (each registers its kinds)
+from . import adaptive, gates, hyper, placement, scaled, streams  # noqa: F401  (each registers its kinds)
 
 PLAIN = {"kind": "xskip", "skip_lambda": 1.0, "norm": "none"}  # y = x + F
 

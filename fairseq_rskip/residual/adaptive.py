@@ -1,5 +1,4 @@
-"""The recursive skip whose number of steps adapts: what Liu et al. 2020 leave to future work ("adaptively determine the
-value of lambda, maybe in terms of the gradient distribution")."""
+"""The recursive skip whose number of steps adapts: the future work of Liu et al. 2020."""
 
 import functools
 import math
@@ -230,15 +229,11 @@ def gradient_norms(
     """Module name -> the norms of the gradients at the block's input x and output y."""
     norms = {name: [0.0, 0.0] for name in watched}
 
-    def watch(name: str, end: int, tensor: Tensor) -> None:
-        if tensor.requires_grad:
-            tensor.register_hook(lambda gradient: norms[name].__setitem__(end, float(gradient.norm())))
-
     def see(name: str, module: nn.Module, args: Any, kwargs: Any, y: Tensor) -> None:
-        if module is shortcuts.get(name, module):
-            watch(name, 0, args[0])
-        if module is watched[name]:
-            watch(name, 1, y)
+        ends = [module is shortcuts.get(name, module), module is watched[name]]
+        for end, tensor in enumerate((args[0], y)):
+            if ends[end] and tensor.requires_grad:
+                tensor.register_hook(lambda gradient, end=end: norms[name].__setitem__(end, float(gradient.norm())))
 
     register = nn.Module.register_forward_hook
     with hooked(watched, register, see), hooked(shortcuts, register, see):
@@ -251,16 +246,15 @@ def lambdas(model: nn.Module) -> dict[str, float]:
     return {name: skip.effective_lambda() for name, skip in skips(model).items() if isinstance(skip, ASkip)}
 
 
+def halting(model: nn.Module) -> list[ASkip]:
+    """The skip connections below ``model`` whose :func:`halting_cost` belongs into the loss."""
+    return [skip for skip in skips(model).values() if isinstance(skip, ASkip) and skip.options.halt_cost]
+
+
 def halting_cost(model: nn.Module, reduce: Callable[[Tensor], Tensor]) -> Tensor | None:
     """tau times E[k], reduced over positions, of the last forward pass in training: the mean over the skip connections
     that halt; once, then None."""
-    halting = [skip for skip in skips(model).values() if isinstance(skip, ASkip) and skip.options.halt_cost]
-    costs = [skip.options.halt_cost * reduce(skip.cost) for skip in halting if skip.cost is not None]
-    for skip in halting:
+    costs = [skip.options.halt_cost * reduce(skip.cost) for skip in halting(model) if skip.cost is not None]
+    for skip in halting(model):
         skip.cost = None
-    return torch.stack(costs).sum() / len(halting) if costs else None
-
-
-def costs_of_halting(model: nn.Module) -> bool:
-    """Whether :func:`halting_cost` belongs into the loss of ``model``."""
-    return any(isinstance(skip, ASkip) and skip.options.halt_cost for skip in skips(model).values())
+    return torch.stack(costs).sum() / len(halting(model)) if costs else None

@@ -21,16 +21,16 @@ class SkipConnection(WithRule):
         h, carried = skip.prepare(x)
         y = skip(x, F(h), carried)
 
-    computes ``y = post(combine(x, branch(F(pre(x)))))``; without ``pre`` and anything carried, ``skip(x, F(x))``. A
-    kind defines :meth:`setup` (its parameters) and :meth:`combine` (its equation). ``pre``, ``branch`` and ``post`` are
-    norms before the branch, behind it and after the sum: a module or None, ``post`` a list, one norm for each step.
+    computes ``y = post(combine(x, branch(F(pre(x)))))``. A kind defines :meth:`setup` (its parameters) and
+    :meth:`combine` (its equation). ``pre``, ``branch`` and ``post`` are norms before the branch, behind it and after
+    the sum: a module or None, ``post`` a list, one norm for each step.
 
     Args:
         dim: size of the channel dimension.
         kind: one of ``KINDS``.
         place: position in the network, for kinds whose constants depend on it.
         channel_dim: -1 for sequences ``(..., dim)``, 1 for image maps ``(batch, dim, height, width)``.
-        pre_norm: fill the slot ``pre`` with layer norm; for kinds without a norm after the sum.
+        pre_norm: have a norm before the branch, layer norm in kinds without a norm.
         norm_axes, eps, update_in_no_grad: see :mod:`fairseq_rskip.norms`.
         options: fields of the kind's ``Options``: ``norm``, one of ``norms.NORMS``, and the kind's own.
 
@@ -100,26 +100,23 @@ class SkipConnection(WithRule):
         self.options = opt.parse(type(self), options, KINDS, images=channel_dim == 1)
         self.drop_rate = float(self.options.drop_path) * self.place.block_number / self.place.num_blocks
         self.norm_axes, self.eps = norm_axes, eps
-        layout = {
-            "channel_dim": channel_dim,
-            "norm_axes": norm_axes,
-            "eps": eps,
-            "update_in_no_grad": update_in_no_grad,
-        }
-        make = functools.partial(create_norm, self.options.norm, dim, **layout)
-        make()  # raises where the norm does not have this layout
+        layout = {"channel_dim": channel_dim, "norm_axes": norm_axes, "eps": eps}
+        make = functools.partial(create_norm, dim=dim, update_in_no_grad=update_in_no_grad, **layout)
+        own = functools.partial(make, self.options.norm)
+        own()  # raises where the norm does not have this layout
         slots = () if self.options.norm == "none" else self.slots
-        self.pre = make() if "pre" in slots else self._added_pre_norm(layout) if pre_norm else None
-        self.branch = make() if "branch" in slots else None
-        self.post = nn.ModuleList(self._post_norms(make) if "post" in slots else ())
+        if pre_norm and "pre" not in slots:
+            self._check_added_pre_norm()
+        self.pre = own() if "pre" in slots else make("layer") if pre_norm else None
+        self.branch = own() if "branch" in slots else None
+        self.post = nn.ModuleList(self._post_norms(own) if "post" in slots else ())
         self.setup()
         self._learns = bool(self.learned())
 
     def setup(self) -> None:
         """Make the kind's parameters and constants; called once, after the norms."""
 
-    def _added_pre_norm(self, layout: dict[str, Any]) -> Norm:
-        """The norm before the branch of a kind whose own norm is not there."""
+    def _check_added_pre_norm(self) -> None:
         if "pre" in self.slots:
             raise ValueError("norm='none': pre-norm is a normalisation before the branch: expected one")
         if self.slots and self.options.norm != "none":
@@ -127,7 +124,6 @@ class SkipConnection(WithRule):
                 f"norm={self.options.norm!r}: pre-norm is y = λx + αF(LN(x)), without a normalisation after the sum: "
                 f"expected 'none' or, for kinds that need their norm such as rskip, no pre-norm (kind {self.kind})"
             )
-        return create_norm("layer", self.dim, **layout)
 
     def _post_norms(self, make: Any) -> list[Norm]:
         """The norms after the sum, one for each step."""

@@ -34,9 +34,8 @@ class Highway(Weighted, kind="highway", norm="none", gate_bias=opt.start(-1.0, "
 
 
 class ExclusiveGate(Highway, kind="exclusive_gate", gate_bias=-6.0):
-    """Exclusive gating, ``y = G(g * F + (1 - g) * x)``, ``g = sigmoid(W x + b)``: He et al. 2016b. It is Highway's
-    equation; b starts at -6, the best of 0 to -10 in the paper's Table 1.
-    """
+    """Exclusive gating, ``y = G(g * F + (1 - g) * x)``, ``g = sigmoid(W x + b)``: He et al. 2016b. b starts at -6, the
+    best of 0 to -10 in the paper's Table 1."""
 
 
 class ShortcutGate(ExclusiveGate, kind="shortcut_gate"):
@@ -60,7 +59,7 @@ class ConvShortcut(SkipConnection, kind="conv_shortcut", norm="none"):
     """1x1 convolutional shortcut, ``y = G(W x + F)``: He et al. 2016b; in a Transformer W is a linear map.
 
     W is ``(dim, dim)`` and starts as He's initialisation with the fan-out draws it. Weight decay leaves it alone, where
-    He et al. decay all weights. y mixes the features of x, so that x:F has no meaning.
+    He et al. decay all weights.
     """
 
     def setup(self) -> None:
@@ -74,11 +73,8 @@ _RATE = opt.option(0.5, "rate of dropout on the shortcut", "rate", affects_outpu
 
 
 class DropoutShortcut(Weighted, kind="dropout_shortcut", norm="none", shortcut_dropout=_RATE):
-    """Dropout shortcut, ``y = G(dropout(x) + F)``: He et al. 2016b (rate 0.5, which fails to converge).
-
-    Dropout here multiplies what it keeps by 1 / (1 - rate), so that the shortcut's expected scale is 1; the paper
-    argues from an expected scale of 0.5.
-    """
+    """Dropout shortcut, ``y = G(dropout(x) + F)``: He et al. 2016b (rate 0.5, which fails to converge). What is kept is
+    multiplied by 1 / (1 - rate): the shortcut's expected scale is 1, where the paper argues from 0.5."""
 
     def setup(self) -> None:
         self.rate = float(self.options.shortcut_dropout)
@@ -96,8 +92,7 @@ class LAuReL(SkipConnection, kind="laurel", norm="none", rank=opt.option(16, "ra
 
     a and b are scalars that start at 1, A is ``(rank, dim)`` and starts with standard deviation 1/sqrt(dim), B is
     ``(dim, rank)`` and starts at 0: at the start y is the plain sum. The paper's Eq. 5 has ``b (x + B A x)``, the same
-    functions with B divided by b; it bounds a and b by a softmax or sigmoid, here they are free. y mixes the features
-    of x, so that x:F has no meaning.
+    functions with B divided by b; it bounds a and b by a softmax or sigmoid, here they are free.
     """
 
     def setup(self) -> None:

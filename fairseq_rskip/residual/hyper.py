@@ -1,8 +1,4 @@
-"""Hyper-connections, and hyper-connections whose mixing matrices are doubly stochastic (mHC).
-
-The stream is the hyper hidden matrix H, n rows of dim channels. The stack's input enters as n copies; what leaves it is
-the sum of the rows. ``prepare`` takes the statistics of H and all weights once, and carries them to the sum.
-"""
+"""Hyper-connections, and hyper-connections whose mixing matrices are doubly stochastic (mHC)."""
 
 from typing import Any
 
@@ -20,7 +16,10 @@ _MIXING = opt.option(
 
 
 class MatrixSkip(StreamSkip, norm=opt.WITHOUT_BATCH, streams=_STREAMS):
-    """``H' = R H + w F(G(p H))`` with p, R and w from :meth:`mixing`."""
+    """``H' = R H + w F(G(p H))`` with p, R and w from :meth:`mixing`; H is n rows of dim channels.
+
+    The stack's input enters as n copies; what leaves it is the sum of the rows.
+    """
 
     slots = ("pre",)
 

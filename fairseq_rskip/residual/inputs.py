@@ -8,8 +8,8 @@ from torch import Tensor
 
 def check(skip: Any, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None) -> None:
     """Raise ``ValueError`` for inputs that ``skip.forward`` does not accept."""
-    expected = list(x.shape)
-    if skip.widths[0] > 1 and x.dim() > 0:
+    width, expected = skip.widths[0] * skip.dim, list(x.shape)
+    if width > skip.dim and x.dim() > 0:
         expected[-1] = skip.dim
     if list(f_x.shape) != expected:
         raise ValueError(f"f_x has shape {list(f_x.shape)}: expected x's shape {expected}")
@@ -17,7 +17,6 @@ def check(skip: Any, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor 
         raise ValueError(f"x and f_x have dtypes {x.dtype} and {f_x.dtype}: expected floating point")
     if skip.channel_dim == 1 and x.dim() != 4:
         raise ValueError(f"x has shape {list(x.shape)}: expected (batch, {skip.dim}, height, width)")
-    width = skip.widths[0] * skip.dim
     if x.dim() == 0 or x.size(skip.channel_dim) != width:
         raise ValueError(f"x has shape {list(x.shape)}: expected {width} at dimension {skip.channel_dim}")
     if carried is not None and not isinstance(carried, tuple):
@@ -43,10 +42,8 @@ def align(skip: Any, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> tup
 
 
 def drop_path(skip: Any, f_x: Tensor) -> Tensor:
-    """Stochastic depth: b F with b from Bernoulli(1 - p); in evaluation (1 - p) F.
-
-    One draw per example (sentence or image), as in timm; Huang et al. 2016 draw once for a whole batch.
-    """
+    """Stochastic depth: b F with b from Bernoulli(1 - p), one draw per example (sentence or image) as in timm, where
+    Huang et al. 2016 draw once for a batch; in evaluation (1 - p) F."""
     if not skip.training:
         return f_x * (1.0 - skip.drop_rate)
     shape = [1] * f_x.dim()

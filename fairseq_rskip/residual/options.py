@@ -1,8 +1,5 @@
-"""A kind's hyper-parameters as dataclasses; :mod:`fairseq_rskip.flags` makes both command lines of them.
-
-Every field of ``SkipConnection.Options`` and of the ``Options`` of each kind is made by :func:`option`, which says what
-values it accepts.
-"""
+"""A kind's hyper-parameters: dataclasses whose fields :func:`option` makes; :mod:`fairseq_rskip.flags` makes both
+command lines of them."""
 
 import dataclasses
 import numbers
@@ -17,23 +14,19 @@ _FP32 = torch.finfo(torch.float32)
 MOST_STEPS = 1000
 
 
-def _real(value: Any) -> bool:
+def _real(value: Any, least: float = -_FP32.max, most: float = _FP32.max) -> bool:
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return real and -_FP32.max <= value <= _FP32.max  # a comparison with NaN is false
-
-
-def _whole(value: Any, least: int, most: int) -> bool:
-    return _real(value) and least <= value <= most and value == int(value)
+    return real and least <= value <= most  # a comparison with NaN is false
 
 
 # what an option accepts -> how a message says it, whether a value is that
 ACCEPTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "positive": ("a finite real number > 0 that fp32 holds", lambda v: _real(v) and v >= _FP32.tiny),
+    "positive": ("a finite real number > 0 that fp32 holds", lambda v: _real(v, _FP32.tiny)),
     "real": ("a finite real number that fp32 holds", _real),
-    "fraction": ("a number from 0 to 1", lambda v: _real(v) and 0 <= v <= 1),
-    "rate": ("a number from 0 to below 1", lambda v: _real(v) and 0 <= v < 1),
-    "steps": (f"an integer from 1 to {MOST_STEPS}", lambda v: _whole(v, 1, MOST_STEPS)),
-    "count": ("an integer from 1 to 64", lambda v: _whole(v, 1, 64)),
+    "fraction": ("a number from 0 to 1", lambda v: _real(v, 0, 1)),
+    "rate": ("a number from 0 to below 1", lambda v: _real(v, 0, 1) and v < 1),
+    "steps": (f"an integer from 1 to {MOST_STEPS}", lambda v: _real(v, 1, MOST_STEPS) and v == int(v)),
+    "count": ("an integer from 1 to 64", lambda v: _real(v, 1, 64) and v == int(v)),
 }
 
 
@@ -51,8 +44,8 @@ def option(
     ``affects_output`` is False for a start, and for what matters in training alone: given the parameters, y in
     evaluation does not depend on it.
     """
-    made = {"help": text, "accepts": accepts, "choices": tuple(choices), "short": short}
-    return dataclasses.field(default=default, metadata={**made, "affects_output": affects_output})
+    about = {"help": text, "accepts": accepts, "choices": tuple(choices), "short": short}
+    return dataclasses.field(default=default, metadata={**about, "affects_output": affects_output})
 
 
 WEIGHT = "the learned weight of the skip or of the branch (layerscale: 0 is by depth)"
@@ -88,11 +81,8 @@ def with_options(owner: Any, changes: dict[str, Any]) -> Any:
 
 
 def parse(cls: Any, given: dict[str, Any], kinds: dict[str, Any], images: bool) -> Any:
-    """The ``Options`` of the kind ``cls`` that ``given`` asks for.
-
-    Raises ``ValueError`` for an option that the kind does not have, a value that its field does not accept, and for
-    image maps where the kind is not defined on them.
-    """
+    """The ``Options`` of the kind ``cls`` that ``given`` asks for. Raises ``ValueError`` for an option that the kind
+    does not have, a value that its field does not accept, and image maps where the kind is not defined on them."""
     if images and not cls.for_images:
         accepted = ", ".join(name for name, kind in kinds.items() if kind.for_images)
         raise ValueError(f"kind={cls.kind!r}: expected one of {accepted} for images")

@@ -1,7 +1,4 @@
-"""Where the normalisation is: before the branch, on both of its sides, behind it, or after the sum in some layers.
-
-For sequences only: PreAct-ResNet's branch starts with a batch normalisation of its own.
-"""
+"""Where the normalisation is. For sequences: PreAct-ResNet's branch starts with a batch normalisation of its own."""
 
 import math
 from typing import Any
@@ -13,17 +10,10 @@ from .weighted import ConstantSkip, branch_scale, skip_lambda
 
 
 class _PlacedNorm(ConstantSkip, norm=opt.ROW_NORM):
-    """The kinds below: norms that treat every row on its own, in slots that pre_norm does not change."""
+    """The kinds below, whose norms treat every row on its own."""
 
     for_images = False
     slots: Any = ("pre",)
-
-    def __init__(self, dim: int, kind: str | None = None, pre_norm: bool = False, **options: Any):
-        super().__init__(dim, kind, **options)
-        if pre_norm:
-            raise ValueError(
-                f"pre_norm=True: kind {self.kind} has its norm in a place of its own: expected no pre-norm"
-            )
 
 
 class PreLN(_PlacedNorm, kind="preln", skip_lambda=skip_lambda(1.0), branch_scale=branch_scale()):

@@ -17,9 +17,7 @@ class Profiled(nn.Module):
     wants_profile = True
 
     @classmethod
-    def profile(
-        cls, skips: dict[str, Any], model: nn.Module, loss: Callable[[], Tensor], shortcuts: dict[str, nn.Module]
-    ) -> dict[str, float]:
+    def profile(cls, skips: dict[str, Any], model: nn.Module, loss: Any, shortcuts: Any) -> dict[str, float]:
         """Set the start of ``skips``, all of this kind; arguments and result as those of :func:`set_starts`."""
         raise NotImplementedError
 
@@ -34,10 +32,10 @@ def set_starts(
 ) -> dict[str, float]:
     """Set the start of every skip connection of ``model`` that wants a profile.
 
-    ``loss`` runs ``model`` on a batch, in training mode as it is, and returns a scalar; it is called on a copy of the
-    random state. ``shortcuts``: by the name of a skip connection, the module through which its x has come from the
-    block's input, where there is one. Gradients are cleared, buffers as before afterwards. Returns module name -> the
-    value found: of Admin what the block hands on to the next, of askip its lambda.
+    ``loss`` runs ``model`` on a batch, in training mode as it is, and returns a scalar. ``shortcuts``: by the name of a
+    skip connection, the module through which its x has come from the block's input, where there is one. Gradients are
+    cleared; the random state and buffers are as before. Returns module name -> the value: of Admin what the block hands
+    on to the next, of askip its lambda.
     """
     kinds: dict[type, dict[str, Profiled]] = {}
     for name, skip in wanting_profile(model).items():
@@ -67,8 +65,6 @@ def without_gradients(model: nn.Module) -> Iterator[None]:
     """Without gradients; the random state and the buffers (running statistics) are as before afterwards."""
     before = [buffer.clone() for buffer in model.buffers()]
     with torch.no_grad(), torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            for buffer, value in zip(model.buffers(), before):
-                buffer.copy_(value)
+        yield
+        for buffer, value in zip(model.buffers(), before):
+            buffer.copy_(value)

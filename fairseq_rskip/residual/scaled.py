@@ -23,19 +23,16 @@ class SkipInit(BranchWeight, kind="skipinit", norm=opt.NO_NORM):
     """SkipInit, ``y = x + a * F`` with one learned scalar a per block, 0 at first, and no normalisation at all: De and
     Smith 2020, "Batch Normalization Biases Residual Blocks Towards the Identity Function in Deep Networks".
 
-    At the start a stack of it is the identity, bit for bit; ``da = <dy, F>``. In a ResNet the branch, too, is without
-    batch norm, and has a scalar bias at each of its places, as Fixup's; the authors' code has a bias per channel, and a
-    classifier that starts at zero, which here keeps torch's draw.
+    A ResNet's branch, too, is without batch norm, and has a scalar bias at each of its places, as Fixup's; the authors'
+    code has a bias per channel, and a classifier that starts at zero, which here keeps torch's draw.
     """
 
     slots = ()
 
 
 class ReZero(BranchWeight, kind="rezero", norm=opt.NO_NORM):
-    """ReZero, ``y = x + a * F`` with one learned scalar a per layer, 0 at first, and no norm after the sum: Bachlechner
-    et al. 2020, "ReZero is All You Need". All sublayers of a Transformer's layer share a. A ResNet keeps the batch
-    norms of its branches, as in the paper's CIFAR-10 networks.
-    """
+    """ReZero, ``y = x + a * F`` with one learned scalar a per layer, 0 at first, which all its sublayers share:
+    Bachlechner et al. 2020, "ReZero is All You Need". A ResNet keeps the batch norms of its branches, as there."""
 
     slots = ()
 
@@ -49,8 +46,7 @@ class LayerScale(BranchWeight, kind="layerscale", norm=opt.WITHOUT_BATCH):
     Transformers".
 
     gamma starts at 0.1 up to 18 layers, 1e-5 up to 24 and 1e-6 beyond (the paper; the authors' code has 1e-5 at 36
-    layers, too), or at ``init`` where that is not 0. gamma = 1 is pre-norm. In a ResNet the branch begins with its own
-    batch norm, so that G is none.
+    layers, too), or at ``init`` where that is not 0. gamma = 1 is pre-norm. A ResNet's branch has its own batch norm.
     """
 
     slots = ("pre",)
@@ -70,10 +66,8 @@ class LearnedScalar(BranchWeight, kind="learned_scalar", norm="none", init=1.0):
 
 
 class Scaled(ConstantSkip, kind="scaled", norm="none"):
-    """Fixed scale, ``y = G(x + F / sqrt(L))``: for F of unit variance, independent of x, the stream's variance at most
-    doubles over any depth. See Hayou et al. 2021, "Stable ResNet", where L is the residual blocks of the network: here
-    those of this side, which is the depth of one stream.
-    """
+    """Fixed scale, ``y = G(x + F / sqrt(L))``: Hayou et al. 2021, "Stable ResNet", where L is the residual blocks of
+    the network: here those of this side, which is the depth of one stream."""
 
     def setup(self) -> None:
         self.branch_scale = self.place.num_blocks**-0.5
@@ -90,8 +84,7 @@ class DeepNorm(ConstantSkip, kind="deepnorm", norm=opt.SOME_NORM):
     With N encoder and M decoder layers the encoder has alpha = 0.81 (N^4 M)^(1/16) and beta = 0.87 (N^4 M)^(-1/16), the
     decoder alpha = (3M)^(1/4) and beta = (12M)^(-1/4); a side alone, of N layers, (2N)^(1/4) and (8N)^(-1/4). The
     paper's alpha is ``skip_scale``. v, out, fc1 and fc2 start with beta times Xavier's standard deviation, q and k with
-    Xavier's, as in the paper. (torchscale has 1.15 for 0.87.) The forward pass is xSkip+LN's: LN(alpha x + F) =
-    LN(x + F / alpha) up to eps.
+    Xavier's. (torchscale has 1.15 for 0.87.)
     """
 
     for_images = False

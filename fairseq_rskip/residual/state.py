@@ -1,4 +1,4 @@
-"""The rule that a state dict's parameters belong to, noted in its metadata; loading of earlier versions' states."""
+"""State dicts: the rule that they belong to, and what earlier versions named otherwise."""
 
 import dataclasses
 from typing import Any
@@ -18,10 +18,9 @@ def upgrade_scalars(module: nn.Module, state: dict[str, Any], prefix: str) -> No
 
 
 class WithRule(nn.Module):
-    """A module with ``kind`` and ``options`` that notes them in the metadata of its state dict (beside the keys), and
-    raises torch's ``RuntimeError`` when loaded from that of another rule: parameters of one mostly fit another by name
-    and shape. A state without the note is loaded.
-    """
+    """A module with ``kind`` and ``options`` that notes them in the metadata of its state dict, and raises torch's
+    ``RuntimeError`` when loaded from that of another rule, whose parameters mostly fit by name and shape. A state
+    without the note is loaded."""
 
     def upgrade(self, state: dict[str, Any], prefix: str) -> None:
         """Make the state of an earlier version or a related kind, in place, one of this module: its names in ``state``
