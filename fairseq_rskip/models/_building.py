@@ -13,7 +13,7 @@ from fairseq_rskip.modules.profiling import profile_starts
 from fairseq_rskip.modules.skip_config import check_heads
 from fairseq_rskip.modules.upgrade import check_rule
 from fairseq_rskip.residual import Place, Weight, skips
-from fairseq_rskip.residual.adaptive import costs_of_halting
+from fairseq_rskip.residual.adaptive import halting
 from fairseq_rskip.residual.state import WithRule
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def checked(model_class, cfg, base):
         check_heads(name, side.embed_dim, side.attention_heads)
         if side.ffn_embed_dim < 1:
             raise UserError(f"--{name}-ffn-embed-dim {side.ffn_embed_dim}: expected an integer >= 1")
-    if config.checkpoint_activations and costs_of_halting(skip):
+    if config.checkpoint_activations and halting(skip):
         raise UserError(
             f"--arch {arch} with --checkpoint-activations: what halting costs would have no gradient there, "
             "expected --skip-halt-cost 0"

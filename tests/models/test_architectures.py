@@ -7,11 +7,10 @@ import pytest
 from fairseq import models, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-from transformer_helpers import TINY, build, dictionary, stock_defaults
+from transformer_helpers import build, dictionary, stock_defaults
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import SIZES, resolve
-from fairseq_rskip.residual import skips
 
 STOCK_SIZES = [size for size in SIZES if size != "_iwslt_en_vi"]
 SIZE_OPTIONS = [
@@ -25,15 +24,6 @@ def parse(*argv):
     """The model config that fairseq-train would build from these options."""
     parsed = options.parse_args_and_arch(options.get_training_parser(), ["data", *argv])
     return convert_namespace_to_omegaconf(parsed).model
-
-
-def test_seven_variants_in_seven_sizes():
-    variants = "xskip xskip_ln xskip_bn rskip_ln rskip_bn wskip wskip_ln".split()
-    sizes = ["", "_tiny", "_iwslt_de_en", "_iwslt_en_vi", "_wmt_en_de"]
-    sizes += ["_vaswani_wmt_en_de_big", "_vaswani_wmt_en_fr_big"]
-    for variant in variants:
-        for size in sizes:
-            assert f"transformer_{variant}{size}" in ARCH_MODEL_REGISTRY
 
 
 @pytest.mark.parametrize("size", STOCK_SIZES)
@@ -52,25 +42,6 @@ def test_en_vi_is_base_with_shared_embeddings():
     assert (en_vi.dropout, en_vi.share_all_embeddings, base.share_all_embeddings) == (0.1, True, False)
 
 
-@pytest.mark.parametrize(
-    ("variant", "kind", "norm", "skip_lambda"),
-    [
-        ("xskip", "xskip", "none", 2),
-        ("xskip_ln", "xskip", "layer", 2),
-        ("xskip_bn", "xskip", "batch", 2),
-        ("rskip_ln", "rskip", "layer", 2),
-        ("rskip_bn", "rskip", "batch", 2),
-        ("wskip", "wskip", "none", None),
-        ("wskip_ln", "wskip", "layer", None),
-    ],
-)
-def test_a_variant_builds_its_skips_everywhere(variant, kind, norm, skip_lambda):
-    built = skips(build(f"transformer_{variant}_tiny")).values()
-    assert len(built) == 2 * 2 + 2 * 3
-    found = {(s.kind, s.options.norm, getattr(s.options, "skip_lambda", None)) for s in built}
-    assert found == {(kind, norm, skip_lambda)}
-
-
 def test_an_option_overrides_the_architecture():
     cfg = parse("--arch", "transformer_xskip_ln_tiny", "--skip-lambda", "0.5", "--skip-branch-scale", "3")
     assert (str(cfg.skip_kind), cfg.skip_lambda, cfg.skip_branch_scale, cfg.encoder_embed_dim) == ("xskip", 0.5, 3, 64)
@@ -86,29 +57,17 @@ def test_naming_shared_embeddings_again_keeps_them():
     assert parse("--arch", "transformer_rskip_ln_tiny").share_all_embeddings is False
 
 
-def test_the_decoder_follows_the_encoder_unless_told():
-    model = build("transformer_rskip_ln_tiny", encoder_embed_dim=32, encoder_ffn_embed_dim=48)
-    assert model.decoder.layers[0].fc1.weight.shape == (48, 32)
-    model = build("transformer_rskip_ln_tiny", **TINY, decoder_ffn_embed_dim=80)
-    assert model.decoder.layers[0].fc1.weight.shape == (80, 32)
-
-
 @pytest.mark.parametrize(
     ("arch", "changes", "says"),
     [
         ("rskip_ln", {"skip_norm": "none"}, "--skip-norm 'none'"),
         ("rskip_ln", {"skip_lambda": 1.5}, "integer"),
-        ("rskip_ln", {"skip_lambda": 0}, "integer"),
-        ("xskip", {"skip_lambda": 0}, "--skip-lambda 0"),
-        ("xskip", {"skip_lambda": float("nan")}, "finite"),
         ("xskip_ln", {"skip_branch_scale": float("inf")}, "--skip-branch-scale inf"),
         ("wskip", {"skip_lambda": 2}, "has no such option"),
         ("xskip", {"skip_init": 2}, "--skip-init"),
-        ("rskip_ln", {"skip_lambda": 1e9}, "from 1 to 1000"),
         ("rskip_ln", {"encoder_normalize_before": True}, "for kinds that need their norm"),
         ("xskip_ln", {"decoder_normalize_before": True}, "expected 'none'"),
         ("b2t", {"encoder_normalize_before": True}, "for kinds that need their norm"),
-        ("mhc", {"skip_streams": 0}, "--skip-streams 0: expected an integer from 1 to 64"),
         ("mhc", {"skip_mixing": "static"}, "has no such option"),
         *((arch, {"skip_norm": "batch"}, "expected one of none, layer, rms") for arch in ("x0", "layerscale", "gpt2")),
         ("x0", {"encoder_layerdrop": 0.1}, "--encoder-layerdrop 0.1: --skip-kind x0 hands several tensors"),
@@ -119,7 +78,6 @@ def test_the_decoder_follows_the_encoder_unless_told():
         ),
         ("residual_dual", {"decoder_layers_to_keep": "0,1"}, "--decoder-layers-to-keep 0,1"),
         ("hyper", {"encoder_attention_heads": 7}, "--encoder-attention-heads 7 does not divide --encoder-embed-dim 64"),
-        ("xskip", {"decoder_attention_heads": 0}, "--decoder-attention-heads 0 does not divide"),
         ("xskip", {"encoder_ffn_embed_dim": 0}, "--encoder-ffn-embed-dim 0: expected an integer >= 1"),
         ("xskip", {"encoder_embed_dim": 0}, "--encoder-embed-dim 0: expected an integer >= 1"),
         ("deepnorm", {"skip_rank": 1}, "--skip-rank 1: kind deepnorm has no such option"),
@@ -139,43 +97,19 @@ def test_shared_embeddings_need_one_dictionary():
         models.build_model(Namespace(arch="transformer_rskip_ln_iwslt_en_vi"), two)
 
 
-def test_unknown_kind_and_norm_are_refused_with_the_list(capsys):
-    for option, valid in (("--skip-kind", ("xskip", "rskip", "wskip")), ("--skip-norm", ("none", "layer", "batch"))):
-        with pytest.raises(SystemExit):
-            parse("--arch", "transformer_rskip_ln_tiny", option, "nosuch")
-        shown = capsys.readouterr().err
-        assert option in shown
-        assert all(name in shown for name in valid)
-
-
 def test_growth_without_a_norm_is_warned_of_once(caplog):
     build("transformer_xskip", encoder_embed_dim=16, encoder_ffn_embed_dim=16)
     warnings = [r.getMessage() for r in caplog.records if "fp16" in r.getMessage()]
     assert len(warnings) == 1
-    assert "2^12 = 4.1e+03" in warnings[0]
-    assert "2^18 = 2.62e+05" in warnings[0]
-    assert "overflows" in warnings[0]
+    assert all(text in warnings[0] for text in ("2^12 = 4.1e+03", "2^18 = 2.62e+05", "overflows"))
     caplog.clear()
     for scale, verdict in ((1.2, "1.2^12 = 8.92 through"), (1.2, "is within fp16"), (1.6, "comes close to the limit")):
         build("transformer_xskip", encoder_embed_dim=16, encoder_ffn_embed_dim=16, skip_lambda=scale)
         assert verdict in caplog.records[-1].getMessage()
-    build("transformer_wskip_tiny", skip_init=2, no_cross_attention=True)
-    assert "2^4 = 16 through the encoder and 2^4 = 16 through the decoder" in caplog.records[-1].getMessage()
     caplog.clear()
     for arch, changes in (("xskip", {"skip_lambda": 1}), ("xskip", {"skip_lambda": 0.5}), ("rskip_ln", {})):
         build(f"transformer_{arch}_tiny", **changes)
     assert not [r for r in caplog.records if "fp16" in r.getMessage()]
-
-
-def test_help_shows_the_skip_options_with_their_meaning(capsys):
-    with pytest.raises(SystemExit) as done:
-        parse("--arch", "transformer_rskip_ln", "--help")
-    assert done.value.code == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    for option in ("--skip-kind", "--skip-lambda", "--skip-norm", "--skip-branch-scale", "--skip-init"):
-        assert option in shown
-    assert "number of steps in rskip" in shown
-    assert "--encoder-embed-dim" in shown
 
 
 def test_a_namespace_without_our_options_gets_the_architectures():

@@ -6,7 +6,6 @@ from test_architectures import parse
 from transformer_helpers import TINY, batch, build, dictionary, sentences
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.modules.fixnorm import unit_rows
 
 SHARING = {
     "separate": {},
@@ -45,13 +44,6 @@ def test_the_length_of_a_stored_embedding_means_nothing(model):
     torch.testing.assert_close(along, torch.zeros_like(along), rtol=0, atol=1e-9)
 
 
-def test_it_draws_and_stores_what_a_model_without_it_does():
-    one, other = (build(f"transformer_{arch}_tiny", **TINY, skip_norm="scale") for arch in ("scalenorm", "preln"))
-    assert list(one.state_dict()) == list(other.state_dict())
-    for name, parameter in one.named_parameters():
-        assert torch.equal(parameter, other.state_dict()[name]), name
-
-
 @pytest.mark.parametrize("saved", ["scalenorm", "preln"])
 def test_a_checkpoint_of_the_other_setting_is_refused(saved):
     models = {arch: build(f"transformer_{arch}_tiny", **TINY, skip_norm="scale") for arch in ("scalenorm", "preln")}
@@ -61,11 +53,6 @@ def test_a_checkpoint_of_the_other_setting_is_refused(saved):
         other.load_state_dict(state)
     del state._metadata[""]["skip"]  # of an earlier version, which noted nothing
     other.load_state_dict(state)
-
-
-def test_rows_of_zeros_stay_and_halves_keep_their_type():
-    rows = torch.tensor([[0.0, 0.0], [300.0, 400.0]], dtype=torch.float16)
-    assert torch.equal(unit_rows(rows), torch.tensor([[0, 0], [0.6, 0.8]], dtype=torch.float16))
 
 
 def test_the_option():

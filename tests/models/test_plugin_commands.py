@@ -4,10 +4,9 @@ import json
 
 import pytest
 import torch
-from conftest import ROOT, SIZES, run_checked, run_command
+from conftest import ROOT, run_checked, run_command
 
 from fairseq_rskip import compat
-from fairseq_rskip.tools import average
 
 pytestmark = pytest.mark.slow
 
@@ -62,33 +61,6 @@ def test_a_resumed_run_ends_with_the_same_weights(tiny_corpus, trained, tmp_path
         torch.testing.assert_close(value, whole[name], rtol=0, atol=0)
 
 
-def test_averaged_checkpoint_generates_and_loads_in_python(tiny_corpus, trained, tmp_path):
-    save_dir, _ = trained
-    averaged = tmp_path / "averaged.pt"
-    options = ["--inputs", str(save_dir), "--num-update-checkpoints", "3", "--output", str(averaged)]
-    average.main(options)
-    generated = run_checked(
-        ["fairseq-generate", tiny_corpus, *PLUGIN, "--path", averaged, "--beam", "4", "--cpu"]
-        + ["--source-lang", "src", "--target-lang", "tgt", "--gen-subset", "test"]
-    )
-    rows = [line.split("\t") for line in generated.splitlines() if line.startswith(("H-", "S-"))]
-    best = {row[0][2:]: row[2] for row in rows if row[0].startswith("H-")}
-    sources = {row[0][2:]: row[1] for row in rows if row[0].startswith("S-")}
-    assert best.keys() == sources.keys()
-    assert len(best) == SIZES["test"]
-    program = (
-        "import sys, fairseq_rskip.models\n"
-        "from fairseq_rskip.models.skip_transformer import SkipTransformerModel\n"
-        "hub = SkipTransformerModel.from_pretrained(*sys.argv[2:], source_lang='src', target_lang='tgt')\n"
-        "print(type(hub.models[0]).__name__)\n"
-        "for line in sys.stdin: print('T\\t' + hub.translate(line.strip(), beam=4))\n"
-    )
-    keys = sorted(sources)[:10]
-    asked = ["python-with-fairseq", program, averaged.parent, averaged.name, tiny_corpus]
-    said = run_checked(asked, input="\n".join(sources[k] for k in keys))
-    assert [line[2:] for line in said.splitlines() if line.startswith("T\t")] == [best[k] for k in keys]
-
-
 def test_hydra_train_builds_the_architecture_with_its_defaults(tiny_corpus, tmp_path):
     overrides = (
         f"task=translation task.data={tiny_corpus} task.source_lang=src task.target_lang=tgt "
@@ -104,36 +76,6 @@ def test_hydra_train_builds_the_architecture_with_its_defaults(tiny_corpus, tmp_
     assert state["decoder.layers.0.fc1.weight"].shape == (48, 64)
     assert "encoder.layers.0.final_skip.post.1.weight" in state
     assert "encoder.layers.0.final_skip.post.2.weight" not in state
-
-
-def test_hydra_refuses_an_option_that_does_not_exist(tiny_corpus, tmp_path):
-    command = f"task=translation task.data={tiny_corpus} task.source_lang=src task.target_lang=tgt common.cpu=true"
-    command += f" common.user_dir={ROOT}/fairseq_rskip model._name=transformer_rskip_ln_tiny model.skip_lamda=3"
-    done = run_command(["fairseq-hydra-train", *command.split()], cwd=tmp_path)
-    assert done.returncode != 0
-    assert "skip_lamda" in done.stderr
-
-
-@pytest.mark.parametrize("option", ["--update-freq 2", "--amp"], ids=["update-freq", "amp"])
-def test_training_modes(tiny_corpus, tmp_path, option):
-    log = train(tiny_corpus, tmp_path, "--max-update", 12, *option.split())
-    assert torch.isfinite(weights(tmp_path)["encoder.layers.0.fc1.weight"]).all()
-    assert valid_losses(log)
-
-
-def test_checkpointed_activations_change_nothing(tiny_corpus, tmp_path):
-    """Not even the running statistics, though each layer runs forward twice.
-
-    SGD, since some gradients are zero but for rounding (the keys' bias, a bias before BN), which Adam scales up.
-    """
-    states, sgd = [], ["--optimizer", "sgd", "--lr", 0.1]
-    for name, extra in (("plain", []), ("checkpointed", ["--checkpoint-activations"])):
-        arch = "transformer_rskip_bn_tiny"
-        train(tiny_corpus, tmp_path / name, "--max-update", 6, "--disable-validation", *sgd, *extra, arch=arch)
-        states.append(weights(tmp_path / name))
-    assert any(name.endswith("running_var") for name in states[0])
-    for name, value in states[0].items():
-        torch.testing.assert_close(states[1][name], value, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_a_contradiction_is_one_line_before_any_data_loads(tiny_corpus, tmp_path):

@@ -46,13 +46,6 @@ def checkpoint(trained):
     return trained[0] / "checkpoint_last.pt"
 
 
-def test_preprocess_counts_every_pair(tiny_corpus):
-    log = (tiny_corpus / "preprocess.log").read_text(encoding="utf-8")
-    for split, count in SIZES.items():
-        assert f"{split}.src: {count} sents" in log
-    assert (tiny_corpus / "dict.src.txt").read_bytes() == (tiny_corpus / "dict.tgt.txt").read_bytes()
-
-
 def test_train_lowers_the_held_out_loss_and_gives_no_advice(trained):
     losses = logged(trained[1], "valid_loss")
     assert len(losses) == 6
@@ -64,13 +57,6 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tiny_corpus, trained, tmp_pa
     log = train(tiny_corpus, tmp_path, *WITH_BLEU, "--restore-file", trained[0] / "checkpoint4.pt")
     assert "Loaded checkpoint" in log
     assert logged(log, "valid_loss") == logged(trained[1], "valid_loss")[4:]
-
-
-def test_validate_gives_the_loss_of_training(tiny_corpus, trained):
-    command = ["fairseq-validate", tiny_corpus, "--task", "translation", "--path", checkpoint(trained), "--cpu"]
-    log = run_checked([*command, "--max-tokens", "400", "--log-format", "json", "--num-workers", "0"])
-    found = re.findall(r'"valid_loss": "([\d.]+)"', log)
-    assert float(found[-1]) == pytest.approx(logged(trained[1], "valid_loss")[-1], abs=2e-3)
 
 
 def hypotheses(text):
@@ -91,16 +77,6 @@ def test_generate_translates_every_sentence(generated):
     assert not ADVICE.search(generated)
 
 
-def test_score_prints_the_bleu_of_generate(generated, tmp_path):
-    order = sorted(hypotheses(generated).items())
-    references = dict(re.findall(r"^T-(\d+)\t(.*)$", generated, re.MULTILINE))
-    (tmp_path / "hyp").write_text("".join(f"{words}\n" for _, words in order))
-    (tmp_path / "ref").write_text("".join(f"{references[str(number)]}\n" for number, _ in order))
-    scored = run_checked(["fairseq-score", "--sys", tmp_path / "hyp", "--ref", tmp_path / "ref"])
-    bleu = r"BLEU4 = ([\d.]+)"
-    assert float(re.search(bleu, scored).group(1)) == float(re.search(bleu, generated).group(1))
-
-
 def test_interactive_and_from_pretrained_agree_with_generate(tiny_corpus, raw_corpus, trained, generated):
     sources = (raw_corpus / "test.src").read_text(encoding="utf-8").splitlines()[:5]
     command = ["fairseq-interactive", tiny_corpus, "--path", checkpoint(trained), "--cpu", "--beam", "4"]
@@ -116,23 +92,6 @@ def test_interactive_and_from_pretrained_agree_with_generate(tiny_corpus, raw_co
     place = checkpoint(trained)
     text = run_checked(["python-with-fairseq", program, place.parent, place.name, tiny_corpus, json.dumps(sources)])
     assert json.loads(text.split("RESULT")[1].splitlines()[0]) == expected
-
-
-def test_hydra_train_trains_in_its_run_directory(tiny_corpus, tmp_path):
-    sizes = ",".join(f"{side}_{size}" for side in ("encoder", "decoder") for size in ("layers:1", "embed_dim:32"))
-    overrides = [
-        *f"task=translation task.data={tiny_corpus} task.source_lang=src task.target_lang=tgt".split(),
-        f"+model={{_name:transformer,{sizes}}}",
-        *shlex.split("criterion=cross_entropy optimizer=adam optimization.lr=[0.005] lr_scheduler=fixed"),
-        *shlex.split("dataset.max_tokens=400 optimization.max_epoch=2 common.cpu=true dataset.num_workers=0"),
-    ]
-    log = run_checked(["fairseq-hydra-train", *overrides, "hydra.run.dir=run"], cwd=tmp_path)
-    path = tmp_path / "run" / "checkpoints" / "checkpoint_last.pt"
-    text = run_checked(["fairseq-generate", tiny_corpus, "--path", path, "--cpu", "--max-len-b", "10"])
-    assert len(hypotheses(text)) == SIZES["test"]
-    losses = [float(loss) for loss in re.findall(r"valid on 'valid' subset \| loss ([\d.]+)", log)]
-    assert len(losses) == 2 and losses[1] < losses[0]
-    assert not ADVICE.search(log)
 
 
 def test_batches_in_buckets(tiny_corpus, tmp_path):

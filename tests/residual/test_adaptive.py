@@ -48,19 +48,6 @@ def test_at_an_integer_it_is_rskip_bit_for_bit(adapt, steps, shape, dtype, stock
         assert skip.effective_lambda() == pytest.approx(steps)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
-@pytest.mark.parametrize("adapt", MODES)
-def test_at_an_integer_the_operator_gives_rskips_bits(adapt, steps, cpu_operator, operators):
-    """As RSKIP_OPS=auto computes both; but there torch computes rskip of lambda 1."""
-    operators("auto")
-    skip, fixed = askip(adapt, steps), SkipConnection(5, "rskip", skip_lambda=steps)
-    fixed.load_state_dict({name: value for name, value in skip.state_dict().items() if name in fixed.state_dict()})
-    x, f = draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)
-    if steps > 1 or adapt == "gradient":
-        assert torch.equal(skip(x, f), fixed(x, f))
-    torch.testing.assert_close(skip(x, f), fixed(x, f), rtol=0, atol=3e-6)
-
-
 @pytest.mark.parametrize("start", [1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
 @pytest.mark.parametrize("adapt", ["fraction", "mixture", "halting"])
 def test_lambda_starts_where_it_is_told_to(adapt, start):
@@ -109,22 +96,6 @@ def test_a_lambda_beyond_its_ends_stays_there_and_can_come_back(value):
     assert skip.effective_lambda() == pytest.approx(1 if value < 1 else 4)
     skip(draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)).square().sum().backward()
     assert skip.moved.grad != 0
-
-
-def test_halting_weighs_each_position_by_itself():
-    skip = askip("halting", 2).double()
-    with torch.no_grad():
-        skip.start.zero_(), skip.direction.uniform_(-2, 2)
-    x, f = draw((4, 3, 5), 1), draw((4, 3, 5), 2)
-    together = skip(x, f)
-    alone = torch.cat([skip(x[:, i : i + 1], f[:, i : i + 1]) for i in range(3)], 1)
-    torch.testing.assert_close(together, alone)
-    y = [skip.post[0](x + f)]
-    for norm in list(skip.post)[1:]:
-        y.append(norm(x + y[-1]))
-    p = skip.weights(torch.stack(y))
-    assert p.shape == (4, 4, 3, 1) and p.std(2).max() > 0.01
-    torch.testing.assert_close(p.sum(0), torch.ones(4, 3, 1).double())
 
 
 def test_halting_costs_what_its_tokens_take_and_padding_nothing():
@@ -184,24 +155,6 @@ def test_a_checkpoint_of_rskip_goes_on_as_askip(adapt):
     assert torch.equal(again(*inputs)[0], model(*inputs)[0])
 
 
-OTHERS = {"norm": {"norm": "rms"}, "alpha": {"branch_scale": 2.0}}
-
-
-@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
-@pytest.mark.parametrize("steps", [1, 3])
-def test_the_state_of_an_rskip_with_other_options_is_refused(steps, options):
-    state = SkipConnection(5, "rskip", skip_lambda=steps, **options).state_dict()
-    with pytest.raises(RuntimeError, match=f"was saved with {next(iter(options))}="):
-        SkipConnection(5, "askip", adapt="mixture").load_state_dict(state, strict=False)
-    SkipConnection(5, "askip", adapt="mixture", **options).load_state_dict(state)
-
-
-def test_the_state_of_another_kind_with_lambda_one_is_refused():
-    state = SkipConnection(5, "preln", skip_lambda=1).state_dict()
-    with pytest.raises(RuntimeError, match="was saved with kind='preln': expected 'askip'"):
-        SkipConnection(5, "askip").load_state_dict(state, strict=False)
-
-
 class Scaled(torch.nn.Module):
     """Blocks of a linear branch and an askip."""
 
@@ -240,14 +193,6 @@ def test_lambda_from_the_gradient_is_the_one_whose_ratio_is_nearest_one():
     assert len(set(found.values())) > 1 and all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("loss", [0.0, float("nan")], ids=["flat", "nan"])
-def test_a_gradient_that_says_nothing_leaves_lambda_at_its_start(loss):
-    model, x = Scaled([1.0, 1.0]), torch.randn(6, 4, 8)
-    expected = model(x)[-1]
-    assert set_starts(model, lambda: (model(x)[-1] * loss).sum()) == {"skips.0": 2.0, "skips.1": 2.0}
-    assert torch.equal(model(x)[-1], expected)
-
-
 def test_coefficients_that_never_moved_are_named():
     model = build("transformer_askip_ln_tiny", **TINY)
     movement = Movement(model)
@@ -258,19 +203,3 @@ def test_coefficients_that_never_moved_are_named():
         for value in learned(model).values():
             value.add_(0.1)
     assert movement.warning() == "" and list(lambdas(model).values()) == pytest.approx([2.1] * 10)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(skip_lambda=5), "skip_lambda=5.0: expected a number from 1 to max_steps=4 for askip"),
-        (dict(halt_cost=0.1), "halt_cost=0.1: expected 0 with adapt 'fraction'"),
-        (dict(adapt="auto"), "adapt='auto': expected one of fraction, mixture, halting, gradient"),
-        (dict(max_steps=0), "max_steps=0: expected an integer from 1 to 64"),
-        (dict(norm="none"), "norm='none': expected one of layer, batch, rms"),
-    ],
-    ids=["start", "cost", "mode", "K", "norm"],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        SkipConnection(5, "askip", **options)

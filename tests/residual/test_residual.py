@@ -8,9 +8,9 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from skip_variants import CASE_NAMES, CASES, IMAGE, NAMES, SEQUENCE, VARIANTS, Case, Variant, draw, gradients
+from skip_variants import CASE_NAMES, CASES, IMAGE, NAMES, SEQUENCE, VARIANTS, Case, draw, gradients
 
-from fairseq_rskip.analysis.coefficients import coefficients, skip_ratio
+from fairseq_rskip.analysis.coefficients import skip_ratio
 from fairseq_rskip.residual import KINDS, PLAIN, Place, SkipConnection
 
 BATCH_CASES = [case for case in CASES if case.masked and case.variant.norm == "batch"]
@@ -39,15 +39,6 @@ def test_image_memory_format_is_kept(case):
     torch.testing.assert_close(plain, last)
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
-@pytest.mark.parametrize("shape", [(5,), (7, 5), (2, 3, 4, 5), (0, 3, 5)], ids=str)
-def test_any_leading_shape(variant, shape):
-    skip = variant.build(5).eval()
-    x, f = draw(shape, 1, torch.float32), draw(shape, 2, torch.float32)
-    torch.testing.assert_close(skip(x, f).view(-1, 5), skip(x.view(-1, 5), f.view(-1, 5)))
-    assert skip.train()(x, f).shape == shape
-
-
 @pytest.mark.parametrize("case", BATCH_CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")], ids=["nan", "inf"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -74,15 +65,14 @@ def test_inputs_are_left_alone(case):
     assert torch.equal(x, before[0]) and torch.equal(f, before[1])
 
 
-@pytest.mark.parametrize("hook", ["forward", "backward", "of all modules", "own forward"])
+@pytest.mark.parametrize("hook", ["forward", "of all modules", "own forward"])
 def test_a_hook_sees_a_step_as_it_was(hook):
     """rskip adds in place where it can, but not to an output that a hook may hold."""
     variant, seen = VARIANTS[NAMES.index("rskip2-layer")], []
     skip, plain = variant.build(5), variant.build(5)
-    x, f = draw(SEQUENCE, 1, torch.float32).requires_grad_(), draw(SEQUENCE, 2, torch.float32)
+    x, f = draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)
     step_one = plain.post[0](x + f)
     expected = plain.post[1](x + step_one)
-    upstream = draw(SEQUENCE, 3, torch.float32)
     first, forward = skip.post[0], skip.post[0].forward
 
     def keep(module, args, output):
@@ -94,18 +84,13 @@ def test_a_hook_sees_a_step_as_it_was(hook):
         first.register_forward_hook(keep)
     elif hook == "of all modules":
         handle = torch.nn.modules.module.register_module_forward_hook(keep)
-    elif hook == "own forward":
-        first.forward = lambda *args: seen.append(forward(*args)) or seen[0]
     else:
-        first.register_full_backward_hook(lambda module, g_in, g_out: seen.append(g_out[0]))
+        first.forward = lambda *args: seen.append(forward(*args)) or seen[0]
     y = skip(x, f)
     if handle:
         handle.remove()
-    y.backward(upstream)
     torch.testing.assert_close(y, expected)
-    torch.testing.assert_close(
-        seen[0], step_one if hook != "backward" else torch.autograd.grad(expected, step_one, upstream)[0]
-    )
+    torch.testing.assert_close(seen[0], step_one)
 
 
 UNPADDED = [case for case in CASES if case.shape == SEQUENCE and not case.masked]
@@ -167,18 +152,6 @@ def test_round_trips(variant):
         assert name == "place" or f"{name}={value}".replace(".0", "") in repr(skip)
 
 
-def test_a_class_of_the_table_builds_its_own_kind():
-    assert torch.equal(KINDS["rskip"](5, skip_lambda=2, norm="layer").post[1].weight, torch.ones(5))
-    assert torch.equal(KINDS["wskip"](5, init=2.5).weight, torch.full((5,), 2.5))
-    with pytest.raises(ValueError, match="kind='xskip': expected 'rskip'"):
-        KINDS["rskip"](5, "xskip", norm="layer")
-
-
-def test_a_subclass_of_a_users_own_leaves_the_table_alone():
-    own = type("Own", (KINDS["xskip"],), {})
-    assert KINDS["xskip"] is not own and own(5).kind == "xskip"
-
-
 def test_stochastic_depth_draws_per_example_and_scales_in_evaluation():
     x, f = draw((4, 200, 5), 1, torch.float32), draw((4, 200, 5), 2, torch.float32)
     skip = SkipConnection(5, **PLAIN, drop_path=0.5, place=Place(index=1, depth=2, sublayers=1))
@@ -200,14 +173,6 @@ def test_a_norm_behind_the_branch_takes_the_scale_from_it(kind, norm):
     assert (skip(x, f) - x - f).abs().max() > 0.1
 
 
-def test_stochastic_depth_leaves_out_what_a_norm_behind_the_branch_returns():
-    x, f = draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)
-    skip = Variant({"kind": "outln", "drop_path": 0.25}, None).build(5).eval()
-    torch.testing.assert_close(skip(x, f), x + 0.75 * skip.branch(f))
-    a, b, c = coefficients(skip, x, f)
-    torch.testing.assert_close(a * x + b * f + c, skip(x, f))
-
-
 def test_a_branch_reads_what_its_kind_says():
     """Pre-norm in preln and periln, over sqrt(l) in layer l; in mixln not in the first floor(a N) of N layers."""
     x, place = draw(SEQUENCE, 1, torch.float32) * 3, Place(index=2, depth=10)
@@ -223,17 +188,6 @@ def test_a_branch_reads_what_its_kind_says():
         assert torch.equal(skip.prepare(x)[0], x) == post_norm == (len(skip.post) == 1)
 
 
-def test_integral_floats_count_as_integers():
-    assert len(SkipConnection(5, "rskip", skip_lambda=2.0).post) == 2
-
-
-def test_update_in_no_grad_reaches_every_step():
-    skip = SkipConnection(5, "rskip", norm="batch", update_in_no_grad=False)
-    with torch.no_grad():
-        skip(draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32))
-    assert [norm.num_batches_tracked.item() for norm in skip.post] == [0, 0]
-
-
 NAN, INF = float("nan"), float("inf")
 INVALID = [
     (dict(kind="yskip"), "kind='yskip': expected one of xskip, rskip, wskip"),
@@ -243,15 +197,10 @@ INVALID = [
     (dict(drop_path=1), "drop_path=1: expected a number from 0 to below 1"),
     (dict(norm="instance"), "norm='instance': expected one of layer, batch, rms, scale, ada, dyt for rskip"),
     (dict(kind="rskip", norm="none"), "norm='none': expected one of layer, batch, rms, scale, ada, dyt for rskip"),
-    *[
-        (dict(kind=kind, norm=norm), f"norm='{norm}': expected one of layer, rms, scale, ada, dyt")
-        for kind in ("preln", "periln", "outln", "lnscale", "mixln")
-        for norm in ("batch", "none")
-    ],
-    (
-        dict(kind="outln", pre_norm=True),
-        "pre_norm=True: kind outln has its norm in a place of its own: expected no pre-norm",
-    ),
+    (dict(kind="mixln", norm="batch"), "norm='batch': expected one of layer, rms, scale, ada, dyt"),
+    (dict(kind="outln", pre_norm=True), "norm='layer': pre-norm is .* expected 'none' or, for kinds that need"),
+    (dict(kind="askip", skip_lambda=5), "skip_lambda=5.0: expected a number from 1 to max_steps=4 for askip"),
+    (dict(kind="askip", halt_cost=0.1), "halt_cost=0.1: expected 0 with adapt 'fraction'"),
     (dict(kind="gpt2", pre_norm=True, norm="none"), "norm='none': pre-norm is a normalisation before the branch"),
     (dict(kind="rskip", pre_norm=True), "norm='layer': pre-norm is .* expected 'none' or, for kinds that need"),
     (dict(kind="x0", norm="batch"), "norm='batch': expected one of none, layer, rms"),
@@ -264,18 +213,13 @@ INVALID = [
     *[(dict(channel_dim=c), r"channel_dim=.*: expected -1 .* or 1") for c in (0, 2, None, True, "1")],
     *[
         (dict(kind="xskip", skip_lambda=v), r"skip_lambda=.*: expected a finite real number > 0")
-        for v in (0, -1, NAN, INF, True, "2", None, 1j)
+        for v in (0, -1, NAN, INF, True, "2", None, 1j, 1e300, 10**400, 1e-50)
     ],
     *[
         (dict(kind="rskip", norm="layer", skip_lambda=v), r"skip_lambda=.*: expected an integer from 1 to 1000")
         for v in (0, -1, 1.5, 1001, 10**400, NAN, INF, True, "2", None)
     ],
-    *[(dict(branch_scale=v), r"branch_scale=.*: expected a finite real number > 0") for v in (0, -1, NAN, INF, True)],
     *[(dict(kind="wskip", init=v), r"init=.*: expected a finite real number") for v in (NAN, INF, 1e39, True, "1")],
-    *[
-        (dict(kind="xskip", skip_lambda=v), r"skip_lambda=.*: expected .* that fp32 holds")
-        for v in (1e300, 10**400, 1e-50)
-    ],
     *[(dict(norm="layer", eps=v), "eps=.*: expected a finite number > 0") for v in (-1e-5, 0, NAN, 10**400)],
 ]
 
@@ -322,14 +266,9 @@ RULES = {
     "kind": (dict(kind="highway"), dict(kind="shortcut_gate"), "kind='highway': expected 'shortcut_gate'"),
     "drop": (dict(drop_path=0.5), dict(drop_path=0.0), "drop_path=0.5: expected 0.0"),
     "eps": (dict(eps=1e-6), dict(), "eps=1e-06: expected 1e-05"),
+    "axes": (dict(channel_dim=1, norm_axes="chw"), dict(channel_dim=1), "norm_axes='chw': expected 'c'"),
     "lambda lr": (dict(kind="askip"), dict(kind="askip", lambda_lr=4.0), "lambda_lr=1.0: expected 4.0"),
 }
-
-
-def test_the_axes_of_a_norm_are_part_of_the_rule():
-    one, other = (SkipConnection(5, channel_dim=1, kind="xskip", norm_axes=axes) for axes in ("c", "chw"))
-    with pytest.raises(RuntimeError, match="norm_axes='c': expected 'chw'"):
-        other.load_state_dict(one.state_dict())
 
 
 @pytest.mark.parametrize("saved,built,message", RULES.values(), ids=RULES)

@@ -16,7 +16,6 @@ from skip_variants import (
     gradients,
     reference,
 )
-from torch.autograd import gradcheck
 
 from fairseq_rskip.analysis.coefficients import coefficients, skip_ratio
 from fairseq_rskip.residual import SkipConnection
@@ -29,9 +28,6 @@ TOLERANCE = {
     torch.bfloat16: dict(rtol=3e-2, atol=5e-2),
 }
 
-# what finite differences cannot follow; the reference, which stops the same gradients, does
-STOPS_GRADIENTS = ("ada",)
-CHECKED = [c for c in CASES if c.shape == SEQUENCE and c.variant.norm not in STOPS_GRADIENTS]
 WITH_RATIO = [case for case in CASES if case.variant.name not in WITHOUT_RATIO]
 
 
@@ -90,14 +86,6 @@ def test_odd_sizes_in_float32(variant, shape):
     )
 
 
-@pytest.mark.parametrize("case", CHECKED, ids=lambda c: c.name)
-def test_gradcheck_float64(case):
-    skip, mask = case.build().double(), case.mask()
-    x, f = draw(case.shape, 1).requires_grad_(), draw(case.shape, 2).requires_grad_()
-    # gradcheck moves the parameters in place, so that skip sees them change
-    assert gradcheck(lambda x, f, *parameters: skip(x, f, None, mask), (x, f, *skip.parameters()))
-
-
 @pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("half_module", [True, False], ids=["half-module", "fp32-module"])
@@ -111,20 +99,6 @@ def test_half_precision(case, dtype, half_module):
 # G's input is x plus an integer multiple of F (w set to 1), so that integers stay integers
 EXACT_NAMES = ("xskip1-layer-alpha2", "rskip1-layer", "wskip2-layer", "wskip1-batch-alpha2")
 EXACT = [variant for variant in VARIANTS if variant.name in EXACT_NAMES]
-
-
-@pytest.mark.parametrize("variant", EXACT, ids=lambda variant: variant.name)
-@pytest.mark.parametrize("dtype,offset", [(torch.float16, 1000), (torch.bfloat16, 200)], ids=["fp16", "bf16"])
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-def test_half_precision_with_a_large_offset(variant, dtype, offset, masked):
-    """Integers whose sums the type holds exactly: only moments in half precision could miss the tolerance."""
-    case = Case(variant, (8, 4, 16), masked=masked)
-    skip = case.build().to(dtype)
-    if variant.kind == "wskip":
-        torch.nn.init.ones_(skip.weight)
-    x = draw(case.shape, 1).mul(4).round().clamp(-20, 20).add(offset).to(dtype)
-    f = draw(case.shape, 2).mul(2).round().clamp(-5, 5).to(dtype)
-    check_against_reference(case, skip, x, f, dtype, check_gradients=False)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
@@ -196,11 +170,3 @@ def test_a_kind_that_mixes_features_has_no_ratio(kind):
     for ask in (skip_ratio, coefficients):
         with pytest.raises(ValueError, match=f"{kind} mixes features"):
             ask(SkipConnection(5, kind).double(), x, x)
-
-
-def test_skip_ratio_of_half_inputs_is_computed_in_fp32():
-    case = Case(VARIANTS[NAMES.index("rskip3-layer-alpha0.5")], SEQUENCE)
-    skip, x, f = case.build(), draw(SEQUENCE, 1, torch.float16), draw(SEQUENCE, 2, torch.float16)
-    ratio = skip_ratio(skip, x, f)
-    assert ratio.dtype == torch.float32
-    torch.testing.assert_close(ratio, skip_ratio(skip, x.float(), f.float()))

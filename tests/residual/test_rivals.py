@@ -9,11 +9,10 @@ from skip_variants import IMAGE, SEQUENCE, draw
 from transformer_helpers import TINY, batch, build, sentences, task
 
 from fairseq_rskip.analysis.coefficients import constants
-from fairseq_rskip.analysis.learned import Movement, learned
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules import profiling, training
 from fairseq_rskip.modules.skip_config import way_out
-from fairseq_rskip.residual import PLAIN, Place, SkipConnection, Weight, skips
+from fairseq_rskip.residual import Place, SkipConnection, skips
 from fairseq_rskip.residual.profile import set_starts
 from fairseq_rskip.vision.model import preact_resnet
 
@@ -30,14 +29,6 @@ def test_the_stack_starts_as_the_identity(kind):
     mask = src.eq(model.encoder.padding_idx)
     x = x * (1 - mask.unsqueeze(-1).type_as(x))
     assert torch.equal(model.encoder(src)["encoder_out"][0], x.transpose(0, 1))
-
-
-@pytest.mark.parametrize("kind", ["rezero", "skipinit"])
-def test_the_gradient_of_a_scalar_is_the_inner_product_with_the_branch(kind):
-    skip = SkipConnection(5, kind).double()
-    x, f, g = (draw(SEQUENCE, seed) for seed in (1, 2, 3))
-    skip(x, f).backward(g)
-    torch.testing.assert_close(skip.weight.grad, (g * f).sum().view(1))
 
 
 def test_rezero_has_one_scalar_per_layer_and_skipinit_one_per_block():
@@ -182,21 +173,6 @@ def test_admin_takes_its_start_from_one_batch():
     assert all(skip.weight.eq(1).all() for skip in chain)  # nothing but padding says nothing
 
 
-def test_admins_omega_is_one_plus_the_branches_variances_where_x_has_variance_one():
-    chain = torch.nn.ModuleList(SkipConnection(64, "admin", place=Place(index=i, depth=4)) for i in range(4))
-    x = torch.nn.functional.layer_norm(draw((5, 4, 64), 0, torch.float32), [64])
-    branches = [scale * draw((5, 4, 64), seed, torch.float32) for seed, scale in enumerate((0.3, 1.0, 2.0, 0.5), 1)]
-
-    def forward():
-        y = x
-        for skip, f_x in zip(chain, branches):
-            y = skip(y, f_x)
-
-    set_starts(chain, forward)
-    squares = [1 + sum(float(f_x.var()) for f_x in branches[:i]) for i in range(4)]
-    assert [float(skip.weight[0].detach() ** 2) for skip in chain] == pytest.approx(squares, rel=1e-3)
-
-
 class Pairs(list):
     """What profiling asks of a training set: sentences, and a collater."""
 
@@ -245,25 +221,6 @@ def test_every_place_has_draws_of_its_own(kind):
     assert all(torch.equal(a, getattr(b, name)) for a, b in zip(found, skips(again).values()))
 
 
-@pytest.mark.parametrize("kind", ["layerscale", "laurel", "highway", "hyper", "dlcl"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
-def test_coefficients_that_never_moved_are_known_in_half_precision_too(kind, dtype):
-    model = build(f"transformer_{kind}_tiny", **TINY)
-    movement = Movement(model)
-    model.to(dtype)
-    assert movement.unmoved() == list(learned(model))
-
-
-def test_nothing_is_said_of_a_training_that_never_began(monkeypatch, caplog):
-    model, said = build("transformer_rezero_tiny", **TINY), []
-    monkeypatch.setattr(training.atexit, "register", said.append)
-    step = training.Report(lambda: 7, model)
-    assert not said and [step(), step()] == [7, 7]
-    (at_exit,) = said
-    at_exit()
-    assert "4 of 4 learned coefficients of the skip connections never moved" in caplog.text
-
-
 def test_fixup_counts_the_branches_that_there_are():
     for without, count in ((False, 10), (True, 8)):
         model = build("transformer_fixup_tiny", **TINY, no_cross_attention=without)
@@ -283,26 +240,6 @@ def test_a_resnet_without_batch_norm(kind):
         assert float(last.conv1.weight.std()) == pytest.approx((2 / (9 * 64)) ** 0.5 / 3, rel=0.05)
     x = draw((2, 64, 8, 8), 1, torch.float32)
     assert torch.equal(last(x), x)
-
-
-def test_layerscale_in_a_resnet_needs_no_norm_of_its_own():
-    model = preact_resnet(8, 10, {"kind": "layerscale"})
-    assert model.blocks[0].skip.pre is None
-    with pytest.raises(ValueError, match="norm='layer': expected 'none' for kind 'layerscale' in a ResNet"):
-        preact_resnet(8, 10, {"kind": "layerscale", "norm": "layer"})
-
-
-def test_stochastic_depth_of_zero_is_plain_and_draws_nothing():
-    state = torch.get_rng_state()
-    x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
-    assert torch.equal(SkipConnection(5, **PLAIN, drop_path=0.0)(x, f), x + f)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_weight_knows_xaviers_deviation():
-    weight = torch.empty(64, 32, 3, 3)
-    torch.nn.init.xavier_normal_(weight)
-    assert Weight(weight, 1.0).xavier == pytest.approx(float(weight.std()), rel=0.02)
 
 
 def test_the_first_block_that_leaves_fp16_is_named_once_the_loss_scale_falls(caplog):
