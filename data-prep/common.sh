@@ -1,10 +1,9 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# How a published corpus or your own text becomes a fairseq data-bin; sourced by prepare-*.sh.
-#
-# The caller sets corpus, src, tgt (none for a language model's text) and tokenizer (moses; none for text that is
-# tokenised already), defines collect, which writes $part/{train,valid,test}.LANGUAGE (`split NAME PREFIX...` does it for
-# pairs), and calls prepare "$@". With fetches=1, the archives of
-# archives/$corpus.tsv are fetched first, and unpack_all, where there is one, unpacks them.
+# How a published corpus or your own text becomes a fairseq data-bin, stage by stage. `rskip prepare`
+# (fairseq_rskip/tools/prepare/main.py) sets the variables, sources this and calls make_all: the options by their names;
+# corpus, out, tokenizer; tgt, empty for a language model's text; train, valid and test, the parts of a split; inputs, the
+# files of your own text; or, where there are none, the archives of archives/$corpus.tsv are fetched, and unpack has
+# those to unpack and their members.
 # Every step writes its files under other names first: a file that exists is complete.
 set -euo pipefail
 
@@ -14,7 +13,6 @@ readonly here
 source "$here/../scripts/shell.sh"
 
 readonly format=1 # of the stages' files; another number makes all of them again
-fetches='' tgt='' input='' inputs=() documents=()
 
 report() { printf '%s: %s\n' "$corpus" "$*"; }
 
@@ -125,20 +123,38 @@ fetch_all() {
   done <"$list"
 }
 
-# unpack ARCHIVE [MEMBERS]: into the stage's folder, once. The archive's checksum is that of the list.
+# unpack ARCHIVE MEMBERS...: each archive's members into the stage's folder, once.
 unpack() {
-  local log extract=(tar -xf "$out/archives/$1" -C "$part" --no-same-owner --wildcards ${2:+"$2"})
-  [[ $1 != *.zip ]] || extract=(python -m zipfile -e "$out/archives/$1" "$part")
-  [[ ! -e $part/.$1 ]] || return 0
-  log=$("${extract[@]}" 2>&1) ||
-    die "cannot unpack $1: ${log//$'\n'/; }"
-  touch -- "$part/.$1"
+  local log extract
+  while (($#)); do
+    if [[ ! -e $part/.$1 ]]; then
+      extract=(tar -xf "$out/archives/$1" -C "$part" --no-same-owner --wildcards "$2")
+      [[ $1 != *.zip ]] || extract=(python -m zipfile -e "$out/archives/$1" "$part")
+      log=$("${extract[@]}" 2>&1) ||
+        die "cannot unpack $1: ${log//$'\n'/; }"
+      touch -- "$part/.$1"
+    fi
+    shift 2
+  done
 }
 
-split() {
-  local name=$1
-  shift
-  [[ -e $part/$name.$src && -e $part/$name.$tgt ]] || step collect --src "$src" --tgt "$tgt" "$part/$name" "$@"
+unpacked() { unpack "${unpack[@]}"; }
+
+raw() {
+  local name
+  if [[ -n ${input:-} ]]; then
+    step documents "${documents[@]}" "$input" "$part/"{train,valid,test}".$src"
+    return
+  fi
+  for name in train valid test; do
+    local -n parts=$name
+    [[ ! -e $part/$name.$src || (-n $tgt && ! -e $part/$name.$tgt) ]] || continue
+    if [[ -n $tgt ]]; then
+      step collect --src "$src" --tgt "$tgt" "$part/$name" "${parts[@]}"
+    else
+      step documents --titles "${parts[@]}" "$part/$name.$src"
+    fi
+  done
 }
 
 # encode FROM TO LANGUAGE STEP [OPTIONS]: what TO lacks of {train,valid,test}.LANGUAGE, from the files in FROM.
@@ -157,27 +173,17 @@ text() {
   done
 }
 
-# learn MODEL TEXT...
-learn() {
-  local model=$part/$1
-  shift
-  [[ -e $model ]] || step learn "$bpe" --size "$bpe_size" --model "$model" "$@"
-}
-
 subwords() {
-  local name lang text=$out/text
+  local name lang model text=$out/text texts
   if [[ $bpe == none ]]; then
     ln -sfn -- ../text "$part/all"
   else
     mkdir -p -- "$part/all"
-    [[ $vocabulary != joint ]] || learn model "${languages[@]/#/$text/train.}"
     for lang in "${languages[@]}"; do
-      name=model
-      if [[ $vocabulary != joint ]]; then
-        name=model.$lang
-        learn "$name" "$text/train.$lang"
-      fi
-      encode "$text" "$part/all" "$lang" "$bpe" --model "$part/$name"
+      model=$part/model texts=("${languages[@]/#/$text/train.}")
+      [[ $vocabulary == joint ]] || model=$part/model.$lang texts=("$text/train.$lang")
+      [[ -e $model ]] || step learn "$bpe" --size "$bpe_size" --model "$model" "${texts[@]}"
+      encode "$text" "$part/all" "$lang" "$bpe" --model "$model"
     done
   fi
   for lang in "${languages[@]}"; do
@@ -205,53 +211,15 @@ binarise() {
   for lang in "${languages[@]}"; do
     cp -- "$out/raw/"{valid,test}".$lang" "$part/raw/"
   done
-  step describe "$part" --log "$part/preprocess.log" --corpus "$corpus" --src "$src" --tgt "$tgt" --bpe "$bpe" \
-    --bpe-size "$bpe_size" --tokenizer "$tokenizer" --vocabulary "$vocabulary" ${normalise:+"$normalise"}
-}
-
-# Options, then every stage in a process group of its own: a signal to the script ends all that it started, by force
-# after ten seconds. Only one preparation of a folder runs at a time; the lock ends with the process.
-prepare() {
-  local settings job status=0
-  use_environment python fairseq-preprocess
-  settings=$(step options "$(basename "$0")" "$@") || exit
-  [[ $settings != usage:* ]] || { printf '%s\n' "$settings" && exit; }
-  eval "$settings"
-  ! declare -F set_corpus >/dev/null || set_corpus
-  languages=("$src" ${tgt:+"$tgt"})
-  [[ $bpe != sentencepiece ]] || tokenizer=none
-  out=${folder:-$here/../data/$corpus}
-  { mkdir -p -- "$out" && [[ -w $out ]]; } 2>/dev/null || die "cannot write to the folder $out"
-  out=$(cd "$out" && pwd)
-  exec 9>"$out/.lock"
-  ! command -v flock >/dev/null || flock --nonblock 9 || die "another preparation of $out is running"
-  set -m
-  make_all &
-  job=$!
-  set +m
-  trap 'stop 130' INT
-  trap 'stop 143' TERM HUP
-  wait "$job" || status=$? # not as a condition, which would switch errexit off inside make_all
-  trap - INT TERM HUP
-  return "$status"
-}
-
-stop() {
-  local tenths=100
-  trap '' INT TERM HUP
-  { kill -TERM -- "-$job" && wait "$job"; } 2>/dev/null || true
-  while kill -0 -- "-$job" 2>/dev/null && ((tenths--)); do sleep 0.1; done
-  kill -KILL -- "-$job" 2>/dev/null || true
-  printf 'error: interrupted; the same command resumes from here\n' >&2
-  exit "$1"
+  step describe "$part" "$facts"
 }
 
 make_all() {
-  local part key
-  [[ -z $fetches ]] || fetch_all
+  local part key languages=("$src" ${tgt:+"$tgt"})
+  [[ -v inputs ]] || fetch_all
   key=$(identity "${inputs[@]}")
-  ! declare -F unpack_all >/dev/null || stage unpacked unpack_all
-  stage raw collect "$src" "$tgt" "${documents[@]}"
+  [[ -z ${unpack:-} ]] || stage unpacked unpacked
+  stage raw raw "$src" "$tgt" "${documents[@]}"
   stage text text "$tokenizer" "$normalise"
   stage subwords subwords "$bpe" "$bpe_size" "$vocabulary" "$max_length" "$max_ratio"
   stage data-bin binarise "$corpus"

@@ -1,14 +1,4 @@
 #!/usr/bin/env bash
 # Your own parallel text to a fairseq data-bin; `-h` shows the usage.
 set -euo pipefail
-# shellcheck source=common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-
-# inputs, which the options set, are the source and the target file of train, valid and test
-collect() {
-  split train --files "${inputs[@]:0:2}"
-  split valid --files "${inputs[@]:2:2}"
-  split test --files "${inputs[@]:4:2}"
-}
-
-prepare "$@"
+RSKIP_PROG=prepare-corpus.sh exec "$(dirname "${BASH_SOURCE[0]}")/prepare.sh" corpus "$@"

@@ -42,9 +42,9 @@ def exit_status(main: Callable[[], Any], interrupted: str = "interrupted") -> in
         return 141
     except OSError as error:
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         print(f"error: {interrupted}", file=sys.stderr)
-        return 130
+        return getattr(stopped, "status", 130)
     print(f"error: {message}", file=sys.stderr)
     return 1
 

@@ -9,7 +9,7 @@ from fairseq_rskip.errors import did_you_mean, exit_status
 
 # command -> (module:function, what it does); only the module of the command that is called is imported
 COMMANDS = {
-    "prepare": ("fairseq_rskip.tools.prepare.shell:main", "prepare a published corpus, or your own text"),
+    "prepare": ("fairseq_rskip.tools.prepare.main:main", "prepare a published corpus, or your own text"),
     "train": ("fairseq_rskip.tools.train.main:main", "train an architecture with a corpus's settings"),
     "evaluate": ("fairseq_rskip.tools.evaluate.main:main", "average checkpoints, translate a subset, score it"),
     "score": ("fairseq_rskip.tools.score:main", "score a translation"),

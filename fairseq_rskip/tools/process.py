@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
 
 from fairseq_rskip.errors import UserError
 
@@ -38,20 +37,16 @@ def stop_on_signals() -> None:
         signal.signal(number, stop)
 
 
-def follow(
-    command: Sequence[str],
-    on_line: Callable[[bytes], None],
-    errors: IO[bytes] | None = None,
-    inherit: Sequence[int] = (),
-) -> int:
-    """Run ``command``, hand each line of its output to ``on_line``, and return its exit status.
+def follow(command: Sequence[str], on_line: Callable[[bytes], None] | None = None, inherit: Sequence[int] = ()) -> int:
+    """Run ``command``, hand each line of its output and of its errors to ``on_line``, and return its exit status.
 
-    This Python's own commands are found first. Standard error goes to the file ``errors``, by default to ``on_line``;
-    the command keeps the file descriptors in ``inherit``. Whatever ends this function early ends every process of the
-    command; on Linux it also ends when this process is killed. Raises ``UserError`` if there is no such command.
+    Without ``on_line`` it writes where this process does. This Python's own commands are found, too. The command keeps
+    the file descriptors in ``inherit``. Whatever ends this function early ends every process of the command; on Linux
+    it also ends when this process is killed. Raises ``UserError`` if there is no such command.
     """
     process, parent = None, os.getpid()
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    path, ours = os.environ.get("PATH", ""), str(Path(sys.executable).parent)
+    path = path if ours in path.split(os.pathsep) else f"{ours}{os.pathsep}{path}"
     environment = {**os.environ, "PATH": path, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # an exception that a handler raises in a fork is lost
 
@@ -65,15 +60,20 @@ def follow(
 
     try:
         try:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": errors or subprocess.STDOUT}
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if on_line else {}
             process = subprocess.Popen(
-                list(map(str, command)), env=environment, pass_fds=inherit, preexec_fn=set_up_child, **streams
+                list(map(str, command)),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=inherit,
+                preexec_fn=set_up_child,
+                **streams,
             )
         except FileNotFoundError:
             raise UserError(f"{command[0]} is not installed beside this Python, nor on PATH") from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for line in process.stdout:
+        for line in process.stdout or ():
             on_line(line)
         return process.wait()
     except BaseException:
@@ -81,7 +81,7 @@ def follow(
             _end(process)
         raise
     finally:
-        if process:
+        if process and process.stdout:
             process.stdout.close()
 
 

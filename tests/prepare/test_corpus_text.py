@@ -61,9 +61,8 @@ def test_a_line_ends_at_a_newline_only(tmp_path):
         (b"", "is empty"),
         (gzip.compress(b"some text\n" * 50)[:-12], "damaged gzip"),
         (gzip.compress(b"some text\n" * 50)[:-8] + b"checksum", "damaged gzip"),
-        (gzip.compress(b"some text\n" * 50) + b"garbage", "damaged gzip"),
     ],
-    ids=["not UTF-8", "empty", "cut off", "wrong checksum", "more after the end"],
+    ids=["not UTF-8", "empty", "cut off", "wrong checksum"],
 )
 def test_unreadable_text_is_named(tmp_path, content, message):
     with pytest.raises(UserError, match=f"bad.*{message}"):
@@ -74,13 +73,6 @@ def test_unreadable_text_is_named(tmp_path, content, message):
 def test_files_of_different_length_are_named_with_both_counts(left, right):
     with pytest.raises(UserError, match=f"a.en has {left} lines and a.de {right};"):
         list(lines.paired(iter("x" * left), iter("y" * right), ("a.en", "a.de")))
-
-
-def test_nothing_is_left_of_a_file_whose_writing_failed(tmp_path):
-    (tmp_path / "out").write_text("old")
-    with pytest.raises(ZeroDivisionError), lines.writing(tmp_path / "out") as file:
-        file.write(str(1 / 0))
-    assert [path.name for path in tmp_path.iterdir()] == ["out"] and (tmp_path / "out").read_text() == "old"
 
 
 def test_clean():
@@ -133,16 +125,14 @@ def test_words_are_forgotten_before_they_fill_the_memory(tmp_path, monkeypatch):
     assert counts["often"] == 1000 and len(counts) <= 51
 
 
-def test_a_corpus_with_fewer_merges_than_asked_for_says_so(tmp_path, capsys):
-    text = write(tmp_path / "a", ["ab ab"])
-    call("learn", "subword-nmt", "--size", 999_999_999, "--model", tmp_path / "codes", text)
+def test_a_corpus_with_fewer_merges_than_asked_for_or_none_says_so(tmp_path, capsys):
+    command = ["learn", "subword-nmt", "--size", 999_999_999, "--model", tmp_path / "codes", tmp_path / "a"]
+    write(tmp_path / "a", ["ab ab"])
+    call(*command)
     assert "1 merges learned, not 999999999: no further pair of symbols occurs twice\n" in capsys.readouterr().out
-
-
-def test_text_of_single_letters_has_nothing_to_merge(tmp_path):
-    (tmp_path / "a").write_text("a b c\nb a\n")
+    write(tmp_path / "a", ["a b c", "b a"])
     with pytest.raises(UserError, match="no two symbols to merge in .*/a: expected --bpe none"):
-        subwords.learn_subword_nmt([tmp_path / "a"], tmp_path / "codes", 10)
+        call(*command)
 
 
 def test_sentencepiece_is_undone_without_loss(tmp_path):
@@ -164,23 +154,17 @@ def test_the_filter_is_the_rule_of_clean_corpus_n(tmp_path, capsys):
     files = [write(tmp_path / side, ["w " * pair[index] for pair in pairs]) for index, side in enumerate("ab")]
     out = [tmp_path / "a.out", tmp_path / "b.out"]
     call("filter", *files, *out)
-    empty = [pair for pair in pairs if 0 in pair]
-    long = [pair for pair in pairs if 0 not in pair and max(pair) > 250]
-    kept = [(a, b) for a, b in pairs if not ((a, b) in empty + long or a / b > 1.5 or b / a > 1.5)]
-    assert [(len(a.split()), len(b.split())) for a, b in zip(*map(lines.read, out))] == kept and len(long) == 2
-    shares = [100 * count / 409 for count in (len(empty), 2, 409 - len(empty) - 2 - len(kept))]
+    empty = sum(0 in pair for pair in pairs)
+    kept = [(a, b) for a, b in pairs if 0 < max(a, b) <= 250 and min(a, b) and a / b <= 1.5 and b / a <= 1.5]
+    assert [(len(a.split()), len(b.split())) for a, b in zip(*map(lines.read, out))] == kept
+    shares = [100 * count / 409 for count in (empty, 409 - empty - 2 - len(kept))]
     said, warned = capsys.readouterr()
     assert said == (
         f"filter: kept {len(kept)} of 409 training pairs; dropped {shares[0]:.1f} % by an empty side, "
-        f"0.5 % by --max-length 250, {shares[2]:.1f} % by --max-ratio 1.5\n"
+        f"0.5 % by --max-length 250, {shares[1]:.1f} % by --max-ratio 1.5\n"
     )
-    assert [line.split(" drops ")[0] for line in warned.splitlines()] == [
-        "warning: an empty side",
-        "warning: --max-ratio 1.5",
-    ]
-    assert f"drops {shares[2]:.1f} % of the training pairs" in warned
-    call("filter", *files, *out, "--max-ratio", 250)
-    assert "--max-ratio" not in capsys.readouterr().err
+    rules = [line.split(" drops ")[0] for line in warned.splitlines()]
+    assert rules == ["warning: an empty side", "warning: --max-ratio 1.5"]
     few = [write(tmp_path / side, ["w w w"] * 19 + [last]) for side, last in (("c", "w"), ("d", "w w"))]
     call("filter", *few, *out)
     said, warned = capsys.readouterr()

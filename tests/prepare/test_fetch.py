@@ -5,7 +5,6 @@ import hashlib
 import random
 import shutil
 import subprocess
-import time
 
 import pytest
 from conftest import ROOT, run_command
@@ -115,19 +114,6 @@ def test_whatever_the_part_was(server, place, part, ranges):
     assert (server.requests == []) == (part == DATA)
 
 
-def test_kill_9_and_again(server, place):
-    server.answers["/a.gz"] = Answer(DATA, stall_at=100_000, times=1)
-    place.row(server.url("a.gz"))
-    process = subprocess.Popen(["bash", "-c", 'exec setsid bash -c "$0"', place.script()], stderr=subprocess.DEVNULL)
-    part, deadline = place.archives / "a.gz.part", time.monotonic() + 60
-    while not (part.exists() and part.stat().st_size > 50_000) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    run_command(["pkill", "-KILL", "-s", process.pid])
-    process.wait()
-    assert place.fetch().returncode == 0 and place.files() == {"a.gz": DATA}
-    assert server.gets("a.gz")[0] is None and int(server.gets("a.gz")[-1][6:-1]) > 50_000
-
-
 def test_from_a_folder_or_a_url(server, place, tmp_path):
     mirror = tmp_path / "mirror ü"
     mirror.mkdir()
@@ -151,17 +137,14 @@ def test_the_lists_of_the_project():
     assert len({tuple(row[:3]) for row in rows}) == len({row[0] for row in rows})
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (Answer(status=404), "404"),
-        (Answer(status=500), "500"),
-        (Answer(DATA[:5000]), "wrong checksum"),
-        (Answer(OTHER), "wrong checksum"),
-        (Answer(WEB_PAGE), "wrong checksum (a web page)"),
-    ],
-    ids=["404", "500", "short", "another", "html"],
-)
+ANSWERS = {
+    "404": (Answer(status=404), "404"),
+    "short": (Answer(DATA[:5000]), "wrong checksum"),
+    "html": (Answer(WEB_PAGE), "wrong checksum (a web page)"),
+}
+
+
+@pytest.mark.parametrize(("answer", "words"), ANSWERS.values(), ids=ANSWERS)
 def test_the_message_names_the_url_and_the_reason(server, place, answer, words):
     server.answers["/a.gz"] = answer
     place.row(server.url("none.gz"), server.url("a.gz"))
@@ -178,18 +161,16 @@ def test_no_connection_and_no_space(place):
     assert "MB are free" in place.fails()
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        f"a.gz 10 {SHA} http://x/",
-        "a.gz\t1\tsha1:00\thttp://x/",
-        "a.gz\t1\tsha256:00\thttp://x/",
-        f"../a.gz\t1\t{SHA}\thttp://x/",
-        f".a.gz\t1\t{SHA}\thttp://x/",
-        f"a.gz\t1\t{SHA}",
-    ],
-    ids="blanks kind digits parent hidden no-url".split(),
-)
+ROWS = {
+    "blanks": f"a.gz 10 {SHA} http://x/",
+    "kind": "a.gz\t1\tsha1:00\thttp://x/",
+    "digits": "a.gz\t1\tsha256:00\thttp://x/",
+    "parent": f"../a.gz\t1\t{SHA}\thttp://x/",
+    "no URL": f"a.gz\t1\t{SHA}",
+}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_a_malformed_list(place, row):
     place.list.write_text(f"# name\tsize\n{row}\n", encoding="utf-8")
     assert "list é.tsv: expected a name, a size or -" in place.fails()
@@ -203,10 +184,9 @@ def test_unpacked_are_the_members_asked_for(place):
     assert not (place.out / "training" / "a.cs-en.en").exists() and not (place.out / "b.de-en.en").exists()
 
 
-@pytest.mark.parametrize("spoil", ["cut off", "checksum", "no member"])
-def test_a_damaged_archive_is_one_line(place, spoil):
+def test_a_damaged_archive_or_a_missing_member_is_one_line(place):
     path = place.archives / "x.tgz"
     tarball(path, {"a": random.Random(1).randbytes(50_000)})
-    whole = path.read_bytes()
-    path.write_bytes({"cut off": whole[:-5000], "checksum": whole[:-8] + b"\0" * 8, "no member": whole}[spoil])
-    assert "cannot unpack x.tgz" in place.fails(command="unpack x.tgz 'b*'" if spoil == "no member" else "unpack x.tgz")
+    assert "cannot unpack x.tgz" in place.fails(command="unpack x.tgz 'b*'")
+    path.write_bytes(path.read_bytes()[:-5000])
+    assert "cannot unpack x.tgz" in place.fails(command="unpack x.tgz '*'")

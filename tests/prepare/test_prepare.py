@@ -4,7 +4,6 @@ fairseq-preprocess itself runs where a data-bin is looked at; elsewhere a stand-
 """
 
 import fcntl
-import gzip
 import json
 import os
 import shutil
@@ -119,23 +118,6 @@ def test_what_is_done_is_not_done_again_and_what_changes_is(raw, quick):
     assert lines(out / "text" / "test.de")[-1] == "der Hund"
 
 
-def test_files_may_have_any_name_and_be_compressed(raw, quick, tmp_path):
-    """The same files under names of their own make the same corpus."""
-    options = []
-    for name in SIZES:
-        for side, lang in (("src", "en"), ("tgt", "de")):
-            path = tmp_path / f"{side} of {name}.gz"
-            path.write_bytes(gzip.compress((raw / f"{name}.{lang}").read_bytes()))
-            options += [f"--{name}-{side}", path]
-    out = tmp_path / "out"
-    script = ["bash", SCRIPT, "--src", "en", "--tgt", "de", "--bpe-size", 50, "--workers", 1, "--name", "mine"]
-    run_checked([*script, *options, out], env=quick)
-    for stage in ("raw", "text", "subwords"):
-        ours, theirs = tree(out / stage), tree(raw / "out ü" / stage)
-        assert ours.pop(".key") != theirs.pop(".key") and ours == theirs
-    assert "required: --train-src" in refused(*script, *options[2:], out)
-
-
 @pytest.mark.parametrize(
     "options",
     [["--separate", "--normalise-punctuation"], ["--bpe", "sentencepiece"], ["--bpe", "none", "--tokenizer", "none"]],
@@ -181,9 +163,7 @@ def test_a_killed_preparation_resumes_where_it_stopped(prepared, tmp_path):
     slow = {**os.environ, **stand_ins(tmp_path / "slow", fairseq_preprocess=begun)}
     for reached in ("raw.part/.key", "text.part/train.en", "subwords.part/model", "data-bin.part/dict.en.txt"):
         process = started(command(prepared, out), (out / reached).exists, stdout=subprocess.DEVNULL, env=slow)
-        while (
-            run_command(["pkill", "-KILL", "-s", process.pid]).returncode == 0
-        ):  # the last to go holds the folder's lock
+        while run_command(["pkill", "-KILL", "-s", process.pid]).returncode == 0:  # the last one holds the lock
             process.poll()
     model = (out / "subwords" / "model").stat().st_mtime_ns
     assert not (out / "data-bin").exists()
@@ -234,19 +214,13 @@ def test_bad_text_is_one_line_and_keeps_what_is_finished(raw):
     [
         ("--bpe wordpiece", "--bpe: invalid choice: 'wordpiece'"),
         ("--bpe-size 32k", "--bpe-size: '32k' is not a whole number"),
-        ("--workers 0", "--workers: '0' is not a whole number"),
         ("--max-ratio 0.5", "--max-ratio: '0.5' is not a number of at least 1"),
-        ("--bep none", "--bep"),
         ("--from /mirror", "--from"),
-        ("--tokenizer spacy", "--tokenizer: invalid choice: 'spacy'"),
         ("--tgt en OUT", "--src and --tgt are both en"),
-        ("--tgt", "--tgt: expected one argument"),
-        ("--name EMPTY OUT", "an empty argument"),
         ("EMPTY", "an empty argument"),
         ("--tgt zh-CN OUT", "'zh-CN' is not a language code"),
         ("--train-src /no/such OUT", "--train-src: no file /no/such"),
-        ("two folders", "folders"),
-        ("", "folder"),
+        ("", "required: folder"),
         ("--bpe sentencepiece --bpe-size 99999 OUT", "sentencepiece with 99999 subwords"),
     ],
 )
@@ -258,7 +232,7 @@ def test_a_wrong_option_is_one_line(prepared, tmp_path, options, message):
 def test_the_machine_s_troubles_are_one_line_each(raw, quick, tmp_path):
     out = tmp_path / "out"
     (tmp_path / "file").write_text("")
-    assert "cannot write to the folder" in refused(*command(raw, tmp_path / "file" / "out"))
+    assert "file/out: Not a directory" in refused(*command(raw, tmp_path / "file" / "out"))
     full = stand_ins(tmp_path / "full", df="printf 'h\\nx 1 1 5 1 /\\n'")
     error = refused(*command(raw, out), env=full)
     assert "may need" in error and "0 MB are free" in error
@@ -266,16 +240,10 @@ def test_the_machine_s_troubles_are_one_line_each(raw, quick, tmp_path):
     error = refused(*command(raw, out), env=broken)
     assert "fairseq-preprocess failed: the reason; its output is in " in error
     assert made(prepare(raw, out, env=quick)) == (STAGES[3:], STAGES[:3])
-
-
-def test_a_missing_tool_and_a_second_preparation(raw, tmp_path):
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for name in ("bash", "dirname", "basename", "python3", "realpath"):
-        (tools / name).symlink_to(run_checked(["sh", "-c", f"command -v {name}"]).strip())
-    bare = {"PATH": str(tools), "VIRTUAL_ENV": "x"}
-    error = refused(tools / "bash", *command(raw, tmp_path / "out")[1:], env=bare)
-    assert "is not installed; scripts/setup_env.sh makes the environment" in error
-    with (raw / "out ü" / ".lock").open("w") as file:
+    with (out / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert "another preparation" in refused(*command(raw, raw / "out ü"))
+        assert "another preparation" in refused(*command(raw, out))
+    with_python_only = stand_ins(tmp_path / "bare", python="true")
+    bare = {"PATH": f"{with_python_only['PATH'].split(os.pathsep)[0]}:/usr/bin:/bin", "VIRTUAL_ENV": "x"}
+    error = refused("/bin/bash", *command(raw, out)[1:], env=bare)
+    assert "fairseq-preprocess is not installed; scripts/setup_env.sh makes the environment" in error

@@ -1,1 +1,1 @@
-"""The steps of data-prep/prepare-*.sh, run as ``python -m fairseq_rskip.tools.prepare.NAME``; no torch, no fairseq."""
+"""``rskip prepare``, and the steps on text of data-prep/common.sh; no torch, no fairseq."""

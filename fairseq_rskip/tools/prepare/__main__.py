@@ -1,4 +1,4 @@
-"""The steps of data-prep/*.sh as commands: ``python -m fairseq_rskip.tools.prepare STEP ...``; no torch, no fairseq."""
+"""The steps of data-prep/common.sh: ``python -m fairseq_rskip.tools.prepare STEP``; no torch, no fairseq."""
 
 import argparse
 import sys
@@ -7,7 +7,8 @@ from pathlib import Path
 from fairseq_rskip.console import Parser, finite, whole_number
 from fairseq_rskip.errors import RESUME, exit_status
 from fairseq_rskip.pretrained import text as encoders
-from fairseq_rskip.tools.prepare import describe, shell, subwords, text
+from fairseq_rskip.tools.prepare import subwords, text
+from fairseq_rskip.tools.prepare.describe import describe
 from fairseq_rskip.tools.prepare.parallel import all_cores
 
 
@@ -46,10 +47,9 @@ def read(argv: list[str] | None = None) -> argparse.Namespace:
     documents.add_argument("--held-out", type=finite, default=0.0, help="share of the documents")
     documents.add_argument("--lines", type=whole_number(0), default=0, help="a document is so many lines")
     documents.add_argument("--titles", action="store_true", help="a document begins with a title of WikiText")
-    options = steps.add_parser("options", help="the options of a prepare-*.sh as assignments for bash")
-    options.add_argument("script")
-    options.add_argument("words", nargs=argparse.REMAINDER)
-    describe.add_options(steps.add_parser("describe", help=describe.__doc__))
+    about = steps.add_parser("describe", help="write DATA-BIN/preparation.json")
+    about.add_argument("data_bin", type=Path)
+    about.add_argument("facts", help="what else it says, as JSON")
     return parser.parse_args(argv)
 
 
@@ -67,9 +67,7 @@ def run(options: argparse.Namespace) -> None:
     elif options.step == "documents":
         text.draw_documents(options.source, options.targets, options.held_out, options.lines, options.titles)
     elif options.step == "describe":
-        describe.describe(options)
-    elif options.step == "options":
-        print(shell.assignments(options.script, options.words))
+        describe(options.data_bin, options.facts)
     else:
         make, arguments = {
             "clean": (text.make_clean, ()),

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -30,11 +29,6 @@ def mapper(make: Make, arguments: tuple[Any, ...], workers: int) -> Iterator[Map
         yield lambda lines: ([function(line) for line in chunk] for chunk in chunks(lines))
         return
     with ProcessPoolExecutor(workers, initializer=_start, initargs=(make, arguments)) as pool:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it: Ctrl-C is for the parent
-        try:
-            pool.submit(int).result()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
         def mapped(lines: Iterable[str]) -> Iterator[list[str]]:
             waiting = chunks(lines)  # Executor.map reads all of its input first
