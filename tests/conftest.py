@@ -175,6 +175,25 @@ def translator(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def letters(tmp_path_factory):
+    """The data-bin of a small text, as ``rskip prepare`` makes one."""
+    import text_corpus
+
+    return text_corpus.prepare(tmp_path_factory.mktemp("text") / "größere Übung 1" / "letters")
+
+
+@pytest.fixture(scope="session")
+def language_model(letters):
+    """That data-bin, and the checkpoints of a small language model, as train.sh leaves them."""
+    import text_corpus
+
+    folder = letters.parent.parent / "model"
+    text_corpus.train(letters, folder, "rskip_ln_tiny", "--seed", 3)
+    shutil.copy(letters / "dict.txt", folder)
+    return letters, folder
+
+
+@pytest.fixture(scope="session")
 def translated(translator):
     """What evaluate.sh printed when it was run as a user does, with no option; its results are in the default place."""
     done = run_command([ROOT / "scripts" / "evaluate.sh", *translator], cwd=translator[0].parent)

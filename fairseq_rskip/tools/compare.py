@@ -1,4 +1,5 @@
-"""Compare translations of one test set: scores with signatures, lengths, significance, examples.
+"""Compare translations of one test set: scores with signatures, lengths, significance, examples; or language models on
+one text: perplexity, and a test paired by documents.
 
     rskip compare checkpoints/a checkpoints/b/checkpoint_best.pt --html compare.html
     rskip compare post-norm=runs/x/seed1 2rSkip=runs/y/seed1
@@ -15,9 +16,10 @@ from typing import Any
 from sacrebleu.metrics import BLEU, CHRF
 
 from fairseq_rskip.console import Parser, in_columns, whole_number
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_text
 from fairseq_rskip.tools.process import stop_on_signals
-from fairseq_rskip.tools.systems import load, name_paths
+from fairseq_rskip.tools.systems import evaluation, load, name_paths, read_scores
 
 PAGE = Path(__file__).with_name("compare.html.j2")
 Examples = list[tuple[int, list[tuple[str, str]]]]  # number of a sentence, and its lines with their labels
@@ -47,6 +49,35 @@ def compare(
     notes.append(f"p against {names[0]}, {trials:,} trials; {tests}")
     if any("hardly differs" in row for row in table):
         notes.append(f"a system with fewer than {LEAST_DIFFERENT} differing translations is not tested")
+    return table, notes
+
+
+def texts_of(paths: dict[str, Path]) -> list[dict[str, Any]]:
+    """The scores of language models, none if no system is one. Raises ``UserError`` unless all scored one text."""
+    scores = {name: read_scores(path) if path.is_dir() else {} for name, path in paths.items()}
+    texts = {name: each.get("text_sha256") for name, each in scores.items()}
+    if any(texts.values()) and len(set(texts.values())) > 1:
+        other = next(name for name, text in texts.items() if text != next(iter(texts.values())))
+        raise UserError(f"{next(iter(texts))} and {other} did not score the same text")
+    return list(scores.values()) if any(texts.values()) else []
+
+
+def compare_texts(names: list[str], scores: list[dict[str, Any]], trials: int) -> tuple[list[list[str]], list[str]]:
+    """The table, headings first, with each language model's test against the first one; and notes."""
+    from fairseq_rskip.tools.significance import paired_values  # takes seconds
+
+    table = [["system", "perplexity per subword", "per word", "bits per byte", "difference", "p"]]
+    bits = [[document["bits"] for document in each["documents"]] for each in scores]
+    for name, each, own in zip(names, scores, bits):
+        perplexity, size = each["perplexity"], each["bytes"]
+        tested = [f"{(sum(own) - sum(bits[0])) / size:+.4f}", f"{paired_values(bits[0], own, trials):.4f}"]
+        cells = [f"{perplexity['subword']:.2f}", f"{perplexity['word']:.2f}", f"{each['bits']['byte']:.4f}"]
+        table.append([name, *cells, *(["", "baseline"] if own is bits[0] else tested)])
+    window = "windows of {tokens_per_sample} tokens, a stride of {stride}"
+    windows = {window.format(**each["context"]) for each in scores}
+    notes = [f"{len(bits[0]):,} documents, {scores[0]['bytes']:,} bytes; {' or '.join(sorted(windows))}"]
+    test = f"approximate randomisation over documents, two-sided, {trials:,} trials"
+    notes.append(f"difference: of bits per byte, against {names[0]}; p: {test}")
     return table, notes
 
 
@@ -89,11 +120,16 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("two systems are needed, or more")
     stop_on_signals()
     paths = name_paths(options.systems)
-    outputs, references, source = load(paths, options.ref, options.src, options.data, options.output)
-    table, notes = compare([*paths], outputs, references, options.trials)
-    examples = most_different([*paths], outputs, references, source, options.examples)
-    if options.examples and not examples:
-        notes.append("no sentences to show: all systems have the same chrF on every sentence")
+    folders = {name: options.output and options.output / name.replace("/", "-") for name in paths}
+    paths = {name: evaluation(path, options.data, folders[name]) for name, path in paths.items()}
+    if scores := texts_of(paths):
+        (table, notes), examples = compare_texts([*paths], scores, options.trials), []
+    else:
+        outputs, references, source = load(paths, options.ref, options.src)
+        table, notes = compare([*paths], outputs, references, options.trials)
+        examples = most_different([*paths], outputs, references, source, options.examples)
+        if options.examples and not examples:
+            notes.append("no sentences to show: all systems have the same chrF on every sentence")
     if options.html:
         import jinja2
 

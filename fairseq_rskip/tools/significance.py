@@ -51,6 +51,14 @@ def detectable(deviation: float, seeds: int, chance: float = POWER) -> float:
     return float(TTestIndPower().solve_power(None, seeds, LEVEL, chance)) * deviation
 
 
+def paired_values(baseline: Sequence[float], other: Sequence[float], trials: int) -> float:
+    """The two-sided p of approximate randomisation: of how often the sum of the differences, each with a sign drawn at
+    random, is as far from 0."""
+    differences = [b - a for a, b in zip(baseline, other, strict=True)]
+    drawn = {"permutation_type": "samples", "n_resamples": trials, "random_state": int(SEED)}
+    return float(stats.permutation_test((differences,), lambda x, axis=-1: x.sum(axis=axis), **drawn).pvalue)
+
+
 def paired(
     baseline: list[str],
     systems: Sequence[list[str]],

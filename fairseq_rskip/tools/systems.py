@@ -70,8 +70,9 @@ def evaluations_of(checkpoint: Path) -> Iterator[dict[str, Any]]:
                 yield scores
 
 
-def read_system(path: Path, data: Path | None, output: Path | None) -> Output:
-    """The translations in ``path``; checkpoints are evaluated on ``data``, into ``output``. Raises ``UserError``."""
+def evaluation(path: Path, data: Path | None, output: Path | None) -> Path:
+    """The file of translations or the folder of an evaluation that ``path`` is; checkpoints are evaluated on ``data``,
+    into ``output``. Raises ``UserError``."""
     if (path / "checkpoints").is_dir():  # a seed's folder of rskip run
         path = path / ("evaluation" if (path / "evaluation" / SCORES).is_file() else "checkpoints")
     if zipfile.is_zipfile(path) or (any(path.glob("checkpoint*.pt")) and not (path / SCORES).is_file()):
@@ -79,6 +80,11 @@ def read_system(path: Path, data: Path | None, output: Path | None) -> Output:
             from fairseq_rskip.tools.evaluate.main import evaluated  # takes seconds
 
             path = evaluated(path, data, output)
+    return path
+
+
+def read_system(path: Path) -> Output:
+    """The translations in ``path``, a file or the folder of an evaluation. Raises ``UserError``."""
     if not path.is_dir():
         return Output(read_lines(path))
     report = read_scores(path)
@@ -91,15 +97,13 @@ def read_system(path: Path, data: Path | None, output: Path | None) -> Output:
 
 
 def load(
-    paths: dict[str, Path], ref: list[Path] | None, src: Path | None, data: Path | None, output: Path | None
+    paths: dict[str, Path], ref: list[Path] | None, src: Path | None
 ) -> tuple[list[list[str]], list[list[str]], list[str]]:
     """Each system's translations, each reference, and the source, which is empty if it is not known.
 
     Raises ``UserError`` if they are not of the same test set.
     """
-    outputs = {
-        path: read_system(path, data, output and output / name.replace("/", "-")) for name, path in paths.items()
-    }
+    outputs = {path: read_system(path) for path in paths.values()}
     named = ref or next((output.references for output in outputs.values() if output.references), None)
     if not named:
         raise UserError("plain files need their reference: --ref FILE")

@@ -2,12 +2,12 @@
 
 import json
 import math
-import random
 from argparse import Namespace
 
 import pytest
+import text_corpus
 import torch
-from conftest import LETTERS, ROOT, run_checked
+from conftest import run_checked
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from transformer_helpers import build, dictionary, pad, randomise, sentences, stock_defaults
 
@@ -130,29 +130,6 @@ def test_growth_is_that_of_the_decoder(caplog):
     assert "about 2^12 = 4.1e+03 through the decoder." in caplog.text
 
 
-TRAINING = (
-    "--task language_modeling --tokens-per-sample 32 --sample-break-mode complete --batch-size 8 --optimizer adam "
-    "--lr 0.005 --lr-scheduler inverse_sqrt --warmup-updates 10 --seed 3 --cpu --num-workers 0 --log-format json "
-    "--max-update 60 --validate-interval-updates 30 --no-progress-bar --no-epoch-checkpoints"
-).split()
-PLUGIN = ["--user-dir", str(ROOT / "fairseq_rskip")]
-
-
-@pytest.fixture(scope="session")
-def letters(tmp_path_factory):
-    """The data-bin of texts in which a letter's successor in the alphabet, mostly, follows it."""
-    folder, rng = tmp_path_factory.mktemp("letters"), random.Random(1)
-    for split, lines in {"train": 300, "valid": 30, "test": 30}.items():
-        with open(folder / split, "w", encoding="utf-8") as file:
-            for _ in range(lines):
-                start = rng.randrange(10)
-                words = [LETTERS[(start + i) % 10] if rng.random() < 0.9 else rng.choice(LETTERS) for i in range(12)]
-                file.write(" ".join(words) + "\n")
-    splits = [option for split in ("train", "valid", "test") for option in (f"--{split}pref", folder / split)]
-    run_checked(["fairseq-preprocess", "--only-source", *splits, "--destdir", folder / "data-bin"])
-    return folder / "data-bin"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arch",
@@ -164,13 +141,13 @@ def test_fairseq_trains_and_scores_it(arch, letters, tmp_path):
     if "wiki103" in arch:
         options += "--adaptive-softmax-cutoff 5,8 --criterion adaptive_loss --ddp-backend legacy_ddp".split()
         options += "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 32 --dropout 0".split()
-    command = ["fairseq-train", letters, *PLUGIN, "--arch", f"transformer_lm_{arch}", *options, *TRAINING]
-    log = run_checked([*command, "--save-dir", tmp_path])
+    log = text_corpus.train(letters, tmp_path, arch, *options)
     losses = [float(json.loads(r[r.index("{") :])["valid_loss"]) for r in log.splitlines() if '"valid_loss"' in r]
     assert losses[-1] < losses[0] < math.log2(10) + 0.5
     assert ("profiled 4 skip connections" in log) == ("rskip" not in arch)
-    score = ["fairseq-eval-lm", letters, *PLUGIN, "--task", "language_modeling", "--cpu", "--gen-subset", "valid"]
-    score += ["--path", tmp_path / "checkpoint_last.pt", "--tokens-per-sample", "32", "--sample-break-mode", "complete"]
-    scored = run_checked([*score, "--max-tokens", "600", "--num-workers", "0"]).partition("Loss (base 2): ")[2]
+    data = [letters, "--gen-subset", "valid", "--path", tmp_path / "checkpoint_last.pt"]
+    task = "--task language_modeling --tokens-per-sample 32 --sample-break-mode none --max-tokens 600 --cpu".split()
+    printed = run_checked(["fairseq-eval-lm", *data, *text_corpus.PLUGIN, *task, "--num-workers", "0"])
+    scored = printed.partition("Loss (base 2): ")[2]
     if "wiki103" not in arch:  # adaptive_loss takes the second word of each tail for padding, whose index is 1
         assert float(scored.partition(",")[0]) == pytest.approx(losses[-1], abs=2e-3)  # the log has three decimals

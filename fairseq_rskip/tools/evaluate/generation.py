@@ -1,4 +1,4 @@
-"""fairseq-generate in a process of its own, and its output in the order of the sentences."""
+"""fairseq-generate or fairseq-eval-lm in a process of its own, and the former's output in the order of sentences."""
 
 import os
 import re
@@ -41,22 +41,22 @@ def search_options(corpus: Corpus, subset: str, beam: int, lenpen: float, max_to
     ]
 
 
-def command(corpus: Corpus, checkpoint: Path, options: list[str]) -> list[str]:
+def command(corpus: Corpus, checkpoint: Path, options: list[str], program: str = "fairseq-generate") -> list[str]:
     """The whole command line. Raises ``UserError`` for a path that fairseq misreads."""
     for path in (corpus.folder, checkpoint):
         if bad := re.search(UNREADABLE, str(path)):
             raise UserError(f"fairseq cannot take {bad[0]} in a path: rename {path}, or link to it")
-    words = ["fairseq-generate", str(corpus.folder), "--user-dir", str(PLUGIN), "--path", str(checkpoint)]
-    return [*words, *options, *NO_LIMIT, "--num-workers", "0"]
+    words = [program, str(corpus.folder), "--user-dir", str(PLUGIN), "--path", str(checkpoint), *options]
+    return [*words, *([] if corpus.is_text else NO_LIMIT), "--num-workers", "0"]
 
 
 def run(arguments: list[str], log: Path, sentences: int) -> None:
     """Run ``arguments``, output and errors in ``log``, and show the progress.
 
-    If the command fails, the log becomes generate.failed.log. Raises ``UserError`` with the last meaningful line, which
+    If the command fails, the log becomes …failed.log. Raises ``UserError`` with the last meaningful line, which
     for a checkpoint that does not fit names the tensor.
     """
-    failed_log = log.with_name("generate.failed.log")
+    failed_log = log.with_name(f"{arguments[0].partition('-')[2].replace('-', '_')}.failed.log")
     failed_log.unlink(missing_ok=True)
     with open(log, "wb") as out, Progress(sentences, "translated", "sent") as bar:
 
@@ -71,7 +71,7 @@ def run(arguments: list[str], log: Path, sentences: int) -> None:
         text = failed_log.read_text(encoding="utf-8", errors="replace")
         misfit = re.search(MISFIT, text, re.MULTILINE)
         detail = f" {misfit[1][:300]}" if misfit else ""
-        raise UserError(f"{explain('fairseq-generate', text, status)}{detail} (the log is {failed_log})")
+        raise UserError(f"{explain(arguments[0], text, status)}{detail} (the log is {failed_log})")
 
 
 def hypotheses(log: Path, sentences: int) -> list[str]:

@@ -14,16 +14,18 @@ from fairseq_rskip.files import write_json, write_text
 from fairseq_rskip.pretrained.text import detokenise
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.corpus import PAPER_TOKENISED, Corpus
-from fairseq_rskip.tools.evaluate import generation
+from fairseq_rskip.tools.evaluate import generation, language_model
 from fairseq_rskip.tools.process import stop_on_signals
 from fairseq_rskip.tools.systems import SCORES
 from fairseq_rskip.tools.train.save import check_vocabulary
 
-DESCRIPTION = """Average the last checkpoints, translate with beam search, score against the raw references.
+DESCRIPTION = """Average the last checkpoints, translate with beam search, score against the raw references; or, on a
+text, print the perplexity of a language model.
 
 DATA is a prepared corpus: the folder with preparation.json, its parent, or the name of a corpus in data/.
 CHECKPOINT-DIR is where training saved to. OUT gets generate.log, hyp.tok (subwords joined), hyp.txt (detokenised) and
-scores.json. A finished generation is not repeated while checkpoints, data and options are the same.
+scores.json; of a language model eval_lm.log and scores.json, with the bits of each document. A finished generation is
+not repeated while checkpoints, data and options are the same.
 See docs/evaluation.md."""
 # tensor2tensor divides a log-probability by ((5 + L) / 6)^0.6 (Wu et al. 2016, equation 14), fairseq by L^lenpen. What
 # chooses between hypotheses of about L tokens is the elasticity: lenpen, and 0.6 L / (L + 5), or 0.5 at 25 subwords.
@@ -44,8 +46,9 @@ def parse(argv: list[str] | None = None) -> Namespace:
     parser.add_argument("data", type=Path, metavar="DATA")
     parser.add_argument("folder", type=Path, metavar="CHECKPOINT-DIR")
     weights = parser.add_mutually_exclusive_group()
-    last = "average the last N checkpoints of epochs or updates (5); 0: checkpoint_best.pt, else checkpoint_last.pt"
-    weights.add_argument("--average", type=whole_number(0), default=5, metavar="N", help=last)
+    last = "average the last N checkpoints of epochs or updates (5; of a language model 0); 0: checkpoint_best.pt, "
+    last += "else checkpoint_last.pt"
+    weights.add_argument("--average", type=whole_number(0), metavar="N", help=last)
     one = "evaluate this checkpoint: a path, or a name in the folder"
     weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=one)
     parser.add_argument("--subset", choices=("test", "valid"), default="test", help="which sentences (test)")
@@ -53,27 +56,34 @@ def parse(argv: list[str] | None = None) -> Namespace:
     parser.add_argument("--max-tokens", type=whole_number(1), default=8000, metavar="N", help="tokens per batch (8000)")
     parser.add_argument("--fp32", action="store_true", help="decode in fp32 on a GPU (fp16)")
     parser.add_argument("--out", type=Path, help="folder of the results (CHECKPOINT-DIR/evaluation-SUBSET)")
+    window = "a language model's least context, in tokens, where a text has so many (0: none at a window's start)"
+    parser.add_argument("--context-window", type=whole_number(0), default=0, metavar="N", help=window)
     options = parser.parse_args(argv)
     options.out = options.out or options.folder / f"evaluation-{options.subset}"
     return options
 
 
-def translate(options: Namespace, corpus: Corpus, references: list[str]) -> dict:
-    """Make OUT/generate.log unless it is up to date; returns what scores.json says about it."""
+def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> dict:
+    """Make OUT/generate.log or eval_lm.log unless it is up to date; returns what scores.json says about it."""
     from fairseq_rskip.tools.evaluate import weights
 
-    taken, which = weights.choose(options.folder, options.average, options.checkpoint)
+    average = options.average if options.average is not None else 0 if corpus.is_text else 5
+    taken, which = weights.choose(options.folder, average, options.checkpoint)
     print_line(f"== {which}")
-    search = generation.search_options(corpus, options.subset, options.beam, options.lenpen, options.max_tokens)
+    program, log = "fairseq-generate", options.out / "generate.log"
+    if corpus.is_text:
+        program, log = "fairseq-eval-lm", options.out / language_model.LOG
+        search = language_model.eval_options(options, weights.task_of(taken[0], "language_modeling"))
+    else:
+        search = generation.search_options(corpus, options.subset, options.beam, options.lenpen, options.max_tokens)
     key = {
         "checkpoints": cached.identity(taken),
         "data": corpus.checksums(options.subset),
         "options": [*search, f"cpu={options.cpu}", f"fp32={options.fp32}"],
         "versions": {"fairseq": version("fairseq"), "fairseq_rskip": fairseq_rskip.__version__},
     }
-    log = options.out / "generate.log"
     if cached.is_made(log, key):
-        print_line(f"== translation: up to date ({log})")
+        print_line(f"== {program}: up to date ({log})")
     else:
         check_vocabulary(taken[0].parent, corpus, "name the corpus that it was trained on")
         options.out.mkdir(parents=True, exist_ok=True)
@@ -86,8 +96,8 @@ def translate(options: Namespace, corpus: Corpus, references: list[str]) -> dict
                 f" ({corpus.reference(options.subset)}): prepare the corpus again"
             )
         device = generation.device_options(options.cpu, options.fp32)
-        command = generation.command(corpus, checkpoint, [*search, *device])
-        print_line(f"== translating {len(references):,} sentences\n{shlex.join(command)}")
+        command = generation.command(corpus, checkpoint, [*search, *device], program)
+        print_line(f"== {program} on {len(references):,} lines\n{shlex.join(command)}")
         cached.make(log, key, lambda path: generation.run(command, path, len(references)))
     return {"data": str(corpus.folder), "corpus": corpus.name, "subset": options.subset, "weights": which, **key}
 
@@ -122,7 +132,9 @@ def evaluate(options: Namespace) -> None:
     """Do what ``parse`` read. Raises ``UserError``."""
     corpus = Corpus.find(options.data, prepared=True)
     references = corpus.references(options.subset)
-    about = translate(options, corpus, references)
+    about = run_fairseq(options, corpus, references)
+    if corpus.is_text:
+        return language_model.report(options, corpus, about)
     tokens = generation.hypotheses(options.out / "generate.log", len(references))
     hypotheses = detokenise(tokens, corpus.target) if corpus.tokenizer == "moses" else tokens
     for name, lines in (("hyp.tok", tokens), ("hyp.txt", hypotheses)):
@@ -136,14 +148,12 @@ def evaluated(path: Path, data: Path | None, out: Path | None) -> Path:
     Returns the folder of the evaluation: one beside the checkpoint that is there already, else ``out``, else a new one
     beside it. ``data`` is by default what the checkpoint was trained on. Raises ``UserError``.
     """
-    from fairseq_rskip.tools.evaluate.weights import choose, load_state
+    from fairseq_rskip.tools.evaluate.weights import choose, task_of
 
     folder, checkpoint = (path, []) if path.is_dir() else (path.parent, ["--checkpoint", str(path)])
     options = parse(["DATA", str(folder), *checkpoint])
-    taken, _ = choose(folder, options.average, options.checkpoint)
-    state = {} if data else load_state(taken[0])
-    task = (state.get("cfg") or {}).get("task") or state.get("args") or {}  # args: of fairseq's oldest checkpoints
-    trained_on = (vars(task) if isinstance(task, Namespace) else task).get("data")
+    taken, _ = choose(folder, 1, options.checkpoint)
+    trained_on = None if data else task_of(taken[0]).get("data")
     options.data = corpus_of(taken[0], trained_on, data).folder
     beside = options.out.with_name(f"{options.out.name}-{path.stem}") if checkpoint else options.out
     options.out = beside if (beside / SCORES).is_file() else out or beside

@@ -1,5 +1,6 @@
 """Checkpoints of fairseq: which are taken, whether they can be used, and the mean of their weights."""
 
+from argparse import Namespace
 from collections import OrderedDict
 from pathlib import Path
 
@@ -66,6 +67,17 @@ def load_state(path: Path) -> dict:
         if diverged(name, value):
             raise CheckpointError(f"{path} cannot be used: {name} holds NaN or infinity, so its training has diverged")
     return state
+
+
+def task_of(path: Path, expected: str = "") -> dict:
+    """The settings of a checkpoint's task. Raises ``UserError`` unless it is the task ``expected``, where one is."""
+    state = load_state(path)
+    task = (state.get("cfg") or {}).get("task") or state.get("args") or {}  # args: of fairseq's oldest checkpoints
+    task = vars(task) if isinstance(task, Namespace) else task
+    name = task.get("_name") or task.get("task")
+    if expected and name != expected:
+        raise UserError(f"{path} was trained for --task {name}: expected {expected}")
+    return task
 
 
 def check_alike(first: dict, other: dict, first_path: Path, path: Path) -> None:

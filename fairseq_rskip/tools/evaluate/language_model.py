@@ -1,0 +1,95 @@
+"""The perplexity of a language model on a prepared text: fairseq-eval-lm's probabilities, summed by document."""
+
+import math
+from argparse import Namespace
+from hashlib import sha256
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from fairseq_rskip.console import in_columns, print_line
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.files import write_json
+from fairseq_rskip.tools.corpus import Corpus
+from fairseq_rskip.tools.systems import SCORES
+
+LOG = "eval_lm.log"
+
+
+def eval_options(options: Namespace, task: dict[str, Any]) -> list[str]:
+    """fairseq-eval-lm's options that decide the probabilities. Raises ``UserError`` for a context window that leaves no
+    token to score."""
+    length = int(task.get("tokens_per_sample") or 1024)
+    if options.context_window >= length:
+        raise UserError(f"--context-window {options.context_window}: expected less than the model's {length} tokens")
+    return [
+        *("--task", "language_modeling", "--gen-subset", options.subset, "--sample-break-mode", "none"),
+        *("--tokens-per-sample", str(length), "--context-window", str(options.context_window)),
+        *("--max-tokens", str(max(options.max_tokens, length)), "--output-word-probs"),
+    ]
+
+
+def log_probabilities(log: Path) -> list[float]:
+    """The natural log-probability of every token in ``log``, in the order of the text."""
+    samples: dict[int, list[float]] = {}
+    with open(log, encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            number, _, words = line.rpartition(" | ")[2].rstrip("\n").partition(" ")
+            if number.isdecimal() and words.endswith("]"):
+                samples[int(number)] = [float(word.rpartition(" [")[2][:-1]) for word in words.split("\t")]
+    return [value for _, values in sorted(samples.items()) for value in values]
+
+
+def documents(raw: Path, lengths: Any) -> list[dict[str, int]]:
+    """Tokens, words and bytes of each document of the text ``raw``, whose lines have so many tokens.
+
+    A line's end counts as a word, as fairseq-eval-lm counts it, and as a byte; a blank line ends a document.
+    """
+    found = [{"tokens": 0, "words": 0, "bytes": 0}]
+    for line, tokens in zip(raw.read_bytes().split(b"\n"), lengths):
+        for name, count in (("tokens", int(tokens)), ("words", len(line.split()) + 1), ("bytes", len(line) + 1)):
+            found[-1][name] += count
+        if not line.strip():
+            found.append({"tokens": 0, "words": 0, "bytes": 0})
+    return [document for document in found if document["tokens"]]
+
+
+def measure(corpus: Corpus, subset: str, values: list[float]) -> dict[str, Any]:
+    """The perplexities, bits per byte, and the sums of each document. Raises ``UserError`` unless there is a value for
+    each token."""
+    raw, lengths = corpus.reference(subset), corpus.lengths(subset, str(corpus.source))
+    if len(values) != int(lengths.sum()):
+        raise UserError(f"fairseq-eval-lm scored {len(values):,} of {int(lengths.sum()):,} tokens of {subset}")
+    parts = documents(raw, lengths)
+    ends = [0, *accumulate(part["tokens"] for part in parts)]
+    for part, start, end in zip(parts, ends, ends[1:]):
+        part["bits"] = -math.fsum(values[start:end]) / math.log(2)
+    total = {name: sum(part[name] for part in parts) for name in ("tokens", "words", "bytes", "bits")}
+    per = {name: total["bits"] / total[name] for name in ("tokens", "words", "bytes")}
+    return {
+        "perplexity": {"subword": 2 ** per["tokens"], "word": 2 ** per["words"]},
+        "bits": {"subword": per["tokens"], "word": per["words"], "byte": per["bytes"]},
+        **{name: total[name] for name in ("tokens", "words", "bytes")},
+        "text_sha256": sha256(raw.read_bytes()).hexdigest(),
+        "documents": parts,
+    }
+
+
+def report(options: Namespace, corpus: Corpus, about: dict) -> None:
+    """Print the table and write OUT/scores.json."""
+    result = measure(corpus, options.subset, log_probabilities(options.out / LOG))
+    words = about["options"]
+    length, window = (int(words[words.index(name) + 1]) for name in ("--tokens-per-sample", "--context-window"))
+    result["context"] = {"tokens_per_sample": length, "context_window": window, "stride": length - window}
+    bits, perplexity = result["bits"], result["perplexity"]
+    rows = [
+        ("perplexity per subword", f"{perplexity['subword']:.2f}", f"{result['tokens']:,} subwords and line ends"),
+        ("perplexity per word", f"{perplexity['word']:.2f}", f"{result['words']:,} words and line ends"),
+        ("bits per byte", f"{bits['byte']:.4f}", f"{result['bytes']:,} bytes"),
+    ]
+    print_line(f"\n{corpus.name} {options.subset}, {len(result['documents']):,} documents")
+    for line in in_columns(rows):
+        print_line(line)
+    print_line(f"windows of {length} tokens, a stride of {length - window}: at least {window} tokens of context")
+    write_json(options.out / SCORES, {**result, "evaluation": about})
+    print_line(f"\nwritten to {options.out}: {LOG}, {SCORES}")

@@ -1,0 +1,115 @@
+"""rskip evaluate and rskip compare on a text: perplexities against fairseq-eval-lm's and a direct computation."""
+
+import itertools
+import json
+import math
+import re
+
+import numpy
+import pytest
+import torch
+from conftest import run_checked, run_command
+from fairseq import checkpoint_utils
+from fairseq.data import data_utils
+from text_corpus import train
+
+import fairseq_rskip.models  # noqa: F401  (registers the architectures)
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.corpus import Corpus
+from fairseq_rskip.tools.evaluate.language_model import documents, measure
+from fairseq_rskip.tools.significance import paired_values
+
+TOOLS = ["python", "-m", "fairseq_rskip.tools"]
+
+
+@pytest.fixture(scope="module")
+def evaluated(language_model):
+    """The folder of an evaluation, and what it printed."""
+    data, folder = language_model
+    return folder / "evaluation-test", run_checked([*TOOLS, "evaluate", data, folder, "--cpu"])
+
+
+def direct(data, checkpoint, length, window):
+    """Bits of every token of the test text, computed window by window from fairseq's model."""
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], {"data": str(data)})
+    text = torch.cat([*data_utils.load_indexed_dataset(str(data / "test"), task.dictionary)]).long()
+    before, bits, step = torch.cat([torch.tensor([task.dictionary.eos()]), text]), [], length - window
+    for start in range(0, len(text), step):
+        begin = max(0, start - window)
+        end = min(start + step, len(text))
+        with torch.no_grad():
+            scores = models[0].eval()(before[begin:end][None])[0].log_softmax(-1)[0]
+        bits += (-scores.gather(1, text[begin:end, None])[start - begin :, 0] / math.log(2)).tolist()
+    return bits
+
+
+@pytest.mark.slow
+def test_the_perplexity_is_fairseqs_and_a_direct_computations(language_model, evaluated):
+    out, printed = evaluated
+    scores = json.loads((out / "scores.json").read_text())
+    fairseqs = re.search(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", (out / "eval_lm.log").read_text())
+    assert (f"{scores['bits']['subword']:.4f}", f"{scores['perplexity']['subword']:.2f}") == fairseqs.groups()
+    bits = direct(language_model[0], language_model[1] / "checkpoint_best.pt", 32, 0)
+    assert scores["bits"]["subword"] == pytest.approx(numpy.mean(bits), abs=1e-6)
+    assert sum(part["bits"] for part in scores["documents"]) == pytest.approx(sum(bits), abs=1e-3)
+    assert scores["perplexity"]["word"] == scores["perplexity"]["subword"]  # its words are its subwords
+    raw = (language_model[0] / "raw" / "test.en").read_bytes()
+    assert scores["bits"]["byte"] == pytest.approx(sum(bits) / len(raw), abs=1e-6)
+    assert [part["tokens"] for part in scores["documents"]] == 10 * [3 * 13 + 1]
+    assert scores["context"] == {"tokens_per_sample": 32, "context_window": 0, "stride": 32}
+    assert "windows of 32 tokens, a stride of 32: at least 0 tokens of context" in printed
+
+
+@pytest.mark.slow
+def test_a_context_window_is_as_stated(language_model, evaluated, tmp_path):
+    data, folder = language_model
+    command = [*TOOLS, "evaluate", data, folder, "--cpu", "--context-window", 16, "--out", tmp_path / "out"]
+    assert "a stride of 16: at least 16 tokens of context" in run_checked(command)
+    assert "fairseq-eval-lm: up to date" in run_checked(command)
+    scores = json.loads((tmp_path / "out" / "scores.json").read_text())
+    bits = direct(data, folder / "checkpoint_best.pt", 32, 16)
+    assert scores["bits"]["subword"] == pytest.approx(numpy.mean(bits), abs=1e-6)
+    done = run_command([*TOOLS, "evaluate", data, folder, "--context-window", 32])
+    assert done.returncode == 1 and "--context-window 32: expected less than the model's 32 tokens" in done.stderr
+
+
+@pytest.mark.slow
+def test_language_models_are_compared_by_documents(language_model, evaluated, tmp_path):
+    data, folder = language_model
+    train(data, tmp_path / "other", "postln_tiny", "--seed", 5, "--max-update", 20)
+    compared = run_checked([*TOOLS, "compare", f"ours={folder}", f"other={tmp_path / 'other'}"])
+    ours, other = (
+        json.loads((path / "evaluation-test" / "scores.json").read_text()) for path in (folder, tmp_path / "other")
+    )
+    difference = other["bits"]["byte"] - ours["bits"]["byte"]
+    assert re.search(rf"other .* \{difference:+.4f} +0\.00\d+", compared)
+    assert "10 documents, 730 bytes; windows of 32 tokens, a stride of 32" in compared
+
+
+@pytest.mark.slow
+def test_a_translation_model_cannot_score_a_text(language_model, translator):
+    done = run_command([*TOOLS, "evaluate", language_model[0], translator[1]])
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "was trained for --task translation: expected language_modeling" in done.stderr
+
+
+def test_documents_end_at_blank_lines(tmp_path):
+    (tmp_path / "raw").write_text("é b\nc\n\nd\n", encoding="utf-8")
+    assert documents(tmp_path / "raw", [4, 2, 1, 2]) == [
+        {"tokens": 7, "words": 6, "bytes": 8},
+        {"tokens": 2, "words": 2, "bytes": 2},
+    ]
+
+
+@pytest.mark.slow
+def test_a_token_without_a_probability_is_an_error(language_model):
+    with pytest.raises(UserError, match="fairseq-eval-lm scored 3 of 400 tokens of test"):
+        measure(Corpus.find(language_model[0]), "test", [-1.0] * 3)
+
+
+def test_the_paired_test_is_that_of_all_signs():
+    a, b = [1.0, 2.0, 3.0, 4.0, 5.0], [1.5, 2.1, 2.9, 5.0, 6.0]
+    differences = numpy.subtract(b, a)
+    sums = [abs((differences * signs).sum()) for signs in itertools.product((1, -1), repeat=5)]
+    p = numpy.mean(numpy.array(sums) >= abs(differences.sum()) - 1e-9)
+    assert paired_values(a, b, 1000) == pytest.approx(p)
