@@ -48,9 +48,6 @@ RECIPES = {
     "text": Recipe(4096, TEXT),
     "wikitext103": Recipe(32768, WIKITEXT),
 }
-SIZES = {"small": 100_000, "medium": 1_000_000}  # fewer pairs of an own corpus than that; "large" from there on
-GENERAL = "medium"  # without pairs to count
-
 # A step takes seconds there: save before an epoch ends, log more often, and leave the second core to the model.
 CPU = {"save-interval-updates": 200, "keep-interval-updates": 1, "log-interval": 20, "num-workers": 0}
 AVERAGED = 5  # checkpoints, by evaluate.sh: what is kept on the CPU of checkpoints that the user asked for
@@ -58,23 +55,9 @@ AVERAGED = 5  # checkpoints, by evaluate.sh: what is kept on the CPU of checkpoi
 
 def recipe_for(pairs: int) -> str:
     """The recipe for a corpus of your own with so many ``pairs``; 0 where they cannot be counted."""
-    return GENERAL if not pairs else next((name for name, below in SIZES.items() if pairs < below), "large")
+    return "medium" if not pairs or 100_000 <= pairs < 1_000_000 else "small" if pairs < 100_000 else "large"
 
 
 def peak_lr(dim: int, warmup: int = VASWANI["warmup-updates"]) -> float:
     """Vaswani et al.'s d^-0.5 · warmup^-0.5, rounded to 0.00005: 0.0007 for 512, 0.0005 for 1024."""
     return round(2 * (dim * warmup) ** -0.5, 4) / 2
-
-
-def split_step(
-    target: int, processes: int, cap: int, max_tokens: int | None = None, update_freq: int | None = None
-) -> tuple[int, int]:
-    """``(max_tokens, update_freq)`` whose product with ``processes`` is ``target``; what is given stays.
-
-    With neither given, the fewest batches of at most ``cap`` tokens.
-    """
-    if update_freq is None:
-        update_freq = (
-            max(1, round(target / (processes * max_tokens))) if max_tokens else -(-target // (processes * cap))
-        )
-    return max_tokens or max(1, target // (processes * update_freq)), update_freq

@@ -13,7 +13,7 @@ from experiment_runs import IMAGES, TRANSLATION, reproduce, tables, write
 from fairseq_rskip.files import locked
 from fairseq_rskip.tools.experiments import execution, plan
 from fairseq_rskip.tools.experiments.tasks import TASKS
-from fairseq_rskip.tools.train.plan import make_plan
+from fairseq_rskip.tools.train.plan import make_plan, read
 
 
 def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path, capfd):
@@ -33,7 +33,7 @@ def test_a_translation_is_trained_and_evaluated_and_a_loss_is_only_trained(tmp_p
     path = write(tmp_path, TRANSLATION, evaluate={"average": 3, "beam": 2})
     run = plan.ready(tables(path)[0], tmp_path)[0]
     train, evaluate = TASKS["translation"].commands(run)
-    assert make_plan([*train[4:], "--dry-run"]).save == run.folder / "checkpoints"
+    assert make_plan(*read([*train[4:], "--dry-run"])).save == run.folder / "checkpoints"
     assert train[train.index("--keep-last-epochs") + 1] == "10" and evaluate[3] == "evaluate" and "--beam" in evaluate
     path = write(tmp_path, TRANSLATION, metric="valid_loss")
     assert len(TASKS["translation"].commands(plan.ready(tables(path)[0], tmp_path)[0])) == 1

@@ -55,6 +55,6 @@ def test_without_the_package_one_line_says_so(tmp_path, images, capfd, monkeypat
     monkeypatch.setitem(sys.modules, "wandb", None)
     status, _, error = train(capfd, tmp_path / "run", images, wandb_project="p")
     assert (status, error_line(error)) == (1, "--wandb-project needs wandb: pip install wandb")
-    monkeypatch.setattr("fairseq.logging.progress_bar.wandb", None)
+    words = ["iwslt15-en-vi", "transformer_rskip_ln_tiny", "--dry-run", "--wandb-project", "p"]
     with pytest.raises(plan.UserError, match="^--wandb-project needs wandb: pip install wandb$"):
-        plan.log_options(tmp_path, {"wandb_project": "p"})
+        plan.make_plan(*plan.read(words))

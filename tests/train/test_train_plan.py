@@ -1,12 +1,9 @@
 """``rskip train`` up to the training: the command that it makes, read by fairseq's own parser, and what it refuses."""
 
-import subprocess
-
 import pytest
 import torch
 from conftest import ROOT, run_command
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.logging.progress_bar import SummaryWriter
 from training_corpus import planner, prepare, refused
 
 from fairseq_rskip.tools.recipes import recipe_for
@@ -58,9 +55,7 @@ def test_the_command_has_the_papers_settings(plan, corpus, arch, tokens, updates
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 3, 8])
-@pytest.mark.parametrize(
-    ("corpus", "tokens"), [("iwslt15-en-vi", 4096), ("wmt14-en-de", 16384), ("multi30k-en-de", 2048)]
-)
+@pytest.mark.parametrize(("corpus", "tokens"), [("wmt14-en-de", 16384), ("multi30k-en-de", 2048)])
 def test_a_step_has_the_papers_tokens_on_any_number_of_gpus(plan, corpus, tokens, gpus):
     made = plan(corpus, TINY, "--dry-run", "--gpus", gpus)
     args, processes = made.args, max(1, gpus)
@@ -109,7 +104,7 @@ def test_the_users_options_win(plan):
     assert (made.args.optimizer, made.args.seed, made.args.fp16) == ("sgd", 7, False)
     assert made.args.save_dir == "/x/y"
     assert made.words[-len(given) + 1 :] == given[:-1]
-    assert made.args.tensorboard_logdir == ("/x/y/tensorboard" if SummaryWriter else None)
+    assert made.args.tensorboard_logdir == "/x/y/tensorboard"
 
 
 @pytest.mark.parametrize("given", ["--amp", "--memory-efficient-fp16", "--bf16", "--cpu"])
@@ -152,7 +147,6 @@ def test_gpus_are_found_by_torch_and_old_ones_train_in_single_precision(plan, mo
         ("iwslt transformer", ["'iwslt'", "iwslt15-en-vi", "wmt14-en-fr", "numbers"]),
         (f"{WMT} --gpus 2", ["--gpus", "--dry-run"]),
         (f"{WMT} --gpus 0 --fp16 --dry-run", ["--fp16", "GPU"]),
-        (f"iwslt15-en-vi {TINY} --gpus 64 --dry-run", ["64", "CUDA_VISIBLE_DEVICES"]),
         ("wmt14-en-de transformer_rskip_lm --dry-run", ["transformer_rskip_lm", "did you mean transformer_rskip_ln?"]),
         *(
             (f"{WMT} --dry-run {option}", [option.split()[0].partition("=")[0], *accepted])
@@ -164,18 +158,12 @@ def test_gpus_are_found_by_torch_and_old_ones_train_in_single_precision(plan, mo
                 ("--max-tokens 0", "at least 1"),
                 ("--update-freq 2,0", "at least 1"),
                 ("--lr 0", "above 0"),
-                ("--lr -1", "above 0"),
                 ("--lr=nan", "nan"),
-                ("--lr 0.1,inf", "inf"),
                 ("--lr abc", "abc"),
                 ("--adam-betas (2,2)", "two numbers"),
-                ("--adam-betas (0.9)", "two numbers"),
                 ("--adam-betas 0.9,x", "two numbers"),
                 ("--seed 99999999999999999999", "2^32"),
-                ("--seed -1", "2^32"),
                 ("--dropout 2", "below 1"),
-                ("--attention-dropout nan", "below 1"),
-                ("--label-smoothing 1", "below 1"),
                 ("--encoder-layers 0", "at least 1"),
                 ("--clip-norm -1", "at least 0"),
                 ("--save-dir=", "a folder"),
@@ -227,15 +215,7 @@ def test_a_recipe_follows_the_number_of_pairs_or_is_named(plan, data):
         ("multi30k-en-de", "--max-update 300", 800, True),
         ("DATA", "--max-update 4", 50, True),
     ],
-    ids=[
-        "the recipe's",
-        "shortened",
-        "lengthened",
-        "the user's",
-        "epochs",
-        "length unknown",
-        "the recipe warms too long",
-    ],
+    ids=["recipe's", "shortened", "lengthened", "user's", "epochs", "length unknown", "too long"],
 )
 def test_the_warm_up_of_a_shorter_training_is_shorter(plan, data, corpus, given, warmup, warns):
     """DATA: numbers' recipe, 4 epochs of 4 updates here with a warm-up of 200."""
@@ -293,11 +273,7 @@ def test_the_languages_of_preparation_json_are_passed_on(plan, data):
         ("transformer_rskip_ln --skip-norm none", ["--skip-kind rskip", "--skip-norm none"]),
         ("transformer_wskip --skip-lambda 2", ["--skip-lambda 2", "kind wskip has no such option"]),
         ("transformer_xskip_ln --encoder-normalize-before", ["--encoder-normalize-before", "expected 'none'"]),
-        (
-            "transformer_rskip_ln --encoder-attention-heads 3",
-            ["--encoder-attention-heads 3", "--encoder-embed-dim 512"],
-        ),
-        ("transformer_rskip_ln --encoder-embed-dim 36", ["--encoder-attention-heads 8", "--encoder-embed-dim 36"]),
+        ("transformer_rskip_ln --encoder-attention-heads 3", ["--encoder-attention-heads 3", "-embed-dim 512"]),
         ("transformer --decoder-attention-heads 7", ["transformer", "divisible by num_heads"]),
     ],
 )
@@ -323,26 +299,13 @@ def test_the_list_of_architectures_has_each_variant_and_size_once(capsys):
 def test_a_text_trains_a_language_model(plan, tmp_path):
     """fairseq's settings for WikiText-103; an adaptive softmax needs its own loss."""
     args = plan("wikitext103", "transformer_lm_rskip_ln", "--dry-run", "--gpus", 8).args
-    assert (args.task, args.criterion, args.tokens_per_sample, args.sample_break_mode) == (
-        "language_modeling",
-        "cross_entropy",
-        512,
-        "none",
-    )
+    told = (args.task, args.criterion, args.tokens_per_sample, args.sample_break_mode)
+    assert told == ("language_modeling", "cross_entropy", 512, "none")
     assert (step_of(args, 8), args.max_update, args.lr, args.weight_decay) == (32768, 50_000, [5e-4], 0.01)
     assert args.share_decoder_input_output_embed is True
     for arch in ("transformer_lm_rskip_ln_wiki103", "transformer_lm_wiki103"):
         args = plan("wikitext103", arch, "--dry-run", "--gpus", 1).args
         assert (args.criterion, args.ddp_backend) == ("adaptive_loss", "legacy_ddp")
         assert not getattr(args, "share_decoder_input_output_embed", False)
-    refused(
-        plan("wikitext103", TINY, "--dry-run"), "wikitext103 is a text: expected a language model, transformer_lm_…"
-    )
+    refused(plan("wikitext103", TINY, "--dry-run"), "wikitext103 is a text: expected a language model, transf")
     refused(plan("wmt14-en-de", "transformer_lm_gpt", "--dry-run"), "wmt14-en-de has two languages: expected a trans")
-
-
-def test_a_missing_environment_is_one_line():
-    bare = {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "/no/such"}
-    done = subprocess.run(["/bin/bash", SCRIPT, "numbers", TINY], env=bare, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: fairseq-train is not installed")

@@ -4,7 +4,6 @@ What does not depend on fairseq is tried with a stand-in for fairseq-train that 
 """
 
 import fcntl
-import json
 import os
 import re
 import signal
@@ -50,12 +49,8 @@ def data(tiny_corpus, tmp_path):
 
 def running(save, program, lines_every=30):
     """The command that runs a shell's ``program`` in place of fairseq-train."""
-    job = {"save": str(save), "about": "recipe: x\nfairseq-train y"}
-    job["command"] = ["sh", "-c", program]
-    code = (
-        f"import sys; from fairseq_rskip.tools.train import run; run.LINES_EVERY = {lines_every}; sys.exit(run.main())"
-    )
-    return [sys.executable, "-c", code, json.dumps(job)]
+    code = f"import sys; from fairseq_rskip.tools.train import run; run.LINES_EVERY = {lines_every}; run.main()"
+    return [sys.executable, "-c", code, str(save), "recipe: x\nfairseq-train y", "sh", "-c", program]
 
 
 def stand_in(save, program, **options):

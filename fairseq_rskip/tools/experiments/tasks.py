@@ -203,11 +203,11 @@ class Translation(Task):
 @functools.cache  # rows of a table share much
 def planned(data: str, arch: str, words: tuple[str, ...]) -> Any:
     """train.sh's own plan for these words. Raises ``UserError`` for what it refuses."""
-    from fairseq_rskip.tools.train.plan import make_plan
+    from fairseq_rskip.tools.train.plan import make_plan, read
 
     if data not in NAMES and not Path(data).exists():  # your own text, which is prepared after this check
         data, words = NAMES[0], ("--recipe", "medium", *words)
-    return make_plan([data, arch, "--dry-run", *words])
+    return make_plan(*read([data, arch, "--dry-run", *words]))
 
 
 def _held_out_losses(folder: Path) -> dict[str, float]:

@@ -2,27 +2,35 @@
 
 import argparse
 import filecmp
-import logging
+import importlib.util
 import math
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
-from fairseq_rskip.console import as_words
+import fairseq_rskip
+from fairseq_rskip.console import Parser, as_words
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.corpus import POSITIONS, ROOT, Corpus
-from fairseq_rskip.tools.recipes import AVERAGED, CPU, RECIPES, Recipe, peak_lr, recipe_for, split_step
-from fairseq_rskip.tools.train.arguments import Options, is_language_model, load_architectures, read_own
+from fairseq_rskip.tools.corpus import NAMES, POSITIONS, ROOT, Corpus
+from fairseq_rskip.tools.recipes import AVERAGED, CPU, RECIPES, Recipe, peak_lr, recipe_for
+from fairseq_rskip.tools.train.options import Options, check_model
 
+DESCRIPTION = f"""Train ARCH on CORPUS with the paper's settings for it (docs/training.md), on all GPUs that torch sees,
+or on the CPU. The same command again resumes from SAVE-DIR/checkpoint_last.pt.
+
+CORPUS is {", ".join(NAMES)},
+prepared in data/CORPUS, or a folder: a data-bin of fairseq-preprocess, or the folder around it. ARCH is an architecture
+of this plugin or of fairseq. Any option of fairseq-train may follow and overrides the recipe's; fairseq-train --help
+lists them. --save-dir is checkpoints/CORPUS/ARCH by default."""
+EPILOG = """In the environment, MAX_TOKENS_PER_GPU sets the largest batch of one GPU in tokens (4096), which does not
+change the tokens per step, and CUDA_VISIBLE_DEVICES selects GPUs."""
+PLUGIN = Path(fairseq_rskip.__file__).resolve().parent
 HALF = {"fp16", "memory_efficient_fp16", "bf16", "memory_efficient_bf16", "amp", "tpu"}
-LONGEST = 250  # tokens of a training sentence that data preparation keeps
 
 
-@dataclass
-class Plan:
+class Plan(NamedTuple):
     """A training: its ``command``, its folder ``save``, and ``notes`` and ``warnings``, lines for the user. ``end`` is
     the last of ``unit`` ("updates" or "epochs"), 0 for none."""
 
@@ -35,52 +43,64 @@ class Plan:
     warnings: list[str]
 
 
-def make_plan(words: list[str]) -> Plan:
-    """The plan for the words behind ``rskip train``. Writes nothing. Raises ``UserError``."""
-    own, words = read_own(words)
+def read(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """CORPUS, ARCH and our own options; the other words are fairseq-train's. Raises ``UserError``."""
+    usage = "%(prog)s CORPUS ARCH [option ...] [fairseq-train option ...]\n       %(prog)s --archs"
+    parser = Parser(usage=usage, description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("corpus", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("arch", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("--archs", action="store_true", help="list the architectures")
+    parser.add_argument("--dry-run", action="store_true", help="print the fairseq-train command and exit")
+    parser.add_argument("--gpus", type=int, metavar="N", help="with --dry-run: plan for a machine with N GPUs")
+    parser.add_argument("--no-fp16", action="store_true", help="train in fp32 even if fp16 is supported")
+    recipe = "use the settings of small, medium, large or a corpus (default: the corpus's, else by its size)"
+    parser.add_argument("--recipe", choices=list(RECIPES), metavar="NAME", help=recipe)
+    own, words = parser.parse_known_args(argv)
+    if not own.archs and [own.corpus, own.arch] != argv[:2]:
+        raise UserError("expected CORPUS and ARCH first, in this order, then options; -h shows the usage")
+    if own.gpus is not None and (not own.dry_run or own.gpus < 0):
+        raise UserError("--gpus N needs --dry-run; to train on some of the GPUs, set CUDA_VISIBLE_DEVICES")
+    return own, words
+
+
+def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
+    """The plan for what ``read`` returns. Writes nothing. Raises ``UserError``."""
     corpus = Corpus.find(own.corpus, must_exist=not own.dry_run)
     name = own.recipe or corpus.known or ("text" if corpus.is_text else recipe_for(corpus.pairs))
-    recipe, task, shares = RECIPES[name], task_options(corpus, own.arch, own.user_dir), "share-all-embeddings"
+    recipe = RECIPES[name]
+    task = {"source-lang": corpus.source, "target-lang": corpus.target} if corpus.source else {}
+    shares = "share-all-embeddings"
     if corpus.is_text:
-        shares = "share-decoder-input-output-embed"
-    options = Options(own.arch, {**task, **recipe.options, shares: True}, words, own.user_dir)
+        task, shares = {"task": "language_modeling"}, "share-decoder-input-output-embed"
+    options = Options(own.arch, {**task, **recipe.options, shares: True}, words)
+    if options.get("wandb_project") and not importlib.util.find_spec("wandb"):
+        raise UserError("--wandb-project needs wandb: pip install wandb")
     sides = {side: options.get(f"{side}_lang") or getattr(corpus, side) for side in ("source", "target")}
     corpus = replace(corpus, **sides)
     joined = not corpus.exists or corpus.is_text or filecmp.cmp(*corpus.dictionaries(), shallow=False)
     share = joined and not options.get("share_decoder_input_output_embed")
-    if options.of_model("adaptive_softmax_cutoff"):
+    if getattr(options.model, "adaptive_softmax_cutoff", None):
         share, task = False, {**task, "criterion": "adaptive_loss", "ddp-backend": "legacy_ddp"}
-    rate = f"{peak_lr(check_model(own.arch, options, joined, share)):g}"
+    check_model(own.arch, options, corpus, joined, share)
+    dimensions = (getattr(options.model, f"{side}_embed_dim", None) for side in ("encoder", "decoder"))
+    rate = f"{peak_lr(next(filter(None, dimensions), 512)):g}"
 
     gpus, supports_fp16 = find_gpus() if own.gpus is None else (own.gpus, True)
     device, warnings = device_options(gpus, supports_fp16 and not own.no_fp16, options)
-    unit, processes = ("CPU", 1) if "cpu" in device else ("GPU", gpus)
-    step, note = step_options(recipe.tokens, options.get("distributed_world_size") or processes, unit, options)
+    processes = options.get("distributed_world_size") or (1 if "cpu" in device else gpus)
+    step, note = step_options(recipe.tokens, processes, "CPU" if "cpu" in device else "GPU", options)
     warmup, length, shorter = length_options(recipe, corpus, options, warnings)
-
     save = Path(options.get("save_dir") or ROOT / "checkpoints" / Path(corpus.name).name / own.arch)
-    chosen = {"user-dir": shown(own.user_dir), "arch": own.arch, "lr": rate, **device, **recipe.options, **task}
+    chosen = {"user-dir": shown(PLUGIN), "arch": own.arch, "lr": rate, **device, **recipe.options, **task}
     chosen |= {**warmup, **step, "skip-invalid-size-inputs-valid-test": True, shares: share}
-    chosen |= {"save-dir": shown(save), "log-format": "json", **log_options(save, options)}
+    chosen |= {"save-dir": shown(save), "log-format": "json", "tensorboard-logdir": shown(save / "tensorboard")}
     chosen = {option: value for option, value in chosen.items() if options.keeps(option)}
     command = [shutil.which("fairseq-train") or "fairseq-train", shown(corpus.folder), *as_words(chosen), *words]
-    what = "lines" if corpus.is_text else "pairs"
-    why = f" (for {corpus.pairs:,} {what}; --recipe NAME selects another)" if not (own.recipe or corpus.known) else ""
+    what = f"{corpus.pairs:,} {'lines' if corpus.is_text else 'pairs'}"
+    why = f" (for {what}; --recipe NAME selects another)" if not (own.recipe or corpus.known) else ""
     notes = [f"recipe: {name}{why}{length}", note, *shorter]
     notes += [f"peak learning rate: {rate}, from the model's dimension"] if chosen.get("lr") == rate else []
     return Plan(command, save, corpus, *find_end(recipe, options), notes, warnings)
-
-
-def task_options(corpus: Corpus, arch: str, user_dir: Path) -> dict[str, Any]:
-    """The languages of a pair, or the task of a text. Raises ``UserError`` where ``arch`` is for the other."""
-    load_architectures(user_dir)
-    if is_language_model(arch) != corpus.is_text and arch in load_architectures(user_dir):
-        kinds = ("has two languages", "a translation model"), ("is a text", "a language model, transformer_lm_…")
-        holds, expected = kinds[corpus.is_text]
-        raise UserError(f"{corpus.name} {holds}: expected {expected}, not {arch}; --archs lists them")
-    if corpus.is_text:
-        return {"task": "language_modeling"}
-    return {"source-lang": corpus.source, "target-lang": corpus.target} if corpus.source else {}
 
 
 def shown(path: Path) -> str:
@@ -111,35 +131,35 @@ def device_options(gpus: int, fp16: bool, options: Options) -> tuple[dict[str, A
 
 
 def step_options(target: int, processes: int, unit: str, options: Options) -> tuple[dict[str, Any], str]:
-    """--max-tokens and --update-freq, room for validation, and a note on the size of a step. Raises ``UserError``."""
+    """--max-tokens and --update-freq, whose product with ``processes`` is ``target``, room for validation, and a note.
+
+    What the user gives stays; with neither, it is the fewest batches that a GPU takes. Raises ``UserError``.
+    """
     cap = os.environ.get("MAX_TOKENS_PER_GPU") or "4096"
     if not (cap.isdecimal() and int(cap)):
         raise UserError(f"MAX_TOKENS_PER_GPU is {cap!r}: expected an integer of at least 1")
-    max_tokens, freq = options.get("max_tokens"), (options.get("update_freq") or [None])[0]
-    if options.get("batch_size") and not max_tokens:
+    size, freq = options.get("max_tokens"), (options.get("update_freq") or [None])[0]
+    if options.get("batch_size") and not size:
         sentences = options.get("batch_size") * processes * (freq or 1)
         return {}, f"per step: at most {sentences} sentences (--batch-size), not the recipe's {target} tokens"
-    size, freq = split_step(target, processes, int(cap), max_tokens, freq)
-    if size < (getattr(options.args, "tokens_per_sample", None) or LONGEST) and not max_tokens:
-        raise UserError(
-            f"{target} tokens per step leave {size} for each of {processes} x {freq} batches, too few for a sentence; "
-            "use fewer GPUs (CUDA_VISIBLE_DEVICES) or give --max-tokens"
-        )
     # a held-out sentence is at most a batch of its own
     longest = max(POSITIONS, *(options.get(f"max_{side}_positions") or 0 for side in ("source", "target")))
+    valid = max(size or int(cap), longest)
+    freq = freq or (max(1, round(target / (processes * size))) if size else -(-target // (processes * int(cap))))
+    size = size or max(1, target // (processes * freq))
     note = f"tokens per step: {processes} {unit}{'s' * (processes > 1 and unit == 'GPU')} x {size} (--max-tokens) "
     note += f"x {freq} (--update-freq) = {processes * size * freq}; the recipe's: {target}"
-    return {"max-tokens": size, "update-freq": freq, "max-tokens-valid": max(max_tokens or int(cap), longest)}, note
+    return {"max-tokens": size, "update-freq": freq, "max-tokens-valid": valid}, note
 
 
 def find_end(recipe: Recipe, options: Options | None = None) -> tuple[int, str]:
     """After how many of what ("updates" or "epochs") the recipe, or the user's options, end a training; 0 for never."""
-    names = {"updates": "max_update", "epochs": "max_epoch"}
-    if options and set(names.values()) & options.given:
-        ends = {unit: options.get(name) for unit, name in names.items()}
+    names = ("max_update", "max_epoch")
+    if options and options.given.intersection(names):
+        updates, epochs = map(options.get, names)
     else:
-        ends = {unit: recipe.options.get(name.replace("_", "-"), 0) for unit, name in names.items()}
-    return (ends["updates"], "updates") if ends["updates"] else (ends["epochs"] or 0, "epochs")
+        updates, epochs = (recipe.options.get(name.replace("_", "-")) for name in names)
+    return (updates, "updates") if updates else (epochs or 0, "epochs")
 
 
 def length_options(
@@ -157,13 +177,13 @@ def length_options(
     if end and epoch:
         length += f", about {updates:,} updates" if unit == "epochs" else f", about {end / epoch:,.1f} epochs"
     share = end / whole if unit == whole_unit else updates / whole_updates if whole_updates else 1
-    warmup, changed, notes = recipe.options["warmup-updates"], {}, []
-    if "warmup_updates" in options.given:
-        warmup = options.args.warmup_updates
-    elif 0 < share < 1:
-        changed = {"warmup-updates": max(1, round(warmup * share))}
-        notes = [f"warm-up: {changed['warmup-updates']} updates, the recipe's {warmup} shortened with the training"]
-        warmup = changed["warmup-updates"]
+    full = recipe.options["warmup-updates"]
+    warmup = options.get("warmup_updates") if "warmup_updates" in options.given else full
+    changed, notes = {}, []
+    if "warmup_updates" not in options.given and 0 < share < 1:
+        warmup = max(1, round(full * share))
+        changed = {"warmup-updates": warmup}
+        notes = [f"warm-up: {warmup} updates, the recipe's {full} shortened with the training"]
     if 0 < updates < 2 * warmup:
         warnings.append(f"the warm-up takes {warmup} of {updates} updates; --warmup-updates N changes it")
     return changed, length, notes
@@ -176,47 +196,3 @@ def count_updates(corpus: Corpus, recipe: Recipe) -> int:
     sides = [str(side) for side in (corpus.source, corpus.target) if side != ""]
     longer = numpy.max([corpus.lengths("train", side) for side in sides], axis=0)
     return max(1, math.ceil(int(longer.sum()) / recipe.tokens))
-
-
-def log_options(save: Path, options: Options) -> dict[str, Any]:
-    """--tensorboard-logdir where fairseq can write it. Raises ``UserError`` for --wandb-project without wandb."""
-    from fairseq.logging.progress_bar import SummaryWriter, wandb
-
-    if options.get("wandb_project") and wandb is None:
-        raise UserError("--wandb-project needs wandb: pip install wandb")
-    return {"tensorboard-logdir": shown(save / "tensorboard")} if SummaryWriter else {}
-
-
-def check_model(arch: str, options: Options, joined: bool, share: bool) -> int:
-    """The dimension of the model, which is built with one layer on each side as fairseq-train will.
-
-    Raises ``UserError`` where it cannot be built.
-    """
-    from fairseq.data import Dictionary
-    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-
-    kind = MODEL_DATACLASS_REGISTRY.get(arch)
-    config = kind() if kind else argparse.Namespace(**vars(options.args))
-    share = share or bool(kind and getattr(config, "share_all_embeddings", False))
-    values = {name: getattr(options.args, name, None) for name in vars(config)}
-    values = {name: value for name, value in values.items() if value is not None}
-    values |= {name: 1 for name in ("encoder_layers", "decoder_layers") if isinstance(getattr(config, name, None), int)}
-    cutoffs = ("adaptive_input_cutoff", "adaptive_softmax_cutoff")
-    values |= {name: "2,4" for name in cutoffs if getattr(config, name, None)}  # of the eight words below
-    vars(config).update(values, _name=arch, share_all_embeddings=share or "share_all_embeddings" in options.given)
-    source, target = Dictionary(), Dictionary()
-    for word in "abcd":
-        source.add_symbol(word)
-        target.add_symbol(word if joined else word * 2)
-    logging.disable()  # fairseq-train repeats it, about the whole model
-    try:
-        # of the task a model wants no more; without data, nothing is profiled
-        task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
-        ARCH_MODEL_REGISTRY[arch].build_model(config, task)
-    except UserError:
-        raise
-    except Exception as error:  # fairseq checks with assert
-        raise UserError(f"fairseq cannot build {arch} with these options: {error or type(error).__name__}") from None
-    finally:
-        logging.disable(logging.NOTSET)
-    return getattr(config, "encoder_embed_dim", None) or getattr(config, "decoder_embed_dim", None) or 512

@@ -4,14 +4,12 @@ It runs as a process without torch and fairseq, so that the memory of planning i
 """
 
 import contextlib
-import json
 import re
 import sys
 import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
@@ -108,12 +106,12 @@ def train(save: Path, about: str, command: list[str]) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """``argv`` holds the arguments of ``train`` as JSON; returns the exit status."""
-    job: dict[str, Any] = json.loads((sys.argv[1:] if argv is None else argv)[0])
+def main() -> None:
+    """Train as the command line says: SAVE-DIR, what comes first in the log, the command."""
     stop_on_signals()
-    return exit_status(lambda: train(Path(job.pop("save")), **job))
+    save, about, *command = sys.argv[1:]
+    sys.exit(exit_status(lambda: train(Path(save), about, command)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
