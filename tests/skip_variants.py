@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fairseq_rskip.flags import label
 from fairseq_rskip.residual import KINDS, Place, SkipConnection
+from fairseq_rskip.residual.scaled import set_num_updates
 
 # y of x, F, the norms G (by step) and the parameters (by name), all on rows (positions, dim); p["hold"] of a gate is
 # the gate, or the gate as a constant
@@ -29,6 +30,7 @@ class Variant(NamedTuple):
         with torch.no_grad():
             for name, parameter in skip.named_parameters():
                 parameter.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(seed + sum(map(ord, name))))
+        set_num_updates(skip, 700)
         return skip
 
     @property
@@ -81,7 +83,7 @@ VARIANTS += [
     Variant({"kind": "mixln", "post_share": 0}, lambda x, f, g, p: x + f),
     Variant({"kind": "mixln", "post_share": 1}, lambda x, f, g, p: g[0](x + f)),
 ]
-for _norm in ("rms", "scale", "ada", "dyt"):
+for _norm in ("rms", "scale", "ada", "dyt", "derf"):
     VARIANTS += [
         xskip(2, _norm, 1.0, lambda x, f, g, p: g[0](2 * x + f)),
         rskip(2, _norm, 1.0, lambda x, f, g, p: g[1](x + g[0](x + f))),
@@ -131,7 +133,22 @@ def laurel(x, f, p):
     return p["branch_weight"] * f + p["skip_weight"] * x + x @ p["low"].T @ p["high"].T
 
 
+def gpas(x, f, p):
+    scale = p["gate"] / (1 + torch.exp(-p["gate"]))
+    held = x + f if p["hold"] is torch.Tensor.detach else (x + f).detach()  # with all else held, y is linear in x and F
+    return x + f - scale * held
+
+
+def orthogonal(x, f):
+    return x + f - (x * f).sum(1, keepdim=True) / ((x * x).sum(1, keepdim=True) + 1e-5) * x
+
+
 VARIANTS += [
+    rival("keel", lambda x, f, g, p: g[0](12 * x + f)),
+    rival("prores", lambda x, f, g, p: x + 700 / 3000 * f),
+    rival("branchnorm", lambda x, f, g, p: g[0](x + 700 / 4000 * f)),
+    rival("gpas", lambda x, f, g, p: gpas(x, f, p)),
+    rival("orthogonal", lambda x, f, g, p: orthogonal(x, f)),
     rival("skipinit", lambda x, f, g, p: x + p["weight"] * f),
     rival("rezero", lambda x, f, g, p: x + p["weight"] * f),
     rival("layerscale", lambda x, f, g, p: x + p["weight"] * f),
@@ -156,9 +173,9 @@ VARIANTS += [
     rival("laurel", lambda x, f, g, p: laurel(x, f, p), rank=2),
 ]
 IMAGED = [variant for variant in VARIANTS if KINDS[variant.kind].for_images]
-MIXING = ("conv_shortcut", "laurel")  # y mixes the features of x: no coefficient, no ratio
+MIXING = ("conv_shortcut", "laurel", "orthogonal")  # y mixes the features of x: no coefficient, no ratio
 # nor through a recursion whose steps are a tanh
-WITHOUT_RATIO = {variant.name for variant in VARIANTS if variant.kind in MIXING or variant.name == "rskip2-dyt"}
+WITHOUT_RATIO = {v.name for v in VARIANTS if v.kind in MIXING or v.name in ("rskip2-dyt", "rskip2-derf")}
 NAMES = [variant.name for variant in VARIANTS]
 SEQUENCE, IMAGE = (4, 3, 5), (2, 5, 3, 2)
 
@@ -245,7 +262,11 @@ def _dyt(row: Tensor, own: dict[str, Tensor], eps: float, freeze: bool) -> Tenso
     return (1 - 2 / ((2 * own["alpha"] * row).exp() + 1)) * own["weight"] + own["bias"]
 
 
-ROW_NORMS = {"rms": _rms, "scale": _scale, "ada": _ada, "dyt": _dyt}
+def _derf(row: Tensor, own: dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
+    return torch.erf(own["alpha"] * row + own["shift"]) * own["weight"] + own["bias"]
+
+
+ROW_NORMS = {"rms": _rms, "scale": _scale, "ada": _ada, "dyt": _dyt, "derf": _derf}
 
 
 def reference_norm(case: Case, own: dict[str, Tensor], freeze: bool = False, eps: float = 1e-5):

@@ -61,6 +61,15 @@ def x0(x: Tensor, blocks: Blocks) -> Tensor:
     return x
 
 
+def siamesenorm(x: Tensor, blocks: Blocks) -> Tensor:
+    y, last = x, len(blocks.branches) - 1
+    for k in range(last + 1):
+        x = blocks.norm(k, "x_norm", x)
+        z = blocks.branch(k, x + blocks.norm(k, "y_norm", y))
+        x, y = x + z / (blocks.sublayers * (k // blocks.sublayers + 1)) ** 0.5, y + z
+    return blocks.norm(last, "last_x_norm", x) + blocks.norm(last, "last_y_norm", y)
+
+
 def by_layers(mixed: Callable[[int, list[Tensor]], Tensor], x: Tensor, stored: Tensor, blocks: Blocks, norm=None):
     """Pre-norm layers from x on; after block k, a layer's last, what is stored so far is mixed into the next x."""
     history = [stored]
@@ -152,6 +161,7 @@ RULES = {
     "b2t": Rule({"kind": "b2t"}, b2t),
     "residual_dual": Rule({"kind": "residual_dual"}, residual_dual),
     "x0": Rule({"kind": "x0"}, x0),
+    "siamesenorm": Rule({"kind": "siamesenorm"}, siamesenorm),
     "dlcl": Rule({"kind": "dlcl"}, dlcl),
     "denseformer": Rule({"kind": "denseformer"}, denseformer),
     "attnres": Rule({"kind": "attnres"}, attnres),

@@ -21,6 +21,8 @@ SYMBOLS = {
     "post_share": "a",
     "pre_scale": "1/sqrt(l)",
     "streams": "n",
+    "warmup": "T",
+    "stream_scale": "1/sqrt(2l)",
 }
 
 

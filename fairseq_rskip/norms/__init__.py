@@ -23,7 +23,7 @@ from .base import (
     is_half,
 )
 from .batch import BatchNorm, SyncedBatchNorm, convert_sync_batchnorm
-from .rows import AdaNorm, DyT, LayerNorm, NoNorm, RMSNorm, ScaleNorm
+from .rows import AdaNorm, Derf, DyT, LayerNorm, NoNorm, RMSNorm, ScaleNorm
 
 NORMS = {
     "none": NoNorm,
@@ -33,11 +33,23 @@ NORMS = {
     "scale": ScaleNorm,
     "ada": AdaNorm,
     "dyt": DyT,
+    "derf": Derf,
 }
 OPERATOR = {LayerNorm: False, RMSNorm: True}  # those that ops.skip_norm computes for norm_axes="c"; whether as RMS
 
 __all__ = ["NORMS", "NORM_AXES", "OPERATOR"]
-__all__ += ["AdaNorm", "BatchNorm", "DyT", "LayerNorm", "NoNorm", "Norm", "RMSNorm", "ScaleNorm", "SyncedBatchNorm"]
+__all__ += [
+    "AdaNorm",
+    "BatchNorm",
+    "Derf",
+    "DyT",
+    "LayerNorm",
+    "NoNorm",
+    "Norm",
+    "RMSNorm",
+    "ScaleNorm",
+    "SyncedBatchNorm",
+]
 __all__ += ["KeepsStatistics", "at_least_float32", "channels_at_end", "channels_in_front"]
 __all__ += ["check_layout", "convert_sync_batchnorm", "create_norm", "is_half", "parameters_of_norms"]
 

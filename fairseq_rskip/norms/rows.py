@@ -175,6 +175,18 @@ class DyT(RowNorm):
     affine_map = Norm.affine_map
 
 
+class Derf(DyT):
+    """Dynamic erf (Chen et al. 2025, "Stronger Normalization-Free Transformers", arXiv 2512.10938): ``w * erf(alpha * x
+    + s) + b``, alpha and s learned scalars that start at 0.5 and 0."""
+
+    def __init__(self, dim: int, *layout: Any, **options: Any):
+        super().__init__(dim, *layout, **options)
+        self.shift = nn.Parameter(torch.zeros(1))
+
+    def rows(self, z: Tensor) -> Tensor:
+        return torch.erf(self.alpha * z + self.shift) * self.weight + self.bias
+
+
 def length(z: Tensor) -> Tensor:
     """The Euclidean norm of each row, whose gradient is 0, not NaN, at a row of zeros such as padding."""
     return torch.linalg.vector_norm(z, 2.0, [-1], True)

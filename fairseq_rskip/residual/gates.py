@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..norms import at_least_float32
 from . import options as opt
 from .base import SkipConnection
+from .place import Branch
 from .weighted import ConstantSkip, Weighted, skip_lambda
 
 
@@ -105,6 +107,42 @@ class LAuReL(SkipConnection, kind="laurel", norm="none", rank=opt.option(16, "ra
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         augmented = linear(linear(x, self.channel_dim, self.low), self.channel_dim, self.high)
         return self.branch_weight * f_x + self.skip_weight * x + augmented
+
+
+class GPAS(Weighted, kind="gpas", norm=opt.WITHOUT_BATCH):
+    """Gradient-preserving activation scaling, ``y = z - silu(g) * sg(z)``, ``z = x + F(G(x))``, sg a stop-gradient:
+    Chen et al. 2025, "GPAS", arXiv 2506.22049, on pre-norm. g, ``gate``, is a scalar of each layer that starts at 0,
+    where the stack is pre-norm; both sublayers share it, as in code dandingsky/GPAS. The gradient passes as through z.
+    """
+
+    slots = ("pre",)
+
+    def setup(self) -> None:
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
+        if first is not None:
+            self.gate = first.gate
+
+    def scales(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return 1.0 - F.silu(self.gate), 1.0 - F.silu(self.gate)
+
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        z = x + f_x
+        return z - F.silu(self.gate) * z.detach()
+
+
+class Orthogonal(SkipConnection, kind="orthogonal", norm=opt.WITHOUT_BATCH):
+    """Orthogonal residual update, ``y = x + F - <F, x> / (|x|^2 + eps) * x``, F of G(x), over the features of each
+    position: Oh et al. 2025, "Revisiting Residual Connections: Orthogonal Updates for Stable and Efficient Deep
+    Networks", arXiv 2505.11881, its feature-wise form; x-transformers projects over a whole example."""
+
+    slots = ("pre",)
+
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        wide, f_wide = at_least_float32(x), at_least_float32(f_x)
+        along, square = ((wide * other).sum(self.channel_dim, keepdim=True) for other in (f_wide, wide))
+        return wide + f_wide - along / (square + self.eps) * wide
 
 
 def linear(x: Tensor, channel_dim: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:

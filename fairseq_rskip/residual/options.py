@@ -26,6 +26,7 @@ ACCEPTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "fraction": ("a number from 0 to 1", lambda v: _real(v, 0, 1)),
     "rate": ("a number from 0 to below 1", lambda v: _real(v, 0, 1) and v < 1),
     "steps": (f"an integer from 1 to {MOST_STEPS}", lambda v: _real(v, 1, MOST_STEPS) and v == int(v)),
+    "updates": ("an integer from 1 to 10,000,000", lambda v: _real(v, 1, 1e7) and v == int(v)),
     "count": ("an integer from 1 to 64", lambda v: _real(v, 1, 64) and v == int(v)),
 }
 
@@ -54,6 +55,11 @@ WEIGHT = "the learned weight of the skip or of the branch (layerscale: 0 is by d
 def start(default: float, what: str = WEIGHT) -> Any:
     """An option for where a learned value starts."""
     return option(default, f"where {what} starts", "real", affects_output=False)
+
+
+def warmup(default: int) -> Any:
+    """The option T of rules whose branch grows with the number of updates."""
+    return option(default, "T: updates until the branch counts in full (prores: times the layer)", "updates", short="T")
 
 
 def norm(default: str = "layer", without: Sequence[str] = ()) -> Any:

@@ -64,3 +64,13 @@ class MixLN(_PlacedNorm, kind="mixln", post_share=_SHARE):
         # 0.29 * 100 is 28.999999999999996
         post_layers = math.floor(self.options.post_share * self.place.depth + 1e-9)
         return ("post",) if self.place.index < post_layers else ("pre",)
+
+
+class Keel(_PlacedNorm, kind="keel"):
+    """Keel ``y = G'(L * x + F(G(x)))`` (Chen and Wei 2026, "Post-LayerNorm Is Back", arXiv 2601.19895), its alpha = L
+    the number of sublayers: here those of this side, which is the depth of one stream. Two norms of one sort."""
+
+    slots = ("pre", "post")
+
+    def setup(self) -> None:
+        self.skip_scale = float(self.place.num_blocks)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import options as opt
-from .base import SkipConnection
+from .base import SkipConnection, skips
 from .place import Branch, rescale_to_xavier
 from .profile import Profiled, arguments, hooked, without_gradients
 from .weighted import BranchWeight, ConstantSkip, Weighted, branch_scale
@@ -230,3 +230,43 @@ class GPT2(ConstantSkip, kind="gpt2", norm=opt.WITHOUT_BATCH):
         for role, weight in branch.items():
             if role != "embedding":
                 weight.rescale(0.02 * (self.place.num_blocks**-0.5 if role in ("out", "fc2") else 1.0))
+
+
+class Scheduled(Weighted):
+    """``y = G(x + min(1, t / warm_up) * F)`` at update t: the buffer ``updates``, kept in checkpoints."""
+
+    def setup(self) -> None:
+        self.warm_up = int(self.options.warmup)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+
+    def set_num_updates(self, updates: int) -> None:
+        """Take the number of updates so far; fairseq's models call it before each, train_cifar.py does, too."""
+        self.updates.fill_(updates)
+
+    def scales(self, x: Tensor) -> tuple[float, Tensor]:
+        updates = self.updates.view(1).to(torch.promote_types(x.dtype, torch.float32))
+        return 1.0, (updates / self.warm_up).clamp(max=1.0)
+
+
+class ProRes(Scheduled, kind="prores", norm=opt.WITHOUT_BATCH, warmup=opt.warmup(1000)):
+    """Progressive residual warm-up, ``y = x + min(1, t / (T * l)) * F(G(x))`` at update t in layer l, counted from 1:
+    Chen et al. 2026, "Progressive Residual Warmup for Language Model Pretraining", arXiv 2603.05369, its linear
+    schedule on pre-norm, as in code dandingsky/ProRes. T is ``warmup``; encoder and decoder count for themselves."""
+
+    slots = ("pre",)
+
+    def setup(self) -> None:
+        super().setup()
+        self.warm_up *= self.place.index + 1
+
+
+class BranchNorm(Scheduled, kind="branchnorm", norm=opt.SOME_NORM, warmup=opt.warmup(4000)):
+    """BranchNorm, ``y = LN(x + min(1, t / T) * F)`` at update t, post-norm from update T on: Liu et al. 2023,
+    "BranchNorm: Robustly Scaling Extremely Deep Transformers", arXiv 2305.02790. T is ``warmup``."""
+
+
+def set_num_updates(model: nn.Module, updates: int) -> None:
+    """Hand the number of updates so far to every skip connection below ``model`` that has a schedule."""
+    for skip in skips(model).values():
+        if isinstance(skip, Scheduled):
+            skip.set_num_updates(updates)

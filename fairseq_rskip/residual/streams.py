@@ -106,6 +106,35 @@ class X0(StreamSkip, kind="x0", norm=opt.WITHOUT_BATCH):
         return y if self.last else torch.cat([y, x0], -1)
 
 
+class SiameseNorm(StreamSkip, kind="siamesenorm", norm=opt.WITHOUT_BATCH):
+    """SiameseNorm, two streams that share their branches: ``z = F(G(G_1(x) + G_2(y)))``, ``x = G_1(x) + z / sqrt(2l)``,
+    ``y = y + z`` in layer l, counted from 1: a post-norm and a pre-norm stream.
+
+    Both start as x_0; what leaves the stack is ``G_3(x) + G_4(y)``, which the model's last norm follows. Li et al.
+    2026, arXiv 2602.08064; equation and start follow code Qwen-Applications/SiameseNorm, ``deit-model-siamesenorm.py``
+    (2l for two sublayers a layer; here l times the sublayers).
+    """
+
+    slots = ("pre",)
+
+    def setup(self) -> None:
+        super().setup()
+        self.stream_scale = (self.place.sublayers * (self.place.index + 1)) ** -0.5
+        names = ["x_norm", "y_norm", *(["last_x_norm", "last_y_norm"] if self.last else [])]
+        for name in names:
+            self.add_module(name, create_norm(self.options.norm, self.dim, eps=self.eps))
+
+    def current(self, x: Tensor) -> tuple[Tensor, Any]:
+        y = self.tensor(x, self.widths[0] - 1)
+        x = self.x_norm(self.tensor(x, 0))
+        return x + self.y_norm(y), (x, y)
+
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        x, y = carried or self.current(x)[1]
+        x, y = x + self.stream_scale * f_x, y + f_x
+        return self.last_x_norm(x) + self.last_y_norm(y) if self.last else torch.cat([x, y], -1)
+
+
 class HistorySkip(StreamSkip, norm=opt.WITHOUT_BATCH):
     """The stream is (c, h_0, ..., h_k): c is what the branch reads, h what was stored so far.
 

@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..norms import convert_sync_batchnorm
 from ..residual.adaptive import halting_cost
 from ..residual.profile import set_starts, wanting_profile
+from ..residual.scaled import set_num_updates
 from ..safe_load import CheckpointError
 from .batches import Augmenter, Batch, BatchStream, channel_statistics
 from .config import Config
@@ -118,6 +119,7 @@ class Trainer:
         """Forward, backward and the optimizer's step on images ``x`` with labels ``y``; returns loss and logits."""
         for group in self.optimizer.param_groups:
             group["lr"] = group.get("rate", 1.0) * self.config.learning_rate(self.iteration)
+        set_num_updates(self.module, self.iteration)
         with self._autocast():
             logits = (net or self.net)(x)
             loss = F.cross_entropy(logits, y)

@@ -10,7 +10,9 @@ from fairseq_rskip.analysis.ratio import CoefficientProbe, readings_of
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.vision.model import preact_resnet
 
-RATIO_CASES = [c for c in CASES if c.variant.kind not in MIXING and c.variant.norm != "dyt"]  # no affine maps
+RATIO_CASES = [
+    c for c in CASES if c.variant.kind not in MIXING and c.variant.norm not in ("dyt", "derf")
+]  # no affine maps
 LAYER_CASES = [case for case in RATIO_CASES if case.variant.norm != "batch"]
 
 

@@ -133,7 +133,7 @@ def test_running_statistics_stay_fp32_in_a_half_model():
     assert norm.double().running_var.dtype == torch.float64
 
 
-ROW_NORMS = ["layer", "rms", "scale", "ada", "dyt"]
+ROW_NORMS = ["layer", "rms", "scale", "ada", "dyt", "derf"]
 
 
 @pytest.mark.parametrize("name,classes", [("layer", LayerNorm), ("batch", BatchNorm)])
@@ -202,6 +202,14 @@ def test_dyt_starts_with_slope_one_half_at_zero_and_saturates():
     assert torch.equal(torch.autograd.grad(norm(x).sum(), x)[0], torch.full_like(x, 0.5))
     nn.init.constant_(norm.weight, 3.0), nn.init.constant_(norm.bias, 0.25)
     torch.testing.assert_close(norm(x + 1e3), torch.full_like(x, 3.25))
+
+
+def test_derf_starts_odd_with_slope_one_over_root_pi_at_zero():
+    norm = create_norm("derf", 5).double()
+    x = draw((3, 5), 1).requires_grad_()
+    assert torch.equal(norm(-x), -norm(x))
+    zero = torch.zeros(3, 5, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(torch.autograd.grad(norm(zero).sum(), zero)[0], torch.full_like(zero, torch.pi**-0.5))
 
 
 def test_dyt_is_no_affine_map():

@@ -126,6 +126,16 @@ def test_residual_dual_of_one_block_is_twice_post_norm():
     torch.testing.assert_close(skip(x, f), 2 * torch.layer_norm(x + f, [5]), rtol=1e-12, atol=1e-12)
 
 
+def test_siamese_streams_with_branches_of_zero_are_those_that_enter():
+    stack, x = Stack("siamesenorm", 2, 2).double(), draw((4, 5), 1)
+    for skip in stack.skips:
+        h, carried = skip.prepare(x)
+        x, before = skip(x, torch.zeros(4, 5).double(), carried), x
+    normal = torch.layer_norm(before[:, :5], [5])
+    torch.testing.assert_close(x, normal + torch.layer_norm(before[:, 5:], [5]), rtol=1e-4, atol=1e-4)
+    assert torch.equal(before[:, 5:], draw((4, 5), 1)) and stack.skips[-1].needs_final_norm()
+
+
 @pytest.mark.parametrize("depth", [1, 6])
 def test_dlcl_starts_with_rows_that_sum_to_one(depth):
     rows = [skip.learned() for skip in Stack("dlcl", depth, 2).skips]

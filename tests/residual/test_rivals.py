@@ -7,6 +7,7 @@ import pytest
 import torch
 from skip_variants import IMAGE, SEQUENCE, draw
 from transformer_helpers import TINY, batch, build, sentences, task
+from vision_helpers import train
 
 from fairseq_rskip.analysis.coefficients import constants
 from fairseq_rskip.errors import UserError
@@ -14,10 +15,63 @@ from fairseq_rskip.modules import profiling, training
 from fairseq_rskip.modules.skip_config import way_out
 from fairseq_rskip.residual import Place, SkipConnection, skips
 from fairseq_rskip.residual.profile import set_starts
+from fairseq_rskip.residual.scaled import set_num_updates
 from fairseq_rskip.vision.model import preact_resnet
 
 ENCODER, DECODER = Place("encoder", "ffn", 5, 6, 6, 1, 2, 3), Place("decoder", "ffn", 5, 6, 6, 2, 3, 2)
 BASE = {"encoder_layers": 6, "decoder_layers": 6, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64}
+
+
+def test_keel_keeps_a_stream_whose_branches_are_zero():
+    skip, x = SkipConnection(5, "keel", place=DECODER).double(), 3 * draw(SEQUENCE, 1)
+    assert constants(skip) == {"lambda": 18}
+    assert torch.equal(skip.prepare(x)[0], torch.layer_norm(x, [5], skip.pre.weight, skip.pre.bias))
+    torch.testing.assert_close(skip(x, torch.zeros_like(x)), torch.layer_norm(x, [5]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "warm_up", "plain"), [("prores", 6000, "preln"), ("branchnorm", 4000, "xskip")])
+def test_a_schedule_ends_as_the_plain_rule_and_is_in_checkpoints(kind, warm_up, plain):
+    x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
+    skip = SkipConnection(5, kind, place=ENCODER).double()
+    plain = SkipConnection(5, plain, norm="layer", **({} if plain == "preln" else {"skip_lambda": 1})).double()
+    start = x if skip.pre is not None else torch.layer_norm(x, [5])
+    assert torch.equal(skip(x, f), start)
+    set_num_updates(skip, warm_up - 1)
+    assert not torch.equal(skip(x, f), plain(x, f))
+    set_num_updates(skip, warm_up)
+    loaded = SkipConnection(5, kind, place=ENCODER).double()
+    loaded.load_state_dict(skip.state_dict())
+    assert torch.equal(loaded(x, f), plain(x, f))
+
+
+def test_fairseq_and_train_cifar_tell_a_schedule_the_number_of_updates(images, tmp_path):
+    model = build("transformer_prores_tiny", **TINY)
+    model.set_num_updates(17)  # what fairseq's task calls before every update
+    assert {int(skip.updates) for skip in skips(model).values()} == {17}
+    assert train(None, tmp_path / "run", images, skip_kind="branchnorm", skip_warmup=4, skip_norm="layer")[0] == 0
+    state = torch.load(next((tmp_path / "run").rglob("*.pt")), weights_only=True)
+    counts = {int(value) for name, value in state["model"].items() if name.endswith("updates")}
+    assert counts == {state["iteration"] - 1}
+
+
+def test_gpas_scales_the_output_and_not_the_gradient():
+    x, f, g = draw(SEQUENCE, 1).requires_grad_(), draw(SEQUENCE, 2), draw(SEQUENCE, 3)
+    skip = SkipConnection(5, "gpas").double()
+    assert torch.equal(skip(x, f), x + f)
+    torch.nn.init.constant_(skip.gate, 0.5)
+    y = skip(x, f)
+    torch.testing.assert_close(y, (1 - 0.5 / (1 + math.exp(-0.5))) * (x + f))
+    assert torch.equal(torch.autograd.grad(y, x, g)[0], g)
+
+
+@pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
+def test_an_orthogonal_update_is_orthogonal_and_of_a_parallel_branch_nothing_is_left(shape):
+    axis = 1 if shape == IMAGE else -1
+    x, f = draw(shape, 1), draw(shape, 2)
+    skip = SkipConnection(5, "orthogonal", channel_dim=axis, eps=1e-12).double()
+    inner = ((skip(x, f) - x) * x).sum(axis)
+    torch.testing.assert_close(inner, torch.zeros_like(inner), rtol=0, atol=1e-10)
+    torch.testing.assert_close(skip(x, 3 * x), x)
 
 
 @pytest.mark.parametrize("kind", ["rezero", "skipinit", "fixup"])
