@@ -6,7 +6,6 @@ import io
 import math
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -14,6 +13,7 @@ from fairseq_rskip.errors import UserError, discard_output
 
 Item = TypeVar("Item")
 LINES_EVERY = 20.0  # seconds between lines of progress, where there is no terminal
+LINE = "{desc} {n}/{total}  {rate_fmt}  {remaining} left{postfix}"  # of progress
 
 
 class Parser(argparse.ArgumentParser):
@@ -104,14 +104,16 @@ def print_line(line: str, stream: str = "stdout", bar: Any | None = None) -> Non
 
 
 class Progress:
-    """How many of ``total`` are done, on stderr: a bar on a terminal, else a line every ``LINES_EVERY`` seconds."""
+    """How many of ``total`` are done, speed and time left: a bar on a terminal, else a line in ``stream`` every
+    ``LINES_EVERY`` seconds."""
 
-    def __init__(self, total: int, label: str, unit: str):
+    def __init__(self, total: int, label: str, unit: str = "it", done: int = 0, stream: str = "stderr"):
         from tqdm import tqdm
 
-        quiet = not sys.stderr.isatty()
-        self.bar = tqdm(desc=label, total=total, unit=unit, dynamic_ncols=True, leave=False, disable=quiet)
-        self.total, self.label, self.done, self.shown = total, label, 0, time.monotonic()
+        self.terminal, self.stream = sys.stderr.isatty(), stream
+        lines = {"file": io.StringIO(), "bar_format": LINE, "mininterval": LINES_EVERY}
+        how = {"dynamic_ncols": True, "mininterval": 1.0} if self.terminal else lines
+        self.bar = tqdm(desc=label, total=total, unit=unit, initial=done, leave=False, miniters=1, smoothing=0, **how)
 
     def __enter__(self) -> "Progress":
         return self
@@ -119,13 +121,20 @@ class Progress:
     def __exit__(self, *_error: object) -> None:
         self.bar.close()
 
-    def advance(self) -> None:
-        """One more."""
-        self.done += 1
-        self.bar.update()
-        if self.bar.disable and time.monotonic() - self.shown > LINES_EVERY:
-            self.shown = time.monotonic()
-            print_line(f"{self.label}: {self.done:,} of {self.total:,}", "stderr")
+    def advance(self, figures: Callable[[], dict[str, str]] = dict) -> None:
+        """One more; ``figures`` is called only if something is shown."""
+        if self.bar.update():
+            self.show(figures())
+
+    def show(self, figures: Mapping[str, str]) -> None:
+        """Show the state now, and ``figures``, name -> value, after it."""
+        self.bar.set_postfix(figures)
+        if not self.terminal:
+            print_line(str(self.bar), self.stream)
+
+    def print(self, line: str) -> None:
+        """Print ``line`` to stdout, above the bar if there is one."""
+        print_line(line, bar=self.bar if self.terminal else None)
 
 
 def progress(items: Iterable[Item], total: int, label: str, unit: str = "batch") -> Iterator[Item]:

@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -81,6 +81,22 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """``value``, indented."""
     write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def append_json(path: Path, record: dict[str, Any]) -> None:
+    """Append ``record`` to a file of JSON lines."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines; a last line that a kill cut off is left out."""
+    return [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
+
+
+def write_json_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """``records`` as the whole content of ``path``."""
+    write_text(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def _reason(error: Exception) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..vision.imagefolder import SIZE
+from ..vision.data import SIZE
 from ..vision.model import WIDTH, PreActResNet
 from . import fill
 

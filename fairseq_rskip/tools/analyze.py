@@ -80,9 +80,9 @@ def run(argv: list[str]) -> None:
 
     stem = figures.check_stem(options.output)
     if options.name not in ("curves", "course"):
-        from ..ops import in_use
+        from ..machine import load_operator
 
-        in_use()  # the CPU operator computes from the start, or not at all: the same input gives the same bytes
+        load_operator()  # it computes from the start, or not at all: the same input gives the same bytes
     command = importlib.import_module(f"fairseq_rskip.analysis.{options.name}")
     if options.name in EXAMPLES:
         from .models import load_study

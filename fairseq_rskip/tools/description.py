@@ -22,7 +22,7 @@ from fairseq_rskip.norms import NORMS
 from fairseq_rskip.ops import in_use
 from fairseq_rskip.residual import Branch, SkipConnection
 from fairseq_rskip.residual.profile import wanting_profile
-from fairseq_rskip.tools.describe import ABOUT, PROGRAM
+from fairseq_rskip.tools.describe import PROGRAM
 
 GREEK = {"lambda": "λ", "alpha": "α", "beta": "β", "gamma": "γ", "omega": "ω"}
 ALIKE = 0.1  # layers whose measured values differ by less, relative to the first, are one row of the table
@@ -118,7 +118,7 @@ def _resnet(depth: int, options: list[str]) -> nn.Module:
     from fairseq_rskip.vision.config import parse
     from fairseq_rskip.vision.model import preact_resnet
 
-    config = parse(["--depth", str(depth), *options], ABOUT)
+    config = parse(["--depth", str(depth), *options])
     if config.depth != depth:
         raise UserError(f"resnet{depth} with --depth {config.depth}: expected resnet{config.depth} alone")
     return preact_resnet(num_classes=10, **config.network())

@@ -70,7 +70,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
 def settings(source: Source) -> Config:
     """The configuration of a run or of a fresh network. Raises ``UserError`` that names the model."""
     if source.state is None:
-        return parsed(source, parse, source.fresh, "")
+        return parsed(source, parse, source.fresh)
     saved = source.state.get("config")
     if not isinstance(saved, dict):
         raise CheckpointError(f"{source} has no settings in it")

@@ -27,9 +27,7 @@ class BatchStream:
     """
 
     def __init__(self, size: int, batch_size: int, seed: int, crop: int, flip: bool, device: torch.device):
-        self.size, self.batch_size = size, batch_size
-        self.crop, self.flip = crop, flip
-        self.device = device
+        self.size, self.batch_size, self.crop, self.flip, self.device = size, batch_size, crop, flip, device
         self.generator = torch.Generator().manual_seed(seed)
         self._start_pass()
 
@@ -63,8 +61,6 @@ class BatchStream:
         self.generator.set_state(state["before_pass"])
         self._start_pass()
         self.position = int(state["position"])
-        if not 0 <= self.position <= self.size:
-            raise ValueError(f"position {self.position} in the data: expected 0 to {self.size}")
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,41 +77,31 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 class Augmenter:
     """Turns stored images and a batch's draws into the network's input ``(N, C, H, W)``, fp32.
 
-    Stored images are uint8 ``(N, H, W, C)``, ``shape`` their ``(H, W, C)``, on ``device``. Tables hold the indices of
-    every possible draw, and channels are normalised on rows of ``W * C`` values: torch's kernels are slow where the
-    innermost dimension has three.
+    Stored images are uint8 ``(N, H, W, C)``, on ``device``, all ``shape = (H, W, C)``. Channels are normalised on rows
+    of ``W * C`` values: torch's kernels are slow where the innermost dimension has three.
     """
 
     def __init__(
         self, shape: Any, mean: Tensor, std: Tensor, crop: int, padding: str, channels_last: bool, device: torch.device
     ):
-        height, width, channels = shape
-        self.channels_last = channels_last
-        self.crop = crop
+        height, width, self.channels = shape
+        self.channels_last, self.crop = channels_last, crop
+        self.rows, self.columns = (torch.arange(size, device=device) - crop for size in (height, width))
         outside = torch.zeros_like(mean) if padding == "mean" else (0 - mean) / std
-        rows = torch.arange(2 * crop + 1).unsqueeze(1) + torch.arange(height) - crop
-        columns = torch.arange(2 * crop + 1).unsqueeze(1) + torch.arange(width) - crop
-        columns = torch.cat([columns, columns.flip(1)])  # row ``left``, and flipped ``2 * crop + 1 + left``
-        tables = {
-            "rows": rows.clamp(0, height - 1).unsqueeze(2),
-            "columns": columns.clamp(0, width - 1).unsqueeze(1),
-            "row_inside": ((rows >= 0) & (rows < height)).unsqueeze(2),
-            "value_inside": ((columns >= 0) & (columns < width)).repeat_interleave(channels, 1).unsqueeze(1),
-            "scale": (1 / (255 * std.double())).float().repeat(width),
-            "shift": (-mean.double() / std.double()).float().repeat(width),
-            "outside": outside.repeat(width),
-        }
-        self.tables = {name: table.to(device) for name, table in tables.items()}
+        scale, shift = 1 / (255 * std.double()), -mean.double() / std.double()
+        self.scale, self.shift, self.outside = (v.float().repeat(width).to(device) for v in (scale, shift, outside))
 
     def train(self, images: Tensor, batch: Batch) -> Tensor:
         """The batch's images, cropped and flipped as drawn."""
-        tables = self.tables
-        column = batch.left + batch.flip * len(tables["rows"])
-        taken = images[batch.index.view(-1, 1, 1), tables["rows"][batch.top], tables["columns"][column]]
+        height, width = images.shape[1:3]
+        rows = batch.top.unsqueeze(1) + self.rows
+        columns = batch.left.unsqueeze(1) + torch.where(batch.flip.unsqueeze(1), self.columns.flip(0), self.columns)
+        inner = rows.clamp(0, height - 1).unsqueeze(2), columns.clamp(0, width - 1).unsqueeze(1)
+        taken = images[(batch.index.view(-1, 1, 1), *inner)]
         x = self._normalised(taken)
         if self.crop:
-            inside = tables["row_inside"][batch.top] & tables["value_inside"][column]
-            x = torch.where(inside, x, tables["outside"])
+            inside = ((columns >= 0) & (columns < width)).repeat_interleave(self.channels, 1).unsqueeze(1)
+            x = torch.where(((rows >= 0) & (rows < height)).unsqueeze(2) & inside, x, self.outside)
         return self._to_layout(x.view(taken.shape))
 
     def test(self, images: Tensor) -> Tensor:
@@ -124,7 +110,7 @@ class Augmenter:
 
     def _normalised(self, images: Tensor) -> Tensor:
         """fp32 ``(N, H, W * C)``."""
-        return torch.addcmul(self.tables["shift"], images.flatten(2).float(), self.tables["scale"])
+        return torch.addcmul(self.shift, images.flatten(2).float(), self.scale)
 
     def _to_layout(self, x: Tensor) -> Tensor:
         x = x.permute(0, 3, 1, 2)

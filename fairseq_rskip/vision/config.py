@@ -9,33 +9,26 @@ from typing import Any, Optional
 from ..errors import UserError
 from ..flags import flag as skip_flag
 from ..flags import in_terms_of_flags, label, select, settings
-from ..norms import NORM_AXES
 from ..residual import KINDS, SkipConnection
-from .options import DATA_SETS, FOLDER, Settings, flag, make_parser
-
-__all__ = ["DATA_SETS", "FOLDER", "IMAGE_KINDS", "Config", "difference", "flag", "parse", "skip_help"]
+from .options import DATA_SETS, FOLDER, Settings, make_parser
 
 IMAGE_KINDS = {name: kind for name, kind in KINDS.items() if kind.for_images}
 SKIP_SETTINGS = {skip_flag(setting.name): setting for setting in settings(IMAGE_KINDS)}
-_SkipOptions = dataclasses.make_dataclass(
-    "_SkipOptions",
-    [
-        (name, Optional[s.type], dataclasses.field(default=None, metadata={"choices": s.choices}))
-        for name, s in SKIP_SETTINGS.items()
-    ],
-    frozen=True,
-)
+_fields = [(name, Optional[setting.type], None) for name, setting in SKIP_SETTINGS.items()]
+_SkipOptions = dataclasses.make_dataclass("_SkipOptions", _fields, frozen=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(_SkipOptions, Settings):
     """All settings of a run. Raises ``UserError`` for a value that is not accepted."""
 
-    skip_kind: str = dataclasses.field(default="rskip", metadata={"choices": tuple(IMAGE_KINDS)})
-    skip_norm_axes: str = dataclasses.field(default="c", metadata={"choices": NORM_AXES})
+    skip_kind: str = "rskip"
+    skip_norm_axes: str = "c"
 
     def __post_init__(self) -> None:
-        self.check()
+        super().__post_init__()
+        if self.skip_kind not in IMAGE_KINDS:
+            raise UserError(f"--skip-kind {self.skip_kind!r}: expected one of {', '.join(IMAGE_KINDS)}")
         try:
             skip = SkipConnection(self.width, channel_dim=1, **self.skip_options())
         except ValueError as error:
@@ -50,11 +43,7 @@ class Config(_SkipOptions, Settings):
     def of(cls, saved: dict[str, Any]) -> "Config":
         """The settings that a checkpoint or a result holds; those that are newer than it have their defaults."""
         known = {field.name for field in dataclasses.fields(cls)}
-        values = {name: value for name, value in saved.items() if name in known}
-        try:
-            return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
-        except TypeError as error:
-            raise UserError(f"the saved settings are damaged: {error}") from None
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items() if k in known})
 
     def skip_options(self) -> dict[str, Any]:
         """What ``SkipConnection`` takes beside ``dim``, ``place`` and ``channel_dim``."""
@@ -78,12 +67,12 @@ class Config(_SkipOptions, Settings):
         return Path(self.output).expanduser() if self.output else Path("runs") / self.name()
 
 
-def parse(argv: Sequence[str] | None, description: str = "", epilog: str = "") -> Config:
+def parse(argv: Sequence[str]) -> Config:
     """The settings that a command line gives.
 
     Raises ``UserError`` for a value that is not accepted; ends the program, with one line, for an unknown option.
     """
-    parser, group = make_parser(description, epilog)
+    parser, group = make_parser()
     group.add_argument("--skip-norm-axes", help=argparse.SUPPRESS)
     for name, setting in SKIP_SETTINGS.items():
         if name not in ("skip_lambda", "skip_norm"):
@@ -100,14 +89,16 @@ def skip_help() -> str:
     return "\n".join(f"--{name.replace('_', '-')}\n    {text}" for name, text in texts.items())
 
 
-def difference(saved: dict[str, Any], config: Config, there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """The settings and facts in which a checkpoint or result, ``saved`` and ``there``, is not that of this run.
+def check_same(path: Path, saved: dict[str, Any], config: Config, identity: dict[str, Any]) -> None:
+    """Raise ``UserError`` if the checkpoint or result ``saved`` in ``path`` is of other settings, seed or images.
 
-    ``here`` describes the images themselves, so the path of an image folder may differ.
+    ``identity`` describes the images themselves, so the path of an image folder may differ.
     """
-    was, now = Config.of(saved).fixed(), config.fixed()
+    was, now = Config.of(saved["config"]).fixed(), config.fixed()
     if was["data"].startswith(FOLDER) and now["data"].startswith(FOLDER):
         was["data"] = now["data"]
     pairs = [(f"--{name.replace('_', '-')}", was[name], now[name]) for name in now]
-    pairs += [(name, there.get(name), value) for name, value in here.items()]
-    return [f"{name}: {old} there, {new} here" for name, old, new in pairs if old != new]
+    pairs += [(name, saved["identity"].get(name), value) for name, value in identity.items()]
+    differs = [f"{name}: {old} there, {new} here" for name, old, new in pairs if old != new]
+    if differs:
+        raise UserError(f"{path} is of another run: {'; '.join(differs)}; choose another --output")

@@ -59,8 +59,7 @@ class PreActBlock(nn.Module):
         super().__init__()
         self.common = common
         rule = SkipConnection(width, channel_dim=1, place=place, **skip)
-        norm = nn.BatchNorm2d if has_batch_norms(rule.kind) else ScalarBias
-        bias = nn.Identity if has_batch_norms(rule.kind) else ScalarBias
+        norm, bias = (ScalarBias, ScalarBias) if rule.kind in WITHOUT_BATCH_NORM else (nn.BatchNorm2d, nn.Identity)
         self.bn1, self.bias1 = norm(in_width), bias()
         self.conv1 = _conv(in_width, width, 3, stride)
         self.bn2, self.bias2 = norm(width), bias()
@@ -84,10 +83,24 @@ class PreActBlock(nn.Module):
 
 
 class PreActResNet(nn.Module):
-    """See :func:`preact_resnet`."""
+    """PreAct-ResNet of ``depth`` = 6n+2 layers: three stages of n units, ``width``, twice and four times as wide.
 
-    def __init__(self, depth: int, num_classes: int, skip: dict[str, Any], shortcut: str, width: int):
+    ``skip`` has the options of ``SkipConnection`` (kind, norm, norm_axes, and the kind's own) for every unit; without
+    it the skip is plain. Where the width changes, the shortcut is "A" (strided identity, zero-padded channels) or "B"
+    (1x1 convolution). Raises ``ValueError`` for other values, and what ``SkipConnection`` raises.
+    """
+
+    def __init__(
+        self, depth: int, num_classes: int, skip: dict[str, Any] | None = None, shortcut: str = "A", width: int = WIDTH
+    ):
         super().__init__()
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 8 or (depth - 2) % 6:
+            raise ValueError(f"depth={depth!r}: expected 6n+2 with n >= 1, for example 20, 32, 44, 56, 110")
+        for name, number in (("num_classes", num_classes), ("width", width)):
+            if not isinstance(number, int) or number < 1:
+                raise ValueError(f"{name}={number!r}: expected an integer >= 1")
+        if shortcut not in SHORTCUTS:
+            raise ValueError(f"shortcut={shortcut!r}: expected one of {', '.join(SHORTCUTS)}")
         widths = [width * 2**stage for stage in range(STAGES)]
         self.conv = _conv(3, width, 3)
         blocks, in_width = [], width
@@ -99,11 +112,11 @@ class PreActResNet(nn.Module):
                 first = position == 0
                 stride = 2 if first and stage > 0 else 1
                 place = Place("resnet", "block", stage * per_stage + position, STAGES * per_stage)
-                blocks.append(PreActBlock(in_width, width, stride, first, shortcut, skip, place))
+                blocks.append(PreActBlock(in_width, width, stride, first, shortcut, dict(skip or PLAIN), place))
                 in_width = width
         self.blocks = nn.Sequential(*blocks)
         kind = blocks[0].skip.kind
-        self.bn = nn.BatchNorm2d(in_width) if has_batch_norms(kind) else ScalarBias()
+        self.bn = ScalarBias() if kind in WITHOUT_BATCH_NORM else nn.BatchNorm2d(in_width)
         self.fc = nn.Linear(in_width, num_classes)
         self._initialise(zero_classifier=WITHOUT_BATCH_NORM.get(kind, False))
 
@@ -129,36 +142,7 @@ class PreActResNet(nn.Module):
         return self.fc(F.relu(self.bn(x), inplace=True).mean((2, 3)))
 
 
-def preact_resnet(
-    depth: int, num_classes: int, skip: dict[str, Any] | None = None, shortcut: str = "A", width: int = WIDTH
-) -> PreActResNet:
-    """PreAct-ResNet of ``depth`` = 6n+2 layers: three stages of n units, ``width``, twice and four times as wide.
-
-    Args:
-        depth: 8, 14, 20, 32, 44, 56, 110 or any other 6n+2 with n >= 1.
-        num_classes: size of the output, >= 1.
-        skip: options of ``SkipConnection`` (kind, norm, norm_axes, and the kind's own) for every unit; none gives the
-            plain skip.
-        shortcut: where the width changes, "A" (strided identity, zero-padded channels) or "B" (1x1 convolution).
-        width: channels of the first stage, >= 1; He et al.'s have 16.
-
-    Raises:
-        ValueError: for a depth other than 6n+2, no classes or channels, an unknown shortcut, or what
-            ``SkipConnection`` refuses.
-    """
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 8 or (depth - 2) % 6:
-        raise ValueError(f"depth={depth!r}: expected 6n+2 with n >= 1, for example 20, 32, 44, 56, 110")
-    for name, number in (("num_classes", num_classes), ("width", width)):
-        if not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name}={number!r}: expected an integer >= 1")
-    if shortcut not in SHORTCUTS:
-        raise ValueError(f"shortcut={shortcut!r}: expected one of {', '.join(SHORTCUTS)}")
-    return PreActResNet(depth, num_classes, dict(skip or PLAIN), shortcut, width)
-
-
-def has_batch_norms(kind: str) -> bool:
-    """Whether a ResNet with this kind of skip connection has batch norms in its branches."""
-    return kind not in WITHOUT_BATCH_NORM
+preact_resnet = PreActResNet
 
 
 def _conv(in_width: int, width: int, size: int, stride: int = 1) -> nn.Conv2d:

@@ -9,19 +9,25 @@ import functools
 import math
 from typing import Any
 
-from ..console import Parser
+from ..console import Parser, between, whole_number
 from ..errors import UserError
 
+ABOUT = "Train PreAct-ResNet on CIFAR-10, CIFAR-100, an image folder or handwritten digits, with any skip connection."
+MORE = "docs/cifar.md has the commands of the paper's rows, and those for several GPUs.\n"
 DATA_SETS = ("cifar10", "cifar100", "digits")
 FOLDER = "imagefolder:"
 CACHE = "~/.cache/fairseq_rskip"
 
 
 def _option(group: str, default: Any, text: str, **extra: Any) -> Any:
-    """A field with its help; ``free`` marks one that may differ between a checkpoint and the run that resumes it."""
+    """A field with its help; ``free`` marks one that may differ between a checkpoint and the run that resumes it.
+
+    ``type`` converts and checks what the command line gives; by default numbers are from 0.
+    """
     return dataclasses.field(default=default, metadata={"group": group, "help": text, **extra})
 
 
+_positive = between(0, math.inf, open_below=True)
 _data, _network, _training, _running = (
     functools.partial(_option, group) for group in ("data", "network", "training", "running")
 )
@@ -41,18 +47,18 @@ class Settings:
     flip: bool = _data(True, "do not flip images (digits are never flipped)")
 
     depth: int = _network(110, "layers, 6n+2: 20, 32, 44, 56, 110, ...")
-    width: int = _network(16, "channels of the first of three stages")
+    width: int = _network(16, "channels of the first of three stages", type=whole_number(1))
     shortcut: str = _network("A", "where widths change: pad (A) or convolve (B)", choices=("A", "B"))
     finetune_from: str = _network("", "start from this checkpoint's weights")
 
-    iterations: int = _training(64000, "number of updates")
-    batch_size: int = _training(128, "images per update, over all processes")
-    lr: float = _training(0.1, "learning rate after the warm-up")
-    warmup_lr: float = _training(0.01, "learning rate during the warm-up")
+    iterations: int = _training(64000, "number of updates", type=whole_number(1))
+    batch_size: int = _training(128, "images per update, over all processes", type=whole_number(1))
+    lr: float = _training(0.1, "learning rate after the warm-up", type=_positive)
+    warmup_lr: float = _training(0.01, "learning rate during the warm-up", type=_positive)
     warmup_iterations: int = _training(400, "updates of the warm-up")
     milestones: tuple[int, ...] | None = _training(None, "updates that lower the rate (default: 1/2 and 3/4 of all)")
-    lr_factor: float = _training(0.1, "factor of the rate at a milestone")
-    momentum: float = _training(0.9, "momentum of SGD")
+    lr_factor: float = _training(0.1, "factor of the rate at a milestone", type=_positive)
+    momentum: float = _training(0.9, "momentum of SGD", type=between(0, 1))
     weight_decay: float = _training(2e-4, "weight decay; of skip weights only wSkip's decay")
     amp: str = _training("off", "mixed precision; fp16 needs a GPU", choices=("off", "bf16", "fp16"))
     sync_bn: bool = _training(False, "share batch statistics between GPUs")
@@ -61,32 +67,20 @@ class Settings:
     output: str = _running("", "output folder (default: runs/<data>-resnet<depth>-<skip>)", free=True)
     resume: bool = _running(False, "resume from the checkpoints in --output", free=True)
     save_interval: int = _running(0, "save every N updates, too; 0: after each epoch", free=True)
-    test_interval: int = _running(1, "epochs between tests")
+    test_interval: int = _running(1, "epochs between tests", type=whole_number(1))
     log_interval: int = _running(100, "updates between records of the log; 0: none", free=True)
     skip_log_interval: int = _running(0, "log the skip connections every N updates; 0: never", free=True)
     wandb_project: str = _running("", "log to this project of Weights & Biases, too", free=True)
     tensorboard: bool = _running(False, "write TensorBoard events, too", free=True)
     device: str = _running("auto", "auto: a GPU if there is one", choices=("auto", "cpu", "cuda"), free=True)
-    memory_format: str = _running(
-        "channels_last", "memory layout of images", choices=("channels_last", "contiguous"), free=True
-    )
+    memory_format: str = _running("channels_last", "memory layout", choices=("channels_last", "contiguous"), free=True)
     compile: bool = _running(False, "compile the network with torch.compile", free=True)
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raise ``UserError`` for a value that is not accepted."""
         if self.data not in DATA_SETS and not (self.data.startswith(FOLDER) and len(self.data) > len(FOLDER)):
             raise UserError(f"--data {self.data!r}: expected one of {', '.join(DATA_SETS)} or {FOLDER}PATH")
-        for field in dataclasses.fields(self):
-            choices, value = field.metadata.get("choices"), getattr(self, field.name)
-            if choices and value is not None and value not in choices:
-                raise UserError(f"{flag(field)} {value!r}: expected one of {', '.join(choices)}")
-        for names, least, below in _RANGES:
-            for name in names.split():
-                value = getattr(self, name)
-                if not least <= value < below:
-                    end = f"to below {below}" if below < math.inf else "on"
-                    raise UserError(f"--{name.replace('_', '-')} {value!r}: expected a number from {least} {end}")
-        if self.depth % 6 != 2:
+        if self.depth % 6 != 2 or not 8 <= self.depth < 10_000:
             raise UserError(f"--depth {self.depth}: expected 6n+2, for example 20, 32, 44, 56, 110")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or not all(0 <= s < 2**63 for s in self.seeds):
             raise UserError(f"--seeds {' '.join(map(str, self.seeds))}: expected different integers from 0 to 2^63 - 1")
@@ -94,10 +88,8 @@ class Settings:
         if list(steps) != sorted(set(steps)) or any(step < 1 for step in steps):
             raise UserError(f"--milestones {' '.join(map(str, steps))}: expected increasing iterations >= 1")
         if steps and self.warmup_iterations >= steps[0]:
-            raise UserError(
-                f"--warmup-iterations {self.warmup_iterations}: expected fewer than the first milestone's {steps[0]} "
-                f"(the default is {Settings.warmup_iterations}, the paper's)"
-            )
+            given = f"--warmup-iterations {self.warmup_iterations} (default: {Settings.warmup_iterations})"
+            raise UserError(f"{given}: expected fewer than the first milestone's {steps[0]}")
 
     def all_milestones(self) -> tuple[int, ...]:
         if self.milestones is None:
@@ -120,30 +112,17 @@ class Settings:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
 
-_RANGES = (  # options, least, below what
-    ("depth", 8, 10000),
-    ("width", 1, 4097),
-    ("iterations batch_size test_interval", 1, math.inf),
-    ("train_images valid_images warmup_iterations crop save_interval log_interval skip_log_interval", 0, math.inf),
-    ("lr warmup_lr lr_factor", 1e-12, math.inf),
-    ("weight_decay", 0, math.inf),
-    ("momentum", 0, 1),
-)
-
-
 def flag(field: "dataclasses.Field[Any]") -> str:
     """The option that sets a field; one that is on by default is turned off by ``--no-...``."""
     return ("--no-" if field.default is True else "--") + field.name.replace("_", "-")
 
 
-def make_parser(description: str, epilog: str = "") -> tuple[Parser, Any]:
+def make_parser() -> tuple[Parser, Any]:
     """The parser of all ``Settings`` and the main options of the skip connection, and the group of the latter."""
-    usage = "%(prog)s [options]"
-    parser = Parser(prog="train_cifar.py", usage=usage, description=description, epilog=epilog)
+    parser = Parser(prog="train_cifar.py", usage="%(prog)s [options]", description=ABOUT, epilog=MORE)
     parser.argument_default = argparse.SUPPRESS
-    groups = {
-        name: parser.add_argument_group(name) for name in ("data", "network", "skip connection", "training", "running")
-    }
+    names = ("data", "network", "skip connection", "training", "running")
+    groups = {name: parser.add_argument_group(name) for name in names}
     for field in dataclasses.fields(Settings):
         _add(groups[field.metadata["group"]], field)
     skip = groups["skip connection"]
@@ -164,8 +143,8 @@ def _add(group: Any, field: "dataclasses.Field[Any]") -> None:
     several = isinstance(default, tuple) or default is None
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
     text += f" ({shown})" if shown not in ("", None) else ""
-    kind = int if several else type(default)
-    metavar = {str: "TEXT", float: "X", int: "N"}[kind]
-    if "choices" in field.metadata:
-        metavar = "{" + ",".join(field.metadata["choices"]) + "}"
-    group.add_argument(flag(field), type=kind, nargs="+" if several else None, metavar=metavar, help=text)
+    kind, choices = int if several else type(default), field.metadata.get("choices")
+    check = field.metadata.get("type", {int: whole_number(0), float: between(0, math.inf), str: str}[kind])
+    metavar = None if choices else {int: "N", float: "X", str: "TEXT"}[kind]
+    nargs = "+" if several else None
+    group.add_argument(flag(field), type=check, choices=choices, nargs=nargs, metavar=metavar, help=text)

@@ -1,9 +1,10 @@
-"""One run from its first or its last saved iteration to the end: epochs, tests, checkpoints, the result."""
+"""One run from its first or its last saved iteration to the end: epochs, tests, the log, checkpoints, the result."""
 
 import contextlib
 import io
 import signal
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,35 +12,103 @@ from typing import Any
 
 import torch
 
-from ..console import print_line
+from ..analysis.live import SkipLines
+from ..console import Progress, print_line
 from ..errors import UserError
-from ..files import remove_parts, write_atomically, write_json
+from ..files import append_json, remove_parts, write_atomically, write_json, write_json_lines
+from ..machine import surroundings
 from ..residual.adaptive import lambdas
 from ..safe_load import CheckpointError, load_checkpoint
-from .config import Config, difference
+from .config import Config, check_same
 from .data import ImageSet
-from .distributed import Group
-from .logs import RunLog, machine, versions
 from .main import RESULT
-from .trainer import Trainer
+from .trainer import Group, Trainer
 
 CHECKPOINT = "checkpoint.pt"
+LOG = "log.jsonl"
 FORMAT = "fairseq_rskip.vision 1"
-CONTENT = {  # of a checkpoint, besides its format
-    **dict.fromkeys(("config", "identity", "model", "optimizer", "scaler", "sampler"), dict),
-    **{"iteration": int, "history": list, "meter": list, "epoch_seconds": (int, float)},
-}
 CHECK_EVERY = 50  # iterations between checks of the loss, which wait for the device
 SMALLEST_SCALE = 1e-4  # fp16's scaler halves its scale at every overflow; this one means gradients of 1e8
-WAY_OUT = "try a lower --lr, a longer --warmup-iterations, --amp off or another --skip-norm"
+WAY_OUT = "try a lower --lr, a longer --warmup-iterations, --amp off or bf16, or another --skip-norm"
+OF_AN_EPOCH = {  # what is printed of its record, and how
+    "lr": "{:g}",
+    "train_loss": "{:.4f}",
+    **dict.fromkeys(("test_error", "best_error", "valid_error"), "{:.2f} %"),
+    "images_per_second": "{:.0f}",
+}
 
 
-class Interrupted(Exception):
-    """A signal stopped the run after it had saved its state; the message is for the user."""
+class RunLog:
+    """The log of one run in ``folder``, of the first process; ``active=False`` makes it print and write nothing.
 
-    def __init__(self, message: str, number: int):
-        super().__init__(message)
-        self.status = 128 + number
+    ``history`` has the records of an earlier part of the run, and gets those of this one, which begins after iteration
+    ``done``. The file starts with that history, so that a run which was killed and resumed has every epoch once.
+    """
+
+    def __init__(self, folder: Path, history: list[dict[str, Any]], config: Config, active: bool, done: int = 0):
+        self.path, self.history, self.config, self.active = folder / LOG, history, config, active
+        self.progress, self.events, self.wandb = None, None, None
+        if not active:
+            return
+        write_json_lines(self.path, history)
+        self.skip_lines = SkipLines(folder, done + 1)
+        if config.tensorboard:
+            from tensorboardX import SummaryWriter
+
+            self.events = SummaryWriter(str(folder), purge_step=done + 1, filename_suffix=f".{time.time_ns()}")
+        if config.wandb_project:
+            import wandb
+
+            name, about = "/".join(folder.absolute().parts[-2:]), config.as_dict()
+            self.wandb = wandb.init(project=config.wandb_project, name=name, dir=folder, config=about, reinit=True)
+
+    def iteration(self, number: int, loss: Any) -> None:
+        """Show that ``number`` iterations are done; ``loss`` is a tensor that is read only when shown."""
+
+        def figures() -> dict[str, str]:
+            shown = {"loss": f"{float(loss):.4f}", "lr": f"{self.config.learning_rate(number - 1):g}"}
+            errors = [record["test_error"] for record in self.history if "test_error" in record]
+            return {**shown, "test error": f"{errors[-1]:.2f} %"} if errors else shown
+
+        if self.active and self.progress is None:  # the first iteration prepares much, and says little about speed
+            self.progress = Progress(self.config.iterations, "iteration", done=number, stream="stdout")
+            self.progress.show(figures())
+        elif self.active:
+            self.progress.advance(figures)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append ``record`` to the log, and print that of an epoch; numbers go to TensorBoard and W&B, too."""
+        self.history.append(record)
+        if not self.active:
+            return
+        append_json(self.path, record)
+        numbers = {name: value for name, value in record.items() if isinstance(value, (int, float))}
+        self._scalars({k: v for k, v in numbers.items() if k not in ("epoch", "iteration")}, record["iteration"])
+        if "epoch" in record:
+            parts = [f"epoch {record['epoch']}", f"iteration {record['iteration']}/{self.config.iterations}"]
+            parts += [f"{k.replace('_', ' ')} {how.format(record[k])}" for k, how in OF_AN_EPOCH.items() if k in record]
+            self.progress.print("  ".join(parts))
+
+    def skips(self, values: dict[str, float], number: int) -> None:
+        """Write what iteration ``number`` measured of the skip connections, if anything."""
+        if self.active and values:
+            self.skip_lines.write(number, values)
+            self._scalars(values, number)
+
+    def _scalars(self, values: dict[str, Any], number: int) -> None:
+        if self.events is not None:
+            for name, value in values.items():
+                self.events.add_scalar(name, value, number)
+        if self.wandb is not None:
+            self.wandb.log(values, step=number)
+
+    def close(self) -> None:
+        if self.progress is not None:
+            self.progress.bar.close()
+        if self.events is not None:
+            self.events.close()
+        if self.wandb is not None:
+            self.wandb.finish()
 
 
 class Run:
@@ -59,36 +128,51 @@ class Run:
         if self.path.exists():
             if not config.resume:
                 raise UserError(f"{self.path} is of an earlier run: --resume continues it, --output starts elsewhere")
-            self._restore(read(self.path))
+            self._load(self.path, resume=True)
         elif config.finetune_from:
-            start = Path(config.finetune_from).expanduser()
-            self.trainer.load_weights(read(start)["model"], f"--finetune-from {start}")
+            self._load(Path(config.finetune_from).expanduser(), resume=False)
         if group.first:
             folder.mkdir(parents=True, exist_ok=True)
             remove_parts(folder)
 
+    def _load(self, path: Path, resume: bool) -> None:
+        """Resume from a checkpoint, or take its weights only. Raises ``UserError`` if it is damaged or does not fit."""
+        state = load_checkpoint(path, map_location="cpu")
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            raise CheckpointError(f"{path} is not a checkpoint of train_cifar.py")
+        try:
+            if not resume:
+                self.trainer.load_weights(state["model"])
+                return
+            check_same(path, state, self.config, self.identity)
+            self.trainer.load_state_dict(state)
+            self.history, self.epoch_seconds = list(state["history"]), float(state["epoch_seconds"])
+        except UserError:
+            raise
+        except (AttributeError, KeyError, RuntimeError, ValueError, TypeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise CheckpointError(f"{path} is damaged, or does not fit this network: {reason}") from None
+
     def run(self) -> dict[str, Any]:
         """Train to the last iteration; returns the result.
 
-        Raises ``UserError`` if a loss is not finite or a file cannot be written, and ``Interrupted`` after Ctrl-C or
-        SIGTERM, with the state saved.
+        Ctrl-C and SIGTERM save the state and exit. Raises ``UserError`` if a loss is not finite or a file cannot be
+        written.
         """
         trainer, config = self.trainer, self.config
         done = trainer.iteration
         log = RunLog(self.folder, self.history, config, active=self.group.first, done=done)
-        if done < config.iterations:
+        if done < config.iterations and self.group.first:
             start = f"resuming from iteration {done} of {self.path}" if done else f"training in {self.folder}"
-            log.print(f"{start}; the first iteration takes longer")
-        try:
-            with _signals(active=self.group.world == 1) as arrived:
-                while trainer.iteration < config.iterations:
-                    self.iterate(log)
-                    if arrived:
-                        self.save()
-                        stopped = f"stopped at iteration {trainer.iteration}; --resume continues from {self.path}"
-                        raise Interrupted(stopped, arrived[0])
-        finally:
-            log.close()
+            print_line(f"{start}; the first iteration takes longer")
+        with contextlib.closing(log), _signals(active=self.group.world == 1) as arrived:
+            while trainer.iteration < config.iterations and not arrived:
+                self.iterate(log)
+            if arrived:
+                self.save()
+        if arrived:
+            print_line(f"stopped at iteration {trainer.iteration}; --resume continues from {self.path}", "stderr")
+            sys.exit(128 + arrived[0])
         return self._finish()
 
     def iterate(self, log: RunLog) -> None:
@@ -105,11 +189,10 @@ class Run:
         log.iteration(now, loss)
         log.skips(trainer.skips, now)
         if logs:
-            record = {"iteration": now, "lr": config.learning_rate(now - 1), "train_loss_so_far": trainer.means()[0]}
-            self.history.append(record)
-            log.write(record)
+            rate = config.learning_rate(now - 1)
+            log.write({"iteration": now, "lr": rate, "train_loss_so_far": trainer.means()[0]})
         if ends_epoch:
-            self._end_epoch(log)
+            log.write(self._epoch())
         if ends_epoch or (config.save_interval and now % config.save_interval == 0):
             self.save()
 
@@ -118,15 +201,15 @@ class Run:
         return iteration * self.config.batch_size // len(self.images.train_labels)
 
     def _check_loss(self) -> None:
-        kept = f"the last good checkpoint stays, {self.path}" if self.path.exists() else "there is no checkpoint yet"
-        what = f"stopped, {kept}; {WAY_OUT}"
-        if not self.group.least(int(self.trainer.meter[0].isfinite())):
-            raise UserError(f"the loss is not finite at iteration {self.trainer.iteration}: {what}")
         now, scale = self.trainer.iteration, self.trainer.scaler.get_scale()  # the same in every process
-        if scale < SMALLEST_SCALE:
-            raise UserError(f"gradients overflow at iteration {now}, loss scale {scale:.0e}: {what}, or --amp bf16")
+        finite = self.group.least(int(self.trainer.meter[0].isfinite()))
+        if not finite or scale < SMALLEST_SCALE:
+            what = f"gradients overflow (loss scale {scale:.0e})" if finite else "the loss is not finite"
+            kept = f"the last good checkpoint is {self.path}" if self.path.exists() else "there is no checkpoint yet"
+            raise UserError(f"stopped at iteration {now}, {what}; {kept}; {WAY_OUT}")
 
-    def _end_epoch(self, log: RunLog) -> None:
+    def _epoch(self) -> dict[str, Any]:
+        """The record of the epoch that ends here."""
         trainer, now = self.trainer, self.trainer.iteration
         loss, error, count = trainer.means()
         trainer.reset_meter()
@@ -135,37 +218,23 @@ class Run:
         record.update(train_loss=loss, train_error=error)
         if epoch % self.config.test_interval == 0 or now == self.config.iterations:
             record.update(trainer.test())
-            past = [past["test_error"] for past in self.history if "test_error" in past]
-            record["best_error"] = min([record["test_error"], *past])
+            record["best_error"] = min(past["test_error"] for past in [*self.history, record] if "test_error" in past)
         record["images_per_second"] = round(count / self.epoch_seconds, 1)
         record["seconds"] = round(self.epoch_seconds, 3)
-        self.history.append(record)
-        log.epoch(record)
         self.epoch_seconds = 0.0
+        return record
 
     def save(self) -> None:
         """Write the checkpoint. Raises ``UserError`` if its weights are not finite, or it cannot be written."""
         self._check_loss()
         if not self.trainer.weights_are_finite():
-            raise UserError(f"weights are not finite after iteration {self.trainer.iteration}: stopped; {WAY_OUT}")
+            raise UserError(f"stopped at iteration {self.trainer.iteration}, weights are not finite; {WAY_OUT}")
         state = {"format": FORMAT, "config": self.config.as_dict(), "identity": self.identity}
         state.update(history=self.history, epoch_seconds=self.epoch_seconds, **self.trainer.state_dict())
         if self.group.first:
             buffer = io.BytesIO()
             torch.save(state, buffer)
             write_atomically(self.path, lambda file: file.write(buffer.getbuffer()))
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        """Resume from ``state``. Raises ``CheckpointError`` unless it is of this run."""
-        differs = difference(state["config"], self.config, state["identity"], self.identity)
-        if differs:
-            raise CheckpointError(f"{self.path} is of another run: {'; '.join(differs)}")
-        done, last = state["iteration"], self.config.iterations
-        if not 0 <= done <= last:
-            raise CheckpointError(f"{self.path} is damaged: iteration {done}, expected 0 to {last}")
-        self.trainer.load_state_dict(state, str(self.path))
-        self.history = list(state["history"])
-        self.epoch_seconds = float(state["epoch_seconds"])
 
     def _finish(self) -> dict[str, Any]:
         """Write and return the result."""
@@ -176,12 +245,13 @@ class Run:
         speeds = [record["images_per_second"] for record in epochs]
         adapted = lambdas(trainer.module)
         result = {"error": last["test_error"], "best_error": best["test_error"], "best_epoch": best["epoch"]}
-        result.update(
-            (key, last[key]) for key in ("test_loss", "valid_error", "valid_loss", "train_loss") if key in last
-        )
+        also = ("test_loss", "valid_error", "valid_loss", "train_loss")
+        result.update({name: last[name] for name in also if name in last})
         result.update({"lambda": adapted} if adapted else {})
-        result.update(seed=self.seed, iterations=trainer.iteration, epochs=last["epoch"])
         result.update(
+            seed=self.seed,
+            iterations=trainer.iteration,
+            epochs=last["epoch"],
             parameters=sum(parameter.numel() for parameter in trainer.module.parameters()),
             classes=len(self.images.classes),
             train_images=len(self.images.train_labels),
@@ -192,8 +262,7 @@ class Run:
             train_seconds=round(sum(record["seconds"] for record in epochs), 1),
             identity=self.identity,
             config=self.config.as_dict(),
-            versions=versions(),
-            machine=machine(self.group.device, self.group.world),
+            **surroundings(self.group.device, self.group.world),
         )
         if self.group.first:
             write_json(self.folder / RESULT, result)
@@ -202,17 +271,6 @@ class Run:
             if warning := trainer.movement.warning():
                 print_line(f"warning: {warning}", "stderr")
         return result
-
-
-def read(path: Path) -> dict[str, Any]:
-    """A run's state, on the CPU. Raises ``CheckpointError`` unless the file is a whole one."""
-    state = load_checkpoint(path, map_location="cpu")
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not a checkpoint of train_cifar.py")
-    lacks = [name for name, kind in CONTENT.items() if not isinstance(state.get(name), kind)]
-    if lacks:
-        raise CheckpointError(f"{path} is damaged: it lacks {', '.join(lacks)}")
-    return state
 
 
 @contextlib.contextmanager

@@ -1,12 +1,13 @@
-"""One training step and one test: the model, its optimizer, the data on the device, the random numbers."""
+"""One training step and one test: the model, its optimizer, the data on the device, the processes that share them."""
 
-import contextlib
+import dataclasses
 import hashlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+import os
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -19,16 +20,57 @@ from ..norms import convert_sync_batchnorm
 from ..residual.adaptive import halting_cost
 from ..residual.profile import set_starts, wanting_profile
 from ..residual.scaled import set_num_updates
-from ..safe_load import CheckpointError
 from .batches import Augmenter, Batch, BatchStream, channel_statistics
 from .config import Config
 from .data import ImageSet
-from .distributed import Group
 from .model import preact_resnet
 
 TEST_BATCH = 500
 _FORMATS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """This process's rank among ``world`` processes, and its device."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of ``values`` over all processes, in place."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def least(self, value: int) -> int:
+        """The least of all processes' ``value``."""
+        least = torch.tensor(value, device=self.device)
+        if self.world > 1:
+            dist.all_reduce(least, dist.ReduceOp.MIN)
+        return int(least)
+
+
+def join(device: str) -> Group:
+    """Join the processes that torchrun started, on ``auto``, ``cpu`` or ``cuda``. Raises ``UserError``."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: there is no CUDA GPU here, or this torch cannot use it; expected cpu or auto")
+    chosen = torch.device("cpu")
+    if device != "cpu" and torch.cuda.is_available():
+        local, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+        if local >= gpus:
+            raise UserError(f"process {local} has no GPU: expected at most {gpus} processes on this machine")
+        chosen = torch.device("cuda", local)
+        torch.cuda.set_device(chosen)
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if world > 1:
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=timedelta(minutes=30))
+    return Group(int(os.environ.get("RANK", 0)), world, chosen)
 
 
 class Trainer:
@@ -52,7 +94,7 @@ class Trainer:
             self._groups(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay
         )
         self.scaler = torch.amp.GradScaler("cuda", enabled=config.amp == "fp16")
-        flip = config.flip and images.may_flip
+        flip = config.flip and config.data != "digits"
         self.stream = BatchStream(len(images.train_labels), config.batch_size, seed, config.crop, flip, device)
         self.mean, self.std = channel_statistics(images.train_images)
         channels_last = config.memory_format == "channels_last"
@@ -64,7 +106,6 @@ class Trainer:
             set_starts(self.module, loss, self.module.shortcuts())
         self.movement = Movement(self.module)
         self.iteration = 0
-        self.count = torch.tensor(config.batch_size // group.world, dtype=torch.float64, device=device)
         self.reset_meter()
         self.skips: dict[str, float] = {}
 
@@ -89,10 +130,8 @@ class Trainer:
     def train_step(self) -> Tensor:
         """One update on this process's share of the next batch; returns its loss, detached."""
         torch.manual_seed(_seed_of(self.seed, self.iteration, self.group.rank))
-        batch = self.stream.next()
-        if self.group.world > 1:
-            share = self.config.batch_size // self.group.world
-            batch = Batch(*(part.narrow(0, self.group.rank * share, share) for part in batch))
+        share = self.config.batch_size // self.group.world
+        batch = Batch(*(part.narrow(0, self.group.rank * share, share) for part in self.stream.next()))
         x = self.augmenter.train(self.images.train_images, batch)
         y = self.images.train_labels[batch.index]
         interval, self.skips = self.config.skip_log_interval, {}
@@ -104,7 +143,8 @@ class Trainer:
         else:
             loss, logits = self.update(x, y)
         self.iteration += 1
-        self.meter += torch.stack([loss.double() * len(y), (logits.argmax(1) != y).sum().double(), self.count])
+        count = torch.full_like(loss, share, dtype=torch.float64)
+        self.meter += torch.stack([loss.double() * share, (logits.argmax(1) != y).sum().double(), count])
         return loss
 
     def means(self) -> tuple[float, float, float]:
@@ -132,18 +172,17 @@ class Trainer:
         return loss.detach(), logits.detach()
 
     def test(self) -> dict[str, float]:
-        """Loss and error (%) on the test images and, where there are some, on the validation images."""
-        images = self.images
-        measured = self._test("test", images.test_images, images.test_labels)
-        if images.valid_images is not None:
-            measured.update(self._test("valid", images.valid_images, images.valid_labels))
-        return measured
+        """``<split>_loss`` and ``<split>_error`` (%) on the test and, if there are any, validation images."""
+        measured = self._test("test")
+        return measured if self.images.valid_images is None else {**measured, **self._test("valid")}
 
     @torch.no_grad()
-    def _test(self, name: str, images: Tensor, labels: Tensor) -> dict[str, float]:
-        """``<name>_loss`` and ``<name>_error`` on ``images``, which the processes share."""
+    def _test(self, split: str) -> dict[str, float]:
+        """The processes share the images."""
+        images, labels = (getattr(self.images, f"{split}_{what}") for what in ("images", "labels"))
         self.module.eval()
-        self.group.broadcast_buffers(self.module)
+        for buffer in self.module.buffers() if self.group.world > 1 else ():
+            dist.broadcast(buffer, 0)  # running statistics
         sums = torch.zeros(2, dtype=torch.float64, device=self.group.device)
         starts: Any = range(self.group.rank * TEST_BATCH, len(labels), self.group.world * TEST_BATCH)
         for start in progress(starts, len(starts), "testing") if self.group.first else starts:
@@ -154,12 +193,11 @@ class Trainer:
             sums += torch.stack([loss.double(), (logits.argmax(1) != y).sum().double()])
         self.module.train()
         loss_sum, errors = self.group.sum(sums).tolist()
-        return {f"{name}_loss": loss_sum / len(labels), f"{name}_error": 100 * errors / len(labels)}
+        return {f"{split}_loss": loss_sum / len(labels), f"{split}_error": 100 * errors / len(labels)}
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.config.amp == "off":
-            return contextlib.nullcontext()
-        return torch.autocast(self.group.device.type, dtype=_AMP[self.config.amp])
+    def _autocast(self) -> torch.autocast:
+        amp = self.config.amp
+        return torch.autocast(self.group.device.type, dtype=_AMP.get(amp), enabled=amp != "off")
 
     def weights_are_finite(self) -> bool:
         """Whether all weights and running statistics are finite numbers."""
@@ -168,36 +206,26 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides how training continues; all processes must call it."""
-        modules = {"model": self.module, "optimizer": self.optimizer, "scaler": self.scaler, "sampler": self.stream}
-        state = {name: module.state_dict() for name, module in modules.items()}
+        state = {name: part.state_dict() for name, part in self._parts().items()}
         return {"iteration": self.iteration, **state, "meter": self.group.sum(self.meter.clone()).tolist()}
 
-    def load_state_dict(self, state: dict[str, Any], name: str) -> None:
-        """Resume from the ``state`` in file ``name``. Raises ``CheckpointError`` if it does not fit."""
-        self.load_weights(state["model"], name)
-        with _naming(name):
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.scaler.load_state_dict(state["scaler"])
-            self.stream.load_state_dict(state["sampler"])
-            self.iteration = int(state["iteration"])
-            if self.group.first:
-                self.meter += torch.tensor(state["meter"], dtype=torch.float64, device=self.group.device)
+    def _parts(self) -> dict[str, Any]:
+        return {"model": self.module, "optimizer": self.optimizer, "scaler": self.scaler, "sampler": self.stream}
 
-    def load_weights(self, weights: dict[str, Any], name: str) -> None:
-        """Load the network's weights. Raises ``CheckpointError`` if they do not fit it or are not finite."""
-        with _naming(name):
-            self.module.load_state_dict(weights)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from ``state``. Raises ``ValueError`` for weights that are not finite, and what torch raises."""
+        self.load_weights(state["model"])
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        self.iteration = int(state["iteration"])
+        if self.group.first:
+            self.meter += torch.tensor(state["meter"], dtype=torch.float64, device=self.group.device)
+
+    def load_weights(self, weights: dict[str, Any]) -> None:
+        """Load the network's weights. Raises as :meth:`load_state_dict`."""
+        self.module.load_state_dict(weights)
         if not self.weights_are_finite():
-            raise CheckpointError(f"{name}: the checkpoint holds weights that are not finite")
-
-
-@contextlib.contextmanager
-def _naming(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (AttributeError, KeyError, RuntimeError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"{name}: the checkpoint does not fit this network: {reason}") from None
+            raise ValueError("it holds weights that are not finite")
 
 
 def _seed_of(seed: int, iteration: int, rank: int) -> int:

@@ -8,8 +8,7 @@ from vision_helpers import train
 from fairseq_rskip.vision.batches import Augmenter, BatchStream, channel_statistics
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
-from fairseq_rskip.vision.distributed import Group
-from fairseq_rskip.vision.trainer import Trainer
+from fairseq_rskip.vision.trainer import Group, Trainer
 
 pytestmark = NEEDS_DEVICE
 AMP = ["off", "bf16", gpu_only("fp16")]

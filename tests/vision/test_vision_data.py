@@ -17,7 +17,6 @@ def test_digits_are_the_real_ones_upscaled():
 
     images = load(Config(data="digits"))
     assert (len(images.train_labels), len(images.test_labels), len(images.classes)) == (1438, 359, 10)
-    assert not images.may_flip
     digits = load_digits()
     assert images.test_labels.tolist() == digits.target[4::5].tolist()
     block = images.test_images[7].float()[..., 0]
@@ -71,7 +70,7 @@ def test_cifar_is_read_from_torchvisions_folder(tmp_path, monkeypatch):
     meta = {"filename": "batches.meta", "key": "label_names", "md5": write("batches.meta", {"label_names": names})[1]}
     monkeypatch.setattr(datasets.CIFAR10, "meta", meta)
     images = load(Config(data="cifar10", data_dir=str(tmp_path)))
-    assert images.classes == tuple(names) and images.train_labels.tolist() == [4, 0, 9]
+    assert images.classes == names and images.train_labels.tolist() == [4, 0, 9]
     assert torch.equal(images.train_images[1].permute(2, 0, 1).flatten(), torch.from_numpy(rows[1]))
 
 

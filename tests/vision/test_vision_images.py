@@ -1,6 +1,5 @@
 """Image folders and archives: what is read and kept, what is refused and how it is said."""
 
-import io
 import os
 import tarfile
 
@@ -10,8 +9,8 @@ from PIL import Image
 from vision_helpers import CLASSES, pack, write_folder, write_image
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.vision import imagefolder
-from fairseq_rskip.vision.imagefolder import decode, load_image_folder
+from fairseq_rskip.vision import data
+from fairseq_rskip.vision.data import decode, load_image_folder
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def folder(tmp_path):
 
 
 def read(folder):
-    return load_image_folder(folder, folder.parent / "cache")
+    return vars(load_image_folder(folder, folder.parent / "cache"))
 
 
 def refused(folder):
@@ -31,12 +30,12 @@ def refused(folder):
 
 
 def same(a, b):
-    return a["classes"] == b["classes"] and all(torch.equal(a[k], b[k]) for k in a if k != "classes")
+    return a["classes"] == b["classes"] and all(torch.equal(a[k], b[k]) for k in a if torch.is_tensor(a[k]))
 
 
 def test_reads_pixels_and_labels_in_the_order_of_names(folder, tmp_path):
     got = read(folder)
-    assert got["classes"] == tuple(sorted(CLASSES))
+    assert got["classes"] == sorted(CLASSES)
     assert got["train_labels"].tolist() == [c for c in range(3) for _ in range(4)]
     index = sorted(CLASSES).index("dog") * 4 + 2
     pixels = write_image(tmp_path / "again.png", seed="test12")
@@ -67,16 +66,11 @@ def test_grey_images_become_rgb_links_are_followed_and_other_files_are_ignored(f
     assert torch.equal(grey[..., 0], grey[..., 2])
 
 
-def test_the_second_read_comes_from_the_cache_until_something_changes(folder, monkeypatch, capsys):
+def test_the_second_read_comes_from_the_cache_until_something_changes(folder, monkeypatch):
     first = read(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(imagefolder, "decode", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(data, "decode", lambda *_: pytest.fail("decoded again"))
         assert same(read(folder), first)
-    (kept,) = (folder.parent / "cache").iterdir()
-    kept.write_bytes(kept.read_bytes()[:1000])
-    assert same(read(folder), first) and f"warning: {kept} " in capsys.readouterr().err
-    torch.save({"classes": ["cat"]}, kept)
-    assert same(read(folder), first) and f"warning: {kept} " in capsys.readouterr().err
     write_image(folder / "train" / "cat" / "0.png", seed="other")
     assert not same(read(folder), first)
 
@@ -87,28 +81,26 @@ def test_a_cache_that_cannot_be_written_is_a_warning(folder, capsys):
     assert "warning: the decoded images are not kept" in capsys.readouterr().err
 
 
-def jpeg(**options):
-    """The bytes of a JPEG of noise, and the position of its compressed data."""
-    file = io.BytesIO()
-    Image.frombytes("RGB", (32, 32), bytes(k * k % 251 for k in range(3072))).save(file, "JPEG", **options)
-    return file.getvalue(), file.getvalue().index(b"\xff\xda") + 120
+def jpeg(path, **options):
+    """``path``, a JPEG of noise."""
+    Image.frombytes("RGB", (32, 32), bytes(k * k % 251 for k in range(3072))).save(path, "JPEG", **options)
+    return path
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 2}, {"quality": 5}], ids=str)
-def test_jpegs_have_the_pixels_that_pillow_reads(options):
-    data, _ = jpeg(**options)
-    with Image.open(io.BytesIO(data)) as image:
-        assert decode(data, "whole").numpy().tobytes() == image.convert("RGB").tobytes()
+def test_jpegs_have_the_pixels_that_pillow_reads(tmp_path, options):
+    path = jpeg(tmp_path / "whole", **options)
+    with Image.open(path) as image:
+        assert decode(path).numpy().tobytes() == image.convert("RGB").tobytes()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [lambda data, k: data[:k], lambda data, k: data[:k] + b"\xff\xd9" + data[k + 2 :]],
-    ids=["cut", "ends early"],
-)
-def test_a_damaged_jpeg_is_named(damage):
-    with pytest.raises(UserError, match="^the image spoilt cannot be decoded: "):
-        decode(damage(*jpeg()), "spoilt")
+@pytest.mark.parametrize("ending", [b"", b"\xff\xd9"], ids=["cut", "ends early"])
+def test_a_damaged_jpeg_is_named(tmp_path, ending):
+    path = jpeg(tmp_path / "spoilt")
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(b"\xff\xda") + 120] + ending)
+    with pytest.raises(UserError, match=f"^the image {path} cannot be decoded: "):
+        decode(path)
 
 
 def without_images(folder):
@@ -166,10 +158,6 @@ BAD = {
     "another size": (
         lambda folder: write_image(folder / "test" / "cat" / "big.png", seed=1, size=(64, 48)),
         "the image {}/test/cat/big.png is 64x48: expected 32x32",
-    ),
-    "a dangling link": (
-        replaced_by(lambda image: image.symlink_to("nowhere")),
-        "cannot read {}/train/dog/3.png: No such",
     ),
     "a FIFO": (replaced_by(os.mkfifo), "{}/train/dog/3.png is not a regular file"),
     "a device": (replaced_by(lambda image: image.symlink_to("/dev/zero")), "{}/train/dog/3.png is not a regular file"),

@@ -13,9 +13,8 @@ from fairseq_rskip.residual import skips
 from fairseq_rskip.residual.profile import set_starts
 from fairseq_rskip.vision.config import parse
 from fairseq_rskip.vision.data import ImageSet
-from fairseq_rskip.vision.distributed import Group
 from fairseq_rskip.vision.model import preact_resnet
-from fairseq_rskip.vision.trainer import Trainer
+from fairseq_rskip.vision.trainer import Group, Trainer
 
 CPU = torch.device("cpu")
 
@@ -206,7 +205,7 @@ def test_lambda_from_the_gradient_sees_the_blocks_own_input_where_the_width_chan
 def trainer_of(*options):
     """Of eight random images in as many classes."""
     images, labels = torch.randint(256, (8, 32, 32, 3), dtype=torch.uint8, generator=generator(0)), torch.arange(8)
-    config = parse(["--data", "digits", "--depth", "8", *options], "")
+    config = parse(["--data", "digits", "--depth", "8", *options])
     return Trainer(config, 1, ImageSet(tuple("12345678"), images, labels, images, labels), Group(0, 1, CPU))
 
 

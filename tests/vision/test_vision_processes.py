@@ -16,8 +16,7 @@ from vision_helpers import SCRIPT, arguments, assert_same_run, history, train, w
 from fairseq_rskip.analysis.live import read
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
-from fairseq_rskip.vision.distributed import Group
-from fairseq_rskip.vision.trainer import Trainer
+from fairseq_rskip.vision.trainer import Group, Trainer
 
 pytestmark = pytest.mark.slow
 # train_cifar.py in a process that imports neither fairseq nor what that brings
@@ -33,7 +32,7 @@ DIES_AND_RESUMES = """
 import os, signal, socket, sys
 from torch.multiprocessing import ProcessExitedException, start_processes
 from fairseq_rskip.vision.main import main
-from fairseq_rskip.vision.trainer import Trainer
+from fairseq_rskip.vision.trainer import Group, Trainer
 
 def train(rank, dies):
     step = Trainer.train_step
@@ -62,7 +61,7 @@ MASKS = """
 import sys, torch
 from torch.distributed import all_gather_object
 from fairseq_rskip.vision.main import main
-from fairseq_rskip.vision.trainer import Trainer
+from fairseq_rskip.vision.trainer import Group, Trainer
 
 step = Trainer.train_step
 

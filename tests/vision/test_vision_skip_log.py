@@ -10,8 +10,7 @@ from fairseq_rskip.analysis.probe import SkipProbe
 from fairseq_rskip.ops import dispatch
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
-from fairseq_rskip.vision.distributed import Group
-from fairseq_rskip.vision.trainer import Trainer
+from fairseq_rskip.vision.trainer import Group, Trainer
 
 QUANTITIES = ("skip_x_to_F", "skip_F_over_x", "skip_grad_norm")
 BLOCKS = [f"blocks.{k}.skip" for k in range(3)]  # of depth 8

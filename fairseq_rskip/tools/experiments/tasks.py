@@ -67,7 +67,7 @@ class Images(Task):
         """The run, without seed and folder, and warnings. Raises ``UserError`` as train_cifar.py would."""
         from fairseq_rskip.vision.config import parse
 
-        config, defaults = (checked(parse, self._words(data, each), "") for each in (options, {}))
+        config, defaults = (checked(parse, self._words(data, each)) for each in (options, {}))
         if "valid_error" in (table.metric, *table.also) and not config.valid_images:
             raise UserError("valid_error is of held-out images; set valid-images")
         found = {k: v for k, v in config.fixed().items() if k in ("data", "iterations") or v != getattr(defaults, k)}
