@@ -28,7 +28,7 @@ options+=(--iterations "$iterations" --warmup-iterations "$((iterations / 16))" 
 key=$({ printf '%s\n' "${options[@]}"; cat fairseq_rskip/*.py fairseq_rskip/{vision,residual,norms}/*.py; } | sha256sum)
 folder=$parent/cifar-${key:0:12}
 python scripts/train_cifar.py "${options[@]}" --output "$folder" --resume
-python scripts/analyze.py curves "ResNet-20, 2rSkip+LN=$folder" --output "$folder/curve"
+python -m fairseq_rskip.tools analyze curves "ResNet-20, 2rSkip+LN=$folder" --output "$folder/curve"
 python -c 'import json, sys; error = json.load(open(sys.argv[1]))["error"]; error <= float(sys.argv[2]) or sys.exit(
   f"error: the test error is {error} %, the demo wants at most {sys.argv[2]} %")' "$folder/seed1/result.json" "$most_error"
 printf 'The demo is done; its files are in %s\n' "$folder"

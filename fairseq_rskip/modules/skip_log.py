@@ -1,6 +1,6 @@
 """``fairseq-train --skip-log-interval N``: the skip connections' measures (:mod:`fairseq_rskip.analysis.live`) at every
 N-th update, in a folder ``skip`` beside fairseq's ``train_inner`` and ``valid`` of TensorBoard, as JSON lines
-(``skips.jsonl``, which analyze.py course reads) and TensorBoard events, and in Weights & Biases.
+(``skips.jsonl``, which rskip analyze course reads) and TensorBoard events, and in Weights & Biases.
 
 The forward and backward pass of one batch is ``task.train_step``. Where N > 0, and nowhere else, the task of the model
 gets its own ``train_step``, under a :class:`~fairseq_rskip.analysis.probe.SkipProbe` at every N-th update.

@@ -16,11 +16,14 @@ COMMANDS = {
     "compare": ("fairseq_rskip.tools.compare:main", "compare models: scores, lengths, significance"),
     "average": ("fairseq_rskip.tools.average:main", "average the weights of several fairseq checkpoints"),
     "translate": ("fairseq_rskip.tools.translate:main", "translate standard input with a checkpoint or an export"),
-    "run": ("fairseq_rskip.tools.experiments.main:run_file", "one YAML file: prepare, train, evaluate, report"),
+    "run": (
+        "fairseq_rskip.tools.experiments.main:run_file",
+        "prepare, train, evaluate and report what a YAML file lists",
+    ),
     "reproduce": ("fairseq_rskip.tools.experiments.main:main", "run and report tables of experiments"),
     "export": ("fairseq_rskip.tools.export.main:main", "write a model as a folder to share"),
     "describe": ("fairseq_rskip.tools.describe:main", "print every skip connection of a model"),
-    "analyze": ("fairseq_rskip.tools.analyze:main", "gradients, x:F ratios and depth of models; curves of runs"),
+    "analyze": ("fairseq_rskip.tools.analyze:main", "measure gradients, x:F ratios and depth; draw curves of runs"),
     "train-cifar": ("fairseq_rskip.vision.main:main", "train a PreAct-ResNet on CIFAR, image folders or digits"),
 }
 

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import sys
 
 from ..console import Parser, between, whole_number
 from ..errors import exit_status
@@ -33,7 +32,7 @@ their running statistics from 10 batches of them in training mode; nothing is tr
 def add_options(name: str, parser: argparse.ArgumentParser) -> None:
     """Add the options of the command ``name``."""
     add = parser.add_argument
-    add("--output", required=True, metavar="STEM", help="what to write, without an ending: STEM.csv, .png, .pdf")
+    add("--output", required=True, metavar="STEM", help="write STEM.csv, STEM.png and STEM.pdf")
     if name in EXAMPLES:
         parser.epilog = MODELS
         add("models", nargs="+", metavar="MODEL", help="[LABEL=]PATH or 'LABEL=fresh:...', see below")
@@ -41,8 +40,8 @@ def add_options(name: str, parser: argparse.ArgumentParser) -> None:
         add("--examples", type=whole_number(1), default=count, metavar="N", help=f"images or sentence pairs ({count})")
         add("--data", default="", help="cifar10, cifar100, digits, imagefolder:PATH or data-bin (that of the training)")
         add("--split", default="train", help="train or test; of a data-bin any (train)")
-        add("--cache", default="", help="folder of decoded image folders (that of the training)")
-        add("--data-dir", default="", help="folder of cifar10 and cifar100 (that of the training)")
+        add("--cache", default="", metavar="DIR", help="folder of decoded image folders (that of the training)")
+        add("--data-dir", default="", metavar="DIR", help="folder of cifar10 and cifar100 (that of the training)")
         add("--seed", type=int, default=1, help="seed of the examples and of fresh networks (1)")
         add("--batch-size", type=whole_number(1), default=64, metavar="N", help="examples of a batch (64)")
         add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
@@ -63,19 +62,15 @@ def add_options(name: str, parser: argparse.ArgumentParser) -> None:
         add("--by-block", action="store_true", help="against depth: each block at the last update")
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """The options, with the command as ``name``. Torch is not imported."""
-    parser = Parser(prog="analyze.py", description=__doc__)
+def run(argv: list[str]) -> None:
+    """Run a command: its module's ``report`` takes the options, or the study of the models that they name. Torch is
+    imported when they have been read."""
+    parser = Parser(prog="rskip analyze", description=__doc__)
     commands = parser.add_subparsers(dest="name", metavar="COMMAND [options]", required=True)
     for name, line in COMMANDS.items():
-        usage = f"analyze.py {name} --output STEM [options]"
+        usage = f"rskip analyze {name} --output STEM [options]"
         add_options(name, commands.add_parser(name, help=line, description=line, usage=usage))
-    return parser.parse_args(argv)
-
-
-def run(argv: list[str]) -> None:
-    """Run a command: its module's ``report`` takes the options, or the study of the models that they name."""
-    options = parse(argv)
+    options = parser.parse_args(argv)
     from ..analysis import figures
 
     stem = figures.check_stem(options.output)
@@ -92,10 +87,6 @@ def run(argv: list[str]) -> None:
         command.report(options, stem)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Run the command line ``argv``; returns the exit status."""
-    return exit_status(lambda: run(sys.argv[1:] if argv is None else argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return exit_status(lambda: run(argv))

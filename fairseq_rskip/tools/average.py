@@ -3,8 +3,8 @@
     rskip average --inputs DIR --num-update-checkpoints 5 --output DIR/averaged.pt
     rskip average --inputs a.pt b.pt c.pt --output averaged.pt
 
-Settings come from the first input (of a folder: the newest). The optimizer's state is left out. Of a folder without a
-number, the last five checkpoints of epochs or updates are averaged, as by rskip evaluate.
+Settings come from the first input (of a folder: the newest). The optimizer's state is left out. Without a number, the
+last five checkpoints of a folder are averaged, as by rskip evaluate.
 """
 
 from pathlib import Path
@@ -16,7 +16,9 @@ from fairseq_rskip.errors import UserError
 def main(argv: list[str] | None = None) -> None:
     """Write the average and print which checkpoints it is of. Raises ``UserError``."""
     parser = Parser(description=__doc__)
-    parser.add_argument("--inputs", nargs="+", type=Path, required=True, help="checkpoints, or one folder of them")
+    parser.add_argument(
+        "--inputs", nargs="+", type=Path, required=True, metavar="PATH", help="checkpoints, or one folder"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
     number = parser.add_mutually_exclusive_group()
     for unit, form in (("epoch", "checkpoint<epoch>.pt"), ("update", "checkpoint_<epoch>_<update>.pt")):

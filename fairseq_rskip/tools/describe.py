@@ -10,13 +10,13 @@ parameters is without embeddings and output projection, whose size is the vocabu
 
 ARCH is an architecture such as transformer_rskip_ln, followed by any model option of fairseq-train (--encoder-layers
 18), or resnet110, followed by those of train_cifar.py (--skip-kind xskip)."""
-PROGRAM = "python -m fairseq_rskip describe"
+PROGRAM = "rskip describe"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, or with ``--json`` everything. Raises ``UserError`` for an unknown architecture or option."""
     parser = Parser(prog=PROGRAM, usage=f"{PROGRAM} ARCH [--json] [OPTIONS]", description=ABOUT)
-    parser.add_argument("arch", metavar="ARCH", help="the model")
+    parser.add_argument("arch", metavar="ARCH", help="architecture")
     parser.add_argument("--json", action="store_true", help="print everything, layer by layer, as JSON")
     options, model_options = parser.parse_known_args(argv)
     from fairseq_rskip.tools.description import describe

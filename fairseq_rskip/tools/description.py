@@ -53,10 +53,8 @@ def describe(arch: str, options: list[str], as_json: bool) -> None:
     torch.manual_seed(SEED)
     resnet = re.fullmatch(r"resnet(\d+)", arch)
     model = _resnet(int(resnet[1]), options) if resnet else _transformer(arch, options)
-    found = list(skips(model))
-    counted: set[nn.Parameter] = set()  # each once, with the first that it belongs to, whoever shares it
-    rows = [row(skip, branch, counted) for skip, branch in found]
-    added = sum(parameter.numel() for parameter in counted)
+    rows = describe_skips(model)
+    added = sum(each.rule_parameters + each.norm_parameters for each in rows)
     total = sum(p.numel() for name, p in model.named_parameters() if not name.endswith(OF_VOCABULARY))
     backend = in_use()
     computed = f"{backend.name} ({backend.reason})"
@@ -122,6 +120,12 @@ def _resnet(depth: int, options: list[str]) -> nn.Module:
     if config.depth != depth:
         raise UserError(f"resnet{depth} with --depth {config.depth}: expected resnet{config.depth} alone")
     return preact_resnet(num_classes=10, **config.network())
+
+
+def describe_skips(model: nn.Module) -> list[Row]:
+    """What there is to say about each skip connection."""
+    counted: set[nn.Parameter] = set()  # each once, with the first that it belongs to, whoever shares it
+    return [row(skip, branch, counted) for skip, branch in skips(model)]
 
 
 def skips(model: nn.Module) -> Iterator[tuple[SkipConnection, Branch]]:

@@ -1,4 +1,4 @@
-"""The MODELs of analyze.py's command line: how all of them become one study."""
+"""The MODELs of rskip analyze's command line: how all of them become one study."""
 
 import argparse
 import shlex

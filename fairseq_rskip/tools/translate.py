@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("--data", type=Path, help="prepared corpus of a checkpoint (the one it was trained on)")
     add_search(parser)
-    batch = "lines read and translated at a time (64; on a terminal 1)"
+    batch = "number of lines to translate at a time (64; on a terminal 1)"
     parser.add_argument("--lines", type=whole_number(1), metavar="N", help=batch)
     options = parser.parse_args(argv)
     import torch  # takes seconds: after the options

@@ -1,4 +1,4 @@
-"""analyze.py course: what --skip-log-interval logged, block by block, becomes one line a run."""
+"""rskip analyze course: what --skip-log-interval logged, block by block, becomes one line a run."""
 
 import csv
 

@@ -1,4 +1,4 @@
-"""analyze.py: what it measures of MODELs equals a measurement by hand; what is wrong with them gets one line."""
+"""rskip analyze: what it measures of MODELs equals a measurement by hand; what is wrong with them gets one line."""
 
 import csv
 import math
@@ -19,7 +19,7 @@ from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.model import preact_resnet
 
-SCRIPT = ROOT / "scripts" / "analyze.py"
+ANALYZE = ["-m", "fairseq_rskip.tools", "analyze"]
 NAMES = ["gradients", "ratio", "depth", "curves", "course", "coordinates"]
 FRESH = "fresh:--depth 8 --skip-kind rskip --skip-lambda 2"
 
@@ -39,7 +39,7 @@ def test_help_has_one_line_for_each_command_and_comes_without_torch(capfd, monke
     for name in NAMES:
         status, said, _ = exits(capfd, name, "-h")
         assert status == 0 and "--output" in said
-    done = run_command([sys.executable, "-X", "importtime", SCRIPT, "ratio", "-h"])
+    done = run_command([sys.executable, "-X", "importtime", *ANALYZE, "ratio", "-h"])
     assert done.returncode == 0 and not re.search(r"\| +(torch|numpy)$", done.stderr, re.M)
 
 
@@ -55,7 +55,7 @@ def test_a_command_imports_what_it_needs_and_no_more_and_survives_its_reader(tmp
         (tmp_path / f"{missing}.py").write_text("raise ImportError('not installed')")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "log.jsonl").write_text('{"iteration": 1, "train_loss": 2.0, "test_error": 50}\n')
-    argv = [sys.executable, str(SCRIPT), "curves", "--output", str(tmp_path / "x")]
+    argv = [sys.executable, *ANALYZE, "curves", "--output", str(tmp_path / "x")]
     done = run_command([*argv, tmp_path], env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
     expected = "holds no log: expected log.jsonl of train_cifar.py or train.log of fairseq-train"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {tmp_path} {expected}\n")
@@ -78,7 +78,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def analyze(runs, tmp_path, capfd):
-    """``analyze.py COMMAND ...`` in this process: (exit status, stdout, stderr, rows of the CSV)."""
+    """``rskip analyze COMMAND ...`` in this process: (exit status, stdout, stderr, rows of the CSV)."""
 
     def run(name, *models, **options):
         options = {"data": runs[1], "cache": runs[0] / "cache", "device": "cpu", "output": tmp_path / "f g", **options}

@@ -51,12 +51,12 @@ def parse(argv: list[str] | None = None) -> Namespace:
     weights.add_argument("--average", type=whole_number(0), metavar="N", help=last)
     one = "evaluate this checkpoint: a path, or a name in the folder"
     weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=one)
-    parser.add_argument("--subset", choices=("test", "valid"), default="test", help="which sentences (test)")
+    parser.add_argument("--subset", choices=("test", "valid"), default="test", help="sentences to take (test)")
     add_search(parser)
     parser.add_argument("--max-tokens", type=whole_number(1), default=8000, metavar="N", help="tokens per batch (8000)")
-    parser.add_argument("--fp32", action="store_true", help="decode in fp32 on a GPU (fp16)")
+    parser.add_argument("--fp32", action="store_true", help="compute in fp32 on a GPU (default: fp16)")
     parser.add_argument("--out", type=Path, help="folder of the results (CHECKPOINT-DIR/evaluation-SUBSET)")
-    window = "a language model's least context, in tokens, where a text has so many (0: none at a window's start)"
+    window = "of a language model: tokens that at least precede each predicted one, where the text has them (0)"
     parser.add_argument("--context-window", type=whole_number(0), default=0, metavar="N", help=window)
     options = parser.parse_args(argv)
     options.out = options.out or options.folder / f"evaluation-{options.subset}"

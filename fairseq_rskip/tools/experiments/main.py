@@ -42,13 +42,13 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     add, number = parser.add_argument, "*" if command == "list" else "+"
     parser.set_defaults(action=ACTIONS[command][0])
     add("tables", nargs=number, metavar="TABLE", help="a table's name, or the path of a YAML file")
-    add("--output", type=Path, metavar="DIR", help="(runs/FILE without .yaml; for names runs/paper)")
+    add("--output", type=Path, metavar="DIR", help="folder of the runs (runs/NAME for NAME.yaml, else runs/paper)")
     add("--rows", nargs="+", default=[], metavar="LABEL", help="only these rows")
     add("--columns", nargs="+", default=[], metavar="NAME", help="only these columns")
-    add("--seeds", nargs="+", type=whole_number(0), metavar="N", help="instead of the table's")
+    add("--seeds", nargs="+", type=whole_number(0), metavar="N", help="seeds to run (the table's)")
     add("--corpus", metavar="DATA", help="train on other data: a name or a folder")
-    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="an option for every row: depth=20")
-    add("--no-figures", action="store_true", help="report without figures")
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="set an option in every row, such as depth=20")
+    add("--no-figures", action="store_true", help="write the report without figures")
     if command == "run":
         add("--dry-run", action="store_true", help="print the commands that would run")
         add("--jobs", type=whole_number(1), metavar="N", help="number of parallel runs (default: one per GPU)")

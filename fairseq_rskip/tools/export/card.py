@@ -1,6 +1,5 @@
 """The card of an exported model: card.md.j2 with every value escaped."""
 
-import dataclasses
 import inspect
 import json
 import re
@@ -14,7 +13,7 @@ from markupsafe import Markup
 
 import fairseq_rskip
 from fairseq_rskip.files import write_text
-from fairseq_rskip.residual import SkipConnection
+from fairseq_rskip.tools import description
 from fairseq_rskip.tools.process import git_commit
 
 
@@ -32,30 +31,16 @@ def write(path: Path, model: Any, licence: str, header: dict[str, Any], **parts:
     ``parts`` are title, task, text, settings, ``results`` (name, type and value of each score) on ``data``, and
     ``scored``, what they are the scores of.
     """
-    parts.update(licence=licence, skips=skips(model), size=f"{sum(p.numel() for p in model.parameters()):,} parameters")
-    tags = ["fairseq_rskip", *(skip["kind"] for skip in parts["skips"])]
-    header = {"license": licence, **header, "pipeline_tag": parts["task"], "tags": tags}
+    rules = {skip.kind: inspect.getdoc(type(skip)).split("\n\n")[0] for skip, _ in description.skips(model)}
+    header = {"license": licence, **header, "pipeline_tag": parts["task"], "tags": ["fairseq_rskip", *rules]}
     if metrics := [{"name": n, "type": t, "value": round(v, 4)} for n, t, v in parts["results"]]:
         result = {"task": {"type": parts["task"]}, "dataset": parts["data"], "metrics": metrics}
         header["model-index"] = [{"name": parts["title"], "results": [result]}]
-    parts.update(version=fairseq_rskip.__version__, commit=git_commit(), torch=torch.__version__)
-    parts.update(header=yaml.safe_dump(header, sort_keys=False), settings=json.dumps(parts["settings"], indent=1))
+    parts |= {"skips": "\n".join(description.table(description.describe_skips(model))), "columns": description.COLUMNS}
+    parts |= {"rules": {kind: " ".join(rule.split()).replace("``", "`") for kind, rule in rules.items()}}
+    parts |= {"version": fairseq_rskip.__version__, "commit": git_commit(), "torch": torch.__version__}
+    parts |= {"licence": licence, "parameters": f"{sum(p.numel() for p in model.parameters()):,}"}
+    parts |= {"header": yaml.safe_dump(header, sort_keys=False), "settings": json.dumps(parts["settings"], indent=1)}
     layout = Path(__file__).with_name("card.md.j2").read_text("utf-8")
     template = jinja2.Template(layout, trim_blocks=True, keep_trailing_newline=True, finalize=escape)
     write_text(path, template.render(**parts))
-
-
-def skips(model: Any) -> list[dict[str, Any]]:
-    """Each kind of skip connection in ``model``: how many, options, parameters, its rule with equation and source."""
-    groups: dict[tuple[str, str], list[SkipConnection]] = {}
-    for module in model.modules():
-        if isinstance(module, SkipConnection):
-            groups.setdefault((module.kind, str(module.options)), []).append(module)
-    lines = []
-    for (kind, _), same in groups.items():
-        rule = " ".join(inspect.getdoc(type(same[0])).split("\n\n")[0].split()).replace("``", "`")
-        options = dataclasses.asdict(same[0].options).items()
-        shown = ", ".join(f"{name} {value}" for name, value in options if value is not None)
-        parameters = sum(p.numel() for p in {p for skip in same for p in skip.parameters()})
-        lines.append(dict(count=len(same), kind=kind, options=shown, parameters=f"{parameters:,}", rule=rule))
-    return lines

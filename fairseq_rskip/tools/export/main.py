@@ -9,29 +9,26 @@ README.md and, for translation, dictionaries and subwords from the prepared corp
 """
 
 import argparse
-import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 
 from fairseq_rskip.console import Parser, print_line
-from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.errors import UserError
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The options. A mistake ends the program with one line."""
-    parser = Parser(prog="rskip export", description=__doc__)
+def main(argv: list[str] | None = None) -> None:
+    """Run the command. Raises ``UserError``."""
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--data", type=Path, help="prepared corpus of a Transformer (the one it was trained on)")
-    scores = (
-        "folder of rskip evaluate whose scores go into the card (one beside the checkpoint that scored its weights)"
-    )
+    scores = "folder of rskip evaluate with the scores for the card (one beside the checkpoint, of the same weights)"
     parser.add_argument("--evaluation", type=Path, metavar="FOLDER", help=scores)
     licence = "licence of the weights for the card, such as mit or cc-by-4.0 (unknown)"
     parser.add_argument("--licence", default="unknown", metavar="NAME", help=licence)
-    return parser.parse_args(argv)
+    export(parser.parse_args(argv))
 
 
 def export(options: argparse.Namespace) -> None:
@@ -41,25 +38,26 @@ def export(options: argparse.Namespace) -> None:
     from fairseq_rskip.files import write_json
     from fairseq_rskip.pretrained import CONFIG, FORMAT, WEIGHTS
     from fairseq_rskip.safe_load import load_checkpoint
+    from fairseq_rskip.tools.export import card
     from fairseq_rskip.vision.run import CHECKPOINT
     from fairseq_rskip.vision.run import FORMAT as OF_IMAGES
 
-    from . import card
-
-    folder = Path(os.path.abspath(options.folder.expanduser()))
+    folder, checkpoint = Path(os.path.abspath(options.folder.expanduser())), options.checkpoint.expanduser()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"DIR {options.folder} exists and is not an empty folder; give a new one")
-    checkpoint = options.checkpoint.expanduser()
     if checkpoint.is_dir() and not (checkpoint / CHECKPOINT).is_file():
         held = ", ".join(sorted(path.name for path in checkpoint.glob("*.pt"))) or "no checkpoint"
         raise UserError(f"CHECKPOINT {checkpoint} is a folder: name a file; it holds {held}")
     checkpoint = checkpoint / CHECKPOINT if checkpoint.is_dir() else checkpoint
     state = load_checkpoint(checkpoint, map_location="cpu")
     if isinstance(state, dict) and state.get("format") == OF_IMAGES:
-        from .images import convert, describe
+        from fairseq_rskip.tools.export.images import convert, describe
     else:
-        from .translation import convert, describe
-    with staged(folder) as stage:
+        from fairseq_rskip.tools.export.translation import convert, describe
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent) as temporary:
+        stage = Path(temporary) / "stage"
+        stage.mkdir()
         config, model = convert(stage, checkpoint, state, options.data)
         about = describe(checkpoint, config, state, options.evaluation)
         write_json(stage / CONFIG, {"format": FORMAT, **config})
@@ -67,22 +65,5 @@ def export(options: argparse.Namespace) -> None:
         shutil.copymode(stage / CONFIG, stage / WEIGHTS)  # others may read it, too
         card.write(stage / "README.md", model, options.licence, **about)
         names = sorted(path.name for path in stage.iterdir())
-    print_line(f"written to {options.folder}: {', '.join(names)}")
-
-
-@contextlib.contextmanager
-def staged(folder: Path) -> Iterator[Path]:
-    """A folder to fill in the block; it becomes ``folder`` when the block ends well, and is removed otherwise."""
-    stage = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    stage.mkdir(parents=True)
-    try:
-        yield stage
         os.replace(stage, folder)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
-    options = parse(argv)
-    return exit_status(lambda: export(options))
+    print_line(f"written to {options.folder}: {', '.join(names)}")

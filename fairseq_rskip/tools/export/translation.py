@@ -20,7 +20,6 @@ from fairseq_rskip.tools.transformers import build, ours, read
 
 SEARCH = {"beam": 4, "lenpen": DEFAULT_LENPEN, "max_len_a": 1.0, "max_len_b": 50}  # rskip evaluate's
 OF_TRAINING = {"_name", "encoder_embed_path", "decoder_embed_path", "skip_log_interval"}  # of no use afterwards
-KINDS = {"chrF": "chrf"}  # of scores, as Hugging Face calls them; all others are "bleu"
 SHOWN = ("optimization", "optimizer", "lr_scheduler", "criterion")  # of the training, in the card
 
 
@@ -47,8 +46,7 @@ def convert(stage: Path, checkpoint: Path, state: dict, data: Path | None) -> tu
     subwords = {}
     for language in (corpus.source, corpus.target):
         shutil.copyfile(corpus.dictionary(language), stage / f"dict.{language}.txt")
-        path = corpus.subwords(language)
-        if path:
+        if path := corpus.subwords(language):
             subwords[language] = f"subwords.{path.name}"
             shutil.copyfile(path, stage / subwords[language])
     config = {"kind": "translation", "architecture": name, "source": corpus.source, "target": corpus.target}
@@ -93,7 +91,9 @@ def describe(checkpoint: Path, config: dict[str, Any], state: dict, evaluation: 
         "title": f"{arch}, {pair}, {config['corpus']}",
         "text": text,
         "data": {"name": f"{config['corpus']} {pair}", "type": config["corpus"]},
-        "results": [(f"{r['name']} ({r['signature']})", KINDS.get(r["name"], "bleu"), r["score"]) for r in rows],
+        "results": [
+            (f"{r['name']} ({r['signature']})", "chrf" if r["name"] == "chrF" else "bleu", r["score"]) for r in rows
+        ],
         "scored": scored,
         "settings": settings,
     }

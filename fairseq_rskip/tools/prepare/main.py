@@ -60,10 +60,10 @@ def read(prog: str, name: str, row: dict[str, Any], words: list[str]) -> argpars
     """The options ``words`` for the corpus ``name`` of ``OWN`` or corpora.yaml, whose ``row`` has the defaults."""
     parser = Parser(prog=prog, description=ABOUT.get(name, PUBLISHED), epilog=RESUMES)
     add, targets = parser.add_argument, row.get("tgt", [])
-    add("folder", nargs=None if name in OWN else "?", default="", help="FOLDER/data-bin is what training takes")
+    add("folder", nargs=None if name in OWN else "?", default="", metavar="FOLDER", help="write FOLDER/data-bin")
     parser.set_defaults(src="en", tgt=targets[0] if targets else "", vocabulary="joint", max_length=0, max_ratio=0)
     if name == "text":
-        source = "a text file with blank lines between documents, gzip too, or a folder whose *.txt files are documents"
+        source = "a text file, maybe gzipped, with blank lines between documents; or a folder of *.txt documents"
         path = partial(existing, is_kind=Path.exists, kind="file or folder")
         add("--text", type=path, required=True, dest="input", metavar="PATH", help=source)
         add("--lines", type=whole_number(1), default=0, metavar="N", help="a document is N lines")
@@ -74,28 +74,39 @@ def read(prog: str, name: str, row: dict[str, Any], words: list[str]) -> argpars
         add("--src", type=language, required=True, metavar="LANG", help="language code of the source, such as en")
         add("--tgt", type=language, required=True, metavar="LANG", help="language code of the target")
         for split, side in itertools.product(SPLITS, ("src", "tgt")):
-            add(f"--{split}-{side}", type=existing, required=True, metavar="FILE", help=f"{split} text, gzip too")
+            add(f"--{split}-{side}", type=existing, required=True, metavar="FILE", help=f"{split} text, may be gzipped")
     if targets[1:]:
         add("--tgt", choices=targets, metavar="LANG", help=f"{' or '.join(targets)} (%(default)s)")
     if name in OWN:
-        add("--tokenizer", choices=["moses", "none"], default="moses", help="none: the text is tokenised already")
-        add("--name", default="", help="what the corpus is called (default: FOLDER's name)")
+        add(
+            "--tokenizer",
+            choices=["moses", "none"],
+            default="moses",
+            help="none: the text is tokenised already (moses)",
+        )
+        add("--name", default="", help="name of the corpus (default: FOLDER's name)")
     else:
         add("--from", default="", metavar="DIR-or-URL", help="take the archives from a folder or a mirror")
-        add("--archives", default="", metavar="FILE", help="another list of archives than data-prep/archives has")
+        add("--archives", default="", metavar="FILE", help="use this list, not data-prep/archives/CORPUS.tsv")
     kind = add("--bpe", choices=["subword-nmt", "sentencepiece", "none"], default=row.get("bpe", "subword-nmt"))
     kind.help = "kind of subwords (%(default)s)"
     size = add("--bpe-size", type=whole_number(1), default=row["bpe-size"], metavar="N")
     size.help = "merge operations, or sentencepiece's vocabulary (%(default)s)"
-    add("--normalise-punctuation", dest="normalise", action="store_true", help="quotes and dashes to ASCII first")
+    add("--normalise-punctuation", dest="normalise", action="store_true", help="make quotes and dashes ASCII first")
     if name == "corpus" or any(targets):
         add("--joint", dest="vocabulary", action="store_const", const="joint", help=argparse.SUPPRESS)
-        add("--separate", dest="vocabulary", action="store_const", const="separate", help="subwords for each language")
+        add(
+            "--separate",
+            dest="vocabulary",
+            action="store_const",
+            const="separate",
+            help="learn subwords for each language separately",
+        )
         longest = "longest training sentence in subwords (%(default)s)"
-        add("--max-length", type=whole_number(1), default=250, help=longest)
+        add("--max-length", type=whole_number(1), default=250, metavar="N", help=longest)
         most = "drop training pairs above this ratio of lengths (%(default)s)"
-        add("--max-ratio", type=between(1, math.inf), default=1.5, help=most)
-    add("--workers", type=whole_number(1), metavar="N", help="processes (all cores)")
+        add("--max-ratio", type=between(1, math.inf), default=1.5, metavar="X", help=most)
+    add("--workers", type=whole_number(1), metavar="N", help="number of processes (all cores)")
     return parser.parse_args(words)
 
 
