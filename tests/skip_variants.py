@@ -143,7 +143,18 @@ def orthogonal(x, f):
     return x + f - (x * f).sum(1, keepdim=True) / ((x * x).sum(1, keepdim=True) + 1e-5) * x
 
 
+def ddl(x, f, p):
+    h = x
+    if "pre.weight" in p:
+        h = torch.stack([_standardise(row, 1e-5, False) for row in x]) * p["pre.weight"] + p["pre.bias"]
+    gate = 2 / (1 + torch.exp(-(h @ p["gate_weight"].T + p["gate_bias"])))
+    value = 4 / (1 + torch.exp(-(x @ p["value_weight"].T + p["value_bias"])))
+    k = f / ((f * f).sum(1, keepdim=True) + 1e-10) ** 0.5
+    return x + gate * (value - (k * x).sum(1, keepdim=True)) * k
+
+
 VARIANTS += [
+    rival("ddl", lambda x, f, g, p: ddl(x, f, p)),
     rival("keel", lambda x, f, g, p: g[0](12 * x + f)),
     rival("prores", lambda x, f, g, p: x + 700 / 3000 * f),
     rival("branchnorm", lambda x, f, g, p: g[0](x + 700 / 4000 * f)),
@@ -173,7 +184,7 @@ VARIANTS += [
     rival("laurel", lambda x, f, g, p: laurel(x, f, p), rank=2),
 ]
 IMAGED = [variant for variant in VARIANTS if KINDS[variant.kind].for_images]
-MIXING = ("conv_shortcut", "laurel", "orthogonal")  # y mixes the features of x: no coefficient, no ratio
+MIXING = ("conv_shortcut", "laurel", "orthogonal", "ddl")  # y mixes the features of x: no coefficient, no ratio
 # nor through a recursion whose steps are a tanh
 WITHOUT_RATIO = {v.name for v in VARIANTS if v.kind in MIXING or v.name in ("rskip2-dyt", "rskip2-derf")}
 NAMES = [variant.name for variant in VARIANTS]

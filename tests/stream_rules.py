@@ -3,6 +3,9 @@
 The references share nothing with the package; gradients come from autograd.
 """
 
+import functools
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -94,10 +97,11 @@ def denseformer(x: Tensor, blocks: Blocks) -> Tensor:
     return by_layers(row(blocks), x, x, blocks)
 
 
-def attnres(x: Tensor, blocks: Blocks) -> Tensor:
+def attnres(x: Tensor, blocks: Blocks, size: int = 1) -> Tensor:
     values = [x]
     for k in range(len(blocks.branches)):
-        values.append(blocks.branch(k, x))
+        f = blocks.branch(k, x)
+        values = [*values, f] if k % size == 0 else [*values[:-1], values[-1] + f]
         scores = [(blocks.get(k, "query") * v).sum(-1) / ((v * v).mean(-1) + EPS) ** 0.5 for v in values]
         total = sum(torch.exp(s) for s in scores)
         x = sum((torch.exp(s) / total).unsqueeze(-1) * v for s, v in zip(scores, values))
@@ -124,7 +128,33 @@ def hyper(x: Tensor, blocks: Blocks) -> Tensor:
     return sum(streams)
 
 
-def mhc(x: Tensor, blocks: Blocks) -> Tensor:
+def sinkhorn(res: Tensor, n: int) -> list[list[Tensor]]:
+    matrix = [[torch.exp(res[..., i * n + j]) for j in range(n)] for i in range(n)]
+    for _ in range(20):
+        columns = [sum(matrix[i][j] for i in range(n)) for j in range(n)]
+        matrix = [[matrix[i][j] / columns[j] for j in range(n)] for i in range(n)]
+        matrix = [[entry / sum(line) for entry in line] for line in matrix]
+    return matrix
+
+
+def permutations(res: Tensor, n: int) -> list[list[Tensor]]:
+    share, every = torch.exp(res) / torch.exp(res).sum(-1, keepdim=True), list(itertools.permutations(range(n)))
+    return [[sum(share[..., k] for k, p in enumerate(every) if p[i] == j) for j in range(n)] for i in range(n)]
+
+
+def kronecker(res: Tensor, n: int) -> list[list[Tensor]]:
+    """Entry (i, j) is a product over the bits of i and j: p where they agree, 1 - p where they do not."""
+    bits = n.bit_length() - 1
+    stay = [1 / (1 + torch.exp(res[..., 2 * k + 1] - res[..., 2 * k])) for k in range(bits)]
+    share = [(1 - p, p) for p in stay]  # by whether a bit agrees; the first factor is the highest bit
+
+    def entry(i: int, j: int) -> Tensor:
+        return math.prod(share[k][(i >> (bits - 1 - k)) & 1 == (j >> (bits - 1 - k)) & 1] for k in range(bits))
+
+    return [[entry(i, j) for j in range(n)] for i in range(n)]
+
+
+def mhc(x: Tensor, blocks: Blocks, doubly_stochastic=sinkhorn) -> Tensor:
     n = len(blocks.get(0, "b_pre"))
     streams = [x] * n
     for k in range(len(blocks.branches)):
@@ -132,11 +162,7 @@ def mhc(x: Tensor, blocks: Blocks) -> Tensor:
         whole = whole / ((whole * whole).mean(-1, keepdim=True) + EPS) ** 0.5
         phi, alpha, b = ([blocks.get(k, f"{name}_{part}") for part in PARTS] for name in ("phi", "alpha", "b"))
         pre, post, res = (alpha[i] * (whole @ phi[i]) + b[i].flatten() for i in range(3))
-        matrix = [[torch.exp(res[..., i * n + j]) for j in range(n)] for i in range(n)]
-        for _ in range(20):
-            columns = [sum(matrix[i][j] for i in range(n)) for j in range(n)]
-            matrix = [[matrix[i][j] / columns[j] for j in range(n)] for i in range(n)]
-            matrix = [[entry / sum(line) for entry in line] for line in matrix]
+        matrix = doubly_stochastic(res, n)
         read, written = 1 / (1 + torch.exp(-pre)), 2 / (1 + torch.exp(-post))
         f = blocks.branch(k, sum(read[..., i, None] * streams[i] for i in range(n)))
         streams = [
@@ -165,6 +191,13 @@ RULES = {
     "dlcl": Rule({"kind": "dlcl"}, dlcl),
     "denseformer": Rule({"kind": "denseformer"}, denseformer),
     "attnres": Rule({"kind": "attnres"}, attnres),
+    "attnres-blocks": Rule({"kind": "attnres", "block_size": 2}, functools.partial(attnres, size=2)),
+    "mhc-lite": Rule(
+        {"kind": "mhc", "streams": 3, "matrix": "permutations"}, functools.partial(mhc, doubly_stochastic=permutations)
+    ),
+    "kromhc": Rule(
+        {"kind": "mhc", "streams": 4, "matrix": "kronecker"}, functools.partial(mhc, doubly_stochastic=kronecker)
+    ),
     "hyper": Rule({"kind": "hyper", "streams": 3}, hyper),
     "hyper-static": Rule({"kind": "hyper", "streams": 4, "mixing": "static"}, hyper),
     "mhc": Rule({"kind": "mhc", "streams": 3}, mhc),

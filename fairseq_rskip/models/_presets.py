@@ -54,11 +54,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "attnres": {"skip_kind": "attnres"},
     "hyper": {"skip_kind": "hyper"},
     "mhc": {"skip_kind": "mhc"},
+    "mhc_lite": {"skip_kind": "mhc", "skip_matrix": "permutations"},
+    "kromhc": {"skip_kind": "mhc", "skip_matrix": "kronecker"},
     # rivals without a norm, or with one where their papers have it
     **{kind: {"skip_kind": kind} for kind in ("rezero", "skipinit", "layerscale", "scaled", "learned_scalar")},
     "residual_scaling": {"skip_kind": "residual_scaling"},
     **{kind: {"skip_kind": kind} for kind in ("deepnorm", "admin", "fixup", "tfixup", "gpt2")},
-    **{kind: {"skip_kind": kind} for kind in ("prores", "branchnorm", "gpas", "orthogonal")},
+    **{kind: {"skip_kind": kind} for kind in ("prores", "branchnorm", "gpas", "orthogonal", "ddl")},
     # in place of the addition of a post-norm Transformer
     **{kind: {"skip_kind": kind, "skip_norm": "layer"} for kind in ("highway", "constant", "exclusive_gate")},
     **{kind: {"skip_kind": kind, "skip_norm": "layer"} for kind in ("shortcut_gate", "conv_shortcut", "laurel")},

@@ -145,6 +145,32 @@ class Orthogonal(SkipConnection, kind="orthogonal", norm=opt.WITHOUT_BATCH):
         return wide + f_wide - along / (square + self.eps) * wide
 
 
+class DeltaResidual(SkipConnection, kind="ddl", norm=opt.WITHOUT_BATCH):
+    """Deep delta learning, ``y = x + b * (v - <k, x>) * k``, ``k = F / |F|``, ``b = 2 sigmoid(w_b . G(x) + c_b)``,
+    ``v = 4 sigmoid(w_v . x + c_v)``, F of G(x): arXiv 2601.00417, as its code for one value a position has it,
+    yifanzhang-pro/deep-delta-learning, ``DDL-vdim1-gpt-mha-rope.py``. w_b and w_v, of shape (1, dim), start at 0 (ours)
+    and c_b and c_v at 0, so that b = 1, its default, and v = 2."""
+
+    slots = ("pre",)
+
+    def setup(self) -> None:
+        for name in ("gate", "value"):
+            self.register_parameter(f"{name}_weight", nn.Parameter(torch.zeros(1, self.dim)))
+            self.register_parameter(f"{name}_bias", nn.Parameter(torch.zeros(1)))
+
+    def prepare(self, x: Tensor) -> tuple[Tensor, Any]:
+        h, _ = super().prepare(x)
+        return h, (h,)
+
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        (h,) = carried or self.prepare(x)[1]
+        h, x, f_x = (at_least_float32(tensor) for tensor in (h, x, f_x))
+        gate = 2.0 * torch.sigmoid(linear(h, self.channel_dim, self.gate_weight, self.gate_bias))
+        value = 4.0 * torch.sigmoid(linear(x, self.channel_dim, self.value_weight, self.value_bias))
+        k = f_x * (f_x.square().sum(self.channel_dim, keepdim=True) + self.eps**2).rsqrt()
+        return x + gate * (value - (k * x).sum(self.channel_dim, keepdim=True)) * k
+
+
 def linear(x: Tensor, channel_dim: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``W x + b`` over the features of each position, W of shape ``(out, dim)``."""
     bias = None if bias is None else bias.to(x.dtype)

@@ -1,5 +1,7 @@
 """Hyper-connections, and hyper-connections whose mixing matrices are doubly stochastic (mHC)."""
 
+import itertools
+import math
 from typing import Any
 
 import torch
@@ -13,6 +15,10 @@ _STREAMS = opt.option(4, "number of residual streams n of hyper-connections", "c
 _MIXING = opt.option(
     "dynamic", "weights of hyper-connections, by position or for all positions", choices=("dynamic", "static")
 )
+
+
+MATRICES = ("sinkhorn", "permutations", "kronecker")
+_MATRIX = opt.option("sinkhorn", "how mhc's mixing matrix is made doubly stochastic", choices=MATRICES)
 
 
 class MatrixSkip(StreamSkip, norm=opt.WITHOUT_BATCH, streams=_STREAMS):
@@ -87,18 +93,28 @@ class HyperConnection(MatrixSkip, kind="hyper", mixing=_MIXING):
         return reading, a_r.transpose(-1, -2), self.b + self.s_b * gates[..., self.n]
 
 
-class ManifoldConstrained(MatrixSkip, kind="mhc"):
+class ManifoldConstrained(MatrixSkip, kind="mhc", matrix=_MATRIX):
     """mHC ``H' = R H + w F(G(p H))``: R doubly stochastic, ``p = sigmoid(P)``, ``w = 2 sigmoid(W)``.
 
-    R is 20 steps of Sinkhorn and Knopp, columns then rows, from ``exp(Q)``: its rows sum to 1, its columns up to what
-    20 steps leave. P, W (n) and Q (n, n) are ``alpha * (vec(H) / rms(vec(H))) phi + b``, each with its own alpha, phi
-    and b; the gain of the paper's RMSNorm is a factor of phi. alpha starts at 0.01; the other starts are ours: phi at
-    0, b_post at 0 (w = 1), b_res at -8 off the diagonal (R near I), b_pre at 4 for one stream, the next one in each
-    block, and -4 elsewhere. As R leaves n equal rows as they are, the sum of the rows starts as n times the plain
-    pre-norm stack; and in the first block, whose rows are equal, what R is made of has no gradient. Xie et al. 2025,
-    "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880; code lucidrains/hyper-connections, where phi sees
-    one stream at a time, b_post is outside of 2 sigmoid, and, in the version read, R is not applied to what F is
-    added to.
+    P, W (n) and the logits Q are ``alpha * (vec(H) / rms(vec(H))) phi + b``, each with its own alpha, phi and b; the
+    gain of the paper's RMSNorm is a factor of phi. ``matrix`` says what R is made of:
+
+    ============ =================================================================================================
+    sinkhorn     Q (n, n): 20 steps of Sinkhorn and Knopp, columns then rows, from ``exp(Q)``: rows sum to 1, columns
+                 up to what 20 steps leave. Xie et al. 2025, "mHC: Manifold-Constrained Hyper-Connections", arXiv
+                 2512.24880
+    permutations Q (n!): ``sum_k softmax(Q)_k P_k`` over all permutation matrices, n up to 5. mHC-lite, code
+                 FFTYYY/mhc-lite
+    kronecker    Q (log2 n, 2): the Kronecker product of ``[[p, 1 - p], [1 - p, p]]``, p the first of softmax(Q_k), n a
+                 power of 2. KromHC, code wz1119/KromHC
+    ============ =================================================================================================
+
+    alpha starts at 0.01; the other starts are ours, but for Q's in the last two: phi at 0, b_post at 0 (w = 1), b_res
+    at 0 for the identity and -8 elsewhere (R near I), b_pre at 4 for one stream, the next one in each block, and -4
+    elsewhere. As R leaves n equal rows as they are, the sum of the rows starts as n times the plain pre-norm stack; and
+    in the first block, whose rows are equal, what R is made of has no gradient. In code lucidrains/hyper-connections
+    phi sees one stream at a time, b_post is outside of 2 sigmoid, and, in the version read, R is not applied to what F
+    is added to.
     """
 
     sinkhorn_steps = 20
@@ -108,8 +124,8 @@ class ManifoldConstrained(MatrixSkip, kind="mhc"):
         n = self.n
         self.b_pre = nn.Parameter(8.0 * torch.eye(n)[self.stream_index()] - 4.0)
         self.b_post = nn.Parameter(torch.zeros(n))
-        self.b_res = nn.Parameter(8.0 * torch.eye(n) - 8.0)
-        for part, columns in (("pre", n), ("post", n), ("res", n * n)):
+        self.b_res = nn.Parameter(self._logits_of_identity())
+        for part, columns in (("pre", n), ("post", n), ("res", self.b_res.numel())):
             self.register_parameter(f"phi_{part}", nn.Parameter(torch.zeros(n * self.dim, columns)))
             self.register_parameter(f"alpha_{part}", nn.Parameter(torch.full((1,), 0.01)))
 
@@ -118,10 +134,38 @@ class ManifoldConstrained(MatrixSkip, kind="mhc"):
         rms = (at_least_float32(flat).square().mean(-1, keepdim=True) + self.eps).sqrt()
         # the division after the product, as in the paper
         projected = at_least_float32(flat.to(phi.dtype) @ phi) / rms
-        pre, post, res = projected.split([self.n, self.n, self.n * self.n], -1)
-        res = self.alpha_res * res.unflatten(-1, [self.n, self.n]) + self.b_res
+        pre, post, res = projected.split([self.n, self.n, self.b_res.numel()], -1)
+        res = self.alpha_res * res.unflatten(-1, self.b_res.shape) + self.b_res
         writing = 2.0 * torch.sigmoid(self.alpha_post * post + self.b_post)
-        return torch.sigmoid(self.alpha_pre * pre + self.b_pre), sinkhorn(res, self.sinkhorn_steps), writing
+        return torch.sigmoid(self.alpha_pre * pre + self.b_pre), self.matrix(res), writing
+
+    def _logits_of_identity(self) -> Tensor:
+        """Q where R is nearly I."""
+        n, choice = self.n, self.options.matrix
+        if choice == "sinkhorn":
+            return 8.0 * torch.eye(n) - 8.0
+        if choice == "permutations":
+            if n > 5:
+                raise ValueError(f"streams={n}: expected at most 5 with matrix 'permutations'")
+            every = torch.eye(n)[torch.tensor(list(itertools.permutations(range(n))))]  # the identity first
+            self.register_buffer("permutations", every, persistent=False)
+            return torch.tensor([0.0] + [-8.0] * (len(every) - 1))
+        if n < 2 or n & (n - 1):
+            raise ValueError(f"streams={n}: expected a power of 2 with matrix 'kronecker'")
+        return torch.tensor([[0.0, -8.0]] * int(math.log2(n)))
+
+    def matrix(self, logits: Tensor) -> Tensor:
+        """R of Q; products rather than matmul, whose type autocast would narrow."""
+        if self.options.matrix == "sinkhorn":
+            return sinkhorn(logits, self.sinkhorn_steps)
+        share = torch.softmax(logits, -1)
+        if self.options.matrix == "permutations":
+            return (share[..., None, None] * self.permutations).sum(-3)
+        factors = torch.stack([share, share.flip(-1)], -2).unbind(-3)
+        matrix = factors[0]
+        for factor in factors[1:]:
+            matrix = (matrix[..., :, None, :, None] * factor[..., None, :, None, :]).flatten(-2).flatten(-3, -2)
+        return matrix
 
 
 def sinkhorn(logits: Tensor, steps: int) -> Tensor:

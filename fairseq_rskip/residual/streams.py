@@ -1,5 +1,6 @@
 """Skip connections that keep two tensors, or what every layer or every block returned."""
 
+import math
 from typing import Any
 
 import torch
@@ -164,10 +165,6 @@ class HistorySkip(StreamSkip, norm=opt.WITHOUT_BATCH):
             c, history = self.tensor(x, 0), x.narrow(-1, self.dim, self.stored * self.dim)
         return c.to(x.dtype), (c, history)
 
-    def output(self, c: Tensor, f_x: Tensor) -> Tensor:
-        """What the block returns, before anything is mixed."""
-        return c + f_x
-
     def store(self, y: Tensor) -> Tensor:
         """The h that y, the newest, is stored as."""
         return y
@@ -178,7 +175,7 @@ class HistorySkip(StreamSkip, norm=opt.WITHOUT_BATCH):
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         c, history = carried or self.current(x)[1]
-        y = self.output(c, f_x)
+        y = c + f_x
         if self.stores:
             history = torch.cat([history, self.store(y)], -1)
             y = self.mix(history.unflatten(-1, [self.stored + 1, self.dim]))
@@ -240,14 +237,18 @@ class DenseFormer(HistorySkip, kind="denseformer"):
         return weighted_sum(self.weight, history)
 
 
-class AttentionResidual(HistorySkip, kind="attnres"):
+_BLOCK_SIZE = opt.option(1, "branches in one member of attention residuals' history", "count", short="block")
+
+
+class AttentionResidual(HistorySkip, kind="attnres", block_size=_BLOCK_SIZE):
     """Attention residuals: block l reads ``c_l = sum_{k<l} p_k v_k``, ``p = softmax_k(w_l . v_k / rms(v_k))``.
 
     v_k is what branch k returned, ``F_k(G(c_k))``, and v_0 what enters the stack: nothing is added up, and what leaves
     the stack is such a mixture, too. w_l, ``query`` of the block before, of shape (dim,), starts at 0, where c_l is the
     mean; the gain that the paper's RMSNorm of v_k may have is a factor of w_l. Kimi Team 2026, "Attention Residuals",
-    arXiv 2603.15031, its full form (each branch is stored); code wdlctc/open-attention-residuals, which adds a recency
-    bias, and in its full form stores running sums rather than the v_k.
+    arXiv 2603.15031: its full form, or with ``block_size`` above 1 its block form, where the v_k of so many sublayers
+    are summed, the last of them so far; code wdlctc/open-attention-residuals, which adds a recency bias, and in its
+    full form stores running sums rather than the v_k.
     """
 
     def setup(self) -> None:
@@ -255,10 +256,16 @@ class AttentionResidual(HistorySkip, kind="attnres"):
         self.query = nn.Parameter(torch.zeros(self.dim))
 
     def history(self) -> tuple[int, bool]:
-        return self.place.block_number, True
+        before, size = self.place.block_number - 1, int(self.options.block_size)
+        return 1 + math.ceil(before / size), before % size == 0
 
-    def output(self, c: Tensor, f_x: Tensor) -> Tensor:
-        return f_x
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        _, history = carried or self.current(x)[1]
+        if not self.stores:  # one more branch of the last member
+            f_x, history = history[..., -self.dim :] + f_x, history[..., : -self.dim]
+        history = torch.cat([history, f_x], -1)
+        y = self.mix(history.unflatten(-1, [-1, self.dim]))
+        return y if self.last else torch.cat([y, history], -1)
 
     def mix(self, history: Tensor) -> Tensor:
         values = at_least_float32(history)

@@ -89,6 +89,13 @@ def test_wskip_is_the_scaled_residual_of_x_transformers():
     check(ours, lambda x, f: theirs(f, x), [(theirs.residual_scale, ours.weight)])
 
 
+def test_the_orthogonal_update_is_that_of_x_transformers():
+    """It projects over a whole example, which here is one position; no eps."""
+    project = peer("x_transformers.x_transformers").orthog_project
+    ours = SkipConnection(D, "orthogonal", norm="none", eps=1e-30).double()
+    check(ours, lambda x, f: x + project(f.flatten(0, 1), x.flatten(0, 1)).view_as(x), [])
+
+
 def stack_of_x_transformers(**options: Any) -> tuple[nn.Module, list[nn.Module]]:
     """An encoder of two feed-forward blocks, and those."""
     encoder = peer("x_transformers").Encoder

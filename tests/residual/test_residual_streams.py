@@ -160,26 +160,29 @@ def test_attention_residuals_start_as_the_mean():
     torch.testing.assert_close(stack(x), c, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("n", [1, 4])
-@pytest.mark.parametrize("rule", ["hyper", "hyper-static", "mhc"])
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("rule", ["hyper", "hyper-static", "mhc", "mhc-lite", "kromhc"])
 def test_hyper_connections_start_as_n_times_plain_pre_norm(rule, n):
     """mHC reads a little of every stream, 1.07 x for n = 4, which pre-norm divides out again but for its eps."""
     stack, x = Stack(rule, 2, 3, streams=n).double(), draw((4, 5), 1)
-    tolerance = 1e-4 if rule == "mhc" else 1e-12
+    tolerance = 1e-12 if "hyper" in rule else 1e-4
     torch.testing.assert_close(stack(x), n * pre_norm(x, stack.blocks()), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("size", [1.0, 500.0], ids=["usual", "huge"])
-def test_the_mixing_matrix_of_mhc_is_doubly_stochastic(size):
-    skip = Stack("mhc", 2, 2, streams=4).double().skips[1]
+@pytest.mark.parametrize("rule", ["mhc", "mhc-lite", "kromhc"])
+def test_the_mixing_matrix_of_mhc_is_doubly_stochastic(rule, size):
+    skip = Stack(rule, 2, 2, streams=4).double().skips[1]
     with torch.no_grad():
         skip.phi_res.copy_(draw(skip.phi_res.shape, 3) * size)
         skip.b_res.zero_()
         _, matrix, _ = skip.mixing(draw((3, 4, 5), 1))
-    torch.testing.assert_close(matrix.sum(-1), torch.ones(3, 4).double(), rtol=1e-12, atol=1e-12)
+    ones = torch.ones(3, 4).double()
+    torch.testing.assert_close(matrix.sum(-1), ones, rtol=1e-12, atol=1e-12)
     assert torch.isfinite(matrix).all() and (matrix >= 0).all()
-    if size == 1.0:  # 20 steps are enough
-        torch.testing.assert_close(matrix.sum(-2), torch.ones(3, 4).double(), rtol=1e-6, atol=1e-6)
+    if size == 1.0 or rule != "mhc":  # 20 steps of Sinkhorn are enough for the usual
+        tolerance = 1e-6 if rule == "mhc" else 1e-12
+        torch.testing.assert_close(matrix.sum(-2), ones, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("rule", ["x0", "denseformer"])

@@ -74,6 +74,14 @@ def test_an_orthogonal_update_is_orthogonal_and_of_a_parallel_branch_nothing_is_
     torch.testing.assert_close(skip(x, 3 * x), x)
 
 
+def test_the_delta_rule_writes_its_value_and_reflects():
+    x, f, skip = draw(SEQUENCE, 1), draw(SEQUENCE, 2), SkipConnection(5, "ddl").double()
+    k = torch.nn.functional.normalize(f, dim=-1)
+    torch.testing.assert_close((k * skip(x, f)).sum(-1), torch.full((4, 3), 2.0).double())  # b = 1: <k, y> = v
+    torch.nn.init.constant_(skip.gate_bias, 50.0), torch.nn.init.constant_(skip.value_bias, -50.0)
+    torch.testing.assert_close(skip(x, f).norm(dim=-1), x.norm(dim=-1))  # b = 2, v = 0
+
+
 @pytest.mark.parametrize("kind", ["rezero", "skipinit", "fixup"])
 def test_the_stack_starts_as_the_identity(kind):
     """Bit for bit: what leaves the last layer is what entered the first."""
