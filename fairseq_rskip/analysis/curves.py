@@ -1,11 +1,10 @@
-"""Figure 4: the training loss (left) and the validation metric (right) of several runs.
+"""Curves of trainings, a line for each run: Figure 4, and what the skip connections do in the course of a training.
 
 A run is a folder that train_cifar.py wrote, or the --save-dir of train.sh with its train.log, or such a log. Seeds of a
 run (seed* in its folder, or RUNs with the same LABEL) are thin lines of one colour, their mean is a thick one.
 """
 
 import argparse
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..console import print_line
 from ..errors import UserError
+from ..files import read_json_lines
 from . import figures
 
 Record = tuple[int, dict[str, float]]  # step, values by the name of their curve
@@ -22,14 +22,13 @@ THIN = {"linewidth": 0.6, "alpha": 0.6, "marker": ""}  # a seed's line, beside t
 
 
 def _cifar_records(path: Path) -> Iterator[Record]:
-    for number, line in enumerate(path.read_text("utf-8", "replace").split("\n")[:-1], 1):
-        try:
-            record = json.loads(line)
+    try:
+        for record in read_json_lines(path):
             names = [name for name in ("train_loss", "test_error", "valid_error") if name in record]
             if names:
                 yield int(record["iteration"]), {name: float(record[name]) for name in names}
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path}, line {number}, is not a log line of train_cifar.py") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is not a log of train_cifar.py") from None
 
 
 def _fairseq_records(path: Path) -> Iterator[Record]:
@@ -67,7 +66,7 @@ KINDS = (
 
 
 class Log(NamedTuple):
-    """A seed of the run called ``run``, and its curves by name."""
+    """A line of the run called ``run``, one of its seeds, and its curves by name."""
 
     run: str
     path: Path
@@ -77,15 +76,13 @@ class Log(NamedTuple):
 def report(options: argparse.Namespace, stem: Path) -> None:
     kind, logs = read(options.runs, options.first)
     panels = shown(kind, logs)
-    figure = draw(logs, panels, kind.step, spread=("train_loss", "valid_ppl"))
     rows = [
         {"run": log.run, "log": str(log.path), "kind": kind.writer, "curve": name, "step": step, "value": value}
         for log in logs
         for name, curve in log.curves.items()
         for step, value in curve.items()
     ]
-    runs = len({log.run for log in logs})
-    figures.write(stem, rows, figure, table(logs, panels, kind.step), f"{runs} run{'s' * (runs != 1)}")
+    write(stem, rows, logs, panels, kind.step, spread=("train_loss", "valid_ppl"))
 
 
 def read(arguments: Sequence[str], first: int) -> tuple[Kind, list[Log]]:
@@ -159,6 +156,21 @@ def shown(kind: Kind, logs: Sequence[Log]) -> dict[str, str]:
     return chosen
 
 
+def write(
+    stem: Path, rows: list[figures.Row], logs: Sequence[Log], panels: dict[str, str], step: str, spread: Sequence[str]
+) -> None:
+    """Write the ``rows`` of ``stem``'s CSV and the figure of ``logs``; print its table: first and last values."""
+    lines = [["run", step, *panels.values()]]
+    for log in logs:
+        curves = [log.curves.get(name, {}) for name in panels]
+        ends = [[f"{value:.4g}" for value in curve.values()] for curve in curves]
+        cells = [f"{values[0]} .. {values[-1]}" if values else "-" for values in ends]
+        lines.append([log.run, str(max(max(curve) for curve in curves if curve)), *cells])
+    runs = len({log.run for log in logs})
+    figure = draw(logs, panels, step, spread)
+    figures.write(stem, rows, figure, figures.aligned(lines), f"{runs} run{'s' * (runs != 1)}")
+
+
 def mean(seeds: Sequence[Curve]) -> Curve:
     """The mean of several curves, at the steps that all of them have."""
     common = sorted(set.intersection(*map(set, seeds))) if seeds else []
@@ -186,13 +198,3 @@ def draw(logs: Sequence[Log], panels: dict[str, str], step: str, spread: Sequenc
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), fontsize="small")
     return figure
-
-
-def table(logs: Sequence[Log], panels: dict[str, str], step: str) -> str:
-    """The last value of every curve that is drawn, one line for each seed."""
-    lines = [["run", step, *panels.values()]]
-    for log in logs:
-        drawn = {name: log.curves[name] for name in panels if name in log.curves}
-        values = [f"{list(drawn[name].values())[-1]:.4g}" if name in drawn else "-" for name in panels]
-        lines.append([log.run, str(max(next(reversed(curve)) for curve in drawn.values())), *values])
-    return figures.aligned(lines)

@@ -3,9 +3,11 @@
 Left, the norm of the loss gradient at each block's output, over that at the last one's, with lambda^(L-l) dotted (He et
 al. 2016b, Eq. 8, for the skip path). Middle, ||F(x)||/||x||; a block where it is near 0 is near the identity.
 Right, the mean cosine of two tokens in a stack of self-attention, which goes to 1 without skips (Dong et al. 2021).
+Weights come from one generator, in float64, so that stacks of different skips from one seed have the same branches.
 """
 
 import argparse
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,12 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..console import progress
 from ..errors import UserError
+from ..residual import SkipConnection
 from . import figures
 from .figures import Row, select
-from .stacks import VARIANTS, Branch, Stack, Variant, self_attention, two_layers
 
 HEADS = 4
 TITLES = {
@@ -28,6 +31,95 @@ TITLES = {
     "similarity": "mean cosine of two tokens",
 }
 SIZES = ("blocks", "dim", "gain", "seeds", "examples", "tokens")  # the command's options
+Branch = Callable[[Tensor], Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A skip by the paper's name; ``kind`` None is a stack without skip connections, y = F(x)."""
+
+    name: str
+    kind: str | None = None
+    skip_lambda: float | None = None
+    norm: str = "none"
+
+    def skip(self, dim: int) -> Callable[[Tensor, Tensor], Tensor]:
+        """``y = skip(x, f_x)`` for features of size ``dim``, a module if there is a skip connection."""
+        if self.kind is None:
+            return lambda x, f_x: f_x
+        return SkipConnection(dim, kind=self.kind, skip_lambda=self.skip_lambda, norm=self.norm).double()
+
+    @property
+    def path(self) -> float | None:
+        """The factor of one block's skip path in He et al. 2016b, Eq. 8: lambda, where no G follows, else None."""
+        return self.skip_lambda if self.kind == "xskip" and self.norm == "none" else None
+
+
+VARIANTS = (
+    Variant("no skip"),
+    Variant("0.5xSkip", "xskip", 0.5),
+    Variant("1xSkip", "xskip", 1.0),
+    Variant("2xSkip", "xskip", 2.0),
+    Variant("1xSkip+LN", "xskip", 1.0, "layer"),
+    Variant("2xSkip+LN", "xskip", 2.0, "layer"),
+    Variant("2rSkip+LN", "rskip", 2, "layer"),
+)
+
+
+def draw(*shape: int, generator: torch.Generator) -> Tensor:
+    """Standard normal numbers in float64."""
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def two_layers(dim: int, gain: float, pre_norm: bool, weights: torch.Generator) -> Branch:
+    """``F(x) = W2 relu(W1 x)`` over the last dimension, with He's initialisation of W1 and W2 scaled by ``gain``.
+
+    In expectation over the weights ``|F(x)|^2 = gain^2 |x|^2``, and the same for the gradient through F. ``pre_norm``
+    normalises x first, as pre-activation ResNets and pre-norm Transformers do. ``gain`` 0 makes F zero.
+    """
+    hidden = 4 * dim
+    first = draw(hidden, dim, generator=weights) * math.sqrt(2 / dim)
+    second = draw(dim, hidden, generator=weights) * (gain / math.sqrt(hidden))
+
+    def branch(x: Tensor) -> Tensor:
+        x = functional.layer_norm(x, x.shape[-1:]) if pre_norm else x
+        return functional.linear(functional.relu(functional.linear(x, first)), second)
+
+    return branch
+
+
+def self_attention(dim: int, heads: int, weights: torch.Generator) -> Branch:
+    """``F(x)``: multi-head self-attention of ``layer_norm(x)``, x ``(tokens, examples, dim)``, without a mask.
+
+    All four weights keep the norm of what they multiply (deviation ``1 / sqrt(dim)``).
+    """
+    inward, outward = (draw(rows, dim, generator=weights) * (1 / math.sqrt(dim)) for rows in (3 * dim, dim))
+
+    def branch(x: Tensor) -> Tensor:
+        tokens, examples, dim = x.shape
+        projected = functional.linear(functional.layer_norm(x, (dim,)), inward)
+        # (tokens, examples, 3, heads, size) -> three of (examples, heads, tokens, size)
+        query, key, value = projected.view(tokens, examples, 3, heads, -1).permute(2, 1, 3, 0, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value)
+        return functional.linear(mixed.permute(2, 0, 1, 3).reshape(tokens, examples, dim), outward)
+
+    return branch
+
+
+class Stack:
+    """Residual blocks around ``branches``, each with a skip of ``variant`` for features of size ``dim``."""
+
+    def __init__(self, variant: Variant, dim: int, branches: list[Branch]):
+        self.blocks = [(branch, variant.skip(dim)) for branch in branches]
+
+    def __call__(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """F(x) and y of every block, for ``x`` ``(..., dim)``, float64."""
+        branches, outputs = [], []
+        for branch, skip in self.blocks:
+            branches.append(branch(x))
+            x = skip(x, branches[-1])
+            outputs.append(x)
+        return branches, outputs
 
 
 def gradient_norms(stack: Stack, x: Tensor, upstream: Tensor) -> Tensor:
@@ -35,18 +127,16 @@ def gradient_norms(stack: Stack, x: Tensor, upstream: Tensor) -> Tensor:
 
     ``upstream``, of ``x``'s shape ``(examples, dim)``, is the loss gradient at the last block's output.
     """
-    outputs = stack(x.detach().requires_grad_()).outputs  # no branch has a weight that asks for gradients
-    gradients = torch.autograd.grad(outputs[-1], outputs, upstream)
-    norms = _norms(gradients)
+    _, outputs = stack(x.detach().requires_grad_())  # no branch has a weight that asks for gradients
+    norms = _norms(torch.autograd.grad(outputs[-1], outputs, upstream))
     return (norms / norms[-1]).mean(1)
 
 
 @torch.no_grad()
 def branch_ratios(stack: Stack, x: Tensor) -> Tensor:
     """``(blocks,)``: the mean over examples of ``|F(x)| / |x|``; ``x`` is ``(examples, dim)``. 0 where F(x) is."""
-    found = stack(x)
-    branches = _norms(found.branches)
-    return torch.where(branches == 0, branches, branches / _norms(found.inputs)).mean(1)
+    branches, outputs = map(_norms, stack(x))
+    return torch.where(branches == 0, branches, branches / torch.cat([_norms([x]), outputs[:-1]])).mean(1)
 
 
 def _norms(tensors: Sequence[Tensor]) -> Tensor:
@@ -59,7 +149,7 @@ def _norms(tensors: Sequence[Tensor]) -> Tensor:
 def token_similarity(x: Tensor) -> Tensor:
     """``(examples,)``: the mean cosine of all pairs of different tokens of ``x``, ``(tokens, examples, dim)``."""
     tokens = x.size(0)
-    total = torch.nn.functional.normalize(x, dim=-1).sum(0).square().sum(-1)  # |sum u|^2 = n + pairs
+    total = functional.normalize(x, dim=-1).sum(0).square().sum(-1)  # |sum u|^2 = n + pairs
     return (total - tokens) / (tokens * (tokens - 1))
 
 
@@ -74,10 +164,7 @@ def rate(means: Sequence[float]) -> float | None:
 
 
 def expected_rate(variant: Variant, gain: float) -> float | None:
-    """``sqrt(lambda^2 + gain^2)``: the rate of an xskip stack without G with its branches counted; else None.
-
-    Skip path and branch are uncorrelated at initialisation, so their squared norms add up.
-    """
+    """``sqrt(lambda^2 + gain^2)``: of two paths that are uncorrelated at initialisation, the squares add up."""
     if variant.kind is None:
         return gain
     return None if variant.path is None else math.hypot(variant.path, gain)
@@ -94,26 +181,18 @@ def measure(sizes: argparse.Namespace, variants: Iterable[Variant] = VARIANTS) -
 
 
 def _one_seed(sizes: argparse.Namespace, variant: Variant, seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    dim = sizes.dim
+    dim, weights = sizes.dim, torch.Generator().manual_seed(seed)
+    x, upstream, tokens = (draw(*more, sizes.examples, dim, generator=weights) for more in ((), (), (sizes.tokens,)))
 
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, dim, dtype=torch.float64, generator=generator)
+    def stack(branch: Callable[..., Branch], *options: Any) -> Stack:
+        return Stack(variant, dim, [branch(dim, *options, weights) for _ in range(sizes.blocks)])
 
-    def stack(branch: Callable[[], Branch]) -> Stack:
-        return Stack(variant, sizes.blocks, dim, branch)
-
-    x, upstream, tokens = draw(sizes.examples), draw(sizes.examples), draw(sizes.tokens, sizes.examples)
-    bare = stack(lambda: two_layers(dim, sizes.gain, generator))
-    normalised = stack(lambda: two_layers(dim, sizes.gain, generator, pre_norm=True))
-    attention = stack(lambda: self_attention(dim, HEADS, generator))
+    bare, normalised = (stack(two_layers, sizes.gain, pre_norm) for pre_norm in (False, True))
+    attention = stack(self_attention, HEADS)
     with torch.no_grad():
-        similarity = torch.stack([token_similarity(y).mean() for y in [tokens, *attention(tokens).outputs]])
-    return {
-        "gradient": gradient_norms(bare, x, upstream),
-        "branch": branch_ratios(normalised, x),
-        "similarity": similarity,
-    }
+        similarity = torch.stack([token_similarity(y).mean() for y in [tokens, *attention(tokens)[1]]])
+    gradient, branch = gradient_norms(bare, x, upstream), branch_ratios(normalised, x)
+    return {"gradient": gradient, "branch": branch, "similarity": similarity}
 
 
 def _rows(sizes: argparse.Namespace, variant: Variant, quantity: str, values: Tensor) -> list[Row]:
@@ -125,23 +204,13 @@ def _rows(sizes: argparse.Namespace, variant: Variant, quantity: str, values: Te
         raise UserError(f"{variant.name}: the {quantity} leaves what float64 can hold: take fewer --blocks")
     deviations = values.std(0).tolist() if len(values) > 1 else [None] * values.size(1)
     path = variant.path if quantity == "gradient" else None
-    return [
-        {
-            "quantity": quantity,
-            "variant": variant.name,
-            "kind": variant.kind,
-            "skip_lambda": variant.skip_lambda,
-            "norm": variant.norm,
-            "block": block,
-            "mean": mean,
-            "deviation_over_seeds": deviation,
-            "skip_path": None if path is None else path ** (sizes.blocks - block),
-            **{name: getattr(sizes, name) for name in SIZES},
-        }
-        for block, (mean, deviation) in enumerate(
-            zip(values.mean(0).tolist(), deviations), 0 if quantity == "similarity" else 1
-        )
-    ]
+    named = {"variant": variant.name, "kind": variant.kind, "skip_lambda": variant.skip_lambda, "norm": variant.norm}
+    rows = []
+    for block, pair in enumerate(zip(values.mean(0).tolist(), deviations), 0 if quantity == "similarity" else 1):
+        measured = {"block": block, **dict(zip(("mean", "deviation_over_seeds"), pair))}
+        measured["skip_path"] = None if path is None else path ** (sizes.blocks - block)
+        rows.append({"quantity": quantity, **named, **measured, **{name: getattr(sizes, name) for name in SIZES}})
+    return rows
 
 
 def report(options: argparse.Namespace, stem: Path) -> None:
@@ -149,26 +218,23 @@ def report(options: argparse.Namespace, stem: Path) -> None:
         raise UserError(f"--dim {options.dim}: expected a multiple of {HEADS}, the number of attention heads")
     rows = measure(options, progress(VARIANTS, len(VARIANTS), "stacks", "variant"))
     about = f"{options.blocks} blocks, mean of {options.seeds} seeds, at initialisation"
-    figures.write(stem, rows, draw(rows), table(rows, options.gain), about)
+    figures.write(stem, rows, plot(rows), table(rows, options.gain), about)
 
 
-def draw(rows: Sequence[Row]) -> Any:
+def plot(rows: Sequence[Row]) -> Any:
     """One panel a quantity, one line a variant, and lambda^(L-l) dotted beside the gradients."""
     figure, axes = figures.new_figure(len(TITLES), width=4.8, height=4.2)
     dotted = {"color": "0.45", "linestyle": ":", "marker": "", "linewidth": 2}
-    for axis, quantity in zip(axes, TITLES):
-        drawn = select(rows, quantity=quantity)
+    for axis, (quantity, title) in zip(axes, TITLES.items()):
         for number, variant in enumerate(VARIANTS):
-            mine = select(drawn, variant=variant.name)
+            mine = select(rows, quantity=quantity, variant=variant.name)
             blocks, means, path = ([row[name] for row in mine] for name in ("block", "mean", "skip_path"))
             label, every = figures.label_text(variant.name), max(1, len(blocks) // 10)
             axis.plot(blocks, means, **figures.style(number), markevery=every, label=label)
             if path[0] is not None:
                 axis.plot(blocks, path, **dotted, zorder=1)
-        axis.set_xlabel(r"block $l$")
-        axis.set_title(TITLES[quantity])
-        positive = any(row["mean"] > 0 for row in drawn)
-        axis.set_yscale("log" if quantity != "similarity" and positive else "linear")
+        positive = any(row["mean"] > 0 for row in select(rows, quantity=quantity))
+        axis.set(xlabel=r"block $l$", title=title, yscale="log" if quantity != "similarity" and positive else "linear")
     axes[0].plot([], [], **dotted, label=r"$\lambda^{L-l}$ (Eq. 8)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=8, fontsize="small")
     return figure

@@ -4,24 +4,20 @@ Per block, means over the examples (sentences or images) of one batch: x:F in y,
 each learned coefficient, and lambda if it adapts. docs/analysis.md defines them.
 """
 
-import json
 import math
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..files import write_text
+from ..files import append_json, read_json_lines, write_json_lines
 from ..residual.adaptive import lambdas
 from .learned import learned
 from .probe import SkipProbe
 
 LOG = "skips.jsonl"
-X_TO_F = "skip_x_to_F"
-F_OVER_X = "skip_F_over_x"
-GRAD_NORM = "skip_grad_norm"
-LEARNED = "skip_learned"
-LAMBDA = "skip_lambda"
+X_TO_F, F_OVER_X, GRAD_NORM = "skip_x_to_F", "skip_F_over_x", "skip_grad_norm"
+LEARNED, LAMBDA = "skip_learned", "skip_lambda"
 
 
 class SkipLines:
@@ -33,22 +29,16 @@ class SkipLines:
     def __init__(self, folder: Path, first: int):
         self.path = folder / LOG
         if self.path.is_file():
-            kept = [json.dumps({"step": step, **values}) for step, values in read(self.path).items() if step < first]
-            write_text(self.path, "".join(line + "\n" for line in kept))
+            write_json_lines(self.path, (line for line in read_json_lines(self.path) if line["step"] < first))
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Append the values, tag -> value, of update number ``step``."""
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+        append_json(self.path, {"step": step, **values})
 
 
 def read(path: Path) -> dict[int, dict[str, float]]:
-    """Update -> tag -> value of a file ``skips.jsonl``; the last line may have been cut off by a kill."""
-    found = {}
-    for line in path.read_text("utf-8").split("\n")[:-1]:
-        values = json.loads(line)
-        found[values.pop("step")] = values
-    return found
+    """Update -> tag -> value of a file ``skips.jsonl``."""
+    return {values.pop("step"): values for values in read_json_lines(path)}
 
 
 def summarise(probe: SkipProbe, loss_scale: float = 1.0) -> dict[str, float]:
@@ -57,20 +47,17 @@ def summarise(probe: SkipProbe, loss_scale: float = 1.0) -> dict[str, float]:
     The loss whose gradients the probe saw is ``loss_scale`` times the mean loss that is optimised: fp16's scale, and
     the number of tokens of a summed loss. Empty if a gradient is not finite, as fp16 then drops the update.
     """
-    tags: list[str] = []
-    means: list[Tensor] = []
+    means: dict[str, Tensor] = {}
     for name, block in probe.blocks.items():
         gradients = block.y_grad_norm
         if gradients is not None:
             gradients = gradients * (len(gradients) / loss_scale)
         for quantity, values in ((X_TO_F, block.ratio), (F_OVER_X, block.f_over_x), (GRAD_NORM, gradients)):
             if values is not None:
-                tags.append(f"{quantity}/{name}")
-                means.append(values.float().mean())
+                means[f"{quantity}/{name}"] = values.float().mean()
     for name, parameter in learned(probe.model).items():
-        tags.append(f"{LEARNED}/{name}")
-        means.append(parameter.detach().float().mean())
-    found = dict(zip(tags, torch.stack(means).tolist())) if means else {}  # one wait for the device
+        means[f"{LEARNED}/{name}"] = parameter.detach().float().mean()
+    found = dict(zip(means, torch.stack(list(means.values())).tolist())) if means else {}  # one wait for the device
     found.update({f"{LAMBDA}/{name}": value for name, value in lambdas(probe.model).items()})
     found = {tag: value for tag, value in found.items() if math.isfinite(value) or not tag.startswith(X_TO_F)}
     finite = all(math.isfinite(value) for tag, value in found.items() if tag.startswith(GRAD_NORM))

@@ -6,7 +6,6 @@ left out. Everything is computed inside the hooks: later in-place operations can
 """
 
 import contextlib
-import functools
 from typing import Any
 
 import torch
@@ -14,32 +13,28 @@ from torch import Tensor, nn
 
 from ..norms import at_least_float32
 from ..residual import SkipConnection, skips
-from ..residual.profile import arguments
+from ..residual.profile import arguments, hooked
 from ..residual.streams import StreamSkip
 from .coefficients import skip_ratio
+
+QUANTITIES = ("x_norm", "f_norm", "f_over_x", "ratio", "y_grad_norm")
 
 
 class Watch:
     """Calls :meth:`see` in every forward pass of every skip connection below ``model``, within a ``with`` block only.
 
-    A subclass says what ``see(name, skip, x, f_x, padding_mask, y)`` does.
+    A subclass says what ``see(name, skip, x, f_x, padding_mask, y)`` does; ``hooks`` removes its hooks at the end.
     """
 
     def __init__(self, model: nn.Module):
-        self.model = model
-        self.skips = skips(model)
-        self._handles: list[Any] = []
+        self.model, self.skips, self.hooks = model, skips(model), contextlib.ExitStack()
 
     def __enter__(self) -> Any:
-        for name, skip in self.skips.items():
-            hook = functools.partial(self._hook, name)
-            self._handles.append(skip.register_forward_hook(hook, with_kwargs=True))
+        self.hooks.enter_context(hooked(self.skips, nn.Module.register_forward_hook, self._hook))
         return self
 
     def __exit__(self, *_exception: Any) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self.hooks.close()
 
     def _hook(self, name: str, skip: SkipConnection, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor) -> None:
         self.see(name, skip, *arguments(*args, **kwargs), y)
@@ -48,14 +43,6 @@ class Watch:
         self, name: str, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None, y: Tensor
     ) -> None:
         raise NotImplementedError
-
-
-def _of_all_passes(quantity: str) -> property:
-    def joined(block: "Block") -> Tensor | None:
-        measured = [each[quantity] for each in block.passes if quantity in each]
-        return torch.cat(measured) if measured else None
-
-    return property(joined)
 
 
 class Block:
@@ -68,12 +55,14 @@ class Block:
     backward pass has reached.
     """
 
-    x_norm, f_norm, f_over_x, ratio, y_grad_norm = map(
-        _of_all_passes, ("x_norm", "f_norm", "f_over_x", "ratio", "y_grad_norm")
-    )
-
     def __init__(self) -> None:
         self.passes: list[dict[str, Tensor]] = []
+
+    def __getattr__(self, quantity: str) -> Tensor | None:
+        if quantity not in QUANTITIES:
+            raise AttributeError(quantity)
+        measured = [each[quantity] for each in self.passes if quantity in each]
+        return torch.cat(measured) if measured else None
 
 
 class SkipProbe(Watch):
@@ -114,7 +103,7 @@ class SkipProbe(Watch):
             def measure_gradient(gradient: Tensor, measured: dict[str, Tensor] = waiting[-1]) -> None:
                 measured["y_grad_norm"] = example_norm(skip, gradient.detach(), padding_mask, self.dtype)
 
-            self._handles.append(y.register_hook(measure_gradient))
+            self.hooks.callback(y.register_hook(measure_gradient).remove)
 
     @torch.no_grad()
     def _measure(self, skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> dict[str, Tensor]:

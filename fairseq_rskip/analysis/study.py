@@ -1,5 +1,6 @@
 """Models under study, the examples that they see, and the values of their blocks as CSV, table and figure."""
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -45,18 +46,10 @@ class Quantity(NamedTuple):
     scale: str = "linear"
 
 
-class Estimate(NamedTuple):
-    """The mean of a quantity over examples, its standard error, and their number."""
-
-    mean: float
-    sem: float
-    examples: int
-
-
-def estimate(values: Tensor) -> Estimate:
-    """Of one value for each example; the standard error of a single example is NaN."""
+def estimate(values: Tensor) -> tuple[float, float]:
+    """The mean of one value for each example, and its standard error, which is NaN for a single example."""
     values, count = values.double(), values.numel()
-    return Estimate(float(values.mean()), float(values.std() / count**0.5) if count > 1 else math.nan, count)
+    return float(values.mean()), float(values.std() / count**0.5) if count > 1 else math.nan
 
 
 @dataclasses.dataclass
@@ -97,13 +90,13 @@ class Study:
 
     def places(self, label: str) -> list[Row]:
         """The residual blocks of a model that are shown, in order. Raises ``UserError`` for a model that has none."""
-        counts: dict[str, int] = {}
+        counts: collections.Counter[str] = collections.Counter()
         found = []
         for name, skip in skips(self.models[label]).items():
             group = self.group(name, skip)
-            counts[_panel(group)] = index = counts.get(_panel(group), 0) + 1
-            found.append({"model": label, "block": name, "index": index, "group": group})
-        found = [row for row in found if self.only in ("", row["group"])]
+            counts[_panel(group)] += 1
+            if self.only in ("", group):
+                found.append({"model": label, "block": name, "index": counts[_panel(group)], "group": group})
         if not found:
             raise UserError(f"{label} has no skip connection of fairseq_rskip, so there is nothing to measure")
         return found

@@ -27,7 +27,15 @@ def test_a_line_is_the_geometric_mean_over_blocks_and_seeds(tmp_path, capsys):
     arguments = ["course", f"2rSkip={tmp_path / 'one'}", f"2rSkip={tmp_path / 'two'}", "--output", str(stem)]
     assert main(arguments) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("2rSkip")]
-    assert line.split()[1:] == "- - 4 9 - - 2.5 2.5".split()  # (1 * 4 * 16) ** (1/3): what is 0 has no logarithm
+    assert line.split()[1:] == [
+        "20",
+        "4",
+        "..",
+        "9",
+        "2.5",
+        "..",
+        "2.5",
+    ]  # (1 * 4 * 16) ** (1/3): what is 0 has no logarithm
     with open(f"{stem}.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6 and {row["seed"] for row in rows} == {"1", "2"}
@@ -42,7 +50,7 @@ def test_by_block_a_line_is_the_last_update_against_depth(tmp_path, capsys):
     runs = [f"deep={tmp_path / name}" for name in ("one", "two")]
     assert main(["course", "--by-block", *runs, "--output", str(tmp_path / "depth")]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("deep")]
-    assert line.split()[5:7] == ["40", "0.4"]  # sqrt(20 * 80), of block 1; of block 3 a hundredth
+    assert line.split()[1:] == ["3", "40", "..", "0.4"]  # sqrt(20 * 80), of block 1; of block 3 a hundredth
     with open(tmp_path / "depth.csv", encoding="utf-8") as file:
         assert [(row["seed"], row["number"], row["step"]) for row in csv.DictReader(file)] == [
             (seed, number, "20") for seed in "12" for number in "123"

@@ -164,7 +164,6 @@ WRONG = (
     ([f"a={FRESH}", f"a={FRESH}"], {}, "two models have this label: say LABEL=PATH"),
     (["a=fresh:"], {}, "expected options of train_cifar.py or an architecture"),
     (["a=fresh:--depth 9"], {}, "a (fresh:--depth 9): --depth 9: expected 6n+2"),
-    (["a=fresh:--depth 999999998"], {}, "--depth 999999998: expected a number from 8 to below 10000"),
     (["a=fresh:--dpeth 8"], {}, "a (fresh:--dpeth 8): unrecognized arguments: --dpeth 8"),
     (["a=fresh:--depth 'x"], {}, "No closing quotation"),
     (["a=/no/such/file.pt"], {}, "a: cannot read checkpoint /no/such/file.pt: No such file"),
