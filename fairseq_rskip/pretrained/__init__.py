@@ -1,6 +1,6 @@
 """Models that ``rskip export`` wrote, loaded from their folder alone: ``fairseq_rskip.from_pretrained(DIR)``.
 
-The folder holds ``config.json``, ``model.safetensors``, a card ``README.md`` and, for translation, dictionaries and
+The folder holds ``config.json``, ``model.safetensors``, a card ``README.md`` and, but for images, dictionaries and
 subwords. docs/share.md shows both ends. Each kind of model is one module here and one in ``tools/export``.
 """
 
@@ -14,14 +14,15 @@ from ..errors import UserError
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMAT = "fairseq_rskip.export 1"
-KINDS = ("translation", "images")
+KINDS = ("translation", "images", "language_model")
 
 
 def from_pretrained(folder: str | Path) -> Any:
     """The model in ``folder``, ready for inference on the CPU (``.to(device)`` moves it).
 
     A translation model is a :class:`.translation.Translator`, whose ``translate(sentences)`` takes and returns plain
-    text; an image classifier is a :class:`.images.Classifier`, the PreAct-ResNet itself, whose ``classify(images)``
+    text; a language model is a :class:`.language_model.LanguageModel` with ``score(text)`` and ``sample(prompt)``; an
+    image classifier is a :class:`.images.Classifier`, the PreAct-ResNet itself, whose ``classify(images)``
     returns the names of classes. Raises ``UserError`` for a folder that is not a complete export, for weights with NaN
     or infinity, and for a Python package that is missing.
     """

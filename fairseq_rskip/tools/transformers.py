@@ -13,6 +13,7 @@ from fairseq import options as fairseq_options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel, TransformerModelBase
+from fairseq.models.transformer_lm import TransformerLanguageModel
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
@@ -103,12 +104,15 @@ def _fresh_settings(source: Source, data: str) -> Any:
 
 
 def ours(model: Any) -> Any:
-    """``model``, or for a Transformer of fairseq the same network as ours: xskip_ln at lambda 1, xskip if pre-norm."""
+    """``model``, or for a Transformer or a language model of fairseq the same network as ours: xskip_ln at lambda 1,
+    xskip if pre-norm."""
     name = getattr(model, "_name", None) or getattr(model, "arch", None)
-    if (ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)) not in (TransformerModel, TransformerModelBase):
+    stock = {TransformerModel: "", TransformerModelBase: "", TransformerLanguageModel: "lm_"}
+    prefix = stock.get(ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name))
+    if prefix is None:
         return model
     pre_norm = getattr(model, "encoder_normalize_before", False) or getattr(model, "decoder_normalize_before", False)
-    name = "transformer_xskip" if pre_norm else "transformer_xskip_ln"
+    name = f"transformer_{prefix}xskip" if pre_norm else f"transformer_{prefix}xskip_ln"
     ours = MODEL_DATACLASS_REGISTRY[name](skip_lambda=1.0)
     for field in dataclasses.fields(ours):
         if hasattr(model, field.name):

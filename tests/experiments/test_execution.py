@@ -127,3 +127,30 @@ def test_a_table_that_is_killed_stops_all_and_the_same_command_resumes(tmp_path)
     assert "resum" in (first.folder / "log.txt").read_text().lower()
     assert json.loads((first.folder / "run.json").read_text())["metrics"]["parameters"] > 0
     assert "one seed" in printed and (out / "report" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_a_language_model_is_trained_and_scored(letters, tmp_path, capfd):
+    options = {"max-update": 20, "warmup-updates": 5, "max-tokens": 512, "cpu": True}
+    table = {"task": "language-model", "data": str(letters), "options": options, "also": ["bits per byte"]}
+    path = write(tmp_path, {**table, "rows": [{"label": "2rSkip", "arch": "transformer_lm_rskip_ln_tiny"}]})
+    assert reproduce(capfd, "run", path, "--output", tmp_path / "out")[0] == 0
+    (run,) = plan.ready(tables(path)[0], tmp_path / "out")
+    scores = json.loads((run.folder / "evaluation" / "scores.json").read_text())
+    values = plan.read(run.folder)["metrics"]["values"]
+    assert (values["perplexity"], values["bits per byte"]) == (scores["perplexity"]["subword"], scores["bits"]["byte"])
+    assert values["perplexity"] < 30 and "valid_loss" in values
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "arch", "says"),
+    [
+        ("language-model", "multi30k-en-de", "transformer_tiny", "task language-model with multi30k-en-de: expected a"),
+        ("language-model", "multi30k-en-de", "transformer_lm", "multi30k-en-de has two languages: expected a transl"),
+        ("translation", "wikitext103", "transformer_lm", "task translation with wikitext103: expected two languages"),
+    ],
+)
+def test_a_task_of_other_data_is_one_line(task, data, arch, says, tmp_path, capfd):
+    path = write(tmp_path, {"task": task, "data": data, "rows": [{"label": "x", "arch": arch}]})
+    status, _, error = reproduce(capfd, "run", path, "--dry-run")
+    assert status == 1 and says in error and len(error.splitlines()) == 1

@@ -116,6 +116,7 @@ class Images(Task):
 class Translation(Task):
     """Training by train.sh, beam search and scores by evaluate.sh."""
 
+    name, of_text = "translation", False
     metric, held_out, has_architectures = "sacreBLEU 13a", "valid_loss", True
     losses = ("valid_loss", "last_valid_loss")  # label-smoothed, per token, in bits
     scores = ("sacreBLEU 13a", "sacreBLEU intl", "sacreBLEU intl lower-cased", "chrF")
@@ -146,6 +147,8 @@ class Translation(Task):
             if isinstance(value, list):
                 raise UserError(f"option {name!r} is {value!r}; expected one value, text as fairseq-train has it")
         plan = planned(data, arch, tuple(as_words(options)))
+        if plan.corpus.is_text != self.of_text:
+            raise UserError(f"task {self.name} with {data}: expected {'a text' if self.of_text else 'two languages'}")
         scored = not set(self.losses).issuperset([table.metric, *table.also])
         evaluate, corpus = dashed(table.evaluate), self.data_name(data)
         if evaluate:
@@ -155,7 +158,7 @@ class Translation(Task):
         identity |= ({} if scored else {"scored": False}) | ({"evaluate": evaluate} if evaluate else {})
         weight = f"lambda{options['skip-lambda']}" if options.get("skip-lambda") else ""
         name = "-".join(filter(None, [corpus, arch, weight, str(plan.end)]))
-        run = Run("translation", data, options, identity, name, plan.end, plan.unit, arch, scored, evaluate)
+        run = Run(self.name, data, options, identity, name, plan.end, plan.unit, arch, scored, evaluate)
         return run, plan.warnings
 
     def commands(self, run: Run) -> list[list[str]]:
@@ -190,14 +193,31 @@ class Translation(Task):
             return found if found["values"] else None
         try:
             report = json.loads((run.folder / EVALUATION / "scores.json").read_text("utf-8"))
-            for row in report["scores"]:
-                found["values"][row["name"]] = float(row["score"])
-                found.setdefault("signatures", {})[row["name"]] = row["signature"]
-                found["length_ratio"] = row.get("length_ratio") or found.get("length_ratio")
-            found |= {"references": report["ref"], "weights": report["evaluation"]["weights"]}
-            return {**found, "examples": _examples(run, Path(report["ref"][0]))}
+            self.read_scores(run, report, found)
+            return {**found, "weights": report["evaluation"]["weights"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
+
+    def read_scores(self, run: Run, report: dict[str, Any], found: dict[str, Any]) -> None:
+        """Add what the evaluation's ``report`` says to what :meth:`measure` has ``found``."""
+        for row in report["scores"]:
+            found["values"][row["name"]] = float(row["score"])
+            found.setdefault("signatures", {})[row["name"]] = row["signature"]
+            found["length_ratio"] = row.get("length_ratio") or found.get("length_ratio")
+        found |= {"references": report["ref"], "examples": _examples(run, Path(report["ref"][0]))}
+
+
+class LanguageModel(Translation):
+    """Training by train.sh on a text, perplexity by evaluate.sh."""
+
+    name, of_text = "language-model", True
+    metric = "perplexity"  # per subword
+    metrics = dict.fromkeys(("perplexity", "perplexity per word", "bits per byte", *Translation.losses), True)
+    over_seeds = tuple(metrics)
+
+    def read_scores(self, run: Run, report: dict[str, Any], found: dict[str, Any]) -> None:
+        values = (report["perplexity"]["subword"], report["perplexity"]["word"], report["bits"]["byte"])
+        found["values"] |= dict(zip(self.metrics, map(float, values)))
 
 
 @functools.cache  # rows of a table share much
@@ -233,4 +253,4 @@ def _examples(run: Run, reference: Path) -> list[dict[str, str]]:
     return [{name: each[place * count // 3] for name, each in lines.items()} for place in range(3)]
 
 
-TASKS = {"images": Images(), "translation": Translation()}
+TASKS = {"images": Images(), "translation": Translation(), "language-model": LanguageModel()}

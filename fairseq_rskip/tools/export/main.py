@@ -5,7 +5,7 @@ or checkpoint.pt of a finished rskip train-cifar. DIR, a new folder, gets config
 README.md and, for translation, dictionaries and subwords from the prepared corpus. In Python:
 
     import fairseq_rskip
-    fairseq_rskip.from_pretrained(DIR).translate(["A sentence."])
+    fairseq_rskip.from_pretrained(DIR).translate(["A sentence."])  # or .score(text), .sample(prompt)
 """
 
 import argparse

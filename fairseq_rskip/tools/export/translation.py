@@ -12,13 +12,15 @@ from omegaconf import OmegaConf
 from fairseq_rskip.analysis.study import Source
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.models.skip_transformer import SkipTransformerModel
+from fairseq_rskip.models._building import SkipModel
 from fairseq_rskip.tools.evaluate.main import DEFAULT_LENPEN, corpus_of
 from fairseq_rskip.tools.systems import evaluations_of, read_scores
 from fairseq_rskip.tools.train.save import check_vocabulary
 from fairseq_rskip.tools.transformers import build, ours, read
 
 SEARCH = {"beam": 4, "lenpen": DEFAULT_LENPEN, "max_len_a": 1.0, "max_len_b": 50}  # rskip evaluate's
+SAMPLING = {"beam": 1, "sampling": True, "max_len_a": 1.0, "max_len_b": 100}  # of a language model
+TASKS = {"translation": ("translation", SEARCH), "language_modeling": ("language_model", SAMPLING)}
 OF_TRAINING = {"_name", "encoder_embed_path", "decoder_embed_path", "skip_log_interval"}  # of no use afterwards
 SHOWN = ("optimization", "optimizer", "lr_scheduler", "criterion")  # of the training, in the card
 
@@ -32,26 +34,31 @@ def convert(stage: Path, checkpoint: Path, state: dict, data: Path | None) -> tu
     source = Source("CHECKPOINT", str(checkpoint), {})
     state.update(read(source))
     cfg = state["cfg"]
-    if cfg.task._name != "translation":
-        raise UserError(f"{checkpoint} is of the task {cfg.task._name}: expected one of translation")
+    if cfg.task._name not in TASKS:
+        raise UserError(f"{checkpoint} is of the task {cfg.task._name}: expected {' or '.join(TASKS)}")
+    kind, search = TASKS[cfg.task._name]
     corpus = corpus_of(checkpoint, cfg.task.data, data)
     for folder in (checkpoint.parent, checkpoint.parent.parent):
         check_vocabulary(folder, corpus, "name the corpus that it was trained on with --data")
-    cfg.task.source_lang, cfg.task.target_lang = corpus.source, corpus.target
+    if corpus.is_text != (kind == "language_model"):
+        raise UserError(f"{checkpoint} is of the task {cfg.task._name}, {corpus.folder} is no data of that")
+    if not corpus.is_text:
+        cfg.task.source_lang, cfg.task.target_lang = corpus.source, corpus.target
     name, settings = model_settings(source, cfg.model)
     _, model = build(source, cfg, state, str(corpus.folder), seed=1)
     for buffer_name, value in model.state_dict().items():
         if buffer_name.endswith("_float_tensor"):  # fairseq leaves it uninitialised: the file would differ every time
             value.zero_()
     subwords = {}
-    for language in (corpus.source, corpus.target):
-        shutil.copyfile(corpus.dictionary(language), stage / f"dict.{language}.txt")
+    for path in corpus.dictionaries():
+        shutil.copyfile(path, stage / path.name)
+    for language in filter(None, (corpus.source, corpus.target)):
         if path := corpus.subwords(language):
             subwords[language] = f"subwords.{path.name}"
             shutil.copyfile(path, stage / subwords[language])
-    config = {"kind": "translation", "architecture": name, "source": corpus.source, "target": corpus.target}
+    config = {"kind": kind, "architecture": name, "source": corpus.source, "target": corpus.target}
     config.update(corpus=corpus.name, tokenizer=corpus.tokenizer, normalise_punctuation=corpus.normalise_punctuation)
-    return {**config, "bpe": corpus.bpe, "subwords": subwords, "search": SEARCH, "model": settings}, model
+    return {**config, "bpe": corpus.bpe, "subwords": subwords, "search": search, "model": settings}, model
 
 
 def model_settings(source: Source, model: Any) -> tuple[str, dict[str, Any]]:
@@ -59,8 +66,8 @@ def model_settings(source: Source, model: Any) -> tuple[str, dict[str, Any]]:
     model = ours(model)
     name = getattr(model, "_name", None) or getattr(model, "arch", None)
     kind = ARCH_MODEL_REGISTRY.get(name)
-    if not (kind and issubclass(kind, SkipTransformerModel)):
-        raise UserError(f"{source} is of the architecture {name}: expected one of ours, or fairseq's transformer")
+    if not (kind and issubclass(kind, SkipModel)):
+        raise UserError(f"{source} is of the architecture {name}: expected one of ours, or a Transformer of fairseq")
     fields = [field.name for field in dataclasses.fields(MODEL_DATACLASS_REGISTRY[name]())]
     settings = {field: getattr(model, field) for field in fields if hasattr(model, field) and field not in OF_TRAINING}
     return name, {k: v if v is None or isinstance(v, (bool, int, float)) else str(v) for k, v in settings.items()}
@@ -73,27 +80,39 @@ def describe(checkpoint: Path, config: dict[str, Any], state: dict, evaluation: 
         print_line("no scores found: --evaluation FOLDER names them")
     elif "evaluation" not in scores:
         raise UserError(f"--evaluation {evaluation} was not written by rskip evaluate")
-    pair, arch = f"{config['source']}-{config['target']}", config["architecture"]
-    text = f"A Transformer that translates {config['source']} to {config['target']}:"
+    is_text, languages = config["kind"] == "language_model", [*filter(None, (config["source"], config["target"]))]
+    pair, arch = "-".join(languages), config["architecture"]
+    text = f"A language model of {pair}:" if is_text else "A Transformer that translates {} to {}:".format(*languages)
     if config["tokenizer"] == "none" and config["bpe"] != "sentencepiece":
         text = f"Its corpus is tokenised as published: it takes and gives text of such tokens. {text}"
     settings = {part: OmegaConf.to_container(OmegaConf.create(state["cfg"][part])) for part in SHOWN}
-    scored, rows = "", scores["scores"] if scores else []
+    scored, rows = "", results(scores) if scores else []
     if scores:
         about = scores["evaluation"]
         settings["evaluation"] = " ".join(word for word in about["options"] if "=" not in word)
         names = ", ".join(each["name"] for each in about["checkpoints"])  # without this machine's folders
-        scored = f"On {about['corpus']}, {about['subset']}, {scores['sentences']} sentences; {scores['text']}. "
+        size = f"{len(scores.get('documents', []))} documents"
+        size = size if is_text else f"{scores['sentences']} sentences; {scores['text']}"
+        scored = f"On {about['corpus']}, {about['subset']}, {size}. "
         scored += f"Weights: {'average of ' * (len(about['checkpoints']) > 1)}{names}."
     return {
-        "header": {"language": [config["source"], config["target"]], "library_name": "fairseq"},
-        "task": "translation",
+        "header": {"language": languages, "library_name": "fairseq"},
+        "task": "text-generation" if is_text else "translation",
         "title": f"{arch}, {pair}, {config['corpus']}",
         "text": text,
         "data": {"name": f"{config['corpus']} {pair}", "type": config["corpus"]},
-        "results": [
-            (f"{r['name']} ({r['signature']})", "chrf" if r["name"] == "chrF" else "bleu", r["score"]) for r in rows
-        ],
+        "results": rows,
         "scored": scored,
         "settings": settings,
     }
+
+
+def results(scores: dict[str, Any]) -> list[tuple[str, str, float]]:
+    """Name, Hugging Face's type and value of each score of an evaluation."""
+    if "documents" in scores:
+        perplexities = [(f"perplexity per {unit}", "perplexity", v) for unit, v in scores["perplexity"].items()]
+        return [*perplexities, ("bits per byte", "bits_per_byte", scores["bits"]["byte"])]
+    return [
+        (f"{r['name']} ({r['signature']})", "chrf" if r["name"] == "chrF" else "bleu", r["score"])
+        for r in scores["scores"]
+    ]

@@ -1,0 +1,84 @@
+"""An exported language model: fairseq-eval-lm's perplexity from the folder alone, and text drawn from it."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from conftest import run_checked
+from test_export import card, export
+
+import fairseq_rskip
+from fairseq_rskip.errors import UserError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def scored(language_model):
+    """The scores.json of rskip evaluate, with a context window."""
+    data, folder = language_model
+    options = ["--cpu", "--context-window", 8, "--out", folder / "evaluation-8"]
+    run_checked(["python", "-m", "fairseq_rskip.tools", "evaluate", data, folder, *options])
+    return json.loads((folder / "evaluation-8" / "scores.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def model(language_model, scored, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "ein Modell"
+    copy = shutil.copytree(language_model[1], folder.parent / "copy")
+    assert export(copy / "checkpoint_best.pt", folder, "--data", language_model[0]) == 0
+    shutil.rmtree(copy)
+    return fairseq_rskip.from_pretrained(folder), folder
+
+
+def test_the_perplexity_is_that_of_evaluate(language_model, model, scored):
+    text = (language_model[0] / "raw" / "test.en").read_text("utf-8")
+    found = model[0].score(text, context_window=8)
+    assert found.perplexity == pytest.approx(scored["perplexity"]["subword"], rel=1e-6)
+    assert found.bits_per_byte == pytest.approx(scored["bits"]["byte"], rel=1e-6)
+    assert (len(found.tokens), found.bytes) == (scored["tokens"], scored["bytes"])
+    assert model[0].score("a b c").tokens == ["a", "b", "c", "</s>"]
+    assert model[0].score("a b c").bits < model[0].score("a c b").bits
+    with pytest.raises(UserError, match="context_window=32: expected an integer from 0 to 31"):
+        model[0].score("a", context_window=32)
+
+
+def test_samples_follow_the_models_probabilities(model):
+    """Of a text in which a letter follows another, mostly, as in the alphabet; a search finds the likeliest."""
+    state = torch.get_rng_state()
+    first = model[0].sample("a b c", seed=1, max_len_b=9)
+    assert first.startswith("a b c ") and first == model[0].sample("a b c", seed=1, max_len_b=9)
+    assert len({model[0].sample("a b c", seed=seed) for seed in range(5)}) > 1
+    assert torch.equal(state, torch.get_rng_state())
+    assert model[0].sample("a b c", sampling=False, beam=4, max_len_b=3).startswith("a b c d")
+    assert model[0].sample(seed=2)
+    with pytest.raises(UserError, match="no option warmth"):
+        model[0].sample("a", warmth=2)
+    with pytest.raises(UserError, match="the prompt has 41 tokens, the model takes 31"):
+        model[0].sample("a " * 40)
+
+
+def test_the_card_has_the_perplexity(model, language_model, scored):
+    header, text = card(model[1])
+    assert (header["pipeline_tag"], header["language"]) == ("text-generation", ["en"])
+    assert "model.score(" in text and "model.translate(" not in text
+    assert sorted(path.name for path in model[1].iterdir()) == [
+        "README.md",
+        "config.json",
+        "dict.txt",
+        "model.safetensors",
+    ]
+    folder = model[1].parent / "with scores"
+    best = language_model[1] / "checkpoint_best.pt"
+    assert export(best, folder, "--data", language_model[0], "--evaluation", language_model[1] / "evaluation-8") == 0
+    assert f"* perplexity per subword: {scored['perplexity']['subword']:.2f}" in card(folder)[1]
+
+
+def test_a_stock_language_model_is_exported_as_ours(letters, tmp_path):
+    import text_corpus
+
+    text_corpus.train(letters, tmp_path / "stock", "gpt2_tiny", "--max-update", 5)
+    assert export(tmp_path / "stock" / "checkpoint_last.pt", tmp_path / "out", "--data", letters) == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architecture"] == "transformer_lm_xskip"
+    assert fairseq_rskip.from_pretrained(tmp_path / "out").score("a b").bits > 0
