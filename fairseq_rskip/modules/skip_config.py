@@ -4,6 +4,7 @@ import math
 from dataclasses import field, make_dataclass
 from typing import Any, Optional
 
+import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from fairseq_rskip.analysis.coefficients import stream_gain
@@ -73,8 +74,9 @@ class _SkipOptions:
     def growth_warning(self, skips: dict[str, int]) -> str:
         """One line on the growth of a stream without a norm after the sum, "" where there is none; ``skips`` counts the
         skip connections of each side."""
-        skip = self.build(1)
-        scale = 1.0 if skip.post else stream_gain(skip)
+        with torch.device("cpu"):  # the model may be built without memory
+            skip = self.build(1)
+            scale = 1.0 if skip.post else stream_gain(skip)
         if scale <= 1:
             return ""
         growth = {side: scale**n if n * math.log(scale) < 700 else math.inf for side, n in skips.items()}

@@ -23,9 +23,10 @@ from fairseq_rskip.tools.evaluate.main import add_search
 
 def load(path: Path, data: Path | None) -> Any:
     """The translator in an exported folder or, by the same conversion, of checkpoints. Raises ``UserError``."""
-    from fairseq_rskip.pretrained import CONFIG, from_pretrained
+    from fairseq_rskip.pretrained import CONFIG, from_pretrained, read_config
 
     if (path / CONFIG).is_file():
+        check_kind(path, read_config(path))
         return from_pretrained(path)
     from fairseq_rskip.pretrained.translation import Translator, make_task
     from fairseq_rskip.tools.evaluate.weights import choose, load_state, one_file
@@ -40,8 +41,15 @@ def load(path: Path, data: Path | None) -> Any:
         stage = Path(folder) / "stage"
         stage.mkdir()
         config, model = convert(stage, checkpoint, {}, data)
+        check_kind(path, config)
         task = make_task(stage, (config["source"], config["target"]), config["model"])
         return Translator(config, stage, task, model.eval())
+
+
+def check_kind(path: Path, config: dict[str, Any]) -> None:
+    """Raise ``UserError`` unless ``config`` is of a translation model."""
+    if config["kind"] != "translation":
+        raise UserError(f"{path} is no translation model")
 
 
 def read_batches(size: int) -> Iterator[list[str]]:
@@ -67,8 +75,6 @@ def main(argv: list[str] | None = None) -> None:
 
     with contextlib.redirect_stdout(sys.stderr):
         model = load(options.model, options.data)
-    if not hasattr(model, "translate"):
-        raise UserError(f"{options.model} is no translation model")
     model.to("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     for lines in read_batches(options.lines or (1 if sys.stdin.isatty() else 64)):
         texts = [line for line in lines if line.strip()]
