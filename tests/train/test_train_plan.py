@@ -303,6 +303,7 @@ def test_a_text_trains_a_language_model(plan, tmp_path):
     assert told == ("language_modeling", "cross_entropy", 512, "none")
     assert (step_of(args, 8), args.max_update, args.lr, args.weight_decay) == (32768, 50_000, [5e-4], 0.01)
     assert args.share_decoder_input_output_embed is True
+    assert plan("wikitext103", "transformer_lm", "--dry-run", "--gpus", 8).args.max_tokens == 4096
     for arch in ("transformer_lm_rskip_ln_wiki103", "transformer_lm_wiki103"):
         args = plan("wikitext103", arch, "--dry-run", "--gpus", 1).args
         assert (args.criterion, args.ddp_backend) == ("adaptive_loss", "legacy_ddp")

@@ -69,7 +69,8 @@ class Options:
             raise UserError("--arch is given twice: ARCH is the second argument")
         kind = MODEL_DATACLASS_REGISTRY.get(arch)  # of which fairseq's parser leaves the defaults out
         values = {name: value for name, value in vars(self.args).items() if value is not None or not kind}
-        self.model = argparse.Namespace(**{**(vars(kind()) if kind else {}), **values})
+        defaults = {k: None if str(v).startswith("${") else v for k, v in (vars(kind()) if kind else {}).items()}
+        self.model = argparse.Namespace(**{**defaults, **values})  # ${...} refers to what is not given
         for expected, accepts, names in RANGES:
             for name in self.given & set(names.split()):
                 self._check(name, expected, accepts)
