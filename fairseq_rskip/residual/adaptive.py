@@ -187,8 +187,7 @@ class ASkip(
         self.used = steps
 
     def mismatch(self, noted: dict[str, Any] | None) -> str:
-        """The state of an rskip with these options fits: :meth:`upgrade` makes it one of this skip."""
-        # rskip of lambda 1 notes itself as xskip
+        # the state of an rskip with these options fits, see upgrade; rskip of lambda 1 notes itself as xskip
         if noted and (noted["kind"] == "rskip" or (noted["kind"], noted.get("skip_lambda")) == ("xskip", 1)):
             own = self.rule()
             noted = {**own, **{name: noted[name] for name in own if name in noted and name != "kind"}}

@@ -34,24 +34,17 @@ class SkipConnection(WithRule):
         norm_axes, eps, update_in_no_grad: see :mod:`fairseq_rskip.norms`.
         options: fields of the kind's ``Options``: ``norm``, one of ``norms.NORMS``, and the kind's own.
 
-    ``forward`` takes ``x`` and ``f_x`` of one shape in any floating types and returns ``x``'s shape and dtype; kinds
-    that carry several tensors in the stream take and return ``widths[0] * dim`` and ``widths[1] * dim`` channels.
+    ``forward`` takes ``x`` and ``f_x`` of one shape in any floating types and returns ``x``'s shape and dtype.
     ``padding_mask`` is boolean, of ``x``'s shape without the channel dimension, True where padded; batch normalisation
-    leaves those positions out and returns zeros there, other norms treat every position on its own.
-
-    Raises:
-        ValueError: naming the argument, its value and what is accepted.
+    leaves those positions out and returns zeros there, other norms treat every position on its own. Raises
+    ``ValueError``, naming the argument, its value and what is accepted.
     """
 
     @dataclasses.dataclass(frozen=True)
     class Options:
         norm: str = opt.norm()
         drop_path: float = opt.option(
-            0.0,
-            "stochastic depth (Huang et al. 2016): the probability at which a branch is left out of an example in the "
-            "last block, linear in depth",
-            "rate",
-            short="drop",
+            0.0, "stochastic depth (Huang et al. 2016): rate of the last block, linear in depth", "rate", short="drop"
         )
 
     kind = ""
@@ -105,8 +98,11 @@ class SkipConnection(WithRule):
         own = functools.partial(make, self.options.norm)
         own()  # raises where the norm does not have this layout
         slots = () if self.options.norm == "none" else self.slots
-        if pre_norm and "pre" not in slots:
-            self._check_added_pre_norm()
+        if pre_norm and self.options.norm != "none" and self.slots and "pre" not in slots:
+            raise ValueError(
+                f"norm={self.options.norm!r}: pre-norm is y = λx + αF(LN(x)), without a normalisation after the sum: "
+                f"expected 'none' or, for kinds that need their norm such as rskip, no pre-norm (kind {self.kind})"
+            )
         self.pre = own() if "pre" in slots else make("layer") if pre_norm else None
         self.branch = own() if "branch" in slots else None
         self.post = nn.ModuleList(self._post_norms(own) if "post" in slots else ())
@@ -115,15 +111,6 @@ class SkipConnection(WithRule):
 
     def setup(self) -> None:
         """Make the kind's parameters and constants; called once, after the norms."""
-
-    def _check_added_pre_norm(self) -> None:
-        if "pre" in self.slots:
-            raise ValueError("norm='none': pre-norm is a normalisation before the branch: expected one")
-        if self.slots and self.options.norm != "none":
-            raise ValueError(
-                f"norm={self.options.norm!r}: pre-norm is y = λx + αF(LN(x)), without a normalisation after the sum: "
-                f"expected 'none' or, for kinds that need their norm such as rskip, no pre-norm (kind {self.kind})"
-            )
 
     def _post_norms(self, make: Any) -> list[Norm]:
         """The norms after the sum, one for each step."""

@@ -16,6 +16,7 @@ class Place:
     ``side``: encoder, decoder or resnet. ``sublayer``: self_attn, encoder_attn, ffn, or block of a ResNet. ``index``:
     the layer's number from 0, of the ``depth`` layers of this side; ``position``: the sublayer's number from 0, of the
     ``sublayers`` that a layer has. ``other_depth``, ``other_sublayers``: those numbers of the other side.
+    ``block_number``, from 1, and ``num_blocks`` count residual blocks of this side.
     """
 
     side: str = "encoder"
@@ -29,17 +30,14 @@ class Place:
 
     @property
     def block_number(self) -> int:
-        """The residual block's number on this side, from 1."""
         return self.index * self.sublayers + self.position + 1
 
     @property
     def num_blocks(self) -> int:
-        """The number of residual blocks on this side."""
         return self.depth * self.sublayers
 
     @property
     def num_blocks_of_network(self) -> int:
-        """The number of residual blocks on both sides."""
         return self.num_blocks + self.other_depth * self.other_sublayers
 
     def draw(self, kind: str, *shape: int) -> Tensor:

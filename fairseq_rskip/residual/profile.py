@@ -12,14 +12,10 @@ from .base import skips
 
 
 class Profiled(nn.Module):
-    """A kind whose skip connections, those with ``wants_profile``, take their start from one batch."""
+    """A kind whose skip connections, those with ``wants_profile``, take their start from one batch: its class method
+    ``profile(skips, model, loss, shortcuts)`` does for all of the kind what :func:`set_starts` says."""
 
     wants_profile = True
-
-    @classmethod
-    def profile(cls, skips: dict[str, Any], model: nn.Module, loss: Any, shortcuts: Any) -> dict[str, float]:
-        """Set the start of ``skips``, all of this kind; arguments and result as those of :func:`set_starts`."""
-        raise NotImplementedError
 
 
 def wanting_profile(model: nn.Module) -> dict[str, Profiled]:

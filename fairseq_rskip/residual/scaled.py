@@ -1,9 +1,8 @@
 """Rules that weigh the branch or the skip by a constant or a learned value, and what their branches start with.
 
 A published "scale by beta" is relative to Xavier's initialisation with gain 1. fairseq draws q, k and v with gain
-1/sqrt(2) and fc1 and fc2 as torch does: ``initialise`` rescales to the standard deviation that the paper means, and
-``python -m fairseq_rskip describe`` prints what results. Biases keep torch's uniform draw, where the usual
-implementations of DeepNorm, T-Fixup and GPT-2 start them at zero.
+1/sqrt(2) and fc1 and fc2 as torch does: ``initialise`` rescales to the standard deviation that the paper means. Biases
+keep torch's uniform draw, where the usual implementations of DeepNorm, T-Fixup and GPT-2 start them at zero.
 """
 
 import math
@@ -42,11 +41,11 @@ class ReZero(BranchWeight, kind="rezero", norm=opt.NO_NORM):
 
 
 class LayerScale(BranchWeight, kind="layerscale", norm=opt.WITHOUT_BATCH):
-    """LayerScale, ``y = x + gamma * F(G(x))``, gamma of shape ``(dim,)``: Touvron et al. 2021, "Going deeper with Image
-    Transformers".
+    """LayerScale, ``y = x + gamma * F(G(x))``: Touvron et al. 2021, "Going deeper with Image Transformers".
 
-    gamma starts at 0.1 up to 18 layers, 1e-5 up to 24 and 1e-6 beyond (the paper; the authors' code has 1e-5 at 36
-    layers, too), or at ``init`` where that is not 0. gamma = 1 is pre-norm. A ResNet's branch has its own batch norm.
+    gamma, of shape ``(dim,)``, starts at 0.1 up to 18 layers, 1e-5 up to 24 and 1e-6 beyond (the paper; the authors'
+    code has 1e-5 at 36 layers, too), or at ``init`` where that is not 0. gamma = 1 is pre-norm. A ResNet's branch has
+    its own batch norm.
     """
 
     slots = ("pre",)

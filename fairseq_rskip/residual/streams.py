@@ -150,20 +150,13 @@ class HistorySkip(StreamSkip, norm=opt.WITHOUT_BATCH):
         return 1 if self.first else 1 + self.stored, 1 if self.last else 1 + self.stored + int(self.stores)
 
     def history(self) -> tuple[int, bool]:
-        """``stored`` and ``stores``; here layers are stored, and h_0 enters the stack."""
+        """``stored`` and ``stores``, where layers are stored, and h_0 enters the stack."""
         return self.place.index + 1, self.place.position == self.place.sublayers - 1
-
-    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """c and h_0 of x, which enters the stack."""
-        return x, x
 
     def current(self, x: Tensor) -> tuple[Tensor, Any]:
         """c, and c with (h_0, ..., h_k)."""
-        if self.first:
-            c, history = self.enter(x)
-        else:
-            c, history = self.tensor(x, 0), x.narrow(-1, self.dim, self.stored * self.dim)
-        return c.to(x.dtype), (c, history)
+        c, history = (x, x) if self.first else (self.tensor(x, 0), x.narrow(-1, self.dim, self.stored * self.dim))
+        return c, (c, history)
 
     def store(self, y: Tensor) -> Tensor:
         """The h that y, the newest, is stored as."""
@@ -196,21 +189,21 @@ class DLCL(HistorySkip, kind="dlcl"):
     def setup(self) -> None:
         super().setup()
         if self.first:
-            self.input_norm = self._norm()
+            self.input_norm = create_norm(self.options.norm, self.dim, eps=self.eps)
             self.first_weight = nn.Parameter(torch.ones(1))
         if self.stores:
-            self.layer_norm = self._norm()
+            self.layer_norm = create_norm(self.options.norm, self.dim, eps=self.eps)
             self.weight = nn.Parameter(torch.full((self.stored + 1,), 1.0 / (self.stored + 1)))
-
-    def _norm(self) -> Norm:
-        return create_norm(self.options.norm, self.dim, eps=self.eps)
 
     def needs_final_norm(self) -> bool:
         return False  # what leaves the stack is a mixture of normalised tensors
 
-    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def current(self, x: Tensor) -> tuple[Tensor, Any]:
+        if not self.first:
+            return super().current(x)
         h = self.input_norm(x)
-        return self.first_weight * h, h
+        c = self.first_weight * h
+        return c.to(x.dtype), (c, h)
 
     def store(self, y: Tensor) -> Tensor:
         return self.layer_norm(y)
@@ -243,9 +236,9 @@ _BLOCK_SIZE = opt.option(1, "branches in one member of attention residuals' hist
 class AttentionResidual(HistorySkip, kind="attnres", block_size=_BLOCK_SIZE):
     """Attention residuals: block l reads ``c_l = sum_{k<l} p_k v_k``, ``p = softmax_k(w_l . v_k / rms(v_k))``.
 
-    v_k is what branch k returned, ``F_k(G(c_k))``, and v_0 what enters the stack: nothing is added up, and what leaves
-    the stack is such a mixture, too. w_l, ``query`` of the block before, of shape (dim,), starts at 0, where c_l is the
-    mean; the gain that the paper's RMSNorm of v_k may have is a factor of w_l. Kimi Team 2026, "Attention Residuals",
+    v_k is what branch k returned, ``F_k(G(c_k))``, and v_0 what enters the stack; what leaves it is a mixture, too.
+    w_l, ``query`` of the block before, of shape (dim,), starts at 0, where c_l is the mean; the gain that the paper's
+    RMSNorm of v_k may have is a factor of w_l. Kimi Team 2026, "Attention Residuals",
     arXiv 2603.15031: its full form, or with ``block_size`` above 1 its block form, where the v_k of so many sublayers
     are summed, the last of them so far; code wdlctc/open-attention-residuals, which adds a recency bias, and in its
     full form stores running sums rather than the v_k.

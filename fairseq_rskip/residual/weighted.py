@@ -27,11 +27,10 @@ class Weighted(SkipConnection):
     """``y = G(p * x + q * F + r)``; :mod:`fairseq_rskip.analysis.coefficients` reads p, q and r."""
 
     def scales(self, x: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        """p and q: numbers, or tensors that broadcast to x."""
+        """p and q: numbers, or tensors that broadcast to x, as r of :meth:`offset`."""
         raise NotImplementedError
 
     def offset(self) -> Tensor | float:
-        """r, broadcastable to x."""
         return 0.0
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
@@ -53,8 +52,7 @@ class ConstantSkip(Weighted):
     """``y = G(skip_scale * x + branch_scale * F)`` with constants λ and α, by :mod:`fairseq_rskip.ops` where its
     kernels are in use."""
 
-    skip_scale = 1.0
-    branch_scale = 1.0
+    skip_scale = branch_scale = 1.0
 
     def setup(self) -> None:
         """Take λ and α from the options of kinds that have them."""

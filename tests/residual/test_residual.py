@@ -206,7 +206,6 @@ INVALID = [
     (dict(kind="mhc", streams=6, matrix="permutations"), "streams=6: expected at most 5 with matrix 'permutations'"),
     (dict(kind="mhc", streams=6, matrix="kronecker"), "streams=6: expected a power of 2 with matrix 'kronecker'"),
     (dict(kind="askip", halt_cost=0.1), "halt_cost=0.1: expected 0 with adapt 'fraction'"),
-    (dict(kind="gpt2", pre_norm=True, norm="none"), "norm='none': pre-norm is a normalisation before the branch"),
     (dict(kind="rskip", pre_norm=True), "norm='layer': pre-norm is .* expected 'none' or, for kinds that need"),
     (dict(kind="x0", norm="batch"), "norm='batch': expected one of none, layer, rms"),
     (dict(kind="fixup", norm="layer"), "norm='layer': expected one of none for fixup"),
