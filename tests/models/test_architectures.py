@@ -36,12 +36,6 @@ def test_sizes_are_those_of_fairseqs_architecture(size):
     assert (ours.decoder.input_dim, ours.decoder.output_dim) == (stock.decoder_input_dim, stock.decoder_output_dim)
 
 
-def test_en_vi_is_base_with_shared_embeddings():
-    base, en_vi = (MODEL_DATACLASS_REGISTRY[f"transformer_rskip_ln{size}"]() for size in ("", "_iwslt_en_vi"))
-    assert (en_vi.encoder_embed_dim, en_vi.encoder_ffn_embed_dim, en_vi.encoder_layers) == (512, 2048, 6)
-    assert (en_vi.dropout, en_vi.share_all_embeddings, base.share_all_embeddings) == (0.1, True, False)
-
-
 def test_an_option_overrides_the_architecture():
     cfg = parse("--arch", "transformer_xskip_ln_tiny", "--skip-lambda", "0.5", "--skip-branch-scale", "3")
     assert (str(cfg.skip_kind), cfg.skip_lambda, cfg.skip_branch_scale, cfg.encoder_embed_dim) == ("xskip", 0.5, 3, 64)

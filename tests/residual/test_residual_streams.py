@@ -9,7 +9,6 @@ from skip_variants import draw, gradients
 from stream_rules import RULES, Blocks, pre_norm
 from torch import Tensor, nn
 
-from fairseq_rskip.analysis.coefficients import coefficients
 from fairseq_rskip.residual import Place, SkipConnection
 
 SHAPES = {"one block": (1, 1), "one layer": (1, 2), "encoder": (2, 2), "decoder": (2, 3)}
@@ -198,7 +197,5 @@ def test_wrong_inputs_are_refused_with_the_sizes(rule):
     wide = skip.widths[0] * 5
     with pytest.raises(ValueError, match=rf"x has shape \[4, {wide + 1}\]: expected {wide} at dimension -1"):
         skip(torch.zeros(4, wide + 1), torch.zeros(4, 5))
-    with pytest.raises(ValueError, match="no coefficient of x and of F"):
-        coefficients(skip, torch.zeros(4, wide), torch.zeros(4, 5))
     with pytest.raises(ValueError, match="for images"):
         SkipConnection(5, channel_dim=1, **RULES[rule].options)
