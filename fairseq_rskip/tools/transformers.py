@@ -1,4 +1,4 @@
-"""Transformers: checkpoints of fairseq, and fresh ones, on sentence pairs that fairseq-preprocess has binarised."""
+"""Transformers: checkpoints of fairseq, and fresh ones, on pairs or text that fairseq-preprocess has binarised."""
 
 import argparse
 import dataclasses
@@ -31,8 +31,9 @@ def group(name: str, _skip: SkipConnection) -> str:
 
 
 def losses(model: nn.Module, sample: dict[str, Any]) -> Tensor:
-    """Cross entropy of each sentence's target, teacher-forced: the mean over its tokens, without label smoothing."""
-    log_probabilities = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
+    """Cross entropy of each sentence's target, teacher-forced, or of each window of a text: the mean over its tokens,
+    without label smoothing."""
+    log_probabilities = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True, sample=sample)
     target = sample["target"]
     kept = target.ne(sample["pad"])
     picked = log_probabilities.gather(-1, target.unsqueeze(-1)).squeeze(-1).masked_fill(~kept, 0.0)
@@ -64,7 +65,8 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
             sample["pad"] = first_task.target_dictionary.pad()
             yield utils.move_to_cuda(sample) if device.type == "cuda" else sample
 
-    data = f"{len(chosen)} sentence pairs of {options.split}"
+    examples = "windows" if (Path(data) / "dict.txt").is_file() else "sentence pairs"
+    data = f"{len(chosen)} {examples} of {options.split}"
     return Study(built, batches, -(-len(chosen) // options.batch_size), data, losses, group)
 
 
@@ -91,15 +93,16 @@ def _data(models: Sequence[Source], states: Sequence[Any], options: argparse.Nam
         listed = ", ".join(f"{source.label}: {folder}" for folder, source in named.items())
         raise UserError(f"the checkpoints name different data: say --data DATA-BIN ({listed})")
     ((folder, source),) = named.items()
-    if not list(Path(folder).expanduser().glob("dict.*.txt")):
+    if not list(Path(folder).expanduser().glob("dict*.txt")):
         hint = "" if options.data else f", which {source} was trained on: say --data DATA-BIN"
-        raise UserError(f"{folder} is not here or holds no dict.*.txt{hint}")
+        raise UserError(f"{folder} is not here or holds no dict.*.txt or dict.txt{hint}")
     return str(Path(folder).expanduser())
 
 
 def _fresh_settings(source: Source, data: str) -> Any:
     """The settings of ``fairseq-train DATA --arch ARCH ...`` for ``fresh:ARCH ...``."""
-    parser, argv = fairseq_options.get_training_parser(), [data, "--arch", *source.fresh]
+    task = ["--task", "language_modeling"] if (Path(data) / "dict.txt").is_file() else []
+    parser, argv = fairseq_options.get_training_parser(), [data, "--arch", *source.fresh, *task]
     return convert_namespace_to_omegaconf(parsed(source, fairseq_options.parse_args_and_arch, parser, argv))
 
 
@@ -144,7 +147,8 @@ def build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> tuple[A
 
 def _choose(dataset: Any, models: list[nn.Module], options: argparse.Namespace) -> list[int]:
     """The examples, drawn from those that fit every model, sorted by length: equal lengths batch best."""
-    limit = tuple(min(sides) for sides in zip(*(model.max_positions() for model in models)))
+    limits = [model.max_positions() for model in models]
+    limit = min(limits) if isinstance(limits[0], int) else tuple(map(min, zip(*limits)))
     fitting, _ = dataset.filter_indices_by_size(torch.arange(len(dataset)).numpy(), limit)
     chosen = fitting[choose(len(fitting), options.examples, options.seed).numpy()]
     return sorted((int(i) for i in chosen), key=lambda i: (dataset.size(i), i))

@@ -281,3 +281,29 @@ def test_stock_checkpoints_are_measured_as_the_same_network_of_ours(trained, tin
         norms.append(torch.autograd.grad(loss, seen[-1])[0].norm())
     assert rows[-1]["block"] == "decoder.layers.1.final_skip"
     assert float(rows[-1]["gradient_norm"]) == pytest.approx(float(torch.stack(norms).mean()), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_language_models_are_measured_window_by_window(language_model, tmp_path, capfd):
+    """The gradient at the output of the last layer, by autograd on each window of the test text."""
+    from fairseq import checkpoint_utils
+
+    data, folder = language_model
+    models = [f"ours={folder / 'checkpoint_best.pt'}", "fresh=fresh:transformer_lm_preln_tiny --tokens-per-sample 32"]
+    for name in ("ratio", "gradients"):
+        assert command.main([name, *models, "--split", "test", "--output", str(tmp_path / name)]) == 0
+    assert "13 windows of test" in capfd.readouterr().out
+    assert len((tmp_path / "ratio-learned.csv").read_text().splitlines()) > 4
+    rows = list(csv.DictReader((tmp_path / "gradients.csv").open(encoding="utf-8")))
+    assert [row["group"] for row in rows] == ["decoder"] * 8 and {row["examples"] for row in rows} == {"13"}
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(folder / "checkpoint_best.pt")], {"data": str(data)}
+    )
+    task.load_dataset("test")
+    norms, seen = [], []
+    model.eval().decoder.layers[-1].register_forward_hook(lambda _module, _args, output: seen.append(output[0]))
+    for number in range(13):
+        sample = task.dataset("test").collater([task.dataset("test")[number]])
+        loss = torch.nn.functional.cross_entropy(model(**sample["net_input"])[0][0], sample["target"][0])
+        norms.append(torch.autograd.grad(loss, seen[-1])[0].norm())
+    assert float(rows[3]["gradient_norm"]) == pytest.approx(float(torch.stack(norms).mean()), rel=1e-4)
