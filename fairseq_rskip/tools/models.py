@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+from collections import Counter
 from pathlib import Path
 
 from ..analysis.curves import split
@@ -17,12 +18,10 @@ FRESH = "fresh:"
 def load_study(options: argparse.Namespace) -> Study:
     """The study of the models and examples that the command line names. Raises ``UserError`` that names the model."""
     models = [_source(text) for text in options.models]
-    labels = [source.label for source in models]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise UserError(f"MODEL {label}: two models have this label: say LABEL=PATH")
+    if twice := next((label for label, count in Counter(source.label for source in models).items() if count > 1), None):
+        raise UserError(f"MODEL {twice}: two models have this label: say LABEL=PATH")
     models = [_read(source) for source in progress(models, len(models), "reading", "model")]
-    resnets = [source for source in models if _is_vision(source)]
+    resnets = [m for m in models if (m.fresh[0].startswith("-") if m.fresh else m.state.get("format") == FORMAT)]
     if resnets and len(resnets) < len(models):
         raise UserError(f"{resnets[0]} is a ResNet, others are Transformers: they share no examples")
     if resnets:
@@ -30,10 +29,7 @@ def load_study(options: argparse.Namespace) -> Study:
     elif options.stage:
         raise UserError("--stage: expected with ResNets only, Transformers have none")
     else:
-        try:
-            from . import transformers as builder
-        except ImportError as error:
-            raise UserError(f"Transformers need fairseq, which does not import here: {error}") from None
+        from . import transformers as builder
     study = builder.study(models, options)
     for source in models:
         if source.state is None:
@@ -77,7 +73,3 @@ def _read(source: Source) -> Source:
         raise CheckpointError(f"{source} is no checkpoint of train_cifar.py or fairseq-train: it has no entry 'model'")
     # fairseq reads its own checkpoints again, to convert settings of older versions
     return source._replace(state=state if state.get("format") == FORMAT else {})
-
-
-def _is_vision(source: Source) -> bool:
-    return source.fresh[0].startswith("-") if source.state is None else source.state.get("format") == FORMAT

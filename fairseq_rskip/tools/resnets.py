@@ -20,19 +20,12 @@ from ..vision.config import FOLDER, Config, parse
 from ..vision.data import load
 from ..vision.model import STAGES, preact_resnet
 
-SPLITS = ("train", "test")
-
 
 class Batch(NamedTuple):
     """The network's input ``(N, 3, 32, 32)`` and the labels ``(N,)``."""
 
     images: Tensor
     labels: Tensor
-
-
-def group(_name: str, skip: SkipConnection) -> str:
-    """The stage of the network, a third of its blocks."""
-    return f"stage{skip.place.index * STAGES // skip.place.depth + 1}"
 
 
 def losses(model: nn.Module, batch: Batch) -> Tensor:
@@ -42,8 +35,8 @@ def losses(model: nn.Module, batch: Batch) -> Tensor:
 
 def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     """Build every model and draw the examples. Raises ``UserError``, ``CheckpointError``."""
-    if options.split not in SPLITS:
-        raise UserError(f"--split {options.split}: images have {' and '.join(SPLITS)}")
+    if options.split not in ("train", "test"):
+        raise UserError(f"--split {options.split}: images have train and test")
     configs = [settings(source) for source in models]
     device = device_of(options.device)
     images = load(_data(models, configs, options))
@@ -62,9 +55,13 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
         built[source.label] = _build(source, config, len(images.classes), options.seed).to(device).eval()
         if source.state and (source.state.get("identity") or {}).get("SHA-256 of images and labels", digest) != digest:
             print_line(f"note: {source} was trained on other images than these", "stderr")
+
+    def stage(_name: str, skip: SkipConnection) -> str:
+        return f"stage{skip.place.index * STAGES // skip.place.depth + 1}"
+
     data = f"{len(labels)} {'training' if options.split == 'train' else 'test'} images"
     only = f"stage{options.stage}" if options.stage else ""
-    return Study(built, batches, -(-len(labels) // options.batch_size), data, losses, group, only)
+    return Study(built, batches, -(-len(labels) // options.batch_size), data, losses, stage, only)
 
 
 def settings(source: Source) -> Config:

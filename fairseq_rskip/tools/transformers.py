@@ -21,13 +21,7 @@ import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.analysis.study import Source, Study, choose, device_of, fit, parsed
 from fairseq_rskip.console import progress
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.safe_load import CheckpointError
-
-
-def group(name: str, _skip: SkipConnection) -> str:
-    """encoder or decoder."""
-    return name.partition(".")[0]
 
 
 def losses(model: nn.Module, sample: dict[str, Any]) -> Tensor:
@@ -65,9 +59,12 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
             sample["pad"] = first_task.target_dictionary.pad()
             yield utils.move_to_cuda(sample) if device.type == "cuda" else sample
 
+    def side(name: str, _skip: Any) -> str:
+        return name.partition(".")[0]
+
     examples = "windows" if (Path(data) / "dict.txt").is_file() else "sentence pairs"
     data = f"{len(chosen)} {examples} of {options.split}"
-    return Study(built, batches, -(-len(chosen) // options.batch_size), data, losses, group)
+    return Study(built, batches, -(-len(chosen) // options.batch_size), data, losses, side)
 
 
 def read(source: Source) -> Any:

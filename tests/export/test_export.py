@@ -136,10 +136,8 @@ def test_scores_are_those_of_the_same_weights_or_of_the_folder_that_is_named(tra
     best = translator[1] / "checkpoint_best.pt"
     for options, scored in (([], False), (["--evaluation", translated[1]], True)):
         assert export(best, tmp_path / str(scored), *options) == 0
-        header, text = card(tmp_path / str(scored))
-        assert ("model-index" in header) == ("## Scores" in text) == scored
-        none = "no scores found: --evaluation FOLDER names them\n"
-        assert (none in capsys.readouterr().out) == (not scored)
+        assert ("model-index" in card(tmp_path / str(scored))[0]) == scored
+        assert ("no scores found: --evaluation FOLDER names them" in capsys.readouterr().out) == (not scored)
 
 
 def test_a_stock_transformer_translates_as_fairseq_generate(translator, tmp_path):
@@ -199,22 +197,11 @@ def of_another_task(folder):
     return folder / "other.pt"
 
 
-def without_subwords(folder):
-    shutil.rmtree(folder.parent / "data" / "subwords")
-    return folder / "checkpoint_best.pt"
-
-
 # what is exported, made in a copy of the checkpoints' folder; options; what the line says
 REFUSED = {
-    "no such file": (lambda m: m / "none.pt", [], ["cannot read checkpoint", "none.pt: No such file"]),
     "a folder": (lambda m: m, [], ["is a folder: name a file; it holds ", "checkpoint12.pt"]),
     "another task": (of_another_task, [], ["is of the task translation_lev: expected one of translation"]),
-    "no corpus": (
-        lambda m: m / "checkpoint_best.pt",
-        ["--data", "/nowhere"],
-        ["no corpus or folder named '/nowhere'"],
-    ),
-    "no subwords": (without_subwords, ["--data", "DATA"], ["has no subwords beside it: ", "model is missing"]),
+    "no corpus": (lambda m: m / "checkpoint_best.pt", ["--data", "/nowhere"], ["no corpus or folder named '/nowhere'"]),
     "no evaluation": (lambda m: m / "checkpoint_best.pt", ["--evaluation", "/x"], ["/x/scores.json", "rskip evaluate"]),
 }
 
@@ -222,18 +209,16 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_exported_is_one_line(translator, tmp_path, capfd, case):
     make, options, words = REFUSED[case]
-    shutil.copytree(translator[0], tmp_path / "data")
     shutil.copytree(translator[1], tmp_path / "model", ignore=shutil.ignore_patterns("evaluation-*"))
     checkpoint = make(tmp_path / "model")
     capfd.readouterr()
-    options = [str(tmp_path / "data") if word == "DATA" else word for word in options]
     assert export(checkpoint, tmp_path / "out", *options) == 1
     line = error_line(capfd.readouterr().err)
     assert all(word in line for word in words), line
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "model"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_what_is_missing_or_in_the_way_is_one_line(classifier, tmp_path, capfd, monkeypatch):
+def test_what_is_missing_or_in_the_way_is_one_line(classifier, tmp_path, capfd):
     run, folder = classifier
     (tmp_path / "run").mkdir()
     shutil.copy(run / "checkpoint.pt", tmp_path / "run")
@@ -249,8 +234,6 @@ def test_what_is_missing_or_in_the_way_is_one_line(classifier, tmp_path, capfd, 
     assert "is the result of another run" in refused(tmp_path / "run", tmp_path / "out")
     assert "exists and is not an empty folder" in refused(run, folder)
     assert "--data is for translation" in refused(run, tmp_path / "out", "--data", "x")
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    assert refused(run, tmp_path / "out").startswith("this needs the Python package safetensors")
     assert not (tmp_path / "out").exists()
 
 
@@ -292,22 +275,12 @@ SPOILT = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "is not an exported model: model.safetensors is miss"),
     "NaN": (with_weights(with_nan), "decoder.layers.0.fc1.weight holds NaN"),
     "no metadata": (with_weights(dict, metadata=False), "Missing key(s)"),  # which names the tensors that are shared
-    "other weights": (
-        edit("config.json", '_ffn_embed_dim": 64', '_ffn_embed_dim": 65'),
-        "size mismatch for encoder.layers.0.fc1",
-    ),
+    "other weights": (edit("config.json", '_ffn_embed_dim": 64', '_ffn_embed_dim": 65'), "size mismatch for encoder.l"),
     "very many layers": (edit("config.json", 'encoder_layers": 1', 'encoder_layers": 1000000000'), "1000000000 layers"),
-    "very wide": (edit("config.json", 'ffn_embed_dim": 64', 'ffn_embed_dim": 10000000000000'), "describes a model of"),
     "no json": (edit("config.json", "{", "<"), "cannot read "),
     "other format": (edit("config.json", "export 1", "export 9"), "it says 'fairseq_rskip.export 9'"),
-    "an unknown setting": (
-        edit("config.json", '"skip_kind"', '"skip_sort"'),
-        "or a file beside it is broken",
-    ),
-    "no search": (edit("config.json", '"search"', '"find"'), "KeyError: 'search'"),
-    "no dictionary": (lambda f: (f / "dict.de.txt").unlink(), "is not an exported model: dict.de.txt is missing"),
+    "an unknown setting": (edit("config.json", '"skip_kind"', '"skip_sort"'), "or a file beside it is broken"),
     "broken dictionary": (lambda f: (f / "dict.de.txt").write_text("a b c\n"), "dict.de.txt is not a dictionary"),
-    "dictionary of bytes": (lambda f: (f / "dict.de.txt").write_bytes(b"\xff 1\n"), "dict.de.txt is not a dictionary"),
     "dictionary that is a device": (link("dict.de.txt", "/dev/zero"), "dict.de.txt is missing or not a file"),
     "broken subwords": (lambda f: (f / "subwords.model").write_text("a b c\n"), "a file beside it is broken"),
 }

@@ -1,17 +1,12 @@
 """A preparation's steps against the command-line tools whose work they spread over cores, and against the rules."""
 
 import gzip
-import os
 import random
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import sacremoses
-from conftest import ROOT, run_checked, run_command
+from conftest import run_checked, run_command
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained import text
@@ -213,30 +208,6 @@ def test_no_more_is_read_ahead_than_the_workers_may_wait_for(monkeypatch):
             assert read <= 3 * (done + 2 * parallel.WAITING)
             if done == 50:
                 break
-
-
-def test_workers_end_with_their_killed_parent(tmp_path):
-    write(tmp_path / "text", sentences(60_000))
-    (tmp_path / "out").mkdir()
-    command = [sys.executable, "-m", "fairseq_rskip.tools.prepare", "moses", "--lang", "en", "--workers", "2"]
-    process = subprocess.Popen([*command, tmp_path, tmp_path / "out", "text"], cwd=ROOT)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    try:
-        wait_for(lambda: any(part.stat().st_size for part in (tmp_path / "out").glob(".text.*.part")))
-        workers = [int(child) for child in children.read_text().split()]
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert len(workers) == 2
-    wait_for(lambda: not any(os.path.exists(f"/proc/{worker}") for worker in workers))
-    assert not (tmp_path / "out" / "text").exists()
-
-
-def wait_for(condition, timeout=60):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.05)
 
 
 def test_neither_torch_nor_fairseq_is_imported():

@@ -78,8 +78,6 @@ def test_the_learning_rate_follows_a_dimension_that_the_user_gives(plan, dim, ra
     [
         ("--max-tokens 1024", 1024, 8),
         ("--update-freq 1", 8192, 1),
-        ("--max-tokens 3000 --update-freq 5", 3000, 5),
-        ("--batch-size 64", None, 1),
         ("--batch-size 64 --update-freq 3", None, 3),
     ],
 )
@@ -109,15 +107,11 @@ def test_the_users_options_win(plan):
 
 @pytest.mark.parametrize("given", ["--amp", "--memory-efficient-fp16", "--bf16", "--cpu"])
 def test_a_precision_of_the_users_is_left_alone(plan, given):
-    words = plan("wmt14-en-de", TINY, "--dry-run", "--gpus", 8, given).words
-    assert "--fp16" not in words
-    assert words.count(given) == 1
-
-
-def test_the_cpu_of_a_machine_with_gpus_is_one_process(plan):
-    """fairseq alone would start eight."""
-    args = plan("wmt14-en-de", TINY, "--dry-run", "--gpus", 8, "--cpu").args
-    assert (args.distributed_world_size, step_of(args, 1)) == (1, 16384)
+    """And the CPU of a machine with GPUs is one process; fairseq alone would start eight."""
+    made = plan("wmt14-en-de", TINY, "--dry-run", "--gpus", 8, given)
+    assert "--fp16" not in made.words and made.words.count(given) == 1
+    if given == "--cpu":
+        assert (made.args.distributed_world_size, step_of(made.args, 1)) == (1, 16384)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +137,6 @@ def test_gpus_are_found_by_torch_and_old_ones_train_in_single_precision(plan, mo
     ("argv", "parts"),
     [
         ("", ["CORPUS", "ARCH"]),
-        ("numbers", ["CORPUS", "ARCH"]),
         ("iwslt transformer", ["'iwslt'", "iwslt15-en-vi", "wmt14-en-fr", "numbers"]),
         (f"{WMT} --gpus 2", ["--gpus", "--dry-run"]),
         (f"{WMT} --gpus 0 --fp16 --dry-run", ["--fp16", "GPU"]),
@@ -154,14 +147,10 @@ def test_gpus_are_found_by_torch_and_old_ones_train_in_single_precision(plan, mo
                 ("--skip-lamda 3", "did you mean --skip-lambda?"),
                 ("--arch transformer", "twice"),
                 ("--user-dir /no/such", "/no/such"),
-                ("--max-tokens many", "'many'"),
                 ("--max-tokens 0", "at least 1"),
-                ("--update-freq 2,0", "at least 1"),
                 ("--lr 0", "above 0"),
                 ("--lr=nan", "nan"),
-                ("--lr abc", "abc"),
                 ("--adam-betas (2,2)", "two numbers"),
-                ("--adam-betas 0.9,x", "two numbers"),
                 ("--seed 99999999999999999999", "2^32"),
                 ("--dropout 2", "below 1"),
                 ("--encoder-layers 0", "at least 1"),
@@ -245,12 +234,10 @@ def test_a_folder_of_another_vocabulary_or_place_is_refused(plan, data, tmp_path
     ("given", "room"),
     [
         ("", 4096),
-        ("--max-tokens 600", 1024),
         ("--max-tokens 600 --max-target-positions 3000", 3000),
         ("--max-source-positions 5000", 5000),
-        ("--max-tokens-valid 100", 100),
     ],
-    ids=["cap", "model's", "target's", "source's", "given"],
+    ids=["cap", "target's", "source's"],
 )
 def test_validation_has_room_for_what_the_model_takes_and_leaves_out_the_rest(plan, given, room):
     args = plan("wmt14-en-de", TINY, "--dry-run", "--gpus", 8, *given.split()).args

@@ -69,20 +69,14 @@ def test_the_log_has_everything_and_the_screen_a_line_for_each_epoch(tmp_path):
     assert "numbered checkpoints" in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("closed", ["at once", "after three lines"])
-def test_a_reader_that_goes_away_costs_neither_log_nor_success(tmp_path, closed):
+def test_a_reader_that_goes_away_costs_neither_log_nor_success(tmp_path):
     reader, writer = os.pipe()
-    command = running(tmp_path / "save", TRAINING)
-    if closed == "at once":
-        os.close(reader)
-    with subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT) as process:
+    with subprocess.Popen(running(tmp_path, TRAINING), stdout=writer, stderr=subprocess.PIPE, cwd=ROOT) as process:
         os.close(writer)
-        if closed != "at once":
-            with open(reader, "rb", buffering=0) as file:
-                assert file.read(10) == b"recipe: x\n"
+        os.close(reader)
         error = process.stderr.read().decode()
     assert process.returncode == 0 and error.startswith("warning: ")
-    assert (tmp_path / "save" / "train.log").read_text("utf-8").endswith('"train_num_updates": "40"}\n')
+    assert (tmp_path / "train.log").read_text("utf-8").endswith('"train_num_updates": "40"}\n')
 
 
 STATUS = {"INT": (signal.SIGINT, 130), "TERM": (signal.SIGTERM, 143), "HUP": (signal.SIGHUP, 129)}
@@ -111,24 +105,6 @@ def test_a_signal_ends_every_process(tmp_path, number, status):
     assert process.returncode == status
     assert error == f"stopped after 0 updates; resume from {tmp_path}/checkpoint_last.pt with the same command\n"
     assert not is_alive(int((tmp_path / "pid").read_text()))
-
-
-EARLY = """
-import os, signal
-from fairseq_rskip.tools import process
-process.stop_on_signals()
-os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGTERM))
-try:
-    process.follow(["sh", "-c", "sleep 60"], print)
-except process.Stopped as stopped:
-    print(stopped.status)
-"""
-
-
-def test_a_signal_that_comes_while_the_training_starts_is_not_lost():
-    """During a fork, where Python drops what a signal's handler raises."""
-    done = run_command([sys.executable, "-c", EARLY], timeout=50)
-    assert (done.stdout, done.stderr) == ("143\n", "")
 
 
 def test_a_killed_parent_ends_the_training_and_a_second_start_names_the_process(tmp_path):
