@@ -245,12 +245,9 @@ def forward_with_moments(x, f_x, gains, biases, *options) -> tuple[Tensor, Tenso
     return _launch_forward(x, *chain[-1], y), moments
 
 
-def backward(
-    gradient, x, f_x, gains, biases, moments, skip_scale, branch_scale, eps, rms, wanted_x, wanted_f, wanted_params
-) -> list[Tensor]:
-    """The gradients wanted: of x, of F (left out where it is x's), of each gain, of each bias."""
-    shared = wanted_x and dispatch.gradients_shared(x, f_x, len(gains), skip_scale, branch_scale)
-    chain = _chain(x, f_x, gains, biases, (skip_scale, branch_scale, eps), rms, moments)
+def backward(gradient, x, f_x, gains, biases, moments, *options) -> list[Tensor]:
+    """The gradients of x, F, each gain, each bias."""
+    chain = _chain(x, f_x, gains, biases, options[:3], options[3], moments)
     wide = x.dtype if len(chain) == 1 else reference.computing_type(x, f_x, gains)
     parts, of_gains, of_biases = [], [], []
     for arguments in reversed(chain):
@@ -258,8 +255,7 @@ def backward(
         gradient, sums, _ = _launch_backward(gradient, x, *arguments, parts[-1])
         steps = len(arguments[1])
         of_gains, of_biases = [*sums[:steps], *of_gains], [*sums[steps:], *of_biases]
-    found = [sum(parts[1:], parts[0]).to(x.dtype)] * wanted_x + [gradient] * (wanted_f and not shared)
-    return found + (_as((*gains, *biases), (*of_gains, *of_biases)) if wanted_params else [])
+    return [sum(parts[1:], parts[0]).to(x.dtype), gradient, *_as((*gains, *biases), (*of_gains, *of_biases))]
 
 
 def mix_forward(x, f_x, gains, biases, weights, direction, *options) -> tuple[Tensor, Tensor]:
@@ -314,7 +310,7 @@ def load(library: torch.library.Library) -> str:
     x, gain = torch.ones(2, 16, device="cuda"), torch.ones(16, device="cuda")
     arguments = (x, x, [gain], [gain], 1.0, 1.0, 1e-5, False)
     y, moments = forward_with_moments(*arguments)
-    backward(y, *arguments[:4], moments, *arguments[4:], True, True, True)
+    backward(y, *arguments[:4], moments, *arguments[4:])
     torch.cuda.synchronize()
     register(library)
     return f"Triton; torch's operators above {MAX_FEATURES} features, {MAX_STEPS} steps (a mixture: 2048, 4)"

@@ -23,8 +23,8 @@ VARIABLE = "RSKIP_OPS"
 _ARGUMENTS = (
     "Tensor x, Tensor f_x, Tensor[] gains, Tensor[] biases, float skip_scale, float branch_scale, float eps, bool rms"
 )
-FEW = 65_536  # elements of x below which torch's operators train faster: docs/ops.md has the measurement
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_HALF_AND_FLOAT = (torch.float16, torch.bfloat16, torch.float32)
+_DTYPES = {"cpu": _HALF_AND_FLOAT, "cuda": (*_HALF_AND_FLOAT, torch.float64)}
 _PLAIN = (Tensor, torch.nn.Parameter)
 logger = logging.getLogger(__name__)
 
@@ -51,15 +51,16 @@ def in_use(device: str = "cpu", wait: bool = True) -> Backend:
     return backend
 
 
-def takes(x: Tensor, f_x: Tensor, steps: int, skip_scale: float = 1.0, branch_scale: float = 1.0) -> bool:
-    """Whether :func:`kernel` computes these inputs, and should.
+def takes(
+    x: Tensor, f_x: Tensor, dim: int, steps: int, skip_scale: float = 1.0, branch_scale: float = 1.0
+) -> bool:
+    """Whether :func:`kernel` computes these inputs, as rows of ``dim`` features, and should.
 
-    ``RSKIP_OPS=auto`` leaves two cases to torch: ``norm(x + F)``, the skip of stock fairseq, which is equal to stock
-    bit for bit, and training on few elements.
+    ``RSKIP_OPS=auto`` leaves ``norm(x + F)`` to torch, the skip of stock fairseq, which is equal to stock bit for bit.
     """
     if steps == 1 and skip_scale == 1.0 and branch_scale == 1.0 and _choice() == "auto":
         return False
-    return has_kernel(x, f_x, steps) and not _are_few(x)
+    return has_kernel(x, f_x, dim, steps)
 
 
 def skip_norm(
@@ -85,7 +86,7 @@ def skip_norm(
     Returns ``x``'s dtype, with moments taken in at least fp32. Backward keeps ``x``, ``f_x`` and two numbers for each
     row and step, and recomputes the rest.
     """
-    compute = kernel if has_kernel(x, f_x, len(gains)) and not _are_few(x) else reference.skip_norm
+    compute = kernel if has_kernel(x, f_x, x.size(-1), len(gains)) else reference.skip_norm
     return compute(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
 
 
@@ -94,27 +95,21 @@ def kernel(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms) -> Tensor:
     return _operator(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
 
 
-def has_kernel(x: Tensor, f_x: Tensor, steps: int, mixed: bool = False) -> bool:
-    """Whether a kernel computes the operator, or a mixture of so many steps, for these inputs."""
+def has_kernel(x: Tensor, f_x: Tensor, dim: int, steps: int, mixed: bool = False) -> bool:
+    """Whether a kernel computes the operator, or a mixture of so many steps, for these inputs as rows of ``dim``."""
     device = x.device.type
-    if device not in _LOADERS or f_x.device != x.device or x.dtype not in _DTYPES or f_x.dtype not in _DTYPES:
+    dtypes = _DTYPES.get(device, ())
+    if f_x.device != x.device or x.dtype not in dtypes or f_x.dtype not in dtypes:
         return False
     if torch.compiler.is_compiling():
-        return not _is_exporting() and _is_node(device) and _fits(device, x.size(-1), steps, mixed)
+        return not _is_exporting() and _is_node(device) and _fits(device, dim, steps, mixed)
     if type(x) not in _PLAIN or type(f_x) not in _PLAIN or _is_transformed():
         return False
-    return in_use(device, wait=False).name != "reference" and _fits(device, x.size(-1), steps, mixed)
+    return in_use(device, wait=False).name != "reference" and _fits(device, dim, steps, mixed)
 
 
 def _fits(device: str, features: int, steps: int, mixed: bool) -> bool:
     return device not in _limits or _limits[device](features, steps, mixed)
-
-
-def _are_few(x: Tensor) -> bool:
-    """Whether torch's operators are faster. Not asked in a graph: the sizes of one batch would decide for all."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not x.is_cpu:
-        return False
-    return x.numel() < FEW and _choice() == "auto"
 
 
 def _is_node(device: str) -> bool:
@@ -173,6 +168,7 @@ def _is_being_built() -> bool:
 def _load_cpu() -> str:
     from . import cpu
 
+    _limits["cpu"] = lambda features, steps, mixed: features % 16 == 0 and features > 0
     return f"built at {cpu.load()}"
 
 
@@ -213,20 +209,17 @@ class SkipNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        (moments, *tensors), needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
+        moments, *tensors = ctx.saved_tensors
+        arguments = _arguments(tensors, ctx.steps)
+        if not torch.is_grad_enabled():
+            backward = torch.ops.fairseq_rskip.skip_norm_moments_backward.default
+            return (None, None, *backward(gradient, *arguments, moments, *ctx.options))
 
-            def function(*tensors):
-                return [reference.skip_norm(*_arguments(tensors, ctx.steps), *ctx.options)]
+        def function(*tensors):
+            return [reference.skip_norm(*_arguments(tensors, ctx.steps), *ctx.options)]
 
-            return (None, None, *second_derivative(function, ctx, tensors, [gradient], needed))
-        wanted = (needed[0], needed[1], any(needed[2:]))
-        arguments = (gradient, *_arguments(tensors, ctx.steps), moments, *ctx.options, *wanted)
-        found = iter(torch.ops.fairseq_rskip.skip_norm_moments_backward.default(*arguments))
-        d_x = next(found) if needed[0] else None
-        shared = needed[0] and gradients_shared(tensors[0], tensors[1], ctx.steps, *ctx.options[:2])
-        d_f = None if not needed[1] else d_x if shared else next(found)
-        return (None, None, d_x, d_f, *(found if wanted[2] else [None] * (len(tensors) - 2)))
+        needed = ctx.needs_input_grad[2:]
+        return (None, None, *second_derivative(function, ctx, tensors, [gradient], needed))
 
 
 def _arguments(tensors, steps):
@@ -234,15 +227,11 @@ def _arguments(tensors, steps):
 
 
 def with_derivative(x, f_x, gains, biases, *options) -> Tensor:
+    """``skip_norm`` where autograd records; generation goes without the cost of a node."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, f_x, *gains, *biases)):
         return SkipNorm.apply(options, len(gains), x, f_x, *gains, *biases)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.fairseq_rskip.skip_norm.default(x, f_x, gains, biases, *options)
-
-
-def gradients_shared(x: Tensor, f_x: Tensor, steps: int, skip_scale: float, branch_scale: float) -> bool:
-    """Whether the gradients of ``x`` and ``f_x`` are one tensor; the operator then returns it once."""
-    return steps == 1 and skip_scale == branch_scale and x.dtype == f_x.dtype
 
 
 def _output(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms) -> Tensor:
@@ -254,31 +243,18 @@ def _output_and_moments(x, f_x, gains, *rest) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty((2 * len(gains), rows), dtype=reference.computing_type(x, f_x, gains))
 
 
-def _gradients(
-    gradient, x, f_x, gains, biases, skip_scale, branch_scale, eps, rms, wanted_x, wanted_f, wanted_params
-) -> list[Tensor]:
-    shared = wanted_x and gradients_shared(x, f_x, len(gains), skip_scale, branch_scale)
-    found = [x.new_empty(x.shape)] if wanted_x else []
-    if wanted_f and not shared:
-        found.append(f_x.new_empty(f_x.shape))
-    if wanted_params:
-        found.extend(parameter.new_empty(parameter.shape) for parameter in (*gains, *biases))
-    return found
+def _gradients(gradient, x, f_x, gains, biases, *rest) -> list[Tensor]:
+    return [tensor.new_empty(tensor.shape) for tensor in (x, f_x, *gains, *biases)]
 
 
-def _gradients_with_moments(gradient, x, f_x, gains, biases, moments, *rest) -> list[Tensor]:
-    return _gradients(gradient, x, f_x, gains, biases, *rest)
-
-
-_WANTED = "bool wanted_x, bool wanted_f, bool wanted_params"
 _WITH_MOMENTS = _ARGUMENTS.replace("biases,", "biases, Tensor moments,")
 library = torch.library.Library("fairseq_rskip", "DEF")
 library.define(f"skip_norm({_ARGUMENTS}) -> Tensor")
 library.define(f"skip_norm_reference({_ARGUMENTS}) -> Tensor")
 library.define(f"skip_norm_moments({_ARGUMENTS}) -> (Tensor, Tensor)")
-library.define(f"skip_norm_moments_backward(Tensor gradient, {_WITH_MOMENTS}, {_WANTED}) -> Tensor[]")
+library.define(f"skip_norm_moments_backward(Tensor gradient, {_WITH_MOMENTS}) -> Tensor[]")
 library.impl("skip_norm", _output, "Meta")
 library.impl("skip_norm_moments", _output_and_moments, "Meta")
-library.impl("skip_norm_moments_backward", _gradients_with_moments, "Meta")
+library.impl("skip_norm_moments_backward", _gradients, "Meta")
 library.impl("skip_norm_reference", reference.skip_norm, "CompositeImplicitAutograd")
 _operator = torch.ops.fairseq_rskip.skip_norm.default

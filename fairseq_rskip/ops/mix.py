@@ -36,7 +36,7 @@ def skip_mix(
     The other arguments are :func:`.skip_norm`'s. Returns y, of ``x``'s shape and dtype, and p: the weights, or with a
     direction ``(K, ...)``, a number for each step and row, at least fp32. Both have their gradients.
     """
-    if not has_kernel(x, f_x, len(gains), mixed=True):
+    if not has_kernel(x, f_x, x.size(-1), len(gains), mixed=True):
         return reference.skip_mix(x, f_x, gains, biases, weights, direction, skip_scale, branch_scale, eps, rms)
     arguments = (x, f_x, gains, biases, weights, direction, skip_scale, branch_scale, eps, rms)
     y, p = torch.ops.fairseq_rskip.skip_mix.default(*arguments)

@@ -1,11 +1,12 @@
 // The operators of fairseq_rskip on a CPU over torch's tensors, in pieces for torch's threads, and skip_norm's derivative.
-// dispatch.py and mix.py have their schemas and skip_mix's derivative, rows.h the arithmetic. Computed in fp32, or fp64 where an argument has that type; tensors
-// of other types and strides are converted first.
+// dispatch.py and mix.py have their schemas and skip_mix's derivative, rows.h the arithmetic. Computed in fp32; tensors of
+// other types and strides are converted.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -19,258 +20,130 @@
 namespace rskip {
 namespace {
 
-using at::ScalarType;
 using at::Tensor;
 using at::TensorList;
 using Tensors = std::vector<Tensor>;
 using Optional = std::optional<Tensor>;
 
-// Elements of one piece of work: less is not worth waking a thread for. The gains' gradients are summed piece by piece,
+// Elements of one piece of work: less is not worth waking a thread for. The parameters' gradients are summed piece by piece,
 // in this order, and pieces depend on the shape alone: so the sums do not depend on threads.
-constexpr int64_t kPiece = 32768;
-constexpr int64_t kMostPieces = 64;
+constexpr int64_t kPiece = 32768, kMostPieces = 64;
+constexpr int64_t kWide = 512;  // features from which one row at a time leaves more of the first-level cache
 
-// Groups of R rows of a contiguous tensor as vectors: its own memory where rows are whole vectors, otherwise a copy, zero
-// beyond each row's end. Without a tensor, memory for what nobody wants.
-template <class T, int R>
-class Slab {
- public:
-  using Vec = typename Lanes<T>::Vec;
+// The memory of a contiguous tensor, without torch's checks at each use; of none, null.
+struct Matrix {
+  char* data = nullptr;
+  int64_t rows = 0, bytes = 0;  // of a row
 
-  Slab(const Tensor& t, const Problem<T>& p)
-      : data(t.defined() ? t.data_ptr<T>() : nullptr), dim(p.dim), nv(p.vectors()), padded(nv * Lanes<T>::count) {}
-
-  Vec* at(int64_t row, int64_t count) {
-    if (direct(count)) return reinterpret_cast<Vec*>(data + row * dim);
-    if (!copy.get()) copy = Scratch<T>(R * nv);
-    return copy.get();
+  Matrix(const Tensor& t, int64_t width) {
+    if (!t.defined()) return;
+    data = static_cast<char*>(t.data_ptr());
+    bytes = width * t.element_size();
+    rows = width ? t.numel() / width : 0;
   }
-
-  Vec* read(int64_t row, int64_t count) {
-    Vec* const vectors = at(row, count);
-    if (direct(count)) return vectors;
-    memset(static_cast<void*>(vectors), 0, R * nv * kBytes);
-    for (int64_t r = 0; r < count; ++r)
-      memcpy(reinterpret_cast<T*>(vectors) + r * padded, data + (row + r) * dim, dim * sizeof(T));
-    return vectors;
-  }
-
-  // Stores what was written to `at(row, count)`.
-  void write(int64_t row, int64_t count) const {
-    for (int64_t r = 0; data && !direct(count) && r < count; ++r)
-      memcpy(data + (row + r) * dim, reinterpret_cast<const T*>(copy.get()) + r * padded, dim * sizeof(T));
-  }
-
- private:
-  bool direct(int64_t count) const { return data && count == R && dim == padded; }
-
-  T* const data;
-  const int64_t dim, nv, padded;
-  Scratch<T> copy;
 };
 
-// `count` tensors of a row's features as vectors, zero where there is none, and beyond each one's end.
-template <class T>
-Scratch<T> padded(TensorList tensors, const Problem<T>& p, int64_t count) {
-  Scratch<T> memory(count * p.vectors());
-  memset(static_cast<void*>(memory.get()), 0, count * p.vectors() * kBytes);
-  T* to = reinterpret_cast<T*>(memory.get());
-  for (const Tensor& tensor : tensors) {
-    const Tensor values = tensor.to(c10::CppTypeToScalarType<T>::value).contiguous();
-    memcpy(to, values.const_data_ptr<T>(), p.dim * sizeof(T));
-    to += p.vectors() * p.kLanes;
-  }
-  return memory;
-}
+// A group of rows, with what tensors hold of them.
+template <int NV, int R>
+struct Rows : Group<NV, R> {
+  using Group<NV, R>::Group;
 
-struct Options {
-  double skip, branch, eps;
-  bool rms;
+  static Vec* row(const Matrix& m, int64_t index = 0) { return reinterpret_cast<Vec*>(m.data + index * m.bytes); }
+
+  // The numbers of these rows, a vector for each row of `m`, which has a column for each row of x.
+  void load(Vec* to, const Matrix& m, int64_t first) const {
+    for (int64_t k = 0; k < m.rows; ++k) memcpy(to + k, reinterpret_cast<float*>(row(m, k)) + first, R * sizeof(float));
+  }
+  void save(const Vec* from, const Matrix& m, int64_t first) const {
+    for (int64_t k = 0; k < m.rows; ++k) memcpy(reinterpret_cast<float*>(row(m, k)) + first, from + k, R * sizeof(float));
+  }
+  // The same number for all rows.
+  void fill(Vec* to, const Matrix& m) const {
+    for (int64_t k = 0; k < m.rows; ++k) to[k] = Vec{} + *reinterpret_cast<float*>(row(m, k));
+  }
 };
 
 // What an operator is called with, checked, in the type of computing.
 struct Call {
   Tensor x, f;
-  TensorList gains, biases;
-  Options o;
-  ScalarType type = ScalarType::Float;
+  Tensors gains, biases;
+  double skip, branch, eps;
+  bool rms;
   int64_t dim, steps, count;
 
-  Call(const Tensor& x_, const Tensor& f_, TensorList gains_, TensorList biases_, const Options& options)
-      : gains(gains_), biases(biases_), o(options), steps(gains_.size()) {
-    TORCH_CHECK(
-        x_.dim() > 0 && x_.sizes() == f_.sizes(), "skip_norm: x and f have shapes ", x_.sizes(), " and ", f_.sizes());
+  Call(
+      const Tensor& x_, const Tensor& f_, TensorList gains_, TensorList biases_, double skip, double branch, double eps,
+      bool rms)
+      : skip(skip), branch(branch), eps(eps), rms(rms), dim(x_.dim() ? x_.size(-1) : 0), steps(gains_.size()) {
+    TORCH_CHECK(x_.sizes() == f_.sizes(), "skip_norm: x and f have shapes ", x_.sizes(), " and ", f_.sizes());
+    TORCH_CHECK(dim > 0 && dim % 16 == 0, "skip_norm: rows of ", dim, " features: expected a multiple of 16");
     TORCH_CHECK(steps > 0, "skip_norm: expected a gain for each step, got none");
     TORCH_CHECK(
-        biases.empty() || biases.size() == gains.size(), "skip_norm: ", biases.size(), " biases for ", steps, " gains");
-    dim = x_.size(-1);
-    count = dim > 0 ? x_.numel() / dim : 0;
-    if (x_.scalar_type() == ScalarType::Double || f_.scalar_type() == ScalarType::Double) type = ScalarType::Double;
-    for (TensorList list : {gains, biases}) {
-      for (const Tensor& t : list) {
+        biases_.empty() || biases_.size() == gains_.size(), "skip_norm: ", biases_.size(), " biases for ", steps,
+        " gains");
+    count = x_.numel() / dim;
+    for (TensorList list : {gains_, biases_})
+      for (const Tensor& t : list)
         TORCH_CHECK(t.dim() == 1 && t.size(0) == dim, "skip_norm: a gain or bias of ", t.sizes(), " for rows of ", dim);
-        if (t.scalar_type() == ScalarType::Double) type = ScalarType::Double;
-      }
-    }
     x = ready(x_);
     f = ready(f_);
+    for (const Tensor& t : gains_) gains.push_back(ready(t));
+    for (const Tensor& t : biases_) biases.push_back(ready(t));
+    if (biases.empty()) biases.assign(steps, at::zeros({dim}, x.options()));
   }
 
-  Tensor ready(const Tensor& t) const { return t.to(type).contiguous(); }
+  Tensor ready(const Tensor& t) const { return t.to(at::kFloat).contiguous(); }
   Tensor ready(const Optional& t) const { return t ? ready(*t) : Tensor(); }
   Tensor empty(at::IntArrayRef sizes) const { return at::empty(sizes, x.options()); }
 
-  // Calls rows(problem, vectors of a row, rows of a group): as many rows as still leave x, F and all that is kept of them
-  // in the first-level cache. Short rows, of image maps, have their number of vectors compiled in.
+  // Calls work(group, its first row, piece) for groups of all rows: as many as still leave x, F and all that is kept of them in
+  // the first-level cache. Short rows, of image maps, have their number of vectors compiled in.
   template <class F>
-  void run(F rows) const {
-    if (count == 0) return;
-    const auto call = [&](auto tag, auto vectors, auto group) {
-      using T = decltype(tag);
-      Problem<T> p{dim, steps, T(o.skip), T(o.branch), T(o.eps), o.rms, nullptr, nullptr};
-      const auto gain = padded(gains, p, steps), bias = padded(biases, p, steps);
-      p.gains = gain.get();
-      p.biases = bias.get();
-      rows(p, vectors, group);
-    };
-    constexpr int lanes = Lanes<float>::count;
-    constexpr std::integral_constant<int, 0> any;
-    constexpr std::integral_constant<int, 2> two;
-    constexpr std::integral_constant<int, 4> four;
-    constexpr std::integral_constant<int, lanes> many;
-    if (type == ScalarType::Double) return call(double(), any, two);
+  void run(F work) const {
     switch (dim) {
-      case 16: return call(float(), std::integral_constant<int, 16 / lanes>(), many);
-      case 32: return call(float(), std::integral_constant<int, 32 / lanes>(), many);
-      case 64: return call(float(), std::integral_constant<int, 64 / lanes>(), four);
-      default: return call(float(), any, two);
+      case 16: return run<16 / kLanes, kLanes>(work);
+      case 32: return run<32 / kLanes, kLanes>(work);
+      case 64: return run<64 / kLanes, std::min(8, kLanes)>(work);
+      default: return dim < kWide ? run<0, 2>(work) : run<0, 1>(work);
     }
+  }
+
+  int64_t rows_of_piece() const {
+    const int64_t most = std::clamp<int64_t>(count * dim / kPiece, 1, kMostPieces);
+    return std::max<int64_t>(1, (count + 16 * most - 1) / (16 * most)) * 16;  // of whole groups
+  }
+  // zeros for what each piece sums: so many vectors of features
+  Tensor sums(int64_t rows) const { return at::zeros({std::max<int64_t>(1, pieces()), rows, dim}, x.options()); }
+  int64_t pieces() const { return (count + rows_of_piece() - 1) / rows_of_piece(); }
+
+ private:
+  template <int NV, int R, class F>
+  void run(F work) const {
+    Problem p{dim, steps, float(skip), float(branch), float(eps), rms, {}, {}};
+    for (const Tensor& t : gains) p.gains.push_back(Rows<NV, R>::row({t, dim}));
+    for (const Tensor& t : biases) p.biases.push_back(Rows<NV, R>::row({t, dim}));
+    const int64_t rows = rows_of_piece();
+    at::parallel_for(0, pieces(), 1, [&](int64_t begin, int64_t end) {
+      Rows<NV, R> group(p);
+      for (int64_t piece = begin; piece < end; ++piece) {
+        int64_t row = piece * rows;
+        const int64_t last = std::min(row + rows, count);
+        for (; row + R <= last; row += R) work(group, row, piece);
+        if (row == last) continue;
+        Rows<NV, 1> one(p);
+        for (; row < last; ++row) work(one, row, piece);
+      }
+    });
   }
 };
 
-// What weighs the steps: `given` is p, or with a direction, in the forward pass, the halt of each step but the last.
-struct Mix {
-  Tensor given, direction;
-};
-
-template <class T>
-const T* pointer(const Tensor& t) {
-  return t.defined() ? t.const_data_ptr<T>() : nullptr;
-}
-
-// `kept`, of each step and row: the moments, or with `mix` what p is.
-template <class T, int NV, int R>
-void forward_rows(const Problem<T>& p, const Call& call, const Tensor& y, const Tensor& kept, const Mix* mix) {
-  const int64_t count = call.count, grain = std::max<int64_t>(1, kPiece / (R * p.dim));
-  T* const keep = kept.defined() ? kept.data_ptr<T>() : nullptr;
-  const bool halts = mix && mix->direction.defined();
-  const T* const given = mix ? pointer<T>(mix->given) : nullptr;
-  const auto direction = padded(halts ? TensorList(mix->direction) : TensorList(), p, 1);
-  at::parallel_for(0, (count + R - 1) / R, grain, [&](int64_t begin, int64_t end) {
-    Group<T, NV, R> group(p);
-    Slab<T, R> xs(call.x, p), fs(call.f, p), ys(y, p);
-    for (int64_t k = 0; mix && !halts && k < p.steps; ++k) *group.weights(k) = typename Lanes<T>::Vec{} + given[k];
-    for (int64_t row = begin * R; row < std::min(end * R, count); row += R) {
-      const int64_t n = std::min<int64_t>(R, count - row), rows = mix ? p.steps : 2 * p.steps;
-      if (mix) group.mix(xs.read(row, n), fs.read(row, n), halts ? direction.get() : nullptr, given, ys.at(row, n));
-      else group.forward(xs.read(row, n), fs.read(row, n), ys.at(row, n));
-      const auto* const from = mix ? group.weights(0) : group.moments();
-      for (int64_t k = 0; keep && k < rows; ++k) memcpy(keep + k * count + row, from + k, n * sizeof(T));
-      ys.write(row, n);
-    }
-  });
-}
-
-// The gradients of gains, then of biases, then, with `mix`, of its direction and of p, each as vectors. `kept`: the moments,
-// or with `mix` gradients that reach p otherwise, if any.
-template <class T, int NV, int R>
-Scratch<T> backward_rows(
-    const Problem<T>& p, const Call& call, const Tensor& gradient, const Tensor& kept, const Mix* mix, const Tensor& d_x,
-    const Tensor& d_f) {
-  using Vec = typename Lanes<T>::Vec;
-  const int64_t count = call.count, groups = (count + R - 1) / R, nv = p.vectors();
-  const int64_t most = std::min(kMostPieces, std::max<int64_t>(1, count * p.dim / kPiece));
-  const int64_t per_piece = (groups + most - 1) / most, pieces = (groups + per_piece - 1) / per_piece;
-  const int64_t width = (2 * p.steps + 1) * nv + (p.steps + p.kLanes - 1) / p.kLanes;
-  const bool halts = mix && mix->direction.defined();
-  const T *const keep = pointer<T>(kept), *const given = mix ? pointer<T>(mix->given) : nullptr;
-  const auto direction = padded(halts ? TensorList(mix->direction) : TensorList(), p, 1);
-  Scratch<T> memory(pieces * width);
-  memset(static_cast<void*>(memory.get()), 0, pieces * width * kBytes);
-  at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
-    Group<T, NV, R> group(p);
-    Slab<T, R> xs(call.x, p), fs(call.f, p), gs(gradient, p), dxs(d_x, p), dfs(d_f, p);
-    for (int64_t row = begin * per_piece * R; row < std::min(end * per_piece * R, count); row += R) {
-      Vec *const sums = memory.get() + row / (per_piece * R) * width, *const d_direction = sums + 2 * p.steps * nv;
-      const int64_t n = std::min<int64_t>(R, count - row);
-      const Vec *const x = xs.read(row, n), *const f = fs.read(row, n), *const g = gs.read(row, n);
-      const auto load = [&](Vec* to, const T* from) {
-        for (int64_t k = 0; from && k < (mix ? p.steps : 2 * p.steps); ++k) {
-          if (n < R) to[k] = Vec{};
-          memcpy(to + k, from + k * count + row, n * sizeof(T));
-        }
-      };
-      if (mix) {
-        for (int64_t k = 0; k < p.steps; ++k) *group.slopes(k) = Vec{}, *group.weights(k) = Vec{} + given[halts ? 0 : k];
-        load(group.slopes(0), keep);
-        load(group.weights(0), halts ? given : nullptr);
-        group.mix_backward(x, f, g, halts ? direction.get() : nullptr, dxs.at(row, n), dfs.at(row, n), sums, d_direction);
-        for (int64_t k = 0; k < p.steps; ++k)
-          for (int64_t r = 0; r < n; ++r)
-            reinterpret_cast<T*>(d_direction + nv)[k] += reinterpret_cast<const T*>(group.slopes(k))[r];
-      } else {
-        load(group.moments(), keep);
-        group.backward(x, f, g, dxs.at(row, n), dfs.at(row, n), sums);
-      }
-      dxs.write(row, n);
-      dfs.write(row, n);
-    }
-  });
-  for (int64_t piece = 1; piece < pieces; ++piece)
-    for (int64_t i = 0; i < width; ++i) memory.get()[i] += memory.get()[piece * width + i];
-  return memory;
-}
-
-// Gradients of d_x, d_f as wanted, and appends those of gains, biases and, with `mix`, first of p and its direction. With
-// `consume` the memory of `gradient`, which only the last pass over a row overwrites, serves for one of them.
-Tensors backward(
-    const Call& call, const Tensor& gradient, const Tensor& kept, const Mix* mix, const Tensor& x, const Tensor& f,
-    bool wanted_x, bool wanted_f, bool wanted_params, bool consume = false) {
-  const Tensor g = call.ready(gradient);
-  consume = consume && g.is_same(gradient);
-  const Tensor d_x = !wanted_x ? Tensor() : consume ? g : call.empty(x.sizes());
-  const Tensor d_f = !wanted_f ? Tensor() : consume && !wanted_x ? g : call.empty(f.sizes());
-  Tensors results;
-  if (wanted_x) results.push_back(d_x);
-  if (wanted_f) results.push_back(d_f);
-  Tensors like;
-  if (mix) like.push_back(call.empty({call.steps - mix->direction.defined()}));
-  if (mix && mix->direction.defined()) like.push_back(mix->direction);
-  if (wanted_params)
-    for (TensorList list : {call.gains, call.biases}) like.insert(like.end(), list.begin(), list.end());
-  Tensors sums;
-  for (const Tensor& t : like) sums.push_back(call.empty(t.sizes()).zero_());
-  call.run([&](const auto& p, auto nv, auto group) {
-    using T = std::decay_t<decltype(p.skip)>;
-    const auto totals = backward_rows<T, nv(), group()>(p, call, g, kept, mix, d_x, d_f);
-    const int64_t before = sums.size() - (wanted_params ? call.gains.size() + call.biases.size() : 0);
-    for (int64_t i = 0; i < static_cast<int64_t>(sums.size()); ++i) {
-      const int64_t k = i - before;  // a step's gain and bias are neighbours
-      const int64_t at = k < 0 ? 2 * p.steps + (i == 0) : 2 * (k % p.steps) + k / p.steps;
-      memcpy(sums[i].template data_ptr<T>(), totals.get() + at * p.vectors(), sums[i].numel() * sizeof(T));
-    }
-  });
-  for (size_t i = 0; i < sums.size(); ++i) results.push_back(sums[i].to(like[i].scalar_type()));
-  if (wanted_x) results[0] = results[0].to(x.scalar_type());
-  if (wanted_f) results[wanted_x] = results[wanted_x].to(f.scalar_type());
-  return results;
-}
-
 // y, and the moments, (2 steps, rows), where they are wanted.
-std::tuple<Tensor, Tensor> forward(const Call& call, ScalarType type, bool keep) {
-  const Tensor y = call.empty(call.x.sizes()), moments = keep ? call.empty({2 * call.steps, call.count}) : Tensor();
-  call.run([&](const auto& p, auto nv, auto group) {
-    forward_rows<std::decay_t<decltype(p.skip)>, nv(), group()>(p, call, y, moments, nullptr);
+std::tuple<Tensor, Tensor> forward(const Call& call, at::ScalarType type, bool keep) {
+  const Tensor y = call.empty(call.x.sizes()), moments = call.empty({keep ? 2 * call.steps : 0, call.count});
+  const Matrix xs(call.x, call.dim), fs(call.f, call.dim), ys(y, call.dim), kept(moments, call.count);
+  call.run([&](auto& group, int64_t row, int64_t) {
+    group.forward(group.row(xs, row), group.row(fs, row), group.row(ys, row));
+    group.save(group.moments(), kept, row);
   });
   return {y.to(type), moments};
 }
@@ -278,56 +151,67 @@ std::tuple<Tensor, Tensor> forward(const Call& call, ScalarType type, bool keep)
 Tensor skip_norm(
     const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, double skip, double branch, double eps,
     bool rms) {
-  return std::get<0>(forward(Call(x, f, gains, biases, {skip, branch, eps, rms}), x.scalar_type(), false));
+  return std::get<0>(forward(Call(x, f, gains, biases, skip, branch, eps, rms), x.scalar_type(), false));
 }
 
 std::tuple<Tensor, Tensor> skip_norm_moments(
     const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, double skip, double branch, double eps,
     bool rms) {
-  return forward(Call(x, f, gains, biases, {skip, branch, eps, rms}), x.scalar_type(), true);
+  return forward(Call(x, f, gains, biases, skip, branch, eps, rms), x.scalar_type(), true);
 }
 
-// Whether the gradients of x and f are one tensor.
-bool is_shared(const Tensor& x, const Tensor& f, TensorList gains, const Options& o) {
-  return gains.size() == 1 && o.skip == o.branch && x.scalar_type() == f.scalar_type();
+// Appends the first rows of `sums`, (pieces, rows, dim), added up in the order of the pieces: a step's gain and bias are neighbours.
+void append(Tensors& results, const Tensor& sums, TensorList gains, TensorList biases) {
+  float* const first = sums.data_ptr<float>();
+  const int64_t width = sums.size(1) * sums.size(2);
+  for (int64_t i = width; i < sums.numel(); i += width)
+    for (int64_t j = 0; j < width; ++j) first[j] += first[i + j];
+  for (size_t k = 0; k < gains.size(); ++k) results.push_back(sums[0][2 * k].to(gains[k].scalar_type(), false, true));
+  for (size_t k = 0; k < biases.size(); ++k) results.push_back(sums[0][2 * k + 1].to(biases[k].scalar_type(), false, true));
 }
 
-// Those wanted of the gradients of x, f, each gain, each bias; that of f is left out where it is x's.
-Tensors skip_norm_gradients(
-    const Tensor& gradient, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases,
-    const Tensor& moments, const Options& o, bool wanted_x, bool wanted_f, bool wanted_params, bool consume) {
-  wanted_f = wanted_f && !(wanted_x && is_shared(x, f, gains, o));
-  const Call call(x, f, gains, biases, o);
-  return backward(call, gradient, moments, nullptr, x, f, wanted_x, wanted_f, wanted_params, consume);
-}
-
+// The gradients of x, f, each gain, each bias.
 Tensors skip_norm_backward(
     const Tensor& gradient, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases,
-    const Tensor& moments, double skip, double branch, double eps, bool rms, bool wanted_x, bool wanted_f,
-    bool wanted_params) {
-  const Options o{skip, branch, eps, rms};
-  return skip_norm_gradients(gradient, x, f, gains, biases, moments, o, wanted_x, wanted_f, wanted_params, false);
+    const Tensor& moments, double skip, double branch, double eps, bool rms) {
+  const Call call(x, f, gains, biases, skip, branch, eps, rms);
+  const Tensor g = call.ready(gradient), d_x = call.empty(x.sizes()), d_f = call.empty(x.sizes());
+  const Tensor sums = call.sums(2 * call.steps);
+  const Matrix xs(call.x, call.dim), fs(call.f, call.dim), gs(g, call.dim), kept(moments, call.count);
+  const Matrix dxs(d_x, call.dim), dfs(d_f, call.dim), params(sums, sums.size(1) * call.dim);
+  call.run([&](auto& group, int64_t row, int64_t piece) {
+    group.load(group.moments(), kept, row);
+    group.backward(
+        group.row(xs, row), group.row(fs, row), group.row(gs, row), group.row(dxs, row), group.row(dfs, row),
+        group.row(params, piece));
+  });
+  Tensors results{d_x.to(x.scalar_type()), d_f.to(f.scalar_type())};
+  append(results, sums, gains, biases);
+  return results;
 }
 
 // sum_k p_k y_k, and with a direction also p, (steps, rows ...), in the type of computing.
 std::tuple<Tensor, Tensor> skip_mix(
     const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, const Tensor& weights,
     const Optional& direction, double skip, double branch, double eps, bool rms) {
-  const Call call(x, f, gains, biases, {skip, branch, eps, rms});
+  const Call call(x, f, gains, biases, skip, branch, eps, rms);
   TORCH_CHECK(
       weights.dim() == 1 && weights.size(0) == call.steps - direction.has_value(), "skip_mix: weights of shape ",
       weights.sizes(), " for ", call.steps, " steps: expected ", call.steps - direction.has_value());
   TORCH_CHECK(
       !direction || (direction->dim() == 1 && direction->size(0) == call.dim), "skip_mix: a direction for rows of ",
       call.dim, " expected");
-  const Mix mix{call.ready(weights), call.ready(direction)};
+  const Tensor given = call.ready(weights), along = call.ready(direction), y = call.empty(x.sizes());
   std::vector<int64_t> shape = x.sizes().vec();
   shape.pop_back();
   shape.insert(shape.begin(), call.steps);
-  const Tensor y = call.empty(x.sizes()), p = call.empty(direction ? shape : std::vector<int64_t>{0});
-  call.run([&](const auto& problem, auto nv, auto group) {
-    const Tensor kept = direction ? p : Tensor();
-    forward_rows<std::decay_t<decltype(problem.skip)>, nv(), group()>(problem, call, y, kept, &mix);
+  const Tensor p = direction ? call.empty(shape) : call.empty({0});
+  const Matrix xs(call.x, call.dim), fs(call.f, call.dim), ys(y, call.dim), halts(given, 1);
+  const Matrix us(along, call.dim), ps(p, direction ? call.count : 0);
+  call.run([&](auto& group, int64_t row, int64_t) {
+    if (!direction) group.fill(group.weights(0), halts);
+    group.mix(group.row(xs, row), group.row(fs, row), group.row(us), group.row(halts), group.row(ys, row));
+    group.save(group.weights(0), ps, row);
   });
   return {y.to(x.scalar_type()), p};
 }
@@ -337,10 +221,27 @@ std::tuple<Tensor, Tensor> skip_mix(
 Tensors skip_mix_backward(
     const Tensor& gradient, const Optional& d_p, const Tensor& x, const Tensor& f, TensorList gains, TensorList biases,
     const Tensor& p, const Optional& direction, double skip, double branch, double eps, bool rms) {
-  const Call call(x, f, gains, biases, {skip, branch, eps, rms});
-  const Mix mix{call.ready(p), call.ready(direction)};
-  Tensors results = backward(call, gradient, call.ready(d_p), &mix, x, f, true, true, true);
-  if (direction) results[3] = results[3].to(direction->scalar_type());
+  const Call call(x, f, gains, biases, skip, branch, eps, rms);
+  const Tensor g = call.ready(gradient), d_x = call.empty(x.sizes()), d_f = call.empty(x.sizes());
+  const Tensor sums = call.sums(2 * call.steps + 1), given = call.ready(p), along = call.ready(direction);
+  const Tensor slopes = d_p ? call.ready(*d_p).clone() : at::zeros({call.steps, call.count}, given.options());
+  const Matrix xs(call.x, call.dim), fs(call.f, call.dim), gs(g, call.dim), us(along, call.dim);
+  const Matrix dxs(d_x, call.dim), dfs(d_f, call.dim), params(sums, sums.size(1) * call.dim);
+  const Matrix ps(given, direction ? call.count : 1), to_p(slopes, call.count);
+  call.run([&](auto& group, int64_t row, int64_t piece) {
+    auto* const d_params = group.row(params, piece);
+    if (direction) group.load(group.weights(0), ps, row);
+    else group.fill(group.weights(0), ps);
+    group.load(group.slopes(0), to_p, row);
+    group.mix_backward(
+        group.row(xs, row), group.row(fs, row), group.row(gs, row), group.row(us), group.row(dxs, row),
+        group.row(dfs, row), d_params, d_params + 2 * call.steps * call.dim / kLanes);
+    group.save(group.slopes(0), to_p, row);
+  });
+  const Tensor d_weights = slopes.reshape({call.steps, call.count}).sum(1);
+  Tensors results{d_x.to(x.scalar_type()), d_f.to(f.scalar_type()), d_weights.narrow(0, 0, call.steps - direction.has_value()).clone()};
+  append(results, sums, gains, biases);
+  if (direction) results.insert(results.begin() + 3, sums[0][2 * call.steps].to(direction->scalar_type(), false, true));
   return results;
 }
 
@@ -349,13 +250,7 @@ auto handle(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// Whether nothing (fake tensors, a mode, a tracer) watches the operators that are called on t.
-bool is_plain(const Tensor& t) {
-  return !t.key_set().has(c10::DispatchKey::Python) &&
-      !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Python);
-}
-
-// skip_norm's derivative: it keeps x, F and the moments.
+// skip_norm's derivative: it keeps x, F and the moments. A node in Python would cost more than the norms of few rows.
 struct SkipNorm : torch::autograd::Function<SkipNorm> {
   using Variables = torch::autograd::variable_list;
   using Context = torch::autograd::AutogradContext;
@@ -374,54 +269,30 @@ struct SkipNorm : torch::autograd::Function<SkipNorm> {
     return y;
   }
 
-  // By reference: where nothing else holds the gradient, its memory serves for one of the results.
-  static Variables backward(Context* context, Variables& gradients) {
-    const Tensor& gradient = gradients[0];
-    const Variables saved = context->get_saved_variables();
-    const auto numbers = context->saved_data["options"].toDoubleVector();
-    const Options o{numbers[0], numbers[1], numbers[2], numbers[3] != 0};
-    const size_t steps = numbers[4], inputs = saved.size() - 1;
-    if (at::GradMode::is_enabled()) return differentiable(context, saved, steps, o, gradient);
-    const TensorList all(saved), gains = all.slice(2, steps), biases = all.slice(2 + steps, inputs - 2 - steps);
-    const bool wanted_x = context->needs_input_grad(0), wanted_f = context->needs_input_grad(1);
-    bool wanted_params = false;
-    for (size_t i = 2; i < inputs; ++i) wanted_params = wanted_params || context->needs_input_grad(i);
-    Tensors found;
-    if (is_plain(gradient)) {
-      const bool alone = gradient.use_count() == 1 && gradient.storage().use_count() == 1;
-      found = skip_norm_gradients(
-          gradient, saved[0], saved[1], gains, biases, saved.back(), o, wanted_x, wanted_f, wanted_params, alone);
+  static Variables backward(Context* context, const Variables& gradients) {
+    Variables saved = context->get_saved_variables(), found;
+    const Tensor moments = saved.back();
+    saved.pop_back();
+    const auto o = context->saved_data["options"].toDoubleVector();
+    const size_t steps = o[4];
+    if (at::GradMode::is_enabled()) {  // for a second derivative: the reference's
+      for (Tensor& t : saved) t = t.view_as(t);  // a tensor may have two places
+      const TensorList all(saved);
+      static const auto op = handle<decltype(skip_norm)>("fairseq_rskip::skip_norm_reference");
+      const Tensor y = op.call(all[0], all[1], all.slice(2, steps), all.slice(2 + steps), o[0], o[1], o[2], o[3] != 0);
+      Variables wanted;
+      for (size_t i = 0; i < saved.size(); ++i)
+        if (context->needs_input_grad(i)) wanted.push_back(saved[i]);
+      const Variables some = torch::autograd::grad({y}, wanted, gradients, true, true);
+      for (size_t i = 0, next = 0; i < saved.size(); ++i)
+        found.push_back(context->needs_input_grad(i) ? some[next++] : Tensor());
     } else {
+      const TensorList all(saved), gains = all.slice(2, steps), biases = all.slice(2 + steps);
       static const auto op = handle<decltype(skip_norm_backward)>("fairseq_rskip::skip_norm_moments_backward");
-      found = op.call(
-          gradient, saved[0], saved[1], gains, biases, saved.back(), o.skip, o.branch, o.eps, o.rms, wanted_x, wanted_f,
-          wanted_params);
+      found = op.call(gradients[0], all[0], all[1], gains, biases, moments, o[0], o[1], o[2], o[3] != 0);
     }
-    const bool shared = is_shared(saved[0], saved[1], gains, o);
-    Variables results(inputs + 4);
-    size_t next = 0;
-    if (wanted_x) results[0] = found[next++];
-    if (wanted_f) results[1] = wanted_x && shared ? results[0] : found[next++];
-    for (size_t i = 2; wanted_params && i < inputs; ++i) results[i] = found[next++];
-    return results;
-  }
-
-  // The gradients as functions of the inputs, for a second derivative: those of the reference.
-  static Variables differentiable(
-      Context* context, const Variables& saved, size_t steps, const Options& o, const Tensor& gradient) {
-    Variables inputs, wanted, results(saved.size() + 3);
-    for (size_t i = 0; i + 1 < saved.size(); ++i) {
-      inputs.push_back(saved[i].view_as(saved[i]));  // a tensor may stand in two places
-      if (context->needs_input_grad(i)) wanted.push_back(inputs[i]);
-    }
-    const TensorList all(inputs);
-    static const auto op = handle<decltype(skip_norm)>("fairseq_rskip::skip_norm_reference");
-    const Tensor y = op.call(
-        inputs[0], inputs[1], all.slice(2, steps), all.slice(2 + steps), o.skip, o.branch, o.eps, o.rms);
-    const Variables found = torch::autograd::grad({y}, wanted, {gradient}, true, true);
-    for (size_t i = 0, next = 0; i < inputs.size(); ++i)
-      if (context->needs_input_grad(i)) results[i] = found[next++];
-    return results;
+    found.resize(saved.size() + 4);
+    return found;
   }
 };
 
@@ -440,16 +311,16 @@ Tensor skip_norm_autograd(
 
 }  // namespace
 
+TORCH_LIBRARY_IMPL(fairseq_rskip, AutogradCPU, m) {
+  m.impl("skip_norm", skip_norm_autograd);
+}
+
 TORCH_LIBRARY_IMPL(fairseq_rskip, CPU, m) {
   m.impl("skip_norm", skip_norm);
   m.impl("skip_norm_moments", skip_norm_moments);
   m.impl("skip_norm_moments_backward", skip_norm_backward);
   m.impl("skip_mix", skip_mix);
   m.impl("skip_mix_backward", skip_mix_backward);
-}
-
-TORCH_LIBRARY_IMPL(fairseq_rskip, AutogradCPU, m) {
-  m.impl("skip_norm", skip_norm_autograd);
 }
 
 }  // namespace rskip

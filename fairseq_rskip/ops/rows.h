@@ -13,9 +13,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <new>
+#include <memory>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace rskip {
 
@@ -27,49 +28,16 @@ constexpr int kBytes = 32;
 constexpr int kBytes = 16;  // SSE, NEON
 #endif
 
-template <class T>
-struct Lanes {
-  static constexpr int count = kBytes / sizeof(T);
-  typedef T Vec __attribute__((vector_size(kBytes), aligned(alignof(T)), may_alias));
-  typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Integer;
-  typedef Integer Mask __attribute__((vector_size(kBytes)));
-};
+constexpr int kLanes = kBytes / sizeof(float);
+typedef float Vec __attribute__((vector_size(kBytes), aligned(alignof(float)), may_alias));
+typedef int32_t Mask __attribute__((vector_size(kBytes)));
 
-// Uninitialised vectors, on a cache line's boundary.
-template <class T>
-class Scratch {
- public:
-  using Vec = typename Lanes<T>::Vec;
-
-  Scratch() = default;
-  explicit Scratch(int64_t vectors) : data(static_cast<Vec*>(::operator new(sizeof(Vec) * vectors, kLine))) {}
-  Scratch(Scratch&& other) noexcept : data(std::exchange(other.data, nullptr)) {}
-  Scratch& operator=(Scratch&& other) noexcept {
-    std::swap(data, other.data);
-    return *this;
-  }
-  ~Scratch() { ::operator delete(data, kLine); }
-
-  Vec* get() const { return data; }
-
- private:
-  static constexpr std::align_val_t kLine{64};
-  Vec* data = nullptr;
-};
-
-// Gains and biases are [steps][vectors of a row], zero beyond the row's end.
-template <class T>
+// Rows are whole vectors of every instruction set: `dim` is a multiple of 16.
 struct Problem {
-  using Vec = typename Lanes<T>::Vec;
-  static constexpr int kLanes = Lanes<T>::count;
-
   int64_t dim, steps;
-  T skip, branch, eps;
+  float skip, branch, eps;
   bool rms;
-  const Vec* gains;
-  const Vec* biases;
-
-  int64_t vectors() const { return (dim + kLanes - 1) / kLanes; }
+  std::vector<const Vec*> gains, biases;
 };
 
 #if defined(__clang__)
@@ -80,7 +48,7 @@ struct Problem {
 #define RSKIP_INLINE __attribute__((always_inline))
 
 // Lane l: the sum of lanes l and l ^ S of a where bit S of l is 0, of b where it is 1.
-template <int S, class Mask, class Vec, int... L>
+template <int S, int... L>
 inline RSKIP_INLINE Vec fold(Vec a, Vec b, std::integer_sequence<int, L...>) {
   constexpr int n = sizeof...(L);
   const Vec straight = RSKIP_SHUFFLE(a, b, (L & S ? L + n : L)...);
@@ -89,7 +57,6 @@ inline RSKIP_INLINE Vec fold(Vec a, Vec b, std::integer_sequence<int, L...>) {
 }
 
 // v, not to be fused with an addition: otherwise the compiler chooses which of two products is, here this, there the other.
-template <class Vec>
 inline RSKIP_INLINE Vec rounded(Vec v) {
 #if defined(__x86_64__)
   asm("" : "+x"(v));
@@ -100,30 +67,22 @@ inline RSKIP_INLINE Vec rounded(Vec v) {
 }
 
 // R rows at a time (a power of 2, at most as many as there are lanes), each of NV vectors (0: as many as the problem
-// says). Rows are R * nv vectors, zero beyond each row's end. A number of each row stands in a vector: row r's in lane r.
-template <class T, int NV, int R>
+// says). A number of each row is in a vector: row r's in lane r.
+template <int NV, int R>
 class Group {
  public:
-  using P = Problem<T>;
-  using Vec = typename P::Vec;
-  using Mask = typename Lanes<T>::Mask;
-  static constexpr int kLanes = P::kLanes;
-
-  explicit Group(const P& problem)
+  explicit Group(const Problem& problem)
       : p(problem),
-        nv(NV ? NV : problem.vectors()),
+        nv(NV ? NV : problem.dim / kLanes),
         size(R * nv),
-        inverse(T(1) / T(problem.dim)),
-        memory((problem.steps + 1) * size),
-        numbers(4 * problem.steps + 3) {
-    for (int l = 0; l < kLanes; ++l) mask[l] = (nv - 1) * kLanes + l < p.dim ? -1 : 0;
-  }
+        inverse(1.0f / problem.dim),
+        lines(new Line[(problem.steps + 1) * size + 4 * problem.steps + 3]) {}
 
   // Fills y with the last step's y_k, and the moments.
   void forward(const Vec* x, const Vec* f, Vec* y) {
     measure(x, f, y);
     each([=, step = at(p.steps - 1), ahead = size](int64_t i, int64_t v, int r) {
-      __builtin_prefetch(y + i + ahead, 1);
+      prefetch<1>(y + i + ahead);
       y[i] = step.y(step.normed(y[i], r), v);
     });
   }
@@ -132,7 +91,7 @@ class Group {
   // to d_params, [steps][2][nv].
   void backward(const Vec* x, const Vec* f, const Vec* g, Vec* d_x, Vec* d_f, Vec* d_params) {
     const auto upstream = [g, ahead = size](int64_t i, int64_t, int) {
-      __builtin_prefetch(g + i + ahead);
+      prefetch(g + i + ahead);
       return g[i];
     };
     if (p.steps == 2) {
@@ -146,17 +105,18 @@ class Group {
 
   // Fills y with sum_k p_k y_k. The p of each step stand in `weights`: set before, or here where rows halt by themselves:
   // h_k = sigmoid(direction . y_k + halt[k]), p_k = h_k prod_{j<k} (1 - h_j), the last the rest.
-  void mix(const Vec* x, const Vec* f, const Vec* direction, const T* halt, Vec* y) {
+  void mix(const Vec* x, const Vec* f, const Vec* direction, const Vec* halts, Vec* y) {
+    const float* const halt = reinterpret_cast<const float*>(halts);
     measure(x, f, y);
     normalise(x, f);
     if (direction) {
-      Vec left = Vec{} + T(1);
+      Vec left = Vec{} + 1.0f;
       for (int64_t k = 0; k + 1 < p.steps; ++k) {
-        Vec halts = sum([=, step = at(k)](int64_t i, int64_t v, int) { return direction[v] * step.y(v, i); }) + halt[k];
-        T* const one = reinterpret_cast<T*>(&halts);
-        for (int r = 0; r < R; ++r) one[r] = T(1) / (T(1) + std::exp(-one[r]));
-        *weights(k) = left * halts;
-        left *= T(1) - halts;
+        Vec halting = sum([=, step = at(k)](int64_t i, int64_t v, int) { return direction[v] * step.y(v, i); }) + halt[k];
+        float* const one = reinterpret_cast<float*>(&halting);
+        for (int r = 0; r < R; ++r) one[r] = 1.0f / (1.0f + std::exp(-one[r]));
+        *weights(k) = left * halting;
+        left *= 1.0f - halting;
       }
       *weights(p.steps - 1) = left;
     }
@@ -196,21 +156,24 @@ class Group {
   }
 
   // The moments from x and f, where forward left none.
-  void remeasure(const Vec* x, const Vec* f) { measure(x, f, memory.get() + p.steps * size); }
+  void remeasure(const Vec* x, const Vec* f) { measure(x, f, memory + p.steps * size); }
 
   // [steps][2]: 1 / sqrt(var + eps) and the mean.
-  Vec* moments() { return numbers.get(); }
+  Vec* moments() { return numbers; }
   // Step k's p and their gradients.
-  Vec* weights(int64_t k) { return numbers.get() + of_weights(k); }
-  Vec* slopes(int64_t k) { return numbers.get() + of_slopes(k); }
+  Vec* weights(int64_t k) { return numbers + of_weights(k); }
+  Vec* slopes(int64_t k) { return numbers + of_slopes(k); }
 
  private:
+  struct alignas(64) Line {
+    Vec vector;
+  };
   static constexpr int kBlock = R < 4 ? R : 4;  // rows whose sums are in registers at once
-  static constexpr int kUnroll = 4 / kBlock;
+  static constexpr int kUnroll = NV ? 1 : 4;  // not of R, on which a row's bits must not depend
 
   // One for each row. Copies, or every use would load it again, since a store to a row might have changed it; not of
   // short rows, which use a number a few times at most.
-  using Numbers = std::conditional_t<NV != 0, const T*, std::array<T, R>>;
+  using Numbers = std::conditional_t<NV != 0, const float*, std::array<float, R>>;
 
   struct Step {
     const Vec *n, *gain, *bias;
@@ -222,11 +185,11 @@ class Group {
   };
 
   Step at(int64_t k) const {
-    return {memory.get() + k * size, p.gains + k * nv, p.biases + k * nv, number(2 * k), number(2 * k + 1)};
+    return {memory + k * size, p.gains[k], p.biases[k], number(2 * k), number(2 * k + 1)};
   }
 
   Numbers number(int64_t k) const {
-    const T* const from = reinterpret_cast<const T*>(numbers.get() + k);
+    const float* const from = reinterpret_cast<const float*>(numbers + k);
     if constexpr (std::is_pointer_v<Numbers>) {
       return from;
     } else {
@@ -234,6 +197,12 @@ class Group {
       memcpy(&copies, from, sizeof copies);
       return copies;
     }
+  }
+
+  // Rows of one cache line come one after the other, as the processor itself expects.
+  template <int Write = 0>
+  static RSKIP_INLINE void prefetch(const Vec* from) {
+    if constexpr (NV * kBytes != 64) __builtin_prefetch(from, Write);
   }
 
   template <class F>
@@ -248,10 +217,10 @@ class Group {
 
   // The moments of every step; leaves the last z in `z`.
   void measure(const Vec* x, const Vec* f, Vec* z) {
-    const T skip = p.skip, branch = p.branch;
+    const float skip = p.skip, branch = p.branch;
     Vec sums = sum([=, ahead = size](int64_t i, int64_t, int) {
-      __builtin_prefetch(x + i + ahead);
-      __builtin_prefetch(f + i + ahead);
+      prefetch(x + i + ahead);
+      prefetch(f + i + ahead);
       return z[i] = skip * x[i] + rounded(branch * f[i]);
     });
     for (int64_t k = 0;; ++k) {
@@ -266,26 +235,25 @@ class Group {
 
   // in two passes, since E[z^2] - mean^2 loses digits
   void moments(int64_t k, Vec sums, const Vec* z) {
-    numbers.get()[2 * k + 1] = p.rms ? Vec{} : sums * inverse;
+    numbers[2 * k + 1] = p.rms ? Vec{} : sums * inverse;
     const Numbers means = number(2 * k + 1);
-    const Vec squares = sum([=, last = nv - 1](int64_t i, int64_t v, int r) {
-      Vec d = z[i] - means[r];
-      if (v == last) d = (Vec)((Mask)d & mask);
+    const Vec squares = sum([=](int64_t i, int64_t, int r) {
+      const Vec d = z[i] - means[r];
       return d * d;
     });
     Vec scale = squares * inverse + p.eps;
-    T* const one = reinterpret_cast<T*>(&scale);
-    for (int r = 0; r < R; ++r) one[r] = T(1) / std::sqrt(one[r]);
-    numbers.get()[2 * k] = scale;
+    float* const one = reinterpret_cast<float*>(&scale);
+    for (int r = 0; r < R; ++r) one[r] = 1.0f / std::sqrt(one[r]);
+    numbers[2 * k] = scale;
   }
 
   // n of every step from the moments
   void normalise(const Vec* x, const Vec* f) {
-    const T skip = p.skip, branch = p.branch;
-    Vec* to = memory.get();
+    const float skip = p.skip, branch = p.branch;
+    Vec* to = memory;
     each([=, step = at(0), ahead = size](int64_t i, int64_t, int r) {
-      __builtin_prefetch(x + i + ahead);
-      __builtin_prefetch(f + i + ahead);
+      prefetch(x + i + ahead);
+      prefetch(f + i + ahead);
       to[i] = step.normed(skip * x[i] + rounded(branch * f[i]), r);
     });
     for (int64_t k = 1; k < p.steps; ++k) {
@@ -300,12 +268,12 @@ class Group {
   // From the gradients of p to those of halt: dp_k/dhalt_k = p_k (1 - h_k), dp_j/dhalt_k = -p_j h_k for j > k, with h_k
   // what p_k is of it and all later ones.
   void halt_slopes() {
-    T* const weight = reinterpret_cast<T*>(weights(0));
-    T* const slope = reinterpret_cast<T*>(slopes(0));
+    float* const weight = reinterpret_cast<float*>(weights(0));
+    float* const slope = reinterpret_cast<float*>(slopes(0));
     for (int r = 0; r < R; ++r) {
-      T later = 0, rest = 0;
+      float later = 0, rest = 0;
       for (int64_t at = (p.steps - 1) * kLanes + r; at >= 0; at -= kLanes) {
-        const T w = weight[at], d = slope[at], whole = rest + w;
+        const float w = weight[at], d = slope[at], whole = rest + w;
         slope[at] = whole == 0 ? 0 : w * (rest * d - later) / whole;
         later += w * d;
         rest = whole;
@@ -337,11 +305,11 @@ class Group {
       g = k == last ? first : d_f;
     }
     const auto derivative = this->derivative(0, g);
-    const T skip = p.skip, branch = p.branch;
+    const float skip = p.skip, branch = p.branch;
     const bool alone = last == 0;
     each([=, ahead = size](int64_t i, int64_t v, int r) {
-      __builtin_prefetch(d_x + i + ahead, 1);
-      __builtin_prefetch(d_f + i + ahead, 1);
+      prefetch<1>(d_x + i + ahead);
+      prefetch<1>(d_f + i + ahead);
       const Vec d = derivative(i, v, r);
       d_x[i] = skip * (alone ? d : d_x[i] + d);
       d_f[i] = branch * d;
@@ -350,14 +318,14 @@ class Group {
 
   // What gives step k's n: as it stands in memory; or of two steps, computed from the moments and stored.
   auto stored(int64_t k) const {
-    return [n = memory.get() + k * size](int64_t i, int64_t, int) { return n[i]; };
+    return [n = memory + k * size](int64_t i, int64_t, int) { return n[i]; };
   }
 
   auto both(const Vec* x, const Vec* f) const {
-    return [=, skip = p.skip, branch = p.branch, one = at(0), two = at(1), n = memory.get(), ahead = size](
+    return [=, skip = p.skip, branch = p.branch, one = at(0), two = at(1), n = memory, ahead = size](
                int64_t i, int64_t v, int r) RSKIP_INLINE {
-      __builtin_prefetch(x + i + ahead);
-      __builtin_prefetch(f + i + ahead);
+      prefetch(x + i + ahead);
+      prefetch(f + i + ahead);
       const Vec skipped = skip * x[i];
       const Vec first = n[i] = one.normed(skipped + rounded(branch * f[i]), r);
       const Vec y = one.y(first, v);
@@ -391,8 +359,8 @@ class Group {
         second[block + r] = b[r];
       }
     }
-    Vec* const to = numbers.get() + 2 * p.steps;
-    to[0] = numbers.get()[2 * k];
+    Vec* const to = numbers + 2 * p.steps;
+    to[0] = numbers[2 * k];
     to[1] = tree(second) * -inverse;
     to[2] = p.rms ? Vec{} : tree(first) * -inverse;
   }
@@ -400,7 +368,7 @@ class Group {
   // scale * (t - mean(t) - n * mean(t * n)), t = g * gain: the gradient of z_k from g, that of y_k; after gather(k)
   auto derivative(int64_t k, const Vec* g) const {
     const int64_t m = 2 * p.steps;
-    return [g, gain = p.gains + k * nv, n = memory.get() + k * size, scale = number(m), of_n = number(m + 1),
+    return [g, gain = p.gains[k], n = memory + k * size, scale = number(m), of_n = number(m + 1),
             rest = number(m + 2)](int64_t i, int64_t v, int r) RSKIP_INLINE -> Vec {
       return (rounded(g[i] * gain[v]) + rest[r] + n[i] * of_n[r]) * scale[r];
     };
@@ -436,18 +404,18 @@ class Group {
   static RSKIP_INLINE void folds(Vec (&rows)[R]) {
     constexpr std::make_integer_sequence<int, kLanes> lanes;
     if constexpr (S < R) {
-      for (int r = 0; r < R; r += 2 * S) rows[r] = fold<S, Mask>(rows[r], rows[r + S], lanes);
+      for (int r = 0; r < R; r += 2 * S) rows[r] = fold<S>(rows[r], rows[r + S], lanes);
     } else {
-      rows[0] = fold<S, Mask>(rows[0], rows[0], lanes);
+      rows[0] = fold<S>(rows[0], rows[0], lanes);
     }
     if constexpr (2 * S < kLanes) folds<2 * S>(rows);
   }
 
-  const P& p;
+  const Problem& p;
   const int64_t nv, size;
-  const T inverse;
-  Scratch<T> memory, numbers;
-  Mask mask;
+  const float inverse;
+  const std::unique_ptr<Line[]> lines;
+  Vec *const memory = reinterpret_cast<Vec*>(lines.get()), *const numbers = memory + (p.steps + 1) * size;
 };
 
 }  // namespace rskip

@@ -82,7 +82,7 @@ class ConstantSkip(Weighted):
     def _norm_of_operator(self, x: Tensor, f_x: Tensor) -> tuple[float, bool] | None:
         """eps and whether the norms are RMSNorm; None where the operator's kernels are not in use."""
         norms = self.norms_in_use()
-        if not norms or not ops.takes(x, f_x, len(norms), self.skip_scale, self.branch_scale):
+        if not norms or not ops.takes(x, f_x, self.dim, len(norms), self.skip_scale, self.branch_scale):
             return None
         kind, eps = type(norms[0]), norms[0].eps
         # of the first one's class and settings, and neither replaced nor watched by a hook

@@ -33,8 +33,8 @@ SKIPS = {
 @pytest.mark.parametrize("name", SKIPS)
 def test_skip_connections_use_it_and_agree_with_torch(name, layout, backend):
     images = layout != "sequence"
-    skip = SkipConnection(24, channel_dim=1 if images else -1, **SKIPS[name])
-    x, f_x = (leaf.detach() for leaf in inputs((2, 24, 4, 5) if images else (4, 3, 24), 1)[:2])
+    skip = SkipConnection(48, channel_dim=1 if images else -1, **SKIPS[name])
+    x, f_x = (leaf.detach() for leaf in inputs((2, 48, 4, 5) if images else (4, 3, 48), 1)[:2])
     if layout == "channels_last":
         x, f_x = (t.contiguous(memory_format=torch.channels_last) for t in (x, f_x))
     results = []
@@ -91,13 +91,13 @@ def test_what_does_not_fit_is_refused(backend):
 def test_auto_leaves_the_plain_post_norm_and_few_elements_to_torch(backend):
     x, f_x = inputs((dispatch.FEW // 256, 256), 1)[:2]
     backend("auto")
-    assert not dispatch.takes(x, f_x, 1)
-    assert dispatch.takes(x, f_x, 2) and dispatch.takes(x, f_x, 1, 2.0) and in_use().name == "cpu"
-    assert not dispatch.takes(x[1:], f_x[1:], 2)
+    assert not dispatch.takes(x, f_x, x.size(-1), 1)
+    assert dispatch.takes(x, f_x, x.size(-1), 2) and dispatch.takes(x, f_x, x.size(-1), 1, 2.0) and in_use().name == "cpu"
+    assert not dispatch.takes(x[1:], f_x[1:], x.size(-1), 2)
     with torch.no_grad():
-        assert dispatch.takes(x[1:], f_x[1:], 2)
+        assert dispatch.takes(x[1:], f_x[1:], x.size(-1), 2)
     backend("reference")
-    assert not dispatch.takes(x, f_x, 2) and in_use() == ("reference", "RSKIP_OPS=reference")
+    assert not dispatch.takes(x, f_x, x.size(-1), 2) and in_use() == ("reference", "RSKIP_OPS=reference")
     backend("gpu")
     with pytest.raises(ValueError, match="RSKIP_OPS='gpu': expected one of auto, reference, cpu, cuda"):
         in_use()
@@ -117,16 +117,16 @@ def test_torch_computes_while_the_operator_is_built_in_the_background(outcome, b
     monkeypatch.setitem(dispatch._LOADERS, "cpu", lambda: "loaded")
     backend("auto")
     x, f_x = inputs((dispatch.FEW // 256, 256), 1)[:2]
-    assert not dispatch.takes(x, f_x, 2) and not dispatch.takes(x, f_x, 2)
+    assert not dispatch.takes(x, f_x, x.size(-1), 2) and not dispatch.takes(x, f_x, x.size(-1), 2)
     assert len(caplog.messages) == 1 and "in the background" in caplog.messages[0]
     release.touch()
     dispatch._builders[0].wait(timeout=60)
     if outcome == "built":
-        assert dispatch.takes(x, f_x, 2) and in_use() == ("cpu", "loaded")
+        assert dispatch.takes(x, f_x, x.size(-1), 2) and in_use() == ("cpu", "loaded")
     else:
         with pytest.warns(RuntimeWarning, match="error: no"):
-            assert not dispatch.takes(x, f_x, 2)
-        assert not dispatch.takes(x, f_x, 2)
+            assert not dispatch.takes(x, f_x, x.size(-1), 2)
+        assert not dispatch.takes(x, f_x, x.size(-1), 2)
 
 
 def test_the_operator_is_a_node_of_a_graph_whatever_ran_before(backend):
