@@ -160,14 +160,20 @@ std::tuple<Tensor, Tensor> skip_norm_moments(
   return forward(Call(x, f, gains, biases, skip, branch, eps, rms), x.scalar_type(), true);
 }
 
-// Appends the first rows of `sums`, (pieces, rows, dim), added up in the order of the pieces: a step's gain and bias are neighbours.
+// Appends the rows of `sums`, (pieces, rows, dim), that belong to gains and biases, a step's side by side, added up in the
+// order of the pieces.
 void append(Tensors& results, const Tensor& sums, TensorList gains, TensorList biases) {
   float* const first = sums.data_ptr<float>();
-  const int64_t width = sums.size(1) * sums.size(2);
+  const int64_t dim = sums.size(2), width = sums.size(1) * dim;
   for (int64_t i = width; i < sums.numel(); i += width)
     for (int64_t j = 0; j < width; ++j) first[j] += first[i + j];
-  for (size_t k = 0; k < gains.size(); ++k) results.push_back(sums[0][2 * k].to(gains[k].scalar_type(), false, true));
-  for (size_t k = 0; k < biases.size(); ++k) results.push_back(sums[0][2 * k + 1].to(biases[k].scalar_type(), false, true));
+  const auto push = [&](int64_t row, at::ScalarType type) {
+    const Tensor one = at::empty({dim}, sums.options());
+    memcpy(one.data_ptr(), first + row * dim, dim * sizeof(float));
+    results.push_back(one.to(type));
+  };
+  for (size_t k = 0; k < gains.size(); ++k) push(2 * k, gains[k].scalar_type());
+  for (size_t k = 0; k < biases.size(); ++k) push(2 * k + 1, biases[k].scalar_type());
 }
 
 // The gradients of x, f, each gain, each bias.
@@ -287,6 +293,7 @@ struct SkipNorm : torch::autograd::Function<SkipNorm> {
       for (size_t i = 0, next = 0; i < saved.size(); ++i)
         found.push_back(context->needs_input_grad(i) ? some[next++] : Tensor());
     } else {
+      at::AutoDispatchBelowADInplaceOrView below;
       const TensorList all(saved), gains = all.slice(2, steps), biases = all.slice(2 + steps);
       static const auto op = handle<decltype(skip_norm_backward)>("fairseq_rskip::skip_norm_moments_backward");
       found = op.call(gradients[0], all[0], all[1], gains, biases, moments, o[0], o[1], o[2], o[3] != 0);

@@ -88,14 +88,12 @@ def test_what_does_not_fit_is_refused(backend):
             skip_norm(*wrong)
 
 
-def test_auto_leaves_the_plain_post_norm_and_few_elements_to_torch(backend):
-    x, f_x = inputs((dispatch.FEW // 256, 256), 1)[:2]
+def test_auto_leaves_the_plain_post_norm_to_torch(backend):
+    x, f_x = inputs((3, 256), 1)[:2]
     backend("auto")
     assert not dispatch.takes(x, f_x, x.size(-1), 1)
     assert dispatch.takes(x, f_x, x.size(-1), 2) and dispatch.takes(x, f_x, x.size(-1), 1, 2.0) and in_use().name == "cpu"
-    assert not dispatch.takes(x[1:], f_x[1:], x.size(-1), 2)
-    with torch.no_grad():
-        assert dispatch.takes(x[1:], f_x[1:], x.size(-1), 2)
+    assert not dispatch.takes(x, f_x, 20, 2) and not dispatch.takes(x.double(), f_x, 256, 2)
     backend("reference")
     assert not dispatch.takes(x, f_x, x.size(-1), 2) and in_use() == ("reference", "RSKIP_OPS=reference")
     backend("gpu")
@@ -116,7 +114,7 @@ def test_torch_computes_while_the_operator_is_built_in_the_background(outcome, b
     monkeypatch.setattr(dispatch, "_builders", [])
     monkeypatch.setitem(dispatch._LOADERS, "cpu", lambda: "loaded")
     backend("auto")
-    x, f_x = inputs((dispatch.FEW // 256, 256), 1)[:2]
+    x, f_x = inputs((3, 256), 1)[:2]
     assert not dispatch.takes(x, f_x, x.size(-1), 2) and not dispatch.takes(x, f_x, x.size(-1), 2)
     assert len(caplog.messages) == 1 and "in the background" in caplog.messages[0]
     release.touch()
@@ -196,19 +194,3 @@ def test_no_warning_where_all_is_well(backend):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert in_use().name == "cpu"
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_gradient_that_someone_holds_is_not_overwritten(kept, backend):
-    leaves = [torch.randn(3, 16, requires_grad=True), *(torch.randn(16, requires_grad=True) for _ in range(4))]
-    found, held = [], []
-    for choice in ("reference", "cpu"):
-        backend(choice)
-        x, *parameters = y, *_ = leaves
-        for _ in range(3):
-            y = skip_norm(y, x * 2.0, parameters[:2], parameters[2:])
-            if kept:
-                y.register_hook(held.append)
-        found.append(torch.autograd.grad(y.square().sum(), leaves))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(held[3:], held[:3], rtol=1e-4, atol=1e-4)
