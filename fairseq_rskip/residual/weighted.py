@@ -85,9 +85,11 @@ class ConstantSkip(Weighted):
         if not norms or not ops.takes(x, f_x, self.dim, len(norms), self.skip_scale, self.branch_scale):
             return None
         kind, eps = type(norms[0]), norms[0].eps
+        if kind not in OPERATOR:
+            return None
         # of the first one's class and settings, and neither replaced nor watched by a hook
         alike = all(type(n) is kind and n.eps == eps and n.norm_axes == "c" and not is_hooked(n) for n in norms)
-        return (eps, OPERATOR[kind]) if alike and kind in OPERATOR else None
+        return (eps, OPERATOR[kind]) if alike else None
 
 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
