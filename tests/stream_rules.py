@@ -128,6 +128,28 @@ def hyper(x: Tensor, blocks: Blocks) -> Tensor:
     return sum(streams)
 
 
+def fractional(x: Tensor, blocks: Blocks) -> Tensor:
+    for k in range(len(blocks.branches)):
+        m, w = len(blocks.get(k, "b")), blocks.get(k, "weight")
+        rows = x.split(x.size(-1) // m, -1)
+        gates = [torch.tanh(blocks.norm(k, "gate_norm", h) @ w) for h in rows]
+        s_a, s_b = blocks.get(k, "s_a"), blocks.get(k, "s_b")
+        read, kept = (
+            [
+                sum(
+                    (blocks.get(k, name)[i, j] + s_a * g[..., at + j, None]) * h
+                    for i, (g, h) in enumerate(zip(gates, rows))
+                )
+                for j in range(m)
+            ]
+            for name, at in (("a_m", 0), ("a_r", m))
+        )
+        f = blocks.branch(k, torch.cat(read, -1)).split(x.size(-1) // m, -1)
+        written = [blocks.get(k, "b")[j] + s_b * g[..., 2 * m, None] for j, g in enumerate(gates)]
+        x = torch.cat([h + b * part for h, b, part in zip(kept, written, f)], -1)
+    return x
+
+
 def sinkhorn(res: Tensor, n: int) -> list[list[Tensor]]:
     matrix = [[torch.exp(res[..., i * n + j]) for j in range(n)] for i in range(n)]
     for _ in range(20):
@@ -200,5 +222,6 @@ RULES = {
     ),
     "hyper": Rule({"kind": "hyper", "streams": 3}, hyper),
     "hyper-static": Rule({"kind": "hyper", "streams": 4, "mixing": "static"}, hyper),
+    "fractional": Rule({"kind": "fractional", "parts": 3}, fractional),
     "mhc": Rule({"kind": "mhc", "streams": 3}, mhc),
 }

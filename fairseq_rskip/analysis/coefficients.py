@@ -21,6 +21,7 @@ SYMBOLS = {
     "post_share": "a",
     "pre_scale": "1/sqrt(l)",
     "streams": "n",
+    "parts": "m",
     "warmup": "T",
     "stream_scale": "1/sqrt(2l)",
 }

@@ -53,6 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "denseformer": {"skip_kind": "denseformer"},
     "attnres": {"skip_kind": "attnres"},
     "hyper": {"skip_kind": "hyper"},
+    "fractional": {"skip_kind": "fractional"},
     "mhc": {"skip_kind": "mhc"},
     "mhc_lite": {"skip_kind": "mhc", "skip_matrix": "permutations"},
     "kromhc": {"skip_kind": "mhc", "skip_matrix": "kronecker"},
@@ -223,7 +224,7 @@ FAMILIES = {
     "scaled": "with a weighted branch or skip, or a start of its own",
     "gates": "with a gate or transform on the shortcut",
     "streams": "that keep two tensors or the output of every layer",
-    "hyper": "that keep several streams",
+    "hyper": "that keep several streams, or mix parts of one",
 }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..norms import at_least_float32, create_norm
 from . import options as opt
+from .base import SkipConnection
 from .streams import StreamSkip
 
 _STREAMS = opt.option(4, "number of residual streams n of hyper-connections", "count", short="n")
@@ -17,6 +18,7 @@ _MIXING = opt.option(
 )
 
 
+_PARTS = opt.option(4, "parts m of fractional connections, the width's largest divisor up to it", "count", short="m")
 MATRICES = ("sinkhorn", "permutations", "kronecker")
 _MATRIX = opt.option("sinkhorn", "how mhc's mixing matrix is made doubly stochastic", choices=MATRICES)
 
@@ -93,6 +95,44 @@ class HyperConnection(MatrixSkip, kind="hyper", mixing=_MIXING):
         return reading, a_r.transpose(-1, -2), self.b + self.s_b * gates[..., self.n]
 
 
+class FractionalConnection(SkipConnection, kind="fractional", norm=opt.WITHOUT_BATCH, parts=_PARTS, mixing=_MIXING):
+    """Fractional connections ``H' = A_r^T H + B F(G(A_m^T H))``: H is x itself, as m rows of dim / m channels, and F is
+    split alike. A_m, A_r (m, m) and B (m) are learned, and as in hyper-connections depend on the position, too.
+
+    They start at I, I and 1, where it is pre-norm (ours). Zhu et al. 2025, "Frac-Connections: Fractional Extension of
+    Hyper-Connections", arXiv 2503.14125; in code lucidrains/hyper-connections every part of F is added to every row.
+    """
+
+    slots = ("pre",)
+    for_images = False
+
+    def setup(self) -> None:
+        m = max(k for k in range(1, int(self.options.parts) + 1) if self.dim % k == 0)
+        self.shape = [m, self.dim // m]
+        self.a_m, self.a_r = nn.Parameter(torch.eye(m)), nn.Parameter(torch.eye(m))
+        self.b = nn.Parameter(torch.ones(m))
+        if self.options.mixing == "dynamic":
+            self.gate_norm = create_norm("layer", self.shape[1], eps=self.eps)
+            self.weight = nn.Parameter(torch.zeros(self.shape[1], 2 * m + 1))  # for A_m, A_r and B
+            self.s_a = nn.Parameter(torch.full((1,), 0.01))
+            self.s_b = nn.Parameter(torch.full((1,), 0.01))
+
+    def prepare(self, x: Tensor) -> tuple[Tensor, Any]:
+        h, m = x.unflatten(-1, self.shape), self.shape[0]
+        a_m, a_r, b = self.a_m, self.a_r, self.b
+        if self.options.mixing == "dynamic":
+            dtype = self.weight.dtype
+            gates = torch.tanh(self.gate_norm(h.to(dtype)).to(dtype) @ self.weight)
+            a_m, a_r = a_m + self.s_a * gates[..., :m], a_r + self.s_a * gates[..., m : 2 * m]
+            b = b + self.s_b * gates[..., 2 * m]
+        read, kept = ((a.unsqueeze(-1) * h.unsqueeze(-2)).sum(-3) for a in (a_m, a_r))
+        return super().prepare(read.flatten(-2).to(x.dtype))[0], (kept, b)
+
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        kept, b = carried or self.prepare(x)[1]
+        return (kept + b.unsqueeze(-1) * f_x.unflatten(-1, self.shape)).flatten(-2)
+
+
 class ManifoldConstrained(MatrixSkip, kind="mhc", matrix=_MATRIX):
     """mHC ``H' = R H + w F(G(p H))``: R doubly stochastic, ``p = sigmoid(P)``, ``w = 2 sigmoid(W)``.
 
@@ -106,7 +146,7 @@ class ManifoldConstrained(MatrixSkip, kind="mhc", matrix=_MATRIX):
     permutations Q (n!): ``sum_k softmax(Q)_k P_k`` over all permutation matrices, n up to 5. mHC-lite, code
                  FFTYYY/mhc-lite
     kronecker    Q (log2 n, 2): the Kronecker product of ``[[p, 1 - p], [1 - p, p]]``, p the first of softmax(Q_k), n a
-                 power of 2. KromHC, code wz1119/KromHC
+                 power of 2. KromHC, arXiv 2601.21579, code wz1119/KromHC
     ============ =================================================================================================
 
     alpha starts at 0.01; the other starts are ours, but for Q's in the last two: phi at 0, b_post at 0 (w = 1), b_res
