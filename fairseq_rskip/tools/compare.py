@@ -40,14 +40,14 @@ def compare(
     for test in TESTS:
         p = paired(outputs[0], outputs[1:], references, {"BLEU": BLEU(), "chrF": CHRF()}, test, trials)
         for metric in metrics:
-            values = [f"{each[metric]:.4f}" if each else "hardly differs" for each in p]
+            values = [f"{each[metric]:.4f}" if each else "not tested" for each in p]
             for row, cell in zip(table, [f"{metric}: p ({test})", "baseline", *values]):
                 row.append(cell)
     size = f"{len(outputs[0]):,} sentences"
     notes = [f"{name} over {size}: {metric.get_signature()}" for name, metric in metrics.items()]
     tests = "; ".join(f"{kind}: {what}" for kind, what in TESTS.items())
     notes.append(f"p against {names[0]}, {trials:,} trials; {tests}")
-    if any("hardly differs" in row for row in table):
+    if any("not tested" in row for row in table):
         notes.append(f"a system with fewer than {LEAST_DIFFERENT} differing translations is not tested")
     return table, notes
 

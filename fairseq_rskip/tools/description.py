@@ -9,6 +9,7 @@ import logging
 import re
 from argparse import Namespace
 from collections.abc import Iterator
+from itertools import groupby
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -175,13 +176,8 @@ def _name(norm: nn.Module) -> str:
 
 def _deviations(std: dict[str, float]) -> str:
     """``q,k,v 0.71 out 1.00``: neighbours that read alike are put together."""
-    runs: list[tuple[list[str], str]] = []
-    for role, value in std.items():
-        if runs and runs[-1][1] == f"{value:.2f}":
-            runs[-1][0].append(role)
-        else:
-            runs.append(([role], f"{value:.2f}"))
-    return " ".join(f"{','.join(roles)} {value}" for roles, value in runs)
+    runs = groupby(std, key=lambda role: f"{std[role]:.2f}")
+    return " ".join(f"{','.join(roles)} {value}" for value, roles in runs)
 
 
 def _groups(rows: list[Row]) -> list[list[Any]]:

@@ -35,7 +35,7 @@ def test_the_last_checkpoints_are_chosen(tmp_path, there, count, expected):
     taken, which = weights.choose(tmp_path, count)
     assert [path.name for path in taken] == expected
     assert all(name in which for name in expected)
-    assert (f"{count} were asked for" in which) == (len(taken) < count)
+    assert (f"fewer than {count} numbered" in which) == (len(taken) < count)
 
 
 def test_a_missing_checkpoint_is_named_with_what_is_there(tmp_path):

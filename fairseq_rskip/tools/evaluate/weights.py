@@ -39,7 +39,7 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None, unit: str |
     which = f"checkpoint {taken[0]}"
     if len(taken) > 1:
         which = f"average of the last {len(taken)} {unit} checkpoints: {', '.join(path.name for path in taken)}"
-    return taken, which + (f"; {count} were asked for" if len(taken) < count else "")
+    return taken, which + (f"; fewer than {count} numbered checkpoints" if len(taken) < count else "")
 
 
 def one_file(taken: list[Path], average_path: Path) -> Path:
