@@ -194,19 +194,10 @@ def test_ctrl_c_ends_every_worker_without_a_traceback(raw, tmp_path):
 
 
 def test_bad_text_is_one_line_and_keeps_what_is_finished(raw):
-    out = raw / "out ü"
-    before = (out / "data-bin" / "preparation.json").read_text()
-    for name, content, message in (
-        ("train.de", b"nur eine Zeile\n", f"has {SIZES['train']} lines and"),
-        ("valid.en", b"fine\n\xe9t\xe9\n", "valid.en: line 2 is not valid UTF-8"),
-        ("test.en", b"", "test.en is empty"),
-        ("train.en", b"\x1f\x8b\x08broken", "damaged gzip"),
-    ):
-        good = (raw / name).read_bytes()
-        (raw / name).write_bytes(content)
-        assert message in refused(*command(raw, out))
-        (raw / name).write_bytes(good)
-    assert (out / "data-bin" / "preparation.json").read_text() == before
+    before = (raw / "out ü" / "data-bin" / "preparation.json").read_text()
+    (raw / "valid.en").write_bytes(b"fine\n\xe9t\xe9\n")
+    assert "valid.en: line 2 is not valid UTF-8" in refused(*command(raw, raw / "out ü"))
+    assert (raw / "out ü" / "data-bin" / "preparation.json").read_text() == before
 
 
 @pytest.mark.parametrize(
