@@ -4,8 +4,10 @@ The option ``skip_lambda`` is ``--skip-lambda`` and ``init`` is ``--skip-init``.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .errors import UserError
 from .residual.options import short
 
 STORED_AT_1 = ("skip_lambda", "branch_scale", "init")  # by earlier versions for every kind, where it meant nothing
@@ -26,7 +28,7 @@ class Setting(NamedTuple):
     """One option as a command line shows it, shared by all the kinds that have it; None leaves a kind's own default."""
 
     name: str
-    type: type
+    type: Callable[[Any], Any]
     help: str
     choices: tuple[str, ...]
 
@@ -38,9 +40,21 @@ def settings(kinds: dict[str, Any]) -> list[Setting]:
         for field in dataclasses.fields(cls.Options):
             found.setdefault(field.name, []).append((kind, field))
     return [
-        Setting(name, uses[0][1].type, _help(uses, len(kinds)), uses[0][1].metadata["choices"])
+        Setting(name, _type(uses[0][1]), _help(uses, len(kinds)), uses[0][1].metadata["choices"])
         for name, uses in found.items()
     ]
+
+
+def number_or_auto(value: Any) -> float | str:
+    """A value of --skip-lambda: a number, or "auto". Raises ``UserError`` for anything else."""
+    try:
+        return "auto" if value == "auto" else float(value)
+    except ValueError:
+        raise UserError(f"--skip-lambda {value}: expected a number, or auto") from None
+
+
+def _type(field: Any) -> Any:
+    return number_or_auto if field.metadata["auto"] else field.type
 
 
 def _help(uses: list[tuple[str, Any]], kinds: int) -> str:

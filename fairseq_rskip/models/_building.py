@@ -65,7 +65,9 @@ def checked(model_class, cfg, base):
 
 def finish(model, config, task, skip_log_interval: int) -> None:
     """Warn of growth, set what starts the rule scales or reads off a batch, and make ``task`` log and report."""
-    warning = config.skip.growth_warning({name: len(skips(stack)) for name, stack in stacks(model).items()})
+    found = {name: skips(stack) for name, stack in stacks(model).items()}
+    place = next((skip.place for each in found.values() for skip in each.values()), Place())
+    warning = config.skip.growth_warning({name: len(each) for name, each in found.items()}, place)
     if warning:
         logger.warning(warning)
     _scale_embeddings(model)

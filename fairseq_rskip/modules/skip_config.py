@@ -9,7 +9,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from fairseq_rskip.analysis.coefficients import stream_gain
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.flags import flag, in_terms_of_flags, select, settings
+from fairseq_rskip.flags import flag, in_terms_of_flags, number_or_auto, select, settings
 from fairseq_rskip.residual import KINDS, Place, SkipConnection
 
 FP16_MAX = 65504.0
@@ -26,6 +26,7 @@ def _fields() -> list[Any]:
     made = [("skip_kind", ChoiceEnum(list(KINDS)), kinds)]
     for setting in SETTINGS:
         kind = ChoiceEnum(list(setting.choices)) if setting.choices else setting.type
+        kind = str if kind is number_or_auto else kind  # hydra has no type for both
         made.append((flag(setting.name), Optional[kind], field(default=None, metadata={"help": setting.help})))
     return made
 
@@ -36,8 +37,8 @@ class _SkipOptions:
     def given(self) -> dict[str, Any]:
         """The kind's options by name, those that are set."""
         values = {setting.name: getattr(self, flag(setting.name)) for setting in SETTINGS}
-        chosen = {s.name for s in SETTINGS if s.choices}
-        values = {k: str(v) if k in chosen and v is not None else v for k, v in values.items()}
+        casts = {s.name: str if s.choices else s.type for s in SETTINGS if s.choices or s.type is number_or_auto}
+        values = {k: casts[k](v) if k in casts and v is not None else v for k, v in values.items()}
         return select(KINDS[str(self.skip_kind)], values)
 
     def build(
@@ -71,11 +72,11 @@ class _SkipOptions:
                         "hands several tensors from layer to layer, and none can be left out: expected no such option"
                     )
 
-    def growth_warning(self, skips: dict[str, int]) -> str:
+    def growth_warning(self, skips: dict[str, int], place: Place) -> str:
         """One line on the growth of a stream without a norm after the sum, "" where there is none; ``skips`` counts the
-        skip connections of each side."""
+        skip connections of each side, one of which is at ``place``."""
         with torch.device("cpu"):  # the model may be built without memory
-            skip = self.build(1)
+            skip = self.build(1, place)
             scale = 1.0 if skip.post else stream_gain(skip)
         if scale <= 1:
             return ""

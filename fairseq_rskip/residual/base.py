@@ -90,7 +90,7 @@ class SkipConnection(WithRule):
             raise ValueError(f"kind={kind!r}: expected {self.kind!r}, the kind of {type(self).__name__}")
         check_layout(dim, channel_dim)
         self.dim, self.channel_dim, self.place = int(dim), int(channel_dim), place or Place()
-        self.options = opt.parse(type(self), options, KINDS, images=channel_dim == 1)
+        self.options = opt.parse(type(self), options, KINDS, channel_dim == 1, place)
         self.drop_rate = float(self.options.drop_path) * self.place.block_number / self.place.num_blocks
         self.norm_axes, self.eps = norm_axes, eps
         layout = {"channel_dim": channel_dim, "norm_axes": norm_axes, "eps": eps}

@@ -38,14 +38,15 @@ def option(
     choices: Sequence[str] = (),
     short: str = "",
     affects_output: bool = True,
+    auto: Callable[[Any], float] | None = None,
 ) -> Any:
     """A field of an ``Options`` dataclass.
 
     ``accepts`` is a key of ``ACCEPTED``, or ``choices`` lists the values; ``short`` names the option in a run's name.
     ``affects_output`` is False for a start, and for what matters in training alone: given the parameters, y in
-    evaluation does not depend on it.
+    evaluation does not depend on it. ``auto`` computes the value from the :class:`.Place` where "auto" is given.
     """
-    about = {"help": text, "accepts": accepts, "choices": tuple(choices), "short": short}
+    about = {"help": text, "accepts": accepts, "choices": tuple(choices), "short": short, "auto": auto}
     return dataclasses.field(default=default, metadata={**about, "affects_output": affects_output})
 
 
@@ -86,9 +87,10 @@ def with_options(owner: Any, changes: dict[str, Any]) -> Any:
     return made
 
 
-def parse(cls: Any, given: dict[str, Any], kinds: dict[str, Any], images: bool) -> Any:
+def parse(cls: Any, given: dict[str, Any], kinds: dict[str, Any], images: bool, place: Any = None) -> Any:
     """The ``Options`` of the kind ``cls`` that ``given`` asks for. Raises ``ValueError`` for an option that the kind
-    does not have, a value that its field does not accept, and image maps where the kind is not defined on them."""
+    does not have, a value that its field does not accept, "auto" without a ``place``, and image maps where the kind is
+    not defined on them."""
     if images and not cls.for_images:
         accepted = ", ".join(name for name, kind in kinds.items() if kind.for_images)
         raise ValueError(f"kind={cls.kind!r}: expected one of {accepted} for images")
@@ -103,6 +105,10 @@ def parse(cls: Any, given: dict[str, Any], kinds: dict[str, Any], images: bool) 
     for name, value in given.items():
         if name not in known:
             raise ValueError(f"{name}={value!r}: kind {cls.kind} has no such option; it has {', '.join(known)}")
+        if value == "auto" and known[name].metadata["auto"]:
+            if place is None:
+                raise ValueError(f"{name}='auto': expected a number where the depth is unknown (place=None)")
+            given = {**given, name: known[name].metadata["auto"](place)}
     options = cls.Options(**given)
     for name, field in known.items():
         value, choices = getattr(options, name), field.metadata["choices"]

@@ -1,6 +1,7 @@
 """Rules of the form ``y = G(p * x + q * F + r)``, by the operator where p and q are constant; those of Liu et al. 2020,
 "Rethinking Skip Connection with Layer Normalization in Transformers and ResNets" (COLING)."""
 
+import math
 from typing import Any
 
 import torch
@@ -10,13 +11,27 @@ from .. import ops
 from ..norms import OPERATOR, Norm, channels_at_end, channels_in_front
 from . import options as opt
 from .base import SkipConnection
+from .place import Place
 
-_LAMBDA = "λ: scale of x in xskip (any real > 0), number of steps in rskip (integer ≥ 1); 1 is the plain skip"
+_LAMBDA = (
+    "λ: scale of x in xskip (any real > 0), number of steps in rskip (integer ≥ 1); 1 is the plain skip, auto the least "
+    "by docs/depth.md for the depth"
+)
 _ALPHA = "α: scale of the residual branch F(x) (paper, Table 3: 2, 3); in rskip of its first step"
 
 
-def skip_lambda(default: float, accepts: str = "positive") -> Any:
-    return opt.option(default, _LAMBDA, accepts)
+def skip_lambda(default: float, accepts: str = "positive", auto: Any = None) -> Any:
+    return opt.option(default, _LAMBDA, accepts, auto=auto)
+
+
+def least_scale(place: Place) -> float:
+    """``λ = sqrt(N)`` for N layers, the least with which LN(λx + F) keeps e^(-1/2) of a gradient (docs/depth.md)."""
+    return math.sqrt(place.depth)
+
+
+def least_steps(place: Place) -> int:
+    """``λ = 1 + log_4(N) + log_2(atan(1))``, rounded up: the same of Eq. 4, each of whose steps halves the angle."""
+    return max(1, math.ceil(1 + math.log(place.depth, 4) + math.log2(math.atan(1.0))))
 
 
 def branch_scale(default: float = 1.0) -> Any:
@@ -112,7 +127,9 @@ class BranchWeight(Weighted, init=opt.start(0.0)):
         return 1.0, self.weight
 
 
-class XSkip(ConstantSkip, kind="xskip", skip_lambda=skip_lambda(2.0), branch_scale=branch_scale()):
+class XSkip(
+    ConstantSkip, kind="xskip", skip_lambda=skip_lambda(2.0, auto=least_scale), branch_scale=branch_scale()
+):
     """Expanded skip ``y = G(lambda * x + alpha * F)``: Eq. 2 without G, Eq. 3 with it; lambda < 1 contracts.
 
     lambda = alpha = 1 without G is the plain skip ``x + F``, with layer norm Transformer's post-norm. LN(lambda * x +
@@ -125,7 +142,7 @@ class RSkip(
     ConstantSkip,
     kind="rskip",
     norm=opt.SOME_NORM,
-    skip_lambda=skip_lambda(2, "steps"),
+    skip_lambda=skip_lambda(2, "steps", least_steps),
     branch_scale=branch_scale(),
 ):
     """Recursive skip ``y_1 = G_1(x + alpha * F)``, ``y_k = G_k(x + y_{k-1})``, ``y = y_lambda``: Eq. 4.

@@ -9,7 +9,7 @@ from typing import Any, Optional
 from ..errors import UserError
 from ..flags import flag as skip_flag
 from ..flags import in_terms_of_flags, label, select, settings
-from ..residual import KINDS, SkipConnection
+from ..residual import KINDS, Place, SkipConnection
 from .options import DATA_SETS, FOLDER, Settings, make_parser
 
 IMAGE_KINDS = {name: kind for name, kind in KINDS.items() if kind.for_images}
@@ -30,7 +30,8 @@ class Config(_SkipOptions, Settings):
         if self.skip_kind not in IMAGE_KINDS:
             raise UserError(f"--skip-kind {self.skip_kind!r}: expected one of {', '.join(IMAGE_KINDS)}")
         try:
-            skip = SkipConnection(self.width, channel_dim=1, **self.skip_options())
+            place = Place("resnet", "block", depth=(self.depth - 2) // 2)  # of which there are two convolutions each
+            skip = SkipConnection(self.width, channel_dim=1, place=place, **self.skip_options())
         except ValueError as error:
             raise UserError(in_terms_of_flags(str(error))) from None
         for name, setting in SKIP_SETTINGS.items():  # what was not given is the kind's default

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..console import Parser, between, whole_number
 from ..errors import UserError
+from ..flags import number_or_auto
 
 ABOUT = "Train PreAct-ResNet on CIFAR-10, CIFAR-100, an image folder or handwritten digits, with any skip connection."
 MORE = "docs/cifar.md has the commands of the paper's rows, and those for several GPUs.\n"
@@ -127,7 +128,7 @@ def make_parser() -> tuple[Parser, Any]:
         _add(groups[field.metadata["group"]], field)
     skip = groups["skip connection"]
     skip.add_argument("--skip-kind", metavar="KIND", help="kind of skip connection (rskip)")
-    skip.add_argument("--skip-lambda", type=float, metavar="N", help="recursion steps of rskip, weight of x in xskip")
+    skip.add_argument("--skip-lambda", type=number_or_auto, metavar="N", help="steps of rskip, weight of x in xskip, or auto")
     skip.add_argument("--skip-norm", metavar="NORM", help="normalisation: layer, rms, batch, none, ...")
     skip.add_argument("--skip-...", metavar="VALUE", dest="further", help="further options of a kind")
     skip.add_argument("--help-skips", action="store_true", dest="further", help="list all kinds and their options")
