@@ -143,3 +143,14 @@ def progress(items: Iterable[Item], total: int, label: str, unit: str = "batch")
         for item in items:
             yield item
             shown.advance()
+
+
+def number_or_auto(value: Any) -> float | str:
+    """A value of --skip-lambda: a number, or "auto". Raises ``UserError`` for anything else."""
+    try:
+        return "auto" if value == "auto" else float(value)
+    except ValueError:
+        raise UserError(f"--skip-lambda {value}: expected a number, or auto") from None
+
+
+number_or_auto.__name__ = "number or auto"  # as argparse says it

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .errors import UserError
+from .console import number_or_auto
 from .residual.options import short
 
 STORED_AT_1 = ("skip_lambda", "branch_scale", "init")  # by earlier versions for every kind, where it meant nothing
@@ -43,14 +43,6 @@ def settings(kinds: dict[str, Any]) -> list[Setting]:
         Setting(name, _type(uses[0][1]), _help(uses, len(kinds)), uses[0][1].metadata["choices"])
         for name, uses in found.items()
     ]
-
-
-def number_or_auto(value: Any) -> float | str:
-    """A value of --skip-lambda: a number, or "auto". Raises ``UserError`` for anything else."""
-    try:
-        return "auto" if value == "auto" else float(value)
-    except ValueError:
-        raise UserError(f"--skip-lambda {value}: expected a number, or auto") from None
 
 
 def _type(field: Any) -> Any:

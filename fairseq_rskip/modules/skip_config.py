@@ -8,8 +8,9 @@ import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from fairseq_rskip.analysis.coefficients import stream_gain
+from fairseq_rskip.console import number_or_auto
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.flags import flag, in_terms_of_flags, number_or_auto, select, settings
+from fairseq_rskip.flags import flag, in_terms_of_flags, select, settings
 from fairseq_rskip.residual import KINDS, Place, SkipConnection
 
 FP16_MAX = 65504.0

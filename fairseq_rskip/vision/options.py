@@ -9,9 +9,8 @@ import functools
 import math
 from typing import Any
 
-from ..console import Parser, between, whole_number
+from ..console import Parser, between, number_or_auto, whole_number
 from ..errors import UserError
-from ..flags import number_or_auto
 
 ABOUT = "Train PreAct-ResNet on CIFAR-10, CIFAR-100, an image folder or handwritten digits, with any skip connection."
 MORE = "docs/cifar.md has the commands of the paper's rows, and those for several GPUs.\n"

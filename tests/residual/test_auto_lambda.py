@@ -1,0 +1,53 @@
+"""``skip_lambda="auto"``: the least λ for the depth (docs/depth.md)."""
+
+import math
+
+import pytest
+import torch
+from conftest import run_command
+
+from fairseq_rskip.residual import Place, SkipConnection
+from fairseq_rskip.vision.config import parse
+
+STEPS = {1: 1, 6: 2, 18: 3, 36: 4, 72: 4, 144: 5}  # the page's table, rounded up
+
+
+@pytest.mark.parametrize("depth", STEPS)
+def test_the_law_at_the_depths_of_the_page(depth):
+    place = Place(depth=depth, sublayers=3)
+    assert SkipConnection(8, kind="rskip", skip_lambda="auto", place=place).steps == STEPS[depth]
+    scaled = SkipConnection(8, kind="xskip", skip_lambda="auto", place=place)
+    assert scaled.skip_scale == math.sqrt(depth)
+    assert scaled.options == SkipConnection(8, kind="xskip", skip_lambda=math.sqrt(depth), place=place).options
+
+
+@pytest.mark.parametrize("depth", STEPS)
+def test_one_residual_a_layer_keeps_what_the_law_promises(depth):
+    """The weight of x in y, cos θ, to the power of N is at least e^(-1/2); one step less loses more."""
+
+    def kept(steps):
+        x, f_x = torch.eye(2, dtype=torch.float64)  # of one length, uncorrelated
+        y = f_x
+        for _ in range(steps):
+            y = (x + y) / (x + y).norm()
+        return float(y @ x) ** depth
+
+    assert kept(STEPS[depth]) >= math.exp(-0.5) - 0.01
+    assert depth == 1 or kept(STEPS[depth] - 1) < math.exp(-0.5)
+
+
+def test_it_is_refused_where_the_depth_is_unknown():
+    with pytest.raises(ValueError, match="skip_lambda='auto': expected a number where the depth is unknown"):
+        SkipConnection(8, kind="rskip", skip_lambda="auto")
+
+
+def test_both_command_lines_know_it():
+    shown = run_command(
+        ["python", "-m", "fairseq_rskip", "describe", "transformer_rskip_ln_tiny", "--skip-lambda", "auto"]
+        + ["--encoder-layers", "18", "--decoder-layers", "36"]
+    ).stdout
+    assert "rskip λ=3" in shown and "rskip λ=4" in shown
+    wrong = run_command(["python", "-m", "fairseq_rskip", "describe", "transformer_rskip_ln", "--skip-lambda", "x"])
+    assert wrong.returncode == 1 and "--skip-lambda x: expected a number, or auto" in wrong.stderr
+    config = parse(["--depth", "56", "--skip-lambda", "auto"])
+    assert config.skip_lambda == 4.0 and config.name() == parse(["--depth", "56", "--skip-lambda", "4"]).name()
