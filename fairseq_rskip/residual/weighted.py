@@ -14,8 +14,8 @@ from .base import SkipConnection
 from .place import Place
 
 _LAMBDA = (
-    "λ: scale of x in xskip (any real > 0), number of steps in rskip (integer ≥ 1); 1 is the plain skip, auto the least "
-    "by docs/depth.md for the depth"
+    "λ: scale of x in xskip (any real > 0), number of steps in rskip (integer ≥ 1); 1 is the plain skip; auto: the "
+    "least for the depth (docs/depth.md)"
 )
 _ALPHA = "α: scale of the residual branch F(x) (paper, Table 3: 2, 3); in rskip of its first step"
 

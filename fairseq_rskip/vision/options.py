@@ -127,7 +127,8 @@ def make_parser() -> tuple[Parser, Any]:
         _add(groups[field.metadata["group"]], field)
     skip = groups["skip connection"]
     skip.add_argument("--skip-kind", metavar="KIND", help="kind of skip connection (rskip)")
-    skip.add_argument("--skip-lambda", type=number_or_auto, metavar="N", help="steps of rskip, weight of x in xskip, or auto")
+    text = "steps of rskip, weight of x in xskip, or auto"
+    skip.add_argument("--skip-lambda", type=number_or_auto, metavar="N", help=text)
     skip.add_argument("--skip-norm", metavar="NORM", help="normalisation: layer, rms, batch, none, ...")
     skip.add_argument("--skip-...", metavar="VALUE", dest="further", help="further options of a kind")
     skip.add_argument("--help-skips", action="store_true", dest="further", help="list all kinds and their options")
