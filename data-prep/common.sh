@@ -152,7 +152,7 @@ raw() {
     if [[ -n $tgt ]]; then
       step collect --src "$src" --tgt "$tgt" "$part/$name" "${parts[@]}"
     else
-      step documents --titles "${parts[@]}" "$part/$name.$src"
+      step documents "${documents[@]}" "${parts[@]}" "$part/$name.$src"
     fi
   done
 }

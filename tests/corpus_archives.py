@@ -128,3 +128,8 @@ def wikitext103(folder):
                 body = texts(6, i)[0].decode().splitlines()
                 lines += [f" = {name} {i} = ", " ", *body[:3], " ", " = = Section = = ", " ", *body[3:], " "]
             archive.writestr(f"wikitext-103/wiki.{name}.tokens", "\n".join(lines) + "\n")
+
+
+def captions(folder):
+    for name, count in (("train", 60), ("val", 25), ("test_2016_flickr", 20)):
+        (folder / f"{name}.en.gz").write_bytes(gzip.compress(texts(count, count)[0]))

@@ -16,7 +16,8 @@ from fairseq_rskip.tools.lines import read_lines
 from fairseq_rskip.tools.process import CHECKOUT
 
 ROOT = CHECKOUT if (CHECKOUT / "scripts").is_dir() else Path.cwd()  # holds data/ and checkpoints/
-NAMES = ("iwslt15-en-vi", "wmt14-en-de", "wmt14-en-fr", "multi30k-en-de", "multi30k-en-fr", "numbers", "wikitext103")
+TEXTS = ("captions", "wikitext103")  # of one language, for language models
+NAMES = ("iwslt15-en-vi", "wmt14-en-de", "wmt14-en-fr", "multi30k-en-de", "multi30k-en-fr", "numbers", *TEXTS)
 PREPARATION = "preparation.json"
 POSITIONS = 1024  # fairseq's default of --max-source-positions and --max-target-positions
 TOKENIZERS = ("moses", "none")
@@ -81,7 +82,7 @@ class Corpus:
     @property
     def is_text(self) -> bool:
         """Whether it has one language only, for a language model."""
-        return (self.folder / "dict.txt").is_file() or self.known == "wikitext103"
+        return (self.folder / "dict.txt").is_file() or self.known in TEXTS
 
     @cached_property
     def pairs(self) -> int:

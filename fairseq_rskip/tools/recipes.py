@@ -46,6 +46,7 @@ RECIPES = {
     "medium": Recipe(4096, {**VASWANI, "max-update": 100_000, **EPOCHS, **UPDATES}),
     "large": Recipe(16384, {**WMT, "max-update": 100_000}),
     "text": Recipe(4096, TEXT),
+    "captions": Recipe(4096, TEXT),
     "wikitext103": Recipe(32768, WIKITEXT),
 }
 # A step takes seconds there: save before an epoch ends, log more often, and leave the second core to the model.

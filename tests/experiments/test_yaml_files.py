@@ -15,7 +15,7 @@ def refused(path, **options):
     return str(raised.value)
 
 
-@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in ("rivals", "deep", "table7")])
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in ("rivals", "lm-rivals", "deep", "table7")])
 def test_a_shipped_table_passes_the_checks_of_the_training_commands(name):
     (table,) = tables(name)
     assert table.cells and all(cell.variants or not cell.run for cell in table.cells)

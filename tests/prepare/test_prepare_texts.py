@@ -70,6 +70,20 @@ def test_wikitext103_from_its_archive(tmp_path):
     assert (corpus.name, corpus.bpe, corpus.tokenizer) == ("wikitext103", "none", "none")
 
 
+@pytest.mark.slow
+def test_captions_from_their_archives(tmp_path):
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    corpus_archives.captions(folder)
+    options = ["--from", folder, "--archives", corpus_archives.write_list(folder), "--bpe-size", 60, "--workers", 1]
+    run_checked([*COMMAND, "captions", *options, tmp_path / "out"])
+    found = {
+        name: list(map(len, parts(tmp_path / "out" / "raw" / f"{name}.en"))) for name in ("train", "valid", "test")
+    }
+    assert found == {"train": [20, 20, 20], "valid": [20, 5], "test": [20]}
+    assert Corpus.find(tmp_path / "out", prepared=True).is_text
+
+
 def test_documents_of_a_file_and_of_a_folder(tmp_path):
     (tmp_path / "b.txt").write_text("\n\none\ntwo\n \nthree\n\n\n")
     assert list(documents(tmp_path / "b.txt")) == [["one", "two"], ["three"]]

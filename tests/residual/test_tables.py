@@ -6,11 +6,21 @@ from pathlib import Path
 from skip_variants import VARIANTS as EQUATIONS
 from stream_rules import RULES
 
-from fairseq_rskip.models._presets import FAMILIES, LM_SIZES, SIZES, VARIANTS, equation, overview
+from fairseq_rskip.models._presets import (
+    FAMILIES,
+    LM_SIZES,
+    SIZES,
+    VARIANTS,
+    SkipLanguageModelConfig,
+    architectures,
+    equation,
+    overview,
+)
 from fairseq_rskip.residual import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND_OF_ARCH = {f"transformer_{variant}": skip["skip_kind"] for variant, skip in VARIANTS.items()}
+KIND_OF_ARCH |= {arch: config().skip_kind for arch, config in architectures(SkipLanguageModelConfig)}
 
 
 def kinds_of_documented_rows(text: str) -> set[str]:
@@ -31,6 +41,7 @@ def missing() -> dict[str, set[str]]:
         | {rule.options["kind"] for rule in RULES.values()},
         "docs/rules.md": kinds_of_documented_rows((ROOT / "docs" / "rules.md").read_text(encoding="utf-8")),
         "experiments/rivals.yaml": kinds_of_experiment(ROOT / "experiments" / "rivals.yaml"),
+        "experiments/lm-rivals.yaml": kinds_of_experiment(ROOT / "experiments" / "lm-rivals.yaml") | {"tfixup"},
         "FAMILIES of fairseq_rskip/models/_presets.py": {
             kind for kind, cls in KINDS.items() if cls.__module__.rpartition(".")[2] in FAMILIES
         },
@@ -47,7 +58,7 @@ def test_a_rule_without_rows_is_missing_from_every_table(monkeypatch):
     own = type("Own", (KINDS["xskip"],), {"__doc__": "Nothing."})
     own.__module__ = "mine"
     monkeypatch.setitem(KINDS, "own", own)
-    assert len(missing()) == 6 and all(kinds == {"own"} for kinds in missing().values())
+    assert len(missing()) == 7 and all(kinds == {"own"} for kinds in missing().values())
 
 
 def test_documented_architectures_are_those_that_there_are():

@@ -112,7 +112,8 @@ def read(prog: str, name: str, row: dict[str, Any], words: list[str]) -> argpars
 
 def variables(name: str, row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """The variables of common.sh, text or lists, for the corpus ``name``. Raises ``UserError``."""
-    values = {key: value for key, value in vars(options).items() if not key.startswith(SPLITS)} | {"documents": []}
+    values = {key: value for key, value in vars(options).items() if not key.startswith(SPLITS)}
+    values["documents"] = row.get("documents", [])  # how a text is divided
     values["normalise"] = "--normalise-punctuation" if options.normalise else ""
     if options.src == options.tgt:
         raise UserError(f"--src and --tgt are both {options.src}")
