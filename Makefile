@@ -53,7 +53,7 @@ test-py314: ## the fast tests under Python 3.14, in an environment of their own
 
 test-peers: ## the rules beside the code of other authors (x-transformers, timm, ...), in a folder of their own
 	@$(env) uv pip install -q --target .venv-peers --no-deps -r tests/peers/requirements.txt
-	@PYTHONPATH="$(CURDIR)/.venv-peers" $(env) python -m pytest tests/peers
+	@PYTHONPATH="$(CURDIR)/.venv-peers" $(env) python -m pytest tests/peers tests/residual/test_examples.py
 
 clean: ## remove what the targets made, but for the environments
 	rm -rf demo build dist fairseq_rskip.egg-info .pytest_cache .ruff_cache
