@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import fairseq_rskip
 from fairseq_rskip.console import Parser, as_words
-from fairseq_rskip.errors import UserError
+from fairseq_rskip.errors import UserError, missing_package
 from fairseq_rskip.tools.corpus import NAMES, POSITIONS, ROOT, Corpus
 from fairseq_rskip.tools.recipes import AVERAGED, CPU, RECIPES, Recipe, peak_lr, recipe_for
 from fairseq_rskip.tools.train.options import Options, check_model
@@ -74,7 +74,7 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         task, shares = {"task": "language_modeling"}, "share-decoder-input-output-embed"
     options = Options(own.arch, {**task, **recipe.options, shares: True}, words)
     if options.get("wandb_project") and not importlib.util.find_spec("wandb"):
-        raise UserError("--wandb-project needs wandb: pip install wandb")
+        raise UserError(missing_package("wandb"))
     sides = {side: options.get(f"{side}_lang") or getattr(corpus, side) for side in ("source", "target")}
     corpus = replace(corpus, **sides)
     joined = not corpus.exists or corpus.is_text or filecmp.cmp(*corpus.dictionaries(), shallow=False)
