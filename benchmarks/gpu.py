@@ -37,7 +37,7 @@ TOYS = {
 
 
 def parts(options: argparse.Namespace) -> dict[str, list[str]]:
-    """The command of each part."""
+    """Return the command line of each part, by its name."""
     out, toy = options.output, options.dry_run
     made = {"tests": ["pytest", "-q", "tests/gpu", f"--junitxml={out / 'tests.xml'}"]}
     made["tests"] += ["-k", "rskip_ln_tiny or short_20 or augmentation"] if toy else []
@@ -52,7 +52,7 @@ def parts(options: argparse.Namespace) -> dict[str, list[str]]:
         words = ["run", f"experiments/gpu-{name}.yaml", "--output", str(out / name)]
         words += ["--corpus", str(data)] if data else []
         words += ["--seeds", "1", "--no-figures", "--set", *TOYS[name].split()] if toy else []
-        made[name] = ["fairseq_rskip.tools.experiments.main", *words]
+        made[name] = ["fairseq_rskip.tools", *words]
     return {name: [sys.executable, "-m", *words] for name, words in made.items()}
 
 
@@ -73,36 +73,40 @@ def run(name: str, command: list[str], options: argparse.Namespace) -> bool:
         collect(name, options)
     if done and status:
         raise UserError(f"{name} ended with status {status}; its message is above")
+    if done and not (options.output / f"{name.replace('-', '_')}.csv").exists():
+        raise UserError(f"{name} has written no table")
     if not done and name not in TOYS:
         raise UserError(f"{name} takes more than {options.minutes} minutes; give --minutes")
     return done
 
 
 def collect(name: str, options: argparse.Namespace) -> None:
-    """Write the numbers of tests, or what the trainings have given so far, a row for each."""
+    """Write the part's table: the counts of its tests, or a row for each training with what it has measured so far."""
     made: list[harness.Row] = []
     if name == "tests" and (path := options.output / "tests.xml").exists():
         suite = next(xml.parse(path).iter("testsuite")).attrib
         made = [{key: suite[key] for key in ("tests", "failures", "errors", "skipped", "time")}]
     for path in sorted((options.output / name / "runs").glob("*/*/run.json")):
         metrics = json.loads(path.read_text("utf-8")).get("metrics") or {}
-        seconds = {"seconds": metrics["seconds"]} if "seconds" in metrics else {}
-        made.append({"run": path.parts[-3], "seed": path.parts[-2], **seconds, **metrics.get("values", {})})
+        named = {"run": path.parts[-3], "seed": path.parts[-2], "seconds": metrics.get("seconds", "")}
+        made.append({**named, **metrics.get("values", {})})
     if made:
         about = argparse.Namespace(device="cpu" if options.dry_run else "cuda", dtype="", threads="", rounds="")
         machine = {key: value for key, value in harness.machine(about).items() if value != ""}
-        empty = dict.fromkeys([key for row in made for key in row], "")
-        harness.write(options.output / f"{name}.csv", [{**empty, **row, **machine} for row in made])
+        harness.write(options.output / f"{name}.csv", [{**row, **machine} for row in made])
 
 
 def make_toys(options: argparse.Namespace, folder: Path) -> None:
-    """A corpus of numbers for the translations of a dry run."""
+    """Make a corpus of spelled-out numbers, which a dry run translates."""
     text, options.multi30k = folder / "text", folder / "numbers"
     subprocess.run([sys.executable, "scripts/make_number_corpus.py", str(text), "--train", "300"], check=True)
     for path in text.glob("test.*"):
         path.write_text("".join(path.read_text("utf-8").splitlines(keepends=True)[:20]), encoding="utf-8")
-    command = ["data-prep/prepare-corpus.sh", "--src", "en", "--tgt", "vi", "--bpe-size", "100"]
-    command += [word for split in ("train", "valid", "test") for word in (f"--{split}", str(text / split))]
+    command = [sys.executable, "-m", "fairseq_rskip.tools", "prepare", "corpus", "--bpe-size", "100"]
+    for side, language in (("src", "en"), ("tgt", "vi")):
+        command += [f"--{side}", language]
+        for split in ("train", "valid", "test"):
+            command += [f"--{split}-{side}", str(text / f"{split}.{language}")]
     subprocess.run([*command, str(options.multi30k)], check=True)
 
 

@@ -1,4 +1,4 @@
-"""One way to measure speed: contenders take turns in every round, and a table's row is a median over the rounds.
+"""Measure speed: contenders take turns in every round, and a table's row is the median over the rounds.
 
 The speed of a machine drifts, so contenders that are compared run within seconds of each other, in a new random order
 in every round. A ratio is the median of the rounds' ratios. On a CPU with one thread the clock is the processor time of
@@ -6,10 +6,10 @@ this process, which a busy machine changes little; otherwise it is wall time.
 """
 
 import argparse
-import csv
 import os
 import platform
 import random
+import re
 import statistics
 import sys
 import time
@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pandas
 import torch
 
 from fairseq_rskip.console import Parser, print_line, whole_number
@@ -62,7 +63,7 @@ def measure(
     args: argparse.Namespace,
     work: Callable[[int], Any],
 ) -> dict[Name, list[float]]:
-    """What each contender did per second, one value a round, in ``args.rounds`` rounds after one that warms up.
+    """Return what each contender did per second, a value for each of ``args.rounds`` rounds after one that warms up.
 
     Args:
         contenders: name -> a function that does the work it is given and returns how much that was.
@@ -89,42 +90,33 @@ def ratio(rates: Sequence[float], reference: Sequence[float]) -> float:
 
 
 def machine(args: argparse.Namespace) -> Row:
-    """What a speed depends on, and the versions of what computes."""
+    """What a speed depends on, and the versions of what computes; of a GPU its compute capability and Triton."""
     cuda = args.device == "cuda"
+    capability = ".".join(map(str, torch.cuda.get_device_capability())) if cuda else ""
     return {
         "device": torch.cuda.get_device_name() if cuda else processor(),
         "dtype": args.dtype,
-        "capability": torch.backends.cpu.get_cpu_capability(),  # instruction set of torch's own operators
+        "capability": capability or torch.backends.cpu.get_cpu_capability(),  # instructions of torch's own operators
         "march": os.environ.get("RSKIP_MARCH", "native"),  # and of the fused operator
         "threads": args.threads,
         "clock": "processor time" if not cuda and args.threads == 1 else "wall",
         "rounds": args.rounds,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **(graphics() if cuda else {}),
+        **({"triton": getattr(sys.modules.get("triton"), "__version__", "")} if cuda else {}),
     }
-
-
-def graphics() -> Row:
-    """Of a GPU: its compute capability in place of the processor's, and the version of Triton."""
-    capability = ".".join(map(str, torch.cuda.get_device_capability()))
-    return {"capability": capability, "triton": getattr(sys.modules.get("triton"), "__version__", "")}
 
 
 def processor() -> str:
     """The processor's name, family and model, as Linux has them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    values = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-    known = {key.strip(): value.strip() for key, value in values.items()}
+    file = Path("/proc/cpuinfo")
+    known = dict(re.findall(r"^(.+?)\s*: (.*)$", file.read_text("utf-8"), re.M)) if file.exists() else {}
     name = known.get("model name", platform.machine())
     return f"{name} family {known['cpu family']} model {known['model']}" if "cpu family" in known else name
 
 
 def report(rows: Sequence[Row], args: argparse.Namespace) -> list[Row]:
-    """Print the rows; write each with :func:`machine` to ``args.csv``, in place of an earlier table; return that."""
+    """Print the rows; write them with :func:`machine` to ``args.csv``, in place of an earlier table; return these."""
     for row in rows:
         print_line("  ".join(f"{key}={value}" for key, value in row.items()))
     table = [{**row, **machine(args)} for row in rows]
@@ -133,8 +125,6 @@ def report(rows: Sequence[Row], args: argparse.Namespace) -> list[Row]:
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
+    """``rows`` as a CSV file; what a row lacks is an empty cell."""
+    pandas.DataFrame(rows, dtype=object).to_csv(path, index=False)
     print_line(f"written to {path}")

@@ -10,39 +10,34 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from fairseq_rskip.errors import exit_status
-from fairseq_rskip.vision.main import keep_freed_memory
-from fairseq_rskip.vision.model import preact_resnet
+from fairseq_rskip.machine import keep_freed_memory
+from fairseq_rskip.vision.config import parse
+from fairseq_rskip.vision.data import ImageSet
+from fairseq_rskip.vision.trainer import Group, Trainer
 
 from . import harness
 
 VARIANTS = {
-    "plain": {"kind": "xskip", "norm": "none"},
-    **{f"xskip_ln_lambda{k}": {"kind": "xskip", "norm": "layer", "skip_lambda": float(k)} for k in (1, 2)},
-    **{f"rskip_ln_lambda{k}": {"kind": "rskip", "norm": "layer", "skip_lambda": k} for k in (1, 2, 3)},
+    "plain": "--skip-kind xskip --skip-lambda 1 --skip-norm none",
+    **{f"xskip_ln_lambda{k}": f"--skip-kind xskip --skip-lambda {k}" for k in (1, 2)},
+    **{f"rskip_ln_lambda{k}": f"--skip-kind rskip --skip-lambda {k}" for k in (1, 2, 3)},
 }
 
 
-def contender(skip: dict[str, Any], args: Any) -> Callable[[int], int]:
-    """A model with its optimizer; a call trains for some steps and returns the number of images."""
-    dtype, device = harness.DTYPES[args.dtype], torch.device(args.device)
-    torch.manual_seed(1)
-    model = preact_resnet(args.depth, 10, skip).to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, weight_decay=2e-4)
-    scaler = torch.amp.GradScaler(args.device, enabled=args.dtype == "fp16")
-    x = torch.randn(args.batch_size, 3, 32, 32, device=device).contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(10, (args.batch_size,), device=device)
+def contender(skip: str, args: Any) -> Callable[[int], int]:
+    """Build a network and its optimizer; return a function that trains some steps and counts their images."""
+    sizes = ["--depth", str(args.depth), "--batch-size", str(args.batch_size)]
+    config = parse([*sizes, *skip.split(), "--amp", "off" if args.dtype == "fp32" else args.dtype])
+    images, labels = torch.randint(256, (args.batch_size, 32, 32, 3)).byte(), torch.randint(10, (args.batch_size,))
+    data = ImageSet(tuple("0123456789"), images, labels, images, labels).to(torch.device(args.device))
+    trainer = Trainer(config, 1, data, Group(0, 1, torch.device(args.device)))
+    x = trainer.augmenter.test(data.train_images)
 
     def train(steps: int) -> int:
         for _ in range(steps):
-            with torch.autocast(args.device, dtype, enabled=dtype != torch.float32):
-                loss = F.cross_entropy(model(x), labels)
-            optimizer.zero_grad()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
+            trainer.update(x, data.train_labels)
         return steps * args.batch_size
 
     return train
@@ -60,17 +55,12 @@ def bench(argv: Sequence[str] | None) -> None:
     keep_freed_memory()
     steps = 1 if args.quick else 2 if args.device == "cpu" else 50
     rates = harness.measure({name: contender(skip, args) for name, skip in VARIANTS.items()}, args, lambda _: steps)
-    found = [
-        {
-            "model": name,
-            "depth": args.depth,
-            "batch_size": args.batch_size,
-            "images_per_s": round(statistics.median(values), 1),
-            "over_plain": harness.ratio(values, rates["plain"]),
-        }
-        for name, values in rates.items()
-    ]
-    harness.report(found, args)
+    rows = []
+    for name, values in rates.items():
+        speed, over = round(statistics.median(values), 1), harness.ratio(values, rates["plain"])
+        sizes = {"depth": args.depth, "batch_size": args.batch_size}
+        rows.append({"model": name, **sizes, "images_per_s": speed, "over_plain": over})
+    harness.report(rows, args)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

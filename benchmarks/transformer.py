@@ -1,14 +1,13 @@
-"""Cost of a skip connection in a Transformer: training and beam search beside stock fairseq's `transformer`.
+"""Measure what a skip connection costs in a Transformer: training and beam search beside fairseq's `transformer`.
 
 Words per second of fairseq's own Trainer (forward, backward, clipping, Adam), sentences per second of beam-4 search in
-which every hypothesis has the same length, and peak memory of a process that trains one model.
+which every hypothesis has the same length, and the memory that a forward pass keeps for its backward pass.
 """
 
 import argparse
 import copy
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,12 +22,11 @@ from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
-from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import exit_status
 
 from . import harness
 
-GENERATIONS = 4  # turns of beam search for each of training: one takes under a second
+GENERATIONS = 4  # batches of a turn: one takes under a second
 # name -> embed dim, ffn dim, heads, layers, vocabulary
 SIZES = {"tiny": (16, 16, 2, 1, 100), "small": (256, 1024, 4, 3, 8000), "base": (512, 2048, 8, 6, 32000)}
 
@@ -72,6 +70,19 @@ class Contender:
                 self.trainer.train_step([batch])
         return sum(batch["ntokens"] for batch in batches)
 
+    def saved(self, batches: list[Any]) -> float:
+        """MB of activations that a step's forward pass keeps for its backward pass."""
+        kept = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            self.train(batches[:1])
+        weights = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
+        return sum(size for pointer, size in kept.items() if pointer not in weights) / 1e6
+
     def generate(self, batches: list[Any]) -> int:
         """Beam search; returns the number of sentences."""
         if self.generator is None:
@@ -110,48 +121,29 @@ def make_batches(task: Any, count: int, tokens: int, seed: int) -> list[Any]:
     return batches
 
 
-def peak_memory(args: argparse.Namespace) -> float:
-    """Peak MB of this process (GPU: allocated), which trains one contender for two steps."""
-    with tempfile.TemporaryDirectory() as data:
-        make_data(data, SIZES[args.size][4])
-        contender = Contender(args.contenders[0], data, args)
-        contender.train(make_batches(contender.task, 2, args.tokens, seed=0))
-    if args.device == "cuda":
-        return torch.cuda.max_memory_allocated() / 1e6
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1e3
-
-
-def peak_in_its_own_process(name: str, args: argparse.Namespace) -> float:
-    command = [sys.executable, "-m", "benchmarks.transformer", "--memory-only", "--contenders", name]
-    for option in ("device", "dtype", "threads", "size", "tokens"):
-        command += [f"--{option}", str(getattr(args, option))]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
-
-
 def table(args: argparse.Namespace) -> list[harness.Row]:
     with tempfile.TemporaryDirectory() as data:
         make_data(data, SIZES[args.size][4])
         made = {name: Contender(name, data, args) for name in args.contenders}
-        task = next(iter(made.values())).task
-        training = {name: contender.train for name, contender in made.items()}
-        words = harness.measure(training, args, lambda turn: make_batches(task, args.steps, args.tokens, turn))
-        args.rounds *= GENERATIONS
-        search = {name: contender.generate for name, contender in made.items()}
-        sentences = harness.measure(search, args, lambda turn: make_batches(task, 1, args.tokens // 2, 1000 + turn))
-        args.rounds //= GENERATIONS
-    base = args.contenders[0]
-    memory = {name: peak_in_its_own_process(name, args) for name in args.contenders}
+    task = made[args.contenders[0]].task
+
+    def measure(method: str, count: int, tokens: int, seed: int) -> dict[str, list[float]]:
+        work = {name: getattr(contender, method) for name, contender in made.items()}
+        return harness.measure(work, args, lambda turn: make_batches(task, count, tokens, seed + turn))
+
+    saved = {name: contender.saved(make_batches(task, 1, args.tokens, 0)) for name, contender in made.items()}
+    words = measure("train", args.steps, args.tokens, 0)
+    sentences = measure("generate", GENERATIONS, args.tokens // 2, 1000)
+    base, sizes = args.contenders[0], {"size": args.size, "tokens": args.tokens}
     return [
         {
             "model": name,
-            "size": args.size,
-            "tokens": args.tokens,
+            **sizes,
             "words_per_s": round(statistics.median(words[name]), 1),
             f"training_over_{base}": harness.ratio(words[name], words[base]),
             "sentences_per_s": round(statistics.median(sentences[name]), 2),
             f"beam_search_over_{base}": harness.ratio(sentences[name], sentences[base]),
-            "peak_MB": round(memory[name], 1),
+            "saved_MB": round(saved[name], 1),
         }
         for name in args.contenders
     ]
@@ -165,15 +157,11 @@ def bench(argv: Sequence[str] | None) -> None:
     names = ["stock", *(f"rskip_ln:{k}" for k in (1, 2, 3))]
     text = "stock or RULE[:VALUE], for example xskip_ln:2 or askip_ln:halting; the others are compared with the first"
     parser.add_argument("--contenders", nargs="+", metavar="NAME", default=names, help=text)
-    parser.add_argument("--memory-only", action="store_true", help="print the peak memory of the first, in MB")
     args = parser.parse_args(argv)
     if args.quick:
         args.size, args.steps, args.tokens = "tiny", 1, 100
     harness.prepare(args)
-    if args.memory_only:
-        print_line(str(peak_memory(args)))
-    else:
-        harness.report(table(args), args)
+    harness.report(table(args), args)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

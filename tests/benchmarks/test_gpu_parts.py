@@ -21,7 +21,7 @@ def test_every_part_is_listed_with_its_command(capsys, tmp_path):
     assert list(commands) == ["tests", *SPEEDS, "translation", "images"]
     for name in ("translation", "images"):
         words = shlex.split(commands[name])
-        assert parse(words[3:], None).tables == [f"experiments/gpu-{name}.yaml"]
+        assert words[2] == "fairseq_rskip.tools" and parse(words[3:], None).tables == [f"experiments/gpu-{name}.yaml"]
     assert words[-2:] == ["--corpus", "my images"]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from device import DEVICE, NEEDS_DEVICE, gpu_only
-from vision_helpers import train
+from vision_helpers import stop_at, train
 
 from fairseq_rskip.vision.batches import Augmenter, BatchStream, channel_statistics
 from fairseq_rskip.vision.config import Config
@@ -39,7 +39,6 @@ def test_the_loss_scale_survives_a_resume():
         first.train_step()
     state = first.scaler.state_dict()
     assert state["scale"] == 32.0 and state["_growth_tracker"] in (3, 4)  # the first step may have overflowed
-    first.settle()
     second.load_state_dict(first.state_dict())
     assert second.scaler.state_dict() == state and second.scaler.get_scale() == 32.0
 
@@ -47,16 +46,8 @@ def test_the_loss_scale_survives_a_resume():
 @pytest.mark.parametrize("amp", AMP)
 def test_a_run_resumes_from_its_checkpoint(tmp_path, capfd, monkeypatch, amp):
     options = {"device": DEVICE, "amp": amp, "save_interval": 1, "iterations": 20, "batch_size": 64}
-    step = Trainer.train_step
-
-    def stop(self):
-        if self.iteration == 7:
-            raise KeyboardInterrupt
-        return step(self)
-
-    monkeypatch.setattr(Trainer, "train_step", stop)
-    assert train(capfd, tmp_path / "run", "digits", **options)[0] == 130
-    monkeypatch.undo()
+    with stop_at(monkeypatch, 7):
+        assert train(capfd, tmp_path / "run", "digits", **options)[0] == 130
     status, out, error = train(capfd, tmp_path / "run", "digits", resume=True, **options)
     assert status == 0 and "iteration 7" in out, error
 
