@@ -32,7 +32,7 @@ def report(options: argparse.Namespace, stem: Path) -> None:
 
 
 def read(folder: Path, at_the_end: bool = False) -> list[Row]:
-    """What --skip-log-interval logged into ``folder``, or below it: a row for each value of a block, block by block.
+    """Read what --skip-log-interval logged in or below ``folder``: a row for each value of a block, block by block.
 
     ``at_the_end``: those of the last update, with the ``number`` of their block: from 1, encoder before decoder. Raises
     ``UserError`` if there is nothing.
@@ -55,7 +55,7 @@ def read(folder: Path, at_the_end: bool = False) -> list[Row]:
 
 
 def course(rows: list[Row], by: str = "step") -> dict[str, curves.Curve]:
-    """Of each quantity the geometric mean over the positive values of each step, or ``by``."""
+    """Return each quantity's curve: the geometric mean of its positive values at each step, or ``by``."""
     values: dict[str, dict[int, list[float]]] = {}
     for row in rows:
         if row["value"] > 0:

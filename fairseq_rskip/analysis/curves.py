@@ -41,7 +41,7 @@ def _fairseq_records(path: Path) -> Iterator[Record]:
 
 
 class Kind(NamedTuple):
-    """A way of logging: who writes ``log``, how it is read, what its steps are called.
+    """A kind of log: the program that writes it, its file name, its reader, the name of its steps.
 
     ``panels`` are the training loss and the validation metric: the curves that can show it, the best first, with the
     labels of their axes.
@@ -66,7 +66,7 @@ KINDS = (
 
 
 class Log(NamedTuple):
-    """A line of the run called ``run``, one of its seeds, and its curves by name."""
+    """The log of one seed of the run called ``run``, with its curves by name."""
 
     run: str
     path: Path
@@ -134,7 +134,7 @@ def _seed(path: Path) -> tuple[int, str]:
 
 
 def read_log(path: Path, kind: Kind) -> dict[str, Curve]:
-    """The curves of one log by name. Of the updates that a resumed run repeats, the last values count."""
+    """Read the curves of one log, by name. Where a resumed run repeats updates, the last values count."""
     curves: dict[str, Curve] = {}
     for step, values in kind.records(path):
         if any(step < next(reversed(curves[name])) for name in values if curves.get(name)):

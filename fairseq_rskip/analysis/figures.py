@@ -95,7 +95,7 @@ def label_text(text: str) -> str:
 
 
 def write(stem: Path, rows: Sequence[Mapping[str, Any]], figure: Any, table: str, about: str) -> None:
-    """All of a study: its CSV, its figure, and on stdout its table and what was written, ``about`` what."""
+    """Write a study's CSV and figure; print its table and what was written, ``about`` what."""
     write_csv(beside(stem, ".csv"), rows)
     save(figure, stem)
     print(table)

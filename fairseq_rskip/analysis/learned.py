@@ -18,13 +18,13 @@ def learned(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def without_decay(model: nn.Module) -> list[nn.Parameter]:
-    """The learned coefficients that weight decay leaves alone: all but wskip's w, which decays in the paper."""
+    """Return the learned coefficients without weight decay: all but wskip's w, which decays in the paper."""
     decaying = {id(p) for skip in skips(model).values() if skip.decays for p in skip.parameters()}
     return [parameter for parameter in learned(model).values() if id(parameter) not in decaying]
 
 
 class Movement:
-    """Which learned coefficients of ``model`` are still exactly what they were when this was made."""
+    """Finds the learned coefficients of ``model`` that are still exactly what they were when this was made."""
 
     def __init__(self, model: nn.Module):
         self.model = model

@@ -23,7 +23,7 @@ LEARNED, LAMBDA = "skip_learned", "skip_lambda"
 class SkipLines:
     """The file ``skips.jsonl`` of a training in ``folder`` that begins, or resumes, with update ``first``.
 
-    What an earlier process logged of updates that are repeated is removed.
+    Lines of an earlier process about updates that are repeated are removed.
     """
 
     def __init__(self, folder: Path, first: int):
@@ -42,7 +42,7 @@ def read(path: Path) -> dict[int, dict[str, float]]:
 
 
 def summarise(probe: SkipProbe, loss_scale: float = 1.0) -> dict[str, float]:
-    """Tag -> value, of the blocks that the probe saw; those that did not run (LayerDrop) have no tags.
+    """Return tag -> value of the blocks that the probe saw; blocks that did not run (LayerDrop) have no tags.
 
     The loss whose gradients the probe saw is ``loss_scale`` times the mean loss that is optimised: fp16's scale, and
     the number of tokens of a summed loss. Empty if a gradient is not finite, as fp16 then drops the update.

@@ -50,8 +50,8 @@ class CoefficientProbe(Watch):
         self._batches: dict[str, list[Scales]] = {name: [] for name in self.skips}
 
     def scales(self, name: str) -> Scales | None:
-        """What was measured at the skip connection ``name``, all batches joined; None where y is no affine map of x and
-        F: its rule mixes features or streams, or its norm is a tanh."""
+        """Return what was measured at the skip connection ``name``; None where y is no affine map of x and F: its rule
+        mixes features or streams, or its norm is a tanh."""
         batches = self._batches[name]
         return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]} if batches else None
 

@@ -1,4 +1,4 @@
-"""The settings of a training run with those of its skip connection, whose options are those of its kind."""
+"""The settings of a training run, with those of its skip connection."""
 
 import argparse
 import dataclasses
@@ -42,7 +42,7 @@ class Config(_SkipOptions, Settings):
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> "Config":
-        """The settings that a checkpoint or a result holds; those that are newer than it have their defaults."""
+        """Read the settings of a checkpoint or a result; settings that it does not know have their defaults."""
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items() if k in known})
 
@@ -69,7 +69,7 @@ class Config(_SkipOptions, Settings):
 
 
 def parse(argv: Sequence[str]) -> Config:
-    """The settings that a command line gives.
+    """Parse a command line.
 
     Raises ``UserError`` for a value that is not accepted; ends the program, with one line, for an unknown option.
     """

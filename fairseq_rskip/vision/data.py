@@ -61,7 +61,7 @@ class ImageSet:
         return digest.hexdigest()
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for a run to resume with these images, in words."""
+        """Return what must be equal for a run to resume with these images, by its name in a message."""
         counts = {"training images": len(self.train_labels), "test images": len(self.test_labels)}
         return {"classes": ", ".join(self.classes[:100]), **counts, "SHA-256 of images and labels": self.digest()}
 
@@ -90,7 +90,7 @@ def _chosen(images: ImageSet, chosen: Tensor, split: str = "train") -> dict[str,
 
 
 def _balanced(images: ImageSet, count: int, option: str, left: int = 0) -> Tensor:
-    """The numbers of ``count`` training images, the same for each class and every call, ascending.
+    """Choose ``count`` training images, as many of each class, always the same; returns their numbers, ascending.
 
     Raises ``UserError`` naming ``option`` unless that leaves ``left`` images of each class.
     """
@@ -206,7 +206,7 @@ def _decode_all(source: Path, files: list[Path]) -> Split:
 
 
 def _unpack(archive: Path) -> Split:
-    """The same of an archive, which is unpacked into a temporary folder."""
+    """Unpack an archive into a temporary folder and decode what it holds."""
     print_line(f"unpacking {archive}")
     with tempfile.TemporaryDirectory(prefix="rskip-") as folder:
         try:

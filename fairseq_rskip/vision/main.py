@@ -1,4 +1,4 @@
-"""What ``scripts/train_cifar.py`` runs: every seed in turn, and their mean. Torch is imported when it trains."""
+"""Train with every seed in turn: the code of ``scripts/train_cifar.py``. Torch is imported after ``-h`` is answered."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ def _train(argv: Sequence[str]) -> None:
 
 
 def _explained(error: Exception) -> str:
-    """A line for errors of torch and wandb that a user can act on, else ""."""
+    """Return a line for errors of torch and wandb that the user can act on, else ""."""
     if type(error).__name__ == "OutOfMemoryError":
         return "the GPU's memory is full: try a smaller --batch-size or --amp bf16"
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
@@ -122,7 +122,7 @@ def train_all(config: Any, group: Any) -> None:
 
 
 def finished(path: Path, config: Any, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """The result in ``path``, or None. Raises ``UserError`` if it is of a run with other settings or data."""
+    """Read the result in ``path``, None if there is none. Raises ``UserError`` for that of another run."""
     from .config import check_same
 
     if not path.is_file():

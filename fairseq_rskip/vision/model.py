@@ -50,7 +50,7 @@ class ScalarBias(nn.Module):
 class PreActBlock(nn.Module):
     """One residual unit, ``(N, in_width, H, W)`` to ``(N, width, H / stride, W / stride)``.
 
-    ``common``: the first BN-ReLU stands before the split, so that the shortcut, too, starts from the activated input.
+    ``common``: the first BN-ReLU precedes the split, so that the shortcut starts from the activated input, too.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class PreActResNet(nn.Module):
         self._initialise(zero_classifier=WITHOUT_BATCH_NORM.get(kind, False))
 
     def _initialise(self, zero_classifier: bool) -> None:
-        """He initialisation with the fan-out, as the authors' code does it; the linear layer keeps torch's weights."""
+        """Initialise convolutions as He et al. do, with the fan-out; the linear layer keeps torch's weights."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -132,7 +132,7 @@ class PreActResNet(nn.Module):
             block.skip.initialise(block.branch())
 
     def shortcuts(self) -> dict[str, nn.Module]:
-        """Name of a skip connection -> what its x has come through, where the width changes."""
+        """Return the shortcut of each skip connection where the width changes, by the skip connection's name."""
         found = {f"blocks.{number}.skip": block.shortcut for number, block in enumerate(self.blocks)}
         return {name: shortcut for name, shortcut in found.items() if not isinstance(shortcut, nn.Identity)}
 

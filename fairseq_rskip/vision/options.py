@@ -113,7 +113,7 @@ class Settings:
 
 
 def flag(field: "dataclasses.Field[Any]") -> str:
-    """The option that sets a field; one that is on by default is turned off by ``--no-...``."""
+    """Return the option that sets a field: ``--no-...`` for one that is on by default."""
     return ("--no-" if field.default is True else "--") + field.name.replace("_", "-")
 
 

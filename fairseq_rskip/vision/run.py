@@ -1,4 +1,4 @@
-"""One run from its first or its last saved iteration to the end: epochs, tests, the log, checkpoints, the result."""
+"""Train one run to its end: epochs, tests, the log, checkpoints, the result."""
 
 import contextlib
 import io
@@ -176,7 +176,7 @@ class Run:
         return self._finish()
 
     def iterate(self, log: RunLog) -> None:
-        """One iteration, and what is due after it."""
+        """Train one iteration; log, test and save if it is time to."""
         trainer, config, start = self.trainer, self.config, time.perf_counter()
         loss = trainer.train_step()
         now = trainer.iteration
@@ -197,7 +197,7 @@ class Run:
             self.save()
 
     def _passes(self, iteration: int) -> int:
-        """How many passes over the training images ``iteration`` updates complete."""
+        """Return how many passes over the training images ``iteration`` updates complete."""
         return iteration * self.config.batch_size // len(self.images.train_labels)
 
     def _check_loss(self) -> None:
@@ -209,7 +209,7 @@ class Run:
             raise UserError(f"stopped at iteration {now}, {what}; {kept}; {WAY_OUT}")
 
     def _epoch(self) -> dict[str, Any]:
-        """The record of the epoch that ends here."""
+        """Test if it is time to; return the record of the epoch that ends here."""
         trainer, now = self.trainer, self.trainer.iteration
         loss, error, count = trainer.means()
         trainer.reset_meter()

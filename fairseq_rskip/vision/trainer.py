@@ -1,4 +1,4 @@
-"""One training step and one test: the model, its optimizer, the data on the device, the processes that share them."""
+"""Train a step and test: the model, its optimizer, the images on the device, the processes that share the work."""
 
 import dataclasses
 import hashlib
@@ -110,7 +110,7 @@ class Trainer:
         self.skips: dict[str, float] = {}
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The parameters; those without weight decay, if there are any, are the second group."""
+        """Group the parameters; those without weight decay, if there are any, are the second group."""
         alone = without_decay(self.module)
         chosen = {id(parameter) for parameter in alone}
         rest = [parameter for parameter in self.module.parameters() if id(parameter) not in chosen]
@@ -128,7 +128,7 @@ class Trainer:
         return net
 
     def train_step(self) -> Tensor:
-        """One update on this process's share of the next batch; returns its loss, detached."""
+        """Update the network on this process's share of the next batch; return the loss, detached."""
         torch.manual_seed(_seed_of(self.seed, self.iteration, self.group.rank))
         share = self.config.batch_size // self.group.world
         batch = Batch(*(part.narrow(0, self.group.rank * share, share) for part in self.stream.next()))
@@ -148,7 +148,7 @@ class Trainer:
         return loss
 
     def means(self) -> tuple[float, float, float]:
-        """Mean loss, error (%) and images since ``meter`` was reset, over all processes; all of them must call it."""
+        """Return mean loss, error (%) and number of images since ``meter`` was reset; all processes must call it."""
         loss_sum, errors, count = self.group.sum(self.meter.clone()).tolist()
         return loss_sum / count, 100 * errors / count, count
 
@@ -156,7 +156,7 @@ class Trainer:
         self.meter = torch.zeros(3, dtype=torch.float64, device=self.group.device)
 
     def update(self, x: Tensor, y: Tensor, net: nn.Module | None = None) -> tuple[Tensor, Tensor]:
-        """Forward, backward and the optimizer's step on images ``x`` with labels ``y``; returns loss and logits."""
+        """Run forward, backward and the optimizer's step on images ``x`` with labels ``y``; return loss and logits."""
         for group in self.optimizer.param_groups:
             group["lr"] = group.get("rate", 1.0) * self.config.learning_rate(self.iteration)
         set_num_updates(self.module, self.iteration)
@@ -178,7 +178,7 @@ class Trainer:
 
     @torch.no_grad()
     def _test(self, split: str) -> dict[str, float]:
-        """The processes share the images."""
+        """Test on the images of one split, which the processes share."""
         images, labels = (getattr(self.images, f"{split}_{what}") for what in ("images", "labels"))
         self.module.eval()
         for buffer in self.module.buffers() if self.group.world > 1 else ():
@@ -205,7 +205,7 @@ class Trainer:
         return bool(torch.stack([value.isfinite().all() for value in values]).all())
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides how training continues; all processes must call it."""
+        """Return everything that decides how training continues; all processes must call it."""
         state = {name: part.state_dict() for name, part in self._parts().items()}
         return {"iteration": self.iteration, **state, "meter": self.group.sum(self.meter.clone()).tolist()}
 
@@ -229,5 +229,5 @@ class Trainer:
 
 
 def _seed_of(seed: int, iteration: int, rank: int) -> int:
-    """The seed of a process's random numbers in one update: other masks on every rank, and nothing to save."""
+    """Seed a process's random numbers in one update: every rank draws other masks, and no state has to be saved."""
     return int.from_bytes(hashlib.sha256(f"{seed} {iteration} {rank}".encode()).digest()[:8], "big")

@@ -83,12 +83,12 @@ def test_a_run_without_fairseq_and_without_a_reader_is_killed_and_equals_an_unin
     path = tmp_path / "killed" / "seed1" / "checkpoint.pt"
     command = [sys.executable, "-c", WITHOUT_FAIRSEQ, str(SCRIPT), *arguments(tmp_path / "killed", images, **options)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    read, write = os.pipe()
-    os.close(read)
+    reader, write = os.pipe()
+    os.close(reader)
     killed = subprocess.Popen(command, env=environment, stdout=write, stderr=subprocess.PIPE)
     while killed.poll() is None and not path.exists():
         time.sleep(0.005)
-    killed.send_signal(signal.SIGKILL)
+    killed.kill()
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL, "the run ended before it was killed: it should be longer"
     assert torch.load(path, weights_only=True)["iteration"] < 40  # whole at any moment
