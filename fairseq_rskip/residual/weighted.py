@@ -127,9 +127,7 @@ class BranchWeight(Weighted, init=opt.start(0.0)):
         return 1.0, self.weight
 
 
-class XSkip(
-    ConstantSkip, kind="xskip", skip_lambda=skip_lambda(2.0, auto=least_scale), branch_scale=branch_scale()
-):
+class XSkip(ConstantSkip, kind="xskip", skip_lambda=skip_lambda(2.0, auto=least_scale), branch_scale=branch_scale()):
     """Expanded skip ``y = G(lambda * x + alpha * F)``: Eq. 2 without G, Eq. 3 with it; lambda < 1 contracts.
 
     lambda = alpha = 1 without G is the plain skip ``x + F``, with layer norm Transformer's post-norm. LN(lambda * x +
