@@ -98,7 +98,7 @@ class SkipConnection(WithRule):
         own = functools.partial(make, self.options.norm)
         own()  # raises where the norm does not have this layout
         slots = () if self.options.norm == "none" else self.slots
-        if pre_norm and self.options.norm != "none" and self.slots and "pre" not in slots:
+        if pre_norm and set(slots) - {"pre"}:
             raise ValueError(
                 f"norm={self.options.norm!r}: pre-norm is y = λx + αF(LN(x)), without a normalisation after the sum: "
                 f"expected 'none' or, for kinds that need their norm such as rskip, no pre-norm (kind {self.kind})"

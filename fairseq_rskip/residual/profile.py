@@ -61,6 +61,8 @@ def without_gradients(model: nn.Module) -> Iterator[None]:
     """Without gradients; the random state and the buffers (running statistics) are as before afterwards."""
     before = [buffer.clone() for buffer in model.buffers()]
     with torch.no_grad(), torch.random.fork_rng():
-        yield
-        for buffer, value in zip(model.buffers(), before):
-            buffer.copy_(value)
+        try:
+            yield
+        finally:
+            for buffer, value in zip(model.buffers(), before):
+                buffer.copy_(value)

@@ -201,7 +201,7 @@ INVALID = [
         "norm='none': expected one of layer, batch, rms, scale, ada, dyt, derf for rskip",
     ),
     (dict(kind="mixln", norm="batch"), "norm='batch': expected one of layer, rms, scale, ada, dyt, derf"),
-    (dict(kind="outln", pre_norm=True), "norm='layer': pre-norm is .* expected 'none' or, for kinds that need"),
+    *[(dict(kind=kind, pre_norm=True), "norm='layer': pre-norm is .* no pre-norm") for kind in ("outln", "keel")],
     (dict(kind="askip", skip_lambda=5), "skip_lambda=5.0: expected a number from 1 to max_steps=4 for askip"),
     (dict(kind="mhc", streams=6, matrix="permutations"), "streams=6: expected at most 5 with matrix 'permutations'"),
     (dict(kind="mhc", streams=6, matrix="kronecker"), "streams=6: expected a power of 2 with matrix 'kronecker'"),
