@@ -33,11 +33,8 @@ class MatrixSkip(StreamSkip, norm=opt.WITHOUT_BATCH, streams=_STREAMS):
 
     def stream_widths(self) -> tuple[int, int]:
         self.n = int(self.options.streams)
+        self.reads = (self.place.block_number - 1) % self.n  # at the start: the next stream in each block
         return 1 if self.first else self.n, 1 if self.last else self.n
-
-    def stream_index(self) -> int:
-        """The stream that this block reads at the start: the next one in each block."""
-        return (self.place.block_number - 1) % self.n
 
     def mixing(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """p, R, whose rows are the streams that come out, and w, of H ``(..., n, dim)``: shapes ``([...,] n)``,
@@ -73,7 +70,7 @@ class HyperConnection(MatrixSkip, kind="hyper", mixing=_MIXING):
     def setup(self) -> None:
         super().setup()
         n = self.n
-        self.a_m = nn.Parameter(torch.eye(n)[self.stream_index()].clone())
+        self.a_m = nn.Parameter(torch.eye(n)[self.reads].clone())
         self.a_r = nn.Parameter(torch.eye(n))
         self.b = nn.Parameter(torch.ones(n))
         self.dynamic = self.options.mixing == "dynamic"
@@ -157,12 +154,10 @@ class ManifoldConstrained(MatrixSkip, kind="mhc", matrix=_MATRIX):
     is added to.
     """
 
-    sinkhorn_steps = 20
-
     def setup(self) -> None:
         super().setup()
         n = self.n
-        self.b_pre = nn.Parameter(8.0 * torch.eye(n)[self.stream_index()] - 4.0)
+        self.b_pre = nn.Parameter(8.0 * torch.eye(n)[self.reads] - 4.0)
         self.b_post = nn.Parameter(torch.zeros(n))
         self.b_res = nn.Parameter(self._logits_of_identity())
         for part, columns in (("pre", n), ("post", n), ("res", self.b_res.numel())):
@@ -197,7 +192,9 @@ class ManifoldConstrained(MatrixSkip, kind="mhc", matrix=_MATRIX):
     def matrix(self, logits: Tensor) -> Tensor:
         """R of Q; products rather than matmul, whose type autocast would narrow."""
         if self.options.matrix == "sinkhorn":
-            return sinkhorn(logits, self.sinkhorn_steps)
+            for _ in range(20):  # in logarithms, where nothing overflows and no sum is 0
+                logits = torch.log_softmax(torch.log_softmax(logits, -2), -1)
+            return torch.exp(logits)
         share = torch.softmax(logits, -1)
         if self.options.matrix == "permutations":
             return (share[..., None, None] * self.permutations).sum(-3)
@@ -206,11 +203,3 @@ class ManifoldConstrained(MatrixSkip, kind="mhc", matrix=_MATRIX):
         for factor in factors[1:]:
             matrix = (matrix[..., :, None, :, None] * factor[..., None, :, None, :]).flatten(-2).flatten(-3, -2)
         return matrix
-
-
-def sinkhorn(logits: Tensor, steps: int) -> Tensor:
-    """``exp(logits)``, ``(..., n, n)``, with columns and then rows divided by their sums, ``steps`` times; taken in
-    logarithms, where nothing overflows and no sum is 0."""
-    for _ in range(steps):
-        logits = torch.log_softmax(torch.log_softmax(logits, -2), -1)
-    return torch.exp(logits)

@@ -163,8 +163,8 @@ class HistorySkip(StreamSkip, norm=opt.WITHOUT_BATCH):
         return y
 
     def mix(self, history: Tensor) -> Tensor:
-        """The next c, ``(..., dim)``, of ``history``, shape ``(..., k + 1, dim)``."""
-        raise NotImplementedError
+        """The next c, ``(..., dim)``, of ``history``, ``(..., k + 1, dim)``: the sum with the weights ``weight``."""
+        return (history * self.weight.unsqueeze(-1)).sum(-2)  # not matmul, whose type autocast would narrow
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         c, history = carried or self.current(x)[1]
@@ -208,9 +208,6 @@ class DLCL(HistorySkip, kind="dlcl"):
     def store(self, y: Tensor) -> Tensor:
         return self.layer_norm(y)
 
-    def mix(self, history: Tensor) -> Tensor:
-        return weighted_sum(self.weight, history)
-
 
 class DenseFormer(HistorySkip, kind="denseformer"):
     """Depth-weighted average: layer l, a pre-norm layer, reads ``c_l = sum_{k<l} a_lk y_k``.
@@ -225,9 +222,6 @@ class DenseFormer(HistorySkip, kind="denseformer"):
         super().setup()
         if self.stores:
             self.weight = nn.Parameter(torch.eye(self.stored + 1)[-1].clone())
-
-    def mix(self, history: Tensor) -> Tensor:
-        return weighted_sum(self.weight, history)
 
 
 _BLOCK_SIZE = opt.option(1, "branches in one member of attention residuals' history", "count", short="block")
@@ -265,9 +259,3 @@ class AttentionResidual(HistorySkip, kind="attnres", block_size=_BLOCK_SIZE):
         rms = (values.square().mean(-1) + self.eps).sqrt()
         share = torch.softmax((values * self.query).sum(-1) / rms, -1)
         return (values * share.unsqueeze(-1)).sum(-2).to(history.dtype)
-
-
-def weighted_sum(weight: Tensor, history: Tensor) -> Tensor:
-    """``sum_k weight_k history_k`` over the last dimension but one: products rather than matmul, whose type autocast
-    would narrow."""
-    return (history * weight.unsqueeze(-1)).sum(-2)
