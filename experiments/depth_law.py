@@ -1,7 +1,7 @@
 """The gradient at the top of a fresh decoder over that at its bottom, against depth, for the page docs/depth.md.
 
-``python experiments/depth_law.py`` writes results/depth_law.csv and results/depth_law.png; nothing is trained. Decoders of
-64 features and 2 heads over an encoder of 6 layers, float64 (but for fairseq's softmax), no dropout, random tokens, the
+``python experiments/depth_law.py`` writes results/depth_law.csv and the figure; nothing is trained. Decoders of 64
+features and 2 heads over an encoder of 6 layers, float64 (but for fairseq's softmax), no dropout, random tokens, the
 cross entropy of random targets; the geometric mean over the seeds of the gradient norm at the last layer's output over
 that at the first's.
 """
@@ -67,8 +67,9 @@ def main() -> None:
     for label, row in ROWS.items():
         for depth in DEPTHS:
             ratios = [norms[-1] / norms[0] for norms in (gradient_norms(row, depth, seed) for seed in SEEDS)]
-            table.append({"rule": label, "layers": depth, "top_over_bottom": f"{statistics.geometric_mean(ratios):.4g}"})
-            print_line(f"{label} {depth}: {table[-1]['top_over_bottom']}")
+            mean = f"{statistics.geometric_mean(ratios):.4g}"
+            table.append({"rule": label, "layers": depth, "top_over_bottom": mean})
+            print_line(f"{label} {depth}: {mean}")
     figures.write_csv(STEM.with_suffix(".csv"), table)
     figure, (axis,) = figures.new_figure(width=7)
     for number, label in enumerate(ROWS):

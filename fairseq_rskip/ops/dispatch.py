@@ -51,9 +51,7 @@ def in_use(device: str = "cpu", wait: bool = True) -> Backend:
     return backend
 
 
-def takes(
-    x: Tensor, f_x: Tensor, dim: int, steps: int, skip_scale: float = 1.0, branch_scale: float = 1.0
-) -> bool:
+def takes(x: Tensor, f_x: Tensor, dim: int, steps: int, skip_scale: float = 1.0, branch_scale: float = 1.0) -> bool:
     """Whether :func:`kernel` computes these inputs, as rows of ``dim`` features, and should.
 
     ``RSKIP_OPS=auto`` leaves ``norm(x + F)`` to torch, the skip of stock fairseq, which is equal to stock bit for bit.
