@@ -28,6 +28,7 @@ from . import harness
 
 UNFINISHED = 3
 SPEEDS = {"operator": [], "transformer": ["--size", "base", "--tokens", "4096"], "resnet": []}
+ROWS = {"translation": ["post-norm", "pre-norm"], "images": ["1xSkip", "2rSkip+LN"]}  # of a dry run
 TOYS = {
     "translation": "max-update=4 save-interval-updates=2 warmup-updates=2 encoder-layers=1 decoder-layers=1 "
     "encoder-embed-dim=16 decoder-embed-dim=16 encoder-ffn-embed-dim=16 decoder-ffn-embed-dim=16 "
@@ -51,7 +52,7 @@ def parts(options: argparse.Namespace) -> dict[str, list[str]]:
     for name, data in (("translation", options.multi30k), ("images", options.cifar10)):
         words = ["run", f"experiments/gpu-{name}.yaml", "--output", str(out / name)]
         words += ["--corpus", str(data)] if data else []
-        words += ["--seeds", "1", "--no-figures", "--set", *TOYS[name].split()] if toy else []
+        words += ["--rows", *ROWS[name], "--seeds", "1", "--no-figures", "--set", *TOYS[name].split()] if toy else []
         made[name] = ["fairseq_rskip.tools", *words]
     return {name: [sys.executable, "-m", *words] for name, words in made.items()}
 

@@ -1,7 +1,6 @@
 """Small image folders, and runs of train_cifar.py in this process or in one of its own."""
 
 import contextlib
-import json
 import random
 import sys
 import tarfile
@@ -10,6 +9,7 @@ import torch
 from conftest import ROOT, run_command
 from PIL import Image
 
+from fairseq_rskip.files import read_json_lines
 from fairseq_rskip.vision.main import main
 from fairseq_rskip.vision.trainer import Trainer
 
@@ -99,7 +99,7 @@ def assert_same_run(a, b):
 
 def history(folder):
     """The records of a run's log without its timings."""
-    records = [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
+    records = read_json_lines(folder / "log.jsonl")
     return [{k: v for k, v in r.items() if k not in ("seconds", "images_per_second")} for r in records]
 
 
