@@ -200,7 +200,7 @@ def of_another_task(folder):
 # what is exported, made in a copy of the checkpoints' folder; options; what the line says
 REFUSED = {
     "a folder": (lambda m: m, [], ["is a folder: name a file; it holds ", "checkpoint12.pt"]),
-    "another task": (of_another_task, [], ["is of the task translation_lev: expected translation or language_modeling"]),
+    "another task": (of_another_task, [], ["is of the task translation_lev: expected translation or language_mod"]),
     "no corpus": (lambda m: m / "checkpoint_best.pt", ["--data", "/nowhere"], ["no corpus or folder named '/nowhere'"]),
     "no evaluation": (lambda m: m / "checkpoint_best.pt", ["--evaluation", "/x"], ["/x/scores.json", "rskip evaluate"]),
 }
