@@ -199,7 +199,7 @@ def of_another_task(folder):
 
 # what is exported, made in a copy of the checkpoints' folder; options; what the line says
 REFUSED = {
-    "a folder": (lambda m: m, [], ["is a folder: name a file; it holds ", "checkpoint12.pt"]),
+    "an empty folder": (lambda m: (m / "new").mkdir() or m / "new", [], ["new has no checkpoint: it holds nothing"]),
     "another task": (of_another_task, [], ["is of the task translation_lev: expected translation or language_mod"]),
     "no corpus": (lambda m: m / "checkpoint_best.pt", ["--data", "/nowhere"], ["no corpus or folder named '/nowhere'"]),
     "no evaluation": (lambda m: m / "checkpoint_best.pt", ["--evaluation", "/x"], ["/x/scores.json", "rskip evaluate"]),
@@ -216,6 +216,16 @@ def test_what_cannot_be_exported_is_one_line(translator, tmp_path, capfd, case):
     line = error_line(capfd.readouterr().err)
     assert all(word in line for word in words), line
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_of_a_folder_it_is_the_best_checkpoint(translator, tmp_path):
+    """Also of the folder of a run, which has its checkpoints in a folder below."""
+    shutil.copytree(translator[1], tmp_path / "run" / "checkpoints", ignore=shutil.ignore_patterns("evaluation-*"))
+    made = {"file": translator[1] / "checkpoint_best.pt", "folder": translator[1], "run": tmp_path / "run"}
+    for name, source in made.items():
+        assert export(source, tmp_path / name / "out") == 0
+    weights = {name: (tmp_path / name / "out" / "model.safetensors").read_bytes() for name in made}
+    assert weights["folder"] == weights["file"] == weights["run"]
 
 
 def test_what_is_missing_or_in_the_way_is_one_line(classifier, tmp_path, capfd):

@@ -1,8 +1,9 @@
 """Write a trained model as a folder to share.
 
-CHECKPOINT is a checkpoint of fairseq-train (checkpoint_best.pt, the averaged.pt of an evaluation), or a seed's folder
-or checkpoint.pt of a finished rskip train-cifar. DIR, a new folder, gets config.json, model.safetensors, a card
-README.md and, for translation, dictionaries and subwords from the prepared corpus. In Python:
+CHECKPOINT is a checkpoint of fairseq-train (the averaged.pt of an evaluation, for example) or its folder, of which
+checkpoint_best.pt is taken; a run of rskip run; a seed's folder or checkpoint.pt of a finished rskip train-cifar.
+DIR, a new folder, gets config.json, model.safetensors, a card README.md and, for translation, dictionaries and subwords
+from the prepared corpus. In Python:
 
     import fairseq_rskip
     fairseq_rskip.from_pretrained(DIR).translate(["A sentence."])  # or .score(text), .sample(prompt)
@@ -38,6 +39,7 @@ def export(options: argparse.Namespace) -> None:
     from fairseq_rskip.files import write_json
     from fairseq_rskip.pretrained import CONFIG, FORMAT, WEIGHTS
     from fairseq_rskip.safe_load import load_checkpoint
+    from fairseq_rskip.tools.evaluate.weights import choose
     from fairseq_rskip.tools.export import card
     from fairseq_rskip.vision.run import CHECKPOINT
     from fairseq_rskip.vision.run import FORMAT as OF_IMAGES
@@ -45,10 +47,12 @@ def export(options: argparse.Namespace) -> None:
     folder, checkpoint = Path(os.path.abspath(options.folder.expanduser())), options.checkpoint.expanduser()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"DIR {options.folder} exists and is not an empty folder; give a new one")
-    if checkpoint.is_dir() and not (checkpoint / CHECKPOINT).is_file():
-        held = ", ".join(sorted(path.name for path in checkpoint.glob("*.pt"))) or "no checkpoint"
-        raise UserError(f"CHECKPOINT {checkpoint} is a folder: name a file; it holds {held}")
-    checkpoint = checkpoint / CHECKPOINT if checkpoint.is_dir() else checkpoint
+    if (checkpoint / CHECKPOINT).is_file():
+        checkpoint = checkpoint / CHECKPOINT
+    elif checkpoint.is_dir():
+        inner = checkpoint / "checkpoints"  # of a run of rskip run
+        (checkpoint, *_), which = choose(inner if inner.is_dir() else checkpoint, 0)
+        print_line(which)
     state = load_checkpoint(checkpoint, map_location="cpu")
     if isinstance(state, dict) and state.get("format") == OF_IMAGES:
         from fairseq_rskip.tools.export.images import convert, describe

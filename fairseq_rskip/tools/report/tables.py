@@ -77,7 +77,7 @@ def _test(line: Result, base: Result, table: Table) -> dict[str, Any]:
     found = {str(seed): _paired(line, base, seed, table) for seed in sorted(line.values.keys() & base.values.keys())}
     reasons = [f"seed {seed}: {why}" for seed, why in found.items() if isinstance(why, str)]
     p = {seed: value for seed, value in found.items() if not isinstance(value, str)}
-    return {"p": p, "untested": "; ".join(reasons) or "" if p else "no seed in common"}
+    return {"p": p, "untested": "; ".join(reasons) or ("" if p else "no seed in common")}
 
 
 def _paired(line: Result, base: Result, seed: int, table: Table) -> float | str:
