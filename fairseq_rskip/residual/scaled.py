@@ -261,7 +261,8 @@ class ProRes(Scheduled, kind="prores", norm=opt.WITHOUT_BATCH, warmup=opt.warmup
 
 class BranchNorm(Scheduled, kind="branchnorm", norm=opt.SOME_NORM, warmup=opt.warmup(4000)):
     """BranchNorm, ``y = LN(x + min(1, t / T) * F)`` at update t, post-norm from update T on: Liu et al. 2023,
-    "BranchNorm: Robustly Scaling Extremely Deep Transformers", arXiv 2305.02790. T is ``warmup``."""
+    "BranchNorm: Robustly Scaling Extremely Deep Transformers", arXiv 2305.02790. T is ``warmup``. That the ramp is
+    linear and T's default were not checked in the paper's text, which says that the end is post-norm."""
 
 
 def set_num_updates(model: nn.Module, updates: int) -> None:
