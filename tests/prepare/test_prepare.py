@@ -211,7 +211,7 @@ def test_bad_text_is_one_line_and_keeps_what_is_finished(raw):
         ("EMPTY", "an empty argument"),
         ("--tgt zh-CN OUT", "'zh-CN' is not a language code"),
         ("--train-src /no/such OUT", "--train-src: no file /no/such"),
-        ("", "required: folder"),
+        ("", "required: FOLDER"),
         ("--bpe sentencepiece --bpe-size 99999 OUT", "sentencepiece with 99999 subwords"),
     ],
 )
