@@ -224,8 +224,9 @@ def test_of_a_folder_it_is_the_best_checkpoint(translator, tmp_path):
     made = {"file": translator[1] / "checkpoint_best.pt", "folder": translator[1], "run": tmp_path / "run"}
     for name, source in made.items():
         assert export(source, tmp_path / name / "out") == 0
-    weights = {name: (tmp_path / name / "out" / "model.safetensors").read_bytes() for name in made}
-    assert weights["folder"] == weights["file"] == weights["run"]
+    file, folder, run = (load_file(tmp_path / name / "out" / "model.safetensors") for name in made)
+    for name, tensor in file.items():
+        assert torch.equal(tensor, folder[name]) and torch.equal(tensor, run[name])
 
 
 def test_what_is_missing_or_in_the_way_is_one_line(classifier, tmp_path, capfd):
