@@ -122,7 +122,8 @@ def _torch_version() -> tuple:
 def _folder(command: list[str]) -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = subprocess.run([command[0], "--version"], capture_output=True, text=True).stdout
-    parts = [*command, version, torch.__version__, sysconfig.get_config_var("SOABI") or "", _processor()]
+    flags = [part for part in command if os.sep not in part]  # not where torch, the compiler and the source are
+    parts = [*flags, version, torch.__version__, sysconfig.get_config_var("SOABI") or "", _processor()]
     parts += [path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)]
     return base / "fairseq_rskip" / f"ops-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
