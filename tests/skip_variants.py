@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairseq_rskip.flags import label
 from fairseq_rskip.residual import KINDS, Place, SkipConnection
-from fairseq_rskip.residual.scaled import set_num_updates
+from fairseq_rskip.residual.scaled import scheduled
 
 # y of x, F, the norms G (by step) and the parameters (by name), all on rows (positions, dim); p["hold"] of a gate is
 # the gate, or the gate as a constant
@@ -30,7 +30,8 @@ class Variant(NamedTuple):
         with torch.no_grad():
             for name, parameter in skip.named_parameters():
                 parameter.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(seed + sum(map(ord, name))))
-        set_num_updates(skip, 700)
+        for each in scheduled(skip):
+            each.set_num_updates(700)
         return skip
 
     @property

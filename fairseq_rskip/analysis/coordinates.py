@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..residual import KINDS, Place, SkipConnection
-from ..residual.scaled import set_num_updates
+from ..residual.scaled import scheduled
 from . import figures
 from .figures import Row, select
 
@@ -61,7 +61,8 @@ def measure(kind: str, widths: tuple[int, ...] = WIDTHS, steps: int = STEPS, blo
         optimizer = torch.optim.Adam(stack.parameters(), RATE)
         x, target = torch.randn(TOKENS, width), torch.randn(TOKENS, width)
         for step in range(steps + 1):
-            set_num_updates(stack, step)
+            for skip in scheduled(stack):
+                skip.set_num_updates(step)
             outputs = stack(x)
             for block, output in enumerate(outputs, 1):
                 size = float(output.detach().square().mean().sqrt())

@@ -10,7 +10,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import resolve
 from fairseq_rskip.modules import fixnorm, skip_log, training
 from fairseq_rskip.modules.profiling import profile_starts
-from fairseq_rskip.modules.skip_config import check_heads
+from fairseq_rskip.modules.skip_config import check_heads, growth_warning
 from fairseq_rskip.modules.upgrade import check_rule
 from fairseq_rskip.residual import Place, Weight, skips
 from fairseq_rskip.residual.adaptive import halting
@@ -63,12 +63,9 @@ def checked(model_class, cfg, base):
     return config
 
 
-def finish(model, config, task, skip_log_interval: int) -> None:
+def finish(model, task, skip_log_interval: int) -> None:
     """Warn of growth, set what starts the rule scales or reads off a batch, and make ``task`` log and report."""
-    found = {name: skips(stack) for name, stack in stacks(model).items()}
-    place = next((skip.place for each in found.values() for skip in each.values()), Place())
-    warning = config.skip.growth_warning({name: len(each) for name, each in found.items()}, place)
-    if warning:
+    if warning := growth_warning({name: list(skips(stack).values()) for name, stack in stacks(model).items()}):
         logger.warning(warning)
     _scale_embeddings(model)
     profile_starts(task, model)

@@ -32,7 +32,7 @@ class SkipLanguageModel(SkipModel, TransformerLanguageModel):
         config.checkpoint_activations |= config.offload_activations
         embedding = cls.build_embedding(config, task.source_dictionary, config.decoder.input_dim)
         model = cls(SkipTransformerDecoder(config, task.target_dictionary, embedding, no_encoder_attn=True))
-        finish(model, config, task, cfg.skip_log_interval)
+        finish(model, task, cfg.skip_log_interval)
         return model
 
     @classmethod

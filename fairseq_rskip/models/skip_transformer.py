@@ -32,7 +32,7 @@ class SkipTransformerModel(SkipModel, TransformerModelBase):
                 "(Base: no suffix)"
             )
         model = super().build_model(config, task)
-        finish(model, config, task, cfg.skip_log_interval)
+        finish(model, task, cfg.skip_log_interval)
         return model
 
     @classmethod

@@ -4,7 +4,6 @@ import math
 from dataclasses import field, make_dataclass
 from typing import Any, Optional
 
-import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from fairseq_rskip.analysis.coefficients import stream_gain
@@ -73,24 +72,26 @@ class _SkipOptions:
                         "hands several tensors from layer to layer, and none can be left out: expected no such option"
                     )
 
-    def growth_warning(self, skips: dict[str, int], place: Place) -> str:
-        """One line on the growth of a stream without a norm after the sum, "" where there is none; ``skips`` counts the
-        skip connections of each side, one of which is at ``place``."""
-        with torch.device("cpu"):  # the model may be built without memory
-            skip = self.build(1, place)
-            scale = 1.0 if skip.post else stream_gain(skip)
-        if scale <= 1:
-            return ""
-        growth = {side: scale**n if n * math.log(scale) < 700 else math.inf for side, n in skips.items()}
-        largest = max(growth.values())
-        through = " and ".join(f"{scale:g}^{skips[side]} = {g:.3g} through the {side}" for side, g in growth.items())
-        verdict = "overflows" if largest > FP16_MAX else "comes close to the limit of"
-        if largest < FP16_MAX / FP16_MARGIN:
-            verdict = "is within"
-        return (
-            f"a skip scaled by {scale:g} without a normalisation grows with depth: about {through}. "
-            f"That {verdict} fp16 (largest value {FP16_MAX:g}); the way out is {way_out(skip)}"
-        )
+
+def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:
+    """One line on the growth of a stream without a norm after the sum, "" where there is none: of the first of the skip
+    connections of each side, which all have one scale."""
+    skip = next((skip for skips in sides.values() for skip in skips), None)
+    if skip is None or skip.post or any(parameter.is_meta for parameter in skip.parameters()):
+        return ""
+    scale = stream_gain(skip)
+    growth = {side: math.prod([scale] * len(skips)) for side, skips in sides.items()}
+    largest = max(growth.values())
+    through = " and ".join(f"{scale:g}^{len(sides[side])} = {g:.3g} through the {side}" for side, g in growth.items())
+    verdict = "overflows" if largest > FP16_MAX else "comes close to the limit of"
+    if largest < FP16_MAX / FP16_MARGIN:
+        verdict = "is within"
+    if scale <= 1:
+        return ""
+    return (
+        f"a skip scaled by {scale:g} without a normalisation grows with depth: about {through}. "
+        f"That {verdict} fp16 (largest value {FP16_MAX:g}); the way out is {way_out(skip)}"
+    )
 
 
 def check_heads(side: str, dim: int, heads: int) -> None:

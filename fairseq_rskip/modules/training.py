@@ -70,12 +70,12 @@ class HaltCost:
     times E[k], summed over tokens as fairseq sums the loss, the mean over the skip connections."""
 
     def __init__(self, train_step: Any, model: Any):
-        self.train_step, self.model = train_step, model
+        self.train_step, self.skips = train_step, halting(model)
 
     def __call__(self, sample, model, criterion, *arguments, **options):
         def with_cost(model, sample):
             loss, sample_size, output = criterion(model, sample)
-            cost = halting_cost(self.model, Tensor.sum)
+            cost = halting_cost(self.skips, Tensor.sum)
             return loss if cost is None else loss + cost.to(loss.dtype), sample_size, output
 
         return self.train_step(sample, model, with_cost, *arguments, **options)

@@ -12,16 +12,7 @@ bf16 inputs are taken in fp32.
 
 from torch import nn
 
-from .base import (
-    NORM_AXES,
-    KeepsStatistics,
-    Norm,
-    at_least_float32,
-    channels_at_end,
-    channels_in_front,
-    check_layout,
-    is_half,
-)
+from .base import KeepsStatistics, Norm, at_least_float32, channels_at_end, channels_in_front, check_layout
 from .batch import BatchNorm, SyncedBatchNorm, convert_sync_batchnorm
 from .rows import AdaNorm, Derf, DyT, LayerNorm, NoNorm, RMSNorm, ScaleNorm
 
@@ -37,21 +28,10 @@ NORMS = {
 }
 OPERATOR = {LayerNorm: False, RMSNorm: True}  # those that ops.skip_norm computes for norm_axes="c"; whether as RMS
 
-__all__ = ["NORMS", "NORM_AXES", "OPERATOR"]
-__all__ += [
-    "AdaNorm",
-    "BatchNorm",
-    "Derf",
-    "DyT",
-    "LayerNorm",
-    "NoNorm",
-    "Norm",
-    "RMSNorm",
-    "ScaleNorm",
-    "SyncedBatchNorm",
-]
+__all__ = ["NORMS", "OPERATOR", "AdaNorm", "BatchNorm", "Derf", "DyT", "LayerNorm", "NoNorm", "Norm"]
+__all__ += ["RMSNorm", "ScaleNorm", "SyncedBatchNorm"]
 __all__ += ["KeepsStatistics", "at_least_float32", "channels_at_end", "channels_in_front"]
-__all__ += ["check_layout", "convert_sync_batchnorm", "create_norm", "is_half", "parameters_of_norms"]
+__all__ += ["check_layout", "convert_sync_batchnorm", "create_norm", "parameters_of_norms"]
 
 
 def parameters_of_norms(model: nn.Module) -> set[int]:
@@ -61,12 +41,7 @@ def parameters_of_norms(model: nn.Module) -> set[int]:
 
 
 def create_norm(
-    name: str,
-    dim: int,
-    channel_dim: int = -1,
-    norm_axes: str = "c",
-    eps: float = 1e-5,
-    update_in_no_grad: bool = True,
+    name: str, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5, update_in_no_grad: bool = True
 ) -> Norm:
     """Build the normalisation ``name``, one of ``NORMS``, over ``dim`` features.
 

@@ -66,22 +66,15 @@ class Norm(nn.Module):
         update_in_no_grad: whether batch norm counts a batch that it sees without gradients.
 
     ``has_gain``, ``has_bias``: there are parameters ``weight`` (ones) and ``bias`` (zeros) of shape ``(dim,)``.
-    ``uses_padding_mask``: padded positions are left out. ``owns_output``: the result is a new tensor, not a view, and
-    backward does not need it, so the caller may change it in place.
+    ``uses_padding_mask``: padded positions are left out.
     """
 
     uses_padding_mask = False
-    owns_output = False
     takes_chw = False
     has_gain = has_bias = True
 
     def __init__(
-        self,
-        dim: int,
-        channel_dim: int = -1,
-        norm_axes: str = "c",
-        eps: float = 1e-5,
-        update_in_no_grad: bool = True,
+        self, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5, update_in_no_grad: bool = True
     ):
         nn.Module.__init__(self)  # not super(): a subclass may also be a norm of torch's
         check_layout(dim, channel_dim)

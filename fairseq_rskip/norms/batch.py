@@ -113,7 +113,6 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
 class SyncedBatchNorm(nn.SyncBatchNorm):
     """torch's, of image maps, called as the norms of this package are; same names in the state dict."""
 
-    owns_output = False
     uses_padding_mask = True
     channel_dim = 1
 

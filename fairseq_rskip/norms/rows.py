@@ -38,7 +38,6 @@ class LayerNorm(Norm, nn.LayerNorm):
     def __init__(self, dim: int, *layout: Any, **options: Any):
         super().__init__(dim, *layout, **options)
         self.normalized_shape = (self.dim,)
-        self.owns_output = self.channel_dim == -1
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         z, weight, bias = x, self.weight, self.bias
@@ -69,10 +68,6 @@ class LayerNorm(Norm, nn.LayerNorm):
 class RowNorm(Norm):
     """What the norms below share: rows ``(..., dim)`` of either layout, in at least fp32, go through :meth:`rows`."""
 
-    def __init__(self, dim: int, *layout: Any, **options: Any):
-        super().__init__(dim, *layout, **options)
-        self.owns_output = self.channel_dim == -1
-
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         return self.to_layout(self.rows(self.channels_at_end(at_least_float32(x))), x).to(x.dtype)
 
@@ -89,7 +84,7 @@ class RowNorm(Norm):
         raise NotImplementedError
 
 
-class RMSNorm(RowNorm, getattr(nn, "RMSNorm", nn.Module)):  # torch has it from 2.4 on
+class RMSNorm(RowNorm, nn.RMSNorm):
     """Root-mean-square normalisation (Zhang and Sennrich, 2019): ``w * x / sqrt(mean(x^2) + eps)`` per row.
 
     The values of ``torch.nn.RMSNorm``; eps is 1e-5 as for the other norms, where torch's own default is the type's.

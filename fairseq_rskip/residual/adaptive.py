@@ -250,10 +250,10 @@ def halting(model: nn.Module) -> list[ASkip]:
     return [skip for skip in skips(model).values() if isinstance(skip, ASkip) and skip.options.halt_cost]
 
 
-def halting_cost(model: nn.Module, reduce: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """tau times E[k], reduced over positions, of the last forward pass in training: the mean over the skip connections
-    that halt; once, then None."""
-    costs = [skip.options.halt_cost * reduce(skip.cost) for skip in halting(model) if skip.cost is not None]
-    for skip in halting(model):
+def halting_cost(skips: list[ASkip], reduce: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """tau times E[k], reduced over positions, of the last forward pass in training: the mean over ``skips``, those that
+    halt; once, then None."""
+    costs = [skip.options.halt_cost * reduce(skip.cost) for skip in skips if skip.cost is not None]
+    for skip in skips:
         skip.cost = None
-    return torch.stack(costs).sum() / len(halting(model)) if costs else None
+    return torch.stack(costs).sum() / len(skips) if costs else None

@@ -10,7 +10,7 @@ from ..norms import Norm, at_least_float32, check_layout, create_norm, parameter
 from . import inputs
 from . import options as opt
 from .place import Branch, Place
-from .state import RENAMED, WithRule, upgrade_scalars
+from .state import WithRule
 
 KINDS: dict[str, Any] = {}
 
@@ -55,8 +55,10 @@ class SkipConnection(WithRule):
 
     def __init_subclass__(cls, kind: str = "", **options: Any) -> None:
         """Register a kind. ``class Highway(Weighted, kind="highway", norm="none", gate_bias=opt.start(-1.0))`` has
-        another default than its base and an option of its own."""
+        another default than its base and an option of its own; ``slots`` and ``for_images`` are set the same way."""
         super().__init_subclass__()
+        for name in {"slots", "for_images"} & options.keys():
+            setattr(cls, name, options.pop(name))
         if options:
             cls.Options = opt.with_options(cls, options)
         if kind:
@@ -159,14 +161,9 @@ class SkipConnection(WithRule):
         return self._normalise(self.combine(x, f_x, carried), x, padding_mask)
 
     def rule(self) -> dict[str, Any]:
-        return {**super().rule(), "norm_axes": self.norm_axes, "eps": self.eps}
-
-    def upgrade(self, state: dict[str, Any], prefix: str) -> None:
-        for name in [name for name in state if name.startswith(prefix)]:
-            for before, now in RENAMED.items():
-                if name.startswith(prefix + before):
-                    state[prefix + now + name[len(prefix + before) :]] = state.pop(name)
-        upgrade_scalars(self, state, prefix)
+        fields = [field.name for field in dataclasses.fields(self.options) if field.metadata["affects_output"]]
+        options = {name: getattr(self.options, name) for name in fields}
+        return {"kind": self.kind, **options, "norm_axes": self.norm_axes, "eps": self.eps}
 
     def extra_repr(self) -> str:
         options = ", ".join(f"{k}={opt.short(v)}" for k, v in dataclasses.asdict(self.options).items())

@@ -109,13 +109,11 @@ class LAuReL(SkipConnection, kind="laurel", norm="none", rank=opt.option(16, "ra
         return self.branch_weight * f_x + self.skip_weight * x + augmented
 
 
-class GPAS(Weighted, kind="gpas", norm=opt.WITHOUT_BATCH):
+class GPAS(Weighted, kind="gpas", norm=opt.WITHOUT_BATCH, slots=("pre",)):
     """Gradient-preserving activation scaling, ``y = z - silu(g) * sg(z)``, ``z = x + F(G(x))``, sg a stop-gradient:
     Chen et al. 2025, "GPAS", arXiv 2506.22049, on pre-norm. g, ``gate``, is a scalar of each layer that starts at 0,
     where the stack is pre-norm; both sublayers share it, as in code dandingsky/GPAS. The gradient passes as through z.
     """
-
-    slots = ("pre",)
 
     def setup(self) -> None:
         self.gate = nn.Parameter(torch.zeros(1))
@@ -132,12 +130,10 @@ class GPAS(Weighted, kind="gpas", norm=opt.WITHOUT_BATCH):
         return z - F.silu(self.gate) * z.detach()
 
 
-class Orthogonal(SkipConnection, kind="orthogonal", norm=opt.WITHOUT_BATCH):
+class Orthogonal(SkipConnection, kind="orthogonal", norm=opt.WITHOUT_BATCH, slots=("pre",)):
     """Orthogonal residual update, ``y = x + F - <F, x> / (|x|^2 + eps) * x``, F of G(x), over the features of each
     position: Oh et al. 2025, "Revisiting Residual Connections: Orthogonal Updates for Stable and Efficient Deep
     Networks", arXiv 2505.11881, its feature-wise form; x-transformers projects over a whole example."""
-
-    slots = ("pre",)
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         wide, f_wide = at_least_float32(x), at_least_float32(f_x)
@@ -145,13 +141,11 @@ class Orthogonal(SkipConnection, kind="orthogonal", norm=opt.WITHOUT_BATCH):
         return wide + f_wide - along / (square + self.eps) * wide
 
 
-class DeltaResidual(SkipConnection, kind="ddl", norm=opt.WITHOUT_BATCH):
+class DeltaResidual(SkipConnection, kind="ddl", norm=opt.WITHOUT_BATCH, slots=("pre",)):
     """Deep delta learning, ``y = x + b * (v - <k, x>) * k``, ``k = F / |F|``, ``b = 2 sigmoid(w_b . G(x) + c_b)``,
     ``v = 4 sigmoid(w_v . x + c_v)``, F of G(x): arXiv 2601.00417, as its code for one value a position has it,
     yifanzhang-pro/deep-delta-learning, ``DDL-vdim1-gpt-mha-rope.py``. w_b and w_v, of shape (1, dim), start at 0 (ours)
     and c_b and c_v at 0, so that b = 1, its default, and v = 2."""
-
-    slots = ("pre",)
 
     def setup(self) -> None:
         for name in ("gate", "value"):

@@ -23,13 +23,11 @@ MATRICES = ("sinkhorn", "permutations", "kronecker")
 _MATRIX = opt.option("sinkhorn", "how mhc's mixing matrix is made doubly stochastic", choices=MATRICES)
 
 
-class MatrixSkip(StreamSkip, norm=opt.WITHOUT_BATCH, streams=_STREAMS):
+class MatrixSkip(StreamSkip, norm=opt.WITHOUT_BATCH, streams=_STREAMS, slots=("pre",)):
     """``H' = R H + w F(G(p H))`` with p, R and w from :meth:`mixing`; H is n rows of dim channels.
 
     The stack's input enters as n copies; what leaves it is the sum of the rows.
     """
-
-    slots = ("pre",)
 
     def stream_widths(self) -> tuple[int, int]:
         self.n = int(self.options.streams)
@@ -92,16 +90,21 @@ class HyperConnection(MatrixSkip, kind="hyper", mixing=_MIXING):
         return reading, a_r.transpose(-1, -2), self.b + self.s_b * gates[..., self.n]
 
 
-class FractionalConnection(SkipConnection, kind="fractional", norm=opt.WITHOUT_BATCH, parts=_PARTS, mixing=_MIXING):
+class FractionalConnection(
+    SkipConnection,
+    kind="fractional",
+    norm=opt.WITHOUT_BATCH,
+    parts=_PARTS,
+    mixing=_MIXING,
+    slots=("pre",),
+    for_images=False,
+):
     """Fractional connections ``H' = A_r^T H + B F(G(A_m^T H))``: H is x itself, as m rows of dim / m channels, and F is
     split alike. A_m, A_r (m, m) and B (m) are learned, and as in hyper-connections depend on the position, too.
 
     They start at I, I and 1, where it is pre-norm (ours). Zhu et al. 2025, "Frac-Connections: Fractional Extension of
     Hyper-Connections", arXiv 2503.14125; in code lucidrains/hyper-connections every part of F is added to every row.
     """
-
-    slots = ("pre",)
-    for_images = False
 
     def setup(self) -> None:
         m = max(k for k in range(1, int(self.options.parts) + 1) if self.dim % k == 0)

@@ -9,29 +9,22 @@ from . import options as opt
 from .weighted import ConstantSkip, branch_scale, skip_lambda
 
 
-class _PlacedNorm(ConstantSkip, norm=opt.ROW_NORM):
+class _PlacedNorm(ConstantSkip, norm=opt.ROW_NORM, slots=("pre",), for_images=False):
     """The kinds below, whose norms treat every row on its own."""
-
-    for_images = False
-    slots: Any = ("pre",)
 
 
 class PreLN(_PlacedNorm, kind="preln", skip_lambda=skip_lambda(1.0), branch_scale=branch_scale()):
     """Pre-norm ``y = lambda * x + alpha * F(G(x))``; lambda = alpha = 1 is fairseq's ``--encoder-normalize-before``."""
 
 
-class OutLN(_PlacedNorm, kind="outln"):
+class OutLN(_PlacedNorm, kind="outln", slots=("branch",)):
     """Output norm ``y = x + G(F(x))``: the same for any scale of F, up to eps. OLMo 2's reordered norm has RMSNorm
     (``norm="rms"``) and also normalises queries and keys, which this does not."""
 
-    slots = ("branch",)
 
-
-class PeriLN(_PlacedNorm, kind="periln"):
+class PeriLN(_PlacedNorm, kind="periln", slots=("pre", "branch")):
     """Peri-LN ``y = x + G'(F(G(x)))`` (Kim et al., 2025), without the paper's optional norm of the embeddings; before
     them the sandwich norm of CogView (Ding et al., 2021). Two norms of one sort, each with its own parameters."""
-
-    slots = ("pre", "branch")
 
 
 class LNScale(_PlacedNorm, kind="lnscale"):
@@ -66,11 +59,9 @@ class MixLN(_PlacedNorm, kind="mixln", post_share=_SHARE):
         return ("post",) if self.place.index < post_layers else ("pre",)
 
 
-class Keel(_PlacedNorm, kind="keel"):
+class Keel(_PlacedNorm, kind="keel", slots=("pre", "post")):
     """Keel ``y = G'(L * x + F(G(x)))`` (Chen and Wei 2026, "Post-LayerNorm Is Back", arXiv 2601.19895), its alpha = L
     the number of sublayers: here those of this side, which is the depth of one stream. Two norms of one sort."""
-
-    slots = ("pre", "post")
 
     def setup(self) -> None:
         self.skip_scale = float(self.place.num_blocks)

@@ -18,7 +18,7 @@ from .profile import Profiled, arguments, hooked, without_gradients
 from .weighted import BranchWeight, ConstantSkip, Weighted, branch_scale
 
 
-class SkipInit(BranchWeight, kind="skipinit", norm=opt.NO_NORM):
+class SkipInit(BranchWeight, kind="skipinit", norm=opt.NO_NORM, slots=()):
     """SkipInit, ``y = x + a * F`` with one learned scalar a per block, 0 at first, and no normalisation at all: De and
     Smith 2020, "Batch Normalization Biases Residual Blocks Towards the Identity Function in Deep Networks".
 
@@ -26,29 +26,23 @@ class SkipInit(BranchWeight, kind="skipinit", norm=opt.NO_NORM):
     code has a bias per channel, and a classifier that starts at zero, which here keeps torch's draw.
     """
 
-    slots = ()
 
-
-class ReZero(BranchWeight, kind="rezero", norm=opt.NO_NORM):
+class ReZero(BranchWeight, kind="rezero", norm=opt.NO_NORM, slots=()):
     """ReZero, ``y = x + a * F`` with one learned scalar a per layer, 0 at first, which all its sublayers share:
     Bachlechner et al. 2020, "ReZero is All You Need". A ResNet keeps the batch norms of its branches, as there."""
-
-    slots = ()
 
     def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
         if first is not None:
             self.weight = first.weight
 
 
-class LayerScale(BranchWeight, kind="layerscale", norm=opt.WITHOUT_BATCH):
+class LayerScale(BranchWeight, kind="layerscale", norm=opt.WITHOUT_BATCH, slots=("pre",)):
     """LayerScale, ``y = x + gamma * F(G(x))``: Touvron et al. 2021, "Going deeper with Image Transformers".
 
     gamma, of shape ``(dim,)``, starts at 0.1 up to 18 layers, 1e-5 up to 24 and 1e-6 beyond (the paper; the authors'
     code has 1e-5 at 36 layers, too), or at ``init`` where that is not 0. gamma = 1 is pre-norm. A ResNet's branch has
     its own batch norm.
     """
-
-    slots = ("pre",)
 
     def setup(self) -> None:
         depth = self.place.depth
@@ -77,7 +71,7 @@ class ResidualScaling(ConstantSkip, kind="residual_scaling", norm="none", branch
     Lim et al. 2017, EDSR."""
 
 
-class DeepNorm(ConstantSkip, kind="deepnorm", norm=opt.SOME_NORM):
+class DeepNorm(ConstantSkip, kind="deepnorm", norm=opt.SOME_NORM, for_images=False):
     """DeepNorm, ``y = LN(alpha * x + F)``: Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers".
 
     With N encoder and M decoder layers the encoder has alpha = 0.81 (N^4 M)^(1/16) and beta = 0.87 (N^4 M)^(-1/16), the
@@ -85,8 +79,6 @@ class DeepNorm(ConstantSkip, kind="deepnorm", norm=opt.SOME_NORM):
     paper's alpha is ``skip_scale``. v, out, fc1 and fc2 start with beta times Xavier's standard deviation, q and k with
     Xavier's. (torchscale has 1.15 for 0.87.)
     """
-
-    for_images = False
 
     def setup(self) -> None:
         here, other = float(self.place.depth), float(self.place.other_depth)
@@ -148,7 +140,7 @@ class Admin(Profiled, Weighted, kind="admin", norm=opt.SOME_NORM, omega=_OMEGA):
         return math.sqrt(sum(part.double().var(unbiased=False) for part in (omega * x, f_x)))
 
 
-class Fixup(Weighted, kind="fixup", norm=opt.NO_NORM):
+class Fixup(Weighted, kind="fixup", norm=opt.NO_NORM, slots=()):
     """Fixup, ``y = x + s * F(x + b) + c``, no norm, with learned scalars s, b and c that start at 1, 0 and 0: Zhang et
     al. 2019, "Fixup Initialization".
 
@@ -157,8 +149,6 @@ class Fixup(Weighted, kind="fixup", norm=opt.NO_NORM):
     deviation, and q, k and v, of a branch of four matrices, at K^(-1/6). "Usual" is Xavier's in a Transformer and He's
     in a ResNet, which has scalar biases in place of its batch norms (b among them), and whose classifier starts at 0.
     """
-
-    slots = ()
 
     def setup(self) -> None:
         self.scale = nn.Parameter(torch.ones(1))
@@ -187,7 +177,7 @@ class Fixup(Weighted, kind="fixup", norm=opt.NO_NORM):
         return self.bias_out
 
 
-class TFixup(ConstantSkip, kind="tfixup", norm=opt.NO_NORM):
+class TFixup(ConstantSkip, kind="tfixup", norm=opt.NO_NORM, slots=(), for_images=False):
     """T-Fixup, ``y = x + F`` without norm, trainable without warm-up: Huang et al. 2020, "Improving Transformer
     Optimization Through Better Initialization".
 
@@ -197,9 +187,6 @@ class TFixup(ConstantSkip, kind="tfixup", norm=opt.NO_NORM):
     fairseq's 1/sqrt(2) of Xavier's.) A decoder without an encoder raises ``ValueError``: the paper has no factors for
     it.
     """
-
-    slots = ()
-    for_images = False
 
     def setup(self) -> None:
         depth = self.place.depth
@@ -214,16 +201,13 @@ class TFixup(ConstantSkip, kind="tfixup", norm=opt.NO_NORM):
             branch["embedding"].scale(self.embedding_scale)
 
 
-class GPT2(ConstantSkip, kind="gpt2", norm=opt.WITHOUT_BATCH):
+class GPT2(ConstantSkip, kind="gpt2", norm=opt.WITHOUT_BATCH, slots=("pre",), for_images=False):
     """GPT-2's start, ``y = x + F(LN(x))``: what writes to the stream (out, fc2) starts with standard deviation
     0.02 / sqrt(L), L the residual blocks of this side (2N there), every other matrix with 0.02: Radford et al. 2019,
     "Language Models are Unsupervised Multitask Learners", and karpathy/nanoGPT. The draws keep fairseq's uniform
     distribution, GPT-2's is normal; and the embeddings are fairseq's, which enter the stack with variance 1 and
     sinusoidal positions, where GPT-2's enter with standard deviation 0.02: beside them the branches start small.
     """
-
-    slots = ("pre",)
-    for_images = False
 
     def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
         for role, weight in branch.items():
@@ -247,12 +231,10 @@ class Scheduled(Weighted):
         return 1.0, (updates / self.warm_up).clamp(max=1.0)
 
 
-class ProRes(Scheduled, kind="prores", norm=opt.WITHOUT_BATCH, warmup=opt.warmup(1000)):
+class ProRes(Scheduled, kind="prores", norm=opt.WITHOUT_BATCH, warmup=opt.warmup(1000), slots=("pre",)):
     """Progressive residual warm-up, ``y = x + min(1, t / (T * l)) * F(G(x))`` at update t in layer l, counted from 1:
     Chen et al. 2026, "Progressive Residual Warmup for Language Model Pretraining", arXiv 2603.05369, its linear
     schedule on pre-norm, as in code dandingsky/ProRes. T is ``warmup``; encoder and decoder count for themselves."""
-
-    slots = ("pre",)
 
     def setup(self) -> None:
         super().setup()
@@ -265,8 +247,6 @@ class BranchNorm(Scheduled, kind="branchnorm", norm=opt.SOME_NORM, warmup=opt.wa
     linear and T's default were not checked in the paper's text, which says that the end is post-norm."""
 
 
-def set_num_updates(model: nn.Module, updates: int) -> None:
-    """Hand the number of updates so far to every skip connection below ``model`` that has a schedule."""
-    for skip in skips(model).values():
-        if isinstance(skip, Scheduled):
-            skip.set_num_updates(updates)
+def scheduled(model: nn.Module) -> list[Scheduled]:
+    """The skip connections below ``model`` that follow the number of updates."""
+    return [skip for skip in skips(model).values() if isinstance(skip, Scheduled)]

@@ -1,6 +1,5 @@
 """State dicts: the rule that they belong to, and what earlier versions named otherwise."""
 
-import dataclasses
 from typing import Any
 
 from torch import nn
@@ -18,18 +17,22 @@ def upgrade_scalars(module: nn.Module, state: dict[str, Any], prefix: str) -> No
 
 
 class WithRule(nn.Module):
-    """A module with ``kind`` and ``options`` that notes them in the metadata of its state dict, and raises torch's
-    ``RuntimeError`` when loaded from that of another rule, whose parameters mostly fit by name and shape. A state
-    without the note is loaded."""
+    """A module that notes its :meth:`rule` in the metadata of its state dict, and raises torch's ``RuntimeError`` when
+    loaded from that of another rule, whose parameters mostly fit by name and shape. A state without the note is loaded.
+    """
 
     def upgrade(self, state: dict[str, Any], prefix: str) -> None:
         """Make the state of an earlier version or a related kind, in place, one of this module: its names in ``state``
         begin with ``prefix``."""
+        for name in [name for name in state if name.startswith(prefix)]:
+            for before, now in RENAMED.items():
+                if name.startswith(prefix + before):
+                    state[prefix + now + name[len(prefix + before) :]] = state.pop(name)
+        upgrade_scalars(self, state, prefix)
 
     def rule(self) -> dict[str, Any]:
-        """The kind, and those of its options that the output in evaluation depends on beside the parameters."""
-        fields = [field.name for field in dataclasses.fields(self.options) if field.metadata["affects_output"]]
-        return {"kind": self.kind, **{name: getattr(self.options, name) for name in fields}}
+        """The kind, and what else the output in evaluation depends on beside the parameters."""
+        raise NotImplementedError
 
     def mismatch(self, noted: dict[str, Any] | None) -> str:
         """The difference between ``noted``, the :meth:`rule` in a state dict, and this module's; "" for none."""

@@ -11,14 +11,12 @@ from . import options as opt
 from .base import SkipConnection
 
 
-class StreamSkip(SkipConnection):
+class StreamSkip(SkipConnection, for_images=False):
     """What a kind keeps travels in the stream: ``x`` is ``(..., widths[0] * dim)``, y ``(..., widths[1] * dim)``.
 
     Tensor k is the channels from k * dim to (k + 1) * dim, and tensor 0 is what the branch reads. The first block of a
     stack takes one tensor, x_0, and the last returns one, so that a model needs to know nothing of it.
     """
-
-    for_images = False
 
     def setup(self) -> None:
         self.first = self.place.block_number == 1
@@ -85,7 +83,7 @@ class ResiDual(StreamSkip, kind="residual_dual", norm=opt.SOME_NORM):
         return y + self.post[1](dual, padding_mask) if self.last else torch.cat([y, dual], -1)
 
 
-class X0(StreamSkip, kind="x0", norm=opt.WITHOUT_BATCH):
+class X0(StreamSkip, kind="x0", norm=opt.WITHOUT_BATCH, slots=("pre",)):
     """Scaled stream with the stack's input mixed back in: ``y = r * x + F(G(x)) + s * x_0``.
 
     r and s are learned scalars of each block, ``r`` and ``s`` of shape (1,), 1 and 0 at the start, where the stack is
@@ -93,8 +91,6 @@ class X0(StreamSkip, kind="x0", norm=opt.WITHOUT_BATCH):
     paper: it has one pair for each layer, applied before the layer's first block; here each block has its own, applied
     after its branch.
     """
-
-    slots = ("pre",)
 
     def setup(self) -> None:
         super().setup()
@@ -107,7 +103,7 @@ class X0(StreamSkip, kind="x0", norm=opt.WITHOUT_BATCH):
         return y if self.last else torch.cat([y, x0], -1)
 
 
-class SiameseNorm(StreamSkip, kind="siamesenorm", norm=opt.WITHOUT_BATCH):
+class SiameseNorm(StreamSkip, kind="siamesenorm", norm=opt.WITHOUT_BATCH, slots=("pre",)):
     """SiameseNorm, two streams that share their branches: ``z = F(G(G_1(x) + G_2(y)))``, ``x = G_1(x) + z / sqrt(2l)``,
     ``y = y + z`` in layer l, counted from 1: a post-norm and a pre-norm stream.
 
@@ -115,8 +111,6 @@ class SiameseNorm(StreamSkip, kind="siamesenorm", norm=opt.WITHOUT_BATCH):
     2026, arXiv 2602.08064; equation and start follow code Qwen-Applications/SiameseNorm, ``deit-model-siamesenorm.py``
     (2l for two sublayers a layer; here l times the sublayers).
     """
-
-    slots = ("pre",)
 
     def setup(self) -> None:
         super().setup()
@@ -136,14 +130,12 @@ class SiameseNorm(StreamSkip, kind="siamesenorm", norm=opt.WITHOUT_BATCH):
         return self.last_x_norm(x) + self.last_y_norm(y) if self.last else torch.cat([x, y], -1)
 
 
-class HistorySkip(StreamSkip, norm=opt.WITHOUT_BATCH):
+class HistorySkip(StreamSkip, norm=opt.WITHOUT_BATCH, slots=("pre",)):
     """The stream is (c, h_0, ..., h_k): c is what the branch reads, h what was stored so far.
 
     ``stored`` says how much was stored before this block, ``stores`` whether it stores, too. Each mixture is computed
     where its newest member is stored, and memory grows with the square of the depth.
     """
-
-    slots = ("pre",)
 
     def stream_widths(self) -> tuple[int, int]:
         self.stored, self.stores = self.history()

@@ -165,16 +165,9 @@ class RSkip(
 
     def _normalise(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Eq. 4 from the first sum z on."""
-        y = z
-        owned = False
         for step, norm in enumerate(self.post):
-            if step > 0:
-                y = y.add_(x) if owned else y + x
-            y = norm(y, padding_mask)
-            # backward needs a normalisation's input, not its output: adding in place spares a large allocation, unless
-            # a hook may hold the output
-            owned = norm.owns_output and not is_hooked(norm)
-        return y
+            z = norm(z if step == 0 else z + x, padding_mask)
+        return z
 
 
 class WSkip(Weighted, kind="wskip", init=opt.start(1.0), branch_scale=branch_scale()):

@@ -17,9 +17,9 @@ from ..analysis.probe import SkipProbe
 from ..console import progress
 from ..errors import UserError
 from ..norms import convert_sync_batchnorm
-from ..residual.adaptive import halting_cost
+from ..residual.adaptive import halting, halting_cost
 from ..residual.profile import set_starts, wanting_profile
-from ..residual.scaled import set_num_updates
+from ..residual.scaled import scheduled
 from .batches import Augmenter, Batch, BatchStream, channel_statistics
 from .config import Config
 from .data import ImageSet
@@ -89,6 +89,7 @@ class Trainer:
         if config.sync_bn:
             self.module = convert_sync_batchnorm(self.module)
         self.module = self.module.to(device).to(memory_format=_FORMATS[config.memory_format])
+        self.scheduled, self.halting = scheduled(self.module), halting(self.module)
         self.net = self._wrapped()
         self.optimizer = torch.optim.SGD(
             self._groups(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay
@@ -159,11 +160,12 @@ class Trainer:
         """Run forward, backward and the optimizer's step on images ``x`` with labels ``y``; return loss and logits."""
         for group in self.optimizer.param_groups:
             group["lr"] = group.get("rate", 1.0) * self.config.learning_rate(self.iteration)
-        set_num_updates(self.module, self.iteration)
+        for skip in self.scheduled:
+            skip.set_num_updates(self.iteration)
         with self._autocast():
             logits = (net or self.net)(x)
             loss = F.cross_entropy(logits, y)
-            cost = halting_cost(self.module, Tensor.mean)
+            cost = halting_cost(self.halting, Tensor.mean)
             loss = loss if cost is None else loss + cost
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()

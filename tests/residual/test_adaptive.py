@@ -10,7 +10,7 @@ from transformer_helpers import TINY, batch, build, sentences
 from fairseq_rskip.analysis.learned import Movement, learned
 from fairseq_rskip.modules import training
 from fairseq_rskip.residual import Place, SkipConnection, skips
-from fairseq_rskip.residual.adaptive import halting_cost, lambdas
+from fairseq_rskip.residual.adaptive import halting, halting_cost, lambdas
 from fairseq_rskip.residual.profile import set_starts
 
 MODES = ("fraction", "mixture", "halting", "gradient")
@@ -104,16 +104,16 @@ def test_halting_costs_what_its_tokens_take_and_padding_nothing():
     mask[2:, 1] = True
     skip(x, x, None, mask)
     assert torch.equal(skip.cost.detach(), 3.0 * (~mask))
-    assert halting_cost(skip, torch.sum).item() == 0.5 * 3 * 10 and halting_cost(skip, torch.sum) is None
+    assert halting_cost([skip], torch.sum).item() == 0.5 * 3 * 10 and halting_cost([skip], torch.sum) is None
     skip(x, x, None, mask)
     assert copy.deepcopy(skip).cost is None and skip.cost is not None
     skip.mean_steps.fill_(2.0), skip(x, x, None, mask)
     assert float(skip.mean_steps) == pytest.approx(2 + 0.01)  # a running mean, from its start towards 3
     skip.bfloat16()(x.bfloat16(), x.bfloat16())
     assert float(skip.mean_steps) == pytest.approx(2 + 0.0199)  # bf16 has nothing between 2 and 2.0156
-    halting_cost(skip.float(), torch.sum)
+    halting_cost([skip.float()], torch.sum)
     skip.eval()(x, x, None, mask)
-    assert halting_cost(skip, torch.sum) is None
+    assert halting_cost([skip], torch.sum) is None
 
 
 def test_the_cost_of_halting_enters_the_loss():
@@ -128,7 +128,7 @@ def test_the_cost_of_halting_enters_the_loss():
 
     torch.manual_seed(0)
     plain, _, _ = criterion(model, inputs)
-    halting_cost(model, torch.sum)
+    halting_cost(halting(model), torch.sum)
     torch.manual_seed(0)
     loss, size, _ = training.HaltCost(train_step, model)(inputs, model, criterion, None)
     tokens = [int(part.ne(model.encoder.padding_idx).sum()) for part in (inputs[0], inputs[2])]

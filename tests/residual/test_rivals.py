@@ -15,7 +15,6 @@ from fairseq_rskip.modules import profiling, training
 from fairseq_rskip.modules.skip_config import way_out
 from fairseq_rskip.residual import Place, SkipConnection, skips
 from fairseq_rskip.residual.profile import set_starts
-from fairseq_rskip.residual.scaled import set_num_updates
 from fairseq_rskip.vision.model import preact_resnet
 
 ENCODER, DECODER = Place("encoder", "ffn", 5, 6, 6, 1, 2, 3), Place("decoder", "ffn", 5, 6, 6, 2, 3, 2)
@@ -36,9 +35,9 @@ def test_a_schedule_ends_as_the_plain_rule_and_is_in_checkpoints(kind, warm_up, 
     plain = SkipConnection(5, plain, norm="layer", **({} if plain == "preln" else {"skip_lambda": 1})).double()
     start = x if skip.pre is not None else torch.layer_norm(x, [5])
     assert torch.equal(skip(x, f), start)
-    set_num_updates(skip, warm_up - 1)
+    skip.set_num_updates(warm_up - 1)
     assert not torch.equal(skip(x, f), plain(x, f))
-    set_num_updates(skip, warm_up)
+    skip.set_num_updates(warm_up)
     loaded = SkipConnection(5, kind, place=ENCODER).double()
     loaded.load_state_dict(skip.state_dict())
     assert torch.equal(loaded(x, f), plain(x, f))
