@@ -1,0 +1,49 @@
+"""Does the order of rules carry over from one table to another? Spearman's ρ with its 95 % interval.
+
+``python experiments/rank_correlation.py A.csv B.csv`` takes two reports (``report.csv`` of ``rskip run`` or of
+``reproduce.py report``) and compares the means of the rows that both have. The interval is the percentile bootstrap
+over rules: it covers which rules were tried, not the choice of seeds.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy
+import pandas
+from scipy import stats
+
+from fairseq_rskip.console import print_line
+from fairseq_rskip.errors import UserError, exit_status
+
+FEWEST = 5
+
+
+def rank_correlation(first: numpy.ndarray, second: numpy.ndarray) -> tuple[float, float, float, float]:
+    """ρ, its p-value and the two ends of its interval. Raises ``UserError`` below five rows."""
+    if len(first) < FEWEST:
+        raise UserError(f"the tables share {len(first)} rows with a result; a rank correlation needs {FEWEST} or more")
+    test = stats.spearmanr(first, second)
+    interval = stats.bootstrap(
+        (first, second),
+        lambda a, b: stats.spearmanr(a, b).statistic,
+        paired=True,
+        vectorized=False,
+        method="percentile",
+        rng=numpy.random.default_rng(1),
+    ).confidence_interval
+    return test.statistic, test.pvalue, interval.low, interval.high
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tables", nargs=2, type=Path, metavar="CSV")
+    columns = {path.stem: pandas.read_csv(path).set_index("row")["mean"] for path in parser.parse_args().tables}
+    both = pandas.DataFrame(columns).dropna()
+    rho, p, low, high = rank_correlation(*both.to_numpy().T)
+    ranks = both.rank().add_suffix(", rank")
+    print_line(both.join(ranks).sort_values(list(columns)).to_markdown(floatfmt=".3f"))
+    print_line(f"Spearman's ρ = {rho:.2f} (95 % interval {low:.2f} to {high:.2f}), p = {p:.2g}, {len(both)} rows")
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main))
