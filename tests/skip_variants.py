@@ -15,7 +15,7 @@ from fairseq_rskip.residual.scaled import scheduled
 
 # y of x, F, the norms G (by step) and the parameters (by name), all on rows (positions, dim); p["hold"] of a gate is
 # the gate, or the gate as a constant
-Equation = Callable[[Tensor, Tensor, list[Callable[[Tensor], Tensor]], dict[str, Tensor]], Tensor]
+Equation = Callable[[Tensor, Tensor, list[Callable[[Tensor], Tensor]], dict[str, Any]], Tensor]
 
 
 class Variant(NamedTuple):
@@ -47,54 +47,43 @@ class Variant(NamedTuple):
         return label(SkipConnection(1, **self.options))
 
 
-def xskip(skip_lambda, norm, branch_scale, equation):
-    options = {"kind": "xskip", "skip_lambda": skip_lambda, "norm": norm, "branch_scale": branch_scale}
-    return Variant(options, equation)
-
-
-def rskip(skip_lambda, norm, branch_scale, equation):
-    return Variant({**xskip(skip_lambda, norm, branch_scale, None).options, "kind": "rskip"}, equation)
-
-
-def wskip(init, norm, branch_scale, equation):
-    return Variant({"kind": "wskip", "init": init, "norm": norm, "branch_scale": branch_scale}, equation)
+def row(kind: str, equation: Equation, **options: Any) -> Variant:
+    return Variant({"kind": kind, **options}, equation)
 
 
 VARIANTS = [
-    xskip(1, "none", 1.0, lambda x, f, g, p: x + f),
-    xskip(2.5, "none", 1.0, lambda x, f, g, p: 2.5 * x + f),
-    xskip(0.5, "none", 3.0, lambda x, f, g, p: 0.5 * x + 3 * f),
-    xskip(2, "layer", 1.0, lambda x, f, g, p: g[0](2 * x + f)),
-    xskip(1, "layer", 2.0, lambda x, f, g, p: g[0](x + 2 * f)),
-    xskip(3, "batch", 0.5, lambda x, f, g, p: g[0](3 * x + 0.5 * f)),
-    rskip(1, "layer", 1.0, lambda x, f, g, p: g[0](x + f)),
-    rskip(2, "layer", 1.0, lambda x, f, g, p: g[1](x + g[0](x + f))),
-    rskip(3, "layer", 0.5, lambda x, f, g, p: g[2](x + g[1](x + g[0](x + 0.5 * f)))),
-    rskip(2, "batch", 1.0, lambda x, f, g, p: g[1](x + g[0](x + f))),
-    rskip(3, "batch", 2.0, lambda x, f, g, p: g[2](x + g[1](x + g[0](x + 2 * f)))),
-    wskip(1, "none", 1.0, lambda x, f, g, p: p["weight"] * x + f),
-    wskip(2, "layer", 1.0, lambda x, f, g, p: g[0](p["weight"] * x + f)),
-    wskip(1, "batch", 2.0, lambda x, f, g, p: g[0](p["weight"] * x + 2 * f)),
-]
-VARIANTS += [
-    Variant({"kind": "preln", "skip_lambda": 2, "branch_scale": 0.5}, lambda x, f, g, p: 2 * x + 0.5 * f),
-    Variant({"kind": "periln"}, lambda x, f, g, p: x + g[0](f)),
-    Variant({"kind": "outln", "norm": "rms"}, lambda x, f, g, p: x + g[0](f)),
-    Variant({"kind": "lnscale"}, lambda x, f, g, p: x + f),
-    Variant({"kind": "mixln", "post_share": 0}, lambda x, f, g, p: x + f),
-    Variant({"kind": "mixln", "post_share": 1}, lambda x, f, g, p: g[0](x + f)),
+    row("xskip", lambda x, f, g, p: x + f, skip_lambda=1, norm="none"),
+    row("xskip", lambda x, f, g, p: 2.5 * x + f, skip_lambda=2.5, norm="none"),
+    row("xskip", lambda x, f, g, p: 0.5 * x + 3 * f, skip_lambda=0.5, norm="none", branch_scale=3.0),
+    row("xskip", lambda x, f, g, p: g[0](2 * x + f), skip_lambda=2, norm="layer"),
+    row("xskip", lambda x, f, g, p: g[0](x + 2 * f), skip_lambda=1, norm="layer", branch_scale=2.0),
+    row("xskip", lambda x, f, g, p: g[0](3 * x + 0.5 * f), skip_lambda=3, norm="batch", branch_scale=0.5),
+    row("rskip", lambda x, f, g, p: g[0](x + f), skip_lambda=1),
+    row("rskip", lambda x, f, g, p: g[1](x + g[0](x + f)), skip_lambda=2),
+    row("rskip", lambda x, f, g, p: g[2](x + g[1](x + g[0](x + 0.5 * f))), skip_lambda=3, branch_scale=0.5),
+    row("rskip", lambda x, f, g, p: g[1](x + g[0](x + f)), skip_lambda=2, norm="batch"),
+    row("rskip", lambda x, f, g, p: steps(x, 2 * f, g[:3])[2], skip_lambda=3, norm="batch", branch_scale=2.0),
+    row("wskip", lambda x, f, g, p: p["weight"] * x + f, init=1, norm="none"),
+    row("wskip", lambda x, f, g, p: g[0](p["weight"] * x + f), init=2, norm="layer"),
+    row("wskip", lambda x, f, g, p: g[0](p["weight"] * x + 2 * f), init=1, norm="batch", branch_scale=2.0),
+    row("preln", lambda x, f, g, p: 2 * x + 0.5 * f, skip_lambda=2, branch_scale=0.5),
+    row("periln", lambda x, f, g, p: x + g[0](f)),
+    row("outln", lambda x, f, g, p: x + g[0](f), norm="rms"),
+    row("lnscale", lambda x, f, g, p: x + f),
+    row("mixln", lambda x, f, g, p: x + f, post_share=0),
+    row("mixln", lambda x, f, g, p: g[0](x + f), post_share=1),
 ]
 for _norm in ("rms", "scale", "ada", "dyt", "derf"):
     VARIANTS += [
-        xskip(2, _norm, 1.0, lambda x, f, g, p: g[0](2 * x + f)),
-        rskip(2, _norm, 1.0, lambda x, f, g, p: g[1](x + g[0](x + f))),
+        row("xskip", lambda x, f, g, p: g[0](2 * x + f), skip_lambda=2, norm=_norm),
+        row("rskip", lambda x, f, g, p: g[1](x + g[0](x + f)), skip_lambda=2, norm=_norm),
     ]
 PLACE = Place("encoder", "ffn", index=2, depth=6, other_depth=6, other_sublayers=3, position=1, sublayers=2)
 
 
-def rival(kind, equation, **options):
+def rival(kind: str, equation: Equation, **options: Any) -> Variant:
     """Of a rival: its own defaults but for ``options``, in the last sublayer of the third of six encoder layers."""
-    return Variant({"kind": kind, "place": PLACE, **options}, equation)
+    return row(kind, equation, place=PLACE, **options)
 
 
 def steps(x, f, g):
@@ -120,38 +109,35 @@ def halting(x, f, g, p):
     total, left = 0, 1
     for k, y in enumerate(steps(x, f, g)):
         last = k == len(g) - 1
-        score = None if last else y @ p["direction"] + p["start"][k] + p["moved"][k]
-        halt = torch.ones_like(y[:, 0]) if last else 1 / (1 + torch.exp(-p["hold"](score)))
-        total, left = total + (left * halt).unsqueeze(1) * y, left * (1 - halt)
+        halt = 1 if last else p["hold"](sigmoid(y @ p["direction"] + p["start"][k] + p["moved"][k])).unsqueeze(1)
+        total, left = total + left * halt * y, left * (1 - halt)
     return total
 
 
+def sigmoid(z):
+    return 1 / (1 + torch.exp(-z))
+
+
 def gate(x, p):
-    return p["hold"](1 / (1 + torch.exp(-(x @ p["gate_weight"].T + p["gate_bias"]))))
-
-
-def laurel(x, f, p):
-    return p["branch_weight"] * f + p["skip_weight"] * x + x @ p["low"].T @ p["high"].T
+    return p["hold"](sigmoid(x @ p["gate_weight"].T + p["gate_bias"]))
 
 
 def gpas(x, f, p):
-    scale = p["gate"] / (1 + torch.exp(-p["gate"]))
     held = x + f if p["hold"] is torch.Tensor.detach else (x + f).detach()  # with all else held, y is linear in x and F
-    return x + f - scale * held
-
-
-def orthogonal(x, f):
-    return x + f - (x * f).sum(1, keepdim=True) / ((x * x).sum(1, keepdim=True) + 1e-5) * x
+    return x + f - p["gate"] * sigmoid(p["gate"]) * held
 
 
 def ddl(x, f, p):
-    h = x
-    if "pre.weight" in p:
-        h = torch.stack([_standardise(row, 1e-5, False) for row in x]) * p["pre.weight"] + p["pre.bias"]
-    gate = 2 / (1 + torch.exp(-(h @ p["gate_weight"].T + p["gate_bias"])))
-    value = 4 / (1 + torch.exp(-(x @ p["value_weight"].T + p["value_bias"])))
+    h = standardise(x, [1], 1e-5) * p["pre.weight"] + p["pre.bias"] if "pre.weight" in p else x
+    gate = 2 * sigmoid(h @ p["gate_weight"].T + p["gate_bias"])
+    value = 4 * sigmoid(x @ p["value_weight"].T + p["value_bias"])
     k = f / ((f * f).sum(1, keepdim=True) + 1e-10) ** 0.5
     return x + gate * (value - (k * x).sum(1, keepdim=True)) * k
+
+
+def along(f, x):
+    """The part of F along x."""
+    return (x * f).sum(1, keepdim=True) / ((x * x).sum(1, keepdim=True) + 1e-5) * x
 
 
 VARIANTS += [
@@ -160,7 +146,7 @@ VARIANTS += [
     rival("prores", lambda x, f, g, p: x + 700 / 3000 * f),
     rival("branchnorm", lambda x, f, g, p: g[0](x + 700 / 4000 * f)),
     rival("gpas", lambda x, f, g, p: gpas(x, f, p)),
-    rival("orthogonal", lambda x, f, g, p: orthogonal(x, f)),
+    rival("orthogonal", lambda x, f, g, p: x + f - along(f, x)),
     rival("skipinit", lambda x, f, g, p: x + p["weight"] * f),
     rival("rezero", lambda x, f, g, p: x + p["weight"] * f),
     rival("layerscale", lambda x, f, g, p: x + p["weight"] * f),
@@ -182,7 +168,11 @@ VARIANTS += [
     rival("askip", mixture, adapt="mixture", max_steps=3),
     rival("askip", halting, adapt="halting", max_steps=3),
     rival("askip", lambda x, f, g, p: steps(x, f, g)[1], adapt="gradient", max_steps=3),
-    rival("laurel", lambda x, f, g, p: laurel(x, f, p), rank=2),
+    rival(
+        "laurel",
+        lambda x, f, g, p: p["branch_weight"] * f + p["skip_weight"] * x + x @ p["low"].T @ p["high"].T,
+        rank=2,
+    ),
 ]
 IMAGED = [variant for variant in VARIANTS if KINDS[variant.kind].for_images]
 MIXING = ("conv_shortcut", "laurel", "orthogonal", "ddl")  # y mixes the features of x: no coefficient, no ratio
@@ -243,75 +233,66 @@ def from_rows(rows: Tensor, like: Tensor, channel_dim: int) -> Tensor:
     return rows.view(like.movedim(channel_dim, -1).shape).movedim(-1, channel_dim)
 
 
-def _standardise(cell: Tensor, eps: float, freeze: bool) -> Tensor:
-    mean = cell.sum() / cell.numel()
-    var = ((cell - mean) * (cell - mean)).sum() / cell.numel()
-    if freeze:
-        mean, var = mean.detach(), var.detach()
-    return (cell - mean) / (var + eps) ** 0.5
+def standardise(z: Tensor, axes: list[int], eps: float, hold=lambda statistic: statistic) -> Tensor:
+    count = z.numel() / z.sum(axes).numel()
+    mean = hold(z.sum(axes, keepdim=True) / count)
+    return (z - mean) / (hold(((z - mean) * (z - mean)).sum(axes, keepdim=True) / count) + eps) ** 0.5
 
 
-def _rms(row: Tensor, own: dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
-    root = ((row * row).sum() / row.numel() + eps) ** 0.5
-    return row / (root.detach() if freeze else root) * own["weight"]
+def _rms(z: Tensor, own: dict[str, Tensor], eps: float, hold) -> Tensor:
+    return z / hold(((z * z).sum(1, keepdim=True) / z.size(1) + eps) ** 0.5) * own["weight"]
 
 
-def _scale(row: Tensor, own: dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
-    length = (row * row).sum() ** 0.5
-    return own["weight"] * row / max(length.detach() if freeze else length, torch.tensor(eps))
+def _scale(z: Tensor, own: dict[str, Tensor], eps: float, hold) -> Tensor:
+    return own["weight"] * z / hold((z * z).sum(1, keepdim=True) ** 0.5).clamp(min=eps)
 
 
-def _ada(row: Tensor, own: dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
-    mean = row.sum() / row.numel()
-    deviation = (((row - mean) * (row - mean)).sum() / max(row.numel() - 1, 1)) ** 0.5
-    if freeze:
-        mean, deviation = mean.detach(), deviation.detach()
-    z = (row - mean) / (deviation + eps)
+def _ada(z: Tensor, own: dict[str, Tensor], eps: float, hold) -> Tensor:
+    z = z - hold(z.sum(1, keepdim=True) / z.size(1))
+    z = z / (hold(((z * z).sum(1, keepdim=True) / max(z.size(1) - 1, 1)) ** 0.5) + eps)
     return (1 - z.detach() / 10) * z
 
 
-def _dyt(row: Tensor, own: dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
-    return (1 - 2 / ((2 * own["alpha"] * row).exp() + 1)) * own["weight"] + own["bias"]
+def _dyt(z: Tensor, own: dict[str, Tensor], eps: float, hold) -> Tensor:
+    return (1 - 2 / ((2 * own["alpha"] * z).exp() + 1)) * own["weight"] + own["bias"]
 
 
-def _derf(row: Tensor, own: dict[str, Tensor], eps: float, freeze: bool) -> Tensor:
-    return torch.erf(own["alpha"] * row + own["shift"]) * own["weight"] + own["bias"]
+def _derf(z: Tensor, own: dict[str, Tensor], eps: float, hold) -> Tensor:
+    return torch.erf(own["alpha"] * z + own["shift"]) * own["weight"] + own["bias"]
 
 
 ROW_NORMS = {"rms": _rms, "scale": _scale, "ada": _ada, "dyt": _dyt, "derf": _derf}
 
 
-def reference_norm(case: Case, own: dict[str, Tensor], freeze: bool = False, eps: float = 1e-5):
-    """G, with its parameters ``own``, on rows ``(positions, dim)``, one cell of shared statistics at a time; ``freeze``
-    makes those constants."""
+def reference_norm(case: Case, own: dict[str, Tensor], hold, eps: float = 1e-5) -> Callable[[Tensor], Tensor]:
+    """G, with its parameters ``own``, on rows ``(positions, dim)``; ``hold`` is given its statistics."""
     mask = case.mask()
-    keep = None if mask is None else (~mask).flatten().nonzero().flatten()
+    keep = slice(None) if mask is None else (~mask).flatten()
 
     def layer(z: Tensor) -> Tensor:
-        rows_per_cell = len(z) // case.shape[0] if case.axes == "chw" else 1
-        cells = [_standardise(cell, eps, freeze) for cell in z.split(rows_per_cell)]
-        return torch.cat(cells) * own["weight"] + own["bias"]
+        cells = z.view(case.shape[0] if case.axes == "chw" else len(z), -1, z.size(1))
+        return standardise(cells, [1, 2], eps, hold).view(z.shape) * own["weight"] + own["bias"]
 
     def batch(z: Tensor) -> Tensor:
-        kept = z if keep is None else z[keep]
-        columns = [_standardise(column, eps, freeze) for column in kept.unbind(1)]
-        y = torch.stack(columns, 1) * own["weight"] + own["bias"]
-        return y if keep is None else torch.zeros_like(z).index_copy(0, keep, y)
+        y = torch.zeros_like(z)
+        y[keep] = standardise(z[keep], [0], eps, hold) * own["weight"] + own["bias"]
+        return y
 
     def by_row(z: Tensor) -> Tensor:
-        return torch.stack([ROW_NORMS[case.variant.norm](row, own, eps, freeze) for row in z.unbind()])
+        return ROW_NORMS[case.variant.norm](z, own, eps, hold)
 
     return {"layer": layer, "batch": batch}.get(case.variant.norm, by_row)
 
 
 def reference(case: Case, skip: SkipConnection, x: Tensor, f: Tensor, parameters: dict, freeze: bool = False) -> Tensor:
-    """The variant's equation in float64; ``parameters`` by name, as ``skip.named_parameters()`` has them."""
+    """The variant's equation in float64; ``parameters`` by name, as ``skip.named_parameters()`` has them; ``freeze``
+    makes statistics and gates constants."""
+    hold = torch.Tensor.detach if freeze else lambda statistic: statistic
     prefixes = [f"{name}." for name, _ in skip.named_modules() if name.startswith(("post.", "branch"))]
     owned = [{name[len(p) :]: value for name, value in parameters.items() if name.startswith(p)} for p in prefixes]
-    norms = [reference_norm(case, own, freeze) for own in owned]
+    norms = [reference_norm(case, own, hold) for own in owned]
     rows, f_rows = to_rows(x, case.channel_dim), to_rows(f, case.channel_dim)
-    buffers = {name: buffer.double() for name, buffer in skip.named_buffers()}
-    parameters = {**buffers, **parameters, "hold": torch.Tensor.detach if freeze else lambda gate: gate}
+    parameters = {**{name: buffer.double() for name, buffer in skip.named_buffers()}, **parameters, "hold": hold}
     return from_rows(case.variant.equation(rows, f_rows, norms, parameters), x, case.channel_dim)
 
 

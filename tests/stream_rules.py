@@ -3,7 +3,6 @@
 The references share nothing with the package; gradients come from autograd.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -108,45 +107,38 @@ def attnres(x: Tensor, blocks: Blocks, size: int = 1) -> Tensor:
     return x
 
 
+def gated(blocks: Blocks, k: int, rows: list[Tensor], weights: list[Tensor]) -> list[list[Tensor]]:
+    """A_m, A_r and B of block k, for each of the rows of H, with what tanh(N(H) W) adds to them."""
+    matrices = [[blocks.get(k, name)[i] for i in range(len(rows))] for name in ("a_m", "a_r", "b")]
+    if not weights:
+        return matrices
+    normed = [blocks.norm(k, "gate_norm", h) for h in rows]
+    scales = [blocks.get(k, name) for name in ("s_a", "s_a", "s_b")]
+    return [[a + s * torch.tanh(h @ w) for a, h in zip(m, normed)] for m, s, w in zip(matrices, scales, weights)]
+
+
+def mixed(matrix: list[Tensor], rows: list[Tensor], j: int) -> Tensor:
+    return sum(a[..., j, None] * h for a, h in zip(matrix, rows))
+
+
 def hyper(x: Tensor, blocks: Blocks) -> Tensor:
     n = len(blocks.get(0, "b"))
-    streams, dynamic = [x] * n, "skips.0.w_m" in blocks.parameters
+    streams = [x] * n
     for k in range(len(blocks.branches)):
-        read, mixed, written = ([blocks.get(k, name)] * n for name in ("a_m", "a_r", "b"))
-        read, mixed, written = [a[i] for i, a in enumerate(read)], [a[i] for i, a in enumerate(mixed)], written[0]
-        if dynamic:
-            normed = [blocks.norm(k, "gate_norm", h) for h in streams]
-            gates = [[torch.tanh(h @ blocks.get(k, w)) for h in normed] for w in ("w_m", "w_r", "w_b")]
-            s_a, s_b = blocks.get(k, "s_a"), blocks.get(k, "s_b")
-            read = [a + s_a * g for a, g in zip(read, gates[0])]
-            mixed = [a + s_a * g for a, g in zip(mixed, gates[1])]
-            written = torch.cat([written[i] + s_b * gates[2][i] for i in range(n)], -1)
+        names = ("w_m", "w_r", "w_b") if "skips.0.w_m" in blocks.parameters else ()
+        read, kept, written = gated(blocks, k, streams, [blocks.get(k, name) for name in names])
         f = blocks.branch(k, sum(a * h for a, h in zip(read, streams)))
-        streams = [
-            sum(mixed[i][..., j, None] * streams[i] for i in range(n)) + written[..., j, None] * f for j in range(n)
-        ]
+        streams = [mixed(kept, streams, j) + written[j] * f for j in range(n)]
     return sum(streams)
 
 
 def fractional(x: Tensor, blocks: Blocks) -> Tensor:
     for k in range(len(blocks.branches)):
-        m, w = len(blocks.get(k, "b")), blocks.get(k, "weight")
+        m = len(blocks.get(k, "b"))
         rows = x.split(x.size(-1) // m, -1)
-        gates = [torch.tanh(blocks.norm(k, "gate_norm", h) @ w) for h in rows]
-        s_a, s_b = blocks.get(k, "s_a"), blocks.get(k, "s_b")
-        read, kept = (
-            [
-                sum(
-                    (blocks.get(k, name)[i, j] + s_a * g[..., at + j, None]) * h
-                    for i, (g, h) in enumerate(zip(gates, rows))
-                )
-                for j in range(m)
-            ]
-            for name, at in (("a_m", 0), ("a_r", m))
-        )
-        f = blocks.branch(k, torch.cat(read, -1)).split(x.size(-1) // m, -1)
-        written = [blocks.get(k, "b")[j] + s_b * g[..., 2 * m, None] for j, g in enumerate(gates)]
-        x = torch.cat([h + b * part for h, b, part in zip(kept, written, f)], -1)
+        read, kept, written = gated(blocks, k, rows, blocks.get(k, "weight").split([m, m, 1], 1))
+        f = blocks.branch(k, torch.cat([mixed(read, rows, j) for j in range(m)], -1)).split(x.size(-1) // m, -1)
+        x = torch.cat([mixed(kept, rows, j) + written[j] * f[j] for j in range(m)], -1)
     return x
 
 
@@ -187,9 +179,8 @@ def mhc(x: Tensor, blocks: Blocks, doubly_stochastic=sinkhorn) -> Tensor:
         matrix = doubly_stochastic(res, n)
         read, written = 1 / (1 + torch.exp(-pre)), 2 / (1 + torch.exp(-post))
         f = blocks.branch(k, sum(read[..., i, None] * streams[i] for i in range(n)))
-        streams = [
-            sum(matrix[i][j][..., None] * streams[j] for j in range(n)) + written[..., i, None] * f for i in range(n)
-        ]
+        lines = [sum(matrix[i][j][..., None] * streams[j] for j in range(n)) for i in range(n)]
+        streams = [lines[i] + written[..., i, None] * f for i in range(n)]
     return sum(streams)
 
 
@@ -200,28 +191,21 @@ def pre_norm(x: Tensor, blocks: Blocks) -> Tensor:
     return x
 
 
-class Rule(NamedTuple):
-    options: dict[str, Any]
-    equation: Callable[[Tensor, Blocks], Tensor]
-
-
-RULES = {
-    "b2t": Rule({"kind": "b2t"}, b2t),
-    "residual_dual": Rule({"kind": "residual_dual"}, residual_dual),
-    "x0": Rule({"kind": "x0"}, x0),
-    "siamesenorm": Rule({"kind": "siamesenorm"}, siamesenorm),
-    "dlcl": Rule({"kind": "dlcl"}, dlcl),
-    "denseformer": Rule({"kind": "denseformer"}, denseformer),
-    "attnres": Rule({"kind": "attnres"}, attnres),
-    "attnres-blocks": Rule({"kind": "attnres", "block_size": 2}, functools.partial(attnres, size=2)),
-    "mhc-lite": Rule(
-        {"kind": "mhc", "streams": 3, "matrix": "permutations"}, functools.partial(mhc, doubly_stochastic=permutations)
-    ),
-    "kromhc": Rule(
-        {"kind": "mhc", "streams": 4, "matrix": "kronecker"}, functools.partial(mhc, doubly_stochastic=kronecker)
-    ),
-    "hyper": Rule({"kind": "hyper", "streams": 3}, hyper),
-    "hyper-static": Rule({"kind": "hyper", "streams": 4, "mixing": "static"}, hyper),
-    "fractional": Rule({"kind": "fractional", "parts": 3}, fractional),
-    "mhc": Rule({"kind": "mhc", "streams": 3}, mhc),
+# name -> options, equation
+RULES: dict[str, tuple[dict[str, Any], Callable[[Tensor, Blocks], Tensor]]] = {
+    "b2t": ({}, b2t),
+    "residual_dual": ({}, residual_dual),
+    "x0": ({}, x0),
+    "siamesenorm": ({}, siamesenorm),
+    "dlcl": ({}, dlcl),
+    "denseformer": ({}, denseformer),
+    "attnres": ({}, attnres),
+    "attnres-blocks": ({"kind": "attnres", "block_size": 2}, lambda x, blocks: attnres(x, blocks, 2)),
+    "hyper": ({"streams": 3}, hyper),
+    "hyper-static": ({"kind": "hyper", "streams": 4, "mixing": "static"}, hyper),
+    "fractional": ({"parts": 3}, fractional),
+    "mhc": ({"streams": 3}, mhc),
+    "mhc-lite": ({"kind": "mhc", "streams": 3, "matrix": "permutations"}, lambda x, b: mhc(x, b, permutations)),
+    "kromhc": ({"kind": "mhc", "streams": 4, "matrix": "kronecker"}, lambda x, b: mhc(x, b, kronecker)),
 }
+RULES = {name: ({"kind": name, **options}, equation) for name, (options, equation) in RULES.items()}

@@ -21,7 +21,7 @@ class Stack(nn.Module):
         super().__init__()
         self.depth, self.sublayers, blocks = depth, sublayers, depth * sublayers
         places = [Place("encoder", "ffn", k // sublayers, depth, 0, k % sublayers, sublayers) for k in range(blocks)]
-        options = {**RULES[rule].options, **options}
+        options = {**RULES[rule][0], **options}
         self.skips = nn.ModuleList(SkipConnection(dim, place=place, **options) for place in places)
         self.weights = [draw((dim, dim), 50 + k) for k in range(blocks)]
 
@@ -55,7 +55,7 @@ class Stack(nn.Module):
 def test_a_stack_is_its_equation_with_all_gradients(rule, shape):
     stack = Stack(rule, *SHAPES[shape]).randomise().double()
     x, upstream, blocks = draw((4, 3, 9), 1).requires_grad_(), draw((4, 3, 9), 2), stack.blocks()
-    y, expected = stack(x), RULES[rule].equation(x, blocks)
+    y, expected = stack(x), RULES[rule][1](x, blocks)
     assert y.shape == x.shape
     torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
     ours = gradients(y, upstream, [x, *stack.parameters()])
@@ -64,37 +64,32 @@ def test_a_stack_is_its_equation_with_all_gradients(rule, shape):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("half_module", [True, False], ids=["half-module", "fp32-module"])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [(torch.float16, 0.01), (torch.bfloat16, 0.06), (torch.float32, 1e-5)],
-    ids=["fp16", "bf16", "fp32"],
-)
+# type of x and of the parameters, width, whether under autocast to bf16, tolerance
+PRECISIONS = [
+    (torch.float16, torch.float16, 33, False, 0.01),
+    (torch.bfloat16, torch.float32, 33, False, 0.06),
+    (torch.bfloat16, torch.bfloat16, 33, False, 0.06),
+    (torch.float32, torch.float32, 33, False, 1e-5),
+    (torch.float32, torch.float32, 9, True, 0.03),
+]
+
+
 @pytest.mark.parametrize("rule", RULES)
-def test_half_precision(rule, dtype, tolerance, half_module):
+def test_the_stream_keeps_its_type_in_every_precision(rule):
     """Against float64 on the same rounded inputs; a stack's rounding grows with its largest value."""
-    stack = Stack(rule, dim=33).randomise()
-    stack = stack.to(dtype) if half_module else stack
-    x = draw((5, 33), 1, dtype)
-    y, expected = stack(x), RULES[rule].equation(x.double(), stack.blocks())
-    assert y.dtype == dtype and stack.skips[1].prepare(stack.skips[0](x, x))[0].dtype == dtype
-    assert (y.double() - expected).abs().max() <= tolerance * expected.abs().max()
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_under_autocast_the_stream_keeps_its_type(rule):
-    stack = Stack(rule, 2, 2).randomise()
-    x = draw((4, 9), 1, torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = stack(x)
-    expected = RULES[rule].equation(x.double(), stack.blocks())
-    assert y.dtype == torch.float32 and (y - expected).abs().max() <= 0.03 * expected.abs().max()
+    for dtype, parameters, dim, autocast, tolerance in PRECISIONS:
+        stack, x = Stack(rule, dim=dim).randomise().to(parameters), draw((5, dim), 1, dtype)
+        expected = RULES[rule][1](x.double(), stack.blocks())
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = stack(x)
+            assert y.dtype == dtype and stack.skips[1].prepare(stack.skips[0](x, x))[0].dtype == dtype
+        assert (y.double() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_torch_compile_sees_one_graph(rule):
     torch._dynamo.reset()
-    stack, x = Stack(rule).randomise().requires_grad_(False), draw((4, 3, 9), 1, torch.float32)
+    stack, x = Stack(rule, 1, 3).randomise().requires_grad_(False), draw((4, 3, 9), 1, torch.float32)
     mask = torch.zeros(4, 3).bool()
     torch.testing.assert_close(torch.compile(stack, backend="eager", fullgraph=True)(x, mask), stack(x, mask))
 
@@ -190,12 +185,15 @@ def test_at_the_start_a_stack_is_plain_pre_norm(rule):
     torch.testing.assert_close(stack(x), pre_norm(x, stack.blocks()), rtol=1e-12, atol=1e-12)
 
 
+def test_attention_residuals_of_one_block_over_the_depth_start_as_half_the_pre_norm_stack():
+    """c is the mean of what entered and the sum of all branches: half of x + F + F', which G takes for the whole."""
+    stack, x = Stack("attnres-blocks", 2, 3, block_size=6).double(), draw((4, 9), 1)
+    torch.testing.assert_close(2 * stack(x), pre_norm(x, stack.blocks()), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "fractional"])
 def test_wrong_inputs_are_refused_with_the_sizes(rule):
-    stack = Stack(rule, 2, 3)
-    skip = stack.skips[1]
+    skip = Stack(rule, 1, 2).skips[1]
     wide = skip.widths[0] * 9
-    with pytest.raises(ValueError, match=rf"x has shape \[4, {wide + 1}\]: expected {wide} at dimension -1"):
+    with pytest.raises(ValueError, match=rf"\[4, {wide + 1}\]: expected {wide} at dimension -1"):
         skip(torch.zeros(4, wide + 1), torch.zeros(4, 9))
-    with pytest.raises(ValueError, match="for images"):
-        SkipConnection(9, channel_dim=1, **RULES[rule].options)
