@@ -58,36 +58,6 @@ def test_lambda_starts_where_it_is_told_to(adapt, start):
     assert skip.effective_lambda() == pytest.approx(float((k * p).sum()))
 
 
-@pytest.mark.parametrize("adapt", MODES)
-@pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
-def test_the_operator_gives_what_torch_gives(adapt, shape, operators):
-    skip = askip(adapt, 3, **({"channel_dim": 1} if shape == IMAGE else {}))
-    if adapt != "gradient":
-        skip.start.mul_(0.4)  # off the integers
-    x, f, g = (draw(shape, seed, torch.float32).requires_grad_() for seed in (1, 2, 3))
-    found = []
-    for choice in ("auto", "reference"):
-        operators(choice)
-        y = skip(x, f)
-        found.append([y, *torch.autograd.grad(y, [x, f, *skip.parameters()], g, allow_unused=True)])
-    for ours, theirs in zip(*found):
-        assert (ours is None) == (theirs is None)
-        if ours is not None:
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-def test_the_derivative_of_a_fractional_lambda_is_the_next_step_less_this():
-    x, f, g = (draw(SEQUENCE, seed) for seed in (1, 2, 3))
-    for value in (1.0, 2.0, 2.75):
-        skip = askip("fraction", value).double()
-        skip(x, f).backward(g)
-        y = [askip("fraction", k).double() for k in (1, 2, 3, 4)]
-        for each in y:
-            each.load_state_dict({**skip.state_dict(), "start": each.start})
-        below = y[int(value) - 1](x, f)
-        torch.testing.assert_close(skip.moved.grad, (g * (y[int(value)](x, f) - below)).sum().view(1))
-
-
 @pytest.mark.parametrize("value", [0.3, 4.6], ids=["below", "above"])
 def test_a_lambda_beyond_its_ends_stays_there_and_can_come_back(value):
     skip = askip("fraction", 2)

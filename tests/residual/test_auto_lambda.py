@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from conftest import run_command
 
+from fairseq_rskip.__main__ import main
 from fairseq_rskip.residual import Place, SkipConnection
 from fairseq_rskip.vision.config import parse
 
@@ -41,13 +41,12 @@ def test_it_is_refused_where_the_depth_is_unknown():
         SkipConnection(8, kind="rskip", skip_lambda="auto")
 
 
-def test_both_command_lines_know_it():
-    shown = run_command(
-        ["python", "-m", "fairseq_rskip", "describe", "transformer_rskip_ln_tiny", "--skip-lambda", "auto"]
-        + ["--encoder-layers", "18", "--decoder-layers", "36"]
-    ).stdout
+def test_both_command_lines_know_it(capsys):
+    layers = ["--encoder-layers", "18", "--decoder-layers", "36"]
+    assert main(["describe", "transformer_rskip_ln_tiny", "--skip-lambda", "auto", *layers]) == 0
+    shown = capsys.readouterr().out
     assert "rskip λ=3" in shown and "rskip λ=4" in shown
-    wrong = run_command(["python", "-m", "fairseq_rskip", "describe", "transformer_rskip_ln", "--skip-lambda", "x"])
-    assert wrong.returncode == 1 and "--skip-lambda x: expected a number, or auto" in wrong.stderr
+    assert main(["describe", "transformer_rskip_ln_tiny", "--skip-lambda", "x"]) == 1
+    assert "--skip-lambda x: expected a number, or auto" in capsys.readouterr().err
     config = parse(["--depth", "56", "--skip-lambda", "auto"])
     assert config.skip_lambda == 4.0 and config.name() == parse(["--depth", "56", "--skip-lambda", "4"]).name()

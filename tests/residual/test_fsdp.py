@@ -2,16 +2,15 @@
 
 import copy
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from skip_variants import draw
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from fairseq_rskip.residual import KINDS, Place, SkipConnection
 
-fsdp = pytest.importorskip("torch.distributed.fsdp")
 RULES = [(kind, {"shortcut_dropout": 0.0} if kind == "dropout_shortcut" else {}) for kind in KINDS]
 RULES.append(("askip", {"adapt": "halting"}))
 WORLD = 2
@@ -38,12 +37,13 @@ def step(model: nn.Module, x: Tensor) -> None:
 
 def train_every_kind(rank: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    mesh = dist.init_device_mesh("cpu", (WORLD,))
     for kind, options in RULES:
         torch.manual_seed(0)
         one = nn.Sequential(*(Block(kind, index, options) for index in range(2)))
         sharded = copy.deepcopy(one)
         for block in [*sharded, sharded]:
-            fsdp.fully_shard(block, mesh=dist.init_device_mesh("cpu", (WORLD,)))
+            fully_shard(block, mesh=mesh)
         x = draw((6, 4, 4), 1, torch.float32)
         step(one, x)
         step(sharded, x.chunk(WORLD, 1)[rank])
@@ -53,6 +53,4 @@ def train_every_kind(rank: int, store: str) -> None:
 
 
 def test_every_kind_trains_under_fsdp2_over_gloo(tmp_path, stock_operators):
-    if not hasattr(fsdp, "fully_shard"):
-        pytest.skip("torch.distributed.fsdp.fully_shard: torch has it from 2.6 on")
     torch.multiprocessing.spawn(train_every_kind, (str(tmp_path / "store"),), WORLD)

@@ -125,10 +125,7 @@ def test_constants_at_six_and_six_layers():
     assert of("admin", DECODER, omega="formula") == pytest.approx({"weight": 2.3351}, **near)
 
 
-def deviations(layer, sublayer):
-    """role -> measured standard deviation over Xavier's."""
-    branch = layer.branch(sublayer)
-    return {role: float(weight.tensor.std() / weight.xavier) for role, weight in branch.items()}
+XAVIER = {"fc1": (2 / 96) ** 0.5, "fc2": (2 / 96) ** 0.5, **dict.fromkeys(("q", "k", "v", "out"), 32**-0.5)}
 
 
 @pytest.mark.parametrize(
@@ -138,22 +135,15 @@ def deviations(layer, sublayer):
         ("deepnorm", dict(q=1, k=1, v=0.4970, out=0.4970, fc1=0.4970, fc2=0.4970)),
         ("tfixup", dict(q=1, k=1, v=0.4281, out=0.4281, fc1=0.4281, fc2=0.4281)),
         ("fixup", dict(q=30 ** (-1 / 6), k=30 ** (-1 / 6), v=30 ** (-1 / 6), out=0, fc1=30**-0.5, fc2=0)),
+        ("gpt2", {role: (0.02 / 12**0.5 if role in ("out", "fc2") else 0.02) / XAVIER[role] for role in XAVIER}),
     ],
-    ids=["stock", "deepnorm", "tfixup", "fixup"],
+    ids=["stock", "deepnorm", "tfixup", "fixup", "gpt2"],
 )
 def test_branches_start_with_the_papers_standard_deviations(kind, expected):
     layer = build(f"transformer_{kind}_tiny", **BASE).encoder.layers[3]
-    found = {**deviations(layer, "self_attn"), **deviations(layer, "ffn")}
-    for role, ratio in expected.items():
-        assert found[role] == pytest.approx(ratio, rel=0.05), role
-
-
-def test_gpt2_starts_what_writes_to_the_stream_smaller():
-    decoder = build("transformer_gpt2_tiny", **BASE).decoder.layers[3]
-    for sublayer in ("self_attn", "encoder_attn", "ffn"):
-        for role, weight in decoder.branch(sublayer).items():
-            expected = 0.02 / 18**0.5 if role in ("out", "fc2") else 0.02
-            assert float(weight.tensor.std()) == pytest.approx(expected, rel=0.05)
+    branch = {**layer.branch("self_attn"), **layer.branch("ffn")}
+    found = {role: float(weight.tensor.std()) / XAVIER[role] for role, weight in branch.items()}
+    assert {role: found[role] for role in expected} == pytest.approx(expected, rel=0.05)
 
 
 def test_a_rule_rescales_and_does_not_redraw():
