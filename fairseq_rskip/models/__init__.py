@@ -14,7 +14,7 @@ if importlib.util.find_spec("fairseq._today") is None:
 
 from fairseq.models import ARCH_MODEL_REGISTRY  # noqa: E402
 
-from fairseq_rskip.models import _building, _help, language_model, skip_transformer  # noqa: E402, F401
+from fairseq_rskip.models import _building, _help, skip_transformer  # noqa: E402
 
 
 def skip_architectures() -> list[str]:

@@ -2,15 +2,16 @@
 
 import logging
 
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model, register_model_architecture
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import resolve
-from fairseq_rskip.modules import fixnorm, skip_log, training
+from fairseq_rskip.modules import fixnorm, training
 from fairseq_rskip.modules.profiling import profile_starts
-from fairseq_rskip.modules.skip_config import check_heads, growth_warning
+from fairseq_rskip.modules.skip_config import check_sizes, growth_warning
 from fairseq_rskip.modules.upgrade import check_rule
 from fairseq_rskip.residual import Place, Weight, skips
 from fairseq_rskip.residual.adaptive import halting
@@ -23,7 +24,18 @@ class SkipModel(WithRule):
     """A fairseq model over skip connections. A subclass is registered for each architecture, with a config whose
     defaults are the architecture's."""
 
-    kind = ""
+    kind, config = "", None  # the flat config has every option
+
+    @classmethod
+    def add_args(cls, parser):
+        """Add the options to ``parser``. All architectures share the flags: a default of True (the shared embeddings of
+        ``_iwslt_en_vi``) must not turn ``--share-all-embeddings`` into a switch that turns it off."""
+        gen_parser_from_dataclass(parser, cls.config(), delete_default=True)
+
+    @classmethod
+    def build_embedding(cls, cfg, dictionary, embed_dim, path=None):
+        embedding = super().build_embedding(cfg, dictionary, embed_dim, path)
+        return fixnorm.UnitEmbedding(embedding) if cfg.fix_norm else embedding
 
     def rule(self):
         """What a checkpoint's parameters fit beside the skip connections, and must not: FixNorm has none of its own."""
@@ -40,20 +52,19 @@ def stacks(model) -> dict:
     return {name: getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)}
 
 
-def checked(model_class, cfg, base):
-    """fairseq's nested config of ``cfg``, a flat one of ``base``. Raises :class:`~fairseq_rskip.errors.UserError` where
-    its options contradict each other."""
+def checked(model_class, cfg):
+    """fairseq's nested config of the flat ``cfg``. Raises :class:`~fairseq_rskip.errors.UserError` where its options
+    contradict each other."""
     arch = getattr(cfg, "_name", None) or model_class.__name__
-    skip_log.check_interval(cfg.skip_log_interval)
-    config = resolve(cfg, base)
+    if cfg.skip_log_interval < 0:
+        raise UserError(f"--skip-log-interval {cfg.skip_log_interval}: expected an integer >= 0")
+    config = resolve(cfg, model_class.config)
     sides = {name: getattr(config, name) for name in config.sides}
     place = Place(list(sides)[-1], depth=1, other_depth=len(sides) - 1)
     skip = config.skip.check(arch, place, pre_norm=any(side.normalize_before for side in sides.values()))
     config.skip.check_layers(arch, sides)
     for name, side in sides.items():
-        check_heads(name, side.embed_dim, side.attention_heads)
-        if side.ffn_embed_dim < 1:
-            raise UserError(f"--{name}-ffn-embed-dim {side.ffn_embed_dim}: expected an integer >= 1")
+        check_sizes(name, side)
     if config.checkpoint_activations and halting(skip):
         raise UserError(
             f"--arch {arch} with --checkpoint-activations: what halting costs would have no gradient there, "
@@ -63,13 +74,15 @@ def checked(model_class, cfg, base):
     return config
 
 
-def finish(model, task, skip_log_interval: int) -> None:
-    """Warn of growth, set what starts the rule scales or reads off a batch, and make ``task`` log and report."""
+def finish(model, task, skip_log_interval: int):
+    """Warn of growth, set what starts the rule scales or reads off a batch, and make ``task`` log and report; returns
+    ``model``."""
     if warning := growth_warning({name: list(skips(stack).values()) for name, stack in stacks(model).items()}):
         logger.warning(warning)
     _scale_embeddings(model)
     profile_starts(task, model)
     training.attach(task, model, skip_log_interval)
+    return model
 
 
 def _scale_embeddings(model) -> None:

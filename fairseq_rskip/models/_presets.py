@@ -8,12 +8,8 @@ from dataclasses import MISSING, field, fields, make_dataclass
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models.transformer.transformer_config import (
-    DecoderConfig,
-    EncDecBaseConfig,
-    QuantNoiseConfig,
-    TransformerConfig,
-)
+from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 
 from fairseq_rskip.modules.fixnorm import FixNormConfig
@@ -68,24 +64,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dropout_shortcut": {"skip_kind": "dropout_shortcut", "skip_norm": "layer"},
 }
 
-_BIG = {
-    "encoder_embed_dim": 1024,
-    "encoder_ffn_embed_dim": 4096,
-    "encoder_attention_heads": 16,
-    "decoder_attention_heads": 16,
-}
+
+def _side(side: str, dim: int, ffn: int, layers: int, heads: int) -> dict[str, int]:
+    names = {"embed_dim": dim, "ffn_embed_dim": ffn, "layers": layers, "attention_heads": heads}
+    return {f"{side}_{name}": value for name, value in names.items()}
+
+
+_BIG = {**_side("encoder", 1024, 4096, 6, 16), "decoder_attention_heads": 16}
 
 # size -> what differs from Base; the sizes of fairseq's architecture of the same name
 SIZES: dict[str, dict[str, Any]] = {
     "": {},
-    "_tiny": {
-        "encoder_embed_dim": 64,
-        "encoder_ffn_embed_dim": 64,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "decoder_layers": 2,
-        "decoder_attention_heads": 2,
-    },
+    "_tiny": {**_side("encoder", 64, 64, 2, 2), "decoder_layers": 2, "decoder_attention_heads": 2},
     "_iwslt_de_en": {"encoder_ffn_embed_dim": 1024, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
     # the paper's EN-VI model: tensor2tensor's transformer_base with shared embeddings
     "_iwslt_en_vi": {"dropout": 0.1, "share_all_embeddings": True},
@@ -97,25 +87,11 @@ SIZES: dict[str, dict[str, Any]] = {
 # the same for language models: fairseq's ``transformer_lm``, _gpt and _wiki103
 LM_SIZES: dict[str, dict[str, Any]] = {
     "": {},
-    "_tiny": {
-        "decoder_embed_dim": 64,
-        "decoder_ffn_embed_dim": 64,
-        "decoder_layers": 2,
-        "decoder_attention_heads": 2,
-    },
-    "_gpt": {
-        "decoder_embed_dim": 768,
-        "decoder_ffn_embed_dim": 3072,
-        "decoder_layers": 12,
-        "decoder_attention_heads": 12,
-        "attention_dropout": 0.1,
-        "activation_fn": "gelu",
-    },
+    "_tiny": _side("decoder", 64, 64, 2, 2),
+    "_gpt": {**_side("decoder", 768, 3072, 12, 12), "attention_dropout": 0.1, "activation_fn": "gelu"},
     # Baevski and Auli 2019: adaptive input and softmax, pre-norm without a norm after the last layer
     "_wiki103": {
-        "decoder_embed_dim": 1024,
-        "decoder_ffn_embed_dim": 4096,
-        "decoder_layers": 16,
+        **_side("decoder", 1024, 4096, 16, 8),
         "dropout": 0.3,
         "attention_dropout": 0.1,
         "activation_dropout": 0.1,

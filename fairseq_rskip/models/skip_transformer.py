@@ -1,44 +1,33 @@
-"""``transformer_<variant><size>``: the Transformer whose every residual is a skip connection of the paper."""
+"""``transformer_<variant><size>``, the Transformer whose every residual is a skip connection, and
+``transformer_lm_<variant><size>``, its decoder alone as a language model (``--task language_modeling``)."""
 
-from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.transformer import TransformerModelBase
+from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.modules import AdaptiveInput
+from fairseq.options import eval_str_list
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._building import SkipModel, checked, finish, register
-from fairseq_rskip.models._presets import SkipTransformerConfig, architectures
-from fairseq_rskip.modules import fixnorm
+from fairseq_rskip.models._presets import SkipLanguageModelConfig, SkipTransformerConfig, architectures
 from fairseq_rskip.modules.transformer import SkipTransformerDecoder, SkipTransformerEncoder
 
 
 class SkipTransformerModel(SkipModel, TransformerModelBase):
     """Transformer (Vaswani et al. 2017) with the skip connections of Liu et al., COLING 2020, equations 2 to 4."""
 
-    kind = "transformer"
-
-    @classmethod
-    def add_args(cls, parser):
-        """Add the options to ``parser``. All architectures share the flags: a default of True (the shared embeddings of
-        ``_iwslt_en_vi``) must not turn ``--share-all-embeddings`` into a switch that turns it off."""
-        gen_parser_from_dataclass(parser, SkipTransformerConfig(), delete_default=True)
+    kind, config = "transformer", SkipTransformerConfig
 
     @classmethod
     def build_model(cls, cfg, task):
         """Build from a flat config. Raises :class:`~fairseq_rskip.errors.UserError` where its options contradict."""
-        config = checked(cls, cfg, SkipTransformerConfig)
+        config = checked(cls, cfg)
         if config.share_all_embeddings and task.source_dictionary != task.target_dictionary:
             raise UserError(
                 f"--arch {getattr(cfg, '_name', None) or cls.__name__} shares all embeddings, and the two dictionaries "
                 "differ: preprocess with --joined-dictionary, or choose an architecture that does not share them "
                 "(Base: no suffix)"
             )
-        model = super().build_model(config, task)
-        finish(model, task, cfg.skip_log_interval)
-        return model
-
-    @classmethod
-    def build_embedding(cls, cfg, dictionary, embed_dim, path=None):
-        embedding = super().build_embedding(cfg, dictionary, embed_dim, path)
-        return fixnorm.UnitEmbedding(embedding) if cfg.fix_norm else embedding
+        return finish(super().build_model(config, task), task, cfg.skip_log_interval)
 
     @classmethod
     def build_encoder(cls, cfg, src_dict, embed_tokens):
@@ -49,5 +38,33 @@ class SkipTransformerModel(SkipModel, TransformerModelBase):
         return SkipTransformerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
 
-for _arch, _config in architectures(SkipTransformerConfig):
-    register(SkipTransformerModel, _arch, _config)
+class SkipLanguageModel(SkipModel, TransformerLanguageModel):
+    """fairseq's ``transformer_lm`` with the skip connections of Liu et al., COLING 2020, equations 2 to 4."""
+
+    kind, config = "transformer_lm", SkipLanguageModelConfig
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        """Build from a flat config. Raises :class:`~fairseq_rskip.errors.UserError` where its options contradict."""
+        config = checked(cls, cfg)
+        if not isinstance(config.max_target_positions, int):  # None, or a reference to the task that nobody resolved
+            config.max_target_positions = config.tokens_per_sample
+        if config.decoder.layers_to_keep:
+            config.decoder.layers = len(config.decoder.layers_to_keep.split(","))
+        config.checkpoint_activations |= config.offload_activations
+        embedding = cls.build_embedding(config, task.source_dictionary, config.decoder.input_dim)
+        model = cls(SkipTransformerDecoder(config, task.target_dictionary, embedding, no_encoder_attn=True))
+        return finish(model, task, cfg.skip_log_interval)
+
+    @classmethod
+    def build_embedding(cls, cfg, dictionary, embed_dim, path=None):
+        if not cfg.adaptive_input:
+            return super().build_embedding(cfg, dictionary, embed_dim, path)
+        cutoff, noise = eval_str_list(cfg.adaptive_input_cutoff, type=int), cfg.quant_noise
+        sizes = (len(dictionary), dictionary.pad(), embed_dim, cfg.adaptive_input_factor, cfg.decoder.embed_dim)
+        return AdaptiveInput(*sizes, cutoff, noise.pq, noise.pq_block_size)
+
+
+for _model in (SkipTransformerModel, SkipLanguageModel):
+    for _arch, _config in architectures(_model.config):
+        register(_model, _arch, _config)

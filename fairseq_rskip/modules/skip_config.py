@@ -94,13 +94,14 @@ def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:
     )
 
 
-def check_heads(side: str, dim: int, heads: int) -> None:
-    """Raise :class:`~fairseq_rskip.errors.UserError` where a side's attention heads do not divide its dimension, or it
-    has none."""
-    if dim < 1:
-        raise UserError(f"--{side}-embed-dim {dim}: expected an integer >= 1")
-    if heads < 1 or dim % heads:
-        raise UserError(f"--{side}-attention-heads {heads} does not divide --{side}-embed-dim {dim}")
+def check_sizes(name: str, side: Any) -> None:
+    """Raise :class:`~fairseq_rskip.errors.UserError` for a width below 1, or heads that do not divide it."""
+    for option, width in (("embed-dim", side.embed_dim), ("ffn-embed-dim", side.ffn_embed_dim)):
+        if width < 1:
+            raise UserError(f"--{name}-{option} {width}: expected an integer >= 1")
+    if side.attention_heads < 1 or side.embed_dim % side.attention_heads:
+        heads = f"--{name}-attention-heads {side.attention_heads}"
+        raise UserError(f"{heads} does not divide --{name}-embed-dim {side.embed_dim}")
 
 
 def way_out(skip: SkipConnection) -> str:

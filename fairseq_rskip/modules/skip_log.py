@@ -23,7 +23,6 @@ from fairseq.logging import progress_bar
 
 from fairseq_rskip.analysis.live import SkipLines, summarise
 from fairseq_rskip.analysis.probe import SkipProbe
-from fairseq_rskip.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +38,6 @@ class SkipLogConfig(FairseqDataclass):
             "(--tensorboard-logdir) and Weights & Biases (--wandb-project) at every N-th update; 0: never"
         },
     )
-
-
-def check_interval(interval: int) -> None:
-    """Raise :class:`~fairseq_rskip.errors.UserError` unless ``interval`` is 0 or more."""
-    if interval < 0:
-        raise UserError(f"--skip-log-interval {interval}: expected an integer >= 0")
 
 
 class Folder:

@@ -3,7 +3,6 @@ of halting to the loss, name the block that leaves fp16's range, and say at its 
 
 import atexit
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,8 +94,12 @@ class OverflowWatch:
         before, self.scale = self.scale, loss_scale(optimizer)
         if self.found or not self.scale < before:
             return self.train_step(sample, model, criterion, optimizer, *arguments, **options)
-        largest: list[tuple[str, Tensor]] = []
-        handles = [skip.register_forward_hook(_note(name, largest)) for name, skip in skips(self.model).items()]
+        largest: dict[Any, Tensor] = {}
+
+        def note(skip: Any, _args: Any, y: Tensor) -> None:
+            largest[skip] = y.detach().abs().max()
+
+        handles = [skip.register_forward_hook(note) for skip in skips(self.model).values()]
         try:
             return self.train_step(sample, model, criterion, optimizer, *arguments, **options)
         finally:
@@ -104,18 +107,11 @@ class OverflowWatch:
                 handle.remove()
             self.warn(largest)
 
-    def warn(self, largest: list[tuple[str, Tensor]]) -> None:
-        for name, value in ((name, float(value)) for name, value in largest):
+    def warn(self, largest: dict[Any, Tensor]) -> None:
+        names = {skip: name for name, skip in skips(self.model).items()}
+        for skip, value in largest.items():
             if not value < FP16_MAX / 2:
                 self.found = True
-                way = way_out(skips(self.model)[name])
-                logger.warning(f"the output of {name} reaches {value:.3g}, fp16 ends at {FP16_MAX:g}: expected {way}")
+                reached = f"the output of {names[skip]} reaches {value:.3g}, fp16 ends at {FP16_MAX:g}"
+                logger.warning(f"{reached}: expected {way_out(skip)}")
                 return
-
-
-def _note(name: str, largest: list[tuple[str, Tensor]]) -> Callable[..., None]:
-    def hook(_skip: Any, _args: Any, y: Tensor) -> None:
-        with torch.no_grad():
-            largest.append((name, y.detach().abs().max()))
-
-    return hook

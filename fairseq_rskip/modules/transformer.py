@@ -1,13 +1,225 @@
-"""Encoder and decoder stacks: fairseq's own, with the layers of :mod:`fairseq_rskip.modules.transformer_layer`."""
+"""Encoder and decoder of the Transformer (Vaswani et al. 2017): fairseq's own stacks over layers of this package.
 
+The layers take the place of fairseq's ``TransformerEncoderLayerBase`` and ``TransformerDecoderLayerBase``: same inputs,
+same parameter names for attention and feed-forward, the same order of random draws at construction and in dropout. Only
+the residual differs: ``h, carried = skip.prepare(x)`` and ``skip(x, dropout(F(h)), carried)`` instead of LayerNorm and
+add. Tensors are ``(seq_len, batch, embed_dim)``.
+"""
+
+import torch
+from fairseq import utils
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules import MultiheadAttention
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.fairseq_dropout import FairseqDropout
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor, nn
 
 from fairseq_rskip.modules.fixnorm import UnitProjection
-from fairseq_rskip.modules.transformer_layer import SkipTransformerDecoderLayer, SkipTransformerEncoderLayer
+from fairseq_rskip.modules.upgrade import upgrade_layer
 from fairseq_rskip.norms import create_norm
-from fairseq_rskip.residual import skips
+from fairseq_rskip.residual import Branch, Place, SkipConnection, Weight, skips
+
+
+class SkipTransformerLayerBase(nn.Module):
+    """What encoder and decoder layer share: feed-forward block, its skip connections, loading of stock checkpoints.
+
+    Args:
+        cfg: fairseq ``TransformerConfig`` whose ``skip`` is a :class:`~fairseq_rskip.modules.skip_config.SkipConfig`
+        side: ``cfg.encoder`` or ``cfg.decoder``
+        other: the other of the two
+        index: the layer's number on its side, from 0
+
+    With ``side.normalize_before`` the branch sees LN(x), whatever the kind.
+    """
+
+    def __init__(self, cfg, side, other, index: int):
+        super().__init__()
+        self.cfg = cfg
+        others = 2 if other is cfg.encoder or cfg.no_cross_attention else 3  # sublayers in a layer of the other side
+        self.places = {"depth": side.layers, "other_depth": other.layers, "other_sublayers": others, "index": index}
+        self.embed_dim = side.embed_dim
+        self.normalize_before = side.normalize_before
+        self.noise = cfg.quant_noise
+        self.dropout_module = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
+        self.activation_fn = utils.get_activation_fn(activation=cfg.activation_fn)
+        rate = float(cfg.activation_dropout or cfg.relu_dropout or 0)
+        self.activation_dropout_module = FairseqDropout(rate, module_name=type(self).__name__)
+
+    def build_attention(self, side, **options) -> MultiheadAttention:
+        noise = {"q_noise": self.noise.pq, "qn_block_size": self.noise.pq_block_size}
+        options = {"xformers_att_config": side.xformers_att_config, **noise, **options}
+        return MultiheadAttention(self.embed_dim, side.attention_heads, dropout=self.cfg.attention_dropout, **options)
+
+    def build_feed_forward(self, side) -> None:
+        inner, noise = side.ffn_embed_dim, (self.noise.pq, self.noise.pq_block_size)
+        self.fc1 = quant_noise(nn.Linear(self.embed_dim, inner), *noise)
+        self.fc2 = quant_noise(nn.Linear(inner, self.embed_dim), *noise)
+
+    def build_skips(self, side: str, sublayers: tuple[str, ...]) -> list[SkipConnection]:
+        """A skip connection for each sublayer, by its name in :class:`~fairseq_rskip.residual.Place`; each has rescaled
+        its branch."""
+        skips = []
+        for position, sublayer in enumerate(sublayers):
+            place = Place(side, sublayer, position=position, sublayers=len(sublayers), **self.places)
+            # Activation checkpointing runs a layer twice, first without gradients: running statistics count once.
+            once = not self.cfg.checkpoint_activations
+            skip = self.cfg.skip.build(self.embed_dim, place, self.normalize_before, update_in_no_grad=once)
+            skip.initialise(self.branch(sublayer), skips[0] if skips else None)
+            skips.append(skip)
+        return skips
+
+    def branch(self, sublayer: str) -> Branch:
+        """The weights of a sublayer, by role, with the standard deviations that fairseq drew them with."""
+        if sublayer == "ffn":
+            # torch's nn.Linear: uniform in ±1/√fan_in
+            linears = {"fc1": self.fc1, "fc2": self.fc2}
+            return {role: Weight(m.weight, (3 * m.in_features) ** -0.5, m.bias) for role, m in linears.items()}
+        attention = getattr(self, sublayer)
+        branch = {}
+        for role in ("q", "k", "v", "out"):
+            projection = getattr(attention, f"{role}_proj")
+            gain = 0.5**0.5 if attention.qkv_same_dim and role != "out" else 1.0  # fairseq's, times Xavier's
+            branch[role] = Weight(projection.weight, gain * Weight(projection.weight, 1.0).xavier, projection.bias)
+        return branch
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """F of the feed-forward block, before dropout: shape ``(seq_len, batch, embed_dim)`` in and out."""
+        return self.fc2(self.activation_dropout_module(self.activation_fn(self.fc1(x))))
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Rename a stock fairseq layer's normalisations to ours and drop its duplicates, in place.
+
+        Raises :class:`~fairseq_rskip.errors.UserError` where the checkpoint was trained with another rule.
+        """
+        upgrade_layer(state_dict, name, dict(self.named_children()))
+
+
+class SkipTransformerEncoderLayer(SkipTransformerLayerBase):
+    """Encoder layer: self-attention and feed-forward block, each with its own skip connection."""
+
+    def __init__(self, cfg, index: int = 0, return_fc: bool = False):
+        super().__init__(cfg, cfg.encoder, cfg.decoder, index)
+        self.return_fc = return_fc
+        self.self_attn = self.build_attention(cfg.encoder, self_attention=True)
+        self.build_feed_forward(cfg.encoder)
+        self.self_attn_skip, self.final_skip = self.build_skips("encoder", ("self_attn", "ffn"))
+        # fairseq's encoder asks its first layer for these before it takes the fused path, which knows no skip of ours
+        self.load_to_BT = self.can_use_fastpath = self.ever_training = False
+        self.cfg_checkpoint_activations = cfg.checkpoint_activations
+
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None):
+        """
+        Args:
+            x: shape ``(seq_len, batch, embed_dim)``
+            encoder_padding_mask: boolean, shape ``(batch, seq_len)``, True where padded
+            attn_mask: shape ``(seq_len, seq_len)``, 1 where attention is not allowed
+
+        Returns:
+            Shape ``(seq_len, batch, embed_dim)``; with ``return_fc`` also F of the feed-forward block.
+        """
+        if attn_mask is not None:
+            attn_mask = attn_mask.masked_fill(attn_mask.to(torch.bool), -1e8 if x.dtype == torch.float32 else -1e4)
+        padding_mask = encoder_padding_mask.transpose(0, 1) if encoder_padding_mask is not None else None
+
+        query, carried = self.self_attn_skip.prepare(x)
+        f_x, _ = self.self_attn(query, query, query, encoder_padding_mask, need_weights=False, attn_mask=attn_mask)
+        x = self.self_attn_skip(x, self.dropout_module(f_x), carried, padding_mask)
+
+        h, carried = self.final_skip.prepare(x)
+        f_x = self.feed_forward(h)
+        x = self.final_skip(x, self.dropout_module(f_x), carried, padding_mask)
+        return (x, f_x) if self.return_fc else x
+
+
+class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
+    """Decoder layer: self-attention, encoder attention and feed-forward block, each with its own skip connection."""
+
+    def __init__(self, cfg, no_encoder_attn: bool = False, index: int = 0):
+        super().__init__(cfg, cfg.decoder, cfg.encoder, index)
+        self.cross_self_attention = cfg.cross_self_attention
+        self.need_attn = True
+        self.self_attn = self.build_attention(cfg.decoder, self_attention=not cfg.cross_self_attention)
+        self.encoder_attn = None
+        if not no_encoder_attn:
+            options = {"kdim": cfg.encoder.embed_dim, "vdim": cfg.encoder.embed_dim, "encoder_decoder_attention": True}
+            options["xformers_att_config"] = cfg.encoder.xformers_att_config
+            self.encoder_attn = self.build_attention(cfg.decoder, **options)
+        self.build_feed_forward(cfg.decoder)
+        sublayers = ("self_attn", "ffn") if no_encoder_attn else ("self_attn", "encoder_attn", "ffn")
+        skips = self.build_skips("decoder", sublayers)
+        self.self_attn_skip = skips[0]
+        self.encoder_attn_skip = None if no_encoder_attn else skips[1]
+        self.final_skip = skips[-1]
+
+    def self_attention(
+        self, x, encoder_out, encoder_padding_mask, incremental_state, attn_mask, padding_mask
+    ) -> Tensor:
+        """F of the self-attention block; under ``--cross-self-attention`` keys and values start with the encoder's."""
+        key = x
+        if self.cross_self_attention:
+            cached = self.self_attn._get_input_buffer(incremental_state)
+            if not (incremental_state is not None and cached is not None and "prev_key" in cached):
+                if attn_mask is not None:
+                    attn_mask = torch.cat((x.new_zeros(x.size(0), encoder_out.size(0)), attn_mask), dim=1)
+                if padding_mask is not None:
+                    if encoder_padding_mask is None:
+                        encoder_padding_mask = padding_mask.new_zeros(encoder_out.size(1), encoder_out.size(0))
+                    padding_mask = torch.cat((encoder_padding_mask, padding_mask), dim=1)
+                key = torch.cat((encoder_out, x), dim=0)
+        options = {"incremental_state": incremental_state, "attn_mask": attn_mask, "need_weights": False}
+        return self.self_attn(x, key, key, padding_mask, **options)[0]
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Tensor | None = None,
+        encoder_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        self_attn_mask: Tensor | None = None,
+        self_attn_padding_mask: Tensor | None = None,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None, list[Tensor | None] | None]:
+        """
+        Args:
+            x: shape ``(tgt_len, batch, embed_dim)``
+            encoder_out: shape ``(src_len, batch, encoder_embed_dim)``
+            encoder_padding_mask: boolean, shape ``(batch, src_len)``, True where padded
+            self_attn_mask: shape ``(tgt_len, tgt_len)``, -inf where attention is not allowed
+            self_attn_padding_mask: boolean, shape ``(batch, tgt_len)``, True where padded
+            need_attn: return attention weights, averaged over heads
+            need_head_weights: return them for each head
+
+        Returns:
+            Output of shape ``(tgt_len, batch, embed_dim)``, attention weights or None, None (fairseq's ONNX state).
+        """
+        padding_mask = self_attn_padding_mask.transpose(0, 1) if self_attn_padding_mask is not None else None
+
+        query, carried = self.self_attn_skip.prepare(x)
+        f_x = self.self_attention(
+            query, encoder_out, encoder_padding_mask, incremental_state, self_attn_mask, self_attn_padding_mask
+        )
+        x = self.self_attn_skip(x, self.dropout_module(f_x), carried, padding_mask)
+
+        attn: Tensor | None = None
+        if self.encoder_attn is not None and encoder_out is not None:
+            query, carried = self.encoder_attn_skip.prepare(x)
+            weights = need_attn or need_head_weights or (not self.training and self.need_attn)
+            options = {"static_kv": True, "need_weights": weights, "need_head_weights": need_head_weights}
+            f_x, attn = self.encoder_attn(
+                query, encoder_out, encoder_out, encoder_padding_mask, incremental_state, **options
+            )
+            x = self.encoder_attn_skip(x, self.dropout_module(f_x), carried, padding_mask)
+
+        h, carried = self.final_skip.prepare(x)
+        f_x = self.feed_forward(h)
+        return self.final_skip(x, self.dropout_module(f_x), carried, padding_mask), attn, None
+
+    def make_generation_fast_(self, need_attn: bool = False, **kwargs) -> None:
+        """fairseq's hook before generation: attention weights only where asked for."""
+        self.need_attn = need_attn
 
 
 def wrap_layer(layer, cfg):

@@ -3,7 +3,6 @@
 from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.flags import label
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.residual.state import SAVED_AS, WithRule
 
@@ -12,7 +11,8 @@ _STOCK_DUPLICATES = [f"{name}_{part}" for name in ("in_proj", "out_proj", "fc1",
 
 
 def upgrade_layer(state_dict: dict[str, Tensor], name: str, children: dict[str, nn.Module]) -> None:
-    """Rename a stock fairseq layer's normalisations to ours and drop its duplicates, in place.
+    """Rename a stock fairseq layer's normalisations to ours and drop its duplicates, in place:
+    ``….final_layer_norm.weight`` is ``….final_skip.post.0.weight`` here (``.pre.`` before the branch).
 
     ``children`` are those of the layer ``name``. Raises ``UserError`` where it was trained with another rule.
     """
@@ -21,19 +21,14 @@ def upgrade_layer(state_dict: dict[str, Tensor], name: str, children: dict[str, 
     for child, skip in children.items():
         if isinstance(skip, SkipConnection):
             place = f"{name}.{child}"
-            _rename_stock_norm(state_dict, place, "post.0" if skip.pre is None else "pre")
+            ours = "post.0" if skip.pre is None else "pre"
+            for part in ("weight", "bias"):
+                stock = f"{place[: -len('_skip')]}_layer_norm.{part}"
+                if stock in state_dict:
+                    state_dict[f"{place}.{ours}.{part}"] = state_dict.pop(stock)
             skip.upgrade(state_dict, f"{place}.")
             _check_lambda(state_dict, place, len(skip.post))
-            _check_shapes(state_dict, place, skip)
             check_rule(state_dict, place, skip)
-
-
-def _rename_stock_norm(state_dict: dict[str, Tensor], skip: str, ours: str) -> None:
-    """``….final_layer_norm.weight`` is ``….final_skip.post.0.weight`` here (``.pre.`` before the branch)."""
-    for part in ("weight", "bias"):
-        stock = f"{skip[: -len('_skip')]}_layer_norm.{part}"
-        if stock in state_dict:
-            state_dict[f"{skip}.{ours}.{part}"] = state_dict.pop(stock)
 
 
 def check_rule(state_dict: dict[str, Tensor], name: str, module: WithRule) -> None:
@@ -52,14 +47,3 @@ def _check_lambda(state_dict: dict[str, Tensor], skip: str, built: int) -> None:
             f"{skip} has {found} normalisations in the checkpoint and {built} in the model: "
             f"train or generate with the checkpoint's --skip-lambda ({found} for rskip)"
         )
-
-
-def _check_shapes(state_dict: dict[str, Tensor], name: str, skip: SkipConnection) -> None:
-    """Raise ``UserError`` where the rule's parameters have other shapes in the checkpoint than in the model."""
-    for parameter, built in skip.learned().items():
-        found = state_dict.get(f"{name}.{parameter}")
-        if found is not None and found.shape != built.shape:
-            raise UserError(
-                f"{name}.{parameter} has shape {list(found.shape)} in the checkpoint and {list(built.shape)} in the "
-                f"model: train or generate with the checkpoint's own --skip options (here {label(skip)})"
-            )

@@ -115,4 +115,4 @@ class Norm(nn.Module):
         raise ValueError(f"{type(self).__name__} is not an affine map of its input, whatever is held constant")
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, channel_dim={self.channel_dim}, eps={self.eps:g}"
+        return f"{self.dim}, channel_dim={self.channel_dim}, eps={self.eps:g}, norm_axes={self.norm_axes}"

@@ -56,17 +56,10 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
         update = self.training and (self.update_in_no_grad or torch.is_grad_enabled())
         if update:
             self.num_batches_tracked.add_(1)
-        running = update or not self.training
-        y = F.batch_norm(
-            x if self.channel_dim == 1 else self._rows(x),
-            self.running_mean if running else None,
-            self.running_var if running else None,
-            self.weight.to(self.running_mean.dtype),
-            self.bias.to(self.running_mean.dtype),
-            self.training,
-            self.momentum,
-            self.eps,
-        )
+        running = (self.running_mean, self.running_var) if update or not self.training else (None, None)
+        weight, bias = (parameter.to(self.running_mean.dtype) for parameter in (self.weight, self.bias))
+        z = x if self.channel_dim == 1 else self._rows(x)
+        y = F.batch_norm(z, *running, weight, bias, self.training, self.momentum, self.eps)
         return y.view(x.shape).to(x.dtype)
 
     def _rows(self, x: Tensor) -> Tensor:

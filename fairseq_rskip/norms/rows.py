@@ -61,9 +61,6 @@ class LayerNorm(Norm, nn.LayerNorm):
         scale = self.per_channel(self.weight) / deviation
         return scale, self.per_channel(self.bias) - mean * scale
 
-    def extra_repr(self) -> str:
-        return f"{self.dim}, channel_dim={self.channel_dim}, eps={self.eps:g}, norm_axes={self.norm_axes}"
-
 
 class RowNorm(Norm):
     """What the norms below share: rows ``(..., dim)`` of either layout, in at least fp32, go through :meth:`rows`."""

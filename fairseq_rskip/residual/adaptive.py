@@ -16,7 +16,6 @@ from .base import skips
 from .profile import Profiled, hooked, without_gradients
 from .weighted import RSkip
 
-MODES = ("fraction", "mixture", "halting", "gradient")
 SHARPNESS = 3.0  # of the start: mixture and halting put about 0.9 of the weight on the starting lambda
 
 
@@ -26,7 +25,7 @@ class ASkip(
     RSkip,
     kind="askip",
     skip_lambda=opt.option(2.0, "λ at the start", "positive", affects_output=False),
-    adapt=opt.option("fraction", "how askip adapts λ", choices=MODES),
+    adapt=opt.option("fraction", "how askip adapts λ", choices=("fraction", "mixture", "halting", "gradient")),
     max_steps=opt.option(4, "K, askip's largest λ", "count", short="K"),
     halt_cost=opt.option(
         0.0, "τ, what a step costs in the loss where --skip-adapt halting", "fraction", affects_output=False
@@ -222,9 +221,7 @@ def weigh(p: Any, values: list[Tensor]) -> Tensor:
     return functools.reduce(torch.add, (share * value for share, value in zip(shares, values)))
 
 
-def gradient_norms(
-    watched: dict[str, nn.Module], loss: Callable[[], Tensor], shortcuts: dict[str, nn.Module]
-) -> dict[str, list[float]]:
+def gradient_norms(watched: dict[str, nn.Module], loss: Any, shortcuts: dict[str, nn.Module]) -> dict[str, list[float]]:
     """Module name -> the norms of the gradients at the block's input x and output y."""
     norms = {name: [0.0, 0.0] for name in watched}
 

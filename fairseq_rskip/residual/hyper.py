@@ -16,11 +16,10 @@ _STREAMS = opt.option(4, "number of residual streams n of hyper-connections", "c
 _MIXING = opt.option(
     "dynamic", "weights of hyper-connections, by position or for all positions", choices=("dynamic", "static")
 )
-
-
 _PARTS = opt.option(4, "parts m of fractional connections, the width's largest divisor up to it", "count", short="m")
-MATRICES = ("sinkhorn", "permutations", "kronecker")
-_MATRIX = opt.option("sinkhorn", "how mhc's mixing matrix is made doubly stochastic", choices=MATRICES)
+_MATRIX = opt.option(
+    "sinkhorn", "how mhc's mixing matrix is made doubly stochastic", choices=("sinkhorn", "permutations", "kronecker")
+)
 
 
 class MatrixSkip(StreamSkip, norm=opt.WITHOUT_BATCH, streams=_STREAMS, slots=("pre",)):
@@ -91,13 +90,7 @@ class HyperConnection(MatrixSkip, kind="hyper", mixing=_MIXING):
 
 
 class FractionalConnection(
-    SkipConnection,
-    kind="fractional",
-    norm=opt.WITHOUT_BATCH,
-    parts=_PARTS,
-    mixing=_MIXING,
-    slots=("pre",),
-    for_images=False,
+    SkipConnection, kind="fractional", norm=opt.WITHOUT_BATCH, parts=_PARTS, mixing=_MIXING, slots=("pre",)
 ):
     """Fractional connections ``H' = A_r^T H + B F(G(A_m^T H))``: H is x itself, as m rows of dim / m channels, and F is
     split alike. A_m, A_r (m, m) and B (m) are learned, and as in hyper-connections depend on the position, too.
@@ -105,6 +98,8 @@ class FractionalConnection(
     They start at I, I and 1, where it is pre-norm (ours). Zhu et al. 2025, "Frac-Connections: Fractional Extension of
     Hyper-Connections", arXiv 2503.14125; in code lucidrains/hyper-connections every part of F is added to every row.
     """
+
+    for_images = False
 
     def setup(self) -> None:
         m = max(k for k in range(1, int(self.options.parts) + 1) if self.dim % k == 0)

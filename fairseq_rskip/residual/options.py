@@ -97,10 +97,8 @@ def parse(cls: Any, given: dict[str, Any], kinds: dict[str, Any], images: bool, 
     known = {field.name: field for field in dataclasses.fields(cls.Options)}
     if images and "pre" in cls.slots:
         if given.get("norm", "none") != "none":
-            raise ValueError(
-                f"norm={given['norm']!r}: expected 'none' for kind {cls.kind!r} in a ResNet, whose branches begin with "
-                "a norm of their own"
-            )
+            start = f"norm={given['norm']!r}: expected 'none' for kind {cls.kind!r} in a ResNet"
+            raise ValueError(f"{start}, whose branches begin with a norm of their own")
         given = {**given, "norm": "none"}
     for name, value in given.items():
         if name not in known:

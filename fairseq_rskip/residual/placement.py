@@ -6,14 +6,14 @@ from typing import Any
 from torch import Tensor
 
 from . import options as opt
-from .weighted import ConstantSkip, branch_scale, skip_lambda
+from .weighted import ALPHA, ConstantSkip, skip_lambda
 
 
 class _PlacedNorm(ConstantSkip, norm=opt.ROW_NORM, slots=("pre",), for_images=False):
     """The kinds below, whose norms treat every row on its own."""
 
 
-class PreLN(_PlacedNorm, kind="preln", skip_lambda=skip_lambda(1.0), branch_scale=branch_scale()):
+class PreLN(_PlacedNorm, kind="preln", skip_lambda=skip_lambda(1.0), branch_scale=ALPHA):
     """Pre-norm ``y = lambda * x + alpha * F(G(x))``; lambda = alpha = 1 is fairseq's ``--encoder-normalize-before``."""
 
 

@@ -39,9 +39,7 @@ def set_starts(
     return {k: v for kind, group in kinds.items() for k, v in kind.profile(group, model, loss, shortcuts or {}).items()}
 
 
-def arguments(
-    x: Tensor, f_x: Tensor, _carried: Any = None, padding_mask: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def arguments(x: Tensor, f_x: Tensor, _carried: Any = None, padding_mask: Tensor | None = None) -> tuple[Any, ...]:
     """x, F and the padding mask of a call of ``SkipConnection.forward``, however they were passed."""
     return x, f_x, padding_mask
 

@@ -49,9 +49,6 @@ class LayerScale(BranchWeight, kind="layerscale", norm=opt.WITHOUT_BATCH, slots=
         by_depth = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
         self.weight = nn.Parameter(torch.full((self.dim,), float(self.options.init) or by_depth))
 
-    def scales(self, x: Tensor) -> tuple[float, Tensor]:
-        return 1.0, self.per_channel(self.weight)
-
 
 class LearnedScalar(BranchWeight, kind="learned_scalar", norm="none", init=1.0):
     """Learned scale, ``y = G(x + a * F)`` with one scalar a per block, 1 at first: the learned form of

@@ -47,11 +47,10 @@ class WithRule(nn.Module):
         if hasattr(destination, "_metadata"):
             destination._metadata.setdefault(prefix[:-1], {})["skip"] = self.rule()
 
-    def _load_from_state_dict(
-        self, state: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
-    ) -> None:
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *strict_and_keys: Any) -> None:
+        errors = strict_and_keys[-1]
         difference = self.mismatch(metadata.get("skip"))
         if difference and not any(SAVED_AS in error for error in errors):  # one line, not one for each block
             errors.append(f"{prefix[:-1] or type(self).__name__} {SAVED_AS} {difference}")
         self.upgrade(state, prefix)
-        super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
+        super()._load_from_state_dict(state, prefix, metadata, *strict_and_keys)

@@ -38,6 +38,9 @@ def branch_scale(default: float = 1.0) -> Any:
     return opt.option(default, _ALPHA, "positive", short="alpha")
 
 
+ALPHA = branch_scale()
+
+
 class Weighted(SkipConnection):
     """``y = G(p * x + q * F + r)``; :mod:`fairseq_rskip.analysis.coefficients` reads p, q and r."""
 
@@ -124,10 +127,10 @@ class BranchWeight(Weighted, init=opt.start(0.0)):
         self.weight = nn.Parameter(torch.full((1,), float(self.options.init)))
 
     def scales(self, x: Tensor) -> tuple[float, Tensor]:
-        return 1.0, self.weight
+        return 1.0, self.per_channel(self.weight)
 
 
-class XSkip(ConstantSkip, kind="xskip", skip_lambda=skip_lambda(2.0, auto=least_scale), branch_scale=branch_scale()):
+class XSkip(ConstantSkip, kind="xskip", skip_lambda=skip_lambda(2.0, auto=least_scale), branch_scale=ALPHA):
     """Expanded skip ``y = G(lambda * x + alpha * F)``: Eq. 2 without G, Eq. 3 with it; lambda < 1 contracts.
 
     lambda = alpha = 1 without G is the plain skip ``x + F``, with layer norm Transformer's post-norm. LN(lambda * x +
@@ -137,11 +140,7 @@ class XSkip(ConstantSkip, kind="xskip", skip_lambda=skip_lambda(2.0, auto=least_
 
 
 class RSkip(
-    ConstantSkip,
-    kind="rskip",
-    norm=opt.SOME_NORM,
-    skip_lambda=skip_lambda(2, "steps", least_steps),
-    branch_scale=branch_scale(),
+    ConstantSkip, kind="rskip", norm=opt.SOME_NORM, skip_lambda=skip_lambda(2, "steps", least_steps), branch_scale=ALPHA
 ):
     """Recursive skip ``y_1 = G_1(x + alpha * F)``, ``y_k = G_k(x + y_{k-1})``, ``y = y_lambda``: Eq. 4.
 
@@ -170,7 +169,7 @@ class RSkip(
         return z
 
 
-class WSkip(Weighted, kind="wskip", init=opt.start(1.0), branch_scale=branch_scale()):
+class WSkip(Weighted, kind="wskip", init=opt.start(1.0), branch_scale=ALPHA):
     """Learned skip ``y = G(w * x + alpha * F)``: section 4.3; the parameter ``weight`` is w, of shape ``(dim,)``.
 
     ``init`` is its starting value; the paper tries 1 and 2.

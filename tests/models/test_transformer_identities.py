@@ -11,7 +11,7 @@ from transformer_helpers import ALL_TINY, TINY, batch, build, dictionary, random
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import resolve
-from fairseq_rskip.modules.transformer_layer import SkipTransformerEncoderLayer
+from fairseq_rskip.modules.transformer import SkipTransformerEncoderLayer
 
 OPTIONS = [
     {},
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_another_lambda_is_refused_with_both(source):
 @pytest.mark.parametrize("rule", ["hyper", "mhc"])
 def test_a_checkpoint_of_another_number_of_streams_is_refused_with_both(rule):
     state = build(f"transformer_{rule}_tiny", skip_streams=2, **TINY).state_dict()
-    with pytest.raises(UserError, match=rf"has shape \[2\] in the checkpoint and \[4\] in the model: .*{rule}4-layer"):
+    with pytest.raises(UserError, match="streams=2: expected 4"):
         build(f"transformer_{rule}_tiny", **TINY).load_state_dict(state)
 
 

@@ -173,7 +173,6 @@ def test_statistics_without_padding_are_not_replaced_by_those_with_it():
         convert_sync_batchnorm(SkipConnection(5, "rskip", norm="batch"))
 
 
-@pytest.mark.skipif(not hasattr(nn, "RMSNorm"), reason="torch has nn.RMSNorm from 2.4 on")
 def test_rms_norm_is_torchs():
     ours, x = random_norm("rms", 33, eps=1e-3), draw((6, 5, 33), 1)
     torchs = nn.RMSNorm(33, eps=1e-3).double()

@@ -42,8 +42,7 @@ def train_every_kind(rank: int, store: str) -> None:
         torch.manual_seed(0)
         one = nn.Sequential(*(Block(kind, index, options) for index in range(2)))
         sharded = copy.deepcopy(one)
-        for block in [*sharded, sharded]:
-            fully_shard(block, mesh=mesh)
+        fully_shard(sharded, mesh=mesh)
         x = draw((6, 4, 4), 1, torch.float32)
         step(one, x)
         step(sharded, x.chunk(WORLD, 1)[rank])
