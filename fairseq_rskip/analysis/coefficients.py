@@ -13,18 +13,9 @@ from ..residual.adaptive import ASkip
 
 NOT_OF_THE_EQUATION = ("drop_path", "lambda_lr", "eps", "drop_rate", "lr_multiplier")
 # as papers write them; of two that are one constant, the second has its value at this place
-SYMBOLS = {
-    "skip_lambda": "lambda",
-    "skip_scale": "lambda",
-    "branch_scale": "alpha",
-    "max_steps": "K",
-    "post_share": "a",
-    "pre_scale": "1/sqrt(l)",
-    "streams": "n",
-    "parts": "m",
-    "warmup": "T",
-    "stream_scale": "1/sqrt(2l)",
-}
+SYMBOLS = {"skip_lambda": "lambda", "skip_scale": "lambda", "branch_scale": "alpha", "max_steps": "K"}
+SYMBOLS |= {"post_share": "a", "pre_scale": "1/sqrt(l)", "stream_scale": "1/sqrt(2l)"}
+SYMBOLS |= {"streams": "n", "parts": "m", "warmup": "T"}
 
 
 def coefficients(
@@ -98,8 +89,8 @@ def constants(skip: SkipConnection) -> dict[str, float]:
     """The constants of the equation at this place: options, what the rule made of its place, means of what it learns
     (matrices left out)."""
     options = [field.name for field in dataclasses.fields(skip.options) if field.metadata["affects_output"]]
-    values = {name: getattr(skip.options, name) for name in options}
-    values = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+    given = {name: getattr(skip.options, name) for name in options}
+    values = {name: float(value) for name, value in given.items() if isinstance(value, (int, float))}
     values.update({name: value for name, value in vars(skip).items() if isinstance(value, float)})
     values.update({n: float(p.detach().double().mean()) for n, p in skip.learned().items() if p.dim() < 2})
     if isinstance(skip, ASkip):

@@ -7,20 +7,22 @@ log size over log width: 0 where they do not depend on each other.
 """
 
 import argparse
+import itertools
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import linear_regression
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
+from ..console import progress
 from ..residual import KINDS, Place, SkipConnection
 from ..residual.scaled import scheduled
 from . import figures
+from .depth import Stack
 from .figures import Row, select
 
 WIDTHS = (64, 128, 256, 512)
@@ -31,39 +33,20 @@ RATE = 1e-3  # Adam's
 COLUMNS = 7
 
 
-class Stack(nn.Module):
-    """Residual blocks of one kind."""
-
-    def __init__(self, kind: str, width: int, blocks: int):
-        super().__init__()
-        self.skips = nn.ModuleList()
-        self.branches = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(blocks)
-        )
-        for block in range(blocks):
-            self.skips.append(SkipConnection(width, kind, place=Place("encoder", "ffn", block, blocks)))
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """The outputs of all blocks; of kinds that carry several tensors, all of them in one."""
-        outputs = []
-        for skip, branch in zip(self.skips, self.branches):
-            h, carried = skip.prepare(x)
-            x = skip(x, branch(h), carried)
-            outputs.append(x)
-        return outputs
-
-
 def measure(kind: str, widths: tuple[int, ...] = WIDTHS, steps: int = STEPS, blocks: int = BLOCKS) -> Iterator[Row]:
     """Rows of a kind: ``size``, the root mean square of block ``block``'s output, from 1, after ``step`` updates."""
     for width in widths:
         torch.manual_seed(0)
-        stack = Stack(kind, width, blocks)
-        optimizer = torch.optim.Adam(stack.parameters(), RATE)
+        layers = [(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(blocks)]
+        branches = nn.ModuleList(nn.Sequential(*each) for each in layers)
+        places = [Place("encoder", "ffn", block, blocks) for block in range(blocks)]
+        skips = nn.ModuleList(SkipConnection(width, kind, place=place) for place in places)
+        optimizer = torch.optim.Adam([*skips.parameters(), *branches.parameters()], RATE)
         x, target = torch.randn(TOKENS, width), torch.randn(TOKENS, width)
         for step in range(steps + 1):
-            for skip in scheduled(stack):
+            for skip in scheduled(skips):
                 skip.set_num_updates(step)
-            outputs = stack(x)
+            _, outputs = Stack(branches, skips)(x)
             for block, output in enumerate(outputs, 1):
                 size = float(output.detach().square().mean().sqrt())
                 yield {"kind": kind, "width": width, "step": step, "block": block, "size": size}
@@ -80,22 +63,20 @@ def slope(rows: Sequence[Row]) -> float:
 
 def report(options: argparse.Namespace, stem: Path) -> None:
     """Measure every kind; write ``stem``'s CSV and figure, print the slopes. On one thread: the matrices are small."""
-    threads, rows = torch.get_num_threads(), []
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for number, kind in enumerate(KINDS, 1):
-        print(f"{kind} ({number} of {len(KINDS)})", file=sys.stderr, flush=True)
-        rows += measure(kind)
+    rows = [row for kind in progress(KINDS, len(KINDS), "kinds", "kind") for row in measure(kind)]
     torch.set_num_threads(threads)
     about = f"{BLOCKS} blocks, {STEPS} Adam steps at {RATE:g}, widths {', '.join(map(str, WIDTHS))}"
     figures.write(stem, rows, draw(rows), table(rows), about)
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row]) -> list[list[str]]:
     lines = [["slope of the last block's size over width", *(f"step {step}" for step in range(STEPS + 1))]]
     for kind in KINDS:
         last = [select(rows, kind=kind, step=step, block=BLOCKS) for step in range(STEPS + 1)]
         lines.append([kind, *(f"{slope(each):+.2f}" for each in last)])
-    return figures.aligned(lines)
+    return lines
 
 
 def draw(rows: Sequence[Row]) -> Any:
@@ -105,15 +86,13 @@ def draw(rows: Sequence[Row]) -> Any:
     height = math.ceil(len(KINDS) / COLUMNS)
     figure = matplotlib.figure.Figure(figsize=(2.1 * COLUMNS, 1.9 * height), layout="constrained")
     for axis, kind in zip(figure.subplots(height, COLUMNS, squeeze=False).flat, KINDS):
-        ends = [row for row in select(rows, kind=kind) if row["step"] in (0, STEPS)]
-        for block in range(1, BLOCKS + 1):
-            for step, line in ((0, ":"), (STEPS, "-")):
-                mine = select(ends, step=step, block=block)
-                x, y = ([row[name] for row in mine] for name in ("width", "size"))
-                axis.plot(x, y, line, color=figures.style(block)["color"])
+        mine = select(rows, kind=kind)
+        for block, (step, line) in itertools.product(range(1, BLOCKS + 1), ((0, ":"), (STEPS, "-"))):
+            sizes = [row["size"] for row in select(mine, step=step, block=block)]
+            axis.plot(WIDTHS, sizes, line, color=figures.style(block)["color"])
         axis.set(xscale="log", yscale="log", title=kind)
         axis.set_xticks(WIDTHS, map(str, WIDTHS))
-        sizes = [row["size"] for row in ends]
+        sizes = [row["size"] for row in mine if row["step"] in (0, STEPS)]
         axis.set_ylim(min(sizes) / 1.5, max(sizes) * 1.5)  # so that a change of a per cent does not fill a panel
         axis.yaxis.set_major_formatter("{x:g}")
         axis.minorticks_off()

@@ -5,52 +5,36 @@ run (seed* in its folder, or RUNs with the same LABEL) are thin lines of one col
 """
 
 import argparse
+import collections
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from ..console import print_line
 from ..errors import UserError
 from ..files import read_json_lines
 from . import figures
+from .figures import Row, select
 
-Record = tuple[int, dict[str, float]]  # step, values by the name of their curve
 Curve = dict[int, float]  # iteration or update -> value, steps ascending
 MARKERS = 12  # on a line
 THIN = {"linewidth": 0.6, "alpha": 0.6, "marker": ""}  # a seed's line, beside the mean
-
-
-def _cifar_records(path: Path) -> Iterator[Record]:
-    try:
-        for record in read_json_lines(path):
-            names = [name for name in ("train_loss", "test_error", "valid_error") if name in record]
-            if names:
-                yield int(record["iteration"]), {name: float(record[name]) for name in names}
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is not a log of train_cifar.py") from None
-
-
-def _fairseq_records(path: Path) -> Iterator[Record]:
-    from ..tools.log import records
-
-    for record in records(path):
-        if "loss" in record.values:  # not every criterion has the others
-            names = [name for name in ("loss", "nll_loss", "ppl") if name in record.values]
-            yield record.updates, {f"{record.source}_{name}": record.values[name] for name in names}
+SKIP_LOG = "skips.jsonl"  # of --skip-log-interval
+X_TO_F, F_OVER_X, GRAD_NORM, LAMBDA = "skip_x_to_F", "skip_F_over_x", "skip_grad_norm", "skip_lambda"
+QUANTITIES = {X_TO_F: "x:F in y", F_OVER_X: "‖F(x)‖ / ‖x‖", GRAD_NORM: "gradient norm at y", LAMBDA: "adaptive λ"}
 
 
 class Kind(NamedTuple):
-    """A kind of log: the program that writes it, its file name, its reader, the name of its steps.
-
-    ``panels`` are the training loss and the validation metric: the curves that can show it, the best first, with the
-    labels of their axes.
+    """A kind of log: the program that writes it, its file name, the name of its steps, the curves that are kept; and
+    ``panels``, training loss and validation metric: the curves that can show each, the best first, with their labels.
     """
 
     writer: str
     log: str
-    records: Callable[[Path], Iterator[Record]]
     step: str
+    curves: tuple[str, ...]
     panels: tuple[dict[str, str], dict[str, str]]
 
 
@@ -60,53 +44,37 @@ _FAIRSEQ = (
     {"valid_ppl": "validation perplexity", "valid_loss": "validation loss (bits a token)"},
 )
 KINDS = (
-    Kind("train_cifar.py", "log.jsonl", _cifar_records, "iteration", _CIFAR),
-    Kind("fairseq-train", "train.log", _fairseq_records, "update", _FAIRSEQ),
+    Kind("train_cifar.py", "log.jsonl", "iteration", ("train_loss", "test_error", "valid_error"), _CIFAR),
+    Kind("fairseq-train", "train.log", "update", ("loss", "nll_loss", "ppl"), _FAIRSEQ),
 )
 
 
-class Log(NamedTuple):
-    """The log of one seed of the run called ``run``, with its curves by name."""
-
-    run: str
-    path: Path
-    curves: dict[str, Curve]
-
-
 def report(options: argparse.Namespace, stem: Path) -> None:
-    kind, logs = read(options.runs, options.first)
-    panels = shown(kind, logs)
-    rows = [
-        {"run": log.run, "log": str(log.path), "kind": kind.writer, "curve": name, "step": step, "value": value}
-        for log in logs
-        for name, curve in log.curves.items()
-        for step, value in curve.items()
-    ]
-    write(stem, rows, logs, panels, kind.step, spread=("train_loss", "valid_ppl"))
+    kind, points = read(options.runs, options.first)
+    write(stem, points, points, shown(kind, points), kind.step, spread=("train_loss", "valid_ppl"))
 
 
-def read(arguments: Sequence[str], first: int) -> tuple[Kind, list[Log]]:
-    """The logs of every run from step ``first`` on; an empty log is left out with a warning. Raises ``UserError``."""
-    named: dict[str, bool] = {}  # label -> whether the command line says LABEL=
-    logs, kinds = [], []
+def read(arguments: Sequence[str], first: int) -> tuple[Kind, list[Row]]:
+    """The points of every run's logs from step ``first`` on; of an empty log a warning. Raises ``UserError``."""
+    points: list[Row] = []
+    labels, kinds = [], []
     for argument in arguments:
         label, path = split(argument)
-        if label in named and not (path != argument and named[label]):
+        if label in labels and path == argument:
             raise UserError(f"two runs are called {label}: say LABEL={path}; runs of one LABEL are its seeds")
-        named[label] = path != argument
+        labels.append(label)
         for log, kind in find_logs(Path(path)):
             kinds.append(kind)
-            curves = read_log(log, kind)
+            about, curves = {"run": label, "log": str(log), "kind": kind.writer}, read_log(log, kind)
             if not curves:
                 print_line(f"warning: {log} holds no {kind.step} yet and is left out", "stderr")
-            later = {name: {s: v for s, v in curve.items() if s >= first} for name, curve in curves.items()}
-            logs.append(Log(label, log, {name: curve for name, curve in later.items() if curve}))
+            for name, curve in curves.items():
+                points += [{**about, "curve": name, "step": s, "value": v} for s, v in curve.items() if s >= first]
     if any(kind is not kinds[0] for kind in kinds):
         raise UserError("these are runs of train_cifar.py and of fairseq-train: draw them in two figures")
-    logs = [log for log in logs if log.curves]
-    if not logs:
+    if not points:
         raise UserError("there is nothing to draw: no run has logged anything" + (f" from {first} on" if first else ""))
-    return kinds[0], logs
+    return kinds[0], points
 
 
 def split(argument: str) -> tuple[str, str]:
@@ -122,21 +90,17 @@ def find_logs(run: Path) -> list[tuple[Path, Kind]]:
     if run.is_file():
         return [(run, KINDS[0] if run.suffix == ".jsonl" else KINDS[1])]
     for kind in KINDS:
-        logs = [run / kind.log] if (run / kind.log).is_file() else sorted(run.glob(f"seed*/{kind.log}"), key=_seed)
-        if logs:
+        seeds = sorted(run.glob(f"seed*/{kind.log}"), key=lambda path: int(re.sub(r"\D", "", path.parent.name) or 0))
+        if logs := [run / kind.log] if (run / kind.log).is_file() else seeds:
             return [(path, kind) for path in logs]
     expected = " or ".join(f"{kind.log} of {kind.writer}" for kind in KINDS)
     raise UserError(f"{run} holds no log: expected {expected}" if run.is_dir() else f"{run} does not exist")
 
 
-def _seed(path: Path) -> tuple[int, str]:
-    return int(re.sub(r"\D", "", path.parent.name) or 0), path.parent.name
-
-
 def read_log(path: Path, kind: Kind) -> dict[str, Curve]:
     """Read the curves of one log, by name. Where a resumed run repeats updates, the last values count."""
     curves: dict[str, Curve] = {}
-    for step, values in kind.records(path):
+    for step, values in _records(path, kind):
         if any(step < next(reversed(curves[name])) for name in values if curves.get(name)):
             curves = {name: {s: v for s, v in curve.items() if s < step} for name, curve in curves.items()}
         for name, value in values.items():
@@ -144,57 +108,114 @@ def read_log(path: Path, kind: Kind) -> dict[str, Curve]:
     return curves
 
 
-def shown(kind: Kind, logs: Sequence[Log]) -> dict[str, str]:
+def _records(path: Path, kind: Kind) -> Iterator[tuple[int, dict[str, float]]]:
+    """Step, and values by the name of their curve, of each record of a log."""
+    if kind is KINDS[0]:
+        try:
+            for record in read_json_lines(path):
+                if values := {name: float(record[name]) for name in kind.curves if name in record}:
+                    yield int(record["iteration"]), values
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path} is not a log of {kind.writer}") from None
+        return
+    from ..tools.log import records
+
+    for record in records(path):
+        if "loss" in record.values:  # not every criterion has the others
+            names = [name for name in kind.curves if name in record.values]
+            yield record.updates, {f"{record.source}_{name}": record.values[name] for name in names}
+
+
+def shown(kind: Kind, points: Sequence[Row]) -> dict[str, str]:
     """The curves to draw with the labels of their axes: of each panel the first that every log has, else that any has.
 
     A panel of which no log has a curve is left out.
     """
-    chosen = {}
+    logs, chosen = collections.defaultdict(set), {}
+    for point in points:
+        logs[point["log"]].add(point["curve"])
     for panel in kind.panels:
-        names = [name for enough in (all, any) for name in panel if enough(name in log.curves for log in logs)]
+        names = [name for enough in (all, any) for name in panel if enough(name in log for log in logs.values())]
         chosen.update({names[0]: panel[names[0]]} if names else {})
     return chosen
 
 
 def write(
-    stem: Path, rows: list[figures.Row], logs: Sequence[Log], panels: dict[str, str], step: str, spread: Sequence[str]
+    stem: Path, rows: list[Row], points: list[Row], panels: dict[str, str], step: str, spread: Sequence[str]
 ) -> None:
-    """Write the ``rows`` of ``stem``'s CSV and the figure of ``logs``; print its table: first and last values."""
+    """Write ``stem``'s CSV of ``rows`` and figure of ``points``; print the first and last value of each curve."""
     lines = [["run", step, *panels.values()]]
-    for log in logs:
-        curves = [log.curves.get(name, {}) for name in panels]
-        ends = [[f"{value:.4g}" for value in curve.values()] for curve in curves]
-        cells = [f"{values[0]} .. {values[-1]}" if values else "-" for values in ends]
-        lines.append([log.run, str(max(max(curve) for curve in curves if curve)), *cells])
-    runs = len({log.run for log in logs})
-    figure = draw(logs, panels, step, spread)
-    figures.write(stem, rows, figure, figures.aligned(lines), f"{runs} run{'s' * (runs != 1)}")
+    for run, log in dict.fromkeys((point["run"], point["log"]) for point in points):
+        curves = [select(points, run=run, log=log, curve=name) for name in panels]
+        ends = [f"{curve[0]['value']:.4g} .. {curve[-1]['value']:.4g}" if curve else "-" for curve in curves]
+        lines.append([run, str(max(point["step"] for curve in curves for point in curve)), *ends])
+    runs = len({point["run"] for point in points})
+    figures.write(stem, rows, draw(points, panels, step, spread), lines, f"{runs} run{'s' * (runs != 1)}")
 
 
-def mean(seeds: Sequence[Curve]) -> Curve:
-    """The mean of several curves, at the steps that all of them have."""
-    common = sorted(set.intersection(*map(set, seeds))) if seeds else []
-    return {step: sum(curve[step] for curve in seeds) / len(seeds) for step in common}
-
-
-def draw(logs: Sequence[Log], panels: dict[str, str], step: str, spread: Sequence[str]) -> Any:
-    """A panel for each curve, one colour a run: its mean if it has several seeds, and they as thin lines.
-
-    ``spread`` names the curves whose axis is logarithmic if they span a decade.
-    """
+def draw(points: Sequence[Row], panels: dict[str, str], step: str, spread: Sequence[str]) -> Any:
+    """A panel for each curve, one colour a run: the mean of its seeds at the steps that all have, and they as thin
+    lines. ``spread`` names the curves whose axis is logarithmic if they span a decade."""
     figure, axes = figures.new_figure(len(panels))
     for axis, (name, title) in zip(axes, panels.items()):
-        for number, run in enumerate(dict.fromkeys(log.run for log in logs)):
-            seeds = [log.curves[name] for log in logs if log.run == run and name in log.curves]
-            look, line = figures.style(number), mean(seeds)
-            every = max(1, len(line) // MARKERS)
-            axis.plot(list(line), list(line.values()), **look, markevery=every, label=figures.label_text(run))
-            for seed in seeds if len(seeds) > 1 else ():
+        for number, run in enumerate(dict.fromkeys(point["run"] for point in points)):
+            seeds: dict[str, Curve] = collections.defaultdict(dict)
+            for point in select(points, run=run, curve=name):
+                seeds[point["log"]][point["step"]] = point["value"]
+            steps = sorted(set.intersection(*map(set, seeds.values()))) if seeds else []
+            means = [sum(curve[at] for curve in seeds.values()) / len(seeds) for at in steps]
+            look, every = figures.style(number), max(1, len(steps) // MARKERS)
+            axis.plot(steps, means, **look, markevery=every, label=figures.label_text(run))
+            for seed in seeds.values() if len(seeds) > 1 else ():
                 axis.plot(list(seed), list(seed.values()), **{**look, **THIN})
-        axis.set_xlabel(step)
-        axis.set_ylabel(title)
+        axis.set(xlabel=step, ylabel=title)
         if name in spread:
-            figures.scale_values(axis, [value for log in logs for value in log.curves.get(name, {}).values()])
+            figures.scale_values(axis, [point["value"] for point in select(points, curve=name)])
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), fontsize="small")
     return figure
+
+
+def course(options: argparse.Namespace, stem: Path) -> None:
+    """Draw what --skip-log-interval logged: the geometric mean of each quantity over all residual blocks and over the
+    seeds of a LABEL."""
+    rows: list[Row] = []
+    seeds = collections.Counter()
+    for argument in options.runs:
+        label, path = split(argument)
+        seeds[label] += 1
+        rows += [{"run": label, "seed": seeds[label], **row} for row in read_skips(Path(path), options.by_block)]
+    by, axis, what = ("number", "residual block", "") if options.by_block else ("step", "update", ", mean over blocks")
+    points = means_over_blocks(rows, by)
+    logged = {point["curve"] for point in points}
+    panels = {name: f"{title}{what}" for name, title in QUANTITIES.items() if name in logged}
+    write(stem, rows, points, panels, axis, spread=tuple(panels))
+
+
+def read_skips(folder: Path, at_the_end: bool = False) -> list[Row]:
+    """Read what --skip-log-interval logged in or below ``folder``: a row for each value of a block, block by block.
+
+    ``at_the_end``: those of the last update, with the ``number`` of their block: from 1, encoder before decoder. Raises
+    ``UserError`` if there is nothing.
+    """
+    lines = [line for path in sorted(folder.rglob(SKIP_LOG)) for line in read_json_lines(path)]
+    values = [(*tag.partition("/")[::2], line["step"], value) for line in lines for tag, value in line.items()]
+    rows = [dict(zip(("quantity", "block", "step", "value"), each)) for each in values if each[0] in QUANTITIES]
+    if not rows:
+        raise UserError(f"{folder} has no {SKIP_LOG}: expected a training with --skip-log-interval N")
+    quantities, blocks = (list(dict.fromkeys(row[name] for row in rows)) for name in ("quantity", "block"))
+    rows.sort(key=lambda row: (quantities.index(row["quantity"]), blocks.index(row["block"])))
+    last = max(row["step"] for row in rows)
+    numbered = [{**row, "number": blocks.index(row["block"]) + 1} for row in rows if row["step"] == last]
+    return numbered if at_the_end else rows
+
+
+def means_over_blocks(rows: list[Row], by: str) -> list[Row]:
+    """Each run's curves: the geometric mean of a quantity's positive values at each step, or ``by``."""
+    values: dict[tuple, list[float]] = collections.defaultdict(list)
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    for row in sorted(rows, key=lambda row: (runs.index(row["run"]), row[by])):
+        if row["value"] > 0:
+            values[row["run"], row["quantity"], row[by]].append(row["value"])
+    points = [(run, run, *more, geometric_mean(each)) for (run, *more), each in values.items()]
+    return [dict(zip(("run", "log", "curve", "step", "value"), point)) for point in points]

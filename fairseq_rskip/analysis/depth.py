@@ -7,12 +7,12 @@ Weights come from one generator, in float64, so that stacks of different skips f
 """
 
 import argparse
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import linear_regression
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,8 +34,7 @@ SIZES = ("blocks", "dim", "gain", "seeds", "examples", "tokens")  # the command'
 Branch = Callable[[Tensor], Tensor]
 
 
-@dataclasses.dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """A skip by the paper's name; ``kind`` None is a stack without skip connections, y = F(x)."""
 
     name: str
@@ -43,11 +42,10 @@ class Variant:
     skip_lambda: float | None = None
     norm: str = "none"
 
-    def skip(self, dim: int) -> Callable[[Tensor, Tensor], Tensor]:
-        """``y = skip(x, f_x)`` for features of size ``dim``, a module if there is a skip connection."""
-        if self.kind is None:
-            return lambda x, f_x: f_x
-        return SkipConnection(dim, kind=self.kind, skip_lambda=self.skip_lambda, norm=self.norm).double()
+    def skip(self, dim: int) -> SkipConnection | None:
+        """The skip connection for features of size ``dim``, if there is one."""
+        options = {"skip_lambda": self.skip_lambda, "norm": self.norm}
+        return SkipConnection(dim, kind=self.kind, **options).double() if self.kind else None
 
     @property
     def path(self) -> float | None:
@@ -66,9 +64,7 @@ VARIANTS = (
 )
 
 
-def draw(*shape: int, generator: torch.Generator) -> Tensor:
-    """Standard normal numbers in float64."""
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+draw = partial(torch.randn, dtype=torch.float64)  # standard normal numbers
 
 
 def two_layers(dim: int, gain: float, pre_norm: bool, weights: torch.Generator) -> Branch:
@@ -107,17 +103,18 @@ def self_attention(dim: int, heads: int, weights: torch.Generator) -> Branch:
 
 
 class Stack:
-    """Residual blocks around ``branches``, each with a skip of ``variant`` for features of size ``dim``."""
+    """Residual blocks: ``branches``, each with one of ``skips`` around it; None is no skip connection, y = F(x)."""
 
-    def __init__(self, variant: Variant, dim: int, branches: list[Branch]):
-        self.blocks = [(branch, variant.skip(dim)) for branch in branches]
+    def __init__(self, branches: Iterable[Branch], skips: Iterable[SkipConnection | None]):
+        self.blocks = list(zip(branches, skips))
 
     def __call__(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """F(x) and y of every block, for ``x`` ``(..., dim)``, float64."""
+        """F(x) and y of every block, for ``x`` ``(..., dim)``; kinds that carry several tensors have all in one y."""
         branches, outputs = [], []
         for branch, skip in self.blocks:
-            branches.append(branch(x))
-            x = skip(x, branches[-1])
+            h, carried = skip.prepare(x) if skip else (x, None)
+            branches.append(branch(h))
+            x = skip(x, branches[-1], carried) if skip else branches[-1]
             outputs.append(x)
         return branches, outputs
 
@@ -154,62 +151,52 @@ def token_similarity(x: Tensor) -> Tensor:
 
 
 def rate(means: Sequence[float]) -> float | None:
-    """The factor by which a quantity grows from one block to the one before, fitted by least squares to its logarithm.
-
-    For gradients it is lambda of Eq. 8 where the skip path is all there is. None if a value is 0.
-    """
+    """The factor by which a quantity grows from one block to the one before, fitted by least squares to its logarithm:
+    of gradients, lambda of Eq. 8 where the skip path is all there is. None if a value is 0."""
     if min(means) <= 0:
         return None
     return math.exp(-linear_regression(range(len(means)), [math.log(mean) for mean in means]).slope)
-
-
-def expected_rate(variant: Variant, gain: float) -> float | None:
-    """``sqrt(lambda^2 + gain^2)``: of two paths that are uncorrelated at initialisation, the squares add up."""
-    if variant.kind is None:
-        return gain
-    return None if variant.path is None else math.hypot(variant.path, gain)
 
 
 def measure(sizes: argparse.Namespace, variants: Iterable[Variant] = VARIANTS) -> list[Row]:
     """A row for each variant, quantity and block. Raises ``UserError`` if a stack is too deep for float64."""
     rows = []
     for variant in variants:
-        seeds = [_one_seed(sizes, variant, seed) for seed in range(sizes.seeds)]
-        for quantity in TITLES:
-            rows += _rows(sizes, variant, quantity, torch.stack([each[quantity] for each in seeds]))
+        seeds = zip(*(_one_seed(sizes, variant, seed) for seed in range(sizes.seeds)))
+        for quantity, values in zip(TITLES, map(torch.stack, seeds)):
+            rows += _rows(sizes, variant, quantity, values)
     return rows
 
 
-def _one_seed(sizes: argparse.Namespace, variant: Variant, seed: int) -> dict[str, Tensor]:
+def _one_seed(sizes: argparse.Namespace, variant: Variant, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The three quantities of ``TITLES``, each ``(blocks,)``; of the similarity also at the stack's input, first."""
     dim, weights = sizes.dim, torch.Generator().manual_seed(seed)
     x, upstream, tokens = (draw(*more, sizes.examples, dim, generator=weights) for more in ((), (), (sizes.tokens,)))
 
     def stack(branch: Callable[..., Branch], *options: Any) -> Stack:
-        return Stack(variant, dim, [branch(dim, *options, weights) for _ in range(sizes.blocks)])
+        branches = [branch(dim, *options, weights) for _ in range(sizes.blocks)]
+        return Stack(branches, [variant.skip(dim) for _ in branches])
 
     bare, normalised = (stack(two_layers, sizes.gain, pre_norm) for pre_norm in (False, True))
     attention = stack(self_attention, HEADS)
     with torch.no_grad():
         similarity = torch.stack([token_similarity(y).mean() for y in [tokens, *attention(tokens)[1]]])
-    gradient, branch = gradient_norms(bare, x, upstream), branch_ratios(normalised, x)
-    return {"gradient": gradient, "branch": branch, "similarity": similarity}
+    return gradient_norms(bare, x, upstream), branch_ratios(normalised, x), similarity
 
 
 def _rows(sizes: argparse.Namespace, variant: Variant, quantity: str, values: Tensor) -> list[Row]:
-    """``values`` is ``(seeds, blocks)``, of the similarity ``(seeds, blocks + 1)``: block 0 is the stack's input.
-
-    ``skip_path`` is ``lambda^(L - l)`` beside the gradients that it predicts.
-    """
+    """``values`` is ``(seeds, blocks)``, of the similarity ``(seeds, blocks + 1)``: block 0 is the stack's input;
+    ``skip_path`` is ``lambda^(L - l)`` beside the gradients that it predicts."""
     if not torch.isfinite(values).all():
         raise UserError(f"{variant.name}: the {quantity} leaves what float64 can hold: take fewer --blocks")
     deviations = values.std(0).tolist() if len(values) > 1 else [None] * values.size(1)
     path = variant.path if quantity == "gradient" else None
-    named = {"variant": variant.name, "kind": variant.kind, "skip_lambda": variant.skip_lambda, "norm": variant.norm}
-    rows = []
+    named = {"quantity": quantity, **dict(zip(("variant", "kind", "skip_lambda", "norm"), variant))}
+    used, rows = {name: getattr(sizes, name) for name in SIZES}, []
     for block, pair in enumerate(zip(values.mean(0).tolist(), deviations), 0 if quantity == "similarity" else 1):
         measured = {"block": block, **dict(zip(("mean", "deviation_over_seeds"), pair))}
         measured["skip_path"] = None if path is None else path ** (sizes.blocks - block)
-        rows.append({"quantity": quantity, **named, **measured, **{name: getattr(sizes, name) for name in SIZES}})
+        rows.append({**named, **measured, **used})
     return rows
 
 
@@ -240,18 +227,15 @@ def plot(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def table(rows: Sequence[Row], gain: float) -> str:
-    """A line for each variant: gradients with the predicted rates, branches, token similarity."""
-    lines = [
-        ["", "gradient,", "rate per", "lambda", "sqrt(lambda^2", "||F||/||x||,", "token"],
-        ["", "first / last", "block", "(Eq. 8)", "+ gain^2)", "first .. last", "similarity"],
-    ]
+def table(rows: Sequence[Row], gain: float) -> list[list[str]]:
+    """A line for each variant. Two paths are uncorrelated at initialisation: the squares of lambda and gain add up."""
+    lines = [["", "gradient, first / last", "rate per block", "λ (Eq. 8)", "√(λ² + gain²)", "‖F‖/‖x‖", "similarity"]]
     for variant in VARIANTS:
-        gradient, branch, similarity = (
-            [row["mean"] for row in select(rows, variant=variant.name, quantity=quantity)] for quantity in TITLES
-        )
-        rates = (rate(gradient), variant.path, expected_rate(variant, gain))
+        mine = select(rows, variant=variant.name)
+        gradient, branch, similarity = ([row["mean"] for row in select(mine, quantity=name)] for name in TITLES)
+        path = 0.0 if variant.kind is None else variant.path
+        rates = (rate(gradient), variant.path, None if path is None else math.hypot(path, gain))
         shown = ["-" if value is None else f"{value:.4g}" for value in rates]
         ends = f"{branch[0]:.2g} .. {branch[-1]:.2g}"
         lines.append([variant.name, f"{gradient[0]:.3g}", *shown, ends, f"{similarity[-1]:.3f}"])
-    return figures.aligned(lines)
+    return lines

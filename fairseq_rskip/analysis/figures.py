@@ -8,10 +8,11 @@ import csv
 import io
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..console import in_columns
 from ..errors import UserError
 from ..files import write_atomically
 
@@ -20,8 +21,7 @@ DPI = 150
 # Okabe and Ito's colours without yellow, which is hard to see on white, and three more; the first two differ most.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#999933", "#7A5FD0")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
-LINES = ("-", "--", ":", "-.")
-SAME_LINE = 7  # styles in a row of one line style: Okabe and Ito's colours solid, what comes after them dashed
+LINES, SAME_LINE = ("-", "--", ":", "-."), 7  # Okabe and Ito's seven colours solid, what comes after them dashed
 # Without these a file would hold the time and the version of matplotlib that wrote it.
 METADATA = {".png": {"Software": None}, ".pdf": {"Creator": None, "Producer": None, "CreationDate": None}}
 Row = dict[str, Any]  # of a CSV
@@ -38,8 +38,6 @@ def check_stem(path: Any) -> Path:
     path = Path(path)
     stem = path.with_suffix("") if path.suffix.lower() in ENDINGS else path
     try:
-        if stem.name in ("", "..") or any(beside(stem, ending).is_dir() for ending in ENDINGS):
-            raise UserError(f"--output {path}: expected the name of a figure, for example figures/depth")
         stem.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=stem.parent).close()
     except OSError as error:
@@ -61,20 +59,12 @@ def new_figure(columns: int = 1, width: float = 5.5, height: float = 4.0) -> tup
 
 def style(number: int) -> dict[str, Any]:
     """Colour, marker and line style of the ``number``-th line, from 0."""
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "linestyle": LINES[number // SAME_LINE % len(LINES)],
-        "markersize": 4,
-        "linewidth": 1.2,
-    }
+    look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+    return {**look, "linestyle": LINES[number // SAME_LINE % len(LINES)], "markersize": 4, "linewidth": 1.2}
 
 
 def scale_values(axis: Any, values: Iterable[float]) -> None:
-    """The scale of ``axis``'s values: logarithmic if all are positive and span a decade, else linear; plain numbers.
-
-    Values that are not finite do not count.
-    """
+    """Make ``axis``'s scale logarithmic if all finite values are positive and span a decade; show plain numbers."""
     from matplotlib.ticker import LogLocator
 
     finite = [value for value in values if math.isfinite(value)]
@@ -84,7 +74,6 @@ def scale_values(axis: Any, values: Iterable[float]) -> None:
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
     else:
-        axis.set_yscale("linear")
         axis.ticklabel_format(axis="y", style="plain", useOffset=False)
 
 
@@ -94,11 +83,11 @@ def label_text(text: str) -> str:
     return f"\u200b{text}" if text.startswith("_") else text
 
 
-def write(stem: Path, rows: Sequence[Mapping[str, Any]], figure: Any, table: str, about: str) -> None:
-    """Write a study's CSV and figure; print its table and what was written, ``about`` what."""
-    write_csv(beside(stem, ".csv"), rows)
+def write(stem: Path, rows: Sequence[Row], figure: Any, table: Sequence[Sequence[str]], about: str) -> None:
+    """Write a study's CSV and figure; print its table, row by row, and what was written, ``about`` what."""
+    write_csv(Path(f"{stem}.csv"), rows)
     save(figure, stem)
-    print(table)
+    print("\n".join(in_columns(table)))
     print(f"{stem}.png, .pdf and .csv: {about}")
 
 
@@ -110,7 +99,7 @@ def save(figure: Any, stem: Path) -> None:
         for ending, metadata in METADATA.items():
             content = io.BytesIO()
             figure.savefig(content, format=ending[1:], dpi=DPI, metadata=metadata)
-            write_atomically(beside(stem, ending), lambda file, content=content: file.write(content.getbuffer()))
+            write_atomically(Path(f"{stem}{ending}"), lambda file, content=content: file.write(content.getbuffer()))
 
 
 def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
@@ -118,7 +107,7 @@ def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
     return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """``rows`` as a CSV file whose columns are the keys of the first; numbers read back as exactly what they were.
 
     None is an empty cell. Raises ``UserError`` if it cannot be written.
@@ -128,17 +117,3 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     table.writeheader()
     table.writerows(rows)
     write_atomically(Path(path), lambda file: file.write(text.getvalue().encode("utf-8")))
-
-
-def beside(stem: Path, ending: str) -> Path:
-    """The file ``<stem><ending>``; with_suffix would replace what follows a dot of the name itself."""
-    return stem.with_name(stem.name + ending)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """The cells of ``rows``, all of one length, in columns: the first flush left, numbers flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
-        for row in rows
-    )

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ..console import print_line
-from ..errors import UserError
 from . import figures
 from .figures import Row
 from .probe import SkipProbe
@@ -27,24 +26,14 @@ def gradient_norms(
 ) -> dict[str, Tensor]:
     """``||dL_i / dy_i||`` of each example i at the output y of every skip connection below ``model``, by its name.
 
-    ``losses(model, batch)`` gives one loss L_i for each example, shape ``(examples,)``. The model runs in evaluation
-    mode, and is left in its mode, without gradients. Norms are taken in float64: in deep stacks with lambda other than
-    1 their squares leave fp32's range. Raises ``UserError`` for a model without skip connections, or no examples.
+    ``losses(model, batch)`` gives one loss L_i for each example, shape ``(examples,)``; the model is in evaluation
+    mode. Norms are taken in float64: in deep stacks with lambda other than 1 their squares leave fp32's range.
     """
-    training = model.training
-    model.eval()
-    try:
-        with SkipProbe(model, ratio=False, dtype=torch.float64) as probe:
-            if not probe.blocks:
-                raise UserError("the model has no skip connection of fairseq_rskip")
-            for batch in batches:
-                losses(model, batch).sum().backward()
-                model.zero_grad(set_to_none=True)
-    finally:
-        model.train(training)
+    with SkipProbe(model, ratio=False, dtype=torch.float64) as probe:
+        for batch in batches:
+            losses(model, batch).sum().backward()
+            model.zero_grad(set_to_none=True)
     norms = {name: block.y_grad_norm for name, block in probe.blocks.items()}
-    if all(values is None for values in norms.values()):
-        raise UserError("there are no examples to take gradients of")
     return {name: values.cpu() for name, values in norms.items() if values is not None}
 
 
@@ -53,15 +42,12 @@ def report(study: Study, stem: Path) -> None:
 
     def measure(label: str, model: nn.Module, places: list[Row]) -> list[Row]:
         norms = gradient_norms(model, study.show_batches(label), study.losses)
-        bad = [name for name, values in norms.items() if not values.isfinite().all()]
-        if bad:
+        if bad := [name for name, values in norms.items() if not values.isfinite().all()]:
             where = f"{len(bad)} of {len(norms)} blocks, the last of them {bad[-1]}"
             print_line(f"note: {label}: the gradient is not finite at {where}", "stderr")
-        rows = []
-        for place in places:
-            mean, error = estimate(norms[place["block"]])
-            rows.append({"gradient_norm": mean, "standard_error": error, "examples": len(norms[place["block"]])})
-        return rows
+        shown = [norms[place["block"]] for place in places]
+        columns = (NORM.column, NORM.error, "examples")
+        return [dict(zip(columns, (*estimate(values), len(values)))) for values in shown]
 
     rows = study.measure(measure, stem)
     print(table(rows, NORM.column, f"{NORM.title}, mean over {study.data}"))

@@ -37,11 +37,8 @@ class Movement:
 
     def warning(self) -> str:
         """One line that names those that never moved, or "" where all did."""
-        names = self.unmoved()
-        if not names:
+        if not (names := self.unmoved()):
             return ""
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        return (
-            f"{len(names)} of {len(self.starts)} learned coefficients of the skip connections never moved from their "
-            f"start: {shown}"
-        )
+        count = f"{len(names)} of {len(self.starts)}"
+        return f"{count} learned coefficients of the skip connections never moved from their start: {shown}"

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from ..files import append_json, read_json_lines, write_json_lines
 from ..residual.adaptive import lambdas
+from .curves import F_OVER_X, GRAD_NORM, LAMBDA, SKIP_LOG, X_TO_F
 from .learned import learned
 from .probe import SkipProbe
 
-LOG = "skips.jsonl"
-X_TO_F, F_OVER_X, GRAD_NORM = "skip_x_to_F", "skip_F_over_x", "skip_grad_norm"
-LEARNED, LAMBDA = "skip_learned", "skip_lambda"
+LEARNED = "skip_learned"
 
 
 class SkipLines:
@@ -27,7 +26,7 @@ class SkipLines:
     """
 
     def __init__(self, folder: Path, first: int):
-        self.path = folder / LOG
+        self.path = folder / SKIP_LOG
         if self.path.is_file():
             write_json_lines(self.path, (line for line in read_json_lines(self.path) if line["step"] < first))
 
@@ -52,9 +51,8 @@ def summarise(probe: SkipProbe, loss_scale: float = 1.0) -> dict[str, float]:
         gradients = block.y_grad_norm
         if gradients is not None:
             gradients = gradients * (len(gradients) / loss_scale)
-        for quantity, values in ((X_TO_F, block.ratio), (F_OVER_X, block.f_over_x), (GRAD_NORM, gradients)):
-            if values is not None:
-                means[f"{quantity}/{name}"] = values.float().mean()
+        measured = ((X_TO_F, block.ratio), (F_OVER_X, block.f_over_x), (GRAD_NORM, gradients))
+        means |= {f"{quantity}/{name}": each.float().mean() for quantity, each in measured if each is not None}
     for name, parameter in learned(probe.model).items():
         means[f"{LEARNED}/{name}"] = parameter.detach().float().mean()
     found = dict(zip(means, torch.stack(list(means.values())).tolist())) if means else {}  # one wait for the device

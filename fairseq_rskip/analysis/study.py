@@ -4,9 +4,8 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean as mean
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +16,10 @@ from ..errors import UserError
 from ..residual import SkipConnection, skips
 from ..safe_load import CheckpointError, diverged
 from . import figures
-from .figures import Row, select
+from .figures import Row
 
 CALIBRATION = 10  # batches
-SIDES = ("encoder", "decoder")  # counted, and drawn, apart
-PANELS = ("", *SIDES)  # the stages of a ResNet share one
+SIDES = ("encoder", "decoder")  # counted, and drawn, apart; the stages of a ResNet share a panel
 # a row is a block: "model" (label), "block" (module), "index" (from 1), "group" (stage or side), values
 
 
@@ -90,28 +88,24 @@ class Study:
 
     def places(self, label: str) -> list[Row]:
         """The residual blocks of a model that are shown, in order. Raises ``UserError`` for a model that has none."""
-        counts: collections.Counter[str] = collections.Counter()
-        found = []
+        counts, places = collections.Counter(), []
         for name, skip in skips(self.models[label]).items():
             group = self.group(name, skip)
             counts[_panel(group)] += 1
             if self.only in ("", group):
-                found.append({"model": label, "block": name, "index": counts[_panel(group)], "group": group})
-        if not found:
+                places.append({"model": label, "block": name, "index": counts[_panel(group)], "group": group})
+        if not places:
             raise UserError(f"{label} has no skip connection of fairseq_rskip, so there is nothing to measure")
-        return found
+        return places
 
     def measure(self, values: Callable[[str, nn.Module, list[Row]], list[Row]], stem: Path) -> list[Row]:
-        """The rows of all models, with the columns of ``values(label, model, places)``, and ``stem``'s CSV.
-
-        The CSV is written after each model, so that nothing computed is lost.
-        """
+        """The rows of all models, with the columns of ``values(label, model, places)``; ``stem``'s CSV is written after
+        each model, so that nothing computed is lost."""
         places = {label: self.places(label) for label in self.models}
         rows: list[Row] = []
         for label, model in self.models.items():
-            found = values(label, model, places[label])
-            rows += [{**place, **columns} for place, columns in zip(places[label], found)]
-            figures.write_csv(figures.beside(stem, ".csv"), rows)
+            rows += [{**place, **more} for place, more in zip(places[label], values(label, model, places[label]))]
+            figures.write_csv(Path(f"{stem}.csv"), rows)
         return rows
 
 
@@ -148,27 +142,33 @@ def device_of(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def in_frame(cells: Iterable[tuple[str, str, float]], title: str) -> Any:
+    """``cells`` (model, what the value is of, value) as a pandas frame with a column for each model."""
+    import pandas
+
+    values: dict[str, dict[str, float]] = {}
+    for model, name, value in cells:
+        values.setdefault(model, {})[name] = value
+    return pandas.DataFrame(values).rename_axis(columns=title)
+
+
 def table(rows: Sequence[Row], column: str, title: str) -> str:
     """A line for each block, a column for each model, and the mean over the blocks."""
-    lines: dict[tuple, dict[str, str]] = {}
-    for row in rows:
-        panel, group, index = _panel(row["group"]), row["group"], row["index"]
-        name = row["block"] if panel else f"{group} block {index}"
-        lines.setdefault((PANELS.index(panel), group, index, name), {})[row["model"]] = f"{row[column]:.4g}"
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    means = [mean(row[column] for row in select(rows, model=label)) for label in models]
-    cells = [[key[-1], *(lines[key].get(label, "") for label in models)] for key in sorted(lines)]
-    return figures.aligned([[title, *models], *cells, ["mean over blocks", *(f"{value:.4g}" for value in means)]])
+    names = [r["block"] if r["group"] in SIDES else f"{r['group']} block {r['index']}" for r in rows]
+    frame = in_frame(((row["model"], name, row[column]) for row, name in zip(rows, names)), title)
+    frame.loc["mean over blocks"] = frame.mean()
+    return frame.to_string(float_format="{:.4g}".format, na_rep="")
 
 
 def draw(rows: Sequence[Row], quantities: Sequence[Quantity], data: str, note: str = "") -> Any:
     """A panel for each quantity, encoder and decoder apart, a line for each model; bars are standard errors."""
-    panels = [panel for panel in PANELS if any(_panel(row["group"]) == panel for row in rows)]
+    panels = [panel for panel in ("", *SIDES) if any(_panel(row["group"]) == panel for row in rows)]
     figure, axes = figures.new_figure(columns=len(panels) * len(quantities))
     for axis, (panel, quantity) in zip(axes, itertools.product(panels, quantities)):
-        _draw_panel(axis, rows, panel, quantity)
-        axis.set_ylabel(quantity.title)
-        axis.set_yscale(quantity.scale)
+        _draw_panel(axis, [row for row in rows if _panel(row["group"]) == panel], quantity)
+        axis.set_xlabel(f"residual block{' of the ' + panel if panel else ''}")
+        axis.set(ylabel=quantity.title, yscale=quantity.scale)
+        axis.xaxis.get_major_locator().set_params(integer=True)
     axes[-1].legend(fontsize="small")
     figure.suptitle(f"Mean over {data}", fontsize="medium")
     if note:
@@ -176,20 +176,16 @@ def draw(rows: Sequence[Row], quantities: Sequence[Quantity], data: str, note: s
     return figure
 
 
-def _draw_panel(axis: Any, rows: Sequence[Row], panel: str, quantity: Quantity) -> None:
+def _draw_panel(axis: Any, rows: Sequence[Row], quantity: Quantity) -> None:
     boundaries = set()  # between which blocks a ResNet's stage ends
     for number, label in enumerate(dict.fromkeys(row["model"] for row in rows)):
-        mine = [row for row in rows if row["model"] == label and _panel(row["group"]) == panel]
-        if mine:
-            index, values, bars = ([row[key] for row in mine] for key in ("index", quantity.column, quantity.error))
-            axis.errorbar(index, values, yerr=bars, label=figures.label_text(label), **figures.style(number))
-            pairs = zip(mine, mine[1:])
-            boundaries.add(tuple(after["index"] - 0.5 for row, after in pairs if row["group"] != after["group"]))
-    if len(boundaries) == 1:  # else the networks differ in depth, and so in where their stages begin
-        for boundary in boundaries.pop():
-            axis.axvline(boundary, color="0.6", linewidth=0.8, zorder=0)
-    axis.set_xlabel(f"residual block{' of the ' + panel if panel else ''}")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+        mine = figures.select(rows, model=label)
+        index, values, bars = ([row[key] for row in mine] for key in ("index", quantity.column, quantity.error))
+        axis.errorbar(index, values, yerr=bars, label=figures.label_text(label), **figures.style(number))
+        ends = [row["index"] + 0.5 for row, after in zip(mine, mine[1:]) if row["group"] != after["group"]]
+        boundaries.add(tuple(ends))
+    for boundary in boundaries.pop() if len(boundaries) == 1 else ():  # networks of another depth have other stages
+        axis.axvline(boundary, color="0.6", linewidth=0.8, zorder=0)
 
 
 def _panel(group: str) -> str:

@@ -6,7 +6,7 @@ import importlib
 from ..console import Parser, between, whole_number
 from ..errors import exit_status
 
-# name -> what it does; the modules of fairseq_rskip.analysis have the same names, and are imported when they run
+# name -> what it does; modules of fairseq_rskip.analysis, but for course, have the same names; imported when they run
 COMMANDS = {
     "gradients": "Figure 3: the gradient norm at every residual block",
     "ratio": "x:F in every block, learned gains, effective scale",
@@ -31,30 +31,30 @@ their running statistics from 10 batches of them in training mode; nothing is tr
 
 def add_options(name: str, parser: argparse.ArgumentParser) -> None:
     """Add the options of the command ``name``."""
-    add = parser.add_argument
+    add, count = parser.add_argument, whole_number
     add("--output", required=True, metavar="STEM", help="write STEM.csv, STEM.png and STEM.pdf")
     if name in EXAMPLES:
         parser.epilog = MODELS
         add("models", nargs="+", metavar="MODEL", help="[LABEL=]PATH or 'LABEL=fresh:...', see below")
-        count = EXAMPLES[name]
-        add("--examples", type=whole_number(1), default=count, metavar="N", help=f"images or sentence pairs ({count})")
+        examples = f"images or sentence pairs ({EXAMPLES[name]})"
+        add("--examples", type=count(1), default=EXAMPLES[name], metavar="N", help=examples)
         add("--data", default="", help="cifar10, cifar100, digits, imagefolder:PATH or data-bin (that of the training)")
         add("--split", default="train", help="train or test; of a data-bin any (train)")
         add("--cache", default="", metavar="DIR", help="folder of decoded image folders (that of the training)")
         add("--data-dir", default="", metavar="DIR", help="folder of cifar10 and cifar100 (that of the training)")
         add("--seed", type=int, default=1, help="seed of the examples and of fresh networks (1)")
-        add("--batch-size", type=whole_number(1), default=64, metavar="N", help="examples of a batch (64)")
+        add("--batch-size", type=count(1), default=64, metavar="N", help="examples of a batch (64)")
         add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
         add("--stage", type=int, choices=(1, 2, 3), help="show this stage of ResNets only; the paper shows 2")
     elif name == "depth":
-        add("--blocks", type=whole_number(2), default=50, metavar="N", help="blocks of a stack (50)")
-        add("--dim", type=whole_number(4), default=64, metavar="N", help="features, a multiple of 4 (64)")
-        gain = between(0, 1e300)
-        add("--gain", type=gain, default=0.25, metavar="X", help="expected ||F(x)||/||x|| of a branch (0.25)")
-        add("--seeds", type=whole_number(1), default=5, metavar="N", help="stacks to average over (5)")
-        add("--examples", type=whole_number(1), default=32, metavar="N", help="inputs of a stack to average over (32)")
-        add("--tokens", type=whole_number(2), default=16, metavar="N", help="tokens of an input of self-attention (16)")
-    elif name in ("curves", "course"):
+        add("--blocks", type=count(2), default=50, metavar="N", help="blocks of a stack (50)")
+        add("--dim", type=count(4), default=64, metavar="N", help="features, a multiple of 4 (64)")
+        ratio = "expected ||F(x)||/||x|| of a branch (0.25)"
+        add("--gain", type=between(0, 1e300), default=0.25, metavar="X", help=ratio)
+        add("--seeds", type=count(1), default=5, metavar="N", help="stacks to average over (5)")
+        add("--examples", type=count(1), default=32, metavar="N", help="inputs of a stack to average over (32)")
+        add("--tokens", type=count(2), default=16, metavar="N", help="tokens of an input of self-attention (16)")
+    elif name != "coordinates":
         add("runs", nargs="+", metavar="[LABEL=]RUN", help="a training's folder; LABEL is its name by default")
     if name == "curves":
         add("--first", type=int, default=0, metavar="N", help="leave out what is before iteration N")
@@ -70,7 +70,7 @@ def run(argv: list[str]) -> None:
     for name, line in COMMANDS.items():
         usage = f"rskip analyze {name} --output STEM [options]"
         add_options(name, commands.add_parser(name, help=line, description=line, usage=usage))
-    options = parser.parse_args(argv)
+    subject = options = parser.parse_args(argv)
     from ..analysis import figures
 
     stem = figures.check_stem(options.output)
@@ -78,13 +78,13 @@ def run(argv: list[str]) -> None:
         from ..machine import load_operator
 
         load_operator()  # it computes from the start, or not at all: the same input gives the same bytes
-    command = importlib.import_module(f"fairseq_rskip.analysis.{options.name}")
+    module, function = ("curves", "course") if options.name == "course" else (options.name, "report")
+    command = getattr(importlib.import_module(f"fairseq_rskip.analysis.{module}"), function)
     if options.name in EXAMPLES:
         from .models import load_study
 
-        command.report(load_study(options), stem)
-    else:
-        command.report(options, stem)
+        subject = load_study(options)
+    command(subject, stem)
 
 
 def main(argv: list[str]) -> int:

@@ -13,7 +13,7 @@ ARCH is an architecture such as transformer_rskip_ln, followed by any model opti
 PROGRAM = "rskip describe"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Print the table, or with ``--json`` everything. Raises ``UserError`` for an unknown architecture or option."""
     parser = Parser(prog=PROGRAM, usage=f"{PROGRAM} ARCH [--json] [OPTIONS]", description=ABOUT)
     parser.add_argument("arch", metavar="ARCH", help="architecture")
@@ -22,4 +22,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     from fairseq_rskip.tools.description import describe
 
     describe(options.arch, model_options, options.json)
-    return 0

@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from itertools import groupby
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -49,25 +49,20 @@ class Row(NamedTuple):
 
 def describe(arch: str, options: list[str], as_json: bool) -> None:
     """Print the table, or everything as JSON. Raises ``UserError`` for an unknown architecture or option."""
-    if arch.startswith("transformer"):
-        arch = _ours(arch)
     torch.manual_seed(SEED)
     resnet = re.fullmatch(r"resnet(\d+)", arch)
+    arch = arch if resnet else _ours(arch)
     model = _resnet(int(resnet[1]), options) if resnet else _transformer(arch, options)
-    rows = describe_skips(model)
+    rows, backend = describe_skips(model), in_use()
     added = sum(each.rule_parameters + each.norm_parameters for each in rows)
     total = sum(p.numel() for name, p in model.named_parameters() if not name.endswith(OF_VOCABULARY))
-    backend = in_use()
     computed = f"{backend.name} ({backend.reason})"
     if as_json:
         facts = {"arch": arch, "parameters": total, "embeddings_counted": False, "added": added, "ops": computed}
-        print_line(json.dumps({**facts, "skips": [r._asdict() for r in rows]}, indent=1))
-        return
+        return print_line(json.dumps({**facts, "skips": [r._asdict() for r in rows]}, indent=1))
     left_out = "" if resnet else ", embeddings and output projection not counted"
     print_line(f"{arch}: {len(rows)} skip connections with {added:,} of {total:,} parameters{left_out}")
-    print_line(f"recursive skip computed by {computed}")
-    for line in [*table(rows), COLUMNS]:
-        print_line(line)
+    print_line("\n".join([f"recursive skip computed by {computed}", *table(rows), COLUMNS]))
     if wanting_profile(model):
         print_line("ω, or λ from the gradient, is set from the first batch of a training")
 
@@ -77,14 +72,12 @@ def _ours(arch: str) -> str:
     from fairseq_rskip.models._presets import LM_SIZES, SIZES
 
     lm, size = "transformer_lm", arch.removeprefix("transformer_lm")
+    ours = f"{lm}_preln{size}" if arch.startswith(lm) and size in LM_SIZES else arch  # gpt2's are pre-norm
     if arch == lm or arch.removeprefix("transformer") in SIZES:
         ours = f"{lm}_postln" if arch == lm else arch.replace("transformer", "transformer_postln", 1)
-        same = "post-norm, xskip with λ = 1"
-    elif arch.startswith(lm) and size in LM_SIZES:
-        ours, same = f"{lm}_preln{size}", "pre-norm"
-    else:
-        return arch
-    print_line(f"{arch} is stock fairseq's; the same model here is {ours} ({same})", "stderr")
+    if ours != arch:
+        same = "pre-norm" if "preln" in ours else "post-norm, xskip with λ = 1"
+        print_line(f"{arch} is stock fairseq's; the same model here is {ours} ({same})", "stderr")
     return ours
 
 
@@ -94,19 +87,16 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
 
     from fairseq_rskip.models import skip_architectures
 
-    known = skip_architectures()
-    if arch not in known:
+    if arch not in (known := skip_architectures()):
         hint = f"{did_you_mean(arch, known)} expected resnet20, resnet110 or another 6n+2, or one of ours"
         raise UserError(f"no architecture named {arch!r}; {hint} that rskip train --archs lists")
-    parser = Parser(prog=PROGRAM, argument_default=argparse.SUPPRESS)
+    parser, words = Parser(prog=PROGRAM, argument_default=argparse.SUPPRESS), Dictionary()
     models.ARCH_MODEL_REGISTRY[arch].add_args(parser)
-    given = vars(parser.parse_args(options))
-    words = Dictionary()
-    task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
-    given = {"max_target_positions": 1024, **given}  # of a language model, the task's
+    # max_target_positions: of a language model, the task's
+    given = {"arch": arch, "max_target_positions": 1024, **vars(parser.parse_args(options))}
     logging.getLogger("fairseq_rskip").setLevel(logging.WARNING)
     try:
-        return models.build_model(Namespace(arch=arch, **given), task)
+        return models.build_model(Namespace(**given), SimpleNamespace(source_dictionary=words, target_dictionary=words))
     except UserError:
         raise
     except (AssertionError, ValueError) as error:
@@ -124,9 +114,23 @@ def _resnet(depth: int, options: list[str]) -> nn.Module:
 
 
 def describe_skips(model: nn.Module) -> list[Row]:
-    """What there is to say about each skip connection."""
-    counted: set[nn.Parameter] = set()  # each once, with the first that it belongs to, whoever shares it
-    return [row(skip, branch, counted) for skip, branch in skips(model)]
+    """What there is to say about each skip connection. A parameter that several share counts with the first of them."""
+    counted: set[nn.Parameter] = set()
+    rows = []
+    for skip, branch in skips(model):
+        new = [parameter for parameter in skip.parameters() if parameter not in counted]
+        counted.update(new)
+        own = sum(parameter.numel() for parameter in new if any(parameter is p for p in skip.learned().values()))
+        norms = {"before": skip.pre, "branch": skip.branch, "after": next(iter(skip.post), None)}
+        names = {where: _name(norm) for where, norm in norms.items() if norm is not None}
+        numbers = {**constants(skip), **({"drop": skip.drop_rate} if skip.drop_rate else {})}
+        std = {role: float(w.tensor.detach().double().std(unbiased=False)) / w.xavier for role, w in branch.items()}
+        named = {where: name for where, name in names.items() if name != "none"}
+        added = (own, sum(parameter.numel() for parameter in new) - own)
+        deviations = {role: round(value, 4) for role, value in std.items()}
+        place = (skip.place.side, skip.place.index, skip.place.sublayer)
+        rows.append(Row(*place, skip.kind, numbers, named, *added, deviations))
+    return rows
 
 
 def skips(model: nn.Module) -> Iterator[tuple[SkipConnection, Branch]]:
@@ -134,64 +138,33 @@ def skips(model: nn.Module) -> Iterator[tuple[SkipConnection, Branch]]:
     for module in model.modules():
         for child in module.children():
             if isinstance(child, SkipConnection):
-                of_resnet = child.place.side == "resnet"
-                yield child, module.branch() if of_resnet else module.branch(child.place.sublayer)
-
-
-def row(skip: SkipConnection, branch: Branch, counted: set[nn.Parameter]) -> Row:
-    """What there is to say about one skip connection; its parameters join those ``counted`` before, which it has not
-    added."""
-    new = [parameter for parameter in skip.parameters() if parameter not in counted]
-    counted.update(new)
-    own = sum(parameter.numel() for parameter in new if any(parameter is p for p in skip.learned().values()))
-    std = {role: float(w.tensor.detach().double().std(unbiased=False)) / w.xavier for role, w in branch.items()}
-    norms = {"before": skip.pre, "branch": skip.branch, "after": next(iter(skip.post), None)}
-    norms = {where: _name(norm) for where, norm in norms.items() if norm is not None}
-    dropped = {"drop": skip.drop_rate} if skip.drop_rate else {}
-    return Row(
-        *(skip.place.side, skip.place.index, skip.place.sublayer, skip.kind, {**constants(skip), **dropped}),
-        {where: name for where, name in norms.items() if name != "none"},
-        own,
-        sum(parameter.numel() for parameter in new) - own,
-        {role: round(value, 4) for role, value in std.items()},
-    )
-
-
-def table(rows: list[Row]) -> list[str]:
-    """Lines of text, layers that are alike put together."""
-    cells = [("place", "rule", "norm", "added", "std / Xavier's")]
-    for first, last, layer in _groups(rows):
-        for r in layer:
-            number = f"{first}" if first == last else f"{first}-{last}"
-            constants = " ".join(f"{GREEK.get(name, name)}={value:.4g}" for name, value in r.constants.items())
-            norm = " ".join(f"{where} {name}" for where, name in r.norms.items())
-            place, added = f"{r.side} {number} {r.sublayer}", str(r.rule_parameters + r.norm_parameters)
-            cells.append((place, f"{r.rule} {constants}".rstrip(), norm, added, _deviations(r.std)))
-    return in_columns(cells)
+                yield child, module.branch(*([] if child.place.side == "resnet" else [child.place.sublayer]))
 
 
 def _name(norm: nn.Module) -> str:
     return {cls: name for name, cls in NORMS.items()}.get(type(norm), type(norm).__name__)
 
 
-def _deviations(std: dict[str, float]) -> str:
-    """``q,k,v 0.71 out 1.00``: neighbours that read alike are put together."""
-    runs = groupby(std, key=lambda role: f"{std[role]:.2f}")
-    return " ".join(f"{','.join(roles)} {value}" for value, roles in runs)
-
-
-def _groups(rows: list[Row]) -> list[list[Any]]:
-    """First layer, last layer and the rows of the first, for consecutive layers that are alike."""
-    layers: dict[tuple[str, int], list[Row]] = {}
-    for r in rows:
-        layers.setdefault((r.side, r.layer), []).append(r)
-    groups: list[list[Any]] = []
-    for layer in layers.values():
-        if groups and _alike(groups[-1][2], layer):
-            groups[-1][1] = layer[0].layer
+def table(rows: list[Row]) -> list[str]:
+    """Lines of text; consecutive layers that are alike are one, neighbours of the same deviation, too."""
+    groups: list[list[list[Row]]] = []
+    for _, layer in groupby(rows, key=lambda row: (row.side, row.layer)):
+        layer = list(layer)
+        if groups and _alike(groups[-1][0], layer):
+            groups[-1].append(layer)
         else:
-            groups.append([layer[0].layer, layer[0].layer, layer])
-    return groups
+            groups.append([layer])
+    cells = [("place", "rule", "norm", "added", "std / Xavier's")]
+    for first, *_, last in ([*group, group[-1]] for group in groups):
+        number = "-".join(dict.fromkeys(str(layer[0].layer) for layer in (first, last)))
+        for row in first:
+            numbers = [f"{GREEK.get(name, name)}={value:.4g}" for name, value in row.constants.items()]
+            norm = " ".join(f"{where} {name}" for where, name in row.norms.items())
+            added = str(row.rule_parameters + row.norm_parameters)
+            runs = groupby(row.std, key=lambda role, std=row.std: f"{std[role]:.2f}")
+            std = " ".join(f"{','.join(roles)} {value}" for value, roles in runs)
+            cells.append((f"{row.side} {number} {row.sublayer}", " ".join([row.rule, *numbers]), norm, added, std))
+    return in_columns(cells)
 
 
 def _alike(one: list[Row], other: list[Row]) -> bool:

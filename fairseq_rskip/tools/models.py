@@ -3,6 +3,7 @@
 import argparse
 import shlex
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 from ..analysis.curves import split
@@ -20,17 +21,13 @@ def load_study(options: argparse.Namespace) -> Study:
     models = [_source(text) for text in options.models]
     if twice := next((label for label, count in Counter(source.label for source in models).items() if count > 1), None):
         raise UserError(f"MODEL {twice}: two models have this label: say LABEL=PATH")
-    models = [_read(source) for source in progress(models, len(models), "reading", "model")]
+    models = [source if source.fresh else _read(source) for source in progress(models, len(models), "reading", "model")]
     resnets = [m for m in models if (m.fresh[0].startswith("-") if m.fresh else m.state.get("format") == FORMAT)]
     if resnets and len(resnets) < len(models):
         raise UserError(f"{resnets[0]} is a ResNet, others are Transformers: they share no examples")
-    if resnets:
-        from . import resnets as builder
-    elif options.stage:
+    if options.stage and not resnets:
         raise UserError("--stage: expected with ResNets only, Transformers have none")
-    else:
-        from . import transformers as builder
-    study = builder.study(models, options)
+    study = import_module(f".{'resnets' if resnets else 'transformers'}", __package__).study(models, options)
     for source in models:
         if source.state is None:
             study.calibrate(source.label, options.seed)
@@ -39,36 +36,28 @@ def load_study(options: argparse.Namespace) -> Study:
 
 def _source(text: str) -> Source:
     label, _, source = text.partition("=")
-    if not text.strip("=") or text.startswith(FRESH) or (label and not source and "=" in text):
-        raise UserError(f"MODEL {text!r}: expected LABEL=PATH, PATH or 'LABEL=fresh:...'")
-    if not source.startswith(FRESH):
+    if source.startswith(FRESH):
+        try:
+            if words := shlex.split(source[len(FRESH) :]):
+                return Source(label, fresh=tuple(words))
+        except ValueError as error:
+            raise UserError(f"MODEL {text!r}: {error}") from None
+    elif label and (source or "=" not in text) and not text.startswith(FRESH):
         label, path = split(text)
         alone = path == text and Path(path).is_file()
         return Source(Path(path).resolve().parent.name if alone else label, path=path)
-    try:
-        words = shlex.split(source[len(FRESH) :])
-    except ValueError as error:
-        raise UserError(f"MODEL {text!r}: {error}") from None
-    if not words:
-        raise UserError(f"MODEL {text!r}: expected options of train_cifar.py or an architecture after {FRESH}")
-    return Source(label, fresh=tuple(words))
+    raise UserError(f"MODEL {text!r}: expected LABEL=PATH, PATH or 'LABEL=fresh:...'")
 
 
 def _read(source: Source) -> Source:
-    """``source`` with its checkpoint, if it is one."""
-    if source.fresh:
-        return source
+    """``source`` with its checkpoint."""
     path = Path(source.path).expanduser()
     if path.is_dir():
         if not (path / CHECKPOINT).is_file():
             seeds = ", ".join(str(seed.parent) for seed in sorted(path.glob(f"seed*/{CHECKPOINT}"))[:4])
             raise UserError(f"{source} holds no {CHECKPOINT}: expected a training's folder {seeds or 'or checkpoint'}")
         path = path / CHECKPOINT
-    source = source._replace(path=str(path))
-    try:
-        state = load_checkpoint(path, map_location="cpu")
-    except CheckpointError as error:
-        raise CheckpointError(f"{source.label}: {error}") from None
+    source, state = source._replace(path=str(path)), load_checkpoint(path, map_location="cpu")
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise CheckpointError(f"{source} is no checkpoint of train_cifar.py or fairseq-train: it has no entry 'model'")
     # fairseq reads its own checkpoints again, to convert settings of older versions

@@ -3,20 +3,19 @@
 import argparse
 import dataclasses
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..analysis.study import Source, Study, choose, device_of, fit, parsed
-from ..console import print_line, progress
+from ..console import print_line
 from ..errors import UserError
 from ..residual import SkipConnection
 from ..safe_load import CheckpointError
 from ..vision.batches import Augmenter, channel_statistics
-from ..vision.config import FOLDER, Config, parse
+from ..vision.config import Config, parse
 from ..vision.data import load
 from ..vision.model import STAGES, preact_resnet
 
@@ -37,8 +36,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     """Build every model and draw the examples. Raises ``UserError``, ``CheckpointError``."""
     if options.split not in ("train", "test"):
         raise UserError(f"--split {options.split}: images have train and test")
-    configs = [settings(source) for source in models]
-    device = device_of(options.device)
+    configs, device = [settings(source) for source in models], device_of(options.device)
     images = load(_data(models, configs, options))
     stored, labels = (getattr(images, f"{options.split}_{what}") for what in ("images", "labels"))
     chosen = choose(len(labels), options.examples, options.seed)
@@ -50,15 +48,18 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
         for pixels, answers in zip(stored.split(options.batch_size), labels.split(options.batch_size)):
             yield Batch(augmenter.test(pixels.to(device)), answers)
 
-    built, digest = {}, images.digest()
-    for source, config in progress(list(zip(models, configs)), len(models), "loading", "model"):
-        built[source.label] = _build(source, config, len(images.classes), options.seed).to(device).eval()
-        if source.state and (source.state.get("identity") or {}).get("SHA-256 of images and labels", digest) != digest:
-            print_line(f"note: {source} was trained on other images than these", "stderr")
-
     def stage(_name: str, skip: SkipConnection) -> str:
         return f"stage{skip.place.index * STAGES // skip.place.depth + 1}"
 
+    built, digest = {}, images.digest()
+    for source, config in zip(models, configs):
+        torch.manual_seed(options.seed)
+        model = preact_resnet(num_classes=len(images.classes), **config.network())
+        if source.state:
+            fit(model, source.state["model"], source)
+            if (source.state.get("identity") or {}).get("SHA-256 of images and labels", digest) != digest:
+                print_line(f"note: {source} was trained on other images than these", "stderr")
+        built[source.label] = model.to(device, memory_format=torch.channels_last).eval()
     data = f"{len(labels)} {'training' if options.split == 'train' else 'test'} images"
     only = f"stage{options.stage}" if options.stage else ""
     return Study(built, batches, -(-len(labels) // options.batch_size), data, losses, stage, only)
@@ -78,24 +79,8 @@ def _data(models: Sequence[Source], configs: Sequence[Config], options: argparse
     """Which images all models see: those of --data, else those that the checkpoints (or fresh ones' options) name."""
     saved = [(source, config) for source, config in zip(models, configs) if source.state is not None]
     (source, first), *others = saved or list(zip(models, configs))
-    places = {"cache": options.cache or first.cache, "data_dir": options.data_dir or first.data_dir}
-    if options.data:
-        return dataclasses.replace(first, data=options.data, **places)
-    for other, config in others:
+    for other, config in () if options.data else others:
         if config.data != first.data:
             raise UserError(f"{source} is of {first.data}, {other} of {config.data}: say --data DATA for both")
-    if first.data.startswith(FOLDER) and not Path(first.data[len(FOLDER) :]).expanduser().is_dir():
-        raise UserError(f"{source} was trained on {first.data}, not here: say --data imagefolder:PATH")
-    return dataclasses.replace(first, **places)
-
-
-def _build(source: Source, config: Config, classes: int, seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    model = preact_resnet(num_classes=classes, **config.network())
-    if source.state is not None:
-        weights: Any = source.state["model"]
-        rows = len(weights["fc.bias"]) if "fc.bias" in weights else classes
-        if rows != classes:
-            raise CheckpointError(f"{source} tells {rows} classes apart, the data has {classes}: say --data")
-        fit(model, weights, source)
-    return model.to(memory_format=torch.channels_last)
+    places = {"cache": options.cache or first.cache, "data_dir": options.data_dir or first.data_dir}
+    return dataclasses.replace(first, data=options.data or first.data, **places)

@@ -39,32 +39,31 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     logging.getLogger().setLevel(logging.WARNING)  # fairseq lets every library's remarks through
     device = device_of(options.device)
     states = [read(source) for source in models]
-    data = _data(models, states, options)
-    built, first_task = {}, None
+    data, built, first = _data(models, states, options), {}, None
     for source, state in progress(list(zip(models, states)), len(models), "loading", "model"):
         cfg = _fresh_settings(source, data) if state is None else state["cfg"]
         task, model = build(source, cfg, state, data, options.seed)
-        first_task = first_task or task
-        built[source.label] = model.to(device).eval()
+        first, built[source.label] = first or task, model.to(device).eval()
     try:
-        first_task.load_dataset(options.split)
+        first.load_dataset(options.split)
     except OSError as error:
         raise UserError(f"{data} has no split {options.split!r}: {' '.join(str(error).split())[:150]}") from None
-    dataset = first_task.dataset(options.split)
+    dataset = first.dataset(options.split)
     chosen = _choose(dataset, list(built.values()), options)
 
     def batches() -> Iterator[dict[str, Any]]:
         for start in range(0, len(chosen), options.batch_size):
             sample = dataset.collater([dataset[i] for i in chosen[start : start + options.batch_size]])
-            sample["pad"] = first_task.target_dictionary.pad()
+            sample["pad"] = first.target_dictionary.pad()
             yield utils.move_to_cuda(sample) if device.type == "cuda" else sample
 
-    def side(name: str, _skip: Any) -> str:
-        return name.partition(".")[0]
+    about = f"{len(chosen)} {'windows' if _is_text(data) else 'sentence pairs'} of {options.split}"
+    count = -(-len(chosen) // options.batch_size)
+    return Study(built, batches, count, about, losses, lambda name, _skip: name.partition(".")[0])
 
-    examples = "windows" if (Path(data) / "dict.txt").is_file() else "sentence pairs"
-    data = f"{len(chosen)} {examples} of {options.split}"
-    return Study(built, batches, -(-len(chosen) // options.batch_size), data, losses, side)
+
+def _is_text(data: str) -> bool:
+    return (Path(data) / "dict.txt").is_file()
 
 
 def read(source: Source) -> Any:
@@ -83,23 +82,21 @@ def read(source: Source) -> Any:
 def _data(models: Sequence[Source], states: Sequence[Any], options: argparse.Namespace) -> str:
     """The data-bin that all models see: --data, else the one that every checkpoint names."""
     named = {str(state["cfg"]["task"]["data"]): source for source, state in zip(models, states) if state is not None}
-    named = {options.data: "--data"} if options.data else named
-    if not named:
+    if not (options.data or named):
         raise UserError("fresh Transformers need --data DATA-BIN, a folder that fairseq-preprocess wrote")
-    if len(named) > 1:
+    if len(named) > 1 and not options.data:
         listed = ", ".join(f"{source.label}: {folder}" for folder, source in named.items())
         raise UserError(f"the checkpoints name different data: say --data DATA-BIN ({listed})")
-    ((folder, source),) = named.items()
-    if not list(Path(folder).expanduser().glob("dict*.txt")):
-        hint = "" if options.data else f", which {source} was trained on: say --data DATA-BIN"
-        raise UserError(f"{folder} is not here or holds no dict.*.txt or dict.txt{hint}")
-    return str(Path(folder).expanduser())
+    folder = Path(options.data or [*named][0]).expanduser()
+    if not list(folder.glob("dict*.txt")):
+        raise UserError(f"{folder} is not here or holds no dict.*.txt or dict.txt: say --data DATA-BIN")
+    return str(folder)
 
 
 def _fresh_settings(source: Source, data: str) -> Any:
     """The settings of ``fairseq-train DATA --arch ARCH ...`` for ``fresh:ARCH ...``."""
-    task = ["--task", "language_modeling"] if (Path(data) / "dict.txt").is_file() else []
-    parser, argv = fairseq_options.get_training_parser(), [data, "--arch", *source.fresh, *task]
+    argv = [data, "--arch", *source.fresh, *(["--task", "language_modeling"] if _is_text(data) else [])]
+    parser = fairseq_options.get_training_parser()
     return convert_namespace_to_omegaconf(parsed(source, fairseq_options.parse_args_and_arch, parser, argv))
 
 
@@ -112,11 +109,10 @@ def ours(model: Any) -> Any:
     if prefix is None:
         return model
     pre_norm = getattr(model, "encoder_normalize_before", False) or getattr(model, "decoder_normalize_before", False)
-    name = f"transformer_{prefix}xskip" if pre_norm else f"transformer_{prefix}xskip_ln"
+    name = f"transformer_{prefix}xskip{'' if pre_norm else '_ln'}"
     ours = MODEL_DATACLASS_REGISTRY[name](skip_lambda=1.0)
     for field in dataclasses.fields(ours):
-        if hasattr(model, field.name):
-            setattr(ours, field.name, getattr(model, field.name))
+        setattr(ours, field.name, getattr(model, field.name, getattr(ours, field.name)))
     ours._name = name
     return OmegaConf.structured(ours)
 
@@ -130,11 +126,9 @@ def build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> tuple[A
         task = tasks.setup_task(cfg.task)
         torch.manual_seed(seed)
         model = task.build_model(ours(cfg.model))
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from None
-    except (OSError, AssertionError, AttributeError, KeyError, ValueError) as error:
+    except (OSError, AssertionError, AttributeError, KeyError, ValueError) as error:  # ours, and fairseq's bare ones
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{source} does not go with {data}: {reason}") from None
+        raise UserError(f"{source} with {data}: {reason}") from None
     if state is not None:
         weights = dict(state["model"])
         model.upgrade_state_dict(weights)

@@ -14,7 +14,7 @@ from conftest import ROOT, run_checked
 from fairseq.logging import progress_bar
 from transformer_helpers import TINY, batch, build, dictionary, randomise, sentences
 
-from fairseq_rskip.analysis import course
+from fairseq_rskip.analysis import curves
 from fairseq_rskip.analysis.live import read
 from fairseq_rskip.compat import load_checkpoint
 from fairseq_rskip.modules import skip_log
@@ -214,5 +214,5 @@ def test_fairseq_train_writes_them_and_trains_the_same_and_resumes_with_another_
     _, watched = train(tiny_corpus, tmp_path / "watched", "--max-update", "6", "--skip-log-interval", "3")
     assert same(plain, watched)
     assert all(values.keys() == {2, 4, 6} for values in read_scalars(folder).values())
-    assert {row["step"] for row in course.read(tmp_path / "watched")} == {2, 4, 6}
+    assert {row["step"] for row in curves.read_skips(tmp_path / "watched")} == {2, 4, 6}
     assert load_checkpoint(tmp_path / "watched" / "checkpoint_last.pt")["cfg"]["model"]["skip_log_interval"] == 3
