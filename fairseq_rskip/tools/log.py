@@ -3,16 +3,15 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-TAIL = 200_000  # bytes that hold the newest figures of a training, of a fresh log on a shared disk, too
+TAIL = 200_000  # bytes that hold the newest figures of a training
 _FIGURES = re.compile(r"\| (train_inner|train|valid) \| (\{.*\})\s*$")
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """Figures after ``updates``: of an interval ("train_inner"), of an epoch ("train") or of the held-out set.
 
     ``values`` are fairseq's, by names without their "train_" or "valid_"; what is no number is left out.
@@ -29,9 +28,9 @@ def record(line: str) -> Record | None:
     match = _FIGURES.search(line)
     if not match:
         return None
-    source, values = match.group(1), {}
+    source, values = match[1], {}
     try:
-        for name, value in json.loads(match.group(2)).items():
+        for name, value in json.loads(match[2]).items():
             with contextlib.suppress(ValueError, TypeError):
                 values[name.removeprefix(f"{source}_")] = float(value)
         return Record(source, int(values["epoch"]), int(values["num_updates"]), values)
@@ -39,18 +38,12 @@ def record(line: str) -> Record | None:
         return None
 
 
-def records(log: Path | Iterable[str]) -> Iterator[Record]:
-    """The records of a log, a file or its lines, in order. A file that is missing has none."""
-    if isinstance(log, Path):
-        log = log.read_text("utf-8", "replace").split("\n") if log.is_file() else []
-    yield from filter(None, map(record, log))
+def records(log: Path, last: int = 0) -> Iterator[Record]:
+    """The records of a log, or of its ``last`` bytes, in order. A file that is missing has none."""
+    text = log.read_bytes()[-last:].decode("utf-8", "replace") if log.is_file() else ""
+    yield from filter(None, map(record, text.split("\n")))
 
 
 def last(path: Path) -> dict[str, Record]:
     """The newest record of each source ("train_inner", "train", "valid") in the end of the log ``path``."""
-    if not path.is_file():
-        return {}
-    with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL))
-        lines = file.read().decode("utf-8", "replace").split("\n")
-    return {found.source: found for found in records(lines)}
+    return {each.source: each for each in records(path, TAIL)}

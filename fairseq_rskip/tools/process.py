@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,16 +23,16 @@ _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 class Stopped(KeyboardInterrupt):
     """A signal has asked this process to end; ``status`` is the exit status that says so to a shell."""
 
-    def __init__(self, number: int, _frame: object = None):
-        super().__init__()
-        self.status = 128 + number
+    status = 128 + signal.SIGINT
 
 
 def stop_on_signals() -> None:
     """Have Ctrl-C, SIGTERM and SIGHUP raise ``Stopped``, so that what is half done is cleared away."""
 
     def stop(number: int, frame: object) -> None:
-        raise Stopped(number)
+        stopped = Stopped()
+        stopped.status = 128 + number
+        raise stopped
 
     for number in _STOPPING:
         signal.signal(number, stop)
@@ -61,14 +62,8 @@ def follow(command: Sequence[str], on_line: Callable[[bytes], None] | None = Non
     try:
         try:
             streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if on_line else {}
-            process = subprocess.Popen(
-                list(map(str, command)),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                pass_fds=inherit,
-                preexec_fn=set_up_child,
-                **streams,
-            )
+            child = {"env": environment, "stdin": subprocess.DEVNULL, "pass_fds": inherit, **streams}
+            process = subprocess.Popen([*map(str, command)], preexec_fn=set_up_child, **child)
         except FileNotFoundError:
             raise UserError(f"{command[0]} is not installed beside this Python, nor on PATH") from None
         finally:
@@ -80,9 +75,6 @@ def follow(command: Sequence[str], on_line: Callable[[bytes], None] | None = Non
         if process:
             _end(process)
         raise
-    finally:
-        if process and process.stdout:
-            process.stdout.close()
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -104,9 +96,6 @@ def _end(process: subprocess.Popen) -> None:
             signal.signal(number, handler)
 
 
-_ERROR = r"(?:[\w-]+: )?(error: .*)|((?:[\w.]*(?:Error|Exception|Exit)\b)(?::.*)?)$"
-
-
 def explain(name: str, output: str, status: int) -> str:
     """One line on why the command ``name`` ended with ``status``: the last error in its output, else its last line."""
     return f"{name} was {killed_by(-status)}" if status < 0 else f"{name} exited with {status}: {explanation(output)}"
@@ -122,7 +111,8 @@ def explanation(output: str) -> str:
     # what goes wrong while an interpreter ends is not the reason
     text = re.sub(r"(?ms)^Exception ignored in.*?^[\w.]*(Error|Exception)\b.*?$", "", output)
     lines = [line.strip() for line in re.split(r"[\r\n]", text) if line.strip()]
-    named = [next(filter(None, match.groups())) for match in (re.match(_ERROR, line) for line in lines) if match]
+    error = r"(?:[\w-]+: )?(error: .*|[\w.]*(?:Error|Exception|Exit)\b(?::.*)?)$"
+    named = [match[1] for match in (re.match(error, line) for line in lines) if match]
     return (named or lines or ["it printed nothing"])[-1][:500]
 
 
@@ -133,12 +123,8 @@ def tail(lines: list[bytes]) -> str:
 
 def git_commit() -> str | None:
     """The project's commit, with "+changes" where files differ from it; None outside of its checkout."""
-    if not (CHECKOUT / ".git").exists():
+    if not ((CHECKOUT / ".git").exists() and shutil.which("git")):
         return None
-    try:
-        options = {"cwd": CHECKOUT, "capture_output": True, "text": True, "check": True, "timeout": 30}
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], **options).stdout.strip()
-        changed = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], **options).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit + ("+changes" if changed else "")
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    done = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return done.stdout.strip() or None

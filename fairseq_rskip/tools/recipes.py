@@ -1,11 +1,9 @@
 """The settings each corpus is trained with, in one table. docs/training.md says where every value comes from."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """``tokens`` per step over all processes, and fairseq-train's ``options``; without an lr it is ``peak_lr``."""
 
     tokens: int
@@ -13,40 +11,27 @@ class Recipe:
 
 
 # Vaswani et al. 2017, as in tensor2tensor's transformer_base_v1. Dropout is each architecture's own.
-VASWANI = {
-    "optimizer": "adam",
-    "adam-betas": "(0.9, 0.98)",
-    "adam-eps": "1e-9",
-    "lr-scheduler": "inverse_sqrt",
-    "warmup-updates": 4000,
-    "warmup-init-lr": "1e-7",
-    "criterion": "label_smoothed_cross_entropy",
-    "label-smoothing": 0.1,
-    "seed": 1,
-}
+ADAM = {"optimizer": "adam", "adam-betas": "(0.9, 0.98)", "adam-eps": "1e-9", "seed": 1}
+ADAM |= {"lr-scheduler": "inverse_sqrt", "warmup-updates": 4000, "warmup-init-lr": "1e-7"}
+VASWANI = {**ADAM, "criterion": "label_smoothed_cross_entropy", "label-smoothing": 0.1}
 EPOCHS = {"keep-last-epochs": 10}
 UPDATES = {"save-interval-updates": 2500, "keep-interval-updates": 10}
 WMT = {**VASWANI, "max-update": 550_000, "no-epoch-checkpoints": True, **UPDATES}
 SMALL = {**VASWANI, "lr": 0.001, "warmup-updates": 800, "dropout": 0.2, "max-epoch": 20, **EPOCHS}
 DEMO = {**VASWANI, "lr": 0.003, "warmup-updates": 200, "max-epoch": 4, "log-interval": 50, **EPOCHS}
 # fairseq's examples/language_model: transformer_lm on WikiText-103; its adaptive model has a recipe of its own there
-LM = {**VASWANI, "criterion": "cross_entropy", "weight-decay": 0.01, "clip-norm": 0.0, "sample-break-mode": "none"}
-LM = {name: value for name, value in LM.items() if name != "label-smoothing"}
+LM = {**ADAM, "criterion": "cross_entropy", "weight-decay": 0.01, "clip-norm": 0.0, "sample-break-mode": "none"}
 TEXT = {**LM, "lr": 0.001, "warmup-updates": 400, "tokens-per-sample": 256, "max-epoch": 20, **EPOCHS}
 WIKITEXT = {**LM, "lr": 0.0005, "tokens-per-sample": 512, "max-update": 50_000, **UPDATES}
 
 RECIPES = {
     "iwslt15-en-vi": Recipe(4096, {**VASWANI, "max-update": 100_000, **EPOCHS}),
-    "wmt14-en-de": Recipe(16384, WMT),
-    "wmt14-en-fr": Recipe(16384, WMT),
-    "multi30k-en-de": Recipe(2048, SMALL),
-    "multi30k-en-fr": Recipe(2048, SMALL),
+    **dict.fromkeys(("wmt14-en-de", "wmt14-en-fr"), Recipe(16384, WMT)),
+    **dict.fromkeys(("small", "multi30k-en-de", "multi30k-en-fr"), Recipe(2048, SMALL)),
     "numbers": Recipe(1000, {**DEMO, "save-interval-updates": 0}),
-    "small": Recipe(2048, SMALL),
     "medium": Recipe(4096, {**VASWANI, "max-update": 100_000, **EPOCHS, **UPDATES}),
     "large": Recipe(16384, {**WMT, "max-update": 100_000}),
-    "text": Recipe(4096, TEXT),
-    "captions": Recipe(4096, TEXT),
+    **dict.fromkeys(("text", "captions"), Recipe(4096, TEXT)),
     "wikitext103": Recipe(32768, WIKITEXT),
 }
 # A step takes seconds there: save before an epoch ends, log more often, and leave the second core to the model.
@@ -59,6 +44,6 @@ def recipe_for(pairs: int) -> str:
     return "medium" if not pairs or 100_000 <= pairs < 1_000_000 else "small" if pairs < 100_000 else "large"
 
 
-def peak_lr(dim: int, warmup: int = VASWANI["warmup-updates"]) -> float:
-    """Vaswani et al.'s d^-0.5 · warmup^-0.5, rounded to 0.00005: 0.0007 for 512, 0.0005 for 1024."""
-    return round(2 * (dim * warmup) ** -0.5, 4) / 2
+def peak_lr(dim: int) -> float:
+    """Vaswani et al.'s d^-0.5 · 4000^-0.5, rounded to 0.00005: 0.0007 for 512, 0.0005 for 1024."""
+    return round(2 * (dim * 4000) ** -0.5, 4) / 2

@@ -1,18 +1,47 @@
-"""``rskip train``: plan, make SAVE-DIR ready, and become ``run``. fairseq is imported after the options are read."""
+"""``rskip train``: plan, make SAVE-DIR ready, run fairseq-train: output in train.log, progress on the screen.
+
+fairseq-train is run by a process without torch and fairseq, so that the memory of planning is free again:
+``python -m fairseq_rskip.tools.train.main SAVE-DIR ABOUT COMMAND ...``.
+"""
 
 import contextlib
 import os
+import re
 import shlex
 import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
 
 from fairseq_rskip.console import print_line
-from fairseq_rskip.errors import exit_status
-from fairseq_rskip.tools.train.plan import make_plan, read
-from fairseq_rskip.tools.train.save import check_vocabulary, fill_save, finished
+from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.files import lock_holder, locked, write_atomically
+from fairseq_rskip.tools.corpus import PREPARATION
+from fairseq_rskip.tools.log import Record, record
+from fairseq_rskip.tools.process import Stopped, explain, follow, stop_on_signals, tail
+from fairseq_rskip.tools.train.plan import Plan, make_plan, read
+from fairseq_rskip.tools.train.save import NUMBERED, check_vocabulary, numbered
+
+LOG, LOCK, LAST = "train.log", "train.lock", "checkpoint_last.pt"
+LINES_EVERY = 30.0  # seconds between lines of progress
+_SHOWN = re.compile(
+    r"\| (Loaded checkpoint .* updates\))|\| WARNING \| (?:fairseq_rskip[\w.]*|fairseq\.tasks\.fairseq_task) \| (.*)"
+)
 
 
-def train(argv: list[str]) -> None:
-    """Do what ``argv`` says. Raises ``UserError``."""
+def finished(plan: Plan) -> bool:
+    """Whether checkpoint_last.pt has all updates; fairseq would do one more. Raises ``CheckpointError``."""
+    if plan.unit == "epochs" or not (plan.end and (plan.save / LAST).exists()):
+        return False
+    from fairseq_rskip.safe_load import load_checkpoint  # takes seconds to import
+
+    history = load_checkpoint(plan.save / LAST, map_location="cpu").get("optimizer_history") or [{}]
+    return history[-1].get("num_updates", 0) >= plan.end
+
+
+def start(argv: list[str]) -> None:
+    """Plan what ``argv`` says, and become the process that runs it. Raises ``UserError``."""
     own, words = read(argv)
     if own.archs:
         from fairseq.models import ARCH_MODEL_REGISTRY
@@ -20,30 +49,110 @@ def train(argv: list[str]) -> None:
         from fairseq_rskip.models import skip_architectures
         from fairseq_rskip.models._presets import overview
 
-        print(f"{overview()}\n\nfairseq's own:\n{', '.join(sorted(ARCH_MODEL_REGISTRY.keys() - skip_architectures()))}")
-        return
+        stock = sorted(ARCH_MODEL_REGISTRY.keys() - skip_architectures())
+        return print(f"{overview()}\n\nfairseq's own:\n{', '.join(stock)}")
     if not own.dry_run:
         print_line("starting: reading the options and the data takes some seconds", "stderr")
     with contextlib.redirect_stdout(sys.stderr):  # fairseq logs there
         plan = make_plan(own, words)
         check_vocabulary(plan.save, plan.corpus)
-        if not own.dry_run and finished(plan.save, plan.end if plan.unit == "updates" else 0):
-            print_line(f"{plan.save} has all {plan.end} updates: nothing to train", "stderr")
-            return
-    if not own.dry_run:
-        fill_save(plan.save, plan.corpus)
-    for warning in plan.warnings:
-        print_line(f"warning: {warning}", "stderr")
-    notes, command = "\n".join(plan.notes), shlex.join(plan.command)
+    about, command = "\n".join(plan.notes), shlex.join(plan.command)
+    if not own.dry_run and finished(plan):
+        return print_line(f"{plan.save} has all {plan.end} updates: nothing to train", "stderr")
+    for path in [] if own.dry_run else [*plan.corpus.dictionaries(), plan.corpus.folder / PREPARATION]:
+        plan.save.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            write_atomically(plan.save / path.name, lambda file, source=path: file.write(source.read_bytes()))
+    for line in [f"warning: {warning}" for warning in plan.warnings] + [about] * own.dry_run:
+        print_line(line, "stderr")
     if own.dry_run:
-        print(notes, file=sys.stderr)
-        print(command)
-        return
-    sys.stdout.flush()
-    run = [sys.executable, "-m", "fairseq_rskip.tools.train.run", str(plan.save), f"{notes}\n{command}", *plan.command]
-    os.execv(sys.executable, run)
+        return print(command)
+    run = [sys.executable, "-m", "fairseq_rskip.tools.train.main", str(plan.save), f"{about}\n{command}"]
+    os.execv(sys.executable, [*run, *plan.command])
+
+
+class Progress:
+    """What the log says of a training: a line for each validation and every half minute."""
+
+    def __init__(self) -> None:
+        self.newest: dict[str, Record] = {}  # by its source
+        self.updates, self.closed, self.started = 0, threading.Event(), time.time()
+        threading.Thread(target=self._print_regularly, daemon=True).start()
+
+    def read(self, line: str) -> None:
+        """Take in one line of the log, and print what is new in it."""
+        if note := _SHOWN.search(line):
+            print_line(note[1] or note[2])
+        if new := record(line):
+            self.newest[new.source], self.updates = new, new.updates
+            if new.source == "valid":
+                print_line(str(self))
+
+    def _print_regularly(self) -> None:
+        while not self.closed.wait(LINES_EVERY):
+            minutes, seconds = divmod(int(time.time() - self.started), 60)
+            print_line(f"{minutes}:{seconds:02} {self}")
+
+    def __str__(self) -> str:
+        if not self.updates:
+            return "starting, no update yet"
+        train, valid = self.newest.get("train_inner") or self.newest.get("train"), self.newest.get("valid")
+        parts = [f"epoch {(train or valid).epoch}, {self.updates:,} updates"]
+        parts += [f"train loss {train.values['loss']:.3f}, {train.values['wps']:,.0f} words/s"] if train else []
+        return ", ".join([*parts, *([f"valid loss {valid.values['loss']:.3f}"] if valid else [])])
+
+
+def run(save: Path, about: str, command: list[str]) -> int:
+    """Train; return the exit status. ``about`` comes first in the log and on the screen.
+
+    Raises ``UserError`` with the reason if fairseq-train fails.
+    """
+    with locked(save, LOCK) as lock, open(save / LOG, "ab", buffering=0) as log:
+        if lock is None:
+            raise UserError(f"another training writes to {save} ({lock_holder(save, LOCK)}); give another --save-dir")
+        remove_unfinished(save)
+        print_line(f"{about}\nthe whole log: {save / LOG}")
+        log.write(about.encode() + b"\n")
+        progress, lines = Progress(), deque[bytes](maxlen=500)
+
+        def take(line: bytes) -> None:
+            lines.append(line)
+            with contextlib.suppress(OSError):  # a disk without room for the log does not end the training
+                log.write(line)
+            progress.read(line.decode("utf-8", "replace"))
+
+        try:  # fairseq-train inherits the lock: it is held while anything writes there
+            status = follow(command, take, inherit=[lock.fileno()])
+        except Stopped as stopped:
+            exists, resume = (save / LAST).exists(), f"resume from {save / LAST} with the same command"
+            resume = resume if exists else "there is no checkpoint yet"
+            print_line(f"stopped after {progress.updates:,} updates; {resume}", "stderr")
+            return stopped.status
+        finally:
+            progress.closed.set()
+        if status:
+            remove_unfinished(save)
+            raise UserError(f"{explain('fairseq-train', tail([*lines]), status)}; its output is in {save / LOG}")
+    print_line(f"trained in {(time.time() - progress.started) / 60:.1f} minutes: {progress}")
+    if "language_modeling" not in command and max(len(numbered(save, unit)) for unit in NUMBERED) < 2:
+        missing = (
+            "fewer than two numbered checkpoints, so evaluation cannot average; --save-interval-updates N writes more"
+        )
+        print_line(f"warning: {save} has {missing}", "stderr")
+    return 0
+
+
+def remove_unfinished(save: Path) -> None:
+    """Remove files that a training could not finish; the caller holds the folder's lock."""
+    for path in [*save.glob("*.pt.tmp"), *save.glob("*.part"), *save.glob(".*.part")]:
+        path.unlink()
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit status."""
-    return exit_status(lambda: train(argv))
+    return exit_status(lambda: start(argv))
+
+
+if __name__ == "__main__":
+    stop_on_signals()
+    sys.exit(exit_status(lambda: run(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])))

@@ -1,21 +1,30 @@
-"""The fairseq-train command for a corpus, an architecture, this machine and the user's options."""
+"""From a corpus, an architecture, this machine and the user's options to a fairseq-train command.
+
+fairseq's own parser and the model's construction refuse what they cannot take; ``RANGES`` has what they wrongly take.
+"""
 
 import argparse
+import contextlib
 import filecmp
 import importlib.util
+import logging
 import math
 import os
 import shutil
+from ast import literal_eval
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+import numpy
 
 import fairseq_rskip
 from fairseq_rskip.console import Parser, as_words
-from fairseq_rskip.errors import UserError, missing_package
+from fairseq_rskip.errors import UserError, did_you_mean, missing_package
 from fairseq_rskip.tools.corpus import NAMES, POSITIONS, ROOT, Corpus
 from fairseq_rskip.tools.recipes import AVERAGED, CPU, RECIPES, Recipe, peak_lr, recipe_for
-from fairseq_rskip.tools.train.options import Options, check_model
 
 DESCRIPTION = f"""Train ARCH on CORPUS with the paper's settings for it (docs/training.md), on all GPUs that torch sees,
 or on the CPU. The same command again resumes from SAVE-DIR/checkpoint_last.pt.
@@ -27,7 +36,20 @@ lists them. --save-dir is checkpoints/CORPUS/ARCH by default."""
 EPILOG = """In the environment, MAX_TOKENS_PER_GPU sets the largest batch of one GPU in tokens (4096), which does not
 change the tokens per step, and CUDA_VISIBLE_DEVICES selects GPUs."""
 PLUGIN = Path(fairseq_rskip.__file__).resolve().parent
-HALF = {"fp16", "memory_efficient_fp16", "bf16", "memory_efficient_bf16", "amp", "tpu"}
+FP16 = {"fp16", "memory-efficient-fp16"}
+PRECISIONS = {*FP16, "bf16", "memory-efficient-bf16", "amp", "tpu"}
+LENGTHS = {"max-update", "max-epoch"}  # of a training: the user's takes the place of both
+RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # accepted values in words, their test, options
+    ("a number above 0", lambda v: 0 < v < math.inf, "lr adam-eps"),
+    ("a number of at least 0", lambda v: 0 <= v < math.inf, "weight-decay clip-norm"),
+    ("a number from 0 to below 1", lambda v: 0 <= v < 1, "dropout attention-dropout activation-dropout relu-dropout"),
+    ("a number from 0 to below 1", lambda v: 0 <= v < 1, "label-smoothing encoder-layerdrop decoder-layerdrop"),
+    ("two numbers from 0 to below 1", lambda v: [0 <= b < 1 for b in literal_eval(v)] == [True, True], "adam-betas"),
+    ("an integer from 0 to 2^32 - 1", lambda v: 0 <= v < 2**32, "seed"),
+    ("an integer of at least 0", lambda v: v >= 0, "max-epoch max-update warmup-updates save-interval-updates"),
+    ("an integer of at least 1", lambda v: v >= 1, "max-tokens batch-size update-freq encoder-layers decoder-layers"),
+    ("a folder", lambda v: bool(v.strip()), "save-dir"),
+)
 
 
 class Plan(NamedTuple):
@@ -72,65 +94,129 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     shares = "share-all-embeddings"
     if corpus.is_text:
         task, shares = {"task": "language_modeling"}, "share-decoder-input-output-embed"
-    options = Options(own.arch, {**task, **recipe.options, shares: True}, words)
-    if options.get("wandb_project") and not importlib.util.find_spec("wandb"):
-        raise UserError(missing_package("wandb"))
-    sides = {side: options.get(f"{side}_lang") or getattr(corpus, side) for side in ("source", "target")}
+    given, unused, model = parse(own.arch, {**task, **recipe.options, shares: True}, words)
+    sides = {side: given.get(f"{side}-lang") or getattr(corpus, side) for side in ("source", "target")}
     corpus = replace(corpus, **sides)
     joined = not corpus.exists or corpus.is_text or filecmp.cmp(*corpus.dictionaries(), shallow=False)
-    share = joined and not options.get("share_decoder_input_output_embed")
-    if getattr(options.model, "adaptive_softmax_cutoff", None):
+    share = joined and "share-decoder-input-output-embed" not in given
+    if getattr(model, "adaptive_softmax_cutoff", None):
         share, task = False, {**task, "criterion": "adaptive_loss", "ddp-backend": "legacy_ddp"}
-    check_model(own.arch, options, corpus, joined, share)
-    dimensions = (getattr(options.model, f"{side}_embed_dim", None) for side in ("encoder", "decoder"))
-    rate = f"{peak_lr(next(filter(None, dimensions), 512)):g}"
+    check_model(own.arch, model, corpus, joined, share or "share-all-embeddings" in given)
 
-    gpus, supports_fp16 = find_gpus() if own.gpus is None else (own.gpus, True)
-    device, warnings = device_options(gpus, supports_fp16 and not own.no_fp16, options)
-    processes = options.get("distributed_world_size") or (1 if "cpu" in device else gpus)
-    step, note = step_options(recipe.tokens, processes, "CPU" if "cpu" in device else "GPU", options)
-    warmup, length, shorter = length_options(recipe, corpus, options, warnings)
-    save = Path(options.get("save_dir") or ROOT / "checkpoints" / Path(corpus.name).name / own.arch)
-    chosen = {"user-dir": shown(PLUGIN), "arch": own.arch, "lr": rate, **device, **recipe.options, **task}
-    chosen |= {**warmup, **step, "skip-invalid-size-inputs-valid-test": True, shares: share}
-    chosen |= {"save-dir": shown(save), "log-format": "json", "tensorboard-logdir": shown(save / "tensorboard")}
-    chosen = {option: value for option, value in chosen.items() if options.keeps(option)}
-    command = [shutil.which("fairseq-train") or "fairseq-train", shown(corpus.folder), *as_words(chosen), *words]
+    dimensions = (getattr(model, f"{side}_embed_dim", None) for side in ("encoder", "decoder"))
+    rate = f"{peak_lr(next(filter(None, dimensions), 512)):g}"
+    device, processes, warnings = device_options(own, given)
+    step, tokens = step_options(recipe.tokens, given.get("distributed-world-size") or processes, given)
+    warm_up, length, more_warnings = length_options(recipe, corpus, given)
     what = f"{corpus.pairs:,} {'lines' if corpus.is_text else 'pairs'}"
     why = f" (for {what}; --recipe NAME selects another)" if not (own.recipe or corpus.known) else ""
-    notes = [f"recipe: {name}{why}{length}", note, *shorter]
-    notes += [f"peak learning rate: {rate}, from the model's dimension"] if chosen.get("lr") == rate else []
-    return Plan(command, save, corpus, *find_end(recipe, options), notes, warnings)
+    notes = [f"recipe: {name}{why}{length}", tokens]
+    if warm_up:
+        full = recipe.options["warmup-updates"]
+        notes += [f"warm-up: {warm_up['warmup-updates']} updates, the recipe's {full} shortened with the training"]
+
+    save = Path(given.get("save-dir") or ROOT / "checkpoints" / Path(corpus.name).name / own.arch)
+    chosen = {"user-dir": PLUGIN, "arch": own.arch, "lr": rate, **device, **recipe.options, **task, **warm_up}
+    chosen |= {**step, "skip-invalid-size-inputs-valid-test": True, shares: share, "save-dir": save}
+    chosen |= {"log-format": "json", "tensorboard-logdir": save / "tensorboard"}
+    replaced = {*given, *unused, *(LENGTHS if LENGTHS & given.keys() else ())}
+    chosen = {option: value for option, value in chosen.items() if option not in replaced}
+    command = [shutil.which("fairseq-train") or "fairseq-train", os.path.abspath(corpus.folder)]
+    warnings += more_warnings
+    return Plan([*command, *as_words(chosen), *words], save, corpus, *find_end(recipe, given), notes, warnings)
 
 
-def shown(path: Path) -> str:
-    """``path``, relative where it is below the current folder."""
-    path, here = Path(os.path.abspath(path)), Path.cwd()
-    return str(path.relative_to(here) if here in path.parents else path)
+def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> tuple[dict[str, Any], set[str], argparse.Namespace]:
+    """What fairseq's parser makes of the recipe's options and the user's ``words``, which override them.
+
+    The values that the user gave, by option; the recipe's options that do not exist here, such as --adam-betas with
+    --optimizer sgd; the model's settings, defaults included. Raises ``UserError`` for what fairseq-train refuses.
+    """
+    from fairseq import options
+    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+
+    import fairseq_rskip.models  # noqa: F401  (registers the architectures)
+
+    def refuse(message: str) -> None:
+        if "--arch/-a" in message:
+            message = f"no architecture named {arch!r}; {did_you_mean(arch, ARCH_MODEL_REGISTRY)} --archs lists them"
+        raise UserError(message.replace("argument ", "", 1).replace("<lambda> ", ""))
+
+    ours = {f"--{name}" if value is True else f"--{name}={value}": name for name, value in recipe.items()}
+    try:
+        parser = options.get_training_parser()
+        parser.error = refuse
+        args, extra = options.parse_args_and_arch(parser, ["data", f"--arch={arch}", *ours, *words], parse_known=True)
+    except (OSError, ImportError) as error:
+        raise UserError(f"cannot load --user-dir: {error}") from None
+    actions = parser._option_string_actions
+    if unknown := [word for word in extra if word not in ours]:
+        hint = did_you_mean(unknown[0].partition("=")[0], actions)
+        raise UserError(f"{arch} takes no option {' '.join(unknown)}; {hint or 'fairseq-train --help lists them'}")
+    names = [actions[flag].dest for flag in (word.partition("=")[0] for word in words) if flag in actions]
+    given = {name.replace("_", "-"): getattr(args, name) for name in names}
+    if "arch" in given:
+        raise UserError("--arch is given twice: ARCH is the second argument")
+    for expected, accepts, limited in RANGES:
+        for name in given.keys() & set(limited.split()):
+            with contextlib.suppress(ValueError, SyntaxError, TypeError):  # of literal_eval
+                if all(map(accepts, given[name] if isinstance(given[name], list) else [given[name]])):
+                    continue
+            raise UserError(f"--{name} {given[name]}: expected {expected}")
+    if given.get("wandb-project") and not importlib.util.find_spec("wandb"):
+        raise UserError(missing_package("wandb"))
+    kind = MODEL_DATACLASS_REGISTRY.get(arch)  # of which fairseq's parser leaves the defaults out
+    values = {name: value for name, value in vars(args).items() if value is not None or not kind}
+    defaults = {k: None if str(v).startswith("${") else v for k, v in (vars(kind()) if kind else {}).items()}
+    return given, {ours[word] for word in extra}, argparse.Namespace(**{**defaults, **values})
 
 
-def find_gpus() -> tuple[int, bool]:
-    """How many GPUs torch sees, and whether fp16 is fast on all of them (compute capability 7.0)."""
+def check_model(arch: str, model: argparse.Namespace, corpus: Corpus, joined: bool, share: bool) -> None:
+    """Build the model as fairseq-train will, with one layer on each side. Raises ``UserError`` where that fails, and
+    where it is not of the corpus's kind."""
+    from fairseq import models
+    from fairseq.data import Dictionary
+
+    if issubclass(models.ARCH_MODEL_REGISTRY[arch], models.FairseqLanguageModel) != corpus.is_text:
+        two, text = "has two languages: expected a translation", "is a text: expected a language"
+        raise UserError(f"{corpus.name} {text if corpus.is_text else two} model, not {arch}; --archs lists them")
+    values = {**vars(model), "_name": arch, "share_all_embeddings": share}
+    small = {"encoder_layers": 1, "decoder_layers": 1, "adaptive_input_cutoff": "2,4", "adaptive_softmax_cutoff": "2,4"}
+    values |= {name: value for name, value in small.items() if values.get(name)}  # of the eight words below
+    source, target = Dictionary(), Dictionary()
+    for word in "abcd":
+        source.add_symbol(word)
+        target.add_symbol(word if joined else word * 2)
+    logging.disable()  # fairseq-train repeats it, about the whole model
+    try:  # a model wants no more of the task; without data, nothing is profiled
+        task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
+        models.build_model(argparse.Namespace(**values), task)
+    except UserError:
+        raise
+    except Exception as error:  # fairseq checks with assert
+        raise UserError(f"fairseq cannot build {arch} with these options: {error or type(error).__name__}") from None
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def device_options(own: argparse.Namespace, given: dict[str, Any]) -> tuple[dict[str, Any], int, list[str]]:
+    """--fp16 (where it is fast: compute capability 7.0) or --cpu, the number of processes, and warnings. Raises
+    ``UserError`` for fp16 without a GPU."""
     import torch
 
-    count = torch.cuda.device_count()
-    return count, all(torch.cuda.get_device_capability(number) >= (7, 0) for number in range(count))
-
-
-def device_options(gpus: int, fp16: bool, options: Options) -> tuple[dict[str, Any], list[str]]:
-    """--fp16 or --cpu, and warnings. Raises ``UserError`` for fp16 without a GPU."""
-    chosen = HALF & options.given
-    if gpus and "cpu" not in options.given:
-        return ({"fp16": True} if fp16 and not chosen else {}), []
-    if chosen & {"fp16", "memory_efficient_fp16"}:
+    gpus = torch.cuda.device_count() if own.gpus is None else own.gpus
+    if gpus and "cpu" not in given:
+        fast = own.gpus or all(torch.cuda.get_device_capability(number) >= (7, 0) for number in range(gpus))
+        return {"fp16": bool(fast) and not (own.no_fp16 or PRECISIONS & given.keys())}, gpus, []
+    if FP16 & given.keys():
         raise UserError("--fp16 needs a GPU, and " + ("--cpu is given" if gpus else "torch sees none"))
-    keep = {"keep-interval-updates": AVERAGED} if options.get("save_interval_updates") else {}
-    one_process = {"distributed-world-size": 1} if gpus > 1 else {}  # fairseq would start one for each GPU
+    kept = {"keep-interval-updates": AVERAGED} if given.get("save-interval-updates") else {}
+    alone = {"distributed-world-size": 1} if gpus > 1 else {}  # fairseq would start a process for each
     warning = ("" if gpus else "torch sees no GPU: ") + "training on the CPU, which is slow"
-    return {**CPU, **keep, "cpu": True, **one_process}, [warning]
+    return {**CPU, **kept, "cpu": True, **alone}, 1, [warning]
 
 
-def step_options(target: int, processes: int, unit: str, options: Options) -> tuple[dict[str, Any], str]:
+def step_options(target: int, processes: int, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """--max-tokens and --update-freq, whose product with ``processes`` is ``target``, room for validation, and a note.
 
     What the user gives stays; with neither, it is the fewest batches that a GPU takes. Raises ``UserError``.
@@ -138,61 +224,43 @@ def step_options(target: int, processes: int, unit: str, options: Options) -> tu
     cap = os.environ.get("MAX_TOKENS_PER_GPU") or "4096"
     if not (cap.isdecimal() and int(cap)):
         raise UserError(f"MAX_TOKENS_PER_GPU is {cap!r}: expected an integer of at least 1")
-    size, freq = options.get("max_tokens"), (options.get("update_freq") or [None])[0]
-    if options.get("batch_size") and not size:
-        sentences = options.get("batch_size") * processes * (freq or 1)
+    size, freq = given.get("max-tokens"), given.get("update-freq", [0])[0]
+    if given.get("batch-size") and not size:
+        sentences = given["batch-size"] * processes * (freq or 1)
         return {}, f"per step: at most {sentences} sentences (--batch-size), not the recipe's {target} tokens"
     # a held-out sentence is at most a batch of its own
-    longest = max(POSITIONS, *(options.get(f"max_{side}_positions") or 0 for side in ("source", "target")))
+    longest = max(POSITIONS, *(given.get(f"max-{side}-positions") or 0 for side in ("source", "target")))
     valid = max(size or int(cap), longest)
     freq = freq or (max(1, round(target / (processes * size))) if size else -(-target // (processes * int(cap))))
     size = size or max(1, target // (processes * freq))
-    note = f"tokens per step: {processes} {unit}{'s' * (processes > 1 and unit == 'GPU')} x {size} (--max-tokens) "
-    note += f"x {freq} (--update-freq) = {processes * size * freq}; the recipe's: {target}"
+    note = f"tokens per step: {processes} (processes) x {size} (--max-tokens) x {freq} (--update-freq) "
+    note += f"= {processes * size * freq}; the recipe's: {target}"
     return {"max-tokens": size, "update-freq": freq, "max-tokens-valid": valid}, note
 
 
-def find_end(recipe: Recipe, options: Options | None = None) -> tuple[int, str]:
+def find_end(recipe: Recipe, given: dict[str, Any]) -> tuple[int, str]:
     """After how many of what ("updates" or "epochs") the recipe, or the user's options, end a training; 0 for never."""
-    names = ("max_update", "max_epoch")
-    if options and options.given.intersection(names):
-        updates, epochs = map(options.get, names)
-    else:
-        updates, epochs = (recipe.options.get(name.replace("_", "-")) for name in names)
-    return (updates, "updates") if updates else (epochs or 0, "epochs")
+    ends = given if LENGTHS & given.keys() else recipe.options
+    return (ends["max-update"], "updates") if ends.get("max-update") else (ends.get("max-epoch") or 0, "epochs")
 
 
-def length_options(
-    recipe: Recipe, corpus: Corpus, options: Options, warnings: list[str]
-) -> tuple[dict[str, int], str, list[str]]:
-    """--warmup-updates of a training that the user made shorter than the recipe's, and notes on the length and on it.
+def length_options(recipe: Recipe, corpus: Corpus, given: dict[str, Any]) -> tuple[dict[str, int], str, list[str]]:
+    """--warmup-updates of a training that the user made shorter than the recipe's, a note on the length, and warnings.
 
     The recipe's warm-up shrinks in proportion; the user's own stays.
     """
-    (end, unit), (whole, whole_unit) = find_end(recipe, options), find_end(recipe)
-    epoch = count_updates(corpus, recipe) if corpus.exists and not options.get("batch_size") else 0  # 0: not known
-    each = {"updates": 1, "epochs": epoch}
+    each = {"updates": 1, "epochs": 0}  # updates; 0 where that is not known
+    if corpus.exists and "batch-size" not in given:  # padding is not counted
+        sides = [corpus.lengths("train", str(side)) for side in (corpus.source, corpus.target) if side != ""]
+        each["epochs"] = max(1, math.ceil(numpy.max(sides, axis=0).sum() / recipe.tokens))
+    (end, unit), (whole, whole_unit) = find_end(recipe, given), find_end(recipe, {})
     updates, whole_updates = end * each[unit], whole * each[whole_unit]
-    length = f": {end:,} {unit}" if end else ""
-    if end and epoch:
-        length += f", about {updates:,} updates" if unit == "epochs" else f", about {end / epoch:,.1f} epochs"
+    note = f": {end:,} {unit}" if end else ""
+    note += f", about {updates:,} updates" if unit == "epochs" and updates else ""
     share = end / whole if unit == whole_unit else updates / whole_updates if whole_updates else 1
-    full = recipe.options["warmup-updates"]
-    warmup = options.get("warmup_updates") if "warmup_updates" in options.given else full
-    changed, notes = {}, []
-    if "warmup_updates" not in options.given and 0 < share < 1:
-        warmup = max(1, round(full * share))
-        changed = {"warmup-updates": warmup}
-        notes = [f"warm-up: {warmup} updates, the recipe's {full} shortened with the training"]
-    if 0 < updates < 2 * warmup:
-        warnings.append(f"the warm-up takes {warmup} of {updates} updates; --warmup-updates N changes it")
-    return changed, length, notes
-
-
-def count_updates(corpus: Corpus, recipe: Recipe) -> int:
-    """About how many updates an epoch takes; padding is not counted."""
-    import numpy
-
-    sides = [str(side) for side in (corpus.source, corpus.target) if side != ""]
-    longer = numpy.max([corpus.lengths("train", side) for side in sides], axis=0)
-    return max(1, math.ceil(int(longer.sum()) / recipe.tokens))
+    chosen, warm_up = {}, given.get("warmup-updates", recipe.options["warmup-updates"])
+    if "warmup-updates" not in given and 0 < share < 1:
+        warm_up = max(1, round(warm_up * share))
+        chosen = {"warmup-updates": warm_up}
+    warning = f"the warm-up takes {warm_up} of {updates} updates; --warmup-updates N changes it"
+    return chosen, note, [warning] if 0 < updates < 2 * warm_up else []

@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.files import write_atomically
-from fairseq_rskip.tools.corpus import PREPARATION, Corpus
+from fairseq_rskip.tools.corpus import Corpus
 
 NUMBERED = {"update": re.compile(r"checkpoint_\d+_(\d+)\.pt"), "epoch": re.compile(r"checkpoint(\d+)\.pt")}
 
@@ -24,28 +23,3 @@ def check_vocabulary(save: Path, corpus: Corpus, remedy: str = "give another --s
         if not (mine.is_file() and filecmp.cmp(copy, mine, shallow=False)):
             reason = f"{copy.name} is not that of {corpus.folder}"
             raise UserError(f"{save} holds checkpoints of another vocabulary ({reason}); {remedy}")
-
-
-def fill_save(save: Path, corpus: Corpus) -> None:
-    """Make ``save``, with copies of the dictionaries and preparation.json."""
-    save.mkdir(parents=True, exist_ok=True)
-    for path in [*corpus.dictionaries(), corpus.folder / PREPARATION]:
-        if path.is_file():
-            write_atomically(save / path.name, lambda file, source=path: file.write(source.read_bytes()))
-
-
-def finished(save: Path, max_update: int) -> bool:
-    """Whether checkpoint_last.pt has all updates; fairseq would do one more. Raises ``CheckpointError``."""
-    last = save / "checkpoint_last.pt"
-    if not (max_update and last.exists()):
-        return False
-    from fairseq_rskip.safe_load import load_checkpoint  # takes seconds to import
-
-    history = load_checkpoint(last, map_location="cpu").get("optimizer_history") or [{}]
-    return history[-1].get("num_updates", 0) >= max_update
-
-
-def remove_unfinished(save: Path) -> None:
-    """Remove files that a training could not finish; the caller holds the folder's lock."""
-    for path in [*save.glob("*.pt.tmp"), *save.glob("*.part"), *save.glob(".*.part")]:
-        path.unlink()
