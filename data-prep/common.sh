@@ -12,20 +12,16 @@ readonly here
 # shellcheck source=../scripts/shell.sh
 source "$here/../scripts/shell.sh"
 
-readonly format=1 # of the stages' files; another number makes all of them again
-
 report() { printf '%s: %s\n' "$corpus" "$*"; }
 
 step() { python -m fairseq_rskip.tools.prepare "$@"; }
-
-# What tells one version of a file from another without reading all of it.
-identity() { printf '%s\0' "$@" | xargs -0 stat -L -c '%s %y' --; }
 
 # stage NAME FUNCTION [DEPENDS-ON...]: runs FUNCTION, which fills $part, unless $out/NAME was made from the same things.
 stage() {
   local name=$1 function=$2 before=$key
   shift 2
-  key=$(printf '%s\n' "$format" "$before" "$name" "$@" | sha256sum | cut -d ' ' -f 1)
+  # 1: the format of the stages' files; another number makes all of them again
+  key=$(printf '%s\n' 1 "$before" "$name" "$@" | sha256sum | cut -d ' ' -f 1)
   part=$out/$name.part
   if [[ -e $out/$name/.key && $(<"$out/$name/.key") == "$key" ]]; then
     report "$name: up to date"
@@ -34,7 +30,7 @@ stage() {
   if [[ ! -e $part/.key || $(<"$part/.key") != "$key" ]]; then
     rm -rf -- "$part"
     mkdir -- "$part"
-    printf '%s\n' "$key" >"$part/.key"
+    echo "$key" >"$part/.key"
   fi
   find "$part" -name '.*.part' -delete # what a killed step had begun
   report "$name"
@@ -123,22 +119,18 @@ fetch_all() {
   done <"$list"
 }
 
-# unpack ARCHIVE MEMBERS...: each archive's members into the stage's folder, once.
-unpack() {
+# The members of the archives, which take turns in $unpack, into the stage's folder.
+unpacked() {
   local log extract
+  set -- "${unpack[@]}"
   while (($#)); do
-    if [[ ! -e $part/.$1 ]]; then
-      extract=(tar -xf "$out/archives/$1" -C "$part" --no-same-owner --wildcards "$2")
-      [[ $1 != *.zip ]] || extract=(python -m zipfile -e "$out/archives/$1" "$part")
-      log=$("${extract[@]}" 2>&1) ||
-        die "cannot unpack $1: ${log//$'\n'/; }"
-      touch -- "$part/.$1"
-    fi
+    extract=(tar -xf "$out/archives/$1" -C "$part" --no-same-owner --wildcards "$2")
+    [[ $1 != *.zip ]] || extract=(python -m zipfile -e "$out/archives/$1" "$part")
+    [[ -e $part/.$1 ]] || log=$("${extract[@]}" 2>&1) || die "cannot unpack $1: ${log//$'\n'/; }"
+    touch -- "$part/.$1"
     shift 2
   done
 }
-
-unpacked() { unpack "${unpack[@]}"; }
 
 raw() {
   local name
@@ -217,7 +209,8 @@ binarise() {
 make_all() {
   local part key languages=("$src" ${tgt:+"$tgt"})
   [[ -v inputs ]] || fetch_all
-  key=$(identity "${inputs[@]}")
+  # what tells one version of a file from another without reading all of it
+  key=$(printf '%s\0' "${inputs[@]}" | xargs -0 stat -L -c '%s %y' --)
   [[ -z ${unpack:-} ]] || stage unpacked unpacked
   stage raw raw "$src" "$tgt" "${documents[@]}"
   stage text text "$tokenizer" "$normalise"

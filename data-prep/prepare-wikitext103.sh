@@ -1,4 +1,3 @@
 #!/usr/bin/env bash
 # WikiText-103 (Merity et al. 2016), articles of Wikipedia for a language model; `-h` shows the usage.
-set -euo pipefail
 RSKIP_PROG=prepare-wikitext103.sh exec "$(dirname "${BASH_SOURCE[0]}")/prepare.sh" wikitext103 "$@"

@@ -21,13 +21,15 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -z "$joined" ] || : >"$out/joined"
-for lang in "$src" "$tgt"; do
+for lang in ${src:-None} $tgt; do
   echo "[$lang] Dictionary: 9 types"
   for text in "$train" "$valid" "$test"; do
-    set -- $(wc -lw <"$text.$lang")
-    echo "[$lang] $text.$lang: $1 sents, $(($1 + $2)) tokens, 0.0% replaced (by <unk>)"
+    file=$text${src:+.$lang}
+    set -- $(wc -lw <"$file")
+    echo "[$lang] $file: $1 sents, $(($1 + $2)) tokens, 0.0% replaced (by <unk>)"
   done
 done >"$out/preprocess.log"
+[ -n "$src" ] || : >"$out/dict.txt"
 """
 
 

@@ -7,38 +7,30 @@ import sys
 from fairseq_rskip import __version__
 from fairseq_rskip.errors import did_you_mean, exit_status
 
-# command -> (module:function, what it does); only the module of the command that is called is imported
+# command -> (module:function of this package, what it does); only the module of the command that is called is imported
 COMMANDS = {
-    "prepare": ("fairseq_rskip.tools.prepare.main:main", "prepare a published corpus, or your own text"),
-    "train": ("fairseq_rskip.tools.train.main:main", "train an architecture with a corpus's settings"),
-    "evaluate": ("fairseq_rskip.tools.evaluate.main:main", "average checkpoints, translate a subset, score it"),
-    "score": ("fairseq_rskip.tools.score:main", "score a translation"),
-    "compare": ("fairseq_rskip.tools.compare:main", "compare models: scores, lengths, significance"),
-    "average": ("fairseq_rskip.tools.average:main", "average the weights of several fairseq checkpoints"),
-    "translate": ("fairseq_rskip.tools.translate:main", "translate standard input with a checkpoint or an export"),
-    "run": (
-        "fairseq_rskip.tools.experiments.main:run_file",
-        "prepare, train, evaluate and report what a YAML file lists",
-    ),
-    "reproduce": ("fairseq_rskip.tools.experiments.main:main", "run and report tables of experiments"),
-    "export": ("fairseq_rskip.tools.export.main:main", "write a model as a folder to share"),
-    "describe": ("fairseq_rskip.tools.describe:main", "print every skip connection of a model"),
-    "analyze": ("fairseq_rskip.tools.analyze:main", "measure gradients, x:F ratios and depth; draw curves of runs"),
-    "train-cifar": ("fairseq_rskip.vision.main:main", "train a PreAct-ResNet on CIFAR, image folders or digits"),
+    "prepare": ("tools.prepare.main:main", "prepare a published corpus, or your own text"),
+    "train": ("tools.train.main:main", "train an architecture with a corpus's settings"),
+    "evaluate": ("tools.evaluate.main:main", "average checkpoints, translate a subset, score it"),
+    "score": ("tools.score:main", "score a translation"),
+    "compare": ("tools.compare:main", "compare models: scores, lengths, significance"),
+    "average": ("tools.average:main", "average the weights of several fairseq checkpoints"),
+    "translate": ("tools.translate:main", "translate standard input with a checkpoint or an export"),
+    "run": ("tools.experiments.main:run_file", "prepare, train, evaluate and report what a YAML file lists"),
+    "reproduce": ("tools.experiments.main:main", "run and report tables of experiments"),
+    "export": ("tools.export.main:main", "write a model as a folder to share"),
+    "describe": ("tools.describe:main", "print every skip connection of a model"),
+    "analyze": ("tools.analyze:main", "measure gradients, x:F ratios and depth; draw curves of runs"),
+    "train-cifar": ("vision.main:main", "train a PreAct-ResNet on CIFAR, image folders or digits"),
 }
-
-
-def usage() -> str:
-    """The list of commands."""
-    rows = "\n".join(f"  {name:12}  {purpose}" for name, (_, purpose) in COMMANDS.items())
-    return f"usage: rskip COMMAND [option ...]\n\n{rows}\n\nrskip COMMAND -h lists the options of a command."
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command that ``argv`` names; return its exit status, 2 if there is no such command."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
-        print(usage())
+        rows = "\n".join(f"  {name:12}  {purpose}" for name, (_, purpose) in COMMANDS.items())
+        print(f"usage: rskip COMMAND [option ...]\n\n{rows}\n\nrskip COMMAND -h lists the options of a command.")
         return 0
     if argv[0] == "--version":
         print(f"fairseq_rskip {__version__}")
@@ -50,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     # what a usage line begins with: a script's name where a script called this
     sys.argv[0] = os.environ.pop("RSKIP_PROG", f"rskip {argv[0]}")
     module, _, function = COMMANDS[argv[0]][0].partition(":")
-    return exit_status(lambda: getattr(importlib.import_module(module), function)(argv[1:]))
+    return exit_status(lambda: getattr(importlib.import_module(f"fairseq_rskip.{module}"), function)(argv[1:]))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ def key_path(path: Path) -> Path:
 
 def identity(paths: list[Path]) -> list[dict]:
     """Name, size and time of each file: what distinguishes it from others and from its later versions."""
-    stats = [(path, path.stat()) for path in paths]
-    return [{"name": path.name, "size": stat.st_size, "modified_ns": stat.st_mtime_ns} for path, stat in stats]
+    stats = [(path.name, path.stat()) for path in paths]
+    return [{"name": name, "size": stat.st_size, "modified_ns": stat.st_mtime_ns} for name, stat in stats]
 
 
 def is_made(path: Path, key: dict) -> bool:
@@ -29,15 +29,13 @@ def is_made(path: Path, key: dict) -> bool:
 
 
 def make(path: Path, key: dict, write: Callable[[Path], None]) -> None:
-    """Have ``write`` make the file under a temporary name; it and its key appear when that has gone well.
-
-    Raises ``UserError`` if the place cannot be written to, and what ``write`` raises.
-    """
+    """Have ``write`` make the file under another name; it and its key appear when that has gone well. Raises
+    ``UserError`` if the place cannot be written to, and what ``write`` raises."""
     part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     try:
         write(part)
         key_path(path).unlink(missing_ok=True)  # killed between the two, we must not leave an old key beside a new file
-        os.replace(part, path)
+        part.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
     finally:

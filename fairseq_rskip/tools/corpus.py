@@ -24,11 +24,6 @@ TOKENIZERS = ("moses", "none")
 PAPER_TOKENISED = "iwslt15-en-vi"
 
 
-def prepare_command(name: str) -> str:
-    """The command that prepares the corpus ``name`` of ``NAMES``, for a message."""
-    return "make demo" if name == "numbers" else f"rskip prepare {name}"
-
-
 @dataclass(frozen=True)
 class Corpus:
     """``folder`` is the data-bin, ``preparation`` its preparation.json or {}, ``known`` its name in ``NAMES`` or "".
@@ -58,26 +53,26 @@ class Corpus:
         folder = path / "data-bin" if known or (path / "data-bin").is_dir() else path
         if not folder.is_dir():
             if must_exist:
-                raise UserError(f"{known} is not prepared (no {folder}); run: {prepare_command(known)}")
+                command = "make demo" if known == "numbers" else f"rskip prepare {known}"
+                raise UserError(f"{known} is not prepared (no {folder}); run: {command}")
             return cls(folder, known, known, exists=False)
-        preparation = _read_preparation(folder / PREPARATION) if prepared or (folder / PREPARATION).exists() else {}
+        preparation = _read(folder / PREPARATION) if prepared or (folder / PREPARATION).exists() else {}
         place = folder.resolve()
         name = str(preparation.get("corpus") or known or (place.parent if place.name == "data-bin" else place).name)
-        source, target = _languages(folder, preparation)
-        corpus = cls(folder, name, name if name in NAMES else known, source, target, preparation)
+        pairs = (re.fullmatch(r"train\.(.+)-(.+)\.(?:\1|\2)\.idx", path.name) for path in folder.glob("train.*"))
+        languages = next(([pair[1], pair[2]] for pair in pairs if pair), [None, None])
+        if all(isinstance(preparation.get(side), str) for side in ("src", "tgt")):
+            languages = [preparation["src"], preparation["tgt"]]
+        corpus = cls(folder, name, name if name in NAMES else known, *languages, preparation)
         if prepared:
-            corpus._check_preparation()
+            texts = all(isinstance(preparation.get(key), str) for key in ("corpus", "src", "tgt"))
+            if not (
+                texts and str(preparation.get("bpe")) in POST_PROCESS and preparation.get("tokenizer") in TOKENIZERS
+            ):
+                kinds = f"bpe ({', '.join(POST_PROCESS)}) and tokenizer ({', '.join(TOKENIZERS)})"
+                raise UserError(f"{folder / PREPARATION} must give corpus, src, tgt, {kinds}; prepare it again")
+            corpus.dictionaries()
         return corpus
-
-    def _check_preparation(self) -> None:
-        texts = [self.preparation.get(name) for name in ("corpus", "src", "tgt", "bpe", "tokenizer")]
-        known = self.bpe in POST_PROCESS and self.tokenizer in TOKENIZERS
-        if not (all(isinstance(text, str) for text in texts) and known):
-            kinds = f"bpe ({', '.join(POST_PROCESS)}) and tokenizer ({', '.join(TOKENIZERS)})"
-            raise UserError(
-                f"{self.folder / PREPARATION} must give, as text, corpus, src, tgt, {kinds}; prepare it again"
-            )
-        self.dictionaries()
 
     @property
     def is_text(self) -> bool:
@@ -102,30 +97,23 @@ class Corpus:
         """Whether the raw text is tokens already, as IWSLT'15 EN-VI is published; sentencepiece is for plain text."""
         return self.tokenizer == "none" and (self.bpe != "sentencepiece" or self.name == PAPER_TOKENISED)
 
-    def dictionary(self, language: str) -> Path:
-        return self.folder / ("dict.txt" if self.is_text else f"dict.{language}.txt")
-
     def dictionaries(self) -> list[Path]:
-        """The source's and the target's, or a text's. Raises ``UserError`` if this is not the data-bin of a language
-        pair."""
+        """The source's and the target's, or a text's. Raises ``UserError`` without those of a language pair."""
         if self.is_text:
-            return [self.dictionary("")]
-        paths = [self.dictionary(str(language)) for language in (self.source, self.target)]
+            return [self.folder / "dict.txt"]
+        paths = [self.folder / f"dict.{language}.txt" for language in (self.source, self.target)]
         if not all(path.is_file() for path in paths):
-            again = prepare_command(self.known) if self.known else "prepare the corpus again"
             names = "train.SRC-TGT.SRC.idx, dict.SRC.txt or dict.TGT.txt"
-            raise UserError(f"{self.folder} is no data-bin of a language pair: it lacks {names}; {again}")
+            raise UserError(f"{self.folder} is no data-bin of a language pair: it lacks {names}; prepare it again")
         return paths
 
     def subwords(self, language: str) -> Path | None:
         """The file of merges or the sentencepiece model, beside the data-bin; None without. Raises ``UserError``."""
-        if self.bpe == "none":
-            return None
         own, joint = (self.folder.resolve().parent / "subwords" / name for name in (f"model.{language}", "model"))
         path = own if own.is_file() else joint
-        if not path.is_file():
+        if self.bpe != "none" and not path.is_file():
             raise UserError(f"{self.folder} has no subwords beside it: {path} is missing; prepare the corpus again")
-        return path
+        return path if self.bpe != "none" else None
 
     def prefix(self, subset: str, language: str) -> Path:
         """What the names of a subset's binarised files begin with; a data-bin serves both directions."""
@@ -169,16 +157,8 @@ class Corpus:
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _read_preparation(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"cannot read {path}: {error}; rskip prepare makes it") from None
-
-
-def _languages(folder: Path, preparation: dict[str, Any]) -> tuple[str | None, str | None]:
-    source, target = preparation.get("src"), preparation.get("tgt")
-    if isinstance(source, str) and isinstance(target, str):
-        return source, target
-    names = (re.fullmatch(r"train\.(.+)-(.+)\.(?:\1|\2)\.idx", path.name) for path in folder.glob("train.*"))
-    return next(((match[1], match[2]) for match in names if match), (None, None))

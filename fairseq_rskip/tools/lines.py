@@ -21,12 +21,10 @@ def read(path: str | Path) -> Iterator[str]:
     Raises ``UserError`` for a line that is not UTF-8 (with its number), for a damaged gzip file and for an empty file.
     """
     number = 0
-    with _open(path) as file:
+    with open(path, "rb") as plain, gzip.open(plain) if plain.peek(2)[:2] == b"\x1f\x8b" else plain as file:
         try:
-            for raw in file:
-                number += 1
-                text = raw.decode("utf-8" if number > 1 else "utf-8-sig")  # without a byte order mark
-                yield text[:-1] if text.endswith("\n") else text
+            for number, raw in enumerate(file, start=1):
+                yield raw.decode("utf-8" if number > 1 else "utf-8-sig").removesuffix("\n")  # no byte order mark
         except UnicodeDecodeError as error:
             byte = f"byte 0x{error.object[error.start]:02x}, {error.reason}"
             raise UserError(f"{path}: line {number} is not valid UTF-8 ({byte})") from None
@@ -51,16 +49,8 @@ def check_lengths(hypotheses: Sequence[str], references: dict[Path, list[str]], 
     """Raises ``UserError`` with both counts if a reference has another number of lines than the hypotheses."""
     for path, lines in references.items():
         if len(lines) != len(hypotheses):
-            raise UserError(
-                f"{hyp_path} has {len(hypotheses)} lines and {path} has {len(lines)}:"
-                " line i of each must be the same sentence"
-            )
-
-
-def _open(path: str | Path) -> IO[bytes]:
-    with open(path, "rb") as file:
-        magic = file.read(2)
-    return gzip.open(path) if magic == b"\x1f\x8b" else open(path, "rb")
+            counts = f"{hyp_path} has {len(hypotheses)} lines and {path} has {len(lines)}"
+            raise UserError(f"{counts}: line i of each must be the same sentence")
 
 
 def paired(sources: Iterator[str], targets: Iterator[str], names: Sequence) -> Iterator[tuple[str, str]]:
@@ -68,12 +58,10 @@ def paired(sources: Iterator[str], targets: Iterator[str], names: Sequence) -> I
     count = 0
     for count, (source, target) in enumerate(itertools.zip_longest(sources, targets), start=1):
         if source is None or target is None:
-            longer = count + sum(1 for _ in (sources if target is None else targets))
-            counts = (longer, count - 1) if target is None else (count - 1, longer)
-            raise UserError(
-                f"{names[0]} has {counts[0]} lines and {names[1]} {counts[1]}; "
-                "line i of one must translate line i of the other"
-            )
+            longer, shorter = count + sum(1 for _ in (sources if target is None else targets)), count - 1
+            counts = (longer, shorter) if target is None else (shorter, longer)
+            lines = f"{names[0]} has {counts[0]} lines and {names[1]} {counts[1]}"
+            raise UserError(f"{lines}; line i of one must translate line i of the other")
         yield source, target
     if count == 0:
         raise UserError(f"{names[0]} holds no sentences")

@@ -33,13 +33,11 @@ def load(path: Path, data: Path | None) -> Any:
     from fairseq_rskip.tools.export.translation import convert
 
     taken = [path] if path.is_file() else choose(path, 5)[0]
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = one_file(taken, Path(folder) / "checkpoint_averaged.pt")
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as stage:
+        checkpoint, stage = one_file(taken, Path(folder) / "checkpoint_averaged.pt"), Path(stage)
         for copy in taken[0].parent.glob("dict.*.txt") if len(taken) > 1 else ():
             shutil.copy(copy, folder)  # with which the corpus's dictionaries are compared
         load_state(checkpoint)  # an unusable checkpoint ends in one line here
-        stage = Path(folder) / "stage"
-        stage.mkdir()
         config, model = convert(stage, checkpoint, {}, data)
         check_kind(path, config)
         task = make_task(stage, (config["source"], config["target"]), config["model"])
@@ -68,8 +66,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("--data", type=Path, help="prepared corpus of a checkpoint (the one it was trained on)")
     add_search(parser)
-    batch = "number of lines to translate at a time (64; on a terminal 1)"
-    parser.add_argument("--lines", type=whole_number(1), metavar="N", help=batch)
+    at_once = "number of lines to translate at a time (64; on a terminal 1)"
+    parser.add_argument("--lines", type=whole_number(1), metavar="N", help=at_once)
     options = parser.parse_args(argv)
     import torch  # takes seconds: after the options
 

@@ -30,7 +30,7 @@ def write(path, content):
 
 
 def call(*arguments):
-    __main__.run(__main__.read([str(argument) for argument in arguments]))
+    __main__.run([str(argument) for argument in arguments])
 
 
 def encoded(folder, step, *options, names=("text",)):

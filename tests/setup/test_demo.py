@@ -7,10 +7,9 @@ pytest.importorskip("num2words")
 
 
 @pytest.mark.slow
-def test_the_demo_fails_where_nothing_was_learned_and_repeats_nothing(tmp_path):
+def test_the_demo_fails_where_nothing_was_learned(tmp_path):
     out, demo = tmp_path / "demo out", ROOT / "scripts" / "demo.sh"
-    variables = {"DEMO_DIR": str(out), "DEMO_PAIRS": "300", "DEMO_EPOCHS": "3"}
-    first = run_command([demo], env=variables, timeout=900)
+    first = run_command([demo], env={"DEMO_DIR": str(out), "DEMO_PAIRS": "300", "DEMO_EPOCHS": "2"}, timeout=900)
     assert first.returncode == 1 and "BLEU" in first.stderr.splitlines()[-1]
     shown = [line[4:] for line in first.stdout.splitlines() if line.startswith("en  ")]
     pairs = {}
@@ -19,7 +18,3 @@ def test_the_demo_fails_where_nothing_was_learned_and_repeats_nothing(tmp_path):
         assert list(map(len, sides)) == [size, size]
         pairs.update(zip(*sides))
     assert len(pairs) == len(set(pairs.values())) == 1300 and shown == list(pairs)[:10]  # no sentence in two splits
-    trained = (last := out / "model-300-3" / "checkpoint_last.pt").stat().st_mtime_ns
-    again = run_command([demo], env={**variables, "DEMO_LEAST_BLEU": "0"})
-    assert again.returncode == 0 and again.stdout.count("up to date") >= 2, again.stderr
-    assert last.stat().st_mtime_ns == trained

@@ -13,6 +13,6 @@ def test_rskip_calls_every_command_by_name(monkeypatch, capsys):
     for name, (module, purpose) in rskip.COMMANDS.items():
         assert name in usage and purpose in usage
         given, (module, function) = [], module.split(":")
-        monkeypatch.setattr(importlib.import_module(module), function, lambda a, given=given: given.append(a) or 3)
+        monkeypatch.setattr(importlib.import_module(f"fairseq_rskip.{module}"), function, lambda a, given=given: given.append(a) or 3)
         assert rskip.main([name, "--seed", "1"]) == 3 and given == [["--seed", "1"]]
     assert rskip.main(["trian"]) == 2 and "trian" in capsys.readouterr().err

@@ -8,8 +8,6 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +28,7 @@ USAGE = f"""usage: rskip prepare CORPUS [option ...] [FOLDER]
        rskip prepare --text FILE-or-FOLDER [option ...] FOLDER
 
 Make FOLDER/data-bin, which training and evaluation take, from a published corpus or from your own text.
-
-  CORPUS  {", ".join(CORPORA)}
-
+CORPUS is {", ".join(CORPORA)}.
 rskip prepare CORPUS -h, rskip prepare --src en -h and rskip prepare --text -h list the options."""
 ABOUT = {
     "corpus": "Prepare your own parallel text (UTF-8, one sentence a line) for fairseq.",
@@ -49,59 +45,48 @@ def language(text: str) -> str:
     return text
 
 
-def existing(text: str, is_kind: Callable[[Path], bool] = Path.is_file, kind: str = "file") -> str:
+def existing(text: str) -> str:
     """A type for argparse: the absolute path of a file."""
-    if not is_kind(Path(text)):
-        raise argparse.ArgumentTypeError(f"no {kind} {text}")
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"no file {text}")
     return os.path.abspath(text)
 
 
 def read(prog: str, name: str, row: dict[str, Any], words: list[str]) -> argparse.Namespace:
     """The options ``words`` for the corpus ``name`` of ``OWN`` or corpora.yaml, whose ``row`` has the defaults."""
     parser = Parser(prog=prog, description=ABOUT.get(name, PUBLISHED), epilog=RESUMES)
-    add, targets = parser.add_argument, row.get("tgt", [])
+    add, targets, code = parser.add_argument, row.get("tgt", []), {"type": language, "metavar": "LANG"}
     add("folder", nargs=None if name in OWN else "?", default="", metavar="FOLDER", help="write FOLDER/data-bin")
     parser.set_defaults(src="en", tgt=targets[0] if targets else "", vocabulary="joint", max_length=0, max_ratio=0)
     if name == "text":
         source = "a text file, maybe gzipped, with blank lines between documents; or a folder of *.txt documents"
-        path = partial(existing, is_kind=Path.exists, kind="file or folder")
-        add("--text", type=path, required=True, dest="input", metavar="PATH", help=source)
+        add("--text", type=os.path.abspath, required=True, dest="input", metavar="PATH", help=source)
         add("--lines", type=whole_number(1), default=0, metavar="N", help="a document is N lines")
         share = "share of the documents for validation, and for the test (%(default)s)"
         add("--held-out", type=between(0, 0.5), default=0.05, metavar="P", help=share)
-        add("--lang", type=language, default="en", dest="src", metavar="LANG", help="language code (%(default)s)")
+        add("--lang", **code, default="en", dest="src", help="language code (%(default)s)")
     if name == "corpus":
-        add("--src", type=language, required=True, metavar="LANG", help="language code of the source, such as en")
-        add("--tgt", type=language, required=True, metavar="LANG", help="language code of the target")
+        add("--src", **code, required=True, help="language code of the source, such as en")
+        add("--tgt", **code, required=True, help="language code of the target")
         for split, side in itertools.product(SPLITS, ("src", "tgt")):
             add(f"--{split}-{side}", type=existing, required=True, metavar="FILE", help=f"{split} text, may be gzipped")
     if targets[1:]:
         add("--tgt", choices=targets, metavar="LANG", help=f"{' or '.join(targets)} (%(default)s)")
     if name in OWN:
-        add(
-            "--tokenizer",
-            choices=["moses", "none"],
-            default="moses",
-            help="none: the text is tokenised already (moses)",
-        )
+        tokenizer = "none: the text is tokenised already (moses)"
+        add("--tokenizer", choices=["moses", "none"], default="moses", help=tokenizer)
         add("--name", default="", help="name of the corpus (default: FOLDER's name)")
     else:
         add("--from", default="", metavar="DIR-or-URL", help="take the archives from a folder or a mirror")
         add("--archives", default="", metavar="FILE", help="use this list, not data-prep/archives/CORPUS.tsv")
-    kind = add("--bpe", choices=["subword-nmt", "sentencepiece", "none"], default=row.get("bpe", "subword-nmt"))
-    kind.help = "kind of subwords (%(default)s)"
-    size = add("--bpe-size", type=whole_number(1), default=row["bpe-size"], metavar="N")
-    size.help = "merge operations, or sentencepiece's vocabulary (%(default)s)"
+    kinds, size = ["subword-nmt", "sentencepiece", "none"], "merges, or sentencepiece's vocabulary (%(default)s)"
+    add("--bpe", choices=kinds, default=row.get("bpe", kinds[0]), help="kind of subwords (%(default)s)")
+    add("--bpe-size", type=whole_number(1), default=row["bpe-size"], metavar="N", help=size)
     add("--normalise-punctuation", dest="normalise", action="store_true", help="make quotes and dashes ASCII first")
     if name == "corpus" or any(targets):
-        add("--joint", dest="vocabulary", action="store_const", const="joint", help=argparse.SUPPRESS)
-        add(
-            "--separate",
-            dest="vocabulary",
-            action="store_const",
-            const="separate",
-            help="learn subwords for each language separately",
-        )
+        kind = {"dest": "vocabulary", "action": "store_const"}
+        add("--joint", **kind, const="joint", help=argparse.SUPPRESS)
+        add("--separate", **kind, const="separate", help="learn subwords for each language separately")
         longest = "longest training sentence in subwords (%(default)s)"
         add("--max-length", type=whole_number(1), default=250, metavar="N", help=longest)
         most = "drop training pairs above this ratio of lengths (%(default)s)"
@@ -113,29 +98,26 @@ def read(prog: str, name: str, row: dict[str, Any], words: list[str]) -> argpars
 def variables(name: str, row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """The variables of common.sh, text or lists, for the corpus ``name``. Raises ``UserError``."""
     values = {key: value for key, value in vars(options).items() if not key.startswith(SPLITS)}
-    values["documents"] = row.get("documents", [])  # how a text is divided
-    values["normalise"] = "--normalise-punctuation" if options.normalise else ""
+    values |= {"documents": row.get("documents", []), "normalise": "--normalise-punctuation" * options.normalise}
     if options.src == options.tgt:
         raise UserError(f"--src and --tgt are both {options.src}")
-    if name in OWN:
-        corpus, out = options.name or Path(options.folder).name, Path(options.folder).absolute()
-    else:
-        corpus = name if name in NAMES else f"{name}-en-{options.tgt}"
-        out = Path(options.folder or ROOT / "data" / corpus).absolute()
-        values |= {split: [str(out / part) for part in row[split]] for split in SPLITS}
-        values |= {"tokenizer": row["tokenizer"], "unpack": [*itertools.chain.from_iterable(row["unpack"].items())]}
+    known = name if name in NAMES else f"{name}-en-{options.tgt}"
+    corpus = (options.name or Path(options.folder).name) if name in OWN else known
+    out = Path(options.folder or ROOT / "data" / corpus).absolute()
     if name == "text":
         values["inputs"] = list(map(str, text_files(Path(options.input))))
         values["documents"] = ["--lines", str(options.lines), "--held-out", str(options.held_out)]
-    if name == "corpus":
+    elif name == "corpus":
         texts = {split: [getattr(options, f"{split}_{side}") for side in ("src", "tgt")] for split in SPLITS}
         values |= {split: ["--files", *files] for split, files in texts.items()}
         values["inputs"] = list(itertools.chain.from_iterable(texts.values()))
+    else:
+        values |= {split: [str(out / part) for part in row[split]] for split in SPLITS}
+        values |= {"tokenizer": row["tokenizer"], "unpack": [*itertools.chain.from_iterable(row["unpack"].items())]}
     if options.bpe == "sentencepiece":
         values["tokenizer"] = "none"
-    keys = ("src", "tgt", "bpe", "bpe_size", "tokenizer")
-    facts = {"corpus": corpus, **{key: values[key] for key in keys}, "normalise_punctuation": options.normalise}
-    facts |= {"joined_dictionary": options.vocabulary == "joint"}
+    facts = {"corpus": corpus, **{key: values[key] for key in ("src", "tgt", "bpe", "bpe_size", "tokenizer")}}
+    facts |= {"normalise_punctuation": options.normalise, "joined_dictionary": options.vocabulary == "joint"}
     return {**values, "corpus": corpus, "out": str(out), "facts": json.dumps(facts)}
 
 

@@ -69,3 +69,11 @@ def learn_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
     except RuntimeError as error:  # its message ends in what is possible: "... set it to a value <= 1234."
         raise UserError(f"sentencepiece with {size} subwords: {str(error).split('] ')[-1]}") from None
     files.write_atomically(model, lambda file: file.write(content.getbuffer()))
+
+
+LEARNERS = {"subword-nmt": learn_subword_nmt, "sentencepiece": learn_sentencepiece}
+
+
+def learn(kind: str, size: int, model: Path, texts: Sequence[Path]) -> None:
+    """Write ``model``, subwords of a kind of ``LEARNERS``. Raises ``UserError``."""
+    LEARNERS[kind](texts, model, size)

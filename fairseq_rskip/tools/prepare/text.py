@@ -1,23 +1,43 @@
-"""The steps of data preparation that read and write text: join published parts, encode, filter pairs."""
+"""The steps of data preparation that read and write text: join published parts, encode, filter pairs, describe."""
 
 import contextlib
 import html
+import json
 import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
+from fairseq_rskip import files as storage
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.pretrained.text import clean
+from fairseq_rskip.pretrained import text as encoders
 from fairseq_rskip.tools import lines
-from fairseq_rskip.tools.prepare.parallel import Make, mapper
+from fairseq_rskip.tools.prepare.parallel import mapper
 
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.I)
 TITLE = re.compile(r" ?= [^=]+ = ?")  # of an article in WikiText
 WARN_ABOVE = 0.05  # of the pairs, dropped by one rule
+# "| [en] some/train.en: 29000 sents, 412893 tokens, 0.0% replaced (by <unk>)", as fairseq-preprocess logs it
+COUNTS = re.compile(r"\[(\S+)\] (.+): (\d+) sents, (\d+) tokens, ([\d.e+-]+)% replaced")
+TYPES = re.compile(r"\[(\S+)\] Dictionary: (\d+) types")
+
+
+def make_clean() -> Callable[[str], str]:
+    """An encoder that only cleans."""
+    return encoders.clean
+
+
+# step -> what makes its function of a line, and the options that takes
+ENCODERS: dict[str, tuple[Callable[..., Callable[[str], str]], list[str]]] = {
+    "clean": (make_clean, []),
+    "moses": (encoders.make_moses, ["lang", "normalise_punctuation"]),
+    "subword-nmt": (encoders.make_subword_nmt, ["model"]),
+    "sentencepiece": (encoders.make_sentencepiece, ["model"]),
+}
 
 
 def find_part(part: str, language: str, role: str) -> str:
@@ -36,10 +56,12 @@ def published(path: str) -> Iterator[str]:
     return (html.unescape(text).strip() for line in lines.read(path) for text in SEGMENT.findall(line))
 
 
-def collect(targets: Sequence[Path], pairs: Sequence[Sequence[str]]) -> None:
-    """Join the published ``pairs`` of files into the two ``targets``. Raises ``UserError`` if two differ in length."""
-    with lines.writing(targets[0]) as source_file, lines.writing(targets[1]) as target_file:
-        for names in pairs:
+def collect(prefix: str, src: str, tgt: str, files: Sequence[Sequence[str]], parts: Sequence[str]) -> None:
+    """Join pairs of ``files`` and the published ``parts`` into ``prefix``.SRC and .TGT. Raises ``UserError`` if the
+    files of a pair differ in length."""
+    found = [(find_part(part, src, "src"), find_part(part, tgt, "ref")) for part in parts]
+    with lines.writing(f"{prefix}.{src}") as source_file, lines.writing(f"{prefix}.{tgt}") as target_file:
+        for names in [*files, *found]:
             for source, target in lines.paired(*map(published, names), names):
                 source_file.write(source + "\n")
                 target_file.write(target + "\n")
@@ -48,8 +70,8 @@ def collect(targets: Sequence[Path], pairs: Sequence[Sequence[str]]) -> None:
 def text_files(source: Path) -> list[Path]:
     """``source`` itself, or the text files in that folder. Raises ``UserError`` where there are none."""
     found = sorted(source.rglob("*.txt")) if source.is_dir() else [source]
-    if not found:
-        raise UserError(f"{source} holds no *.txt file")
+    if not found or not found[0].exists():
+        raise UserError(f"{source}: expected a text file, or a folder that holds *.txt files")
     return found
 
 
@@ -70,12 +92,11 @@ def documents(source: Path, length: int = 0, titles: bool = False) -> Iterator[l
             yield document
 
 
-def draw_documents(source: Path, targets: Sequence[Path], share: float, length: int, titles: bool) -> None:
-    """Write the documents to the first of ``targets``, each with a blank line behind it, and ``share`` of them, drawn
-    at random, to each of the others. Raises ``UserError`` where nothing is left for the first."""
-    count = sum(1 for _ in documents(source, length, titles))
-    held = max(1, round(share * count))
-    others = len(targets) - 1
+def draw_documents(source: Path, targets: Sequence[Path], held_out: float, length: int, titles: bool) -> None:
+    """Write the documents to the first of ``targets``, each with a blank line behind it, and the share ``held_out`` of
+    them, drawn at random, to each of the others. Raises ``UserError`` where nothing is left for the first."""
+    count, others = sum(1 for _ in documents(source, length, titles)), len(targets) - 1
+    held = max(1, round(held_out * count))
     if count <= held * others:
         raise UserError(f"{source} holds {count} documents: expected a blank line between two, or --lines N")
     drawn = random.Random(1).sample(range(count), held * others)
@@ -86,14 +107,10 @@ def draw_documents(source: Path, targets: Sequence[Path], share: float, length: 
             outputs[place.get(number, 0)].write("\n".join([*document, "", ""]))
 
 
-def make_clean() -> Callable[[str], str]:
-    """An encoder that only cleans."""
-    return clean
-
-
-def encode(make: Make, arguments: tuple, source: Path, target: Path, names: Sequence[str], workers: int) -> None:
-    """Write ``make(*arguments)(line)`` of each line of the files ``names`` to ``target``; existing files are kept."""
-    with mapper(make, arguments, workers) as mapped:
+def encode(step: str, source: Path, target: Path, names: Sequence[str], workers: int, **options: Any) -> None:
+    """Write the encoded lines of the files ``names`` in ``source`` to ``target``; existing files are kept."""
+    make, needed = ENCODERS[step]
+    with mapper(make, tuple(options[name] for name in needed), workers) as mapped:
         for name in [name for name in names if not (target / name).exists()]:
             bar = tqdm(desc=name, unit=" lines", unit_scale=True, disable=None)
             with lines.writing(target / name) as output, bar:
@@ -106,21 +123,16 @@ def filter_pairs(sources: Sequence[Path], targets: Sequence[Path], max_length: i
     """Keep pairs as Moses' clean-corpus-n.perl does for fairseq: 1 to ``max_length`` subwords on either side, neither
     more than ``max_ratio`` times the other. Print the share that each rule dropped."""
     empty, long, uneven = "an empty side", f"--max-length {max_length}", f"--max-ratio {max_ratio:g}"
-    dropped = {empty: 0, long: 0, uneven: 0}
-    count = 0
+    dropped, count = {empty: 0, long: 0, uneven: 0}, 0
     with lines.writing(targets[0]) as source_file, lines.writing(targets[1]) as target_file:
         for source, target in lines.paired(*map(lines.read, sources), sources):
             count += 1
             shorter, longer = sorted((len(source.split()), len(target.split())))
-            if shorter == 0:
-                dropped[empty] += 1
-            elif longer > max_length:
-                dropped[long] += 1
-            elif longer > max_ratio * shorter:
-                dropped[uneven] += 1
-            else:
+            if shorter and longer <= max_length and longer <= max_ratio * shorter:
                 source_file.write(source + "\n")
                 target_file.write(target + "\n")
+            else:
+                dropped[empty if not shorter else long if longer > max_length else uneven] += 1
         kept = count - sum(dropped.values())
         if not kept:
             raise UserError(f"none of the {count:,} training pairs is left: see --max-length and --max-ratio")
@@ -130,3 +142,21 @@ def filter_pairs(sources: Sequence[Path], targets: Sequence[Path], max_length: i
     for rule, number in dropped.items():
         if number > WARN_ABOVE * count:
             print(f"warning: {rule} drops {shares[rule]} of the training pairs ({number:,})", file=sys.stderr)
+
+
+def describe(data_bin: Path, facts: str) -> None:
+    """Write DATA-BIN/preparation.json, which training and evaluation read: ``facts``, which are JSON, and what
+    fairseq-preprocess logged: ``dictionary_types`` by language, and ``splits``, each with its pairs and by language its
+    tokens and unknown words. Raises ``UserError``."""
+    known, splits = json.loads(facts), {}
+    log = (data_bin / "preprocess.log").read_text(encoding="utf-8")
+    log = log.replace("[None]", f"[{known['src']}]")  # as fairseq-preprocess calls the language of a text
+    for lang, path, sentences, tokens, unknown in COUNTS.findall(log):
+        split: dict[str, Any] = {"pairs": int(sentences), "tokens": {}, "unknown_percent": {}}
+        split = splits.setdefault(Path(path).name.rpartition(".")[0], split)
+        split["tokens"][lang] = int(tokens)
+        split["unknown_percent"][lang] = float(unknown)
+    if missing := {"train", "valid", "test"} - splits.keys():
+        raise UserError(f"fairseq-preprocess logged no counts for {', '.join(sorted(missing))}")
+    types = {lang: int(count) for lang, count in TYPES.findall(log)}
+    storage.write_json(data_bin / "preparation.json", {**known, "dictionary_types": types, "splits": splits})
