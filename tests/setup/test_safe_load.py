@@ -57,12 +57,6 @@ def test_forged_pickles_are_refused(tmp_path, name):
         load_checkpoint(tmp_path / "bad.pt")
 
 
-def test_torchscript_is_refused(tmp_path):
-    torch.jit.save(torch.jit.trace(torch.nn.Linear(1, 1), torch.ones(1)), str(tmp_path / "script.pt"))
-    with pytest.raises(UnsafeCheckpointError, match="TorchScript"):
-        load_checkpoint(tmp_path / "script.pt")
-
-
 def test_everything_a_checkpoint_may_hold_comes_back(tmp_path):
     weight = torch.nn.Parameter(torch.randn(3, 33))
     state = {
@@ -103,7 +97,10 @@ def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing():
     assert refused > 100
 
 
-def test_a_torn_or_missing_file_says_so(tmp_path):
+def test_a_torn_or_missing_file_or_torchscript_says_so(tmp_path):
+    torch.jit.save(torch.jit.trace(torch.nn.Linear(1, 1), torch.ones(1)), str(tmp_path / "script.pt"))
+    with pytest.raises(UnsafeCheckpointError, match="TorchScript"):
+        load_checkpoint(tmp_path / "script.pt")
     torch.save({"model": torch.zeros(1000)}, tmp_path / "whole.pt")
     whole = (tmp_path / "whole.pt").read_bytes()
     for size in (0, 1, 100, len(whole) // 2, len(whole) - 1):
@@ -127,39 +124,29 @@ def test_settings_are_read_as_eval_would_and_nothing_else_is():
             safe_load.literal(text)
 
 
-needs_wheel = pytest.mark.skipif(
-    importlib.util.find_spec("fairseq._today") is None, reason="fairseq did not come from tools/build_fairseq.py"
-)
-
-
-@pytest.fixture(scope="module")
-def stock_checkpoint(tiny_corpus, tmp_path_factory):
+@pytest.mark.skipif(importlib.util.find_spec("fairseq._today") is None, reason="not our wheel of fairseq")
+@pytest.mark.slow
+def test_a_poisoned_checkpoint_stops_every_command_in_one_line(tiny_corpus, tmp_path):
     sizes = [f"--{side}-{size}" for side in ("encoder", "decoder") for size in ("layers=1", "embed-dim=16")]
     options = "--optimizer=adam --lr=0.1 --max-tokens=200 --cpu --max-update=1 --disable-validation --save-dir".split()
-    folder = tmp_path_factory.mktemp("stock")
-    run_checked(["fairseq-train", tiny_corpus, "--arch=transformer", *sizes, *options, folder])
-    return folder / "checkpoint_last.pt"
-
-
-@needs_wheel
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["generate", "hydra", "settings"])
-def test_a_poisoned_checkpoint_stops_the_command_in_one_line(tiny_corpus, stock_checkpoint, tmp_path, command):
+    run_checked(["fairseq-train", tiny_corpus, "--arch=transformer", *sizes, *options, tmp_path])
     marker, path = tmp_path / "ran", tmp_path / "checkpoint_last.pt"
-    state = load_checkpoint(stock_checkpoint)
-    if command == "settings":
-        state["cfg"]["model"].arch = state["cfg"]["model"]._name = "fconv"
-        state["cfg"]["model"].encoder_layers = f"__import__('os').system({touch(marker)!r})"
-    else:
-        state["extra_state"]["hidden"] = Call(os.system, touch(marker))
-    torch.save(state, path)
-    words = ["fairseq-generate", tiny_corpus, "--path", path, "--cpu"]
-    if command == "hydra":
-        words = ["fairseq-hydra-train", "task=translation", f"task.data={tiny_corpus}", "optimizer=adam"]
-        words += ["+model={_name:transformer,encoder_layers:1,decoder_layers:1}", "criterion=cross_entropy"]
-        words += ["common.cpu=true", "dataset.max_tokens=200", f"checkpoint.save_dir={tmp_path}", "hydra.run.dir=."]
-    done = run_command(words, cwd=tmp_path)
-    assert done.returncode == 1 and not marker.exists() and "Traceback" not in done.stderr + done.stdout
-    errors = [line for line in done.stderr.splitlines() if not re.match(r"\[?\d{4}-\d\d-\d\d", line)]
-    refusal = "cannot read the setting" if command == "settings" else f"refused checkpoint {path}: it asks for posix."
-    assert errors[-1].startswith(f"error: {refusal}")
+    generate = ["fairseq-generate", tiny_corpus, "--path", path, "--cpu"]
+    hydra = ["fairseq-hydra-train", "task=translation", f"task.data={tiny_corpus}", "optimizer=adam"]
+    hydra += ["+model={_name:transformer,encoder_layers:1,decoder_layers:1}", "criterion=cross_entropy"]
+    hydra += ["common.cpu=true", "dataset.max_tokens=200", f"checkpoint.save_dir={tmp_path}", "hydra.run.dir=."]
+    pickled, setting = load_checkpoint(path), load_checkpoint(path)
+    pickled["extra_state"]["hidden"] = Call(os.system, touch(marker))
+    setting["cfg"]["model"].arch = setting["cfg"]["model"]._name = "fconv"
+    setting["cfg"]["model"].encoder_layers = f"__import__('os').system({touch(marker)!r})"
+    refused = f"refused checkpoint {path}: it asks for posix."
+    for state, command, refusal in (
+        (pickled, generate, refused),
+        (pickled, hydra, refused),
+        (setting, generate, "cannot read the setting"),
+    ):
+        torch.save(state, path)
+        done = run_command(command, cwd=tmp_path)
+        assert done.returncode == 1 and not marker.exists() and "Traceback" not in done.stderr + done.stdout
+        errors = [line for line in done.stderr.splitlines() if not re.match(r"\[?\d{4}-\d\d-\d\d", line)]
+        assert errors[-1].startswith(f"error: {refusal}")

@@ -9,7 +9,6 @@ from typing import Any
 from fairseq_rskip.console import Parser, finite, whole_number
 from fairseq_rskip.errors import RESUME, exit_status
 from fairseq_rskip.tools.prepare import subwords, text
-from fairseq_rskip.tools.prepare.parallel import all_cores
 
 
 def run(argv: list[str] | None = None) -> None:
@@ -33,7 +32,7 @@ def run(argv: list[str] | None = None) -> None:
         add("source", type=Path, metavar="FROM")
         add("target", type=Path, metavar="TO")
         add("names", nargs="+", metavar="NAME", help="files of FROM; those that TO has too are kept")
-        add("--workers", type=whole_number(1), default=all_cores(), help="processes (all cores)")
+        add("--workers", type=whole_number(1), default=text.all_cores(), help="processes (all cores)")
         add("--lang", required=name == "moses", help="language code, such as en")
         add("--normalise-punctuation", action="store_true", help="quotes and dashes to ASCII first")
         add("--model", type=Path, required=name in subwords.LEARNERS, help="of the subwords")

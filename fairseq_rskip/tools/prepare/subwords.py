@@ -7,11 +7,12 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fairseq_rskip import files
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import lines
-from fairseq_rskip.tools.prepare.parallel import all_cores
+from fairseq_rskip.tools.prepare.text import all_cores
 
 MOST_TYPES = 400_000  # distinct words that merges are learned from, the most frequent; the rest would cost gigabytes
 MOST_COUNTED = 4_000_000  # distinct words while they are counted; beyond it, those seen once are forgotten
@@ -34,9 +35,8 @@ def learn_subword_nmt(texts: Sequence[Path], model: Path, size: int) -> None:
     from subword_nmt.learn_bpe import learn_bpe
 
     words = [f"{word} {count}\n" for word, count in count_words(texts).most_common(MOST_TYPES)]
-    with lines.writing(model) as output, contextlib.ExitStack() as quiet:
-        if not sys.stderr.isatty():  # it shows a progress bar anywhere
-            quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
+    shown = sys.stderr if sys.stderr.isatty() else io.StringIO()  # it draws a progress bar anywhere
+    with lines.writing(model) as output, contextlib.redirect_stderr(shown):
         try:
             learn_bpe(words, output, size, is_dict=True)
         except ValueError:  # of the largest of no pairs
@@ -74,6 +74,6 @@ def learn_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
 LEARNERS = {"subword-nmt": learn_subword_nmt, "sentencepiece": learn_sentencepiece}
 
 
-def learn(kind: str, size: int, model: Path, texts: Sequence[Path]) -> None:
-    """Write ``model``, subwords of a kind of ``LEARNERS``. Raises ``UserError``."""
-    LEARNERS[kind](texts, model, size)
+def learn(kind: str, **options: Any) -> None:
+    """Write a model of a kind of ``LEARNERS``. Raises ``UserError``."""
+    LEARNERS[kind](**options)

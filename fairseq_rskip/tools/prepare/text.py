@@ -2,11 +2,17 @@
 
 import contextlib
 import html
+import itertools
 import json
+import multiprocessing
+import os
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +22,12 @@ from fairseq_rskip import files as storage
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained import text as encoders
 from fairseq_rskip.tools import lines
-from fairseq_rskip.tools.prepare.parallel import mapper
 
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.I)
 TITLE = re.compile(r" ?= [^=]+ = ?")  # of an article in WikiText
 WARN_ABOVE = 0.05  # of the pairs, dropped by one rule
+CHUNK = 1000  # lines that a process gets at a time
+WAITING = 16  # chunks that are read for each process at a time, which bounds the memory
 # "| [en] some/train.en: 29000 sents, 412893 tokens, 0.0% replaced (by <unk>)", as fairseq-preprocess logs it
 COUNTS = re.compile(r"\[(\S+)\] (.+): (\d+) sents, (\d+) tokens, ([\d.e+-]+)% replaced")
 TYPES = re.compile(r"\[(\S+)\] Dictionary: (\d+) types")
@@ -105,6 +112,40 @@ def draw_documents(source: Path, targets: Sequence[Path], held_out: float, lengt
         outputs = [opened.enter_context(lines.writing(target)) for target in targets]
         for number, document in enumerate(documents(source, length, titles)):
             outputs[place.get(number, 0)].write("\n".join([*document, "", ""]))
+
+
+def all_cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def mapper(make: Callable, arguments: tuple, workers: int) -> Iterator[Callable[[Iterable[str]], Iterator[list[str]]]]:
+    """A function from lines to lists of ``make(*arguments)(line)``, in order; ``make`` is called in each process."""
+    function = make(*arguments)  # here first: workers inherit its imports, and its errors are reported
+
+    def mapped(lines: Iterable[str], pool: ProcessPoolExecutor | None = None) -> Iterator[list[str]]:
+        lines = iter(lines)
+        chunks = iter(lambda: list(itertools.islice(lines, CHUNK)), [])
+        while block := list(itertools.islice(chunks, WAITING * workers)):  # Executor.map reads all of its input first
+            yield from pool.map(_run, block) if pool else ([*map(function, chunk)] for chunk in block)
+
+    if workers == 1:
+        yield mapped
+    else:
+        with ProcessPoolExecutor(workers, initializer=_start, initargs=(make, arguments)) as pool:
+            yield lambda lines: mapped(lines, pool)
+
+
+def _start(make: Callable, arguments: tuple) -> None:
+    global _function
+    _function = make(*arguments)
+    parent = multiprocessing.parent_process().sentinel
+    threading.Thread(target=lambda: wait([parent]) and os._exit(1), daemon=True).start()  # a worker ends with it
+
+
+def _run(chunk: list[str]) -> list[str]:
+    return [_function(line) for line in chunk]
 
 
 def encode(step: str, source: Path, target: Path, names: Sequence[str], workers: int, **options: Any) -> None:
