@@ -23,7 +23,7 @@ if threading.current_thread() is threading.main_thread():
 ROOT = Path(__file__).resolve().parent.parent
 # commands that are given a HOME of their own find the operator that is built already
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-LETTERS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
+LETTERS = "abcdefghij"
 SIZES = {"train": 600, "valid": 60, "test": 40}
 
 
@@ -93,10 +93,11 @@ def exact_attention(monkeypatch):
     monkeypatch.setattr("fairseq.utils.softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
 
 
-def write_corpus(folder, sizes=None, seed=1):
-    """Write <split>.src and <split>.tgt for every split; returns ``folder``."""
-    rng = random.Random(seed)
-    for split, count in (sizes or SIZES).items():
+@pytest.fixture(scope="session")
+def raw_corpus(tmp_path_factory):
+    """The corpus as text: {train,valid,test}.{src,tgt}, 600, 60 and 40 pairs."""
+    folder, rng = tmp_path_factory.mktemp("raw"), random.Random(1)
+    for split, count in SIZES.items():
         sentences = [[rng.choice(LETTERS) for _ in range(rng.randint(2, 8))] for _ in range(count)]
         for suffix, step in (("src", 1), ("tgt", -1)):
             lines = (" ".join(sentence[::step]) + "\n" for sentence in sentences)
@@ -104,25 +105,13 @@ def write_corpus(folder, sizes=None, seed=1):
     return folder
 
 
-def preprocess(raw, destination):
-    """fairseq-preprocess with a joined dictionary; returns ``destination``."""
-    prefixes = [option for split in SIZES for option in (f"--{split}pref", raw / split)]
-    run_checked(
-        ["fairseq-preprocess", "-s", "src", "-t", "tgt", *prefixes, "--destdir", destination, "--joined-dictionary"]
-    )
-    return destination
-
-
-@pytest.fixture(scope="session")
-def raw_corpus(tmp_path_factory):
-    """The corpus as text: {train,valid,test}.{src,tgt}, 600, 60 and 40 pairs."""
-    return write_corpus(tmp_path_factory.mktemp("raw"))
-
-
 @pytest.fixture(scope="session")
 def tiny_corpus(raw_corpus, tmp_path_factory):
     """The same corpus, binarised, with a joined dictionary: what fairseq's commands take as data."""
-    return preprocess(raw_corpus, tmp_path_factory.mktemp("corpus") / "data-bin")
+    data = tmp_path_factory.mktemp("corpus") / "data-bin"
+    command = ["fairseq-preprocess", "-s", "src", "-t", "tgt", "--joined-dictionary", "--destdir", data]
+    run_checked([*command, *(word for split in SIZES for word in (f"--{split}pref", raw_corpus / split))])
+    return data
 
 
 @pytest.fixture(scope="session")

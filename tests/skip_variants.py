@@ -3,6 +3,7 @@
 The references share nothing with the package: gradients come from autograd through plain arithmetic in float64.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -78,12 +79,9 @@ for _norm in ("rms", "scale", "ada", "dyt", "derf"):
         row("xskip", lambda x, f, g, p: g[0](2 * x + f), skip_lambda=2, norm=_norm),
         row("rskip", lambda x, f, g, p: g[1](x + g[0](x + f)), skip_lambda=2, norm=_norm),
     ]
+# a rival has its own defaults but for options, in the last sublayer of the third of six encoder layers
 PLACE = Place("encoder", "ffn", index=2, depth=6, other_depth=6, other_sublayers=3, position=1, sublayers=2)
-
-
-def rival(kind: str, equation: Equation, **options: Any) -> Variant:
-    """Of a rival: its own defaults but for ``options``, in the last sublayer of the third of six encoder layers."""
-    return row(kind, equation, place=PLACE, **options)
+rival = functools.partial(row, place=PLACE)
 
 
 def steps(x, f, g):
@@ -140,6 +138,10 @@ def along(f, x):
     return (x * f).sum(1, keepdim=True) / ((x * x).sum(1, keepdim=True) + 1e-5) * x
 
 
+def laurel(x, p):
+    return p["skip_weight"] * x + x @ p["low"].T @ p["high"].T
+
+
 VARIANTS += [
     rival("ddl", lambda x, f, g, p: ddl(x, f, p)),
     rival("keel", lambda x, f, g, p: g[0](12 * x + f)),
@@ -168,11 +170,7 @@ VARIANTS += [
     rival("askip", mixture, adapt="mixture", max_steps=3),
     rival("askip", halting, adapt="halting", max_steps=3),
     rival("askip", lambda x, f, g, p: steps(x, f, g)[1], adapt="gradient", max_steps=3),
-    rival(
-        "laurel",
-        lambda x, f, g, p: p["branch_weight"] * f + p["skip_weight"] * x + x @ p["low"].T @ p["high"].T,
-        rank=2,
-    ),
+    rival("laurel", lambda x, f, g, p: laurel(x, p) + p["branch_weight"] * f, rank=2),
 ]
 IMAGED = [variant for variant in VARIANTS if KINDS[variant.kind].for_images]
 MIXING = ("conv_shortcut", "laurel", "orthogonal", "ddl")  # y mixes the features of x: no coefficient, no ratio
@@ -202,11 +200,8 @@ class Case(NamedTuple):
         """A third of the positions or fewer, never all but one."""
         if not self.masked:
             return None
-        shape = list(self.shape)
-        shape.pop(self.channel_dim)
-        padded = torch.zeros(shape).flatten()
-        padded[1::3] = 1
-        return padded.bool().view(shape)
+        positions = torch.zeros(self.shape).select(self.channel_dim, 0)
+        return (torch.arange(positions.numel()) % 3 == 1).view(positions.shape)
 
     @property
     def name(self) -> str:
@@ -239,29 +234,19 @@ def standardise(z: Tensor, axes: list[int], eps: float, hold=lambda statistic: s
     return (z - mean) / (hold(((z - mean) * (z - mean)).sum(axes, keepdim=True) / count) + eps) ** 0.5
 
 
-def _rms(z: Tensor, own: dict[str, Tensor], eps: float, hold) -> Tensor:
-    return z / hold(((z * z).sum(1, keepdim=True) / z.size(1) + eps) ** 0.5) * own["weight"]
-
-
-def _scale(z: Tensor, own: dict[str, Tensor], eps: float, hold) -> Tensor:
-    return own["weight"] * z / hold((z * z).sum(1, keepdim=True) ** 0.5).clamp(min=eps)
-
-
-def _ada(z: Tensor, own: dict[str, Tensor], eps: float, hold) -> Tensor:
+def ada(z: Tensor, own: dict[str, Tensor], eps: float, hold) -> Tensor:
     z = z - hold(z.sum(1, keepdim=True) / z.size(1))
     z = z / (hold(((z * z).sum(1, keepdim=True) / max(z.size(1) - 1, 1)) ** 0.5) + eps)
     return (1 - z.detach() / 10) * z
 
 
-def _dyt(z: Tensor, own: dict[str, Tensor], eps: float, hold) -> Tensor:
-    return (1 - 2 / ((2 * own["alpha"] * z).exp() + 1)) * own["weight"] + own["bias"]
-
-
-def _derf(z: Tensor, own: dict[str, Tensor], eps: float, hold) -> Tensor:
-    return torch.erf(own["alpha"] * z + own["shift"]) * own["weight"] + own["bias"]
-
-
-ROW_NORMS = {"rms": _rms, "scale": _scale, "ada": _ada, "dyt": _dyt, "derf": _derf}
+ROW_NORMS: dict[str, Callable[..., Tensor]] = {
+    "rms": lambda z, own, eps, hold: z / hold(((z * z).sum(1, True) / z.size(1) + eps) ** 0.5) * own["weight"],
+    "scale": lambda z, own, eps, hold: own["weight"] * z / hold((z * z).sum(1, True) ** 0.5).clamp(min=eps),
+    "ada": ada,
+    "dyt": lambda z, own, eps, hold: (1 - 2 / ((2 * own["alpha"] * z).exp() + 1)) * own["weight"] + own["bias"],
+    "derf": lambda z, own, eps, hold: torch.erf(own["alpha"] * z + own["shift"]) * own["weight"] + own["bias"],
+}
 
 
 def reference_norm(case: Case, own: dict[str, Tensor], hold, eps: float = 1e-5) -> Callable[[Tensor], Tensor]:
@@ -278,10 +263,8 @@ def reference_norm(case: Case, own: dict[str, Tensor], hold, eps: float = 1e-5) 
         y[keep] = standardise(z[keep], [0], eps, hold) * own["weight"] + own["bias"]
         return y
 
-    def by_row(z: Tensor) -> Tensor:
-        return ROW_NORMS[case.variant.norm](z, own, eps, hold)
-
-    return {"layer": layer, "batch": batch}.get(case.variant.norm, by_row)
+    by_row = ROW_NORMS.get(case.variant.norm)
+    return {"layer": layer, "batch": batch}.get(case.variant.norm, lambda z: by_row(z, own, eps, hold))
 
 
 def reference(case: Case, skip: SkipConnection, x: Tensor, f: Tensor, parameters: dict, freeze: bool = False) -> Tensor:
@@ -297,7 +280,4 @@ def reference(case: Case, skip: SkipConnection, x: Tensor, f: Tensor, parameters
 
 
 def gradients(y: Tensor, upstream: Tensor, tensors) -> list[Tensor]:
-    return [
-        torch.zeros_like(t) if g is None else g
-        for t, g in zip(tensors, torch.autograd.grad(y, tensors, upstream, allow_unused=True))
-    ]
+    return list(torch.autograd.grad(y, tensors, upstream, allow_unused=True, materialize_grads=True))

@@ -72,28 +72,20 @@ def siamesenorm(x: Tensor, blocks: Blocks) -> Tensor:
     return blocks.norm(last, "last_x_norm", x) + blocks.norm(last, "last_y_norm", y)
 
 
-def by_layers(mixed: Callable[[int, list[Tensor]], Tensor], x: Tensor, stored: Tensor, blocks: Blocks, norm=None):
+def by_layers(x: Tensor, stored: Tensor, blocks: Blocks, norm: str = "") -> Tensor:
     """Pre-norm layers from x on; after block k, a layer's last, what is stored so far is mixed into the next x."""
     history = [stored]
     for k in range(len(blocks.branches)):
         x = x + blocks.branch(k, x)
         if (k + 1) % blocks.sublayers == 0:
-            history.append(x if norm is None else blocks.norm(k, norm, x))
-            x = mixed(k, history)
+            history.append(blocks.norm(k, norm, x) if norm else x)
+            x = sum(weight * h for weight, h in zip(blocks.get(k, "weight"), history))
     return x
-
-
-def row(blocks: Blocks) -> Callable[[int, list[Tensor]], Tensor]:
-    return lambda k, history: sum(blocks.get(k, "weight")[i] * h for i, h in enumerate(history))
 
 
 def dlcl(x: Tensor, blocks: Blocks) -> Tensor:
     stored = blocks.norm(0, "input_norm", x)
-    return by_layers(row(blocks), blocks.get(0, "first_weight") * stored, stored, blocks, "layer_norm")
-
-
-def denseformer(x: Tensor, blocks: Blocks) -> Tensor:
-    return by_layers(row(blocks), x, x, blocks)
+    return by_layers(blocks.get(0, "first_weight") * stored, stored, blocks, "layer_norm")
 
 
 def attnres(x: Tensor, blocks: Blocks, size: int = 1) -> Tensor:
@@ -198,7 +190,7 @@ RULES: dict[str, tuple[dict[str, Any], Callable[[Tensor, Blocks], Tensor]]] = {
     "x0": ({}, x0),
     "siamesenorm": ({}, siamesenorm),
     "dlcl": ({}, dlcl),
-    "denseformer": ({}, denseformer),
+    "denseformer": ({}, lambda x, blocks: by_layers(x, x, blocks)),
     "attnres": ({}, attnres),
     "attnres-blocks": ({"kind": "attnres", "block_size": 2}, lambda x, blocks: attnres(x, blocks, 2)),
     "hyper": ({"streams": 3}, hyper),

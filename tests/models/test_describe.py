@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import sys
 
 import pytest
@@ -95,29 +94,26 @@ def test_a_resnet_takes_the_options_of_train_cifar(capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "status", "message"),
+    ("argv", "status", "named"),
     [
-        (["transformer_nosuch"], 1, "error: no architecture named 'transformer_nosuch'; .*expected resnet20, "),
-        (["transformer_depnorm"], 1, "error: no .* 'transformer_depnorm'; did you mean transformer_deepnorm\\?"),
-        (["resnet21"], 1, "error: --depth 21: expected 6n\\+2"),
-        (["resnet20", "--depth", "14"], 1, "error: resnet20 with --depth 14: expected resnet14 alone"),
-        (["resnet20", "--skip-kind", "preln"], 1, "error: --skip-kind 'preln': expected one of xskip"),
-        (["transformer_preln_tiny", "--skip-norm", "batch"], 1, "error: .*--skip-norm 'batch': expected one of layer"),
-        (["transformer_preln_tiny", "--encoder-attention-heads", "7"], 1, "error: .*heads 7 does not divide "),
-        (["transformer_preln_tiny", "--nosuch", "7"], 2, "error: unrecognized arguments: --nosuch 7"),
-        ([], 2, "error: the following arguments are required: ARCH"),
+        ("transformer_depnorm", 1, "transformer_deepnorm?"),
+        ("resnet21", 1, "--depth 21"),
+        ("resnet20 --depth 14", 1, "resnet14"),
+        ("resnet20 --skip-kind preln", 1, "--skip-kind 'preln'"),
+        ("transformer_preln_tiny --skip-norm batch", 1, "--skip-norm 'batch'"),
+        ("transformer_preln_tiny --encoder-attention-heads 7", 1, "heads 7"),
+        ("transformer_preln_tiny --nosuch 7", 2, "--nosuch 7"),
+        ("", 2, "ARCH"),
     ],
-    ids=["architecture", "near", "depth", "two depths", "kind", "norm", "heads", "option", "nothing"],
 )
-def test_a_mistake_is_one_line(capsys, argv, status, message):
+def test_a_mistake_is_one_line(capsys, argv, status, named):
     try:
-        found = main(["describe", *argv])
+        found = main(["describe", *argv.split()])
     except SystemExit as ended:
         found = ended.code
     shown = capsys.readouterr()
     assert found == status and not shown.out
-    assert re.match(message, shown.err), shown.err
-    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("error: ") and named in shown.err and shown.err.count("\n") == 1
 
 
 def test_the_folder_and_help_need_neither_torch_nor_fairseq():

@@ -42,8 +42,7 @@ def valid_losses(log):
 def trained(tiny_corpus, tmp_path_factory):
     """A model trained for four epochs without interruption, checkpoints every 8 updates."""
     save_dir = tmp_path_factory.mktemp("trained")
-    log = train(tiny_corpus, save_dir, "--max-epoch", 4, "--save-interval-updates", 8, "--keep-interval-updates", 3)
-    return save_dir, log
+    return save_dir, train(tiny_corpus, save_dir, "--max-epoch", 4, "--save-interval-updates", 8)
 
 
 def test_training_lowers_the_held_out_loss(trained):
@@ -52,10 +51,9 @@ def test_training_lowers_the_held_out_loss(trained):
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tiny_corpus, trained, tmp_path):
-    """Stopped in the middle of the second epoch."""
-    options = ("--max-epoch", 4, "--save-interval-updates", 8)
-    train(tiny_corpus, tmp_path, *options, "--max-update", 16)
-    assert "Loaded checkpoint" in train(tiny_corpus, tmp_path, *options)
+    """From the middle of the second epoch."""
+    restore = ["--restore-file", trained[0] / "checkpoint_2_16.pt"]
+    assert "Loaded checkpoint" in train(tiny_corpus, tmp_path, "--max-epoch", 4, *restore)
     whole = weights(trained[0])
     for name, value in weights(tmp_path).items():
         torch.testing.assert_close(value, whole[name], rtol=0, atol=0)

@@ -6,7 +6,6 @@ paper the test says so.
 """
 
 import importlib
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -96,15 +95,6 @@ def test_the_orthogonal_update_is_that_of_x_transformers():
     check(ours, lambda x, f: x + project(f.flatten(0, 1), x.flatten(0, 1)).view_as(x), [])
 
 
-def stack_of_x_transformers(**options: Any) -> tuple[nn.Module, list[nn.Module]]:
-    """An encoder of two feed-forward blocks, and those."""
-    encoder = peer("x_transformers").Encoder
-    made = encoder(
-        dim=D, depth=1, heads=1, custom_layers=("f", "f"), norm_add_unit_offset=False, verbose=False, **options
-    )
-    return randomised(made), list(made.layers)
-
-
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("preln", {"pre_norm": True}), ("xskip", {"pre_norm": False}), ("periln", {"sandwich_norm": True})],
@@ -112,7 +102,9 @@ def stack_of_x_transformers(**options: Any) -> tuple[nn.Module, list[nn.Module]]
 )
 def test_norm_places_are_those_of_x_transformers(kind, options):
     """Its norms have no bias. Its Peri-LN is its sandwich_norm."""
-    encoder, layers = stack_of_x_transformers(**options)
+    options = {"custom_layers": ("f", "f"), "norm_add_unit_offset": False, "verbose": False, **options}
+    encoder = randomised(peer("x_transformers").Encoder(dim=D, depth=1, heads=1, **options))
+    layers = list(encoder.layers)
     places = [Place("encoder", "ffn", k, 2) for k in range(2)]
     skips = [SkipConnection(D, kind, place=p, **({"skip_lambda": 1.0} if kind == "xskip" else {})) for p in places]
     shared = []
@@ -169,17 +161,13 @@ def test_norms_are_those_of_x_transformers(norm):
     check(applied(skip), lambda x, f: x + torch.tanh(theirs(x)) * f, [])
 
 
-@pytest.mark.parametrize("package", ["timm.layers", "x_transformers.x_transformers"])
-def test_layerscale(package):
+@pytest.mark.parametrize(
+    ("package", "inside"), [("timm.layers", ()), ("x_transformers.x_transformers", (nn.Identity(),))]
+)
+def test_layerscale(package, inside):
     """The branch of x-transformers is inside its module, timm's outside."""
-    module = peer(package)
-    ours = SkipConnection(D, "layerscale", norm="none").double()
-    if package == "timm.layers":
-        theirs = randomised(module.LayerScale(D))
-        check(ours, lambda x, f: x + theirs(f), [(theirs.gamma, ours.weight)])
-    else:
-        theirs = randomised(module.LayerScale(nn.Identity(), D))
-        check(ours, lambda x, f: x + theirs(f), [(theirs.gamma, ours.weight)])
+    theirs, ours = randomised(peer(package).LayerScale(*inside, D)), SkipConnection(D, "layerscale", norm="none")
+    check(ours.double(), lambda x, f: x + theirs(f), [(theirs.gamma, ours.weight)])
 
 
 def test_stochastic_depth_of_timm():
@@ -332,8 +320,3 @@ def test_norms_are_those_of_liger_kernel(norm, name):
     ours = create_norm(norm, 256).cuda()
     x = torch.randn(64, 256, device="cuda")
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
-
-
-def test_constants_of_t_fixup_and_deepnorm_have_their_papers_closed_forms():
-    assert constants(SkipConnection(D, "tfixup", place=ENCODER))["beta"] == pytest.approx(0.67 * 6**-0.25)
-    assert math.isclose(constants(SkipConnection(D, "deepnorm", place=ENCODER))["beta"], 0.87 * (6**5) ** (-1 / 16))
