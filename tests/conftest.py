@@ -1,8 +1,4 @@
-"""What several test files share: commands in processes of their own, a small corpus that fairseq has preprocessed, a
-trained translator.
-
-The corpus teaches reversal: a target sentence is its source read backwards, over ten letters.
-"""
+"""What several test files share: commands in processes of their own, and small corpora with models trained on them."""
 
 import os
 import random
@@ -95,7 +91,7 @@ def exact_attention(monkeypatch):
 
 @pytest.fixture(scope="session")
 def raw_corpus(tmp_path_factory):
-    """The corpus as text: {train,valid,test}.{src,tgt}, 600, 60 and 40 pairs."""
+    """{train,valid,test}.{src,tgt}: 600, 60 and 40 pairs of letters; a target is its source read backwards."""
     folder, rng = tmp_path_factory.mktemp("raw"), random.Random(1)
     for split, count in SIZES.items():
         sentences = [[rng.choice(LETTERS) for _ in range(rng.randint(2, 8))] for _ in range(count)]

@@ -152,12 +152,8 @@ def kronecker(res: Tensor, n: int) -> list[list[Tensor]]:
     """Entry (i, j) is a product over the bits of i and j: p where they agree, 1 - p where they do not."""
     bits = n.bit_length() - 1
     stay = [1 / (1 + torch.exp(res[..., 2 * k + 1] - res[..., 2 * k])) for k in range(bits)]
-    share = [(1 - p, p) for p in stay]  # by whether a bit agrees; the first factor is the highest bit
-
-    def entry(i: int, j: int) -> Tensor:
-        return math.prod(share[k][(i >> (bits - 1 - k)) & 1 == (j >> (bits - 1 - k)) & 1] for k in range(bits))
-
-    return [[entry(i, j) for j in range(n)] for i in range(n)]
+    factors = [(p, 1 - p) for p in reversed(stay)]  # by whether a bit differs; the first factor is the highest bit
+    return [[math.prod(f[(i ^ j) >> k & 1] for k, f in enumerate(factors)) for j in range(n)] for i in range(n)]
 
 
 def mhc(x: Tensor, blocks: Blocks, doubly_stochastic=sinkhorn) -> Tensor:

@@ -80,10 +80,16 @@ class SkipLog:
         step = update_num + 1
         due = step % self.interval == 0 and step != self.last and not ignore_grad
         arguments = (sample, model, criterion, optimizer, update_num, ignore_grad)
+        writes = has_folder() or wandb_run() is not None
         if not self.first:
             self.first = step
-            self.warn_if_in_vain()
-        if not (due and can_write()):
+            if not writes and get_global_rank() == 0:
+                package = "tensorboardX (pip install tensorboardX)"
+                needs = package if Folder.path else "--tensorboard-logdir or --wandb-project"
+                logger.warning(
+                    f"--skip-log-interval {self.interval} needs {needs}: the skip connections are not logged"
+                )
+        if not (due and writes):
             return self.train_step(*arguments, **options)
         with SkipProbe(self.model) as probe:
             loss, sample_size, output = self.train_step(*arguments, **options)
@@ -91,13 +97,6 @@ class SkipLog:
         if values:
             self.write(step, values)
         return loss, sample_size, output
-
-    def warn_if_in_vain(self) -> None:
-        """One line, of the first process, where nothing can be written."""
-        if not can_write() and get_global_rank() == 0:
-            package = "tensorboardX (pip install tensorboardX)"
-            needs = package if Folder.path else "--tensorboard-logdir or --wandb-project"
-            logger.warning(f"--skip-log-interval {self.interval} needs {needs}: the skip connections are not logged")
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Hand ``values``, by their tags, to all that log."""
@@ -130,11 +129,6 @@ def has_folder() -> bool:
 def wandb_run() -> Any:
     """The run that fairseq began for --wandb-project, in the first process only; None without one."""
     return getattr(sys.modules.get("wandb"), "run", None)
-
-
-def can_write() -> bool:
-    """Whether what is measured goes anywhere."""
-    return has_folder() or wandb_run() is not None
 
 
 def loss_scale(optimizer: Any) -> float:

@@ -76,8 +76,7 @@ class HyperConnection(MatrixSkip, kind="hyper", mixing=_MIXING):
             self.w_m = nn.Parameter(torch.zeros(self.dim, 1))
             self.w_r = nn.Parameter(torch.zeros(self.dim, n))
             self.w_b = nn.Parameter(torch.zeros(self.dim, 1))
-            self.s_a = nn.Parameter(torch.full((1,), 0.01))
-            self.s_b = nn.Parameter(torch.full((1,), 0.01))
+            self.s_a, self.s_b = (nn.Parameter(torch.full((1,), 0.01)) for _ in range(2))
 
     def mixing(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if not self.dynamic:
@@ -109,8 +108,7 @@ class FractionalConnection(
         if self.options.mixing == "dynamic":
             self.gate_norm = create_norm("layer", self.shape[1], eps=self.eps)
             self.weight = nn.Parameter(torch.zeros(self.shape[1], 2 * m + 1))  # for A_m, A_r and B
-            self.s_a = nn.Parameter(torch.full((1,), 0.01))
-            self.s_b = nn.Parameter(torch.full((1,), 0.01))
+            self.s_a, self.s_b = (nn.Parameter(torch.full((1,), 0.01)) for _ in range(2))
 
     def prepare(self, x: Tensor) -> tuple[Tensor, Any]:
         h, m = x.unflatten(-1, self.shape), self.shape[0]
