@@ -36,11 +36,6 @@ def test_one_residual_a_layer_keeps_what_the_law_promises(depth):
     assert depth == 1 or kept(STEPS[depth] - 1) < math.exp(-0.5)
 
 
-def test_it_is_refused_where_the_depth_is_unknown():
-    with pytest.raises(ValueError, match="skip_lambda='auto': expected a number where the depth is unknown"):
-        SkipConnection(8, kind="rskip", skip_lambda="auto")
-
-
 def test_both_command_lines_know_it(capsys):
     layers = ["--encoder-layers", "18", "--decoder-layers", "36"]
     assert main(["describe", "transformer_rskip_ln_tiny", "--skip-lambda", "auto", *layers]) == 0
