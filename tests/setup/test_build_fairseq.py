@@ -76,8 +76,3 @@ def test_a_cached_wheel_is_printed_without_any_third_party_package(tmp_path, mon
     program.cached_wheel().touch()
     done = run_command([sys.executable, "-S", "-m", "fairseq_rskip.tools.build_fairseq"], cwd=ROOT, timeout=10)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{program.cached_wheel()}\n", "")
-
-
-def test_fairseq_reads_optional_types_as_python_3_14_prints_them():
-    utils = pytest.importorskip("fairseq.dataclass.utils")
-    assert utils.interpret_dc_type(int | None) is int and utils.interpret_dc_type(int) is int

@@ -75,13 +75,15 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.utils import import_user_module
 for _ in range(2):
     import_user_module(argparse.Namespace(user_dir={str(ROOT / "fairseq_rskip")!r}))
-print("transformer_rskip_ln" in ARCH_MODEL_REGISTRY)
+from fairseq.dataclass.utils import interpret_dc_type
+print("transformer_rskip_ln" in ARCH_MODEL_REGISTRY, interpret_dc_type(int | None) is interpret_dc_type(int) is int)
 """
 
 
 @needs_wheel
-def test_user_dir_registers_the_architectures_although_the_package_was_imported():
-    assert run_command(["python-with-fairseq", USER_DIR]).stdout == "True\n"
+def test_user_dir_registers_the_architectures_and_optional_types_are_read_as_python_3_14_prints_them():
+    """Although the package was imported before."""
+    assert run_command(["python-with-fairseq", USER_DIR]).stdout == "True True\n"
 
 
 def test_a_copy_cut_off_half_way_leaves_the_old_file(tmp_path, monkeypatch):

@@ -105,24 +105,19 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
 
     dimensions = (getattr(model, f"{side}_embed_dim", None) for side in ("encoder", "decoder"))
     rate = f"{peak_lr(next(filter(None, dimensions), 512)):g}"
-    device, processes, warnings = device_options(own, given)
-    step, tokens = step_options(recipe.tokens, given.get("distributed-world-size") or processes, given)
-    warm_up, length, more_warnings = length_options(recipe, corpus, given)
     what = f"{corpus.pairs:,} {'lines' if corpus.is_text else 'pairs'}"
     why = f" (for {what}; --recipe NAME selects another)" if not (own.recipe or corpus.known) else ""
-    notes = [f"recipe: {name}{why}{length}", tokens]
-    if warm_up:
-        full = recipe.options["warmup-updates"]
-        notes += [f"warm-up: {warm_up['warmup-updates']} updates, the recipe's {full} shortened with the training"]
-
+    notes, warnings = [f"recipe: {name}{why}"], []
+    device, processes = device_options(own, given, warnings)
+    length = length_options(recipe, corpus, given, notes, warnings)
+    step = step_options(recipe.tokens, given.get("distributed-world-size") or processes, given, notes)
     save = Path(given.get("save-dir") or ROOT / "checkpoints" / Path(corpus.name).name / own.arch)
-    chosen = {"user-dir": PLUGIN, "arch": own.arch, "lr": rate, **device, **recipe.options, **task, **warm_up}
-    chosen |= {**step, "skip-invalid-size-inputs-valid-test": True, shares: share, "save-dir": save}
+    chosen = {"user-dir": PLUGIN, "arch": own.arch, "lr": rate, **device, **recipe.options, **task, **length, **step}
+    chosen |= {"skip-invalid-size-inputs-valid-test": True, shares: share, "save-dir": save}
     chosen |= {"log-format": "json", "tensorboard-logdir": save / "tensorboard"}
     replaced = {*given, *unused, *(LENGTHS if LENGTHS & given.keys() else ())}
     chosen = {option: value for option, value in chosen.items() if option not in replaced}
     command = [shutil.which("fairseq-train") or "fairseq-train", os.path.abspath(corpus.folder)]
-    warnings += more_warnings
     return Plan([*command, *as_words(chosen), *words], save, corpus, *find_end(recipe, given), notes, warnings)
 
 
@@ -199,25 +194,25 @@ def check_model(arch: str, model: argparse.Namespace, corpus: Corpus, joined: bo
         logging.disable(logging.NOTSET)
 
 
-def device_options(own: argparse.Namespace, given: dict[str, Any]) -> tuple[dict[str, Any], int, list[str]]:
-    """--fp16 (where it is fast: compute capability 7.0) or --cpu, the number of processes, and warnings. Raises
-    ``UserError`` for fp16 without a GPU."""
+def device_options(own: argparse.Namespace, given: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], int]:
+    """--fp16 (where it is fast: compute capability 7.0) or --cpu, and the number of processes. Raises ``UserError`` for
+    fp16 without a GPU."""
     import torch
 
     gpus = torch.cuda.device_count() if own.gpus is None else own.gpus
     if gpus and "cpu" not in given:
         fast = own.gpus or all(torch.cuda.get_device_capability(number) >= (7, 0) for number in range(gpus))
-        return {"fp16": bool(fast) and not (own.no_fp16 or PRECISIONS & given.keys())}, gpus, []
+        return {"fp16": bool(fast) and not (own.no_fp16 or PRECISIONS & given.keys())}, gpus
     if FP16 & given.keys():
         raise UserError("--fp16 needs a GPU, and " + ("--cpu is given" if gpus else "torch sees none"))
     kept = {"keep-interval-updates": AVERAGED} if given.get("save-interval-updates") else {}
     alone = {"distributed-world-size": 1} if gpus > 1 else {}  # fairseq would start a process for each
-    warning = ("" if gpus else "torch sees no GPU: ") + "training on the CPU, which is slow"
-    return {**CPU, **kept, "cpu": True, **alone}, 1, [warning]
+    warnings.append(("" if gpus else "torch sees no GPU: ") + "training on the CPU, which is slow")
+    return {**CPU, **kept, "cpu": True, **alone}, 1
 
 
-def step_options(target: int, processes: int, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """--max-tokens and --update-freq, whose product with ``processes`` is ``target``, room for validation, and a note.
+def step_options(target: int, processes: int, given: dict[str, Any], notes: list[str]) -> dict[str, int]:
+    """--max-tokens and --update-freq, whose product with ``processes`` is ``target``, and room for validation.
 
     What the user gives stays; with neither, it is the fewest batches that a GPU takes. Raises ``UserError``.
     """
@@ -227,15 +222,16 @@ def step_options(target: int, processes: int, given: dict[str, Any]) -> tuple[di
     size, freq = given.get("max-tokens"), given.get("update-freq", [0])[0]
     if given.get("batch-size") and not size:
         sentences = given["batch-size"] * processes * (freq or 1)
-        return {}, f"per step: at most {sentences} sentences (--batch-size), not the recipe's {target} tokens"
+        notes.append(f"per step: at most {sentences} sentences (--batch-size), not the recipe's {target} tokens")
+        return {}
     # a held-out sentence is at most a batch of its own
     longest = max(POSITIONS, *(given.get(f"max-{side}-positions") or 0 for side in ("source", "target")))
     valid = max(size or int(cap), longest)
     freq = freq or (max(1, round(target / (processes * size))) if size else -(-target // (processes * int(cap))))
     size = size or max(1, target // (processes * freq))
-    note = f"tokens per step: {processes} (processes) x {size} (--max-tokens) x {freq} (--update-freq) "
-    note += f"= {processes * size * freq}; the recipe's: {target}"
-    return {"max-tokens": size, "update-freq": freq, "max-tokens-valid": valid}, note
+    factors = f"{processes} (processes) x {size} (--max-tokens) x {freq} (--update-freq)"
+    notes.append(f"tokens per step: {factors} = {processes * size * freq}; the recipe's: {target}")
+    return {"max-tokens": size, "update-freq": freq, "max-tokens-valid": valid}
 
 
 def find_end(recipe: Recipe, given: dict[str, Any]) -> tuple[int, str]:
@@ -244,23 +240,25 @@ def find_end(recipe: Recipe, given: dict[str, Any]) -> tuple[int, str]:
     return (ends["max-update"], "updates") if ends.get("max-update") else (ends.get("max-epoch") or 0, "epochs")
 
 
-def length_options(recipe: Recipe, corpus: Corpus, given: dict[str, Any]) -> tuple[dict[str, int], str, list[str]]:
-    """--warmup-updates of a training that the user made shorter than the recipe's, a note on the length, and warnings.
-
-    The recipe's warm-up shrinks in proportion; the user's own stays.
-    """
+def length_options(
+    recipe: Recipe, corpus: Corpus, given: dict[str, Any], notes: list[str], warnings: list[str]
+) -> dict[str, int]:
+    """--warmup-updates of a training that the user made shorter than the recipe's: the recipe's warm-up shrinks in
+    proportion, the user's own stays."""
     each = {"updates": 1, "epochs": 0}  # updates; 0 where that is not known
     if corpus.exists and "batch-size" not in given:  # padding is not counted
         sides = [corpus.lengths("train", str(side)) for side in (corpus.source, corpus.target) if side != ""]
         each["epochs"] = max(1, math.ceil(numpy.max(sides, axis=0).sum() / recipe.tokens))
     (end, unit), (whole, whole_unit) = find_end(recipe, given), find_end(recipe, {})
     updates, whole_updates = end * each[unit], whole * each[whole_unit]
-    note = f": {end:,} {unit}" if end else ""
-    note += f", about {updates:,} updates" if unit == "epochs" and updates else ""
+    notes[0] += f": {end:,} {unit}" if end else ""
+    notes[0] += f", about {updates:,} updates" if unit == "epochs" and updates else ""
     share = end / whole if unit == whole_unit else updates / whole_updates if whole_updates else 1
-    chosen, warm_up = {}, given.get("warmup-updates", recipe.options["warmup-updates"])
-    if "warmup-updates" not in given and 0 < share < 1:
-        warm_up = max(1, round(warm_up * share))
-        chosen = {"warmup-updates": warm_up}
-    warning = f"the warm-up takes {warm_up} of {updates} updates; --warmup-updates N changes it"
-    return chosen, note, [warning] if 0 < updates < 2 * warm_up else []
+    full = recipe.options["warmup-updates"]
+    shorter = "warmup-updates" not in given and 0 < share < 1
+    warm_up = max(1, round(full * share)) if shorter else given.get("warmup-updates", full)
+    if shorter:
+        notes.append(f"warm-up: {warm_up} updates, the recipe's {full} shortened with the training")
+    if 0 < updates < 2 * warm_up:
+        warnings.append(f"the warm-up takes {warm_up} of {updates} updates; --warmup-updates N changes it")
+    return {"warmup-updates": warm_up}
