@@ -98,8 +98,9 @@ class Progress:
             return "starting, no update yet"
         train, valid = self.newest.get("train_inner") or self.newest.get("train"), self.newest.get("valid")
         parts = [f"epoch {(train or valid).epoch}, {self.updates:,} updates"]
-        parts += [f"train loss {train.values['loss']:.3f}, {train.values['wps']:,.0f} words/s"] if train else []
-        return ", ".join([*parts, *([f"valid loss {valid.values['loss']:.3f}"] if valid else [])])
+        for name, figures in (("train", train), ("valid", valid)):
+            parts += [f"{name} loss {figures.values['loss']:.3f}"] if figures and "loss" in figures.values else []
+        return ", ".join(parts + ([f"{train.values['wps']:,.0f} words/s"] if train and "wps" in train.values else []))
 
 
 def run(save: Path, about: str, command: list[str]) -> int:
