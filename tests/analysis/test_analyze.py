@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT, run_checked, run_command
+from conftest import run_checked, run_command
 from fairseq import checkpoint_utils, options, tasks
 from transformer_helpers import randomise
 from vision_helpers import arguments, error_line, write_folder
@@ -29,22 +29,6 @@ def test_help_has_one_line_for_each_command_and_comes_without_torch(monkeypatch)
     done = run_command([sys.executable, "-X", "importtime", *ANALYZE, "-h"])
     assert [line.split()[0] for line in done.stdout.splitlines() if re.match(r"    \w", line)] == NAMES
     assert done.returncode == 0 and not re.search(r"\| +(torch|numpy)$", done.stderr, re.M)
-
-
-def test_without_matplotlib_one_line_says_so_before_anything_is_read(tmp_path, capfd, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert command.main(["curves", "--output", str(tmp_path / "x"), "no-such-run"]) == 1
-    assert capfd.readouterr().err.startswith("error: this needs the Python package matplotlib, which is not installed")
-
-
-def test_curves_need_no_torch(tmp_path):
-    for missing in ("torch", "torchvision", "fairseq"):
-        (tmp_path / f"{missing}.py").write_text("raise ImportError('not installed')")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "log.jsonl").write_text('{"iteration": 1, "train_loss": 2.0, "test_error": 50}\n')
-    argv = [sys.executable, *ANALYZE, "curves", "--output", tmp_path / "x", tmp_path / "run"]
-    assert run_command(argv, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}).returncode == 0
-    assert {path.suffix for path in tmp_path.glob("x.*")} == {".png", ".pdf", ".csv"}
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +63,7 @@ def refused(result):
     return error_line(result[2])
 
 
-def test_gradients_of_checkpoints_and_fresh_networks(runs, analyze, tmp_path):
+def test_gradients_of_checkpoints_and_fresh_networks(runs, analyze):
     seed1, seed2 = (runs[0] / "run" / f"seed{seed}" for seed in (1, 2))
     models = (seed1, seed2 / "checkpoint.pt", f"b={seed2}", f"new={FRESH}")
     status, out, _, rows = analyze("gradients", *models)
@@ -88,7 +72,6 @@ def test_gradients_of_checkpoints_and_fresh_networks(runs, analyze, tmp_path):
     assert [row["group"] for row in rows[:3]] == ["stage1", "stage2", "stage3"]
     assert {row["examples"] for row in rows} == {"12"}
     assert all(math.isfinite(float(row["gradient_norm"])) for row in rows)
-    assert (tmp_path / "f g.png").stat().st_size > 1000
     assert "12 training images" in out and "stage2 block 2" in out
 
     state = torch.load(seed1 / "checkpoint.pt", weights_only=True)
@@ -207,10 +190,8 @@ def test_checkpoints_of_fairseq(trained, tiny_corpus, analyze):
 @pytest.mark.slow
 def test_what_is_wrong_with_a_transformer_gets_one_line(trained, tiny_corpus, analyze):
     assert "has no split 'tset'" in refused(analyze("gradients", f"o={trained}", data="", split="tset"))
-    unknown = refused(analyze("gradients", "n=fresh:transformer_rksip_ln", data=tiny_corpus))
-    assert unknown.startswith("n (fresh:transformer_rksip_ln): ")
-    fresh = "n=fresh:transformer_rskip_ln_tiny --skip-lambda 1.5"
-    assert "--skip-lambda 1.5" in refused(analyze("gradients", fresh, data=tiny_corpus))
+    for fresh in ("transformer_rksip_ln", "transformer_rskip_ln_tiny --skip-lambda 1.5"):
+        assert f"n (fresh:{fresh})" in refused(analyze("gradients", f"n=fresh:{fresh}", data=tiny_corpus))
 
 
 def last_gradient(model, samples):
