@@ -4,7 +4,7 @@ import io
 import json
 import random
 
-from conftest import run_checked
+from conftest import run_checked, run_command
 from sacremoses import MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
@@ -15,27 +15,19 @@ TRAINING = (
     "--save-interval 4 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --seed 3 --cpu --num-workers 0"
 ).split()
 SIZES = {"train": 400, "valid": 20, "test": 33}
-WORDS = {
-    "house": "Haus",
-    "car": "Auto",
-    "sign": "Schild",
-    "picture": "Bild",
-    "dress": "Kleid",
-    "wall paint": "Wandfarbe",
-}
+WORDS = dict(house="Haus", car="Auto", sign="Schild", picture="Bild", dress="Kleid") | {"wall paint": "Wandfarbe"}
 COLOURS = {"black-and-white": "schwarz-weißes", "dark-green": "dunkel-grünes", "red": "rotes", "orange": "orangenes"}
 
 
 def sentence(rng):
     """An English and a German sentence, plain text: with quotes, an apostrophe, hyphens, an ampersand."""
     word, colour, number = rng.choice(sorted(WORDS)), rng.choice(sorted(COLOURS)), rng.randint(2, 9)
-    return rng.choice(
-        [
-            (f'She said: "A {colour} {word}."', f'Sie sagte: "Ein {COLOURS[colour]} {WORDS[word]}."'),
-            (f"It's a {colour} {word}, isn't it?", f"Das ist ein {COLOURS[colour]} {WORDS[word]}, oder?"),
-            (f"{number} & {number} for a {word}!", f"{number} & {number} für ein {WORDS[word]}!"),
-        ]
-    )
+    pairs = [
+        (f'She said: "A {colour} {word}."', f'Sie sagte: "Ein {COLOURS[colour]} {WORDS[word]}."'),
+        (f"It's a {colour} {word}, isn't it?", f"Das ist ein {COLOURS[colour]} {WORDS[word]}, oder?"),
+        (f"{number} & {number} for a {word}!", f"{number} & {number} für ein {WORDS[word]}!"),
+    ]
+    return rng.choice(pairs)
 
 
 def prepare(folder):
@@ -82,3 +74,11 @@ def write(path, lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
+
+
+def follow_in_server(command, on_line):
+    """``tools.process.follow`` for tests of what is around fairseq: the server runs the command."""
+    done = run_command(command)
+    for line in (done.stdout + done.stderr).encode().splitlines(keepends=True):
+        on_line(line)
+    return done.returncode

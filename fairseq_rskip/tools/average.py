@@ -16,9 +16,8 @@ from fairseq_rskip.errors import UserError
 def main(argv: list[str] | None = None) -> None:
     """Write the average and print which checkpoints it is of. Raises ``UserError``."""
     parser = Parser(description=__doc__)
-    parser.add_argument(
-        "--inputs", nargs="+", type=Path, required=True, metavar="PATH", help="checkpoints, or one folder"
-    )
+    checkpoints = {"nargs": "+", "type": Path, "required": True, "metavar": "PATH"}
+    parser.add_argument("--inputs", **checkpoints, help="checkpoints, or one folder")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
     number = parser.add_mutually_exclusive_group()
     for unit, form in (("epoch", "checkpoint<epoch>.pt"), ("update", "checkpoint_<epoch>_<update>.pt")):
@@ -28,11 +27,11 @@ def main(argv: list[str] | None = None) -> None:
     from fairseq_rskip.tools.evaluate.weights import average, choose, save  # takes seconds: after the options
 
     unit = "epoch" if options.num_epoch_checkpoints else "update" if options.num_update_checkpoints else None
-    paths, count = options.inputs, options.num_epoch_checkpoints or options.num_update_checkpoints
-    if unit or paths[0].is_dir():
-        if len(paths) > 1:
-            raise UserError(f"--inputs {paths[0]} and others: expected one folder, or checkpoints without a number")
-        folder = paths[0]
+    (folder, *more), count = options.inputs, options.num_epoch_checkpoints or options.num_update_checkpoints
+    paths = options.inputs
+    if unit or folder.is_dir():
+        if more:
+            raise UserError(f"--inputs {folder} and others: expected one folder, or checkpoints without a number")
         paths, which = choose(folder, count or 5, unit=unit)
         if unit and len(paths) < count:
             raise UserError(f"{folder} has no {count} {unit} checkpoints, only: {which}")

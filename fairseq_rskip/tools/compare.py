@@ -52,33 +52,30 @@ def compare(
     return table, notes
 
 
-def texts_of(paths: dict[str, Path]) -> list[dict[str, Any]]:
-    """The scores of language models, none if no system is one. Raises ``UserError`` unless all scored one text."""
-    scores = {name: read_scores(path) if path.is_dir() else {} for name, path in paths.items()}
-    texts = {name: each.get("text_sha256") for name, each in scores.items()}
-    if any(texts.values()) and len(set(texts.values())) > 1:
-        other = next(name for name, text in texts.items() if text != next(iter(texts.values())))
-        raise UserError(f"{next(iter(texts))} and {other} did not score the same text")
-    return list(scores.values()) if any(texts.values()) else []
-
-
-def compare_texts(names: list[str], scores: list[dict[str, Any]], trials: int) -> tuple[list[list[str]], list[str]]:
-    """The table, headings first, with each language model's test against the first one; and notes."""
+def compare_texts(paths: dict[str, Path], trials: int) -> tuple[list[list[str]], list[str]] | None:
+    """The table, headings first, with each language model's test against the first one; and notes. None for systems
+    that are no language models. Raises ``UserError`` unless all scored one text."""
     from fairseq_rskip.tools.significance import paired_values  # takes seconds
 
+    scores = {name: read_scores(path) if path.is_dir() else {} for name, path in paths.items()}
+    texts = {name: each.get("text_sha256") for name, each in scores.items()}
+    if not any(texts.values()):
+        return None
+    base, first = next(iter(scores.items()))
+    if other := next((name for name, text in texts.items() if text != texts[base]), None):
+        raise UserError(f"{base} and {other} did not score the same text")
     table = [["system", "perplexity per subword", "per word", "bits per byte", "difference", "p"]]
-    bits = [[document["bits"] for document in each["documents"]] for each in scores]
-    for name, each, own in zip(names, scores, bits):
-        perplexity, size = each["perplexity"], each["bytes"]
-        tested = [f"{(sum(own) - sum(bits[0])) / size:+.4f}", f"{paired_values(bits[0], own, trials):.4f}"]
-        cells = [f"{perplexity['subword']:.2f}", f"{perplexity['word']:.2f}", f"{each['bits']['byte']:.4f}"]
-        table.append([name, *cells, *(["", "baseline"] if own is bits[0] else tested)])
+    bits = {name: [document["bits"] for document in each["documents"]] for name, each in scores.items()}
+    for name, each in scores.items():
+        difference = (sum(bits[name]) - sum(bits[base])) / each["bytes"]
+        tested = [f"{difference:+.4f}", f"{paired_values(bits[base], bits[name], trials):.4f}"]
+        cells = [f"{each['perplexity'][unit]:.2f}" for unit in ("subword", "word")] + [f"{each['bits']['byte']:.4f}"]
+        table.append([name, *cells, *(["", "baseline"] if name == base else tested)])
     window = "windows of {tokens_per_sample} tokens, a stride of {stride}"
-    windows = {window.format(**each["context"]) for each in scores}
-    notes = [f"{len(bits[0]):,} documents, {scores[0]['bytes']:,} bytes; {' or '.join(sorted(windows))}"]
+    windows = sorted({window.format(**each["context"]) for each in scores.values()})
+    notes = [f"{len(bits[base]):,} documents, {first['bytes']:,} bytes; {' or '.join(windows)}"]
     test = f"approximate randomisation over documents, two-sided, {trials:,} trials"
-    notes.append(f"difference: of bits per byte, against {names[0]}; p: {test}")
-    return table, notes
+    return table, [*notes, f"difference: of bits per byte, against {base}; p: {test}"]
 
 
 def most_different(
@@ -93,14 +90,6 @@ def most_different(
     shown += [*(("reference", lines) for lines in references), *zip(names, outputs)]
     chosen = [index for gap, index in sorted(spread)[:count] if gap < 0]
     return [(index + 1, [(label, lines[index]) for label, lines in shown]) for index in chosen]
-
-
-def as_text(table: list[list[str]], notes: list[str], examples: Examples) -> str:
-    """Everything as aligned text."""
-    lines = [*in_columns(table), "", *notes]
-    for number, shown in examples:
-        lines += ["", f"sentence {number}", *(f"  {line}" for line in in_columns(shown))]
-    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -122,8 +111,9 @@ def main(argv: list[str] | None = None) -> None:
     paths = name_paths(options.systems)
     folders = {name: options.output and options.output / name.replace("/", "-") for name in paths}
     paths = {name: evaluation(path, options.data, folders[name]) for name, path in paths.items()}
-    if scores := texts_of(paths):
-        (table, notes), examples = compare_texts([*paths], scores, options.trials), []
+    examples: Examples = []
+    if found := compare_texts(paths, options.trials):
+        table, notes = found
     else:
         outputs, references, source = load(paths, options.ref, options.src)
         table, notes = compare([*paths], outputs, references, options.trials)
@@ -135,4 +125,6 @@ def main(argv: list[str] | None = None) -> None:
 
         page = jinja2.Template(PAGE.read_text("utf-8"), autoescape=True)
         write_text(options.html, page.render(table=table, notes=notes, examples=examples) + "\n")
-    print(as_text(table, notes, examples))
+    print("\n".join([*in_columns(table), "", *notes]))
+    for number, shown in examples:
+        print(f"\nsentence {number}", *(f"  {line}" for line in in_columns(shown)), sep="\n")

@@ -16,7 +16,7 @@ from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
 
-from fairseq_rskip.console import Parser
+from fairseq_rskip.console import Parser, in_columns
 from fairseq_rskip.files import write_json
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 
@@ -24,15 +24,10 @@ BLEUS = {
     "sacreBLEU 13a": {"tokenize": "13a"},
     "sacreBLEU intl": {"tokenize": "intl"},
     "sacreBLEU intl lower-cased": {"tokenize": "intl", "lowercase": True},
-    "tokenised BLEU": {"tokenize": "none"},
-    "compound-split BLEU": {"tokenize": "none"},
+    **dict.fromkeys(("tokenised BLEU", "compound-split BLEU"), {"tokenize": "none"}),
 }
-PLAIN = {  # scores of text as it is, with what the note adds
-    "sacreBLEU 13a": "",
-    "sacreBLEU intl": "; t2t-bleu cased",
-    "sacreBLEU intl lower-cased": "; t2t-bleu uncased",
-    "chrF": "",
-}
+# scores of text as it is, with what the note adds
+PLAIN = dict(zip([*BLEUS][:3], ("", "; t2t-bleu cased", "; t2t-bleu uncased")), chrF="")
 
 
 @dataclass
@@ -96,15 +91,13 @@ def compute(
 
 def table(rows: Sequence[Score]) -> str:
     """The rows as aligned text: name, score, signature, and below each its note and its length."""
-    width = max(len(row.name) for row in rows)
-    lines = []
+    cells: list[tuple[str, str, str]] = []
     for row in rows:
-        lines.append(f"{row.name:<{width}}  {row.score:6.2f}  {row.signature}")
         length = ""
         if row.length_ratio is not None:
             length = f"; length ratio {row.length_ratio:.3f}, brevity penalty {row.brevity_penalty:.3f}"
-        lines.append(f"{'':<{width}}          {row.note}{length}")
-    return "\n".join(lines)
+        cells += [(row.name, f"{row.score:6.2f}", row.signature), ("", "", row.note + length)]
+    return "\n".join(in_columns(cells))
 
 
 def report(rows: Sequence[Score], hyp: Path, refs: Sequence[Path], sentences: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 from unittest.mock import patch
 
 from sacrebleu.metrics.base import Metric
@@ -71,15 +72,13 @@ def paired(
 
     ``test`` is a key of ``TESTS``. A system with fewer than ``LEAST_DIFFERENT`` differing sentences has none.
     """
-    found: list[dict[str, float]] = [{} for _ in systems]
     differing = [sum(ours != theirs for ours, theirs in zip(lines, baseline, strict=True)) for lines in systems]
-    testable = [n for n, count in enumerate(differing) if count >= LEAST_DIFFERENT]
-    if testable:
-        named = [("baseline", baseline), *((str(n), systems[n]) for n in testable)]
+    named = {str(n): lines for n, lines in enumerate(systems) if differing[n] >= LEAST_DIFFERENT}
+    results: dict[str, Any] = {}
+    if named:
         with patch.dict(os.environ, SACREBLEU_SEED=SEED):  # sacreBLEU takes the seed from there alone
-            _, results = PairedTest(named, dict(metrics), references, test, trials)()
-        columns = [values for name, values in results.items() if name != "System"]
-        for name, values in zip(metrics, columns, strict=True):
-            for n, result in zip(testable, values[1:], strict=True):
-                found[n][name] = float(result.p_value)
-    return found
+            systems_of_test = [("baseline", baseline), *named.items()]
+            _, results = PairedTest(systems_of_test, dict(metrics), references, test, trials)()
+    columns = [values[1:] for name, values in results.items() if name != "System"]
+    by_system = {n: [float(result.p_value) for result in row] for n, row in zip(named, zip(*columns))}
+    return [dict(zip(metrics, by_system.get(str(n), ()))) for n in range(len(systems))]

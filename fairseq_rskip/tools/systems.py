@@ -7,21 +7,13 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 
 SCORES, RECORD = "scores.json", "run.json"  # of rskip evaluate, of a run of rskip run
-
-
-class Output(NamedTuple):
-    """A system's translations and, of an evaluation, the files of its references and its source."""
-
-    lines: list[str]
-    references: list[Path] = []
-    source: Path | None = None
 
 
 def name_paths(words: list[str]) -> dict[str, Path]:
@@ -83,17 +75,17 @@ def evaluation(path: Path, data: Path | None, output: Path | None) -> Path:
     return path
 
 
-def read_system(path: Path) -> Output:
-    """The translations in ``path``, a file or the folder of an evaluation. Raises ``UserError``."""
+def read_system(path: Path) -> tuple[list[str], list[Path], Path | None]:
+    """The translations in ``path``, a file or the folder of an evaluation; of that also the files of its references and
+    its source. Raises ``UserError``."""
     if not path.is_dir():
-        return Output(read_lines(path))
+        return read_lines(path), [], None
     report = read_scores(path)
-    references = [Path(reference) for reference in report["ref"]]
-    words = report.get("evaluation", {}).get("options", [])
+    references, words = [Path(name) for name in report["ref"]], report.get("evaluation", {}).get("options", [])
     language = dict(zip(words, words[1:])).get("--source-lang")
     # data preparation puts source and target side by side
     source = references[0].with_suffix(f".{language}") if language and references else None
-    return Output(read_lines(path / "hyp.txt"), references, source if source and source.is_file() else None)
+    return read_lines(path / "hyp.txt"), references, source if source and source.is_file() else None
 
 
 def load(
@@ -103,17 +95,17 @@ def load(
 
     Raises ``UserError`` if they are not of the same test set.
     """
-    outputs = {path: read_system(path) for path in paths.values()}
-    named = ref or next((output.references for output in outputs.values() if output.references), None)
+    systems = {path: read_system(path) for path in paths.values()}
+    named = ref or next((own for _, own, _ in systems.values() if own), None)
     if not named:
         raise UserError("plain files need their reference: --ref FILE")
     references = {path: read_lines(path) for path in named}
-    for path, output in outputs.items():
-        if not ref and output.references and [*map(read_lines, output.references)] != [*references.values()]:
-            raise UserError(f"{path} and {next(iter(outputs))} were scored against different references")
-        check_lengths(output.lines, references, path)
-    src = src or next((output.source for output in outputs.values() if output.source), None)
+    for path, (lines, own, _) in systems.items():
+        if own and not ref and [*map(read_lines, own)] != [*references.values()]:
+            raise UserError(f"{path} and {next(iter(systems))} were scored against different references")
+        check_lengths(lines, references, path)
+    src = src or next((source for *_, source in systems.values() if source), None)
     source = read_lines(src) if src else []
     if source:
         check_lengths(source, references, src)
-    return [output.lines for output in outputs.values()], [*references.values()], source
+    return [lines for lines, *_ in systems.values()], [*references.values()], source

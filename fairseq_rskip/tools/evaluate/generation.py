@@ -80,11 +80,9 @@ def hypotheses(log: Path, sentences: int) -> list[str]:
     Raises ``UserError`` unless there is exactly one for each of ``sentences``.
     """
     matches = [re.match(r"H-(\d+)\t[^\t]*\t(.*)", line) for line in log.read_text(encoding="utf-8").split("\n")]
-    pairs = [(int(match[1]), match[2]) for match in matches if match]
-    best = dict(pairs)
-    if len(pairs) != sentences or set(best) != set(range(sentences)):
-        raise UserError(
-            f"generation gave {len(pairs)} hypotheses for {len(best)} sentences and there are {sentences} references"
-            f" (the log is {log})"
-        )
+    best = {int(match[1]): match[2] for match in matches if match}
+    count = sum(map(bool, matches))
+    if count != sentences or set(best) != set(range(sentences)):
+        gave = f"generation gave {count} hypotheses for {len(best)} sentences"
+        raise UserError(f"{gave} and there are {sentences} references (the log is {log})")
     return [best[i] for i in range(sentences)]

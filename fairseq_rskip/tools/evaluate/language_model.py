@@ -1,7 +1,9 @@
 """The perplexity of a language model on a prepared text: fairseq-eval-lm's probabilities, summed by document."""
 
 import math
+import re
 from argparse import Namespace
+from collections import Counter
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -31,13 +33,9 @@ def eval_options(options: Namespace, task: dict[str, Any]) -> list[str]:
 
 def log_probabilities(log: Path) -> list[float]:
     """The natural log-probability of every token in ``log``, in the order of the text."""
-    samples: dict[int, list[float]] = {}
-    with open(log, encoding="utf-8", newline="\n") as lines:
-        for line in lines:
-            number, _, words = line.rpartition(" | ")[2].rstrip("\n").partition(" ")
-            if number.isdecimal() and words.endswith("]"):
-                samples[int(number)] = [float(word.rpartition(" [")[2][:-1]) for word in words.split("\t")]
-    return [value for _, values in sorted(samples.items()) for value in values]
+    lines = re.findall(r" \| (\d+) (.*\])$", log.read_bytes().decode("utf-8"), re.MULTILINE)
+    samples = {int(number): re.findall(r" \[(\S+)\](?:\t|$)", words) for number, words in lines}
+    return [float(value) for _, values in sorted(samples.items()) for value in values]
 
 
 def documents(raw: Path, lengths: Any) -> list[dict[str, int]]:
@@ -45,13 +43,12 @@ def documents(raw: Path, lengths: Any) -> list[dict[str, int]]:
 
     A line's end counts as a word, as fairseq-eval-lm counts it, and as a byte; a blank line ends a document.
     """
-    found = [{"tokens": 0, "words": 0, "bytes": 0}]
+    found: list[dict[str, int]] = [Counter()]
     for line, tokens in zip(raw.read_bytes().split(b"\n"), lengths):
-        for name, count in (("tokens", int(tokens)), ("words", len(line.split()) + 1), ("bytes", len(line) + 1)):
-            found[-1][name] += count
+        found[-1].update(tokens=int(tokens), words=len(line.split()) + 1, bytes=len(line) + 1)
         if not line.strip():
-            found.append({"tokens": 0, "words": 0, "bytes": 0})
-    return [document for document in found if document["tokens"]]
+            found.append(Counter())
+    return [dict(document) for document in found if document]
 
 
 def measure(corpus: Corpus, subset: str, values: list[float]) -> dict[str, Any]:

@@ -45,10 +45,9 @@ def parse(argv: list[str] | None = None) -> Namespace:
     parser = Parser(description=DESCRIPTION)
     parser.add_argument("data", type=Path, metavar="DATA")
     parser.add_argument("folder", type=Path, metavar="CHECKPOINT-DIR")
-    weights = parser.add_mutually_exclusive_group()
+    weights, count = parser.add_mutually_exclusive_group(), {"type": whole_number(0), "metavar": "N"}
     last = "average the last N checkpoints of epochs or updates (5; of a language model 0); 0: checkpoint_best.pt, "
-    last += "else checkpoint_last.pt"
-    weights.add_argument("--average", type=whole_number(0), metavar="N", help=last)
+    weights.add_argument("--average", **count, help=last + "else checkpoint_last.pt")
     one = "evaluate this checkpoint: a path, or a name in the folder"
     weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=one)
     parser.add_argument("--subset", choices=("test", "valid"), default="test", help="sentences to take (test)")
@@ -57,7 +56,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
     parser.add_argument("--fp32", action="store_true", help="compute in fp32 on a GPU (default: fp16)")
     parser.add_argument("--out", type=Path, help="folder of the results (CHECKPOINT-DIR/evaluation-SUBSET)")
     window = "of a language model: tokens that at least precede each predicted one, where the text has them (0)"
-    parser.add_argument("--context-window", type=whole_number(0), default=0, metavar="N", help=window)
+    parser.add_argument("--context-window", default=0, **count, help=window)
     options = parser.parse_args(argv)
     options.out = options.out or options.folder / f"evaluation-{options.subset}"
     return options
@@ -70,11 +69,11 @@ def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> di
     average = options.average if options.average is not None else 0 if corpus.is_text else 5
     taken, which = weights.choose(options.folder, average, options.checkpoint)
     print_line(f"== {which}")
-    program, log = "fairseq-generate", options.out / "generate.log"
     if corpus.is_text:
         program, log = "fairseq-eval-lm", options.out / language_model.LOG
         search = language_model.eval_options(options, weights.task_of(taken[0], "language_modeling"))
     else:
+        program, log = "fairseq-generate", options.out / "generate.log"
         search = generation.search_options(corpus, options.subset, options.beam, options.lenpen, options.max_tokens)
     key = {
         "checkpoints": cached.identity(taken),
@@ -86,19 +85,17 @@ def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> di
         print_line(f"== {program}: up to date ({log})")
     else:
         check_vocabulary(taken[0].parent, corpus, "name the corpus that it was trained on")
+        count, lines = len(corpus.lengths(options.subset, corpus.source)), len(references)
+        if count != lines:
+            held = f"{corpus.folder} holds {count} binarised sentences of {options.subset}, {lines} references"
+            raise UserError(f"{held} ({corpus.reference(options.subset)}): prepare the corpus again")
         options.out.mkdir(parents=True, exist_ok=True)
         checkpoint = weights.one_file(taken, options.out / "averaged.pt")
         weights.load_state(checkpoint)  # an unusable one ends in one line here
-        count = len(corpus.lengths(options.subset, corpus.source))
-        if count != len(references):
-            raise UserError(
-                f"{corpus.folder} holds {count} binarised sentences of {options.subset}, {len(references)} references"
-                f" ({corpus.reference(options.subset)}): prepare the corpus again"
-            )
         device = generation.device_options(options.cpu, options.fp32)
         command = generation.command(corpus, checkpoint, [*search, *device], program)
-        print_line(f"== {program} on {len(references):,} lines\n{shlex.join(command)}")
-        cached.make(log, key, lambda path: generation.run(command, path, len(references)))
+        print_line(f"== {program} on {lines:,} lines\n{shlex.join(command)}")
+        cached.make(log, key, lambda path: generation.run(command, path, lines))
     return {"data": str(corpus.folder), "corpus": corpus.name, "subset": options.subset, "weights": which, **key}
 
 

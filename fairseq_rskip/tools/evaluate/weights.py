@@ -55,15 +55,12 @@ def one_file(taken: list[Path], average_path: Path) -> Path:
 def load_state(path: Path) -> dict:
     """One checkpoint of fairseq whose model can be used, loaded safely on the CPU. Raises ``CheckpointError``."""
     state = load_checkpoint(path, map_location="cpu")
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no entry 'model'")
+    model = state.get("model") if isinstance(state, dict) else None
+    if not (isinstance(model, dict) and model and all(isinstance(value, torch.Tensor) for value in model.values())):
+        raise CheckpointError(f"{path} is not a fairseq checkpoint: expected an entry 'model' with tensors")
     if not (state.get("cfg") or state.get("args")):
         raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no settings ('cfg' or 'args')")
-    if not state["model"]:
-        raise CheckpointError(f"{path} holds an empty model: it has no parameters")
-    for name, value in state["model"].items():
-        if not isinstance(value, torch.Tensor):
-            raise CheckpointError(f"{path} is not a fairseq checkpoint: {name} is not a tensor")
+    for name, value in model.items():
         if diverged(name, value):
             raise CheckpointError(f"{path} cannot be used: {name} holds NaN or infinity, so its training has diverged")
     return state
@@ -116,8 +113,7 @@ def average(paths: list[Path]) -> dict:
         value = model[name]
         place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
         averaged[name] = means.setdefault(place, (total / len(paths)).to(value.dtype))
-    result["model"] = averaged
-    return result
+    return {**result, "model": averaged}
 
 
 def save(state: dict, path: Path) -> None:

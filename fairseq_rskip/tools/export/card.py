@@ -36,10 +36,10 @@ def write(path: Path, model: Any, licence: str, header: dict[str, Any], **parts:
     if metrics := [{"name": n, "type": t, "value": round(v, 4)} for n, t, v in parts["results"]]:
         result = {"task": {"type": parts["task"]}, "dataset": parts["data"], "metrics": metrics}
         header["model-index"] = [{"name": parts["title"], "results": [result]}]
-    parts |= {"skips": "\n".join(description.table(description.describe_skips(model))), "columns": description.COLUMNS}
+    skips = "\n".join([*description.table(description.describe_skips(model)), description.COLUMNS])
+    parts |= {"skips": skips, "licence": licence, "parameters": f"{sum(p.numel() for p in model.parameters()):,}"}
     parts |= {"rules": {kind: " ".join(rule.split()).replace("``", "`") for kind, rule in rules.items()}}
     parts |= {"version": fairseq_rskip.__version__, "commit": git_commit(), "torch": torch.__version__}
-    parts |= {"licence": licence, "parameters": f"{sum(p.numel() for p in model.parameters()):,}"}
     parts |= {"header": yaml.safe_dump(header, sort_keys=False), "settings": json.dumps(parts["settings"], indent=1)}
     layout = Path(__file__).with_name("card.md.j2").read_text("utf-8")
     template = jinja2.Template(layout, trim_blocks=True, keep_trailing_newline=True, finalize=escape)

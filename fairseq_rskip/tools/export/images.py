@@ -1,6 +1,5 @@
 """A PreAct-ResNet of rskip train-cifar as a folder to share."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -40,17 +39,16 @@ def describe(checkpoint: Path, config: dict[str, Any], state: dict, evaluation: 
     """The values of the card."""
     if evaluation:
         raise UserError(f"--evaluation is for translation, and {checkpoint} is of rskip train-cifar")
-    result = state["result"]
-    run, free = result["config"], {field.name for field in dataclasses.fields(Config) if field.metadata.get("free")}
+    free = {name for name, field in Config.__dataclass_fields__.items() if field.metadata.get("free")}
+    result, run = state["result"], state["result"]["config"]
     data = FOLDER + Path(run["data"]).name if run["data"].startswith(FOLDER) else run["data"]  # no path of this machine
     scored = f"{result['error']:.2f} % of {result['test_images']} test images after the last of {result['iterations']}"
-    scored += f" iterations, seed {result['seed']} ({result['train_images']} training images)."
     return {
         "header": {"library_name": "pytorch"},
         "task": "image-classification",
         "title": f"PreAct-ResNet-{config['depth']}, {config['skip']['kind']}, {data}",
         "text": f"Tells {result['classes']} classes of images apart:",
-        "scored": scored,
+        "scored": f"{scored} iterations, seed {result['seed']} ({result['train_images']} training images).",
         "data": {"name": data, "type": data.partition(":")[2] or data},
         "results": [("test error, %", "error", result["error"])],
         "settings": {**{k: v for k, v in run.items() if k not in free and v is not None}, "data": data},

@@ -13,6 +13,7 @@ import argparse
 import os
 import shutil
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 from fairseq_rskip.console import Parser, print_line
@@ -41,29 +42,26 @@ def export(options: argparse.Namespace) -> None:
     from fairseq_rskip.safe_load import load_checkpoint
     from fairseq_rskip.tools.evaluate.weights import choose
     from fairseq_rskip.tools.export import card
-    from fairseq_rskip.vision.run import CHECKPOINT
-    from fairseq_rskip.vision.run import FORMAT as OF_IMAGES
+    from fairseq_rskip.vision import run
 
     folder, checkpoint = Path(os.path.abspath(options.folder.expanduser())), options.checkpoint.expanduser()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"DIR {options.folder} exists and is not an empty folder; give a new one")
-    if (checkpoint / CHECKPOINT).is_file():
-        checkpoint = checkpoint / CHECKPOINT
+    if (checkpoint / run.CHECKPOINT).is_file():
+        checkpoint = checkpoint / run.CHECKPOINT
     elif checkpoint.is_dir():
         inner = checkpoint / "checkpoints"  # of a run of rskip run
         (checkpoint, *_), which = choose(inner if inner.is_dir() else checkpoint, 0)
         print_line(which)
     state = load_checkpoint(checkpoint, map_location="cpu")
-    if isinstance(state, dict) and state.get("format") == OF_IMAGES:
-        from fairseq_rskip.tools.export.images import convert, describe
-    else:
-        from fairseq_rskip.tools.export.translation import convert, describe
+    of_images = isinstance(state, dict) and state.get("format") == run.FORMAT
+    kind = import_module(f".{'images' if of_images else 'translation'}", __package__)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent) as temporary:
         stage = Path(temporary) / "stage"
         stage.mkdir()
-        config, model = convert(stage, checkpoint, state, options.data)
-        about = describe(checkpoint, config, state, options.evaluation)
+        config, model = kind.convert(stage, checkpoint, state, options.data)
+        about = kind.describe(checkpoint, config, state, options.evaluation)
         write_json(stage / CONFIG, {"format": FORMAT, **config})
         save_model(model, str(stage / WEIGHTS), metadata={"format": "pt"})  # shared tensors are stored once
         shutil.copymode(stage / CONFIG, stage / WEIGHTS)  # others may read it, too

@@ -26,13 +26,10 @@ SHOWN = ("optimization", "optimizer", "lr_scheduler", "criterion")  # of the tra
 
 
 def convert(stage: Path, checkpoint: Path, state: dict, data: Path | None) -> tuple[dict[str, Any], Any]:
-    """config.json and the model; dictionaries and subwords are copied to ``stage``. Raises ``UserError``.
-
-    ``state`` is brought up to date as fairseq does it.
-    """
+    """config.json and the model; dictionaries and subwords are copied to ``stage``. Raises ``UserError``."""
     logging.getLogger("fairseq.tasks").setLevel(logging.WARNING)  # the sizes of dictionaries
     source = Source("CHECKPOINT", str(checkpoint), {})
-    state.update(read(source))
+    state.update(read(source))  # with settings of older versions converted
     cfg = state["cfg"]
     if cfg.task._name not in TASKS:
         raise UserError(f"{checkpoint} is of the task {cfg.task._name}: expected {' or '.join(TASKS)}")
@@ -81,38 +78,30 @@ def describe(checkpoint: Path, config: dict[str, Any], state: dict, evaluation: 
     elif "evaluation" not in scores:
         raise UserError(f"--evaluation {evaluation} was not written by rskip evaluate")
     is_text, languages = config["kind"] == "language_model", [*filter(None, (config["source"], config["target"]))]
-    pair, arch = "-".join(languages), config["architecture"]
+    pair, arch, scored, results = "-".join(languages), config["architecture"], "", []
     text = f"A language model of {pair}:" if is_text else "A Transformer that translates {} to {}:".format(*languages)
     if config["tokenizer"] == "none" and config["bpe"] != "sentencepiece":
         text = f"Its corpus is tokenised as published: it takes and gives text of such tokens. {text}"
     settings = {part: OmegaConf.to_container(OmegaConf.create(state["cfg"][part])) for part in SHOWN}
-    scored, rows = "", results(scores) if scores else []
     if scores:
         about = scores["evaluation"]
         settings["evaluation"] = " ".join(word for word in about["options"] if "=" not in word)
         names = ", ".join(each["name"] for each in about["checkpoints"])  # without this machine's folders
-        size = f"{len(scores.get('documents', []))} documents"
-        size = size if is_text else f"{scores['sentences']} sentences; {scores['text']}"
-        scored = f"On {about['corpus']}, {about['subset']}, {size}. "
-        scored += f"Weights: {'average of ' * (len(about['checkpoints']) > 1)}{names}."
+        if is_text:
+            size = f"{len(scores['documents'])} documents"
+            results = [(f"perplexity per {unit}", "perplexity", v) for unit, v in scores["perplexity"].items()]
+            results.append(("bits per byte", "bits_per_byte", scores["bits"]["byte"]))
+        else:
+            size, types = f"{scores['sentences']} sentences; {scores['text']}", {"chrF": "chrf"}
+            rows = [(row, types.get(row["name"], "bleu")) for row in scores["scores"]]
+            results = [(f"{row['name']} ({row['signature']})", kind, row["score"]) for row, kind in rows]
+        average = "average of " * (len(about["checkpoints"]) > 1)
+        scored = f"On {about['corpus']}, {about['subset']}, {size}. Weights: {average}{names}."
     return {
         "header": {"language": languages, "library_name": "fairseq"},
         "task": "text-generation" if is_text else "translation",
         "title": f"{arch}, {pair}, {config['corpus']}",
         "text": text,
         "data": {"name": f"{config['corpus']} {pair}", "type": config["corpus"]},
-        "results": rows,
-        "scored": scored,
-        "settings": settings,
+        **{"results": results, "scored": scored, "settings": settings},
     }
-
-
-def results(scores: dict[str, Any]) -> list[tuple[str, str, float]]:
-    """Name, Hugging Face's type and value of each score of an evaluation."""
-    if "documents" in scores:
-        perplexities = [(f"perplexity per {unit}", "perplexity", v) for unit, v in scores["perplexity"].items()]
-        return [*perplexities, ("bits per byte", "bits_per_byte", scores["bits"]["byte"])]
-    return [
-        (f"{r['name']} ({r['signature']})", "chrf" if r["name"] == "chrF" else "bleu", r["score"])
-        for r in scores["scores"]
-    ]
