@@ -8,9 +8,13 @@ import time
 
 import pytest
 from conftest import ROOT
+from evaluation_corpus import follow_in_server
 from experiment_runs import IMAGES, TRANSLATION, reproduce, tables, write
 
 from fairseq_rskip.files import locked
+from fairseq_rskip.tools import process
+from fairseq_rskip.tools.__main__ import main as rskip
+from fairseq_rskip.tools.evaluate import generation
 from fairseq_rskip.tools.experiments import execution, plan
 from fairseq_rskip.tools.experiments.tasks import TASKS
 from fairseq_rskip.tools.train.plan import make_plan, read
@@ -89,9 +93,8 @@ def test_slurm_gets_one_array_with_the_options_of_sbatch(prepared, tmp_path, mon
 
     monkeypatch.setattr(submitit, "SlurmExecutor", Executor)
     execution.submit([prepared], ["partition=gpu", "time=60", "reservation=x"], tmp_path)
-    assert calls["folders"] == [[str(prepared.folder)]] and calls["options"]["additional_parameters"] == {
-        "reservation": "x"
-    }
+    assert calls["folders"] == [[str(prepared.folder)]]
+    assert calls["options"]["additional_parameters"] == {"reservation": "x"}
     assert (calls["options"]["partition"], calls["options"]["time"]) == ("gpu", 60)
     assert "7_0" in capfd.readouterr().out
 
@@ -111,10 +114,10 @@ def wait_for(holds, process=None):
 
 
 def test_a_table_that_is_killed_stops_all_and_the_same_command_resumes(tmp_path):
-    options = {**IMAGES["options"], "iterations": 300, "save-interval": 10, "device": "cpu"}
-    path, out = write(tmp_path, IMAGES, options=options, seeds=[1]), tmp_path / "out"
+    options = {**IMAGES["options"], "iterations": 150, "save-interval": 10, "device": "cpu"}
+    path, out = write(tmp_path, IMAGES, options=options, seeds=[1], rows=IMAGES["rows"][:1]), tmp_path / "out"
     words = ["run", path, "--output", out]
-    first, second = plan.ready(tables(path)[0], out)
+    (first,) = plan.ready(tables(path)[0], out)
     killed = start(*words, home=tmp_path)
     wait_for((first.folder / "checkpoint.pt").exists, killed)
     killed.kill()
@@ -123,19 +126,24 @@ def test_a_table_that_is_killed_stops_all_and_the_same_command_resumes(tmp_path)
     resumed = start(*words, home=tmp_path)
     printed, _ = resumed.communicate(timeout=600)
     assert resumed.returncode == 0, printed
-    assert plan.state(first) == plan.state(second) == "done"
+    assert plan.state(first) == "done"
     assert "resum" in (first.folder / "log.txt").read_text().lower()
     assert json.loads((first.folder / "run.json").read_text())["metrics"]["parameters"] > 0
-    assert "one seed" in printed and (out / "report" / "report.html").exists()
+    assert (out / "report" / "report.html").exists()
 
 
 @pytest.mark.slow
-def test_a_language_model_is_trained_and_scored(letters, tmp_path, capfd):
+def test_a_language_model_is_trained_and_scored(letters, tmp_path, monkeypatch):
+    """The evaluation in this process, its fairseq-eval-lm in fairseq's server."""
+    real = process.follow
+    monkeypatch.setattr(generation, "follow", follow_in_server)
+    monkeypatch.setattr(process, "follow", lambda c, *a, **o: rskip(c[3:]) if "evaluate" in c else real(c, *a, **o))
     options = {"max-update": 20, "warmup-updates": 5, "max-tokens": 512, "cpu": True}
     table = {"task": "language-model", "data": str(letters), "options": options, "also": ["bits per byte"]}
     path = write(tmp_path, {**table, "rows": [{"label": "2rSkip", "arch": "transformer_lm_rskip_ln_tiny"}]})
-    assert reproduce(capfd, "run", path, "--output", tmp_path / "out")[0] == 0
     (run,) = plan.ready(tables(path)[0], tmp_path / "out")
+    execution.prepare(run)
+    assert execution.execute(run.folder) and plan.state(run) == "done"
     scores = json.loads((run.folder / "evaluation" / "scores.json").read_text())
     values = plan.read(run.folder)["metrics"]["values"]
     assert (values["perplexity"], values["bits per byte"]) == (scores["perplexity"]["subword"], scores["bits"]["byte"])

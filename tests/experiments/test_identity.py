@@ -1,10 +1,11 @@
 """The folder of a run: what changes it, and that published runs still count as done."""
 
+import json
 import tarfile
 
 import pytest
 from conftest import ROOT
-from experiment_runs import IMAGES, tables, write
+from experiment_runs import IMAGES, reproduce, tables, write
 
 from fairseq_rskip.tools.experiments import plan
 
@@ -47,8 +48,6 @@ def test_the_published_runs_of_a_study_are_done(published, name):
 
 @pytest.mark.parametrize("name", ["skips", "skips_cifar"])
 def test_a_published_table_is_what_its_published_runs_give(published, capfd, name):
-    from experiment_runs import reproduce
-
     more = ["--corpus", published / "cifar10-jpg", "--seeds", 1, 2, 3, 4, 5] if "cifar" in name else []
     words = ["report", name.replace("_", "-"), *more, "--no-figures", "--output", published]
     assert reproduce(capfd, *words)[0] == 0
@@ -61,10 +60,8 @@ def folders(path, tmp_path, **options):
 
 
 def test_the_same_network_in_two_rows_or_tables_is_one_run(tmp_path):
-    rows = [
-        IMAGES["rows"][0],
-        {**IMAGES["rows"][0], "label": "again", "options": {**IMAGES["rows"][0]["options"], "skip_lambda": 1.0}},
-    ]
+    again = {"label": "again", "options": {**IMAGES["rows"][0]["options"], "skip_lambda": 1.0}}
+    rows = [IMAGES["rows"][0], {**IMAGES["rows"][0], **again}]
     one, two = write(tmp_path, IMAGES, "one"), write(tmp_path, IMAGES, "two", rows=rows)
     assert folders(two, tmp_path) == folders(one, tmp_path, rows=["plain"])
 
@@ -79,11 +76,8 @@ def test_only_what_changes_a_result_changes_the_folder(tmp_path, word, same):
 
 
 def test_a_sweep_trains_every_value_with_the_first_seed_and_then_the_best_with_all(tmp_path):
-    import json
-
-    path = write(tmp_path, IMAGES, sweep={"lr": [0.1, 0.2, 0.4]}, rows=IMAGES["rows"][:1], valid_images=None)
-    path = write(tmp_path, {k: v for k, v in IMAGES.items() if k != "options"}, rows=IMAGES["rows"][:1],
-                 sweep={"lr": [0.1, 0.2, 0.4]}, options={**IMAGES["options"], "valid-images": 100})  # fmt: skip
+    options = {**IMAGES["options"], "valid-images": 100}
+    path = write(tmp_path, IMAGES, rows=IMAGES["rows"][:1], sweep={"lr": [0.1, 0.2, 0.4]}, options=options)
     (table,) = tables(path)
     first = plan.ready(table, tmp_path)
     assert [(run.options["lr"], run.seed) for run in first] == [(0.1, 1), (0.2, 1), (0.4, 1)]

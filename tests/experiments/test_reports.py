@@ -78,6 +78,7 @@ def test_the_page_holds_curves_and_needs_nothing_else(images, capfd):
     assert page.count("data:image/png;base64,") == 1 and "1,234,567" in page
     assert not re.search(r"(src|href)=\"(?!data:)", page)
     text = (out / "report" / "report.md").read_text("utf-8")
+    assert text.startswith("# mine\n") and "<h1>mine</h1>" in page  # its file's name is its title
     assert "| recursive" in text and "](figures/mine-curves.png)" in text
     assert (out / "report" / "figures" / "mine-curves.png").exists()
 

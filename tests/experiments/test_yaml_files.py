@@ -102,9 +102,8 @@ def test_options_of_the_row_win_over_column_and_table_and_set_over_all(tmp_path)
     assert (first.options["lr"], first.options["depth"], second.options["depth"]) == (0.3, 14, 8)
     assert first.options["iterations"] == second.options["iterations"] == 12
     assert (first.reported, second.reported) == (1.0, None)
-    assert [
-        cell.column for cell in tables(path, columns=["b"], set=["warmup-iterations=1", "iterations=12"])[0].cells
-    ] == ["b"]
+    (table,) = tables(path, columns=["b"], set=["warmup-iterations=1", "iterations=12"])
+    assert [cell.column for cell in table.cells] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -122,9 +121,8 @@ def test_own_text_is_a_folder_of_its_own_and_its_options_are_checked_before_it_i
     files = {split: [f"{split}.en", f"{split}.de"] for split in ("train", "valid", "test")}
     (table,) = tables(write(tmp_path, TRANSLATION, data={**data, **files}))
     assert {run.data for cell in table.cells for _, run in cell.variants} == {str(tmp_path / "text")}
-    message = refused(
-        write(tmp_path, TRANSLATION, data={**data, **files, "train": ["one"], "tst": 1}, options={"lrr": 1})
-    )
+    wrong = {**data, **files, "train": ["one"], "tst": 1}
+    message = refused(write(tmp_path, TRANSLATION, data=wrong, options={"lrr": 1}))
     assert "train" in message and "tst" in message
 
 

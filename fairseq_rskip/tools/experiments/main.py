@@ -1,6 +1,7 @@
 """``rskip run`` and ``rskip reproduce``: run the experiments of YAML files, report them, list them."""
 
 import argparse
+import functools
 import hashlib
 import json
 import shlex
@@ -150,11 +151,6 @@ ACTIONS = {
 }
 
 
-def run_file(argv: list[str] | None = None) -> int:
-    """``rskip run``; returns the exit status."""
-    return main(argv, "rskip run")
-
-
 def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     """Do what ``argv`` asks for; returns the exit status. What the user can fix is one line for each mistake."""
     try:
@@ -165,3 +161,6 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
             signal.signal(number, signal.default_int_handler)
     return exit_status(lambda: options.action(options), RESUME)
+
+
+run_file = functools.partial(main, prog="rskip run")

@@ -24,8 +24,7 @@ RSKIP = [sys.executable, "-m", "fairseq_rskip.tools"]
 class Task:
     """What all tasks share; ``names`` are data sets, any other data is a folder, after ``prefix`` on a command line."""
 
-    names: tuple[str, ...] = NAMES
-    prefix = ""
+    names, prefix = NAMES, ""
 
     def find_data(self, data: str) -> str:
         """``data`` as the training command takes it. Raises ``UserError``."""

@@ -44,7 +44,7 @@ def write_report(tables: list[Table], options: argparse.Namespace) -> None:
         names = dict.fromkeys(name for record in records for name in record)
         write_csv(folder / "report.csv", [{name: record.get(name) for name in names} for record in records])
     for part in parts:
-        print_line(f"{part['name']}: {part['table'].title}\n{part['frame'].to_string(index=False)}")
+        print_line(f"{part['heading']}\n{part['frame'].to_string(index=False)}")
     print_line(f"{folder}/report.html, report.md and report.csv")
 
 
@@ -61,6 +61,7 @@ def _part(table: Table, options: argparse.Namespace, folder: Path) -> dict[str, 
     first = [(str(x.cell), next(iter(x.records.values()), {}).get("examples")) for x in lines]
     return {
         "name": name,
+        "heading": name if table.title == table.name else f"{name}: {table.title}",
         "table": table,
         "warning": f"Not the {'published' if table.source else 'whole'} experiment: {differs}." if differs else "",
         "frame": (shown := page.frame(table, lines)),
@@ -77,13 +78,12 @@ def _part(table: Table, options: argparse.Namespace, folder: Path) -> dict[str, 
 def _markdown(part: dict[str, Any]) -> str:
     shown = part["frame"].map(page.markdown).rename(columns=page.markdown)
     table = shown.to_markdown(index=False, colalign=part["sides"], disable_numparse=True)
-    lines = [part["table"].source, part["table"].note, part["warning"], *part["notes"]]
+    lines = filter(None, [part["table"].source, part["table"].note, part["warning"], *part["notes"]])
     listed = [f"{name}: {value}" for name, value in part["facts"].items()]
     listed += [f"{row}, {k}: {v}" for row, found in part["examples"] for each in found for k, v in each.items()]
     drawn = ["![{title}]({link})".format(**figure) for figure in part["figures"] if not figure["problem"]]
-    title = f"# {page.markdown(part['name'])}: {page.markdown(part['table'].title)}"
     facts = "\n".join(f"- {page.markdown(each)}" for each in listed)
-    return "\n\n".join([title, table, *map(page.markdown, filter(None, lines)), facts, *drawn])
+    return "\n\n".join([f"# {page.markdown(part['heading'])}", table, *map(page.markdown, lines), facts, *drawn])
 
 
 def _figures(table: Table, name: str, lines: list[Result], folder: Path) -> list[dict[str, Any]]:

@@ -205,9 +205,8 @@ def notes(table: Table, lines: list[Result]) -> list[str]:
     for line in lines:
         tried = ", ".join(f"{listed(swept)}: {how if v is None else f'{v:.3f}'}" for swept, v, how in line.trials)
         chosen = f"chosen {listed(line.chosen)}" if line.chosen else "not decided yet"
-        chosen += ", the end of the sweep" * (
-            line.chosen in [swept for swept, *_ in (line.trials[:1] + line.trials[-1:])]
-        )
+        ends = [swept for swept, *_ in (line.trials[:1] + line.trials[-1:])]
+        chosen += ", the end of the sweep" * (line.chosen in ends)
         found += [f"Sweep of {line.cell}, {TASKS[table.task].held_out}: {tried}; {chosen}."] if tried else []
     return found
 
@@ -222,12 +221,8 @@ def record(table: Table, line: Result) -> dict[str, Any]:
     minus = line.mean - reported if line.values and whole and reported is not None else None
     test = "over seeds" if test_of(table) == "welch" else "on the test set"
     found = {"plan": name, "table": table.name, "column": line.cell.column, "row": line.cell.row.label}
-    found |= {
-        "equation": line.cell.row.equation,
-        "metric": table.metric,
-        "papers_experiment": whole and bool(table.source),
-    }
-    found |= {"data": each(run.identity["data"] for run in runs)}
+    found |= {"equation": line.cell.row.equation, "metric": table.metric}
+    found |= {"papers_experiment": whole and bool(table.source), "data": each(run.identity["data"] for run in runs)}
     found |= {"scale": scale, "length": each(f"{run.length:,} {run.unit}" for run in runs), "changed": listed(changed)}
     found |= {"outdated": False, "swept": swept, "chosen": listed(line.chosen)}
     found |= {"seeds_planned": len(table.seeds) if line.cell.run else 0, "seeds_done": len(line.values)}
