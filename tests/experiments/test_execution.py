@@ -64,8 +64,7 @@ def test_a_failed_run_says_why_and_is_tried_again_from_the_command_that_failed(p
     assert plan.state(prepared) == "done" and plan.read(prepared.folder)["metrics"]["values"] == {"error": 5.0}
     log = (prepared.folder / "log.txt").read_text()
     assert [line for line in log.splitlines() if line in ("one", "two")].count("two") == 2
-    before = log
-    assert execution.execute(prepared.folder) and (prepared.folder / "log.txt").read_text() == before
+    assert execution.execute(prepared.folder) and (prepared.folder / "log.txt").read_text() == log
 
 
 def test_a_run_that_another_process_does_is_left_alone(prepared):
