@@ -53,7 +53,7 @@ def test_the_log_has_everything_and_the_screen_a_line_for_each_validation(tmp_pa
     assert done.returncode == 0, done.stderr
     about, log_line, *lines, last = done.stdout.splitlines()
     assert (about, log_line, lines) == ("recipe: x", f"the whole log: {tmp_path}/save/train.log", LINES)
-    assert re.fullmatch(r"trained in 0\.\d minutes: epoch 1, 20 updates, .* valid loss 8.250, .*", last)
+    assert re.fullmatch(r"trained in 0\.\d minutes: epoch 1, 20 updates, train loss 9.000, valid loss 8.250, .*", last)
     log = (tmp_path / "save" / "train.log").read_text("utf-8")
     assert log.startswith("recipe: x\n2026") and log.count("\n") == 1 + TRAINING.count("say '")
     assert "cannot average" in done.stderr and done.stderr.count("\n") == 1

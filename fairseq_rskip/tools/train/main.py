@@ -75,7 +75,7 @@ class Progress:
     """What the log says of a training: a line for each validation and every half minute."""
 
     def __init__(self) -> None:
-        self.newest: dict[str, Record] = {}  # by its source
+        self.newest: dict[bool, Record] = {}  # of the held-out set, and of training
         self.updates, self.closed, self.started = 0, threading.Event(), time.time()
         threading.Thread(target=self._print_regularly, daemon=True).start()
 
@@ -84,7 +84,7 @@ class Progress:
         if note := _SHOWN.search(line):
             print_line(note[1] or note[2])
         if new := record(line):
-            self.newest[new.source], self.updates = new, new.updates
+            self.newest[new.source == "valid"], self.updates = new, new.updates
             if new.source == "valid":
                 print_line(str(self))
 
@@ -96,7 +96,7 @@ class Progress:
     def __str__(self) -> str:
         if not self.updates:
             return "starting, no update yet"
-        train, valid = self.newest.get("train_inner") or self.newest.get("train"), self.newest.get("valid")
+        train, valid = self.newest.get(False), self.newest.get(True)
         parts = [f"epoch {(train or valid).epoch}, {self.updates:,} updates"]
         for name, figures in (("train", train), ("valid", valid)):
             parts += [f"{name} loss {figures.values['loss']:.3f}"] if figures and "loss" in figures.values else []
