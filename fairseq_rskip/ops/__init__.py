@@ -1,6 +1,5 @@
 """The recursive skip and its norms as one operator; :mod:`.dispatch` chooses what computes it."""
 
-from .dispatch import in_use, kernel, skip_norm, takes
-from .mix import skip_mix
+from .dispatch import in_use, kernel, skip_mix, skip_norm, takes
 
 __all__ = ["in_use", "kernel", "skip_mix", "skip_norm", "takes"]

@@ -20,16 +20,14 @@ import torch
 from ..errors import UserError, exit_status
 from ..files import locked, write_atomically
 
-SOURCE = Path(__file__).with_name("recursive_skip.cpp")
-HEADER = SOURCE.with_name("rows.h")
-LIBRARY = "recursive_skip.so"
+SOURCES = [Path(__file__).with_name(name) for name in ("recursive_skip.cpp", "rows.h")]
 COMPILERS = ("g++", "c++", "clang++")
-FLAGS = "-O3 -fno-math-errno -fno-trapping-math -fPIC -shared -w".split()
+FLAGS = "-O3 -fno-math-errno -fno-trapping-math -fPIC -shared -fopenmp -w".split()
 logger = logging.getLogger(__name__)
 
 
-def load() -> Path:
-    """Load the library, building it first where it is not in the cache; returns its path.
+def load() -> str:
+    """Load the library, building it first where it is not in the cache; returns where it is.
 
     Raises ``UserError``, one line, where that is not possible.
     """
@@ -38,7 +36,7 @@ def load() -> Path:
         torch.ops.load_library(str(path))
     except OSError as error:
         raise UserError(f"cannot load {path}: {error}") from None
-    return path
+    return f"built at {path}"
 
 
 def build() -> Path:
@@ -46,96 +44,62 @@ def build() -> Path:
 
     Raises ``UserError`` without a compiler, for a cache that cannot be written, or with the compiler's first error.
     """
-    command = _command()
-    path = _folder(command) / LIBRARY
+    compile = command()
+    path = library(compile)
     if path.exists():
         return path
     try:
-        with locked(path.parent, wait=True):
+        with locked(path.parent, wait=True), tempfile.TemporaryDirectory() as folder:
             if not path.exists():
                 logger.info("building the CPU operator of the skip connections, once for this machine: half a minute")
-                _compile(command, path)
+                made = Path(folder) / path.name
+                run = subprocess.run([*compile, "-o", str(made)], capture_output=True, text=True)
+                if run.returncode != 0:
+                    lines = run.stderr.splitlines() or ["?"]
+                    first = next((line for line in lines if "error" in line), lines[0])
+                    raise UserError(f"{compile[0]} fails with status {run.returncode}: {first}")
+                write_atomically(path, lambda file: file.write(made.read_bytes()))
     except OSError as error:
         raise UserError(f"cannot write {path.parent}: {error.strerror}") from None
     return path
 
 
-def is_built() -> bool:
-    """Whether :func:`load` finds the library. Raises ``UserError`` without a compiler."""
-    return (_folder(_command()) / LIBRARY).exists()
-
-
 def build_in_background() -> subprocess.Popen:
     """A process that builds the library and outlives this one; where it fails, the reason is on its stderr."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-    return subprocess.Popen(
-        [sys.executable, "-m", __name__],
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.Popen([sys.executable, "-m", __name__], env=environment, start_new_session=True, **pipes)
 
 
-def _compile(command: list[str], path: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / LIBRARY
-        run = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
-        if run.returncode != 0:
-            lines = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines() or ["?"]
-            raise UserError(f"{command[0]} fails with status {run.returncode}: {lines[0]}")
-        write_atomically(path, lambda file: file.write(made.read_bytes()))
-
-
-def _command() -> list[str]:
-    """The compiler's command line, without its output."""
+def command() -> list[str]:
+    """The compiler's command line, without its output. Raises ``UserError`` without a compiler."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
         raise UserError(f"no C++ compiler, none of {', '.join(names)}, is installed")
     root = Path(torch.__file__).parent
-    command = [
-        compiler,
-        f"-march={os.environ.get('RSKIP_MARCH') or 'native'}",
-        *FLAGS,
-        f"-std=c++{20 if _torch_version() >= (2, 9) else 17}",
-    ]
-    command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+    standard = 20 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9) else 17
+    flags = [f"-march={os.environ.get('RSKIP_MARCH') or 'native'}", *FLAGS, f"-std=c++{standard}"]
+    flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
     for include in ("include", "include/torch/csrc/api/include"):
-        command += ["-isystem", str(root / include)]
-    command += [str(SOURCE), f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
-    return command + _threads(root / "lib")
+        flags += ["-isystem", str(root / include)]
+    # the OpenMP that torch's wheel brings: a second would start threads of its own
+    openmp = sorted(map(str, (root / "lib").glob("libgomp*.so*")))[:1]
+    return [compiler, *flags, str(SOURCES[0]), f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", *openmp]
 
 
-def _threads(folder: Path) -> list[str]:
-    """torch's own OpenMP, the one that its wheel brings: a second would start threads of its own."""
-    own = sorted(folder.glob("libgomp*.so*"))
-    return ["-fopenmp", *map(str, own[:1])]
-
-
-def _torch_version() -> tuple:
-    return tuple(int(part) for part in torch.__version__.split(".")[:2])
-
-
-def _folder(command: list[str]) -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+def library(command: list[str]) -> Path:
+    """Where ``command``'s output is in the cache. The key has what the processor can do: it is compiled for that."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else [f"model name {platform.processor()}"]
+    processor = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
     version = subprocess.run([command[0], "--version"], capture_output=True, text=True).stdout
     flags = [part for part in command if os.sep not in part]  # not where torch, the compiler and the source are
-    parts = [*flags, version, torch.__version__, sysconfig.get_config_var("SOABI") or "", _processor()]
-    parts += [path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)]
-    return base / "fairseq_rskip" / f"ops-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
-
-
-def _processor() -> str:
-    """What the processor can do, since the library is compiled for it alone."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    flags = [line for line in lines if line.startswith(("flags", "Features", "model name"))]
-    return "".join(sorted(set(flags))) or platform.processor()
+    parts = [*flags, version, torch.__version__, sysconfig.get_config_var("SOABI") or ""]
+    parts += [*processor, *(path.read_text(encoding="utf-8") for path in SOURCES)]
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairseq_rskip"
+    return base / f"ops-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}" / "recursive_skip.so"
 
 
 if __name__ == "__main__":

@@ -13,36 +13,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import dispatch, reference
+from . import reference
+from .operator import empty_results, library, with_derivative
 
-MAX_STEPS, MAX_FEATURES = 32, 8192  # torch's operators compute what is larger
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 @triton.jit
 def _pick(k: tl.constexpr, a, b, c, d):
     """Step k's of four."""
-    if k == 0:
-        d = a
-    if k == 1:
-        d = b
-    if k == 2:
-        d = c
-    return d
+    return a if k == 0 else b if k == 1 else c if k == 2 else d
 
 
 @triton.jit
 def _set(k: tl.constexpr, value, a, b, c, d):
     """The four with step k's replaced."""
-    if k == 0:
-        a = value
-    if k == 1:
-        b = value
-    if k == 2:
-        c = value
-    if k == 3:
-        d = value
-    return a, b, c, d
+    return value if k == 0 else a, value if k == 1 else b, value if k == 2 else c, value if k == 3 else d
 
 
 @triton.jit
@@ -65,8 +51,8 @@ def _normalise(z, inside, dim, eps, RMS: tl.constexpr):
 def _forward(
     x, f, g1, g2, g3, g4, b1, b2, b3, b4, y, weights, direction, kept, rows, dim,
     skip: tl.float64, branch: tl.float64, eps: tl.float64,
-    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr, KEEP: tl.constexpr,
-    TYPE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    STEPS: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr, TYPE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
@@ -79,7 +65,7 @@ def _forward(
     going_on = tl.full((ROWS,), 1.0, TYPE)
     for k in tl.static_range(STEPS):
         n, mean, scale = _normalise(z, inside, dim, tl.full((1,), eps, TYPE), RMS)
-        if KEEP:
+        if MIX == 0:
             tl.store(kept + 2 * k * rows + row, mean, row < rows)
             tl.store(kept + (2 * k + 1) * rows + row, scale, row < rows)
         value = n * _row(_pick(k, g1, g2, g3, g4), columns, dim, TYPE)
@@ -184,16 +170,14 @@ def _backward(
 
 
 def _launch_forward(x, f_x, gains, biases, numbers, rms, kept, y, mix=0, weights=None, direction=None) -> Tensor:
-    """y, written; and ``kept``, where it is not None: moments or p. ``numbers`` are λ, α and ε."""
+    """y, written, and ``kept``: moments or p. ``numbers`` are λ, α and ε."""
     dim, steps, dtype = x.size(-1), len(gains), reference.computing_type(x, f_x, gains)
     tile, columns, warps = tiling(dim, steps, mix)
-    rows = x.numel() // max(dim, 1)
-    if y.numel() > 0:
-        with _on(x):
+    if (rows := x.numel() // max(dim, 1)) > 0:
+        with torch.cuda.device(x.device if x.is_cuda else -1):
             _forward[(triton.cdiv(rows, tile),)](
                 *_dense(x, f_x), *_four(gains), *_four(biases), y, *_dense(weights, direction), kept, rows, dim,
-                *numbers, steps, rms, bool(biases), mix, kept is not None and not mix, TYPES[dtype], tile, columns,
-                num_warps=warps,
+                *numbers, steps, rms, bool(biases), mix, TYPES[dtype], tile, columns, num_warps=warps,
             )  # fmt: skip
     return y
 
@@ -209,7 +193,7 @@ def _launch_backward(gradient, x, f_x, gains, biases, numbers, rms, kept, d_x, m
     d_params = x.new_empty((programs, steps * (2 if biases else 1) + (mix == 2), dim), dtype=dtype)
     d_weights = x.new_empty((programs, steps if mix else 0), dtype=dtype)
     if d_x.numel() > 0:
-        with _on(x):
+        with torch.cuda.device(x.device if x.is_cuda else -1):
             _backward[(programs,)](
                 *_dense(gradient, x, f_x), *_four(gains), *_four(biases), d_x, d_f, d_params,
                 *_dense(kept, d_p, direction), d_weights, x.numel() // dim, dim, triton.cdiv(tiles, programs), *numbers,
@@ -218,69 +202,46 @@ def _launch_backward(gradient, x, f_x, gains, biases, numbers, rms, kept, d_x, m
     return d_f, d_params.sum(0), d_weights.sum(0)
 
 
-def _chain(x, f_x, gains, biases, numbers, rms, moments=None, keep=False) -> list[tuple]:
+def _chain(x, f_x, gains, biases, numbers, rms, moments) -> list[tuple]:
     """The arguments of each launch, after x. All launches but the last are run: the next takes their y as its F."""
-    at_once, chain = steps_at_once(x.size(-1)), []
+    # as many steps as the registers hold in backward, with the sums for their parameters
+    at_once, chain = max(1, min(4, 8192 // triton.next_power_of_2(max(x.size(-1), 1)))), []
     for start in range(0, len(gains), at_once):
         if chain:
             y = x.new_empty(x.shape, dtype=reference.computing_type(x, f_x, gains))
-            *before, kept = chain[-1]
-            f_x = _launch_forward(x, *before, kept if keep else None, y)
-            numbers = (numbers[0], 1.0, numbers[2])
+            f_x, numbers = _launch_forward(x, *chain[-1], y), (numbers[0], 1.0, numbers[2])
         part = slice(start, start + at_once)
-        kept = None if moments is None else moments[2 * start : 2 * (start + at_once)]
-        chain.append((f_x, gains[part], biases[part], numbers, rms, kept))
+        chain.append((f_x, gains[part], biases[part], numbers, rms, moments[2 * start : 2 * (start + at_once)]))
     return chain
 
 
-def forward(x, f_x, gains, biases, *options) -> Tensor:
-    """``skip_norm`` by the kernel; arguments and result as of :func:`fairseq_rskip.ops.skip_norm`."""
-    return _launch_forward(x, *_chain(x, f_x, gains, biases, options[:3], options[3])[-1], x.new_empty(x.shape))
+def forward(x, f_x, gains, biases, weights, direction, *options) -> tuple[Tensor, Tensor]:
+    """:data:`.operator.operator` by the kernels."""
+    y, kept = empty_results(x, f_x, gains, biases, weights, direction)
+    if weights is None:
+        return _launch_forward(x, *_chain(x, f_x, gains, biases, options[:3], options[3], kept)[-1], y), kept
+    arguments = (x, f_x, gains, biases, options[:3], options[3], kept, y)
+    return _launch_forward(*arguments, 1 if direction is None else 2, weights, direction), kept
 
 
-def forward_with_moments(x, f_x, gains, biases, *options) -> tuple[Tensor, Tensor]:
-    """The same, and the moments of every step and row."""
-    y, moments = dispatch._output_and_moments(x, f_x, gains)
-    chain = _chain(x, f_x, gains, biases, options[:3], options[3], moments, keep=True)
-    return _launch_forward(x, *chain[-1], y), moments
-
-
-def backward(gradient, x, f_x, gains, biases, moments, *options) -> list[Tensor]:
-    """The gradients of x, F, each gain, each bias."""
-    chain = _chain(x, f_x, gains, biases, options[:3], options[3], moments)
+def backward(gradient, d_kept, x, f_x, gains, biases, weights, direction, kept, *options) -> list[Tensor]:
+    """The gradients of x, F, each gain, each bias, weights and direction, of those that there are."""
+    chain, mixture = [(f_x, gains, biases, options[:3], options[3], weights if direction is None else kept)], (1,)
+    if weights is None:
+        chain, mixture = _chain(x, f_x, gains, biases, options[:3], options[3], kept), ()
+    elif direction is not None:
+        mixture = (2, torch.zeros_like(kept) if d_kept is None else d_kept, direction)
     wide = x.dtype if len(chain) == 1 else reference.computing_type(x, f_x, gains)
     parts, of_gains, of_biases = [], [], []
     for arguments in reversed(chain):
         parts.append(x.new_empty(x.shape, dtype=wide))
-        gradient, sums, _ = _launch_backward(gradient, x, *arguments, parts[-1])
-        steps = len(arguments[1])
-        of_gains, of_biases = [*sums[:steps], *of_gains], [*sums[steps:], *of_biases]
-    return [sum(parts[1:], parts[0]).to(x.dtype), gradient, *_as((*gains, *biases), (*of_gains, *of_biases))]
-
-
-def mix_forward(x, f_x, gains, biases, weights, direction, *options) -> tuple[Tensor, Tensor]:
-    """``skip_mix`` by the kernel; p is empty without a direction."""
-    shape, mix = ((0,), 1) if direction is None else ((len(gains), *x.shape[:-1]), 2)
-    p = x.new_empty(shape, dtype=reference.computing_type(x, f_x, gains))
-    numbers, rms = options[:3], options[3]
-    y = x.new_empty(x.shape)
-    return _launch_forward(x, f_x, gains, biases, numbers, rms, p, y, mix, weights, direction), p
-
-
-def mix_backward(gradient, d_p, x, f_x, gains, biases, p, direction, *options) -> list[Tensor]:
-    """The gradients of x, F, the weights, the direction (where there is one), gains and biases."""
-    d_x, mix = x.new_empty(x.shape), 1 if direction is None else 2
-    if mix == 2 and d_p is None:
-        d_p = torch.zeros_like(p)
-    d_f, sums, d_weights = _launch_backward(
-        gradient, x, f_x, gains, biases, options[:3], options[3], p, d_x, mix, d_p, direction
-    )
-    along = [] if direction is None else _as([direction], sums[-1:])
-    return [d_x, d_f, d_weights[: len(gains) - len(along)].clone(), *along, *_as((*gains, *biases), sums)]
-
-
-def _as(parameters, sums) -> list[Tensor]:
-    return [total.to(like.dtype, copy=True) for total, like in zip(sums, parameters)]
+        gradient, sums, of_weights = _launch_backward(gradient, x, *arguments, parts[-1], *mixture)
+        steps, biased = len(arguments[1]), len(arguments[2])
+        of_gains, of_biases = [*sums[:steps], *of_gains], [*sums[steps : steps + biased], *of_biases]
+    parameters = [t for t in (*gains, *biases, weights, direction) if t is not None]
+    totals = [*of_gains, *of_biases, *([] if weights is None else [of_weights[: len(weights)], sums[-1]])]
+    found = [total.to(like.dtype, copy=True) for total, like in zip(totals, parameters)]
+    return [sum(parts[1:], parts[0]).to(x.dtype), gradient, *found]
 
 
 def _dense(*tensors):
@@ -292,38 +253,25 @@ def _four(parameters):
     return [*_dense(*parameters), None, None, None, None][:4]
 
 
-def register(library: torch.library.Library, device: str = "CUDA") -> None:
+def register(device: str = "CUDA") -> None:
     """Make the kernels those of the operator for ``device``; on a CPU Triton's interpreter runs them."""
-    library.impl("skip_norm", forward, device)
-    library.impl("skip_norm", dispatch.with_derivative, f"Autograd{device}")
-    library.impl("skip_norm_moments", forward_with_moments, device)
-    library.impl("skip_norm_moments_backward", backward, device)
-    library.impl("skip_mix", mix_forward, device)
-    library.impl("skip_mix_backward", mix_backward, device)
+    library.impl("recursive_skip", forward, device)
+    library.impl("recursive_skip", with_derivative, f"Autograd{device}")
+    library.impl("recursive_skip_backward", backward, device)
 
 
-def load(library: torch.library.Library) -> str:
-    """Register the kernels after one run on a few rows; returns what they take.
+def load() -> str:
+    """Register the kernels after one run on a few rows; returns what they are.
 
     Raises what Triton, its C compiler or the card raises.
     """
     x, gain = torch.ones(2, 16, device="cuda"), torch.ones(16, device="cuda")
-    arguments = (x, x, [gain], [gain], 1.0, 1.0, 1e-5, False)
-    y, moments = forward_with_moments(*arguments)
-    backward(y, *arguments[:4], moments, *arguments[4:])
+    arguments, options = (x, x, [gain], [gain], None, None), (1.0, 1.0, 1e-5, False)
+    y, kept = forward(*arguments, *options)
+    backward(y, None, *arguments, kept, *options)
     torch.cuda.synchronize()
-    register(library)
-    return f"Triton; torch's operators above {MAX_FEATURES} features, {MAX_STEPS} steps (a mixture: 2048, 4)"
-
-
-def fits(features: int, steps: int, mixed: bool) -> bool:
-    """Whether the kernels take rows of so many features and so many steps; those of a mixture fit in one launch."""
-    return (features <= 2048 and steps <= 4) if mixed else (features <= MAX_FEATURES and steps <= MAX_STEPS)
-
-
-def steps_at_once(dim: int) -> int:
-    """Steps of one launch: as many as the registers hold in backward, with the sums for their parameters."""
-    return max(1, min(4, 8192 // triton.next_power_of_2(max(dim, 1))))
+    register()
+    return f"Triton {triton.__version__}"
 
 
 def tiling(dim: int, steps: int, mix: int) -> tuple[int, int, int]:
@@ -336,7 +284,3 @@ def tiling(dim: int, steps: int, mix: int) -> tuple[int, int, int]:
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
-
-
-def _on(x):
-    return torch.cuda.device(x.device if x.is_cuda else -1)

@@ -17,35 +17,12 @@ def computing_type(x: Tensor, f_x: Tensor, gains: list[Tensor]) -> torch.dtype:
     return dtype
 
 
-def rms_norm(z: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """``z / sqrt(mean(z^2) + eps) * gain`` over the last dimension (Zhang and Sennrich, 2019)."""
-    return z * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps) * gain
-
-
-def skip_norm(
-    x: Tensor,
-    f_x: Tensor,
-    gains: list[Tensor],
-    biases: list[Tensor],
-    skip_scale: float = 1.0,
-    branch_scale: float = 1.0,
-    eps: float = 1e-5,
-    rms: bool = False,
-) -> Tensor:
+def skip_norm(x, f_x, gains, biases, skip_scale=1.0, branch_scale=1.0, eps=1e-5, rms=False) -> Tensor:
     """As :func:`fairseq_rskip.ops.skip_norm`; on any device, differentiable any number of times."""
     return every_step(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)[-1].to(x.dtype)
 
 
-def every_step(
-    x: Tensor,
-    f_x: Tensor,
-    gains: list[Tensor],
-    biases: list[Tensor],
-    skip_scale: float,
-    branch_scale: float,
-    eps: float,
-    rms: bool,
-) -> list[Tensor]:
+def every_step(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms) -> list[Tensor]:
     """y_1 ... y_K in the type of computing."""
     dtype = computing_type(x, f_x, gains)
     wide_x = x.to(dtype)
@@ -53,16 +30,13 @@ def every_step(
     z = torch.add(skipped, f_x.to(dtype), alpha=branch_scale)
     steps: list[Tensor] = []
     for k in range(len(gains)):
-        if k > 0:
-            z = skipped + steps[-1]
-        gain = gains[k].to(dtype)
+        gain, bias = gains[k].to(dtype), biases[k].to(dtype) if len(biases) > 0 else None
+        z = skipped + steps[-1] if k > 0 else z
         if rms:
-            y = rms_norm(z, gain, eps)
-            if len(biases) > 0:
-                y = y + biases[k].to(dtype)
+            y = z * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps) * gain  # Zhang and Sennrich 2019
+            steps.append(y if bias is None else y + bias)
         else:
-            y = F.layer_norm(z, [x.size(-1)], gain, biases[k].to(dtype) if len(biases) > 0 else None, eps)
-        steps.append(y)
+            steps.append(F.layer_norm(z, [x.size(-1)], gain, bias, eps))
     return steps
 
 

@@ -46,6 +46,7 @@ struct Problem {
 #define RSKIP_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Mask{__VA_ARGS__})
 #endif
 #define RSKIP_INLINE __attribute__((always_inline))
+#define RSKIP_APART __attribute__((noinline))  // mixtures, which otherwise cost the rest its registers
 
 // Lane l: the sum of lanes l and l ^ S of a where bit S of l is 0, of b where it is 1.
 template <int S, int... L>
@@ -69,14 +70,8 @@ inline RSKIP_INLINE Vec rounded(Vec v) {
 // R rows at a time (a power of 2, at most as many as there are lanes), each of NV vectors (0: as many as the problem
 // says). A number of each row is in a vector: row r's in lane r.
 template <int NV, int R>
-class Group {
- public:
-  explicit Group(const Problem& problem)
-      : p(problem),
-        nv(NV ? NV : problem.dim / kLanes),
-        size(R * nv),
-        inverse(1.0f / problem.dim),
-        lines(new Line[(problem.steps + 1) * size + 4 * problem.steps + 3]) {}
+struct Group {
+  explicit Group(const Problem& problem) : p(problem) {}
 
   // Fills y with the last step's y_k, and the moments.
   void forward(const Vec* x, const Vec* f, Vec* y) {
@@ -87,8 +82,8 @@ class Group {
     });
   }
 
-  // From g, the gradient of y, to those of x and f, with the moments as forward left them; adds those of gains and biases
-  // to d_params, [steps][2][nv].
+  // From g, the gradient of y, to those of x and f, with forward's moments; adds those of gains and biases to d_params,
+  // [steps][2][nv].
   void backward(const Vec* x, const Vec* f, const Vec* g, Vec* d_x, Vec* d_f, Vec* d_params) {
     const auto upstream = [g, ahead = size](int64_t i, int64_t, int) {
       prefetch(g + i + ahead);
@@ -105,48 +100,45 @@ class Group {
 
   // Fills y with sum_k p_k y_k. The p of each step stand in `weights`: set before, or here where rows halt by themselves:
   // h_k = sigmoid(direction . y_k + halt[k]), p_k = h_k prod_{j<k} (1 - h_j), the last the rest.
-  void mix(const Vec* x, const Vec* f, const Vec* direction, const Vec* halts, Vec* y) {
-    const float* const halt = reinterpret_cast<const float*>(halts);
+  RSKIP_APART void mix(const Vec* x, const Vec* f, const Vec* direction, const float* halt, Vec* y) {
     measure(x, f, y);
     normalise(x, f);
     if (direction) {
       Vec left = Vec{} + 1.0f;
       for (int64_t k = 0; k + 1 < p.steps; ++k) {
         Vec halting = sum([=, step = at(k)](int64_t i, int64_t v, int) { return direction[v] * step.y(v, i); }) + halt[k];
-        float* const one = reinterpret_cast<float*>(&halting);
-        for (int r = 0; r < R; ++r) one[r] = 1.0f / (1.0f + std::exp(-one[r]));
-        *weights(k) = left * halting;
+        for (int r = 0; r < R; ++r) halting[r] = 1.0f / (1.0f + std::exp(-halting[r]));
+        weights[k] = left * halting;
         left *= 1.0f - halting;
       }
-      *weights(p.steps - 1) = left;
+      weights[p.steps - 1] = left;
     }
     for (int64_t k = 0; k < p.steps; ++k) {
-      const Step step = at(k);
-      const Numbers weight = number(of_weights(k));
-      if (k == 0) each([=](int64_t i, int64_t v, int r) { y[i] = weight[r] * step.y(v, i); });
-      else each([=](int64_t i, int64_t v, int r) { y[i] += weight[r] * step.y(v, i); });
+      each([=, step = at(k), weight = number(weights + k)](int64_t i, int64_t v, int r) {
+        y[i] = (k > 0 ? y[i] : Vec{}) + weight[r] * step.y(v, i);
+      });
     }
   }
 
   // The same from g, the gradient of sum_k p_k y_k, with the p in `weights`; `slopes` has the gradients that reach p
   // otherwise, and then, of each row, those of p, or of halt where there is a direction, whose own is added to d_direction.
-  void mix_backward(
+  RSKIP_APART void mix_backward(
       const Vec* x, const Vec* f, const Vec* g, const Vec* direction, Vec* d_x, Vec* d_f, Vec* d_params, Vec* d_direction) {
-    remeasure(x, f);
+    measure(x, f, memory + p.steps * size);
     normalise(x, f);
     const int64_t last = p.steps - 1;
     for (int64_t k = 0; k <= last; ++k)
-      *slopes(k) += sum([=, step = at(k)](int64_t i, int64_t v, int) { return g[i] * step.y(v, i); });
+      slopes[k] += sum([=, step = at(k)](int64_t i, int64_t v, int) { return g[i] * step.y(v, i); });
     if (direction) halt_slopes();
-    for (int64_t k = 0; direction && k < last; ++k) {
-      const Numbers slope = number(of_slopes(k));
-      each([=, step = at(k)](int64_t i, int64_t v, int r) { d_direction[v] += slope[r] * step.y(v, i); });
-    }
-    const auto upstream = [=, weight = number(of_weights(last))](int64_t i, int64_t, int r) {
+    for (int64_t k = 0; direction && k < last; ++k)
+      each([=, step = at(k), slope = number(slopes + k)](int64_t i, int64_t v, int r) {
+        d_direction[v] += slope[r] * step.y(v, i);
+      });
+    const auto upstream = [=, weight = number(weights + last)](int64_t i, int64_t, int r) {
       return d_f[i] = weight[r] * g[i];
     };
     const auto more = [=](int64_t k) {
-      return [=, weight = number(of_weights(k)), slope = number(of_slopes(k))](Vec d, int64_t i, int64_t v, int r) {
+      return [=, weight = number(weights + k), slope = number(slopes + k)](Vec d, int64_t i, int64_t v, int r) {
         d += weight[r] * g[i];
         return direction ? d + slope[r] * direction[v] : d;
       };
@@ -155,19 +147,18 @@ class Group {
     descend(d_f, more, d_f, d_x, d_f, d_params);
   }
 
-  // The moments from x and f, where forward left none.
-  void remeasure(const Vec* x, const Vec* f) { measure(x, f, memory + p.steps * size); }
+  // `count` numbers of each of these rows, from or to columns of a matrix whose rows are `stride` apart.
+  static void load(Vec* to, const float* from, int64_t count, int64_t stride) {
+    for (int64_t k = 0; k < count; ++k) memcpy(to + k, from + k * stride, R * sizeof(float));
+  }
+  void fill(Vec* to, const float* from) const {  // the same of each row
+    for (int64_t k = 0; k < p.steps; ++k) to[k] = Vec{} + from[k];
+  }
+  static void save(const Vec* from, float* to, int64_t count, int64_t stride) {
+    for (int64_t k = 0; k < count; ++k) memcpy(to + k * stride, from + k, R * sizeof(float));
+  }
 
-  // [steps][2]: 1 / sqrt(var + eps) and the mean.
-  Vec* moments() { return numbers; }
-  // Step k's p and their gradients.
-  Vec* weights(int64_t k) { return numbers + of_weights(k); }
-  Vec* slopes(int64_t k) { return numbers + of_slopes(k); }
-
- private:
-  struct alignas(64) Line {
-    Vec vector;
-  };
+  struct alignas(64) Line { Vec vector; };
   static constexpr int kBlock = R < 4 ? R : 4;  // rows whose sums are in registers at once
   static constexpr int kUnroll = NV ? 1 : 4;  // not of R, on which a row's bits must not depend
 
@@ -185,16 +176,15 @@ class Group {
   };
 
   Step at(int64_t k) const {
-    return {memory + k * size, p.gains[k], p.biases[k], number(2 * k), number(2 * k + 1)};
+    return {memory + k * size, p.gains[k], p.biases[k], number(moments + 2 * k), number(moments + 2 * k + 1)};
   }
 
-  Numbers number(int64_t k) const {
-    const float* const from = reinterpret_cast<const float*>(numbers + k);
-    if constexpr (std::is_pointer_v<Numbers>) {
-      return from;
-    } else {
+  static Numbers number(const Vec* from) {
+    const float* const first = reinterpret_cast<const float*>(from);
+    if constexpr (std::is_pointer_v<Numbers>) return first;
+    else {
       Numbers copies;
-      memcpy(&copies, from, sizeof copies);
+      memcpy(&copies, first, sizeof copies);
       return copies;
     }
   }
@@ -211,10 +201,6 @@ class Group {
       for (int64_t v = 0; v < nv; ++v) f(r * nv + v, v, r);
   }
 
-  // where in `numbers`
-  int64_t of_weights(int64_t k) const { return 2 * p.steps + 3 + k; }
-  int64_t of_slopes(int64_t k) const { return 3 * p.steps + 3 + k; }
-
   // The moments of every step; leaves the last z in `z`.
   void measure(const Vec* x, const Vec* f, Vec* z) {
     const float skip = p.skip, branch = p.branch;
@@ -224,7 +210,7 @@ class Group {
       return z[i] = skip * x[i] + rounded(branch * f[i]);
     });
     for (int64_t k = 0;; ++k) {
-      moments(k, sums, z);
+      scale(k, sums, z);
       if (k + 1 == p.steps) return;
       sums = sum([=, step = at(k)](int64_t i, int64_t v, int r) {
         const Vec y = step.y(step.normed(z[i], r), v);
@@ -233,10 +219,10 @@ class Group {
     }
   }
 
-  // in two passes, since E[z^2] - mean^2 loses digits
-  void moments(int64_t k, Vec sums, const Vec* z) {
-    numbers[2 * k + 1] = p.rms ? Vec{} : sums * inverse;
-    const Numbers means = number(2 * k + 1);
+  // step k's moments from the sums of z; in two passes, since E[z^2] - mean^2 loses digits
+  void scale(int64_t k, Vec sums, const Vec* z) {
+    moments[2 * k + 1] = p.rms ? Vec{} : sums * inverse;
+    const Numbers means = number(moments + 2 * k + 1);
     const Vec squares = sum([=](int64_t i, int64_t, int r) {
       const Vec d = z[i] - means[r];
       return d * d;
@@ -244,7 +230,7 @@ class Group {
     Vec scale = squares * inverse + p.eps;
     float* const one = reinterpret_cast<float*>(&scale);
     for (int r = 0; r < R; ++r) one[r] = 1.0f / std::sqrt(one[r]);
-    numbers[2 * k] = scale;
+    moments[2 * k] = scale;
   }
 
   // n of every step from the moments
@@ -268,8 +254,7 @@ class Group {
   // From the gradients of p to those of halt: dp_k/dhalt_k = p_k (1 - h_k), dp_j/dhalt_k = -p_j h_k for j > k, with h_k
   // what p_k is of it and all later ones.
   void halt_slopes() {
-    float* const weight = reinterpret_cast<float*>(weights(0));
-    float* const slope = reinterpret_cast<float*>(slopes(0));
+    float *const weight = reinterpret_cast<float*>(weights), *const slope = reinterpret_cast<float*>(slopes);
     for (int r = 0; r < R; ++r) {
       float later = 0, rest = 0;
       for (int64_t at = (p.steps - 1) * kLanes + r; at >= 0; at -= kLanes) {
@@ -359,17 +344,15 @@ class Group {
         second[block + r] = b[r];
       }
     }
-    Vec* const to = numbers + 2 * p.steps;
-    to[0] = numbers[2 * k];
-    to[1] = tree(second) * -inverse;
-    to[2] = p.rms ? Vec{} : tree(first) * -inverse;
+    derived[0] = moments[2 * k];
+    derived[1] = tree(second) * -inverse;
+    derived[2] = p.rms ? Vec{} : tree(first) * -inverse;
   }
 
   // scale * (t - mean(t) - n * mean(t * n)), t = g * gain: the gradient of z_k from g, that of y_k; after gather(k)
   auto derivative(int64_t k, const Vec* g) const {
-    const int64_t m = 2 * p.steps;
-    return [g, gain = p.gains[k], n = memory + k * size, scale = number(m), of_n = number(m + 1),
-            rest = number(m + 2)](int64_t i, int64_t v, int r) RSKIP_INLINE -> Vec {
+    return [g, gain = p.gains[k], n = memory + k * size, scale = number(derived), of_n = number(derived + 1),
+            rest = number(derived + 2)](int64_t i, int64_t v, int r) RSKIP_INLINE -> Vec {
       return (rounded(g[i] * gain[v]) + rest[r] + n[i] * of_n[r]) * scale[r];
     };
   }
@@ -412,10 +395,14 @@ class Group {
   }
 
   const Problem& p;
-  const int64_t nv, size;
-  const float inverse;
-  const std::unique_ptr<Line[]> lines;
-  Vec *const memory = reinterpret_cast<Vec*>(lines.get()), *const numbers = memory + (p.steps + 1) * size;
+  const int64_t nv = NV ? NV : p.dim / kLanes, size = R * nv;
+  const float inverse = 1.0f / p.dim;
+  const std::unique_ptr<Line[]> lines{new Line[(p.steps + 1) * size + 4 * p.steps + 3]};
+  Vec* const memory = reinterpret_cast<Vec*>(lines.get());  // n of each step, and a row of its own for each
+  // [steps][2]: 1 / sqrt(var + eps) and the mean; step k's p and their gradients.
+  Vec *const moments = memory + (p.steps + 1) * size, *const weights = moments + 2 * p.steps;
+  Vec *const slopes = weights + p.steps;
+  Vec* const derived = slopes + p.steps;  // what derivative takes of each row
 };
 
 }  // namespace rskip
