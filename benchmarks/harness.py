@@ -13,56 +13,55 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas
 import torch
 
 from fairseq_rskip.console import Parser, print_line, whole_number
-from fairseq_rskip.errors import UserError
+from fairseq_rskip.errors import UserError, exit_status
 
-RESULTS = Path("results")
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-Name = TypeVar("Name", bound=Hashable)
 Row = dict[str, Any]
+Rates = dict[str, list[float]]
 
 
-def parser(description: str, output: str, rounds: int) -> Parser:
-    """The options that every benchmark has."""
-    made = Parser(description=description)
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
-    made.add_argument("--dtype", choices=DTYPES, default="fp32", help="(default: %(default)s)")
-    made.add_argument("--csv", type=Path, default=RESULTS / output, metavar="FILE", help="(default: %(default)s)")
-    made.add_argument("--quick", action="store_true", help="small sizes and few rounds, to try whether it runs")
-    add_count(made, "--rounds", rounds, "interleaved rounds")
-    add_count(made, "--threads", 1, "threads of torch")
-    return made
+def main(
+    argv: Sequence[str] | None, table: Callable[[Any], list[Row]], output: str, rounds: int, about: str, **options: Any
+) -> int:
+    """A benchmark's command line: write the rows of ``table`` with :func:`machine`; returns the exit status.
+
+    ``options`` has those of this benchmark: what ``add_argument`` takes, or the default of a number.
+    """
+    parser = Parser(description=about)
+    count = {"type": whole_number(1), "metavar": "N"}
+    file = {"type": Path, "metavar": "FILE", "default": Path("results") / output}
+    options = {"device": {"choices": ("cpu", "cuda"), "default": "cpu"}, "rounds": rounds, "threads": 1, **options}
+    for name, option in {"dtype": {"choices": DTYPES, "default": "fp32"}, "csv": file, **options}.items():
+        option = option if isinstance(option, dict) else {**count, "default": option}
+        parser.add_argument(f"--{name}", **{"help": "(default: %(default)s)", **option})
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to try whether it runs")
+    return exit_status(lambda: _run(parser.parse_args(argv), table))
 
 
-def add_count(to: argparse.ArgumentParser, option: str, default: int, text: str) -> None:
-    kind = whole_number(1)
-    to.add_argument(option, type=kind, default=default, metavar="N", help=f"{text} (default: %(default)s)")
-
-
-def prepare(args: argparse.Namespace) -> None:
-    """Refuse what cannot be measured before anything is; set torch's threads."""
+def _run(args: argparse.Namespace, table: Callable[[Any], list[Row]]) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no CUDA device here; expected cpu")
     if args.device == "cpu" and args.dtype == "fp16":
         raise UserError("--dtype fp16 is for --device cuda: expected fp32 or bf16")
-    if args.quick:
-        args.rounds = min(args.rounds, 2)
+    args.rounds = min(args.rounds, 2) if args.quick else args.rounds
     args.csv.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
+    rows = table(args)
+    if "march" not in rows[0]:  # otherwise another process has printed them
+        print_line(pandas.DataFrame(rows).to_string(index=False))
+        rows = [{**row, **machine(args)} for row in rows]
+    write(args.csv, rows)
 
 
-def measure(
-    contenders: Mapping[Name, Callable[[Any], float]],
-    args: argparse.Namespace,
-    work: Callable[[int], Any],
-) -> dict[Name, list[float]]:
+def measure(contenders: Mapping[str, Callable[[Any], float]], args: Any, work: Callable[[int], Any]) -> Rates:
     """Return what each contender did per second, a value for each of ``args.rounds`` rounds after one that warms up.
 
     Args:
@@ -71,7 +70,7 @@ def measure(
     """
     clock = time.process_time if args.device == "cpu" and args.threads == 1 else time.perf_counter
     finish = torch.cuda.synchronize if args.device == "cuda" else lambda: None
-    rates: dict[Name, list[float]] = {name: [] for name in contenders}
+    rates: Rates = {name: [] for name in contenders}
     for turn in range(-1, args.rounds):
         todo = work(turn)
         for name in random.Random(turn).sample(list(contenders), len(contenders)):
@@ -91,20 +90,16 @@ def ratio(rates: Sequence[float], reference: Sequence[float]) -> float:
 
 def machine(args: argparse.Namespace) -> Row:
     """What a speed depends on, and the versions of what computes; of a GPU its compute capability and Triton."""
-    cuda = args.device == "cuda"
-    capability = ".".join(map(str, torch.cuda.get_device_capability())) if cuda else ""
-    return {
-        "device": torch.cuda.get_device_name() if cuda else processor(),
-        "dtype": args.dtype,
-        "capability": capability or torch.backends.cpu.get_cpu_capability(),  # instructions of torch's own operators
-        "march": os.environ.get("RSKIP_MARCH", "native"),  # and of the fused operator
-        "threads": args.threads,
-        "clock": "processor time" if not cuda and args.threads == 1 else "wall",
-        "rounds": args.rounds,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        **({"triton": getattr(sys.modules.get("triton"), "__version__", "")} if cuda else {}),
-    }
+    if args.device == "cuda":
+        device, capability = torch.cuda.get_device_name(), ".".join(map(str, torch.cuda.get_device_capability()))
+        more, clock = {"triton": getattr(sys.modules.get("triton"), "__version__", "")}, "wall"
+    else:
+        device, capability, more = processor(), torch.backends.cpu.get_cpu_capability(), {}  # of torch's operators
+        clock = "processor time" if args.threads == 1 else "wall"
+    made = {"device": device, "dtype": args.dtype, "capability": capability}
+    made |= {"march": os.environ.get("RSKIP_MARCH", "native"), "threads": args.threads, "clock": clock}
+    versions = {"python": platform.python_version(), "torch": torch.__version__, **more}
+    return {**made, "rounds": args.rounds, **versions}
 
 
 def processor() -> str:
@@ -113,15 +108,6 @@ def processor() -> str:
     known = dict(re.findall(r"^(.+?)\s*: (.*)$", file.read_text("utf-8"), re.M)) if file.exists() else {}
     name = known.get("model name", platform.machine())
     return f"{name} family {known['cpu family']} model {known['model']}" if "cpu family" in known else name
-
-
-def report(rows: Sequence[Row], args: argparse.Namespace) -> list[Row]:
-    """Print the rows; write them with :func:`machine` to ``args.csv``, in place of an earlier table; return these."""
-    for row in rows:
-        print_line("  ".join(f"{key}={value}" for key, value in row.items()))
-    table = [{**row, **machine(args)} for row in rows]
-    write(args.csv, table)
-    return table
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:

@@ -6,22 +6,22 @@ Liger-Kernel's LayerNorm take part, and GB/s counts the least traffic there is: 
 and x and F once more.
 """
 
-import csv
 import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas
 import torch
 
-from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.machine import keep_freed_memory
 from fairseq_rskip.ops import in_use, skip_norm
-from fairseq_rskip.vision.main import keep_freed_memory
 
 from . import harness
 
@@ -35,7 +35,7 @@ STEPS = (2, 3, 8)
 ELEMENTS = {"cpu": 200_000, "cuda": 200_000_000}  # of a turn, at least: a small shape is computed several times
 CAPABILITIES = {"x86-64-v2": "default", "x86-64-v3": "avx2", "x86-64-v4": "avx512"}  # torch's name of each level
 CAN_RUN = {"DEFAULT": 1, "AVX2": 2, "AVX512": 3}  # how many of them
-Function = Callable[..., Any]
+BUILDS = "every level of x86-64 that runs here, or one build for this machine (or $RSKIP_MARCH) (default: every)"
 
 
 def eager(x, f_x, gains, biases):
@@ -48,7 +48,7 @@ def eager(x, f_x, gains, biases):
     return y
 
 
-def functions(device: str) -> dict[str, Function]:
+def functions(device: str) -> dict[str, Callable[..., Any]]:
     """What is compared: torch's operators first, then ours."""
     found = {"torch": eager, "operator": skip_norm}
     if device == "cuda":
@@ -59,8 +59,8 @@ def functions(device: str) -> dict[str, Function]:
             return found
 
         def liger(x, f_x, gains, biases):
-            y = norm.apply(x + f_x, gains[0], biases[0], 1e-5)
-            for gain, bias in zip(gains[1:], biases[1:]):
+            y = f_x
+            for gain, bias in zip(gains, biases):
                 y = norm.apply(x + y, gain, bias, 1e-5)
             return y
 
@@ -68,7 +68,7 @@ def functions(device: str) -> dict[str, Function]:
     return found
 
 
-def contender(function: Function, leaves: list[Any], steps: int, training: bool) -> Callable[[int], int]:
+def contender(function: Callable[..., Any], leaves: list[Any], steps: int, training: bool) -> Callable[[int], int]:
     """``function`` over ``leaves``, x and F first, as often as is asked for."""
     x, f_x, *rest = leaves
     upstream = torch.randn_like(x)
@@ -94,68 +94,46 @@ def row(shape: tuple[int, int], steps: int, training: bool, args: Any) -> harnes
     repeats = 1 if args.quick else max(1, ELEMENTS[args.device] // (elements * steps))
     rates = harness.measure(runs, args, lambda _: repeats)
     made = {"rows": shape[0], "features": shape[1], "lambda": steps, "pass": "training" if training else "decoding"}
-    for name in rates:
-        made[f"{name}_us"] = round(1e6 / statistics.median(rates[name]), 1)
-    for name in rates:
-        if name != "operator":
-            made[f"{name}_over_operator"] = harness.ratio(rates["operator"], rates[name])
+    made |= {f"{name}_us": round(1e6 / statistics.median(rates[name]), 1) for name in rates}
+    others = [name for name in rates if name != "operator"]
+    made |= {f"{name}_over_operator": harness.ratio(rates["operator"], rates[name]) for name in others}
     traffic = elements * dtype.itemsize * (8 if training else 3)
     return {**made, "operator_GB_per_s": round(traffic * statistics.median(rates["operator"]) / 1e9, 2)}
 
 
-def rows(args: Any) -> Iterator[harness.Row]:
-    training = (QUICK,) if args.quick else TRAINING[args.device]
-    for shape in training:
-        for steps in (2,) if args.quick else STEPS:
-            yield row(shape, steps, True, args)
-    for steps in (2,) if args.quick else STEPS[:2]:
-        yield row(DECODING[args.device], steps, False, args)
-
-
-def every_build(argv: Sequence[str]) -> list[harness.Row]:
+def every_build(args: Any) -> list[harness.Row]:
     """The rows of each level of x86-64 that this processor can run, each from a process of its own."""
     found: list[harness.Row] = []
     for level in list(CAPABILITIES)[: CAN_RUN[torch.backends.cpu.get_cpu_capability()]]:
         environment = {**os.environ, "RSKIP_MARCH": level, "ATEN_CPU_CAPABILITY": CAPABILITIES[level]}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "part.csv"
-            command = [sys.executable, "-m", "benchmarks.operator", *argv, "--builds", "one", "--csv", str(path)]
-            if subprocess.run(command, env=environment).returncode != 0:
+            given = ["--rounds", str(args.rounds), "--threads", str(args.threads), "--dtype", args.dtype]
+            given += ["--builds", "one", "--csv", str(path)] + ["--quick"] * args.quick
+            if subprocess.run([sys.executable, "-m", "benchmarks.operator", *given], env=environment).returncode != 0:
                 raise UserError(f"the benchmark of {level} failed; its message is above")
-            with open(path, newline="", encoding="utf-8") as file:
-                found += csv.DictReader(file)
+            found += pandas.read_csv(path, dtype=str).to_dict("records")
     return found
 
 
-def summarise(found: list[harness.Row]) -> None:
-    """Print the geometric mean over the shapes of training for each build and number of steps."""
-    for build, steps in dict.fromkeys((r["march"], str(r["lambda"])) for r in found):
-        chosen = [r for r in found if (r["march"], str(r["lambda"]), r["pass"]) == (build, steps, "training")]
-        ratios = [float(r["torch_over_operator"]) for r in chosen]
-        print(f"{build} lambda={steps}: {statistics.geometric_mean(ratios):.2f} times torch, least {min(ratios):.2f}")
-
-
-def bench(argv: Sequence[str] | None) -> None:
-    argv = sys.argv[1:] if argv is None else list(argv)
-    parser = harness.parser(__doc__, "op_speed.csv", 15)
-    text = "every level of x86-64 that runs here, or one build for this machine (or $RSKIP_MARCH) (default: every)"
-    parser.add_argument("--builds", choices=("every", "one"), default="every", help=text)
-    args = parser.parse_args(argv)
-    harness.prepare(args)
+def table(args: Any) -> list[harness.Row]:
     if args.builds == "every" and args.device == "cpu" and torch.backends.cpu.get_cpu_capability() in CAN_RUN:
-        found = every_build(argv)
-        harness.write(args.csv, found)
-    else:
-        keep_freed_memory()
-        backend = in_use(args.device)
-        if backend.name != args.device:
-            raise UserError(f"the {args.device} operator is not in use: {backend.reason}")
-        found = harness.report(list(rows(args)), args)
-    summarise(found)
+        return every_build(args)
+    keep_freed_memory()
+    backend = in_use(args.device)
+    if backend.name != args.device:
+        raise UserError(f"the {args.device} operator is not in use: {backend.reason}")
+    shapes, steps = ((QUICK,), (2,)) if args.quick else (TRAINING[args.device], STEPS)
+    training = {k: [row(shape, k, True, args) for shape in shapes] for k in steps}
+    for k, rows in training.items():
+        ratios = [r["torch_over_operator"] for r in rows]
+        print(f"lambda={k}: {statistics.geometric_mean(ratios):.2f} times torch, least {min(ratios):.2f}")
+    return sum(training.values(), [row(DECODING[args.device], k, False, args) for k in steps[:2]])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_status(lambda: bench(argv))
+    builds = {"choices": ("every", "one"), "default": "every", "help": BUILDS}
+    return harness.main(argv, table, "op_speed.csv", 15, __doc__, builds=builds)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from fairseq_rskip.errors import exit_status
 from fairseq_rskip.machine import keep_freed_memory
 from fairseq_rskip.vision.config import parse
 from fairseq_rskip.vision.data import ImageSet
@@ -43,28 +42,23 @@ def contender(skip: str, args: Any) -> Callable[[int], int]:
     return train
 
 
-def bench(argv: Sequence[str] | None) -> None:
-    parser = harness.parser(__doc__, "cifar_speed.csv", 9)
-    harness.add_count(parser, "--depth", 20, "layers, 6n+2")
-    harness.add_count(parser, "--batch-size", 128, "images a step")
-    args = parser.parse_args(argv)
-    if args.quick:
-        args.depth, args.batch_size = 8, 8
-    harness.prepare(args)
+def table(args: Any) -> list[harness.Row]:
+    args.depth, args.batch_size = (8, 8) if args.quick else (args.depth, args.batch_size)
     torch.backends.cudnn.benchmark = True
     keep_freed_memory()
     steps = 1 if args.quick else 2 if args.device == "cpu" else 50
     rates = harness.measure({name: contender(skip, args) for name, skip in VARIANTS.items()}, args, lambda _: steps)
-    rows = []
-    for name, values in rates.items():
-        speed, over = round(statistics.median(values), 1), harness.ratio(values, rates["plain"])
-        sizes = {"depth": args.depth, "batch_size": args.batch_size}
-        rows.append({"model": name, **sizes, "images_per_s": speed, "over_plain": over})
-    harness.report(rows, args)
+    rows = [{"model": name, "depth": args.depth, "batch_size": args.batch_size} for name in rates]
+    for row, values in zip(rows, rates.values()):
+        row |= {
+            "images_per_s": round(statistics.median(values), 1),
+            "over_plain": harness.ratio(values, rates["plain"]),
+        }
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_status(lambda: bench(argv))
+    return harness.main(argv, table, "cifar_speed.csv", 9, __doc__, **{"depth": 20, "batch-size": 128})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
-from fairseq_rskip.errors import exit_status
 
 from . import harness
 
@@ -31,21 +30,14 @@ GENERATIONS = 4  # batches of a turn: one takes under a second
 SIZES = {"tiny": (16, 16, 2, 1, 100), "small": (256, 1024, 4, 3, 8000), "base": (512, 2048, 8, 6, 32000)}
 
 
-def architecture(contender: str) -> list[str]:
-    """fairseq's options for ``stock`` or ``RULE[:VALUE]``, VALUE being λ or how askip adapts it."""
-    if contender == "stock":
-        return ["--arch", "transformer"]
-    rule, _, value = contender.partition(":")
-    option = "--skip-lambda" if value[:1].isdigit() else "--skip-adapt"
-    return ["--arch", f"transformer_{rule}", *([option, value] if value else [])]
-
-
 class Contender:
     """One model with its trainer and generator."""
 
     def __init__(self, name: str, data: str, args: argparse.Namespace):
         dim, ffn, heads, layers, _ = SIZES[args.size]
-        argv = [data, *architecture(name), "--share-all-embeddings"]
+        rule, _, value = name.partition(":")
+        argv = [data, "--arch", "transformer" if rule == "stock" else f"transformer_{rule}", "--share-all-embeddings"]
+        argv += ["--skip-lambda" if value[:1].isdigit() else "--skip-adapt", value] if value else []
         for side in ("encoder", "decoder"):
             argv += [f"--{side}-embed-dim", str(dim), f"--{side}-ffn-embed-dim", str(ffn)]
             argv += [f"--{side}-attention-heads", str(heads), f"--{side}-layers", str(layers)]
@@ -97,75 +89,57 @@ class Contender:
 
 def make_data(folder: str, vocabulary: int) -> None:
     """Write the dictionaries that fairseq's translation task asks for."""
-    words = Dictionary()
-    for i in range(vocabulary - words.nspecial):
-        words.add_symbol(f"w{i}")
     for language in ("de", "en"):
-        words.save(str(Path(folder) / f"dict.{language}.txt"))
+        words = "".join(f"w{i} 1\n" for i in range(vocabulary - Dictionary().nspecial))
+        (Path(folder) / f"dict.{language}.txt").write_text(words)
     (Path(folder) / "train.en-de.en.idx").touch()  # names the language pair
 
 
-def make_batches(task: Any, count: int, tokens: int, seed: int) -> list[Any]:
+def make_batches(words: Dictionary, count: int, tokens: int, seed: int) -> list[Any]:
     """Batches of random words: about ``tokens`` target tokens each, lengths of 10 to 40 as in a corpus."""
-    draw = random.Random(seed)
-    words, batches = task.source_dictionary, []
+    draw, batches = random.Random(seed), []
     for _ in range(count):
         length = draw.randint(10, 40)
         lengths = [[length - draw.randint(0, length // 4) for _ in "st"] for _ in range(max(1, tokens // length))]
         ids = [[[draw.randrange(words.nspecial, len(words)) for _ in range(n - 1)] for n in pair] for pair in lengths]
-        sources, targets = zip(*([torch.tensor([*line, words.eos()]) for line in pair] for pair in ids))
-        data = LanguagePairDataset(
-            sources, [len(s) for s in sources], words, targets, [len(t) for t in targets], words, left_pad_source=True
-        )
+        sides = zip(*([torch.tensor([*line, words.eos()]) for line in pair] for pair in ids))
+        (source, sizes), (target, to) = ((side, [len(line) for line in side]) for side in sides)
+        data = LanguagePairDataset(source, sizes, words, target, to, words)
         batches.append(data.collater([data[i] for i in range(len(data))]))
     return batches
 
 
 def table(args: argparse.Namespace) -> list[harness.Row]:
+    args.size, args.steps, args.tokens = ("tiny", 1, 100) if args.quick else (args.size, args.steps, args.tokens)
     with tempfile.TemporaryDirectory() as data:
         make_data(data, SIZES[args.size][4])
         made = {name: Contender(name, data, args) for name in args.contenders}
-    task = made[args.contenders[0]].task
+    words = made[args.contenders[0]].task.source_dictionary
 
-    def measure(method: str, count: int, tokens: int, seed: int) -> dict[str, list[float]]:
+    def measure(method: str, count: int, tokens: int, seed: int) -> harness.Rates:
         work = {name: getattr(contender, method) for name, contender in made.items()}
-        return harness.measure(work, args, lambda turn: make_batches(task, count, tokens, seed + turn))
+        return harness.measure(work, args, lambda turn: make_batches(words, count, tokens, seed + turn))
 
-    saved = {name: contender.saved(make_batches(task, 1, args.tokens, 0)) for name, contender in made.items()}
-    words = measure("train", args.steps, args.tokens, 0)
+    saved = {name: contender.saved(make_batches(words, 1, args.tokens, 0)) for name, contender in made.items()}
+    trained = measure("train", args.steps, args.tokens, 0)
     sentences = measure("generate", GENERATIONS, args.tokens // 2, 1000)
     base, sizes = args.contenders[0], {"size": args.size, "tokens": args.tokens}
-    return [
-        {
-            "model": name,
-            **sizes,
-            "words_per_s": round(statistics.median(words[name]), 1),
-            f"training_over_{base}": harness.ratio(words[name], words[base]),
-            "sentences_per_s": round(statistics.median(sentences[name]), 2),
-            f"beam_search_over_{base}": harness.ratio(sentences[name], sentences[base]),
-            "saved_MB": round(saved[name], 1),
-        }
-        for name in args.contenders
-    ]
-
-
-def bench(argv: Sequence[str] | None) -> None:
-    parser = harness.parser(__doc__, "train_overhead.csv", 9)
-    parser.add_argument("--size", choices=SIZES, default="small", help="model sizes (default: %(default)s)")
-    harness.add_count(parser, "--steps", 4, "training steps a turn")
-    harness.add_count(parser, "--tokens", 1500, "target tokens a batch")
-    names = ["stock", *(f"rskip_ln:{k}" for k in (1, 2, 3))]
-    text = "stock or RULE[:VALUE], for example xskip_ln:2 or askip_ln:halting; the others are compared with the first"
-    parser.add_argument("--contenders", nargs="+", metavar="NAME", default=names, help=text)
-    args = parser.parse_args(argv)
-    if args.quick:
-        args.size, args.steps, args.tokens = "tiny", 1, 100
-    harness.prepare(args)
-    harness.report(table(args), args)
+    rows = []
+    for name in args.contenders:
+        speed, over = round(statistics.median(trained[name]), 1), harness.ratio(trained[name], trained[base])
+        made = {"model": name, **sizes, "words_per_s": speed, f"training_over_{base}": over}
+        speed, over = round(statistics.median(sentences[name]), 2), harness.ratio(sentences[name], sentences[base])
+        made |= {"sentences_per_s": speed, f"beam_search_over_{base}": over, "saved_MB": round(saved[name], 1)}
+        rows.append(made)
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_status(lambda: bench(argv))
+    text = "stock or RULE[:VALUE], for example xskip_ln:2 or askip_ln:halting; the others are compared with the first"
+    default = ["stock", *(f"rskip_ln:{k}" for k in (1, 2, 3))]
+    contenders = {"nargs": "+", "metavar": "NAME", "default": default, "help": text}
+    size, numbers = {"choices": SIZES, "default": "small"}, {"steps": 4, "tokens": 1500}
+    return harness.main(argv, table, "train_overhead.csv", 9, __doc__, size=size, **numbers, contenders=contenders)
 
 
 if __name__ == "__main__":

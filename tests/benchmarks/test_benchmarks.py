@@ -1,12 +1,17 @@
-"""The benchmarks in small runs, and how they compare."""
+"""The benchmarks in small runs, how they compare, and the parts of benchmarks/gpu.py."""
 
 import csv
+import json
+import shlex
+import sys
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import harness, operator, resnet, transformer
+from benchmarks import gpu, harness, operator, resnet, transformer
+from fairseq_rskip.tools.experiments.main import parse
 
 
 def read(path):
@@ -35,21 +40,13 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(monkeypatch):
     assert harness.ratio(rates["fast"], rates["slow"]) == 2.0  # of 2, 4 and 1
 
 
-@pytest.fixture
-def own_threads():
-    """Benchmarks set torch's threads for their process, and the bits of later tests depend on them."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("benchmark", [operator, resnet, transformer], ids=["operator", "resnet", "transformer"])
-def test_each_benchmark_writes_speeds_and_the_machine(benchmark, built_operator, tmp_path, own_threads):
-    path, options = tmp_path / "speed.csv", []
-    if benchmark is operator:
-        options = ["--builds", "one"]
-    if benchmark is transformer:
-        options = ["--contenders", "stock", "rskip_ln:2", "askip_ln:halting"]
+def test_each_benchmark_writes_speeds_and_the_machine(benchmark, built_operator, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # later tests' bits depend on them
+    path = tmp_path / "speed.csv"
+    options = {operator: ["--builds", "one"], transformer: ["--contenders", "stock", "askip_ln:halting"]}.get(
+        benchmark, []
+    )
     assert benchmark.main(["--quick", "--rounds", "1", *options, "--csv", str(path)]) == 0
     rows = read(path)
     assert all(row["threads"] == "1" and row["clock"] == "processor time" and row["capability"] for row in rows)
@@ -61,3 +58,38 @@ def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path, capsys):
     path = tmp_path / "none" / "speed.csv"
     assert resnet.main(["--dtype", "fp16", "--csv", str(path)]) == 1
     assert "--dtype fp16" in capsys.readouterr().err and not path.parent.exists()
+
+
+def test_every_part_is_listed_with_its_command_which_is_accepted(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "_run", lambda args, table: None)
+    assert gpu.main(["--list", "--output", str(tmp_path / "out"), "--cifar10", "my images"]) == 0
+    commands = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    speeds = {f"{b.__name__.split('.')[1]}-{t}": b for b in (operator, transformer, resnet) for t in ("fp16", "bf16")}
+    assert list(commands) == ["tests", *list(speeds)[:2], "operator-fp32", *list(speeds)[2:], "translation", "images"]
+    for name, benchmark in speeds.items():
+        assert benchmark.main(shlex.split(commands[name])[3:]) == 0
+    for name in ("translation", "images"):
+        words = shlex.split(commands[name])
+        assert words[2] == "fairseq_rskip.tools" and parse(words[3:], None).tables == [f"experiments/gpu-{name}.yaml"]
+    assert words[-2:] == ["--corpus", "my images"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"), [("opperator", "opperator"), ("tests", "--dry-run"), ("tests --dry-run", "status 3")]
+)
+def test_what_cannot_run_or_fails_is_named(words, named, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: named != "--dry-run")
+    monkeypatch.setattr(gpu, "parts", lambda options: {"tests": [sys.executable, "-c", "raise SystemExit(3)"]})
+    assert gpu.main([*words.split(), "--output", str(tmp_path)]) == 1
+    assert named in capsys.readouterr().err
+
+
+def test_every_training_is_a_row_with_its_machine(tmp_path):
+    for seed, record in ((1, {"metrics": {"seconds": 9.5, "values": {"error": 7.2}}}), (2, {})):
+        folder = tmp_path / "images" / "runs" / "resnet" / f"seed{seed}"
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps(record))
+    gpu.collect("images", Namespace(output=tmp_path, dry_run=True))
+    rows = read(tmp_path / "images.csv")
+    assert [(row["seed"], row["error"]) for row in rows] == [("seed1", "7.2"), ("seed2", "")]
+    assert all(row["device"] and row["torch"] == torch.__version__ for row in rows)
