@@ -32,8 +32,7 @@ def _train(argv: Sequence[str]) -> None:
     if "--help-skips" in argv:
         from .config import skip_help
 
-        print(skip_help())
-        return
+        return print(skip_help())
     if os.environ.get("RANK", "0") == "0":
         print_line("loading PyTorch")
     import torch.distributed as dist
@@ -58,14 +57,11 @@ def _train(argv: Sequence[str]) -> None:
 
 def _explained(error: Exception) -> str:
     """Return a line for errors of torch and wandb that the user can act on, else ""."""
-    if type(error).__name__ == "OutOfMemoryError":
-        return "the GPU's memory is full: try a smaller --batch-size or --amp bf16"
-    if isinstance(error, MemoryError) or "allocate memory" in str(error):
-        return "the memory is full: try a smaller --batch-size"
-    compiling = "--compile failed, train without it"
-    for module, what in (("torch._dynamo", compiling), ("torch._inductor", compiling), ("wandb", "--wandb-project")):
+    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "allocate memory" in str(error):
+        return "the memory is full: try a smaller --batch-size, on a GPU also --amp bf16"
+    for module, option in (("torch._", "--compile"), ("wandb", "--wandb-project")):
         if type(error).__module__.startswith(module):
-            return f"{what}: {' '.join(str(error).split())[:200]}"
+            return f"{option} failed, train without it: {' '.join(str(error).split())[:200]}"
     return ""
 
 

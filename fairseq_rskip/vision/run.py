@@ -30,12 +30,8 @@ FORMAT = "fairseq_rskip.vision 1"
 CHECK_EVERY = 50  # iterations between checks of the loss, which wait for the device
 SMALLEST_SCALE = 1e-4  # fp16's scaler halves its scale at every overflow; this one means gradients of 1e8
 WAY_OUT = "try a lower --lr, a longer --warmup-iterations, --amp off or bf16, or another --skip-norm"
-OF_AN_EPOCH = {  # what is printed of its record, and how
-    "lr": "{:g}",
-    "train_loss": "{:.4f}",
-    **dict.fromkeys(("test_error", "best_error", "valid_error"), "{:.2f} %"),
-    "images_per_second": "{:.0f}",
-}
+_errors = dict.fromkeys(("test_error", "best_error", "valid_error"), "{:.2f} %")
+OF_AN_EPOCH = {"lr": "{:g}", "train_loss": "{:.4f}", **_errors, "images_per_second": "{:.0f}"}  # what is printed
 
 
 class RunLog:
@@ -142,8 +138,7 @@ class Run:
             raise CheckpointError(f"{path} is not a checkpoint of train_cifar.py")
         try:
             if not resume:
-                self.trainer.load_weights(state["model"])
-                return
+                return self.trainer.load_weights(state["model"])
             check_same(path, state, self.config, self.identity)
             self.trainer.load_state_dict(state)
             self.history, self.epoch_seconds = list(state["history"]), float(state["epoch_seconds"])
@@ -243,27 +238,18 @@ class Run:
         tested = [record for record in epochs if "test_error" in record]
         last, best = epochs[-1], min(tested, key=lambda record: record["test_error"])
         speeds = [record["images_per_second"] for record in epochs]
-        adapted = lambdas(trainer.module)
-        result = {"error": last["test_error"], "best_error": best["test_error"], "best_epoch": best["epoch"]}
+        adapted, images, parameters = lambdas(trainer.module), self.images, trainer.module.parameters()
         also = ("test_loss", "valid_error", "valid_loss", "train_loss")
-        result.update({name: last[name] for name in also if name in last})
-        result.update({"lambda": adapted} if adapted else {})
-        result.update(
-            seed=self.seed,
-            iterations=trainer.iteration,
-            epochs=last["epoch"],
-            parameters=sum(parameter.numel() for parameter in trainer.module.parameters()),
-            classes=len(self.images.classes),
-            train_images=len(self.images.train_labels),
-            test_images=len(self.images.test_labels),
-            mean=trainer.mean.tolist(),
-            std=trainer.std.tolist(),
-            images_per_second=statistics.median(speeds[1:] or speeds),  # the first epoch warms up
-            train_seconds=round(sum(record["seconds"] for record in epochs), 1),
-            identity=self.identity,
-            config=self.config.as_dict(),
-            **surroundings(self.group.device, self.group.world),
-        )
+        result = {"error": last["test_error"], "best_error": best["test_error"], "best_epoch": best["epoch"]}
+        result |= {name: last[name] for name in also if name in last} | ({"lambda": adapted} if adapted else {})
+        result |= {"seed": self.seed, "iterations": trainer.iteration, "epochs": last["epoch"]}
+        result |= {"parameters": sum(parameter.numel() for parameter in parameters), "classes": len(images.classes)}
+        result |= {"train_images": len(images.train_labels), "test_images": len(images.test_labels)}
+        result |= {"mean": trainer.mean.tolist(), "std": trainer.std.tolist()}
+        result["images_per_second"] = statistics.median(speeds[1:] or speeds)  # the first epoch warms up
+        result["train_seconds"] = round(sum(record["seconds"] for record in epochs), 1)
+        result |= {"identity": self.identity, "config": self.config.as_dict()}
+        result |= surroundings(self.group.device, self.group.world)
         if self.group.first:
             write_json(self.folder / RESULT, result)
             if adapted:

@@ -1,5 +1,6 @@
 """PreAct-ResNet against a straight-line float64 implementation with the same weights, and its parameter counts."""
 
+import functools
 import math
 
 import pytest
@@ -28,19 +29,16 @@ def batch_norm(x, weights, name):
 
 def skip_norms(variant, axes, weights, block, image_shape):
     """The G_k of a block as functions of rows (positions, channels)."""
+    over = {"batch": (0, 1), "layer": (1, 2) if axes == "chw" else (2,), "none": ()}[variant.norm]
 
-    def norm(k):
-        def apply(rows):
-            cells = rows.view(image_shape[0], -1, image_shape[1])  # (N, H * W, C)
-            over = {"batch": (0, 1), "layer": (1, 2) if axes == "chw" else (2,)}[variant.norm]
-            mean = cells.mean(over, keepdim=True)
-            var = ((cells - mean) ** 2).mean(over, keepdim=True)
-            gain, bias = weights[f"{block}.skip.post.{k}.weight"], weights[f"{block}.skip.post.{k}.bias"]
-            return ((cells - mean) / (var + 1e-5) ** 0.5 * gain + bias).reshape(rows.shape)
+    def apply(rows, k):
+        cells = rows.view(image_shape[0], -1, image_shape[1])  # (N, H * W, C)
+        mean = cells.mean(over, keepdim=True)
+        var = ((cells - mean) ** 2).mean(over, keepdim=True)
+        gain, bias = weights[f"{block}.skip.post.{k}.weight"], weights[f"{block}.skip.post.{k}.bias"]
+        return ((cells - mean) / (var + 1e-5) ** 0.5 * gain + bias).reshape(rows.shape)
 
-        return apply
-
-    return [norm(k) for k in range(10)]
+    return [functools.partial(apply, k=k) for k in range(10)]
 
 
 def reference(x, weights, depth, variant, shortcut, axes="c"):
@@ -93,10 +91,8 @@ def test_equals_a_straight_line_float64_implementation(variant, shortcut, axes, 
     x = draw((4, 3, 12, 12), seed=1).requires_grad_()
     weights = dict(model.named_parameters())
     copies = {name: p.detach().clone().requires_grad_() for name, p in weights.items()}
-    expected = outputs_and_gradients(
-        lambda x: reference(x, copies, depth, variant, shortcut, axes), x, list(copies.values())
-    )
-    got = outputs_and_gradients(model, x, list(weights.values()))
+    expected = outputs_and_gradients(lambda x: reference(x, copies, depth, variant, shortcut, axes), x, copies.values())
+    got = outputs_and_gradients(model, x, weights.values())
     largest = max(truth.abs().max().item() for truth in expected)  # a bias that a BN follows has gradient 0
     for name, ours, truth in zip(["y", "x", *weights], got, expected):
         torch.testing.assert_close(ours, truth, atol=1e-11 * largest, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
@@ -147,17 +143,9 @@ def test_he_initialisation():
 
 
 def test_bad_arguments_are_named():
-    depth = r"depth=.*: expected 6n\+2 with n >= 1, for example 20, 32, 44, 56, 110"
-    cases = [
-        *(({"depth": value}, depth) for value in (2, 21, 110.0, True)),
-        ({"num_classes": 0}, "num_classes=0"),
-        ({"width": 0}, "width=0: expected an integer >= 1"),
-        ({"shortcut": "C"}, "shortcut='C': expected one of A, B"),
-        ({"skip": {"kind": "gate"}}, "kind='gate': expected one of xskip, rskip, wskip"),
-        ({"skip": {"kind": "rskip", "norm": "none"}}, "norm='none': expected one of layer, batch"),
-    ]
-    for arguments, message in cases:
-        with pytest.raises(ValueError, match=message):
+    cases = [*({"depth": value} for value in (2, 21, 110.0, True)), {"num_classes": 0}, {"width": 0}, {"shortcut": "C"}]
+    for arguments in cases:
+        with pytest.raises(ValueError, match=f"{next(iter(arguments))}="):
             preact_resnet(**{"depth": 8, "num_classes": 10, **arguments})
 
 
@@ -186,20 +174,17 @@ def test_lambda_from_the_gradient_sees_the_blocks_own_input_where_the_width_chan
 
 def trainer_of(*options):
     """Of eight random images in as many classes."""
-    images, labels = torch.randint(256, (8, 32, 32, 3), dtype=torch.uint8, generator=generator(0)), torch.arange(8)
+    generator, labels = torch.Generator().manual_seed(0), torch.arange(8)
+    images = torch.randint(256, (8, 32, 32, 3), dtype=torch.uint8, generator=generator)
     config = parse(["--data", "digits", "--depth", "8", *options])
     return Trainer(config, 1, ImageSet(tuple("12345678"), images, labels, images, labels), Group(0, 1, CPU))
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def test_the_rate_of_lambda_is_multiplied_once():
     moved = []
     for rate in ("1", "10"):
         trainer = trainer_of("--skip-kind", "askip", "--skip-lambda-lr", rate)
-        trainer.update(torch.randn(8, 3, 32, 32, generator=generator(1)), torch.arange(8))
+        trainer.update(draw((8, 3, 32, 32), seed=1, dtype=torch.float32), torch.arange(8))
         moved.append([skip.lr_multiplier * float(skip.moved.detach()) for skip in skips(trainer.module).values()])
     assert all(moved[0]) and moved[1] == pytest.approx([10 * one for one in moved[0]], rel=1e-4)
 

@@ -13,20 +13,11 @@ from fairseq_rskip.vision.main import main
 
 BAD = [  # options of the command line -> the error, and the exit status
     ("--depth 21", "--depth 21: expected 6n+2, for example 20", 1),
-    ("--depth 1000000004", "--depth 1000000004: expected 6n+2", 1),
     ("--skip-kind gate", "--skip-kind 'gate': expected one of xskip, rskip, wskip", 1),
-    ("--skip-norm none", "--skip-norm 'none': expected one of layer, batch", 1),
     ("--skip-lambda 1.5", "--skip-lambda 1.5: expected an integer from 1", 1),
     ("--skip-norm batch --skip-norm-axes chw", "--skip-norm-axes 'chw' with BatchNorm: expected 'c'", 1),
-    ("--shortcut C", "argument --shortcut: invalid choice: 'C'", 2),
-    ("--batch-size 0", "argument --batch-size: '0' is not a whole number of at least 1", 2),
     ("--lr nan", "argument --lr: 'nan' is not a number", 2),
-    ("--momentum 1", "argument --momentum: '1' is not a number of at least 0 and below 1", 2),
-    (
-        "--warmup-iterations 400",
-        "--warmup-iterations 400 (default: 400): expected fewer than the first milestone's 3",
-        1,
-    ),
+    ("--warmup-iterations 400", "--warmup-iterations 400 (default: 400): expected fewer than the first", 1),
     ("--milestones 5 4", "--milestones 5 4: expected increasing iterations", 1),
     ("--seeds 1 1", "--seeds 1 1: expected different integers", 1),
     ("--train-images 4", "--train-images 4: expected a multiple of 3 (classes) up to 12", 1),
@@ -34,7 +25,6 @@ BAD = [  # options of the command line -> the error, and the exit status
     ("--sync-bn", "--sync-bn needs several GPUs", 1),
     ("--skip-log-interval 5 --sync-bn --skip-norm batch", "--skip-log-interval does not work with --sync-bn and", 1),
     ("--data mnist", "--data 'mnist': expected one of cifar10, cifar100, digits or imagefolder:PATH", 1),
-    ("--data imagefolder:", "--data 'imagefolder:': expected one of cifar10", 1),
 ]
 
 
@@ -70,15 +60,10 @@ def test_every_option_has_a_help_text_and_reaches_the_dataclass(capsys):
     assert (config.flip, config.milestones, config.skip_lambda, config.compile) == (False, (7, 9), 3.0, False)
 
 
-def documented_rows():
-    text = (ROOT / "docs" / "cifar.md").read_text("utf-8")
-    return re.findall(r"^\| ([^|]+?) \| (?:Table|section) [^|]*\|[^|]*\| `(--[^`]+)` \|$", text, re.M)
-
-
 def test_every_row_of_the_papers_tables_is_a_command():
-    rows = dict(documented_rows())
+    text = (ROOT / "docs" / "cifar.md").read_text("utf-8")
     built = {}
-    for name, line in rows.items():
+    for name, line in re.findall(r"^\| ([^|]+?) \| (?:Table|section) [^|]*\|[^|]*\| `(--[^`]+)` \|$", text, re.M):
         config = parse(line.split())
         skip = config.skip_options()
         built[name] = (config.data, *(skip.get(key) for key in ("kind", "skip_lambda", "norm", "branch_scale", "init")))

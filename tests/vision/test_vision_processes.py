@@ -27,54 +27,49 @@ for name in ("fairseq", "omegaconf", "hydra"):
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-# the same run in two processes twice: the first one dies after iteration 3, then both resume
-DIES_AND_RESUMES = """
-import os, signal, socket, sys
+# trainings in two processes, as torchrun starts them; the first process of one that "dies" is killed after iteration 3;
+# prints the random number that each process would draw after each update
+IN_TWO = """
+import json, os, signal, socket, sys
+from torch import rand
+from torch.distributed import all_gather_object
 from torch.multiprocessing import ProcessExitedException, start_processes
 from fairseq_rskip.vision.main import main
-from fairseq_rskip.vision.trainer import Group, Trainer
+from fairseq_rskip.vision.trainer import Trainer
 
-def train(rank, dies):
+def train(rank, argv, dies):
     step = Trainer.train_step
 
-    def dying(self):
-        if self.iteration == 3 and rank == 0:
+    def watched(self):
+        if self.iteration == 3 and rank == 0 and dies:
             os.kill(os.getpid(), signal.SIGKILL)
-        return step(self)
+        loss, draws = step(self), [None, None]
+        all_gather_object(draws, float(rand(())))
+        if self.group.first:
+            print("draws", *draws, flush=True)
+        return loss
 
-    if dies:
-        Trainer.train_step = dying
+    Trainer.train_step = watched
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(argv))
 
-for dies in (True, False):
+for argv in map(json.loads, sys.argv[1:]):
+    dies = argv[0] == "dies"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     try:
-        start_processes(train, (dies,), nprocs=2, start_method="fork")
+        start_processes(train, (argv[dies:], dies), nprocs=2, start_method="fork")
     except ProcessExitedException as error:
         assert dies and error.signal_name == "SIGKILL", error
 """
-# prints the random number that each of two processes would draw after each update
-MASKS = """
-import sys, torch
-from torch.distributed import all_gather_object
-from fairseq_rskip.vision.main import main
-from fairseq_rskip.vision.trainer import Group, Trainer
 
-step = Trainer.train_step
 
-def showing(self):
-    loss, draws = step(self), [None, None]
-    all_gather_object(draws, float(torch.rand(())))
-    if self.group.first:
-        print("draws", *draws, flush=True)
-    return loss
-
-Trainer.train_step = showing
-sys.exit(main(sys.argv[1:]))
-"""
+def in_two(*runs):
+    """What trainings in two processes print."""
+    done = run_command([sys.executable, "-c", IN_TWO, *map(json.dumps, runs)])
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
 
 
 def test_a_run_without_fairseq_and_without_a_reader_is_killed_and_equals_an_uninterrupted_one(tmp_path, images, capfd):
@@ -116,18 +111,15 @@ def reference_of_two_processes(config, iterations):
     model = trainer.module.train()
     velocity = [torch.zeros_like(p) for p in model.parameters()]
     for iteration in range(iterations):
-        batch = trainer.stream.next()
-        half = config.batch_size // 2
-        gradients = []
+        batch, half, gradients = trainer.stream.next(), config.batch_size // 2, []
+        kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
         for part in (slice(half, None), slice(0, half)):
-            kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+            for name, buffer in model.named_buffers():
+                buffer.copy_(kept[name])
             chosen = type(batch)(*(tensor[part] for tensor in batch))
             logits = model(trainer.augmenter.train(data.train_images, chosen))
             loss = F.cross_entropy(logits, data.train_labels[chosen.index])
             gradients.append(torch.autograd.grad(loss, list(model.parameters())))
-            if part.start:
-                for name, buffer in model.named_buffers():
-                    buffer.copy_(kept[name])
         with torch.no_grad():
             for p, v, a, b in zip(model.parameters(), velocity, *gradients):
                 v.mul_(0.9).add_((a + b) / 2 + 2e-4 * p)
@@ -138,10 +130,7 @@ def reference_of_two_processes(config, iterations):
 def test_two_processes_equal_one_with_their_halves(tmp_path, images):
     # a low rate: at 0.1 a rounding of the sum over processes grows to percents within six updates
     options = {"save_interval": 1, "log_interval": 1, "valid_images": 3, "lr": 0.02}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", SCRIPT]
-    done = run_command([*torchrun, *arguments(tmp_path / "whole", images, **options)])
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("seed 1: error") == 1
+    assert in_two(arguments(tmp_path / "whole", images, **options)).count("seed 1: error") == 1
     settings = {"data": images, "cache": str(tmp_path / "cache"), "valid_images": 3, "lr": 0.02}
     config = Config(**settings, depth=8, batch_size=8, iterations=6, warmup_iterations=1)
     truth = reference_of_two_processes(config, 6)
@@ -155,17 +144,11 @@ def test_two_processes_equal_one_with_their_halves(tmp_path, images):
 
 def test_every_process_draws_other_masks_and_all_resume_bit_for_bit(tmp_path, images):
     """Stochastic depth, in a whole run and in one with --skip-log-interval that dies and resumes."""
-    (tmp_path / "masks.py").write_text(MASKS)
     options = {"save_interval": 1, "skip_drop_path": 0.5}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = run_command([*torchrun, tmp_path / "masks.py", *arguments(tmp_path / "whole", images, **options)])
-    assert done.returncode == 0, done.stderr[-2000:]
-    draws = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("draws")]
-    assert len(draws) == 6 and len({number for pair in draws for number in pair}) == 12
-
-    argv = arguments(tmp_path / "parts", images, **options, resume=True, skip_log_interval=2)
-    done = run_command([sys.executable, "-c", DIES_AND_RESUMES, *argv])
-    assert done.returncode == 0 and "resuming from iteration 3" in done.stdout, done.stderr[-2000:]
-    folder = tmp_path / "parts" / "seed1"
-    assert_same_run(tmp_path / "whole" / "seed1", folder)
-    assert read(folder / "skips.jsonl").keys() == {2, 4, 6}
+    parts = arguments(tmp_path / "parts", images, **options, resume=True, skip_log_interval=2)
+    out = in_two(arguments(tmp_path / "whole", images, **options), ["dies", *parts], parts)
+    draws = [line.split()[1:] for line in out.splitlines() if line.startswith("draws")][:6]
+    assert len({number for pair in draws for number in pair}) == 12
+    assert "resuming from iteration 3" in out
+    assert_same_run(tmp_path / "whole" / "seed1", tmp_path / "parts" / "seed1")
+    assert read(tmp_path / "parts" / "seed1" / "skips.jsonl").keys() == {2, 4, 6}
