@@ -31,6 +31,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 # prints the random number that each process would draw after each update
 IN_TWO = """
 import json, os, signal, socket, sys
+import torch._dynamo, torchvision.datasets  # seconds, once for all processes
 from torch import rand
 from torch.distributed import all_gather_object
 from torch.multiprocessing import ProcessExitedException, start_processes
