@@ -35,13 +35,13 @@ class Setting(NamedTuple):
 
 def settings(kinds: dict[str, Any]) -> list[Setting]:
     """Every option of every kind (name -> class), in the order of their first appearance."""
-    found: dict[str, list[tuple[str, Any]]] = {}
+    fields: dict[str, list[tuple[str, Any]]] = {}
     for kind, cls in kinds.items():
         for field in dataclasses.fields(cls.Options):
-            found.setdefault(field.name, []).append((kind, field))
+            fields.setdefault(field.name, []).append((kind, field))
     return [
         Setting(name, _type(uses[0][1]), _help(uses, len(kinds)), uses[0][1].metadata["choices"])
-        for name, uses in found.items()
+        for name, uses in fields.items()
     ]
 
 

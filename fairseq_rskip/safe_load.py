@@ -141,9 +141,9 @@ def _inspect_zip(file):
 def _explain(name, error):
     """The one-line error for whatever loading the file ``name`` raised."""
     first = str(error).strip().split("\n")[0]
-    found = re.search(r"GLOBAL (\S+)", str(error)) or re.search(r"(?:function|but got) (<.+?>)", str(error))
-    if isinstance(error, _Refused) or (isinstance(error, pickle.UnpicklingError) and found):
-        what = str(error) if isinstance(error, _Refused) else found.group(1)
+    match = re.search(r"GLOBAL (\S+)", str(error)) or re.search(r"(?:function|but got) (<.+?>)", str(error))
+    if isinstance(error, _Refused) or (isinstance(error, pickle.UnpicklingError) and match):
+        what = str(error) if isinstance(error, _Refused) else match.group(1)
         return UnsafeCheckpointError(
             f"refused checkpoint {name}: it asks for {what}, which is not among the harmless types of a fairseq"
             " checkpoint; nothing in it was run. Use a checkpoint from a source you trust."

@@ -8,11 +8,11 @@ from ..residual import skips
 
 def learned(model: nn.Module) -> dict[str, nn.Parameter]:
     """``<block>.<name>`` -> parameter, of every rule below ``model``; one that blocks share counts once."""
-    found: dict[int, str] = {}
+    owners: dict[int, str] = {}
     values: dict[str, nn.Parameter] = {}
     for block, skip in skips(model).items():
         for name, parameter in skip.learned().items():
-            if found.setdefault(id(parameter), block) == block:
+            if owners.setdefault(id(parameter), block) == block:
                 values[f"{block}.{name}"] = parameter
     return values
 

@@ -55,8 +55,8 @@ def summarise(probe: SkipProbe, loss_scale: float = 1.0) -> dict[str, float]:
         means |= {f"{quantity}/{name}": each.float().mean() for quantity, each in measured if each is not None}
     for name, parameter in learned(probe.model).items():
         means[f"{LEARNED}/{name}"] = parameter.detach().float().mean()
-    found = dict(zip(means, torch.stack(list(means.values())).tolist())) if means else {}  # one wait for the device
-    found.update({f"{LAMBDA}/{name}": value for name, value in lambdas(probe.model).items()})
-    found = {tag: value for tag, value in found.items() if math.isfinite(value) or not tag.startswith(X_TO_F)}
-    finite = all(math.isfinite(value) for tag, value in found.items() if tag.startswith(GRAD_NORM))
-    return found if finite else {}
+    values = dict(zip(means, torch.stack(list(means.values())).tolist())) if means else {}  # one wait for the device
+    values.update({f"{LAMBDA}/{name}": value for name, value in lambdas(probe.model).items()})
+    values = {tag: value for tag, value in values.items() if math.isfinite(value) or not tag.startswith(X_TO_F)}
+    finite = all(math.isfinite(value) for tag, value in values.items() if tag.startswith(GRAD_NORM))
+    return values if finite else {}

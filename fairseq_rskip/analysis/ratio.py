@@ -70,7 +70,7 @@ class CoefficientProbe(Watch):
         # 0 or infinity twice is no difference
         apart = torch.where(a / b == closed, torch.zeros_like(closed), (a / b - closed) / closed)
         parts = example_norm(skip, a * x, padding_mask) / example_norm(skip, b * f_x, padding_mask)
-        found = {
+        entry = {
             "ratio": mean(a / b),
             "ratio_closed_form": mean(closed),
             "largest_relative_difference": largest(apart),
@@ -80,7 +80,7 @@ class CoefficientProbe(Watch):
             "largest_output_difference": largest(a * x + b * f_x + c - y) / largest(y),
             NORM: mean(a.expand_as(x).norm(dim=skip.channel_dim, keepdim=True)),
         }
-        self.blocks[name].passes.append({key: value.cpu() for key, value in found.items()})
+        self.blocks[name].passes.append({key: value.cpu() for key, value in entry.items()})
 
 
 def report(study: Study, stem: Path) -> None:
@@ -118,10 +118,10 @@ def report(study: Study, stem: Path) -> None:
         apart = worst["largest_relative_difference"]
         more = "" if apart <= TOLERANCE else f", more than {TOLERANCE:g}: look at {worst['block']}"
         print(f"{label}: closed form and probe differ by {apart:.1e} at most (relative, float64){more}")
-    written = {ending: found for ending, found in (("-learned", learned), ("-readings", readings)) if found}
-    for ending, found in written.items():
-        figures.write_csv(Path(f"{stem}{ending}.csv"), found)
-        print("\n" + text_of(ending, found))
+    written = {ending: frame for ending, frame in (("-learned", learned), ("-readings", readings)) if frame}
+    for ending, frame in written.items():
+        figures.write_csv(Path(f"{stem}{ending}.csv"), frame)
+        print("\n" + text_of(ending, frame))
     figures.save(draw(rows, drawn, study.data, EFFECTIVE_SCALE), stem)
     print(f"written to {', '.join(f'{stem}{ending}.csv' for ending in ('', *written))}, {stem}.png and {stem}.pdf")
 

@@ -207,12 +207,12 @@ FAMILIES = {
 def equation(kind: str) -> str:
     """The equations of a kind, as the first sentence of its docstring has them."""
     parts = " ".join((KINDS[kind].__doc__ or "").split()).split("``")
-    found: list[str] = []
+    formulas: list[str] = []
     for text, formula in zip(parts[::2], parts[1::2]):
-        if found and re.search(r"[.:] ", text):
+        if formulas and re.search(r"[.:] ", text):
             break
-        found += [formula] if " = " in formula else []
-    return ", ".join(found)
+        formulas += [formula] if " = " in formula else []
+    return ", ".join(formulas)
 
 
 def overview() -> str:

@@ -23,12 +23,12 @@ def _fields() -> list[Any]:
         default="rskip",
         metadata={"help": "skip connection (README has each kind's equation); python -m fairseq_rskip describe ARCH"},
     )
-    made = [("skip_kind", ChoiceEnum(list(KINDS)), kinds)]
+    fields = [("skip_kind", ChoiceEnum(list(KINDS)), kinds)]
     for setting in SETTINGS:
         kind = ChoiceEnum(list(setting.choices)) if setting.choices else setting.type
         kind = str if kind is number_or_auto else kind  # hydra has no type for both
-        made.append((flag(setting.name), Optional[kind], field(default=None, metadata={"help": setting.help})))
-    return made
+        fields.append((flag(setting.name), Optional[kind], field(default=None, metadata={"help": setting.help})))
+    return fields
 
 
 class _SkipOptions:

@@ -57,9 +57,9 @@ class Report:
     def say(self) -> None:
         if get_global_rank() != 0:
             return
-        found = lambdas(self.movement.model)
-        if found:
-            logger.info("adaptive λ: " + ", ".join(f"{block} {value:.3f}" for block, value in found.items()))
+        learned = lambdas(self.movement.model)
+        if learned:
+            logger.info("adaptive λ: " + ", ".join(f"{block} {value:.3f}" for block, value in learned.items()))
         if self.movement.warning():
             logger.warning(self.movement.warning())
 
@@ -88,11 +88,11 @@ class OverflowWatch:
     """
 
     def __init__(self, train_step: Any, model: Any):
-        self.train_step, self.model, self.scale, self.found = train_step, model, 0.0, False
+        self.train_step, self.model, self.scale, self.named = train_step, model, 0.0, False
 
     def __call__(self, sample, model, criterion, optimizer, *arguments, **options):
         before, self.scale = self.scale, loss_scale(optimizer)
-        if self.found or not self.scale < before:
+        if self.named or not self.scale < before:
             return self.train_step(sample, model, criterion, optimizer, *arguments, **options)
         largest: dict[Any, Tensor] = {}
 
@@ -111,7 +111,7 @@ class OverflowWatch:
         names = {skip: name for name, skip in skips(self.model).items()}
         for skip, value in largest.items():
             if not value < FP16_MAX / 2:
-                self.found = True
+                self.named = True
                 reached = f"the output of {names[skip]} reaches {value:.3g}, fp16 ends at {FP16_MAX:g}"
                 logger.warning(f"{reached}: expected {way_out(skip)}")
                 return

@@ -241,10 +241,10 @@ class _SkipStack:
 
     def add_final_norm(self) -> None:
         """Normalise what leaves the stack where the last skip connection leaves it as it is, as in pre-norm."""
-        found = list(skips(self).values())
-        if self.layer_norm is None and found and found[-1].needs_final_norm():
-            name = found[-1].options.norm
-            self.layer_norm = create_norm("layer" if name == "none" else name, found[-1].dim)
+        connections = list(skips(self).values())
+        if self.layer_norm is None and connections and connections[-1].needs_final_norm():
+            name = connections[-1].options.norm
+            self.layer_norm = create_norm("layer" if name == "none" else name, connections[-1].dim)
 
 
 class SkipTransformerEncoder(_SkipStack, TransformerEncoderBase):

@@ -34,16 +34,16 @@ def upgrade_layer(state_dict: dict[str, Tensor], name: str, children: dict[str, 
 def check_rule(state_dict: dict[str, Tensor], name: str, module: WithRule) -> None:
     """Raise ``UserError`` where the checkpoint says that ``module``, called ``name``, was trained with another rule."""
     noted = getattr(state_dict, "_metadata", {}).get(name, {})
-    found = module.mismatch(noted.get("skip"))
-    if found:
-        raise UserError(f"{name or 'the model'} {SAVED_AS} {found}")
+    difference = module.mismatch(noted.get("skip"))
+    if difference:
+        raise UserError(f"{name or 'the model'} {SAVED_AS} {difference}")
 
 
 def _check_lambda(state_dict: dict[str, Tensor], skip: str, built: int) -> None:
     """Raise ``UserError`` where the checkpoint has another number of normalisations for this skip than the model."""
-    found = sum(key.startswith(f"{skip}.post.") and key.endswith(".weight") for key in state_dict)
-    if found and built and found != built:
+    saved = sum(key.startswith(f"{skip}.post.") and key.endswith(".weight") for key in state_dict)
+    if saved and built and saved != built:
         raise UserError(
-            f"{skip} has {found} normalisations in the checkpoint and {built} in the model: "
-            f"train or generate with the checkpoint's --skip-lambda ({found} for rskip)"
+            f"{skip} has {saved} normalisations in the checkpoint and {built} in the model: "
+            f"train or generate with the checkpoint's --skip-lambda ({saved} for rskip)"
         )

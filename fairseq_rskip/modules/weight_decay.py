@@ -47,9 +47,9 @@ class WithoutDecay:
 
     def holds(self, steps: list[Any], groups: list[dict[str, Any]], kept: set[int]) -> bool:
         """Whether ``groups`` hold the parameters whose id is in ``kept``; one line, once, where they do not."""
-        held = {id(parameter) for group in groups for parameter in group["params"]}
+        optimised = {id(parameter) for group in groups for parameter in group["params"]}
         sharded = is_fully_sharded(self.model) or any(hasattr(step, "broadcast_global_state_dict") for step in steps)
-        if kept <= held and not sharded:
+        if kept <= optimised and not sharded:
             return True
         if not self.warned and get_global_rank() == 0:
             logger.warning(

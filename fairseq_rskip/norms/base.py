@@ -81,8 +81,8 @@ class Norm(nn.Module):
         if norm_axes not in NORM_AXES:
             raise ValueError(f"norm_axes={norm_axes!r}: expected one of {', '.join(NORM_AXES)}")
         if norm_axes == "chw" and not (self.takes_chw and channel_dim == 1):
-            found = "channel_dim=-1" if self.takes_chw else f"{type(self).__name__}"
-            raise ValueError(f"norm_axes='chw' with {found}: expected 'c'; 'chw' needs norm 'layer' and channel_dim=1")
+            axes = "channel_dim=-1" if self.takes_chw else f"{type(self).__name__}"
+            raise ValueError(f"norm_axes='chw' with {axes}: expected 'c'; 'chw' needs norm 'layer' and channel_dim=1")
         if isinstance(eps, bool) or not isinstance(eps, numbers.Real) or not 0 < eps <= torch.finfo(torch.float32).max:
             raise ValueError(f"eps={eps!r}: expected a finite number > 0")
         self.dim = int(dim)

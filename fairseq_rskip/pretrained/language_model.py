@@ -67,15 +67,15 @@ class LanguageModel(GeneratorHubInterface):
         lines = document.removesuffix("\n").split("\n")
         targets = torch.cat([self.encode(line) for line in lines]).to(self.device)
         inputs = torch.cat([targets.new_tensor([self.src_dict.eos()]), targets[:-1]])
-        found, step = [], self.window - context_window
+        kept, step = [], self.window - context_window
         for start in range(0, len(targets), step):
             part = slice(max(0, start - context_window), start + step)
             output = self.models[0](inputs[part][None])
             sample = {"target": targets[part][None]}
             scores = self.models[0].get_normalized_probs(output, log_probs=True, sample=sample)[0]
-            found.append(scores.gather(1, targets[part][:, None])[start - part.start :, 0].float().cpu())
+            kept.append(scores.gather(1, targets[part][:, None])[start - part.start :, 0].float().cpu())
         size = sum(len(line.encode()) + 1 for line in lines)
-        return Score([self.src_dict[int(token)] for token in targets], torch.cat(found), size)
+        return Score([self.src_dict[int(token)] for token in targets], torch.cat(kept), size)
 
     def sample(self, prompt: str = "", seed: int | None = None, verbose: bool = False, **search: Any) -> str:
         """The line that begins with ``prompt``, up to its end, each token drawn from the model's probabilities.

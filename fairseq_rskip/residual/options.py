@@ -82,9 +82,9 @@ def with_options(owner: Any, changes: dict[str, Any]) -> Any:
         if not isinstance(field, dataclasses.Field):
             field = dataclasses.field(default=field, metadata=known[name].metadata)
         fields.append((name, type(field.default), field))
-    made = dataclasses.make_dataclass("Options", fields, bases=(owner.Options,), frozen=True)
-    made.__module__, made.__qualname__ = owner.__module__, f"{owner.__qualname__}.Options"  # where pickle finds it
-    return made
+    options = dataclasses.make_dataclass("Options", fields, bases=(owner.Options,), frozen=True)
+    options.__module__, options.__qualname__ = owner.__module__, f"{owner.__qualname__}.Options"  # for pickle
+    return options
 
 
 def parse(cls: Any, given: dict[str, Any], kinds: dict[str, Any], images: bool, place: Any = None) -> Any:

@@ -112,8 +112,8 @@ def main(argv: list[str] | None = None) -> None:
     folders = {name: options.output and options.output / name.replace("/", "-") for name in paths}
     paths = {name: evaluation(path, options.data, folders[name]) for name, path in paths.items()}
     examples: Examples = []
-    if found := compare_texts(paths, options.trials):
-        table, notes = found
+    if comparison := compare_texts(paths, options.trials):
+        table, notes = comparison
     else:
         outputs, references, source = load(paths, options.ref, options.src)
         table, notes = compare([*paths], outputs, references, options.trials)

@@ -37,12 +37,12 @@ def read(path: str | Path) -> Iterator[str]:
 def read_lines(path: Path) -> list[str]:
     """All of them. Raises ``UserError`` as ``read`` does, and for a file that is missing or blank."""
     try:
-        found = list(read(path))
+        content = list(read(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    if not any(map(str.strip, found)):
+    if not any(map(str.strip, content)):
         raise UserError(f"{path} is empty: it must hold one sentence a line")
-    return found
+    return content
 
 
 def check_lengths(hypotheses: Sequence[str], references: dict[Path, list[str]], hyp_path: Path) -> None:

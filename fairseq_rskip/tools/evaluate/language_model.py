@@ -43,12 +43,12 @@ def documents(raw: Path, lengths: Any) -> list[dict[str, int]]:
 
     A line's end counts as a word, as fairseq-eval-lm counts it, and as a byte; a blank line ends a document.
     """
-    found: list[dict[str, int]] = [Counter()]
+    counts: list[dict[str, int]] = [Counter()]
     for line, tokens in zip(raw.read_bytes().split(b"\n"), lengths):
-        found[-1].update(tokens=int(tokens), words=len(line.split()) + 1, bytes=len(line) + 1)
+        counts[-1].update(tokens=int(tokens), words=len(line.split()) + 1, bytes=len(line) + 1)
         if not line.strip():
-            found.append(Counter())
-    return [dict(document) for document in found if document]
+            counts.append(Counter())
+    return [dict(document) for document in counts if document]
 
 
 def measure(corpus: Corpus, subset: str, values: list[float]) -> dict[str, Any]:

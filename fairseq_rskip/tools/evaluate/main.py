@@ -87,8 +87,8 @@ def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> di
         check_vocabulary(taken[0].parent, corpus, "name the corpus that it was trained on")
         count, lines = len(corpus.lengths(options.subset, corpus.source)), len(references)
         if count != lines:
-            held = f"{corpus.folder} holds {count} binarised sentences of {options.subset}, {lines} references"
-            raise UserError(f"{held} ({corpus.reference(options.subset)}): prepare the corpus again")
+            counts = f"{corpus.folder} holds {count} binarised sentences of {options.subset}, {lines} references"
+            raise UserError(f"{counts} ({corpus.reference(options.subset)}): prepare the corpus again")
         options.out.mkdir(parents=True, exist_ok=True)
         checkpoint = weights.one_file(taken, options.out / "averaged.pt")
         weights.load_state(checkpoint)  # an unusable one ends in one line here

@@ -24,18 +24,18 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None, unit: str |
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give the one that training saved to")
-    held = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+    names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
     if checkpoint is not None:
         for path in (checkpoint, folder / checkpoint):
             if path.is_file():
                 return [path], f"checkpoint {path}"
-        raise UserError(f"no checkpoint {checkpoint}, here or in {folder}, which holds {held}")
+        raise UserError(f"no checkpoint {checkpoint}, here or in {folder}, which holds {names}")
     by_unit = {each: [path for _, path in numbered(folder, each)] for each in ([unit] if unit else NUMBERED)}
     unit, newest = max(by_unit.items(), key=lambda item: min(len(item[1]), max(count, 1)))  # the first if equal
     single = [path for path in (folder / "checkpoint_best.pt", folder / "checkpoint_last.pt") if path.is_file()]
     taken = newest[:count] if count and len(newest) >= min(count, 2) else [*single, *newest][:1]
     if not taken:
-        raise UserError(f"{folder} has no checkpoint: it holds {held}; accepted are {ACCEPTED}")
+        raise UserError(f"{folder} has no checkpoint: it holds {names}; accepted are {ACCEPTED}")
     which = f"checkpoint {taken[0]}"
     if len(taken) > 1:
         which = f"average of the last {len(taken)} {unit} checkpoints: {', '.join(path.name for path in taken)}"

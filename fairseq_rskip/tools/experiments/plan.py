@@ -154,8 +154,8 @@ def read(folder: Path) -> dict[str, Any]:
 
 def measured(record: dict[str, Any]) -> dict[str, Any]:
     """What a finished run gave; {} if it is not finished."""
-    found = record.get("metrics")
-    return found if isinstance(found, dict) and isinstance(found.get("values"), dict) else {}
+    metrics = record.get("metrics")
+    return metrics if isinstance(metrics, dict) and isinstance(metrics.get("values"), dict) else {}
 
 
 def state(run: Run) -> str:

@@ -69,9 +69,9 @@ class Images(Task):
         config, defaults = (checked(parse, self._words(data, each)) for each in (options, {}))
         if "valid_error" in (table.metric, *table.also) and not config.valid_images:
             raise UserError("valid_error is of held-out images; set valid-images")
-        found = {k: v for k, v in config.fixed().items() if k in ("data", "iterations") or v != getattr(defaults, k)}
-        found = json.loads(json.dumps(dict(zip(found, dashed(found).values()))))  # tuples are lists
-        identity, name = {**found, "data": self.data_name(data)}, f"{config.name()}-{config.iterations}"
+        settings = {k: v for k, v in config.fixed().items() if k in ("data", "iterations") or v != getattr(defaults, k)}
+        settings = json.loads(json.dumps(dict(zip(settings, dashed(settings).values()))))  # tuples are lists
+        identity, name = {**settings, "data": self.data_name(data)}, f"{config.name()}-{config.iterations}"
         return Run("images", data, options, identity, name, config.iterations, "iterations"), []
 
     def _words(self, data: str, options: dict[str, Any]) -> list[str]:
@@ -184,26 +184,26 @@ class Translation(Task):
 
     def measure(self, run: Run) -> dict[str, Any] | None:
         """``values`` by the names of scores and losses, and what else a report shows. None if it is not finished."""
-        save, found = run.folder / CHECKPOINTS, {"values": _held_out_losses(run.folder / CHECKPOINTS)}
+        save, measured = run.folder / CHECKPOINTS, {"values": _held_out_losses(run.folder / CHECKPOINTS)}
         size = re.search(r"num\. trained: ([\d,]+)", (save / "train.log").read_text("utf-8", "replace"))
-        found["parameters"] = int(size[1].replace(",", "")) if size else None
-        found["versions"] = {name: version(name) for name in ("fairseq", "torch")}
+        measured["parameters"] = int(size[1].replace(",", "")) if size else None
+        measured["versions"] = {name: version(name) for name in ("fairseq", "torch")}
         if not run.scored:
-            return found if found["values"] else None
+            return measured if measured["values"] else None
         try:
             report = json.loads((run.folder / EVALUATION / "scores.json").read_text("utf-8"))
-            self.read_scores(run, report, found)
-            return {**found, "weights": report["evaluation"]["weights"]}
+            self.read_scores(run, report, measured)
+            return {**measured, "weights": report["evaluation"]["weights"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def read_scores(self, run: Run, report: dict[str, Any], found: dict[str, Any]) -> None:
-        """Add what the evaluation's ``report`` says to what :meth:`measure` has ``found``."""
+    def read_scores(self, run: Run, report: dict[str, Any], measured: dict[str, Any]) -> None:
+        """Add what the evaluation's ``report`` says to what :meth:`measure` has ``measured``."""
         for row in report["scores"]:
-            found["values"][row["name"]] = float(row["score"])
-            found.setdefault("signatures", {})[row["name"]] = row["signature"]
-            found["length_ratio"] = row.get("length_ratio") or found.get("length_ratio")
-        found |= {"references": report["ref"], "examples": _examples(run, Path(report["ref"][0]))}
+            measured["values"][row["name"]] = float(row["score"])
+            measured.setdefault("signatures", {})[row["name"]] = row["signature"]
+            measured["length_ratio"] = row.get("length_ratio") or measured.get("length_ratio")
+        measured |= {"references": report["ref"], "examples": _examples(run, Path(report["ref"][0]))}
 
 
 class LanguageModel(Translation):
@@ -214,9 +214,9 @@ class LanguageModel(Translation):
     metrics = dict.fromkeys(("perplexity", "perplexity per word", "bits per byte", *Translation.losses), True)
     over_seeds = tuple(metrics)
 
-    def read_scores(self, run: Run, report: dict[str, Any], found: dict[str, Any]) -> None:
+    def read_scores(self, run: Run, report: dict[str, Any], measured: dict[str, Any]) -> None:
         values = (report["perplexity"]["subword"], report["perplexity"]["word"], report["bits"]["byte"])
-        found["values"] |= dict(zip(self.metrics, map(float, values)))
+        measured["values"] |= dict(zip(self.metrics, map(float, values)))
 
 
 @functools.cache  # rows of a table share much

@@ -17,9 +17,9 @@ def run(argv: list[str] | None = None) -> None:
     steps = parser.add_subparsers(required=True)
 
     def step(name: str, function: Callable[..., None], about: str) -> Callable[..., Any]:
-        made = steps.add_parser(name, help=about)
-        made.set_defaults(function=function)
-        return made.add_argument
+        command = steps.add_parser(name, help=about)
+        command.set_defaults(function=function)
+        return command.add_argument
 
     add = step("collect", text.collect, "join published parts into PREFIX.SRC and PREFIX.TGT")
     add("prefix")

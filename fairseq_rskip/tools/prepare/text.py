@@ -66,9 +66,9 @@ def published(path: str) -> Iterator[str]:
 def collect(prefix: str, src: str, tgt: str, files: Sequence[Sequence[str]], parts: Sequence[str]) -> None:
     """Join pairs of ``files`` and the published ``parts`` into ``prefix``.SRC and .TGT. Raises ``UserError`` if the
     files of a pair differ in length."""
-    found = [(find_part(part, src, "src"), find_part(part, tgt, "ref")) for part in parts]
+    parts_files = [(find_part(part, src, "src"), find_part(part, tgt, "ref")) for part in parts]
     with lines.writing(f"{prefix}.{src}") as source_file, lines.writing(f"{prefix}.{tgt}") as target_file:
-        for names in [*files, *found]:
+        for names in [*files, *parts_files]:
             for source, target in lines.paired(*map(published, names), names):
                 source_file.write(source + "\n")
                 target_file.write(target + "\n")
@@ -76,10 +76,10 @@ def collect(prefix: str, src: str, tgt: str, files: Sequence[Sequence[str]], par
 
 def text_files(source: Path) -> list[Path]:
     """``source`` itself, or the text files in that folder. Raises ``UserError`` where there are none."""
-    found = sorted(source.rglob("*.txt")) if source.is_dir() else [source]
-    if not found or not found[0].exists():
+    sources = sorted(source.rglob("*.txt")) if source.is_dir() else [source]
+    if not sources or not sources[0].exists():
         raise UserError(f"{source}: expected a text file, or a folder that holds *.txt files")
-    return found
+    return sources
 
 
 def documents(source: Path, length: int = 0, titles: bool = False) -> Iterator[list[str]]:
@@ -103,11 +103,11 @@ def draw_documents(source: Path, targets: Sequence[Path], held_out: float, lengt
     """Write the documents to the first of ``targets``, each with a blank line behind it, and the share ``held_out`` of
     them, drawn at random, to each of the others. Raises ``UserError`` where nothing is left for the first."""
     count, others = sum(1 for _ in documents(source, length, titles)), len(targets) - 1
-    held = max(1, round(held_out * count))
-    if count <= held * others:
+    size = max(1, round(held_out * count))
+    if count <= size * others:
         raise UserError(f"{source} holds {count} documents: expected a blank line between two, or --lines N")
-    drawn = random.Random(1).sample(range(count), held * others)
-    place = {number: 1 + i // held for i, number in enumerate(drawn)}
+    drawn = random.Random(1).sample(range(count), size * others)
+    place = {number: 1 + i // size for i, number in enumerate(drawn)}
     with contextlib.ExitStack() as opened:
         outputs = [opened.enter_context(lines.writing(target)) for target in targets]
         for number, document in enumerate(documents(source, length, titles)):

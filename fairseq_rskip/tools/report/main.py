@@ -80,7 +80,7 @@ def _markdown(part: dict[str, Any]) -> str:
     table = shown.to_markdown(index=False, colalign=part["sides"], disable_numparse=True)
     lines = filter(None, [part["table"].source, part["table"].note, part["warning"], *part["notes"]])
     listed = [f"{name}: {value}" for name, value in part["facts"].items()]
-    listed += [f"{row}, {k}: {v}" for row, found in part["examples"] for each in found for k, v in each.items()]
+    listed += [f"{row}, {k}: {v}" for row, examples in part["examples"] for each in examples for k, v in each.items()]
     drawn = ["![{title}]({link})".format(**figure) for figure in part["figures"] if not figure["problem"]]
     facts = "\n".join(f"- {page.markdown(each)}" for each in listed)
     return "\n\n".join([f"# {page.markdown(part['heading'])}", table, *map(page.markdown, lines), facts, *drawn])

@@ -56,11 +56,11 @@ def _compare(lines: list[Result], table: Table) -> list[Result]:
     lines = [replace(x, adjusted={seed: holm[seed][(x.baseline, *x.folders)] for seed in x.p}) for x in tested]
     means = [line.mean for line in lines if line.values]
     best = (min if TASKS[table.task].metrics[table.metric] else max)(means, default=None)
-    told = {x.cell.row.label: x.baseline for x in lines if x.p and all(p < LEVEL for p in x.adjusted.values())}
+    decided = {x.cell.row.label: x.baseline for x in lines if x.p and all(p < LEVEL for p in x.adjusted.values())}
     if test_of(table) in PAIRED:  # which covers the choice of sentences, not of seeds
-        samples = {label: [*by_label[label].values.values()] for label in {*told, *told.values()}}
-        told = {a: b for a, b in told.items() if (significance.welch(samples[a], samples[b]) or 1) < LEVEL}
-    return [replace(x, best=x.mean == best and x.cell.row.label in {*told, *told.values()}) for x in lines]
+        samples = {label: [*by_label[label].values.values()] for label in {*decided, *decided.values()}}
+        decided = {a: b for a, b in decided.items() if (significance.welch(samples[a], samples[b]) or 1) < LEVEL}
+    return [replace(x, best=x.mean == best and x.cell.row.label in {*decided, *decided.values()}) for x in lines]
 
 
 def _test(line: Result, base: Result, table: Table) -> dict[str, Any]:
@@ -74,9 +74,9 @@ def _test(line: Result, base: Result, table: Table) -> dict[str, Any]:
     if test_of(table) == "welch":
         p = significance.welch(list(line.values.values()), list(base.values.values()))
         return {"p": {"": p}} if p is not None else {"untested": "no variance"}
-    found = {str(seed): _paired(line, base, seed, table) for seed in sorted(line.values.keys() & base.values.keys())}
-    reasons = [f"seed {seed}: {why}" for seed, why in found.items() if isinstance(why, str)]
-    p = {seed: value for seed, value in found.items() if not isinstance(value, str)}
+    results = {str(seed): _paired(line, base, seed, table) for seed in sorted(line.values.keys() & base.values.keys())}
+    reasons = [f"seed {seed}: {why}" for seed, why in results.items() if isinstance(why, str)]
+    p = {seed: value for seed, value in results.items() if not isinstance(value, str)}
     return {"p": p, "untested": "; ".join(reasons) or ("" if p else "no seed in common")}
 
 
@@ -114,9 +114,9 @@ def power(lines: list[Result], metric: str) -> str:
     samples = [list(line.values.values()) for line in lines if len(line.values) > 1]
     if not (deviation := significance.pooled_deviation(samples)):
         return ""
-    found = f"{significance.detectable(deviation, seeds := min(map(len, samples))):.2g} in {metric} four times of five"
+    least = f"{significance.detectable(deviation, seeds := min(map(len, samples))):.2g} in {metric} four times of five"
     about = f"Welch's test, two-sided, {LEVEL:.0%}, not corrected; pooled standard deviation {deviation:.2g}"
-    return f"Power: {seeds} seeds per row find a difference of {found} ({about})."
+    return f"Power: {seeds} seeds per row find a difference of {least} ({about})."
 
 
 def frame(table: Table, lines: list[Result]) -> pandas.DataFrame:
@@ -178,7 +178,7 @@ def facts(table: Table, lines: list[Result]) -> dict[str, str]:
     measured = [line.records[seed] for line in lines for seed in line.values]
     records = [read(folder) for line in lines for folder in line.folders]
     sweep = listed({name: each(values) for name, values in dashed(table.sweep).items()})
-    found = {
+    settings = {
         "metric": f"{table.metric}, {'lower' if task.metrics[table.metric] else 'higher'} is better",
         "signature": each(record.get("signatures", {}).get(table.metric) for record in measured),
         "data": each(run.identity["data"] for run in runs),
@@ -191,24 +191,24 @@ def facts(table: Table, lines: list[Result]) -> dict[str, str]:
         "versions": each(f"{k} {v}" for record in records for k, v in record.get("versions", {}).items()),
         "commit": each((record.get("git") or "")[:10] for record in records),
     }
-    found |= {f"column {name}": listed(column.options) for name, column in table.columns.items()}
-    found |= {x.cell.row.label: f"{x.cell.arch} {listed(x.cell.row.options)}".strip() for x in lines if x.cell.run}
-    return {name: value for name, value in found.items() if value}
+    settings |= {f"column {name}": listed(column.options) for name, column in table.columns.items()}
+    settings |= {x.cell.row.label: f"{x.cell.arch} {listed(x.cell.row.options)}".strip() for x in lines if x.cell.run}
+    return {name: value for name, value in settings.items() if value}
 
 
 def notes(table: Table, lines: list[Result]) -> list[str]:
     """What the table has no room for: missing seeds, rows without runs, the values of sweeps."""
-    shown, found = {str(line.cell) for line in lines}, []
+    shown, texts = {str(line.cell) for line in lines}, []
     idle = [str(cell) for cell in table.cells if cell.run and str(cell) not in shown]
-    found += [f"{line.cell}: {missing(line)[0]}." for line in lines if missing(line)[0]]
-    found += [f"Not run yet: {', '.join(idle) if len(idle) < 9 else f'{len(idle)} cells'}."] if idle else []
+    texts += [f"{line.cell}: {missing(line)[0]}." for line in lines if missing(line)[0]]
+    texts += [f"Not run yet: {', '.join(idle) if len(idle) < 9 else f'{len(idle)} cells'}."] if idle else []
     for line in lines:
         tried = ", ".join(f"{listed(swept)}: {how if v is None else f'{v:.3f}'}" for swept, v, how in line.trials)
         chosen = f"chosen {listed(line.chosen)}" if line.chosen else "not decided yet"
         ends = [swept for swept, *_ in (line.trials[:1] + line.trials[-1:])]
         chosen += ", the end of the sweep" * (line.chosen in ends)
-        found += [f"Sweep of {line.cell}, {TASKS[table.task].held_out}: {tried}; {chosen}."] if tried else []
-    return found
+        texts += [f"Sweep of {line.cell}, {TASKS[table.task].held_out}: {tried}; {chosen}."] if tried else []
+    return texts
 
 
 def record(table: Table, line: Result) -> dict[str, Any]:
@@ -220,18 +220,18 @@ def record(table: Table, line: Result) -> dict[str, Any]:
     swept = "; ".join(f"{listed(swept)}: {how if value is None else repr(value)}" for swept, value, how in line.trials)
     minus = line.mean - reported if line.values and whole and reported is not None else None
     test = "over seeds" if test_of(table) == "welch" else "on the test set"
-    found = {"plan": name, "table": table.name, "column": line.cell.column, "row": line.cell.row.label}
-    found |= {"equation": line.cell.row.equation, "metric": table.metric}
-    found |= {"papers_experiment": whole and bool(table.source), "data": each(run.identity["data"] for run in runs)}
-    found |= {"scale": scale, "length": each(f"{run.length:,} {run.unit}" for run in runs), "changed": listed(changed)}
-    found |= {"outdated": False, "swept": swept, "chosen": listed(line.chosen)}
-    found |= {"seeds_planned": len(table.seeds) if line.cell.run else 0, "seeds_done": len(line.values)}
-    found |= {"values_by_seed": _by_seed(line.values), "mean": line.mean, "standard_deviation": deviation}
-    found |= {metric: statistics.fmean(values) if (values := line.also(metric)) else None for metric in table.also}
-    found |= {"state": missing(line)[0] or ("done" if line.values else "quoted"), "paper": reported}
-    found |= {"papers_data": line.cell.data, "ours_minus_paper": minus, "baseline": line.baseline}
-    found |= {"ours_minus_baseline": line.difference, "test": test if line.p else line.untested}
-    return found | {"untested": line.untested * bool(line.p), "p": _by_seed(line.p), "p_holm": _by_seed(line.adjusted)}
+    cells = {"plan": name, "table": table.name, "column": line.cell.column, "row": line.cell.row.label}
+    cells |= {"equation": line.cell.row.equation, "metric": table.metric}
+    cells |= {"papers_experiment": whole and bool(table.source), "data": each(run.identity["data"] for run in runs)}
+    cells |= {"scale": scale, "length": each(f"{run.length:,} {run.unit}" for run in runs), "changed": listed(changed)}
+    cells |= {"outdated": False, "swept": swept, "chosen": listed(line.chosen)}
+    cells |= {"seeds_planned": len(table.seeds) if line.cell.run else 0, "seeds_done": len(line.values)}
+    cells |= {"values_by_seed": _by_seed(line.values), "mean": line.mean, "standard_deviation": deviation}
+    cells |= {metric: statistics.fmean(values) if (values := line.also(metric)) else None for metric in table.also}
+    cells |= {"state": missing(line)[0] or ("done" if line.values else "quoted"), "paper": reported}
+    cells |= {"papers_data": line.cell.data, "ours_minus_paper": minus, "baseline": line.baseline}
+    cells |= {"ours_minus_baseline": line.difference, "test": test if line.p else line.untested}
+    return cells | {"untested": line.untested * bool(line.p), "p": _by_seed(line.p), "p_holm": _by_seed(line.adjusted)}
 
 
 def _by_seed(values: Mapping[Any, float]) -> str:
