@@ -169,7 +169,7 @@ def test_the_networks_error_is_the_runs(classifier):
     images = load(Config(data="digits"))
     names = model.classify(images.test_images)
     wrong = sum(name != images.classes[label] for name, label in zip(names, images.test_labels.tolist()))
-    assert 100 * wrong / len(names) == result["error"] and 0 < result["error"] < 80
+    assert 100 * wrong / len(names) == result["error"] and 0 < result["error"] < 50
     assert not model.training and model.blocks[0].skip.options.skip_lambda == 3
     with pytest.raises(UserError, match=r"\(1, 16, 16, 3\): expected uint8 \(N, 32, 32, 3\)$"):
         model.classify(torch.zeros(1, 16, 16, 3, dtype=torch.uint8))
@@ -186,17 +186,14 @@ def test_the_networks_error_is_the_runs(classifier):
 
 # what is exported of the checkpoints' folder; options; what the line says
 REFUSED = {
-    "an empty folder": ("new", [], "new has no checkpoint: it holds nothing"),
     "another task": ("other.pt", [], "is of the task translation_lev: expected translation or language_mod"),
     "no corpus": ("checkpoint_best.pt", ["--data", "/nowhere"], "no corpus or folder named '/nowhere'"),
-    "no evaluation": ("checkpoint_best.pt", ["--evaluation", "/x"], "/x has no readable scores.json"),
 }
 
 
 def test_what_cannot_be_exported_is_one_line(translator, classifier, tmp_path, capfd):
     folder, out = tmp_path / "model", tmp_path / "out"
     shutil.copytree(translator[1], folder, ignore=shutil.ignore_patterns("evaluation-*", "checkpoint?*[0-9].pt"))
-    (folder / "new").mkdir()
     state = load_checkpoint(folder / "checkpoint_best.pt")
     state["cfg"]["task"]["_name"] = "translation_lev"
     torch.save(state, folder / "other.pt")
@@ -238,13 +235,10 @@ def without_metadata(folder):
 
 
 SPOILT = {
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "is not an exported model: model.safetensors is miss"),
     "NaN": (with_nan, "decoder.layers.0.fc1.weight holds NaN"),
     "no metadata": (without_metadata, "Missing key(s)"),  # which names the tensors that are shared
     "other weights": (edit("config.json", '_ffn_embed_dim": 64', '_ffn_embed_dim": 65'), "size mismatch for encoder.l"),
     "very many layers": (edit("config.json", 'encoder_layers": 1', 'encoder_layers": 1000000000'), "1000000000 layers"),
-    "other format": (edit("config.json", "export 1", "export 9"), "it says 'fairseq_rskip.export 9'"),
-    "an unknown setting": (edit("config.json", '"skip_kind"', '"skip_sort"'), "or a file beside it is broken"),
     "broken dictionary": (lambda f: (f / "dict.de.txt").write_text("a b c\n"), "dict.de.txt is not a dictionary"),
     "dictionary that is a device": (device, "dict.de.txt is missing or not a file"),
 }
@@ -258,12 +252,6 @@ def test_a_folder_that_is_not_whole_is_one_line(exported, tmp_path, case):
     with pytest.raises(UserError) as error:
         fairseq_rskip.from_pretrained(tmp_path / "copy")
     assert words in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_package_that_is_missing_is_named(exported, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sacremoses", None)
-    with pytest.raises(UserError, match="needs the Python package sacremoses: pip install sacremoses$"):
-        fairseq_rskip.from_pretrained(exported)
 
 
 def test_nothing_in_a_card_is_markup(classifier, tmp_path):

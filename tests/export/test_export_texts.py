@@ -77,8 +77,3 @@ def test_a_stock_language_model_is_exported_as_ours(letters, tmp_path):
     assert export(tmp_path / "stock" / "checkpoint_last.pt", tmp_path / "out", "--data", letters) == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architecture"] == "transformer_lm_xskip"
     assert fairseq_rskip.from_pretrained(tmp_path / "out").score("a b").bits > 0
-
-
-def test_a_language_model_does_not_translate(model, capfd):
-    assert rskip(["translate", str(model[1])]) == 1
-    assert capfd.readouterr().err.strip().splitlines()[-1] == f"error: {model[1]} is no translation model"

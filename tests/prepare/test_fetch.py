@@ -137,15 +137,6 @@ def test_the_lists_of_the_project():
     assert len({tuple(row[:3]) for row in rows}) == len({row[0] for row in rows})
 
 
-def test_the_message_names_each_url_and_the_reason(server, place):
-    server.answers = {"/short.gz": Answer(DATA[:5000]), "/page.gz": Answer(WEB_PAGE)}
-    urls = {name: server.url(name) for name in ("none.gz", "short.gz", "page.gz")}
-    place.row(*urls.values())
-    error = place.fails()
-    assert f"cannot fetch a.gz; {urls['none.gz']}: " in error and "404" in error
-    assert f"{urls['short.gz']}: wrong checksum; {urls['page.gz']}: wrong checksum (a web page)" in error
-
-
 def test_no_connection_and_no_space(place):
     with Loopback() as server:
         url = server.url("a.gz")
@@ -160,14 +151,6 @@ def test_a_malformed_list(place):
     for row in [f"a.gz 10 {SHA} http://x/", *rows, f"../a.gz\t1\t{SHA}\thttp://x/", f"a.gz\t1\t{SHA}"]:
         place.list.write_text(f"# name\tsize\n{row}\n", encoding="utf-8")
         assert "list é.tsv: expected a name, a size or -" in place.fails()
-
-
-def test_unpacked_are_the_members_asked_for(place):
-    members = {"training/a.de-en.en": b"one\n", "training/a.cs-en.en": b"no\n", "b.de-en.en": b"two\n"}
-    tarball(place.archives / "x.tgz", members)
-    assert place.fetch(command="unpack=(x.tgz 'training/*.de-en.*'); unpacked").returncode == 0
-    assert (place.out / "training" / "a.de-en.en").read_bytes() == b"one\n"
-    assert not (place.out / "training" / "a.cs-en.en").exists() and not (place.out / "b.de-en.en").exists()
 
 
 def test_a_damaged_archive_or_a_missing_member_is_one_line(place):

@@ -108,17 +108,6 @@ def test_iwslt15_over_a_server_that_errs_at_first(archives, quick, tmp_path):
         assert "data-bin: up to date" in run_checked(command, env=quick) and len(server.requests) == asked
 
 
-@pytest.mark.parametrize("name", ["multi30k", "iwslt15-en-vi", "wmt14-en-de", "wmt14-en-fr", "corpus", "text"])
-def test_the_help_names_every_option(name, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", [f"prepare-{name}.sh"])
-    with pytest.raises(SystemExit):
-        main.main([name, "-h"])
-    text = capsys.readouterr().out
-    assert text.startswith(f"usage: prepare-{name}.sh") and "--bpe-size" in text
-    assert ("--from" in text) == (name not in main.OWN) and ("--train-src" in text) == (name == "corpus")
-    assert ("--held-out" in text) == (name == "text") == ("--max-ratio" not in text)
-
-
 def test_a_wrong_name_is_one_line(capsys):
     assert main.main(["multi30k-de"]) == 1 and "did you mean multi30k-en-de?" in capsys.readouterr().err
     assert main.main(["-h"]) == 0 and capsys.readouterr().out.startswith("usage: rskip prepare CORPUS")

@@ -58,19 +58,6 @@ def test_the_version_changes_with_everything_that_the_wheel_is_made_from(tmp_pat
     assert len(set(versions)) == len(versions)
 
 
-def test_missing_tools_are_named_together(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("RSKIP_CACHE", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(program.sysconfig, "get_path", lambda _: str(tmp_path))
-    assert program.main(["--missing"]) == 0
-    assert capsys.readouterr().out == f"g++ python3.{sys.version_info.minor}-dev\n"
-
-
-def test_a_failure_of_pip_shows_its_last_lines():
-    with pytest.raises(UserError, match="pip cannot do that .*\nERROR: unknown command"):
-        program.run_pip(["no-such-command"], "do that")
-
-
 def test_a_cached_wheel_is_printed_without_any_third_party_package(tmp_path, monkeypatch):
     monkeypatch.setenv("RSKIP_CACHE", str(tmp_path))
     program.cached_wheel().touch()

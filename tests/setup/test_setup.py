@@ -9,7 +9,6 @@ import tarfile
 import pytest
 from conftest import ROOT, run_checked
 
-from fairseq_rskip.errors import missing_package
 from fairseq_rskip.tools import build_fairseq
 
 # makes environments without pip, and only writes down what it should install
@@ -49,13 +48,6 @@ class Clone:
         script, environment = str(self.root / "scripts" / "setup_env.sh"), {**self.environment, **variables}
         return subprocess.run([script, *command], env=environment, capture_output=True, text=True, timeout=120)
 
-    def fails(self, *words, **variables):
-        """Set-up fails, and its last line is the error with all the words."""
-        result = self.run(**variables)
-        line = result.stderr.strip().splitlines()[-1]
-        assert result.returncode != 0 and "Traceback" not in result.stderr
-        assert line.startswith("set-up: error: ") and all(word in line for word in words), result.stderr
-
     def installs(self):
         log = self.root / "uv.log"
         return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
@@ -68,7 +60,8 @@ def clone(tmp_path):
 
 def test_a_set_up_installs_once_again_after_a_change_and_anew_after_a_move(clone):
     (clone.folder / "fail").touch()
-    clone.fails("uv cannot install")
+    failed = clone.run()
+    assert failed.returncode != 0 and failed.stderr.splitlines()[-1].startswith("set-up: error: uv cannot install")
     (clone.folder / "fail").unlink()
     first = clone.run("sh", "-c", 'echo "$VIRTUAL_ENV"; command -v python')
     assert first.stdout.splitlines() == [str(clone.root / ".venv"), str(clone.root / ".venv/bin/python")], first.stderr
@@ -90,19 +83,6 @@ def test_a_set_up_installs_once_again_after_a_change_and_anew_after_a_move(clone
     assert clone.run().returncode == 0 and "--reinstall" in clone.installs()[-1]
     clone.root = clone.root.rename(clone.folder / "moved")
     assert "set-up: making " in clone.run().stderr and not (clone.root / ".venv" / "kept").exists()
-
-
-def test_what_set_up_refuses_before_it_installs(clone):
-    assert "RSKIP_VENV=none" in clone.run("-h").stdout and clone.run("--wrong").returncode == 1
-    clone.fails("no-such-python", "3.10 to 3.14", PYTHON="no-such-python")
-    for wheel in (clone.folder / "cache").iterdir():
-        wheel.unlink()
-    for name in ("bash", "dirname", "env", "flock", "cat", "realpath", "sha256sum", "tr", "python3"):  # and no compiler
-        os.symlink(sys.executable if name == "python3" else shutil.which(name), clone.folder / "bin" / name)
-    clone.fails("apt-get install", "g++", "make", PATH=str(clone.folder / "bin"))
-    (clone.root / ".venv").mkdir()
-    clone.fails("did not make", ".venv", "RSKIP_VENV=none")
-    assert (clone.root / ".venv").exists() and clone.installs() == []
 
 
 @pytest.mark.slow
@@ -127,8 +107,3 @@ def test_an_sdist_has_everything_and_an_installation_the_package_alone(tmp_path)
     # -S shuts out every other site-packages: neither torch nor fairseq can be imported
     command = [sys.executable, "-S", "-m", "fairseq_rskip"]
     assert run_checked(command, cwd=tmp_path, env={"PYTHONPATH": str(target)}) == f"{target / 'fairseq_rskip'}\n"
-
-
-def test_a_missing_package_is_one_line_that_says_how_to_install_it():
-    installs = {"PIL.Image": "'.[vision]'", "wandb": "'.[wandb]'", "other": "other"}
-    assert all(missing_package(name).endswith(f"pip install {install}") for name, install in installs.items())

@@ -59,15 +59,6 @@ def test_the_log_has_everything_and_the_screen_a_line_for_each_validation(tmp_pa
     assert "cannot average" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_only_of_translation_models_a_lack_of_checkpoints_to_average_is_told(tmp_path):
-    assert run_command(running(tmp_path / "text", "true", "--task", "language_modeling")).stderr == ""
-    for name in ("checkpoint1.pt", "checkpoint_1_5.pt"):  # evaluation averages of one kind only
-        (tmp_path / name).touch()
-    assert "cannot average" in run_command(running(tmp_path, "true")).stderr
-    (tmp_path / "checkpoint2.pt").touch()
-    assert run_command(running(tmp_path, "true")).stderr == ""
-
-
 def test_a_reader_that_goes_away_costs_neither_log_nor_success(tmp_path):
     reader, writer = os.pipe()
     with subprocess.Popen(running(tmp_path, TRAINING), stdout=writer, stderr=subprocess.PIPE, cwd=ROOT) as process:

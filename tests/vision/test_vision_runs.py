@@ -3,17 +3,14 @@
 import json
 import math
 import os
-import re
 import signal
 
 import pytest
 import torch
 from vision_helpers import assert_same_run, history, stop_at, train, weights
 
-from fairseq_rskip import console
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
-from fairseq_rskip.vision.run import RunLog
 from fairseq_rskip.vision.trainer import Group, Trainer
 
 
@@ -59,15 +56,6 @@ def test_askip_goes_on_from_an_rskips_checkpoint(tmp_path, images, capfd):
     status, _, error = train(capfd, tmp_path / "xskip", images, skip_kind="xskip", skip_lambda=3, **start)
     assert status == 1 and error.count("\n") == 1
     assert error.startswith(f"error: {checkpoint} is damaged, or does not fit this network: ")
-
-
-@pytest.mark.slow
-def test_it_learns(tmp_path, capfd):
-    options = {"iterations": 60, "batch_size": 40, "milestones": [50], "train_images": 200, "test_interval": 99}
-    assert train(capfd, tmp_path / "run", "digits", **options)[0] == 0
-    records = history(tmp_path / "run" / "seed1")
-    assert records[-1]["train_loss"] < 1.4 < records[0]["train_loss"]
-    assert records[-1]["test_error"] < 50 and "test_error" not in records[0]
 
 
 def test_seeds_give_mean_and_deviation(tmp_path, images, capfd):
@@ -152,16 +140,3 @@ def test_a_step_is_sgd_with_momentum_and_decay_on_the_mean_loss(config):
         assert ours.train_step().item() == pytest.approx(loss.item(), rel=1e-5)
     for p, q in zip(ours.module.parameters(), twin.module.parameters()):
         torch.testing.assert_close(p, q, atol=1e-5, rtol=1e-4)
-
-
-def test_progress_shows_loss_rate_speed_and_time_left(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(console, "LINES_EVERY", -1)
-    log = RunLog(tmp_path, [{"iteration": 400, "test_error": 12.5}], Config(), active=True, done=400)
-    for number in (401, 402):
-        log.iteration(number, torch.tensor(1.25))
-    figures = "loss=1.2500, lr=0.1, test error=12.50 %"
-    assert log.progress.bar.n == 402 and log.progress.bar.postfix == figures
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and re.fullmatch(rf"iteration 402/64000  .*it.*  .*:.* left, {figures}", lines[1])
-    log.close()
-    assert history(tmp_path) == [{"iteration": 400, "test_error": 12.5}]
