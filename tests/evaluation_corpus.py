@@ -9,6 +9,8 @@ from sacremoses import MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
+from fairseq_rskip.tools.process import explain
+
 TRAINING = (
     "--arch transformer_rskip_ln_tiny --encoder-layers 1 --decoder-layers 1 --share-all-embeddings --dropout 0 "
     "--optimizer adam --lr 0.01 --lr-scheduler inverse_sqrt --warmup-updates 20 --max-tokens 800 --max-epoch 24 "
@@ -76,9 +78,10 @@ def write(path, lines):
     return path
 
 
-def follow_in_server(command, on_line):
+def follow_in_server(command, on_line, log):
     """``tools.process.follow`` for tests of what is around fairseq: the server runs the command."""
     done = run_command(command)
     for line in (done.stdout + done.stderr).encode().splitlines(keepends=True):
+        log.write(line)
         on_line(line)
-    return done.returncode
+    return explain(done.returncode, done.stdout + done.stderr)

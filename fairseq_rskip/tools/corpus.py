@@ -1,5 +1,6 @@
 """A binarised corpus: a data-bin of fairseq-preprocess, with what data preparation adds to it and leaves beside it."""
 
+import filecmp
 import hashlib
 import json
 import re
@@ -150,6 +151,14 @@ class Corpus:
             return numpy.array(dataset.sizes)  # a copy: the original is unmapped with its reader
         except Exception as error:  # the reader checks with assert, struct and numpy
             raise UserError(f"cannot read {prefix}.idx ({type(error).__name__}); prepare the corpus again") from None
+
+    def check_vocabulary(self, save: Path, remedy: str = "give another --save-dir") -> None:
+        """Raise ``UserError`` if checkpoints in ``save`` are of another vocabulary; fairseq checks only the rest."""
+        for copy in save.glob("dict*.txt") if self.exists and any(save.glob("checkpoint*.pt")) else ():
+            mine = self.folder / copy.name
+            if not (mine.is_file() and filecmp.cmp(copy, mine, shallow=False)):
+                reason = f"{copy.name} is not that of {self.folder}"
+                raise UserError(f"{save} holds checkpoints of another vocabulary ({reason}); {remedy}")
 
     def checksums(self, subset: str) -> dict[str, str]:
         """The SHA-256 of each file that decides how a subset is translated, by the file's name."""

@@ -1,4 +1,4 @@
-"""The reader of fairseq's training log (``--log-format json``): one record for each line of figures."""
+"""What fairseq-train leaves: figures in its log (``--log-format json``), and numbered checkpoints."""
 
 import contextlib
 import json
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+NUMBERED = {"update": re.compile(r"checkpoint_\d+_(\d+)\.pt"), "epoch": re.compile(r"checkpoint(\d+)\.pt")}
 TAIL = 200_000  # bytes that hold the newest figures of a training
 _FIGURES = re.compile(r"\| (train_inner|train|valid) \| (\{.*\})\s*$")
 
@@ -21,6 +22,7 @@ class Record(NamedTuple):
     epoch: int
     updates: int
     values: dict[str, float]
+    kind = property(lambda self: self.source.partition("_")[0], doc="train or valid.")
 
 
 def record(line: str) -> Record | None:
@@ -45,5 +47,21 @@ def records(log: Path, last: int = 0) -> Iterator[Record]:
 
 
 def last(path: Path) -> dict[str, Record]:
-    """The newest record of each source ("train_inner", "train", "valid") in the end of the log ``path``."""
-    return {each.source: each for each in records(path, TAIL)}
+    """The newest record of each kind in the end of the log ``path``."""
+    return {each.kind: each for each in records(path, TAIL)}
+
+
+def summary(newest: dict[str, Record]) -> str:
+    """``epoch 1, 20 updates, train loss 9.500, valid loss 8.250, 1,234 words/s``, of the newest record of each kind."""
+    train, losses = newest.get("train"), {kind: newest[kind].values.get("loss") for kind in sorted(newest)}
+    if not newest:
+        return "no update yet"
+    parts = [f"epoch {(train or newest['valid']).epoch}, {max(each.updates for each in newest.values()):,} updates"]
+    parts += [f"{kind} loss {loss:.3f}" for kind, loss in losses.items() if loss is not None]
+    return ", ".join(parts + ([f"{train.values['wps']:,.0f} words/s"] if train and "wps" in train.values else []))
+
+
+def numbered(folder: Path, unit: str) -> list[tuple[int, Path]]:
+    """The checkpoints that can be averaged, written after so many of ``unit``, a key of ``NUMBERED``; newest first."""
+    matches = ((NUMBERED[unit].fullmatch(path.name), path) for path in folder.glob("checkpoint*.pt"))
+    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)

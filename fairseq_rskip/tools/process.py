@@ -1,5 +1,6 @@
 """Run a command as a child process: read its output, end it with this process, and say why it failed."""
 
+import contextlib
 import ctypes
 import os
 import re
@@ -8,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from fairseq_rskip.errors import UserError
 
@@ -38,14 +41,20 @@ def stop_on_signals() -> None:
         signal.signal(number, stop)
 
 
-def follow(command: Sequence[str], on_line: Callable[[bytes], None] | None = None, inherit: Sequence[int] = ()) -> int:
-    """Run ``command``, hand each line of its output and of its errors to ``on_line``, and return its exit status.
+def follow(
+    command: Sequence[str],
+    on_line: Callable[[bytes], None] | None = None,
+    log: BinaryIO | None = None,
+    inherit: Sequence[int] = (),
+) -> str:
+    """Run ``command``; return why it failed, "" if it did not. Each line of its output and of its errors is written to
+    ``log`` and handed to ``on_line``.
 
-    Without ``on_line`` it writes where this process does. This Python's own commands are found, too. The command keeps
-    the file descriptors in ``inherit``. Whatever ends this function early ends every process of the command; on Linux
-    it also ends when this process is killed. Raises ``UserError`` if there is no such command.
+    Without ``on_line`` and ``log`` it writes where this process does. This Python's own commands are found, too. The
+    command keeps the file descriptors in ``inherit``. Whatever ends this function early ends every process of the
+    command; on Linux it also ends when this process is killed. Raises ``UserError`` if there is no such command.
     """
-    process, parent = None, os.getpid()
+    process, parent, newest = None, os.getpid(), deque[bytes](maxlen=500)
     path, ours = os.environ.get("PATH", ""), str(Path(sys.executable).parent)
     path = path if ours in path.split(os.pathsep) else f"{ours}{os.pathsep}{path}"
     environment = {**os.environ, "PATH": path, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
@@ -61,7 +70,7 @@ def follow(command: Sequence[str], on_line: Callable[[bytes], None] | None = Non
 
     try:
         try:
-            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if on_line else {}
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if on_line or log else {}
             child = {"env": environment, "stdin": subprocess.DEVNULL, "pass_fds": inherit, **streams}
             process = subprocess.Popen([*map(str, command)], preexec_fn=set_up_child, **child)
         except FileNotFoundError:
@@ -69,8 +78,13 @@ def follow(command: Sequence[str], on_line: Callable[[bytes], None] | None = Non
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for line in process.stdout or ():
-            on_line(line)
-        return process.wait()
+            newest.append(line)
+            with contextlib.suppress(OSError):  # a disk without room for the log does not end the command
+                if log:
+                    log.write(line)
+            if on_line:
+                on_line(line)
+        return explain(process.wait(), b"".join(newest).decode("utf-8", "replace"))
     except BaseException:
         if process:
             _end(process)
@@ -96,29 +110,16 @@ def _end(process: subprocess.Popen) -> None:
             signal.signal(number, handler)
 
 
-def explain(name: str, output: str, status: int) -> str:
-    """One line on why the command ``name`` ended with ``status``: the last error in its output, else its last line."""
-    return f"{name} was {killed_by(-status)}" if status < 0 else f"{name} exited with {status}: {explanation(output)}"
-
-
-def killed_by(number: int) -> str:
-    """``killed by SIGKILL`` and the like."""
-    return f"killed by {signal.Signals(number).name}" + (", perhaps out of memory" if number == signal.SIGKILL else "")
-
-
-def explanation(output: str) -> str:
-    """The last error in a failed command's ``output``, else its last line."""
+def explain(status: int, output: str) -> str:
+    """Why a command ended with ``status``: its signal, the last error in its ``output``, or its last line; "" for 0."""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}" + ", perhaps out of memory" * (status == -signal.SIGKILL)
     # what goes wrong while an interpreter ends is not the reason
     text = re.sub(r"(?ms)^Exception ignored in.*?^[\w.]*(Error|Exception)\b.*?$", "", output)
     lines = [line.strip() for line in re.split(r"[\r\n]", text) if line.strip()]
-    error = r"(?:[\w-]+: )?(error: .*|[\w.]*(?:Error|Exception|Exit)\b(?::.*)?)$"
-    named = [match[1] for match in (re.match(error, line) for line in lines) if match]
-    return (named or lines or ["it printed nothing"])[-1][:500]
-
-
-def tail(lines: list[bytes]) -> str:
-    """Lines of output as text."""
-    return b"".join(lines).decode("utf-8", "replace")
+    error = r"(?:[\w-]+: )?(?:error: (.*)|([\w.]*(?:Error|Exception|Exit)\b(?::.*)?))$"
+    named = [match[1] or match[2] for match in (re.match(error, line) for line in lines) if match]
+    return (named or lines or [f"it exited with {status} and printed nothing"])[-1][:500] if status else ""
 
 
 def git_commit() -> str | None:

@@ -141,7 +141,7 @@ def test_a_generator_that_fails_is_one_line_and_keeps_what_was_there(copy, trans
     binarised = copy[0] / "test.en-de.en.bin"
     binarised.write_bytes(binarised.read_bytes()[:40])
     assert evaluate(*copy) == 1
-    assert_one_line(capsys.readouterr().err, "fairseq-generate exited with 1: ", "Error", "generate.failed.log")
+    assert_one_line(capsys.readouterr().err, "fairseq-generate failed: ", "Error", "generate.failed.log")
     assert "Traceback" in (out / "generate.failed.log").read_text(encoding="utf-8")
     assert (out / "scores.json").read_bytes() == before and (out / "generate.log").exists()
 

@@ -48,15 +48,15 @@ def test_the_command_names_the_plugin_and_refuses_paths_that_fairseq_misreads(tm
 
 FAILURES = [
     ("INFO x\nTraceback\n  File y\nRuntimeError: size mismatch\n\tweight\n\n", 1, "RuntimeError: size mismatch"),
-    ("usage: fairseq-generate\nfairseq-generate: error: argument --beam\n", 2, "error: argument --beam"),
-    ("OSError: full\nException ignored in: <f>\nTraceback:\n  File y\nAttributeError: z\n", 1, "1: OSError: full"),
+    ("usage: fairseq-generate\nfairseq-generate: error: argument --beam\n", 2, "argument --beam"),
+    ("OSError: full\nException ignored in: <f>\nTraceback:\n  File y\nAttributeError: z\n", 1, "OSError: full"),
     ("H-0\t-1\tx\n", -9, "killed by SIGKILL, perhaps out of memory"),
 ]
 
 
 @pytest.mark.parametrize("log, status, expected", FAILURES, ids=[expected for _, _, expected in FAILURES])
 def test_a_failure_is_explained_by_its_last_meaningful_line(log, status, expected):
-    assert explain("fairseq-generate", log, status).endswith(expected)
+    assert explain(status, log) == expected
 
 
 def test_hypotheses_come_in_order_and_may_hold_anything_but_a_newline(tmp_path):

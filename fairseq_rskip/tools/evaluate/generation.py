@@ -9,7 +9,7 @@ from fairseq_rskip.console import Progress
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained.text import POST_PROCESS
 from fairseq_rskip.tools.corpus import Corpus
-from fairseq_rskip.tools.process import explain, follow
+from fairseq_rskip.tools.process import follow
 
 PLUGIN = Path(fairseq_rskip.__file__).resolve().parent
 # in a path fairseq reads : as a separator, ${ as interpolation, \' and a last \ as part of the quotation around it
@@ -59,19 +59,13 @@ def run(arguments: list[str], log: Path, sentences: int) -> None:
     failed_log = log.with_name(f"{arguments[0].partition('-')[2].replace('-', '_')}.failed.log")
     failed_log.unlink(missing_ok=True)
     with open(log, "wb") as out, Progress(sentences, "translated", "sent") as bar:
-
-        def take(line: bytes) -> None:
-            out.write(line)
-            if line.startswith(b"H-"):
-                bar.advance()
-
-        status = follow(arguments, take)
-    if status != 0:
+        reason = follow(arguments, lambda line: bar.advance() if line.startswith(b"H-") else None, out)
+    if reason:
         os.replace(log, failed_log)
         text = failed_log.read_text(encoding="utf-8", errors="replace")
         misfit = re.search(MISFIT, text, re.MULTILINE)
         detail = f" {misfit[1][:300]}" if misfit else ""
-        raise UserError(f"{explain(arguments[0], text, status)}{detail} (the log is {failed_log})")
+        raise UserError(f"{arguments[0]} failed: {reason}{detail} (the log is {failed_log})")
 
 
 def hypotheses(log: Path, sentences: int) -> list[str]:

@@ -17,7 +17,6 @@ from fairseq_rskip.tools.corpus import PAPER_TOKENISED, Corpus
 from fairseq_rskip.tools.evaluate import generation, language_model
 from fairseq_rskip.tools.process import stop_on_signals
 from fairseq_rskip.tools.systems import SCORES
-from fairseq_rskip.tools.train.save import check_vocabulary
 
 DESCRIPTION = """Average the last checkpoints, translate with beam search, score against the raw references; or, on a
 text, print the perplexity of a language model.
@@ -84,7 +83,7 @@ def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> di
     if cached.is_made(log, key):
         print_line(f"== {program}: up to date ({log})")
     else:
-        check_vocabulary(taken[0].parent, corpus, "name the corpus that it was trained on")
+        corpus.check_vocabulary(taken[0].parent, "name the corpus that it was trained on")
         count, lines = len(corpus.lengths(options.subset, corpus.source)), len(references)
         if count != lines:
             counts = f"{corpus.folder} holds {count} binarised sentences of {options.subset}, {lines} references"

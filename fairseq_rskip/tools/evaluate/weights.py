@@ -10,7 +10,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_atomically
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
 from fairseq_rskip.tools import cached
-from fairseq_rskip.tools.train.save import NUMBERED, numbered
+from fairseq_rskip.tools.log import NUMBERED, numbered
 
 ACCEPTED = "checkpoint<epoch>.pt, checkpoint_<epoch>_<update>.pt, checkpoint_best.pt or checkpoint_last.pt"
 

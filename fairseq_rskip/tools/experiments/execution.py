@@ -54,25 +54,16 @@ def execute(folder: Path) -> bool:
         versions = {"fairseq_rskip": __version__, "python": platform.python_version()}
         note(folder, commands=commands, versions=versions, git=process.git_commit(), failed=None)
         for number, command in enumerate(commands[complete:], complete + 1):
-            if error := _follow(command, folder / LOG, lock.fileno()):
-                break
+            with open(folder / LOG, "ab", buffering=0) as log:
+                log.write(f"== {time.strftime(TIME)} {shlex.join(command)}\n".encode())
+                if error := process.follow(command, log=log, inherit=[lock.fileno()]):
+                    break
             note(folder, complete=number)
         metrics = None if error else TASKS[run.task].measure(run)
         failed = {"error": error or "the commands succeeded but left no complete result", "time": time.strftime(TIME)}
         done = metrics and {**metrics, "seconds": round(time.monotonic() - start, 1), "time": time.strftime(TIME)}
         note(folder, metrics=done, failed=None if done else failed, complete=None)
     return True
-
-
-def _follow(command: list[str], path: Path, lock: int) -> str:
-    """Run ``command`` with its output at the end of ``path``; returns why it failed, "" if it did not."""
-    lines: deque[bytes] = deque(maxlen=200)
-    with open(path, "ab", buffering=0) as output:
-        output.write(f"== {time.strftime(TIME)} {shlex.join(command)}\n".encode())
-        status = process.follow(command, lambda line: (output.write(line), lines.append(line)), inherit=[lock])
-    if status < 0:
-        return process.killed_by(-status)
-    return process.explanation(process.tail(list(lines))).removeprefix("error: ") if status else ""
 
 
 def environments(jobs: int | None) -> list[dict[str, str]]:

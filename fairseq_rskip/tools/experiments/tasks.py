@@ -178,9 +178,7 @@ class Translation(Task):
             return 1.0, "evaluating"
         newest = log.last(run.folder / CHECKPOINTS / "train.log")
         done = max((x.updates if run.unit == "updates" else x.epoch - 1 for x in newest.values()), default=0)
-        losses = {source.partition("_")[0]: record.values.get("loss") for source, record in newest.items()}
-        said = ", ".join(f"{source} loss {loss:g}" for source, loss in losses.items() if loss is not None)
-        return min(1.0, done / max(1, run.length)), said
+        return min(1.0, done / max(1, run.length)), log.summary(newest)
 
     def measure(self, run: Run) -> dict[str, Any] | None:
         """``values`` by the names of scores and losses, and what else a report shows. None if it is not finished."""

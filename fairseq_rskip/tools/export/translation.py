@@ -15,7 +15,6 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._building import SkipModel
 from fairseq_rskip.tools.evaluate.main import DEFAULT_LENPEN, corpus_of
 from fairseq_rskip.tools.systems import evaluations_of, read_scores
-from fairseq_rskip.tools.train.save import check_vocabulary
 from fairseq_rskip.tools.transformers import build, ours, read
 
 SEARCH = {"beam": 4, "lenpen": DEFAULT_LENPEN, "max_len_a": 1.0, "max_len_b": 50}  # rskip evaluate's
@@ -36,7 +35,7 @@ def convert(stage: Path, checkpoint: Path, state: dict, data: Path | None) -> tu
     kind, search = TASKS[cfg.task._name]
     corpus = corpus_of(checkpoint, cfg.task.data, data)
     for folder in (checkpoint.parent, checkpoint.parent.parent):
-        check_vocabulary(folder, corpus, "name the corpus that it was trained on with --data")
+        corpus.check_vocabulary(folder, "name the corpus that it was trained on with --data")
     if corpus.is_text != (kind == "language_model"):
         raise UserError(f"{checkpoint} is of the task {cfg.task._name}, {corpus.folder} is no data of that")
     if not corpus.is_text:

@@ -146,7 +146,7 @@ def prepare(argv: list[str]) -> int:
     with locked(out := Path(values["out"])) as lock:
         if lock is None:
             raise UserError(f"another preparation of {out} is running ({lock_holder(out)})")
-        return follow(["bash", "-c", "\n".join(script)], inherit=[lock.fileno()])
+        return int(bool(follow(["bash", "-c", "\n".join(script)], inherit=[lock.fileno()])))
 
 
 def main(argv: list[str]) -> int:

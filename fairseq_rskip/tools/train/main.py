@@ -11,17 +11,15 @@ import shlex
 import sys
 import threading
 import time
-from collections import deque
 from pathlib import Path
 
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import lock_holder, locked, write_atomically
 from fairseq_rskip.tools.corpus import PREPARATION
-from fairseq_rskip.tools.log import Record, record
-from fairseq_rskip.tools.process import Stopped, explain, follow, stop_on_signals, tail
+from fairseq_rskip.tools.log import NUMBERED, Record, numbered, record, summary
+from fairseq_rskip.tools.process import Stopped, follow, stop_on_signals
 from fairseq_rskip.tools.train.plan import Plan, make_plan, read
-from fairseq_rskip.tools.train.save import NUMBERED, check_vocabulary, numbered
 
 LOG, LOCK, LAST = "train.log", "train.lock", "checkpoint_last.pt"
 LINES_EVERY = 30.0  # seconds between lines of progress
@@ -55,7 +53,7 @@ def start(argv: list[str]) -> None:
         print_line("starting: reading the options and the data takes some seconds", "stderr")
     with contextlib.redirect_stdout(sys.stderr):  # fairseq logs there
         plan = make_plan(own, words)
-        check_vocabulary(plan.save, plan.corpus)
+        plan.corpus.check_vocabulary(plan.save)
     about, command = "\n".join(plan.notes), shlex.join(plan.command)
     if not own.dry_run and finished(plan):
         return print_line(f"{plan.save} has all {plan.end} updates: nothing to train", "stderr")
@@ -75,32 +73,24 @@ class Progress:
     """What the log says of a training: a line for each validation and every half minute."""
 
     def __init__(self) -> None:
-        self.newest: dict[bool, Record] = {}  # of the held-out set, and of training
-        self.updates, self.closed, self.started = 0, threading.Event(), time.time()
+        self.newest: dict[str, Record] = {}
+        self.closed, self.started = threading.Event(), time.time()
         threading.Thread(target=self._print_regularly, daemon=True).start()
 
-    def read(self, line: str) -> None:
-        """Take in one line of the log, and print what is new in it."""
+    def read(self, output: bytes) -> None:
+        """Take in one line of the output, and print what is new in it."""
+        line = output.decode("utf-8", "replace")
         if note := _SHOWN.search(line):
             print_line(note[1] or note[2])
         if new := record(line):
-            self.newest[new.source == "valid"], self.updates = new, new.updates
+            self.newest[new.kind] = new
             if new.source == "valid":
-                print_line(str(self))
+                print_line(summary(self.newest))
 
     def _print_regularly(self) -> None:
         while not self.closed.wait(LINES_EVERY):
             minutes, seconds = divmod(int(time.time() - self.started), 60)
-            print_line(f"{minutes}:{seconds:02} {self}")
-
-    def __str__(self) -> str:
-        if not self.updates:
-            return "starting, no update yet"
-        train, valid = self.newest.get(False), self.newest.get(True)
-        parts = [f"epoch {(train or valid).epoch}, {self.updates:,} updates"]
-        for name, figures in (("train", train), ("valid", valid)):
-            parts += [f"{name} loss {figures.values['loss']:.3f}"] if figures and "loss" in figures.values else []
-        return ", ".join(parts + ([f"{train.values['wps']:,.0f} words/s"] if train and "wps" in train.values else []))
+            print_line(f"{minutes}:{seconds:02} {summary(self.newest)}")
 
 
 def run(save: Path, about: str, command: list[str]) -> int:
@@ -114,32 +104,23 @@ def run(save: Path, about: str, command: list[str]) -> int:
         remove_unfinished(save)
         print_line(f"{about}\nthe whole log: {save / LOG}")
         log.write(about.encode() + b"\n")
-        progress, lines = Progress(), deque[bytes](maxlen=500)
-
-        def take(line: bytes) -> None:
-            lines.append(line)
-            with contextlib.suppress(OSError):  # a disk without room for the log does not end the training
-                log.write(line)
-            progress.read(line.decode("utf-8", "replace"))
-
+        progress = Progress()
         try:  # fairseq-train inherits the lock: it is held while anything writes there
-            status = follow(command, take, inherit=[lock.fileno()])
+            reason = follow(command, progress.read, log, [lock.fileno()])
         except Stopped as stopped:
-            exists, resume = (save / LAST).exists(), f"resume from {save / LAST} with the same command"
-            resume = resume if exists else "there is no checkpoint yet"
-            print_line(f"stopped after {progress.updates:,} updates; {resume}", "stderr")
+            resume = f"resume from {save / LAST} with the same command"
+            resume = resume if (save / LAST).exists() else "there is no checkpoint yet"
+            print_line(f"stopped: {summary(progress.newest)}; {resume}", "stderr")
             return stopped.status
         finally:
             progress.closed.set()
-        if status:
+        if reason:
             remove_unfinished(save)
-            raise UserError(f"{explain('fairseq-train', tail([*lines]), status)}; its output is in {save / LOG}")
-    print_line(f"trained in {(time.time() - progress.started) / 60:.1f} minutes: {progress}")
+            raise UserError(f"fairseq-train failed: {reason}; its output is in {save / LOG}")
+    print_line(f"trained in {(time.time() - progress.started) / 60:.1f} minutes: {summary(progress.newest)}")
     if "language_modeling" not in command and max(len(numbered(save, unit)) for unit in NUMBERED) < 2:
-        missing = (
-            "fewer than two numbered checkpoints, so evaluation cannot average; --save-interval-updates N writes more"
-        )
-        print_line(f"warning: {save} has {missing}", "stderr")
+        few = "fewer than two numbered checkpoints to average: --save-interval-updates N writes more"
+        print_line(f"warning: {save} has {few}", "stderr")
     return 0
 
 
