@@ -35,11 +35,8 @@ def read(path: str | Path) -> Iterator[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """All of them. Raises ``UserError`` as ``read`` does, and for a file that is missing or blank."""
-    try:
-        content = list(read(path))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    """All of them. Raises ``UserError`` as ``read`` does, and for a file that is blank."""
+    content = list(read(path))
     if not any(map(str.strip, content)):
         raise UserError(f"{path} is empty: it must hold one sentence a line")
     return content
@@ -55,15 +52,15 @@ def check_lengths(hypotheses: Sequence[str], references: dict[Path, list[str]], 
 
 def paired(sources: Iterator[str], targets: Iterator[str], names: Sequence) -> Iterator[tuple[str, str]]:
     """Pairs of lines of two iterators. Raises ``UserError``, with ``names`` and both counts, where one has more."""
-    count = 0
-    for count, (source, target) in enumerate(itertools.zip_longest(sources, targets), start=1):
-        if source is None or target is None:
-            longer, shorter = count + sum(1 for _ in (sources if target is None else targets)), count - 1
-            counts = (longer, shorter) if target is None else (shorter, longer)
-            lines = f"{names[0]} has {counts[0]} lines and {names[1]} {counts[1]}"
-            raise UserError(f"{lines}; line i of one must translate line i of the other")
-        yield source, target
-    if count == 0:
+    counts = [0, 0]
+    for pair in itertools.zip_longest(sources, targets):
+        counts = [count + (line is not None) for count, line in zip(counts, pair)]
+        if counts[0] == counts[1]:
+            yield pair
+    if counts[0] != counts[1]:
+        several = f"{names[0]} has {counts[0]} lines and {names[1]} {counts[1]}"
+        raise UserError(f"{several}; line i of one must translate line i of the other")
+    if not any(counts):
         raise UserError(f"{names[0]} holds no sentences")
 
 

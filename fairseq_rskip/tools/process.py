@@ -26,16 +26,15 @@ _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 class Stopped(KeyboardInterrupt):
     """A signal has asked this process to end; ``status`` is the exit status that says so to a shell."""
 
-    status = 128 + signal.SIGINT
+    def __init__(self, number: int):
+        self.status = 128 + number
 
 
 def stop_on_signals() -> None:
     """Have Ctrl-C, SIGTERM and SIGHUP raise ``Stopped``, so that what is half done is cleared away."""
 
     def stop(number: int, frame: object) -> None:
-        stopped = Stopped()
-        stopped.status = 128 + number
-        raise stopped
+        raise Stopped(number)
 
     for number in _STOPPING:
         signal.signal(number, stop)

@@ -1,6 +1,7 @@
 """The steps of data preparation that read and write text: join published parts, encode, filter pairs, describe."""
 
 import contextlib
+import functools
 import html
 import itertools
 import json
@@ -120,21 +121,20 @@ def all_cores() -> int:
 
 
 @contextlib.contextmanager
-def mapper(make: Callable, arguments: tuple, workers: int) -> Iterator[Callable[[Iterable[str]], Iterator[list[str]]]]:
-    """A function from lines to lists of ``make(*arguments)(line)``, in order; ``make`` is called in each process."""
+def mapper(make: Callable, arguments: tuple, workers: int) -> Iterator[Callable[[Iterable[str]], Iterator[str]]]:
+    """A function from lines to ``make(*arguments)(line)`` of each, in order; ``make`` is called in each process."""
     function = make(*arguments)  # here first: workers inherit its imports, and its errors are reported
 
-    def mapped(lines: Iterable[str], pool: ProcessPoolExecutor | None = None) -> Iterator[list[str]]:
+    def mapped(lines: Iterable[str]) -> Iterator[str]:
         lines = iter(lines)
-        chunks = iter(lambda: list(itertools.islice(lines, CHUNK)), [])
-        while block := list(itertools.islice(chunks, WAITING * workers)):  # Executor.map reads all of its input first
-            yield from pool.map(_run, block) if pool else ([*map(function, chunk)] for chunk in block)
+        while block := list(itertools.islice(lines, CHUNK * WAITING * workers)):  # map reads all of its input first
+            yield from pool.map(_run, block, chunksize=CHUNK)
 
     if workers == 1:
-        yield mapped
+        yield functools.partial(map, function)
     else:
         with ProcessPoolExecutor(workers, initializer=_start, initargs=(make, arguments)) as pool:
-            yield lambda lines: mapped(lines, pool)
+            yield mapped
 
 
 def _start(make: Callable, arguments: tuple) -> None:
@@ -144,8 +144,8 @@ def _start(make: Callable, arguments: tuple) -> None:
     threading.Thread(target=lambda: wait([parent]) and os._exit(1), daemon=True).start()  # a worker ends with it
 
 
-def _run(chunk: list[str]) -> list[str]:
-    return [_function(line) for line in chunk]
+def _run(line: str) -> str:
+    return _function(line)
 
 
 def encode(step: str, source: Path, target: Path, names: Sequence[str], workers: int, **options: Any) -> None:
@@ -153,11 +153,10 @@ def encode(step: str, source: Path, target: Path, names: Sequence[str], workers:
     make, needed = ENCODERS[step]
     with mapper(make, tuple(options[name] for name in needed), workers) as mapped:
         for name in [name for name in names if not (target / name).exists()]:
-            bar = tqdm(desc=name, unit=" lines", unit_scale=True, disable=None)
-            with lines.writing(target / name) as output, bar:
-                for results in mapped(lines.read(source / name)):
-                    output.writelines(result + "\n" for result in results)
-                    bar.update(len(results))
+            with lines.writing(target / name) as output:
+                results = mapped(lines.read(source / name))
+                shown = tqdm(results, desc=name, unit=" lines", unit_scale=True, disable=None)
+                output.writelines(result + "\n" for result in shown)
 
 
 def filter_pairs(sources: Sequence[Path], targets: Sequence[Path], max_length: int, max_ratio: float) -> None:

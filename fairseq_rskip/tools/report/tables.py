@@ -85,7 +85,7 @@ def _paired(line: Result, base: Result, seed: int, table: Table) -> float | str:
     try:
         systems = [read_lines(each.runs[seed].folder / EVALUATION / "hyp.txt") for each in (line, base)]
         references = [[read_lines(Path(path)) for path in each.records[seed]["references"]] for each in (line, base)]
-    except (UserError, KeyError):
+    except (UserError, OSError, KeyError):
         return "translations or references are gone"
     if references[0] != references[1]:
         return "other test set"
