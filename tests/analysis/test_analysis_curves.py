@@ -185,17 +185,6 @@ def test_png_and_pdf_have_the_size_asked_for_and_are_the_same_each_time(tmp_path
     assert struct.unpack(">II", png[16:24]) == (1200, 450)  # 8 x 3 inches, 150 dpi
 
 
-@pytest.mark.parametrize(
-    "values, scale",
-    [([1.2, 1.9], "linear"), ([0.1, 3, math.nan], "log"), ([0, 5], "linear"), ([], "linear")],
-    ids=["near", "a decade", "zero", "none"],
-)
-def test_a_scale_is_logarithmic_from_a_decade_on(values, scale):
-    _, (axis,) = figures.new_figure()
-    figures.scale_values(axis, values)
-    assert axis.get_yscale() == scale
-
-
 def test_a_csv_reads_back_as_exactly_what_was_written(tmp_path):
     values = [0.1 + 0.2, 2.0**-1000, 1e300, math.pi, -0.0]
     figures.write_csv(tmp_path / "x.csv", [{"name": 'a, "b"\nλ', "value": value, "none": None} for value in values])

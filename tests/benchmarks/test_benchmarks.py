@@ -54,12 +54,6 @@ def test_each_benchmark_writes_speeds_and_the_machine(benchmark, built_operator,
     assert len(rows) >= 2 and all(float(row[over]) > 0 for row in rows)
 
 
-def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path, capsys):
-    path = tmp_path / "none" / "speed.csv"
-    assert resnet.main(["--dtype", "fp16", "--csv", str(path)]) == 1
-    assert "--dtype fp16" in capsys.readouterr().err and not path.parent.exists()
-
-
 def test_every_part_is_listed_with_its_command_which_is_accepted(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(harness, "_run", lambda args, table: None)
     assert gpu.main(["--list", "--output", str(tmp_path / "out"), "--cifar10", "my images"]) == 0

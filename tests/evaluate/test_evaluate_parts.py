@@ -1,7 +1,7 @@
 """The parts of rskip evaluate that need no trained model: choices, command lines, explanations."""
 
 import pytest
-from conftest import ROOT, run_command
+from conftest import run_command
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.corpus import Corpus
@@ -69,11 +69,3 @@ def test_hypotheses_come_in_order_and_may_hold_anything_but_a_newline(tmp_path):
     log.write_text("H-1\t-1\ta\nH-1\t-1\ta\n", encoding="utf-8")
     with pytest.raises(UserError, match="2 hypotheses for 1 sentences"):
         generation.hypotheses(log, 2)
-
-
-def test_the_script_itself_explains_and_refuses(tmp_path):
-    script = ROOT / "scripts" / "evaluate.sh"
-    shown = run_command([script, "-h"], cwd=tmp_path)
-    assert shown.returncode == 0 and "CHECKPOINT-DIR" in shown.stdout and "--lenpen" in shown.stdout
-    done = run_command([script, "nowhere", "c"], cwd=tmp_path)
-    assert done.stderr.startswith("error: no corpus or folder named 'nowhere'") and done.stderr.count("\n") == 1

@@ -89,11 +89,8 @@ def test_a_resnet_takes_the_options_of_train_cifar(capsys):
     ("argv", "status", "named"),
     [
         ("transformer_depnorm", 1, "transformer_deepnorm?"),
-        ("resnet21", 1, "--depth 21"),
         ("resnet20 --depth 14", 1, "resnet14"),
         ("resnet20 --skip-kind preln", 1, "--skip-kind 'preln'"),
-        ("transformer_preln_tiny --skip-norm batch", 1, "--skip-norm 'batch'"),
-        ("transformer_preln_tiny --encoder-attention-heads 7", 1, "heads 7"),
         ("transformer_preln_tiny --nosuch 7", 2, "--nosuch 7"),
         ("", 2, "ARCH"),
     ],

@@ -1,7 +1,5 @@
 """fairseq's own commands with ``--user-dir fairseq_rskip``, each in a process of its own, on a generated corpus."""
 
-import json
-
 import pytest
 import torch
 from conftest import ROOT, run_checked, run_command
@@ -34,20 +32,11 @@ def weights(save_dir):
     return {name: value for name, value in state.items() if not name.endswith("_float_tensor")}
 
 
-def valid_losses(log):
-    return [float(json.loads(r[r.index("{") :])["valid_loss"]) for r in log.splitlines() if '"valid_loss"' in r]
-
-
 @pytest.fixture(scope="module")
 def trained(tiny_corpus, tmp_path_factory):
     """A model trained for four epochs without interruption, checkpoints every 8 updates."""
     save_dir = tmp_path_factory.mktemp("trained")
     return save_dir, train(tiny_corpus, save_dir, "--max-epoch", 4, "--save-interval-updates", 8)
-
-
-def test_training_lowers_the_held_out_loss(trained):
-    losses = valid_losses(trained[1])
-    assert losses[-1] < losses[0] - 0.3
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tiny_corpus, trained, tmp_path):
@@ -74,17 +63,6 @@ def test_hydra_train_builds_the_architecture_with_its_defaults(tiny_corpus, tmp_
     assert state["decoder.layers.0.fc1.weight"].shape == (48, 64)
     assert "encoder.layers.0.final_skip.post.1.weight" in state
     assert "encoder.layers.0.final_skip.post.2.weight" not in state
-
-
-def test_a_contradiction_is_one_line_before_any_data_loads(tiny_corpus, tmp_path):
-    """Only the dictionaries are there: an error about the data would come first if data were loaded first."""
-    for name in ("dict.src.txt", "dict.tgt.txt"):
-        (tmp_path / name).write_bytes((tiny_corpus / name).read_bytes())
-    done = run_command(train_command(tmp_path, tmp_path / "out", "--skip-norm", "none"))
-    assert done.returncode != 0
-    assert "Traceback" not in done.stdout + done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("error: --arch transformer_rskip_ln_tiny with")
-    assert "layer" in done.stderr.strip().splitlines()[-1]
 
 
 def test_a_checkpoint_of_another_lambda_is_one_line(tiny_corpus, trained, tmp_path):

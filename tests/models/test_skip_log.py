@@ -1,6 +1,5 @@
 """--skip-log-interval in fairseq-train: what is written, and that training does not notice."""
 
-import logging
 import sys
 from types import SimpleNamespace
 
@@ -164,18 +163,6 @@ def test_off_and_where_nobody_trains_nothing_is_wrapped(monkeypatch, model):
     monkeypatch.delitem(sys.modules, "fairseq.trainer")  # as in fairseq-generate
     attach(off, model, 100)
     assert off.train_step is train_step and progress_bar.progress_bar is build_bar
-
-
-def test_without_tensorboard_one_warning_says_so(model, monkeypatch, caplog, tmp_path):
-    for folder, writer, needs in ((None, object, "--tensorboard-logdir"), (str(tmp_path), None, "tensorboardX")):
-        monkeypatch.setattr(skip_log.Folder, "path", folder)
-        monkeypatch.setattr(progress_bar, "SummaryWriter", writer)
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            run(SkipLog(train_step, model, 1), model, range(3))
-        (record,) = caplog.records
-        assert record.getMessage().startswith(f"--skip-log-interval 1 needs {needs}")
-    assert not list(tmp_path.iterdir())
 
 
 def train(corpus, save_dir, *options):

@@ -1,13 +1,10 @@
 """--wandb-project of both halves, offline: what Weights & Biases would be sent; and without the package."""
 
 import json
-import sys
 
 import pytest
 from conftest import ROOT, run_checked
-from vision_helpers import error_line, train, train_process
-
-from fairseq_rskip.tools.train import plan
+from vision_helpers import train_process
 
 SKIPS = (b"skip_x_to_F", b"skip_F_over_x", b"skip_grad_norm")
 
@@ -49,12 +46,3 @@ def test_fairseq_train_sends_its_log_and_the_skip_connections(offline, tiny_corp
     texts = ["Ähnlich", "train_inner/loss", "train/loss"]
     assert all(part in records for part in (*(b"skip/" + name for name in SKIPS), *(t.encode() for t in texts)))
     assert "are not logged" not in log
-
-
-def test_without_the_package_one_line_says_so(tmp_path, images, capfd, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    status, _, error = train(capfd, tmp_path / "run", images, wandb_project="p")
-    assert status == 1 and error_line(error).startswith("this needs the Python package wandb, which is not installed")
-    words = ["iwslt15-en-vi", "transformer_rskip_ln_tiny", "--dry-run", "--wandb-project", "p"]
-    with pytest.raises(plan.UserError, match="^this needs the Python package wandb, which is not installed"):
-        plan.make_plan(*plan.read(words))

@@ -111,14 +111,3 @@ def test_the_parts_of_a_composite_optimizer():
     kept = {f"1.{name}" for name in model[1].learned()}
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name] * (1 if name in kept else 0.5)), name
-
-
-def test_one_line_warns_where_parameters_are_sharded(caplog):
-    model = model_of("laurel")
-    sharded = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.5)
-    sharded.broadcast_global_state_dict = None  # what fairseq tells a sharded optimizer by
-    step = WithoutDecay(lambda o: o.optimizer.step(), model)
-    step(wrapped(sharded))
-    step(wrapped(sharded))
-    (record,) = caplog.records
-    assert record.getMessage().startswith("--weight-decay also shrinks the learned coefficients")
