@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> None:
         name = f"--num-{unit}-checkpoints"
         number.add_argument(name, type=whole_number(1), metavar="N", help=f"average the last N of {form}")
     options = parser.parse_args(argv)
-    from fairseq_rskip.tools.evaluate.weights import average, choose, save  # takes seconds: after the options
+    from fairseq_rskip.tools.evaluate.weights import choose, save  # takes seconds: after the options
 
     unit = "epoch" if options.num_epoch_checkpoints else "update" if options.num_update_checkpoints else None
     (folder, *more), count = options.inputs, options.num_epoch_checkpoints or options.num_update_checkpoints
@@ -35,5 +35,5 @@ def main(argv: list[str] | None = None) -> None:
         paths, which = choose(folder, count or 5, unit=unit)
         if unit and len(paths) < count:
             raise UserError(f"{folder} has no {count} {unit} checkpoints, only: {which}")
-    save(average(paths), options.output)
+    save(paths, options.output)
     print(f"averaged {', '.join(map(str, paths))} into {options.output}")

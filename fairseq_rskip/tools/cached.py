@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import PART, write_json
 
 
@@ -29,15 +28,12 @@ def is_made(path: Path, key: dict) -> bool:
 
 
 def make(path: Path, key: dict, write: Callable[[Path], None]) -> None:
-    """Have ``write`` make the file under another name; it and its key appear when that has gone well. Raises
-    ``UserError`` if the place cannot be written to, and what ``write`` raises."""
+    """Have ``write`` make the file under another name; it and its key appear when that has gone well."""
     part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     try:
         write(part)
         key_path(path).unlink(missing_ok=True)  # killed between the two, we must not leave an old key beside a new file
         part.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         part.unlink(missing_ok=True)
     write_json(key_path(path), key)

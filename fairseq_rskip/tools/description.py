@@ -122,7 +122,8 @@ def describe_skips(model: nn.Module) -> list[Row]:
         counted.update(new)
         own = sum(parameter.numel() for parameter in new if any(parameter is p for p in skip.learned().values()))
         norms = {"before": skip.pre, "branch": skip.branch, "after": next(iter(skip.post), None)}
-        names = {where: _name(norm) for where, norm in norms.items() if norm is not None}
+        known = {cls: name for name, cls in NORMS.items()}
+        names = {where: known.get(type(norm), type(norm).__name__) for where, norm in norms.items() if norm is not None}
         numbers = {**constants(skip), **({"drop": skip.drop_rate} if skip.drop_rate else {})}
         std = {role: float(w.tensor.detach().double().std(unbiased=False)) / w.xavier for role, w in branch.items()}
         named = {where: name for where, name in names.items() if name != "none"}
@@ -139,10 +140,6 @@ def skips(model: nn.Module) -> Iterator[tuple[SkipConnection, Branch]]:
         for child in module.children():
             if isinstance(child, SkipConnection):
                 yield child, module.branch(*([] if child.place.side == "resnet" else [child.place.sublayer]))
-
-
-def _name(norm: nn.Module) -> str:
-    return {cls: name for name, cls in NORMS.items()}.get(type(norm), type(norm).__name__)
 
 
 def table(rows: list[Row]) -> list[str]:

@@ -16,7 +16,8 @@ from typing import BinaryIO
 
 from fairseq_rskip.errors import UserError
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+PLUGIN = Path(__file__).resolve().parents[1]  # the package, fairseq's --user-dir
+CHECKOUT = PLUGIN.parent
 GRACE = 10.0  # seconds that a process has to end by itself
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None

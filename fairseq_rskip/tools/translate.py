@@ -23,31 +23,24 @@ from fairseq_rskip.tools.evaluate.main import add_search
 
 def load(path: Path, data: Path | None) -> Any:
     """The translator in an exported folder or, by the same conversion, of checkpoints. Raises ``UserError``."""
-    from fairseq_rskip.pretrained import CONFIG, from_pretrained, read_config
-
-    if (path / CONFIG).is_file():
-        check_kind(path, read_config(path))
-        return from_pretrained(path)
+    from fairseq_rskip.pretrained import CONFIG, from_pretrained
     from fairseq_rskip.pretrained.translation import Translator, make_task
-    from fairseq_rskip.tools.evaluate.weights import choose, load_state, one_file
+    from fairseq_rskip.tools.evaluate.weights import choose, one_file, task_of
     from fairseq_rskip.tools.export.translation import convert
 
+    if (path / CONFIG).is_file():
+        if isinstance(model := from_pretrained(path), Translator):
+            return model
+        raise UserError(f"{path} is no translation model")
     taken = [path] if path.is_file() else choose(path, 5)[0]
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as stage:
         checkpoint, stage = one_file(taken, Path(folder) / "checkpoint_averaged.pt"), Path(stage)
         for copy in taken[0].parent.glob("dict.*.txt") if len(taken) > 1 else ():
             shutil.copy(copy, folder)  # with which the corpus's dictionaries are compared
-        load_state(checkpoint)  # an unusable checkpoint ends in one line here
+        task_of(checkpoint, "translation")  # an unusable checkpoint ends in one line here
         config, model = convert(stage, checkpoint, {}, data)
-        check_kind(path, config)
         task = make_task(stage, (config["source"], config["target"]), config["model"])
         return Translator(config, stage, task, model.eval())
-
-
-def check_kind(path: Path, config: dict[str, Any]) -> None:
-    """Raise ``UserError`` unless ``config`` is of a translation model."""
-    if config["kind"] != "translation":
-        raise UserError(f"{path} is no translation model")
 
 
 def read_batches(size: int) -> Iterator[list[str]]:

@@ -67,5 +67,5 @@ def test_hypotheses_come_in_order_and_may_hold_anything_but_a_newline(tmp_path):
         with pytest.raises(UserError, match=f"3 hypotheses .* {sentences} references"):
             generation.hypotheses(log, sentences)
     log.write_text("H-1\t-1\ta\nH-1\t-1\ta\n", encoding="utf-8")
-    with pytest.raises(UserError, match="2 hypotheses for 1 sentences"):
+    with pytest.raises(UserError, match="2 hypotheses for 2 references"):
         generation.hypotheses(log, 2)

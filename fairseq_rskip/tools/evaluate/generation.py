@@ -4,14 +4,12 @@ import os
 import re
 from pathlib import Path
 
-import fairseq_rskip
 from fairseq_rskip.console import Progress
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained.text import POST_PROCESS
 from fairseq_rskip.tools.corpus import Corpus
-from fairseq_rskip.tools.process import follow
+from fairseq_rskip.tools.process import PLUGIN, follow
 
-PLUGIN = Path(fairseq_rskip.__file__).resolve().parent
 # in a path fairseq reads : as a separator, ${ as interpolation, \' and a last \ as part of the quotation around it
 UNREADABLE = r":|\$\{|\\'|\\$"
 MISFIT = r"^\s*((?:size mismatch for|Missing key|Unexpected key).*)$"  # torch's list below "Error(s) in loading ..."
@@ -73,10 +71,8 @@ def hypotheses(log: Path, sentences: int) -> list[str]:
 
     Raises ``UserError`` unless there is exactly one for each of ``sentences``.
     """
-    matches = [re.match(r"H-(\d+)\t[^\t]*\t(.*)", line) for line in log.read_text(encoding="utf-8").split("\n")]
-    best = {int(match[1]): match[2] for match in matches if match}
-    count = sum(map(bool, matches))
-    if count != sentences or set(best) != set(range(sentences)):
-        gave = f"generation gave {count} hypotheses for {len(best)} sentences"
-        raise UserError(f"{gave} and there are {sentences} references (the log is {log})")
-    return [best[i] for i in range(sentences)]
+    text = log.read_text(encoding="utf-8")
+    best = sorted((int(n), line) for n, line in re.findall(r"^H-(\d+)\t[^\t\n]*\t(.*)$", text, re.MULTILINE))
+    if [n for n, _ in best] != list(range(sentences)):
+        raise UserError(f"generation gave {len(best)} hypotheses for {sentences} references (the log is {log})")
+    return [line for _, line in best]

@@ -48,7 +48,7 @@ def one_file(taken: list[Path], average_path: Path) -> Path:
         return taken[0]
     key = {"checkpoints": cached.identity(taken)}
     if not cached.is_made(average_path, key):
-        cached.make(average_path, key, lambda path: save(average(taken), path))
+        cached.make(average_path, key, lambda path: save(taken, path))
     return average_path
 
 
@@ -116,6 +116,6 @@ def average(paths: list[Path]) -> dict:
     return {**result, "model": averaged}
 
 
-def save(state: dict, path: Path) -> None:
-    """Write ``state``, whole or not at all. Raises ``UserError``."""
-    write_atomically(path, lambda file: torch.save(state, file))
+def save(paths: list[Path], output: Path) -> None:
+    """Write the average of ``paths``, whole or not at all. Raises ``UserError``."""
+    write_atomically(output, lambda file: torch.save(average(paths), file))

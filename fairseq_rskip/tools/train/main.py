@@ -101,7 +101,12 @@ def run(save: Path, about: str, command: list[str]) -> int:
     with locked(save, LOCK) as lock, open(save / LOG, "ab", buffering=0) as log:
         if lock is None:
             raise UserError(f"another training writes to {save} ({lock_holder(save, LOCK)}); give another --save-dir")
-        remove_unfinished(save)
+        for path in [
+            *save.glob("*.pt.tmp"),
+            *save.glob("*.part"),
+            *save.glob(".*.part"),
+        ]:  # of a training that was killed
+            path.unlink()
         print_line(f"{about}\nthe whole log: {save / LOG}")
         log.write(about.encode() + b"\n")
         progress = Progress()
@@ -115,19 +120,12 @@ def run(save: Path, about: str, command: list[str]) -> int:
         finally:
             progress.closed.set()
         if reason:
-            remove_unfinished(save)
             raise UserError(f"fairseq-train failed: {reason}; its output is in {save / LOG}")
     print_line(f"trained in {(time.time() - progress.started) / 60:.1f} minutes: {summary(progress.newest)}")
     if "language_modeling" not in command and max(len(numbered(save, unit)) for unit in NUMBERED) < 2:
         few = "fewer than two numbered checkpoints to average: --save-interval-updates N writes more"
         print_line(f"warning: {save} has {few}", "stderr")
     return 0
-
-
-def remove_unfinished(save: Path) -> None:
-    """Remove files that a training could not finish; the caller holds the folder's lock."""
-    for path in [*save.glob("*.pt.tmp"), *save.glob("*.part"), *save.glob(".*.part")]:
-        path.unlink()
 
 
 def main(argv: list[str]) -> int:

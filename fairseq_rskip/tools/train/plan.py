@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy
 
-import fairseq_rskip
 from fairseq_rskip.console import Parser, as_words
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
 from fairseq_rskip.tools.corpus import NAMES, POSITIONS, ROOT, Corpus
+from fairseq_rskip.tools.process import PLUGIN
 from fairseq_rskip.tools.recipes import AVERAGED, CPU, RECIPES, Recipe, peak_lr, recipe_for
 
 DESCRIPTION = f"""Train ARCH on CORPUS with the paper's settings for it (docs/training.md), on all GPUs that torch sees,
@@ -35,7 +35,6 @@ of this plugin or of fairseq. Any option of fairseq-train may follow and overrid
 lists them. --save-dir is checkpoints/CORPUS/ARCH by default."""
 EPILOG = """In the environment, MAX_TOKENS_PER_GPU sets the largest batch of one GPU in tokens (4096), which does not
 change the tokens per step, and CUDA_VISIBLE_DEVICES selects GPUs."""
-PLUGIN = Path(fairseq_rskip.__file__).resolve().parent
 FP16 = {"fp16", "memory-efficient-fp16"}
 PRECISIONS = {*FP16, "bf16", "memory-efficient-bf16", "amp", "tpu"}
 LENGTHS = {"max-update", "max-epoch"}  # of a training: the user's takes the place of both
