@@ -55,7 +55,7 @@ def finish(table, out, values, metric="error", **more):
 
 def reproduce(capfd, *argv):
     """scripts/reproduce.py in this process: status, standard output, standard error."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     capfd.readouterr()
     try:
         status = main([str(word) for word in argv])

@@ -38,7 +38,8 @@ def stop_on_signals() -> None:
         raise Stopped(number)
 
     for number in _STOPPING:
-        signal.signal(number, stop)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+            signal.signal(number, stop)
 
 
 def follow(

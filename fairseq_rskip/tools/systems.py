@@ -36,8 +36,8 @@ def name_paths(words: list[str]) -> dict[str, Path]:
 def recorded_label(path: Path) -> str:
     """The label of the row in the record of the run that ``path`` belongs to; "" without one."""
     for folder in (path, *path.absolute().parents[:2]):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            return str(json.loads((folder / RECORD).read_text("utf-8")).get("label") or "")
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            return str(json.loads((folder / RECORD).read_text("utf-8"))["settings"].get("label") or "")
     return ""
 
 

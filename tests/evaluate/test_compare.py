@@ -92,7 +92,7 @@ def test_systems_are_called_by_their_name_or_label(texts, capsys, tmp_path):
         seed = tmp_path / f"data-{name}-29decdd9" / "seed1"
         write(seed / "evaluation" / "hyp.txt", texts[name].read_text("utf-8").splitlines())
         (seed / "evaluation" / "scores.json").write_text(json.dumps({"ref": [str(texts["ref"])]}))
-        (seed / "run.json").write_text(json.dumps({"label": label}))
+        (seed / "run.json").write_text(json.dumps({"settings": {"label": label}}))
         (seed / "checkpoints").mkdir()
     seeds = [str(tmp_path / f"data-{name}-29decdd9" / "seed1") for name in ("good", "bad")]
     assert rskip(["compare", seeds[0], f"mine={seeds[1]}", f"{seeds[1]}/evaluation/hyp.txt", "--trials", "20"]) == 0

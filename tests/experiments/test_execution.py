@@ -59,6 +59,7 @@ def prepared(tmp_path, monkeypatch):
 def test_a_failed_run_says_why_and_is_tried_again_from_the_command_that_failed(prepared):
     assert execution.execute(prepared.folder)
     assert plan.state(prepared) == "failed: a full disk"
+    assert plan.read(prepared.folder)["settings"]["label"] == IMAGES["rows"][0]["label"]  # rskip compare shows it
     (prepared.folder / "good").touch()
     assert execution.execute(prepared.folder)
     assert plan.state(prepared) == "done" and plan.read(prepared.folder)["metrics"]["values"] == {"error": 5.0}

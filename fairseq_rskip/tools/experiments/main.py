@@ -5,14 +5,13 @@ import functools
 import hashlib
 import json
 import shlex
-import signal
 from pathlib import Path
 
 from fairseq_rskip.console import Parser, as_words, print_line, whole_number
 from fairseq_rskip.errors import RESUME, UserError, exit_status
 from fairseq_rskip.files import write_json
 from fairseq_rskip.tools.corpus import NAMES, Corpus
-from fairseq_rskip.tools.process import follow
+from fairseq_rskip.tools.process import follow, stop_on_signals
 
 from . import execution
 from .plan import make_tables, ready, state
@@ -153,13 +152,8 @@ ACTIONS = {
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     """Do what ``argv`` asks for; returns the exit status. What the user can fix is one line for each mistake."""
-    try:
-        options = parse(argv, prog)
-    except SystemExit as end:
-        return end.code or 0
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
-            signal.signal(number, signal.default_int_handler)
+    options = parse(argv, prog)
+    stop_on_signals()
     return exit_status(lambda: options.action(options), RESUME)
 
 

@@ -106,7 +106,7 @@ def _with_runs(cell: Cell, table: Table, warnings: list[str]) -> Cell:
     for values in itertools.product(*cell.sweep.values()):
         swept = dict(zip(cell.sweep, values))
         run, warned = task.make_run(data, cell.arch, {**cell.options, **swept}, table)
-        variants.append((swept, run))
+        variants.append((swept, replace(run, label=cell.row.label)))
         warnings += warned
     return replace(cell, variants=variants)
 

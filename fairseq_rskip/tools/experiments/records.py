@@ -101,6 +101,7 @@ class Run:
     evaluate: dict[str, Any] = field(default_factory=dict)  # options of evaluate.sh
     seed: int = 1
     folder: Path = Path()
+    label: str = ""  # of its row
 
     def __str__(self) -> str:
         return f"{self.folder.parent.name}/{self.folder.name}"
