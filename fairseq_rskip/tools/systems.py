@@ -63,16 +63,28 @@ def evaluations_of(checkpoint: Path) -> Iterator[dict[str, Any]]:
 
 
 def evaluation(path: Path, data: Path | None, output: Path | None) -> Path:
-    """The file of translations or the folder of an evaluation that ``path`` is; checkpoints are evaluated on ``data``,
-    into ``output``. Raises ``UserError``."""
+    """The file of translations or the folder of an evaluation that ``path`` is.
+
+    A checkpoint, or the average of a training's folder, is evaluated with default options unless that is up to date: on
+    ``data``, by default what it was trained on, into the evaluation beside it if there is one, else into ``output``,
+    else beside it. Raises ``UserError``.
+    """
     if (path / "checkpoints").is_dir():  # a seed's folder of rskip run
         path = path / ("evaluation" if (path / "evaluation" / SCORES).is_file() else "checkpoints")
-    if zipfile.is_zipfile(path) or (any(path.glob("checkpoint*.pt")) and not (path / SCORES).is_file()):
-        with contextlib.redirect_stdout(sys.stderr):
-            from fairseq_rskip.tools.evaluate.main import evaluated  # takes seconds
+    if not (zipfile.is_zipfile(path) or (any(path.glob("checkpoint*.pt")) and not (path / SCORES).is_file())):
+        return path
+    from fairseq_rskip.tools.evaluate import main, weights  # takes seconds
 
-            path = evaluated(path, data, output)
-    return path
+    folder, checkpoint = (path, []) if path.is_dir() else (path.parent, ["--checkpoint", str(path)])
+    options = main.parse(["DATA", str(folder), *checkpoint])
+    taken, _ = weights.choose(folder, 1, options.checkpoint)
+    trained_on = None if data else weights.task_of(taken[0]).get("data")
+    options.data = main.corpus_of(taken[0], trained_on, data).folder
+    beside = options.out.with_name(f"{options.out.name}-{path.stem}") if checkpoint else options.out
+    options.out = beside if (beside / SCORES).is_file() else output or beside
+    with contextlib.redirect_stdout(sys.stderr):
+        main.evaluate(options)
+    return options.out
 
 
 def read_system(path: Path) -> tuple[list[str], list[Path], Path | None]:

@@ -138,25 +138,6 @@ def evaluate(options: Namespace) -> None:
     score(options, corpus, hypotheses, references, about)
 
 
-def evaluated(path: Path, data: Path | None, out: Path | None) -> Path:
-    """Evaluate a checkpoint, or a training's folder (its average), with default options, unless that is up to date.
-
-    Returns the folder of the evaluation: one beside the checkpoint that is there already, else ``out``, else a new one
-    beside it. ``data`` is by default what the checkpoint was trained on. Raises ``UserError``.
-    """
-    from fairseq_rskip.tools.evaluate.weights import choose, task_of
-
-    folder, checkpoint = (path, []) if path.is_dir() else (path.parent, ["--checkpoint", str(path)])
-    options = parse(["DATA", str(folder), *checkpoint])
-    taken, _ = choose(folder, 1, options.checkpoint)
-    trained_on = None if data else task_of(taken[0]).get("data")
-    options.data = corpus_of(taken[0], trained_on, data).folder
-    beside = options.out.with_name(f"{options.out.name}-{path.stem}") if checkpoint else options.out
-    options.out = beside if (beside / SCORES).is_file() else out or beside
-    evaluate(options)
-    return options.out
-
-
 def corpus_of(checkpoint: Path, trained_on: Any, data: Path | None) -> Corpus:
     """The prepared corpus ``data``, else the one that the checkpoint was ``trained_on``. Raises ``UserError``."""
     try:

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 import fairseq_rskip
 from fairseq_rskip.files import write_text
+from fairseq_rskip.residual import skips
 from fairseq_rskip.tools import description
 from fairseq_rskip.tools.process import git_commit
 
@@ -31,13 +32,13 @@ def write(path: Path, model: Any, licence: str, header: dict[str, Any], **parts:
     ``parts`` are title, task, text, settings, ``results`` (name, type and value of each score) on ``data``, and
     ``scored``, what they are the scores of.
     """
-    rules = {skip.kind: inspect.getdoc(type(skip)).split("\n\n")[0] for skip, _ in description.skips(model)}
+    rules = {skip.kind: inspect.getdoc(type(skip)).split("\n\n")[0] for skip in skips(model).values()}
     header = {"license": licence, **header, "pipeline_tag": parts["task"], "tags": ["fairseq_rskip", *rules]}
     if metrics := [{"name": n, "type": t, "value": round(v, 4)} for n, t, v in parts["results"]]:
         result = {"task": {"type": parts["task"]}, "dataset": parts["data"], "metrics": metrics}
         header["model-index"] = [{"name": parts["title"], "results": [result]}]
-    skips = "\n".join([*description.table(description.describe_skips(model)), description.COLUMNS])
-    parts |= {"skips": skips, "licence": licence, "parameters": f"{sum(p.numel() for p in model.parameters()):,}"}
+    table = "\n".join([*description.table(description.describe_skips(model)), description.COLUMNS])
+    parts |= {"skips": table, "licence": licence, "parameters": f"{sum(p.numel() for p in model.parameters()):,}"}
     parts |= {"rules": {kind: " ".join(rule.split()).replace("``", "`") for kind, rule in rules.items()}}
     parts |= {"version": fairseq_rskip.__version__, "commit": git_commit(), "torch": torch.__version__}
     parts |= {"header": yaml.safe_dump(header, sort_keys=False), "settings": json.dumps(parts["settings"], indent=1)}
