@@ -9,7 +9,7 @@ import torch
 from fairseq import options
 from fairseq.data import indexed_dataset
 
-from fairseq_rskip.tools.train.main import main
+from fairseq_rskip.tools.__main__ import main
 
 STARTING = "starting: reading the options and the data takes some seconds"
 
@@ -40,7 +40,7 @@ def planner(capsys):
     without the program, ``args`` how fairseq parses it."""
 
     def plan(*argv):
-        status = main([str(word) for word in argv])
+        status = main(["train", *map(str, argv)])
         out, err = capsys.readouterr()
         words = shlex.split(out)[1:]
         args = options.parse_args_and_arch(options.get_training_parser(), list(words)) if words else None

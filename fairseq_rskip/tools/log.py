@@ -27,8 +27,7 @@ class Record(NamedTuple):
 
 def record(line: str) -> Record | None:
     """The figures in one line of a log; None where it has none."""
-    match = _FIGURES.search(line)
-    if not match:
+    if not (match := _FIGURES.search(line)):
         return None
     source, values = match[1], {}
     try:
@@ -61,7 +60,7 @@ def summary(newest: dict[str, Record]) -> str:
     return ", ".join(parts + ([f"{train.values['wps']:,.0f} words/s"] if train and "wps" in train.values else []))
 
 
-def numbered(folder: Path, unit: str) -> list[tuple[int, Path]]:
+def numbered(folder: Path, unit: str) -> list[Path]:
     """The checkpoints that can be averaged, written after so many of ``unit``, a key of ``NUMBERED``; newest first."""
     matches = ((NUMBERED[unit].fullmatch(path.name), path) for path in folder.glob("checkpoint*.pt"))
-    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
+    return [path for _, path in sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)]

@@ -17,7 +17,7 @@ from conftest import ROOT, run_command
 from fairseq.logging.progress_bar import SummaryWriter
 from training_corpus import STARTING, lengthen, planner, prepare
 
-from fairseq_rskip.tools.train.main import main
+from fairseq_rskip.tools.__main__ import main
 
 SCRIPT = ROOT / "scripts" / "train.sh"
 TINY = "transformer_rskip_ln_tiny"
@@ -162,4 +162,4 @@ def test_training_is_killed_resumes_and_ends(tiny_corpus, tmp_path, capsys):
         assert (save / name).read_bytes() == (data / "data-bin" / name).read_bytes()
     assert 5 <= len([path for path in save.iterdir() if path.stem[10:].isdigit()]) <= 10
     assert (save / "tensorboard").is_dir() == bool(SummaryWriter) and not list(save.glob("*.part"))
-    assert main([*map(str, argv), "--max-update", "60"]) == 0 and "all 60 updates" in capsys.readouterr().err
+    assert main(["train", *map(str, argv), "--max-update", "60"]) == 0 and "all 60 updates" in capsys.readouterr().err

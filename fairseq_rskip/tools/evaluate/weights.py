@@ -30,7 +30,7 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None, unit: str |
             if path.is_file():
                 return [path], f"checkpoint {path}"
         raise UserError(f"no checkpoint {checkpoint}, here or in {folder}, which holds {names}")
-    by_unit = {each: [path for _, path in numbered(folder, each)] for each in ([unit] if unit else NUMBERED)}
+    by_unit = {each: numbered(folder, each) for each in ([unit] if unit else NUMBERED)}
     unit, newest = max(by_unit.items(), key=lambda item: min(len(item[1]), max(count, 1)))  # the first if equal
     single = [path for path in (folder / "checkpoint_best.pt", folder / "checkpoint_last.pt") if path.is_file()]
     taken = newest[:count] if count and len(newest) >= min(count, 2) else [*single, *newest][:1]

@@ -38,7 +38,7 @@ def finished(plan: Plan) -> bool:
     return history[-1].get("num_updates", 0) >= plan.end
 
 
-def start(argv: list[str]) -> None:
+def main(argv: list[str]) -> None:
     """Plan what ``argv`` says, and become the process that runs it. Raises ``UserError``."""
     own, words = read(argv)
     if own.archs:
@@ -101,11 +101,7 @@ def run(save: Path, about: str, command: list[str]) -> int:
     with locked(save, LOCK) as lock, open(save / LOG, "ab", buffering=0) as log:
         if lock is None:
             raise UserError(f"another training writes to {save} ({lock_holder(save, LOCK)}); give another --save-dir")
-        for path in [
-            *save.glob("*.pt.tmp"),
-            *save.glob("*.part"),
-            *save.glob(".*.part"),
-        ]:  # of a training that was killed
+        for path in [*save.glob("*.pt.tmp"), *save.glob("*.part")]:  # of a training that was killed
             path.unlink()
         print_line(f"{about}\nthe whole log: {save / LOG}")
         log.write(about.encode() + b"\n")
@@ -126,11 +122,6 @@ def run(save: Path, about: str, command: list[str]) -> int:
         few = "fewer than two numbered checkpoints to average: --save-interval-updates N writes more"
         print_line(f"warning: {save} has {few}", "stderr")
     return 0
-
-
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit status."""
-    return exit_status(lambda: start(argv))
 
 
 if __name__ == "__main__":
