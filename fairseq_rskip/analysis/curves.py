@@ -212,10 +212,10 @@ def read_skips(folder: Path, at_the_end: bool = False) -> list[Row]:
 
 def means_over_blocks(rows: list[Row], by: str) -> list[Row]:
     """Each run's curves: the geometric mean of a quantity's positive values at each step, or ``by``."""
-    values: dict[tuple, list[float]] = collections.defaultdict(list)
-    runs = list(dict.fromkeys(row["run"] for row in rows))
-    for row in sorted(rows, key=lambda row: (runs.index(row["run"]), row[by])):
+    values, runs = collections.defaultdict(list), list(dict.fromkeys(row["run"] for row in rows))
+    for row in rows:
         if row["value"] > 0:
-            values[row["run"], row["quantity"], row[by]].append(row["value"])
-    points = [(run, run, *more, geometric_mean(each)) for (run, *more), each in values.items()]
+            values[runs.index(row["run"]), row[by], row["quantity"]].append(row["value"])
+    ordered = sorted(values.items())
+    points = [(runs[run], runs[run], name, step, geometric_mean(each)) for (run, step, name), each in ordered]
     return [dict(zip(("run", "log", "curve", "step", "value"), point)) for point in points]

@@ -5,7 +5,6 @@ touches pyplot's global state, and equal figures are equal files. matplotlib is 
 """
 
 import csv
-import io
 import math
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 from ..console import in_columns
 from ..errors import UserError
-from ..files import write_atomically
+from ..files import writing
 
 ENDINGS = (".png", ".pdf", ".csv")
 DPI = 150
@@ -97,9 +96,8 @@ def save(figure: Any, stem: Path) -> None:
 
     with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType: text in the PDF stays text
         for ending, metadata in METADATA.items():
-            content = io.BytesIO()
-            figure.savefig(content, format=ending[1:], dpi=DPI, metadata=metadata)
-            write_atomically(Path(f"{stem}{ending}"), lambda file, content=content: file.write(content.getbuffer()))
+            with writing(Path(f"{stem}{ending}")) as file:
+                figure.savefig(file, format=ending[1:], dpi=DPI, metadata=metadata)
 
 
 def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
@@ -112,8 +110,7 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
     None is an empty cell. Raises ``UserError`` if it cannot be written.
     """
-    text = io.StringIO()
-    table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    write_atomically(Path(path), lambda file: file.write(text.getvalue().encode("utf-8")))
+    with writing(Path(path), "w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)

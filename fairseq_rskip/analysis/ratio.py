@@ -22,7 +22,7 @@ from . import figures
 from .coefficients import coefficients, skip_ratio
 from .figures import Row, select
 from .probe import Watch, example_mean, example_norm, without_padding
-from .study import Quantity, Study, draw, estimate, in_frame, table
+from .study import Quantity, Study, estimate, in_frame
 
 TOLERANCE = 1e-9  # of float64, with room for sums that cancel
 EFFECTIVE_SCALE = "effective scale = mean |a|, the coefficient of x in y with G's statistics held constant"
@@ -110,20 +110,17 @@ def report(study: Study, stem: Path) -> None:
 
     rows = study.measure(measure, stem)
     drawn = [RATIO, SCALE, *([LAMBDA] if any(not math.isnan(row["lambda"]) for row in rows) else [])]
-    for quantity in drawn:
-        print(table(rows, quantity.column, f"{quantity.title.partition(',')[0]}, mean over {study.data}") + "\n")
+    study.show(rows, drawn, stem, EFFECTIVE_SCALE)
     print(EFFECTIVE_SCALE)
     for label in study.models:
         worst = max(select(rows, model=label), key=lambda row: row["largest_relative_difference"])
         apart = worst["largest_relative_difference"]
         more = "" if apart <= TOLERANCE else f", more than {TOLERANCE:g}: look at {worst['block']}"
         print(f"{label}: closed form and probe differ by {apart:.1e} at most (relative, float64){more}")
-    written = {ending: frame for ending, frame in (("-learned", learned), ("-readings", readings)) if frame}
-    for ending, frame in written.items():
-        figures.write_csv(Path(f"{stem}{ending}.csv"), frame)
-        print("\n" + text_of(ending, frame))
-    figures.save(draw(rows, drawn, study.data, EFFECTIVE_SCALE), stem)
-    print(f"written to {', '.join(f'{stem}{ending}.csv' for ending in ('', *written))}, {stem}.png and {stem}.pdf")
+    for ending, frame in (("-learned", learned), ("-readings", readings)):
+        if frame:
+            figures.write_csv(Path(f"{stem}{ending}.csv"), frame)
+            print(f"\n{text_of(ending, frame)}\nwritten to {stem}{ending}.csv")
 
 
 def columns_of(scales: Scales, adapted: float) -> Row:

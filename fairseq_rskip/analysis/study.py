@@ -1,4 +1,10 @@
-"""Models under study, the examples that they see, and the values of their blocks as CSV, table and figure."""
+"""Models under study, the examples that they see, and the values of their blocks as CSV, table and figure.
+
+Figure 3, the command ``gradients``: the norm of the loss gradient at the output y of every residual block. It is the
+mean over examples of the Frobenius norm of dL_i/dy_i, where L_i is the loss of example i alone: cross entropy of an
+image; of a sentence the mean cross entropy of its target's tokens, teacher-forced, without label smoothing. Models run
+in evaluation mode, so that examples do not see each other.
+"""
 
 import collections
 import dataclasses
@@ -11,12 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..console import checked, progress
+from ..console import checked, print_line, progress
 from ..errors import UserError
 from ..residual import SkipConnection, skips
 from ..safe_load import CheckpointError, diverged
 from . import figures
 from .figures import Row
+from .probe import SkipProbe
 
 CALIBRATION = 10  # batches
 SIDES = ("encoder", "decoder")  # counted, and drawn, apart; the stages of a ResNet share a panel
@@ -42,6 +49,9 @@ class Quantity(NamedTuple):
     error: str
     title: str
     scale: str = "linear"
+
+
+NORM = Quantity("gradient_norm", "standard_error", "gradient norm at y", scale="log")
 
 
 def estimate(values: Tensor) -> tuple[float, float]:
@@ -107,6 +117,13 @@ class Study:
             rows += [{**place, **more} for place, more in zip(places[label], values(label, model, places[label]))]
             figures.write_csv(Path(f"{stem}.csv"), rows)
         return rows
+
+    def show(self, rows: Sequence[Row], quantities: Sequence[Quantity], stem: Path, note: str = "") -> None:
+        """Print a table of each quantity, and draw all."""
+        for quantity in quantities:
+            print(table(rows, quantity.column, f"{quantity.title.partition(',')[0]}, mean over {self.data}") + "\n")
+        figures.save(draw(rows, quantities, self.data, note), stem)
+        print(f"written to {stem}.csv, {stem}.png and {stem}.pdf")
 
 
 def fit(model: nn.Module, weights: dict[str, Tensor], source: Source) -> None:
@@ -190,3 +207,35 @@ def _draw_panel(axis: Any, rows: Sequence[Row], quantity: Quantity) -> None:
 
 def _panel(group: str) -> str:
     return group if group in SIDES else ""
+
+
+def gradient_norms(
+    model: nn.Module, batches: Iterable[Any], losses: Callable[[nn.Module, Any], Tensor]
+) -> dict[str, Tensor]:
+    """``||dL_i / dy_i||`` of each example i at the output y of every skip connection below ``model``, by its name.
+
+    ``losses(model, batch)`` gives one loss L_i for each example, shape ``(examples,)``; the model is in evaluation
+    mode. Norms are taken in float64: in deep stacks with lambda other than 1 their squares leave fp32's range.
+    """
+    with SkipProbe(model, ratio=False, dtype=torch.float64) as probe:
+        for batch in batches:
+            losses(model, batch).sum().backward()
+            model.zero_grad(set_to_none=True)
+    norms = {name: block.y_grad_norm for name, block in probe.blocks.items()}
+    return {name: values.cpu() for name, values in norms.items() if values is not None}
+
+
+def gradients(study: Study, stem: Path) -> None:
+    """Measure the models of ``study``, print a table, write ``stem``'s CSV and its figure."""
+
+    def measure(label: str, model: nn.Module, places: list[Row]) -> list[Row]:
+        norms = gradient_norms(model, study.show_batches(label), study.losses)
+        if bad := [name for name, values in norms.items() if not values.isfinite().all()]:
+            where = f"{len(bad)} of {len(norms)} blocks, the last of them {bad[-1]}"
+            print_line(f"note: {label}: the gradient is not finite at {where}", "stderr")
+        shown = [norms[place["block"]] for place in places]
+        columns = (NORM.column, NORM.error, "examples")
+        return [dict(zip(columns, (*estimate(values), len(values)))) for values in shown]
+
+    rows = study.measure(measure, stem)
+    study.show(rows, [NORM], stem)

@@ -9,7 +9,7 @@ import torch
 from fairseq.distributed.utils import get_global_rank
 from torch import Tensor
 
-from fairseq_rskip.analysis.learned import Movement, learned, without_decay
+from fairseq_rskip.analysis.live import Movement, learned, without_decay
 from fairseq_rskip.modules.profiling import can_follow
 from fairseq_rskip.modules.skip_config import FP16_MAX, way_out
 from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale

@@ -10,7 +10,7 @@ import torch
 from fairseq.distributed.utils import get_global_rank
 from torch import Tensor, nn
 
-from fairseq_rskip.analysis.learned import without_decay
+from fairseq_rskip.analysis.live import without_decay
 from fairseq_rskip.modules.profiling import is_fully_sharded
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import importlib
 from ..console import Parser, between, whole_number
 from ..errors import exit_status
 
-# name -> what it does; modules of fairseq_rskip.analysis, but for course, have the same names; imported when they run
+# name -> what it does
 COMMANDS = {
     "gradients": "Figure 3: the gradient norm at every residual block",
     "ratio": "x:F in every block, learned gains, effective scale",
@@ -15,6 +15,8 @@ COMMANDS = {
     "course": "x:F, branch and gradient norms over a training with --skip-log-interval",
     "coordinates": "size of activations against width, as muP's coordinate check",
 }
+# of fairseq_rskip.analysis, imported when they run; of the others the function "report" of the module of their name
+FUNCTIONS = {"gradients": "study.gradients", "course": "curves.course", "coordinates": "depth.coordinates"}
 EXAMPLES = {"gradients": 10_000, "ratio": 1_000}  # of the commands that take MODELs: default of --examples
 MODELS = """\
 MODEL is one of
@@ -78,7 +80,7 @@ def run(argv: list[str]) -> None:
         from ..machine import load_operator
 
         load_operator()  # it computes from the start, or not at all: the same input gives the same bytes
-    module, function = ("curves", "course") if options.name == "course" else (options.name, "report")
+    module, function = FUNCTIONS.get(options.name, f"{options.name}.report").split(".")
     command = getattr(importlib.import_module(f"fairseq_rskip.analysis.{module}"), function)
     if options.name in EXAMPLES:
         from .models import load_study

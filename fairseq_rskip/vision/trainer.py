@@ -11,8 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..analysis.learned import Movement, without_decay
-from ..analysis.live import summarise
+from ..analysis.live import Movement, summarise, without_decay
 from ..analysis.probe import SkipProbe
 from ..console import progress
 from ..errors import UserError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_rskip.analysis import coordinates, depth
+from fairseq_rskip.analysis import depth
 from fairseq_rskip.analysis.depth import VARIANTS, Stack, Variant
 from fairseq_rskip.analysis.figures import select
 from fairseq_rskip.tools import analyze
@@ -139,18 +139,17 @@ def test_what_cannot_be_measured_is_one_line(tmp_path, capfd):
 
 
 def test_a_norm_after_the_sum_makes_the_size_independent_of_width():
-    sizes = list(coordinates.measure("rskip", (16, 64), steps=1, blocks=2))
+    sizes = list(depth.measure_widths("rskip", (16, 64), steps=1, blocks=2))
     assert [row["size"] for row in sizes] == pytest.approx([1] * 2 * 2 * 2, abs=0.05)
-    powers = [{"width": width, "size": 3 * width**0.5} for width in (64, 128, 512)]
-    assert coordinates.slope(powers) == pytest.approx(0.5)
+    assert depth.slope([math.log(4), math.log(16), math.log(64)], [6, 12, 24]) == pytest.approx(0.5)
 
 
 def test_kinds_are_in_one_figure_against_width(tmp_path, monkeypatch, capsys):
     kinds = ("xskip", "preln", "hyper", "askip")
-    monkeypatch.setattr(coordinates, "KINDS", kinds)
-    monkeypatch.setattr(coordinates, "WIDTHS", (8, 16))
-    monkeypatch.setattr(coordinates.measure, "__defaults__", ((8, 16), 3, 6))
-    coordinates.report(Namespace(), tmp_path / "width")
+    monkeypatch.setattr(depth, "KINDS", kinds)
+    monkeypatch.setattr(depth, "WIDTHS", (8, 16))
+    monkeypatch.setattr(depth.measure_widths, "__defaults__", ((8, 16), 3, 6))
+    depth.coordinates(Namespace(), tmp_path / "width")
     rows = list(csv.DictReader((tmp_path / "width.csv").open()))
     assert list(dict.fromkeys(row["kind"] for row in rows)) == list(kinds) and len(rows) == 4 * 2 * 4 * 6
     assert (tmp_path / "width.png").stat().st_size > 10_000

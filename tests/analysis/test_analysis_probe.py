@@ -11,8 +11,8 @@ from torch import nn
 from transformer_helpers import TINY, batch, build, dictionary, pad, randomise, sentences
 
 from fairseq_rskip.analysis.coefficients import skip_ratio
-from fairseq_rskip.analysis.gradients import gradient_norms
 from fairseq_rskip.analysis.probe import SkipProbe
+from fairseq_rskip.analysis.study import gradient_norms
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.tools.resnets import Batch
 from fairseq_rskip.tools.resnets import losses as image_losses

@@ -9,7 +9,7 @@ from conftest import ROOT, run_checked
 from fairseq.optim.adam import Adam
 from fairseq.optim.nag import NAG
 
-from fairseq_rskip.analysis.learned import without_decay
+from fairseq_rskip.analysis.live import without_decay
 from fairseq_rskip.compat import load_checkpoint
 from fairseq_rskip.modules.weight_decay import WithoutDecay
 from fairseq_rskip.residual import SkipConnection

@@ -7,7 +7,7 @@ import torch
 from skip_variants import IMAGE, SEQUENCE, draw
 from transformer_helpers import TINY, batch, build, sentences
 
-from fairseq_rskip.analysis.learned import Movement, learned
+from fairseq_rskip.analysis.live import Movement, learned
 from fairseq_rskip.modules import training
 from fairseq_rskip.residual import Place, SkipConnection, skips
 from fairseq_rskip.residual.adaptive import halting, halting_cost, lambdas
