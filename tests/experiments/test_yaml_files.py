@@ -119,8 +119,11 @@ def test_the_command_line_is_checked(tmp_path, options, named):
 def test_own_text_is_a_folder_of_its_own_and_its_options_are_checked_before_it_is_prepared(tmp_path):
     data = {"source": "en", "target": "de", "folder": str(tmp_path / "text")}
     files = {split: [f"{split}.en", f"{split}.de"] for split in ("train", "valid", "test")}
-    (table,) = tables(write(tmp_path, TRANSLATION, data={**data, **files}))
-    assert {run.data for cell in table.cells for _, run in cell.variants} == {str(tmp_path / "text")}
+    for _killed in (False, True):  # while it was prepared
+        (table,) = tables(write(tmp_path, TRANSLATION, data={**data, **files}))
+        assert {run.data for cell in table.cells for _, run in cell.variants} == {str(tmp_path / "text")}
+        (tmp_path / "text" / "data-bin.part").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "text" / "inputs.json").write_text("{}")
     wrong = {**data, **files, "train": ["one"], "tst": 1}
     message = refused(write(tmp_path, TRANSLATION, data=wrong, options={"lrr": 1}))
     assert "train" in message and "tst" in message

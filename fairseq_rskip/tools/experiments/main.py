@@ -16,7 +16,7 @@ from fairseq_rskip.tools.process import follow, stop_on_signals
 from . import execution
 from .plan import make_tables, ready, state
 from .records import Run, Table, dashed
-from .tasks import RSKIP, TASKS
+from .tasks import INPUTS, RSKIP, TASKS
 from .yaml_file import FOLDER
 
 DESCRIPTION = """Prepare, train, evaluate and report the experiments of YAML files (docs/reproduce.md). The same command
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> None:
 def _prepare(table: Table, dry_run: bool) -> None:
     """Prepare the data of ``table`` that is not prepared; a dry run prints the commands. Raises ``UserError``."""
     for data in dict.fromkeys(run.data for cell in table.cells for _, run in cell.variants):
-        text, inputs = table.texts.get(data), Path(data) / "inputs.json"  # which text data-bin was made from
+        text, inputs = table.texts.get(data), Path(data) / INPUTS
         if text is None and (data not in NAMES or Corpus.find(data, must_exist=False).exists):
             continue
         command, key = _of_text(text, data) if text else ([*RSKIP, "prepare", data], {})

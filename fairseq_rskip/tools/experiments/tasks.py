@@ -17,6 +17,7 @@ from fairseq_rskip.vision.options import DATA_SETS, FOLDER
 
 from .records import Run, Table, dashed
 
+INPUTS = "inputs.json"  # in the folder of your own text: what it is prepared from
 CHECKPOINTS, EVALUATION = "checkpoints", "evaluation"  # folders of a translation run
 RSKIP = [sys.executable, "-m", "fairseq_rskip.tools"]
 
@@ -128,7 +129,7 @@ class Translation(Task):
 
     def data_name(self, data: str) -> str:
         """The corpus in ``data`` as its preparation.json says; of your own text, the folder's name."""
-        if data in NAMES or not Path(data).exists():  # your own text may still be unprepared
+        if data in NAMES or unprepared(data):
             return Path(data).name
         corpus = Corpus.find(data)
         place = corpus.folder.resolve()
@@ -145,7 +146,8 @@ class Translation(Task):
         for name, value in options.items():
             if isinstance(value, list):
                 raise UserError(f"option {name!r} is {value!r}; expected one value, text as fairseq-train has it")
-        plan = planned(data, arch, tuple(as_words(options)))
+        words = tuple(as_words(options))
+        plan = planned(*((NAMES[0], arch, ("--recipe", "medium", *words)) if unprepared(data) else (data, arch, words)))
         if plan.corpus.is_text != self.of_text:
             raise UserError(f"task {self.name} with {data}: expected {'a text' if self.of_text else 'two languages'}")
         scored = not set(self.losses).issuperset([table.metric, *table.also])
@@ -217,13 +219,18 @@ class LanguageModel(Translation):
         measured["values"] |= dict(zip(self.metrics, map(float, values)))
 
 
+def unprepared(data: str) -> bool:
+    """Whether ``data`` is your own text, prepared after the checks: not begun, or killed while it was prepared."""
+    path = Path(data)
+    killed = (path / INPUTS).is_file() and not (path / "data-bin").is_dir()
+    return data not in NAMES and (killed or not path.exists())
+
+
 @functools.cache  # rows of a table share much
 def planned(data: str, arch: str, words: tuple[str, ...]) -> Any:
     """train.sh's own plan for these words. Raises ``UserError`` for what it refuses."""
     from fairseq_rskip.tools.train.plan import make_plan, read
 
-    if data not in NAMES and not Path(data).exists():  # your own text, which is prepared after this check
-        data, words = NAMES[0], ("--recipe", "medium", *words)
     return make_plan(*read([data, arch, "--dry-run", *words]))
 
 
