@@ -105,7 +105,8 @@ def build(folder: Path) -> Path:
         raise UserError(f"building fairseq needs system packages; on Debian or Ubuntu: apt-get install {packages}")
     print_line(f"downloading {SDIST} from the package index", "stderr")
     with tarfile.open(fetch(folder)) as tar:
-        tar.extractall(folder, filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian 12's Python 3.11.2 has none
+        tar.extractall(folder)
     root = folder / f"fairseq-{VERSION}"
     for patch in series():
         apply_patch(patch, root)

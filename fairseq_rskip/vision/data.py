@@ -212,6 +212,8 @@ def _unpack(archive: Path) -> Split:
         try:
             with tarfile.open(archive) as packed:
                 packed.extractall(folder, filter="data")
+        except TypeError:  # Python 3.10 before 3.10.12, 3.11 before 3.11.4
+            raise UserError(f"this Python cannot unpack {archive} safely; unpack it and name the folder") from None
         except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
             raise UserError(f"cannot unpack {archive}: {error}") from None
         inner = Path(folder)
