@@ -79,15 +79,14 @@ def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:
     skip = next((skip for skips in sides.values() for skip in skips), None)
     if skip is None or skip.post or any(parameter.is_meta for parameter in skip.parameters()):
         return ""
-    scale = stream_gain(skip)
+    if (scale := stream_gain(skip)) <= 1:
+        return ""
     growth = {side: math.prod([scale] * len(skips)) for side, skips in sides.items()}
     largest = max(growth.values())
     through = " and ".join(f"{scale:g}^{len(sides[side])} = {g:.3g} through the {side}" for side, g in growth.items())
     verdict = "overflows" if largest > FP16_MAX else "comes close to the limit of"
     if largest < FP16_MAX / FP16_MARGIN:
         verdict = "is within"
-    if scale <= 1:
-        return ""
     return (
         f"a skip scaled by {scale:g} without a normalisation grows with depth: about {through}. "
         f"That {verdict} fp16 (largest value {FP16_MAX:g}); the way out is {way_out(skip)}"
