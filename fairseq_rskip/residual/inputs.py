@@ -8,11 +8,11 @@ from torch import Tensor
 
 def check(skip: Any, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None) -> None:
     """Raise ``ValueError`` for inputs that ``skip.forward`` does not accept."""
-    width, expected = skip.widths[0] * skip.dim, list(x.shape)
-    if width > skip.dim and x.dim() > 0:
-        expected[-1] = skip.dim
-    if list(f_x.shape) != expected:
-        raise ValueError(f"f_x has shape {list(f_x.shape)}: expected x's shape {expected}")
+    width = skip.widths[0] * skip.dim
+    if f_x.shape != x.shape or width > skip.dim:
+        expected = [*x.shape[:-1], skip.dim] if width > skip.dim and x.dim() > 0 else list(x.shape)
+        if list(f_x.shape) != expected:
+            raise ValueError(f"f_x has shape {list(f_x.shape)}: expected x's shape {expected}")
     if not (x.is_floating_point() and f_x.is_floating_point()):
         raise ValueError(f"x and f_x have dtypes {x.dtype} and {f_x.dtype}: expected floating point")
     if skip.channel_dim == 1 and x.dim() != 4:
@@ -22,6 +22,7 @@ def check(skip: Any, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor 
     if carried is not None and not isinstance(carried, tuple):
         raise ValueError(f"carried is a {type(carried).__name__}: expected the second result of prepare(x)")
     if padding_mask is not None:
+        expected = list(x.shape)
         expected.pop(skip.channel_dim)
         if padding_mask.dtype != torch.bool or list(padding_mask.shape) != expected:
             raise ValueError(

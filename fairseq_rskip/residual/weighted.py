@@ -85,39 +85,43 @@ class ConstantSkip(Weighted):
         return list(self.post)
 
     def _output(self, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None) -> Tensor:
-        norm = self._norm_of_operator(x, f_x)
+        norms = self.norms_in_use()
+        norm = self._norm_of_operator(norms, x, f_x)
         if norm is None:
             return super()._output(x, f_x, carried, padding_mask)
         rows = (x, f_x) if self.channel_dim == -1 else (channels_at_end(x), channels_at_end(f_x))
-        gains = [each.weight for each in self.norms_in_use()]
-        biases = [] if norm[1] else [each.bias for each in self.norms_in_use()]
+        gains, biases = [each.weight for each in norms], [] if norm[1] else [each.bias for each in norms]
         y = self._fused((*rows, gains, biases), (self.skip_scale, self.branch_scale), norm, padding_mask)
         return y if self.channel_dim == -1 else channels_in_front(y, x)
 
     def _fused(self, rows: Any, scales: Any, norm: Any, padding_mask: Tensor | None) -> Tensor:
         return ops.kernel(*rows, *scales, *norm)
 
-    def _norm_of_operator(self, x: Tensor, f_x: Tensor) -> tuple[float, bool] | None:
+    def _norm_of_operator(self, norms: list[Any], x: Tensor, f_x: Tensor) -> tuple[float, bool] | None:
         """eps and whether the norms are RMSNorm; None where the operator's kernels are not in use."""
-        norms = self.norms_in_use()
         if not norms or not ops.takes(x, f_x, self.dim, len(norms), self.skip_scale, self.branch_scale):
             return None
         kind, eps = type(norms[0]), norms[0].eps
         if kind not in OPERATOR:
             return None
-        # of the first one's class and settings, and neither replaced nor watched by a hook
-        alike = all(type(n) is kind and n.eps == eps and n.norm_axes == "c" and not is_hooked(n) for n in norms)
-        return (eps, OPERATOR[kind]) if alike else None
+        if any(_HOOKS_OF_ALL):
+            return None
+        for norm in norms:  # of the first one's class and settings, and neither replaced nor watched by a hook
+            if type(norm) is not kind or norm.eps != eps or norm.norm_axes != "c" or is_watched(norm):
+                return None
+        return eps, OPERATOR[kind]
 
 
-_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-_HOOKS_OF_ALL = [getattr(nn.modules.module, f"_global_{kind}") for kind in _HOOKS]
+_KINDS_OF_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+_HOOKS_OF_ALL = [getattr(nn.modules.module, f"_global_{kind}") for kind in _KINDS_OF_HOOKS]
 
 
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a hook, or a ``forward`` of its own, sees what the module takes or returns."""
-    own = any(getattr(module, f"_{kind}") for kind in _HOOKS)
-    return own or "forward" in vars(module) or any(_HOOKS_OF_ALL)
+def is_watched(module: nn.Module) -> bool:
+    """Whether a hook of the module, or a ``forward`` of its own, sees what it takes or returns."""
+    own = module.__dict__
+    if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
+        return True
+    return "forward" in own
 
 
 class BranchWeight(Weighted, init=opt.start(0.0)):
