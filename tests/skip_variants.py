@@ -133,6 +133,13 @@ def ddl(x, f, p):
     return x + gate * (value - (k * x).sum(1, keepdim=True)) * k
 
 
+def ngpt(x, f, p):
+    d = x.size(1)
+    x, f = (z / ((z * z).sum(1, keepdim=True) / d) ** 0.5 for z in (x, f))
+    y = x + 0.05 * d**0.5 * p["weight"] * (f - x)
+    return y / ((y * y).sum(1, keepdim=True) / d) ** 0.5
+
+
 def along(f, x):
     """The part of F along x."""
     return (x * f).sum(1, keepdim=True) / ((x * x).sum(1, keepdim=True) + 1e-5) * x
@@ -147,6 +154,7 @@ VARIANTS += [
     rival("keel", lambda x, f, g, p: g[0](12 * x + f)),
     rival("prores", lambda x, f, g, p: x + 700 / 3000 * f),
     rival("branchnorm", lambda x, f, g, p: g[0](x + 700 / 4000 * f)),
+    rival("ngpt", lambda x, f, g, p: ngpt(x, f, p)),
     rival("gpas", lambda x, f, g, p: gpas(x, f, p)),
     rival("orthogonal", lambda x, f, g, p: x + f - along(f, x)),
     rival("skipinit", lambda x, f, g, p: x + p["weight"] * f),
@@ -173,7 +181,7 @@ VARIANTS += [
     rival("laurel", lambda x, f, g, p: laurel(x, p) + p["branch_weight"] * f, rank=2),
 ]
 IMAGED = [variant for variant in VARIANTS if KINDS[variant.kind].for_images]
-MIXING = ("conv_shortcut", "laurel", "orthogonal", "ddl")  # y mixes the features of x: no coefficient, no ratio
+MIXING = ("conv_shortcut", "laurel", "orthogonal", "ddl", "ngpt")  # y mixes the features of x: no coefficient, no ratio
 # nor through a recursion whose steps are a tanh
 WITHOUT_RATIO = {v.name for v in VARIANTS if v.kind in MIXING or v.name in ("rskip2-dyt", "rskip2-derf")}
 NAMES = [variant.name for variant in VARIANTS]

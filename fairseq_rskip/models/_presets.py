@@ -58,6 +58,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "residual_scaling": {"skip_kind": "residual_scaling"},
     **{kind: {"skip_kind": kind} for kind in ("deepnorm", "admin", "fixup", "tfixup", "gpt2")},
     **{kind: {"skip_kind": kind} for kind in ("prores", "branchnorm", "gpas", "orthogonal", "ddl")},
+    "ngpt": {"skip_kind": "ngpt", "fix_norm": True},
     # in place of the addition of a post-norm Transformer
     **{kind: {"skip_kind": kind, "skip_norm": "layer"} for kind in ("highway", "constant", "exclusive_gate")},
     **{kind: {"skip_kind": kind, "skip_norm": "layer"} for kind in ("shortcut_gate", "conv_shortcut", "laurel")},

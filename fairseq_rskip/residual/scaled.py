@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..norms import at_least_float32
 from . import options as opt
 from .base import SkipConnection, skips
 from .place import Branch, rescale_to_xavier
@@ -244,6 +245,44 @@ class BranchNorm(Scheduled, kind="branchnorm", norm=opt.SOME_NORM, warmup=opt.wa
     linear and T's default were not checked in the paper's text, which says that the end is post-norm."""
 
 
-def scheduled(model: nn.Module) -> list[Scheduled]:
-    """The skip connections below ``model`` that follow the number of updates."""
-    return [skip for skip in skips(model).values() if isinstance(skip, Scheduled)]
+class NGPT(SkipConnection, kind="ngpt", norm=opt.NO_NORM, slots=(), for_images=False):
+    """nGPT's residual, ``y = N(N(x) + a * (N(F(N(x))) - N(x)))``, N(z) = sqrt(dim) z / |z|, where nGPT's vectors have
+    length 1: fairseq's sublayers expect entries of size 1. Loshchilov et al. 2024, "nGPT: Normalized Transformer with
+    Representation Learning on the Hypersphere", arXiv 2410.01131, and code NVIDIA/ngpt.
+
+    a, ``|weight| * 0.05 sqrt(dim)`` with ``weight`` at 1/sqrt(dim), is 0.05 at first. Before each update every vector
+    of the branch's matrices along the model's dimension is made one of length 1, and the architectures have FixNorm.
+    Not here: nGPT's learned scales of queries and keys, of the hidden units and of the logits: those of sublayers.
+    With --fp16 the optimizer's fp32 copy of the matrices keeps its lengths.
+    """
+
+    def setup(self) -> None:
+        self.weight = nn.Parameter(torch.full((self.dim,), self.dim**-0.5))
+        self.lr_multiplier = 0.05 * self.dim**0.5
+        self.matrices: list[tuple[Tensor, int]] = []  # of the branch, and the axis of the model's dimension
+
+    def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
+        names = [role for role in branch if role != "embedding"]
+        self.matrices = [(branch[role].tensor, 0 if role in ("out", "fc2") else 1) for role in names]
+        self.set_num_updates(0)
+
+    @torch.no_grad()
+    def set_num_updates(self, updates: int) -> None:
+        """Give the branch's vectors length 1; called before each update."""
+        for matrix, axis in self.matrices:
+            matrix.div_(matrix.norm(dim=axis, keepdim=True).clamp(min=self.eps))
+
+    def unit(self, z: Tensor) -> Tensor:
+        return nn.functional.normalize(at_least_float32(z), dim=-1, eps=self.eps) * self.dim**0.5
+
+    def prepare(self, x: Tensor) -> tuple[Tensor, Any]:
+        return self.unit(x).to(x.dtype), None
+
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        x, share = self.unit(x), (self.lr_multiplier * self.weight).abs()
+        return self.unit(x + share * (self.unit(f_x) - x))
+
+
+def scheduled(model: nn.Module) -> list[Any]:
+    """The skip connections below ``model`` that are told the number of updates."""
+    return [skip for skip in skips(model).values() if hasattr(skip, "set_num_updates")]

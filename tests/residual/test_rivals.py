@@ -81,6 +81,21 @@ def test_the_delta_rule_writes_its_value_and_reflects():
     torch.testing.assert_close(skip(x, f).norm(dim=-1), x.norm(dim=-1))  # b = 2, v = 0
 
 
+def test_ngpt_stays_on_its_sphere_and_keeps_the_vectors_of_its_branch_at_length_1():
+    x, f, skip = draw(SEQUENCE, 1), draw(SEQUENCE, 2), SkipConnection(5, "ngpt").double()
+    y = skip(x, f)
+    torch.testing.assert_close(y.square().sum(-1), torch.full((4, 3), 5.0).double())
+    torch.nn.init.constant_(skip.weight, 20 / 5**0.5)  # a = 1: y = N(F)
+    torch.testing.assert_close(skip(x, f), skip.unit(f))
+    model = build("transformer_ngpt_tiny", **TINY)
+    layer = model.decoder.layers[0]
+    with torch.no_grad():  # an update
+        layer.fc1.weight.mul_(1.5), layer.fc2.weight.add_(0.1)
+    model.set_num_updates(1)
+    for matrix, axis in (layer.fc1.weight, 1), (layer.fc2.weight, 0), (layer.encoder_attn.out_proj.weight, 0):
+        torch.testing.assert_close(matrix.norm(dim=axis), torch.ones(matrix.size(1 - axis)))
+
+
 @pytest.mark.parametrize("kind", ["rezero", "skipinit", "fixup"])
 def test_the_stack_starts_as_the_identity(kind):
     """Bit for bit: what leaves the last layer is what entered the first."""
