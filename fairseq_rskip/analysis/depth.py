@@ -4,33 +4,23 @@ Left, the norm of the loss gradient at each block's output, over that at the las
 al. 2016b, Eq. 8, for the skip path). Middle, ||F(x)||/||x||; a block where it is near 0 is near the identity.
 Right, the mean cosine of two tokens in a stack of self-attention, which goes to 1 without skips (Dong et al. 2021).
 Weights come from one generator, in float64, so that stacks of different skips from one seed have the same branches.
-
-And against width: the coordinate check of Yang et al. 2022 ("Tensor Programs V"), the size of activations in a few
-updates.
-
-A stack of every kind of skip connection, with branches ``W2 relu(W1 h)`` as torch draws them, takes three Adam steps of
-one learning rate towards random targets, at four widths. Where the size of a block's output does not depend on width,
-before and after the steps, a learning rate found at a small width may be used at a large one. The slope is that of
-log size over log width: 0 where they do not depend on each other.
 """
 
 import argparse
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import linear_regression
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from ..console import progress
 from ..errors import UserError
-from ..residual import KINDS, Place, SkipConnection
-from ..residual.scaled import scheduled
+from ..residual import SkipConnection
 from . import figures
 from .figures import Row, select
 
@@ -165,12 +155,7 @@ def rate(means: Sequence[float]) -> float | None:
     of gradients, lambda of Eq. 8 where the skip path is all there is. None if a value is 0."""
     if min(means) <= 0:
         return None
-    return math.exp(-slope(range(len(means)), means))
-
-
-def slope(x: Sequence[float], values: Sequence[float]) -> float:
-    """The slope of the logarithm of ``values`` over ``x``, by least squares."""
-    return linear_regression(x, [math.log(max(value, 1e-300)) for value in values]).slope
+    return math.exp(-linear_regression(range(len(means)), list(map(math.log, means))).slope)
 
 
 def measure(sizes: argparse.Namespace, variants: Iterable[Variant] = VARIANTS) -> list[Row]:
@@ -247,72 +232,3 @@ def table(rows: Sequence[Row], gain: float) -> list[list[str]]:
         ends = f"{branch[0]:.2g} .. {branch[-1]:.2g}"
         lines.append([variant.name, f"{gradient[0]:.3g}", *shown, ends, f"{similarity[-1]:.3f}"])
     return lines
-
-
-WIDTHS = (64, 128, 256, 512)
-STEPS = 3
-BLOCKS = 6
-TOKENS = 64
-RATE = 1e-3  # Adam's
-COLUMNS = 7
-
-
-def measure_widths(
-    kind: str, widths: tuple[int, ...] = WIDTHS, steps: int = STEPS, blocks: int = BLOCKS
-) -> Iterator[Row]:
-    """Rows of a kind: ``size``, the root mean square of block ``block``'s output, from 1, after ``step`` updates."""
-    for width in widths:
-        torch.manual_seed(0)
-        layers = [(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(blocks)]
-        branches = nn.ModuleList(nn.Sequential(*each) for each in layers)
-        places = [Place("encoder", "ffn", block, blocks) for block in range(blocks)]
-        skips = nn.ModuleList(SkipConnection(width, kind, place=place) for place in places)
-        optimizer = torch.optim.Adam([*skips.parameters(), *branches.parameters()], RATE)
-        x, target = torch.randn(TOKENS, width), torch.randn(TOKENS, width)
-        for step in range(steps + 1):
-            for skip in scheduled(skips):
-                skip.set_num_updates(step)
-            _, outputs = Stack(branches, skips)(x)
-            for block, output in enumerate(outputs, 1):
-                size = float(output.detach().square().mean().sqrt())
-                yield {"kind": kind, "width": width, "step": step, "block": block, "size": size}
-            optimizer.zero_grad()
-            functional.mse_loss(outputs[-1], target).backward()
-            optimizer.step()
-
-
-def coordinates(options: argparse.Namespace, stem: Path) -> None:
-    """Measure every kind; write ``stem``'s CSV and figure, print the slopes. On one thread: the matrices are small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    rows = [row for kind in progress(KINDS, len(KINDS), "kinds", "kind") for row in measure_widths(kind)]
-    torch.set_num_threads(threads)
-    about = f"{BLOCKS} blocks, {STEPS} Adam steps at {RATE:g}, widths {', '.join(map(str, WIDTHS))}"
-    steps = range(STEPS + 1)
-    table = [["slope of the last block's size over width", *(f"step {step}" for step in steps)]]
-    for kind in KINDS:
-        last = [select(rows, kind=kind, step=step, block=BLOCKS) for step in steps]
-        slopes = [slope([math.log(row["width"]) for row in each], [row["size"] for row in each]) for each in last]
-        table.append([kind, *(f"{value:+.2f}" for value in slopes)])
-    figures.write(stem, rows, plot_widths(rows), table, about)
-
-
-def plot_widths(rows: Sequence[Row]) -> Any:
-    """A panel for every kind: size against width, a line for each block, before (dotted) and after the steps."""
-    import matplotlib.figure
-
-    height = math.ceil(len(KINDS) / COLUMNS)
-    figure = matplotlib.figure.Figure(figsize=(2.1 * COLUMNS, 1.9 * height), layout="constrained")
-    for axis, kind in zip(figure.subplots(height, COLUMNS, squeeze=False).flat, KINDS):
-        mine = select(rows, kind=kind)
-        for block, (step, line) in itertools.product(range(1, BLOCKS + 1), ((0, ":"), (STEPS, "-"))):
-            sizes = [row["size"] for row in select(mine, step=step, block=block)]
-            axis.plot(WIDTHS, sizes, line, color=figures.style(block)["color"])
-        axis.set(xscale="log", yscale="log", title=kind)
-        axis.set_xticks(WIDTHS, map(str, WIDTHS))
-        sizes = [row["size"] for row in mine if row["step"] in (0, STEPS)]
-        axis.set_ylim(min(sizes) / 1.5, max(sizes) * 1.5)  # so that a change of a per cent does not fill a panel
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.minorticks_off()
-    figure.suptitle(f"rms of each block's output against width: at the start (dotted) and after {STEPS} steps")
-    return figure

@@ -13,10 +13,9 @@ COMMANDS = {
     "depth": "gradients, branches and tokens against depth, in stacks at initialisation",
     "curves": "Figure 4: training loss and validation metric of runs",
     "course": "x:F, branch and gradient norms over a training with --skip-log-interval",
-    "coordinates": "size of activations against width, as muP's coordinate check",
 }
 # of fairseq_rskip.analysis, imported when they run; of the others the function "report" of the module of their name
-FUNCTIONS = {"gradients": "study.gradients", "course": "curves.course", "coordinates": "depth.coordinates"}
+FUNCTIONS = {"gradients": "study.gradients", "course": "curves.course"}
 EXAMPLES = {"gradients": 10_000, "ratio": 1_000}  # of the commands that take MODELs: default of --examples
 MODELS = """\
 MODEL is one of
@@ -56,7 +55,7 @@ def add_options(name: str, parser: argparse.ArgumentParser) -> None:
         add("--seeds", type=count(1), default=5, metavar="N", help="stacks to average over (5)")
         add("--examples", type=count(1), default=32, metavar="N", help="inputs of a stack to average over (32)")
         add("--tokens", type=count(2), default=16, metavar="N", help="tokens of an input of self-attention (16)")
-    elif name != "coordinates":
+    else:
         add("runs", nargs="+", metavar="[LABEL=]RUN", help="a training's folder; LABEL is its name by default")
     if name == "curves":
         add("--first", type=int, default=0, metavar="N", help="leave out what is before iteration N")

@@ -1,4 +1,4 @@
-"""Stacks against depth: He et al.'s lambda^(L-l), Jacobians multiplied by hand; and against width."""
+"""Stacks against depth: He et al.'s lambda^(L-l), Jacobians multiplied by hand."""
 
 import csv
 import math
@@ -136,21 +136,3 @@ def test_what_cannot_be_measured_is_one_line(tmp_path, capfd):
         assert command(tmp_path / "x", *arguments.split()) == 1
         assert capfd.readouterr() == ("", f"error: {message}\n")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_norm_after_the_sum_makes_the_size_independent_of_width():
-    sizes = list(depth.measure_widths("rskip", (16, 64), steps=1, blocks=2))
-    assert [row["size"] for row in sizes] == pytest.approx([1] * 2 * 2 * 2, abs=0.05)
-    assert depth.slope([math.log(4), math.log(16), math.log(64)], [6, 12, 24]) == pytest.approx(0.5)
-
-
-def test_kinds_are_in_one_figure_against_width(tmp_path, monkeypatch, capsys):
-    kinds = ("xskip", "preln", "hyper", "askip")
-    monkeypatch.setattr(depth, "KINDS", kinds)
-    monkeypatch.setattr(depth, "WIDTHS", (8, 16))
-    monkeypatch.setattr(depth.measure_widths, "__defaults__", ((8, 16), 3, 6))
-    depth.coordinates(Namespace(), tmp_path / "width")
-    rows = list(csv.DictReader((tmp_path / "width.csv").open()))
-    assert list(dict.fromkeys(row["kind"] for row in rows)) == list(kinds) and len(rows) == 4 * 2 * 4 * 6
-    assert (tmp_path / "width.png").stat().st_size > 10_000
-    assert len(capsys.readouterr().out.splitlines()) == len(kinds) + 2

@@ -20,7 +20,7 @@ from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.model import preact_resnet
 
 ANALYZE = ["-m", "fairseq_rskip.tools", "analyze"]
-NAMES = ["gradients", "ratio", "depth", "curves", "course", "coordinates"]
+NAMES = ["gradients", "ratio", "depth", "curves", "course"]
 FRESH = "fresh:--depth 8 --skip-kind rskip --skip-lambda 2"
 
 
