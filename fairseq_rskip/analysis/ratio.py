@@ -1,8 +1,8 @@
 """How much of x and of F(x) is in y, block by block: the ratio x:F, learned gains, the paper's effective scale.
 
-With the statistics of every G (and gates) held constant, y = a*x + b*F + c. The ratio a:b is measured by a probe, and
-by the closed form of appendix A; both must agree. The effective scale that is drawn is the mean of |a| over examples,
-positions and features; every other reading of that quantity, which the paper does not define, is printed beside it.
+With the statistics of every G (and gates) held constant, y = a*x + b*F + c. The effective scale that is drawn is the
+mean of |a| over examples, positions and features; other readings of that quantity, which the paper does not define,
+are printed beside it.
 """
 
 import math
@@ -19,17 +19,16 @@ from ..residual import SkipConnection
 from ..residual.adaptive import lambdas
 from ..residual.profile import arguments
 from . import figures
-from .coefficients import coefficients, skip_ratio
-from .figures import Row, select
-from .probe import Watch, example_mean, example_norm, without_padding
+from .coefficients import coefficients
+from .figures import Row
+from .probe import Watch, example_mean, example_norm
 from .study import Quantity, Study, estimate, in_frame
 
-TOLERANCE = 1e-9  # of float64, with room for sums that cancel
 EFFECTIVE_SCALE = "effective scale = mean |a|, the coefficient of x in y with G's statistics held constant"
 RATIO = Quantity("ratio", "ratio_standard_error", "x:F in y")
 SCALE = Quantity("effective_scale", "effective_scale_standard_error", "effective scale, mean |a|")
 LAMBDA = Quantity("lambda", "lambda_standard_error", "adaptive λ")
-NORM, MEANS = "norm_of_a", ("mean", "mean_absolute", "rms", "norm")
+MEANS = ("mean", "mean_absolute", "rms", "norm")
 # Section 4.3 of Liu et al. (2020) reports this learned effective scale, averaged over the shown blocks of 32 features,
 # and defines it nowhere. Of the vector w it does give a norm, 1.34, and its size for each feature, 0.24 = 1.34 / √32;
 # so a norm over the features is a reading, too.
@@ -41,10 +40,8 @@ class CoefficientProbe(Watch):
     """Coefficients of every skip connection below ``model`` in the forward passes of a ``with`` block, in float64.
 
     :meth:`scales` gives for each example the means over positions and features of |a| (``effective_scale``), |b|
-    (``branch_coefficient``), a / b (``ratio``) and ``skip_ratio`` (``ratio_closed_form``), the mean over positions of
-    the norm of a over the features, and ``||a * x|| / ||b * F||``; for each batch the largest relative difference
-    between a / b and the closed form at any position and feature, and the largest difference between the real output
-    and ``a*x + b*F + c``, relative to the largest value of that output.
+    (``branch_coefficient``) and a / b (``ratio``), the mean over positions of the norm of a over the features, and
+    ``||a * x|| / ||b * F||``.
     """
 
     def scales(self, name: str) -> Scales | None:
@@ -56,29 +53,19 @@ class CoefficientProbe(Watch):
     @torch.no_grad()
     def see(self, name: str, skip: SkipConnection, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor) -> None:
         x, f_x, padding_mask = arguments(*args, **kwargs)
-        x, f_x, y = x.double(), f_x.double(), y.double()
+        x, f_x = x.double(), f_x.double()
         try:
-            a, b, c = coefficients(skip, x, f_x, padding_mask)
+            a, b, _ = coefficients(skip, x, f_x, padding_mask)
         except ValueError:
             return
-
-        def largest(values: Tensor) -> Tensor:
-            return without_padding(skip, values, padding_mask).abs().max().reshape(1)
-
         mean = partial(example_mean, skip, padding_mask=padding_mask)
-        closed = skip_ratio(skip, x, f_x, padding_mask)
-        # 0 or infinity twice is no difference
-        apart = torch.where(a / b == closed, torch.zeros_like(closed), (a / b - closed) / closed)
         parts = example_norm(skip, a * x, padding_mask) / example_norm(skip, b * f_x, padding_mask)
         entry = {
             "ratio": mean(a / b),
-            "ratio_closed_form": mean(closed),
-            "largest_relative_difference": largest(apart),
             "effective_scale": mean(a.abs()),
             "branch_coefficient": mean(b.abs()),
             "skip_part_over_branch_part": parts,
-            "largest_output_difference": largest(a * x + b * f_x + c - y) / largest(y),
-            NORM: mean(a.expand_as(x).norm(dim=skip.channel_dim, keepdim=True)),
+            "norm_of_a": mean(a.norm(dim=skip.channel_dim, keepdim=True)),
         }
         self.blocks[name].passes.append({key: value.cpu() for key, value in entry.items()})
 
@@ -101,7 +88,7 @@ def report(study: Study, stem: Path) -> None:
                 raise UserError(f"{label}: {place['block']} has no x:F: {why}")
             rows.append(columns_of(scales, adapted.get(place["block"], math.nan)))
             learned.extend({**place, **row} for row in learned_vectors(skip))
-            values.append(readings_of(skip, scales))
+            values.append(readings_of(skip, rows[-1]))
         for reading in values[0]:
             row = {"model": label, "reading": reading, "blocks": len(places)}
             mean = fmean(each[reading] for each in values)
@@ -111,12 +98,6 @@ def report(study: Study, stem: Path) -> None:
     rows = study.measure(measure, stem)
     drawn = [RATIO, SCALE, *([LAMBDA] if any(not math.isnan(row["lambda"]) for row in rows) else [])]
     study.show(rows, drawn, stem, EFFECTIVE_SCALE)
-    print(EFFECTIVE_SCALE)
-    for label in study.models:
-        worst = max(select(rows, model=label), key=lambda row: row["largest_relative_difference"])
-        apart = worst["largest_relative_difference"]
-        more = "" if apart <= TOLERANCE else f", more than {TOLERANCE:g}: look at {worst['block']}"
-        print(f"{label}: closed form and probe differ by {apart:.1e} at most (relative, float64){more}")
     for ending, frame in (("-learned", learned), ("-readings", readings)):
         if frame:
             figures.write_csv(Path(f"{stem}{ending}.csv"), frame)
@@ -124,13 +105,9 @@ def report(study: Study, stem: Path) -> None:
 
 
 def columns_of(scales: Scales, adapted: float) -> Row:
-    """What is measured of one block: means over its examples, the largest differences, its adapted λ or NaN."""
-    columns: Row = {}
-    for name, values in scales.items():
-        if name != NORM:
-            columns[name] = float(values.max() if name.startswith("largest") else values.mean())
-        if name in (RATIO.column, SCALE.column):
-            columns[f"{name}_standard_error"] = estimate(values)[1]
+    """What is measured of one block: means over its examples, and its adapted λ or NaN."""
+    columns = {name: float(values.mean()) for name, values in scales.items()}
+    columns |= {quantity.error: estimate(scales[quantity.column])[1] for quantity in (RATIO, SCALE)}
     return {**columns, LAMBDA.column: adapted, LAMBDA.error: 0.0, "examples": len(scales["ratio"])}
 
 
@@ -146,11 +123,11 @@ def learned_vectors(skip: SkipConnection) -> list[Row]:
     return rows
 
 
-def readings_of(skip: SkipConnection, scales: Scales) -> dict[str, float]:
-    """Every reading of the effective scale that the paper's text allows -> its value at one skip connection.
+def readings_of(skip: SkipConnection, columns: Row) -> dict[str, float]:
+    """The readings of the effective scale that the paper's text allows -> its value at one skip connection.
 
-    a is the coefficient of x in y, w the gain of the norm that y leaves, C the number of features. The gain's readings
-    are NaN for a skip without one, as of an adaptive one between two steps, those with λ for a rule that has none.
+    a is the coefficient of x in y, w the gain of the norm that y leaves. The gain's readings are NaN for a skip
+    without one, as of an adaptive one between two steps, those with λ for a rule that has none.
     """
     norms, adapted = list(skip.post), lambdas(skip).get("")
     if adapted is not None:  # y leaves one step's norm only at an integer
@@ -158,18 +135,14 @@ def readings_of(skip: SkipConnection, scales: Scales) -> dict[str, float]:
     gain = getattr(norms[-1], "weight", None) if norms else None
     gain = torch.full((1,), math.nan) if gain is None else gain.detach().double()
     weight = float(getattr(skip.options, "skip_lambda", math.nan)) if adapted is None else adapted
-    means, root = {name: float(values.mean()) for name, values in scales.items()}, math.sqrt(skip.dim)
     return {
-        "mean |a|": means["effective_scale"],
-        "norm of a over the features": means[NORM],
-        "norm of a / √C": means[NORM] / root,
-        "mean w": float(gain.mean()),
+        "mean |a|": columns[SCALE.column],
+        "norm of a over the features": columns["norm_of_a"],
         "mean λw": float(weight * gain.mean()),
         "norm of w": float(gain.norm()),
         "norm of λw": float(weight * gain.norm()),
-        "norm of λw / √C": float(weight * gain.norm() / root),
-        "x:F = a/b": means["ratio"],
-        "norm of ax / norm of bF": means["skip_part_over_branch_part"],
+        "x:F = a/b": columns[RATIO.column],
+        "norm of ax / norm of bF": columns["skip_part_over_branch_part"],
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..console import checked, print_line, progress
+from ..console import checked, progress
 from ..errors import UserError
 from ..residual import SkipConnection, skips
 from ..safe_load import CheckpointError, diverged
@@ -230,9 +230,6 @@ def gradients(study: Study, stem: Path) -> None:
 
     def measure(label: str, model: nn.Module, places: list[Row]) -> list[Row]:
         norms = gradient_norms(model, study.show_batches(label), study.losses)
-        if bad := [name for name, values in norms.items() if not values.isfinite().all()]:
-            where = f"{len(bad)} of {len(norms)} blocks, the last of them {bad[-1]}"
-            print_line(f"note: {label}: the gradient is not finite at {where}", "stderr")
         shown = [norms[place["block"]] for place in places]
         columns = (NORM.column, NORM.error, "examples")
         return [dict(zip(columns, (*estimate(values), len(values)))) for values in shown]

@@ -6,7 +6,7 @@ from skip_variants import CASES, MIXING, draw, gradients, reference
 from transformer_helpers import TINY, batch, build, randomise, sentences
 
 from fairseq_rskip.analysis.coefficients import coefficients, skip_ratio
-from fairseq_rskip.analysis.ratio import CoefficientProbe, readings_of
+from fairseq_rskip.analysis.ratio import CoefficientProbe, columns_of, readings_of
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.vision.model import preact_resnet
 
@@ -56,10 +56,9 @@ def test_coefficients_in_numbers():
     torch.testing.assert_close(a, 2 * b)
     with CoefficientProbe(skip) as probe:
         skip(x, f_x)
-    mean_a, norm_a, size_a, mean_w, scaled_w, norm_w, *others = readings_of(skip, probe.scales("")).values()
-    assert (mean_a, norm_a, size_a) == pytest.approx((5 / 5**0.5, 2 * 6**0.5, 6**0.5))  # 2 * mean w / sigma; its norm
-    assert (mean_w, scaled_w, norm_w) == pytest.approx((2.5, 5, 30**0.5))
-    assert others == pytest.approx([2 * 30**0.5, 30**0.5, 2, 1])  # norms of λw; x:F; a = 2b, x = F/2
+    mean_a, norm_a, *others = readings_of(skip, columns_of(probe.scales(""), 2.0)).values()
+    assert (mean_a, norm_a) == pytest.approx((5 / 5**0.5, 2 * 6**0.5))  # 2 * mean w / sigma; its norm
+    assert others == pytest.approx([5, 30**0.5, 2 * 30**0.5, 2, 1])  # mean λw, norms of w and λw; x:F; a = 2b, x = F/2
 
 
 def test_a_batch_norm_in_training_takes_the_statistics_of_the_batch_and_keeps_none():
@@ -85,8 +84,6 @@ def test_the_probe_in_a_resnet(kind, options):
         model(x[:1])
     assert torch.equal(model(x), expected)
     for scales in map(probe.scales, ("blocks.0.skip", "blocks.1.skip", "blocks.2.skip")):
-        assert max(scales["largest_relative_difference"]) < 1e-9
-        assert max(scales["largest_output_difference"]) < 1e-5  # the network itself computes in fp32
         assert scales["ratio"].shape == (4,) and scales["ratio"].dtype == torch.float64
         torch.testing.assert_close(scales["ratio"][0], scales["ratio"][3], rtol=1e-5, atol=0)  # the same image
         if kind == "xskip":
@@ -105,6 +102,4 @@ def test_the_probe_leaves_padding_out(exact_attention):
                 model(*batch(each))
         found.append([probe.scales(name) for name in probe.skips])
     for together, alone in zip(*found):
-        largest = [together.pop(name) + alone.pop(name) for name in list(together) if name.startswith("largest")]
-        assert max(values.max() for values in largest) < 1e-12
         torch.testing.assert_close(together, alone, rtol=1e-9, atol=0)
