@@ -27,40 +27,32 @@ logger = logging.getLogger(__name__)
 
 
 def load() -> str:
-    """Load the library, building it first where it is not in the cache; returns where it is.
-
-    Raises ``UserError``, one line, where that is not possible.
-    """
+    """Load the library, building it first where it is not in the cache; returns where it is. Raises as ``build``."""
     path = build()
-    try:
-        torch.ops.load_library(str(path))
-    except OSError as error:
-        raise UserError(f"cannot load {path}: {error}") from None
+    torch.ops.load_library(str(path))
     return f"built at {path}"
 
 
 def build() -> Path:
     """The library's path, building it where it is not in the cache; processes that do so at once wait for one.
 
-    Raises ``UserError`` without a compiler, for a cache that cannot be written, or with the compiler's first error.
+    Raises ``UserError`` without a compiler or with the compiler's first error, ``OSError`` for a cache that cannot be
+    written.
     """
     compile = command()
     path = library(compile)
     if path.exists():
         return path
-    try:
-        with locked(path.parent, wait=True), tempfile.TemporaryDirectory() as folder:
-            if not path.exists():
-                logger.info("building the CPU operator of the skip connections, once for this machine: half a minute")
-                made = Path(folder) / path.name
-                run = subprocess.run([*compile, "-o", str(made)], capture_output=True, text=True)
-                if run.returncode != 0:
-                    lines = run.stderr.splitlines() or ["?"]
-                    first = next((line for line in lines if "error" in line), lines[0])
-                    raise UserError(f"{compile[0]} fails with status {run.returncode}: {first}")
-                write_atomically(path, lambda file: file.write(made.read_bytes()))
-    except OSError as error:
-        raise UserError(f"cannot write {path.parent}: {error.strerror}") from None
+    with locked(path.parent, wait=True), tempfile.TemporaryDirectory() as folder:
+        if not path.exists():
+            logger.info("building the CPU operator of the skip connections, once for this machine: half a minute")
+            made = Path(folder) / path.name
+            run = subprocess.run([*compile, "-o", str(made)], capture_output=True, text=True)
+            if run.returncode != 0:
+                lines = run.stderr.splitlines() or ["?"]
+                first = next((line for line in lines if "error" in line), lines[0])
+                raise UserError(f"{compile[0]} fails with status {run.returncode}: {first}")
+            write_atomically(path, lambda file: file.write(made.read_bytes()))
     return path
 
 

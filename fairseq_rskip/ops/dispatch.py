@@ -1,6 +1,7 @@
 """The recursive skip and its norms as one operator, and the choice of what computes it.
 
-Two kernels implement :mod:`.operator`: ``cpu`` is C++ built on this machine, ``cuda`` is Triton, which torch brings.
+Two kernels implement :mod:`.operator`: ``cpu`` is C++ built on this machine, ``cuda`` is Triton, which torch brings,
+for up to four steps and no mixtures.
 The environment variable ``RSKIP_OPS`` chooses among ``CHOICES``.
 """
 
@@ -12,16 +13,15 @@ import warnings
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, autograd
 
 from ..errors import UserError
 from . import reference
 from .operator import operator
 
 CHOICES = ("auto", "reference", "cpu", "cuda")
-_FLOAT = (torch.float16, torch.bfloat16, torch.float32)
-_DTYPES = {"cpu": _FLOAT, "cuda": (*_FLOAT, torch.float64)}
-Tensors = list[Tensor]
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_MOST_FEATURES = {1: 8192, 2: 4096, 3: 2048, 4: 2048}  # of so many steps on CUDA: registers hold no more
 _PLAIN = (Tensor, torch.nn.Parameter)
 logger = logging.getLogger(__name__)
 
@@ -58,9 +58,7 @@ def takes(x: Tensor, f_x: Tensor, dim: int, steps: int, skip_scale: float = 1.0,
     return has_kernel(x, f_x, dim, steps)
 
 
-def skip_norm(
-    x: Tensor, f_x: Tensor, gains: Tensors, biases: Tensors, skip_scale=1.0, branch_scale=1.0, eps=1e-5, rms=False
-) -> Tensor:
+def skip_norm(x: Tensor, f_x: Tensor, gains, biases, skip_scale=1.0, branch_scale=1.0, eps=1e-5, rms=False) -> Tensor:
     """``y_1 = norm_1(skip_scale * x + branch_scale * F)``, ``y_k = norm_k(skip_scale * x + y_{k-1})``, as one operator.
 
     Eq. 3 of Liu et al. 2020 with one gain and ``skip_scale`` λ, Eq. 4 with λ gains and ``skip_scale`` 1.
@@ -104,22 +102,17 @@ def skip_mix(
 def has_kernel(x: Tensor, f_x: Tensor, dim: int, steps: int, mixed: bool = False) -> bool:
     """Whether a kernel computes the operator, or a mixture of so many steps, for these inputs as rows of ``dim``."""
     device = x.device.type
-    dtypes = _DTYPES.get(device, ())
-    if f_x.device != x.device or x.dtype not in dtypes or f_x.dtype not in dtypes:
+    if device not in CHOICES or f_x.device != x.device or x.dtype not in _DTYPES or f_x.dtype not in _DTYPES:
         return False
+    fits = dim % 16 == 0 and dim > 0 if device == "cpu" else not mixed and dim <= _MOST_FEATURES.get(steps, 0)
     if torch.compiler.is_compiling():
         exporting = getattr(torch.compiler, "is_exporting", lambda: False)()  # torch 2.7
-        return not exporting and _is_node(device) and _fits(device, dim, steps, mixed)
-    if type(x) not in _PLAIN or type(f_x) not in _PLAIN or _is_transformed():
+        return not exporting and _is_node(device) and fits
+    # at work is torch.func (vmap, grad, ...) or forward-mode differentiation
+    transforms = torch._C._functorch.peek_interpreter_stack() is not None or autograd.forward_ad._current_level >= 0
+    if type(x) not in _PLAIN or type(f_x) not in _PLAIN or transforms:
         return False
-    return in_use(device, wait=False).name != "reference" and _fits(device, dim, steps, mixed)
-
-
-def _fits(device: str, features: int, steps: int, mixed: bool) -> bool:
-    if device == "cpu":
-        return features % 16 == 0 and features > 0
-    most = (2048, 4) if mixed else (8192, 32)  # a mixture's steps are one launch
-    return features <= most[0] and steps <= most[1]
+    return in_use(device, wait=False).name != "reference" and fits
 
 
 def _is_node(device: str) -> bool:
@@ -135,11 +128,6 @@ def _choice() -> str:
 _is_node._dynamo_marked_constant = _choice._dynamo_marked_constant = True
 
 
-def _is_transformed() -> bool:
-    """Whether torch.func (vmap, grad, ...) or forward-mode differentiation is at work."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
-
-
 def _choose(device: str, wait: bool) -> Backend:
     choice = _choice()
     if choice not in CHOICES:
@@ -149,7 +137,7 @@ def _choose(device: str, wait: bool) -> Backend:
     try:
         if device == "cpu" and choice == "auto" and not wait and _is_being_built():
             return BUILDING
-        return Backend(device, _load(device))
+        return Backend(device, importlib.import_module(f".{device}", __package__).load())
     except Exception as error:  # whatever keeps a kernel from this machine, the reference computes the same
         reason = str(error).strip().split("\n")[0][:300]
         warnings.warn(f"skip connections run without their {device} operator: {reason}", RuntimeWarning, stacklevel=2)
@@ -168,11 +156,6 @@ def _is_being_built() -> bool:
     if _builders[-1].poll():
         raise UserError(_builders.pop().communicate()[1].strip() or "the build was killed")
     return _builders[-1].poll() is None
-
-
-def _load(device: str) -> str:
-    """Load a device's kernels; returns what they are."""
-    return importlib.import_module(f".{device}", __package__).load()
 
 
 _backends: dict[str, Backend] = {}

@@ -1,15 +1,13 @@
-"""``torch.ops.fairseq_rskip.recursive_skip``: its schema, its shapes for ``torch.compile`` and its derivatives.
+"""``torch.ops.fairseq_rskip.recursive_skip``: its schema, its shapes for ``torch.compile`` and its derivative.
 
 It returns y, and what its derivative keeps beside the inputs: the moments of each step and row; for a mixture, which
 has ``weights``, p where each row has its own (with a ``direction``), otherwise nothing.
 """
 
-import contextlib
-
 import torch
 from torch import Tensor
 
-from . import reference
+from ..errors import UserError
 
 _ARGUMENTS = "Tensor x, Tensor f_x, Tensor[] gains, Tensor[] biases, Tensor? weights, Tensor? direction, "
 _OPTIONS = "float skip_scale, float branch_scale, float eps, bool rms"
@@ -18,7 +16,7 @@ _OPTIONS = "float skip_scale, float branch_scale, float eps, bool rms"
 def empty_results(x, f_x, gains, biases, weights, direction, *options) -> tuple[Tensor, Tensor]:
     """Both results, not written."""
     numbers = 2 * len(gains) if weights is None else 0 if direction is None else len(gains)
-    kept = x.new_empty((numbers, *x.shape[:-1]), dtype=reference.computing_type(x, f_x, gains))
+    kept = x.new_empty((numbers, *x.shape[:-1]), dtype=torch.float32)
     return x.new_empty(x.shape), kept
 
 
@@ -26,55 +24,39 @@ def _empty_gradients(gradient, d_kept, x, f_x, gains, biases, weights, direction
     return [t.new_empty(t.shape) for t in (x, f_x, *gains, *biases, weights, direction) if t is not None]
 
 
-def _second_derivative(gradient, d_kept, x, f_x, gains, biases, weights, direction, kept, *options) -> list[Tensor]:
-    """The gradients as functions of the inputs: the reference's."""
-    with torch.enable_grad():
-        # views: one tensor may be given twice
-        tensors = [t if t is None else t.view_as(t) for t in (x, f_x, *gains, *biases, weights, direction)]
-        tensors = [t if t is None or t.requires_grad else t.detach().requires_grad_() for t in tensors]
-        arguments = _arguments(tensors, len(gains))
-        if weights is None:
-            outputs = (reference.skip_norm(*arguments[:4], *options),)
-        else:
-            outputs = reference.skip_mix(*arguments, *options)
-        count = 1 if d_kept is None else 2
-        outputs, upstream = outputs[:count], (gradient, d_kept)[:count]
-        inputs = [t for t in tensors if t is not None]
-        return torch.autograd.grad(outputs, inputs, upstream, create_graph=True, materialize_grads=True)
+def _first_derivative(*arguments) -> list[Tensor]:
+    """The gradients. Raises ``UserError`` with ``create_graph``: the kernels' gradients have none of their own."""
+    if torch.is_grad_enabled():
+        raise UserError("the skip connections' operator has no second derivative; RSKIP_OPS=reference has")
+    with torch._C._AutoDispatchBelowAutograd():
+        return _backward(*arguments)
 
 
 class RecursiveSkip(torch.autograd.Function):
     """The derivative on CUDA, as ``recursive_skip.cpp`` has it for a CPU, where a node in C++ costs less."""
 
     @staticmethod
-    def forward(ctx, options, steps, *tensors):
+    def forward(ctx, options, steps, x, f_x, *parameters):
         ctx.options, ctx.steps = options, steps
         ctx.set_materialize_grads(False)
         with torch._C._AutoDispatchBelowAutograd():
-            y, kept = operator(*_arguments(tensors, steps), *options)
-        ctx.save_for_backward(kept, *tensors)
-        if tensors[-1] is None:
-            ctx.mark_non_differentiable(kept)
-        return y, kept
+            y, moments = operator(x, f_x, parameters[:steps], parameters[steps:], None, None, *options)
+        ctx.save_for_backward(moments, x, f_x, *parameters)
+        ctx.mark_non_differentiable(moments)
+        return y, moments
 
     @staticmethod
-    def backward(ctx, gradient, d_kept):
-        kept, *tensors = ctx.saved_tensors
-        gradient = torch.zeros_like(tensors[0]) if gradient is None else gradient
-        with contextlib.nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd():
-            found = _backward(gradient, d_kept, *_arguments(tensors, ctx.steps), kept, *ctx.options)
-        gradients = iter(found)
-        return None, None, *(None if t is None else next(gradients) for t in tensors)
+    def backward(ctx, gradient, _d_moments):
+        moments, x, f_x, *parameters = ctx.saved_tensors
+        gradient = torch.zeros_like(x) if gradient is None else gradient
+        gains, biases = parameters[: ctx.steps], parameters[ctx.steps :]
+        found = _backward(gradient, None, x, f_x, gains, biases, None, None, moments, *ctx.options)
+        return None, None, *found
 
 
-def _arguments(tensors, steps):
-    """x, F, gains, biases, weights and direction from one list of them all."""
-    return tensors[0], tensors[1], list(tensors[2 : 2 + steps]), list(tensors[2 + steps : -2]), *tensors[-2:]
-
-
-def with_derivative(x, f_x, gains, biases, weights, direction, *options) -> tuple[Tensor, Tensor]:
-    """The operator where autograd may record."""
-    return RecursiveSkip.apply(options, len(gains), x, f_x, *gains, *biases, weights, direction)
+def with_derivative(x, f_x, gains, biases, _weights, _direction, *options) -> tuple[Tensor, Tensor]:
+    """The operator, not of a mixture, where autograd may record."""
+    return RecursiveSkip.apply(options, len(gains), x, f_x, *gains, *biases)
 
 
 library = torch.library.Library("fairseq_rskip", "DEF")
@@ -85,6 +67,6 @@ library.define(
 library.impl("recursive_skip", empty_results, "Meta")
 library.impl("recursive_skip_backward", _empty_gradients, "Meta")
 for _device in ("CPU", "CUDA"):
-    library.impl("recursive_skip_backward", _second_derivative, f"Autograd{_device}")
+    library.impl("recursive_skip_backward", _first_derivative, f"Autograd{_device}")
 operator = torch.ops.fairseq_rskip.recursive_skip.default
 _backward = torch.ops.fairseq_rskip.recursive_skip_backward.default

@@ -33,8 +33,7 @@ def gpu_only(*values):
 
 SOME = ["transformer_rskip_ln_tiny", "transformer_askip_ln_tiny", "transformer_hyper_tiny"]
 AMP = ["off", "bf16", gpu_only("fp16")]
-ROWS = {f"{mode}-{name}": (mode, *case) for mode in test_ops.MODES for name, case in test_ops.CASES.items()}
-ROWS |= {name: ("norm", (9, 100), 2, {"branch_scale": 0.1}, kinds) for name, kinds in test_ops.MIXED.items()}
+ROWS = test_ops.CASES | {name: ((9, 100), 2, {"branch_scale": 0.1}, kinds) for name, kinds in test_ops.MIXED.items()}
 
 
 def losses(data, arch, precision):
@@ -94,15 +93,15 @@ def test_a_skip_agrees_with_float64_on_the_cpu(case, dtype):
 
 @pytest.mark.parametrize("case", ROWS)
 def test_every_case_equals_the_reference_in_float64_and_is_the_same_twice(case):
-    mode, shape, steps, options, kinds = (*ROWS[case], (torch.float32,) * 3)[:5]
+    shape, steps, options, kinds = (*ROWS[case], (torch.float32,) * 3)[:4]
     assert in_use(DEVICE).name == DEVICE
     options = dict(options)
-    leaves = test_ops.inputs(shape, steps, kinds, options.pop("biases", not options.get("rms")), mode)
+    leaves = test_ops.inputs(shape, steps, kinds, options.pop("biases", not options.get("rms")))
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     moved = [leaf.detach().to(DEVICE).requires_grad_() for leaf in leaves]
-    first, second = (test_ops.evaluate(ops, moved, steps, mode, **options) for _ in range(2))
+    first, second = (test_ops.evaluate(ops, moved, steps, **options) for _ in range(2))
     assert all(torch.equal(a, b) and a.device.type == DEVICE for a, b in zip(first, second))
-    expected = test_ops.evaluate(reference, wide, steps, mode, **options)
+    expected = test_ops.evaluate(reference, wide, steps, **options)
     test_ops.agree([t.cpu() for t in first], expected, max(kinds, key=test_ops.TOLERANCE.get))
 
 

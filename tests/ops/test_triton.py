@@ -17,14 +17,13 @@ from fairseq_rskip.ops.operator import operator
 
 pytest.importorskip("triton")
 
-CASES = """post_norm one_feature odd short_20 short_64 long prime expanded equal_scales rms no_bias empty""".split()
-MIXTURES = "short_20 post_norm one_feature rms_short empty".split()
-MIXED = "double bfloat branch_half".split()
-# mode, shape, steps, options, types; six steps are a chain of launches
-TRIED = [("norm", *test_ops.CASES[name]) for name in CASES]
-TRIED += [("norm", (9, 40), 6, {"branch_scale": 0.5}, test_ops.MIXED[name]) for name in MIXED]
-TRIED += [(mode, *test_ops.CASES[name]) for mode in test_ops.MODES[1:] for name in MIXTURES]
-TRIED += [(mode, (9, 40), 3, {}, test_ops.MIXED[name]) for mode in test_ops.MODES[1:] for name in MIXED[:2]]
+CASES = (
+    """post_norm one_feature odd short_20 short_64 prime expanded equal_scales rms rms_short no_bias empty""".split()
+)
+MIXED = "bfloat branch_half gains_wide".split()
+# shape, steps, options, types
+TRIED = [*(test_ops.CASES[name] for name in CASES), ((2, 8192), 1, {}), ((2, 4096), 2, {})]
+TRIED += [((9, 40), 4, {"branch_scale": 0.5}, test_ops.MIXED[name]) for name in MIXED]
 
 
 def test_the_kernels_equal_the_reference():
@@ -42,13 +41,11 @@ def run_by_the_interpreter():
     torch.use_deterministic_algorithms(True)  # fills what torch.empty returns
     cuda.register("CPU")
 
-    def mix(x, f_x, gains, biases, weights=None, direction=None, skip_scale=1.0, branch_scale=1.0, eps=1e-5, rms=False):
-        y, p = operator(x, f_x, gains, biases, weights, direction, skip_scale, branch_scale, eps, rms)
-        return y, weights if direction is None else p
+    def skip_norm(x, f_x, gains, biases, skip_scale=1.0, branch_scale=1.0, eps=1e-5, rms=False):
+        return operator(x, f_x, gains, biases, None, None, skip_scale, branch_scale, eps, rms)[0]
 
-    kernels = SimpleNamespace(skip_norm=lambda *rows, **options: mix(*rows, **options)[0], skip_mix=mix)
-    for number, (mode, *case) in enumerate(TRIED):
-        test_ops.check(kernels, *case, mode=mode)
+    for number, case in enumerate(TRIED):
+        test_ops.check(SimpleNamespace(skip_norm=skip_norm), *case)
         print(number)
 
 
@@ -101,16 +98,14 @@ def compiled(monkeypatch, tmp_path):
     return compile_for
 
 
-def norm_and_backward(width, steps, dtype, rms=False, mode=None):
+def norm_and_backward(width, steps, dtype, rms=False):
     """The arguments of a forward and a backward pass on 64 rows."""
     from fairseq_rskip.ops import cuda
 
     x, row = torch.ones(64, width, dtype=dtype), torch.ones(width, dtype=dtype)
     gains, biases, options = [row] * steps, [] if rms else [row] * steps, (1.0, 1.0, 1e-5, rms)
-    direction = row if mode == "halting" else None
-    weights = None if mode is None else torch.ones(steps - (mode == "halting"), dtype=dtype)
-    _, kept = cuda.forward(x, x, gains, biases, weights, direction, *options)
-    cuda.backward(x, None, x, x, gains, biases, weights, direction, kept, *options)
+    _, moments = cuda.forward(x, x, gains, biases, None, None, *options)
+    cuda.backward(x, None, x, x, gains, biases, None, None, moments, *options)
 
 
 def spilled(log):
@@ -123,26 +118,13 @@ def spilled(log):
 @pytest.mark.parametrize("width", [512, 1024])
 @pytest.mark.parametrize("architecture, dtype", [(80, torch.bfloat16), (90, torch.float16)], ids=["sm_80", "sm_90"])
 def test_nothing_spills_at_the_widths_of_the_presets(architecture, dtype, width, compiled):
-    variants = [(steps, False, None) for steps in (1, 2, 3, 4)]
-    variants += [(2, True, None), (4, False, "constant"), (4, False, "halting")]
+    variants = [*((steps, False) for steps in (1, 2, 3, 4)), (2, True)]
     bytes_spilled = {}
-    for variant in variants:
-        logs = [log for _, log in compiled(architecture, norm_and_backward, width, variant[0], dtype, *variant[1:])]
+    for steps, rms in variants:
+        logs = [log for _, log in compiled(architecture, norm_and_backward, width, steps, dtype, rms)]
         assert len(logs) == 2
-        bytes_spilled[variant] = [spilled(log) for log in logs]
+        bytes_spilled[steps, rms] = [spilled(log) for log in logs]
     assert bytes_spilled == dict.fromkeys(variants, [0, 0])
-
-
-def test_a_long_recursion_is_a_chain_of_launches(compiled):
-    results = compiled(90, norm_and_backward, 512, 6, torch.float16)
-    assert [kernel.name for kernel, _ in results] == ["_forward"] * 3 + ["_backward"] * 2  # backward repeats one
-    assert sum(spilled(log) for _, log in results if log) == 0
-
-
-def test_fp64_numbers_reach_the_kernel_as_fp64(compiled):
-    for kernel, _ in compiled(90, norm_and_backward, 16, 1, torch.float64):
-        assert {kernel.src.signature[name] for name in ("skip", "branch", "eps")} == {"fp64"}
-        assert kernel.asm["ptx"].count(".param .f64") == 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a card")
@@ -152,10 +134,17 @@ def test_kernels_that_do_not_run_leave_the_work_to_torch(monkeypatch):
         assert in_use("cuda").name == "reference"
 
 
-def test_larger_inputs_are_left_to_torch():
-    taken = [(8192, 32, False), (2048, 4, True)]
-    left = [(8193, 2, False), (512, 33, False), (512, 5, True), (2049, 2, True)]
-    assert [dispatch._fits("cuda", *each) for each in taken + left] == [True] * 2 + [False] * 4
+def test_larger_inputs_mixtures_and_fp64_are_left_to_torch(monkeypatch):
+    monkeypatch.setattr(dispatch, "_backends", {"cuda": dispatch.Backend("cuda", "a test")})
+    monkeypatch.setattr(dispatch, "_PLAIN", (SimpleNamespace,))
+
+    def taken(dim, steps, mixed=False, dtype=torch.float16):
+        x = SimpleNamespace(device=torch.device("cuda"), dtype=dtype)
+        return dispatch.has_kernel(x, x, dim, steps, mixed)
+
+    assert taken(8192, 1) and taken(4096, 2) and taken(2048, 4)
+    assert not (taken(8193, 1) or taken(4097, 2) or taken(2049, 3) or taken(512, 5))
+    assert not (taken(512, 4, mixed=True) or taken(512, 2, dtype=torch.float64))
 
 
 if __name__ == "__main__":
