@@ -29,7 +29,7 @@ def compare(
     names: list[str], outputs: list[list[str]], references: list[list[str]], trials: int
 ) -> tuple[list[list[str]], list[str]]:
     """The table, headings first, with each system's tests against the first one; and notes on metrics and tests."""
-    from fairseq_rskip.tools.significance import LEAST_DIFFERENT, TESTS, paired  # takes seconds
+    from fairseq_rskip.tools.significance import LEAST_DIFFERENT, PAIRED, paired  # takes seconds
 
     metrics: dict[str, Any] = {"BLEU": BLEU(), "chrF": CHRF()}
     table = [["system", *metrics, "BLEU without brevity penalty", "brevity penalty", "length ratio"]]
@@ -37,16 +37,14 @@ def compare(
         bleu, chrf = (metric.corpus_score(lines, references) for metric in metrics.values())
         cells = [bleu.score, chrf.score, bleu.score / bleu.bp if bleu.bp else 0.0]
         table.append([name, *(f"{c:.2f}" for c in cells), f"{bleu.bp:.3f}", f"{bleu.sys_len / bleu.ref_len:.3f}"])
-    for test in TESTS:
-        p = paired(outputs[0], outputs[1:], references, {"BLEU": BLEU(), "chrF": CHRF()}, test, trials)
-        for metric in metrics:
-            values = [f"{each[metric]:.4f}" if each else "not tested" for each in p]
-            for row, cell in zip(table, [f"{metric}: p ({test})", "baseline", *values]):
-                row.append(cell)
+    p = paired(outputs[0], outputs[1:], references, {"BLEU": BLEU(), "chrF": CHRF()}, trials)
+    for metric in metrics:
+        values = [f"{each[metric]:.4f}" if each else "not tested" for each in p]
+        for row, cell in zip(table, [f"{metric}: p", "baseline", *values]):
+            row.append(cell)
     size = f"{len(outputs[0]):,} sentences"
     notes = [f"{name} over {size}: {metric.get_signature()}" for name, metric in metrics.items()]
-    tests = "; ".join(f"{kind}: {what}" for kind, what in TESTS.items())
-    notes.append(f"p against {names[0]}, {trials:,} trials; {tests}")
+    notes.append(f"p against {names[0]}: {PAIRED}, {trials:,} trials")
     if any("not tested" in row for row in table):
         notes.append(f"a system with fewer than {LEAST_DIFFERENT} differing translations is not tested")
     return table, notes
@@ -55,7 +53,7 @@ def compare(
 def compare_texts(paths: dict[str, Path], trials: int) -> tuple[list[list[str]], list[str]] | None:
     """The table, headings first, with each language model's test against the first one; and notes. None for systems
     that are no language models. Raises ``UserError`` unless all scored one text."""
-    from fairseq_rskip.tools.significance import paired_values  # takes seconds
+    from fairseq_rskip.tools.significance import PAIRED, paired_values  # takes seconds
 
     scores = {name: read_scores(path) if path.is_dir() else {} for name, path in paths.items()}
     texts = {name: each.get("text_sha256") for name, each in scores.items()}
@@ -74,8 +72,8 @@ def compare_texts(paths: dict[str, Path], trials: int) -> tuple[list[list[str]],
     window = "windows of {tokens_per_sample} tokens, a stride of {stride}"
     windows = sorted({window.format(**each["context"]) for each in scores.values()})
     notes = [f"{len(bits[base]):,} documents, {first['bytes']:,} bytes; {' or '.join(windows)}"]
-    test = f"approximate randomisation over documents, two-sided, {trials:,} trials"
-    return table, [*notes, f"difference: of bits per byte, against {base}; p: {test}"]
+    test = f"p of the documents: {PAIRED}, {trials:,} trials"
+    return table, [*notes, f"difference: of bits per byte, against {base}; {test}"]
 
 
 def most_different(

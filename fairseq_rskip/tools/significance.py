@@ -1,8 +1,5 @@
-"""Whether two systems differ: Welch's t-test over seeds, Holm's correction, power, and sacreBLEU's paired tests of two
-translations of one test set.
-
-Approximate randomisation is two-sided. The bootstrap centres the absolute differences of its resamples, so its p is
-about one-sided: about 0.4 for two systems of the same score, where a two-sided test has 1.
+"""Whether two systems differ: Welch's t-test over seeds, Holm's correction, power, and approximate randomisation of two
+systems on one test set.
 """
 
 import math
@@ -19,7 +16,7 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestIndPower
 
 LEVEL, POWER = 0.05, 0.8
-TESTS = {"ar": "approximate randomisation, two-sided", "bs": "paired bootstrap, whose p is about one-sided"}
+PAIRED = "approximate randomisation, two-sided"
 LEAST_DIFFERENT = 10  # with fewer differing sentences, ties make p too small
 SEED = "12345"  # sacreBLEU's own; with a fixed seed a comparison is repeatable
 
@@ -65,12 +62,11 @@ def paired(
     systems: Sequence[list[str]],
     references: list[list[str]],
     metrics: Mapping[str, Metric],
-    test: str = "ar",
     trials: int = 10000,
 ) -> list[dict[str, float]]:
-    """The p-values of each of ``systems`` against ``baseline``, by name of the metric: those of the sacrebleu command.
+    """The p-values of each of ``systems`` against ``baseline``, by name of the metric: those of sacrebleu --paired-ar.
 
-    ``test`` is a key of ``TESTS``. A system with fewer than ``LEAST_DIFFERENT`` differing sentences has none.
+    A system with fewer than ``LEAST_DIFFERENT`` differing sentences has none.
     """
     differing = [sum(ours != theirs for ours, theirs in zip(lines, baseline, strict=True)) for lines in systems]
     named = {str(n): lines for n, lines in enumerate(systems) if differing[n] >= LEAST_DIFFERENT}
@@ -78,7 +74,7 @@ def paired(
     if named:
         with patch.dict(os.environ, SACREBLEU_SEED=SEED):  # sacreBLEU takes the seed from there alone
             systems_of_test = [("baseline", baseline), *named.items()]
-            _, results = PairedTest(systems_of_test, dict(metrics), references, test, trials)()
+            _, results = PairedTest(systems_of_test, dict(metrics), references, "ar", trials)()
     columns = [values[1:] for name, values in results.items() if name != "System"]
     by_system = {n: [float(result.p_value) for result in row] for n, row in zip(named, zip(*columns))}
     return [dict(zip(metrics, by_system.get(str(n), ()))) for n in range(len(systems))]

@@ -69,7 +69,7 @@ class Table(Section):
     evaluate: Options = {}
     sweep: Sweep = {}
     sweep_seeds: Annotated[int, Field(ge=1)] = 1
-    test: Literal["", "welch", "randomisation", "bootstrap"] = ""
+    test: Literal["", "welch", "randomisation"] = ""
     figure: Literal["", "gradients", "ratio", "curves", "course"] = ""
     figure_options: Options = {}
     name: str = ""

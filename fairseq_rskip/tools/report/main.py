@@ -19,10 +19,10 @@ from fairseq_rskip.tools import analyze
 from fairseq_rskip.tools.experiments.plan import collect, described
 from fairseq_rskip.tools.experiments.records import Result, Table
 from fairseq_rskip.tools.experiments.tasks import CHECKPOINTS, TASKS
-from fairseq_rskip.tools.significance import TESTS
+from fairseq_rskip.tools.significance import PAIRED
 
 from . import tables as page
-from .tables import PAIRED, compare, power, test_of
+from .tables import compare, power, test_of
 
 TITLES = {"curves": "Learning curves", "course": "x:F, branch, gradient norm and λ during training"}
 TITLES |= {"gradients": "Gradient norm at the output of every block", "ratio": "x:F in the output of every block"}
@@ -55,8 +55,8 @@ def _part(table: Table, options: argparse.Namespace, folder: Path) -> dict[str, 
     differs = ", ".join(filter(None, [data, f"{scale:g} of the length" * (scale != 1), page.listed(changed)]))
     notes = [*page.notes(table, lines), power(lines, table.metric)]
     test = f"Welch's t-test, two-sided, over seeds (scipy {scipy.__version__})"
-    if test_of(table) in PAIRED:
-        test = f"{TESTS[PAIRED[test_of(table)][0]]}; it covers the choice of test sentences, not of seeds"
+    if test_of(table) == "randomisation":
+        test = f"{PAIRED}; it covers the choice of test sentences, not of seeds"
     notes += [f"p: {test}. Bold: the best, if Holm's p of the difference is below 0.05."] * any(x.p for x in lines)
     first = [(str(x.cell), next(iter(x.records.values()), {}).get("examples")) for x in lines]
     return {

@@ -19,11 +19,10 @@ from fairseq_rskip.tools.score import make_metric
 from fairseq_rskip.tools.significance import LEVEL
 
 MINUS = "\u2212"
-PAIRED = {"randomisation": ("ar", 10000), "bootstrap": ("bs", 1000)}  # sacreBLEU's name, and trials
 
 
 def test_of(table: Table) -> str:
-    """What the p-values are of: welch, randomisation or bootstrap."""
+    """What the p-values are of: welch or randomisation."""
     return "welch" if table.metric in TASKS[table.task].over_seeds else table.test or "randomisation"
 
 
@@ -57,7 +56,7 @@ def _compare(lines: list[Result], table: Table) -> list[Result]:
     means = [line.mean for line in lines if line.values]
     best = (min if TASKS[table.task].metrics[table.metric] else max)(means, default=None)
     decided = {x.cell.row.label: x.baseline for x in lines if x.p and all(p < LEVEL for p in x.adjusted.values())}
-    if test_of(table) in PAIRED:  # which covers the choice of sentences, not of seeds
+    if test_of(table) == "randomisation":  # which covers the choice of sentences, not of seeds
         samples = {label: [*by_label[label].values.values()] for label in {*decided, *decided.values()}}
         decided = {a: b for a, b in decided.items() if (significance.welch(samples[a], samples[b]) or 1) < LEVEL}
     return [replace(x, best=x.mean == best and x.cell.row.label in {*decided, *decided.values()}) for x in lines]
@@ -90,7 +89,7 @@ def _paired(line: Result, base: Result, seed: int, table: Table) -> float | str:
     if references[0] != references[1]:
         return "other test set"
     metrics = {table.metric: make_metric(table.metric)}
-    (p,) = significance.paired(systems[1], [systems[0]], references[0], metrics, *PAIRED[test_of(table)])
+    (p,) = significance.paired(systems[1], [systems[0]], references[0], metrics)
     return p.get(table.metric, "hardly a translation differs")
 
 
