@@ -1,7 +1,7 @@
 """Compare translations of one test set: scores with signatures, lengths, significance, examples; or language models on
 one text: perplexity, and a test paired by documents.
 
-    rskip compare checkpoints/a checkpoints/b/checkpoint_best.pt --html compare.html
+    rskip compare checkpoints/a checkpoints/b/checkpoint_best.pt
     rskip compare post-norm=runs/x/seed1 2rSkip=runs/y/seed1
     rskip compare a.de b.de c.de --ref test.de --src test.en
 
@@ -17,11 +17,9 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from fairseq_rskip.console import Parser, in_columns, whole_number
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.files import write_text
 from fairseq_rskip.tools.process import stop_on_signals
 from fairseq_rskip.tools.systems import evaluation, load, name_paths, read_scores
 
-PAGE = Path(__file__).with_name("compare.html.j2")
 Examples = list[tuple[int, list[tuple[str, str]]]]  # number of a sentence, and its lines with their labels
 
 
@@ -91,24 +89,20 @@ def most_different(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compare, write the page, print the text. Raises ``UserError``."""
+    """Compare, and print the table. Raises ``UserError``."""
     parser = Parser(description=__doc__)
     parser.add_argument("systems", nargs="+", metavar="SYSTEM", help="two or more; baseline first")
     parser.add_argument("--ref", type=Path, nargs="+", metavar="FILE", help="references (those of the evaluations)")
     parser.add_argument("--src", type=Path, metavar="FILE", help="source, to show it (that of the evaluations)")
     parser.add_argument("--data", type=Path, help="corpus to evaluate checkpoints on (the one they were trained on)")
-    where = "folder for evaluations of checkpoints (beside the checkpoints)"
-    parser.add_argument("--output", type=Path, metavar="DIR", help=where)
     parser.add_argument("--examples", type=whole_number(0), default=10, metavar="N", help="sentences to show (10)")
     parser.add_argument("--trials", type=whole_number(1), default=1000, metavar="N", help="trials per test (1000)")
-    parser.add_argument("--html", type=Path, metavar="OUT", help="also write the comparison as a web page")
     options = parser.parse_args(argv)
     if len(options.systems) < 2:
         parser.error("two systems are needed, or more")
     stop_on_signals()
     paths = name_paths(options.systems)
-    folders = {name: options.output and options.output / name.replace("/", "-") for name in paths}
-    paths = {name: evaluation(path, options.data, folders[name]) for name, path in paths.items()}
+    paths = {name: evaluation(path, options.data) for name, path in paths.items()}
     examples: Examples = []
     if comparison := compare_texts(paths, options.trials):
         table, notes = comparison
@@ -118,11 +112,6 @@ def main(argv: list[str] | None = None) -> None:
         examples = most_different([*paths], outputs, references, source, options.examples)
         if options.examples and not examples:
             notes.append("no sentences to show: all systems have the same chrF on every sentence")
-    if options.html:
-        import jinja2
-
-        page = jinja2.Template(PAGE.read_text("utf-8"), autoescape=True)
-        write_text(options.html, page.render(table=table, notes=notes, examples=examples) + "\n")
     print("\n".join([*in_columns(table), "", *notes]))
     for number, shown in examples:
         print(f"\nsentence {number}", *(f"  {line}" for line in in_columns(shown)), sep="\n")

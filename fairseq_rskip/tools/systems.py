@@ -62,12 +62,11 @@ def evaluations_of(checkpoint: Path) -> Iterator[dict[str, Any]]:
                 yield scores
 
 
-def evaluation(path: Path, data: Path | None, output: Path | None) -> Path:
+def evaluation(path: Path, data: Path | None) -> Path:
     """The file of translations or the folder of an evaluation that ``path`` is.
 
-    A checkpoint, or the average of a training's folder, is evaluated with default options unless that is up to date: on
-    ``data``, by default what it was trained on, into the evaluation beside it if there is one, else into ``output``,
-    else beside it. Raises ``UserError``.
+    A checkpoint, or the average of a training's folder, is evaluated beside it with default options unless that is up
+    to date: on ``data``, by default what it was trained on. Raises ``UserError``.
     """
     if (path / "checkpoints").is_dir():  # a seed's folder of rskip run
         path = path / ("evaluation" if (path / "evaluation" / SCORES).is_file() else "checkpoints")
@@ -80,8 +79,8 @@ def evaluation(path: Path, data: Path | None, output: Path | None) -> Path:
     taken, _ = weights.choose(folder, 1, options.checkpoint)
     trained_on = None if data else weights.task_of(taken[0]).get("data")
     options.data = main.corpus_of(taken[0], trained_on, data).folder
-    beside = options.out.with_name(f"{options.out.name}-{path.stem}") if checkpoint else options.out
-    options.out = beside if (beside / SCORES).is_file() else output or beside
+    if checkpoint:
+        options.out = options.out.with_name(f"{options.out.name}-{path.stem}")
     with contextlib.redirect_stdout(sys.stderr):
         main.evaluate(options)
     return options.out

@@ -1,6 +1,5 @@
-"""rskip compare: scores and p-values of sacreBLEU's own command, names, lengths, examples, a page, refusals."""
+"""rskip compare: scores and p-values of sacreBLEU's own command, names, lengths, examples, refusals."""
 
-import html
 import json
 import random
 import re
@@ -74,14 +73,6 @@ def test_the_sentences_that_differ_most_come_first_beside_their_source(texts, ca
             assert f"\n  {label:<10}  {lines[name][number - 1]}" in out
     assert out.count("  not tested") == 2  # no test of two differences
     assert "nrefs:1|case:mixed|eff:no|tok:13a" in out and "chrF over 60 sentences: nrefs:1|" in out
-
-
-def test_the_page_says_the_same_as_the_text_and_needs_no_other_file(texts, capsys, tmp_path):
-    out = run(texts, capsys, "good", "bad", options=["--html", tmp_path / "page.html", "--examples", 4])
-    page = (tmp_path / "page.html").read_text("utf-8")
-    cells = re.findall("<td>(.*?)</td>", page)
-    assert len(cells) == 3 * 8 + 4 * 3 * 2 and any("&lt;b&gt;" in cell for cell in cells)
-    assert all(html.unescape(cell) in out for cell in cells) and not re.search("<(b|script|link|img)[ >]", page)
 
 
 def test_systems_are_called_by_their_name_or_label(texts, capsys, tmp_path):

@@ -79,13 +79,12 @@ def test_translations_and_score_are_those_of_the_plain_commands(translator, tran
     assert f"length ratio {row['length_ratio']:.3f}, brevity penalty {row['brevity_penalty']:.3f}" in translated[0]
 
 
-def test_compare_takes_checkpoints_and_evaluates_each_once(translator, translated, tmp_path, capsys, monkeypatch):
+def test_compare_takes_checkpoints_and_evaluates_each_once(translator, translated, capsys, monkeypatch):
     """A training's folder, whose evaluation is there, and one of its checkpoints; then again: nothing is left to do."""
-    words = ["compare", translator[1], translator[1] / "checkpoint8.pt", "--output", tmp_path / "new", "--trials", 20]
-    words = [str(word) for word in words]
+    words = ["compare", str(translator[1]), str(translator[1] / "checkpoint8.pt"), "--trials", "20"]
     assert rskip(words) == 0
     out, err = capsys.readouterr()
-    made = tmp_path / "new" / f"{translator[1].name}-checkpoint8.pt"
+    made = translator[1] / "evaluation-test-checkpoint8"
     for folder, line in zip((translated[1], made), out.splitlines()[1:]):
         found = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
         score, chrf = (row["score"] for row in found["scores"] if row["name"] in ("sacreBLEU 13a", "chrF"))
