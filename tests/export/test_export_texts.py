@@ -31,7 +31,7 @@ def scored(language_model):
 @pytest.fixture(scope="module")
 def model(language_model, scored, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported") / "ein Modell"
-    copy = shutil.copytree(language_model[1], folder.parent / "copy")
+    copy = shutil.copytree(language_model[1], folder.parent / "copy")  # its times, too, which tell checkpoints apart
     assert export(copy / "checkpoint_best.pt", folder, "--data", language_model[0]) == 0
     shutil.rmtree(copy)
     return fairseq_rskip.from_pretrained(folder), folder
@@ -61,15 +61,13 @@ def test_samples_follow_the_models_probabilities(model):
         model[0].sample("a " * 40)
 
 
-def test_the_card_has_the_perplexity(model, language_model, scored, tmp_path):
+def test_the_card_has_the_perplexity(model, scored):
     header, text = card(model[1])
     assert (header["pipeline_tag"], header["language"]) == ("text-generation", ["en"])
     assert "model.score(" in text and "model.translate(" not in text
     names = sorted(path.name for path in model[1].iterdir())
     assert names == ["README.md", "config.json", "dict.txt", "model.safetensors"]
-    options = ["--data", language_model[0], "--evaluation", language_model[1] / "evaluation-8"]
-    assert export(language_model[1] / "checkpoint_best.pt", tmp_path / "with scores", *options) == 0
-    assert f"* perplexity per subword: {scored['perplexity']['subword']:.2f}" in card(tmp_path / "with scores")[1]
+    assert f"* perplexity per subword: {scored['perplexity']['subword']:.2f}" in text
 
 
 def test_a_stock_language_model_is_exported_as_ours(letters, tmp_path):

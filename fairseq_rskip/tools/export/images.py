@@ -35,21 +35,17 @@ def convert(_stage: Path, checkpoint: Path, state: dict, data: Path | None) -> t
     return {"kind": "images", "classes": classes, **network, "mean": result["mean"], "std": result["std"]}, model
 
 
-def describe(checkpoint: Path, config: dict[str, Any], state: dict, evaluation: Path | None) -> dict[str, Any]:
-    """The values of the card."""
-    if evaluation:
-        raise UserError(f"--evaluation is for translation, and {checkpoint} is of rskip train-cifar")
+def describe(_checkpoint: Path, config: dict[str, Any], state: dict) -> dict[str, Any]:
+    """What the card says."""
     free = {name for name, field in Config.__dataclass_fields__.items() if field.metadata.get("free")}
     result, run = state["result"], state["result"]["config"]
     data = FOLDER + Path(run["data"]).name if run["data"].startswith(FOLDER) else run["data"]  # no path of this machine
-    scored = f"{result['error']:.2f} % of {result['test_images']} test images after the last of {result['iterations']}"
+    scored = f"{result['error']:.2f} % of {result['test_images']} test images, seed {result['seed']}"
     return {
-        "header": {"library_name": "pytorch"},
-        "task": "image-classification",
+        "header": {"library_name": "pytorch", "pipeline_tag": "image-classification"},
         "title": f"PreAct-ResNet-{config['depth']}, {config['skip']['kind']}, {data}",
         "text": f"Tells {result['classes']} classes of images apart:",
-        "scored": f"{scored} iterations, seed {result['seed']} ({result['train_images']} training images).",
-        "data": {"name": data, "type": data.partition(":")[2] or data},
-        "results": [("test error, %", "error", result["error"])],
+        "example": "model.classify(images)  # uint8 (N, 32, 32, 3) to names of classes",
+        "scores": [f"test error: {scored}, {result['train_images']} training images"],
         "settings": {**{k: v for k, v in run.items() if k not in free and v is not None}, "data": data},
     }

@@ -26,8 +26,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--data", type=Path, help="prepared corpus of a Transformer (the one it was trained on)")
-    scores = "folder of rskip evaluate with the scores for the card (one beside the checkpoint, of the same weights)"
-    parser.add_argument("--evaluation", type=Path, metavar="FOLDER", help=scores)
     licence = "licence of the weights for the card, such as mit or cc-by-4.0 (unknown)"
     parser.add_argument("--licence", default="unknown", metavar="NAME", help=licence)
     export(parser.parse_args(argv))
@@ -61,10 +59,10 @@ def export(options: argparse.Namespace) -> None:
         stage = Path(temporary) / "stage"
         stage.mkdir()
         config, model = kind.convert(stage, checkpoint, state, options.data)
-        about = kind.describe(checkpoint, config, state, options.evaluation)
         write_json(stage / CONFIG, {"format": FORMAT, **config})
         save_model(model, str(stage / WEIGHTS), metadata={"format": "pt"})  # shared tensors are stored once
         shutil.copymode(stage / CONFIG, stage / WEIGHTS)  # others may read it, too
+        about = kind.describe(checkpoint, config, state)
         card.write(stage / "README.md", model, options.licence, **about)
         names = sorted(path.name for path in stage.iterdir())
         os.replace(stage, folder)

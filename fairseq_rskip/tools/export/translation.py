@@ -10,11 +10,10 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 from fairseq_rskip.analysis.study import Source
-from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._building import SkipModel
 from fairseq_rskip.tools.evaluate.main import DEFAULT_LENPEN, corpus_of
-from fairseq_rskip.tools.systems import evaluations_of, read_scores
+from fairseq_rskip.tools.systems import evaluations_of
 from fairseq_rskip.tools.transformers import build, ours, read
 
 SEARCH = {"beam": 4, "lenpen": DEFAULT_LENPEN, "max_len_a": 1.0, "max_len_b": 50}  # rskip evaluate's
@@ -69,38 +68,25 @@ def model_settings(source: Source, model: Any) -> tuple[str, dict[str, Any]]:
     return name, {k: v if v is None or isinstance(v, (bool, int, float)) else str(v) for k, v in settings.items()}
 
 
-def describe(checkpoint: Path, config: dict[str, Any], state: dict, evaluation: Path | None) -> dict[str, Any]:
-    """The values of the card. Its scores are those in ``evaluation``, else those of exactly these weights."""
-    scores = read_scores(evaluation) if evaluation else next(evaluations_of(checkpoint), None)
-    if scores is None:
-        print_line("no scores found: --evaluation FOLDER names them")
-    elif "evaluation" not in scores:
-        raise UserError(f"--evaluation {evaluation} was not written by rskip evaluate")
+def describe(checkpoint: Path, config: dict[str, Any], state: dict) -> dict[str, Any]:
+    """What the card says. Its scores are those beside the checkpoint of exactly these weights."""
     is_text, languages = config["kind"] == "language_model", [*filter(None, (config["source"], config["target"]))]
-    pair, arch, scored, results = "-".join(languages), config["architecture"], "", []
-    text = f"A language model of {pair}:" if is_text else "A Transformer that translates {} to {}:".format(*languages)
-    if config["tokenizer"] == "none" and config["bpe"] != "sentencepiece":
-        text = f"Its corpus is tokenised as published: it takes and gives text of such tokens. {text}"
-    settings = {part: OmegaConf.to_container(OmegaConf.create(state["cfg"][part])) for part in SHOWN}
-    if scores:
-        about = scores["evaluation"]
-        settings["evaluation"] = " ".join(word for word in about["options"] if "=" not in word)
+    text = f"A language model of {languages[0]}:" if is_text else "Translates {} to {}:".format(*languages)
+    tag, example = "translation", 'model.translate(["A sentence as it is written."], beam=4)'
+    if is_text:
+        tag = "text-generation"
+        example = 'model.score("A text as it is written.").perplexity\nmodel.sample("A text", temperature=0.8)'
+    scores, lines = next(evaluations_of(checkpoint), {}), []
+    if about := scores.get("evaluation"):
         names = ", ".join(each["name"] for each in about["checkpoints"])  # without this machine's folders
-        if is_text:
-            size = f"{len(scores['documents'])} documents"
-            results = [(f"perplexity per {unit}", "perplexity", v) for unit, v in scores["perplexity"].items()]
-            results.append(("bits per byte", "bits_per_byte", scores["bits"]["byte"]))
-        else:
-            size, types = f"{scores['sentences']} sentences; {scores['text']}", {"chrF": "chrf"}
-            rows = [(row, types.get(row["name"], "bleu")) for row in scores["scores"]]
-            results = [(f"{row['name']} ({row['signature']})", kind, row["score"]) for row, kind in rows]
-        average = "average of " * (len(about["checkpoints"]) > 1)
-        scored = f"On {about['corpus']}, {about['subset']}, {size}. Weights: {average}{names}."
+        options = " ".join(word for word in about["options"] if "=" not in word)
+        lines.append(f"{about['corpus']}, {about['subset']}, of {names}: {options}")
+        lines += [f"{row['name']} ({row['signature']}): {row['score']:.2f}" for row in scores.get("scores", [])]
+        lines += [f"perplexity per {unit}: {value:.2f}" for unit, value in scores.get("perplexity", {}).items()]
+        lines += [f"bits per {unit}: {value:.4f}" for unit, value in scores.get("bits", {}).items()]
     return {
-        "header": {"language": languages, "library_name": "fairseq"},
-        "task": "text-generation" if is_text else "translation",
-        "title": f"{arch}, {pair}, {config['corpus']}",
-        "text": text,
-        "data": {"name": f"{config['corpus']} {pair}", "type": config["corpus"]},
-        **{"results": results, "scored": scored, "settings": settings},
+        "header": {"language": languages, "library_name": "fairseq", "pipeline_tag": tag},
+        "title": f"{config['architecture']}, {'-'.join(languages)}, {config['corpus']}",
+        **{"text": text, "example": example, "scores": lines},
+        "settings": {part: OmegaConf.to_container(OmegaConf.create(state["cfg"][part])) for part in SHOWN},
     }
