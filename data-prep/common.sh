@@ -34,18 +34,9 @@ stage() {
   fi
   find "$part" -name '.*.part' -delete # what a killed step had begun
   report "$name"
-  check_space "$name" "$(du -sk -- "$out"/*/ | awk '$1 > most { most = $1 } END { print 2 * most }')"
   "$function"
   rm -rf -- "${out:?}/$name"
   mv -- "$part" "$out/$name"
-}
-
-# check_space STAGE KILOBYTES: no stage writes more than about twice what another wrote.
-check_space() {
-  local free
-  free=$(df -Pk -- "$out" | awk 'NR == 2 { print $4 }')
-  [[ $free -ge $2 ]] ||
-    die "the stage $1 may need $(($2 / 1024 + 1)) MB in $out, where $((free / 1024)) MB are free; finished stages are kept"
 }
 
 # checksum KIND FILE: as in a list of archives; git-blob is what `git hash-object` prints.
@@ -106,7 +97,6 @@ fetch_all() {
   [[ -f $list ]] || die "there is no list of archives $list"
   [[ $from != *://* && -n $from && ! -d $from ]] && die "--from $from: expected a folder or a URL"
   mkdir -p -- "$out/archives"
-  check_space archives "$(awk -F '\t' '!/^#/ && $2 != "-" { sum += $2 } END { printf "%.0f", sum / 1024 }' "$list")"
   while IFS= read -r row; do
     [[ -n $row && $row != '#'* ]] || continue
     IFS=$'\t' read -r name size sum urls <<<"$row"
@@ -135,33 +125,27 @@ unpacked() {
 raw() {
   local name
   if [[ -n ${input:-} ]]; then
-    step documents "${documents[@]}" "$input" "$part/"{train,valid,test}".$src"
+    step documents "$input" "$documents" "$held_out" "$part/"{train,valid,test}".$src"
     return
   fi
   for name in train valid test; do
     local -n parts=$name
     [[ ! -e $part/$name.$src || (-n $tgt && ! -e $part/$name.$tgt) ]] || continue
     if [[ -n $tgt ]]; then
-      step collect --src "$src" --tgt "$tgt" "$part/$name" "${parts[@]}"
+      step "${parts[0]}" "$part/$name" "$src" "$tgt" "${parts[@]:1}"
     else
-      step documents "${documents[@]}" "${parts[@]}" "$part/$name.$src"
+      step documents "${parts[1]}" "$documents" 0 "$part/$name.$src"
     fi
   done
 }
 
-# encode FROM TO LANGUAGE STEP [OPTIONS]: what TO lacks of {train,valid,test}.LANGUAGE, from the files in FROM.
-encode() {
-  local from=$1 to=$2 lang=$3
-  shift 3
-  step "$@" ${workers:+--workers "$workers"} "$from" "$to" {train,valid,test}".$lang"
-}
+# encode KIND FROM TO MODEL LANGUAGE: what TO lacks of {train,valid,test}.LANGUAGE, from the files in FROM.
+encode() { step encode "$1" "$2" "$3" "$4" "$normalise" "$5" "$workers" {train,valid,test}".$5"; }
 
 text() {
-  local lang how
+  local lang
   for lang in "${languages[@]}"; do
-    how=(clean)
-    [[ $tokenizer == none ]] || how=(moses --lang "$lang" ${normalise:+"$normalise"})
-    encode "$out/raw" "$part" "$lang" "${how[@]}"
+    encode "${tokenizer/none/clean}" "$out/raw" "$part" '' "$lang"
   done
 }
 
@@ -174,8 +158,8 @@ subwords() {
     for lang in "${languages[@]}"; do
       model=$part/model texts=("${languages[@]/#/$text/train.}")
       [[ $vocabulary == joint ]] || model=$part/model.$lang texts=("$text/train.$lang")
-      [[ -e $model ]] || step learn "$bpe" --size "$bpe_size" --model "$model" "${texts[@]}"
-      encode "$text" "$part/all" "$lang" "$bpe" --model "$model"
+      [[ -e $model ]] || step learn "$bpe" "$bpe_size" "$model" "${texts[@]}"
+      encode "$bpe" "$text" "$part/all" "$model" "$lang"
     done
   fi
   for lang in "${languages[@]}"; do
@@ -186,7 +170,7 @@ subwords() {
   [[ -n $tgt ]] || return 0
   # Training pairs only: a score is of the whole test set.
   rm -- "$part/train."{"$src","$tgt"}
-  step filter "$part/all/train."{"$src","$tgt"} "$part/train."{"$src","$tgt"} --max-length "$max_length" --max-ratio "$max_ratio"
+  step filter "$max_length" "$max_ratio" "$part/all/train."{"$src","$tgt"} "$part/train."{"$src","$tgt"}
 }
 
 binarise() {
@@ -212,7 +196,7 @@ make_all() {
   # what tells one version of a file from another without reading all of it
   key=$(printf '%s\0' "${inputs[@]}" | xargs -0 stat -L -c '%s %y' --)
   [[ -z ${unpack:-} ]] || stage unpacked unpacked
-  stage raw raw "$src" "$tgt" "${documents[@]}"
+  stage raw raw "$src" "$tgt" ${held_out:+"$documents" "$held_out"}
   stage text text "$tokenizer" "$normalise"
   stage subwords subwords "$bpe" "$bpe_size" "$vocabulary" "$max_length" "$max_ratio"
   stage data-bin binarise "$corpus"

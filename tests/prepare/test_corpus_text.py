@@ -12,8 +12,8 @@ from conftest import run_checked, run_command
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained import text
 from fairseq_rskip.tools import lines
-from fairseq_rskip.tools.prepare import __main__
 from fairseq_rskip.tools.prepare import text as steps
+from fairseq_rskip.tools.prepare.__main__ import STEPS
 
 WORDS = (
     "the cat's house, well-known \"big\" dogs & co. Straße größer Übung 3.14 1,000 don't U.S. (see) e-mail a|b".split()
@@ -30,16 +30,16 @@ def write(path, content):
     return path
 
 
-def call(*arguments):
-    __main__.run([str(argument) for argument in arguments])
+def call(step, *words):
+    STEPS[step](*map(str, words))
 
 
-def encoded(folder, step, *options, names=("text",)):
-    """Encode files of ``folder``; returns what became of the first."""
+def encoded(folder, kind, model="", lang="", workers=2):
+    """What becomes of the file "text" of ``folder``."""
     target = folder / "encoded"
     target.mkdir(exist_ok=True)
-    call(step, *options, folder, target, *names)
-    return (target / names[0]).read_text("utf-8")
+    call("encode", kind, folder, target, model, "", lang, workers, "text")
+    return (target / "text").read_text("utf-8")
 
 
 def test_a_line_ends_at_a_newline_only(tmp_path):
@@ -75,7 +75,7 @@ def test_moses_tokens_are_those_of_sacremoses_on_any_number_of_workers(tmp_path,
     done = run_command(["sacremoses", "-q", "-l", lang, "-j", "1", "tokenize", "-a"], input=text.read_text("utf-8"))
     assert done.returncode == 0 and "@-@" in done.stdout and "&apos;" in done.stdout
     for workers in (1, 2):
-        assert encoded(tmp_path, "moses", "--lang", lang, "--workers", workers) == done.stdout
+        assert encoded(tmp_path, "moses", lang=lang, workers=workers) == done.stdout
         (tmp_path / "encoded" / "text").unlink()
 
 
@@ -91,30 +91,30 @@ def test_subwords_are_those_of_subword_nmt(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "CACHED_WORDS", 10)
     sides = [write(tmp_path / name, sentences(300, seed)) for seed, name in enumerate(("text", "b"))]
     codes = tmp_path / "codes"
-    call("learn", "subword-nmt", "--size", 60, "--model", codes, *sides)
+    call("learn", "subword-nmt", 60, codes, *sides)
     joined = write(tmp_path / "joined", [line for side in sides for line in lines.read(side)])
     run_checked(["subword-nmt", "learn-bpe", "-s", "60", "-i", joined, "-o", tmp_path / "their-codes"])
     assert codes.read_text("utf-8") == (tmp_path / "their-codes").read_text("utf-8")
     run_checked(["subword-nmt", "apply-bpe", "-c", codes, "-i", sides[0], "-o", tmp_path / "theirs"])
-    ours = encoded(tmp_path, "subword-nmt", "--model", codes, "--workers", 2)
+    ours = encoded(tmp_path, "subword-nmt", codes)
     assert ours == (tmp_path / "theirs").read_text("utf-8") and "@@ " in ours
 
 
 def test_a_corpus_without_anything_to_merge_is_refused(tmp_path):
     text = write(tmp_path / "a", ["a b c", "b a"])
     with pytest.raises(UserError, match="--bpe none"):
-        call("learn", "subword-nmt", "--size", 99, "--model", tmp_path / "codes", text)
+        call("learn", "subword-nmt", 99, tmp_path / "codes", text)
 
 
 def test_sentencepiece_is_undone_without_loss(tmp_path):
     text = write(tmp_path / "text", [*sentences(800), "NFKC would change … 5 m² ½ ™ ﬁ №"] * 2)
-    call("learn", "sentencepiece", "--size", 120, "--model", tmp_path / "model", text)
-    pieces = encoded(tmp_path, "sentencepiece", "--model", tmp_path / "model", "--workers", 1).splitlines()
+    call("learn", "sentencepiece", 120, tmp_path / "model", text)
+    pieces = encoded(tmp_path, "sentencepiece", tmp_path / "model", workers=1).splitlines()
     assert [line.replace(" ", "").replace("▁", " ").strip() for line in pieces] == list(lines.read(text))
     assert max(len(line.split()) for line in pieces) > 20
     for size in (5000, 999_999_999):
         with pytest.raises(UserError, match=f"{size} subwords.*<= "):
-            call("learn", "sentencepiece", "--size", size, "--model", tmp_path / "m", text)
+            call("learn", "sentencepiece", size, tmp_path / "m", text)
 
 
 def test_the_filter_is_the_rule_of_clean_corpus_n(tmp_path, capsys):
@@ -122,13 +122,13 @@ def test_the_filter_is_the_rule_of_clean_corpus_n(tmp_path, capsys):
     pairs += [(250, 250), (251, 251), (250, 167), (250, 166), (251, 200)]
     files = [write(tmp_path / side, ["w " * pair[index] for pair in pairs]) for index, side in enumerate("ab")]
     out = [tmp_path / "a.out", tmp_path / "b.out"]
-    call("filter", *files, *out)
+    call("filter", 250, 1.5, *files, *out)
     kept = [(a, b) for a, b in pairs if 0 < max(a, b) <= 250 and min(a, b) and a / b <= 1.5 and b / a <= 1.5]
     assert [(len(a.split()), len(b.split())) for a, b in zip(*map(lines.read, out))] == kept
     assert f"kept {len(kept)} of 105" in capsys.readouterr().out
     few = [write(tmp_path / side, [line]) for side, line in (("c", "w"), ("d", "w w"))]
     with pytest.raises(UserError, match="none of the 1 training pairs"):
-        call("filter", *few, tmp_path / "a.none", tmp_path / "b.none", "--max-ratio", "1")
+        call("filter", 250, 1, *few, tmp_path / "a.none", tmp_path / "b.none")
     assert not list(tmp_path.glob("*.none*"))
 
 
@@ -140,16 +140,15 @@ def test_parts_are_joined_whatever_their_form(tmp_path):
     sgm = '<refset>\n<doc docid="d">\n<hl>\n<seg id="1">{}</seg>\n</hl><p>\n<seg id="2"> {} </seg></p>\n</doc>'
     write(tmp_path / "three-src.en.sgm", sgm.format("R&amp;D &lt;x&gt;", "E").encode())
     write(tmp_path / "three-ref.de.sgm", sgm.format("d", "e").encode())
-    languages = ("--src", "en", "--tgt", "de")
-    call("collect", *languages, tmp_path / "all", *(tmp_path / part for part in ("one", "two", "three")))
+    call("parts", tmp_path / "all", "en", "de", *(tmp_path / part for part in ("one", "two", "three")))
     assert (tmp_path / "all.en").read_text() == "A\nB\nC\nR&D <x>\nE\n"
     assert (tmp_path / "all.de").read_text() == "a\nb\nc\nd\ne\n"
-    call("collect", *languages, tmp_path / "files", "--files", tmp_path / "two.en.gz", tmp_path / "two.de")
+    call("files", tmp_path / "files", "en", "de", tmp_path / "two.en.gz", tmp_path / "two.de")
     assert (tmp_path / "files.en").read_text() == "C\n"
     write(tmp_path / "two.de", ["c", "d"])
     for parts, message in ((["one", "two"], "two.en.gz has 1 lines and .*two.de 2"), (["x"], "none of these files")):
         with pytest.raises(UserError, match=message):
-            call("collect", *languages, tmp_path / "new", *(tmp_path / part for part in parts))
+            call("parts", tmp_path / "new", "en", "de", *(tmp_path / part for part in parts))
     assert not list(tmp_path.glob("new*"))
 
 

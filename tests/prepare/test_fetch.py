@@ -137,13 +137,11 @@ def test_the_lists_of_the_project():
     assert len({tuple(row[:3]) for row in rows}) == len({row[0] for row in rows})
 
 
-def test_no_connection_and_no_space(place):
+def test_no_connection(place):
     with Loopback() as server:
         url = server.url("a.gz")
     place.row(url)
     assert "127.0.0.1" in place.fails()
-    place.row(url, size=10**15)
-    assert "MB are free" in place.fails()
 
 
 def test_a_malformed_list(place):

@@ -51,10 +51,10 @@ def test_documents_of_a_file_and_of_a_folder_and_too_few(tmp_path):
     text, targets = tmp_path / "b.txt", [tmp_path / name for name in ("train", "valid", "test")]
     text.write_text("\n\none\ntwo\n \nthree\n\n\n")
     assert list(documents(text)) == [["one", "two"], ["three"]]
-    assert list(documents(text, length=1)) == [["one"], ["two"], ["three"]]
+    assert list(documents(text, "1")) == [["one"], ["two"], ["three"]]
     with pytest.raises(UserError, match="holds 2 documents: expected a blank line between two, or --lines N"):
-        draw_documents(text, targets, 0.05, 0, False)
-    draw_documents(text, targets, 0.05, 1, False)
+        draw_documents(text, targets, 0.05, "")
+    draw_documents(text, targets, 0.05, "1")
     assert sorted(path.read_text() for path in targets) == ["one\n\n", "three\n\n", "two\n\n"]
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.txt").write_text("four")

@@ -84,9 +84,7 @@ def read(prog: str, name: str, row: dict[str, Any], words: list[str]) -> argpars
     add("--bpe-size", type=whole_number(1), default=row["bpe-size"], metavar="N", help=size)
     add("--normalise-punctuation", dest="normalise", action="store_true", help="make quotes and dashes ASCII first")
     if name == "corpus" or any(targets):
-        kind = {"dest": "vocabulary", "action": "store_const"}
-        add("--joint", **kind, const="joint", help=argparse.SUPPRESS)
-        add("--separate", **kind, const="separate", help="learn subwords for each language separately")
+        add("--separate", dest="vocabulary", action="store_const", const="separate", help="subwords for each language")
         longest = "longest training sentence in subwords (%(default)s)"
         add("--max-length", type=whole_number(1), default=250, metavar="N", help=longest)
         most = "drop training pairs above this ratio of lengths (%(default)s)"
@@ -98,7 +96,7 @@ def read(prog: str, name: str, row: dict[str, Any], words: list[str]) -> argpars
 def variables(name: str, row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """The variables of common.sh, text or lists, for the corpus ``name``. Raises ``UserError``."""
     values = {key: value for key, value in vars(options).items() if not key.startswith(SPLITS)}
-    values |= {"documents": row.get("documents", []), "normalise": "--normalise-punctuation" * options.normalise}
+    values |= {"documents": row.get("documents", ""), "normalise": "--normalise-punctuation" * options.normalise}
     if options.src == options.tgt:
         raise UserError(f"--src and --tgt are both {options.src}")
     known = name if name in NAMES else f"{name}-en-{options.tgt}"
@@ -106,13 +104,13 @@ def variables(name: str, row: dict[str, Any], options: argparse.Namespace) -> di
     out = Path(options.folder or ROOT / "data" / corpus).absolute()
     if name == "text":
         values["inputs"] = list(map(str, text_files(Path(options.input))))
-        values["documents"] = ["--lines", str(options.lines), "--held-out", str(options.held_out)]
+        values["documents"] = options.lines
     elif name == "corpus":
         texts = {split: [getattr(options, f"{split}_{side}") for side in ("src", "tgt")] for split in SPLITS}
-        values |= {split: ["--files", *files] for split, files in texts.items()}
+        values |= {split: ["files", *files] for split, files in texts.items()}
         values["inputs"] = list(itertools.chain.from_iterable(texts.values()))
     else:
-        values |= {split: [str(out / part) for part in row[split]] for split in SPLITS}
+        values |= {split: ["parts", *(str(out / part) for part in row[split])] for split in SPLITS}
         values |= {"tokenizer": row["tokenizer"], "unpack": [*itertools.chain.from_iterable(row["unpack"].items())]}
     if options.bpe == "sentencepiece":
         values["tokenizer"] = "none"

@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fairseq_rskip import files
 from fairseq_rskip.errors import UserError
@@ -72,8 +71,3 @@ def learn_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
 
 
 LEARNERS = {"subword-nmt": learn_subword_nmt, "sentencepiece": learn_sentencepiece}
-
-
-def learn(kind: str, **options: Any) -> None:
-    """Write a model of a kind of ``LEARNERS``. Raises ``UserError``."""
-    LEARNERS[kind](**options)

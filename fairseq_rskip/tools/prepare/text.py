@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import random
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,7 +25,6 @@ from fairseq_rskip.tools import lines
 
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.I)
 TITLE = re.compile(r" ?= [^=]+ = ?")  # of an article in WikiText
-WARN_ABOVE = 0.05  # of the pairs, dropped by one rule
 CHUNK = 1000  # lines that a process gets at a time
 WAITING = 16  # chunks that are read for each process at a time, which bounds the memory
 # "| [en] some/train.en: 29000 sents, 412893 tokens, 0.0% replaced (by <unk>)", as fairseq-preprocess logs it
@@ -64,12 +62,16 @@ def published(path: str) -> Iterator[str]:
     return (html.unescape(text).strip() for line in lines.read(path) for text in SEGMENT.findall(line))
 
 
-def collect(prefix: str, src: str, tgt: str, files: Sequence[Sequence[str]], parts: Sequence[str]) -> None:
-    """Join pairs of ``files`` and the published ``parts`` into ``prefix``.SRC and .TGT. Raises ``UserError`` if the
-    files of a pair differ in length."""
-    parts_files = [(find_part(part, src, "src"), find_part(part, tgt, "ref")) for part in parts]
+def join_parts(prefix: str, src: str, tgt: str, *parts: str) -> None:
+    """Join the published ``parts`` as :func:`join` does."""
+    join(prefix, src, tgt, *(find_part(part, *each) for part in parts for each in ((src, "src"), (tgt, "ref"))))
+
+
+def join(prefix: str, src: str, tgt: str, *files: str) -> None:
+    """Join ``files``, a source, its target, and so on, into ``prefix``.SRC and .TGT. Raises ``UserError`` if a source
+    and its target differ in length."""
     with lines.writing(f"{prefix}.{src}") as source_file, lines.writing(f"{prefix}.{tgt}") as target_file:
-        for names in [*files, *parts_files]:
+        for names in zip(files[::2], files[1::2]):
             for source, target in lines.paired(*map(published, names), names):
                 source_file.write(source + "\n")
                 target_file.write(target + "\n")
@@ -83,15 +85,16 @@ def text_files(source: Path) -> list[Path]:
     return sources
 
 
-def documents(source: Path, length: int = 0, titles: bool = False) -> Iterator[list[str]]:
+def documents(source: Path, ends: str = "") -> Iterator[list[str]]:
     """The documents of a text, as lists of lines without blank ones: each file of a folder, or the parts of a file that
-    blank lines divide, or every ``length`` lines; with ``titles``, parts that begin with a title of WikiText."""
+    blank lines divide; with a number as ``ends`` every so many lines, with "titles" what begins with WikiText's."""
+    length = int(ends) if ends.isdecimal() else 0
     for path in text_files(source):
         document: list[str] = []
         for line in published(str(path)):
             blank = not line.strip()
-            ends = TITLE.fullmatch(line) if titles else blank and not source.is_dir()
-            if document and (ends or len(document) == length):
+            end = TITLE.fullmatch(line) if ends == "titles" else blank and not source.is_dir()
+            if document and (end or len(document) == length):
                 yield document
                 document = []
             if not blank:
@@ -100,10 +103,10 @@ def documents(source: Path, length: int = 0, titles: bool = False) -> Iterator[l
             yield document
 
 
-def draw_documents(source: Path, targets: Sequence[Path], held_out: float, length: int, titles: bool) -> None:
+def draw_documents(source: Path, targets: Sequence[Path], held_out: float, ends: str) -> None:
     """Write the documents to the first of ``targets``, each with a blank line behind it, and the share ``held_out`` of
     them, drawn at random, to each of the others. Raises ``UserError`` where nothing is left for the first."""
-    count, others = sum(1 for _ in documents(source, length, titles)), len(targets) - 1
+    count, others = sum(1 for _ in documents(source, ends)), len(targets) - 1
     size = max(1, round(held_out * count))
     if count <= size * others:
         raise UserError(f"{source} holds {count} documents: expected a blank line between two, or --lines N")
@@ -111,7 +114,7 @@ def draw_documents(source: Path, targets: Sequence[Path], held_out: float, lengt
     place = {number: 1 + i // size for i, number in enumerate(drawn)}
     with contextlib.ExitStack() as opened:
         outputs = [opened.enter_context(lines.writing(target)) for target in targets]
-        for number, document in enumerate(documents(source, length, titles)):
+        for number, document in enumerate(documents(source, ends)):
             outputs[place.get(number, 0)].write("\n".join([*document, "", ""]))
 
 
@@ -176,20 +179,16 @@ def filter_pairs(sources: Sequence[Path], targets: Sequence[Path], max_length: i
         kept = count - sum(dropped.values())
         if not kept:
             raise UserError(f"none of the {count:,} training pairs is left: see --max-length and --max-ratio")
-    shares = {rule: f"{100 * number / count:.1f} %" for rule, number in dropped.items()}
-    summary = ", ".join(f"{share} by {rule}" for rule, share in shares.items())
+    summary = ", ".join(f"{100 * number / count:.1f} % by {rule}" for rule, number in dropped.items())
     print(f"filter: kept {kept:,} of {count:,} training pairs; dropped {summary}", flush=True)
-    for rule, number in dropped.items():
-        if number > WARN_ABOVE * count:
-            print(f"warning: {rule} drops {shares[rule]} of the training pairs ({number:,})", file=sys.stderr)
 
 
-def describe(data_bin: Path, facts: str) -> None:
+def describe(data_bin: str, facts: str) -> None:
     """Write DATA-BIN/preparation.json, which training and evaluation read: ``facts``, which are JSON, and what
     fairseq-preprocess logged: ``dictionary_types`` by language, and ``splits``, each with its pairs and by language its
     tokens and unknown words. Raises ``UserError``."""
     known, splits = json.loads(facts), {}
-    log = (data_bin / "preprocess.log").read_text(encoding="utf-8")
+    log = Path(data_bin, "preprocess.log").read_text(encoding="utf-8")
     log = log.replace("[None]", f"[{known['src']}]")  # as fairseq-preprocess calls the language of a text
     for lang, path, sentences, tokens, unknown in COUNTS.findall(log):
         split: dict[str, Any] = {"pairs": int(sentences), "tokens": {}, "unknown_percent": {}}
@@ -199,4 +198,4 @@ def describe(data_bin: Path, facts: str) -> None:
     if missing := {"train", "valid", "test"} - splits.keys():
         raise UserError(f"fairseq-preprocess logged no counts for {', '.join(sorted(missing))}")
     types = {lang: int(count) for lang, count in TYPES.findall(log)}
-    storage.write_json(data_bin / "preparation.json", {**known, "dictionary_types": types, "splits": splits})
+    storage.write_json(Path(data_bin, "preparation.json"), {**known, "dictionary_types": types, "splits": splits})
