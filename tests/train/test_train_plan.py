@@ -61,6 +61,7 @@ DIM = "--encoder-embed-dim 256 --decoder-embed-dim 256"
 OPTIONS = [  # what the user gives holds, and the rest follows: words, what fairseq reads
     (f"{IWSLT} {DIM}", {"lr": [1e-3]}),
     (f"{WMT} --gpus 2 --max-tokens 1024", {"max_tokens": 1024, "update_freq": [8]}),
+    (f"{WMT} --gpus 1 --max-tokens 16384", {"max_tokens": 16384, "update_freq": [1]}),
     (f"{WMT} --gpus 2 --batch-size 64 --update-freq 3", {"max_tokens": None, "batch_size": 64, "update_freq": [3]}),
     (f"{WMT} --gpus 1 --no-fp16", {"fp16": False}),
     (f"{WMT} --gpus 8 --bf16", {"bf16": True, "fp16": False}),
@@ -76,14 +77,6 @@ OPTIONS = [  # what the user gives holds, and the rest follows: words, what fair
 def test_the_users_options_win_and_the_rest_follows(plan, argv, expected):
     args = plan(*argv.split(), "--dry-run").args
     assert {name: getattr(args, name) for name in expected} == expected
-
-
-def test_a_larger_gpu_takes_larger_batches(plan, monkeypatch):
-    monkeypatch.setenv("MAX_TOKENS_PER_GPU", "16384")
-    args = plan("wmt14-en-de", TINY, "--dry-run", "--gpus", 1).args
-    assert (args.max_tokens, list(args.update_freq)) == (16384, [1])
-    monkeypatch.setenv("MAX_TOKENS_PER_GPU", "4k")
-    refused(plan("wmt14-en-de", TINY, "--dry-run", "--gpus", 1), "MAX_TOKENS_PER_GPU", "4k")
 
 
 def test_gpus_are_found_by_torch_and_old_ones_train_in_single_precision(plan, monkeypatch):
@@ -109,7 +102,6 @@ REFUSED = [
     ("argv", "parts"),
     [
         ("iwslt transformer", ["'iwslt'", "iwslt15-en-vi", "wmt14-en-fr", "numbers"]),
-        (f"{WMT} --gpus 2", ["--gpus", "--dry-run"]),
         (f"{WMT} --gpus 0 --fp16 --dry-run", ["--fp16", "GPU"]),
         ("wmt14-en-de transformer_rskip_lm --dry-run", ["transformer_rskip_lm", "did you mean transformer_rskip_ln?"]),
         *((f"{WMT} --dry-run {word}", [word.partition(" ")[0].partition("=")[0], part]) for word, part in REFUSED),

@@ -56,7 +56,7 @@ def test_the_log_has_everything_and_the_screen_a_line_for_each_validation(tmp_pa
     assert re.fullmatch(r"trained in 0\.\d minutes: epoch 1, 20 updates, train loss 9.000, valid loss 8.250, .*", last)
     log = (tmp_path / "save" / "train.log").read_text("utf-8")
     assert log.startswith("recipe: x\n2026") and log.count("\n") == 1 + TRAINING.count("say '")
-    assert "to average" in done.stderr and done.stderr.count("\n") == 1
+    assert not done.stderr
 
 
 def test_a_reader_that_goes_away_costs_neither_log_nor_success(tmp_path):
@@ -65,7 +65,7 @@ def test_a_reader_that_goes_away_costs_neither_log_nor_success(tmp_path):
         os.close(writer)
         os.close(reader)
         error = process.stderr.read().decode()
-    assert process.returncode == 0 and error.startswith("warning: ")
+    assert process.returncode == 0 and not error
     assert (tmp_path / "train.log").read_text("utf-8").endswith('"train_num_updates": "20"}\n')
 
 

@@ -17,7 +17,7 @@ from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import lock_holder, locked, write_atomically
 from fairseq_rskip.tools.corpus import PREPARATION
-from fairseq_rskip.tools.log import NUMBERED, Record, numbered, record, summary
+from fairseq_rskip.tools.log import Record, record, summary
 from fairseq_rskip.tools.process import Stopped, follow, stop_on_signals
 from fairseq_rskip.tools.train.plan import Plan, make_plan, read
 
@@ -42,13 +42,9 @@ def main(argv: list[str]) -> None:
     """Plan what ``argv`` says, and become the process that runs it. Raises ``UserError``."""
     own, words = read(argv)
     if own.archs:
-        from fairseq.models import ARCH_MODEL_REGISTRY
-
-        from fairseq_rskip.models import skip_architectures
         from fairseq_rskip.models._presets import overview
 
-        stock = sorted(ARCH_MODEL_REGISTRY.keys() - skip_architectures())
-        return print(f"{overview()}\n\nfairseq's own:\n{', '.join(stock)}")
+        return print(f"{overview()}\n\nfairseq-train --help lists fairseq's own.")
     if not own.dry_run:
         print_line("starting: reading the options and the data takes some seconds", "stderr")
     with contextlib.redirect_stdout(sys.stderr):  # fairseq logs there
@@ -118,9 +114,6 @@ def run(save: Path, about: str, command: list[str]) -> int:
         if reason:
             raise UserError(f"fairseq-train failed: {reason}; its output is in {save / LOG}")
     print_line(f"trained in {(time.time() - progress.started) / 60:.1f} minutes: {summary(progress.newest)}")
-    if "language_modeling" not in command and max(len(numbered(save, unit)) for unit in NUMBERED) < 2:
-        few = "fewer than two numbered checkpoints to average: --save-interval-updates N writes more"
-        print_line(f"warning: {save} has {few}", "stderr")
     return 0
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from fairseq_rskip.console import Parser, as_words
+from fairseq_rskip.console import Parser, as_words, whole_number
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
 from fairseq_rskip.tools.corpus import NAMES, POSITIONS, ROOT, Corpus
 from fairseq_rskip.tools.process import PLUGIN
@@ -33,8 +33,7 @@ CORPUS is {", ".join(NAMES)},
 prepared in data/CORPUS, or a folder: a data-bin of fairseq-preprocess, or the folder around it. ARCH is an architecture
 of this plugin or of fairseq. Any option of fairseq-train may follow and overrides the recipe's; fairseq-train --help
 lists them. --save-dir is checkpoints/CORPUS/ARCH by default."""
-EPILOG = """In the environment, MAX_TOKENS_PER_GPU sets the largest batch of one GPU in tokens (4096), which does not
-change the tokens per step, and CUDA_VISIBLE_DEVICES selects GPUs."""
+MAX_TOKENS = 4096  # in a batch of one GPU, unless the user says otherwise
 FP16 = {"fp16", "memory-efficient-fp16"}
 PRECISIONS = {*FP16, "bf16", "memory-efficient-bf16", "amp", "tpu"}
 LENGTHS = {"max-update", "max-epoch"}  # of a training: the user's takes the place of both
@@ -67,20 +66,20 @@ class Plan(NamedTuple):
 def read(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """CORPUS, ARCH and our own options; the other words are fairseq-train's. Raises ``UserError``."""
     usage = "%(prog)s CORPUS ARCH [option ...] [fairseq-train option ...]\n       %(prog)s --archs"
-    parser = Parser(usage=usage, description=DESCRIPTION, epilog=EPILOG)
+    parser = Parser(usage=usage, description=DESCRIPTION)
     parser.add_argument("corpus", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("arch", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--archs", action="store_true", help="list the architectures")
     parser.add_argument("--dry-run", action="store_true", help="print the fairseq-train command and exit")
-    parser.add_argument("--gpus", type=int, metavar="N", help="with --dry-run: plan for a machine with N GPUs")
+    gpus = "print the command for a machine with N GPUs and exit"
+    parser.add_argument("--gpus", type=whole_number(0), metavar="N", help=gpus)
     parser.add_argument("--no-fp16", action="store_true", help="train in fp32 even if fp16 is supported")
     recipe = "use the settings of small, medium, large or a corpus (default: the corpus's, else by its size)"
     parser.add_argument("--recipe", choices=list(RECIPES), metavar="NAME", help=recipe)
     own, words = parser.parse_known_args(argv)
     if not own.archs and [own.corpus, own.arch] != argv[:2]:
         raise UserError("expected CORPUS and ARCH first, in this order, then options; -h shows the usage")
-    if own.gpus is not None and (not own.dry_run or own.gpus < 0):
-        raise UserError("--gpus N needs --dry-run; to train on some of the GPUs, set CUDA_VISIBLE_DEVICES")
+    own.dry_run |= own.gpus is not None
     return own, words
 
 
@@ -149,8 +148,6 @@ def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> tuple[dict[str
         raise UserError(f"{arch} takes no option {' '.join(unknown)}; {hint or 'fairseq-train --help lists them'}")
     names = [actions[flag].dest for flag in (word.partition("=")[0] for word in words) if flag in actions]
     given = {name.replace("_", "-"): getattr(args, name) for name in names}
-    if "arch" in given:
-        raise UserError("--arch is given twice: ARCH is the second argument")
     for expected, accepts, limited in RANGES:
         for name in given.keys() & set(limited.split()):
             with contextlib.suppress(ValueError, SyntaxError, TypeError):  # of literal_eval
@@ -213,11 +210,8 @@ def device_options(own: argparse.Namespace, given: dict[str, Any], warnings: lis
 def step_options(target: int, processes: int, given: dict[str, Any], notes: list[str]) -> dict[str, int]:
     """--max-tokens and --update-freq, whose product with ``processes`` is ``target``, and room for validation.
 
-    What the user gives stays; with neither, it is the fewest batches that a GPU takes. Raises ``UserError``.
+    What the user gives stays; with neither, it is the fewest batches of at most ``MAX_TOKENS``.
     """
-    cap = os.environ.get("MAX_TOKENS_PER_GPU") or "4096"
-    if not (cap.isdecimal() and int(cap)):
-        raise UserError(f"MAX_TOKENS_PER_GPU is {cap!r}: expected an integer of at least 1")
     size, freq = given.get("max-tokens"), given.get("update-freq", [0])[0]
     if given.get("batch-size") and not size:
         sentences = given["batch-size"] * processes * (freq or 1)
@@ -225,8 +219,8 @@ def step_options(target: int, processes: int, given: dict[str, Any], notes: list
         return {}
     # a held-out sentence is at most a batch of its own
     longest = max(POSITIONS, *(given.get(f"max-{side}-positions") or 0 for side in ("source", "target")))
-    valid = max(size or int(cap), longest)
-    freq = freq or (max(1, round(target / (processes * size))) if size else -(-target // (processes * int(cap))))
+    valid = max(size or MAX_TOKENS, longest)
+    freq = freq or (max(1, round(target / (processes * size))) if size else -(-target // (processes * MAX_TOKENS)))
     size = size or max(1, target // (processes * freq))
     factors = f"{processes} (processes) x {size} (--max-tokens) x {freq} (--update-freq)"
     notes.append(f"tokens per step: {factors} = {processes * size * freq}; the recipe's: {target}")
