@@ -51,7 +51,6 @@ def describe(arch: str, options: list[str], as_json: bool) -> None:
     """Print the table, or everything as JSON. Raises ``UserError`` for an unknown architecture or option."""
     torch.manual_seed(SEED)
     resnet = re.fullmatch(r"resnet(\d+)", arch)
-    arch = arch if resnet else _ours(arch)
     model = _resnet(int(resnet[1]), options) if resnet else _transformer(arch, options)
     rows, backend = describe_skips(model), in_use()
     added = sum(each.rule_parameters + each.norm_parameters for each in rows)
@@ -65,20 +64,6 @@ def describe(arch: str, options: list[str], as_json: bool) -> None:
     print_line("\n".join([f"recursive skip computed by {computed}", *table(rows), COLUMNS]))
     if wanting_profile(model):
         print_line("ω, or λ from the gradient, is set from the first batch of a training")
-
-
-def _ours(arch: str) -> str:
-    """``arch``, or our architecture that equals it where it is one of stock fairseq's."""
-    from fairseq_rskip.models._presets import LM_SIZES, SIZES
-
-    lm, size = "transformer_lm", arch.removeprefix("transformer_lm")
-    ours = f"{lm}_preln{size}" if arch.startswith(lm) and size in LM_SIZES else arch  # gpt2's are pre-norm
-    if arch == lm or arch.removeprefix("transformer") in SIZES:
-        ours = f"{lm}_postln" if arch == lm else arch.replace("transformer", "transformer_postln", 1)
-    if ours != arch:
-        same = "pre-norm" if "preln" in ours else "post-norm, xskip with λ = 1"
-        print_line(f"{arch} is stock fairseq's; the same model here is {ours} ({same})", "stderr")
-    return ours
 
 
 def _transformer(arch: str, options: list[str]) -> nn.Module:

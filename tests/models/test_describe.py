@@ -43,8 +43,6 @@ def test_a_language_model_is_a_decoder_alone(capsys):
     skips = described(capsys, "transformer_lm_deepnorm_tiny", "--decoder-layers", "6")["skips"]
     assert [(skip["side"], skip["sublayer"]) for skip in skips] == 6 * [("decoder", "self_attn"), ("decoder", "ffn")]
     assert {round(skip["constants"]["lambda"], 4) for skip in skips} == {round(12**0.25, 4)}
-    assert main(["describe", "transformer_lm_gpt", "--decoder-layers", "1"]) == 0
-    assert "the same model here is transformer_lm_preln_gpt (pre-norm)" in capsys.readouterr().err
 
 
 def test_a_parameter_that_a_layer_shares_is_counted_once(capsys):
