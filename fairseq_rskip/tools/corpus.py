@@ -44,19 +44,19 @@ class Corpus:
     def find(cls, data: str | Path, must_exist: bool = True, prepared: bool = False) -> "Corpus":
         """The corpus ``data``: one of ``NAMES`` or a folder in data/, a data-bin, or the folder around a data-bin.
 
-        Without ``must_exist``, one of ``NAMES`` need not be prepared yet. With ``prepared``, preparation.json must say
-        all that evaluation needs, and the dictionaries must be there. Raises ``UserError``."""
+        Without ``must_exist``, one of ``NAMES`` or a path need not be prepared yet. With ``prepared``, preparation.json
+        must say all that evaluation needs, and the dictionaries must be there. Raises ``UserError``."""
         text = str(data)
         path = ROOT / "data" / text if text in NAMES or not Path(text).is_dir() else Path(text)
         known = text if text in NAMES else ""
-        if not text.strip() or not (known or path.is_dir()):
+        if not text.strip() or not (known or path.is_dir() or (not must_exist and "/" in text)):
             raise UserError(f"no corpus or folder named {text!r}; the corpora are {', '.join(NAMES)}")
         folder = path / "data-bin" if known or (path / "data-bin").is_dir() else path
-        if not folder.is_dir():
+        if not (folder.is_dir() and (must_exist or any(folder.glob("dict*.txt")))):
             if must_exist:
                 command = "make demo" if known == "numbers" else f"rskip prepare {known}"
                 raise UserError(f"{known} is not prepared (no {folder}); run: {command}")
-            return cls(folder, known, known, exists=False)
+            return cls(path / "data-bin", known or path.name, known, exists=False)
         preparation = _read(folder / PREPARATION) if prepared or (folder / PREPARATION).exists() else {}
         place = folder.resolve()
         name = str(preparation.get("corpus") or known or (place.parent if place.name == "data-bin" else place).name)
@@ -78,7 +78,7 @@ class Corpus:
     @property
     def is_text(self) -> bool:
         """Whether it has one language only, for a language model."""
-        return (self.folder / "dict.txt").is_file() or self.known in TEXTS
+        return self.target == "" or self.known in TEXTS or (self.folder / "dict.txt").is_file()
 
     @cached_property
     def pairs(self) -> int:

@@ -7,15 +7,17 @@ import sys
 import time
 
 import pytest
+import text_corpus
 from conftest import ROOT
 from evaluation_corpus import follow_in_server
 from experiment_runs import IMAGES, TRANSLATION, reproduce, tables, write
 
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked
 from fairseq_rskip.tools import process
 from fairseq_rskip.tools.__main__ import main as rskip
 from fairseq_rskip.tools.evaluate import generation
-from fairseq_rskip.tools.experiments import execution, plan
+from fairseq_rskip.tools.experiments import execution, main, plan
 from fairseq_rskip.tools.experiments.tasks import TASKS
 from fairseq_rskip.tools.train.plan import make_plan, read
 
@@ -133,14 +135,26 @@ def test_a_table_that_is_killed_stops_all_and_the_same_command_resumes(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_language_model_is_trained_and_scored(letters, tmp_path, monkeypatch):
+def test_a_language_model_of_ones_own_text_is_prepared_trained_and_scored(tmp_path, monkeypatch, capfd):
     """The evaluation in this process, its fairseq-eval-lm in fairseq's server."""
+    text_corpus.write_text(tmp_path / "text")
+    options = {"held-out": 0.1, "bpe": "none", "tokenizer": "none", "workers": 1}
+    data = {"text": str(tmp_path / "text"), "folder": str(tmp_path / "data"), "options": options}
+    options = {"max-update": 20, "warmup-updates": 5, "max-tokens": 512, "tokens-per-sample": 32, "cpu": True}
+    rows = [{"label": "2rSkip", "arch": "transformer_lm_rskip_ln_tiny"}]
+    path = write(tmp_path, {"data": data, "options": options, "also": ["bits per byte"], "rows": rows})
+    status, printed, _ = reproduce(capfd, "run", path, "--dry-run")
+    assert status == 0 and f" --workers 1 --text {tmp_path}/text {tmp_path}/data" in printed
+    (table,) = tables(path)
+    assert main.prepare_data(table) is None and "data-bin" in capfd.readouterr().out
+    assert main.prepare_data(table) is None and not capfd.readouterr().out
+    (tmp_path / "text").write_text("another text")
+    with pytest.raises(UserError, match="prepared from other text"):
+        main.prepare_data(table)
+
     real = process.follow
     monkeypatch.setattr(generation, "follow", follow_in_server)
     monkeypatch.setattr(process, "follow", lambda c, *a, **o: rskip(c[3:]) if "evaluate" in c else real(c, *a, **o))
-    options = {"max-update": 20, "warmup-updates": 5, "max-tokens": 512, "cpu": True}
-    table = {"task": "language-model", "data": str(letters), "options": options, "also": ["bits per byte"]}
-    path = write(tmp_path, {**table, "rows": [{"label": "2rSkip", "arch": "transformer_lm_rskip_ln_tiny"}]})
     (run,) = plan.ready(tables(path)[0], tmp_path / "out")
     execution.prepare(run)
     assert execution.execute(run.folder) and plan.state(run) == "done"

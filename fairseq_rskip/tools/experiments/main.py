@@ -11,14 +11,16 @@ from fairseq_rskip.console import Parser, as_words, print_line, whole_number
 from fairseq_rskip.errors import RESUME, UserError, exit_status
 from fairseq_rskip.files import write_json
 from fairseq_rskip.tools.corpus import NAMES, Corpus
+from fairseq_rskip.tools.prepare.text import text_files
 from fairseq_rskip.tools.process import follow, stop_on_signals
 
 from . import execution
 from .plan import make_tables, ready, state
 from .records import Run, Table, dashed
-from .tasks import INPUTS, RSKIP, TASKS
+from .tasks import RSKIP, TASKS, planned
 from .yaml_file import FOLDER
 
+INPUTS = "inputs.json"  # in the folder of your own text: what it is prepared from
 DESCRIPTION = """Prepare, train, evaluate and report the experiments of YAML files (docs/reproduce.md). The same command
 resumes what was stopped and tries again what failed. The page of mine.yaml is runs/mine/report/report.html."""
 
@@ -70,10 +72,10 @@ def run(options: argparse.Namespace) -> None:
     for table in tables:
         for warning in table.warnings:
             print_line(f"warning: {table.name}: {warning}", "stderr")
-        _prepare(table, options.dry_run)
+        prepare_data(table, options.dry_run)
     if options.dry_run:
         return _show(tables, options)
-    tables = make_tables(options)  # a recipe is chosen by the size of the prepared text
+    tables = make_tables(options)  # with what preparation has made
     for task, data in {(table.task, run.data) for table in tables for cell in table.cells for _, run in cell.variants}:
         TASKS[task].check_data(data)
     if options.slurm is not None:
@@ -87,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
         raise UserError(f"{len(failed)} of {len(states)} runs {failed[0]}; the same command tries again")
 
 
-def _prepare(table: Table, dry_run: bool) -> None:
+def prepare_data(table: Table, dry_run: bool = False) -> None:
     """Prepare the data of ``table`` that is not prepared; a dry run prints the commands. Raises ``UserError``."""
     for data in dict.fromkeys(run.data for cell in table.cells for _, run in cell.variants):
         text, inputs = table.texts.get(data), Path(data) / INPUTS
@@ -105,20 +107,26 @@ def _prepare(table: Table, dry_run: bool) -> None:
                 write_json(inputs, key)
             if follow(command, lambda line: print_line(line.decode("utf-8", "replace").rstrip())):
                 raise UserError("the data is not prepared: rskip prepare failed, see above")
+            planned.cache_clear()  # a recipe is chosen by the size of the prepared text
 
 
-def _of_text(text: Table.OwnText, folder: str) -> tuple[list[str], dict[str, str]]:
+def _of_text(text: Table.OwnText | Table.Documents, folder: str) -> tuple[list[str], dict[str, str]]:
     """The command, and what its result depends on: options and content. Raises ``UserError`` for missing files."""
-    words, files = ["--src", text.source, "--tgt", text.target, *as_words(dashed(text.options))], []
+    words, names = as_words(dashed(text.options)), {}
+    if isinstance(text, Table.Documents):
+        names["text"] = text.text
+    else:
+        words = ["--src", text.source, "--tgt", text.target, *words]
+        for split in ("train", "valid", "test"):
+            names |= {f"{split}-{side}": name for side, name in zip(("src", "tgt"), getattr(text, split))}
     key = {"options": shlex.join(words)}
-    for split in ("train", "valid", "test"):
-        for side, name in zip(("src", "tgt"), getattr(text, split)):
-            path = Path(name).expanduser().absolute()
-            if not path.is_file():
-                raise UserError(f"data: {split} names {name!r}; there is no file {path}")
-            files += [f"--{split}-{side}", str(path)]
-            key[f"{split}-{side}"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return [*RSKIP, "prepare", *words, *files, folder], key
+    for option, name in names.items():
+        path, content = Path(name).expanduser().absolute(), hashlib.sha256()
+        for file in text_files(path):
+            content.update(file.read_bytes())
+        key[option] = content.hexdigest()
+        words += [f"--{option}", str(path)]
+    return [*RSKIP, "prepare", *words, folder], key
 
 
 def _ready(tables: list[Table], options: argparse.Namespace, without: tuple[str, ...] = ("-",)) -> list[Run]:

@@ -45,12 +45,17 @@ class Table(Section):
         data: str = ""
         options: Options = {}
 
-    class OwnText(Section):  # your own, prepared in ``folder``; source and target are language codes
+    class OwnText(Section):  # prepared in ``folder`` by rskip prepare; source and target are language codes
         source: str
         target: str
         train: Files
         valid: Files
         test: Files
+        folder: str = ""
+        options: Options = {}
+
+    class Documents(Section):  # a text file, or a folder of them, for a language model
+        text: str
         folder: str = ""
         options: Options = {}
 
@@ -74,7 +79,7 @@ class Table(Section):
     figure_options: Options = {}
     name: str = ""
     path: str = ""
-    texts: dict[str, OwnText] = {}  # your own text by the folder in which it is prepared
+    texts: dict[str, OwnText | Documents] = {}  # your own text by the folder in which it is prepared
     tried: list[int] = []  # the seeds that a sweep tries each value with
     corpus: str = ""  # of --corpus
     changed: Options = {}  # by --set

@@ -17,7 +17,6 @@ from fairseq_rskip.vision.options import DATA_SETS, FOLDER
 
 from .records import Run, Table, dashed
 
-INPUTS = "inputs.json"  # in the folder of your own text: what it is prepared from
 CHECKPOINTS, EVALUATION = "checkpoints", "evaluation"  # folders of a translation run
 RSKIP = [sys.executable, "-m", "fairseq_rskip.tools"]
 
@@ -129,9 +128,7 @@ class Translation(Task):
 
     def data_name(self, data: str) -> str:
         """The corpus in ``data`` as its preparation.json says; of your own text, the folder's name."""
-        if data in NAMES or unprepared(data):
-            return Path(data).name
-        corpus = Corpus.find(data)
+        corpus = Corpus.find(data, must_exist=False)
         place = corpus.folder.resolve()
         name = (place.parent if place.name == "data-bin" else place).name
         return corpus.known or (f"folder {name}" if name in NAMES else name)
@@ -146,8 +143,7 @@ class Translation(Task):
         for name, value in options.items():
             if isinstance(value, list):
                 raise UserError(f"option {name!r} is {value!r}; expected one value, text as fairseq-train has it")
-        words = tuple(as_words(options))
-        plan = planned(*((NAMES[0], arch, ("--recipe", "medium", *words)) if unprepared(data) else (data, arch, words)))
+        plan = planned(data, arch, tuple(as_words(options)))
         if plan.corpus.is_text != self.of_text:
             raise UserError(f"task {self.name} with {data}: expected {'a text' if self.of_text else 'two languages'}")
         scored = not set(self.losses).issuperset([table.metric, *table.also])
@@ -217,13 +213,6 @@ class LanguageModel(Translation):
     def read_scores(self, run: Run, report: dict[str, Any], measured: dict[str, Any]) -> None:
         values = (report["perplexity"]["subword"], report["perplexity"]["word"], report["bits"]["byte"])
         measured["values"] |= dict(zip(self.metrics, map(float, values)))
-
-
-def unprepared(data: str) -> bool:
-    """Whether ``data`` is your own text, prepared after the checks: not begun, or killed while it was prepared."""
-    path = Path(data)
-    killed = (path / INPUTS).is_file() and not (path / "data-bin").is_dir()
-    return data not in NAMES and (killed or not path.exists())
 
 
 @functools.cache  # rows of a table share much

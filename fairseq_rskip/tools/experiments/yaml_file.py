@@ -126,7 +126,8 @@ def _own_text(content: Any, texts: dict, name: str, where: str, mistakes: list[s
     """``content`` with a folder in place of your own text, which is added to ``texts``."""
     if not isinstance(content, dict) or not isinstance(content.get("data"), dict):
         return content
-    text = _build(Table.OwnText, content["data"], f"{where}, data", mistakes)
+    kind = Table.Documents if "text" in content["data"] else Table.OwnText
+    text = _build(kind, content["data"], f"{where}, data", mistakes)
     folder = str(Path(text.folder).expanduser().resolve() if text and text.folder else ROOT / "data" / name)
     if Path(folder).name in NAMES or (text and texts.setdefault(folder, text) != text):
         mistakes.append(f"{where}, data: the folder {folder} is for another corpus; expected another 'folder'")
@@ -136,7 +137,8 @@ def _own_text(content: Any, texts: dict, name: str, where: str, mistakes: list[s
 def _with_defaults(table: Table) -> Table:
     """Task and metric by the data and the rows; the first row is the baseline of a table without published values."""
     of_text = table.texts or table.data in NAMES or any(row.arch for row in table.rows)
-    task = table.task or ("translation" if of_text else "images")
+    of_documents = any(isinstance(text, Table.Documents) for text in table.texts.values())
+    task = table.task or ("language-model" if of_documents else "translation" if of_text else "images")
     metric = table.metric or (TASKS[task].metric if task in TASKS else "")
     ran = [row.label for row in table.rows if row.run]
     first = "" if table.source or len(ran) < 2 or any(row.baseline for row in table.rows) else ran[0]

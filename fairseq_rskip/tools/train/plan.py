@@ -85,7 +85,13 @@ def read(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     """The plan for what ``read`` returns. Writes nothing. Raises ``UserError``."""
+    from fairseq.models import ARCH_MODEL_REGISTRY, FairseqLanguageModel
+
+    import fairseq_rskip.models  # noqa: F401  (registers the architectures)
+
     corpus = Corpus.find(own.corpus, must_exist=not own.dry_run)
+    if not corpus.exists and issubclass(ARCH_MODEL_REGISTRY.get(own.arch, object), FairseqLanguageModel):
+        corpus = replace(corpus, target="")  # a text that is not prepared yet
     name = own.recipe or corpus.known or ("text" if corpus.is_text else recipe_for(corpus.pairs))
     recipe = RECIPES[name]
     task = {"source-lang": corpus.source, "target-lang": corpus.target} if corpus.source else {}
