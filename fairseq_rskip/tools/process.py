@@ -18,10 +18,9 @@ from fairseq_rskip.errors import UserError
 
 PLUGIN = Path(__file__).resolve().parents[1]  # the package, fairseq's --user-dir
 CHECKOUT = PLUGIN.parent
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 GRACE = 10.0  # seconds that a process has to end by itself
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
 class Stopped(KeyboardInterrupt):
@@ -40,6 +39,12 @@ def stop_on_signals() -> None:
     for number in _STOPPING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
             signal.signal(number, stop)
+
+
+def end_with_parent(number: int) -> None:
+    """Have the system send signal ``number`` to this process when its parent ends, on Linux."""
+    if _LIBC:
+        _LIBC.prctl(1, number)  # PR_SET_PDEATHSIG of <linux/prctl.h>
 
 
 def follow(
@@ -63,10 +68,9 @@ def follow(
 
     def set_up_child() -> None:
         os.setpgrp()  # so that a signal can reach all of the command's processes
-        if _LIBC:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it was killed before that took effect
-                os.kill(os.getpid(), signal.SIGKILL)
+        end_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed before that took effect
+            os.kill(os.getpid(), signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:

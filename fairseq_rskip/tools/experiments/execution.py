@@ -1,6 +1,5 @@
 """Execute runs, each in a process of its own. In a run's folder run.json is its record, log.txt all its output."""
 
-import ctypes
 import os
 import platform
 import shlex
@@ -137,8 +136,7 @@ def submit(runs: list[Run], words: list[str], out: Path) -> None:
 
 def main(argv: list[str]) -> int:
     """Execute the run of one folder; it ends, saved, with its parent."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    process.end_with_parent(signal.SIGTERM)
     process.GRACE = GRACE
     process.stop_on_signals()
     try:  # a command that looks at the state holds the lock for a moment

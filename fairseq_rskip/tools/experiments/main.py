@@ -62,7 +62,7 @@ def list_tables(options: argparse.Namespace) -> None:
     options.tables = options.tables or sorted(path.stem for path in FOLDER.glob("*.yaml"))
     for table in make_tables(options):
         cells = list({cell.variants[0][1].place(Path(), 1): cell for cell in table.cells if cell.variants}.values())
-        count = sum(len(table.seeds) + (len(cell.variants) - 1) * len(table.tried) for cell in cells)
+        count = sum(len(table.seeds) + len(cell.variants) - 1 for cell in cells)
         print_line(f"{table.name:<12} {table.title}: {len(cells)} networks, {count} runs ({table.data})")
 
 

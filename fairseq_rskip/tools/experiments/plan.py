@@ -4,7 +4,6 @@ import fcntl
 import itertools
 import json
 import math
-import statistics
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -139,7 +138,7 @@ def ready(table: Table, out: Path) -> list[Run]:
     """The runs that can start now, each once, first seeds first; of a sweep that is not decided, all its values."""
     tried = [run for cell in table.cells if cell.sweep for _, run in cell.variants]
     decided = [result.runs for cell in table.cells if (result := collect(table, cell, out)).runs]
-    runs = [at(run, out, seed) for seed in table.tried for run in tried]
+    runs = [at(run, out, table.tried) for run in tried]
     runs += [by_seed[seed] for seed in table.seeds for by_seed in decided]
     return list({run.folder: run for run in runs}.values())
 
@@ -195,11 +194,9 @@ def collect(table: Table, cell: Cell, out: Path) -> Result:
 
 
 def _trial(table: Table, swept: dict[str, Any], run: Run, out: Path) -> tuple[dict[str, Any], float | None, str]:
-    """A combination of a sweep's values, the mean of the held-out metric or None, and the worst state of its runs."""
-    runs, metric = [at(run, out, seed) for seed in table.tried], TASKS[run.task].held_out
-    worst = [s for kind in (FAILED, NEW, STOPPED, RUNNING) for s in map(state, runs) if s.startswith(kind)]
-    if worst:
-        return swept, None, worst[0]
-    mean = statistics.fmean(measured(read(run.folder))["values"].get(metric, math.nan) for run in runs)
-    finite = math.isfinite(mean)
-    return swept, mean if finite else None, DONE if finite else f"{FAILED}: {metric} is missing or not finite"
+    """A combination of a sweep's values, its held-out metric or None, and the state of its run."""
+    run, metric = at(run, out, table.tried), TASKS[run.task].held_out
+    if (now := state(run)) != DONE:
+        return swept, None, now
+    value = float(measured(read(run.folder))["values"].get(metric, math.nan))
+    return (swept, value, DONE) if math.isfinite(value) else (swept, None, f"{FAILED}: {metric} is not finite")

@@ -73,14 +73,13 @@ class Table(Section):
     options: Options = {}
     evaluate: Options = {}
     sweep: Sweep = {}
-    sweep_seeds: Annotated[int, Field(ge=1)] = 1
     test: Literal["", "welch", "randomisation"] = ""
     figure: Literal["", "gradients", "ratio", "curves", "course"] = ""
     figure_options: Options = {}
     name: str = ""
     path: str = ""
     texts: dict[str, OwnText | Documents] = {}  # your own text by the folder in which it is prepared
-    tried: list[int] = []  # the seeds that a sweep tries each value with
+    tried: int = 1  # the seed that a sweep tries each value with
     corpus: str = ""  # of --corpus
     changed: Options = {}  # by --set
     cells: list[Any] = []  # with their runs

@@ -143,7 +143,7 @@ def _with_defaults(table: Table) -> Table:
     ran = [row.label for row in table.rows if row.run]
     first = "" if table.source or len(ran) < 2 or any(row.baseline for row in table.rows) else ran[0]
     given = {"task": task, "metric": metric, "baseline": table.baseline or first, "title": table.title or table.name}
-    return table.model_copy(update={**given, "tried": table.seeds[: table.sweep_seeds]})
+    return table.model_copy(update={**given, "tried": table.seeds[0]})
 
 
 def _contradictions(table: Table) -> Iterator[str]:

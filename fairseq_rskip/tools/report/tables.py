@@ -185,7 +185,7 @@ def facts(table: Table, lines: list[Result]) -> dict[str, str]:
         "seeds": ", ".join(map(str, table.seeds)),
         "options of every row": listed({**dashed(table.options), **table.changed}),
         "evaluation": listed(table.evaluate),
-        "sweep": f"{sweep}; the best {task.held_out} of seeds {table.tried}" if sweep else "",
+        "sweep": f"{sweep}; the best {task.held_out} of seed {table.tried}" if sweep else "",
         "weights": each(str(record.get("weights") or "").partition(":")[0] for record in measured),
         "versions": each(f"{k} {v}" for record in records for k, v in record.get("versions", {}).items()),
         "commit": each((record.get("git") or "")[:10] for record in records),

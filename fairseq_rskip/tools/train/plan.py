@@ -90,7 +90,8 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 
     corpus = Corpus.find(own.corpus, must_exist=not own.dry_run)
-    if not corpus.exists and issubclass(ARCH_MODEL_REGISTRY.get(own.arch, object), FairseqLanguageModel):
+    kind = ARCH_MODEL_REGISTRY.get(own.arch, object)
+    if not (corpus.exists or corpus.known) and issubclass(kind, FairseqLanguageModel):
         corpus = replace(corpus, target="")  # a text that is not prepared yet
     name = own.recipe or corpus.known or ("text" if corpus.is_text else recipe_for(corpus.pairs))
     recipe = RECIPES[name]
