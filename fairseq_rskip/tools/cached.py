@@ -1,11 +1,10 @@
 """Files that take long to make: one is made again only when what it was made from has changed."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fairseq_rskip.files import PART, write_json
+from fairseq_rskip.files import write_json
 
 
 def key_path(path: Path) -> Path:
@@ -28,12 +27,7 @@ def is_made(path: Path, key: dict) -> bool:
 
 
 def make(path: Path, key: dict, write: Callable[[Path], None]) -> None:
-    """Have ``write`` make the file under another name; it and its key appear when that has gone well."""
-    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
-    try:
-        write(part)
-        key_path(path).unlink(missing_ok=True)  # killed between the two, we must not leave an old key beside a new file
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    """Have ``write`` make the file; its key appears when that has gone well."""
+    key_path(path).unlink(missing_ok=True)
+    write(path)
     write_json(key_path(path), key)

@@ -3,7 +3,7 @@ one text: perplexity, and a test paired by documents.
 
     rskip compare checkpoints/a checkpoints/b/checkpoint_best.pt
     rskip compare post-norm=runs/x/seed1 2rSkip=runs/y/seed1
-    rskip compare a.de b.de c.de --ref test.de --src test.en
+    rskip compare a.de b.de c.de --ref test.de
 
 The first is the baseline. A SYSTEM is a checkpoint, a folder of checkpoints, a seed's folder of rskip run, a folder of
 rskip evaluate, or a file with one translation per line; NAME=SYSTEM names it. Checkpoints are evaluated on the test set
@@ -93,7 +93,6 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("systems", nargs="+", metavar="SYSTEM", help="two or more; baseline first")
     parser.add_argument("--ref", type=Path, nargs="+", metavar="FILE", help="references (those of the evaluations)")
-    parser.add_argument("--src", type=Path, metavar="FILE", help="source, to show it (that of the evaluations)")
     parser.add_argument("--data", type=Path, help="corpus to evaluate checkpoints on (the one they were trained on)")
     parser.add_argument("--examples", type=whole_number(0), default=10, metavar="N", help="sentences to show (10)")
     parser.add_argument("--trials", type=whole_number(1), default=1000, metavar="N", help="trials per test (1000)")
@@ -107,7 +106,7 @@ def main(argv: list[str] | None = None) -> None:
     if comparison := compare_texts(paths, options.trials):
         table, notes = comparison
     else:
-        outputs, references, source = load(paths, options.ref, options.src)
+        outputs, references, source = load(paths, options.ref)
         table, notes = compare([*paths], outputs, references, options.trials)
         examples = most_different([*paths], outputs, references, source, options.examples)
         if options.examples and not examples:

@@ -4,7 +4,6 @@ import filecmp
 import hashlib
 import json
 import re
-import struct
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import permutations
@@ -65,13 +64,10 @@ class Corpus:
         if all(isinstance(preparation.get(side), str) for side in ("src", "tgt")):
             languages = [preparation["src"], preparation["tgt"]]
         corpus = cls(folder, name, name if name in NAMES else known, *languages, preparation)
+        accepted = {"bpe": POST_PROCESS, "tokenizer": TOKENIZERS}
+        if prepared and not all(str(preparation.get(key)) in values for key, values in accepted.items()):
+            raise UserError(f"{folder / PREPARATION} does not say how text was tokenised and split; prepare it again")
         if prepared:
-            texts = all(isinstance(preparation.get(key), str) for key in ("corpus", "src", "tgt"))
-            if not (
-                texts and str(preparation.get("bpe")) in POST_PROCESS and preparation.get("tokenizer") in TOKENIZERS
-            ):
-                kinds = f"bpe ({', '.join(POST_PROCESS)}) and tokenizer ({', '.join(TOKENIZERS)})"
-                raise UserError(f"{folder / PREPARATION} must give corpus, src, tgt, {kinds}; prepare it again")
             corpus.dictionaries()
         return corpus
 
@@ -82,12 +78,8 @@ class Corpus:
 
     @cached_property
     def pairs(self) -> int:
-        """Training pairs or lines, read from an index's header; 0 if there is none of fairseq's usual format."""
-        for path in self.folder.glob("train.idx" if self.is_text else "train.*.idx"):
-            header = path.read_bytes()[:26]  # magic, version, type of the numbers, count
-            if header.startswith(b"MMIDIDX") and len(header) == 26:
-                return struct.unpack("<Q", header[18:])[0]
-        return 0
+        """Training pairs or lines; 0 if they are not prepared."""
+        return len(self.lengths("train", str(self.source))) if self.exists and self.dictionaries() else 0
 
     bpe = property(lambda self: self.preparation.get("bpe", "none"), doc="A key of ``POST_PROCESS``.")
     tokenizer = property(lambda self: self.preparation.get("tokenizer", "none"), doc="One of ``TOKENIZERS``.")

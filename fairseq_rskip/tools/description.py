@@ -26,7 +26,7 @@ from fairseq_rskip.residual.profile import wanting_profile
 from fairseq_rskip.tools.describe import PROGRAM
 
 GREEK = {"lambda": "λ", "alpha": "α", "beta": "β", "gamma": "γ", "omega": "ω"}
-ALIKE = 0.1  # layers whose measured values differ by less, relative to the first, are one row of the table
+ALIKE = 0.1  # measured values of blocks that differ by less are shown as one
 COLUMNS = "added: parameters of rule and norm; std / Xavier's: of branch matrices, 1 as Xavier draws"
 SEED = 1
 OF_VOCABULARY = ("embed_tokens.weight", "output_projection.weight")  # whose size is a corpus's
@@ -128,30 +128,24 @@ def skips(model: nn.Module) -> Iterator[tuple[SkipConnection, Branch]]:
 
 
 def table(rows: list[Row]) -> list[str]:
-    """Lines of text; consecutive layers that are alike are one, neighbours of the same deviation, too."""
-    groups: list[list[list[Row]]] = []
-    for _, layer in groupby(rows, key=lambda row: (row.side, row.layer)):
-        layer = list(layer)
-        if groups and _alike(groups[-1][0], layer):
-            groups[-1].append(layer)
-        else:
-            groups.append([layer])
+    """Lines of text; blocks of the same rule, constants, norms and parameters are one."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(repr(row._replace(layer=0, std={})), []).append(row)
     cells = [("place", "rule", "norm", "added", "std / Xavier's")]
-    for first, *_, last in ([*group, group[-1]] for group in groups):
-        number = "-".join(dict.fromkeys(str(layer[0].layer) for layer in (first, last)))
-        for row in first:
-            numbers = [f"{GREEK.get(name, name)}={value:.4g}" for name, value in row.constants.items()]
-            norm = " ".join(f"{where} {name}" for where, name in row.norms.items())
-            added = str(row.rule_parameters + row.norm_parameters)
-            runs = groupby(row.std, key=lambda role, std=row.std: f"{std[role]:.2f}")
-            std = " ".join(f"{','.join(roles)} {value}" for value, roles in runs)
-            cells.append((f"{row.side} {number} {row.sublayer}", " ".join([row.rule, *numbers]), norm, added, std))
+    for alike in groups.values():
+        row, layers = alike[0], [each.layer for each in alike]
+        whole = layers == [*range(layers[0], layers[-1] + 1)] and len(layers) > 1
+        place = f"{layers[0]}-{layers[-1]}" if whole else ",".join(map(str, layers))
+        numbers = [f"{GREEK.get(name, name)}={value:.4g}" for name, value in row.constants.items()]
+        norm = " ".join(f"{where} {name}" for where, name in row.norms.items())
+        spans = {role: _span([each.std[role] for each in alike]) for role in row.std}
+        std = " ".join(f"{','.join(roles)} {value}" for value, roles in groupby(spans, key=spans.get))
+        added = str(row.rule_parameters + row.norm_parameters)
+        cells.append((f"{row.side} {place} {row.sublayer}", " ".join([row.rule, *numbers]), norm, added, std))
     return in_columns(cells)
 
 
-def _alike(one: list[Row], other: list[Row]) -> bool:
-    def same(a: Row, b: Row) -> bool:
-        close = all(abs(b.std[role] - value) <= ALIKE * abs(value) for role, value in a.std.items() if role in b.std)
-        return a._replace(layer=0, std={}) == b._replace(layer=0, std={}) and a.std.keys() == b.std.keys() and close
-
-    return len(one) == len(other) and all(map(same, one, other))
+def _span(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{sum(values) / len(values):.2f}" if high - low <= ALIKE * high else f"{low:.2f}-{high:.2f}"

@@ -99,10 +99,8 @@ def read_system(path: Path) -> tuple[list[str], list[Path], Path | None]:
     return read_lines(path / "hyp.txt"), references, source if source and source.is_file() else None
 
 
-def load(
-    paths: dict[str, Path], ref: list[Path] | None, src: Path | None
-) -> tuple[list[list[str]], list[list[str]], list[str]]:
-    """Each system's translations, each reference, and the source, which is empty if it is not known.
+def load(paths: dict[str, Path], ref: list[Path] | None) -> tuple[list[list[str]], list[list[str]], list[str]]:
+    """Each system's translations, each reference, and the evaluations' source, which is empty if it is not known.
 
     Raises ``UserError`` if they are not of the same test set.
     """
@@ -115,8 +113,5 @@ def load(
         if own and not ref and [*map(read_lines, own)] != [*references.values()]:
             raise UserError(f"{path} and {next(iter(systems))} were scored against different references")
         check_lengths(lines, references, path)
-    src = src or next((source for *_, source in systems.values() if source), None)
-    source = read_lines(src) if src else []
-    if source:
-        check_lengths(source, references, src)
-    return [lines for lines, *_ in systems.values()], [*references.values()], source
+    source = next((source for *_, source in systems.values() if source), None)
+    return [lines for lines, *_ in systems.values()], [*references.values()], read_lines(source) if source else []

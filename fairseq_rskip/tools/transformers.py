@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from fairseq_rskip.analysis.study import Source, Study, choose, device_of, fit, 
 from fairseq_rskip.console import progress
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.safe_load import CheckpointError
+from fairseq_rskip.tools.corpus import Corpus
 
 
 def losses(model: nn.Module, sample: dict[str, Any]) -> Tensor:
@@ -42,12 +42,12 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     data, built, first = _data(models, states, options), {}, None
     for source, state in progress(list(zip(models, states)), len(models), "loading", "model"):
         cfg = _fresh_settings(source, data) if state is None else state["cfg"]
-        task, model = build(source, cfg, state, data, options.seed)
+        task, model = build(source, cfg, state, str(data.folder), options.seed)
         first, built[source.label] = first or task, model.to(device).eval()
     try:
         first.load_dataset(options.split)
     except OSError as error:
-        raise UserError(f"{data} has no split {options.split!r}: {' '.join(str(error).split())[:150]}") from None
+        raise UserError(f"{data.folder} has no split {options.split!r}: {' '.join(str(error).split())[:150]}") from None
     dataset = first.dataset(options.split)
     chosen = _choose(dataset, list(built.values()), options)
 
@@ -57,13 +57,9 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
             sample["pad"] = first.target_dictionary.pad()
             yield utils.move_to_cuda(sample) if device.type == "cuda" else sample
 
-    about = f"{len(chosen)} {'windows' if _is_text(data) else 'sentence pairs'} of {options.split}"
+    about = f"{len(chosen)} {'windows' if data.is_text else 'sentence pairs'} of {options.split}"
     count = -(-len(chosen) // options.batch_size)
     return Study(built, batches, count, about, losses, lambda name, _skip: name.partition(".")[0])
-
-
-def _is_text(data: str) -> bool:
-    return (Path(data) / "dict.txt").is_file()
 
 
 def read(source: Source) -> Any:
@@ -79,7 +75,7 @@ def read(source: Source) -> Any:
     return state
 
 
-def _data(models: Sequence[Source], states: Sequence[Any], options: argparse.Namespace) -> str:
+def _data(models: Sequence[Source], states: Sequence[Any], options: argparse.Namespace) -> Corpus:
     """The data-bin that all models see: --data, else the one that every checkpoint names."""
     named = {str(state["cfg"]["task"]["data"]): source for source, state in zip(models, states) if state is not None}
     if not (options.data or named):
@@ -87,15 +83,12 @@ def _data(models: Sequence[Source], states: Sequence[Any], options: argparse.Nam
     if len(named) > 1 and not options.data:
         listed = ", ".join(f"{source.label}: {folder}" for folder, source in named.items())
         raise UserError(f"the checkpoints name different data: say --data DATA-BIN ({listed})")
-    folder = Path(options.data or [*named][0]).expanduser()
-    if not list(folder.glob("dict*.txt")):
-        raise UserError(f"{folder} is not here or holds no dict.*.txt or dict.txt: say --data DATA-BIN")
-    return str(folder)
+    return Corpus.find(options.data or [*named][0])
 
 
-def _fresh_settings(source: Source, data: str) -> Any:
+def _fresh_settings(source: Source, data: Corpus) -> Any:
     """The settings of ``fairseq-train DATA --arch ARCH ...`` for ``fresh:ARCH ...``."""
-    argv = [data, "--arch", *source.fresh, *(["--task", "language_modeling"] if _is_text(data) else [])]
+    argv = [str(data.folder), "--arch", *source.fresh, *(["--task", "language_modeling"] if data.is_text else [])]
     parser = fairseq_options.get_training_parser()
     return convert_namespace_to_omegaconf(parsed(source, fairseq_options.parse_args_and_arch, parser, argv))
 

@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fairseq_rskip.console import Parser, whole_number
+from fairseq_rskip.console import Parser
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.evaluate.main import add_search
+
+AT_ONCE = 64  # lines that are translated together
 
 
 def load(path: Path, data: Path | None) -> Any:
@@ -59,15 +61,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("--data", type=Path, help="prepared corpus of a checkpoint (the one it was trained on)")
     add_search(parser)
-    at_once = "number of lines to translate at a time (64; on a terminal 1)"
-    parser.add_argument("--lines", type=whole_number(1), metavar="N", help=at_once)
     options = parser.parse_args(argv)
     import torch  # takes seconds: after the options
 
     with contextlib.redirect_stdout(sys.stderr):
         model = load(options.model, options.data)
     model.to("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
-    for lines in read_batches(options.lines or (1 if sys.stdin.isatty() else 64)):
+    for lines in read_batches(1 if sys.stdin.isatty() else AT_ONCE):
         texts = [line for line in lines if line.strip()]
         translations = iter(model.translate(texts, beam=options.beam, lenpen=options.lenpen) if texts else [])
         print("\n".join(next(translations) if line.strip() else "" for line in lines), flush=True)

@@ -63,8 +63,7 @@ def test_the_average_keeps_the_rule_that_its_weights_belong_to(tmp_path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("--num-epoch-checkpoints 2", (10.0 + 9.0) / 2),
-        ("--num-update-checkpoints 3", (1200.0 + 1000.0 + 900.0) / 3),
+        ("--last 3", (1200.0 + 1000.0 + 900.0) / 3),
         ("", (10.0 + 9.0 + 2.0 + 1.0) / 4),
     ],
 )
@@ -100,7 +99,7 @@ def test_models_that_differ_are_refused_by_name(tmp_path, capsys, other, words):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--inputs . --num-epoch-checkpoints 3", ". has no 3 epoch checkpoints, only: checkpoint checkpoint_last.pt"),
+        ("--inputs . good.pt", "--inputs . and others: expected one folder, or checkpoints"),
         ("--inputs torn.pt", "torn.pt: truncated, or not a checkpoint"),
         ("--inputs good.pt nan.pt", "nan.pt cannot be used: w holds NaN or infinity"),
         ("--inputs bare.pt", "bare.pt is not a fairseq checkpoint: expected an entry 'model' with tensors"),

@@ -41,9 +41,8 @@ def prepared(tmp_path, bpe="subword-nmt", tokenizer="moses", corpus="own"):
 def test_the_command_names_the_plugin_and_refuses_paths_that_fairseq_misreads(tmp_path):
     command = generation.command(prepared(tmp_path / "a b's"), tmp_path / "é $x.pt", ["--beam", "4"])
     assert command[command.index("--user-dir") + 1] == run_command(["python", "-m", "fairseq_rskip"]).stdout.strip()
-    for name in ("a:b", "${a}", "it\\'s"):
-        with pytest.raises(UserError, match="fairseq cannot take .* in a path"):
-            generation.command(prepared(tmp_path), tmp_path / name / "x.pt", [])
+    with pytest.raises(UserError, match="fairseq cannot take a colon in a path"):
+        generation.command(prepared(tmp_path), tmp_path / "a:b" / "x.pt", [])
 
 
 FAILURES = [

@@ -19,7 +19,8 @@ from fairseq_rskip.tools.__main__ import main as rskip
 from fairseq_rskip.tools.evaluate import generation
 from fairseq_rskip.tools.experiments import execution, main, plan
 from fairseq_rskip.tools.experiments.tasks import TASKS
-from fairseq_rskip.tools.train.plan import make_plan, read
+from fairseq_rskip.tools.train.main import read
+from fairseq_rskip.tools.train.plan import make_plan
 
 
 def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path, capfd):

@@ -16,6 +16,7 @@ from vision_helpers import error_line, train
 import fairseq_rskip
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.safe_load import load_checkpoint
+from fairseq_rskip.tools import translate
 from fairseq_rskip.tools.__main__ import main as rskip
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
@@ -33,9 +34,9 @@ def card(folder):
     return yaml.safe_load(header), text
 
 
-def settings(text):
-    """The settings of the training that a card shows."""
-    return json.loads(text.split("```json\n")[1].split("```")[0])
+def settings(folder):
+    """The settings of the training."""
+    return json.loads((folder / "training.json").read_text("utf-8"))
 
 
 def refused(capfd, *words):
@@ -90,10 +91,11 @@ def test_the_text_is_that_of_evaluate_from_the_folder_alone(texts, exported):
 def test_translate_reads_and_writes_lines(translator, texts, exported, monkeypatch, capsys):
     """From the export and from the folder of checkpoints, whose last five are averaged; empty lines stay empty."""
     (one, two, three, four, *_), expected = texts
+    monkeypatch.setattr(translate, "AT_ONCE", 3)
     for model in (exported, translator[1]):
         text = "\n".join(["", one, two, three, " ", four])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-        assert rskip(["translate", str(model), "--lines", "3", "--cpu"]) == 0
+        assert rskip(["translate", str(model), "--cpu"]) == 0
         assert capsys.readouterr().out.splitlines() == ["", *expected[:3], "", expected[3]]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"gut\nsch\xf6n\n")))
     assert rskip(["translate", str(exported)]) == 1
@@ -120,7 +122,7 @@ def test_the_card_of_a_translator(translated, exported):
         assert f"* {row['name']} ({signature}): {row['score']:.2f}\n" in text
     assert "of checkpoint24.pt, checkpoint20.pt, " in text and "Licence of the weights: unknown." in text
     assert "`rskip` (lambda 2, alpha 1): " in text and "`y_k = G_k(x + y_{k-1})`" in text and "Eq. 4" in text
-    shown = settings(text)
+    shown = settings(exported)
     assert (shown["optimization"]["lr"], shown["criterion"]["label_smoothing"]) == ([0.01], 0.1)
     assert "--gen-subset test --beam 4 --lenpen 0.5" in text and str(exported.parent) not in text
 
@@ -171,7 +173,7 @@ def test_the_networks_error_is_the_runs(classifier):
     assert header["pipeline_tag"] == "image-classification"
     assert f"* test error: {result['error']:.2f} % of 359 test images, seed 1, 200 training images\n" in text
     again = Config(**{**result["config"], "seeds": (1,), "milestones": (50,)})
-    shown = {key: tuple(value) if isinstance(value, list) else value for key, value in settings(text).items()}
+    shown = {key: tuple(value) if isinstance(value, list) else value for key, value in settings(folder).items()}
     assert Config(**shown).fixed() == again.fixed()
 
 
@@ -193,7 +195,7 @@ def test_what_cannot_be_exported_is_one_line(translator, classifier, tmp_path, c
     run, result = tmp_path / "run", json.loads((classifier[0] / "result.json").read_text("utf-8"))
     run.mkdir()
     shutil.copy(classifier[0] / "checkpoint.pt", run)
-    assert "has no result.json beside it: finish the training" in refused(capfd, run, out)
+    assert "that has not finished has no result.json (--resume)" in refused(capfd, run, out)
     (run / "result.json").write_text(json.dumps({**result, "iterations": 7}))
     assert "is the result of another run" in refused(capfd, run, out)
     assert "--data is for translation" in refused(capfd, classifier[0], out, "--data", "x")
@@ -255,5 +257,4 @@ def test_nothing_in_a_card_is_markup(classifier, tmp_path):
     assert export(tmp_path, tmp_path / "out", "--licence", "mit") == 0
     header, text = card(tmp_path / "out")
     assert header["license"] == "mit"
-    prose = text.split("```json")[0]
-    assert "<script" not in prose and "&lt;script" in prose and "\\[x\\](y) \\`a\\` # b" in prose
+    assert "<script" not in text and "&lt;script" in text and "\\[x\\](y) \\`a\\` # b" in text

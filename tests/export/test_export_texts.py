@@ -66,7 +66,7 @@ def test_the_card_has_the_perplexity(model, scored):
     assert (header["pipeline_tag"], header["language"]) == ("text-generation", ["en"])
     assert "model.score(" in text and "model.translate(" not in text
     names = sorted(path.name for path in model[1].iterdir())
-    assert names == ["README.md", "config.json", "dict.txt", "model.safetensors"]
+    assert names == ["README.md", "config.json", "dict.txt", "model.safetensors", "training.json"]
     assert f"* perplexity per subword: {scored['perplexity']['subword']:.2f}" in text
 
 

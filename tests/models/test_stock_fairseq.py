@@ -103,7 +103,7 @@ def test_batches_in_buckets(tiny_corpus, tmp_path):
 
 def test_an_averaged_checkpoint_generates(tiny_corpus, trained, tmp_path):
     averaged = tmp_path / "averaged.pt"
-    options = ["--inputs", trained[0], "--num-epoch-checkpoints", "3", "--output", averaged]
+    options = ["--inputs", trained[0], "--last", "3", "--output", averaged]
     average.main([str(option) for option in options])
     text = run_checked(["fairseq-generate", tiny_corpus, "--path", averaged, "--cpu", "--max-len-b", "10"])
     assert len(hypotheses(text)) == SIZES["test"]

@@ -1,6 +1,5 @@
 """fairseq-generate or fairseq-eval-lm in a process of its own, and the former's output in the order of sentences."""
 
-import os
 import re
 from pathlib import Path
 
@@ -10,8 +9,6 @@ from fairseq_rskip.pretrained.text import POST_PROCESS
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.process import PLUGIN, follow
 
-# in a path fairseq reads : as a separator, ${ as interpolation, \' and a last \ as part of the quotation around it
-UNREADABLE = r":|\$\{|\\'|\\$"
 MISFIT = r"^\s*((?:size mismatch for|Missing key|Unexpected key).*)$"  # torch's list below "Error(s) in loading ..."
 # fairseq-generate's own limits; those of the model hold
 NO_LIMIT = ["--max-source-positions", "1000000", "--max-target-positions", "1000000"]
@@ -40,10 +37,9 @@ def search_options(corpus: Corpus, subset: str, beam: int, lenpen: float, max_to
 
 
 def command(corpus: Corpus, checkpoint: Path, options: list[str], program: str = "fairseq-generate") -> list[str]:
-    """The whole command line. Raises ``UserError`` for a path that fairseq misreads."""
-    for path in (corpus.folder, checkpoint):
-        if bad := re.search(UNREADABLE, str(path)):
-            raise UserError(f"fairseq cannot take {bad[0]} in a path: rename {path}, or link to it")
+    """The whole command line. Raises ``UserError`` for a path that fairseq would take apart."""
+    if bad := next((path for path in (corpus.folder, checkpoint) if ":" in str(path)), None):
+        raise UserError(f"fairseq cannot take a colon in a path: rename {bad}, or link to it")
     words = [program, str(corpus.folder), "--user-dir", str(PLUGIN), "--path", str(checkpoint), *options]
     return [*words, *([] if corpus.is_text else NO_LIMIT), "--num-workers", "0"]
 
@@ -51,19 +47,15 @@ def command(corpus: Corpus, checkpoint: Path, options: list[str], program: str =
 def run(arguments: list[str], log: Path, sentences: int) -> None:
     """Run ``arguments``, output and errors in ``log``, and show the progress.
 
-    If the command fails, the log becomes …failed.log. Raises ``UserError`` with the last meaningful line, which
-    for a checkpoint that does not fit names the tensor.
+    Raises ``UserError`` with the last meaningful line if the command fails; for a checkpoint that does not fit it names
+    the tensor.
     """
-    failed_log = log.with_name(f"{arguments[0].partition('-')[2].replace('-', '_')}.failed.log")
-    failed_log.unlink(missing_ok=True)
     with open(log, "wb") as out, Progress(sentences, "translated", "sent") as bar:
         reason = follow(arguments, lambda line: bar.advance() if line.startswith(b"H-") else None, out)
     if reason:
-        os.replace(log, failed_log)
-        text = failed_log.read_text(encoding="utf-8", errors="replace")
-        misfit = re.search(MISFIT, text, re.MULTILINE)
+        misfit = re.search(MISFIT, log.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
         detail = f" {misfit[1][:300]}" if misfit else ""
-        raise UserError(f"{arguments[0]} failed: {reason}{detail} (the log is {failed_log})")
+        raise UserError(f"{arguments[0]} failed: {reason}{detail} (the log is {log})")
 
 
 def hypotheses(log: Path, sentences: int) -> list[str]:

@@ -2,7 +2,6 @@
 
 import shlex
 from argparse import Namespace
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -99,27 +98,19 @@ def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> di
 
 
 def score(options: Namespace, corpus: Corpus, hypotheses: list[str], references: list[str], about: dict) -> None:
-    """Print the tables and write OUT/scores.json."""
+    """Print the table and write OUT/scores.json."""
     from fairseq_rskip.tools import score as metrics
 
-    languages, tokenised = (corpus.target, corpus.source), corpus.tokenised
     title = "detokenised translations against the raw references" if corpus.tokenizer == "moses" else "text as it is"
-    plain = [detokenise(lines, corpus.target) for lines in (hypotheses, references)] if tokenised else None
-    two_tables = plain not in (None, [hypotheses, references])
-    if two_tables:
+    if corpus.tokenised:
         title = "text as published, which is tokenised already"
-        if corpus.name == PAPER_TOKENISED:
-            title += "; tensor2tensor scores this text: its intl rows stand beside the paper's figures"
-    rows = metrics.compute(hypotheses, [references], *languages, tokenised=tokenised)
+    if corpus.name == PAPER_TOKENISED:
+        title += "; tensor2tensor scores this text: its intl rows stand beside the paper's figures"
+    rows = metrics.compute(hypotheses, [references], corpus.target, corpus.source, corpus.tokenised)
     result = metrics.report(rows, options.out / "hyp.txt", [corpus.reference(options.subset)], len(references))
     result |= {"text": title, "evaluation": about}
     print_line(f"\n{corpus.source}-{corpus.target} {options.subset}, {len(references):,} sentences: {title}")
     print_line(metrics.table(rows))
-    if two_tables:
-        title = "both sides detokenised, entities undone: what sacreBLEU expects, not comparable to the paper"
-        rows = metrics.compute(plain[0], [plain[1]], *languages)
-        result["detokenised"] = {"text": title, "scores": [asdict(row) for row in rows]}
-        print_line(f"\n{title}\n{metrics.table(rows)}")
     write_json(options.out / SCORES, result)
     print_line(f"\nwritten to {options.out}: generate.log, hyp.tok, hyp.txt, {SCORES}")
 

@@ -1,6 +1,5 @@
 """Checkpoints of fairseq: which are taken, whether they can be used, and the mean of their weights."""
 
-from argparse import Namespace
 from collections import OrderedDict
 from pathlib import Path
 
@@ -15,12 +14,12 @@ from fairseq_rskip.tools.log import NUMBERED, numbered
 ACCEPTED = "checkpoint<epoch>.pt, checkpoint_<epoch>_<update>.pt, checkpoint_best.pt or checkpoint_last.pt"
 
 
-def choose(folder: Path, count: int, checkpoint: Path | None = None, unit: str | None = None) -> tuple[list[Path], str]:
+def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[list[Path], str]:
     """The checkpoints to average (one: to use as it is), newest first, and a line that says which and why.
 
-    That is ``checkpoint``, a path or a name in ``folder``, or the newest ``count`` checkpoints of ``unit`` (epoch or
-    update; by default, whichever there are more of, updates if equal). With fewer than two of them, or a ``count`` of
-    0, it is checkpoint_best.pt, else checkpoint_last.pt, else the newest. Raises ``UserError`` if there is none.
+    That is ``checkpoint``, a path or a name in ``folder``, or the newest ``count`` checkpoints of epochs or of updates,
+    whichever there are more of, updates if equal. With fewer than two of them, or a ``count`` of 0, it is
+    checkpoint_best.pt, else checkpoint_last.pt, else the newest. Raises ``UserError`` if there is none.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give the one that training saved to")
@@ -30,7 +29,7 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None, unit: str |
             if path.is_file():
                 return [path], f"checkpoint {path}"
         raise UserError(f"no checkpoint {checkpoint}, here or in {folder}, which holds {names}")
-    by_unit = {each: numbered(folder, each) for each in ([unit] if unit else NUMBERED)}
+    by_unit = {unit: numbered(folder, unit) for unit in NUMBERED}
     unit, newest = max(by_unit.items(), key=lambda item: min(len(item[1]), max(count, 1)))  # the first if equal
     single = [path for path in (folder / "checkpoint_best.pt", folder / "checkpoint_last.pt") if path.is_file()]
     taken = newest[:count] if count and len(newest) >= min(count, 2) else [*single, *newest][:1]
@@ -69,9 +68,8 @@ def load_state(path: Path) -> dict:
 def task_of(path: Path, expected: str = "") -> dict:
     """The settings of a checkpoint's task. Raises ``UserError`` unless it is the task ``expected``, where one is."""
     state = load_state(path)
-    task = (state.get("cfg") or {}).get("task") or state.get("args") or {}  # args: of fairseq's oldest checkpoints
-    task = vars(task) if isinstance(task, Namespace) else task
-    name = task.get("_name") or task.get("task")
+    task = (state.get("cfg") or {}).get("task") or {}
+    name = task.get("_name")
     if expected and name != expected:
         raise UserError(f"{path} was trained for --task {name}: expected {expected}")
     return task

@@ -218,7 +218,8 @@ class LanguageModel(Translation):
 @functools.cache  # rows of a table share much
 def planned(data: str, arch: str, words: tuple[str, ...]) -> Any:
     """train.sh's own plan for these words. Raises ``UserError`` for what it refuses."""
-    from fairseq_rskip.tools.train.plan import make_plan, read
+    from fairseq_rskip.tools.train.main import read
+    from fairseq_rskip.tools.train.plan import make_plan
 
     return make_plan(*read([data, arch, "--dry-run", *words]))
 

@@ -1,7 +1,6 @@
 """The card of an exported model."""
 
 import inspect
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,7 @@ Skip connections, of the block's input x, its branch F and a norm G:
 
 Scores: {scores}
 
-The training's settings:
-
-```json
-{settings}
-```
-
-Exported with fairseq_rskip {version}, torch {torch}.
+training.json has the training's settings. Exported with fairseq_rskip {version}, torch {torch}.
 """
 
 
@@ -51,7 +44,7 @@ def escape(value: Any) -> str:
     return re.sub(r"([\\`*\[\]|])", r"\\\1", text)
 
 
-def write(path: Path, model: Any, licence: str, header: dict, settings: dict, scores: list[str], **about: str) -> None:
+def write(path: Path, model: Any, licence: str, header: dict, scores: list[str], **about: str) -> None:
     """Write the card: a ``header`` as Hugging Face reads it, ``scores`` and title, text, example of a kind's model."""
     found = {skip.kind: skip for skip in skips(model).values()}
     header = {"license": licence, **header, "tags": ["fairseq_rskip", *found]}
@@ -61,6 +54,5 @@ def write(path: Path, model: Any, licence: str, header: dict, settings: dict, sc
     numbers = {kind: ", ".join(f"{k} {v:.4g}" for k, v in constants(skip).items()) for kind, skip in found.items()}
     values["rules"] = "\n".join(f"* `{kind}` ({numbers[kind]}): {' '.join(rules[kind].split())}" for kind in rules)
     values["scores"] = "".join(f"\n* {escape(line)}" for line in scores) or "none are known."
-    values["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-    values |= {"example": about["example"], "settings": json.dumps(settings, indent=1)}
+    values |= {"parameters": sum(parameter.numel() for parameter in model.parameters()), "example": about["example"]}
     write_text(path, CARD.format(**values, version=fairseq_rskip.__version__, torch=torch.__version__))

@@ -18,8 +18,6 @@ def convert(_stage: Path, checkpoint: Path, state: dict, data: Path | None) -> t
     if data:
         raise UserError(f"--data is for translation, and {checkpoint} is of rskip train-cifar")
     source, path = Source("CHECKPOINT", str(checkpoint), state), checkpoint.with_name(RESULT)
-    if not path.is_file():
-        raise UserError(f"{checkpoint} has no {RESULT} beside it: finish the training first (--resume)")
     try:
         result = state["result"] = json.loads(path.read_text("utf-8"))
         if (result["iterations"], result["identity"]) != (state["iteration"], state["identity"]):
@@ -28,7 +26,8 @@ def convert(_stage: Path, checkpoint: Path, state: dict, data: Path | None) -> t
         model = preact_resnet(num_classes=result["classes"], **network)
         classes = state["identity"]["classes"].split(", ")
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"cannot read {path} or {checkpoint}: {type(error).__name__} {error}") from None
+        reason = f"{type(error).__name__} {error}; a training that has not finished has no {RESULT} (--resume)"
+        raise CheckpointError(f"cannot read {path} or {checkpoint}: {reason}") from None
     fit(model, state["model"], source)
     if len(classes) != result["classes"]:  # a name with a comma in it, or more than the checkpoint lists
         classes = [str(number) for number in range(result["classes"])]

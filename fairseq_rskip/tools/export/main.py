@@ -2,8 +2,8 @@
 
 CHECKPOINT is a checkpoint of fairseq-train (the averaged.pt of an evaluation, for example) or its folder, of which
 checkpoint_best.pt is taken; a run of rskip run; a seed's folder or checkpoint.pt of a finished rskip train-cifar.
-DIR, a new folder, gets config.json, model.safetensors, a card README.md and, for translation, dictionaries and subwords
-from the prepared corpus. In Python:
+DIR, a new folder, gets config.json, model.safetensors, training.json, a card README.md and, for text, dictionaries and
+subwords from the prepared corpus. In Python:
 
     import fairseq_rskip
     fairseq_rskip.from_pretrained(DIR).translate(["A sentence."])  # or .score(text), .sample(prompt)
@@ -63,6 +63,7 @@ def export(options: argparse.Namespace) -> None:
         save_model(model, str(stage / WEIGHTS), metadata={"format": "pt"})  # shared tensors are stored once
         shutil.copymode(stage / CONFIG, stage / WEIGHTS)  # others may read it, too
         about = kind.describe(checkpoint, config, state)
+        write_json(stage / "training.json", about.pop("settings"))
         card.write(stage / "README.md", model, options.licence, **about)
         names = sorted(path.name for path in stage.iterdir())
         os.replace(stage, folder)

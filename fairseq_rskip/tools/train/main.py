@@ -4,6 +4,7 @@ fairseq-train is run by a process without torch and fairseq, so that the memory 
 ``python -m fairseq_rskip.tools.train.main SAVE-DIR ABOUT COMMAND ...``.
 """
 
+import argparse
 import contextlib
 import os
 import re
@@ -13,29 +14,46 @@ import threading
 import time
 from pathlib import Path
 
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import Parser, print_line, whole_number
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import lock_holder, locked, write_atomically
-from fairseq_rskip.tools.corpus import PREPARATION
+from fairseq_rskip.tools.corpus import NAMES, PREPARATION
 from fairseq_rskip.tools.log import Record, record, summary
 from fairseq_rskip.tools.process import Stopped, follow, stop_on_signals
-from fairseq_rskip.tools.train.plan import Plan, make_plan, read
+from fairseq_rskip.tools.recipes import RECIPES
 
 LOG, LOCK, LAST = "train.log", "train.lock", "checkpoint_last.pt"
 LINES_EVERY = 30.0  # seconds between lines of progress
+DESCRIPTION = f"""Train ARCH on CORPUS with the paper's settings for it (docs/training.md), on all GPUs that torch sees,
+or on the CPU. The same command again resumes from SAVE-DIR/checkpoint_last.pt.
+
+CORPUS is {", ".join(NAMES)},
+prepared in data/CORPUS, or a folder: a data-bin of fairseq-preprocess, or the folder around it. ARCH is an architecture
+of this plugin or of fairseq. Any option of fairseq-train may follow and overrides the recipe's; fairseq-train --help
+lists them. --save-dir is checkpoints/CORPUS/ARCH by default."""
 _SHOWN = re.compile(
     r"\| (Loaded checkpoint .* updates\))|\| WARNING \| (?:fairseq_rskip[\w.]*|fairseq\.tasks\.fairseq_task) \| (.*)"
 )
 
 
-def finished(plan: Plan) -> bool:
-    """Whether checkpoint_last.pt has all updates; fairseq would do one more. Raises ``CheckpointError``."""
-    if plan.unit == "epochs" or not (plan.end and (plan.save / LAST).exists()):
-        return False
-    from fairseq_rskip.safe_load import load_checkpoint  # takes seconds to import
-
-    history = load_checkpoint(plan.save / LAST, map_location="cpu").get("optimizer_history") or [{}]
-    return history[-1].get("num_updates", 0) >= plan.end
+def read(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """CORPUS, ARCH and our own options; the other words are fairseq-train's. Raises ``UserError``."""
+    usage = "%(prog)s CORPUS ARCH [option ...] [fairseq-train option ...]\n       %(prog)s --archs"
+    parser = Parser(usage=usage, description=DESCRIPTION)
+    parser.add_argument("corpus", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("arch", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("--archs", action="store_true", help="list the architectures")
+    parser.add_argument("--dry-run", action="store_true", help="print the fairseq-train command and exit")
+    gpus = "print the command for a machine with N GPUs and exit"
+    parser.add_argument("--gpus", type=whole_number(0), metavar="N", help=gpus)
+    parser.add_argument("--no-fp16", action="store_true", help="train in fp32 even if fp16 is supported")
+    recipe = "use the settings of small, medium, large or a corpus (default: the corpus's, else by its size)"
+    parser.add_argument("--recipe", choices=list(RECIPES), metavar="NAME", help=recipe)
+    own, words = parser.parse_known_args(argv)
+    if not own.archs and [own.corpus, own.arch] != argv[:2]:
+        raise UserError("expected CORPUS and ARCH first, in this order, then options; -h shows the usage")
+    own.dry_run |= own.gpus is not None
+    return own, words
 
 
 def main(argv: list[str]) -> None:
@@ -48,10 +66,12 @@ def main(argv: list[str]) -> None:
     if not own.dry_run:
         print_line("starting: reading the options and the data takes some seconds", "stderr")
     with contextlib.redirect_stdout(sys.stderr):  # fairseq logs there
+        from fairseq_rskip.tools.train.plan import make_plan  # takes seconds to import
+
         plan = make_plan(own, words)
         plan.corpus.check_vocabulary(plan.save)
     about, command = "\n".join(plan.notes), shlex.join(plan.command)
-    if not own.dry_run and finished(plan):
+    if not own.dry_run and plan.finished:
         return print_line(f"{plan.save} has all {plan.end} updates: nothing to train", "stderr")
     for path in [] if own.dry_run else [*plan.corpus.dictionaries(), plan.corpus.folder / PREPARATION]:
         plan.save.mkdir(parents=True, exist_ok=True)

@@ -19,20 +19,20 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy
+import torch
+from fairseq import models, options
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, FairseqLanguageModel
 
-from fairseq_rskip.console import Parser, as_words, whole_number
+import fairseq_rskip.models  # noqa: F401  (registers the architectures)
+from fairseq_rskip.console import as_words
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
-from fairseq_rskip.tools.corpus import NAMES, POSITIONS, ROOT, Corpus
+from fairseq_rskip.safe_load import load_checkpoint
+from fairseq_rskip.tools.corpus import POSITIONS, ROOT, Corpus
 from fairseq_rskip.tools.process import PLUGIN
 from fairseq_rskip.tools.recipes import AVERAGED, CPU, RECIPES, Recipe, peak_lr, recipe_for
+from fairseq_rskip.tools.train.main import LAST
 
-DESCRIPTION = f"""Train ARCH on CORPUS with the paper's settings for it (docs/training.md), on all GPUs that torch sees,
-or on the CPU. The same command again resumes from SAVE-DIR/checkpoint_last.pt.
-
-CORPUS is {", ".join(NAMES)},
-prepared in data/CORPUS, or a folder: a data-bin of fairseq-preprocess, or the folder around it. ARCH is an architecture
-of this plugin or of fairseq. Any option of fairseq-train may follow and overrides the recipe's; fairseq-train --help
-lists them. --save-dir is checkpoints/CORPUS/ARCH by default."""
 MAX_TOKENS = 4096  # in a batch of one GPU, unless the user says otherwise
 FP16 = {"fp16", "memory-efficient-fp16"}
 PRECISIONS = {*FP16, "bf16", "memory-efficient-bf16", "amp", "tpu"}
@@ -62,33 +62,17 @@ class Plan(NamedTuple):
     notes: list[str]
     warnings: list[str]
 
-
-def read(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """CORPUS, ARCH and our own options; the other words are fairseq-train's. Raises ``UserError``."""
-    usage = "%(prog)s CORPUS ARCH [option ...] [fairseq-train option ...]\n       %(prog)s --archs"
-    parser = Parser(usage=usage, description=DESCRIPTION)
-    parser.add_argument("corpus", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("arch", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("--archs", action="store_true", help="list the architectures")
-    parser.add_argument("--dry-run", action="store_true", help="print the fairseq-train command and exit")
-    gpus = "print the command for a machine with N GPUs and exit"
-    parser.add_argument("--gpus", type=whole_number(0), metavar="N", help=gpus)
-    parser.add_argument("--no-fp16", action="store_true", help="train in fp32 even if fp16 is supported")
-    recipe = "use the settings of small, medium, large or a corpus (default: the corpus's, else by its size)"
-    parser.add_argument("--recipe", choices=list(RECIPES), metavar="NAME", help=recipe)
-    own, words = parser.parse_known_args(argv)
-    if not own.archs and [own.corpus, own.arch] != argv[:2]:
-        raise UserError("expected CORPUS and ARCH first, in this order, then options; -h shows the usage")
-    own.dry_run |= own.gpus is not None
-    return own, words
+    @property
+    def finished(self) -> bool:
+        """Whether checkpoint_last.pt has all updates; fairseq would do one more. Raises ``CheckpointError``."""
+        if self.unit == "epochs" or not (self.end and (self.save / LAST).exists()):
+            return False
+        history = load_checkpoint(self.save / LAST, map_location="cpu").get("optimizer_history") or [{}]
+        return history[-1].get("num_updates", 0) >= self.end
 
 
 def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
-    """The plan for what ``read`` returns. Writes nothing. Raises ``UserError``."""
-    from fairseq.models import ARCH_MODEL_REGISTRY, FairseqLanguageModel
-
-    import fairseq_rskip.models  # noqa: F401  (registers the architectures)
-
+    """The plan for what ``main.read`` returns. Writes nothing. Raises ``UserError``."""
     corpus = Corpus.find(own.corpus, must_exist=not own.dry_run)
     kind = ARCH_MODEL_REGISTRY.get(own.arch, object)
     if not (corpus.exists or corpus.known) and issubclass(kind, FairseqLanguageModel):
@@ -111,7 +95,7 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     dimensions = (getattr(model, f"{side}_embed_dim", None) for side in ("encoder", "decoder"))
     rate = f"{peak_lr(next(filter(None, dimensions), 512)):g}"
     what = f"{corpus.pairs:,} {'lines' if corpus.is_text else 'pairs'}"
-    why = f" (for {what}; --recipe NAME selects another)" if not (own.recipe or corpus.known) else ""
+    why = f" (for {what}; --recipe NAME selects another)" if corpus.pairs and not (own.recipe or corpus.known) else ""
     notes, warnings = [f"recipe: {name}{why}"], []
     device, processes = device_options(own, given, warnings)
     length = length_options(recipe, corpus, given, notes, warnings)
@@ -132,11 +116,6 @@ def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> tuple[dict[str
     The values that the user gave, by option; the recipe's options that do not exist here, such as --adam-betas with
     --optimizer sgd; the model's settings, defaults included. Raises ``UserError`` for what fairseq-train refuses.
     """
-    from fairseq import options
-    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-
-    import fairseq_rskip.models  # noqa: F401  (registers the architectures)
-
     def refuse(message: str) -> None:
         if "--arch/-a" in message:
             message = f"no architecture named {arch!r}; {did_you_mean(arch, ARCH_MODEL_REGISTRY)} --archs lists them"
@@ -172,10 +151,7 @@ def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> tuple[dict[str
 def check_model(arch: str, model: argparse.Namespace, corpus: Corpus, joined: bool, share: bool) -> None:
     """Build the model as fairseq-train will, with one layer on each side. Raises ``UserError`` where that fails, and
     where it is not of the corpus's kind."""
-    from fairseq import models
-    from fairseq.data import Dictionary
-
-    if issubclass(models.ARCH_MODEL_REGISTRY[arch], models.FairseqLanguageModel) != corpus.is_text:
+    if issubclass(ARCH_MODEL_REGISTRY[arch], FairseqLanguageModel) != corpus.is_text:
         two, text = "has two languages: expected a translation", "is a text: expected a language"
         raise UserError(f"{corpus.name} {text if corpus.is_text else two} model, not {arch}; --archs lists them")
     values = {**vars(model), "_name": arch, "share_all_embeddings": share}
@@ -200,8 +176,6 @@ def check_model(arch: str, model: argparse.Namespace, corpus: Corpus, joined: bo
 def device_options(own: argparse.Namespace, given: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], int]:
     """--fp16 (where it is fast: compute capability 7.0) or --cpu, and the number of processes. Raises ``UserError`` for
     fp16 without a GPU."""
-    import torch
-
     gpus = torch.cuda.device_count() if own.gpus is None else own.gpus
     if gpus and "cpu" not in given:
         fast = own.gpus or all(torch.cuda.get_device_capability(number) >= (7, 0) for number in range(gpus))
