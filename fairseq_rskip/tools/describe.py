@@ -14,11 +14,10 @@ PROGRAM = "rskip describe"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table, or with ``--json`` everything. Raises ``UserError`` for an unknown architecture or option."""
-    parser = Parser(prog=PROGRAM, usage=f"{PROGRAM} ARCH [--json] [OPTIONS]", description=ABOUT)
+    """Print the table. Raises ``UserError`` for an unknown architecture or option."""
+    parser = Parser(prog=PROGRAM, usage=f"{PROGRAM} ARCH [OPTIONS]", description=ABOUT)
     parser.add_argument("arch", metavar="ARCH", help="architecture")
-    parser.add_argument("--json", action="store_true", help="print everything, layer by layer, as JSON")
     options, model_options = parser.parse_known_args(argv)
     from fairseq_rskip.tools.description import describe
 
-    describe(options.arch, model_options, options.json)
+    describe(options.arch, model_options)

@@ -4,7 +4,6 @@ The model is built as a training would build it, from seed 1, with a dictionary 
 """
 
 import argparse
-import json
 import logging
 import re
 from argparse import Namespace
@@ -47,23 +46,24 @@ class Row(NamedTuple):
     std: dict[str, float]
 
 
-def describe(arch: str, options: list[str], as_json: bool) -> None:
-    """Print the table, or everything as JSON. Raises ``UserError`` for an unknown architecture or option."""
-    torch.manual_seed(SEED)
-    resnet = re.fullmatch(r"resnet(\d+)", arch)
-    model = _resnet(int(resnet[1]), options) if resnet else _transformer(arch, options)
+def describe(arch: str, options: list[str]) -> None:
+    """Print the table. Raises ``UserError`` for an unknown architecture or option."""
+    model = build(arch, options)
     rows, backend = describe_skips(model), in_use()
     added = sum(each.rule_parameters + each.norm_parameters for each in rows)
     total = sum(p.numel() for name, p in model.named_parameters() if not name.endswith(OF_VOCABULARY))
-    computed = f"{backend.name} ({backend.reason})"
-    if as_json:
-        facts = {"arch": arch, "parameters": total, "embeddings_counted": False, "added": added, "ops": computed}
-        return print_line(json.dumps({**facts, "skips": [r._asdict() for r in rows]}, indent=1))
-    left_out = "" if resnet else ", embeddings and output projection not counted"
+    left_out = "" if rows[0].side == "resnet" else ", embeddings and output projection not counted"
     print_line(f"{arch}: {len(rows)} skip connections with {added:,} of {total:,} parameters{left_out}")
-    print_line("\n".join([f"recursive skip computed by {computed}", *table(rows), COLUMNS]))
+    print_line("\n".join([f"recursive skip computed by {backend.name} ({backend.reason})", *table(rows), COLUMNS]))
     if wanting_profile(model):
         print_line("ω, or λ from the gradient, is set from the first batch of a training")
+
+
+def build(arch: str, options: list[str]) -> nn.Module:
+    """The model, as a training would build it. Raises ``UserError`` for an unknown architecture or option."""
+    torch.manual_seed(SEED)
+    resnet = re.fullmatch(r"resnet(\d+)", arch)
+    return _resnet(int(resnet[1]), options) if resnet else _transformer(arch, options)
 
 
 def _transformer(arch: str, options: list[str]) -> nn.Module:

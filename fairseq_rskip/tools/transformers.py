@@ -44,10 +44,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
         cfg = _fresh_settings(source, data) if state is None else state["cfg"]
         task, model = build(source, cfg, state, str(data.folder), options.seed)
         first, built[source.label] = first or task, model.to(device).eval()
-    try:
-        first.load_dataset(options.split)
-    except OSError as error:
-        raise UserError(f"{data.folder} has no split {options.split!r}: {' '.join(str(error).split())[:150]}") from None
+    first.load_dataset(options.split)
     dataset = first.dataset(options.split)
     chosen = _choose(dataset, list(built.values()), options)
 

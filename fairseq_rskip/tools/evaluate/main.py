@@ -83,17 +83,13 @@ def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> di
         print_line(f"== {program}: up to date ({log})")
     else:
         corpus.check_vocabulary(taken[0].parent, "name the corpus that it was trained on")
-        count, lines = len(corpus.lengths(options.subset, corpus.source)), len(references)
-        if count != lines:
-            counts = f"{corpus.folder} holds {count} binarised sentences of {options.subset}, {lines} references"
-            raise UserError(f"{counts} ({corpus.reference(options.subset)}): prepare the corpus again")
         options.out.mkdir(parents=True, exist_ok=True)
         checkpoint = weights.one_file(taken, options.out / "averaged.pt")
         weights.load_state(checkpoint)  # an unusable one ends in one line here
         device = generation.device_options(options.cpu, options.fp32)
         command = generation.command(corpus, checkpoint, [*search, *device], program)
-        print_line(f"== {program} on {lines:,} lines\n{shlex.join(command)}")
-        cached.make(log, key, lambda path: generation.run(command, path, lines))
+        print_line(f"== {program} on {len(references):,} lines\n{shlex.join(command)}")
+        cached.make(log, key, lambda path: generation.run(command, path, len(references)))
     return {"data": str(corpus.folder), "corpus": corpus.name, "subset": options.subset, "weights": which, **key}
 
 
