@@ -127,7 +127,7 @@ def test_text_published_as_tokens_is_scored_as_it_is(copy, calls, capsys, transl
     command = ["sacrebleu", reference, "-i", out / "hyp.tok", "-b", "-w", "6", "--tokenize", "intl", "--force"]
     assert found["scores"][1]["score"] == pytest.approx(float(run_command(command).stdout), abs=1e-5)
     assert found["scores"][1]["score"] != plain["scores"][1]["score"]
-    assert "as published, which is tokenised already; tensor2tensor scores this text" in capsys.readouterr().out
+    assert "as published, which is tokenised already" in capsys.readouterr().out
 
 
 def test_a_generator_that_fails_is_one_line_and_keeps_the_scores_that_were_there(copy, translated, capsys):

@@ -12,7 +12,7 @@ from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_json, write_text
 from fairseq_rskip.pretrained.text import detokenise
 from fairseq_rskip.tools import cached
-from fairseq_rskip.tools.corpus import PAPER_TOKENISED, Corpus
+from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.evaluate import generation, language_model
 from fairseq_rskip.tools.process import stop_on_signals
 from fairseq_rskip.tools.systems import SCORES
@@ -100,8 +100,6 @@ def score(options: Namespace, corpus: Corpus, hypotheses: list[str], references:
     title = "detokenised translations against the raw references" if corpus.tokenizer == "moses" else "text as it is"
     if corpus.tokenised:
         title = "text as published, which is tokenised already"
-    if corpus.name == PAPER_TOKENISED:
-        title += "; tensor2tensor scores this text: its intl rows stand beside the paper's figures"
     rows = metrics.compute(hypotheses, [references], corpus.target, corpus.source, corpus.tokenised)
     result = metrics.report(rows, options.out / "hyp.txt", [corpus.reference(options.subset)], len(references))
     result |= {"text": title, "evaluation": about}

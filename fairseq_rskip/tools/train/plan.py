@@ -116,6 +116,7 @@ def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> tuple[dict[str
     The values that the user gave, by option; the recipe's options that do not exist here, such as --adam-betas with
     --optimizer sgd; the model's settings, defaults included. Raises ``UserError`` for what fairseq-train refuses.
     """
+
     def refuse(message: str) -> None:
         if "--arch/-a" in message:
             message = f"no architecture named {arch!r}; {did_you_mean(arch, ARCH_MODEL_REGISTRY)} --archs lists them"
