@@ -27,7 +27,7 @@ from fairseq_rskip.errors import UserError, exit_status
 from . import harness
 
 UNFINISHED = 3
-SPEEDS = {"operator": [], "transformer": ["--size", "base", "--tokens", "4096"], "resnet": []}
+SPEEDS = ("operator", "transformer", "resnet")
 ROWS = {"translation": ["post-norm", "pre-norm"], "images": ["1xSkip", "2rSkip+LN"]}  # of a dry run
 TOYS = {
     "translation": "max-update=4 save-interval-updates=2 warmup-updates=2 encoder-layers=1 decoder-layers=1 "
@@ -42,12 +42,11 @@ def parts(options: argparse.Namespace) -> dict[str, list[str]]:
     out, toy = options.output, options.dry_run
     made = {"tests": ["pytest", "-q", "tests/gpu", f"--junitxml={out / 'tests.xml'}"]}
     made["tests"] += ["-k", "rskip_ln_tiny or short_20 or augmentation"] if toy else []
-    for name, size in SPEEDS.items():
+    for name in SPEEDS:
         for dtype in ("fp16", "bf16", *(["fp32"] if name == "operator" else [])):
-            on = ["--device", "cuda", "--dtype", dtype, *size]
+            on = ["--device", "cuda", "--dtype", dtype]
             if toy:  # fp16 is not for CPUs
                 on = ["--device", "cpu", "--dtype", "fp32" if dtype == "fp16" else dtype, "--quick", "--rounds", "1"]
-                on += ["--builds", "one"] if name == "operator" else []
             made[f"{name}-{dtype}"] = [f"benchmarks.{name}", "--csv", str(out / f"{name}_{dtype}.csv"), *on]
     for name, data in (("translation", options.multi30k), ("images", options.cifar10)):
         words = ["run", f"experiments/gpu-{name}.yaml", "--output", str(out / name)]
@@ -92,9 +91,9 @@ def collect(name: str, options: argparse.Namespace) -> None:
         named = {"run": path.parts[-3], "seed": path.parts[-2], "seconds": metrics.get("seconds", "")}
         made.append({**named, **metrics.get("values", {})})
     if made:
-        about = argparse.Namespace(device="cpu" if options.dry_run else "cuda", dtype="", threads="", rounds="")
-        machine = {key: value for key, value in harness.machine(about).items() if value != ""}
-        harness.write(options.output / f"{name}.csv", [{**row, **machine} for row in made])
+        machine = harness.machine("cpu" if options.dry_run else "cuda")
+        about = {key: machine[key] for key in ("device", "python", "torch")}
+        harness.write(options.output / f"{name}.csv", [{**row, **about} for row in made])
 
 
 def make_toys(options: argparse.Namespace, folder: Path) -> None:

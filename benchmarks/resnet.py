@@ -4,9 +4,10 @@ A step is forward, backward and SGD on one batch of random images, in channels_l
 fp16 and bf16.
 """
 
+import functools
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,11 +26,11 @@ VARIANTS = {
 }
 
 
-def contender(skip: str, args: Any) -> Callable[[int], int]:
+def contender(skip: str, depth: int, size: int, args: Any) -> Callable[[int], int]:
     """Build a network and its optimizer; return a function that trains some steps and counts their images."""
-    sizes = ["--depth", str(args.depth), "--batch-size", str(args.batch_size)]
-    config = parse([*sizes, *skip.split(), "--amp", "off" if args.dtype == "fp32" else args.dtype])
-    images, labels = torch.randint(256, (args.batch_size, 32, 32, 3)).byte(), torch.randint(10, (args.batch_size,))
+    amp = "off" if args.dtype == "fp32" else args.dtype
+    config = parse([*skip.split(), "--depth", str(depth), "--batch-size", str(size), "--amp", amp])
+    images, labels = torch.randint(256, (size, 32, 32, 3)).byte(), torch.randint(10, (size,))
     data = ImageSet(tuple("0123456789"), images, labels, images, labels).to(torch.device(args.device))
     trainer = Trainer(config, 1, data, Group(0, 1, torch.device(args.device)))
     x = trainer.augmenter.test(data.train_images)
@@ -37,29 +38,25 @@ def contender(skip: str, args: Any) -> Callable[[int], int]:
     def train(steps: int) -> int:
         for _ in range(steps):
             trainer.update(x, data.train_labels)
-        return steps * args.batch_size
+        return steps * size
 
     return train
 
 
 def table(args: Any) -> list[harness.Row]:
-    args.depth, args.batch_size = (8, 8) if args.quick else (args.depth, args.batch_size)
+    depth, size, steps = (8, 8, 1) if args.quick else (20, 128, 2 if args.device == "cpu" else 50)
     torch.backends.cudnn.benchmark = True
     keep_freed_memory()
-    steps = 1 if args.quick else 2 if args.device == "cpu" else 50
-    rates = harness.measure({name: contender(skip, args) for name, skip in VARIANTS.items()}, args, lambda _: steps)
-    rows = [{"model": name, "depth": args.depth, "batch_size": args.batch_size} for name in rates]
-    for row, values in zip(rows, rates.values()):
-        row |= {
-            "images_per_s": round(statistics.median(values), 1),
-            "over_plain": harness.ratio(values, rates["plain"]),
-        }
+    contenders = {name: contender(skip, depth, size, args) for name, skip in VARIANTS.items()}
+    rates = harness.measure(contenders, args, lambda _: steps)
+    rows = []
+    for name in rates:
+        speed, over = round(statistics.median(rates[name]), 1), harness.ratio(rates[name], rates["plain"])
+        rows.append({"model": name, "depth": depth, "batch_size": size, "images_per_s": speed, "over_plain": over})
     return rows
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return harness.main(argv, table, "cifar_speed.csv", 9, __doc__, **{"depth": 20, "batch-size": 128})
-
+main = functools.partial(harness.main, table, "cifar_speed.csv", 9, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,6 +5,8 @@ import ctypes
 import logging
 import os
 import platform
+import re
+from pathlib import Path
 from typing import Any
 
 
@@ -39,10 +41,18 @@ def surroundings(device: Any, processes: int) -> dict[str, dict[str, Any]]:
     from . import __version__
 
     versions = {"fairseq_rskip": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    machine = {"device": f"CPU {platform.machine()}", "processes": processes}
+    machine = {"device": processor(), "processes": processes}
     if device.type == "cuda":
         versions["cuda"] = torch.version.cuda
         machine["device"] = torch.cuda.get_device_name(device)
     else:
         machine.update(threads=torch.get_num_threads(), cores=os.cpu_count())
     return {"versions": versions, "machine": machine}
+
+
+def processor() -> str:
+    """The processor's name, family and model, as Linux has them."""
+    file = Path("/proc/cpuinfo")
+    known = dict(re.findall(r"^(.+?)\s*: (.*)$", file.read_text("utf-8"), re.M)) if file.exists() else {}
+    name = known.get("model name", platform.machine())
+    return f"{name} family {known['cpu family']} model {known['model']}" if "cpu family" in known else name

@@ -32,7 +32,7 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(monkeypatch):
 
         return run
 
-    args = SimpleNamespace(rounds=3, threads=1, device="cpu")
+    args = SimpleNamespace(rounds=3, device="cpu")
     rates = harness.measure({name: contender(name) for name in seconds}, args, lambda turn: turn)
     assert rates == {"slow": [2.0, 1.0, 3.0], "fast": [4.0, 4.0, 3.0]}
     assert [sorted(calls[k : k + 2]) for k in range(0, 8, 2)] == [[("fast", t), ("slow", t)] for t in (-1, 0, 1, 2)]
@@ -44,24 +44,23 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(monkeypatch):
 def test_each_benchmark_writes_speeds_and_the_machine(benchmark, built_operator, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # later tests' bits depend on them
     path = tmp_path / "speed.csv"
-    options = {operator: ["--builds", "one"], transformer: ["--contenders", "stock", "askip_ln:halting"]}.get(
-        benchmark, []
-    )
-    assert benchmark.main(["--quick", "--rounds", "1", *options, "--csv", str(path)]) == 0
+    options = ["--contenders", "stock", "askip_ln:halting"] if benchmark is transformer else []
+    assert benchmark.main(argv=["--quick", "--rounds", "1", *options, "--csv", str(path)]) == 0
     rows = read(path)
-    assert all(row["threads"] == "1" and row["clock"] == "processor time" and row["capability"] for row in rows)
+    assert all(row["device"] and row["clock"] == "processor time" and row["capability"] for row in rows)
     over = next(name for name in rows[0] if "over_" in name)
     assert len(rows) >= 2 and all(float(row[over]) > 0 for row in rows)
 
 
 def test_every_part_is_listed_with_its_command_which_is_accepted(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(harness, "_run", lambda args, table: None)
+    monkeypatch.setattr(harness, "run", lambda table, args: None)
+    monkeypatch.setattr(harness, "write", lambda path, rows: None)
     assert gpu.main(["--list", "--output", str(tmp_path / "out"), "--cifar10", "my images"]) == 0
     commands = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     speeds = {f"{b.__name__.split('.')[1]}-{t}": b for b in (operator, transformer, resnet) for t in ("fp16", "bf16")}
     assert list(commands) == ["tests", *list(speeds)[:2], "operator-fp32", *list(speeds)[2:], "translation", "images"]
     for name, benchmark in speeds.items():
-        assert benchmark.main(shlex.split(commands[name])[3:]) == 0
+        assert benchmark.main(argv=shlex.split(commands[name])[3:]) == 0
     for name in ("translation", "images"):
         words = shlex.split(commands[name])
         assert words[2] == "fairseq_rskip.tools" and parse(words[3:], None).tables == [f"experiments/gpu-{name}.yaml"]
