@@ -42,7 +42,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     chosen = choose(len(labels), options.examples, options.seed)
     stored, labels = stored[chosen], labels[chosen].to(device)
     mean, std = channel_statistics(images.train_images)
-    augmenter = Augmenter(tuple(stored.shape[1:]), mean, std, 0, "mean", True, device)
+    augmenter = Augmenter(stored.shape[1:], mean, std, 0, device)
 
     def batches() -> Iterator[Batch]:
         for pixels, answers in zip(stored.split(options.batch_size), labels.split(options.batch_size)):

@@ -1,7 +1,7 @@
 """Shuffled batches and their augmentation: padded random crop, flip and normalisation in one gather on the device.
 
-The same as torchvision's ``RandomCrop``, ``RandomHorizontalFlip``, ``ToTensor``, ``Normalize`` (``padding="black"``);
-with ``padding="mean"`` the padding is 0 after normalisation, as in fb.resnet.torch, which He et al. used.
+The same as torchvision's ``ToTensor``, ``Normalize``, ``RandomCrop``, ``RandomHorizontalFlip``: the padding is 0 after
+normalisation, as in fb.resnet.torch, which He et al. used.
 """
 
 from typing import Any, NamedTuple
@@ -75,21 +75,17 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Augmenter:
-    """Turns stored images and a batch's draws into the network's input ``(N, C, H, W)``, fp32.
+    """Turns stored images and a batch's draws into the network's input ``(N, C, H, W)``, fp32 and channels_last.
 
     Stored images are uint8 ``(N, H, W, C)``, on ``device``, all ``shape = (H, W, C)``. Channels are normalised on rows
     of ``W * C`` values: torch's kernels are slow where the innermost dimension has three.
     """
 
-    def __init__(
-        self, shape: Any, mean: Tensor, std: Tensor, crop: int, padding: str, channels_last: bool, device: torch.device
-    ):
+    def __init__(self, shape: Any, mean: Tensor, std: Tensor, crop: int, device: torch.device):
         height, width, self.channels = shape
-        self.channels_last, self.crop = channels_last, crop
         self.rows, self.columns = (torch.arange(size, device=device) - crop for size in (height, width))
-        outside = torch.zeros_like(mean) if padding == "mean" else (0 - mean) / std
         scale, shift = 1 / (255 * std.double()), -mean.double() / std.double()
-        self.scale, self.shift, self.outside = (v.float().repeat(width).to(device) for v in (scale, shift, outside))
+        self.scale, self.shift = (v.float().repeat(width).to(device) for v in (scale, shift))
 
     def train(self, images: Tensor, batch: Batch) -> Tensor:
         """The batch's images, cropped and flipped as drawn."""
@@ -99,19 +95,14 @@ class Augmenter:
         inner = rows.clamp(0, height - 1).unsqueeze(2), columns.clamp(0, width - 1).unsqueeze(1)
         taken = images[(batch.index.view(-1, 1, 1), *inner)]
         x = self._normalised(taken)
-        if self.crop:
-            inside = ((columns >= 0) & (columns < width)).repeat_interleave(self.channels, 1).unsqueeze(1)
-            x = torch.where(((rows >= 0) & (rows < height)).unsqueeze(2) & inside, x, self.outside)
-        return self._to_layout(x.view(taken.shape))
+        inside = ((columns >= 0) & (columns < width)).repeat_interleave(self.channels, 1).unsqueeze(1)
+        x = torch.where(((rows >= 0) & (rows < height)).unsqueeze(2) & inside, x, 0.0)
+        return x.view(taken.shape).permute(0, 3, 1, 2)
 
     def test(self, images: Tensor) -> Tensor:
         """``images`` as they are."""
-        return self._to_layout(self._normalised(images).view(images.shape))
+        return self._normalised(images).view(images.shape).permute(0, 3, 1, 2)
 
     def _normalised(self, images: Tensor) -> Tensor:
         """fp32 ``(N, H, W * C)``."""
         return torch.addcmul(self.shift, images.flatten(2).float(), self.scale)
-
-    def _to_layout(self, x: Tensor) -> Tensor:
-        x = x.permute(0, 3, 1, 2)
-        return x if self.channels_last else x.contiguous()

@@ -37,8 +37,6 @@ class Config(_SkipOptions, Settings):
         for name, setting in SKIP_SETTINGS.items():  # what was not given is the kind's default
             value = getattr(skip.options, setting.name, None)
             object.__setattr__(self, name, setting.type(value) if value is not None else None)
-        if self.skip_log_interval and self.sync_bn and self.skip_norm == "batch":
-            raise UserError("--skip-log-interval does not work with --sync-bn and --skip-norm batch: leave one out")
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> "Config":

@@ -13,7 +13,7 @@ from ..console import print_line
 from ..errors import UserError, exit_status
 from ..files import locked, write_json
 from ..machine import keep_freed_memory, load_operator
-from .options import make_parser
+from .options import WARM_UP, make_parser
 
 SUMMARY = "summary.json"
 RESULT = "result.json"
@@ -42,8 +42,10 @@ def _train(argv: Sequence[str]) -> None:
 
     config = parse(argv)
     group = join(config.device)
+    given = any(word.startswith("--warmup-iterations") for word in argv)
+    if group.first and not given and config.warmup_iterations != WARM_UP:
+        print_line(f"warm-up: {config.warmup_iterations} updates, the paper's {WARM_UP} shortened with the training")
     try:
-        check_machine(config, group)
         train_all(config, group)
     except Exception as error:
         line = str(error) if isinstance(error, UserError) else _explained(error)
@@ -65,24 +67,18 @@ def _explained(error: Exception) -> str:
     return ""
 
 
-def check_machine(config: Any, group: Any) -> None:
-    """Raise ``UserError`` for settings that the device, or the number of processes, cannot do."""
-    cuda = group.device.type == "cuda"
-    if config.amp == "fp16" and not cuda:
-        raise UserError("--amp fp16 needs a GPU: expected bf16 or off on a CPU")
-    if config.sync_bn and not (cuda and group.world > 1):
-        raise UserError("--sync-bn needs several GPUs: start with torchrun, or leave it out")
-    if config.batch_size % group.world:
-        raise UserError(f"--batch-size {config.batch_size}: expected a multiple of the {group.world} processes")
-
-
 def train_all(config: Any, group: Any) -> None:
-    """Train once for each of ``config.seeds`` that has no result yet."""
+    """Train once for each of ``config.seeds`` that has no result yet. Raises ``UserError`` for what cannot be done
+    on the device, with so many processes, or with the images."""
     import torch
 
     from .data import load
     from .run import Run
 
+    if config.amp == "fp16" and group.device.type != "cuda":
+        raise UserError("--amp fp16 needs a GPU: expected bf16 or off on a CPU")
+    if config.batch_size % group.world:
+        raise UserError(f"--batch-size {config.batch_size}: expected a multiple of the {group.world} processes")
     if group.device.type == "cpu":
         keep_freed_memory()
         load_operator()

@@ -17,6 +17,7 @@ MORE = "docs/cifar.md has the commands of the paper's rows, and those for severa
 DATA_SETS = ("cifar10", "cifar100", "digits")
 FOLDER = "imagefolder:"
 CACHE = "~/.cache/fairseq_rskip"
+WHOLE, WARM_UP = 64_000, 400  # updates of the paper's schedule, and of its warm-up
 
 
 def _option(group: str, default: Any, text: str, **extra: Any) -> Any:
@@ -43,7 +44,6 @@ class Settings:
     train_images: int = _data(0, "train on N images, balanced over classes; 0: all")
     valid_images: int = _data(0, "hold out N training images for validation")
     crop: int = _data(4, "padding of the random crop in pixels; 0: no crop")
-    padding: str = _data("mean", "pad before (black) or after normalisation", choices=("mean", "black"))
     flip: bool = _data(True, "do not flip images (digits are never flipped)")
 
     depth: int = _network(110, "layers, 6n+2: 20, 32, 44, 56, 110, ...")
@@ -51,29 +51,26 @@ class Settings:
     shortcut: str = _network("A", "where widths change: pad (A) or convolve (B)", choices=("A", "B"))
     finetune_from: str = _network("", "start from this checkpoint's weights")
 
-    iterations: int = _training(64000, "number of updates", type=whole_number(1))
+    iterations: int = _training(WHOLE, "number of updates", type=whole_number(1))
     batch_size: int = _training(128, "images per update, over all processes", type=whole_number(1))
     lr: float = _training(0.1, "learning rate after the warm-up", type=_positive)
     warmup_lr: float = _training(0.01, "learning rate during the warm-up", type=_positive)
-    warmup_iterations: int = _training(400, "updates of the warm-up")
+    warmup_iterations: int | None = _training(None, "updates of the warm-up (400 of 64000; fewer of a shorter run)")
     milestones: tuple[int, ...] | None = _training(None, "updates that lower the rate (default: 1/2 and 3/4 of all)")
     lr_factor: float = _training(0.1, "factor of the rate at a milestone", type=_positive)
     momentum: float = _training(0.9, "momentum of SGD", type=between(0, 1))
     weight_decay: float = _training(2e-4, "weight decay; of skip weights only wSkip's decay")
     amp: str = _training("off", "mixed precision; fp16 needs a GPU", choices=("off", "bf16", "fp16"))
-    sync_bn: bool = _training(False, "share batch statistics between GPUs")
     seeds: tuple[int, ...] = _training((1,), "train once with each seed", free=True)
 
     output: str = _running("", "output folder (default: runs/<data>-resnet<depth>-<skip>)", free=True)
     resume: bool = _running(False, "resume from the checkpoints in --output", free=True)
     save_interval: int = _running(0, "save every N updates, too; 0: after each epoch", free=True)
-    test_interval: int = _running(1, "epochs between tests", type=whole_number(1))
     log_interval: int = _running(100, "updates between records of the log; 0: none", free=True)
     skip_log_interval: int = _running(0, "log the skip connections every N updates; 0: never", free=True)
     wandb_project: str = _running("", "log to this project of Weights & Biases, too", free=True)
     tensorboard: bool = _running(False, "write TensorBoard events, too", free=True)
     device: str = _running("auto", "auto: a GPU if there is one", choices=("auto", "cpu", "cuda"), free=True)
-    memory_format: str = _running("channels_last", "memory layout", choices=("channels_last", "contiguous"), free=True)
     compile: bool = _running(False, "compile the network with torch.compile", free=True)
 
     def __post_init__(self) -> None:
@@ -85,10 +82,12 @@ class Settings:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or not all(0 <= s < 2**63 for s in self.seeds):
             raise UserError(f"--seeds {' '.join(map(str, self.seeds))}: expected different integers from 0 to 2^63 - 1")
         steps = self.all_milestones()
+        if self.warmup_iterations is None:
+            object.__setattr__(self, "warmup_iterations", min(WARM_UP, round(WARM_UP * self.iterations / WHOLE)))
         if list(steps) != sorted(set(steps)) or any(step < 1 for step in steps):
             raise UserError(f"--milestones {' '.join(map(str, steps))}: expected increasing iterations >= 1")
         if steps and self.warmup_iterations >= steps[0]:
-            given = f"--warmup-iterations {self.warmup_iterations} (default: {Settings.warmup_iterations})"
+            given = f"--warmup-iterations {self.warmup_iterations}"
             raise UserError(f"{given}: expected fewer than the first milestone's {steps[0]}")
 
     def all_milestones(self) -> tuple[int, ...]:
@@ -141,10 +140,10 @@ def _add(group: Any, field: "dataclasses.Field[Any]") -> None:
         action = "store_false" if default else "store_true"
         group.add_argument(flag(field), dest=field.name, action=action, help=text)
         return
-    several = isinstance(default, tuple) or default is None
+    several, choices = "tuple" in str(field.type), field.metadata.get("choices")
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
     text += f" ({shown})" if shown not in ("", None) else ""
-    kind, choices = int if several else type(default), field.metadata.get("choices")
+    kind = int if several or default is None else type(default)
     check = field.metadata.get("type", {int: whole_number(0), float: between(0, math.inf), str: str}[kind])
     metavar = None if choices else {int: "N", float: "X", str: "TEXT"}[kind]
     nargs = "+" if several else None

@@ -171,7 +171,7 @@ class Run:
         return self._finish()
 
     def iterate(self, log: RunLog) -> None:
-        """Train one iteration; log, test and save if it is time to."""
+        """Train one iteration; log and save if it is time to, test at the end of an epoch."""
         trainer, config, start = self.trainer, self.config, time.perf_counter()
         loss = trainer.train_step()
         now = trainer.iteration
@@ -204,16 +204,14 @@ class Run:
             raise UserError(f"stopped at iteration {now}, {what}; {kept}; {WAY_OUT}")
 
     def _epoch(self) -> dict[str, Any]:
-        """Test if it is time to; return the record of the epoch that ends here."""
+        """Test; return the record of the epoch that ends here."""
         trainer, now = self.trainer, self.trainer.iteration
         loss, error, count = trainer.means()
         trainer.reset_meter()
         epoch = self._passes(now) + (self._passes(now) == self._passes(now - 1))  # the last one may be incomplete
         record: dict[str, Any] = {"epoch": epoch, "iteration": now, "lr": self.config.learning_rate(now - 1)}
-        record.update(train_loss=loss, train_error=error)
-        if epoch % self.config.test_interval == 0 or now == self.config.iterations:
-            record.update(trainer.test())
-            record["best_error"] = min(past["test_error"] for past in [*self.history, record] if "test_error" in past)
+        record.update(train_loss=loss, train_error=error, **trainer.test())
+        record["best_error"] = min(past["test_error"] for past in [*self.history, record] if "test_error" in past)
         record["images_per_second"] = round(count / self.epoch_seconds, 1)
         record["seconds"] = round(self.epoch_seconds, 3)
         self.epoch_seconds = 0.0
@@ -235,8 +233,7 @@ class Run:
         """Write and return the result."""
         trainer = self.trainer
         epochs = [record for record in self.history if "epoch" in record]
-        tested = [record for record in epochs if "test_error" in record]
-        last, best = epochs[-1], min(tested, key=lambda record: record["test_error"])
+        last, best = epochs[-1], min(epochs, key=lambda record: record["test_error"])
         speeds = [record["images_per_second"] for record in epochs]
         adapted, images, parameters = lambdas(trainer.module), self.images, trainer.module.parameters()
         also = ("test_loss", "valid_error", "valid_loss", "train_loss")

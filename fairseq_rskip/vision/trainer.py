@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ..analysis.live import Movement, summarise, without_decay
 from ..analysis.probe import SkipProbe
+from ..analysis.study import device_of
 from ..console import progress
 from ..errors import UserError
-from ..norms import convert_sync_batchnorm
 from ..residual.adaptive import halting, halting_cost
 from ..residual.profile import set_starts, wanting_profile
 from ..residual.scaled import scheduled
@@ -25,7 +25,6 @@ from .data import ImageSet
 from .model import preact_resnet
 
 TEST_BATCH = 500
-_FORMATS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -57,10 +56,8 @@ class Group:
 
 def join(device: str) -> Group:
     """Join the processes that torchrun started, on ``auto``, ``cpu`` or ``cuda``. Raises ``UserError``."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: there is no CUDA GPU here, or this torch cannot use it; expected cpu or auto")
-    chosen = torch.device("cpu")
-    if device != "cpu" and torch.cuda.is_available():
+    chosen = device_of(device)
+    if chosen.type == "cuda":
         local, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
         if local >= gpus:
             raise UserError(f"process {local} has no GPU: expected at most {gpus} processes on this machine")
@@ -85,9 +82,7 @@ class Trainer:
         device = group.device
         torch.manual_seed(seed)
         self.module: nn.Module = preact_resnet(num_classes=len(images.classes), **config.network())
-        if config.sync_bn:
-            self.module = convert_sync_batchnorm(self.module)
-        self.module = self.module.to(device).to(memory_format=_FORMATS[config.memory_format])
+        self.module = self.module.to(device, memory_format=torch.channels_last)
         self.scheduled, self.halting = scheduled(self.module), halting(self.module)
         self.net = self._wrapped()
         self.optimizer = torch.optim.SGD(
@@ -97,9 +92,7 @@ class Trainer:
         flip = config.flip and config.data != "digits"
         self.stream = BatchStream(len(images.train_labels), config.batch_size, seed, config.crop, flip, device)
         self.mean, self.std = channel_statistics(images.train_images)
-        channels_last = config.memory_format == "channels_last"
-        shape = tuple(images.train_images.shape[1:])
-        self.augmenter = Augmenter(shape, self.mean, self.std, config.crop, config.padding, channels_last, device)
+        self.augmenter = Augmenter(images.train_images.shape[1:], self.mean, self.std, config.crop, device)
         if wanting_profile(self.module):
             first, labels = images.train_images[: config.batch_size], images.train_labels[: config.batch_size]
             loss = lambda: F.cross_entropy(self.module(self.augmenter.test(first)), labels)  # noqa: E731

@@ -63,7 +63,7 @@ def exported(translator, translated, tmp_path_factory):
 def classifier(tmp_path_factory):
     """The folder of a seed of digits, trained for seconds, and its export."""
     base = tmp_path_factory.mktemp("số")
-    options = {"iterations": 60, "batch_size": 40, "milestones": [50], "train_images": 200, "test_interval": 99}
+    options = {"iterations": 60, "batch_size": 40, "milestones": [50], "train_images": 200}
     train(None, base / "run", "digits", skip_lambda=3, width=12, **options)
     assert export(base / "run" / "seed1", base / "shared") == 0
     return base / "run" / "seed1", base / "shared"

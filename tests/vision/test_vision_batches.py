@@ -19,12 +19,11 @@ def stream(size=10, batch_size=4, seed=5, crop=4, flip=True):
     return BatchStream(size, batch_size, seed, crop, flip, CPU)
 
 
-@pytest.mark.parametrize("padding", ["mean", "black"])
 @pytest.mark.parametrize("crop", [0, 4])
-def test_equals_torchvision_for_the_same_draws(padding, crop):
-    images, channels_last = random_images(40), crop > 0
+def test_equals_torchvision_for_the_same_draws(crop):
+    images = random_images(40)
     mean, std = channel_statistics(images)
-    augmenter = Augmenter((32, 32, 3), mean, std, crop, padding, channels_last, CPU)
+    augmenter = Augmenter((32, 32, 3), mean, std, crop, CPU)
     corners = 2 * crop + 1
     batch = Batch(
         torch.arange(40).flip(0), torch.arange(40) % corners, torch.arange(40) // 5 % corners, torch.arange(40) % 2 == 0
@@ -32,14 +31,10 @@ def test_equals_torchvision_for_the_same_draws(padding, crop):
     got = augmenter.train(images, batch)
     normalise = transforms.Normalize(mean.tolist(), std.tolist())
     for k, (index, top, left, flip) in enumerate(zip(*(part.tolist() for part in batch))):
-        image = transforms.ToTensor()(images[index].numpy())
-        image = tv.pad(image, crop) if padding == "black" else tv.pad(normalise(image), crop)
+        image = tv.pad(normalise(transforms.ToTensor()(images[index].numpy())), crop)
         image = tv.crop(image, top, left, 32, 32)
-        image = tv.hflip(image) if flip else image
-        image = normalise(image) if padding == "black" else image
-        torch.testing.assert_close(got[k], image, atol=1e-6, rtol=0)
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    assert got.is_contiguous(memory_format=memory_format)
+        torch.testing.assert_close(got[k], tv.hflip(image) if flip else image, atol=1e-6, rtol=0)
+    assert got.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_test_images_are_normalised_by_the_training_images_mean_and_deviation():
@@ -49,7 +44,7 @@ def test_test_images_are_normalised_by_the_training_images_mean_and_deviation():
     values = images.double().view(-1, 3) / 255
     torch.testing.assert_close(mean.double(), values.mean(0), atol=1e-7, rtol=0)
     torch.testing.assert_close(std.double(), values.std(0, unbiased=False), atol=1e-7, rtol=0)
-    got = Augmenter((32, 32, 3), mean, std, 4, "mean", True, CPU).test(images)
+    got = Augmenter((32, 32, 3), mean, std, 4, CPU).test(images)
     expected = transforms.Normalize(mean.tolist(), std.tolist())(images.permute(0, 3, 1, 2) / 255)
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
 
@@ -79,6 +74,12 @@ def test_the_papers_schedule():
     rates = [config.learning_rate(i) for i in (0, 399, 400, 31_999, 32_000, 47_999, 48_000, 63_999)]
     assert rates == [0.01, 0.01, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
     assert (config.batch_size, config.momentum, config.weight_decay, config.crop) == (128, 0.9, 2e-4, 4)
+
+
+def test_the_warm_up_follows_the_length_of_the_run_unless_given():
+    lengths = {30: 0, 300: 2, 2000: 12, 64_000: 400, 128_000: 400}
+    assert {n: Config(iterations=n).warmup_iterations for n in lengths} == lengths
+    assert Config(iterations=300, warmup_iterations=100).learning_rate(99) == 0.01
 
 
 def test_milestones_follow_the_length_of_the_run_unless_given():

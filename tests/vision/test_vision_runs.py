@@ -7,10 +7,11 @@ import signal
 
 import pytest
 import torch
-from vision_helpers import assert_same_run, history, stop_at, train, weights
+from vision_helpers import arguments, assert_same_run, history, stop_at, train, weights
 
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
+from fairseq_rskip.vision.main import main
 from fairseq_rskip.vision.trainer import Group, Trainer
 
 
@@ -41,6 +42,15 @@ def test_a_run_logs_every_epoch_and_reports_the_last_iterations_error(tmp_path, 
     assert sum(line.startswith("epoch ") for line in out.splitlines()) == 5
     assert f"seed 1: error {result['error']:.2f} %" in out and "validation error" in out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["valid_errors"] == [result["valid_error"]]
+
+
+def test_a_short_run_shortens_the_warm_up_and_says_so(tmp_path, images, capfd):
+    line = "warm-up: 0 updates, the paper's 400 shortened with the training"
+    argv = arguments(tmp_path / "run", images)
+    at = argv.index("--warmup-iterations")
+    del argv[at : at + 2]
+    assert main(argv) == 0 and line in capfd.readouterr().out
+    assert line not in train(capfd, tmp_path / "own", images)[1]
 
 
 def test_askip_goes_on_from_an_rskips_checkpoint(tmp_path, images, capfd):
