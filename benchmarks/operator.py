@@ -2,13 +2,15 @@
 
 On a CPU the builds for x86-64-v2, v3 and v4 that the processor can run are measured one after the other, each in a
 process of its own in which torch uses the same instructions; with $RSKIP_MARCH or --quick one build. On a GPU
-torch.compile takes part, and GB/s counts the least traffic there is: x, F, y, and in training three gradients and x and
-F once more.
+torch.compile and, where it is installed, Liger-Kernel's LayerNorm take part, and GB/s counts the least traffic there
+is: x, F, y, and in training three gradients and x and F once more.
 """
 
 import functools
+import importlib.util
 import math
 import os
+import platform
 import statistics
 import sys
 from collections.abc import Callable
@@ -31,6 +33,16 @@ TRAINING = {
 DECODING = {"cpu": (12, 256), "cuda": (12, 512)}
 ELEMENTS = {"cpu": 200_000, "cuda": 200_000_000}  # of a turn, at least: a small shape is computed several times
 LEVELS = {"DEFAULT": "x86-64-v2", "AVX2": "x86-64-v3", "AVX512": "x86-64-v4"}  # by torch's name
+
+
+def liger(x, f_x, gains, biases):
+    """Eq. 4 with Liger-Kernel's layer norm, on a GPU."""
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+
+    y = f_x
+    for gain, bias in zip(gains, biases):
+        y = LigerLayerNormFunction.apply(x + y, gain, bias, 1e-5)
+    return y
 
 
 def eager(x, f_x, gains, biases):
@@ -60,6 +72,7 @@ def row(shape: tuple[int, int], steps: int, training: bool, args: Any) -> harnes
 
     functions = {"torch": eager, "operator": skip_norm}
     functions |= {"compiled": torch.compile(eager, dynamic=True)} if args.device == "cuda" else {}
+    functions |= {"liger": liger} if args.device == "cuda" and importlib.util.find_spec("liger_kernel") else {}
     runs = {name: functools.partial(run, function) for name, function in functions.items()}
     repeats = 1 if args.quick else max(1, ELEMENTS[args.device] // (elements * steps))
     rates = harness.measure(runs, args, lambda _: repeats)
@@ -83,7 +96,7 @@ def every_build(args: Any) -> list[harness.Row]:
 
 
 def table(args: Any) -> list[harness.Row]:
-    if not (args.quick or "RSKIP_MARCH" in os.environ or args.device == "cuda"):
+    if not (args.quick or "RSKIP_MARCH" in os.environ or args.device == "cuda" or platform.machine() != "x86_64"):
         return every_build(args)
     keep_freed_memory()
     backend = in_use(args.device)
