@@ -7,7 +7,7 @@ import pytest
 import text_corpus
 import torch
 from evaluation_corpus import follow_in_server
-from test_export import card, export
+from test_export import card, export, refused
 
 import fairseq_rskip
 from fairseq_rskip.errors import UserError
@@ -75,3 +75,8 @@ def test_a_stock_language_model_is_exported_as_ours(letters, tmp_path):
     assert export(tmp_path / "stock" / "checkpoint_last.pt", tmp_path / "out", "--data", letters) == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architecture"] == "transformer_lm_xskip"
     assert fairseq_rskip.from_pretrained(tmp_path / "out").score("a b").bits > 0
+
+
+def test_data_of_another_task_is_one_line(language_model, translator, tmp_path, capfd):
+    for model, data in ((language_model[1], translator[0]), (translator[1], language_model[0])):
+        assert str(data) in refused(capfd, model, tmp_path / "out", "--data", data)

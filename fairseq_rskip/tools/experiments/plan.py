@@ -136,9 +136,8 @@ def at(run: Run, out: Path, seed: int) -> Run:
 
 def ready(table: Table, out: Path) -> list[Run]:
     """The runs that can start now, each once, first seeds first; of a sweep that is not decided, all its values."""
-    tried = [run for cell in table.cells if cell.sweep for _, run in cell.variants]
     decided = [result.runs for cell in table.cells if (result := collect(table, cell, out)).runs]
-    runs = [at(run, out, table.tried) for run in tried]
+    runs = [at(run, out, table.tried) for cell in table.cells if cell.sweep for _, run in cell.variants]
     runs += [by_seed[seed] for seed in table.seeds for by_seed in decided]
     return list({run.folder: run for run in runs}.values())
 

@@ -218,10 +218,9 @@ class LanguageModel(Translation):
 @functools.cache  # rows of a table share much
 def planned(data: str, arch: str, words: tuple[str, ...]) -> Any:
     """train.sh's own plan for these words. Raises ``UserError`` for what it refuses."""
-    from fairseq_rskip.tools.train.main import read
-    from fairseq_rskip.tools.train.plan import make_plan
+    from fairseq_rskip.tools.train import main, plan
 
-    return make_plan(*read([data, arch, "--dry-run", *words]))
+    return plan.make_plan(*main.read([data, arch, "--dry-run", *words]))
 
 
 def _held_out_losses(folder: Path) -> dict[str, float]:

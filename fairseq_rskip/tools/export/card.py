@@ -18,7 +18,7 @@ CARD = """---
 
 # {title}
 
-{text} {parameters:,} parameters. Licence of the weights: {licence}.
+{parameters:,} parameters. Licence of the weights: {licence}.
 
 ```python
 # in a checkout of fairseq_rskip: scripts/setup_env.sh, or pip install . in an environment that has fairseq
@@ -45,14 +45,14 @@ def escape(value: Any) -> str:
 
 
 def write(path: Path, model: Any, licence: str, header: dict, scores: list[str], **about: str) -> None:
-    """Write the card: a ``header`` as Hugging Face reads it, ``scores`` and title, text, example of a kind's model."""
+    """Write the card: a ``header`` as Hugging Face reads it, ``scores`` and a kind's title and example."""
     found = {skip.kind: skip for skip in skips(model).values()}
     header = {"license": licence, **header, "tags": ["fairseq_rskip", *found]}
-    values: dict[str, Any] = {name: escape(about[name]) for name in ("title", "text")}
-    values |= {"header": yaml.safe_dump(header, sort_keys=False), "licence": escape(licence)}
+    values: dict[str, Any] = {"title": escape(about["title"]), "licence": escape(licence), "example": about["example"]}
+    values["header"] = yaml.safe_dump(header, sort_keys=False)
     rules = {kind: inspect.getdoc(type(skip)).split("\n\n")[0].replace("``", "`") for kind, skip in found.items()}
     numbers = {kind: ", ".join(f"{k} {v:.4g}" for k, v in constants(skip).items()) for kind, skip in found.items()}
     values["rules"] = "\n".join(f"* `{kind}` ({numbers[kind]}): {' '.join(rules[kind].split())}" for kind in rules)
     values["scores"] = "".join(f"\n* {escape(line)}" for line in scores) or "none are known."
-    values |= {"parameters": sum(parameter.numel() for parameter in model.parameters()), "example": about["example"]}
+    values["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     write_text(path, CARD.format(**values, version=fairseq_rskip.__version__, torch=torch.__version__))

@@ -42,8 +42,7 @@ def describe(_checkpoint: Path, config: dict[str, Any], state: dict) -> dict[str
     scored = f"{result['error']:.2f} % of {result['test_images']} test images, seed {result['seed']}"
     return {
         "header": {"library_name": "pytorch", "pipeline_tag": "image-classification"},
-        "title": f"PreAct-ResNet-{config['depth']}, {config['skip']['kind']}, {data}",
-        "text": f"Tells {result['classes']} classes of images apart:",
+        "title": f"PreAct-ResNet-{config['depth']}, {config['skip']['kind']}, {data}, {result['classes']} classes",
         "example": "model.classify(images)  # uint8 (N, 32, 32, 3) to names of classes",
         "scores": [f"test error: {scored}, {result['train_images']} training images"],
         "settings": {**{k: v for k, v in run.items() if k not in free and v is not None}, "data": data},

@@ -3,10 +3,7 @@
 CHECKPOINT is a checkpoint of fairseq-train (the averaged.pt of an evaluation, for example) or its folder, of which
 checkpoint_best.pt is taken; a run of rskip run; a seed's folder or checkpoint.pt of a finished rskip train-cifar.
 DIR, a new folder, gets config.json, model.safetensors, training.json, a card README.md and, for text, dictionaries and
-subwords from the prepared corpus. In Python:
-
-    import fairseq_rskip
-    fairseq_rskip.from_pretrained(DIR).translate(["A sentence."])  # or .score(text), .sample(prompt)
+subwords from the prepared corpus. The card says how to load it in Python.
 """
 
 import argparse

@@ -35,9 +35,7 @@ def convert(stage: Path, checkpoint: Path, state: dict, data: Path | None) -> tu
     corpus = corpus_of(checkpoint, cfg.task.data, data)
     for folder in (checkpoint.parent, checkpoint.parent.parent):
         corpus.check_vocabulary(folder, "name the corpus that it was trained on with --data")
-    if corpus.is_text != (kind == "language_model"):
-        raise UserError(f"{checkpoint} is of the task {cfg.task._name}, {corpus.folder} is no data of that")
-    if not corpus.is_text:
+    if kind == "translation":
         cfg.task.source_lang, cfg.task.target_lang = corpus.source, corpus.target
     name, settings = model_settings(source, cfg.model)
     _, model = build(source, cfg, state, str(corpus.folder), seed=1)
@@ -71,7 +69,6 @@ def model_settings(source: Source, model: Any) -> tuple[str, dict[str, Any]]:
 def describe(checkpoint: Path, config: dict[str, Any], state: dict) -> dict[str, Any]:
     """What the card says. Its scores are those beside the checkpoint of exactly these weights."""
     is_text, languages = config["kind"] == "language_model", [*filter(None, (config["source"], config["target"]))]
-    text = f"A language model of {languages[0]}:" if is_text else "Translates {} to {}:".format(*languages)
     tag, example = "translation", 'model.translate(["A sentence as it is written."], beam=4)'
     if is_text:
         tag = "text-generation"
@@ -87,6 +84,6 @@ def describe(checkpoint: Path, config: dict[str, Any], state: dict) -> dict[str,
     return {
         "header": {"language": languages, "library_name": "fairseq", "pipeline_tag": tag},
         "title": f"{config['architecture']}, {'-'.join(languages)}, {config['corpus']}",
-        **{"text": text, "example": example, "scores": lines},
+        **{"example": example, "scores": lines},
         "settings": {part: OmegaConf.to_container(OmegaConf.create(state["cfg"][part])) for part in SHOWN},
     }

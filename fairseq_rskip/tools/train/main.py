@@ -71,16 +71,16 @@ def main(argv: list[str]) -> None:
         plan = make_plan(own, words)
         plan.corpus.check_vocabulary(plan.save)
     about, command = "\n".join(plan.notes), shlex.join(plan.command)
-    for warning in plan.warnings:
-        print_line(f"warning: {warning}", "stderr")
+    if not own.dry_run:
+        if plan.finished:
+            return print_line(f"{plan.save} has all {plan.end} updates: nothing to train", "stderr")
+        plan.save.mkdir(parents=True, exist_ok=True)
+        for path in filter(Path.is_file, [*plan.corpus.dictionaries(), plan.corpus.folder / PREPARATION]):
+            write_atomically(plan.save / path.name, lambda file, source=path: file.write(source.read_bytes()))
+    for line in [f"warning: {warning}" for warning in plan.warnings] + [about] * own.dry_run:
+        print_line(line, "stderr")
     if own.dry_run:
-        print_line(about, "stderr")
         return print(command)
-    if plan.finished:
-        return print_line(f"{plan.save} has all {plan.end} updates: nothing to train", "stderr")
-    plan.save.mkdir(parents=True, exist_ok=True)
-    for path in filter(Path.is_file, [*plan.corpus.dictionaries(), plan.corpus.folder / PREPARATION]):
-        write_atomically(plan.save / path.name, lambda file, source=path: file.write(source.read_bytes()))
     run = [sys.executable, "-m", "fairseq_rskip.tools.train.main", str(plan.save), f"{about}\n{command}"]
     os.execv(sys.executable, [*run, *plan.command])
 

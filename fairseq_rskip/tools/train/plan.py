@@ -195,9 +195,7 @@ def step_options(target: int, processes: int, given: dict[str, Any], notes: list
     What the user gives stays; with neither, it is the fewest batches of at most ``MAX_TOKENS``.
     """
     size, freq = given.get("max-tokens"), given.get("update-freq", [0])[0]
-    if given.get("batch-size") and not size:
-        sentences = given["batch-size"] * processes * (freq or 1)
-        notes.append(f"per step: at most {sentences} sentences (--batch-size), not the recipe's {target} tokens")
+    if given.get("batch-size") and not size:  # a step is of sentences, as many as the user says
         return {}
     # a held-out sentence is at most a batch of its own
     longest = max(POSITIONS, *(given.get(f"max-{side}-positions") or 0 for side in ("source", "target")))
