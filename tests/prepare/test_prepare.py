@@ -202,7 +202,7 @@ def test_ctrl_c_ends_every_worker_without_a_traceback(raw, tmp_path):
     lines = [line for line in error.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and lines[0].startswith("error: interrupted; the same command ")
     assert "Traceback" not in error
-    assert process.returncode == 130 and run_command(["pgrep", "-s", process.pid]).stdout == ""
+    assert process.returncode == 130 and not kill_session(process.pid)
     assert not (out / "text.part" / "train.en").exists()
 
 
