@@ -29,7 +29,7 @@ USAGE = f"""usage: rskip prepare CORPUS [option ...] [FOLDER]
 
 Make FOLDER/data-bin, which training and evaluation take, from a published corpus or from your own text.
 CORPUS is {", ".join(CORPORA)}.
-rskip prepare CORPUS -h, rskip prepare --src en -h and rskip prepare --text -h list the options."""
+rskip prepare CORPUS -h, rskip prepare --src en -h and rskip prepare --text FILE -h list the options."""
 ABOUT = {
     "corpus": "Prepare your own parallel text (UTF-8, one sentence a line) for fairseq.",
     "text": "Prepare your own text (UTF-8) for a language model, split by documents.",
