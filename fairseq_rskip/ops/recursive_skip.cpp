@@ -205,7 +205,7 @@ struct RecursiveSkip : torch::autograd::Function<RecursiveSkip> {
     const auto optional = [](const Tensor& t) { return t.defined() ? Optional(t) : std::nullopt; };
     const Tensor g = gradients[0].defined() ? gradients[0] : at::zeros_like(all[0]);
     std::optional<at::AutoDispatchBelowADInplaceOrView> below;
-    if (!at::GradMode::is_enabled()) below.emplace();  // otherwise operator.py's, which has a second derivative
+    if (!at::GradMode::is_enabled()) below.emplace();  // otherwise operator.py's, which refuses
     static const auto op = handle<decltype(recursive_skip_backward)>("fairseq_rskip::recursive_skip_backward");
     Variables found = op.call(
         g, optional(gradients[1]), all[0], all[1], gains, biases, optional(all[last - 2]), optional(all[last - 1]),
