@@ -68,7 +68,7 @@ OPTIONS = [  # what the user gives holds, and the rest follows: words, what fair
     (f"{WMT} --gpus 8 --cpu", {"cpu": True, "fp16": False, "distributed_world_size": 1, "update_freq": [4]}),
     (f"{CAPTIONS} --gpus 0 --save-interval-updates 20", {"keep_interval_updates": 5}),
     (f"{CAPTIONS} --gpus 0 --save-interval-updates 20 --keep-interval-updates 2", {"keep_interval_updates": 2}),
-    (f"{WMT} --gpus 8 --max-tokens 600 --max-target-positions 3000", {"max_tokens_valid": "3000"}),
+    (f"{WMT} --gpus 8 --max-tokens 600", {"max_tokens_valid": "1024"}),
     (f"{IWSLT} --optimizer sgd --save-dir /x/y", {"optimizer": "sgd", "tensorboard_logdir": "/x/y/tensorboard"}),
 ]
 
@@ -79,12 +79,10 @@ def test_the_users_options_win_and_the_rest_follows(plan, argv, expected):
     assert {name: getattr(args, name) for name in expected} == expected
 
 
-def test_gpus_are_found_by_torch_and_old_ones_train_in_single_precision(plan, monkeypatch):
+def test_gpus_are_found_by_torch(plan, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for capability, halves in (((7, 0), True), ((6, 1), False)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number, found=capability: found)
-        args = plan("wmt14-en-de", TINY, "--dry-run").args
-        assert (step_of(args, 2), args.fp16, args.cpu) == (16384, halves, False)
+    args = plan("wmt14-en-de", TINY, "--dry-run").args
+    assert (step_of(args, 2), args.fp16, args.cpu) == (16384, True, False)
 
 
 REFUSED = [
@@ -92,7 +90,6 @@ REFUSED = [
     ("--max-tokens 0", "at least 1"),
     ("--lr 0", "above 0"),
     ("--lr=nan", "nan"),
-    ("--adam-betas (2,2)", "two numbers"),
     ("--seed 99999999999999999999", "2^32"),
     ("--dropout 2", "below 1"),
 ]
@@ -130,7 +127,7 @@ def test_the_corpus_its_size_or_the_user_picks_the_recipe(plan, data):
     made = plan(data / "data-bin", TINY, "--dry-run", "--gpus", 1)
     assert (made.args.max_tokens, made.args.lr, made.args.max_epoch) == (2048, [0.001], 20)  # of Multi30k's size
     assert made.args.save_dir.endswith(f"checkpoints/ein Körper/{TINY}")
-    note = "recipe: small (for 600 pairs; --recipe NAME selects another): 20 epochs, about 40 updates"
+    note = "recipe: small (for 600 pairs; --recipe NAME selects another): 20 epochs"
     assert note in made.err.splitlines()
     sizes = {99_999: "small", 100_000: "medium", 999_999: "medium", 1_000_000: "large", 36_000_000: "large"}
     assert {pairs: recipe_for(pairs) for pairs in sizes} == sizes
@@ -143,13 +140,11 @@ def test_the_corpus_its_size_or_the_user_picks_the_recipe(plan, data):
         (f"{IWSLT} --max-update 300 --warmup-updates 200", 200, True),
         (f"{CAPTIONS} --max-epoch 2", 80, False),
         (f"{CAPTIONS} --max-update 300", 800, True),
-        (f"DATA {TINY} --max-update 4", 50, True),
     ],
-    ids=["shortened", "user's", "epochs", "length unknown", "too long"],
+    ids=["shortened", "user's", "epochs", "other unit"],
 )
-def test_the_warm_up_of_a_shorter_training_is_shorter(plan, data, argv, warmup, warns):
-    """DATA: numbers' recipe, 4 epochs of 4 updates here with a warm-up of 200."""
-    made = plan(*(data if word == "DATA" else word for word in argv.split()), "--dry-run")
+def test_the_warm_up_of_a_shorter_training_is_shorter(plan, argv, warmup, warns):
+    made = plan(*argv.split(), "--dry-run")
     assert made.args.warmup_updates == warmup
     assert ("--warmup-updates N" in made.err) == warns
     assert ("shortened" in made.err) == (made.args.warmup_updates not in (4000, 800, 200))

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from fairseq_rskip.tools.process import Stopped, follow, stop_on_signals
 from fairseq_rskip.tools.recipes import RECIPES
 
 LOG, LOCK, LAST = "train.log", "train.lock", "checkpoint_last.pt"
-LINES_EVERY = 30.0  # seconds between lines of progress
+LINES_EVERY = 30.0  # seconds, at least, between lines of progress that are no validations
 DESCRIPTION = f"""Train ARCH on CORPUS with the paper's settings for it (docs/training.md), on all GPUs that torch sees,
 or on the CPU. The same command again resumes from SAVE-DIR/checkpoint_last.pt.
 
@@ -31,9 +30,8 @@ CORPUS is {", ".join(NAMES)},
 prepared in data/CORPUS, or a folder: a data-bin of fairseq-preprocess, or the folder around it. ARCH is an architecture
 of this plugin or of fairseq. Any option of fairseq-train may follow and overrides the recipe's; fairseq-train --help
 lists them. --save-dir is checkpoints/CORPUS/ARCH by default."""
-_SHOWN = re.compile(
-    r"\| (Loaded checkpoint .* updates\))|\| WARNING \| (?:fairseq_rskip[\w.]*|fairseq\.tasks\.fairseq_task) \| (.*)"
-)
+_WARNING = r"WARNING \| (?:fairseq_rskip[\w.]*|fairseq\.tasks\.fairseq_task) \| (.*)"
+_SHOWN = re.compile(r"\| (Loaded checkpoint .* updates\))|" + _WARNING)
 
 
 def read(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -86,12 +84,11 @@ def main(argv: list[str]) -> None:
 
 
 class Progress:
-    """What the log says of a training: a line for each validation and every half minute."""
+    """What the log says of a training: a line for each validation, and of other figures every half minute."""
 
     def __init__(self) -> None:
         self.newest: dict[str, Record] = {}
-        self.closed, self.started = threading.Event(), time.time()
-        threading.Thread(target=self._print_regularly, daemon=True).start()
+        self.started = self.printed = time.time()
 
     def read(self, output: bytes) -> None:
         """Take in one line of the output, and print what is new in it."""
@@ -100,13 +97,9 @@ class Progress:
             print_line(note[1] or note[2])
         if new := record(line):
             self.newest[new.kind] = new
-            if new.source == "valid":
+            if new.source == "valid" or time.time() - self.printed >= LINES_EVERY:
+                self.printed = time.time()
                 print_line(summary(self.newest))
-
-    def _print_regularly(self) -> None:
-        while not self.closed.wait(LINES_EVERY):
-            minutes, seconds = divmod(int(time.time() - self.started), 60)
-            print_line(f"{minutes}:{seconds:02} {summary(self.newest)}")
 
 
 def run(save: Path, about: str, command: list[str]) -> int:
@@ -129,8 +122,6 @@ def run(save: Path, about: str, command: list[str]) -> int:
             resume = resume if (save / LAST).exists() else "there is no checkpoint yet"
             print_line(f"stopped: {summary(progress.newest)}; {resume}", "stderr")
             return stopped.status
-        finally:
-            progress.closed.set()
         if reason:
             raise UserError(f"fairseq-train failed: {reason}; its output is in {save / LOG}")
     print_line(f"trained in {(time.time() - progress.started) / 60:.1f} minutes: {summary(progress.newest)}")

@@ -4,21 +4,18 @@ fairseq's own parser and the model's construction refuse what they cannot take; 
 """
 
 import argparse
-import contextlib
 import filecmp
 import importlib.util
 import logging
 import math
 import os
 import shutil
-from ast import literal_eval
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy
 import torch
 from fairseq import models, options
 from fairseq.data import Dictionary
@@ -39,14 +36,11 @@ PRECISIONS = {*FP16, "bf16", "memory-efficient-bf16", "amp", "tpu"}
 LENGTHS = {"max-update", "max-epoch"}  # of a training: the user's takes the place of both
 RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # accepted values in words, their test, options
     ("a number above 0", lambda v: 0 < v < math.inf, "lr adam-eps"),
-    ("a number of at least 0", lambda v: 0 <= v < math.inf, "weight-decay clip-norm"),
-    ("a number from 0 to below 1", lambda v: 0 <= v < 1, "dropout attention-dropout activation-dropout relu-dropout"),
+    ("a number from 0 to below 1", lambda v: 0 <= v < 1, "dropout attention-dropout activation-dropout"),
     ("a number from 0 to below 1", lambda v: 0 <= v < 1, "label-smoothing encoder-layerdrop decoder-layerdrop"),
-    ("two numbers from 0 to below 1", lambda v: [0 <= b < 1 for b in literal_eval(v)] == [True, True], "adam-betas"),
     ("an integer from 0 to 2^32 - 1", lambda v: 0 <= v < 2**32, "seed"),
     ("an integer of at least 0", lambda v: v >= 0, "max-epoch max-update warmup-updates save-interval-updates"),
     ("an integer of at least 1", lambda v: v >= 1, "max-tokens batch-size update-freq encoder-layers decoder-layers"),
-    ("a folder", lambda v: bool(v.strip()), "save-dir"),
 )
 
 
@@ -98,11 +92,11 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     why = f" (for {what}; --recipe NAME selects another)" if corpus.pairs and not (own.recipe or corpus.known) else ""
     notes, warnings = [f"recipe: {name}{why}"], []
     device, processes = device_options(own, given, warnings)
-    length = length_options(recipe, corpus, given, notes, warnings)
+    warm_up = warm_up_of(recipe, given, notes, warnings)
     step = step_options(recipe.tokens, given.get("distributed-world-size") or processes, given, notes)
     save = Path(given.get("save-dir") or ROOT / "checkpoints" / Path(corpus.name).name / own.arch)
-    chosen = {"user-dir": PLUGIN, "arch": own.arch, "lr": rate, **device, **recipe.options, **task, **length, **step}
-    chosen |= {"skip-invalid-size-inputs-valid-test": True, shares: share, "save-dir": save}
+    chosen = {"user-dir": PLUGIN, "arch": own.arch, "lr": rate, **device, **recipe.options, **task, **step}
+    chosen |= {"warmup-updates": warm_up, "skip-invalid-size-inputs-valid-test": True, shares: share, "save-dir": save}
     chosen |= {"log-format": "json", "tensorboard-logdir": save / "tensorboard"}
     replaced = {*given, *unused, *(LENGTHS if LENGTHS & given.keys() else ())}
     chosen = {option: value for option, value in chosen.items() if option not in replaced}
@@ -137,10 +131,8 @@ def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> tuple[dict[str
     given = {name.replace("_", "-"): getattr(args, name) for name in names}
     for expected, accepts, limited in RANGES:
         for name in given.keys() & set(limited.split()):
-            with contextlib.suppress(ValueError, SyntaxError, TypeError):  # of literal_eval
-                if all(map(accepts, given[name] if isinstance(given[name], list) else [given[name]])):
-                    continue
-            raise UserError(f"--{name} {given[name]}: expected {expected}")
+            if not all(map(accepts, given[name] if isinstance(given[name], list) else [given[name]])):
+                raise UserError(f"--{name} {given[name]}: expected {expected}")
     if given.get("wandb-project") and not importlib.util.find_spec("wandb"):
         raise UserError(missing_package("wandb"))
     kind = MODEL_DATACLASS_REGISTRY.get(arch)  # of which fairseq's parser leaves the defaults out
@@ -175,18 +167,15 @@ def check_model(arch: str, model: argparse.Namespace, corpus: Corpus, joined: bo
 
 
 def device_options(own: argparse.Namespace, given: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], int]:
-    """--fp16 (where it is fast: compute capability 7.0) or --cpu, and the number of processes. Raises ``UserError`` for
-    fp16 without a GPU."""
+    """--fp16 or --cpu, and the number of processes. Raises ``UserError`` for fp16 without a GPU."""
     gpus = torch.cuda.device_count() if own.gpus is None else own.gpus
     if gpus and "cpu" not in given:
-        fast = own.gpus or all(torch.cuda.get_device_capability(number) >= (7, 0) for number in range(gpus))
-        return {"fp16": bool(fast) and not (own.no_fp16 or PRECISIONS & given.keys())}, gpus
+        return {"fp16": not (own.no_fp16 or PRECISIONS & given.keys())}, gpus
     if FP16 & given.keys():
         raise UserError("--fp16 needs a GPU, and " + ("--cpu is given" if gpus else "torch sees none"))
     kept = {"keep-interval-updates": AVERAGED} if given.get("save-interval-updates") else {}
-    alone = {"distributed-world-size": 1} if gpus > 1 else {}  # fairseq would start a process for each
     warnings.append(("" if gpus else "torch sees no GPU: ") + "training on the CPU, which is slow")
-    return {**CPU, **kept, "cpu": True, **alone}, 1
+    return {**CPU, **kept, "cpu": True, "distributed-world-size": 1}, 1  # not one for each GPU
 
 
 def step_options(target: int, processes: int, given: dict[str, Any], notes: list[str]) -> dict[str, int]:
@@ -197,9 +186,7 @@ def step_options(target: int, processes: int, given: dict[str, Any], notes: list
     size, freq = given.get("max-tokens"), given.get("update-freq", [0])[0]
     if given.get("batch-size") and not size:  # a step is of sentences, as many as the user says
         return {}
-    # a held-out sentence is at most a batch of its own
-    longest = max(POSITIONS, *(given.get(f"max-{side}-positions") or 0 for side in ("source", "target")))
-    valid = max(size or MAX_TOKENS, longest)
+    valid = max(size or MAX_TOKENS, POSITIONS)  # a held-out sentence is at most a batch of its own
     freq = freq or (max(1, round(target / (processes * size))) if size else -(-target // (processes * MAX_TOKENS)))
     size = size or max(1, target // (processes * freq))
     factors = f"{processes} (processes) x {size} (--max-tokens) x {freq} (--update-freq)"
@@ -213,25 +200,17 @@ def find_end(recipe: Recipe, given: dict[str, Any]) -> tuple[int, str]:
     return (ends["max-update"], "updates") if ends.get("max-update") else (ends.get("max-epoch") or 0, "epochs")
 
 
-def length_options(
-    recipe: Recipe, corpus: Corpus, given: dict[str, Any], notes: list[str], warnings: list[str]
-) -> dict[str, int]:
-    """--warmup-updates of a training that the user made shorter than the recipe's: the recipe's warm-up shrinks in
-    proportion, the user's own stays."""
-    each = {"updates": 1, "epochs": 0}  # updates; 0 where that is not known
-    if corpus.exists and "batch-size" not in given:  # padding is not counted
-        sides = [corpus.lengths("train", str(side)) for side in (corpus.source, corpus.target) if side != ""]
-        each["epochs"] = max(1, math.ceil(numpy.max(sides, axis=0).sum() / recipe.tokens))
+def warm_up_of(recipe: Recipe, given: dict[str, Any], notes: list[str], warnings: list[str]) -> int:
+    """The updates of the warm-up: the user's, else the recipe's, which shrinks in proportion with a training that the
+    user made shorter, in updates or epochs as the recipe's length is."""
     (end, unit), (whole, whole_unit) = find_end(recipe, given), find_end(recipe, {})
-    updates, whole_updates = end * each[unit], whole * each[whole_unit]
     notes[0] += f": {end:,} {unit}" if end else ""
-    notes[0] += f", about {updates:,} updates" if unit == "epochs" and updates else ""
-    share = end / whole if unit == whole_unit else updates / whole_updates if whole_updates else 1
-    full = recipe.options["warmup-updates"]
-    shorter = "warmup-updates" not in given and 0 < share < 1
-    warm_up = max(1, round(full * share)) if shorter else given.get("warmup-updates", full)
-    if shorter:
+    warm_up = full = recipe.options["warmup-updates"]
+    if "warmup-updates" in given:
+        warm_up = given["warmup-updates"]
+    elif unit == whole_unit and 0 < end < whole:
+        warm_up = max(1, round(full * end / whole))
         notes.append(f"warm-up: {warm_up} updates, the recipe's {full} shortened with the training")
-    if 0 < updates < 2 * warm_up:
-        warnings.append(f"the warm-up takes {warm_up} of {updates} updates; --warmup-updates N changes it")
-    return {"warmup-updates": warm_up}
+    if unit == "updates" and 0 < end < 2 * warm_up:
+        warnings.append(f"the warm-up takes {warm_up} of {end} updates; --warmup-updates N changes it")
+    return warm_up
