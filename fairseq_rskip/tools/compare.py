@@ -1,4 +1,4 @@
-"""Compare translations of one test set: scores with signatures, lengths, significance, examples; or language models on
+"""Compare translations of one test set: scores with signatures, lengths, significance; or language models on
 one text: perplexity, and a test paired by documents.
 
     rskip compare checkpoints/a checkpoints/b/checkpoint_best.pt
@@ -19,8 +19,6 @@ from fairseq_rskip.console import Parser, in_columns, whole_number
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.process import stop_on_signals
 from fairseq_rskip.tools.systems import evaluation, load, name_paths, read_scores
-
-Examples = list[tuple[int, list[tuple[str, str]]]]  # number of a sentence, and its lines with their labels
 
 
 def compare(
@@ -74,27 +72,12 @@ def compare_texts(paths: dict[str, Path], trials: int) -> tuple[list[list[str]],
     return table, [*notes, f"difference: of bits per byte, against {base}; {test}"]
 
 
-def most_different(
-    names: list[str], outputs: list[list[str]], references: list[list[str]], source: list[str], count: int
-) -> Examples:
-    """The sentences on which the systems' sentence chrF is furthest apart."""
-    metric, spread = CHRF(), []
-    for index, translations in enumerate(zip(*outputs)):
-        scores = [metric.sentence_score(line, [lines[index] for lines in references]).score for line in translations]
-        spread.append((min(scores) - max(scores), index))
-    shown = [("source", source)] if source else []
-    shown += [*(("reference", lines) for lines in references), *zip(names, outputs)]
-    chosen = [index for gap, index in sorted(spread)[:count] if gap < 0]
-    return [(index + 1, [(label, lines[index]) for label, lines in shown]) for index in chosen]
-
-
 def main(argv: list[str] | None = None) -> None:
     """Compare, and print the table. Raises ``UserError``."""
     parser = Parser(description=__doc__)
     parser.add_argument("systems", nargs="+", metavar="SYSTEM", help="two or more; baseline first")
     parser.add_argument("--ref", type=Path, nargs="+", metavar="FILE", help="references (those of the evaluations)")
     parser.add_argument("--data", type=Path, help="corpus to evaluate checkpoints on (the one they were trained on)")
-    parser.add_argument("--examples", type=whole_number(0), default=10, metavar="N", help="sentences to show (10)")
     parser.add_argument("--trials", type=whole_number(1), default=1000, metavar="N", help="trials per test (1000)")
     options = parser.parse_args(argv)
     if len(options.systems) < 2:
@@ -102,15 +85,5 @@ def main(argv: list[str] | None = None) -> None:
     stop_on_signals()
     paths = name_paths(options.systems)
     paths = {name: evaluation(path, options.data) for name, path in paths.items()}
-    examples: Examples = []
-    if comparison := compare_texts(paths, options.trials):
-        table, notes = comparison
-    else:
-        outputs, references, source = load(paths, options.ref)
-        table, notes = compare([*paths], outputs, references, options.trials)
-        examples = most_different([*paths], outputs, references, source, options.examples)
-        if options.examples and not examples:
-            notes.append("no sentences to show: all systems have the same chrF on every sentence")
+    table, notes = compare_texts(paths, options.trials) or compare([*paths], *load(paths, options.ref), options.trials)
     print("\n".join([*in_columns(table), "", *notes]))
-    for number, shown in examples:
-        print(f"\nsentence {number}", *(f"  {line}" for line in in_columns(shown)), sep="\n")

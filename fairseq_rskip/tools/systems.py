@@ -13,12 +13,12 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 
-SCORES, RECORD = "scores.json", "run.json"  # of rskip evaluate, of a run of rskip run
+SCORES = "scores.json"
 
 
 def name_paths(words: list[str]) -> dict[str, Path]:
-    """Each system's path by its name: NAME of ``NAME=PATH``, else the label in the run's record, else the end of its
-    path. Raises ``UserError`` for a path that does not exist or a system that is given twice."""
+    """Each system's path by its name: NAME of ``NAME=PATH``, else the end of its path. Raises ``UserError`` for a path
+    that does not exist or a system that is given twice."""
     given = [("", word) if Path(word).exists() else word.partition("=")[::2] for word in words]
     names, paths = [name for name, path in given], [Path(path or name) for name, path in given]
     missing = next((path for path in paths if not path.exists()), None)
@@ -26,19 +26,11 @@ def name_paths(words: list[str]) -> dict[str, Path]:
         raise UserError(f"no file or folder {missing}")
     common = os.path.commonpath([path.absolute().parent for path in paths])
     ends = [os.path.relpath(path.absolute(), common) for path in paths]
-    names = [name or recorded_label(path) or end for name, path, end in zip(names, paths, ends)]
+    names = [name or end for name, end in zip(names, ends)]
     names = [name if names.count(name) == 1 else f"{name} ({end})" for name, end in zip(names, ends)]
     if len(set(names)) < len(names) or len({path.resolve() for path in paths}) < len(paths):
         raise UserError("a system is given twice")
     return dict(zip(names, paths))
-
-
-def recorded_label(path: Path) -> str:
-    """The label of the row in the record of the run that ``path`` belongs to; "" without one."""
-    for folder in (path, *path.absolute().parents[:2]):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            return str(json.loads((folder / RECORD).read_text("utf-8"))["settings"].get("label") or "")
-    return ""
 
 
 def read_scores(folder: Path) -> dict[str, Any]:
@@ -86,32 +78,23 @@ def evaluation(path: Path, data: Path | None) -> Path:
     return options.out
 
 
-def read_system(path: Path) -> tuple[list[str], list[Path], Path | None]:
-    """The translations in ``path``, a file or the folder of an evaluation; of that also the files of its references and
-    its source. Raises ``UserError``."""
-    if not path.is_dir():
-        return read_lines(path), [], None
-    report = read_scores(path)
-    references, words = [Path(name) for name in report["ref"]], report.get("evaluation", {}).get("options", [])
-    language = dict(zip(words, words[1:])).get("--source-lang")
-    # data preparation puts source and target side by side
-    source = references[0].with_suffix(f".{language}") if language and references else None
-    return read_lines(path / "hyp.txt"), references, source if source and source.is_file() else None
+def read_system(path: Path) -> tuple[list[str], list[Path]]:
+    """The translations in ``path``, a file or the folder of an evaluation; of that also the files of its references.
+    Raises ``UserError``."""
+    if path.is_dir():
+        return read_lines(path / "hyp.txt"), [Path(name) for name in read_scores(path)["ref"]]
+    return read_lines(path), []
 
 
-def load(paths: dict[str, Path], ref: list[Path] | None) -> tuple[list[list[str]], list[list[str]], list[str]]:
-    """Each system's translations, each reference, and the evaluations' source, which is empty if it is not known.
-
-    Raises ``UserError`` if they are not of the same test set.
-    """
+def load(paths: dict[str, Path], ref: list[Path] | None) -> tuple[list[list[str]], list[list[str]]]:
+    """Each system's translations, and each reference. Raises ``UserError`` if they are not of the same test set."""
     systems = {path: read_system(path) for path in paths.values()}
-    named = ref or next((own for _, own, _ in systems.values() if own), None)
+    named = ref or next((own for _, own in systems.values() if own), None)
     if not named:
         raise UserError("plain files need their reference: --ref FILE")
     references = {path: read_lines(path) for path in named}
-    for path, (lines, own, _) in systems.items():
+    for path, (lines, own) in systems.items():
         if own and not ref and [*map(read_lines, own)] != [*references.values()]:
             raise UserError(f"{path} and {next(iter(systems))} were scored against different references")
         check_lengths(lines, references, path)
-    source = next((source for *_, source in systems.values() if source), None)
-    return [lines for lines, *_ in systems.values()], [*references.values()], read_lines(source) if source else []
+    return [lines for lines, _ in systems.values()], [*references.values()]

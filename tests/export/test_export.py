@@ -31,6 +31,7 @@ def export(*words):
 def card(folder):
     """The header as data, and the text below it."""
     _, header, text = (folder / "README.md").read_text("utf-8").split("---\n", 2)
+    assert not any(line.endswith(" ") for line in text.split("\n"))
     return yaml.safe_load(header), text
 
 

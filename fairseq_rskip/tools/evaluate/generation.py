@@ -14,15 +14,6 @@ MISFIT = r"^\s*((?:size mismatch for|Missing key|Unexpected key).*)$"  # torch's
 NO_LIMIT = ["--max-source-positions", "1000000", "--max-target-positions", "1000000"]
 
 
-def device_options(cpu: bool, fp32: bool) -> list[str]:
-    """fairseq's options for this machine's device: ``--cpu``, ``--fp16``, or none."""
-    import torch
-
-    if cpu or not torch.cuda.is_available():
-        return ["--cpu"]
-    return [] if fp32 else ["--fp16"]
-
-
 def search_options(corpus: Corpus, subset: str, beam: int, lenpen: float, max_tokens: int) -> list[str]:
     """fairseq's options that decide which hypotheses come out.
 

@@ -62,6 +62,8 @@ def parse(argv: list[str] | None = None) -> Namespace:
 
 def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> dict:
     """Make OUT/generate.log or eval_lm.log unless it is up to date; returns what scores.json says about it."""
+    import torch
+
     from fairseq_rskip.tools.evaluate import weights
 
     average = options.average if options.average is not None else 0 if corpus.is_text else 5
@@ -86,7 +88,8 @@ def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> di
         options.out.mkdir(parents=True, exist_ok=True)
         checkpoint = weights.one_file(taken, options.out / "averaged.pt")
         weights.load_state(checkpoint)  # an unusable one ends in one line here
-        device = generation.device_options(options.cpu, options.fp32)
+        on_gpu = torch.cuda.is_available() and not options.cpu
+        device = ["--cpu"] if not on_gpu else [] if options.fp32 else ["--fp16"]
         command = generation.command(corpus, checkpoint, [*search, *device], program)
         print_line(f"== {program} on {len(references):,} lines\n{shlex.join(command)}")
         cached.make(log, key, lambda path: generation.run(command, path, len(references)))

@@ -32,7 +32,7 @@ Skip connections, of the block's input x, its branch F and a norm G:
 
 {rules}
 
-Scores: {scores}
+Scores:{scores}
 
 training.json has the training's settings. Exported with fairseq_rskip {version}, torch {torch}.
 """
@@ -46,13 +46,13 @@ def escape(value: Any) -> str:
 
 def write(path: Path, model: Any, licence: str, header: dict, scores: list[str], **about: str) -> None:
     """Write the card: a ``header`` as Hugging Face reads it, ``scores`` and a kind's title and example."""
-    found = {skip.kind: skip for skip in skips(model).values()}
-    header = {"license": licence, **header, "tags": ["fairseq_rskip", *found]}
+    kinds = {skip.kind: skip for skip in skips(model).values()}
+    header = {"license": licence, **header, "tags": ["fairseq_rskip", *kinds]}
     values: dict[str, Any] = {"title": escape(about["title"]), "licence": escape(licence), "example": about["example"]}
     values["header"] = yaml.safe_dump(header, sort_keys=False)
-    rules = {kind: inspect.getdoc(type(skip)).split("\n\n")[0].replace("``", "`") for kind, skip in found.items()}
-    numbers = {kind: ", ".join(f"{k} {v:.4g}" for k, v in constants(skip).items()) for kind, skip in found.items()}
+    rules = {kind: inspect.getdoc(type(skip)).split("\n\n")[0].replace("``", "`") for kind, skip in kinds.items()}
+    numbers = {kind: ", ".join(f"{k} {v:.4g}" for k, v in constants(skip).items()) for kind, skip in kinds.items()}
     values["rules"] = "\n".join(f"* `{kind}` ({numbers[kind]}): {' '.join(rules[kind].split())}" for kind in rules)
-    values["scores"] = "".join(f"\n* {escape(line)}" for line in scores) or "none are known."
+    values["scores"] = "".join(f"\n* {escape(line)}" for line in scores) or " none are known."
     values["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     write_text(path, CARD.format(**values, version=fairseq_rskip.__version__, torch=torch.__version__))

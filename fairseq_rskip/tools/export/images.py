@@ -36,7 +36,6 @@ def convert(_stage: Path, checkpoint: Path, state: dict, data: Path | None) -> t
 
 def describe(_checkpoint: Path, config: dict[str, Any], state: dict) -> dict[str, Any]:
     """What the card says."""
-    free = {name for name, field in Config.__dataclass_fields__.items() if field.metadata.get("free")}
     result, run = state["result"], state["result"]["config"]
     data = FOLDER + Path(run["data"]).name if run["data"].startswith(FOLDER) else run["data"]  # no path of this machine
     scored = f"{result['error']:.2f} % of {result['test_images']} test images, seed {result['seed']}"
@@ -45,5 +44,5 @@ def describe(_checkpoint: Path, config: dict[str, Any], state: dict) -> dict[str
         "title": f"PreAct-ResNet-{config['depth']}, {config['skip']['kind']}, {data}, {result['classes']} classes",
         "example": "model.classify(images)  # uint8 (N, 32, 32, 3) to names of classes",
         "scores": [f"test error: {scored}, {result['train_images']} training images"],
-        "settings": {**{k: v for k, v in run.items() if k not in free and v is not None}, "data": data},
+        "settings": {**{k: v for k, v in Config.of(run).fixed().items() if v is not None}, "data": data},
     }

@@ -23,8 +23,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--data", type=Path, help="prepared corpus of a Transformer (the one it was trained on)")
-    licence = "licence of the weights for the card, such as mit or cc-by-4.0 (unknown)"
-    parser.add_argument("--licence", default="unknown", metavar="NAME", help=licence)
+    parser.add_argument("--licence", default="unknown", metavar="NAME", help="licence of the weights (unknown)")
     export(parser.parse_args(argv))
 
 
@@ -62,6 +61,5 @@ def export(options: argparse.Namespace) -> None:
         about = kind.describe(checkpoint, config, state)
         write_json(stage / "training.json", about.pop("settings"))
         card.write(stage / "README.md", model, options.licence, **about)
-        names = sorted(path.name for path in stage.iterdir())
         os.replace(stage, folder)
-    print_line(f"written to {options.folder}: {', '.join(names)}")
+    print_line(f"written to {options.folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")

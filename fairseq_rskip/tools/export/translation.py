@@ -68,11 +68,10 @@ def model_settings(source: Source, model: Any) -> tuple[str, dict[str, Any]]:
 
 def describe(checkpoint: Path, config: dict[str, Any], state: dict) -> dict[str, Any]:
     """What the card says. Its scores are those beside the checkpoint of exactly these weights."""
-    is_text, languages = config["kind"] == "language_model", [*filter(None, (config["source"], config["target"]))]
+    languages = [*filter(None, (config["source"], config["target"]))]
     tag, example = "translation", 'model.translate(["A sentence as it is written."], beam=4)'
-    if is_text:
-        tag = "text-generation"
-        example = 'model.score("A text as it is written.").perplexity\nmodel.sample("A text", temperature=0.8)'
+    if config["kind"] == "language_model":
+        tag, example = "text-generation", 'model.score("A text.").perplexity\nmodel.sample("A text", temperature=0.8)'
     scores, lines = next(evaluations_of(checkpoint), {}), []
     if about := scores.get("evaluation"):
         names = ", ".join(each["name"] for each in about["checkpoints"])  # without this machine's folders
