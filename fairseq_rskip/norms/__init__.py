@@ -13,7 +13,7 @@ bf16 inputs are taken in fp32.
 from torch import nn
 
 from .base import KeepsStatistics, Norm, at_least_float32, channels_at_end, channels_in_front, check_layout
-from .batch import BatchNorm, SyncedBatchNorm, convert_sync_batchnorm
+from .batch import BatchNorm
 from .rows import AdaNorm, Derf, DyT, LayerNorm, NoNorm, RMSNorm, ScaleNorm
 
 NORMS = {
@@ -29,14 +29,14 @@ NORMS = {
 OPERATOR = {LayerNorm: False, RMSNorm: True}  # those that ops.skip_norm computes for norm_axes="c"; whether as RMS
 
 __all__ = ["NORMS", "OPERATOR", "AdaNorm", "BatchNorm", "Derf", "DyT", "LayerNorm", "NoNorm", "Norm"]
-__all__ += ["RMSNorm", "ScaleNorm", "SyncedBatchNorm"]
+__all__ += ["RMSNorm", "ScaleNorm"]
 __all__ += ["KeepsStatistics", "at_least_float32", "channels_at_end", "channels_in_front"]
-__all__ += ["check_layout", "convert_sync_batchnorm", "create_norm", "parameters_of_norms"]
+__all__ += ["check_layout", "create_norm", "parameters_of_norms"]
 
 
 def parameters_of_norms(model: nn.Module) -> set[int]:
     """The ids of the parameters that belong to norms of this package."""
-    norms = (module for module in model.modules() if isinstance(module, (Norm, SyncedBatchNorm)))
+    norms = (module for module in model.modules() if isinstance(module, Norm))
     return {id(parameter) for norm in norms for parameter in norm.parameters()}
 
 

@@ -19,13 +19,11 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
 
     ``update_in_no_grad=False`` updates the running statistics only while grad is enabled, so that activation
     checkpointing, which runs forward twice, counts each batch once. Running statistics stay fp32 under ``.half()``.
-
-    :func:`convert_sync_batchnorm` makes a synchronised norm of it.
     """
 
     uses_padding_mask = True
     statistics = ("running_mean", "running_var")
-    affine = track_running_stats = True  # as torch's conversions ask
+    affine = track_running_stats = True  # as torch's own class has them
 
     def __init__(self, dim: int, *layout: Any, **options: Any):
         super().__init__(dim, *layout, **options)
@@ -101,39 +99,3 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
             mean, var, _ = self._batch_moments(rows.masked_fill(padded, 0.0), padded)
         scale = self.weight / (var + self.eps).sqrt()
         return self.per_channel(scale), self.per_channel(self.bias - mean * scale)
-
-
-class SyncedBatchNorm(nn.SyncBatchNorm):
-    """torch's, of image maps, called as the norms of this package are; same names in the state dict."""
-
-    uses_padding_mask = True
-    channel_dim = 1
-
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        if padding_mask is not None:
-            raise ValueError("padding_mask: expected None with synchronised batch norm, which counts all positions")
-        return super().forward(x)
-
-    def affine_map(self, x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """As :meth:`Norm.affine_map`; in training with the statistics of this process's part of the batch."""
-        mean, var = self.running_mean, self.running_var
-        if self.training:
-            var, mean = torch.var_mean(at_least_float32(x), (0, 2, 3), unbiased=False)
-        scale = self.weight / (var + self.eps).sqrt()
-        return scale.view(-1, 1, 1), (self.bias - mean * scale).view(-1, 1, 1)
-
-
-def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
-    """``nn.SyncBatchNorm.convert_sync_batchnorm`` for models with norms of this package: batch statistics over all
-    processes.
-
-    Raises ``ValueError`` for a norm of sequences, whose padding torch's would count.
-    """
-    for module in model.modules():
-        if isinstance(module, BatchNorm) and module.channel_dim == -1:
-            raise ValueError("norm 'batch' of sequences leaves padding out: SyncBatchNorm would count it")
-    ours = {name for name, module in model.named_modules() if isinstance(module, BatchNorm)}
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    for name in ours:
-        model.get_submodule(name).__class__ = SyncedBatchNorm  # the same parameters and statistics, called our way
-    return model

@@ -13,7 +13,7 @@ from ..console import print_line
 from ..errors import UserError, exit_status
 from ..files import locked, write_json
 from ..machine import keep_freed_memory, load_operator
-from .options import WARM_UP, make_parser
+from .options import WARM_UP, WHOLE, make_parser
 
 SUMMARY = "summary.json"
 RESULT = "result.json"
@@ -42,9 +42,8 @@ def _train(argv: Sequence[str]) -> None:
 
     config = parse(argv)
     group = join(config.device)
-    given = any(word.startswith("--warmup-iterations") for word in argv)
-    if group.first and not given and config.warmup_iterations != WARM_UP:
-        print_line(f"warm-up: {config.warmup_iterations} updates, the paper's {WARM_UP} shortened with the training")
+    if group.first and config.warmup_iterations != WARM_UP:
+        print_line(f"warm-up: {config.warmup_iterations} updates; the paper's: {WARM_UP} of {WHOLE}")
     try:
         train_all(config, group)
     except Exception as error:

@@ -8,9 +8,7 @@ import torch
 from skip_variants import draw, to_rows
 from torch import nn
 
-from fairseq_rskip.analysis.coefficients import coefficients
-from fairseq_rskip.norms import NORMS, BatchNorm, LayerNorm, convert_sync_batchnorm, create_norm
-from fairseq_rskip.residual import SkipConnection
+from fairseq_rskip.norms import NORMS, BatchNorm, LayerNorm, create_norm
 
 SHAPES = {"sequence": ((6, 5, 33), -1), "image": ((4, 7, 5, 3), 1), "one-feature": ((9, 4, 1), -1)}
 
@@ -138,7 +136,7 @@ ROW_NORMS = ["layer", "rms", "scale", "ada", "dyt", "derf"]
 
 @pytest.mark.parametrize("name,classes", [("layer", LayerNorm), ("batch", BatchNorm)])
 def test_defaults_are_torchs(name, classes):
-    """Who looks for torch's classes, to leave norms out of weight decay or to convert them, finds ours."""
+    """Who looks for torch's classes, to leave norms out of weight decay, finds ours."""
     norm = create_norm(name, 5)
     assert type(norm) is classes is NORMS[name]
     assert isinstance(norm, {"layer": nn.LayerNorm, "batch": nn.modules.batchnorm._BatchNorm}[name])
@@ -146,31 +144,6 @@ def test_defaults_are_torchs(name, classes):
     assert norm.eps == torchs.eps and list(norm.state_dict()) == list(torchs.state_dict())
     for key, value in torchs.state_dict().items():
         assert torch.equal(norm.state_dict()[key], value)
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_torchs_conversion_to_synchronised_statistics(training):
-    """In one process outputs, gradients, statistics and coefficients stay what they were, and so do the parameters."""
-    skip = SkipConnection(7, "rskip", norm="batch", channel_dim=1).double().train(training)
-    for parameter in skip.parameters():
-        nn.init.uniform_(parameter, 0.5, 1.5)
-    twin = copy.deepcopy(skip)
-    assert convert_sync_batchnorm(twin) is twin
-    assert [type(norm).__name__ for norm in twin.post] == ["SyncedBatchNorm"] * 2
-    found = []
-    for module in (skip, twin):
-        x, f = (draw((4, 7, 5, 3), seed).requires_grad_() for seed in (1, 2))
-        maps = coefficients(module, x, f)
-        y = module(x, f)
-        gradients = torch.autograd.grad(y, [x, f, *module.parameters()], draw(y.shape, 3))
-        found.append([y, *gradients, *maps, *module.state_dict().values()])
-    torch.testing.assert_close(found[0], found[1], rtol=1e-11, atol=1e-11)
-    assert twin.state_dict().keys() == skip.state_dict().keys()
-
-
-def test_statistics_without_padding_are_not_replaced_by_those_with_it():
-    with pytest.raises(ValueError, match="norm 'batch' of sequences leaves padding out: SyncBatchNorm"):
-        convert_sync_batchnorm(SkipConnection(5, "rskip", norm="batch"))
 
 
 def test_rms_norm_is_torchs():
