@@ -8,9 +8,8 @@ processor time of this process, which a busy machine changes little; on a GPU it
 import argparse
 import os
 import random
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +22,20 @@ from fairseq_rskip.machine import surroundings
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 Row = dict[str, Any]
-Rates = dict[str, list[float]]
 
 
-def main(table: Callable[[Any], list[Row]], output: str, rounds: int, about: str, argv: Any = None, **own: Any) -> int:
-    """A benchmark's command line: print and write the rows of ``table``; returns the exit status.
-
-    ``own`` has the benchmark's own options: name -> what ``add_argument`` takes.
-    """
-    parser = Parser(description=about)
-    options = {
-        "device": {"choices": ("cpu", "cuda"), "default": "cpu"},
-        "dtype": {"choices": DTYPES, "default": "fp32"},
-    }
-    options["rounds"] = {"type": whole_number(1), "default": rounds, "metavar": "N"}
-    options["csv"] = {"type": Path, "default": Path("results") / output, "metavar": "FILE"}
-    for name, option in {**options, **own}.items():
-        parser.add_argument(f"--{name}", **{"help": "(default: %(default)s)", **option})
+def main(
+    table: Callable[[Any], list[Row]], output: str, rounds: int, about: str, contenders: Any = None, argv: Any = None
+) -> int:
+    """A benchmark's command line: print and write the rows of ``table``; returns the exit status."""
+    parser, shown = Parser(description=about), "(default: %(default)s)"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=shown)
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help=shown)
+    parser.add_argument("--rounds", type=whole_number(1), default=rounds, metavar="N", help=shown)
+    parser.add_argument("--csv", type=Path, default=Path("results") / output, metavar="FILE", help=shown)
     parser.add_argument("--quick", action="store_true", help="small sizes, to try whether it runs")
+    if contenders:
+        parser.add_argument("--contenders", nargs="+", default=contenders, metavar="NAME", help=shown)
     args = parser.parse_args(argv)
     return exit_status(lambda: write(args.csv, run(table, args)))
 
@@ -57,31 +52,29 @@ def run(table: Callable[[Any], list[Row]], args: argparse.Namespace) -> list[Row
     return [{**row, **about, **row} for row in rows]
 
 
-def measure(contenders: Mapping[str, Callable[[Any], float]], args: Any, work: Callable[[int], Any]) -> Rates:
-    """Return what each contender did per second, a value for each of ``args.rounds`` rounds after one that warms up.
+def measure(contenders: dict[str, Callable], args: Any, work: Any) -> pandas.DataFrame:
+    """What each contender did per second, a column each, in each of ``args.rounds`` rounds after one that warms up.
 
-    Args:
-        contenders: name -> a function that does the work it is given and returns how much that was.
-        work: the work of a round, by its number from 0 (-1 warms up); the same for all contenders.
+    A contender does the ``work``, the same for all and in every round, and returns how much that was.
     """
     clock = time.process_time if args.device == "cpu" else time.perf_counter
     finish = torch.cuda.synchronize if args.device == "cuda" else lambda: None
-    rates: Rates = {name: [] for name in contenders}
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(-1, args.rounds):
-        todo = work(turn)
         for name in random.Random(turn).sample(list(contenders), len(contenders)):
             finish()
             start = clock()
-            amount = contenders[name](todo)
+            amount = contenders[name](work)
             finish()
             if turn >= 0:
                 rates[name].append(amount / (clock() - start))
-    return rates
+    return pandas.DataFrame(rates)
 
 
-def ratio(rates: Sequence[float], reference: Sequence[float]) -> float:
-    """The median of the rounds' ratios."""
-    return round(statistics.median(a / b for a, b in zip(rates, reference)), 3)
+def medians(rates: pandas.DataFrame, base: str, rate: str, over: str) -> dict[str, Row]:
+    """Of each contender the median of its rates, called ``rate``, and of its ratios to those of ``base``, ``over``."""
+    ratios = rates.div(rates[base], axis=0).median().round(3)
+    return pandas.DataFrame({rate: rates.median().round(2), over: ratios}).to_dict("index")
 
 
 def machine(device: str) -> Row:

@@ -12,12 +12,12 @@ import math
 import os
 import platform
 import statistics
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
+import pandas
 import torch
 
 from fairseq_rskip.errors import UserError
@@ -75,12 +75,12 @@ def row(shape: tuple[int, int], steps: int, training: bool, args: Any) -> harnes
     functions |= {"liger": liger} if args.device == "cuda" and importlib.util.find_spec("liger_kernel") else {}
     runs = {name: functools.partial(run, function) for name, function in functions.items()}
     repeats = 1 if args.quick else max(1, ELEMENTS[args.device] // (elements * steps))
-    rates = harness.measure(runs, args, lambda _: repeats)
+    rates = harness.measure(runs, args, repeats)
     made = {"rows": shape[0], "features": shape[1], "lambda": steps, "pass": "training" if training else "decoding"}
-    made |= {f"{name}_us": round(1e6 / statistics.median(rates[name]), 1) for name in rates}
-    made |= {f"{n}_over_operator": harness.ratio(rates["operator"], rates[n]) for n in rates if n != "operator"}
+    made |= {f"{name}_us": round(1e6 / rate, 1) for name, rate in rates.median().items()}
+    made |= {f"{n}_over_operator": round((rates["operator"] / rates[n]).median(), 3) for n in rates if n != "operator"}
     traffic = elements * dtype.itemsize * (8 if training else 3)
-    return {**made, "operator_GB_per_s": round(traffic * statistics.median(rates["operator"]) / 1e9, 2)}
+    return {**made, "operator_GB_per_s": round(traffic * rates["operator"].median() / 1e9, 2)}
 
 
 def every_build(args: Any) -> list[harness.Row]:
@@ -104,15 +104,13 @@ def table(args: Any) -> list[harness.Row]:
         raise UserError(f"the {args.device} operator is not in use: {backend.reason}")
     shapes, steps = (((64, 16),), (2,)) if args.quick else (TRAINING[args.device], (2, 3, 8))
     rows = [row(DECODING[args.device], k, False, args) for k in steps[:2]]
-    for k in steps:
-        trained = [row(shape, k, True, args) for shape in shapes]
-        ratios = [each["torch_over_operator"] for each in trained]
-        print(f"lambda={k}: {statistics.geometric_mean(ratios):.2f} times torch, least {min(ratios):.2f}")
-        rows += trained
+    rows += [row(shape, k, True, args) for k in steps for shape in shapes]
+    ratios = pandas.DataFrame(rows).groupby(["pass", "lambda"])["torch_over_operator"]
+    print(ratios.agg([statistics.geometric_mean, "min"]).to_string())
     return rows
 
 
 main = functools.partial(harness.main, table, "op_speed.csv", 15, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,13 +1,7 @@
-"""Training speed of PreAct-ResNet-20 with each skip connection beside the plain one.
-
-A step is forward, backward and SGD on one batch of random images, in channels_last memory; on a GPU under autocast for
-fp16 and bf16.
-"""
+"""Training speed of PreAct-ResNet-20 with each skip connection beside the plain one: forward, backward and SGD on one
+batch of random images, on a GPU under autocast for fp16 and bf16."""
 
 import functools
-import statistics
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,37 +20,30 @@ VARIANTS = {
 }
 
 
-def contender(skip: str, depth: int, size: int, args: Any) -> Callable[[int], int]:
-    """Build a network and its optimizer; return a function that trains some steps and counts their images."""
-    amp = "off" if args.dtype == "fp32" else args.dtype
-    config = parse([*skip.split(), "--depth", str(depth), "--batch-size", str(size), "--amp", amp])
-    images, labels = torch.randint(256, (size, 32, 32, 3)).byte(), torch.randint(10, (size,))
-    data = ImageSet(tuple("0123456789"), images, labels, images, labels).to(torch.device(args.device))
-    trainer = Trainer(config, 1, data, Group(0, 1, torch.device(args.device)))
-    x = trainer.augmenter.test(data.train_images)
-
-    def train(steps: int) -> int:
-        for _ in range(steps):
-            trainer.update(x, data.train_labels)
-        return steps * size
-
-    return train
+def train(trainer: Trainer, x: torch.Tensor, labels: torch.Tensor, steps: int) -> int:
+    """Train some steps; returns the number of images."""
+    for _ in range(steps):
+        trainer.update(x, labels)
+    return steps * len(labels)
 
 
 def table(args: Any) -> list[harness.Row]:
     depth, size, steps = (8, 8, 1) if args.quick else (20, 128, 2 if args.device == "cpu" else 50)
+    device, amp = torch.device(args.device), "off" if args.dtype == "fp32" else args.dtype
     torch.backends.cudnn.benchmark = True
     keep_freed_memory()
-    contenders = {name: contender(skip, depth, size, args) for name, skip in VARIANTS.items()}
-    rates = harness.measure(contenders, args, lambda _: steps)
-    rows = []
-    for name in rates:
-        speed, over = round(statistics.median(rates[name]), 1), harness.ratio(rates[name], rates["plain"])
-        rows.append({"model": name, "depth": depth, "batch_size": size, "images_per_s": speed, "over_plain": over})
-    return rows
+    images, labels = torch.randint(256, (size, 32, 32, 3)).byte(), torch.randint(10, (size,))
+    data, contenders = ImageSet(tuple("0123456789"), images, labels, images, labels).to(device), {}
+    for name, skip in VARIANTS.items():
+        config = parse([*skip.split(), "--depth", str(depth), "--batch-size", str(size), "--amp", amp])
+        trainer = Trainer(config, 1, data, Group(0, 1, device))
+        batch = trainer.augmenter.test(data.train_images), data.train_labels
+        contenders[name] = functools.partial(train, trainer, *batch)
+    speeds = harness.medians(harness.measure(contenders, args, steps), "plain", "images_per_s", "over_plain")
+    return [{"model": name, "depth": depth, "batch_size": size, **speed} for name, speed in speeds.items()]
 
 
 main = functools.partial(harness.main, table, "cifar_speed.csv", 9, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

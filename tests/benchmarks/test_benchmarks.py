@@ -22,22 +22,23 @@ def read(path):
 def test_contenders_take_turns_and_the_first_round_does_not_count(monkeypatch):
     clock, calls = SimpleNamespace(now=0.0), []
     monkeypatch.setattr(harness.time, "process_time", lambda: clock.now)
-    seconds = {"slow": {-1: 1e9, 0: 6.0, 1: 12.0, 2: 4.0}, "fast": {-1: 1e9, 0: 3.0, 1: 3.0, 2: 4.0}}
+    seconds = {"slow": iter([1e9, 6.0, 12.0, 4.0]), "fast": iter([1e9, 3.0, 3.0, 4.0])}
 
     def contender(name):
-        def run(turn):
-            calls.append((name, turn))
-            clock.now += seconds[name][turn]
-            return 12.0
+        def run(work):
+            calls.append(name)
+            clock.now += next(seconds[name])
+            return work
 
         return run
 
     args = SimpleNamespace(rounds=3, device="cpu")
-    rates = harness.measure({name: contender(name) for name in seconds}, args, lambda turn: turn)
-    assert rates == {"slow": [2.0, 1.0, 3.0], "fast": [4.0, 4.0, 3.0]}
-    assert [sorted(calls[k : k + 2]) for k in range(0, 8, 2)] == [[("fast", t), ("slow", t)] for t in (-1, 0, 1, 2)]
-    assert len({calls[k][0] for k in range(0, 8, 2)}) == 2  # not always the same one first
-    assert harness.ratio(rates["fast"], rates["slow"]) == 2.0  # of 2, 4 and 1
+    rates = harness.measure({name: contender(name) for name in seconds}, args, 12.0)
+    assert rates.to_dict("list") == {"slow": [2.0, 1.0, 3.0], "fast": [4.0, 4.0, 3.0]}
+    assert [sorted(calls[k : k + 2]) for k in range(0, 8, 2)] == [["fast", "slow"]] * 4
+    assert len({calls[k] for k in range(0, 8, 2)}) == 2  # not always the same one first
+    expected = {"slow": {"speed": 2.0, "gain": 1.0}, "fast": {"speed": 4.0, "gain": 2.0}}  # the latter of 2, 4 and 1
+    assert harness.medians(rates, "slow", "speed", "gain") == expected
 
 
 @pytest.mark.parametrize("benchmark", [operator, resnet, transformer], ids=["operator", "resnet", "transformer"])
