@@ -79,7 +79,7 @@ struct Call : Problem {
     switch (dim) {
       case 16: return run<16 / kLanes, kLanes>(work);
       case 32: return run<32 / kLanes, kLanes>(work);
-      case 64: return run<64 / kLanes, std::min(8, kLanes)>(work);
+      case 64: return run<64 / kLanes, kLanes>(work);
       default: return dim < kWide ? run<0, 2>(work) : run<0, 1>(work);
     }
   }

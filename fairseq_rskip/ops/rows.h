@@ -76,8 +76,9 @@ struct Group {
   // Fills y with the last step's y_k, and the moments.
   void forward(const Vec* x, const Vec* f, Vec* y) {
     measure(x, f, y);
-    each([=, step = at(p.steps - 1), ahead = size](int64_t i, int64_t v, int r) {
-      prefetch<1>(y + i + ahead);
+    each([=, step = at(p.steps - 1), other = p.steps > 1 ? y : f](int64_t i, int64_t v, int r) {
+      prefetch(other + i);
+      prefetch(y + i);
       y[i] = step.y(step.normed(y[i], r), v);
     });
   }
@@ -85,8 +86,8 @@ struct Group {
   // From g, the gradient of y, to those of x and f, with forward's moments; adds those of gains and biases to d_params,
   // [steps][2][nv].
   void backward(const Vec* x, const Vec* f, const Vec* g, Vec* d_x, Vec* d_f, Vec* d_params) {
-    const auto upstream = [g, ahead = size](int64_t i, int64_t, int) {
-      prefetch(g + i + ahead);
+    const auto upstream = [=](int64_t i, int64_t, int) {
+      prefetch(g + i);
       return g[i];
     };
     if (p.steps == 2) {
@@ -189,10 +190,10 @@ struct Group {
     }
   }
 
-  // Rows of one cache line come one after the other, as the processor itself expects.
-  template <int Write = 0>
-  static RSKIP_INLINE void prefetch(const Vec* from) {
-    if constexpr (NV * kBytes != 64) __builtin_prefetch(from, Write);
+  // Two groups ahead and into the second-level cache: the first has no room, and all that is asked for to write goes there.
+  // Few tensors a pass, so that requests do not queue. Rows of one cache line the processor fetches by itself.
+  RSKIP_INLINE void prefetch(const Vec* here) const {
+    if constexpr (NV * kBytes != 64) __builtin_prefetch(here + 2 * size, 0, 2);
   }
 
   template <class F>
@@ -204,13 +205,11 @@ struct Group {
   // The moments of every step; leaves the last z in `z`.
   void measure(const Vec* x, const Vec* f, Vec* z) {
     const float skip = p.skip, branch = p.branch;
-    Vec sums = sum([=, ahead = size](int64_t i, int64_t, int) {
-      prefetch(x + i + ahead);
-      prefetch(f + i + ahead);
+    Vec sums = sum([=](int64_t i, int64_t, int) {
       return z[i] = skip * x[i] + rounded(branch * f[i]);
     });
     for (int64_t k = 0;; ++k) {
-      scale(k, sums, z);
+      scale(k, sums, z, k > 0 ? f : x);
       if (k + 1 == p.steps) return;
       sums = sum([=, step = at(k)](int64_t i, int64_t v, int r) {
         const Vec y = step.y(step.normed(z[i], r), v);
@@ -220,10 +219,11 @@ struct Group {
   }
 
   // step k's moments from the sums of z; in two passes, since E[z^2] - mean^2 loses digits
-  void scale(int64_t k, Vec sums, const Vec* z) {
+  void scale(int64_t k, Vec sums, const Vec* z, const Vec* next) {
     moments[2 * k + 1] = p.rms ? Vec{} : sums * inverse;
     const Numbers means = number(moments + 2 * k + 1);
     const Vec squares = sum([=](int64_t i, int64_t, int r) {
+      prefetch(next + i);
       const Vec d = z[i] - means[r];
       return d * d;
     });
@@ -237,9 +237,9 @@ struct Group {
   void normalise(const Vec* x, const Vec* f) {
     const float skip = p.skip, branch = p.branch;
     Vec* to = memory;
-    each([=, step = at(0), ahead = size](int64_t i, int64_t, int r) {
-      prefetch(x + i + ahead);
-      prefetch(f + i + ahead);
+    each([=, step = at(0)](int64_t i, int64_t, int r) {
+      prefetch(x + i);
+      prefetch(f + i);
       to[i] = step.normed(skip * x[i] + rounded(branch * f[i]), r);
     });
     for (int64_t k = 1; k < p.steps; ++k) {
@@ -292,9 +292,9 @@ struct Group {
     const auto derivative = this->derivative(0, g);
     const float skip = p.skip, branch = p.branch;
     const bool alone = last == 0;
-    each([=, ahead = size](int64_t i, int64_t v, int r) {
-      prefetch<1>(d_x + i + ahead);
-      prefetch<1>(d_f + i + ahead);
+    each([=](int64_t i, int64_t v, int r) {
+      prefetch(d_x + i);
+      prefetch(d_f + i);
       const Vec d = derivative(i, v, r);
       d_x[i] = skip * (alone ? d : d_x[i] + d);
       d_f[i] = branch * d;
@@ -309,8 +309,8 @@ struct Group {
   auto both(const Vec* x, const Vec* f) const {
     return [=, skip = p.skip, branch = p.branch, one = at(0), two = at(1), n = memory, ahead = size](
                int64_t i, int64_t v, int r) RSKIP_INLINE {
-      prefetch(x + i + ahead);
-      prefetch(f + i + ahead);
+      prefetch(x + i);
+      prefetch(f + i);
       const Vec skipped = skip * x[i];
       const Vec first = n[i] = one.normed(skipped + rounded(branch * f[i]), r);
       const Vec y = one.y(first, v);
