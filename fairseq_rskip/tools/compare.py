@@ -1,4 +1,4 @@
-"""Compare translations of one test set: scores with signatures, lengths, significance; or language models on
+"""Compare translations of one test set: scores with signatures, lengths, significance, examples; or language models on
 one text: perplexity, and a test paired by documents.
 
     rskip compare checkpoints/a checkpoints/b/checkpoint_best.pt
@@ -13,6 +13,7 @@ as rskip evaluate does without options, a folder by the average of its last five
 from pathlib import Path
 from typing import Any
 
+import numpy
 from sacrebleu.metrics import BLEU, CHRF
 
 from fairseq_rskip.console import Parser, in_columns, whole_number
@@ -22,28 +23,39 @@ from fairseq_rskip.tools.systems import evaluation, load, name_paths, read_score
 
 
 def compare(
-    names: list[str], outputs: list[list[str]], references: list[list[str]], trials: int
+    names: list[str], outputs: list[list[str]], references: list[list[str]], trials: int, examples: int
 ) -> tuple[list[list[str]], list[str]]:
-    """The table, headings first, with each system's tests against the first one; and notes on metrics and tests."""
+    """The table, headings first, with each system's tests against the first one; and notes on metrics and tests, with
+    so many ``examples``."""
     from fairseq_rskip.tools.significance import LEAST_DIFFERENT, PAIRED, paired  # takes seconds
 
     metrics: dict[str, Any] = {"BLEU": BLEU(), "chrF": CHRF()}
-    table = [["system", *metrics, "BLEU without brevity penalty", "brevity penalty", "length ratio"]]
+    headings = ["BLEU without brevity penalty", "brevity penalty", "length ratio", "BLEU: p", "chrF: p"]
+    table = [["system", *metrics, *headings]]
     for name, lines in zip(names, outputs):
         bleu, chrf = (metric.corpus_score(lines, references) for metric in metrics.values())
-        cells = [bleu.score, chrf.score, bleu.score / bleu.bp if bleu.bp else 0.0]
-        table.append([name, *(f"{c:.2f}" for c in cells), f"{bleu.bp:.3f}", f"{bleu.sys_len / bleu.ref_len:.3f}"])
-    p = paired(outputs[0], outputs[1:], references, {"BLEU": BLEU(), "chrF": CHRF()}, trials)
-    for metric in metrics:
-        values = [f"{each[metric]:.4f}" if each else "not tested" for each in p]
-        for row, cell in zip(table, [f"{metric}: p", "baseline", *values]):
-            row.append(cell)
+        cells = [f"{score:.2f}" for score in (bleu.score, chrf.score, bleu.score / bleu.bp if bleu.bp else 0.0)]
+        p = paired(outputs[0], lines, references, {"BLEU": BLEU(), "chrF": CHRF()}, trials).values()
+        tested = [f"{value:.4f}" for value in p] or ["not tested" if table[1:] else "baseline"] * len(metrics)
+        table.append([name, *cells, f"{bleu.bp:.3f}", f"{bleu.sys_len / bleu.ref_len:.3f}", *tested])
     size = f"{len(outputs[0]):,} sentences"
     notes = [f"{name} over {size}: {metric.get_signature()}" for name, metric in metrics.items()]
     notes.append(f"p against {names[0]}: {PAIRED}, {trials:,} trials")
     if any("not tested" in row for row in table):
         notes.append(f"a system with fewer than {LEAST_DIFFERENT} differing translations is not tested")
-    return table, notes
+    return table, notes + most_different(names, outputs, references, examples)
+
+
+def most_different(names: list[str], outputs: list[list[str]], references: list[list[str]], count: int) -> list[str]:
+    """The sentences on which the systems' sentence chrF is furthest apart, a line for each reference and system."""
+    metric, labels, shown = CHRF(), ["reference"] * len(references) + names, []
+    scores = [[metric.sentence_score(line, refs).score for line, *refs in zip(lines, *references)] for lines in outputs]
+    gaps = numpy.ptp(scores, axis=0)
+    for index in (-gaps).argsort(kind="stable")[:count]:
+        if gaps[index] > 0:
+            rows = [*zip(labels, (lines[index] for lines in [*references, *outputs]))]
+            shown += [f"\nsentence {index + 1}", *(f"  {line}" for line in in_columns(rows))]
+    return shown or ["no sentences to show: all systems have the same chrF on every sentence"] * (count > 0)
 
 
 def compare_texts(paths: dict[str, Path], trials: int) -> tuple[list[list[str]], list[str]] | None:
@@ -78,6 +90,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("systems", nargs="+", metavar="SYSTEM", help="two or more; baseline first")
     parser.add_argument("--ref", type=Path, nargs="+", metavar="FILE", help="references (those of the evaluations)")
     parser.add_argument("--data", type=Path, help="corpus to evaluate checkpoints on (the one they were trained on)")
+    parser.add_argument("--examples", type=whole_number(0), default=10, metavar="N", help="sentences to show (10)")
     parser.add_argument("--trials", type=whole_number(1), default=1000, metavar="N", help="trials per test (1000)")
     options = parser.parse_args(argv)
     if len(options.systems) < 2:
@@ -85,5 +98,6 @@ def main(argv: list[str] | None = None) -> None:
     stop_on_signals()
     paths = name_paths(options.systems)
     paths = {name: evaluation(path, options.data) for name, path in paths.items()}
-    table, notes = compare_texts(paths, options.trials) or compare([*paths], *load(paths, options.ref), options.trials)
+    comparison = compare_texts(paths, options.trials)
+    table, notes = comparison or compare([*paths], *load(paths, options.ref), options.trials, options.examples)
     print("\n".join([*in_columns(table), "", *notes]))

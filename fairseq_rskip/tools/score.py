@@ -117,8 +117,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--hyp", type=Path, required=True, metavar="FILE", help="the translations")
     parser.add_argument("--ref", type=Path, required=True, nargs="+", metavar="FILE", help="one or more references")
     parser.add_argument("--src-lang", metavar="LANG", help="language of the source, such as en")
-    lacking = "without it, the rows that need its tokeniser are left out"
-    parser.add_argument("--tgt-lang", metavar="LANG", help=f"language of both files, such as de; {lacking}")
+    parser.add_argument("--tgt-lang", metavar="LANG", help="language of both files, for the rows with its tokeniser")
     parser.add_argument("--tokenised", action="store_true", help="the files are tokenised: do not tokenise them again")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the scores to this file")
     options = parser.parse_args(argv)

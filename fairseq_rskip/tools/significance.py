@@ -6,7 +6,6 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 from unittest.mock import patch
 
 from sacrebleu.metrics.base import Metric
@@ -58,23 +57,15 @@ def paired_values(baseline: Sequence[float], other: Sequence[float], trials: int
 
 
 def paired(
-    baseline: list[str],
-    systems: Sequence[list[str]],
-    references: list[list[str]],
-    metrics: Mapping[str, Metric],
-    trials: int = 10000,
-) -> list[dict[str, float]]:
-    """The p-values of each of ``systems`` against ``baseline``, by name of the metric: those of sacrebleu --paired-ar.
+    baseline: list[str], system: list[str], references: list[list[str]], metrics: Mapping[str, Metric], trials: int
+) -> dict[str, float]:
+    """The p-values of ``system`` against ``baseline``, by name of the metric: those of sacrebleu --paired-ar.
 
-    A system with fewer than ``LEAST_DIFFERENT`` differing sentences has none.
+    {} with fewer than ``LEAST_DIFFERENT`` differing sentences.
     """
-    differing = [sum(ours != theirs for ours, theirs in zip(lines, baseline, strict=True)) for lines in systems]
-    named = {str(n): lines for n, lines in enumerate(systems) if differing[n] >= LEAST_DIFFERENT}
-    results: dict[str, Any] = {}
-    if named:
-        with patch.dict(os.environ, SACREBLEU_SEED=SEED):  # sacreBLEU takes the seed from there alone
-            systems_of_test = [("baseline", baseline), *named.items()]
-            _, results = PairedTest(systems_of_test, dict(metrics), references, "ar", trials)()
-    columns = [values[1:] for name, values in results.items() if name != "System"]
-    by_system = {n: [float(result.p_value) for result in row] for n, row in zip(named, zip(*columns))}
-    return [dict(zip(metrics, by_system.get(str(n), ()))) for n in range(len(systems))]
+    if sum(ours != theirs for ours, theirs in zip(system, baseline, strict=True)) < LEAST_DIFFERENT:
+        return {}
+    with patch.dict(os.environ, SACREBLEU_SEED=SEED):  # sacreBLEU takes the seed from there alone
+        _, results = PairedTest([("baseline", baseline), ("system", system)], metrics, references, "ar", trials)()
+    _, *columns = results.values()  # the first has the systems' names
+    return {name: float(tested.p_value) for name, (_, tested) in zip(metrics, columns)}

@@ -11,14 +11,15 @@ from typing import Any
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import cached
+from fairseq_rskip.tools.experiments.plan import read
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 
 SCORES = "scores.json"
 
 
 def name_paths(words: list[str]) -> dict[str, Path]:
-    """Each system's path by its name: NAME of ``NAME=PATH``, else the end of its path. Raises ``UserError`` for a path
-    that does not exist or a system that is given twice."""
+    """Each system's path by its name: NAME of ``NAME=PATH``, else the label in the run's record, else the end of its
+    path. Raises ``UserError`` for a path that does not exist or a system that is given twice."""
     given = [("", word) if Path(word).exists() else word.partition("=")[::2] for word in words]
     names, paths = [name for name, path in given], [Path(path or name) for name, path in given]
     missing = next((path for path in paths if not path.exists()), None)
@@ -26,11 +27,17 @@ def name_paths(words: list[str]) -> dict[str, Path]:
         raise UserError(f"no file or folder {missing}")
     common = os.path.commonpath([path.absolute().parent for path in paths])
     ends = [os.path.relpath(path.absolute(), common) for path in paths]
-    names = [name or end for name, end in zip(names, ends)]
+    names = [name or recorded_label(path) or end for name, path, end in zip(names, paths, ends)]
     names = [name if names.count(name) == 1 else f"{name} ({end})" for name, end in zip(names, ends)]
     if len(set(names)) < len(names) or len({path.resolve() for path in paths}) < len(paths):
         raise UserError("a system is given twice")
     return dict(zip(names, paths))
+
+
+def recorded_label(path: Path) -> str:
+    """The label of the row in the record of the run that ``path`` belongs to; "" without one."""
+    records = [read(folder) for folder in (path, *path.absolute().parents[:2])]
+    return next((record["settings"].get("label", "") for record in records if "settings" in record), "")
 
 
 def read_scores(folder: Path) -> dict[str, Any]:

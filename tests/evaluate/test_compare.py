@@ -1,8 +1,9 @@
-"""rskip compare: scores and p-values of sacreBLEU's own command, names, lengths, refusals."""
+"""rskip compare: scores and p-values of sacreBLEU's own command, names, lengths, examples, refusals."""
 
 import json
 import random
 import re
+import shutil
 
 import pytest
 import sacrebleu
@@ -30,9 +31,9 @@ def texts(tmp_path_factory):
     return {name: write(folder / f"{name}.txt", map(" ".join, lines)) for name, lines in found.items()}
 
 
-def run(texts, capsys, *names):
+def run(texts, capsys, *names, options=()):
     command = ["compare", *(str(texts[name]) for name in names), "--ref", str(texts["ref"]), "--trials", "300"]
-    assert rskip(command) == 0
+    assert rskip([*command, *options]) == 0
     return capsys.readouterr().out
 
 
@@ -62,23 +63,37 @@ def test_how_much_of_a_gap_is_length_can_be_read_from_the_table(texts, capsys):
     assert float(rows[1][columns[1]]) < 0.9
 
 
-def test_too_few_differences_are_not_tested(texts, capsys):
-    out = run(texts, capsys, "good", "nearly")
+def test_the_sentences_that_differ_most_come_first_and_two_differences_are_not_tested(texts, capsys):
+    out = run(texts, capsys, "good", "nearly", options=["--examples", "9"])
+    shown = [int(line.split()[1]) for line in out.splitlines() if line.startswith("sentence ")]
+    assert sorted(shown) == [1, 2]  # the others are the same
+    lines = {name: path.read_text("utf-8").splitlines() for name, path in texts.items()}
+    for number in shown:
+        for label, name in (("reference", "ref"), ("good.txt", "good"), ("nearly.txt", "nearly")):
+            assert f"\n  {label:<10}  {lines[name][number - 1]}" in out
     assert out.count("  not tested") == 2 and "fewer than 10 differing translations is not tested" in out
     assert "nrefs:1|case:mixed|eff:no|tok:13a" in out and "chrF over 60 sentences: nrefs:1|" in out
 
 
-def test_systems_are_called_by_their_name_or_path(texts, capsys, tmp_path):
-    """NAME=PATH, else the end of the path; a seed's folder is a system."""
-    for name in ("good", "bad"):
+def test_systems_are_called_by_their_name_or_label(texts, capsys, tmp_path):
+    """NAME=PATH, else the label of the row in a run's record, else the end of the path; a seed's folder is a system."""
+    for name, label in (("good", "post-norm"), ("bad", "2rSkip")):
         seed = tmp_path / f"data-{name}-29decdd9" / "seed1"
         write(seed / "evaluation" / "hyp.txt", texts[name].read_text("utf-8").splitlines())
         (seed / "evaluation" / "scores.json").write_text(json.dumps({"ref": [str(texts["ref"])]}))
+        (seed / "run.json").write_text(json.dumps({"settings": {"label": label}}))
         (seed / "checkpoints").mkdir()
     seeds = [str(tmp_path / f"data-{name}-29decdd9" / "seed1") for name in ("good", "bad")]
     assert rskip(["compare", seeds[0], f"mine={seeds[1]}", f"{seeds[1]}/evaluation/hyp.txt", "--trials", "20"]) == 0
     names = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:4]]
-    assert names == ["data-good-29decdd9/seed1", "mine", "data-bad-29decdd9/seed1/evaluation/hyp.txt"]
+    assert names == ["post-norm", "mine", "2rSkip"]
+
+
+def test_systems_without_a_difference_are_said_to_have_none(texts, capsys, tmp_path):
+    paths = {**texts, "same": shutil.copy(texts["good"], tmp_path / "same.txt")}
+    nothing = "\nno sentences to show: all systems have the same"
+    assert nothing in run(paths, capsys, "good", "same")
+    assert nothing not in run(paths, capsys, "good", "same", options=["--examples", "0"])
 
 
 REFUSED = {

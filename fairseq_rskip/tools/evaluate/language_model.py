@@ -85,8 +85,7 @@ def report(options: Namespace, corpus: Corpus, about: dict) -> None:
         ("bits per byte", f"{bits['byte']:.4f}", f"{result['bytes']:,} bytes"),
     ]
     print_line(f"\n{corpus.name} {options.subset}, {len(result['documents']):,} documents")
-    for line in in_columns(rows):
-        print_line(line)
-    print_line(f"windows of {length} tokens, a stride of {length - window}: at least {window} tokens of context")
+    context = f"windows of {length} tokens, a stride of {length - window}: at least {window} tokens of context"
+    print_line("\n".join([*in_columns(rows), context]))
     write_json(options.out / SCORES, {**result, "evaluation": about})
     print_line(f"\nwritten to {options.out}: {LOG}, {SCORES}")

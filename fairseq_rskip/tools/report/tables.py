@@ -89,7 +89,7 @@ def _paired(line: Result, base: Result, seed: int, table: Table) -> float | str:
     if references[0] != references[1]:
         return "other test set"
     metrics = {table.metric: make_metric(table.metric)}
-    (p,) = significance.paired(systems[1], [systems[0]], references[0], metrics)
+    p = significance.paired(systems[1], systems[0], references[0], metrics, trials=10_000)
     return p.get(table.metric, "hardly a translation differs")
 
 
