@@ -36,7 +36,6 @@ RECIPES = {
 }
 # A step takes seconds there: save before an epoch ends, log more often, and leave the second core to the model.
 CPU = {"save-interval-updates": 200, "keep-interval-updates": 1, "log-interval": 20, "num-workers": 0}
-AVERAGED = 5  # checkpoints, by evaluate.sh: what is kept on the CPU of checkpoints that the user asked for
 
 
 def recipe_for(pairs: int) -> str:

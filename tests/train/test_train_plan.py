@@ -90,6 +90,9 @@ REFUSED = [
     ("--max-tokens 0", "at least 1"),
     ("--lr 0", "above 0"),
     ("--lr=nan", "nan"),
+    ("--adam-betas (2,2)", "two numbers"),
+    ("--weight-decay=-1", "at least 0"),
+    ("--save-dir=", "a folder"),
     ("--seed 99999999999999999999", "2^32"),
     ("--dropout 2", "below 1"),
 ]

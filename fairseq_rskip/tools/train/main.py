@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from fairseq_rskip.tools.process import Stopped, follow, stop_on_signals
 from fairseq_rskip.tools.recipes import RECIPES
 
 LOG, LOCK, LAST = "train.log", "train.lock", "checkpoint_last.pt"
-LINES_EVERY = 30.0  # seconds, at least, between lines of progress that are no validations
+LINES_EVERY = 30.0  # seconds between lines of progress
 DESCRIPTION = f"""Train ARCH on CORPUS with the paper's settings for it (docs/training.md), on all GPUs that torch sees,
 or on the CPU. The same command again resumes from SAVE-DIR/checkpoint_last.pt.
 
@@ -30,8 +31,7 @@ CORPUS is {", ".join(NAMES)},
 prepared in data/CORPUS, or a folder: a data-bin of fairseq-preprocess, or the folder around it. ARCH is an architecture
 of this plugin or of fairseq. Any option of fairseq-train may follow and overrides the recipe's; fairseq-train --help
 lists them. --save-dir is checkpoints/CORPUS/ARCH by default."""
-_WARNING = r"WARNING \| (?:fairseq_rskip[\w.]*|fairseq\.tasks\.fairseq_task) \| (.*)"
-_SHOWN = re.compile(r"\| (Loaded checkpoint .* updates\))|" + _WARNING)
+_SHOWN = re.compile(r"\| (Loaded checkpoint .* updates\))|WARNING \| (?:fairseq_rskip|fairseq\.tasks)[\w.]* \| (.*)")
 
 
 def read(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -42,8 +42,7 @@ def read(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("arch", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--archs", action="store_true", help="list the architectures")
     parser.add_argument("--dry-run", action="store_true", help="print the fairseq-train command and exit")
-    gpus = "print the command for a machine with N GPUs and exit"
-    parser.add_argument("--gpus", type=whole_number(0), metavar="N", help=gpus)
+    parser.add_argument("--gpus", type=whole_number(0), metavar="N", help="print the command for N GPUs and exit")
     parser.add_argument("--no-fp16", action="store_true", help="train in fp32 even if fp16 is supported")
     recipe = "use the settings of small, medium, large or a corpus (default: the corpus's, else by its size)"
     parser.add_argument("--recipe", choices=list(RECIPES), metavar="NAME", help=recipe)
@@ -84,11 +83,12 @@ def main(argv: list[str]) -> None:
 
 
 class Progress:
-    """What the log says of a training: a line for each validation, and of other figures every half minute."""
+    """What the log says of a training: a line for each validation and every half minute, even if nothing is new."""
 
     def __init__(self) -> None:
         self.newest: dict[str, Record] = {}
-        self.started = self.printed = time.time()
+        self.started = time.time()
+        threading.Thread(target=self._print_regularly, daemon=True).start()
 
     def read(self, output: bytes) -> None:
         """Take in one line of the output, and print what is new in it."""
@@ -96,10 +96,14 @@ class Progress:
         if note := _SHOWN.search(line):
             print_line(note[1] or note[2])
         if new := record(line):
-            self.newest[new.kind] = new
-            if new.source == "valid" or time.time() - self.printed >= LINES_EVERY:
-                self.printed = time.time()
+            self.newest = {**self.newest, new.kind: new}
+            if new.source == "valid":
                 print_line(summary(self.newest))
+
+    def _print_regularly(self) -> None:
+        while True:
+            time.sleep(LINES_EVERY)
+            print_line(f"{(time.time() - self.started) / 60:.1f} minutes: {summary(self.newest)}")
 
 
 def run(save: Path, about: str, command: list[str]) -> int:

@@ -8,12 +8,11 @@ import filecmp
 import importlib.util
 import logging
 import math
-import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,20 +26,22 @@ from fairseq_rskip.errors import UserError, did_you_mean, missing_package
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools.corpus import POSITIONS, ROOT, Corpus
 from fairseq_rskip.tools.process import PLUGIN
-from fairseq_rskip.tools.recipes import AVERAGED, CPU, RECIPES, Recipe, peak_lr, recipe_for
+from fairseq_rskip.tools.recipes import CPU, RECIPES, Recipe, peak_lr, recipe_for
 from fairseq_rskip.tools.train.main import LAST
 
 MAX_TOKENS = 4096  # in a batch of one GPU, unless the user says otherwise
 FP16 = {"fp16", "memory-efficient-fp16"}
 PRECISIONS = {*FP16, "bf16", "memory-efficient-bf16", "amp", "tpu"}
 LENGTHS = {"max-update", "max-epoch"}  # of a training: the user's takes the place of both
-RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # accepted values in words, their test, options
-    ("a number above 0", lambda v: 0 < v < math.inf, "lr adam-eps"),
-    ("a number from 0 to below 1", lambda v: 0 <= v < 1, "dropout attention-dropout activation-dropout"),
-    ("a number from 0 to below 1", lambda v: 0 <= v < 1, "label-smoothing encoder-layerdrop decoder-layerdrop"),
+RANGES: tuple[tuple[str, Callable[[Any], Any], str], ...] = (  # accepted values in words, their test, options
+    ("a number above 0", lambda v: 0 < v < math.inf, "lr|adam-eps"),
+    ("a number of at least 0", lambda v: 0 <= v < math.inf, "weight-decay|clip-norm"),
+    ("a number from 0 to below 1", lambda v: 0 <= v < 1, "(.*-)?dropout|label-smoothing|(en|de)coder-layerdrop"),
+    ("two numbers from 0 to below 1", re.compile(r"\W?(0|0?\.\d+),\s*(0|0?\.\d+)\W?").fullmatch, "adam-betas"),
     ("an integer from 0 to 2^32 - 1", lambda v: 0 <= v < 2**32, "seed"),
-    ("an integer of at least 0", lambda v: v >= 0, "max-epoch max-update warmup-updates save-interval-updates"),
-    ("an integer of at least 1", lambda v: v >= 1, "max-tokens batch-size update-freq encoder-layers decoder-layers"),
+    ("an integer of at least 0", lambda v: v >= 0, "max-(epoch|update)|(warmup|save-interval)-updates"),
+    ("an integer of at least 1", lambda v: v >= 1, "max-tokens|batch-size|update-freq|(en|de)coder-layers"),
+    ("a folder", str.strip, "save-dir"),
 )
 
 
@@ -74,9 +75,8 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     name = own.recipe or corpus.known or ("text" if corpus.is_text else recipe_for(corpus.pairs))
     recipe = RECIPES[name]
     task = {"source-lang": corpus.source, "target-lang": corpus.target} if corpus.source else {}
-    shares = "share-all-embeddings"
-    if corpus.is_text:
-        task, shares = {"task": "language_modeling"}, "share-decoder-input-output-embed"
+    task = {"task": "language_modeling"} if corpus.is_text else task
+    shares = "share-decoder-input-output-embed" if corpus.is_text else "share-all-embeddings"
     given, unused, model = parse(own.arch, {**task, **recipe.options, shares: True}, words)
     sides = {side: given.get(f"{side}-lang") or getattr(corpus, side) for side in ("source", "target")}
     corpus = replace(corpus, **sides)
@@ -100,7 +100,7 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     chosen |= {"log-format": "json", "tensorboard-logdir": save / "tensorboard"}
     replaced = {*given, *unused, *(LENGTHS if LENGTHS & given.keys() else ())}
     chosen = {option: value for option, value in chosen.items() if option not in replaced}
-    command = [shutil.which("fairseq-train") or "fairseq-train", os.path.abspath(corpus.folder)]
+    command = [shutil.which("fairseq-train") or "fairseq-train", str(corpus.folder.absolute())]
     return Plan([*command, *as_words(chosen), *words], save, corpus, *find_end(recipe, given), notes, warnings)
 
 
@@ -130,7 +130,7 @@ def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> tuple[dict[str
     names = [actions[flag].dest for flag in (word.partition("=")[0] for word in words) if flag in actions]
     given = {name.replace("_", "-"): getattr(args, name) for name in names}
     for expected, accepts, limited in RANGES:
-        for name in given.keys() & set(limited.split()):
+        for name in filter(re.compile(limited).fullmatch, given):
             if not all(map(accepts, given[name] if isinstance(given[name], list) else [given[name]])):
                 raise UserError(f"--{name} {given[name]}: expected {expected}")
     if given.get("wandb-project") and not importlib.util.find_spec("wandb"):
@@ -149,14 +149,13 @@ def check_model(arch: str, model: argparse.Namespace, corpus: Corpus, joined: bo
         raise UserError(f"{corpus.name} {text if corpus.is_text else two} model, not {arch}; --archs lists them")
     values = {**vars(model), "_name": arch, "share_all_embeddings": share}
     small = {"encoder_layers": 1, "decoder_layers": 1, "adaptive_input_cutoff": "2,4", "adaptive_softmax_cutoff": "2,4"}
-    values |= {name: value for name, value in small.items() if values.get(name)}  # of the eight words below
+    values |= {name: value for name, value in small.items() if values.get(name)}  # of the few words below
     source, target = Dictionary(), Dictionary()
-    for word in "abcd":
-        source.add_symbol(word)
-        target.add_symbol(word if joined else word * 2)
+    source.pad_to_multiple_(8)
+    target.pad_to_multiple_(8 if joined else 16)
     logging.disable()  # fairseq-train repeats it, about the whole model
     try:  # a model wants no more of the task; without data, nothing is profiled
-        task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
+        task = argparse.Namespace(source_dictionary=source, target_dictionary=target)
         models.build_model(argparse.Namespace(**values), task)
     except UserError:
         raise
@@ -173,7 +172,7 @@ def device_options(own: argparse.Namespace, given: dict[str, Any], warnings: lis
         return {"fp16": not (own.no_fp16 or PRECISIONS & given.keys())}, gpus
     if FP16 & given.keys():
         raise UserError("--fp16 needs a GPU, and " + ("--cpu is given" if gpus else "torch sees none"))
-    kept = {"keep-interval-updates": AVERAGED} if given.get("save-interval-updates") else {}
+    kept = {"keep-interval-updates": 5} if given.get("save-interval-updates") else {}  # what evaluate.sh averages
     warnings.append(("" if gpus else "torch sees no GPU: ") + "training on the CPU, which is slow")
     return {**CPU, **kept, "cpu": True, "distributed-world-size": 1}, 1  # not one for each GPU
 
@@ -205,10 +204,9 @@ def warm_up_of(recipe: Recipe, given: dict[str, Any], notes: list[str], warnings
     user made shorter, in updates or epochs as the recipe's length is."""
     (end, unit), (whole, whole_unit) = find_end(recipe, given), find_end(recipe, {})
     notes[0] += f": {end:,} {unit}" if end else ""
-    warm_up = full = recipe.options["warmup-updates"]
-    if "warmup-updates" in given:
-        warm_up = given["warmup-updates"]
-    elif unit == whole_unit and 0 < end < whole:
+    full = recipe.options["warmup-updates"]
+    warm_up = given.get("warmup-updates", full)
+    if "warmup-updates" not in given and unit == whole_unit and 0 < end < whole:
         warm_up = max(1, round(full * end / whole))
         notes.append(f"warm-up: {warm_up} updates, the recipe's {full} shortened with the training")
     if unit == "updates" and 0 < end < 2 * warm_up:
