@@ -24,9 +24,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 Row = dict[str, Any]
 
 
-def main(
-    table: Callable[[Any], list[Row]], output: str, rounds: int, about: str, contenders: Any = None, argv: Any = None
-) -> int:
+def main(table: Callable, output: str, rounds: int, about: str, contenders: Any = None, argv: Any = None) -> int:
     """A benchmark's command line: print and write the rows of ``table``; returns the exit status."""
     parser, shown = Parser(description=about), "(default: %(default)s)"
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=shown)
@@ -62,13 +60,11 @@ def measure(contenders: dict[str, Callable], args: Any, work: Any) -> pandas.Dat
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(-1, args.rounds):
         for name in random.Random(turn).sample(list(contenders), len(contenders)):
-            finish()
             start = clock()
             amount = contenders[name](work)
             finish()
-            if turn >= 0:
-                rates[name].append(amount / (clock() - start))
-    return pandas.DataFrame(rates)
+            rates[name].append(amount / (clock() - start))
+    return pandas.DataFrame(rates).drop(0)
 
 
 def medians(rates: pandas.DataFrame, base: str, rate: str, over: str) -> dict[str, Row]:
@@ -80,10 +76,8 @@ def medians(rates: pandas.DataFrame, base: str, rate: str, over: str) -> dict[st
 def machine(device: str) -> Row:
     """The versions of what computes, and the card, or the processor with torch's and the operator's instructions."""
     made = {name: value for about in surroundings(torch.device(device), 1).values() for name, value in about.items()}
-    if device == "cuda":
-        return {**made, "clock": "wall"}
-    march, capability = os.environ.get("RSKIP_MARCH", "native"), torch.backends.cpu.get_cpu_capability()
-    return {**made, "march": march, "capability": capability, "clock": "processor time"}
+    cpu = {"march": os.environ.get("RSKIP_MARCH", "native"), "capability": torch.backends.cpu.get_cpu_capability()}
+    return made | ({"clock": "wall"} if device == "cuda" else {**cpu, "clock": "processor time"})
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:

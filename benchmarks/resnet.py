@@ -20,11 +20,11 @@ VARIANTS = {
 }
 
 
-def train(trainer: Trainer, x: torch.Tensor, labels: torch.Tensor, steps: int) -> int:
+def train(trainer: Trainer, x: torch.Tensor, steps: int) -> int:
     """Train some steps; returns the number of images."""
     for _ in range(steps):
-        trainer.update(x, labels)
-    return steps * len(labels)
+        trainer.update(x, trainer.images.train_labels)
+    return steps * len(x)
 
 
 def table(args: Any) -> list[harness.Row]:
@@ -37,8 +37,7 @@ def table(args: Any) -> list[harness.Row]:
     for name, skip in VARIANTS.items():
         config = parse([*skip.split(), "--depth", str(depth), "--batch-size", str(size), "--amp", amp])
         trainer = Trainer(config, 1, data, Group(0, 1, device))
-        batch = trainer.augmenter.test(data.train_images), data.train_labels
-        contenders[name] = functools.partial(train, trainer, *batch)
+        contenders[name] = functools.partial(train, trainer, trainer.augmenter.test(data.train_images))
     speeds = harness.medians(harness.measure(contenders, args, steps), "plain", "images_per_s", "over_plain")
     return [{"model": name, "depth": depth, "batch_size": size, **speed} for name, speed in speeds.items()]
 

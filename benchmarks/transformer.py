@@ -1,8 +1,8 @@
 """Measure what a skip connection costs in a Transformer: training and beam search beside fairseq's `transformer`.
 
-Words per second of fairseq's own Trainer (forward, backward, clipping, Adam), and sentences per second of beam-4 search
-in which every hypothesis has the same length. A contender is stock or RULE[:VALUE], for example xskip_ln:2 or
-askip_ln:halting; the others are compared with the first.
+Words per second of fairseq's own Trainer (forward, backward, clipping, Adam), sentences per second of beam-4 search in
+which every hypothesis has the same length, and the memory that a forward pass keeps for its backward pass. A contender
+is stock or RULE[:VALUE], for example xskip_ln:2 or askip_ln:halting; the others are compared with the first.
 """
 
 import copy
@@ -40,7 +40,6 @@ class Contender:
         utils.set_torch_seed(1)
         task = tasks.translation.TranslationTask(cfg.task, words, words)
         self.trainer = trainer.Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
-        self.trainer.lr_step_begin_epoch(1)
         translator = copy.deepcopy(self.trainer.model).eval()  # fairseq-generate changes the model it decodes with
         translator.prepare_for_inference_(cfg)
         self.generator = task.build_generator([translator], Namespace(beam=4, max_len_b=25, min_len=25))
@@ -50,6 +49,15 @@ class Contender:
         for batch in batches:
             self.trainer.train_step([batch])
         return sum(batch["ntokens"] for batch in batches)
+
+    def saved(self, batch: Any) -> float:
+        """MB that a forward pass keeps for its backward pass, without the weights."""
+        kept: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(kept.append, kept.pop):
+            self.trainer.criterion(self.trainer.model, batch)
+        sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+        weights = {parameter.untyped_storage().data_ptr() for parameter in self.trainer.model.parameters()}
+        return round(sum(size for pointer, size in sizes.items() if pointer not in weights) / 1e6, 1)
 
     def beam_search(self, batches: list[Any]) -> int:
         """Beam search; returns the number of sentences."""
@@ -65,9 +73,8 @@ def make_batches(words: Dictionary, tokens: int, device: str) -> list[Any]:
         ids = torch.randint(words.nspecial, len(words), (2, max(1, tokens // longest), longest))
         ids[..., -1] = words.eos()
         lines = [{"id": i, "source": s[i % 5 :], "target": t[i % 4 :]} for i, (s, t) in enumerate(zip(*ids))]
-        batch = language_pair_dataset.collate(lines, words.pad(), words.eos())
-        batches.append(utils.move_to_cuda(batch) if device == "cuda" else batch)
-    return batches
+        batches.append(language_pair_dataset.collate(lines, words.pad(), words.eos()))
+    return utils.move_to_cuda(batches) if device == "cuda" else batches
 
 
 def table(args: Namespace) -> list[harness.Row]:
@@ -76,12 +83,13 @@ def table(args: Namespace) -> list[harness.Row]:
     words.pad_to_multiple_(vocabulary)
     made = {name: Contender(name, words, args) for name in args.contenders}
     rows = {name: {"model": name, "size": args.size, "tokens": tokens} for name in made}
+    longest = make_batches(words, tokens, args.device)[-1]
     for work, unit, count in (("training", "words", tokens), ("beam_search", "sentences", tokens // 2)):
         contenders = {name: getattr(contender, work) for name, contender in made.items()}
         rates = harness.measure(contenders, args, make_batches(words, count, args.device))
         for name, speed in harness.medians(rates, base, f"{unit}_per_s", f"{work}_over_{base}").items():
             rows[name] |= speed
-    return list(rows.values())
+    return [{**row, "saved_MB": made[name].saved(longest)} for name, row in rows.items()]
 
 
 main = functools.partial(harness.main, table, "train_overhead.csv", 9, __doc__, CONTENDERS)

@@ -51,6 +51,7 @@ def test_each_benchmark_writes_speeds_and_the_machine(benchmark, built_operator,
     assert all(row["device"] and row["clock"] == "processor time" and row["capability"] for row in rows)
     over = next(name for name in rows[0] if "over_" in name)
     assert len(rows) >= 2 and all(float(row[over]) > 0 for row in rows)
+    assert benchmark is not transformer or 0.5 < float(rows[0]["saved_MB"]) < float(rows[1]["saved_MB"]) < 1.5
 
 
 def test_every_part_is_listed_with_its_command_which_is_accepted(capsys, tmp_path, monkeypatch):
