@@ -125,7 +125,7 @@ def is_watched(module: nn.Module) -> bool:
 
 
 def parameters(norms: list[Any], name: str) -> list[Tensor]:
-    """Each norm's weight or bias, in a fifth of the time of ``norm.weight``: in beam search a few microseconds count."""
+    """Each norm's weight or bias, in a fifth of the time of ``norm.weight``, which counts in beam search."""
     return [own[name] if name in (own := norm._parameters) else getattr(norm, name) for norm in norms]
 
 
