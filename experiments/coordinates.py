@@ -1,58 +1,112 @@
 """Size of activations against width, as muP's coordinate check (Yang et al. 2022, "Tensor Programs V"), for every rule.
 
-``python experiments/coordinates.py [KIND ...]`` writes results/coordinates.csv and the figure in half a minute on one
+``python experiments/coordinates.py [RULE ...]`` writes results/coordinates.csv and the figure in half a minute on one
 core, and prints the slopes of log size over log width. A stack of six blocks ``W2 relu(W1 h)`` as torch draws them
-takes three Adam steps towards random targets, at four widths. Where the slope is 0 before and after the steps, a
-learning rate found at a small width may be used at a large one.
+takes three Adam steps towards random targets, at four widths. With ``--language-models`` the six blocks are those of
+fairseq's decoder, ``transformer_lm_RULE``, with attention and ReLU, on random words (two minutes). Where the slope is
+0 before and after the steps, a learning rate found at a small width may be used at a large one.
 """
 
 import argparse
 import itertools
+import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import linear_regression
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib.figure
 import torch
-from torch import nn
+from fairseq import models
+from fairseq.data import Dictionary
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.analysis.depth import Stack
 from fairseq_rskip.analysis.figures import Row, select
+from fairseq_rskip.models import skip_architectures
 from fairseq_rskip.residual import KINDS, Place, SkipConnection
 from fairseq_rskip.residual.scaled import scheduled
 
 STEM = Path(__file__).resolve().parents[1] / "results" / "coordinates"
+LM_STEM = STEM.with_name("coordinates_lm")
 WIDTHS = (64, 128, 256, 512)
 STEPS = 3
 BLOCKS = 6
 TOKENS = 64
+WORDS = 200
 RATE = 1e-3  # Adam's
 COLUMNS = 7
 
 
-def measure(kind: str) -> Iterator[Row]:
+ARCHITECTURES = set(skip_architectures())
+LM_RULES = sorted(
+    name.removeprefix("transformer_lm_")
+    for name in ARCHITECTURES
+    if name.startswith("transformer_lm_")
+    and f"{name}_tiny" in ARCHITECTURES
+    and "tfixup" not in name  # needs an encoder
+)
+Run = Callable[[], tuple[Tensor, Sequence[Tensor]]]  # the loss, and the output of each block
+
+
+def stack(kind: str, width: int) -> tuple[nn.Module, Run]:
+    """Blocks of a kind around feed-forward branches."""
+    layers = [(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(BLOCKS)]
+    branches = nn.ModuleList(nn.Sequential(*each) for each in layers)
+    places = [Place("encoder", "ffn", block, BLOCKS) for block in range(BLOCKS)]
+    skips = nn.ModuleList(SkipConnection(width, kind, place=place) for place in places)
+    whole, x, target = Stack(branches, skips), torch.randn(TOKENS, width), torch.randn(TOKENS, width)
+
+    def run() -> tuple[Tensor, Sequence[Tensor]]:
+        _, outputs = whole(x)
+        return functional.mse_loss(outputs[-1], target), outputs
+
+    return nn.ModuleList((skips, branches)), run
+
+
+def language_model(rule: str, width: int) -> tuple[nn.Module, Run]:
+    """fairseq's decoder with a rule, heads of 32."""
+    words = Dictionary()
+    words.pad_to_multiple_(WORDS)
+    sizes = {"embed_dim": width, "ffn_embed_dim": 4 * width, "attention_heads": width // 32, "layers": BLOCKS}
+    config = {f"decoder_{name}": size for name, size in sizes.items()} | {
+        "dropout": 0.0,
+        "max_target_positions": TOKENS,
+    }
+    args = argparse.Namespace(arch=f"transformer_lm_{rule}", **config)
+    task = SimpleNamespace(source_dictionary=words, target_dictionary=words, output_dictionary=words)
+    model, outputs = models.build_model(args, task), []
+    for layer in model.decoder.layers:
+        layer.register_forward_hook(lambda module, given, found: outputs.append(found[0]))
+    text = torch.randint(words.nspecial, len(words), (4, TOKENS // 4 + 1))
+
+    def run() -> tuple[Tensor, Sequence[Tensor]]:
+        outputs.clear()
+        logits, _ = model(text[:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()), outputs
+
+    return model, run
+
+
+def measure(make: Callable[[str, int], tuple[nn.Module, Run]], kind: str) -> Iterator[Row]:
     """Rows of a kind: ``size``, the root mean square of block ``block``'s output, from 1, after ``step`` updates."""
     for width in WIDTHS:
         torch.manual_seed(0)
-        layers = [(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(BLOCKS)]
-        branches = nn.ModuleList(nn.Sequential(*each) for each in layers)
-        places = [Place("encoder", "ffn", block, BLOCKS) for block in range(BLOCKS)]
-        skips = nn.ModuleList(SkipConnection(width, kind, place=place) for place in places)
-        optimizer = torch.optim.Adam([*skips.parameters(), *branches.parameters()], RATE)
-        x, target = torch.randn(TOKENS, width), torch.randn(TOKENS, width)
+        model, run = make(kind, width)
+        optimizer = torch.optim.Adam(model.parameters(), RATE)
         for step in range(STEPS + 1):
-            for skip in scheduled(skips):
+            for skip in scheduled(model):
                 skip.set_num_updates(step)
-            _, outputs = Stack(branches, skips)(x)
+            loss, outputs = run()
             for block, output in enumerate(outputs, 1):
                 size = float(output.detach().square().mean().sqrt())
                 yield {"kind": kind, "width": width, "step": step, "block": block, "size": size}
             optimizer.zero_grad()
-            functional.mse_loss(outputs[-1], target).backward()
+            loss.backward()
             optimizer.step()
 
 
@@ -82,18 +136,23 @@ def plot(rows: Sequence[Row], kinds: Sequence[str]) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], metavar="KIND", help="rules (every one)")
-    parser.add_argument("--output", type=Path, default=STEM, metavar="STEM", help="of the CSV and the figure")
+    parser.add_argument("rules", nargs="*", metavar="RULE", help="kinds, or what follows transformer_lm_ (every one)")
+    parser.add_argument("--language-models", action="store_true", help="fairseq's decoder in place of the stack")
+    parser.add_argument("--output", type=Path, metavar="STEM", help="of the CSV and the figure")
     given = parser.parse_args()
-    kinds = given.kinds or list(KINDS)
+    make, known, stem = (language_model, LM_RULES, LM_STEM) if given.language_models else (stack, list(KINDS), STEM)
+    kinds = given.rules or known
+    if unknown := set(kinds) - set(known):
+        parser.error(f"no rule {', '.join(sorted(unknown))}: expected of {', '.join(known)}")
+    logging.getLogger().setLevel(logging.WARNING)  # fairseq lets every library's remarks through
     torch.set_num_threads(1)  # the matrices are small
-    rows = [row for kind in kinds for row in measure(kind)]
+    rows = [row for kind in kinds for row in measure(make, kind)]
     table = [["slope of the last block's size over width", *(f"step {step}" for step in range(STEPS + 1))]]
     for kind in kinds:
         slopes = [slope(select(rows, kind=kind, step=step, block=BLOCKS)) for step in range(STEPS + 1)]
         table.append([kind, *(f"{value:+.2f}" for value in slopes)])
     about = f"{BLOCKS} blocks, {STEPS} Adam steps at {RATE:g}, widths {', '.join(map(str, WIDTHS))}"
-    figures.write(given.output, rows, plot(rows, kinds), table, about)
+    figures.write(given.output or stem, rows, plot(rows, kinds), table, about)
 
 
 if __name__ == "__main__":
