@@ -190,8 +190,9 @@ struct Group {
     }
   }
 
-  // Two groups ahead and into the second-level cache: the first has no room, and all that is asked for to write goes there.
-  // Few tensors a pass, so that requests do not queue. Rows of one cache line the processor fetches by itself.
+  // Fetches what the group after the next one needs, into the second-level cache: the first has no room. Also lines to be
+  // written are fetched as if to read: for writing they would come into the first. A pass asks for few tensors, or
+  // requests queue (so with one step the last pass asks for f). Rows of one cache line the processor fetches by itself.
   RSKIP_INLINE void prefetch(const Vec* here) const {
     if constexpr (NV * kBytes != 64) __builtin_prefetch(here + 2 * size, 0, 2);
   }
