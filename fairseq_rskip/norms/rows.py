@@ -169,7 +169,8 @@ class DyT(RowNorm):
 
 class Derf(DyT):
     """Dynamic erf (Chen et al. 2025, "Stronger Normalization-Free Transformers", arXiv 2512.10938): ``w * erf(alpha * x
-    + s) + b``, alpha and s learned scalars that start at 0.5 and 0."""
+    + s) + b``, alpha and s learned scalars that start at 0.5 and 0, as in code zlab-princeton/Derf for images; its
+    GPT-2 has alpha 1."""
 
     def __init__(self, dim: int, *layout: Any, **options: Any):
         super().__init__(dim, *layout, **options)

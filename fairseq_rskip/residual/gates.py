@@ -133,7 +133,8 @@ class GPAS(Weighted, kind="gpas", norm=opt.WITHOUT_BATCH, slots=("pre",)):
 class Orthogonal(SkipConnection, kind="orthogonal", norm=opt.WITHOUT_BATCH, slots=("pre",)):
     """Orthogonal residual update, ``y = x + F - <F, x> / (|x|^2 + eps) * x``, F of G(x), over the features of each
     position: Oh et al. 2025, "Revisiting Residual Connections: Orthogonal Updates for Stable and Efficient Deep
-    Networks", arXiv 2505.11881, its feature-wise form; x-transformers projects over a whole example."""
+    Networks", arXiv 2505.11881, its feature-wise form, the default of code BootsofLagrangian/ortho-residual (there eps
+    is 1e-6); x-transformers projects over a whole example."""
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         wide, f_wide = at_least_float32(x), at_least_float32(f_x)
@@ -144,8 +145,8 @@ class Orthogonal(SkipConnection, kind="orthogonal", norm=opt.WITHOUT_BATCH, slot
 class DeltaResidual(SkipConnection, kind="ddl", norm=opt.WITHOUT_BATCH, slots=("pre",)):
     """Deep delta learning, ``y = x + b * (v - <k, x>) * k``, ``k = F / |F|``, ``b = 2 sigmoid(w_b . G(x) + c_b)``,
     ``v = 4 sigmoid(w_v . x + c_v)``, F of G(x): arXiv 2601.00417, as its code for one value a position has it,
-    yifanzhang-pro/deep-delta-learning, ``DDL-vdim1-gpt-mha-rope.py``. w_b and w_v, of shape (1, dim), start at 0 (ours)
-    and c_b and c_v at 0, so that b = 1, its default, and v = 2."""
+    yifanzhang-pro/deep-delta-learning, ``DDL-vdim1-gpt-mha-rope.py``; in the paper's appendix v is linear in G(x). c_b
+    starts at 0, so that b = 1; w_b and w_v, of shape (1, dim), and c_v at 0, so that v = 2 (ours; there at random)."""
 
     def setup(self) -> None:
         for name in ("gate", "value"):

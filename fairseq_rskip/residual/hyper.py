@@ -94,8 +94,9 @@ class FractionalConnection(
     """Fractional connections ``H' = A_r^T H + B F(G(A_m^T H))``: H is x itself, as m rows of dim / m channels, and F is
     split alike. A_m, A_r (m, m) and B (m) are learned, and as in hyper-connections depend on the position, too.
 
-    They start at I, I and 1, where it is pre-norm (ours). Zhu et al. 2025, "Frac-Connections: Fractional Extension of
-    Hyper-Connections", arXiv 2503.14125; in code lucidrains/hyper-connections every part of F is added to every row.
+    They start at I, I and 1, where it is pre-norm: Zhu et al. 2025, "Frac-Connections: Fractional Extension of
+    Hyper-Connections", arXiv 2503.14125, Eq. 15. In code lucidrains/hyper-connections every part of F is added to every
+    row. The paper decays the weights that depend on the position; here they are not decayed.
     """
 
     for_images = False
@@ -136,18 +137,18 @@ class ManifoldConstrained(MatrixSkip, kind="mhc", matrix=_MATRIX):
     sinkhorn     Q (n, n): 20 steps of Sinkhorn and Knopp, columns then rows, from ``exp(Q)``: rows sum to 1, columns
                  up to what 20 steps leave. Xie et al. 2025, "mHC: Manifold-Constrained Hyper-Connections", arXiv
                  2512.24880
-    permutations Q (n!): ``sum_k softmax(Q)_k P_k`` over all permutation matrices, n up to 5. mHC-lite, code
-                 FFTYYY/mhc-lite
+    permutations Q (n!): ``sum_k softmax(Q)_k P_k`` over all permutation matrices, n up to 5. mHC-lite, arXiv
+                 2601.05732, code FFTYYY/mhc-lite
     kronecker    Q (log2 n, 2): the Kronecker product of ``[[p, 1 - p], [1 - p, p]]``, p the first of softmax(Q_k), n a
                  power of 2. KromHC, arXiv 2601.21579, code wz1119/KromHC
     ============ =================================================================================================
 
-    alpha starts at 0.01; the other starts are ours, but for Q's in the last two: phi at 0, b_post at 0 (w = 1), b_res
-    at 0 for the identity and -8 elsewhere (R near I), b_pre at 4 for one stream, the next one in each block, and -4
-    elsewhere. As R leaves n equal rows as they are, the sum of the rows starts as n times the plain pre-norm stack; and
-    in the first block, whose rows are equal, what R is made of has no gradient. In code lucidrains/hyper-connections
-    phi sees one stream at a time, b_post is outside of 2 sigmoid, and, in the version read, R is not applied to what F
-    is added to.
+    alpha starts at 0.01, phi at 0, b_res at 0 for the identity and -8 elsewhere (R near I), as in code FFTYYY/mhc-lite,
+    where b_pre and b_post are 1 for a stream drawn at random and -1 elsewhere. Ours are b_pre at 4 for one stream, the
+    next one in each block, and -4 elsewhere, and b_post at 0 (w = 1). As R leaves n equal rows as they are, the sum of
+    the rows starts as n times the plain pre-norm stack; and in the first block, whose rows are equal, what R is made of
+    has no gradient. In code lucidrains/hyper-connections phi sees one stream at a time, b_post is outside of 2 sigmoid,
+    and, in the version read, R is not applied to what F is added to.
     """
 
     def setup(self) -> None:

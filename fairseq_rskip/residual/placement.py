@@ -59,9 +59,17 @@ class MixLN(_PlacedNorm, kind="mixln", post_share=_SHARE):
         return ("post",) if self.place.index < post_layers else ("pre",)
 
 
-class Keel(_PlacedNorm, kind="keel", slots=("pre", "post")):
-    """Keel ``y = G'(L * x + F(G(x)))`` (Chen and Wei 2026, "Post-LayerNorm Is Back", arXiv 2601.19895), its alpha = L
-    the number of sublayers: here those of this side, which is the depth of one stream. Two norms of one sort."""
+class Keel(_PlacedNorm, kind="keel"):
+    """Keel ``y = G'(L * x + F(G(x)))``, in the first layer pre-norm, ``y = x + F(G(x))``: Chen and Wei 2026,
+    "Post-LayerNorm Is Back: Stable, ExpressivE, and Deep", arXiv 2601.19895, Eq. 8 and section 3.1.
+
+    Its alpha = L is the number of sublayers: here those of this side, which is the depth of one stream. Two norms of
+    one sort; the paper's are RMSNorm without a bias (``norm="rms"``).
+    """
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("pre", "post") if self.place.index > 0 else ("pre",)
 
     def setup(self) -> None:
-        self.skip_scale = float(self.place.num_blocks)
+        self.skip_scale = float(self.place.num_blocks) if self.place.index > 0 else 1.0

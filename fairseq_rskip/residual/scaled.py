@@ -241,8 +241,8 @@ class ProRes(Scheduled, kind="prores", norm=opt.WITHOUT_BATCH, warmup=opt.warmup
 
 class BranchNorm(Scheduled, kind="branchnorm", norm=opt.SOME_NORM, warmup=opt.warmup(4000)):
     """BranchNorm, ``y = LN(x + min(1, t / T) * F)`` at update t, post-norm from update T on: Liu et al. 2023,
-    "BranchNorm: Robustly Scaling Extremely Deep Transformers", arXiv 2305.02790. T is ``warmup``. That the ramp is
-    linear and T's default were not checked in the paper's text, which says that the end is post-norm."""
+    "BranchNorm: Robustly Scaling Extremely Deep Transformers", arXiv 2305.02790. T is ``warmup``. Its text was not at
+    hand: that the ramp is linear, the same in each layer, is from ProRes' paper (footnote 3); T's default is ours."""
 
 
 class NGPT(SkipConnection, kind="ngpt", norm=opt.NO_NORM, slots=(), for_images=False):
@@ -250,10 +250,10 @@ class NGPT(SkipConnection, kind="ngpt", norm=opt.NO_NORM, slots=(), for_images=F
     length 1: fairseq's sublayers expect entries of size 1. Loshchilov et al. 2024, "nGPT: Normalized Transformer with
     Representation Learning on the Hypersphere", arXiv 2410.01131, and code NVIDIA/ngpt.
 
-    a, ``|weight| * 0.05 sqrt(dim)`` with ``weight`` at 1/sqrt(dim), is 0.05 at first. Before each update every vector
-    of the branch's matrices along the model's dimension is made one of length 1, and the architectures have FixNorm.
-    Not here: nGPT's learned scales of queries and keys, of the hidden units and of the logits: those of sublayers.
-    With --fp16 the optimizer's fp32 copy of the matrices keeps its lengths.
+    a, ``|weight| * 0.05 sqrt(dim)`` with ``weight`` at 1/sqrt(dim), is 0.05 at first. Before each update (there: after
+    it) every vector of the branch's matrices along the model's dimension is made one of length 1, and the architectures
+    have FixNorm. Not here: nGPT's learned scales of queries and keys, of the hidden units and of the logits: those of
+    sublayers. With --fp16 the optimizer's fp32 copy of the matrices keeps its lengths.
     """
 
     def setup(self) -> None:

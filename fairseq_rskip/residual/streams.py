@@ -109,7 +109,7 @@ class SiameseNorm(StreamSkip, kind="siamesenorm", norm=opt.WITHOUT_BATCH, slots=
 
     Both start as x_0; what leaves the stack is ``G_3(x) + G_4(y)``, which the model's last norm follows. Li et al.
     2026, arXiv 2602.08064; equation and start follow code Qwen-Applications/SiameseNorm, ``deit-model-siamesenorm.py``
-    (2l for two sublayers a layer; here l times the sublayers).
+    (2l for two sublayers a layer; here l times the sublayers). The paper's language models have other norms on x.
     """
 
     def setup(self) -> None:
@@ -226,8 +226,8 @@ class AttentionResidual(HistorySkip, kind="attnres", block_size=_BLOCK_SIZE):
     w_l, ``query`` of the block before, of shape (dim,), starts at 0, where c_l is the mean; the gain that the paper's
     RMSNorm of v_k may have is a factor of w_l. Kimi Team 2026, "Attention Residuals",
     arXiv 2603.15031: its full form, or with ``block_size`` above 1 its block form, where the v_k of so many sublayers
-    are summed, the last of them so far; code wdlctc/open-attention-residuals, which adds a recency bias, and in its
-    full form stores running sums rather than the v_k.
+    are summed, the last of them so far, as in code fla-org/flash-linear-attention; wdlctc/open-attention-residuals adds
+    a recency bias, and in its full form stores running sums rather than the v_k.
     """
 
     def setup(self) -> None:

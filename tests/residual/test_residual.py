@@ -164,7 +164,7 @@ INVALID: list[dict] = [
     dict(norm="instance"),
     *(dict(kind=kind, norm="none") for kind in ("rskip", "keel", "deepnorm")),
     *(dict(kind=kind, norm="batch") for kind in ("mixln", "x0", "layerscale", "hyper")),
-    *(dict(kind=kind, pre_norm=True, norm="layer") for kind in ("rskip", "xskip", "outln", "keel")),
+    *(dict(kind=kind, pre_norm=True, norm="layer") for kind in ("rskip", "xskip", "outln")),
     dict(kind="fixup", norm="layer"),
     dict(kind="askip", skip_lambda=5.0),
     dict(kind="askip", halt_cost=0.1),

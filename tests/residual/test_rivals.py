@@ -28,6 +28,13 @@ def test_keel_keeps_a_stream_whose_branches_are_zero():
     torch.testing.assert_close(skip(x, torch.zeros_like(x)), torch.layer_norm(x, [5]), rtol=1e-5, atol=1e-5)
 
 
+def test_keels_first_layer_is_pre_norm():
+    model = build("transformer_keel", **BASE)
+    for layers in (model.encoder.layers, model.decoder.layers):
+        first, second = layers[0].final_skip, layers[1].final_skip
+        assert constants(first) == {"lambda": 1} and not first.post and len(second.post) == 1
+
+
 @pytest.mark.parametrize(("kind", "warm_up", "plain"), [("prores", 6000, "preln"), ("branchnorm", 4000, "xskip")])
 def test_a_schedule_ends_as_the_plain_rule_and_is_in_checkpoints(kind, warm_up, plain):
     x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
