@@ -1,10 +1,10 @@
-"""Size of activations against width, as muP's coordinate check (Yang et al. 2022, "Tensor Programs V"), for every rule.
+"""Activations against width, as muP's coordinate check (Yang et al. 2022, "Tensor Programs V"), for every rule.
 
-``python experiments/coordinates.py [RULE ...]`` writes results/coordinates.csv and the figure in half a minute on one
-core, and prints the slopes of log size over log width. A stack of six blocks ``W2 relu(W1 h)`` as torch draws them
-takes three Adam steps towards random targets, at four widths. With ``--language-models`` the six blocks are those of
-fairseq's decoder, ``transformer_lm_RULE``, with attention and ReLU, on random words (two minutes). Where the slope is
-0 before and after the steps, a learning rate found at a small width may be used at a large one.
+``python experiments/coordinates.py [RULE ...]`` writes results/coordinates.csv and the figure in a minute on one core,
+and prints slopes over log width: of the log size of the last block's output, and of the log of its change by one to
+three Adam steps towards random targets. Six blocks ``W2 relu(W1 h)``, as torch draws them and the rule rescales them,
+at four widths; with ``--language-models`` those of fairseq's decoder, ``transformer_lm_RULE``, on random words (three
+minutes). Where the change has slope 0, a learning rate found at a small width may be used at a large one.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from fairseq_rskip.analysis import figures
 from fairseq_rskip.analysis.depth import Stack
 from fairseq_rskip.analysis.figures import Row, select
 from fairseq_rskip.models import skip_architectures
-from fairseq_rskip.residual import KINDS, Place, SkipConnection
+from fairseq_rskip.residual import KINDS, Place, SkipConnection, Weight
 from fairseq_rskip.residual.scaled import scheduled
 
 STEM = Path(__file__).resolve().parents[1] / "results" / "coordinates"
@@ -40,7 +40,7 @@ TOKENS = 64
 WORDS = 200
 RATE = 1e-3  # Adam's
 COLUMNS = 7
-
+SIZE, CHANGE = ("size", 0, ":"), ("change", STEPS, "-")
 
 ARCHITECTURES = set(skip_architectures())
 LM_RULES = sorted(
@@ -59,6 +59,8 @@ def stack(kind: str, width: int) -> tuple[nn.Module, Run]:
     branches = nn.ModuleList(nn.Sequential(*each) for each in layers)
     places = [Place("encoder", "ffn", block, BLOCKS) for block in range(BLOCKS)]
     skips = nn.ModuleList(SkipConnection(width, kind, place=place) for place in places)
+    for skip, (first, _, last) in zip(skips, layers):
+        skip.initialise({n: Weight(m.weight, (3 * width) ** -0.5, m.bias) for n, m in (("fc1", first), ("fc2", last))})
     whole, x, target = Stack(branches, skips), torch.randn(TOKENS, width), torch.randn(TOKENS, width)
 
     def run() -> tuple[Tensor, Sequence[Tensor]]:
@@ -93,44 +95,49 @@ def language_model(rule: str, width: int) -> tuple[nn.Module, Run]:
 
 
 def measure(make: Callable[[str, int], tuple[nn.Module, Run]], kind: str) -> Iterator[Row]:
-    """Rows of a kind: ``size``, the root mean square of block ``block``'s output, from 1, after ``step`` updates."""
+    """Rows of a kind: ``size``, the root mean square of block ``block``'s output, from 1, after ``step`` updates, and
+    ``change``, that of its difference from what it was before the first."""
     for width in WIDTHS:
         torch.manual_seed(0)
         model, run = make(kind, width)
-        optimizer = torch.optim.Adam(model.parameters(), RATE)
+        optimizer, before = torch.optim.Adam(model.parameters(), RATE), []
         for step in range(STEPS + 1):
             for skip in scheduled(model):
                 skip.set_num_updates(step)
             loss, outputs = run()
-            for block, output in enumerate(outputs, 1):
-                size = float(output.detach().square().mean().sqrt())
-                yield {"kind": kind, "width": width, "step": step, "block": block, "size": size}
+            found = [output.detach() for output in outputs]
+            before = before or found
+            for block, output in enumerate(found, 1):
+                size, change = (float(z.square().mean().sqrt()) for z in (output, output - before[block - 1]))
+                yield {"kind": kind, "width": width, "step": step, "block": block, "size": size, "change": change}
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
 
-def slope(rows: Sequence[Row]) -> float:
-    """The slope of log size over log width, by least squares."""
-    return linear_regression(*([math.log(row[name]) for row in rows] for name in ("width", "size"))).slope
+def slope(rows: Sequence[Row], name: str) -> float:
+    """The slope of log ``name`` over log width, by least squares; NaN where there is none of it."""
+    if min(row[name] for row in rows) == 0:
+        return math.nan
+    return linear_regression(*([math.log(row[each]) for row in rows] for each in ("width", name))).slope
 
 
 def plot(rows: Sequence[Row], kinds: Sequence[str]) -> Any:
-    """A panel for every kind: size against width, a line for each block, before (dotted) and after the steps."""
+    """A panel for every kind, against width, a line for each block: its size at the start (dotted), its change."""
     height = math.ceil(len(kinds) / COLUMNS)
     figure = matplotlib.figure.Figure(figsize=(2.1 * COLUMNS, 1.9 * height), layout="constrained")
     for axis, kind in zip(figure.subplots(height, COLUMNS, squeeze=False).flat, kinds):
         mine = select(rows, kind=kind)
-        for block, (step, line) in itertools.product(range(1, BLOCKS + 1), ((0, ":"), (STEPS, "-"))):
-            sizes = [row["size"] for row in select(mine, step=step, block=block)]
-            axis.plot(WIDTHS, sizes, line, color=figures.style(block)["color"])
+        for block, (name, step, line) in itertools.product(range(1, BLOCKS + 1), (SIZE, CHANGE)):
+            values = [row[name] for row in select(mine, step=step, block=block)]
+            axis.plot(WIDTHS, values, line, color=figures.style(block)["color"])
         axis.set(xscale="log", yscale="log", title=kind)
         axis.set_xticks(WIDTHS, map(str, WIDTHS))
-        sizes = [row["size"] for row in mine if row["step"] in (0, STEPS)]
-        axis.set_ylim(min(sizes) / 1.5, max(sizes) * 1.5)  # so that a change of a per cent does not fill a panel
         axis.yaxis.set_major_formatter("{x:g}")
         axis.minorticks_off()
-    figure.suptitle(f"rms of each block's output against width: at the start (dotted) and after {STEPS} steps")
+    figure.suptitle(
+        f"rms of each block's output at the start (dotted) and of its change by {STEPS} steps, against width"
+    )
     return figure
 
 
@@ -147,9 +154,10 @@ def main() -> None:
     logging.getLogger().setLevel(logging.WARNING)  # fairseq lets every library's remarks through
     torch.set_num_threads(1)  # the matrices are small
     rows = [row for kind in kinds for row in measure(make, kind)]
-    table = [["slope of the last block's size over width", *(f"step {step}" for step in range(STEPS + 1))]]
+    table = [["slope over width, last block", "size at the start", *(f"change by step {n + 1}" for n in range(STEPS))]]
     for kind in kinds:
-        slopes = [slope(select(rows, kind=kind, step=step, block=BLOCKS)) for step in range(STEPS + 1)]
+        last = [select(rows, kind=kind, step=step, block=BLOCKS) for step in range(STEPS + 1)]
+        slopes = [slope(last[0], "size"), *(slope(each, "change") for each in last[1:])]
         table.append([kind, *(f"{value:+.2f}" for value in slopes)])
     about = f"{BLOCKS} blocks, {STEPS} Adam steps at {RATE:g}, widths {', '.join(map(str, WIDTHS))}"
     figures.write(given.output or stem, rows, plot(rows, kinds), table, about)

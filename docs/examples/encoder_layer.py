@@ -18,7 +18,7 @@ class SkipEncoderLayer(nn.TransformerEncoderLayer):
         skips = []
         for position, sublayer in enumerate(("self_attn", "ffn")):
             place = Place("encoder", sublayer, index=index, depth=depth, position=position, sublayers=2)
-            skips.append(SkipConnection(d_model, place=place, **skip))
+            skips.append(SkipConnection(d_model, place=place, batch_dim=0, **skip))
             skips[-1].initialise(self.branch(sublayer), skips[0] if position else None)
         self.attention_skip, self.feed_forward_skip = skips
 

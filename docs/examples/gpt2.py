@@ -20,7 +20,7 @@ class SkipBlock(nn.Module):
         for position, norm in enumerate((block.ln_1, block.ln_2)):
             name = ("self_attn", "ffn")[position]
             place = Place("decoder", name, index=index, depth=config.n_layer, position=position, sublayers=2)
-            skips.append(SkipConnection(config.n_embd, place=place, eps=config.layer_norm_epsilon, **skip))
+            skips.append(SkipConnection(config.n_embd, place=place, batch_dim=0, eps=config.layer_norm_epsilon, **skip))
             if skips[-1].pre is not None:
                 skips[-1].pre.load_state_dict(norm.state_dict())
         self.attention_skip, self.feed_forward_skip = skips

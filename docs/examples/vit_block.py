@@ -17,7 +17,7 @@ class SkipBlock(Block):
         skips = []
         for position, name in enumerate(("self_attn", "ffn")):
             place = Place("encoder", name, index=depth, depth=blocks, position=position, sublayers=2)
-            skips.append(SkipConnection(dim, place=place, eps=1e-6, **skip))  # timm's eps
+            skips.append(SkipConnection(dim, place=place, batch_dim=0, eps=1e-6, **skip))  # timm's eps
         self.skip1, self.skip2 = skips
         self.norm1 = self.norm2 = nn.Identity()  # the rule has its own
 

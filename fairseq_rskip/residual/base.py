@@ -30,6 +30,7 @@ class SkipConnection(WithRule):
         kind: one of ``KINDS``.
         place: position in the network, for kinds whose constants depend on it.
         channel_dim: -1 for sequences ``(..., dim)``, 1 for image maps ``(batch, dim, height, width)``.
+        batch_dim: the dimension of a sequence's examples, which stochastic depth drops: -2 in fairseq, 0 batch-first.
         pre_norm: have a norm before the branch, layer norm in kinds without a norm.
         norm_axes, eps, update_in_no_grad: see :mod:`fairseq_rskip.norms`.
         options: fields of the kind's ``Options``: ``norm``, one of ``norms.NORMS``, and the kind's own.
@@ -81,6 +82,7 @@ class SkipConnection(WithRule):
         kind: str | None = None,
         place: Place | None = None,
         channel_dim: int = -1,
+        batch_dim: int = -2,
         pre_norm: bool = False,
         norm_axes: str = "c",
         eps: float = 1e-5,
@@ -92,6 +94,7 @@ class SkipConnection(WithRule):
             raise ValueError(f"kind={kind!r}: expected {self.kind!r}, the kind of {type(self).__name__}")
         check_layout(dim, channel_dim)
         self.dim, self.channel_dim, self.place = int(dim), int(channel_dim), place or Place()
+        self.batch_dim = 0 if channel_dim == 1 else batch_dim
         self.options = opt.parse(type(self), options, KINDS, channel_dim == 1, place)
         self.drop_rate = float(self.options.drop_path) * self.place.block_number / self.place.num_blocks
         self.norm_axes, self.eps = norm_axes, eps

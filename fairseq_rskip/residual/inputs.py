@@ -48,8 +48,8 @@ def drop_path(skip: Any, f_x: Tensor) -> Tensor:
     if not skip.training:
         return f_x * (1.0 - skip.drop_rate)
     shape = [1] * f_x.dim()
-    axis = 0 if skip.channel_dim == 1 else f_x.dim() - 2
-    if axis >= 0:
+    axis = skip.batch_dim if skip.batch_dim >= 0 else f_x.dim() + skip.batch_dim
+    if 0 <= axis < f_x.dim() - 1:
         shape[axis] = f_x.size(axis)
     kept = torch.rand(shape, device=f_x.device) >= skip.drop_rate
     return torch.where(kept, f_x, f_x.new_zeros(()))

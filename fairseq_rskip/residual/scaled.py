@@ -262,8 +262,8 @@ class NGPT(SkipConnection, kind="ngpt", norm=opt.NO_NORM, slots=(), for_images=F
         self.matrices: list[tuple[Tensor, int]] = []  # of the branch, and the axis of the model's dimension
 
     def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
-        names = [role for role in branch if role != "embedding"]
-        self.matrices = [(branch[role].tensor, 0 if role in ("out", "fc2") else 1) for role in names]
+        names = [role for role in branch if role != "embedding"]  # which the stack's first block is given by itself
+        self.matrices += [(branch[role].tensor, 0 if role in ("out", "fc2") else 1) for role in names]
         self.set_num_updates(0)
 
     @torch.no_grad()

@@ -94,7 +94,8 @@ class Trainer:
         self.mean, self.std = channel_statistics(images.train_images)
         self.augmenter = Augmenter(images.train_images.shape[1:], self.mean, self.std, config.crop, device)
         if wanting_profile(self.module):
-            first, labels = images.train_images[: config.batch_size], images.train_labels[: config.batch_size]
+            chosen = self.stream.plan.index[: config.batch_size].to(images.train_images.device)  # the training's first
+            first, labels = images.train_images[chosen], images.train_labels[chosen]
             loss = lambda: F.cross_entropy(self.module(self.augmenter.test(first)), labels)  # noqa: E731
             set_starts(self.module, loss, self.module.shortcuts())
         self.movement = Movement(self.module)

@@ -125,10 +125,14 @@ def test_stochastic_depth_draws_per_example_and_scales_in_evaluation():
     torch.manual_seed(1)
     kept = (skip.train()(x, f) != x).any(-1)
     assert torch.equal(kept.all(0), kept.any(0)) and 70 < kept.any(0).sum() < 130
+    front = SkipConnection(5, **PLAIN, drop_path=0.5, batch_dim=0)
+    kept = (front(x.transpose(0, 1), f.transpose(0, 1)) != x.transpose(0, 1)).any(-1)
+    assert torch.equal(kept.all(1), kept.any(1)) and 70 < kept.any(1).sum() < 130
     first = SkipConnection(5, **PLAIN, drop_path=0.5, place=Place(index=0, depth=2, sublayers=1)).eval()
     torch.testing.assert_close(first(x, f), x + 0.75 * f)
-    one = [(skip(x[0, 0], f[0, 0]) != x[0, 0]).tolist() for _ in range(40)]
-    assert [True] * 5 in one and [False] * 5 in one and len(set(map(tuple, one))) == 2
+    for each in (skip, front):
+        one = [(each(x[0, 0], f[0, 0]) != x[0, 0]).tolist() for _ in range(40)]
+        assert [True] * 5 in one and [False] * 5 in one and len(set(map(tuple, one))) == 2
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms", "scale", "ada"])

@@ -95,11 +95,14 @@ def test_ngpt_stays_on_its_sphere_and_keeps_the_vectors_of_its_branch_at_length_
     torch.nn.init.constant_(skip.weight, 20 / 5**0.5)  # a = 1: y = N(F)
     torch.testing.assert_close(skip(x, f), skip.unit(f))
     model = build("transformer_ngpt_tiny", **TINY)
-    layer = model.decoder.layers[0]
+    matrices = {name: weight for name, weight in model.named_parameters() if ".layers." in name and weight.dim() == 2}
+    assert len(matrices) == 2 * (6 + 10)
     with torch.no_grad():  # an update
-        layer.fc1.weight.mul_(1.5), layer.fc2.weight.add_(0.1)
+        for matrix in matrices.values():
+            matrix.add_(0.1)
     model.set_num_updates(1)
-    for matrix, axis in (layer.fc1.weight, 1), (layer.fc2.weight, 0), (layer.encoder_attn.out_proj.weight, 0):
+    for name, matrix in matrices.items():
+        axis = 0 if "out_proj" in name or "fc2" in name else 1
         torch.testing.assert_close(matrix.norm(dim=axis), torch.ones(matrix.size(1 - axis)))
 
 
