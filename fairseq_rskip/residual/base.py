@@ -52,6 +52,7 @@ class SkipConnection(WithRule):
     slots: tuple[str, ...] = ("post",)  # the norms that the option norm chooses: of pre, branch, post
     for_images = True
     decays = False  # whether weight decay applies to what the rule learns
+    replaces_batch_norm = zero_classifier = False  # of a ResNet: by scalar biases; whether its classifier starts at 0
     widths = (1, 1)  # what forward takes and returns, in tensors of dim channels
 
     def __init_subclass__(cls, kind: str = "", **options: Any) -> None:

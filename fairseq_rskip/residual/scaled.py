@@ -27,6 +27,8 @@ class SkipInit(BranchWeight, kind="skipinit", norm=opt.NO_NORM, slots=()):
     code has a bias per channel, and a classifier that starts at zero, which here keeps torch's draw.
     """
 
+    replaces_batch_norm = True
+
 
 class ReZero(BranchWeight, kind="rezero", norm=opt.NO_NORM, slots=()):
     """ReZero, ``y = x + a * F`` with one learned scalar a per layer, 0 at first, which all its sublayers share:
@@ -147,6 +149,8 @@ class Fixup(Weighted, kind="fixup", norm=opt.NO_NORM, slots=()):
     deviation, and q, k and v, of a branch of four matrices, at K^(-1/6). "Usual" is Xavier's in a Transformer and He's
     in a ResNet, which has scalar biases in place of its batch norms (b among them), and whose classifier starts at 0.
     """
+
+    replaces_batch_norm = zero_classifier = True
 
     def setup(self) -> None:
         self.scale = nn.Parameter(torch.ones(1))

@@ -17,7 +17,6 @@ from ..residual.state import upgrade_scalars
 STAGES = 3
 WIDTH = 16  # channels of the first stage of He et al.'s networks
 SHORTCUTS = ("A", "B")
-WITHOUT_BATCH_NORM = {"skipinit": False, "fixup": True}  # kinds that replace it; whether their classifier starts at 0
 
 
 class PadShortcut(nn.Module):
@@ -59,7 +58,7 @@ class PreActBlock(nn.Module):
         super().__init__()
         self.common = common
         rule = SkipConnection(width, channel_dim=1, place=place, **skip)
-        norm, bias = (ScalarBias, ScalarBias) if rule.kind in WITHOUT_BATCH_NORM else (nn.BatchNorm2d, nn.Identity)
+        norm, bias = (ScalarBias, ScalarBias) if rule.replaces_batch_norm else (nn.BatchNorm2d, nn.Identity)
         self.bn1, self.bias1 = norm(in_width), bias()
         self.conv1 = _conv(in_width, width, 3, stride)
         self.bn2, self.bias2 = norm(width), bias()
@@ -115,10 +114,10 @@ class PreActResNet(nn.Module):
                 blocks.append(PreActBlock(in_width, width, stride, first, shortcut, dict(skip or PLAIN), place))
                 in_width = width
         self.blocks = nn.Sequential(*blocks)
-        kind = blocks[0].skip.kind
-        self.bn = ScalarBias() if kind in WITHOUT_BATCH_NORM else nn.BatchNorm2d(in_width)
+        rule = blocks[0].skip
+        self.bn = ScalarBias() if rule.replaces_batch_norm else nn.BatchNorm2d(in_width)
         self.fc = nn.Linear(in_width, num_classes)
-        self._initialise(zero_classifier=WITHOUT_BATCH_NORM.get(kind, False))
+        self._initialise(rule.zero_classifier)
 
     def _initialise(self, zero_classifier: bool) -> None:
         """Initialise convolutions as He et al. do, with the fan-out; the linear layer keeps torch's weights."""

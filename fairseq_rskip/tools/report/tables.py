@@ -223,7 +223,7 @@ def record(table: Table, line: Result) -> dict[str, Any]:
     cells |= {"equation": line.cell.row.equation, "metric": table.metric}
     cells |= {"papers_experiment": whole and bool(table.source), "data": each(run.identity["data"] for run in runs)}
     cells |= {"scale": scale, "length": each(f"{run.length:,} {run.unit}" for run in runs), "changed": listed(changed)}
-    cells |= {"outdated": False, "swept": swept, "chosen": listed(line.chosen)}
+    cells |= {"swept": swept, "chosen": listed(line.chosen)}
     cells |= {"seeds_planned": len(table.seeds) if line.cell.run else 0, "seeds_done": len(line.values)}
     cells |= {"values_by_seed": _by_seed(line.values), "mean": line.mean, "standard_deviation": deviation}
     cells |= {metric: statistics.fmean(values) if (values := line.also(metric)) else None for metric in table.also}
