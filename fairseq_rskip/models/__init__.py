@@ -4,6 +4,7 @@ import importlib.util
 import logging
 
 from fairseq_rskip import compat
+from fairseq_rskip.errors import did_you_mean
 
 if importlib.util.find_spec("fairseq._today") is None:
     compat.prepare()
@@ -20,6 +21,12 @@ from fairseq_rskip.models import _building, _help, skip_transformer  # noqa: E40
 def skip_architectures() -> list[str]:
     """The names of the architectures whose residuals are skip connections."""
     return [name for name, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, _building.SkipModel)]
+
+
+def unknown_architecture(name: str) -> str:
+    """The error for ``name``, which is no architecture of fairseq or ours, with the nearest name."""
+    hint = did_you_mean(name, ARCH_MODEL_REGISTRY) or "rskip train --archs lists them"
+    return f"no architecture named {name!r}; {hint}"
 
 
 _help.show_model_options(skip_transformer.SkipTransformerModel)

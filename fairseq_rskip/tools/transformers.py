@@ -16,10 +16,10 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.analysis.study import Source, Study, choose, device_of, fit, parsed
 from fairseq_rskip.console import progress
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
 from fairseq_rskip.safe_load import CheckpointError
 from fairseq_rskip.tools.corpus import Corpus
 
@@ -85,6 +85,8 @@ def _data(models: Sequence[Source], states: Sequence[Any], options: argparse.Nam
 
 def _fresh_settings(source: Source, data: Corpus) -> Any:
     """The settings of ``fairseq-train DATA --arch ARCH ...`` for ``fresh:ARCH ...``."""
+    if source.fresh[0] not in ARCH_MODEL_REGISTRY:
+        raise UserError(f"{source}: {unknown_architecture(source.fresh[0])}")
     argv = [str(data.folder), "--arch", *source.fresh, *(["--task", "language_modeling"] if data.is_text else [])]
     parser = fairseq_options.get_training_parser()
     return convert_namespace_to_omegaconf(parsed(source, fairseq_options.parse_args_and_arch, parser, argv))

@@ -20,9 +20,9 @@ from fairseq import models, options
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, FairseqLanguageModel
 
-import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.console import as_words
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
+from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools.corpus import POSITIONS, ROOT, Corpus
 from fairseq_rskip.tools.process import PLUGIN
@@ -113,7 +113,7 @@ def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> tuple[dict[str
 
     def refuse(message: str) -> None:
         if "--arch/-a" in message:
-            message = f"no architecture named {arch!r}; {did_you_mean(arch, ARCH_MODEL_REGISTRY)} --archs lists them"
+            message = unknown_architecture(arch)
         raise UserError(message.replace("argument ", "", 1).replace("<lambda> ", ""))
 
     ours = {f"--{name}" if value is True else f"--{name}={value}": name for name, value in recipe.items()}
