@@ -150,9 +150,9 @@ def _explain(name, error):
         )
     if isinstance(error, zipfile.BadZipFile):
         return CheckpointError(f"cannot read checkpoint {name}: damaged ({first[:150]})")
-    return CheckpointError(
-        f"cannot read checkpoint {name}: truncated, or not a checkpoint ({type(error).__name__}: {first[:150]})"
-    )
+    of_pickle = isinstance(error, (pickle.UnpicklingError, LookupError, EOFError))  # which says nothing to a user
+    detail = "" if of_pickle else f" ({type(error).__name__}: {first[:150]})"
+    return CheckpointError(f"cannot read checkpoint {name}: truncated, or not a checkpoint{detail}")
 
 
 _ARITHMETIC = {ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b}
