@@ -19,8 +19,8 @@ FUNCTIONS = {"gradients": "study.gradients", "course": "curves.course"}
 EXAMPLES = {"gradients": 10_000, "ratio": 1_000}  # of the commands that take MODELs: default of --examples
 MODELS = """\
 MODEL is one of
-  LABEL=PATH              a seed folder or checkpoint.pt of train_cifar.py, or a checkpoint of fairseq-train;
-                          the label of a PATH alone is its folder's name
+  LABEL=PATH              a seed folder or checkpoint.pt of train_cifar.py, or a checkpoint or --save-dir of
+                          fairseq-train (its checkpoint_best.pt); the label of a PATH alone is its folder's name
   'LABEL=fresh:OPTIONS'   a freshly initialised ResNet, OPTIONS as of train_cifar.py:
                           'plain=fresh:--depth 20 --skip-kind xskip --skip-lambda 1 --skip-norm none'
   'LABEL=fresh:ARCH ...'  a freshly initialised Transformer, options as of fairseq-train --arch ARCH; needs --data:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from ..analysis.curves import split
 from ..analysis.study import Source, Study
-from ..console import progress
+from ..console import print_line, progress
 from ..errors import UserError
 from ..safe_load import CheckpointError, load_checkpoint
 from ..vision.run import CHECKPOINT, FORMAT
+from .evaluate.weights import choose
 
 FRESH = "fresh:"
 
@@ -52,11 +53,13 @@ def _source(text: str) -> Source:
 def _read(source: Source) -> Source:
     """``source`` with its checkpoint."""
     path = Path(source.path).expanduser()
-    if path.is_dir():
-        if not (path / CHECKPOINT).is_file():
-            seeds = ", ".join(str(seed.parent) for seed in sorted(path.glob(f"seed*/{CHECKPOINT}"))[:4])
-            raise UserError(f"{source} holds no {CHECKPOINT}: expected a training's folder {seeds or 'or checkpoint'}")
+    if seeds := ", ".join(str(seed.parent) for seed in sorted(path.glob(f"seed*/{CHECKPOINT}"))[:4]):
+        raise UserError(f"{source} is a folder of seeds: expected one of {seeds}")
+    if (path / CHECKPOINT).is_file():
         path = path / CHECKPOINT
+    elif path.is_dir():
+        (path, *_), which = choose(path, 0)
+        print_line(f"{source.label}: {which}")
     source, state = source._replace(path=str(path)), load_checkpoint(path, map_location="cpu")
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise CheckpointError(f"{source} is no checkpoint of train_cifar.py or fairseq-train: it has no entry 'model'")

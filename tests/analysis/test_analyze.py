@@ -156,7 +156,7 @@ def test_what_is_wrong_with_a_checkpoint_names_it_and_the_layer(runs, analyze, t
         assert line in message and "spoilt.pt" in message
     torch.save({"model": 1}, tmp_path / "noise.pt")
     assert "no checkpoint of train_cifar.py or fairseq-train" in refused(analyze("ratio", f"b={tmp_path / 'noise.pt'}"))
-    assert "expected a training's folder" in refused(analyze("ratio", f"b={runs[0] / 'run'}"))
+    assert f"folder of seeds: expected one of {runs[0] / 'run' / 'seed1'}" in refused(analyze("ratio", runs[0] / "run"))
 
 
 @pytest.fixture(scope="module")
@@ -172,9 +172,9 @@ def trained(tiny_corpus, tmp_path_factory):
 
 @pytest.mark.slow
 def test_checkpoints_of_fairseq(trained, tiny_corpus, analyze):
-    """The data is that which the checkpoint names; fresh models stand beside it."""
-    status, out, err, rows = analyze("ratio", f"ours={trained}", data="", examples=30, batch_size=7)
-    assert status == 0, err
+    """The data is that which the checkpoint names; fresh models stand beside it; a folder is its best checkpoint."""
+    status, out, err, rows = analyze("ratio", f"ours={trained.parent}", data="", examples=30, batch_size=7)
+    assert status == 0 and f"checkpoint {trained}" in out, err
     assert [row["group"] for row in rows] == ["encoder"] * 4 + ["decoder"] * 6
     assert {row["examples"] for row in rows} == {"30"}
     fresh = "3r=fresh:transformer_rskip_ln_tiny --skip-lambda 3 --encoder-layers 1"
