@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
 DONE, RUNNING, FAILED, STOPPED, NEW = "done", "running", "failed", "stopped", "not run"  # states of a run
 
 Number = int | FiniteFloat
 Options = dict[str, bool | Number | str | list[int]]
 Sweep = dict[str, Annotated[list[Number | str], Field(min_length=2)]]
-Files = Annotated[list[str], Field(min_length=2, max_length=2)]  # of source and target
+Files = Annotated[list[str], Field(min_length=2, max_length=2, description="a list of two files, source and target")]
 
 
 class Section(BaseModel):
-    """A mapping of the YAML file. A key that is not listed is an error."""
+    """A mapping of the YAML file. A key that is not listed is an error; errors quote descriptions."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -28,7 +28,7 @@ class Section(BaseModel):
 class Row(Section):
     """One line of a table; ``sweep`` replaces the table's ({} for none), ``run: false`` only quotes a value."""
 
-    label: Annotated[str, Field(pattern=r"\S")]
+    label: Annotated[str, Field(pattern=r"\S", description="a string that is not blank")]
     equation: str = ""
     arch: str | dict[str, str] = ""
     options: Options = {}
@@ -59,17 +59,17 @@ class Table(Section):
         folder: str = ""
         options: Options = {}
 
-    data: str
-    rows: Annotated[list[Row], Field(min_length=1)]
+    data: Annotated[str, Field(description="a corpus, a folder, or a mapping with your own text")]
+    rows: Annotated[list[Row], Field(min_length=1, description="a list with at least one row")]
     title: str = ""
     source: str = ""
     note: str = ""
     task: str = ""
     metric: str = ""
     also: list[str] = []
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [1]
+    seeds: Annotated[list[NonNegativeInt], Field(min_length=1, description="integers from 0: one or a list")] = [1]
     baseline: str = ""
-    columns: Annotated[dict[str, Column], Field(min_length=1)]
+    columns: Annotated[dict[str, Column], Field(min_length=1, description="a mapping, name: {data, options}")]
     options: Options = {}
     evaluate: Options = {}
     sweep: Sweep = {}

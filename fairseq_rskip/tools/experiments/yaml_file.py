@@ -1,5 +1,6 @@
 """Read a YAML file as a Table. Every mistake is found in one reading, each a line with the file and the row."""
 
+import re
 import reprlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,12 +56,12 @@ def load(path: Path, mistakes: list[str]) -> Table | None:
     for name, value in columns.items() if isinstance(columns, dict) else ():
         where = f"{path}, column {name!r}"
         value = _own_text(value or {}, texts, f"{path.stem}-{name}", where, mistakes)
-        columns[name] = _build(Table.Column, value, where, mistakes)
+        columns[name] = _build(Table.Column, value, where, mistakes) or Table.Column()
     content = _own_text(content, texts, path.stem, str(path), mistakes)
-    content |= {"name": path.stem, "path": str(path), "texts": texts, "rows": [row for row in rows if row]}
-    content |= {"columns": columns, "seeds": [seeds] if type(seeds) is int else seeds}
+    content |= {"name": path.stem, "path": str(path), "columns": columns, "rows": [r or Row(label="?") for r in rows]}
+    content |= {"texts": {k: v for k, v in texts.items() if v}, "seeds": [seeds] if type(seeds) is int else seeds}
     table = _build(Table, {k: v for k, v in content.items() if k != "rows_from"}, str(path), mistakes)
-    if table is None or None in rows:
+    if table is None or None in [*rows, *texts.values()]:
         return None
     table = _with_defaults(table)
     mistakes += [f"{path}{mistake}" for mistake in _contradictions(table)]
@@ -77,12 +78,13 @@ def _rows(content: dict[str, Any], path: Path, chain: list[Path], mistakes: list
         known = {row.label: row for row in _rows(read(source), source, [*chain, source], mistakes) if row}
     rows, default = content.get("rows", list(known)), {"arch": content.pop("arch")} if "arch" in content else {}
     if not isinstance(rows, list):
-        raise UserError(f"{path}: expected 'rows', a list with at least one row")
+        raise UserError(f"{path}: rows is {reprlib.repr(rows)}; expected {Table.model_fields['rows'].description}")
     for number, row in enumerate(rows, 1):
         where = f"{path}, row {number}"
-        if isinstance(row, str):
+        if isinstance(row, str) and "rows_from" in content:
             if row not in known:
-                mistakes.append(f"{where}: rows_from has no row {row!r}; {did_you_mean(row, known)}")
+                hint = did_you_mean(row, known) or f"expected {', '.join(known)}"
+                mistakes.append(f"{where}: rows_from has no row {row!r}; {hint}")
             yield known.get(row)
             continue
         if isinstance(row, dict):
@@ -99,27 +101,30 @@ def keys(section: type[Section]) -> list[str]:
 
 def _build(section: type[Section], content: Any, where: str, mistakes: list[str]) -> Any:
     """``content`` as a ``section``, without the keys that are wrong; None where what is left is not enough."""
+    accepted = ", ".join(keys(section))
     if not isinstance(content, dict):
-        mistakes.append(f"{where}: expected a mapping with the keys {', '.join(keys(section))}")
+        label = "; a label alone needs 'rows_from'" if section is Row else ""
+        mistakes.append(f"{where} is {reprlib.repr(content)}; expected a mapping with the keys {accepted}{label}")
         return None
-    for _ in range(2):
-        try:
-            return section.model_validate(content)
-        except ValidationError as error:
-            wrong: dict[Any, list[str]] = {}
-            for each in error.errors():
-                wrong.setdefault(each["loc"][0], []).append(each["msg"].replace("Input should be ", ""))
-        for key, expected in wrong.items():
-            if key not in content:
-                mistakes.append(f"{where}: {key!r} is missing")
-            elif key not in keys(section):
-                hint = did_you_mean(str(key), keys(section)) or f"the keys are {', '.join(keys(section))}"
-                mistakes.append(f"{where}: unknown key {key!r}; {hint}")
-            else:
-                expected = " or ".join(dict.fromkeys(expected))
-                mistakes.append(f"{where}: {key} is {reprlib.repr(content[key])}; expected {expected}")
-        content = {key: value for key, value in content.items() if key not in wrong}
-    return None
+    try:
+        return section.model_validate(content)
+    except ValidationError as error:
+        wrong: dict[Any, list[str]] = {}
+        for each in error.errors():
+            wrong.setdefault(each["loc"][0], []).append(re.sub(r"^\w+ should (be|have) | after .*", "", each["msg"]))
+    for key, messages in wrong.items():
+        if key not in content:
+            mistakes.append(f"{where}: {key!r} is missing")
+        elif key not in keys(section):
+            hint = did_you_mean(str(key), keys(section)) or f"the keys are {accepted}"
+            mistakes.append(f"{where}: unknown key {key!r}; {hint}")
+        else:
+            expected = section.model_fields[key].description or " or ".join(dict.fromkeys(messages))
+            expected = expected.replace("valid dictionary", "mapping")
+            mistakes.append(f"{where}: {key} is {reprlib.repr(content[key])}; expected {expected}")
+    if any(section.model_fields[key].is_required() for key in wrong if key in section.model_fields):
+        return None
+    return section.model_validate({key: value for key, value in content.items() if key not in wrong})
 
 
 def _own_text(content: Any, texts: dict, name: str, where: str, mistakes: list[str]) -> Any:
@@ -129,7 +134,7 @@ def _own_text(content: Any, texts: dict, name: str, where: str, mistakes: list[s
     kind = Table.Documents if "text" in content["data"] else Table.OwnText
     text = _build(kind, content["data"], f"{where}, data", mistakes)
     folder = str(Path(text.folder).expanduser().resolve() if text and text.folder else ROOT / "data" / name)
-    if Path(folder).name in NAMES or (text and texts.setdefault(folder, text) != text):
+    if texts.setdefault(folder, text) != text or (text and Path(folder).name in NAMES):
         mistakes.append(f"{where}, data: the folder {folder} is for another corpus; expected another 'folder'")
     return {**content, "data": folder}
 
