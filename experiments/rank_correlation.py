@@ -34,10 +34,26 @@ def rank_correlation(first: numpy.ndarray, second: numpy.ndarray) -> tuple[float
     return test.statistic, test.pvalue, interval.low, interval.high
 
 
+def read_means(path: Path) -> pandas.Series:
+    """The mean of each row of a report. Raises ``UserError`` unless each has one line."""
+    try:
+        report = pandas.read_csv(path)
+    except ValueError as error:  # such as an empty file
+        raise UserError(f"cannot read {path} as CSV: {' '.join(str(error).split())}") from None
+    if missing := [name for name in ("row", "mean") if name not in report]:
+        raise UserError(f"{path} has no column {missing[0]!r}: expected the report.csv of rskip run")
+    if len(twice := report["row"][report["row"].duplicated()]):
+        expected = "expected one line for each, as in the report of one table with --columns NAME"
+        raise UserError(f"{path} has several lines for the row {twice.iloc[0]!r}: {expected}")
+    return report.set_index("row")["mean"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs=2, type=Path, metavar="CSV")
-    columns = {path.stem: pandas.read_csv(path).set_index("row")["mean"] for path in parser.parse_args().tables}
+    columns = {str(path): read_means(path) for path in parser.parse_args().tables}
+    if len(columns) < 2:
+        raise UserError(f"{next(iter(columns))} is given twice: expected two tables")
     both = pandas.DataFrame(columns).dropna()
     rho, p, low, high = rank_correlation(*both.to_numpy().T)
     ranks = both.rank().add_suffix(", rank")

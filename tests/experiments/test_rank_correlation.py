@@ -8,14 +8,20 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "experiments" / "rank_correlation.py"
 
 
-def test_the_rows_of_both_tables_are_ranked(tmp_path, monkeypatch, capsys):
+TWICE, OTHER = "twice.csv has several lines for the row 'u'", "other.csv has no column 'row'"
+
+
+@pytest.mark.parametrize(("second", "said"), [("b", "ρ = 0.89"), ("twice", TWICE), ("other", OTHER), ("a", "twice:")])
+def test_the_rows_of_both_tables_are_ranked(tmp_path, monkeypatch, capsys, second, said):
     """Six rows with ranks 1 to 6 and 2, 1, 3, 4, 6, 5: ρ = 1 − 6·4 / (6·35) = 0.89; a row of one table is left out."""
     tables = {"a": [*"uvwxyz", "only here"], "b": [*"vuwxzy", "unfinished"]}
     for name, rows in tables.items():
         means = [*range(6), None if name == "b" else 9]
         pandas.DataFrame({"row": rows, "mean": means}).to_csv(tmp_path / f"{name}.csv", index=False)
-    monkeypatch.setattr(sys, "argv", ["rank_correlation", *(str(tmp_path / f"{name}.csv") for name in tables)])
+    for name, text in {"twice": "row,mean\nu,1\nu,2\n", "other": "name,mean\nu,1\n"}.items():
+        (tmp_path / f"{name}.csv").write_text(text)
+    monkeypatch.setattr(sys, "argv", ["rank_correlation", *(str(tmp_path / f"{name}.csv") for name in ("a", second))])
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert not exit.value.code
-    assert "ρ = 0.89" in (out := capsys.readouterr().out) and "6 rows" in out and "only here" not in out
+    out, error = capsys.readouterr()
+    assert said in out + error and "only here" not in out and ("6 rows" in out) == (not exit.value.code)
