@@ -14,6 +14,7 @@ from scipy import stats
 
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.tools.experiments.tasks import TASKS
 
 FEWEST = 5
 
@@ -34,30 +35,33 @@ def rank_correlation(first: numpy.ndarray, second: numpy.ndarray) -> tuple[float
     return test.statistic, test.pvalue, interval.low, interval.high
 
 
-def read_means(path: Path) -> pandas.Series:
-    """The mean of each row of a report. Raises ``UserError`` unless each has one line."""
+def read_report(path: Path) -> pandas.DataFrame:
+    """The report by row. Raises ``UserError`` unless each has one line."""
     try:
         report = pandas.read_csv(path)
     except ValueError as error:  # such as an empty file
         raise UserError(f"cannot read {path} as CSV: {' '.join(str(error).split())}") from None
-    if missing := [name for name in ("row", "mean") if name not in report]:
+    if missing := [name for name in ("row", "mean", "metric") if name not in report]:
         raise UserError(f"{path} has no column {missing[0]!r}: expected the report.csv of rskip run")
     if len(twice := report["row"][report["row"].duplicated()]):
         expected = "expected one line for each, as in the report of one table with --columns NAME"
         raise UserError(f"{path} has several lines for the row {twice.iloc[0]!r}: {expected}")
-    return report.set_index("row")["mean"]
+    return report.set_index("row")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs=2, type=Path, metavar="CSV")
-    columns = {str(path): read_means(path) for path in parser.parse_args().tables}
+    reports = {str(path): read_report(path) for path in parser.parse_args().tables}
+    columns = {name: report["mean"] for name, report in reports.items()}
+    metrics = {name: lower for task in TASKS.values() for name, lower in task.metrics.items()}
+    lower_is_better = {name: metrics.get(report["metric"].iloc[0], True) for name, report in reports.items()}
     if len(columns) < 2:
         raise UserError(f"{next(iter(columns))} is given twice: expected two tables")
     both = pandas.DataFrame(columns).dropna()
-    rho, p, low, high = rank_correlation(*both.to_numpy().T)
-    ranks = both.rank().add_suffix(", rank")
-    print_line(both.join(ranks).sort_values(list(columns)).to_markdown(floatfmt=".3f"))
+    ranks = pandas.DataFrame({name: both[name].rank(ascending=lower_is_better[name]) for name in columns})
+    rho, p, low, high = rank_correlation(*ranks.to_numpy().T)
+    print_line(both.join(ranks.add_suffix(", rank")).sort_values(list(columns)).to_markdown(floatfmt=".3f"))
     print_line(f"Spearman's ρ = {rho:.2f} (95 % interval {low:.2f} to {high:.2f}), p = {p:.2g}, {len(both)} rows")
 
 

@@ -1,12 +1,13 @@
 """The options of the skip connection, as fairseq reads them from the command line or from hydra."""
 
+import itertools
 import math
 from dataclasses import field, make_dataclass
 from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
-from fairseq_rskip.analysis.coefficients import stream_gain
+from fairseq_rskip.analysis.coefficients import constants, stream_gain
 from fairseq_rskip.console import number_or_auto
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.flags import flag, in_terms_of_flags, select, settings
@@ -61,16 +62,18 @@ class _SkipOptions:
 
     def check_layers(self, arch: str, sides: dict[str, Any]) -> None:
         """Raise :class:`~fairseq_rskip.errors.UserError` where one of ``sides``, parts of a ``TransformerConfig``,
-        leaves out layers between which the kind carries more than one tensor."""
-        if self.build(1, Place(index=1, depth=2, sublayers=2)).widths[0] == 1:
-            return
-        for side, layers in sides.items():
-            for name in ("layerdrop", "layers_to_keep"):
-                if value := getattr(layers, name):
-                    raise UserError(
-                        f"--arch {arch} with --{side}-{name.replace('_', '-')} {value}: --skip-kind {self.skip_kind} "
-                        "hands several tensors from layer to layer, and none can be left out: expected no such option"
-                    )
+        leaves out layers between which the kind carries more than one tensor, or on whose places its constants
+        depend."""
+        skip, deeper = (self.build(1, Place(index=i, depth=2 * i, sublayers=2)) for i in (1, 2))
+        reasons = {}
+        if skip.widths[0] > 1:
+            reasons = dict.fromkeys(("layerdrop", "layers_to_keep"), "hands several tensors from layer to layer")
+        elif {**constants(skip), "": skip.drop_rate} != {**constants(deeper), "": deeper.drop_rate}:
+            reasons = {"layers_to_keep": "has constants of a layer's number and depth, which change"}
+        for (side, layers), (name, reason) in itertools.product(sides.items(), reasons.items()):
+            if value := getattr(layers, name):
+                chosen = f"--arch {arch} with --{side}-{name.replace('_', '-')} {value}"
+                raise UserError(f"{chosen}: --skip-kind {self.skip_kind} {reason}: expected no such option")
 
 
 def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:

@@ -10,13 +10,15 @@ from fairseq.distributed.utils import get_global_rank
 from torch import Tensor
 
 from fairseq_rskip.analysis.live import Movement, learned, without_decay
-from fairseq_rskip.modules.profiling import can_follow
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.modules.profiling import can_follow, is_fully_sharded
 from fairseq_rskip.modules.skip_config import FP16_MAX, way_out
 from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
-from fairseq_rskip.modules.weight_decay import WithoutDecay
+from fairseq_rskip.modules.weight_decay import WithoutDecay, fp32_copies
 from fairseq_rskip.ops import in_use
 from fairseq_rskip.residual import skips
 from fairseq_rskip.residual.adaptive import halting, halting_cost, lambdas
+from fairseq_rskip.residual.scaled import NGPT
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,10 @@ def attach(task: Any, model: Any, interval: int) -> None:
     task.train_step = OverflowWatch(task.train_step, model)
     if without_decay(model):
         task.optimizer_step = WithoutDecay(task.optimizer_step, model)
+    if on_sphere := [skip for skip in skips(model).values() if isinstance(skip, NGPT)]:
+        if is_fully_sharded(model):
+            raise UserError("--skip-kind ngpt under --ddp-backend fully_sharded: expected another backend")
+        task.optimizer_step = UnitLength(task.optimizer_step, on_sphere)
     if learned(model) or lambdas(model):
         task.train_step = Report(task.train_step, model)
 
@@ -78,6 +84,21 @@ class HaltCost:
             return loss if cost is None else loss + cost.to(loss.dtype), sample_size, output
 
         return self.train_step(sample, model, with_cost, *arguments, **options)
+
+
+class UnitLength:
+    """A task's ``optimizer_step`` behind which the vectors of nGPT's matrices have length 1, in the fp32 copies that
+    --fp16 and --bf16 step with, too."""
+
+    def __init__(self, optimizer_step: Any, skips: list[NGPT]):
+        self.optimizer_step, self.skips = optimizer_step, skips
+
+    def __call__(self, optimizer: Any, *arguments: Any, **options: Any) -> Any:
+        stepped = self.optimizer_step(optimizer, *arguments, **options)
+        copies = fp32_copies(optimizer, {id(matrix) for skip in self.skips for matrix, _ in skip.matrices})
+        for skip in self.skips:
+            skip.to_unit_length(copies)
+        return stepped
 
 
 class OverflowWatch:

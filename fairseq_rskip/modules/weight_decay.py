@@ -40,7 +40,8 @@ class WithoutDecay:
                 if flat:
                     apart.enter_context(at_zero(flat))
                 else:
-                    kept = masters(optimizer, kept)
+                    copies = fp32_copies(optimizer, kept)
+                    kept = {id(copy) for copy in copies.values()} or kept
                     for step in steps if self.holds(steps, groups, kept) else ():
                         apart.enter_context(own_group(step, kept))
             return self.optimizer_step(optimizer, *arguments, **options)
@@ -78,12 +79,13 @@ def own_group(optimizer: torch.optim.Optimizer, kept: set[int]) -> Iterator[None
             group.update(rest)  # what an optimizer counts in its groups
 
 
-def masters(optimizer: Any, kept: set[int]) -> set[int]:
-    """The ids in ``kept``, or those of their fp32 copies where the optimizer steps with copies."""
-    copies = getattr(optimizer, "fp32_params", None)
-    if copies is None:
-        return kept
-    return {id(copy) for parameter, copy in zip(optimizer.fp16_params, copies) if id(parameter) in kept}
+def fp32_copies(optimizer: Any, kept: set[int]) -> dict[int, Tensor]:
+    """What the optimizer steps with in place of the parameters whose id is in ``kept``, by that id; {} where it steps
+    with the parameters."""
+    if not hasattr(optimizer, "fp32_params"):
+        return {}
+    flat = {id(parameter): place.view_as(parameter) for place, parameter in flat_places(optimizer, kept)}
+    return flat or {id(p): copy for p, copy in zip(optimizer.fp16_params, optimizer.fp32_params) if id(p) in kept}
 
 
 def flat_places(optimizer: Any, kept: set[int]) -> list[tuple[Tensor, nn.Parameter]]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..norms import at_least_float32
 from . import options as opt
 from .base import SkipConnection
+from .inputs import refuse_drop_path
 from .place import Branch
 from .weighted import ConstantSkip, Weighted, skip_lambda
 
@@ -149,6 +150,7 @@ class DeltaResidual(SkipConnection, kind="ddl", norm=opt.WITHOUT_BATCH, slots=("
     starts at 0, so that b = 1; w_b and w_v, of shape (1, dim), and c_v at 0, so that v = 2 (ours; there at random)."""
 
     def setup(self) -> None:
+        refuse_drop_path(self)
         for name in ("gate", "value"):
             self.register_parameter(f"{name}_weight", nn.Parameter(torch.zeros(1, self.dim)))
             self.register_parameter(f"{name}_bias", nn.Parameter(torch.zeros(1)))

@@ -53,3 +53,9 @@ def drop_path(skip: Any, f_x: Tensor) -> Tensor:
         shape[axis] = f_x.size(axis)
     kept = torch.rand(shape, device=f_x.device) >= skip.drop_rate
     return torch.where(kept, f_x, f_x.new_zeros(()))
+
+
+def refuse_drop_path(skip: Any) -> None:
+    """Raise ``ValueError`` for stochastic depth in a kind that takes F's direction alone: (1 - p) F would be F."""
+    if skip.drop_rate > 0.0:
+        raise ValueError(f"drop_path={skip.options.drop_path}: kind {skip.kind} normalises F: expected 0.0")

@@ -6,6 +6,8 @@ keep torch's uniform draw, where the usual implementations of DeepNorm, T-Fixup 
 """
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from ..norms import at_least_float32
 from . import options as opt
 from .base import SkipConnection, skips
+from .inputs import refuse_drop_path
 from .place import Branch, rescale_to_xavier
 from .profile import Profiled, arguments, hooked, without_gradients
 from .weighted import BranchWeight, ConstantSkip, Weighted, branch_scale
@@ -254,13 +257,15 @@ class NGPT(SkipConnection, kind="ngpt", norm=opt.NO_NORM, slots=(), for_images=F
     length 1: fairseq's sublayers expect entries of size 1. Loshchilov et al. 2024, "nGPT: Normalized Transformer with
     Representation Learning on the Hypersphere", arXiv 2410.01131, and code NVIDIA/ngpt.
 
-    a, ``|weight| * 0.05 sqrt(dim)`` with ``weight`` at 1/sqrt(dim), is 0.05 at first. Before each update (there: after
-    it) every vector of the branch's matrices along the model's dimension is made one of length 1, and the architectures
-    have FixNorm. Not here: nGPT's learned scales of queries and keys, of the hidden units and of the logits: those of
-    sublayers. With --fp16 the optimizer's fp32 copy of the matrices keeps its lengths.
+    a, ``|weight| * 0.05 sqrt(dim)`` with ``weight`` at 1/sqrt(dim), is 0.05 at first. Every vector of the branch's
+    matrices along the model's dimension has length 1: in fairseq after each update, in your own loop by
+    ``set_num_updates`` before it. The matrices are those that ``initialise`` was given, so wrap nothing in FSDP. The
+    architectures have FixNorm. Not here: nGPT's learned scales of queries and keys, of the hidden units and of the
+    logits: those of sublayers.
     """
 
     def setup(self) -> None:
+        refuse_drop_path(self)
         self.weight = nn.Parameter(torch.full((self.dim,), self.dim**-0.5))
         self.lr_multiplier = 0.05 * self.dim**0.5
         self.matrices: list[tuple[Tensor, int]] = []  # of the branch, and the axis of the model's dimension
@@ -268,13 +273,18 @@ class NGPT(SkipConnection, kind="ngpt", norm=opt.NO_NORM, slots=(), for_images=F
     def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
         names = [role for role in branch if role != "embedding"]  # which the stack's first block is given by itself
         self.matrices += [(branch[role].tensor, 0 if role in ("out", "fc2") else 1) for role in names]
-        self.set_num_updates(0)
+        self.to_unit_length()
 
     @torch.no_grad()
-    def set_num_updates(self, updates: int) -> None:
-        """Give the branch's vectors length 1; called before each update."""
+    def to_unit_length(self, copies: Mapping[int, Tensor] = MappingProxyType({})) -> None:
+        """Give the branch's vectors length 1; ``copies``: what an optimizer steps with in place of a matrix, by id."""
         for matrix, axis in self.matrices:
-            matrix.div_(matrix.norm(dim=axis, keepdim=True).clamp(min=self.eps))
+            whole = copies.get(id(matrix), matrix)
+            whole.div_(whole.norm(dim=axis, keepdim=True).clamp(min=self.eps))
+            matrix.copy_(whole)
+
+    def set_num_updates(self, updates: int) -> None:
+        self.to_unit_length()
 
     def unit(self, z: Tensor) -> Tensor:
         return nn.functional.normalize(at_least_float32(z), dim=-1, eps=self.eps) * self.dim**0.5

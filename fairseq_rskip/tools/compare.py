@@ -38,8 +38,7 @@ def compare(
         p = paired(outputs[0], lines, references, {"BLEU": BLEU(), "chrF": CHRF()}, trials).values()
         tested = [f"{value:.4f}" for value in p] or ["not tested" if table[1:] else "baseline"] * len(metrics)
         table.append([name, *cells, f"{bleu.bp:.3f}", f"{bleu.sys_len / bleu.ref_len:.3f}", *tested])
-    size = f"{len(outputs[0]):,} sentences"
-    notes = [f"{name} over {size}: {metric.get_signature()}" for name, metric in metrics.items()]
+    notes = [f"{name} over {len(outputs[0]):,} sentences: {m.get_signature()}" for name, m in metrics.items()]
     notes.append(f"p against {names[0]}: {PAIRED}, {trials:,} trials")
     if any("not tested" in row for row in table):
         notes.append(f"a system with fewer than {LEAST_DIFFERENT} differing translations is not tested")

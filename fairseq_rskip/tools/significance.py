@@ -50,7 +50,9 @@ def detectable(deviation: float, seeds: int, chance: float = POWER) -> float:
 
 def paired_values(baseline: Sequence[float], other: Sequence[float], trials: int) -> float:
     """The two-sided p of approximate randomisation: of how often the sum of the differences, each with a sign drawn at
-    random, is as far from 0."""
+    random, is as far from 0; of one it always is."""
+    if len(baseline) < 2:
+        return 1.0
     differences = [b - a for a, b in zip(baseline, other, strict=True)]
     drawn = {"permutation_type": "samples", "n_resamples": trials, "random_state": int(SEED)}
     return float(stats.permutation_test((differences,), lambda x, axis=-1: x.sum(axis=axis), **drawn).pvalue)
@@ -59,10 +61,8 @@ def paired_values(baseline: Sequence[float], other: Sequence[float], trials: int
 def paired(
     baseline: list[str], system: list[str], references: list[list[str]], metrics: Mapping[str, Metric], trials: int
 ) -> dict[str, float]:
-    """The p-values of ``system`` against ``baseline``, by name of the metric: those of sacrebleu --paired-ar.
-
-    {} with fewer than ``LEAST_DIFFERENT`` differing sentences.
-    """
+    """The p-values of ``system`` against ``baseline``, by name of the metric: those of sacrebleu --paired-ar; {} with
+    fewer than ``LEAST_DIFFERENT`` differing sentences."""
     if sum(ours != theirs for ours, theirs in zip(system, baseline, strict=True)) < LEAST_DIFFERENT:
         return {}
     with patch.dict(os.environ, SACREBLEU_SEED=SEED):  # sacreBLEU takes the seed from there alone

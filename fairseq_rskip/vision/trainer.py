@@ -159,9 +159,9 @@ class Trainer:
             logits = (net or self.net)(x)
             loss = F.cross_entropy(logits, y)
             cost = halting_cost(self.halting, Tensor.mean)
-            loss = loss if cost is None else loss + cost
+            whole = loss if cost is None else loss + cost
         self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
+        self.scaler.scale(whole).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return loss.detach(), logits.detach()

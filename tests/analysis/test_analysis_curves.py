@@ -2,9 +2,6 @@
 
 import csv
 import json
-import math
-import struct
-import sys
 
 import pytest
 from vision_helpers import error_line
@@ -170,27 +167,6 @@ def test_by_block_a_course_is_the_last_update_against_depth(tmp_path, capfd):
     skip_run(tmp_path / "plain", {("loss", 10): 3.0})
     assert draw("course", tmp_path / "none", tmp_path / "plain") == 1
     assert "plain has no skips.jsonl: expected a training with" in error_line(capfd.readouterr().err)
-
-
-def test_png_and_pdf_have_the_size_asked_for_and_are_the_same_each_time(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it, with its global state, would fail
-    for name in ("hình 1.5", "hai"):
-        figure, axes = figures.new_figure(2, width=4.0, height=3.0)
-        axes[0].plot([0, 1], [1, 2], label=figures.label_text("_2rSkip $x$ học"))
-        axes[0].legend()
-        figures.save(figure, tmp_path / name)
-    for ending in (".png", ".pdf"):
-        assert (tmp_path / f"hai{ending}").read_bytes() == (tmp_path / f"hình 1.5{ending}").read_bytes()
-    png = (tmp_path / "hai.png").read_bytes()
-    assert struct.unpack(">II", png[16:24]) == (1200, 450)  # 8 x 3 inches, 150 dpi
-
-
-def test_a_csv_reads_back_as_exactly_what_was_written(tmp_path):
-    values = [0.1 + 0.2, 2.0**-1000, 1e300, math.pi, -0.0]
-    figures.write_csv(tmp_path / "x.csv", [{"name": 'a, "b"\nλ', "value": value, "none": None} for value in values])
-    back = list(csv.DictReader((tmp_path / "x.csv").open(newline="", encoding="utf-8")))
-    assert [float(row["value"]) for row in back] == values and math.copysign(1, float(back[4]["value"])) == -1
-    assert {row["name"] for row in back} == {'a, "b"\nλ'} and {row["none"] for row in back} == {""}
 
 
 def test_a_stem_is_checked_before_anything_is_computed(tmp_path):

@@ -73,6 +73,8 @@ def test_naming_shared_embeddings_again_keeps_them():
             "--checkpoint-activations: what halting costs would have no gradient there, expected --skip-halt-cost 0",
         ),
         ("residual_dual", {"decoder_layers_to_keep": "0,1"}, "--decoder-layers-to-keep 0,1"),
+        ("scaled", {"encoder_layers_to_keep": "0,1"}, "has constants of a layer's number and depth"),
+        ("postln", {"encoder_layers_to_keep": "0,1", "skip_drop_path": 0.1}, "has constants of a layer's number"),
         ("hyper", {"encoder_attention_heads": 7}, "--encoder-attention-heads 7 does not divide --encoder-embed-dim 64"),
         ("xskip", {"encoder_ffn_embed_dim": 0}, "--encoder-ffn-embed-dim 0: expected an integer >= 1"),
         ("xskip", {"encoder_embed_dim": 0}, "--encoder-embed-dim 0: expected an integer >= 1"),

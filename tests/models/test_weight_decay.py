@@ -53,6 +53,18 @@ def test_an_update_shrinks_gains_but_not_coefficients(tiny_corpus, tmp_path, pre
     assert len(group["params"]) == len(plain["last_optimizer_state"]["param_groups"][0]["params"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_ngpts_vectors_have_length_1_behind_an_update(tiny_corpus, tmp_path, precision):
+    options = ["--arch", "transformer_ngpt_tiny", "--lr", 0.1, *PRECISIONS[precision]]
+    saved = train(tiny_corpus, tmp_path, 0.0, *options)["model"]
+    matrices = [(name, w.float()) for name, w in saved.items() if ".layers." in name and w.dim() == 2]
+    assert len(matrices) == 32
+    for name, matrix in matrices:
+        lengths = matrix.norm(dim=0 if "out_proj" in name or "fc2" in name else 1)
+        assert torch.allclose(lengths, torch.ones(()), atol=1e-3), name
+
+
 def model_of(kind):
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(5, 5), SkipConnection(5, kind), SkipConnection(5, "wskip"))

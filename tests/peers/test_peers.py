@@ -215,10 +215,6 @@ def test_residual_scaling_is_that_of_timms_inception_resnet():
         torch.testing.assert_close(ours(x, branch) / scale, theirs(x) / scale, rtol=1e-9, atol=1e-9)
 
 
-def test_constant_scaling_is_torchs_lerp():
-    check(SkipConnection(D, "constant", skip_lambda=0.25).double(), lambda x, f: torch.lerp(f, x, 0.25), [])
-
-
 @pytest.mark.parametrize("blocks", [12, 18])
 def test_admin_is_that_of_its_authors(blocks):
     """Forward, and the profile-free start: their calculate_init is the square root of what its formula says."""

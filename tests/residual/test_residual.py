@@ -165,6 +165,7 @@ INVALID: list[dict] = [
     dict(kind="wskip", skip_lambda=3),
     dict(kind="xskip", init=7),
     dict(drop_path=1),
+    *(dict(kind=kind, drop_path=0.5) for kind in ("ngpt", "ddl")),
     dict(norm="instance"),
     *(dict(kind=kind, norm="none") for kind in ("rskip", "keel", "deepnorm")),
     *(dict(kind=kind, norm="batch") for kind in ("mixln", "x0", "layerscale", "hyper")),

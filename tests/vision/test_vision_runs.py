@@ -22,13 +22,8 @@ def test_a_run_logs_every_epoch_and_reports_the_last_iterations_error(tmp_path, 
     folder = tmp_path / "run" / "seed1"
     records = history(folder)
     epochs = [r for r in records if "epoch" in r]
-    assert [(r["epoch"], r["iteration"]) for r in epochs] == [
-        (1, 2),
-        (2, 3),
-        (3, 5),
-        (4, 6),
-        (5, 7),
-    ]  # 9 images, 6 a batch
+    # 9 images, 6 a batch
+    assert [(r["epoch"], r["iteration"]) for r in epochs] == [(1, 2), (2, 3), (3, 5), (4, 6), (5, 7)]
     assert [r["lr"] for r in epochs] == [0.1, 0.1, 0.01, 0.001, 0.001]
     (within,) = [r for r in records if "epoch" not in r]
     assert within.keys() == {"iteration", "lr", "train_loss_so_far"} and within["iteration"] == 4
@@ -50,6 +45,14 @@ def test_a_short_run_shortens_the_warm_up_and_says_so(tmp_path, images, capfd):
     at = argv.index("--warmup-iterations")
     del argv[at : at + 2]
     assert main(argv) == 0 and line in capfd.readouterr().out
+
+
+def test_the_cost_of_halting_is_not_in_the_training_loss(tmp_path, images):
+    halting = {"skip_kind": "askip", "skip_adapt": "halting", "iterations": 1, "warmup_iterations": 0}
+    for cost in (0.0, 0.5):
+        assert train(None, tmp_path / str(cost), images, skip_halt_cost=cost, **halting)[0] == 0
+    without, with_cost = (history(tmp_path / str(cost) / "seed1")[-1]["train_loss"] for cost in (0.0, 0.5))
+    assert without == with_cost
 
 
 def test_askip_goes_on_from_an_rskips_checkpoint(tmp_path, images, capfd):

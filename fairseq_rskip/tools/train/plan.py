@@ -205,10 +205,9 @@ def warm_up_of(recipe: Recipe, given: dict[str, Any], notes: list[str], warnings
     (end, unit), (whole, whole_unit) = find_end(recipe, given), find_end(recipe, {})
     notes[0] += f": {end:,} {unit}" if end else ""
     full = recipe.options["warmup-updates"]
-    warm_up = given.get("warmup-updates", full)
     share = end / whole if unit == whole_unit else end / (5 * full) if unit == "updates" else 1.0
-    if "warmup-updates" not in given and 0 < share < 1:
-        warm_up = max(1, round(full * share))
+    warm_up = given.get("warmup-updates", max(1, round(full * min(share or 1.0, 1.0))))
+    if "warmup-updates" not in given and warm_up < full:
         notes.append(f"warm-up: {warm_up} updates, the recipe's {full} shortened with the training")
     if unit == "updates" and 0 < end < 2 * warm_up:
         warnings.append(f"the warm-up takes {warm_up} of {end} updates; --warmup-updates N changes it")
