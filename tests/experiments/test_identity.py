@@ -46,7 +46,7 @@ def test_the_published_runs_of_a_study_are_done(published, name):
     assert states == ["done"] * count
 
 
-@pytest.mark.parametrize("name", ["skips", "skips_cifar"])
+@pytest.mark.parametrize("name", ["skips", "skips_cifar", "rivals"])
 def test_a_published_table_is_what_its_published_runs_give(published, capfd, name):
     more = ["--corpus", published / "cifar10-jpg", "--seeds", 1, 2, 3, 4, 5] if "cifar" in name else []
     words = ["report", name.replace("_", "-"), *more, "--no-figures", "--output", published]
