@@ -259,9 +259,9 @@ class NGPT(SkipConnection, kind="ngpt", norm=opt.NO_NORM, slots=(), for_images=F
 
     a, ``|weight| * 0.05 sqrt(dim)`` with ``weight`` at 1/sqrt(dim), is 0.05 at first. Every vector of the branch's
     matrices along the model's dimension has length 1: in fairseq after each update, in your own loop by
-    ``set_num_updates`` before it. The matrices are those that ``initialise`` was given, so wrap nothing in FSDP. The
-    architectures have FixNorm. Not here: nGPT's learned scales of queries and keys, of the hidden units and of the
-    logits: those of sublayers.
+    ``set_num_updates`` before it. The matrices are those that ``initialise`` was given: FSDP, which replaces them, is
+    not supported. The architectures have FixNorm. Not here: nGPT's learned scales of queries and keys, of the hidden
+    units and of the logits: those of sublayers.
     """
 
     def setup(self) -> None:
