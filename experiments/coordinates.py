@@ -126,7 +126,10 @@ def plot(rows: Sequence[Row], kinds: Sequence[str]) -> Any:
     """A panel for every kind, against width, a line for each block: its size at the start (dotted), its change."""
     height = math.ceil(len(kinds) / COLUMNS)
     figure = matplotlib.figure.Figure(figsize=(2.1 * COLUMNS, 1.9 * height), layout="constrained")
-    for axis, kind in zip(figure.subplots(height, COLUMNS, squeeze=False).flat, kinds):
+    axes = figure.subplots(height, COLUMNS, squeeze=False).flat
+    for axis in axes[len(kinds) :]:
+        axis.set_axis_off()
+    for axis, kind in zip(axes, kinds):
         mine = select(rows, kind=kind)
         for block, (name, step, line) in itertools.product(range(1, BLOCKS + 1), (SIZE, CHANGE)):
             values = [row[name] for row in select(mine, step=step, block=block)]
