@@ -60,8 +60,10 @@ def checked(model_class, cfg):
         raise UserError(f"--skip-log-interval {cfg.skip_log_interval}: expected an integer >= 0")
     config = resolve(cfg, model_class.config)
     sides = {name: getattr(config, name) for name in config.sides}
-    place = Place(list(sides)[-1], depth=1, other_depth=len(sides) - 1)
-    skip = config.skip.check(arch, place, pre_norm=any(side.normalize_before for side in sides.values()))
+    depth = max(1, *(side.layers for side in sides.values()))
+    for index in {0, depth - 1}:  # the norms of some kinds depend on the layer
+        place = Place(list(sides)[-1], index=index, depth=depth, other_depth=len(sides) - 1)
+        skip = config.skip.check(arch, place, pre_norm=any(side.normalize_before for side in sides.values()))
     config.skip.check_layers(arch, sides)
     for name, side in sides.items():
         check_sizes(name, side)

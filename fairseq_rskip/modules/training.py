@@ -87,7 +87,7 @@ class HaltCost:
 
 
 class UnitLength:
-    """A task's ``optimizer_step`` behind which the vectors of nGPT's matrices have length 1, in the fp32 copies that
+    """A task's ``optimizer_step`` after which the vectors of nGPT's matrices have length 1, in the fp32 copies that
     --fp16 and --bf16 step with, too."""
 
     def __init__(self, optimizer_step: Any, skips: list[NGPT]):

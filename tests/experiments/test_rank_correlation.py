@@ -9,8 +9,6 @@ SCRIPT = Path(__file__).parents[2] / "experiments" / "rank_correlation.py"
 
 
 TWICE, OTHER = "twice.csv has several lines for the row 'u'", "other.csv has no column 'row'"
-
-
 SAID = [("b", "ρ = 0.89"), ("up", "ρ = -0.89"), ("twice", TWICE), ("other", OTHER), ("a", "twice:")]
 
 

@@ -63,7 +63,7 @@ def test_naming_shared_embeddings_again_keeps_them():
         ("xskip", {"skip_init": 2}, "--skip-init"),
         ("rskip_ln", {"encoder_normalize_before": True}, "for kinds that need their norm"),
         ("xskip_ln", {"decoder_normalize_before": True}, "expected 'none'"),
-        ("b2t", {"encoder_normalize_before": True}, "for kinds that need their norm"),
+        *((arch, {"encoder_normalize_before": True}, "for kinds that need their norm") for arch in ("b2t", "keel")),
         ("mhc", {"skip_mixing": "static"}, "has no such option"),
         *((arch, {"skip_norm": "batch"}, "expected one of none, layer, rms") for arch in ("x0", "layerscale", "gpt2")),
         ("x0", {"encoder_layerdrop": 0.1}, "--encoder-layerdrop 0.1: --skip-kind x0 hands several tensors"),

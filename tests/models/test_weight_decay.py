@@ -55,7 +55,7 @@ def test_an_update_shrinks_gains_but_not_coefficients(tiny_corpus, tmp_path, pre
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_ngpts_vectors_have_length_1_behind_an_update(tiny_corpus, tmp_path, precision):
+def test_ngpts_vectors_have_length_1_after_an_update(tiny_corpus, tmp_path, precision):
     options = ["--arch", "transformer_ngpt_tiny", "--lr", 0.1, *PRECISIONS[precision]]
     saved = train(tiny_corpus, tmp_path, 0.0, *options)["model"]
     matrices = [(name, w.float()) for name, w in saved.items() if ".layers." in name and w.dim() == 2]
