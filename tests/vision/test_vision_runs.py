@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+from inspect import getclosurevars
 
 import pytest
 import torch
@@ -53,6 +54,14 @@ def test_the_cost_of_halting_is_not_in_the_training_loss(tmp_path, images):
         assert train(None, tmp_path / str(cost), images, skip_halt_cost=cost, **halting)[0] == 0
     without, with_cost = (history(tmp_path / str(cost) / "seed1")[-1]["train_loss"] for cost in (0.0, 0.5))
     assert without == with_cost
+
+
+def test_a_profile_is_of_images_of_several_classes(tmp_path, images, monkeypatch):
+    taken = []  # the folder's first three images are of one class
+    keep = lambda module, loss, _: taken.append(getclosurevars(loss).nonlocals)  # noqa: E731
+    monkeypatch.setattr("fairseq_rskip.vision.trainer.set_starts", keep)
+    assert train(None, tmp_path / "run", images, skip_kind="admin", skip_norm="layer", batch_size=3)[0] == 0
+    assert len(taken[0]["labels"]) == 3 and len(taken[0]["labels"].unique()) > 1
 
 
 def test_askip_goes_on_from_an_rskips_checkpoint(tmp_path, images, capfd):
