@@ -6,6 +6,7 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model, register_model_architecture
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
+from torch import nn
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import resolve
@@ -82,6 +83,7 @@ def finish(model, task, skip_log_interval: int):
     if warning := growth_warning({name: list(skips(stack).values()) for name, stack in stacks(model).items()}):
         logger.warning(warning)
     _scale_embeddings(model)
+    _zero_classifier(model)
     profile_starts(task, model)
     training.attach(task, model, skip_log_interval)
     return model
@@ -96,6 +98,13 @@ def _scale_embeddings(model) -> None:
             scaled.add(weight)
             for skip in list(skips(stack).values())[:1]:
                 skip.initialise({"embedding": Weight(weight, weight.size(1) ** -0.5)})
+
+
+def _zero_classifier(model):
+    """Start an output matrix that is not the embedding at 0, where the rule has it so."""
+    output, rule = model.decoder.output_projection, list(skips(model.decoder).values())[0]
+    if rule.zero_classifier and output is not None and output.weight is not model.decoder.embed_tokens.weight:
+        nn.init.zeros_(output.weight)
 
 
 class _Node(ConfigNode):

@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixln": {"skip_kind": "mixln"},
     "keel": {"skip_kind": "keel"},
     "scalenorm": {"skip_kind": "preln", "skip_norm": "scale", "fix_norm": True},
-    "adanorm": {"skip_kind": "xskip", "skip_norm": "ada", "skip_lambda": 1.0},
+    "adanorm": {"skip_kind": "preln", "skip_norm": "ada"},
     "rmsnorm": {"skip_kind": "preln", "skip_norm": "rms"},
     "dyt": {"skip_kind": "preln", "skip_norm": "dyt"},
     "derf": {"skip_kind": "preln", "skip_norm": "derf"},

@@ -127,7 +127,7 @@ class ScaleNorm(RowNorm):
 
 
 class AdaNorm(RowNorm):
-    """Adaptive normalisation (Xu et al., 2019): ``C * (1 - k * z) * z`` per row, k = 1/10 and C = 1 as there.
+    """Adaptive normalisation (Xu et al., 2019): ``C * (1 - k * z) * z`` per row, k = 1/10 and C = 1.
 
     ``z = (x - mean) / (s + eps)`` with the unbiased standard deviation s (0 where there is one feature only); no
     gradient flows through ``1 - k * z``. No parameters.
@@ -154,7 +154,9 @@ class AdaNorm(RowNorm):
 class DyT(RowNorm):
     """Dynamic tanh (Zhu et al., 2025): ``w * tanh(alpha * x) + b``, alpha a learned scalar that starts at 0.5.
 
-    No statistics, so nothing makes it an affine map of its input: :meth:`affine_map` raises.
+    In the authors' language models alpha starts at 0.2 to 0.8 by width and sublayer, there is no b, and a learned
+    scalar, sqrt(dim) at first, follows the embedding; here none of it. No statistics, so nothing makes it an affine
+    map of its input: :meth:`affine_map` raises.
     """
 
     def __init__(self, dim: int, *layout: Any, **options: Any):

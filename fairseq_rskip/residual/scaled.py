@@ -104,8 +104,9 @@ class Admin(Profiled, Weighted, kind="admin", norm=opt.SOME_NORM, omega=_OMEGA):
     Difficulty of Training Transformers".
 
     omega starts where one batch's profile puts it, block after block: omega_1 = 1 and
-    ``omega_{i+1}^2 = var(omega_i * x_i) + var(F_i)`` over all unpadded elements, as in the authors' code: with x of
-    unit variance the paper's sum ``omega_i^2 = sum_{j<i} var(F_j)`` with the stack's input, of variance 1, for F_0.
+    ``omega_{i+1}^2 = var(omega_i * x_i) + var(F_i)`` over all unpadded elements: with x of unit variance the paper's
+    sum ``omega_i^2 = sum_{j<i} var(F_j)`` with the stack's input, of variance 1, for F_0. The authors' code counts
+    padding, too, and starts fc1 and fc2 at Xavier's, where here they start as fairseq's.
     Encoder and decoder are separate chains. ``--skip-omega formula`` takes the profile-free
     ``sqrt((R + 1) / ln(R + 1) - 1)`` of microsoft/admin-torch, R the residual blocks of this side.
     """
@@ -150,7 +151,10 @@ class Fixup(Weighted, kind="fixup", norm=opt.NO_NORM, slots=()):
     The last matrix of each branch (out, fc2, conv2) and its bias start at 0, so that a stack starts as the identity;
     with K branches in the network (2N + 3M in a Transformer) fc1 and conv1 start at K^(-1/2) times their usual standard
     deviation, and q, k and v, of a branch of four matrices, at K^(-1/6). "Usual" is Xavier's in a Transformer and He's
-    in a ResNet, which has scalar biases in place of its batch norms (b among them), and whose classifier starts at 0.
+    in a ResNet, which has scalar biases in place of its batch norms (b among them, decayed like those). The classifier
+    starts at 0, and so does an output matrix that is not the embedding. In code hongyi-zhang/Fixup scalars learn at a
+    tenth of the rate and decay; its Transformer has scalar biases inside of the feed-forward branch and at the ends of
+    the stacks, too, no biases in linear maps, and no c.
     """
 
     replaces_batch_norm = zero_classifier = True

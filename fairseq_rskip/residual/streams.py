@@ -89,7 +89,8 @@ class X0(StreamSkip, kind="x0", norm=opt.WITHOUT_BATCH, slots=("pre",)):
     r and s are learned scalars of each block, ``r`` and ``s`` of shape (1,), 1 and 0 at the start, where the stack is
     pre-norm. The stream is (x, x_0). karpathy/nanochat, ``nanochat/gpt.py`` (``resid_lambdas``, ``x0_lambdas``), no
     paper: it has one pair for each layer, applied before the layer's first block; here each block has its own, applied
-    after its branch.
+    after its branch. Its x_0 is normalised, and its pairs have learning rates of their own; since March 2026 they start
+    at 1.15 to 1.05 and 0.20 to 0.05 over the layers.
     """
 
     def setup(self) -> None:

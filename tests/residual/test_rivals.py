@@ -189,6 +189,12 @@ def test_tfixup_scales_the_embeddings():
         torch.testing.assert_close(after, before * 54**-0.25)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_fixups_classifier_starts_at_zero_where_it_is_not_the_embedding(shared):
+    model = build("transformer_fixup_tiny", **TINY, share_decoder_input_output_embed=shared)
+    assert bool(model.decoder.output_projection.weight.eq(0).all()) is not shared
+
+
 @pytest.mark.parametrize(("kind", "expected"), [("highway", "x"), ("exclusive_gate", "x"), ("shortcut_gate", "sum")])
 @pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
 def test_a_closed_gate(kind, expected, shape):
