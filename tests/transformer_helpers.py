@@ -42,13 +42,15 @@ def stock_defaults(arch: str) -> Namespace:
 
 
 def randomise(model, seed: int = 7) -> None:
-    """Move gains, biases and running statistics off their initial values: at 1 and 0 a mix-up would not show."""
+    """Move gains, biases, running statistics and zero matrices off their start: at 1 and 0 a mix-up would not show."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.dim() == 1 and tensor.is_floating_point() and tensor.numel() > 1:
                 noise = torch.rand(tensor.shape, generator=generator)
                 tensor.copy_(0.5 + noise if not name.endswith(("bias", "mean")) else noise - 0.5)
+            elif tensor.dim() > 1 and not tensor.any():
+                tensor.copy_(0.1 * torch.randn(tensor.shape, generator=generator))
 
 
 def sentences(lengths=(7, 3, 5), seed: int = 3):

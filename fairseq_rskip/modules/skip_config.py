@@ -62,14 +62,19 @@ class _SkipOptions:
 
     def check_layers(self, arch: str, sides: dict[str, Any]) -> None:
         """Raise :class:`~fairseq_rskip.errors.UserError` where one of ``sides``, parts of a ``TransformerConfig``,
-        leaves out layers between which the kind carries more than one tensor, or on whose places its constants
-        depend."""
-        skip, deeper = (self.build(1, Place(index=i, depth=2 * i, sublayers=2)) for i in (1, 2))
+        leaves out layers between which the kind carries more than one tensor, or on whose places its constants or
+        norms depend."""
+
+        def of_place(skip: SkipConnection) -> Any:
+            return {**constants(skip), "": (skip.drop_rate, skip.pre is None, len(skip.post))}
+
+        places = (Place(index=0, position=1, depth=1000, sublayers=2), Place(index=1998, depth=2000, sublayers=2))
+        skip, deeper = (self.build(1, place) for place in places)  # not a stack's first or last block
         reasons = {}
         if skip.widths[0] > 1:
             reasons = dict.fromkeys(("layerdrop", "layers_to_keep"), "hands several tensors from layer to layer")
-        elif {**constants(skip), "": skip.drop_rate} != {**constants(deeper), "": deeper.drop_rate}:
-            reasons = {"layers_to_keep": "has constants of a layer's number and depth, which change"}
+        elif of_place(skip) != of_place(deeper):
+            reasons = {"layers_to_keep": "has constants or norms of a layer's number and depth, which change"}
         for (side, layers), (name, reason) in itertools.product(sides.items(), reasons.items()):
             if value := getattr(layers, name):
                 chosen = f"--arch {arch} with --{side}-{name.replace('_', '-')} {value}"

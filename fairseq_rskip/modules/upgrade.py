@@ -27,8 +27,8 @@ def upgrade_layer(state_dict: dict[str, Tensor], name: str, children: dict[str, 
                 if stock in state_dict:
                     state_dict[f"{place}.{ours}.{part}"] = state_dict.pop(stock)
             skip.upgrade(state_dict, f"{place}.")
-            _check_lambda(state_dict, place, len(skip.post))
             check_rule(state_dict, place, skip)
+            _check_lambda(state_dict, place, len(skip.post))
 
 
 def check_rule(state_dict: dict[str, Tensor], name: str, module: WithRule) -> None:

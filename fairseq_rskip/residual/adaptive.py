@@ -159,6 +159,8 @@ class ASkip(
         expected = (k * p).sum(0).squeeze(-1)
         kept = torch.ones_like(expected) if padding_mask is None else padding_mask.logical_not().to(expected.dtype)
         self.cost = expected * kept if self.options.halt_cost else None
+        if not (self.update_in_no_grad or torch.is_grad_enabled()):
+            return  # activation checkpointing computes the block once more
         with torch.no_grad():
             mean = (expected * kept).sum() / kept.sum().clamp(min=1.0)
             self.mean_steps.lerp_(mean.to(self.mean_steps.dtype), 0.01)

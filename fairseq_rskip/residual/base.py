@@ -98,7 +98,7 @@ class SkipConnection(WithRule):
         self.batch_dim = 0 if channel_dim == 1 else batch_dim
         self.options = opt.parse(type(self), options, KINDS, channel_dim == 1, place)
         self.drop_rate = float(self.options.drop_path) * self.place.block_number / self.place.num_blocks
-        self.norm_axes, self.eps = norm_axes, eps
+        self.norm_axes, self.eps, self.update_in_no_grad = norm_axes, eps, update_in_no_grad
         layout = {"channel_dim": channel_dim, "norm_axes": norm_axes, "eps": eps}
         make = functools.partial(create_norm, dim=dim, update_in_no_grad=update_in_no_grad, **layout)
         own = functools.partial(make, self.options.norm)

@@ -228,7 +228,7 @@ class Scheduled(Weighted):
     """``y = G(x + min(1, t / warm_up) * F)`` at update t: the buffer ``updates``, kept in checkpoints."""
 
     def setup(self) -> None:
-        self.warm_up = int(self.options.warmup)
+        self.warmup = float(self.options.warmup)
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
     def set_num_updates(self, updates: int) -> None:
@@ -237,7 +237,7 @@ class Scheduled(Weighted):
 
     def scales(self, x: Tensor) -> tuple[float, Tensor]:
         updates = self.updates.view(1).to(torch.promote_types(x.dtype, torch.float32))
-        return 1.0, (updates / self.warm_up).clamp(max=1.0)
+        return 1.0, (updates / self.warmup).clamp(max=1.0)
 
 
 class ProRes(Scheduled, kind="prores", norm=opt.WITHOUT_BATCH, warmup=opt.warmup(1000), slots=("pre",)):
@@ -247,7 +247,7 @@ class ProRes(Scheduled, kind="prores", norm=opt.WITHOUT_BATCH, warmup=opt.warmup
 
     def setup(self) -> None:
         super().setup()
-        self.warm_up *= self.place.index + 1
+        self.warmup *= self.place.index + 1
 
 
 class BranchNorm(Scheduled, kind="branchnorm", norm=opt.SOME_NORM, warmup=opt.warmup(4000)):

@@ -126,7 +126,8 @@ def is_watched(module: nn.Module) -> bool:
 
 def parameters(norms: list[Any], name: str) -> list[Tensor]:
     """Each norm's weight or bias, in a quarter of the time of ``norm.weight``, which counts in beam search."""
-    return [own[name] if name in (own := norm._parameters) else getattr(norm, name) for norm in norms]
+    owned = [norm._parameters for norm in norms]
+    return [own[name] if name in own else getattr(norm, name) for own, norm in zip(owned, norms)]
 
 
 class BranchWeight(Weighted, init=opt.start(0.0)):

@@ -96,8 +96,9 @@ class Corpus:
             return [self.folder / "dict.txt"]
         paths = [self.folder / f"dict.{language}.txt" for language in (self.source, self.target)]
         if not all(path.is_file() for path in paths):
-            names = "train.SRC-TGT.SRC.idx, dict.SRC.txt or dict.TGT.txt"
-            raise UserError(f"{self.folder} is no data-bin of a language pair: it lacks {names}; prepare it again")
+            wanted = " and ".join(f"dict.{name}.txt" for name in (self.source or "SRC", self.target or "TGT"))
+            found = ", ".join(sorted(path.name for path in self.folder.glob("dict.*.txt"))) or "neither"
+            raise UserError(f"{self.folder} is no data-bin of this language pair: expected {wanted}, found {found}")
         return paths
 
     def subwords(self, language: str) -> Path | None:

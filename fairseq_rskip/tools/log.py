@@ -55,7 +55,8 @@ def summary(newest: dict[str, Record]) -> str:
     train, losses = newest.get("train"), {kind: newest[kind].values.get("loss") for kind in sorted(newest)}
     if not newest:
         return "no update yet"
-    parts = [f"epoch {(train or newest['valid']).epoch}, {max(each.updates for each in newest.values()):,} updates"]
+    latest = max(newest.values(), key=lambda each: each.updates)
+    parts = [f"epoch {latest.epoch}, {latest.updates:,} updates"]
     parts += [f"{kind} loss {loss:.3f}" for kind, loss in losses.items() if loss is not None]
     return ", ".join(parts + ([f"{train.values['wps']:,.0f} words/s"] if train and "wps" in train.values else []))
 

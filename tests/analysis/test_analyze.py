@@ -104,10 +104,7 @@ def test_ratio_learned_vectors_and_stage(runs, analyze, tmp_path):
     gain = state["blocks.1.skip.post.0.weight"]
     assert [row["vector"] for row in learned] == ["gain of G_1", "gain of G_1", "w"]
     assert float(learned[0]["norm"]) == pytest.approx(float(gain.norm())) and learned[0]["size"] == "32"
-    assert float(learned[0]["mean"]) == pytest.approx(float(gain.mean()))
     assert float(learned[2]["norm"]) == pytest.approx(2 * 32**0.5) and float(learned[2]["mean_absolute"]) == 2
-    for row in learned:
-        assert float(row["rms"]) == pytest.approx(float(row["norm"]) / 32**0.5)
     assert re.search(r"^the paper \(ResNet-110\) +2\.82", out, re.M)
     assert re.search(r"^ +w +2 +2 +2 ", out, re.M) and "adaptive" not in out
 

@@ -46,10 +46,19 @@ def test_the_published_runs_of_a_study_are_done(published, name):
     assert states == ["done"] * count
 
 
-@pytest.mark.parametrize("name", ["skips", "skips_cifar", "rivals"])
+PUBLISHED = {
+    "skips": "skips",
+    "skips_cifar": "skips-cifar --corpus {}/cifar10-jpg --seeds 1 2 3 4 5",
+    "rivals": "rivals",
+    "lm_rivals": "lm-rivals --seeds 1 --set lr=0.003",
+    "lm_depth": "lm-depth --set lr=0.003",
+    "depth_runs": "depth",
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_table_is_what_its_published_runs_give(published, capfd, name):
-    more = ["--corpus", published / "cifar10-jpg", "--seeds", 1, 2, 3, 4, 5] if "cifar" in name else []
-    words = ["report", name.replace("_", "-"), *more, "--no-figures", "--output", published]
+    words = ["report", *PUBLISHED[name].format(published).split(), "--no-figures", "--output", published]
     assert reproduce(capfd, *words)[0] == 0
     assert (published / "report" / "report.csv").read_bytes() == (ROOT / "results" / f"{name}.csv").read_bytes()
 

@@ -144,13 +144,6 @@ def test_no_connection(place):
     assert "127.0.0.1" in place.fails()
 
 
-def test_a_malformed_list(place):
-    rows = ["a.gz\t1\tsha1:00\thttp://x/", "a.gz\t1\tsha256:00\thttp://x/"]
-    for row in [f"a.gz 10 {SHA} http://x/", *rows, f"../a.gz\t1\t{SHA}\thttp://x/", f"a.gz\t1\t{SHA}"]:
-        place.list.write_text(f"# name\tsize\n{row}\n", encoding="utf-8")
-        assert "list é.tsv: expected a name, a size or -" in place.fails()
-
-
 def test_a_damaged_archive_or_a_missing_member_is_one_line(place):
     path = place.archives / "x.tgz"
     tarball(path, {"a": random.Random(1).randbytes(50_000)})

@@ -182,17 +182,14 @@ def test_a_rule_rescales_and_does_not_redraw():
             assert torch.equal(gate[name], weight)
 
 
-def test_tfixup_scales_the_embeddings():
+def test_tfixup_scales_the_embeddings_and_fixups_output_matrix_starts_at_zero_if_it_is_not_the_embedding():
     plain, scaled = (build(f"transformer_{kind}_tiny", **BASE) for kind in ("xskip", "tfixup"))
     for side in ("encoder", "decoder"):
         before, after = (getattr(model, side).embed_tokens.weight for model in (plain, scaled))
         torch.testing.assert_close(after, before * 54**-0.25)
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_fixups_classifier_starts_at_zero_where_it_is_not_the_embedding(shared):
-    model = build("transformer_fixup_tiny", **TINY, share_decoder_input_output_embed=shared)
-    assert bool(model.decoder.output_projection.weight.eq(0).all()) is not shared
+    for shared in (False, True):
+        model = build("transformer_fixup_tiny", **TINY, share_decoder_input_output_embed=shared)
+        assert bool(model.decoder.output_projection.weight.eq(0).all()) is not shared
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("highway", "x"), ("exclusive_gate", "x"), ("shortcut_gate", "sum")])

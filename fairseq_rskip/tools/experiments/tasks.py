@@ -124,7 +124,7 @@ class Translation(Task):
     over_seeds = (*losses, *of_tokens)
     weights = ("evaluation/averaged.pt", "checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
     reserved = ("save-dir", "seed", "arch", "user-dir", "restore-file")
-    free = ("skip-log-interval", "log-interval", "num-workers", "tensorboard-logdir", "no-fp16")
+    free = ("skip-log-interval", "log-interval", "num-workers", "tensorboard-logdir")
 
     def data_name(self, data: str) -> str:
         """The corpus in ``data`` as its preparation.json says; of your own text, the folder's name."""

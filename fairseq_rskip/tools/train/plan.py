@@ -201,14 +201,14 @@ def find_end(recipe: Recipe, given: dict[str, Any]) -> tuple[int, str]:
 
 def warm_up_of(recipe: Recipe, given: dict[str, Any], notes: list[str], warnings: list[str]) -> int:
     """The updates of the warm-up: the user's, else the recipe's, which shrinks in proportion with a training that the
-    user made shorter; of one in updates, where the recipe has epochs, it is a fifth at most."""
+    user made shorter; of one in updates, where the recipe has epochs, it is a fifth at most; one in epochs keeps it."""
     (end, unit), (whole, whole_unit) = find_end(recipe, given), find_end(recipe, {})
     notes[0] += f": {end:,} {unit}" if end else ""
     full = recipe.options["warmup-updates"]
     share = end / whole if unit == whole_unit else end / (5 * full) if unit == "updates" else 1.0
     warm_up = given.get("warmup-updates", max(1, round(full * min(share or 1.0, 1.0))))
-    if "warmup-updates" not in given and warm_up < full:
-        notes.append(f"warm-up: {warm_up} updates, the recipe's {full} shortened with the training")
+    if "warmup-updates" not in given and (warm_up < full or unit != whole_unit):
+        notes.append(f"warm-up: {warm_up} updates; the recipe has {full} for {whole:,} {whole_unit}")
     if unit == "updates" and 0 < end < 2 * warm_up:
         warnings.append(f"the warm-up takes {warm_up} of {end} updates; --warmup-updates N changes it")
     return warm_up
