@@ -50,6 +50,8 @@ PUBLISHED = {
     "skips": "skips",
     "skips_cifar": "skips-cifar --corpus {}/cifar10-jpg --seeds 1 2 3 4 5",
     "rivals": "rivals",
+    "rivals_cifar": "rivals-cifar --corpus {}/cifar10-jpg --set "
+    "iterations=300 warmup-iterations=2 batch-size=32 amp=bf16",
     "lm_rivals": "lm-rivals --seeds 1 --set lr=0.003",
     "lm_depth": "lm-depth --set lr=0.003",
     "depth_runs": "depth",

@@ -158,17 +158,17 @@ def measured(record: dict[str, Any]) -> dict[str, Any]:
 
 def state(run: Run) -> str:
     """One of the states of a run, with its progress or its error."""
-    if measured(record := read(run.folder)) or not (run.folder / LOCK).exists():
-        return DONE if measured(record) else NEW
+    record = read(run.folder)
+    failed = f"{FAILED}: {record['failed'].get('error')}" if record.get("failed") else ""
+    if measured(record) or not (run.folder / LOCK).exists():  # without a lock: a record out of an archive
+        return DONE if measured(record) else failed or NEW
     part, losses = TASKS[run.task].progress(run)
     with open(run.folder / LOCK, "rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return f"{RUNNING} {part:.0%}: {losses}"
-    if record.get("failed"):
-        return f"{FAILED}: {record['failed'].get('error')}"
-    return f"{STOPPED} at {part:.0%}" if (run.folder / LOG).exists() else NEW
+    return failed or (f"{STOPPED} at {part:.0%}" if (run.folder / LOG).exists() else NEW)
 
 
 def collect(table: Table, cell: Cell, out: Path) -> Result:
