@@ -47,7 +47,6 @@ def test_the_published_runs_of_a_study_are_done(published, name):
 
 
 PUBLISHED = {
-    "skips": "skips",
     "skips_cifar": "skips-cifar --corpus {}/cifar10-jpg --seeds 1 2 3 4 5",
     "rivals": "rivals",
     "rivals_cifar": "rivals-cifar --corpus {}/cifar10-jpg --set "

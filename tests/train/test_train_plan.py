@@ -145,7 +145,6 @@ def test_the_corpus_its_size_or_the_user_picks_the_recipe(plan, data):
         (f"{CAPTIONS} --max-update 300", 60, False),
         (f"{IWSLT} --max-epoch 1", 4000, False),
     ],
-    ids=["shortened", "user's", "epochs", "other unit", "unknown end"],
 )
 def test_the_warm_up_of_a_shorter_training_is_shorter(plan, argv, warmup, warns):
     made = plan(*argv.split(), "--dry-run")

@@ -1,0 +1,58 @@
+"""How far a training moved the matrices of a Transformer, and the λ that askip learned, for the page docs/depth.md.
+
+``python experiments/depth_weights.py LABEL=RUN ...`` takes runs of ``reproduce.py run depth`` (``runs/…/seed1``). Of
+the lower, middle and upper third of each side's layers ``results/depth_weights.csv`` has the means over the matrices of
+|W - W_0| / |W_0| (``moved``) and |W| / |W_0| (``norm``); W_0 is drawn again from the run's seed. Of a run whose λ
+adapts ``results/depth_lambdas.csv`` has the λ of each block.
+"""
+
+import argparse
+from pathlib import Path
+
+import pandas
+from fairseq import checkpoint_utils, tasks, utils
+
+import fairseq_rskip.models  # noqa: F401  (registers the architectures)
+from fairseq_rskip.analysis import figures
+from fairseq_rskip.console import print_line
+from fairseq_rskip.residual.adaptive import lambdas
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+def measure(label: str, run: Path) -> tuple[list[dict], list[dict]]:
+    """A row for each matrix in a layer, and one for each λ that adapts."""
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(run / "checkpoints" / "checkpoint_last.pt"))
+    cfg, rows = state["cfg"], []
+    task = tasks.setup_task(cfg.task)
+    utils.set_torch_seed(cfg.common.seed)
+    model = task.build_model(cfg.model)
+    start = {name: weight.double().clone() for name, weight in model.state_dict().items()}
+    for name, weight in state["model"].items():
+        if weight.dim() == 2 and ".layers." in name:
+            side, _, layer, _ = name.split(".", 3)
+            third = ("lower", "middle", "upper")[3 * int(layer) // getattr(cfg.model, f"{side}_layers")]
+            size = start[name].norm()
+            moved, norm = (float(value.norm() / size) for value in (weight.double() - start[name], weight.double()))
+            rows.append({"run": label, "side": side, "layers": third, "moved": moved, "norm": norm})
+    model.load_state_dict(state["model"])
+    return rows, [{"run": label, "block": block, "lambda": f"{value:.3f}"} for block, value in lambdas(model).items()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", metavar="LABEL=RUN")
+    matrices, found = [], []
+    for argument in parser.parse_args().runs:
+        label, _, run = argument.rpartition("=")
+        rows, learned = measure(label or run, Path(run))
+        matrices, found = matrices + rows, found + learned
+    means = pandas.DataFrame(matrices).groupby(["run", "side", "layers"], sort=False).mean().round(3).reset_index()
+    print_line(means.to_string(index=False))
+    figures.write_csv(RESULTS / "depth_weights.csv", means.to_dict("records"))
+    if found:
+        figures.write_csv(RESULTS / "depth_lambdas.csv", found)
+
+
+if __name__ == "__main__":
+    main()
