@@ -68,10 +68,10 @@ def checked(model_class, cfg):
     config.skip.check_layers(arch, sides)
     for name, side in sides.items():
         check_sizes(name, side)
-    if config.checkpoint_activations and halting(skip):
+    if (config.checkpoint_activations or config.offload_activations) and halting(skip):
         raise UserError(
-            f"--arch {arch} with --checkpoint-activations: what halting costs would have no gradient there, "
-            "expected --skip-halt-cost 0"
+            f"--arch {arch} with --checkpoint-activations or --offload-activations: what halting costs would have no "
+            "gradient there, expected --skip-halt-cost 0"
         )
     fixnorm.check(arch, config)
     return config
@@ -103,7 +103,8 @@ def _scale_embeddings(model) -> None:
 def _zero_classifier(model):
     """Start an output matrix that is not the embedding at 0, where the rule has it so."""
     output, rule = model.decoder.output_projection, list(skips(model.decoder).values())[0]
-    if rule.zero_classifier and output is not None and output.weight is not model.decoder.embed_tokens.weight:
+    embedding = getattr(model.decoder.embed_tokens, "weight", None)
+    if rule.zero_classifier and output is not None and output.weight is not embedding:
         nn.init.zeros_(output.weight)
 
 

@@ -52,6 +52,13 @@ class SkipLanguageModel(SkipModel, TransformerLanguageModel):
         if config.decoder.layers_to_keep:
             config.decoder.layers = len(config.decoder.layers_to_keep.split(","))
         config.checkpoint_activations |= config.offload_activations
+        ends = (config.adaptive_input_cutoff, config.adaptive_softmax_cutoff)
+        cutoffs = [eval_str_list(cutoff, type=int) for cutoff in ends]
+        sizes = (config.adaptive_input_factor, config.decoder.input_dim)
+        alike = cutoffs[0] == cutoffs[1] and sizes == (config.adaptive_softmax_factor, config.decoder.output_dim)
+        if config.tie_adaptive_weights and not (config.adaptive_input and alike):
+            wanted = "expected --adaptive-input with the cutoffs, the factor and the size of the adaptive softmax"
+            raise UserError(f"--tie-adaptive-weights: {wanted}")
         embedding = cls.build_embedding(config, task.source_dictionary, config.decoder.input_dim)
         model = cls(SkipTransformerDecoder(config, task.target_dictionary, embedding, no_encoder_attn=True))
         return finish(model, task, cfg.skip_log_interval)

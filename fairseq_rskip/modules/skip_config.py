@@ -68,8 +68,8 @@ class _SkipOptions:
         def of_place(skip: SkipConnection) -> Any:
             return {**constants(skip), "": (skip.drop_rate, skip.pre is None, len(skip.post))}
 
-        places = (Place(index=0, position=1, depth=1000, sublayers=2), Place(index=1998, depth=2000, sublayers=2))
-        skip, deeper = (self.build(1, place) for place in places)  # not a stack's first or last block
+        places = (Place(index=1, depth=1000, sublayers=2), Place(index=1998, depth=2000, sublayers=2))
+        skip, deeper = (self.build(1, place) for place in places)  # not a stack's first or last layer
         reasons = {}
         if skip.widths[0] > 1:
             reasons = dict.fromkeys(("layerdrop", "layers_to_keep"), "hands several tensors from layer to layer")
@@ -87,11 +87,12 @@ def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:
     skip = next((skip for skips in sides.values() for skip in skips), None)
     if skip is None or skip.post or any(parameter.is_meta for parameter in skip.parameters()):
         return ""
-    if (scale := stream_gain(skip)) <= 1:
+    scales = {side: stream_gain(skips[0]) for side, skips in sides.items() if skips}
+    if (scale := max(scales.values())) <= 1:
         return ""
-    growth = {side: math.prod([scale] * len(skips)) for side, skips in sides.items()}
+    growth = {side: math.prod([own] * len(sides[side])) for side, own in scales.items()}
     largest = max(growth.values())
-    through = " and ".join(f"{scale:g}^{len(sides[side])} = {g:.3g} through the {side}" for side, g in growth.items())
+    through = " and ".join(f"{scales[s]:g}^{len(sides[s])} = {g:.3g} through the {s}" for s, g in growth.items())
     verdict = "overflows" if largest > FP16_MAX else "comes close to the limit of"
     if largest < FP16_MAX / FP16_MARGIN:
         verdict = "is within"
@@ -114,7 +115,7 @@ def check_sizes(name: str, side: Any) -> None:
 def way_out(skip: SkipConnection) -> str:
     """What keeps the stream of ``skip`` within fp16's range."""
     ways = ["fp32 or bf16"]
-    if "post" in skip.slots and not skip.post:
+    if "post" in skip.slots and not skip.post and skip.pre is None:
         ways.append("--skip-norm layer")
     if hasattr(skip.options, "skip_lambda"):
         ways.append("a smaller --skip-lambda")

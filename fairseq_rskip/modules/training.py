@@ -63,9 +63,8 @@ class Report:
     def say(self) -> None:
         if get_global_rank() != 0:
             return
-        learned = lambdas(self.movement.model)
-        if learned:
-            logger.info("adaptive λ: " + ", ".join(f"{block} {value:.3f}" for block, value in learned.items()))
+        if adapted := lambdas(self.movement.model):
+            logger.info("adaptive λ: " + ", ".join(f"{block} {value:.3f}" for block, value in adapted.items()))
         if self.movement.warning():
             logger.warning(self.movement.warning())
 

@@ -35,7 +35,8 @@ class SkipConnection(WithRule):
         norm_axes, eps, update_in_no_grad: see :mod:`fairseq_rskip.norms`.
         options: fields of the kind's ``Options``: ``norm``, one of ``norms.NORMS``, and the kind's own.
 
-    ``forward`` takes ``x`` and ``f_x`` of one shape in any floating types and returns ``x``'s shape and dtype.
+    ``forward`` takes ``x`` and ``f_x`` in any floating types and returns ``x``'s dtype, all of one shape; in kinds that
+    keep several tensors ``x`` has ``widths[0] * dim`` channels, ``f_x`` dim, the result ``widths[1] * dim``.
     ``padding_mask`` is boolean, of ``x``'s shape without the channel dimension, True where padded; batch normalisation
     leaves those positions out and returns zeros there, other norms treat every position on its own. Raises
     ``ValueError``, naming the argument, its value and what is accepted.

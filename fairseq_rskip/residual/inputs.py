@@ -12,7 +12,7 @@ def check(skip: Any, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor 
     if f_x.shape != x.shape or width > skip.dim:
         expected = [*x.shape[:-1], skip.dim] if width > skip.dim and x.dim() > 0 else list(x.shape)
         if list(f_x.shape) != expected:
-            raise ValueError(f"f_x has shape {list(f_x.shape)}: expected x's shape {expected}")
+            raise ValueError(f"f_x has shape {list(f_x.shape)}: expected {expected}")
     if not (x.is_floating_point() and f_x.is_floating_point()):
         raise ValueError(f"x and f_x have dtypes {x.dtype} and {f_x.dtype}: expected floating point")
     if skip.channel_dim == 1 and x.dim() != 4:

@@ -270,6 +270,8 @@ class NGPT(SkipConnection, kind="ngpt", norm=opt.NO_NORM, slots=(), for_images=F
 
     def setup(self) -> None:
         refuse_drop_path(self)
+        if self.pre is not None:
+            raise ValueError("pre_norm=True: kind ngpt normalises x itself: expected no pre-norm")
         self.weight = nn.Parameter(torch.full((self.dim,), self.dim**-0.5))
         self.lr_multiplier = 0.05 * self.dim**0.5
         self.matrices: list[tuple[Tensor, int]] = []  # of the branch, and the axis of the model's dimension

@@ -83,7 +83,7 @@ def test_a_skip_agrees_with_float64_on_the_cpu(case, dtype):
         mask = None if case.mask() is None else case.mask().to(device)
         x, f, upstream = (draw(shape, seed, dtype).to(device, kind) for seed in (1, 2, 3))
         x.requires_grad_(), f.requires_grad_()
-        y = skip(x, f, mask)
+        y = skip(x, f, None, mask)
         assert y.dtype == kind and y.device.type == device
         outcomes.append([t.detach().double().cpu() for t in (y, *gradients(y, upstream, (x, f)))])
     tolerance = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]

@@ -64,13 +64,16 @@ def test_naming_shared_embeddings_again_keeps_them():
         ("rskip_ln", {"encoder_normalize_before": True}, "for kinds that need their norm"),
         ("xskip_ln", {"decoder_normalize_before": True}, "expected 'none'"),
         *((arch, {"encoder_normalize_before": True}, "for kinds that need their norm") for arch in ("b2t", "keel")),
+        ("ngpt", {"encoder_normalize_before": True}, "kind ngpt normalises x itself"),
         ("mhc", {"skip_mixing": "static"}, "has no such option"),
         *((arch, {"skip_norm": "batch"}, "expected one of none, layer, rms") for arch in ("x0", "layerscale", "gpt2")),
         ("x0", {"encoder_layerdrop": 0.1}, "--encoder-layerdrop 0.1: --skip-kind x0 hands several tensors"),
-        (
-            "askip_ln",
-            {"skip_adapt": "halting", "skip_halt_cost": 0.1, "checkpoint_activations": True},
-            "--checkpoint-activations: what halting costs would have no gradient there, expected --skip-halt-cost 0",
+        *(
+            ("askip_ln", {"skip_adapt": "halting", "skip_halt_cost": 0.1, f"{how}_activations": True}, says)
+            for how in ("checkpoint", "offload")
+            for says in (
+                "--checkpoint-activations or --offload-activations: what halting costs would have no gradient",
+            )
         ),
         ("residual_dual", {"decoder_layers_to_keep": "0,1"}, "--decoder-layers-to-keep 0,1"),
         ("scaled", {"encoder_layers_to_keep": "0,1"}, "has constants or norms of a layer's number and depth"),
@@ -100,6 +103,8 @@ def test_growth_without_a_norm_is_warned_of_once(caplog):
     assert len(warnings) == 1
     assert all(text in warnings[0] for text in ("2^12 = 4.1e+03", "2^18 = 2.62e+05", "overflows"))
     caplog.clear()
+    build("transformer_xskip", encoder_layers=1, decoder_layers=16, encoder_embed_dim=16, skip_lambda="auto")
+    assert "1^2 = 1 through the encoder and 4^48 = 7.92e+28 through the decoder" in caplog.records[-1].getMessage()
     for scale, verdict in ((1.2, "1.2^12 = 8.92 through"), (1.2, "is within fp16"), (1.6, "comes close to the limit")):
         build("transformer_xskip", encoder_embed_dim=16, encoder_ffn_embed_dim=16, skip_lambda=scale)
         assert verdict in caplog.records[-1].getMessage()

@@ -96,6 +96,11 @@ def test_sizes_are_those_of_fairseqs_architecture(size):
         ("tfixup_tiny", {}, "kind tfixup is derived for an encoder and a decoder: expected a model with an encoder"),
         ("hyper_tiny", {"decoder_layerdrop": 0.1}, "--decoder-layerdrop 0.1: --skip-kind hyper hands several tensors"),
         ("scalenorm_wiki103", {}, "--fix-norm: expected neither --adaptive-input nor"),
+        (
+            "rskip_ln_wiki103",
+            {"adaptive_input_cutoff": "10,18"},
+            "--tie-adaptive-weights: expected --adaptive-input with",
+        ),
     ],
 )
 def test_a_contradiction_is_one_clear_line(arch, changes, says):

@@ -63,14 +63,6 @@ def test_batch_norm_equals_torchs_on_the_packed_positions(layout, masked, dtype,
             torch.testing.assert_close(norm.state_dict()[name], value, **close)
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_a_mask_of_nothing_changes_nothing(training):
-    norm = random_norm("batch", 33).train(training)
-    other, x = copy.deepcopy(norm), draw((6, 5, 33), 1)
-    torch.testing.assert_close(norm(x), other(x, torch.zeros(6, 5, dtype=torch.bool)), rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(norm.state_dict(), other.state_dict(), rtol=1e-11, atol=1e-11)
-
-
 @pytest.mark.parametrize("masked", [(False, True), (True, False), (True, True)], ids=str)
 def test_two_batches_before_one_backward(masked):
     """As a shared layer or two forward passes per update have it."""

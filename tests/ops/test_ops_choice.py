@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
@@ -174,9 +173,3 @@ def test_importing_builds_and_loads_nothing(tmp_path):
     )
     done = run_command([sys.executable, "-c", code], env={"XDG_CACHE_HOME": str(tmp_path)})
     assert done.stdout.strip() == "[]" and not list(tmp_path.iterdir()), done.stderr
-
-
-def test_no_warning_where_all_is_well(backend):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert in_use().name == "cpu"
