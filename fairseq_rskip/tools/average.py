@@ -3,8 +3,7 @@
     rskip average --inputs DIR --last 5 --output DIR/averaged.pt
     rskip average --inputs a.pt b.pt c.pt --output averaged.pt
 
-Settings come from the first input (of a folder: the newest). The optimizer's state is left out. Of a folder, the last
-checkpoints are averaged, as by rskip evaluate.
+Of a folder the newest are averaged. Settings are those of the first input or the newest; no optimizer's state.
 """
 
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Whether two systems differ: Welch's t-test over seeds, Holm's correction, power, and approximate randomisation of two
-systems on one test set.
-"""
+"""Whether systems differ: Welch's t-test over seeds, Holm's correction, power; approximate randomisation of two."""
 
 import math
 import os
@@ -45,15 +43,11 @@ def pooled_deviation(samples: Sequence[Sequence[float]]) -> float | None:
 def detectable(deviation: float, seeds: int) -> float:
     """The smallest difference of two means that Welch's t-test finds with probability ``POWER``, with ``seeds`` runs,
     two or more, of standard ``deviation`` each. Two-sided, not corrected, equal variances."""
-    # t is noncentral with 2(n - 1) degrees of freedom and independent of a's share u of the two variances' sum, which
-    # alone decides Welch's degrees of freedom: the mean over equally probable u
+    # Welch's degrees of freedom depend on one sample's share of the variances alone, which t is independent of
     share = stats.beta.ppf((np.arange(200) + 0.5) / 200, (seeds - 1) / 2, (seeds - 1) / 2)
     critical = stats.t.isf(LEVEL / 2, (seeds - 1) / (share**2 + (1 - share) ** 2))
-
-    def excess(noncentrality: float) -> float:  # of significance in the direction of the difference
-        return float(stats.nct.sf(critical, 2 * (seeds - 1), noncentrality).mean()) - POWER
-
-    return float(optimize.brentq(excess, 1.0, 12.0)) * math.sqrt(2 / seeds) * deviation
+    found = optimize.brentq(lambda d: stats.nct.sf(critical, 2 * (seeds - 1), d).mean() - POWER, 1.0, 12.0)
+    return float(found) * math.sqrt(2 / seeds) * deviation
 
 
 def paired_values(baseline: Sequence[float], other: Sequence[float], trials: int) -> float:
