@@ -1,9 +1,9 @@
 """The gradient at the top of a fresh decoder over that at its bottom, against depth, for the page docs/depth.md.
 
 ``python experiments/depth_law.py`` writes results/depth_law.csv and the figure; nothing is trained. Decoders of 64
-features and 2 heads over an encoder of 6 layers, up to 36 layers over one as deep as the decoder, too, float64 (but for
-fairseq's softmax), no dropout, random tokens, the cross entropy of random targets; the geometric mean over the seeds of
-the gradient norm at the last layer's output over that at the first's.
+features and 2 heads over an encoder of 6 layers, with 18 and 36 layers over an encoder as deep, too; float64 (but for
+fairseq's softmax), no dropout, random tokens, the cross entropy of random targets. The value is the geometric mean over
+the seeds of the gradient norm at the last layer's output over that at the first's.
 
 results/depth_branches.csv has of each residual of a decoder, at lambda 1 and 2, ``f`` = |F(x)| / |x|, ``b`` = |J_F^T g|
 / |g| for the gradient g that reaches F, and what the page's formula makes of them: ``gain``, of the gradient's norm.
@@ -29,6 +29,7 @@ STEM = Path(__file__).resolve().parents[1] / "results" / "depth_law"
 DEPTHS = (6, 12, 18, 36, 72, 144)
 SEEDS = (1, 2, 3)
 SENTENCES, TOKENS, WORDS = 8, 16, 200
+FIRST_WORD = 4  # behind fairseq's special symbols
 ENCODER = 6
 SIZE = {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 256, "encoder_attention_heads": 2}
 SIZE |= {"decoder_embed_dim": 64, "decoder_ffn_embed_dim": 256, "decoder_attention_heads": 2}
@@ -44,6 +45,7 @@ ROWS = {
 
 
 def build(row: dict, encoder_layers: int, depth: int, seed: int) -> torch.nn.Module:
+    """A fresh Transformer with ``depth`` decoder layers, in float64."""
     words = Dictionary()
     for i in range(WORDS):
         words.add_symbol(f"w{i}")
@@ -56,7 +58,9 @@ def build(row: dict, encoder_layers: int, depth: int, seed: int) -> torch.nn.Mod
 def backward(model: torch.nn.Module, seed: int) -> list[float]:
     """Backpropagate the loss; the norm of its gradient at each decoder layer's output, from the first to the last."""
     generator = torch.Generator().manual_seed(seed)
-    source, target, expected = (torch.randint(4, 4 + WORDS, (SENTENCES, TOKENS), generator=generator) for _ in range(3))
+    source, target, expected = (
+        torch.randint(FIRST_WORD, FIRST_WORD + WORDS, (SENTENCES, TOKENS), generator=generator) for _ in range(3)
+    )
     outputs: list[torch.Tensor] = []
 
     def keep(module, given, found):
@@ -71,7 +75,7 @@ def backward(model: torch.nn.Module, seed: int) -> list[float]:
 
 
 def branches(row: dict, depth: int, seed: int) -> tuple[list[dict], float]:
-    """``f`` and ``b`` of each residual of a decoder, and the gradient at the top over that at the bottom."""
+    """``f``, ``b`` and ``gain`` of each residual of a decoder, and the gradient at the top over that at the bottom."""
     model, seen = build(row, ENCODER, depth, seed), {}
 
     def watch(name, skip):
@@ -126,7 +130,8 @@ def main() -> None:
     figures.write_csv(STEM.with_name("depth_branches.csv"), parts)
     figure, (axis,) = figures.new_figure(width=7)
     for number, label in enumerate(ROWS):
-        values = [float(each["top_over_bottom"]) for each in table if each["rule"] == label][: len(DEPTHS)]
+        mine = figures.select(table, rule=label, encoder_layers=ENCODER)
+        values = [float(each["top_over_bottom"]) for each in mine]
         axis.plot(DEPTHS, values, label=label, **figures.style(number))
     axis.set(xscale="log", yscale="log", xlabel="decoder layers", ylabel="gradient at the last layer / at the first")
     axis.set_xticks(DEPTHS, list(map(str, DEPTHS)))

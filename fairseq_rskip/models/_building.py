@@ -100,11 +100,11 @@ def _scale_embeddings(model) -> None:
                 skip.initialise({"embedding": Weight(weight, weight.size(1) ** -0.5)})
 
 
-def _zero_classifier(model):
+def _zero_classifier(model) -> None:
     """Start an output matrix that is not the embedding at 0, where the rule has it so."""
-    output, rule = model.decoder.output_projection, list(skips(model.decoder).values())[0]
-    embedding = getattr(model.decoder.embed_tokens, "weight", None)
-    if rule.zero_classifier and output is not None and output.weight is not embedding:
+    output, embedding = model.decoder.output_projection, getattr(model.decoder.embed_tokens, "weight", None)
+    starts_at_zero = any(skip.zero_classifier for skip in skips(model.decoder).values())
+    if starts_at_zero and output is not None and output.weight is not embedding:
         nn.init.zeros_(output.weight)
 
 

@@ -225,7 +225,7 @@ class GPT2(ConstantSkip, kind="gpt2", norm=opt.WITHOUT_BATCH, slots=("pre",), fo
 
 
 class Scheduled(Weighted):
-    """``y = G(x + min(1, t / warm_up) * F)`` at update t: the buffer ``updates``, kept in checkpoints."""
+    """``y = G(x + min(1, t / warmup) * F)`` at update t: the buffer ``updates``, kept in checkpoints."""
 
     def setup(self) -> None:
         self.warmup = float(self.options.warmup)

@@ -43,7 +43,7 @@ def pooled_deviation(samples: Sequence[Sequence[float]]) -> float | None:
 def detectable(deviation: float, seeds: int) -> float:
     """The smallest difference of two means that Welch's t-test finds with probability ``POWER``, with ``seeds`` runs,
     two or more, of standard ``deviation`` each. Two-sided, not corrected, equal variances."""
-    # Welch's degrees of freedom depend on one sample's share of the variances alone, which t is independent of
+    # Welch's degrees of freedom depend only on one sample's share of the variances, and t does not: a mean over shares
     share = stats.beta.ppf((np.arange(200) + 0.5) / 200, (seeds - 1) / 2, (seeds - 1) / 2)
     critical = stats.t.isf(LEVEL / 2, (seeds - 1) / (share**2 + (1 - share) ** 2))
     found = optimize.brentq(lambda d: stats.nct.sf(critical, 2 * (seeds - 1), d).mean() - POWER, 1.0, 12.0)
