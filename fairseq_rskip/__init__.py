@@ -1,4 +1,4 @@
-"""Skip connections with recursive layer normalization for Transformers, as a fairseq plugin (``--user-dir``)."""
+"""Skip connections for Transformers and ResNets; the folder is a fairseq plugin (``--user-dir``)."""
 
 __version__ = "0.1.0"
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..norms import at_least_float32
+from ..norms import at_least_float32, is_recomputed
 from ..residual import SkipConnection, skips
 from ..residual.profile import arguments, hooked
 from ..residual.streams import StreamSkip
@@ -79,8 +79,7 @@ class SkipProbe(Watch):
     def see(self, name: str, skip: SkipConnection, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor) -> None:
         x, f_x, padding_mask = arguments(*args, **kwargs)
         passes = self.blocks[name].passes
-        repeated = torch._C._current_graph_task_id() != -1  # during backward: activation checkpointing
-        if not repeated:
+        if not is_recomputed():
             passes.append(self._measure(skip, x.detach(), f_x.detach(), padding_mask))
         waiting = [each for each in passes if "y_grad_norm" not in each]
         if waiting and y.requires_grad:  # backward visits passes last to first

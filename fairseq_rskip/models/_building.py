@@ -39,7 +39,7 @@ class SkipModel(WithRule):
         return fixnorm.UnitEmbedding(embedding) if cfg.fix_norm else embedding
 
     def rule(self):
-        """What a checkpoint's parameters fit beside the skip connections, and must not: FixNorm has none of its own."""
+        """The model's kind and whether its embeddings have unit length, which no parameter shows."""
         return {"kind": self.kind, "fix_norm": bool(self.decoder.cfg.fix_norm)}
 
     def upgrade_state_dict_named(self, state_dict, name):

@@ -13,7 +13,7 @@ from fairseq_rskip.modules.transformer import SkipTransformerDecoder, SkipTransf
 
 
 class SkipTransformerModel(SkipModel, TransformerModelBase):
-    """Transformer (Vaswani et al. 2017) with the skip connections of Liu et al., COLING 2020, equations 2 to 4."""
+    """Transformer (Vaswani et al. 2017) whose residuals are the skip connections of ``--skip-kind``."""
 
     kind, config = "transformer", SkipTransformerConfig
 
@@ -39,7 +39,7 @@ class SkipTransformerModel(SkipModel, TransformerModelBase):
 
 
 class SkipLanguageModel(SkipModel, TransformerLanguageModel):
-    """fairseq's ``transformer_lm`` with the skip connections of Liu et al., COLING 2020, equations 2 to 4."""
+    """fairseq's ``transformer_lm`` whose residuals are the skip connections of ``--skip-kind``."""
 
     kind, config = "transformer_lm", SkipLanguageModelConfig
 

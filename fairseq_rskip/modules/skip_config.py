@@ -42,12 +42,9 @@ class _SkipOptions:
         values = {k: casts[k](v) if k in casts and v is not None else v for k, v in values.items()}
         return select(KINDS[str(self.skip_kind)], values)
 
-    def build(
-        self, dim: int, place: Optional[Place] = None, pre_norm: bool = False, update_in_no_grad: bool = True
-    ) -> SkipConnection:
+    def build(self, dim: int, place: Optional[Place] = None, pre_norm: bool = False) -> SkipConnection:
         """A skip connection over ``dim`` features; ``ValueError`` where the options are invalid."""
-        options = {"place": place, "pre_norm": pre_norm, "update_in_no_grad": update_in_no_grad}
-        return SkipConnection(dim, kind=str(self.skip_kind), **options, **self.given())
+        return SkipConnection(dim, kind=str(self.skip_kind), place=place, pre_norm=pre_norm, **self.given())
 
     def check(self, arch: str, place: Place, pre_norm: bool) -> SkipConnection:
         """A skip connection of one feature at ``place``. Raises :class:`~fairseq_rskip.errors.UserError` where options
@@ -61,9 +58,10 @@ class _SkipOptions:
             raise UserError(f"{chosen}{normalised}: {in_terms_of_flags(str(error))}") from None
 
     def check_layers(self, arch: str, sides: dict[str, Any]) -> None:
-        """Raise :class:`~fairseq_rskip.errors.UserError` where one of ``sides``, parts of a ``TransformerConfig``,
-        leaves out layers between which the kind carries more than one tensor, or on whose places its constants or
-        norms depend."""
+        """Refuse LayerDrop and --*-layers-to-keep where the kind passes several tensors from layer to layer, and
+        --*-layers-to-keep where its constants or norms depend on a layer's number or the depth.
+
+        Raises :class:`~fairseq_rskip.errors.UserError`. ``sides`` are parts of a ``TransformerConfig``."""
 
         def of_place(skip: SkipConnection) -> Any:
             return {**constants(skip), "": (skip.drop_rate, skip.pre is None, len(skip.post))}

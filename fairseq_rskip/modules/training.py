@@ -9,7 +9,7 @@ import torch
 from fairseq.distributed.utils import get_global_rank
 from torch import Tensor
 
-from fairseq_rskip.analysis.live import Movement, learned, without_decay
+from fairseq_rskip.analysis.live import Movement, learned
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules.profiling import can_follow, is_fully_sharded
 from fairseq_rskip.modules.skip_config import FP16_MAX, way_out
@@ -18,15 +18,14 @@ from fairseq_rskip.modules.weight_decay import WithoutDecay, fp32_copies
 from fairseq_rskip.ops import in_use
 from fairseq_rskip.residual import skips
 from fairseq_rskip.residual.adaptive import halting, halting_cost, lambdas
-from fairseq_rskip.residual.scaled import NGPT
 
 logger = logging.getLogger(__name__)
 
 
 def attach(task: Any, model: Any, interval: int) -> None:
-    """Make ``task`` log the skip connections of ``model`` at every ``interval``-th update, and do the rest.
+    """Wrap ``task``'s ``train_step`` and ``optimizer_step`` with what ``model``'s skip connections need in training.
 
-    Nothing happens where no training can follow.
+    The log is written at every ``interval``-th update. Nothing happens where no training can follow.
     """
     if not can_follow(task):
         return
@@ -38,9 +37,9 @@ def attach(task: Any, model: Any, interval: int) -> None:
     if halting(model):
         task.train_step = HaltCost(task.train_step, model)
     task.train_step = OverflowWatch(task.train_step, model)
-    if without_decay(model):
+    if any(skip.learns and not skip.decays for skip in skips(model).values()):
         task.optimizer_step = WithoutDecay(task.optimizer_step, model)
-    if on_sphere := [skip for skip in skips(model).values() if isinstance(skip, NGPT)]:
+    if on_sphere := [skip for skip in skips(model).values() if hasattr(skip, "to_unit_length")]:
         if is_fully_sharded(model):
             raise UserError("--skip-kind ngpt under --ddp-backend fully_sharded: expected another backend")
         task.optimizer_step = UnitLength(task.optimizer_step, on_sphere)
@@ -89,7 +88,7 @@ class UnitLength:
     """A task's ``optimizer_step`` after which the vectors of nGPT's matrices have length 1, in the fp32 copies that
     --fp16 and --bf16 step with, too."""
 
-    def __init__(self, optimizer_step: Any, skips: list[NGPT]):
+    def __init__(self, optimizer_step: Any, skips: list[Any]):
         self.optimizer_step, self.skips = optimizer_step, skips
 
     def __call__(self, optimizer: Any, *arguments: Any, **options: Any) -> Any:

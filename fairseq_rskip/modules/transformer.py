@@ -31,7 +31,8 @@ class SkipTransformerLayerBase(nn.Module):
         other: the other of the two
         index: the layer's number on its side, from 0
 
-    With ``side.normalize_before`` the branch sees LN(x), whatever the kind.
+    ``side.normalize_before`` asks for a norm before the branch: the kind's own, or layer norm where it has none. Kinds
+    with a norm behind the branch or after the sum refuse it.
     """
 
     def __init__(self, cfg, side, other, index: int):
@@ -63,9 +64,7 @@ class SkipTransformerLayerBase(nn.Module):
         skips = []
         for position, sublayer in enumerate(sublayers):
             place = Place(side, sublayer, position=position, sublayers=len(sublayers), **self.places)
-            # Activation checkpointing runs a layer twice, first without gradients: running statistics count once.
-            once = not self.cfg.checkpoint_activations
-            skip = self.cfg.skip.build(self.embed_dim, place, self.normalize_before, update_in_no_grad=once)
+            skip = self.cfg.skip.build(self.embed_dim, place, self.normalize_before)
             skip.initialise(self.branch(sublayer), skips[0] if skips else None)
             skips.append(skip)
         return skips

@@ -107,7 +107,7 @@ def flat_places(optimizer: Any, kept: set[int]) -> list[tuple[Tensor, nn.Paramet
 
 @contextlib.contextmanager
 def at_zero(places: list[tuple[Tensor, nn.Parameter]]) -> Iterator[None]:
-    """Zero in ``places`` within, what they were added afterwards, and copied to the fp16 parameters."""
+    """Set ``places`` to 0 inside the block; then add their old values and copy the sums to the fp16 parameters."""
     values = [place.clone() for place, _ in places]
     for place, _ in places:
         place.zero_()

@@ -12,7 +12,7 @@ bf16 inputs are taken in fp32.
 
 from torch import nn
 
-from .base import KeepsStatistics, Norm, at_least_float32, channels_at_end, channels_in_front, check_layout
+from .base import KeepsStatistics, Layout, Norm, at_least_float32, check_layout, is_recomputed
 from .batch import BatchNorm
 from .rows import AdaNorm, Derf, DyT, LayerNorm, NoNorm, RMSNorm, ScaleNorm
 
@@ -30,8 +30,8 @@ OPERATOR = {LayerNorm: False, RMSNorm: True}  # those that ops.skip_norm compute
 
 __all__ = ["NORMS", "OPERATOR", "AdaNorm", "BatchNorm", "Derf", "DyT", "LayerNorm", "NoNorm", "Norm"]
 __all__ += ["RMSNorm", "ScaleNorm"]
-__all__ += ["KeepsStatistics", "at_least_float32", "channels_at_end", "channels_in_front"]
-__all__ += ["check_layout", "create_norm", "parameters_of_norms"]
+__all__ += ["KeepsStatistics", "Layout", "at_least_float32", "check_layout", "create_norm", "is_recomputed"]
+__all__ += ["parameters_of_norms"]
 
 
 def parameters_of_norms(model: nn.Module) -> set[int]:
@@ -40,9 +40,7 @@ def parameters_of_norms(model: nn.Module) -> set[int]:
     return {id(parameter) for norm in norms for parameter in norm.parameters()}
 
 
-def create_norm(
-    name: str, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5, update_in_no_grad: bool = True
-) -> Norm:
+def create_norm(name: str, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5) -> Norm:
     """Build the normalisation ``name``, one of ``NORMS``, over ``dim`` features.
 
     Raises ``ValueError``, naming argument, value and what is accepted, for an unknown ``name``, ``dim <= 0``,
@@ -50,4 +48,4 @@ def create_norm(
     """
     if not isinstance(name, str) or name not in NORMS:
         raise ValueError(f"norm={name!r}: expected one of {', '.join(NORMS)}")
-    return NORMS[name](dim, channel_dim, norm_axes, eps, update_in_no_grad=update_in_no_grad)
+    return NORMS[name](dim, channel_dim, norm_axes, eps)

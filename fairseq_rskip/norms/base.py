@@ -18,6 +18,11 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if is_half(x) else x
 
 
+def is_recomputed() -> bool:
+    """Whether this forward pass runs during backward, as the second one of activation checkpointing does."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
 def check_layout(dim: int, channel_dim: int) -> None:
     """Raise ``ValueError`` unless ``dim`` is a positive integer and ``channel_dim`` is -1 or 1."""
     if isinstance(dim, bool) or not isinstance(dim, numbers.Integral) or dim <= 0:
@@ -26,15 +31,25 @@ def check_layout(dim: int, channel_dim: int) -> None:
         raise ValueError(f"channel_dim={channel_dim!r}: expected -1 (sequences) or 1 (image maps)")
 
 
-def channels_at_end(x: Tensor) -> Tensor:
-    """Image maps as rows ``(batch, height, width, dim)``, a view, contiguous if ``x`` is ``channels_last``."""
-    return x.permute(0, 2, 3, 1)
+class Layout:
+    """Views of the inputs of a module with a ``channel_dim``, -1 or 1."""
 
+    channel_dim: int
 
-def channels_in_front(y: Tensor, x: Tensor) -> Tensor:
-    """Rows ``(batch, height, width, dim)`` as image maps in ``x``'s memory format."""
-    y = y.permute(0, 3, 1, 2)
-    return y.contiguous() if x.is_contiguous() else y
+    def per_channel(self, vector: Tensor) -> Tensor:
+        """View a ``(dim,)`` vector so that it broadcasts along the channel dimension of an input."""
+        return vector.view(-1, 1, 1) if self.channel_dim == 1 else vector
+
+    def channels_at_end(self, x: Tensor) -> Tensor:
+        """View ``x`` as rows ``(..., dim)``, contiguous if image maps are ``channels_last``."""
+        return x.permute(0, 2, 3, 1) if self.channel_dim == 1 else x
+
+    def to_layout(self, y: Tensor, x: Tensor) -> Tensor:
+        """Undo :meth:`channels_at_end` for a result, in ``x``'s memory format."""
+        if self.channel_dim == -1:
+            return y
+        y = y.permute(0, 3, 1, 2)
+        return y.contiguous() if x.is_contiguous() else y
 
 
 class KeepsStatistics(nn.Module):
@@ -55,7 +70,7 @@ class KeepsStatistics(nn.Module):
         return self
 
 
-class Norm(nn.Module):
+class Norm(Layout, nn.Module):
     """A normalisation ``norm(x, padding_mask=None)``; returns ``x``'s shape and dtype.
 
     Args:
@@ -63,7 +78,6 @@ class Norm(nn.Module):
         channel_dim: -1 for ``(..., dim)``, 1 for image maps ``(batch, dim, height, width)``.
         norm_axes: ``"c"``; layer norm of image maps takes ``"chw"``, too.
         eps: a finite number > 0.
-        update_in_no_grad: whether batch norm counts a batch that it sees without gradients.
 
     ``has_gain``, ``has_bias``: there are parameters ``weight`` (ones) and ``bias`` (zeros) of shape ``(dim,)``.
     ``uses_padding_mask``: padded positions are left out.
@@ -73,9 +87,7 @@ class Norm(nn.Module):
     takes_chw = False
     has_gain = has_bias = True
 
-    def __init__(
-        self, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5, update_in_no_grad: bool = True
-    ):
+    def __init__(self, dim: int, channel_dim: int = -1, norm_axes: str = "c", eps: float = 1e-5):
         nn.Module.__init__(self)  # not super(): a subclass may also be a norm of torch's
         check_layout(dim, channel_dim)
         if norm_axes not in NORM_AXES:
@@ -89,23 +101,10 @@ class Norm(nn.Module):
         self.channel_dim = int(channel_dim)
         self.norm_axes = norm_axes
         self.eps = float(eps)
-        self.update_in_no_grad = bool(update_in_no_grad)
         if self.has_gain:
             self.weight = nn.Parameter(torch.ones(self.dim))
         if self.has_bias:
             self.bias = nn.Parameter(torch.zeros(self.dim))
-
-    def per_channel(self, vector: Tensor) -> Tensor:
-        """View a ``(dim,)`` vector so that it broadcasts along the channel dimension of an input."""
-        return vector.view(-1, 1, 1) if self.channel_dim == 1 else vector
-
-    def channels_at_end(self, x: Tensor) -> Tensor:
-        """View ``x`` as ``(..., dim)``."""
-        return channels_at_end(x) if self.channel_dim == 1 else x
-
-    def to_layout(self, y: Tensor, x: Tensor) -> Tensor:
-        """Undo :meth:`channels_at_end` for a result, in ``x``'s memory format."""
-        return y if self.channel_dim == -1 else channels_in_front(y, x)
 
     def affine_map(self, x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``(scale, shift)``, broadcastable to ``x``: with its statistics constant, this norm is ``scale * x + shift``.

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .base import KeepsStatistics, Norm, at_least_float32, is_half
+from .base import KeepsStatistics, Norm, at_least_float32, is_half, is_recomputed
 
 
 class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
@@ -17,8 +17,8 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
     come out as zero and whatever they hold, NaN included, reaches nothing. A batch of fewer than two unpadded
     positions has no variance: it is normalised with variance 0 and leaves the running statistics alone.
 
-    ``update_in_no_grad=False`` updates the running statistics only while grad is enabled, so that activation
-    checkpointing, which runs forward twice, counts each batch once. Running statistics stay fp32 under ``.half()``.
+    Activation checkpointing, which runs forward twice, counts each batch once. Running statistics stay fp32 under
+    ``.half()``. ``SyncBatchNorm.convert_sync_batchnorm`` is not supported.
     """
 
     uses_padding_mask = True
@@ -42,7 +42,7 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
         z = z.masked_fill(padded, 0.0)
         if self.training:
             mean, var, count = self._batch_moments(z, padded)
-            if self.update_in_no_grad or torch.is_grad_enabled():
+            if not is_recomputed():
                 self._update(mean, var, count)
         else:
             mean, var = self.running_mean, self.running_var
@@ -51,10 +51,11 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
         return self.to_layout(y.view(self.channels_at_end(x).shape), x)
 
     def _fused(self, x: Tensor) -> Tensor:
-        update = self.training and (self.update_in_no_grad or torch.is_grad_enabled())
-        if update:
+        running = [self.running_mean, self.running_var]
+        if self.training and is_recomputed():
+            running = [statistic.clone() for statistic in running]  # torch's kernel updates what it is given
+        elif self.training:
             self.num_batches_tracked.add_(1)
-        running = (self.running_mean, self.running_var) if update or not self.training else (None, None)
         weight, bias = (parameter.to(self.running_mean.dtype) for parameter in (self.weight, self.bias))
         z = x if self.channel_dim == 1 else self._rows(x)
         y = F.batch_norm(z, *running, weight, bias, self.training, self.momentum, self.eps)

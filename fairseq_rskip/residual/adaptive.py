@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from ..norms import KeepsStatistics, at_least_float32
+from ..norms import KeepsStatistics, at_least_float32, is_recomputed
 from ..ops import reference
 from . import options as opt
 from .base import skips
@@ -159,8 +159,8 @@ class ASkip(
         expected = (k * p).sum(0).squeeze(-1)
         kept = torch.ones_like(expected) if padding_mask is None else padding_mask.logical_not().to(expected.dtype)
         self.cost = expected * kept if self.options.halt_cost else None
-        if not (self.update_in_no_grad or torch.is_grad_enabled()):
-            return  # activation checkpointing computes the block once more
+        if is_recomputed():
+            return
         with torch.no_grad():
             mean = (expected * kept).sum() / kept.sum().clamp(min=1.0)
             self.mean_steps.lerp_(mean.to(self.mean_steps.dtype), 0.01)
@@ -229,7 +229,8 @@ def gradient_norms(watched: dict[str, nn.Module], loss: Any, shortcuts: dict[str
 
     def see(name: str, module: nn.Module, args: Any, kwargs: Any, y: Tensor) -> None:
         ends = [module is shortcuts.get(name, module), module is watched[name]]
-        for end, tensor in enumerate((args[0], y)):
+        x = args[0] if args else kwargs["x"]
+        for end, tensor in enumerate((x, y)):
             if ends[end] and tensor.requires_grad:
                 tensor.register_hook(lambda gradient, end=end: norms[name].__setitem__(end, float(gradient.norm())))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..norms import Norm, at_least_float32, check_layout, create_norm, parameters_of_norms
+from ..norms import Layout, Norm, at_least_float32, check_layout, create_norm, parameters_of_norms
 from . import inputs
 from . import options as opt
 from .place import Branch, Place
@@ -15,7 +15,7 @@ from .state import WithRule
 KINDS: dict[str, Any] = {}
 
 
-class SkipConnection(WithRule):
+class SkipConnection(Layout, WithRule):
     """A skip connection, and the base class of every kind.
 
         h, carried = skip.prepare(x)
@@ -23,7 +23,7 @@ class SkipConnection(WithRule):
 
     computes ``y = post(combine(x, branch(F(pre(x)))))``. A kind defines :meth:`setup` (its parameters) and
     :meth:`combine` (its equation). ``pre``, ``branch`` and ``post`` are norms before the branch, behind it and after
-    the sum: a module or None, ``post`` a list, one norm for each step.
+    the sum: a module or None, ``post`` a list, one norm for each step; rskip adds x again before each further one.
 
     Args:
         dim: size of the channel dimension.
@@ -32,7 +32,7 @@ class SkipConnection(WithRule):
         channel_dim: -1 for sequences ``(..., dim)``, 1 for image maps ``(batch, dim, height, width)``.
         batch_dim: the dimension of a sequence's examples, which stochastic depth drops: -2 in fairseq, 0 batch-first.
         pre_norm: have a norm before the branch, layer norm in kinds without a norm.
-        norm_axes, eps, update_in_no_grad: see :mod:`fairseq_rskip.norms`.
+        norm_axes, eps: see :mod:`fairseq_rskip.norms`.
         options: fields of the kind's ``Options``: ``norm``, one of ``norms.NORMS``, and the kind's own.
 
     ``forward`` takes ``x`` and ``f_x`` in any floating types and returns ``x``'s dtype, all of one shape; in kinds that
@@ -88,7 +88,6 @@ class SkipConnection(WithRule):
         pre_norm: bool = False,
         norm_axes: str = "c",
         eps: float = 1e-5,
-        update_in_no_grad: bool = True,
         **options: Any,
     ):
         super().__init__()
@@ -99,9 +98,8 @@ class SkipConnection(WithRule):
         self.batch_dim = 0 if channel_dim == 1 else batch_dim
         self.options = opt.parse(type(self), options, KINDS, channel_dim == 1, place)
         self.drop_rate = float(self.options.drop_path) * self.place.block_number / self.place.num_blocks
-        self.norm_axes, self.eps, self.update_in_no_grad = norm_axes, eps, update_in_no_grad
-        layout = {"channel_dim": channel_dim, "norm_axes": norm_axes, "eps": eps}
-        make = functools.partial(create_norm, dim=dim, update_in_no_grad=update_in_no_grad, **layout)
+        self.norm_axes, self.eps = norm_axes, eps
+        make = functools.partial(create_norm, dim=dim, channel_dim=channel_dim, norm_axes=norm_axes, eps=eps)
         own = functools.partial(make, self.options.norm)
         own()  # raises where the norm does not have this layout
         slots = () if self.options.norm == "none" else self.slots
@@ -114,7 +112,7 @@ class SkipConnection(WithRule):
         self.branch = own() if "branch" in slots else None
         self.post = nn.ModuleList(self._post_norms(own) if "post" in slots else ())
         self.setup()
-        self._learns = bool(self.learned())
+        self.learns = bool(self.learned())  # also where FSDP has flattened the parameters
 
     def setup(self) -> None:
         """Make the kind's parameters and constants; called once, after the norms."""
@@ -157,7 +155,7 @@ class SkipConnection(WithRule):
             f_x = self.branch(at_least_float32(f_x))  # rounded to a half type once, after the sum
         if self.drop_rate > 0.0:
             f_x = inputs.drop_path(self, f_x)
-        if self._learns:
+        if self.learns:
             x, f_x = inputs.align(self, x, f_x, padding_mask)
         y = self._output(x, f_x, carried, padding_mask)
         return y if y.dtype == dtype else y.to(dtype)

@@ -74,8 +74,8 @@ class Weight(NamedTuple):
 Branch = dict[str, Weight]
 
 
-def rescale_to_xavier(branch: Branch, **factors: float) -> None:
-    """Give each weight whose role is among ``factors`` that multiple of Xavier's standard deviation."""
+def rescale_to_xavier(branch: Branch, beta: float) -> None:
+    """Start v, out, fc1 and fc2 with ``beta`` times Xavier's standard deviation, q and k with Xavier's."""
     for role, weight in branch.items():
-        if role in factors:
-            weight.rescale(weight.xavier * factors[role])
+        if role in ("q", "k", "v", "out", "fc1", "fc2"):
+            weight.rescale(weight.xavier * (1.0 if role in "qk" else beta))

@@ -93,7 +93,7 @@ class DeepNorm(ConstantSkip, kind="deepnorm", norm=opt.SOME_NORM, for_images=Fal
             self.skip_scale, self.beta = (3 * here) ** 0.25, (12 * here) ** -0.25
 
     def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
-        rescale_to_xavier(branch, q=1.0, k=1.0, v=self.beta, out=self.beta, fc1=self.beta, fc2=self.beta)
+        rescale_to_xavier(branch, self.beta)
 
 
 _OMEGA = opt.option("profile", "where admin's ω starts", choices=("profile", "formula"), affects_output=False)
@@ -152,9 +152,9 @@ class Fixup(Weighted, kind="fixup", norm=opt.NO_NORM, slots=()):
     with K branches in the network (2N + 3M in a Transformer) fc1 and conv1 start at K^(-1/2) times their usual standard
     deviation, and q, k and v, of a branch of four matrices, at K^(-1/6). "Usual" is Xavier's in a Transformer and He's
     in a ResNet, which has scalar biases in place of its batch norms (b among them, decayed like those). The classifier
-    starts at 0, and so does an output matrix that is not the embedding. In code hongyi-zhang/Fixup scalars learn at a
-    tenth of the rate and decay; its Transformer has scalar biases inside of the feed-forward branch and at the ends of
-    the stacks, too, no biases in linear maps, and no c.
+    starts at 0, and so does an output matrix that is not the embedding (an adaptive softmax keeps its draw). In code
+    hongyi-zhang/Fixup scalars learn at a tenth of the rate and decay; its Transformer has scalar biases inside of the
+    feed-forward branch and at the ends of the stacks, too, no biases in linear maps, and no c.
     """
 
     replaces_batch_norm = zero_classifier = True
@@ -205,7 +205,7 @@ class TFixup(ConstantSkip, kind="tfixup", norm=opt.NO_NORM, slots=(), for_images
         self.embedding_scale = (9 * depth) ** -0.25
 
     def initialise(self, branch: Branch, first: SkipConnection | None = None) -> None:
-        rescale_to_xavier(branch, q=1.0, k=1.0, v=self.beta, out=self.beta, fc1=self.beta, fc2=self.beta)
+        rescale_to_xavier(branch, self.beta)
         if "embedding" in branch:
             branch["embedding"].scale(self.embedding_scale)
 
@@ -263,9 +263,9 @@ class NGPT(SkipConnection, kind="ngpt", norm=opt.NO_NORM, slots=(), for_images=F
 
     a, ``|weight| * 0.05 sqrt(dim)`` with ``weight`` at 1/sqrt(dim), is 0.05 at first. Every vector of the branch's
     matrices along the model's dimension has length 1: in fairseq after each update, in your own loop by
-    ``set_num_updates`` before it. The matrices are those that ``initialise`` was given: FSDP, which replaces them, is
-    not supported. The architectures have FixNorm. Not here: nGPT's learned scales of queries and keys, of the hidden
-    units and of the logits: those of sublayers.
+    ``set_num_updates`` before it. The matrices are those that ``initialise`` was given: what replaces
+    parameters, FSDP and ``load_state_dict(assign=True)``, is not supported. The architectures have FixNorm. Not here:
+    nGPT's learned scales of queries and keys, of the hidden units and of the logits: those of sublayers.
     """
 
     def setup(self) -> None:

@@ -31,7 +31,8 @@ class WithRule(nn.Module):
         upgrade_scalars(self, state, prefix)
 
     def rule(self) -> dict[str, Any]:
-        """The kind, and what else the output in evaluation depends on beside the parameters."""
+        """The kind and those of its options that change the output in evaluation. Constants of the place (DeepNorm's λ
+        from the depth) are not among them."""
         raise NotImplementedError
 
     def mismatch(self, noted: dict[str, Any] | None) -> str:

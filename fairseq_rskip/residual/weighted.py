@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from ..norms import OPERATOR, Norm, channels_at_end, channels_in_front
+from ..norms import OPERATOR, Norm
 from . import options as opt
 from .base import SkipConnection
 from .place import Place
@@ -53,17 +53,13 @@ class Weighted(SkipConnection):
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         p, q = self.scales(x)
-        if isinstance(p, float) and isinstance(q, float) and p != 1.0 == q:
+        if isinstance(p, float) and isinstance(q, float) and p != 1.0 and q == 1.0:
             return torch.add(f_x, x, alpha=p)
         if isinstance(p, Tensor) or p != 1.0:
             x = p * x
         y = x + q * f_x if isinstance(q, Tensor) else torch.add(x, f_x, alpha=q)
         r = self.offset()
         return y + r if isinstance(r, Tensor) else y
-
-    def per_channel(self, vector: Tensor) -> Tensor:
-        """View a ``(dim,)`` vector so that it broadcasts along the channel dimension."""
-        return vector.view(-1, 1, 1) if self.channel_dim == 1 else vector
 
 
 class ConstantSkip(Weighted):
@@ -89,10 +85,10 @@ class ConstantSkip(Weighted):
         norm = self._norm_of_operator(norms, x, f_x)
         if norm is None:
             return super()._output(x, f_x, carried, padding_mask)
-        rows = (x, f_x) if self.channel_dim == -1 else (channels_at_end(x), channels_at_end(f_x))
+        rows = (x, f_x) if self.channel_dim == -1 else (self.channels_at_end(x), self.channels_at_end(f_x))
         gains, biases = parameters(norms, "weight"), [] if norm[1] else parameters(norms, "bias")
         y = self._fused((*rows, gains, biases), (self.skip_scale, self.branch_scale), norm, padding_mask)
-        return y if self.channel_dim == -1 else channels_in_front(y, x)
+        return y if self.channel_dim == -1 else self.to_layout(y, x)
 
     def _fused(self, rows: Any, scales: Any, norm: Any, padding_mask: Tensor | None) -> Tensor:
         return ops.kernel(*rows, *scales, *norm)

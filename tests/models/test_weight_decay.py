@@ -1,5 +1,6 @@
 """fairseq-train --weight-decay: what skip connections learn does not decay, whatever holds the parameters."""
 
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -8,11 +9,13 @@ import torch
 from conftest import ROOT, run_checked
 from fairseq.optim.adam import Adam
 from fairseq.optim.nag import NAG
+from transformer_helpers import build
 
 from fairseq_rskip.analysis.live import without_decay
 from fairseq_rskip.compat import load_checkpoint
+from fairseq_rskip.modules.training import attach
 from fairseq_rskip.modules.weight_decay import WithoutDecay
-from fairseq_rskip.residual import SkipConnection
+from fairseq_rskip.residual import SkipConnection, skips
 
 ON_A_CPU = "import sys, torch; torch.cuda.current_device = lambda: None; sys.argv[:2] = ['fairseq-train']; "
 ON_A_CPU += "from fairseq_cli.train import cli_main; cli_main()"  # --fp16 asks for the GPU of its flat parameters
@@ -123,3 +126,15 @@ def test_the_parts_of_a_composite_optimizer():
     kept = {f"1.{name}" for name in model[1].learned()}
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name] * (1 if name in kept else 0.5)), name
+
+
+@pytest.mark.parametrize(("kind", "watched"), [("rezero", True), ("rskip_ln", False)])
+def test_fully_sharded_layers_keep_their_warning(monkeypatch, kind, watched):
+    """fairscale takes the parameters out of the skip connections before the training is wrapped."""
+    monkeypatch.setitem(sys.modules, "fairseq.trainer", torch)
+    model = build(f"transformer_{kind}_tiny")
+    for skip in skips(model).values():
+        skip._parameters.clear()
+    task = SimpleNamespace(train_step=None, optimizer_step=None, load_dataset=None)
+    attach(task, model, 0)
+    assert isinstance(task.optimizer_step, WithoutDecay) == watched

@@ -94,18 +94,16 @@ def test_too_few_positions_leave_the_running_statistics_alone(unpadded, masked):
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-@pytest.mark.parametrize(
-    "update,grad,counted", [(True, False, 1), (True, True, 1), (False, False, 0), (False, True, 1)]
-)
-def test_running_statistics_without_grad(masked, update, grad, counted):
-    """update_in_no_grad=False keeps the forward pass of activation checkpointing from counting a batch twice."""
-    norm = create_norm("batch", 5, update_in_no_grad=update)
+@pytest.mark.parametrize("reentrant", [False, True], ids=["new", "reentrant"])
+def test_activation_checkpointing_counts_a_batch_once(masked, reentrant):
+    norm, plain = create_norm("batch", 5), create_norm("batch", 5)
     x, mask = draw((6, 4, 5), 1, torch.float32), random_mask((6, 4, 5), -1, 1) if masked else None
-    with torch.set_grad_enabled(grad):
-        y = norm(x, mask)
-    assert norm.num_batches_tracked.item() == counted
-    assert (norm.running_mean != 0).any().item() == (norm.running_var != 1).any().item() == bool(counted)
-    torch.testing.assert_close(y, create_norm("batch", 5)(x, mask))
+    given = x.clone().requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(norm, given, mask, use_reentrant=reentrant)
+    y.square().sum().backward()
+    assert torch.equal(y, plain(x, mask)) and given.grad is not None
+    assert norm.num_batches_tracked == 1
+    assert all(torch.equal(mine, other) for mine, other in zip(norm.buffers(), plain.buffers()))
 
 
 def test_running_statistics_stay_fp32_in_a_half_model():
