@@ -25,13 +25,13 @@ def skip_lambda(default: float, accepts: str = "positive", auto: Any = None) -> 
 
 
 def least_scale(place: Place) -> float:
-    """``λ = sqrt(N)`` for N layers, the least with which LN(λx + F) keeps e^(-1/2) of a gradient (docs/depth.md)."""
-    return math.sqrt(place.depth)
+    """``λ = sqrt(N)`` for a stack of N residuals, with which LN(λx + F) keeps e^(-1/2) of a gradient (docs/depth.md)."""
+    return math.sqrt(place.num_blocks)
 
 
 def least_steps(place: Place) -> int:
     """``λ = 1 + log_4(N) + log_2(atan(1))``, rounded up: the same of Eq. 4, each of whose steps halves the angle."""
-    return max(1, math.ceil(1 + math.log(place.depth, 4) + math.log2(math.atan(1.0))))
+    return max(1, math.ceil(1 + math.log(place.num_blocks, 4) + math.log2(math.atan(1.0))))
 
 
 def branch_scale(default: float = 1.0) -> Any:
