@@ -25,7 +25,7 @@ def skip_lambda(default: float, accepts: str = "positive", auto: Any = None) -> 
 
 
 def least_scale(place: Place) -> float:
-    """``λ = sqrt(N)`` for a stack of N residuals, with which LN(λx + F) keeps e^(-1/2) of a gradient (docs/depth.md)."""
+    """``λ = sqrt(N)``: LN(λx + F) in a stack of N residuals then keeps e^(-1/2) of a gradient (docs/depth.md)."""
     return math.sqrt(place.num_blocks)
 
 
