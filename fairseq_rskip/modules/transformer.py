@@ -241,8 +241,10 @@ class _SkipStack:
     def add_final_norm(self) -> None:
         """Normalise what leaves the stack where the last skip connection leaves it as it is, as in pre-norm."""
         connections = list(skips(self).values())
-        if self.layer_norm is None and connections and connections[-1].needs_final_norm():
-            name = connections[-1].options.norm
+        if not connections or not connections[-1].needs_final_norm():
+            return
+        name = connections[-1].options.norm
+        if self.layer_norm is None or name not in ("none", "layer"):  # fairseq made its own
             self.layer_norm = create_norm("layer" if name == "none" else name, connections[-1].dim)
 
 

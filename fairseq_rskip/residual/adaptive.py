@@ -90,7 +90,7 @@ class ASkip(
         p = reference.halting(b.new_zeros(self.steps, 1), b, b.new_zeros(1))
         return (torch.arange(1.0, self.steps + 1) * p).sum()
 
-    def position(self) -> Tensor:
+    def learned_value(self) -> Tensor:
         """lambda, a or b as it is now: the start plus what was learned, at ``lambda_lr`` times the learning rate."""
         start = at_least_float32(self.start)
         return start if self.mode == "gradient" else start + self.lr_multiplier * at_least_float32(self.moved)
@@ -102,13 +102,13 @@ class ASkip(
         k = torch.arange(1.0, self.steps + 1, device=self.start.device)
         return float((k * self.weights(None).detach().float()).sum())
 
-    def weights(self, steps: Tensor | None) -> Tensor:
-        """p, of shape ``(K,)``, or ``(K, ..., 1)`` where halting looks at the ``steps``, ``(K, ..., dim)``."""
-        value = self.position()
+    def weights(self, ys: Tensor | None) -> Tensor:
+        """p, of shape ``(K,)``, or ``(K, ..., 1)`` where halting looks at the y_k in ``ys``, ``(K, ..., dim)``."""
+        value = self.learned_value()
         if self.mode == "mixture":
             return value.softmax(0)
         if self.mode == "halting":
-            return reference.halting(at_least_float32(steps), value, self._direction()).unsqueeze(-1)
+            return reference.halting(at_least_float32(ys), value, self._direction()).unsqueeze(-1)
         inside = value + (value.clamp(1.0, self.steps) - value).detach()  # beyond an end, the gradient leads back
         k = torch.arange(1.0, self.steps + 1, device=value.device)
         below = inside.detach().floor().clamp(1.0, max(self.steps - 1.0, 1.0))
@@ -119,17 +119,17 @@ class ASkip(
         return self.lr_multiplier * at_least_float32(self.direction)
 
     def _normalise(self, z: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-        steps: list[Tensor] = []
+        ys: list[Tensor] = []
         for norm in self.norms_in_use():
-            steps.append(norm(steps[-1] + x if steps else z, padding_mask))
+            ys.append(norm(ys[-1] + x if ys else z, padding_mask))
         if self.mode == "gradient":
-            return steps[-1]
+            return ys[-1]
         if self.mode != "halting":
-            return weigh(self.weights(None), steps).to(x.dtype)
+            return weigh(self.weights(None), ys).to(x.dtype)
         axis = self.channel_dim
-        p = self.weights(torch.stack([step.movedim(axis, -1) for step in steps]))
+        p = self.weights(torch.stack([y.movedim(axis, -1) for y in ys]))
         self._count(p, padding_mask)
-        return weigh([share.movedim(-1, axis) for share in p], steps).to(x.dtype)
+        return weigh([share.movedim(-1, axis) for share in p], ys).to(x.dtype)
 
     def norms_in_use(self) -> list[Any]:
         return list(self.post)[: self.used]
@@ -147,7 +147,7 @@ class ASkip(
             return super()._fused(rows, scales, norm, padding_mask)
         if self.mode != "halting":
             return ops.skip_mix(*rows, self.weights(None), None, *scales, *norm)[0]
-        y, p = ops.skip_mix(*rows, self.position(), self._direction(), *scales, *norm)
+        y, p = ops.skip_mix(*rows, self.learned_value(), self._direction(), *scales, *norm)
         self._count(p.unsqueeze(-1), padding_mask)
         return y
 

@@ -23,7 +23,7 @@ _MATRIX = opt.option(
 
 
 class MatrixSkip(StreamSkip, norm=opt.WITHOUT_BATCH, streams=_STREAMS, slots=("pre",)):
-    """``H' = R H + w F(G(p H))`` with p, R and w from :meth:`mixing`; H is n rows of dim channels.
+    """``H' = R H + w F(G(p H))`` with p, R and w from :meth:`read_mix_write`; H is n rows of dim channels.
 
     The stack's input enters as n copies; what leaves it is the sum of the rows.
     """
@@ -33,23 +33,23 @@ class MatrixSkip(StreamSkip, norm=opt.WITHOUT_BATCH, streams=_STREAMS, slots=("p
         self.reads = (self.place.block_number - 1) % self.n  # at the start: the next stream in each block
         return 1 if self.first else self.n, 1 if self.last else self.n
 
-    def mixing(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """p, R, whose rows are the streams that come out, and w, of H ``(..., n, dim)``: shapes ``([...,] n)``,
         ``([...,] n, n)`` and ``([...,] n)``."""
         raise NotImplementedError
 
     def current(self, x: Tensor) -> tuple[Tensor, Any]:
         h = torch.stack([x] * self.n, -2) if self.first else x.unflatten(-1, [self.n, self.dim])
-        reading, mixing, writing = self.mixing(h)
-        return (reading.unsqueeze(-1) * h).sum(-2).to(x.dtype), (h, mixing, writing)
+        reading, matrix, writing = self.read_mix_write(h)
+        return (reading.unsqueeze(-1) * h).sum(-2).to(x.dtype), (h, matrix, writing)
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        h, mixing, writing = carried or self.current(x)[1]
+        h, matrix, writing = carried or self.current(x)[1]
         if self.last:  # the sum of the rows of H'
-            mixing, writing = mixing.sum(-2, keepdim=True), writing.sum(-1, keepdim=True)
+            matrix, writing = matrix.sum(-2, keepdim=True), writing.sum(-1, keepdim=True)
         y = writing.unsqueeze(-1) * f_x.unsqueeze(-2)
         for k in range(self.n):  # products rather than matmul, whose type autocast would narrow
-            y = y + mixing[..., k : k + 1] * h[..., k : k + 1, :]
+            y = y + matrix[..., k : k + 1] * h[..., k : k + 1, :]
         return y.flatten(-2)
 
 
@@ -78,7 +78,7 @@ class HyperConnection(MatrixSkip, kind="hyper", mixing=_MIXING):
             self.w_b = nn.Parameter(torch.zeros(self.dim, 1))
             self.s_a, self.s_b = (nn.Parameter(torch.full((1,), 0.01)) for _ in range(2))
 
-    def mixing(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if not self.dynamic:
             return self.a_m, self.a_r.transpose(-1, -2), self.b
         weight = torch.cat([self.w_r, self.w_b, self.w_m], 1)
@@ -161,7 +161,7 @@ class ManifoldConstrained(MatrixSkip, kind="mhc", matrix=_MATRIX):
             self.register_parameter(f"phi_{part}", nn.Parameter(torch.zeros(n * self.dim, columns)))
             self.register_parameter(f"alpha_{part}", nn.Parameter(torch.full((1,), 0.01)))
 
-    def mixing(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         flat, phi = h.flatten(-2), torch.cat([self.phi_pre, self.phi_post, self.phi_res], 1)
         rms = (at_least_float32(flat).square().mean(-1, keepdim=True) + self.eps).sqrt()
         # the division after the product, as in the paper

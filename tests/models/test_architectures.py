@@ -11,6 +11,7 @@ from transformer_helpers import build, dictionary, stock_defaults
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import SIZES, resolve
+from fairseq_rskip.norms import RMSNorm
 
 STOCK_SIZES = [size for size in SIZES if size != "_iwslt_en_vi"]
 SIZE_OPTIONS = [
@@ -117,3 +118,9 @@ def test_a_namespace_without_our_options_gets_the_architectures():
     config = MODEL_DATACLASS_REGISTRY["transformer_rskip_ln_tiny"].from_namespace(Namespace(dropout=0.3))
     assert model.__name__ == "transformer_rskip_ln_tiny"
     assert (config.dropout, config.skip_norm, config.encoder_embed_dim) == (0.3, "layer", 64)
+
+
+def test_the_last_norm_of_a_pre_norm_kind_is_its_own():
+    for options in ({}, {"encoder_normalize_before": True, "decoder_normalize_before": True}):
+        model = build("transformer_rmsnorm_tiny", **options)
+        assert all(isinstance(stack.layer_norm, RMSNorm) for stack in (model.encoder, model.decoder))

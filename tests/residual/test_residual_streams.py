@@ -170,7 +170,7 @@ def test_the_mixing_matrix_of_mhc_is_doubly_stochastic(rule, size):
     with torch.no_grad():
         skip.phi_res.copy_(draw(skip.phi_res.shape, 3) * size)
         skip.b_res.zero_()
-        _, matrix, _ = skip.mixing(draw((3, 4, 9), 1))
+        _, matrix, _ = skip.read_mix_write(draw((3, 4, 9), 1))
     ones = torch.ones(3, 4).double()
     torch.testing.assert_close(matrix.sum(-1), ones, rtol=1e-12, atol=1e-12)
     assert torch.isfinite(matrix).all() and (matrix >= 0).all()

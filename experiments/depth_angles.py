@@ -1,0 +1,84 @@
+"""The angle between y and x while a decoder is trained, beside what is left of its gradient, for docs/depth.md.
+
+``python experiments/depth_angles.py RUNS`` takes the folder ``runs`` of ``reproduce.py run depth`` or ``lm-depth``, and
+of each run with a log of its skip connections the updates in the log. ``results/depth_angles.csv`` has ``angle``, the
+root mean square of θ over the decoder's N residuals, from |F| / |x| in the log by the page's formulas; ``by_law``, the
+angle times sqrt(N); and ``gradient``, its norm behind the last layer over that behind the first.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import pandas
+
+from fairseq_rskip.analysis import figures
+from fairseq_rskip.console import print_line
+from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.files import read_json_lines
+from fairseq_rskip.residual import Place, SkipConnection
+
+STEM = Path(__file__).resolve().parents[1] / "results" / "depth_angles"
+KINDS = {"rskip_ln": "rskip", "xskip_ln": "xskip", "deepnorm": "deepnorm", "keel": "keel"}
+SHARE, GRADIENT = "skip_F_over_x/decoder.layers.", "skip_grad_norm/decoder.layers.{}.final_skip"
+
+
+def measure(run: Path) -> list[dict]:
+    """A row for each logged update of the run in the folder ``run``; none where its rule has no angle."""
+    record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    arch, options = record["settings"]["arch"], record["settings"]["options"]
+    kind, layers = KINDS.get(arch.split("_", 2 if "_lm_" in arch else 1)[-1]), options["decoder-layers"]
+    if kind is None or "values" not in record.get("metrics", {}):
+        return []
+    text = "language model" if "_lm_" in arch else "translation"
+    depths = {"other_depth": 0, "sublayers": 2} if "_lm_" in arch else {"other_depth": layers, "sublayers": 3}
+    place = Place("decoder", index=1, depth=layers, **depths)
+    given = {"skip_lambda": options["skip-lambda"]} if "skip-lambda" in options else {}
+    skip = SkipConnection(1, kind, place=place, **given)
+    scale, steps = getattr(skip, "skip_scale", 1.0), getattr(skip, "steps", 1)
+    about = {"task": text, "rule": kind, "lambda": f"{steps if kind == 'rskip' else scale:.3g}", "layers": layers}
+    about |= {"lr": options["lr"], "seed": record["seed"], "loss": record["metrics"]["values"]["valid_loss"]}
+    rows = []
+    for line in read_json_lines(run / "checkpoints" / "tensorboard" / "skip" / "skips.jsonl"):
+        shares = [value for name, value in line.items() if name.startswith(SHARE)]
+        angles = [math.atan(share / scale) / 2 ** (steps - 1) for share in shares]
+        angle = math.sqrt(sum(each * each for each in angles) / len(angles))
+        gradient = line[GRADIENT.format(layers - 1)] / line[GRADIENT.format(0)]
+        law = {
+            "angle": f"{angle:.3f}",
+            "by_law": f"{angle * math.sqrt(len(angles)):.2f}",
+            "gradient": f"{gradient:.3g}",
+        }
+        rows.append({**about, "update": line["step"], **law})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", metavar="RUNS", type=Path)
+    runs = parser.parse_args().runs
+    logs = sorted(runs.glob("*/seed*/checkpoints/tensorboard/skip/skips.jsonl"))
+    rows = [row for log in logs if (log.parents[3] / "run.json").is_file() for row in measure(log.parents[3])]
+    if not rows:
+        raise UserError(f"{runs}: expected runs of rskip, xskip, deepnorm or keel with a skips.jsonl")
+    order = ("task", "rule", "layers", "lr", "lambda", "seed")
+    rows.sort(key=lambda row: [row[name] for name in order])
+    figures.write_csv(STEM.with_suffix(".csv"), rows)
+    table = pandas.DataFrame(rows).astype({"by_law": float, "gradient": float})
+    for low, high in ((0, 0.7), (0.7, 1), (1, 1.25), (1.25, math.inf)):
+        part = table[(table.by_law >= low) & (table.by_law < high)].gradient
+        print_line(f"{low} to {high}: {len(part)} values, gradient {part.median():.3g}, at most {part.max():.3g}")
+    print_line(f"rank correlation {table.by_law.corr(table.gradient, method='spearman'):.2f}")
+    figure, (axis,) = figures.new_figure(width=7)
+    for number, (layers, part) in enumerate(table.groupby("layers")):
+        axis.scatter(part.by_law, part.gradient, label=f"{layers} layers", s=12, color=figures.style(number)["color"])
+    axis.axvline(1, color="grey", linewidth=0.8)
+    axis.set(xscale="log", yscale="log", ylabel="gradient at the last layer / at the first")
+    axis.set_xlabel("angle between y and x, over the law's 1/√N")
+    axis.legend(fontsize=8)
+    figures.save(figure, STEM)
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main))
