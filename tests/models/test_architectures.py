@@ -121,6 +121,6 @@ def test_a_namespace_without_our_options_gets_the_architectures():
 
 
 def test_the_last_norm_of_a_pre_norm_kind_is_its_own():
-    for options in ({}, {"encoder_normalize_before": True, "decoder_normalize_before": True}):
-        model = build("transformer_rmsnorm_tiny", **options)
+    for given in ({}, {"encoder_normalize_before": True, "decoder_normalize_before": True}):
+        model = build("transformer_rmsnorm_tiny", **given)
         assert all(isinstance(stack.layer_norm, RMSNorm) for stack in (model.encoder, model.decoder))
