@@ -7,7 +7,8 @@ import pytest
 from conftest import ROOT
 from experiment_runs import IMAGES, reproduce, tables, write
 
-from fairseq_rskip.tools.experiments import plan
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.experiments import execution, plan
 
 STUDIES = {
     "skips": ({}, 45),
@@ -74,6 +75,19 @@ def test_the_same_network_in_two_rows_or_tables_is_one_run(tmp_path):
     rows = [IMAGES["rows"][0], {**IMAGES["rows"][0], **again}]
     one, two = write(tmp_path, IMAGES, "one"), write(tmp_path, IMAGES, "two", rows=rows)
     assert folders(two, tmp_path) == folders(one, tmp_path, rows=["plain"])
+
+
+def test_folders_of_one_name_do_not_share_runs_but_a_folder_may_be_moved(tmp_path):
+    path, old, new = write(tmp_path, IMAGES, rows=IMAGES["rows"][:1]), tmp_path / "a" / "mine", tmp_path / "b" / "mine"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+    with pytest.raises(UserError, match="would share their runs"):
+        tables(write(tmp_path, IMAGES, "both", columns={"a": {"data": str(old)}, "b": {"data": str(new)}}))
+    execution.prepare(plan.ready(tables(path, corpus=str(old))[0], tmp_path)[0])
+    with pytest.raises(UserError, match="was trained on .*/a/mine, not on imagefolder:.*/b/mine"):
+        folders(path, tmp_path, corpus=str(new))
+    old.rmdir()
+    assert len(folders(path, tmp_path, corpus=str(new))) == 2
 
 
 @pytest.mark.parametrize(

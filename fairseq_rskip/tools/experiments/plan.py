@@ -32,6 +32,11 @@ def make_tables(options: Namespace) -> list[Table]:
             mistakes.append(str(error))
     if mistakes:
         raise UserError("\nerror: ".join(dict.fromkeys(mistakes)))
+    known: dict[Path, Run] = {}
+    for run in (run for table in tables for cell in table.cells for _, run in cell.variants):
+        other, place = known.setdefault(run.place(Path(), 1), run), TASKS[run.task].place
+        if place(other.data) != place(run.data):
+            raise UserError(f"{other.data} and {run.data} would share their runs; rename one of the folders")
     return tables
 
 
@@ -157,8 +162,11 @@ def measured(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def state(run: Run) -> str:
-    """One of the states of a run, with its progress or its error."""
-    record = read(run.folder)
+    """One of the states of a run, with its progress or its error. Raises ``UserError`` for a run on other data."""
+    record, place = read(run.folder), TASKS[run.task].place
+    was = place(str(record.get("settings", {}).get("data", run.data)))
+    if was != place(run.data) and was.is_absolute() and was.exists():  # otherwise the folder was moved
+        raise UserError(f"{run.folder} was trained on {was}, not on {run.data}; rename a folder, or give --output")
     failed = f"{FAILED}: {record['failed'].get('error')}" if record.get("failed") else ""
     if measured(record) or not (run.folder / LOCK).exists():  # without a lock: a record out of an archive
         return DONE if measured(record) else failed or NEW

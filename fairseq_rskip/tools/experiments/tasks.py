@@ -33,6 +33,10 @@ class Task:
             raise UserError(f"the data {data!r} is no folder and none of {', '.join(self.names)}")
         return data if data in self.names else f"{self.prefix}{path.resolve()}"
 
+    def place(self, data: str) -> Path:
+        """The folder of ``data``, whose name alone is in what identifies a run; not absolute if it has none."""
+        return Path(data.removeprefix(self.prefix))
+
     def check_data(self, data: str) -> None:
         """Raise ``UserError`` for data that a run would not refuse at once, but after hours."""
 
@@ -132,6 +136,9 @@ class Translation(Task):
         place = corpus.folder.resolve()
         name = (place.parent if place.name == "data-bin" else place).name
         return corpus.known or (f"folder {name}" if name in NAMES else name)
+
+    def place(self, data: str) -> Path:
+        return Corpus.find(data, must_exist=False).folder.resolve()
 
     def check_data(self, data: str) -> None:  # evaluate.sh would refuse it
         Corpus.find(data, prepared=True).references("test")
