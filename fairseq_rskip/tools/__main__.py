@@ -20,7 +20,7 @@ COMMANDS = {
     "reproduce": ("tools.experiments.main:main", "run and report tables of experiments"),
     "export": ("tools.export.main:main", "write a model as a folder to share"),
     "describe": ("tools.describe:main", "print every skip connection of a model"),
-    "analyze": ("tools.analyze:main", "measure gradients, x:F ratios and depth; draw curves of runs"),
+    "analyze": ("tools.analyze:run", "measure gradients, x:F ratios and depth; draw curves of runs"),
     "train-cifar": ("vision.main:main", "train a PreAct-ResNet on CIFAR, image folders or digits"),
 }
 

@@ -4,7 +4,6 @@ import argparse
 import importlib
 
 from ..console import Parser, between, whole_number
-from ..errors import exit_status
 
 # name -> what it does
 COMMANDS = {
@@ -63,15 +62,20 @@ def add_options(name: str, parser: argparse.ArgumentParser) -> None:
         add("--by-block", action="store_true", help="against depth: each block at the last update")
 
 
-def run(argv: list[str]) -> None:
-    """Run a command: its module's ``report`` takes the options, or the study of the models that they name. Torch is
-    imported when they have been read."""
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The options. A mistake ends the program with one line."""
     parser = Parser(prog="rskip analyze", description=__doc__)
     commands = parser.add_subparsers(dest="name", metavar="COMMAND [options]", required=True)
     for name, line in COMMANDS.items():
         usage = f"rskip analyze {name} --output STEM [options]"
         add_options(name, commands.add_parser(name, help=line, description=line, usage=usage))
-    subject = options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def run(argv: list[str]) -> None:
+    """Run a command: its module's ``report`` takes the options, or the study of the models that they name. Torch is
+    imported when they have been read."""
+    subject = options = parse(argv)
     from ..analysis import figures
 
     stem = figures.check_stem(options.output)
@@ -86,8 +90,3 @@ def run(argv: list[str]) -> None:
 
         subject = load_study(options)
     command(subject, stem)
-
-
-def main(argv: list[str]) -> int:
-    """Run the command line ``argv``; returns the exit status."""
-    return exit_status(lambda: run(argv))

@@ -8,7 +8,7 @@ from vision_helpers import error_line
 
 from fairseq_rskip.analysis import curves, figures
 from fairseq_rskip.analysis.live import SkipLines
-from fairseq_rskip.errors import UserError
+from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools import analyze
 
 START = "2026-01-01 10:00:00 | INFO | "
@@ -45,7 +45,7 @@ def skip_run(folder, values):
 
 
 def draw(name, stem, *arguments):
-    return analyze.main([name, "--output", str(stem), *map(str, arguments)])
+    return exit_status(lambda: analyze.run([name, "--output", str(stem), *map(str, arguments)]))
 
 
 def table(stem):

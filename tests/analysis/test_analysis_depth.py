@@ -11,6 +11,7 @@ from torch import nn
 from fairseq_rskip.analysis import depth
 from fairseq_rskip.analysis.depth import VARIANTS, Stack, Variant
 from fairseq_rskip.analysis.figures import select
+from fairseq_rskip.errors import exit_status
 from fairseq_rskip.tools import analyze
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
@@ -111,7 +112,7 @@ def test_the_similarity_of_tokens_by_hand():
 
 def command(stem, *arguments):
     sizes = [f"--{name}={getattr(SMALL, name)}" for name in ("blocks", "dim", "seeds", "examples", "tokens")]
-    return analyze.main(["depth", "--output", str(stem), *sizes, *arguments])
+    return exit_status(lambda: analyze.run(["depth", "--output", str(stem), *sizes, *arguments]))
 
 
 def test_the_command_writes_figure_and_table(tmp_path, capfd):

@@ -13,6 +13,7 @@ from fairseq import checkpoint_utils, options, tasks
 from transformer_helpers import randomise
 from vision_helpers import arguments, error_line, write_folder
 
+from fairseq_rskip.errors import exit_status
 from fairseq_rskip.tools import analyze as command
 from fairseq_rskip.vision import main as training
 from fairseq_rskip.vision.config import Config
@@ -49,7 +50,7 @@ def analyze(runs, tmp_path, capfd):
         options = {"data": runs[1], "cache": runs[0] / "cache", "device": "cpu", "output": tmp_path / "f g", **options}
         flags = [word for option, value in options.items() for word in (f"--{option.replace('_', '-')}", str(value))]
         capfd.readouterr()
-        status = command.main([name, *map(str, models), *flags])
+        status = exit_status(lambda: command.run([name, *map(str, models), *flags]))
         table = tmp_path / "f g.csv"
         rows = list(csv.DictReader(table.open(encoding="utf-8"))) if table.is_file() else []
         return (status, *capfd.readouterr(), rows)
@@ -228,7 +229,7 @@ def test_stock_checkpoints_are_measured_as_the_same_network_of_ours(trained, tin
 def test_language_models_are_measured_window_by_window(language_model, tmp_path, capfd):
     data, folder = language_model
     models = [f"ours={folder / 'checkpoint_best.pt'}", "fresh=fresh:transformer_lm_preln_tiny --tokens-per-sample 32"]
-    assert command.main(["gradients", *models, "--split", "test", "--output", str(tmp_path / "gradients")]) == 0
+    command.run(["gradients", *models, "--split", "test", "--output", str(tmp_path / "gradients")])
     assert "13 windows of test" in capfd.readouterr().out
     rows = list(csv.DictReader((tmp_path / "gradients.csv").open(encoding="utf-8")))
     assert [row["group"] for row in rows] == ["decoder"] * 8 and {row["examples"] for row in rows} == {"13"}

@@ -31,6 +31,16 @@ def test_means_differences_and_p_values_are_those_of_scipy(images, capfd):
     assert "Power" in page
 
 
+def test_each_column_has_its_own_length_and_power(tmp_path, capfd):
+    columns, out = {"a": {}, "b": {"options": {"iterations": 24}}}, tmp_path / "out"
+    path = write(tmp_path, IMAGES, columns=columns, rows=IMAGES["rows"][:1], seeds=[1, 2, 3])
+    for column, values in (("a", GOOD), ("b", {1: 10.0, 2: 12.0, 3: 9.0})):
+        finish(tables(path, columns=[column])[0], out, {"plain": values})
+    rows, page = report(capfd, path, out, "--no-figures")
+    assert rows["plain"]["length"] == "24 iterations"  # column b, the last one
+    assert re.findall(r"Power of (\w+): 3 seeds.*?deviation ([\d.]+)", page) == [("a", "0.153"), ("b", "1.53")]
+
+
 def test_nothing_is_bold_that_is_not_better_than_chance(images, capfd):
     path, table, out = images
     finish(table, out, {"plain": GOOD, "recursive": {1: 10.1, 2: 9.8, 3: 10.3}})

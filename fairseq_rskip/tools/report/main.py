@@ -2,8 +2,6 @@
 
 import argparse
 import base64
-import contextlib
-import io
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,12 @@ import jinja2
 import scipy
 
 from fairseq_rskip.analysis.figures import write_csv
-from fairseq_rskip.console import as_words, print_line
+from fairseq_rskip.console import as_words, checked, print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_text
 from fairseq_rskip.tools import analyze
 from fairseq_rskip.tools.experiments.plan import collect, described
-from fairseq_rskip.tools.experiments.records import Result, Table
+from fairseq_rskip.tools.experiments.records import Result, Table, dashed
 from fairseq_rskip.tools.experiments.tasks import CHECKPOINTS, TASKS
 from fairseq_rskip.tools.significance import PAIRED
 
@@ -53,7 +51,8 @@ def _part(table: Table, options: argparse.Namespace, folder: Path) -> dict[str, 
     name, scale, data, changed = described(table)
     lines = compare(table, [collect(table, cell, options.output) for cell in table.cells])
     differs = ", ".join(filter(None, [data, f"{scale:g} of the length" * (scale != 1), page.listed(changed)]))
-    notes = [*page.notes(table, lines), power(lines, table.metric)]
+    by_column = [[line for line in lines if line.cell.column == column] for column in table.columns]
+    notes = [*page.notes(table, lines), *(power(column, table.metric) for column in by_column)]
     test = f"Welch's t-test, two-sided, over seeds (scipy {scipy.__version__})"
     if test_of(table) == "randomisation":
         test = f"{PAIRED}; it covers the choice of test sentences, not of seeds"
@@ -96,11 +95,10 @@ def _figures(table: Table, name: str, lines: list[Result], folder: Path) -> list
             for run in line.folders if of_logs else line.folders[:1]:
                 model = next((run / each for each in names if (run / each).exists()), run)
                 models.append(f"{str(line.cell).replace('=', ':')}={model}")
-        options = table.figure_options if kind == table.figure else {}
+        options = table.figure_options if kind == (table.figure or "curves") else {}
         stem, problem = folder / f"{name}-{kind}", ""
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                analyze.run([kind, "--output", str(stem), *as_words(options), *models])
+            checked(analyze.run, [kind, "--output", str(stem), *as_words(dashed(options)), *models])
         except (UserError, OSError, ImportError) as error:
             problem = str(error).split("\n")[0]
         path = stem.with_name(f"{stem.name}.png")

@@ -109,13 +109,14 @@ def missing(line: Result) -> tuple[str, str]:
 
 
 def power(lines: list[Result], metric: str) -> str:
-    """The smallest difference that these seeds would have found, as a sentence; "" where no row has two."""
+    """The smallest difference that the seeds of one column would have found, a sentence; "" where no row has two."""
     samples = [list(line.values.values()) for line in lines if len(line.values) > 1]
     if not (deviation := significance.pooled_deviation(samples)):
         return ""
-    least = f"{significance.detectable(deviation, seeds := min(map(len, samples))):.2g} in {metric} four times of five"
-    about = f"Welch's test, two-sided, {LEVEL:.0%}, not corrected; pooled standard deviation {deviation:.2g}"
-    return f"Power: {seeds} seeds per row find a difference of {least} ({about})."
+    least = f"{significance.detectable(deviation, seeds := min(map(len, samples))):.3g} in {metric} four times of five"
+    about = f"Welch's test, two-sided, {LEVEL:.0%}, not corrected; pooled standard deviation {deviation:.3g}"
+    name = " of ".join(filter(None, ["Power", lines[0].cell.column]))
+    return f"{name}: {seeds} seeds per row find a difference of {least} ({about})."
 
 
 def frame(table: Table, lines: list[Result]) -> pandas.DataFrame:
@@ -213,7 +214,7 @@ def notes(table: Table, lines: list[Result]) -> list[str]:
 def record(table: Table, line: Result) -> dict[str, Any]:
     """A row of the CSV file, with every digit. Its columns are those of earlier reports."""
     name, scale, data, changed = described(table)
-    runs, reported = [run for cell in table.cells for _, run in cell.variants], line.cell.reported
+    runs, reported = [run for _, run in line.cell.variants], line.cell.reported
     whole = not data and not changed and scale == 1
     deviation = statistics.stdev(line.values.values()) if len(line.values) > 1 else None
     swept = "; ".join(f"{listed(swept)}: {how if value is None else repr(value)}" for swept, value, how in line.trials)
