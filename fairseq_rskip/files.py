@@ -4,9 +4,9 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 from .errors import UserError
 
@@ -25,7 +25,7 @@ def writing(path: Path, mode: str = "wb", **how: Any) -> Iterator[IO[Any]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError
+    except (OSError, RuntimeError) as error:  # torch's writer raises a RuntimeError after that of a full disk
         if str(getattr(error, "filename", None) or part) != str(part):  # of another file, which the block reads
             raise
         raise UserError(f"cannot write {path}: {_reason(error)}") from None
@@ -33,12 +33,6 @@ def writing(path: Path, mode: str = "wb", **how: Any) -> Iterator[IO[Any]]:
         if part.exists():
             part.unlink()
     _sync_folder(path.parent)
-
-
-def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Let ``write`` fill a file that becomes ``path``, as ``writing`` does. Raises ``UserError``."""
-    with writing(path) as file:
-        write(file)
 
 
 def remove_parts(folder: Path) -> None:
@@ -52,8 +46,8 @@ def locked(folder: Path, name: str = LOCK, wait: bool = False) -> Iterator[IO[st
     """Make ``folder`` and hold the lock ``name`` in it during the block; gives the open file, or None if another
     process holds the lock (with ``wait`` it waits for it).
 
-    The system releases it when the process ends, however it ends, and all that it gave the file's descriptor to. The
-    file stays: removing it would be a race.
+    The system releases the lock when this process and all that inherited the file's descriptor have ended. The file
+    stays: removing it would be a race.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / name, "a") as file:
@@ -73,9 +67,15 @@ def lock_holder(folder: Path, name: str = LOCK) -> str:
     return f"process {pid}" if pid.isdecimal() else "another process"
 
 
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """``content`` as the whole content of ``path``."""
+    with writing(path) as file:
+        file.write(content)
+
+
 def write_text(path: Path, text: str) -> None:
     """``text`` as the whole content of ``path``."""
-    write_atomically(path, lambda file: file.write(text.encode("utf-8")))
+    write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -99,7 +99,8 @@ def write_json_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
+    error = error if isinstance(error, OSError) else error.__context__ or error
     return getattr(error, "strerror", None) or str(error).strip().split("\n")[0][:150]
 
 

@@ -1,5 +1,6 @@
 """What several test files share: commands in processes of their own, and small corpora with models trained on them."""
 
+import json
 import os
 import random
 import shutil
@@ -21,6 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 LETTERS = "abcdefghij"
 SIZES = {"train": 600, "valid": 60, "test": 40}
+
+
+def skip_lines(path):
+    """Update -> tag -> value of a file ``skips.jsonl``."""
+    return {values.pop("step"): values for values in map(json.loads, path.read_text("utf-8").splitlines())}
 
 
 def run_command(args, timeout=300, env=None, **options):

@@ -177,14 +177,13 @@ def draw(points: Sequence[Row], panels: dict[str, str], step: str, spread: Seque
 
 
 def course(options: argparse.Namespace, stem: Path) -> None:
-    """Draw what --skip-log-interval logged: the geometric mean of each quantity over all residual blocks and over the
-    seeds of a LABEL."""
-    rows: list[Row] = []
-    seeds = collections.Counter()
+    """Draw the geometric mean of each logged quantity over all residual blocks and over the seeds of a LABEL."""
+    rows, seeds = [], collections.Counter()
     for argument in options.runs:
         label, path = split(argument)
-        seeds[label] += 1
-        rows += [{"run": label, "seed": seeds[label], **row} for row in read_skips(Path(path), options.by_block)]
+        for seed in read_skips(Path(path), options.by_block):
+            seeds[label] += 1
+            rows += [{"run": label, "seed": seeds[label], **row} for row in seed]
     by, axis, what = ("number", "residual block", "") if options.by_block else ("step", "update", ", mean over blocks")
     points = means_over_blocks(rows, by)
     logged = {point["curve"] for point in points}
@@ -192,30 +191,36 @@ def course(options: argparse.Namespace, stem: Path) -> None:
     write(stem, rows, points, panels, axis, spread=tuple(panels))
 
 
-def read_skips(folder: Path, at_the_end: bool = False) -> list[Row]:
-    """Read what --skip-log-interval logged in or below ``folder``: a row for each value of a block, block by block.
-
-    ``at_the_end``: those of the last update, with the ``number`` of their block: from 1, encoder before decoder. Raises
-    ``UserError`` if there is nothing.
-    """
-    lines = [line for path in sorted(folder.rglob(SKIP_LOG)) for line in read_json_lines(path)]
-    values = [(*tag.partition("/")[::2], line["step"], value) for line in lines for tag, value in line.items()]
-    rows = [dict(zip(("quantity", "block", "step", "value"), each)) for each in values if each[0] in QUANTITIES]
-    if not rows:
+def read_skips(folder: Path, at_the_end: bool = False) -> list[list[Row]]:
+    """Each seed's values that --skip-log-interval logged in or below ``folder``: a row for each, block by block. With
+    ``at_the_end`` those of the last update, with the ``number`` of their block: from 1, encoder before decoder. Raises
+    ``UserError`` if there is nothing."""
+    logs = sorted(folder.rglob(SKIP_LOG), key=lambda path: ([*map(int, re.findall(r"\d+", str(path)))], path))
+    if not (seeds := [rows for log in logs if (rows := _read_seed(log, at_the_end))]):
         raise UserError(f"{folder} has no {SKIP_LOG}: expected a training with --skip-log-interval N")
+    return seeds
+
+
+def _read_seed(log: Path, at_the_end: bool) -> list[Row]:
+    values = [(*t.partition("/")[::2], line["step"], v) for line in read_json_lines(log) for t, v in line.items()]
+    rows = [dict(zip(("quantity", "block", "step", "value"), each)) for each in values if each[0] in QUANTITIES]
     quantities, blocks = (list(dict.fromkeys(row[name] for row in rows)) for name in ("quantity", "block"))
     rows.sort(key=lambda row: (quantities.index(row["quantity"]), blocks.index(row["block"])))
-    last = max(row["step"] for row in rows)
+    last = max((row["step"] for row in rows), default=0)
     numbered = [{**row, "number": blocks.index(row["block"]) + 1} for row in rows if row["step"] == last]
     return numbered if at_the_end else rows
 
 
 def means_over_blocks(rows: list[Row], by: str) -> list[Row]:
-    """Each run's curves: the geometric mean of a quantity's positive values at each step, or ``by``."""
-    values, runs = collections.defaultdict(list), list(dict.fromkeys(row["run"] for row in rows))
+    """Each run's curves: the geometric mean of a quantity's positive values at each step, or ``by``, of all seeds."""
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    values, seeds = collections.defaultdict(list), collections.defaultdict(set)
     for row in rows:
+        key = runs.index(row["run"]), row[by], row["quantity"]
+        seeds[key].add(row["seed"])
+        seeds[key[::2]].add(row["seed"])  # of the quantity at any step
         if row["value"] > 0:
-            values[runs.index(row["run"]), row[by], row["quantity"]].append(row["value"])
-    ordered = sorted(values.items())
+            values[key].append(row["value"])
+    ordered = sorted((key, each) for key, each in values.items() if seeds[key] == seeds[key[::2]])
     points = [(runs[run], runs[run], name, step, geometric_mean(each)) for (run, step, name), each in ordered]
     return [dict(zip(("run", "log", "curve", "step", "value"), point)) for point in points]

@@ -73,11 +73,6 @@ class SkipLines:
         append_json(self.path, {"step": step, **values})
 
 
-def read(path: Path) -> dict[int, dict[str, float]]:
-    """Update -> tag -> value of a file ``skips.jsonl``."""
-    return {values.pop("step"): values for values in read_json_lines(path)}
-
-
 def summarise(probe: SkipProbe, loss_scale: float = 1.0) -> dict[str, float]:
     """Return tag -> value of the blocks that the probe saw; blocks that did not run (LayerDrop) have no tags.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from ..errors import UserError, exit_status
-from ..files import locked, write_atomically
+from ..files import locked, write_bytes
 
 SOURCES = [Path(__file__).with_name(name) for name in ("recursive_skip.cpp", "rows.h")]
 COMPILERS = ("g++", "c++", "clang++")
@@ -52,7 +52,7 @@ def build() -> Path:
                 lines = run.stderr.splitlines() or ["?"]
                 first = next((line for line in lines if "error" in line), lines[0])
                 raise UserError(f"{compile[0]} fails with status {run.returncode}: {first}")
-            write_atomically(path, lambda file: file.write(made.read_bytes()))
+            write_bytes(path, made.read_bytes())
     return path
 
 

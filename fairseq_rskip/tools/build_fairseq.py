@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.files import write_atomically
+from fairseq_rskip.files import write_bytes
 
 VERSION = "0.12.2"
 SDIST = f"fairseq-{VERSION}.tar.gz"
@@ -137,7 +137,7 @@ def run(argv: list[str] | None) -> None:
         with tempfile.TemporaryDirectory(prefix="fairseq-build-") as folder:
             built = build(Path(folder))
             wheel.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(wheel, lambda file: file.write(built.read_bytes()))
+            write_bytes(wheel, built.read_bytes())
     print(wheel)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..console import print_line, progress
 from ..errors import UserError
-from ..files import write_atomically
+from ..files import writing
 from ..safe_load import load_checkpoint
 from .config import FOLDER, Config
 
@@ -150,7 +150,8 @@ def load_image_folder(path: Path, cache: Path) -> ImageSet:
     images = ImageSet(classes, *train, *test)
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, lambda file: torch.save(vars(images), file))
+        with writing(kept) as file:
+            torch.save(vars(images), file)
     except (OSError, UserError) as error:
         print_line(f"warning: the decoded images are not kept: {error}", "stderr")
     return images

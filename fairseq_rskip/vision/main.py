@@ -29,10 +29,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(argv: Sequence[str]) -> None:
-    if "--help-skips" in argv:
-        from .config import skip_help
-
-        return print(skip_help())
     if os.environ.get("RANK", "0") == "0":
         print_line("loading PyTorch")
     import torch.distributed as dist
@@ -94,7 +90,7 @@ def train_all(config: Any, group: Any) -> None:
     count = len(images.train_labels)
     if config.batch_size > count:
         raise UserError(f"--batch-size {config.batch_size}: expected at most the {count} training images")
-    identity, results = images.identity(), []
+    identity = images.identity()
     for seed in config.seeds:
         folder = config.folder() / f"seed{seed}"
         result = finished(folder / RESULT, config, {"seed": seed, **identity})
@@ -103,13 +99,12 @@ def train_all(config: Any, group: Any) -> None:
                 if not group.least(int(bool(free))):
                     raise UserError(f"another process is training in {folder}: wait, or choose another --output")
                 result = Run(config, seed, images, group, folder).run()
-        results.append(result)
         if group.first:
             best = f"best {result['best_error']:.2f} % in epoch {result['best_epoch']}"
             valid = f", validation error {result['valid_error']:.2f} %" if "valid_error" in result else ""
             print_line(f"seed {seed}: error {result['error']:.2f} % ({best}){valid}  ({folder / RESULT})")
     if group.first:
-        summarise(config, results)
+        summarise(config, identity)
 
 
 def finished(path: Path, config: Any, identity: dict[str, Any]) -> dict[str, Any] | None:
@@ -126,15 +121,18 @@ def finished(path: Path, config: Any, identity: dict[str, Any]) -> dict[str, Any
         raise UserError(f"{path} is not a result of train_cifar.py; remove it, or choose another --output") from None
 
 
-def summarise(config: Any, results: list[dict[str, Any]]) -> None:
-    """Write, and print, mean and standard deviation of the seeds' errors."""
-    errors = [result["error"] for result in results]
-    mean, several = statistics.mean(errors), len(errors) > 1
-    deviation = statistics.stdev(errors) if several else None
-    summary = {"seeds": list(config.seeds), "errors": errors, "mean": mean, "standard_deviation": deviation}
+def summarise(config: Any, identity: dict[str, Any]) -> None:
+    """Write, and print, mean and standard deviation of the errors of all seeds in the folder."""
+    results: list[Any] = []
+    for path in sorted(config.folder().glob(f"seed*/{RESULT}"), key=lambda path: (len(str(path)), path)):
+        with contextlib.suppress(UserError):  # of another run
+            results.append(finished(path, config, identity))
+    seeds, errors = ([result[name] for result in results] for name in ("seed", "error"))
+    mean, deviation = statistics.mean(errors), statistics.stdev(errors) if len(errors) > 1 else None
+    summary = {"seeds": seeds, "errors": errors, "mean": mean, "standard_deviation": deviation}
     if config.valid_images:
         valid = [result["valid_error"] for result in results]
-        summary.update(valid_errors=valid, valid_mean=statistics.mean(valid))
+        summary |= {"valid_errors": valid, "valid_mean": statistics.mean(valid)}
     write_json(config.folder() / SUMMARY, summary)
-    if several:
+    if deviation is not None:
         print_line(f"error of {len(errors)} seeds: {mean:.2f} ± {deviation:.2f} % (mean ± standard deviation)")

@@ -59,7 +59,7 @@ class Settings:
     milestones: tuple[int, ...] | None = _training(None, "updates that lower the rate (default: 1/2 and 3/4 of all)")
     lr_factor: float = _training(0.1, "factor of the rate at a milestone", type=_positive)
     momentum: float = _training(0.9, "momentum of SGD", type=between(0, 1))
-    weight_decay: float = _training(2e-4, "weight decay; of skip weights only wSkip's decay")
+    weight_decay: float = _training(2e-4, "weight decay; skip weights have none, except wskip's")
     amp: str = _training("off", "mixed precision; fp16 needs a GPU", choices=("off", "bf16", "fp16"))
     seeds: tuple[int, ...] = _training((1,), "train once with each seed", free=True)
 
@@ -118,8 +118,7 @@ def flag(field: "dataclasses.Field[Any]") -> str:
 
 def make_parser() -> tuple[Parser, Any]:
     """The parser of all ``Settings`` and the main options of the skip connection, and the group of the latter."""
-    parser = Parser(prog="train_cifar.py", usage="%(prog)s [options]", description=ABOUT, epilog=MORE)
-    parser.argument_default = argparse.SUPPRESS
+    parser = Parser(usage="%(prog)s [options]", description=ABOUT, epilog=MORE, argument_default=argparse.SUPPRESS)
     names = ("data", "network", "skip connection", "training", "running")
     groups = {name: parser.add_argument_group(name) for name in names}
     for field in dataclasses.fields(Settings):
@@ -129,9 +128,15 @@ def make_parser() -> tuple[Parser, Any]:
     text = "steps of rskip, weight of x in xskip, or auto"
     skip.add_argument("--skip-lambda", type=number_or_auto, metavar="N", help=text)
     skip.add_argument("--skip-norm", metavar="NORM", help="normalisation: layer, rms, batch, none, ...")
-    skip.add_argument("--skip-...", metavar="VALUE", dest="further", help="further options of a kind")
-    skip.add_argument("--help-skips", action="store_true", dest="further", help="list all kinds and their options")
+    skip.add_argument("--help-skips", action=_HelpSkips, nargs=0, help="list all kinds and their further options")
     return parser, skip
+
+
+class _HelpSkips(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_given: Any) -> None:
+        from .config import skip_help
+
+        parser.exit(print(skip_help()))
 
 
 def _add(group: Any, field: "dataclasses.Field[Any]") -> None:

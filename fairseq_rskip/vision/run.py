@@ -1,7 +1,6 @@
 """Train one run to its end: epochs, tests, the log, checkpoints, the result."""
 
 import contextlib
-import io
 import signal
 import statistics
 import sys
@@ -15,7 +14,7 @@ import torch
 from ..analysis.live import SkipLines
 from ..console import Progress, print_line
 from ..errors import UserError
-from ..files import append_json, remove_parts, write_atomically, write_json, write_json_lines
+from ..files import append_json, remove_parts, write_json, write_json_lines, writing
 from ..machine import surroundings
 from ..residual.adaptive import lambdas
 from ..safe_load import CheckpointError, load_checkpoint
@@ -225,9 +224,8 @@ class Run:
         state = {"format": FORMAT, "config": self.config.as_dict(), "identity": self.identity}
         state.update(history=self.history, epoch_seconds=self.epoch_seconds, **self.trainer.state_dict())
         if self.group.first:
-            buffer = io.BytesIO()
-            torch.save(state, buffer)
-            write_atomically(self.path, lambda file: file.write(buffer.getbuffer()))
+            with writing(self.path) as file:
+                torch.save(state, file)
 
     def _finish(self) -> dict[str, Any]:
         """Write and return the result."""

@@ -144,14 +144,14 @@ def test_what_cannot_be_drawn_is_one_line(tmp_path, capfd):
 
 def test_a_course_is_the_geometric_mean_over_blocks_and_seeds(tmp_path, capfd):
     first = {("skip_F_over_x/a", 10): 1.0, ("skip_F_over_x/b", 10): 4.0, ("skip_F_over_x/a", 20): 9.0}
-    one = skip_run(tmp_path / "one" / "tensorboard" / "skip", {**first, ("loss", 10): 3.0})
+    skip_run(tmp_path / "run" / "seed2" / "tensorboard" / "skip", {**first, ("loss", 10): 3.0})
     second = {("skip_F_over_x/a", 10): 16.0, ("skip_lambda/a", 10): 2.5, ("skip_F_over_x/b", 10): 0.0}
-    two = skip_run(tmp_path / "two", second)
-    assert draw("course", tmp_path / "course", f"2rSkip={one}", f"2rSkip={two}") == 0
-    # (1 * 4 * 16) ** (1/3): what is 0 has no logarithm
-    assert printed(capfd) == [["2rSkip", "20", "4", "..", "9", "2.5", "..", "2.5"]]
+    skip_run(tmp_path / "run" / "seed10", second)
+    assert draw("course", tmp_path / "course", f"2rSkip={tmp_path / 'run'}") == 0
+    # (1 * 4 * 16) ** (1/3): what is 0 has no logarithm; update 20 is of one seed only
+    assert printed(capfd) == [["2rSkip", "10", "4", "..", "4", "2.5", "..", "2.5"]]
     rows = list(csv.DictReader((tmp_path / "course.csv").open(encoding="utf-8")))
-    assert len(rows) == 6 and {row["seed"] for row in rows} == {"1", "2"}
+    assert len(rows) == 6 and [row["seed"] for row in rows] == [*"111222"]
 
 
 def test_by_block_a_course_is_the_last_update_against_depth(tmp_path, capfd):

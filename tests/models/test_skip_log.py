@@ -7,12 +7,11 @@ import fairseq.trainer  # noqa: F401  (whoever trains has imported it)
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, run_checked
+from conftest import ROOT, run_checked, skip_lines
 from fairseq.logging import progress_bar
 from transformer_helpers import TINY, batch, build, dictionary, randomise, sentences
 
 from fairseq_rskip.analysis import curves
-from fairseq_rskip.analysis.live import read
 from fairseq_rskip.compat import load_checkpoint
 from fairseq_rskip.modules import skip_log
 from fairseq_rskip.modules.skip_log import SkipLog
@@ -73,7 +72,7 @@ def run(log, model, updates, sample=None, **options):
 
 def read_scalars(folder):
     """tag -> update -> value of what was logged."""
-    steps = read(folder / "skips.jsonl")
+    steps = skip_lines(folder / "skips.jsonl")
     return {tag: {s: found[tag] for s, found in steps.items() if tag in found} for v in steps.values() for tag in v}
 
 
@@ -187,5 +186,6 @@ def test_fairseq_train_writes_them_and_trains_the_same_and_resumes_with_another_
     _, watched = train(tiny_corpus, tmp_path / "watched", "--max-update", "6", "--skip-log-interval", "3")
     assert same(plain, watched)
     assert all(values.keys() == {2, 4, 6} for values in read_scalars(folder).values())
-    assert {row["step"] for row in curves.read_skips(tmp_path / "watched")} == {2, 4, 6}
+    (rows,) = curves.read_skips(tmp_path / "watched")
+    assert {row["step"] for row in rows} == {2, 4, 6}
     assert load_checkpoint(tmp_path / "watched" / "checkpoint_last.pt")["cfg"]["model"]["skip_log_interval"] == 3

@@ -10,10 +10,9 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, run_command
+from conftest import ROOT, run_command, skip_lines
 from vision_helpers import SCRIPT, arguments, assert_same_run, history, train, weights
 
-from fairseq_rskip.analysis.live import read
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.trainer import Group, Trainer
@@ -152,4 +151,4 @@ def test_every_process_draws_other_masks_and_all_resume_bit_for_bit(tmp_path, im
     assert len({number for pair in draws for number in pair}) == 12
     assert "resuming from iteration 3" in out
     assert_same_run(tmp_path / "whole" / "seed1", tmp_path / "parts" / "seed1")
-    assert read(tmp_path / "parts" / "seed1" / "skips.jsonl").keys() == {2, 4, 6}
+    assert skip_lines(tmp_path / "parts" / "seed1" / "skips.jsonl").keys() == {2, 4, 6}

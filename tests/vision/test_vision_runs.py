@@ -90,6 +90,8 @@ def test_seeds_give_mean_and_deviation(tmp_path, images, capfd):
     assert both["seeds"] == [2, 10] and both["mean"] == pytest.approx((a + b) / 2)
     assert both["standard_deviation"] == pytest.approx(abs(a - b) / math.sqrt(2))
     assert f"error of 2 seeds: {(a + b) / 2:.2f} ± {abs(a - b) / math.sqrt(2):.2f} %" in out
+    train(capfd, tmp_path / "run", images, seeds=[10])  # as rskip run calls it, seed by seed
+    assert json.loads((tmp_path / "run" / "summary.json").read_text("utf-8")) == both
 
 
 @pytest.mark.parametrize("stop", [1, 4])

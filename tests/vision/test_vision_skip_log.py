@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import skip_lines
 from vision_helpers import assert_same_run, stop_at, train
 
-from fairseq_rskip.analysis.live import read
 from fairseq_rskip.analysis.probe import SkipProbe
 from fairseq_rskip.ops import dispatch
 from fairseq_rskip.vision.config import Config
@@ -42,7 +42,7 @@ def probed(config, updates, name):
 def test_the_figures_are_those_of_the_probe(config, images, tmp_path, capfd):
     status, _, error = train(capfd, tmp_path / "run", images, skip_log_interval=3)
     assert (status, error) == (0, "")
-    logged = read(tmp_path / "run" / "seed1" / "skips.jsonl")
+    logged = skip_lines(tmp_path / "run" / "seed1" / "skips.jsonl")
     assert logged.keys() == {3, 6}
     assert logged[3].keys() == {f"{quantity}/{name}" for quantity in QUANTITIES for name in BLOCKS}
     for quantity, value in zip(QUANTITIES, probed(config, 5, BLOCKS[1])):
@@ -56,7 +56,7 @@ def test_training_is_the_same_bit_for_bit(tmp_path, images, capfd):
         )
     a, b = (tmp_path / f"every {interval}" for interval in (0, 1))
     assert_same_run(a / "seed1", b / "seed1")
-    assert not (a / "seed1" / "skips.jsonl").exists() and len(read(b / "seed1" / "skips.jsonl")) == 6
+    assert not (a / "seed1" / "skips.jsonl").exists() and len(skip_lines(b / "seed1" / "skips.jsonl")) == 6
 
 
 def test_a_run_waits_for_the_operator_and_never_changes_it(tmp_path, images, capfd, monkeypatch):
@@ -76,9 +76,9 @@ def test_resume_with_another_interval_forgets_only_what_it_does_again(tmp_path, 
     with stop_at(monkeypatch, 5):
         assert train(capfd, tmp_path / "run", images, skip_log_interval=1, **options)[0] == 130
     log = tmp_path / "run" / "seed1" / "skips.jsonl"
-    assert read(log).keys() == {1, 2, 3, 4, 5}
+    assert skip_lines(log).keys() == {1, 2, 3, 4, 5}
     assert train(capfd, tmp_path / "run", images, skip_log_interval=7, resume=True, **options)[0] == 0
-    assert read(log).keys() == {1, 2, 3, 4, 7}
+    assert skip_lines(log).keys() == {1, 2, 3, 4, 7}
 
 
 def test_compiled_networks_are_measured_uncompiled(config, monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.files import write_atomically
+from fairseq_rskip.files import writing
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.log import NUMBERED, numbered
@@ -44,8 +44,7 @@ def one_file(taken: list[Path], average_path: Path) -> Path:
     """The single checkpoint ``taken``, or the average of several, written to ``average_path`` unless it is there."""
     if len(taken) == 1:
         return taken[0]
-    key = {"checkpoints": cached.identity(taken)}
-    if not cached.is_made(average_path, key):
+    if not cached.is_made(average_path, key := {"checkpoints": cached.identity(taken)}):
         cached.make(average_path, key, lambda path: save(taken, path))
     return average_path
 
@@ -109,4 +108,5 @@ def average(paths: list[Path]) -> dict:
 
 def save(paths: list[Path], output: Path) -> None:
     """Write the average of ``paths``, whole or not at all. Raises ``UserError``."""
-    write_atomically(output, lambda file: torch.save(average(paths), file))
+    with writing(output) as file:
+        torch.save(average(paths), file)

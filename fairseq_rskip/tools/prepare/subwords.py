@@ -67,7 +67,7 @@ def learn_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
         )
     except RuntimeError as error:  # its message ends in what is possible: "... set it to a value <= 1234."
         raise UserError(f"sentencepiece with {size} subwords: {str(error).split('] ')[-1]}") from None
-    files.write_atomically(model, lambda file: file.write(content.getbuffer()))
+    files.write_bytes(model, content.getbuffer())
 
 
 LEARNERS = {"subword-nmt": learn_subword_nmt, "sentencepiece": learn_sentencepiece}

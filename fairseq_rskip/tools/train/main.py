@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fairseq_rskip.console import Parser, print_line, whole_number
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.files import lock_holder, locked, write_atomically
+from fairseq_rskip.files import lock_holder, locked, write_bytes
 from fairseq_rskip.tools.corpus import NAMES, PREPARATION
 from fairseq_rskip.tools.log import Record, record, summary
 from fairseq_rskip.tools.process import Stopped, follow, stop_on_signals
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
             return print_line(f"{plan.save} has all {plan.end} updates: nothing to train", "stderr")
         plan.save.mkdir(parents=True, exist_ok=True)
         for path in filter(Path.is_file, [*plan.corpus.dictionaries(), plan.corpus.folder / PREPARATION]):
-            write_atomically(plan.save / path.name, lambda file, source=path: file.write(source.read_bytes()))
+            write_bytes(plan.save / path.name, path.read_bytes())
     for line in [f"warning: {warning}" for warning in plan.warnings] + [about] * own.dry_run:
         print_line(line, "stderr")
     if own.dry_run:
