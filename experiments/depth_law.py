@@ -12,7 +12,7 @@ results/depth_branches.csv has of each residual of a decoder, at lambda 1 and 2,
 import itertools
 import math
 import statistics
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -107,6 +107,7 @@ def branches(row: dict, depth: int, seed: int) -> tuple[list[dict], float]:
 
 
 def main() -> None:
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     table = []
     pairs = [(ENCODER, depth) for depth in DEPTHS] + [(depth, depth) for depth in (18, 36)]

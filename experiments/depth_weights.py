@@ -15,6 +15,7 @@ from fairseq import checkpoint_utils, tasks, utils
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import print_line
+from fairseq_rskip.errors import exit_status
 from fairseq_rskip.residual.adaptive import lambdas
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -55,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

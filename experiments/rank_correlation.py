@@ -46,6 +46,8 @@ def read_report(path: Path) -> pandas.DataFrame:
     if len(twice := report["row"][report["row"].duplicated()]):
         expected = "expected one line for each, as in the report of one table with --columns NAME"
         raise UserError(f"{path} has several lines for the row {twice.iloc[0]!r}: {expected}")
+    if report.empty:
+        raise UserError(f"{path} has no rows")
     return report.set_index("row")
 
 

@@ -5,7 +5,7 @@ scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/shell.sh
 source "$scripts/shell.sh"
 
-use_environment python fairseq-generate sacrebleu
+use_environment python fairseq-generate
 # Decoding takes small steps: threads that spin while they wait make a busy machine crawl.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-exec python -m fairseq_rskip.tools evaluate "$@"
+RSKIP_PROG=evaluate.sh exec python -m fairseq_rskip.tools evaluate "$@"

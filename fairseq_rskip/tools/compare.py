@@ -95,8 +95,7 @@ def main(argv: list[str] | None = None) -> None:
     if len(options.systems) < 2:
         parser.error("two systems are needed, or more")
     stop_on_signals()
-    paths = name_paths(options.systems)
-    paths = {name: evaluation(path, options.data) for name, path in paths.items()}
+    paths = {name: evaluation(path, options.data) for name, path in name_paths(options.systems).items()}
     comparison = compare_texts(paths, options.trials)
     table, notes = comparison or compare([*paths], *load(paths, options.ref), options.trials, options.examples)
     print("\n".join([*in_columns(table), "", *notes]))

@@ -126,8 +126,10 @@ class Corpus:
     def references(self, subset: str) -> list[str]:
         """The raw target sentences of a subset that can be translated. Raises ``UserError`` naming what is missing."""
         subsets = [name for name in ("train", "valid", "test", subset) if all(map(Path.is_file, self.binarised(name)))]
+        if not subsets:
+            raise UserError(f"{self.folder} holds no binarised text: expected a data-bin; DATA precedes CHECKPOINT-DIR")
         if subset not in subsets:
-            raise UserError(f"{self.folder} has no binarised subset {subset!r}; it has {', '.join(subsets) or 'none'}")
+            raise UserError(f"{self.folder} has no binarised subset {subset!r}; it has {', '.join(subsets)}")
         path = self.reference(subset)
         if not path.is_file():
             raise UserError(f"{self.folder} has no raw references: {path} is missing; prepare the corpus again")

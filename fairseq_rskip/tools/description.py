@@ -102,7 +102,7 @@ def describe_skips(model: nn.Module) -> list[Row]:
     """What there is to say about each skip connection. A parameter that several share counts with the first of them."""
     counted: set[nn.Parameter] = set()
     rows = []
-    for skip, branch in skips(model):
+    for skip, branch in skips_with_branches(model):
         new = [parameter for parameter in skip.parameters() if parameter not in counted]
         counted.update(new)
         own = sum(parameter.numel() for parameter in new if any(parameter is p for p in skip.learned().values()))
@@ -119,7 +119,7 @@ def describe_skips(model: nn.Module) -> list[Row]:
     return rows
 
 
-def skips(model: nn.Module) -> Iterator[tuple[SkipConnection, Branch]]:
+def skips_with_branches(model: nn.Module) -> Iterator[tuple[SkipConnection, Branch]]:
     """Each skip connection of a Transformer or ResNet, in the order of the model, with the weights of its branch."""
     for module in model.modules():
         for child in module.children():

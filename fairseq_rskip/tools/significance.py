@@ -51,8 +51,8 @@ def detectable(deviation: float, seeds: int) -> float:
 
 
 def paired_values(baseline: Sequence[float], other: Sequence[float], trials: int) -> float:
-    """The two-sided p of approximate randomisation: of how often the sum of the differences, each with a sign drawn at
-    random, is as far from 0; of one it always is."""
+    """The two-sided p of approximate randomisation: the share of random sign flips whose summed difference is at least
+    as far from 0. With one difference p is 1."""
     if len(baseline) < 2:
         return 1.0
     differences = [b - a for a, b in zip(baseline, other, strict=True)]

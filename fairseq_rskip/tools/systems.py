@@ -11,7 +11,7 @@ from typing import Any
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import cached
-from fairseq_rskip.tools.experiments.plan import read
+from fairseq_rskip.tools.experiments.plan import read_record
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 
 SCORES = "scores.json"
@@ -22,8 +22,7 @@ def name_paths(words: list[str]) -> dict[str, Path]:
     path. Raises ``UserError`` for a path that does not exist or a system that is given twice."""
     given = [("", word) if Path(word).exists() else word.partition("=")[::2] for word in words]
     names, paths = [name for name, path in given], [Path(path or name) for name, path in given]
-    missing = next((path for path in paths if not path.exists()), None)
-    if missing:
+    if missing := next((path for path in paths if not path.exists()), None):
         raise UserError(f"no file or folder {missing}")
     common = os.path.commonpath([path.absolute().parent for path in paths])
     ends = [os.path.relpath(path.absolute(), common) for path in paths]
@@ -36,7 +35,7 @@ def name_paths(words: list[str]) -> dict[str, Path]:
 
 def recorded_label(path: Path) -> str:
     """The label of the row in the record of the run that ``path`` belongs to; "" without one."""
-    records = [read(folder) for folder in (path, *path.absolute().parents[:2])]
+    records = [read_record(folder) for folder in (path, *path.absolute().parents[:2])]
     return next((record["settings"].get("label", "") for record in records if "settings" in record), "")
 
 
@@ -68,8 +67,10 @@ def evaluation(path: Path, data: Path | None) -> Path:
     to date: on ``data``, by default what it was trained on. Raises ``UserError``.
     """
     if (path / "checkpoints").is_dir():  # a seed's folder of rskip run
-        path = path / ("evaluation" if (path / "evaluation" / SCORES).is_file() else "checkpoints")
+        path = path / ("evaluation" if not data and (path / "evaluation" / SCORES).is_file() else "checkpoints")
     if not (zipfile.is_zipfile(path) or (any(path.glob("checkpoint*.pt")) and not (path / SCORES).is_file())):
+        if data:
+            raise UserError(f"--data is for checkpoints, and {path} is evaluated already")
         return path
     from fairseq_rskip.tools.evaluate import main, weights  # takes seconds
 

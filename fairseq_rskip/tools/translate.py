@@ -35,11 +35,11 @@ def load(path: Path, data: Path | None) -> Any:
             return model
         raise UserError(f"{path} is no translation model")
     taken = [path] if path.is_file() else choose(path, 5)[0]
+    task_of(taken[0], "translation")  # an unusable checkpoint ends in one line here
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as stage:
         checkpoint, stage = one_file(taken, Path(folder) / "checkpoint_averaged.pt"), Path(stage)
         for copy in taken[0].parent.glob("dict.*.txt") if len(taken) > 1 else ():
             shutil.copy(copy, folder)  # with which the corpus's dictionaries are compared
-        task_of(checkpoint, "translation")  # an unusable checkpoint ends in one line here
         config, model = convert(stage, checkpoint, {}, data)
         task = make_task(stage, (config["source"], config["target"]), config["model"])
         return Translator(config, stage, task, model.eval())
@@ -47,12 +47,17 @@ def load(path: Path, data: Path | None) -> Any:
 
 def read_batches(size: int) -> Iterator[list[str]]:
     """Lines of standard input, ``size`` at a time. Raises ``UserError`` for a line that is not UTF-8."""
-    numbered = enumerate(sys.stdin.buffer, start=1)
-    while batch := list(itertools.islice(numbered, size)):
-        try:
-            yield [line.decode("utf-8").rstrip("\r\n") for number, line in batch]
-        except UnicodeDecodeError as error:
-            raise UserError(f"lines {batch[0][0]} to {batch[-1][0]} of standard input are not UTF-8: {error}") from None
+
+    def decoded() -> Iterator[str]:
+        for number, line in enumerate(sys.stdin.buffer, start=1):
+            try:
+                yield line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise UserError(f"line {number} of standard input is not valid UTF-8") from None
+
+    lines = decoded()
+    while batch := list(itertools.islice(lines, size)):
+        yield batch
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -62,10 +62,11 @@ def prepared(tmp_path, monkeypatch):
 def test_a_failed_run_says_why_and_is_tried_again_from_the_command_that_failed(prepared):
     assert execution.execute(prepared.folder)
     assert plan.state(prepared) == "failed: a full disk"
-    assert plan.read(prepared.folder)["settings"]["label"] == IMAGES["rows"][0]["label"]  # rskip compare shows it
+    label = plan.read_record(prepared.folder)["settings"]["label"]  # rskip compare shows it
+    assert label == IMAGES["rows"][0]["label"]
     (prepared.folder / "good").touch()
     assert execution.execute(prepared.folder)
-    assert plan.state(prepared) == "done" and plan.read(prepared.folder)["metrics"]["values"] == {"error": 5.0}
+    assert plan.state(prepared) == "done" and plan.read_record(prepared.folder)["metrics"]["values"] == {"error": 5.0}
     log = (prepared.folder / "log.txt").read_text()
     assert [line for line in log.splitlines() if line in ("one", "two")].count("two") == 2
     assert execution.execute(prepared.folder) and (prepared.folder / "log.txt").read_text() == log
@@ -160,7 +161,7 @@ def test_a_language_model_of_ones_own_text_is_prepared_trained_and_scored(tmp_pa
     execution.prepare(run)
     assert execution.execute(run.folder) and plan.state(run) == "done"
     scores = json.loads((run.folder / "evaluation" / "scores.json").read_text())
-    values = plan.read(run.folder)["metrics"]["values"]
+    values = plan.read_record(run.folder)["metrics"]["values"]
     assert (values["perplexity"], values["bits per byte"]) == (scores["perplexity"]["subword"], scores["bits"]["byte"])
     assert values["perplexity"] < 30 and "valid_loss" in values
 

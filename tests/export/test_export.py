@@ -100,7 +100,7 @@ def test_translate_reads_and_writes_lines(translator, texts, exported, monkeypat
         assert capsys.readouterr().out.splitlines() == ["", *expected[:3], "", expected[3]]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"gut\nsch\xf6n\n")))
     assert rskip(["translate", str(exported)]) == 1
-    assert "lines 1 to 2 of standard input are not UTF-8" in error_line(capsys.readouterr().err)
+    assert "line 2 of standard input is not valid UTF-8" in error_line(capsys.readouterr().err)
 
 
 def test_options_of_the_search_are_fairseqs(exported):

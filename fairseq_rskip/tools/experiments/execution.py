@@ -17,7 +17,7 @@ from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import locked, write_json
 from fairseq_rskip.tools import process
 
-from .plan import LOCK, LOG, RECORD, measured, read, state
+from .plan import LOCK, LOG, RECORD, measured, read_record, state
 from .records import Run
 from .tasks import TASKS
 
@@ -28,7 +28,7 @@ SLURM = {"time": 1440, "gpus_per_node": 1, "cpus_per_task": 8, "array_parallelis
 
 def note(folder: Path, **changes: object) -> None:
     """Change the record of a run whose lock the caller holds; None removes."""
-    record = {name: value for name, value in {**read(folder), **changes}.items() if value is not None}
+    record = {name: value for name, value in {**read_record(folder), **changes}.items() if value is not None}
     write_json(folder / RECORD, record)
 
 
@@ -42,7 +42,7 @@ def prepare(run: Run) -> None:
 
 def execute(folder: Path) -> bool:
     """Run the commands of a prepared run that have not ended yet; False if another process holds the run's lock."""
-    record, start, error = read(folder), time.monotonic(), ""
+    record, start, error = read_record(folder), time.monotonic(), ""
     with locked(folder, LOCK) as lock:
         if lock is None or measured(record):
             return lock is not None

@@ -25,11 +25,11 @@ DESCRIPTION = """Prepare, train, evaluate and report the experiments of YAML fil
 resumes what was stopped and tries again what failed. The page of mine.yaml is runs/mine/report/report.html."""
 
 
-def parse(argv: list[str] | None, prog: str | None) -> argparse.Namespace:
-    """The options. A mistake ends the program with one line."""
-    parser = Parser(prog=prog, description=DESCRIPTION)
-    if prog:
-        _add_options(parser, "run")
+def parse(argv: list[str] | None, command: str) -> argparse.Namespace:
+    """The options of ``command``, which is their first word if it is "". A mistake ends the program with one line."""
+    parser = Parser(description=DESCRIPTION)
+    if command:
+        _add_options(parser, command)
     else:
         commands = parser.add_subparsers(required=True, metavar="{list,run,report}", parser_class=Parser)
         for name, (_, text) in ACTIONS.items():
@@ -158,11 +158,11 @@ ACTIONS = {
 }
 
 
-def main(argv: list[str] | None = None, prog: str | None = None) -> int:
+def main(argv: list[str] | None = None, command: str = "") -> int:
     """Do what ``argv`` asks for; returns the exit status. What the user can fix is one line for each mistake."""
-    options = parse(argv, prog)
+    options = parse(argv, command)
     stop_on_signals()
     return exit_status(lambda: options.action(options), RESUME)
 
 
-run_file = functools.partial(main, prog="rskip run")
+run_file = functools.partial(main, command="run")

@@ -147,7 +147,7 @@ def ready(table: Table, out: Path) -> list[Run]:
     return list({run.folder: run for run in runs}.values())
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read_record(folder: Path) -> dict[str, Any]:
     """The run's record; {} if it is missing or damaged."""
     try:
         return dict(json.loads((folder / RECORD).read_text("utf-8")))
@@ -163,7 +163,7 @@ def measured(record: dict[str, Any]) -> dict[str, Any]:
 
 def state(run: Run) -> str:
     """One of the states of a run, with its progress or its error. Raises ``UserError`` for a run on other data."""
-    record, place = read(run.folder), TASKS[run.task].place
+    record, place = read_record(run.folder), TASKS[run.task].place
     was = place(str(record.get("settings", {}).get("data", run.data)))
     if was != place(run.data) and was.is_absolute() and was.exists():  # otherwise the folder was moved
         raise UserError(f"{run.folder} was trained on {was}, not on {run.data}; rename a folder, or give --output")
@@ -189,7 +189,7 @@ def collect(table: Table, cell: Cell, out: Path) -> Result:
     swept, run = cell.variants[min(done, key=lambda number: trials[number][1], default=0)]  # the first of equals
     runs = {seed: at(run, out, seed) for seed in table.seeds}
     states = {seed: state(run) for seed, run in runs.items()}
-    records = {seed: measured(read(run.folder)) for seed, run in runs.items() if states[seed] == DONE}
+    records = {seed: measured(read_record(run.folder)) for seed, run in runs.items() if states[seed] == DONE}
     values = {}
     for seed, record in records.items():
         value = record["values"].get(table.metric)
@@ -205,5 +205,5 @@ def _trial(table: Table, swept: dict[str, Any], run: Run, out: Path) -> tuple[di
     run, metric = at(run, out, table.tried), TASKS[run.task].held_out
     if (now := state(run)) != DONE:
         return swept, None, now
-    value = float(measured(read(run.folder))["values"].get(metric, math.nan))
+    value = float(measured(read_record(run.folder))["values"].get(metric, math.nan))
     return (swept, value, DONE) if math.isfinite(value) else (swept, None, f"{FAILED}: {metric} is not finite")

@@ -10,6 +10,7 @@ from typing import Any
 
 from fairseq_rskip.console import as_words, checked
 from fairseq_rskip.errors import UserError, did_you_mean
+from fairseq_rskip.files import read_json_lines
 from fairseq_rskip.tools import log
 from fairseq_rskip.tools.corpus import NAMES, ROOT, Corpus
 from fairseq_rskip.tools.lines import read_lines
@@ -99,8 +100,7 @@ class Images(Task):
     def progress(self, run: Run) -> tuple[float, str]:
         """The part of the training that is done, from 0 to 1, and its losses."""
         try:
-            records = [json.loads(line) for line in (run.folder / "log.jsonl").read_text("utf-8").splitlines()]
-            last = {name: value for record in records for name, value in record.items()}
+            last = {k: value for record in read_json_lines(run.folder / "log.jsonl") for k, value in record.items()}
             names = ("train_loss_so_far", "train_loss", "valid_error", "test_error")
             return last["iteration"] / run.length, ", ".join(f"{n} {last[n]:.3f}" for n in names if n in last)
         except (OSError, ValueError, KeyError, TypeError):

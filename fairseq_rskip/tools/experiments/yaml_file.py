@@ -27,7 +27,8 @@ def find(name: str) -> Path:
     if name.endswith((".yaml", ".yml")):
         return Path(name).expanduser().resolve()
     if name not in known:
-        raise UserError(f"no table {name!r}; {did_you_mean(name, known)} expected a .yaml file or {', '.join(known)}")
+        hint = did_you_mean(name, known) or f"expected a .yaml file or {', '.join(known)}"
+        raise UserError(f"no table {name!r}; {hint}")
     return known[name]
 
 
@@ -35,7 +36,7 @@ def read(path: Path) -> dict[str, Any]:
     """The mapping in ``path``, one experiment as a table of one row. Raises ``UserError``."""
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # such as text that is not UTF-8
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as text that is not UTF-8
         raise UserError(f"cannot read {path} as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping with the keys {', '.join(keys(Table))}")

@@ -51,8 +51,7 @@ def _part(table: Table, options: argparse.Namespace, folder: Path) -> dict[str, 
     name, scale, data, changed = described(table)
     lines = compare(table, [collect(table, cell, options.output) for cell in table.cells])
     differs = ", ".join(filter(None, [data, f"{scale:g} of the length" * (scale != 1), page.listed(changed)]))
-    by_column = [[line for line in lines if line.cell.column == column] for column in table.columns]
-    notes = [*page.notes(table, lines), *(power(column, table.metric) for column in by_column)]
+    notes = [*page.notes(table, lines), *(power(lines, column, table.metric) for column in table.columns)]
     test = f"Welch's t-test, two-sided, over seeds (scipy {scipy.__version__})"
     if test_of(table) == "randomisation":
         test = f"{PAIRED}; it covers the choice of test sentences, not of seeds"

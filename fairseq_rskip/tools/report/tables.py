@@ -11,7 +11,7 @@ import pandas
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import significance
-from fairseq_rskip.tools.experiments.plan import described, read
+from fairseq_rskip.tools.experiments.plan import described, read_record
 from fairseq_rskip.tools.experiments.records import DONE, NEW, Result, Table, dashed
 from fairseq_rskip.tools.experiments.tasks import EVALUATION, TASKS
 from fairseq_rskip.tools.lines import read_lines
@@ -108,15 +108,14 @@ def missing(line: Result) -> tuple[str, str]:
     return "; ".join(full), short
 
 
-def power(lines: list[Result], metric: str) -> str:
-    """The smallest difference that the seeds of one column would have found, a sentence; "" where no row has two."""
-    samples = [list(line.values.values()) for line in lines if len(line.values) > 1]
+def power(lines: list[Result], column: str, metric: str) -> str:
+    """The smallest difference that the seeds of a column would have found, a sentence; "" where no row has two."""
+    samples = [list(line.values.values()) for line in lines if line.cell.column == column and len(line.values) > 1]
     if not (deviation := significance.pooled_deviation(samples)):
         return ""
     least = f"{significance.detectable(deviation, seeds := min(map(len, samples))):.3g} in {metric} four times of five"
     about = f"Welch's test, two-sided, {LEVEL:.0%}, not corrected; pooled standard deviation {deviation:.3g}"
-    name = " of ".join(filter(None, ["Power", lines[0].cell.column]))
-    return f"{name}: {seeds} seeds per row find a difference of {least} ({about})."
+    return f"Power{' of ' * bool(column)}{column}: {seeds} seeds per row find a difference of {least} ({about})."
 
 
 def frame(table: Table, lines: list[Result]) -> pandas.DataFrame:
@@ -176,7 +175,7 @@ def facts(table: Table, lines: list[Result]) -> dict[str, str]:
     """What the numbers were made with, and what each column and row is made of."""
     task, runs = TASKS[table.task], [run for cell in table.cells for _, run in cell.variants]
     measured = [line.records[seed] for line in lines for seed in line.values]
-    records = [read(folder) for line in lines for folder in line.folders]
+    records = [read_record(folder) for line in lines for folder in line.folders]
     sweep = listed({name: each(values) for name, values in dashed(table.sweep).items()})
     settings = {
         "metric": f"{table.metric}, {'lower' if task.metrics[table.metric] else 'higher'} is better",
