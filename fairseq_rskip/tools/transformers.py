@@ -22,6 +22,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
 from fairseq_rskip.safe_load import CheckpointError
 from fairseq_rskip.tools.corpus import Corpus
+from fairseq_rskip.tools.evaluate.main import corpus_of
 
 
 def losses(model: nn.Module, sample: dict[str, Any]) -> Tensor:
@@ -80,7 +81,8 @@ def _data(models: Sequence[Source], states: Sequence[Any], options: argparse.Nam
     if len(named) > 1 and not options.data:
         listed = ", ".join(f"{source.label}: {folder}" for folder, source in named.items())
         raise UserError(f"the checkpoints name different data: say --data DATA-BIN ({listed})")
-    return Corpus.find(options.data or [*named][0])
+    folder, source = next(iter(named.items()), ("", None))
+    return corpus_of(source, folder, options.data, prepared=False)
 
 
 def _fresh_settings(source: Source, data: Corpus) -> Any:

@@ -126,10 +126,10 @@ def evaluate(options: Namespace) -> None:
     score(options, corpus, hypotheses, references, about)
 
 
-def corpus_of(checkpoint: Path, trained_on: Any, data: Path | None) -> Corpus:
-    """The prepared corpus ``data``, else the one that the checkpoint was ``trained_on``. Raises ``UserError``."""
+def corpus_of(checkpoint: Any, trained_on: Any, data: Any, prepared: bool = True) -> Corpus:
+    """The corpus ``data``, else the one that the checkpoint was ``trained_on``. Raises ``UserError``."""
     try:
-        return Corpus.find(data or str(trained_on), prepared=True)
+        return Corpus.find(data or str(trained_on), prepared=prepared)
     except UserError as error:
         if data:
             raise
