@@ -1,9 +1,9 @@
 """The angle between y and x while a decoder is trained, beside what is left of its gradient, for docs/depth.md.
 
-``python experiments/depth_angles.py RUNS`` takes the folder ``runs`` of ``reproduce.py run depth`` or ``lm-depth``, and
-of each run with a log of its skip connections the updates in the log. ``results/depth_angles.csv`` has ``angle``, the
-root mean square of θ over the decoder's N residuals, from |F| / |x| in the log by the page's formulas; ``by_law``, the
-angle times sqrt(N); and ``gradient``, its norm behind the last layer over that behind the first.
+``python experiments/depth_angles.py RUNS ...`` takes folders ``runs`` of ``reproduce.py run depth``, and of each run
+with a log of its skip connections the updates in the log. ``results/depth_angles.csv`` has ``angle``, the root mean
+square of θ over the decoder's N residuals, from |F| / |x| in the log by the page's formulas; ``by_law``, the angle
+times sqrt(N); and ``gradient``, its norm behind the last layer over that behind the first.
 """
 
 import argparse
@@ -28,16 +28,14 @@ def measure(run: Path) -> list[dict]:
     """A row for each logged update of the run in the folder ``run``; none where its rule has no angle."""
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))
     arch, options = record["settings"]["arch"], record["settings"]["options"]
-    kind, layers = KINDS.get(arch.split("_", 2 if "_lm_" in arch else 1)[-1]), options["decoder-layers"]
+    kind, layers = KINDS.get(arch.removeprefix("transformer_")), options["decoder-layers"]
     if kind is None or "values" not in record.get("metrics", {}):
         return []
-    text = "language model" if "_lm_" in arch else "translation"
-    depths = {"other_depth": 0, "sublayers": 2} if "_lm_" in arch else {"other_depth": layers, "sublayers": 3}
-    place = Place("decoder", index=1, depth=layers, **depths)
+    place = Place("decoder", index=1, depth=layers, other_depth=layers, sublayers=3)
     given = {"skip_lambda": options["skip-lambda"]} if "skip-lambda" in options else {}
     skip = SkipConnection(1, kind, place=place, **given)
     scale, steps = getattr(skip, "skip_scale", 1.0), getattr(skip, "steps", 1)
-    about = {"task": text, "rule": kind, "lambda": f"{steps if kind == 'rskip' else scale:.3g}", "layers": layers}
+    about = {"rule": kind, "lambda": f"{steps if kind == 'rskip' else scale:.3g}", "layers": layers}
     about |= {"lr": options["lr"], "seed": record["seed"], "loss": record["metrics"]["values"]["valid_loss"]}
     rows = []
     for line in read_json_lines(run / "checkpoints" / "tensorboard" / "skip" / "skips.jsonl"):
@@ -56,13 +54,13 @@ def measure(run: Path) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", metavar="RUNS", type=Path)
-    runs = parser.parse_args().runs
-    logs = sorted(runs.glob("*/seed*/checkpoints/tensorboard/skip/skips.jsonl"))
+    parser.add_argument("runs", metavar="RUNS", nargs="+", type=Path)
+    folders = parser.parse_args().runs
+    logs = [log for folder in folders for log in folder.glob("*/seed*/checkpoints/tensorboard/skip/skips.jsonl")]
     rows = [row for log in logs if (log.parents[3] / "run.json").is_file() for row in measure(log.parents[3])]
     if not rows:
-        raise UserError(f"{runs}: expected runs of rskip, xskip, deepnorm or keel with a skips.jsonl")
-    order = ("task", "rule", "layers", "lr", "lambda", "seed")
+        raise UserError(f"{folders[0]}: expected runs of rskip, xskip, deepnorm or keel with a skips.jsonl")
+    order = ("rule", "layers", "lr", "lambda", "seed")
     rows.sort(key=lambda row: [row[name] for name in order])
     figures.write_csv(STEM.with_suffix(".csv"), rows)
     table = pandas.DataFrame(rows).astype({"by_law": float, "gradient": float})
