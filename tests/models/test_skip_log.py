@@ -134,6 +134,15 @@ def test_every_kind_has_all_figures_and_trains_the_same(folder, arch):
     assert sum(tag.startswith(QUANTITIES) for tag in found) == 30
 
 
+def test_weights_and_biases_is_sent_the_same_figures(model, folder, monkeypatch):
+    sent = {}
+    api = SimpleNamespace(log=lambda values, step: sent.update({step: values}))  # of a run, as fairseq begins it
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=api))
+    found = written(run(SkipLog(train_step, model, 2), model, range(4)), folder)
+    assert len(found) == 30
+    assert sent == {step: {f"skip/{tag}": values[step] for tag, values in found.items()} for step in (2, 4)}
+
+
 def test_what_was_logged_of_updates_that_are_done_again_is_void(model, folder):
     """The first process is killed after update 5, its checkpoint is of update 3; the second logs every fourth."""
     written(run(SkipLog(train_step, model, 1), model, range(5)), folder)
