@@ -62,20 +62,15 @@ def add_options(name: str, parser: argparse.ArgumentParser) -> None:
         add("--by-block", action="store_true", help="against depth: each block at the last update")
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """The options. A mistake ends the program with one line."""
+def run(argv: list[str]) -> None:
+    """Run a command: its module's ``report`` takes the options, or the study of the models that they name. Torch is
+    imported when they have been read."""
     parser = Parser(prog="rskip analyze", description=__doc__)
     commands = parser.add_subparsers(dest="name", metavar="COMMAND [options]", required=True)
     for name, line in COMMANDS.items():
         usage = f"rskip analyze {name} --output STEM [options]"
         add_options(name, commands.add_parser(name, help=line, description=line, usage=usage))
-    return parser.parse_args(argv)
-
-
-def run(argv: list[str]) -> None:
-    """Run a command: its module's ``report`` takes the options, or the study of the models that they name. Torch is
-    imported when they have been read."""
-    subject = options = parse(argv)
+    subject = options = parser.parse_args(argv)
     from ..analysis import figures
 
     stem = figures.check_stem(options.output)

@@ -47,8 +47,6 @@ def test_all_mistakes_are_named_at_once_with_row_and_near_name(tmp_path):
         ({"rows": ["a"]}, "row 1 is 'a'; expected a mapping with the keys label, equation, "),
         ({"rows": "a"}, "rows is 'a'; expected a list with at least one row"), ({"rows": []}, "rows"),
         ({"task": "speech"}, "task"), ({"test": "t"}, "welch"), ({"figure": "pie"}, "curves"), ({"path": "x"}, "path"),
-        ({"figure": "gradients", "figure_options": {"exmples": 9}}, "unrecognized arguments: --exmples"),
-        ({"figure_options": {"first": "a"}}, "figure_options: --first: invalid int value: 'a'"),
         ({"columns": {"a": {"dta": "x"}}}, "data"), ({"options": {"depth": 9}}, "depth"),
         ({"data": "nowhere"}, "digits"), ({"rows_from": "mine.yaml"}, "circle"), ({"sweep": {"lr": [0.1]}}, "sweep"),
         ({"sweep": {"lr": [0.1, 0.1]}, "options": {"depth": 8, "valid-images": 99}}, "lr"),

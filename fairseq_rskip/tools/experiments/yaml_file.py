@@ -9,13 +9,11 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from fairseq_rskip.console import as_words, checked
 from fairseq_rskip.errors import UserError, did_you_mean
-from fairseq_rskip.tools import analyze
 from fairseq_rskip.tools.corpus import NAMES, ROOT
 from fairseq_rskip.tools.process import CHECKOUT
 
-from .records import SET_BY_US, Row, Section, Table, dashed
+from .records import SET_BY_US, Row, Section, Table
 from .tasks import TASKS
 
 FOLDER = CHECKOUT / "experiments"
@@ -172,10 +170,6 @@ def _contradictions(table: Table) -> Iterator[str]:
     for what, name, known in names:
         if name not in known:
             yield f"{what} is {name!r}; {did_you_mean(name, known)} expected one of {', '.join(known)}"
-    try:
-        checked(analyze.parse, [table.figure or "curves", "--output=x", *as_words(dashed(table.figure_options)), "x=x"])
-    except UserError as error:
-        yield f": figure_options: {error}"
     sweeps = [("seeds", table.seeds), *(s for x in [table, *table.rows] for s in (x.sweep or {}).items())]
     twice = [(name, values) for name, values in sweeps if len(set(values)) < len(values)]
     yield from (f": {name} has the values {values}; expected different ones" for name, values in twice)
