@@ -81,8 +81,8 @@ def stream_gain(skip: SkipConnection) -> float:
     """The factor of x in a block's sum, before G, at the start of training."""
     if not isinstance(skip, Weighted):
         return 1.0
-    x = torch.zeros(1, skip.dim, *([1, 1] if skip.channel_dim == 1 else []))
-    return float(torch.as_tensor(skip.scales(x)[0]).detach().abs().max())
+    x = torch.zeros(1, skip.dim, *([1, 1] if skip.channel_dim == 1 else []), device="cpu")
+    return float(torch.as_tensor(skip.scales(x)[0], device="cpu").detach().abs().max())
 
 
 def constants(skip: SkipConnection) -> dict[str, float]:

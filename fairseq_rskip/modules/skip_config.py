@@ -5,6 +5,7 @@ import math
 from dataclasses import field, make_dataclass
 from typing import Any, Optional
 
+import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from fairseq_rskip.analysis.coefficients import constants, stream_gain
@@ -67,11 +68,13 @@ class _SkipOptions:
             return {**constants(skip), "": (skip.drop_rate, skip.pre is None, len(skip.post))}
 
         places = (Place(index=1, depth=1000, sublayers=2), Place(index=1998, depth=2000, sublayers=2))
-        skip, deeper = (self.build(1, place) for place in places)  # not a stack's first or last layer
+        with torch.device("cpu"):  # the model may be built without memory, on meta
+            skip, deeper = (self.build(1, place) for place in places)  # not a stack's first or last layer
+            alike = of_place(skip) == of_place(deeper)
         reasons = {}
         if skip.widths[0] > 1:
             reasons = dict.fromkeys(("layerdrop", "layers_to_keep"), "hands several tensors from layer to layer")
-        elif of_place(skip) != of_place(deeper):
+        elif not alike:
             reasons = {"layers_to_keep": "has constants or norms of a layer's number and depth, which change"}
         for (side, layers), (name, reason) in itertools.product(sides.items(), reasons.items()):
             if value := getattr(layers, name):

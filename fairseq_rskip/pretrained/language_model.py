@@ -70,9 +70,10 @@ class LanguageModel(GeneratorHubInterface):
         kept, step = [], self.window - context_window
         for start in range(0, len(targets), step):
             part = slice(max(0, start - context_window), start + step)
-            output = self.models[0](inputs[part][None])
-            sample = {"target": targets[part][None]}
-            scores = self.models[0].get_normalized_probs(output, log_probs=True, sample=sample)[0]
+            bos = targets.new_tensor([self.src_dict.bos()] if self.task.args.add_bos_token else [])  # as in training
+            output = self.models[0](torch.cat([bos, inputs[part]])[None])
+            sample = {"target": torch.cat([bos, targets[part]])[None]}
+            scores = self.models[0].get_normalized_probs(output, log_probs=True, sample=sample)[0, len(bos) :]
             kept.append(scores.gather(1, targets[part][:, None])[start - part.start :, 0].float().cpu())
         size = sum(len(line.encode()) + 1 for line in lines)
         return Score([self.src_dict[int(token)] for token in targets], torch.cat(kept), size)

@@ -4,10 +4,11 @@ from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from fairseq import models, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-from transformer_helpers import build, dictionary, stock_defaults
+from transformer_helpers import ALL_TINY, build, dictionary, stock_defaults
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._presets import SIZES, resolve
@@ -118,6 +119,13 @@ def test_a_namespace_without_our_options_gets_the_architectures():
     config = MODEL_DATACLASS_REGISTRY["transformer_rskip_ln_tiny"].from_namespace(Namespace(dropout=0.3))
     assert model.__name__ == "transformer_rskip_ln_tiny"
     assert (config.dropout, config.skip_norm, config.encoder_embed_dim) == (0.3, "layer", 64)
+
+
+@pytest.mark.parametrize("arch", ALL_TINY)
+def test_every_architecture_is_built_on_meta(arch):
+    """So ``from_pretrained`` finds a model's size before it takes memory for it."""
+    with torch.device("meta"):
+        assert all(parameter.is_meta for parameter in build(arch).parameters())
 
 
 def test_the_last_norm_of_a_pre_norm_kind_is_its_own():

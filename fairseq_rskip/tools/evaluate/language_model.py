@@ -28,6 +28,7 @@ def eval_options(options: Namespace, task: dict[str, Any]) -> list[str]:
         *("--task", "language_modeling", "--gen-subset", options.subset, "--sample-break-mode", "none"),
         *("--tokens-per-sample", str(length), "--context-window", str(options.context_window)),
         *("--max-tokens", str(max(options.max_tokens, length)), "--output-word-probs"),
+        *(["--add-bos-token"] if task.get("add_bos_token") else []),
     ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-from omegaconf import OmegaConf
+from omegaconf import ListConfig, OmegaConf
 
 from fairseq_rskip.analysis.study import Source
 from fairseq_rskip.errors import UserError
@@ -63,7 +63,8 @@ def model_settings(source: Source, model: Any) -> tuple[str, dict[str, Any]]:
         raise UserError(f"{source} is of the architecture {name}: expected one of ours, or a Transformer of fairseq")
     fields = [field.name for field in dataclasses.fields(MODEL_DATACLASS_REGISTRY[name]())]
     settings = {field: getattr(model, field) for field in fields if hasattr(model, field) and field not in OF_TRAINING}
-    return name, {k: v if v is None or isinstance(v, (bool, int, float)) else str(v) for k, v in settings.items()}
+    settings = {k: list(v) if isinstance(v, (list, tuple, ListConfig)) else v for k, v in settings.items()}
+    return name, {k: v if v is None or isinstance(v, (bool, int, float, list)) else str(v) for k, v in settings.items()}
 
 
 def describe(checkpoint: Path, config: dict[str, Any], state: dict) -> dict[str, Any]:
