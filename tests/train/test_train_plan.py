@@ -160,6 +160,10 @@ def test_embeddings_are_shared_only_with_one_dictionary(plan, data):
     refused(plan(data, TINY, "--share-all-embeddings"), "--joined-dictionary")
 
 
+def test_the_direction_is_the_corpuss(plan, data):
+    refused(plan(data, TINY, "--source-lang", "tgt", "--target-lang", "src"), "src-tgt", "expected that direction")
+
+
 def test_a_folder_of_another_vocabulary_or_place_is_refused(plan, data, tmp_path):
     save = tmp_path / "save"
     save.mkdir()

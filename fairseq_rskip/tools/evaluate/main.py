@@ -100,9 +100,8 @@ def score(options: Namespace, corpus: Corpus, hypotheses: list[str], references:
     """Print the table and write OUT/scores.json."""
     from fairseq_rskip.tools import score as metrics
 
-    title = "detokenised translations against the raw references" if corpus.tokenizer == "moses" else "text as it is"
-    if corpus.tokenised:
-        title = "text as published, which is tokenised already"
+    plain = "text as published, which is tokenised already" if corpus.tokenised else "text as it is"
+    title = "detokenised translations against the raw references" if corpus.tokenizer == "moses" else plain
     rows = metrics.compute(hypotheses, [references], corpus.target, corpus.source, corpus.tokenised)
     result = metrics.report(rows, options.out / "hyp.txt", [corpus.reference(options.subset)], len(references))
     result |= {"text": title, "evaluation": about}

@@ -107,10 +107,8 @@ class Progress:
 
 
 def run(save: Path, about: str, command: list[str]) -> int:
-    """Train; return the exit status. ``about`` comes first in the log and on the screen.
-
-    Raises ``UserError`` with the reason if fairseq-train fails.
-    """
+    """Train; return the exit status. ``about`` comes first in the log and on the screen. Raises ``UserError`` with the
+    reason if fairseq-train fails."""
     with locked(save, LOCK) as lock, open(save / LOG, "ab", buffering=0) as log:
         if lock is None:
             raise UserError(f"another training writes to {save} ({lock_holder(save, LOCK)}); give another --save-dir")

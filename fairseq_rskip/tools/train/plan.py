@@ -24,7 +24,7 @@ from fairseq_rskip.console import as_words
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
 from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
 from fairseq_rskip.safe_load import load_checkpoint
-from fairseq_rskip.tools.corpus import POSITIONS, ROOT, Corpus
+from fairseq_rskip.tools.corpus import POSITIONS, PREPARATION, ROOT, Corpus
 from fairseq_rskip.tools.process import PLUGIN
 from fairseq_rskip.tools.recipes import CPU, RECIPES, Recipe, peak_lr, recipe_for
 from fairseq_rskip.tools.train.main import LAST
@@ -79,6 +79,8 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     shares = "share-decoder-input-output-embed" if corpus.is_text else "share-all-embeddings"
     given, unused, model = parse(own.arch, {**task, **recipe.options, shares: True}, words)
     sides = {side: given.get(f"{side}-lang") or getattr(corpus, side) for side in ("source", "target")}
+    if corpus.preparation and replace(corpus, **sides) != corpus:  # evaluation would take the corpus's direction
+        raise UserError(f"{corpus.folder / PREPARATION} says {corpus.source}-{corpus.target}: expected that direction")
     corpus = replace(corpus, **sides)
     joined = not corpus.exists or corpus.is_text or filecmp.cmp(*corpus.dictionaries(), shallow=False)
     share = joined and "share-decoder-input-output-embed" not in given
