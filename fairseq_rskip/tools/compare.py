@@ -98,4 +98,6 @@ def main(argv: list[str] | None = None) -> None:
     paths = {name: evaluation(path, options.data) for name, path in name_paths(options.systems).items()}
     comparison = compare_texts(paths, options.trials)
     table, notes = comparison or compare([*paths], *load(paths, options.ref), options.trials, options.examples)
+    scored = {name: read_scores(path)["evaluation"].get("weights") for name, path in paths.items() if path.is_dir()}
+    notes[:0] = [f"{name}: {which}" for name, which in scored.items() if which]
     print("\n".join([*in_columns(table), "", *notes]))

@@ -42,7 +42,7 @@ def recorded_label(path: Path) -> str:
 def read_scores(folder: Path) -> dict[str, Any]:
     """The content of the scores.json that ``rskip evaluate`` wrote to ``folder``. Raises ``UserError``."""
     try:
-        return {"ref": [], **json.loads((folder / SCORES).read_text("utf-8"))}
+        return {"ref": [], "evaluation": {}, **json.loads((folder / SCORES).read_text("utf-8"))}
     except (OSError, ValueError, TypeError) as error:
         accepted = "expected a file of translations, checkpoints, a folder of rskip evaluate, or RUN/seed1 of rskip run"
         raise UserError(f"{folder} has no readable {SCORES} ({error}): {accepted}") from None
@@ -55,7 +55,7 @@ def evaluations_of(checkpoint: Path) -> Iterator[dict[str, Any]]:
     for folder in near:
         if (folder / SCORES).is_file():
             scores = read_scores(folder)
-            scored = scores.get("evaluation", {}).get("checkpoints")
+            scored = scores["evaluation"].get("checkpoints")
             if scored == cached.identity([checkpoint]) or cached.is_made(checkpoint, {"checkpoints": scored}):
                 yield scores
 
@@ -77,8 +77,7 @@ def evaluation(path: Path, data: Path | None) -> Path:
     folder, checkpoint = (path, []) if path.is_dir() else (path.parent, ["--checkpoint", str(path)])
     options = main.parse(["DATA", str(folder), *checkpoint])
     taken, _ = weights.choose(folder, 1, options.checkpoint)
-    trained_on = None if data else weights.task_of(taken[0]).get("data")
-    options.data = main.corpus_of(taken[0], trained_on, data).folder
+    options.data = main.corpus_of(taken[0], data or weights.task_of(taken[0]).get("data"), data).folder
     if checkpoint:
         options.out = options.out.with_name(f"{options.out.name}-{path.stem}")
     with contextlib.redirect_stdout(sys.stderr):

@@ -170,7 +170,7 @@ def test_a_language_model_of_ones_own_text_is_prepared_trained_and_scored(tmp_pa
     ("task", "data", "arch", "says"),
     [
         ("language-model", "multi30k-en-de", "transformer_tiny", "task language-model with multi30k-en-de: expected a"),
-        ("language-model", "multi30k-en-de", "transformer_lm", "multi30k-en-de has two languages: expected a transl"),
+        ("", "multi30k-en-de", "transformer_lm", "multi30k-en-de has two languages: expected a transl"),
         ("translation", "wikitext103", "transformer_lm", "task translation with wikitext103: expected two languages"),
     ],
 )

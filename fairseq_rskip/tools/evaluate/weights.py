@@ -67,9 +67,8 @@ def task_of(path: Path, expected: str = "") -> dict:
     """The settings of a checkpoint's task. Raises ``UserError`` unless it is the task ``expected``, where one is."""
     state = load_state(path)
     task = (state.get("cfg") or {}).get("task") or {}
-    name = task.get("_name")
-    if expected and name != expected:
-        raise UserError(f"{path} was trained for --task {name}: expected {expected}")
+    if expected and task.get("_name") != expected:
+        raise UserError(f"{path} was trained for --task {task.get('_name')}: expected {expected}")
     return task
 
 
