@@ -1,8 +1,8 @@
 """Does the order of rules carry over from one table to another? Spearman's ρ with its 95 % interval.
 
 ``python experiments/rank_correlation.py A.csv B.csv`` takes two reports (``report.csv`` of ``rskip run`` or of
-``reproduce.py report``) and compares the means of the rows that both have. The interval is the percentile bootstrap
-over rules: it covers which rules were tried, not the choice of seeds.
+``reproduce.py report``) and compares the means of the rows that both have, with every seed that was planned. The
+interval is the percentile bootstrap over rules: it covers which rules were tried, not the choice of seeds.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def read_report(path: Path) -> pandas.DataFrame:
         report = pandas.read_csv(path)
     except ValueError as error:  # such as an empty file
         raise UserError(f"cannot read {path} as CSV: {' '.join(str(error).split())}") from None
-    if missing := [name for name in ("row", "mean", "metric") if name not in report]:
+    if missing := [name for name in ("row", "mean", "metric", "seeds_planned", "seeds_done") if name not in report]:
         raise UserError(f"{path} has no column {missing[0]!r}: expected the report.csv of rskip run")
     if len(twice := report["row"][report["row"].duplicated()]):
         expected = "expected one line for each, as in the report of one table with --columns NAME"
@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs=2, type=Path, metavar="CSV")
     reports = {str(path): read_report(path) for path in parser.parse_args().tables}
-    columns = {name: report["mean"] for name, report in reports.items()}
+    columns = {name: each["mean"].where(each.seeds_done == each.seeds_planned) for name, each in reports.items()}
     metrics = {name: lower for task in TASKS.values() for name, lower in task.metrics.items()}
     lower_is_better = {name: metrics.get(report["metric"].iloc[0], True) for name, report in reports.items()}
     if len(columns) < 2:

@@ -7,21 +7,21 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "rank_correlation.py"
 
-
 TWICE, OTHER = "twice.csv has several lines for the row 'u'", "other.csv has no column 'row'"
 SAID = [("b", "ρ = 0.89"), ("up", "ρ = -0.89"), ("twice", TWICE), ("other", OTHER), ("a", "twice:")]
 
 
 @pytest.mark.parametrize(("second", "said"), SAID)
 def test_the_rows_of_both_tables_are_ranked(tmp_path, monkeypatch, capsys, second, said):
-    """Six rows with ranks 1 to 6 and 2, 1, 3, 4, 6, 5: ρ = 1 − 6·4 / (6·35) = 0.89; a row of one table is left out."""
-    b = [*"vuwxzy", "unfinished"]
-    for name, rows in {"a": [*"uvwxyz", "only here"], "b": b, "up": b}.items():
-        means, metric = [*range(6), 9 if name == "a" else None], "chrF" if name == "up" else "valid_loss"
-        report = pandas.DataFrame({"row": rows, "mean": means, "metric": metric})
+    """Six rows with ranks 1 to 6 and 2, 1, 3, 4, 6, 5: ρ = 1 − 6·4 / (6·35) = 0.89; a row of one table is left out, as
+    is one that lacks seeds."""
+    for name, rows in {"a": [*"uvwxyz", "only here", "lacks"], "b": [*"vuwxzy", "lacks"], "up": [*"vuwxzy"]}.items():
+        done = [3 - (row == "lacks") for row in rows]
+        report = pandas.DataFrame({"row": rows, "mean": range(len(rows)), "seeds_done": done})
+        report["seeds_planned"], report["metric"] = 3, "chrF" if name == "up" else "valid_loss"
         report.to_csv(tmp_path / f"{name}.csv", index=False)
-    for name, text in {"twice": "row,mean,metric\nu,1,chrF\nu,2,chrF\n", "other": "name,mean\nu,1\n"}.items():
-        (tmp_path / f"{name}.csv").write_text(text)
+    report.assign(row="u").to_csv(tmp_path / "twice.csv")
+    report.drop(columns="row").to_csv(tmp_path / "other.csv")
     monkeypatch.setattr(sys, "argv", ["rank_correlation", *(str(tmp_path / f"{name}.csv") for name in ("a", second))])
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(str(SCRIPT), run_name="__main__")
