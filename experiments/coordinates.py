@@ -2,9 +2,9 @@
 
 ``python experiments/coordinates.py [RULE ...]`` writes results/coordinates.csv and the figure in a minute on one core,
 and prints slopes over log width: of the log size of the last block's output, and of the log of its change by one to
-three Adam steps towards random targets. Six blocks ``W2 relu(W1 h)``, as torch draws them and the rule rescales them,
-at four widths; with ``--language-models`` those of fairseq's decoder, ``transformer_lm_RULE``, on random words (three
-minutes). Where the change has slope 0, a learning rate found at a small width may be used at a large one.
+three Adam steps towards random targets. The model has six blocks ``W2 relu(W1 h)``, drawn by torch and rescaled by the
+rule, at four widths; with ``--language-models`` it is fairseq's decoder, ``transformer_lm_RULE``, on random words
+(three minutes). Where the change has slope 0, a learning rate found at a small width may be used at a large one.
 """
 
 import argparse
@@ -95,8 +95,8 @@ def language_model(rule: str, width: int) -> tuple[nn.Module, Run]:
 
 
 def measure(make: Callable[[str, int], tuple[nn.Module, Run]], kind: str) -> Iterator[Row]:
-    """Rows of a kind: ``size``, the root mean square of block ``block``'s output, from 1, after ``step`` updates, and
-    ``change``, that of its difference from what it was before the first."""
+    """Rows of a kind: after ``step`` updates ``size`` is the root mean square of the output of block ``block``, from 1,
+    and ``change`` that of its difference from the output before the first update."""
     for width in WIDTHS:
         torch.manual_seed(0)
         model, run = make(kind, width)

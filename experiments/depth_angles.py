@@ -1,7 +1,7 @@
 """The angle between y and x while a decoder is trained, beside what is left of its gradient, for docs/depth.md.
 
-``python experiments/depth_angles.py RUNS ...`` takes folders ``runs`` of ``reproduce.py run depth``, and of each run
-with a log of its skip connections the updates in the log. ``results/depth_angles.csv`` has ``angle``, the root mean
+``python experiments/depth_angles.py RUNS ...`` takes folders ``runs`` of ``reproduce.py run depth``, and from them all
+logged updates of each run that logged its skip connections. ``results/depth_angles.csv`` has ``angle``, the root mean
 square of θ over the decoder's N residuals, from |F| / |x| in the log by the page's formulas; ``by_law``, the angle
 times sqrt(N); and ``gradient``, its norm behind the last layer over that behind the first.
 """

@@ -5,8 +5,8 @@ features and 2 heads over an encoder of 6 layers, with 18 and 36 layers over an 
 fairseq's softmax), no dropout, random tokens, the cross entropy of random targets. The value is the geometric mean over
 the seeds of the gradient norm at the last layer's output over that at the first's.
 
-results/depth_branches.csv has of each residual of a decoder, at lambda 1 and 2, ``f`` = |F(x)| / |x|, ``b`` = |J_F^T g|
-/ |g| for the gradient g that reaches F, and what the page's formula makes of them: ``gain``, of the gradient's norm.
+results/depth_branches.csv has, for each residual of a decoder at lambda 1 and 2, ``f`` = |F(x)| / |x|, ``b`` =
+|J_F^T g| / |g| for the gradient g that reaches F, and the ``gain`` of the gradient's norm by the page's formula.
 """
 
 import itertools

@@ -33,7 +33,7 @@ def as_words(options: Mapping[str, Any]) -> list[str]:
 
 
 def checked(parse: Callable[..., Any], *arguments: Any) -> Any:
-    """What another command line's ``parse`` returns. Raises ``UserError`` with its message where that would exit."""
+    """Return what another command line's ``parse`` returns. If it would exit, raise ``UserError`` with its message."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
@@ -84,14 +84,14 @@ def between(least: float, below: float, open_below: bool = False) -> Callable[[s
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line of text for each of ``rows``, whose cells, as many in each, stand flush left in columns."""
+    """A line of text for each of ``rows``, with the cells in left-aligned columns; all rows have as many cells."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def print_line(line: str, stream: str = "stdout", bar: Any | None = None) -> None:
-    """Print ``line`` to ``stdout`` or ``stderr``, above tqdm's ``bar`` if there is one; nothing where nobody reads, so
-    that ``train_cifar.py | head`` does not cost the training."""
+    """Print ``line`` to ``stdout`` or ``stderr``, above tqdm's ``bar`` if there is one. A closed pipe is
+    no error, so that ``train_cifar.py | head`` does not end the training."""
     file = getattr(sys, stream)
     try:
         if bar is None:

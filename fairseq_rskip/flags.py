@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from .console import number_or_auto
 from .residual.options import short
 
-STORED_AT_1 = ("skip_lambda", "branch_scale", "init")  # by earlier versions for every kind, where it meant nothing
+STORED_AT_1 = ("skip_lambda", "branch_scale", "init")  # by earlier versions for every kind, even one without it
 
 
 def flag(name: str) -> str:
@@ -64,9 +64,9 @@ def _help(uses: list[tuple[str, Any]], kinds: int) -> str:
 
 
 def select(cls: Any, given: dict[str, Any | None]) -> dict[str, Any]:
-    """What of ``given``, option name -> value or None, is to be handed to the kind ``cls``.
+    """The part of ``given``, option name -> value or None, to pass to the kind ``cls``.
 
-    A value that the kind has no use for stays in, so that the kind refuses it, but for those ``STORED_AT_1``.
+    Set values stay in even if the kind lacks the option, so that it refuses them, except a 1 of ``STORED_AT_1``.
     """
     known = {field.name for field in dataclasses.fields(cls.Options)}
     return {k: v for k, v in given.items() if v is not None and (k in known or k not in STORED_AT_1 or v != 1)}

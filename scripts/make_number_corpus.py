@@ -11,7 +11,7 @@ from fairseq_rskip.console import Parser, whole_number
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_text
 
-DIGITS, SEED = 6, 1  # of the longest number; of the drawing
+DIGITS, SEED = 6, 1  # digits of the longest number; seed of the drawing
 HELD_OUT = 500  # pairs in valid, and in test
 
 

@@ -6,7 +6,7 @@ die() {
   exit 1
 }
 
-# The project's own environment, where no other is active; then every tool that the caller names must be there.
+# Uses the project's environment unless another one is active; fails if a tool that the caller names is missing.
 use_environment() {
   local tool root
   root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -12,7 +12,7 @@ from ..residual import inputs as checks
 from ..residual.adaptive import ASkip
 
 NOT_OF_THE_EQUATION = ("drop_path", "lambda_lr", "eps", "drop_rate", "lr_multiplier")
-# as papers write them; of two that are one constant, the second has its value at this place
+# name -> symbol in the papers; if two names share one, the second has the value at this place
 SYMBOLS = {"skip_lambda": "lambda", "skip_scale": "lambda", "branch_scale": "alpha", "max_steps": "K"}
 SYMBOLS |= {"post_share": "a", "pre_scale": "1/sqrt(l)", "stream_scale": "1/sqrt(2l)"}
 SYMBOLS |= {"streams": "n", "parts": "m", "warmup": "T"}

@@ -127,9 +127,9 @@ def _records(path: Path, kind: Kind) -> Iterator[tuple[int, dict[str, float]]]:
 
 
 def shown(kind: Kind, points: Sequence[Row]) -> dict[str, str]:
-    """The curves to draw with the labels of their axes: of each panel the first that every log has, else that any has.
+    """The curves to draw, with their axis labels: for each panel the first one in every log, else the first in any log.
 
-    A panel of which no log has a curve is left out.
+    A panel is left out if no log has any of its curves.
     """
     logs, chosen = collections.defaultdict(set), {}
     for point in points:
@@ -192,9 +192,9 @@ def course(options: argparse.Namespace, stem: Path) -> None:
 
 
 def read_skips(folder: Path, at_the_end: bool = False) -> list[list[Row]]:
-    """Each seed's values that --skip-log-interval logged in or below ``folder``: a row for each, block by block. With
-    ``at_the_end`` those of the last update, with the ``number`` of their block: from 1, encoder before decoder. Raises
-    ``UserError`` if there is nothing."""
+    """The values that --skip-log-interval logged in or below ``folder``: a list of rows for each seed, block by block.
+    With ``at_the_end`` only the last update's, with the ``number`` of each block: from 1, encoder before decoder.
+    Raises ``UserError`` if there is nothing."""
     logs = sorted(folder.rglob(SKIP_LOG), key=lambda path: ([*map(int, re.findall(r"\d+", str(path)))], path))
     if not (seeds := [rows for log in logs if (rows := _read_seed(log, at_the_end))]):
         raise UserError(f"{folder} has no {SKIP_LOG}: expected a training with --skip-log-interval N")
@@ -212,7 +212,7 @@ def _read_seed(log: Path, at_the_end: bool) -> list[Row]:
 
 
 def means_over_blocks(rows: list[Row], by: str) -> list[Row]:
-    """Each run's curves: the geometric mean of a quantity's positive values at each step, or ``by``, of all seeds."""
+    """Each run's curves: the geometric mean over all seeds of a quantity's positive values at each value of ``by``."""
     runs = list(dict.fromkeys(row["run"] for row in rows))
     values, seeds = collections.defaultdict(list), collections.defaultdict(set)
     for row in rows:

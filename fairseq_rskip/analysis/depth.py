@@ -151,8 +151,8 @@ def token_similarity(x: Tensor) -> Tensor:
 
 
 def rate(means: Sequence[float]) -> float | None:
-    """The factor by which a quantity grows from one block to the one before, fitted by least squares to its logarithm:
-    of gradients, lambda of Eq. 8 where the skip path is all there is. None if a value is 0."""
+    """The factor by which a quantity grows from one block to the one before, fitted by least squares to its logarithm.
+    For gradients it is Eq. 8's lambda if there is only the skip path. None if a value is 0."""
     if min(means) <= 0:
         return None
     return math.exp(-linear_regression(range(len(means)), list(map(math.log, means))).slope)

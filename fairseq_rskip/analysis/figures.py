@@ -83,7 +83,7 @@ def label_text(text: str) -> str:
 
 
 def write(stem: Path, rows: Sequence[Row], figure: Any, table: Sequence[Sequence[str]], about: str) -> None:
-    """Write a study's CSV and figure; print its table, row by row, and what was written, ``about`` what."""
+    """Write a study's CSV and figure; print its table, the files' names and ``about``, what they show."""
     write_csv(Path(f"{stem}.csv"), rows)
     save(figure, stem)
     print("\n".join(in_columns(table)))

@@ -1,7 +1,7 @@
-"""What a training says of its skip connections: the coefficients that they learn, and ``--skip-log-interval``'s lines.
+"""What a training logs about its skip connections: learned coefficients, and the lines of ``--skip-log-interval N``.
 
-At every such update, per block, means over the examples (sentences or images) of one batch: x:F in y, ‖F(x)‖ / ‖x‖, the
-gradient norm at y, each learned coefficient, and lambda if it adapts. docs/analysis.md defines them.
+Every N-th update logs, for each block, means over the examples (sentences or images) of one batch: x:F in y,
+‖F(x)‖ / ‖x‖, the gradient norm at y; each learned coefficient; an adaptive lambda. docs/analysis.md defines them.
 """
 
 import math

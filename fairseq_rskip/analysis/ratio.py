@@ -126,8 +126,8 @@ def learned_vectors(skip: SkipConnection) -> list[Row]:
 def readings_of(skip: SkipConnection, columns: Row) -> dict[str, float]:
     """The readings of the effective scale that the paper's text allows -> its value at one skip connection.
 
-    a is the coefficient of x in y, w the gain of the norm that y leaves. The gain's readings are NaN for a skip
-    without one, as of an adaptive one between two steps, those with λ for a rule that has none.
+    a is the coefficient of x in y, w the gain of the norm whose output is y. Readings with w are NaN if there is no
+    such gain, for example at an adaptive λ between two steps; readings with λ are NaN for a rule without λ.
     """
     norms, adapted = list(skip.post), lambdas(skip).get("")
     if adapted is not None:  # y leaves one step's norm only at an integer

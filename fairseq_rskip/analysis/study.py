@@ -139,7 +139,7 @@ def fit(model: nn.Module, weights: dict[str, Tensor], source: Source) -> None:
 
 
 def parsed(source: Source, parse: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``parse(*arguments)`` returns. Raises ``UserError`` that names the model, where argparse would exit too."""
+    """Return ``parse(*arguments)``; its ``UserError`` or argparse's exit becomes a ``UserError`` naming the model."""
     try:
         return checked(parse, *arguments)
     except UserError as error:

@@ -78,8 +78,8 @@ def checked(model_class, cfg):
 
 
 def finish(model, task, skip_log_interval: int):
-    """Warn of growth, set what starts the rule scales or reads off a batch, and make ``task`` log and report; returns
-    ``model``."""
+    """Warn if the stream grows, set the initial values that the rule scales or takes from a batch, and make ``task``
+    log and report; returns ``model``."""
     if warning := growth_warning({name: list(skips(stack).values()) for name, stack in stacks(model).items()}):
         logger.warning(warning)
     _scale_embeddings(model)
@@ -90,7 +90,7 @@ def finish(model, task, skip_log_interval: int):
 
 
 def _scale_embeddings(model) -> None:
-    """Let the rule scale what each stack's embedding starts with; one that both share once, as the encoder's."""
+    """Let the rule scale each stack's initial embedding; a shared embedding is scaled once, as the encoder's."""
     scaled = set()
     for stack in stacks(model).values():
         weight = getattr(stack.embed_tokens, "weight", None)

@@ -2,7 +2,7 @@
 
 As in Nguyen and Salazar, 2019, "Transformers without Tears" (code tnq177/transformers_without_tears), what enters a
 stack is sqrt(dim) times the unit vector, fairseq's own scale of embeddings, and the logits are ``x @ unit(E)^T``. That
-code draws E uniformly from ±0.01; here E starts as fairseq draws it, so that a run draws what stock draws.
+code draws E uniformly from ±0.01; here E starts as in fairseq, so that a run uses stock's random numbers.
 """
 
 from dataclasses import dataclass, field

@@ -83,8 +83,8 @@ class _SkipOptions:
 
 
 def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:
-    """One line on the growth of a stream without a norm after the sum, "" where there is none: of the first of the skip
-    connections of each side, which all have one scale."""
+    """One line on how a stream without a norm after the sum grows with depth, or "" if it does not grow. The line uses
+    each side's first skip connection, because all skip connections of a side have the same scale."""
     skip = next((skip for skips in sides.values() for skip in skips), None)
     if skip is None or skip.post or any(parameter.is_meta for parameter in skip.parameters()):
         return ""

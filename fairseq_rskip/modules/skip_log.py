@@ -65,10 +65,10 @@ class Folder:
 
 
 class SkipLog:
-    """A task's ``train_step``, called and answering as that does, that logs ``model``'s skip connections.
+    """A task's ``train_step``, with the same arguments and results, that also logs ``model``'s skip connections.
 
-    Of an update the first batch of the first process is measured (``--update-freq``, several GPUs). An update that fp16
-    drops for its overflow counts again, as it does for fairseq. Steps are fairseq's: the first update is number 1.
+    It measures only an update's first batch in the first process (``--update-freq``, several GPUs). If fp16 drops an
+    update for its overflow, the next one gets the same number, as in fairseq. The first update is number 1.
     """
 
     def __init__(self, train_step: Any, model: Any, interval: int):
@@ -107,10 +107,10 @@ class SkipLog:
             self.write_events(step, values)
 
     def write_events(self, step: int, values: dict[str, float]) -> None:
-        """Write; seconds later it is on the disk. What an earlier process logged of updates done again is void."""
+        """Write the values (on disk within seconds). An earlier process's values of repeated updates are dropped."""
         if self.writer is None:
             folder = os.path.join(Folder.path, "skip")
-            # tensorboardX names files by the second: a second writer would truncate the first's; read in names' order
+            # tensorboardX names files by the second, so another writer could truncate one; they are read in name order
             suffix = f".{time.time_ns()}"
             options = {"purge_step": self.first, "filename_suffix": suffix, "flush_secs": 5, "max_queue": 1000}
             self.writer = progress_bar.SummaryWriter(folder, **options)

@@ -239,7 +239,7 @@ class _SkipStack:
         return self.built_layers - 1
 
     def add_final_norm(self) -> None:
-        """Normalise what leaves the stack where the last skip connection leaves it as it is, as in pre-norm."""
+        """Add a norm after the stack if the last skip connection does not normalise its output, as in pre-norm."""
         connections = list(skips(self).values())
         if not connections or not connections[-1].needs_final_norm():
             return

@@ -1,4 +1,4 @@
-"""A layer's part of a checkpoint, of stock fairseq or of an earlier version, as the layers of this package name it."""
+"""Convert a layer's part of a checkpoint, from stock fairseq or an earlier version, to this package's names."""
 
 from torch import Tensor, nn
 

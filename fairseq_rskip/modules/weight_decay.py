@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 class WithoutDecay:
     """A task's ``optimizer_step`` that leaves the learned coefficients of ``model`` out of weight decay.
 
-    They are a group of their own while the optimizer steps, and only then: its state, and so a checkpoint, is that of
+    They form a group of their own only while the optimizer steps, so its state, and with it a checkpoint, stays that of
     stock fairseq. --fp16 copies all parameters into one flat fp32 tensor, which no group can divide. There the
-    coefficients are 0 while the optimizer steps, and what it made of 0 is added to what they were: with any optimizer
-    that takes flat parameters, a step depends on a parameter's value by weight decay alone. Without weight decay
-    nothing is done. One line warns where the optimizer does not hold the parameters themselves.
+    coefficients are 0 while the optimizer steps, and the result is added to their old values. That is correct because,
+    with any optimizer that takes flat parameters, only weight decay makes a step depend on a parameter's value. Does
+    nothing without weight decay. One line warns if the optimizer does not hold the parameters themselves.
     """
 
     def __init__(self, optimizer_step: Any, model: Any):

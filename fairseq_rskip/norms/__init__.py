@@ -26,7 +26,7 @@ NORMS = {
     "dyt": DyT,
     "derf": Derf,
 }
-OPERATOR = {LayerNorm: False, RMSNorm: True}  # those that ops.skip_norm computes for norm_axes="c"; whether as RMS
+OPERATOR = {LayerNorm: False, RMSNorm: True}  # norms that ops.skip_norm computes (norm_axes="c") -> whether as RMS
 
 __all__ = ["NORMS", "OPERATOR", "AdaNorm", "BatchNorm", "Derf", "DyT", "LayerNorm", "NoNorm", "Norm"]
 __all__ += ["RMSNorm", "ScaleNorm"]

@@ -14,7 +14,7 @@ def is_half(x: Tensor) -> bool:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """``x`` in fp32 where it is half, as it is otherwise."""
+    """``x`` converted to fp32 if it is fp16 or bf16, otherwise ``x`` itself."""
     return x.float() if is_half(x) else x
 
 
@@ -55,7 +55,7 @@ class Layout:
 class KeepsStatistics(nn.Module):
     """A module whose running ``statistics``, by name, stay in fp32 under ``.half()`` and the like.
 
-    In a half type a variance would overflow, and a mean stand still where an update is below its resolution.
+    In fp16 or bf16 a variance could overflow, and a mean would not move if an update is below its resolution.
     """
 
     statistics: tuple[str, ...] = ()

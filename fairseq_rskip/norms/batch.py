@@ -86,8 +86,8 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
         dtype = self.running_mean.dtype
         momentum = self.momentum * counted.to(dtype)
         unbiased = var.detach() * (count / (count - 1.0).clamp(min=1.0))
-        # .data, for torch's kernel saves the statistics of an earlier batch without using them in its backward: a
-        # plain in-place update would make that backward refuse
+        # .data, because torch's kernel saves the statistics of an earlier batch, though its backward does not use
+        # them: a plain in-place update would make that backward raise an error
         self.running_mean.data.lerp_(mean.detach().to(dtype), momentum)
         self.running_var.data.lerp_(unbiased.to(dtype), momentum)
         self.num_batches_tracked.add_(counted)

@@ -155,8 +155,8 @@ class DyT(RowNorm):
     """Dynamic tanh (Zhu et al., 2025): ``w * tanh(alpha * x) + b``, alpha a learned scalar that starts at 0.5.
 
     In the authors' language models alpha starts at 0.2 to 0.8 by width and sublayer, there is no b, and a learned
-    scalar, sqrt(dim) at first, follows the embedding; here none of it. No statistics, so nothing makes it an affine
-    map of its input: :meth:`affine_map` raises.
+    scalar, sqrt(dim) at first, follows the embedding; none of this is done here. There are no statistics to hold
+    constant, so it is no affine map of its input, and :meth:`affine_map` raises.
     """
 
     def __init__(self, dim: int, *layout: Any, **options: Any):

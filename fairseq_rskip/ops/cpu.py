@@ -82,7 +82,7 @@ def command() -> list[str]:
 
 
 def library(command: list[str]) -> Path:
-    """Where ``command``'s output is in the cache. The key has what the processor can do: it is compiled for that."""
+    """The path of ``command``'s output in the cache. The key has the processor's features: the code depends on them."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else [f"model name {platform.processor()}"]
     processor = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})

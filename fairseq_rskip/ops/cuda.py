@@ -1,6 +1,6 @@
 """The operator in Triton, for CUDA tensors: a program takes a few rows and keeps them in registers for all steps.
 
-That is at most four steps, fewer of wide rows; torch's operators compute more of them, mixtures of steps and fp64.
+It takes at most four steps, fewer for wide rows; torch's operators compute longer recursions, mixtures and fp64.
 Backward recomputes the normalised rows from x, F and the moments. One or two programs for each multiprocessor sum the
 gradients of gains and biases over their rows, and torch sums over programs: the same bits in every run on one card.
 """
@@ -148,7 +148,7 @@ def _four(parameters):
 
 
 def register(device: str = "CUDA") -> None:
-    """Make the kernels those of the operator for ``device``; on a CPU Triton's interpreter runs them."""
+    """Register the kernels as the operator's for ``device``; on a CPU Triton's interpreter runs them."""
     library.impl("recursive_skip", forward, device)
     library.impl("recursive_skip", with_derivative, f"Autograd{device}")
     library.impl("recursive_skip_backward", backward, device)

@@ -49,9 +49,9 @@ def in_use(device: str = "cpu", wait: bool = True) -> Backend:
 
 
 def takes(x: Tensor, f_x: Tensor, dim: int, steps: int, skip_scale: float = 1.0, branch_scale: float = 1.0) -> bool:
-    """Whether :func:`kernel` computes these inputs, as rows of ``dim`` features, and should.
+    """Whether :func:`kernel` can and should compute these inputs, as rows of ``dim`` features.
 
-    ``RSKIP_OPS=auto`` leaves ``norm(x + F)`` to torch, the skip of stock fairseq, which is equal to stock bit for bit.
+    ``RSKIP_OPS=auto`` leaves ``norm(x + F)``, stock fairseq's skip, to torch: the result equals stock's bit for bit.
     """
     if steps == 1 and skip_scale == 1.0 and branch_scale == 1.0 and _choice() == "auto":
         return False
@@ -108,7 +108,7 @@ def has_kernel(x: Tensor, f_x: Tensor, dim: int, steps: int, mixed: bool = False
     if torch.compiler.is_compiling():
         exporting = getattr(torch.compiler, "is_exporting", lambda: False)()  # torch 2.7
         return not exporting and _is_node(device) and fits
-    # at work is torch.func (vmap, grad, ...) or forward-mode differentiation
+    # whether torch.func (vmap, grad, ...) or forward-mode differentiation is active
     transforms = torch._C._functorch.peek_interpreter_stack() is not None or autograd.forward_ad._current_level >= 0
     if type(x) not in _PLAIN or type(f_x) not in _PLAIN or transforms:
         return False
@@ -116,7 +116,7 @@ def has_kernel(x: Tensor, f_x: Tensor, dim: int, steps: int, mixed: bool = False
 
 
 def _is_node(device: str) -> bool:
-    """Whether the operator is a node of a graph. It waits for a build: what ran before must not decide."""
+    """Whether the operator is a node of a graph. Waits for a build, so that earlier calls do not change the answer."""
     return in_use(device).name != "reference"
 
 
@@ -145,7 +145,7 @@ def _choose(device: str, wait: bool) -> Backend:
 
 
 def _is_being_built() -> bool:
-    """Start the process in the background where the operator is not built. Raises ``UserError`` where it failed."""
+    """Whether a background build is running; starts one if it is needed. Raises ``UserError`` if the build failed."""
     from . import cpu
 
     if not _builders:

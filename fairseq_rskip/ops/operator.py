@@ -1,7 +1,7 @@
 """``torch.ops.fairseq_rskip.recursive_skip``: its schema, its shapes for ``torch.compile`` and its derivative.
 
-It returns y, and what its derivative keeps beside the inputs: the moments of each step and row; for a mixture, which
-has ``weights``, p where each row has its own (with a ``direction``), otherwise nothing.
+It returns y and the values that its derivative needs beside the inputs. These are the moments of each step and row, or
+for a mixture (with ``weights``) p if each row has its own p (with a ``direction``), and otherwise nothing.
 """
 
 import torch

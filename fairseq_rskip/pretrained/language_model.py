@@ -59,9 +59,9 @@ class LanguageModel(GeneratorHubInterface):
 
     @torch.no_grad()
     def score(self, document: str, context_window: int = 0) -> Score:
-        """The probability of a text of one or more lines, with a blank line behind each document, as rskip evaluate has
-        it: in windows of as many tokens as in training, of which ``context_window`` are context, where there are so
-        many. Raises ``UserError`` for a context that fills the window."""
+        """The probability of a text of one or more lines, with a blank line after each document, computed as by rskip
+        evaluate: in windows as long as in training, of which up to ``context_window`` tokens are only context.
+        Raises ``UserError`` for a context that fills the window."""
         if not 0 <= context_window < self.window:
             raise UserError(f"context_window={context_window}: expected an integer from 0 to {self.window - 1}")
         lines = document.removesuffix("\n").split("\n")

@@ -46,9 +46,9 @@ class ASkip(
     ========= ====================================================================================================
 
     All start at ``skip_lambda``, halting and mixture within 0.3 of it. ``lambda_lr`` multiplies the learning rate of
-    lambda, a, u and b under Adam, and in train_cifar.py; fairseq-train's SGD would square it. At one-hot p, y is
-    rskip's of that lambda, bit for bit where one implementation computes both: by default torch computes rskip of
-    lambda 1.
+    lambda, a, u and b under Adam, and in train_cifar.py; fairseq-train's SGD would square it. With one-hot p, y
+    equals the y of rskip at that lambda, bit for bit if one implementation computes both; by default torch computes
+    rskip of lambda 1.
     """
 
     statistics = ("mean_steps",)
@@ -195,7 +195,7 @@ class ASkip(
         return super().mismatch(noted)
 
     def upgrade(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Make an rskip's state, too, one of this skip at that lambda; the further steps keep their start."""
+        """Also convert an rskip's state to one of this skip at its lambda; further steps keep their initial values."""
         super().upgrade(state, prefix)
         own = self.state_dict()
         steps = sum(name.startswith(f"{prefix}post.") and name.endswith(".weight") for name in state)
@@ -251,8 +251,8 @@ def halting(model: nn.Module) -> list[ASkip]:
 
 
 def halting_cost(skips: list[ASkip], reduce: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """tau times E[k], reduced over positions, of the last forward pass in training: the mean over ``skips``, those that
-    halt; once, then None."""
+    """The mean over ``skips``, which all halt, of tau times E[k] in the last training forward pass, reduced over
+    positions. A second call returns None until the next such pass."""
     costs = [skip.options.halt_cost * reduce(skip.cost) for skip in skips if skip.cost is not None]
     for skip in skips:
         skip.cost = None

@@ -50,10 +50,10 @@ class SkipConnection(Layout, WithRule):
         )
 
     kind = ""
-    slots: tuple[str, ...] = ("post",)  # the norms that the option norm chooses: of pre, branch, post
+    slots: tuple[str, ...] = ("post",)  # which of pre, branch and post use the norm of the option ``norm``
     for_images = True
     decays = False  # whether weight decay applies to what the rule learns
-    replaces_batch_norm = zero_classifier = False  # of a ResNet: by scalar biases; whether its classifier starts at 0
+    replaces_batch_norm = zero_classifier = False  # in a ResNet: biases replace batch norm; the classifier starts at 0
     widths = (1, 1)  # what forward takes and returns, in tensors of dim channels
 
     def __init_subclass__(cls, kind: str = "", **options: Any) -> None:

@@ -19,8 +19,8 @@ class Highway(Weighted, kind="highway", norm="none", gate_bias=opt.start(-1.0, "
     Networks".
 
     W is ``(dim, dim)``, applied to the features of each position (a 1x1 convolution for images), and starts with
-    standard deviation 1/sqrt(dim); b starts at ``gate_bias``, -1 to -3 in the paper. b -> -inf gives x. Weight decay
-    leaves W and b alone, as all learned coefficients but wskip's.
+    standard deviation 1/sqrt(dim); b starts at ``gate_bias``, -1 to -3 in the paper. b -> -inf gives x. Weight
+    decay does not apply to W and b, nor to other learned coefficients except wskip's.
     """
 
     def setup(self) -> None:

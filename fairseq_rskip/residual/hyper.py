@@ -145,10 +145,10 @@ class ManifoldConstrained(MatrixSkip, kind="mhc", matrix=_MATRIX):
 
     alpha starts at 0.01, phi at 0, b_res at 0 for the identity and -8 elsewhere (R near I), as in code FFTYYY/mhc-lite,
     where b_pre and b_post are 1 for a stream drawn at random and -1 elsewhere. Ours are b_pre at 4 for one stream, the
-    next one in each block, and -4 elsewhere, and b_post at 0 (w = 1). As R leaves n equal rows as they are, the sum of
-    the rows starts as n times the plain pre-norm stack; and in the first block, whose rows are equal, what R is made of
-    has no gradient. In code lucidrains/hyper-connections phi sees one stream at a time, b_post is outside of 2 sigmoid,
-    and, in the version read, R is not applied to what F is added to.
+    next one in each block, and -4 elsewhere, and b_post at 0 (w = 1). R does not change n equal rows, so the sum of the
+    rows starts as n times the plain pre-norm stack; and in the first block, whose rows are equal, the parameters of R
+    get no gradient. In code lucidrains/hyper-connections phi sees one stream at a time, b_post is outside of 2 sigmoid,
+    and, in the version that we read, R is not applied to the tensor that F is added to.
     """
 
     def setup(self) -> None:

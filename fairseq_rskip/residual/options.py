@@ -43,8 +43,8 @@ def option(
     """A field of an ``Options`` dataclass.
 
     ``accepts`` is a key of ``ACCEPTED``, or ``choices`` lists the values; ``short`` names the option in a run's name.
-    ``affects_output`` is False for a start, and for what matters in training alone: given the parameters, y in
-    evaluation does not depend on it. ``auto`` computes the value from the :class:`.Place` where "auto" is given.
+    ``affects_output`` is False for initial values and options that matter only in training: given the parameters, y in
+    evaluation does not depend on them. If "auto" is given, ``auto`` computes the value from the :class:`.Place`.
     """
     about = {"help": text, "accepts": accepts, "choices": tuple(choices), "short": short, "auto": auto}
     return dataclasses.field(default=default, metadata={**about, "affects_output": affects_output})

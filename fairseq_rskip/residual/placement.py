@@ -1,4 +1,4 @@
-"""Where the normalisation is. For sequences: PreAct-ResNet's branch starts with a batch normalisation of its own."""
+"""Kinds that differ in where the norm is; for sequences only, as a PreAct-ResNet's branch starts with its own norm."""
 
 import math
 from typing import Any
@@ -23,8 +23,8 @@ class OutLN(_PlacedNorm, kind="outln", slots=("branch",)):
 
 
 class PeriLN(_PlacedNorm, kind="periln", slots=("pre", "branch")):
-    """Peri-LN ``y = x + G'(F(G(x)))`` (Kim et al., 2025), without the paper's optional norm of the embeddings; before
-    them the sandwich norm of CogView (Ding et al., 2021). Two norms of one sort, each with its own parameters."""
+    """Peri-LN ``y = x + G'(F(G(x)))`` (Kim et al., 2025), without the paper's optional norm of the embeddings;
+    CogView's sandwich norm came before it (Ding et al., 2021). Two norms of one sort, each with its own parameters."""
 
 
 class LNScale(_PlacedNorm, kind="lnscale"):

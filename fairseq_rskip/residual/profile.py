@@ -12,8 +12,8 @@ from .base import skips
 
 
 class Profiled(nn.Module):
-    """A kind whose skip connections, those with ``wants_profile``, take their start from one batch: its class method
-    ``profile(skips, model, loss, shortcuts)`` does for all of the kind what :func:`set_starts` says."""
+    """A kind whose skip connections, if ``wants_profile`` is true, take their initial values from one batch. The class
+    method ``profile(skips, model, loss, shortcuts)`` does what :func:`set_starts` says for all of them."""
 
     wants_profile = True
 
@@ -28,10 +28,10 @@ def set_starts(
 ) -> dict[str, float]:
     """Set the start of every skip connection of ``model`` that wants a profile.
 
-    ``loss`` runs ``model`` on a batch, in training mode as it is, and returns a scalar. ``shortcuts``: by the name of a
-    skip connection, the module through which its x has come from the block's input, where there is one. Gradients are
-    cleared; the random state and buffers are as before. Returns module name -> the value: of Admin what the block hands
-    on to the next, of askip its lambda.
+    ``loss`` runs ``model`` on a batch, in the mode that it is in, and returns a scalar. ``shortcuts`` maps the name of
+    a skip connection to the module between the block's input and its x, if there is one. Gradients are cleared; the
+    random state and the buffers are restored. Returns module name -> value: for Admin the start of the next block's
+    omega, for askip its lambda.
     """
     kinds: dict[type, dict[str, Profiled]] = {}
     for name, skip in wanting_profile(model).items():
@@ -56,7 +56,7 @@ def hooked(modules: dict[str, nn.Module], register: Any, see: Callable[..., None
 
 @contextlib.contextmanager
 def without_gradients(model: nn.Module) -> Iterator[None]:
-    """Without gradients; the random state and the buffers (running statistics) are as before afterwards."""
+    """Turn gradients off in the block; afterwards restore the random state and the buffers (running statistics)."""
     before = [buffer.clone() for buffer in model.buffers()]
     with torch.no_grad(), torch.random.fork_rng():
         try:

@@ -26,8 +26,8 @@ class SkipInit(BranchWeight, kind="skipinit", norm=opt.NO_NORM, slots=()):
     """SkipInit, ``y = x + a * F`` with one learned scalar a per block, 0 at first, and no normalisation at all: De and
     Smith 2020, "Batch Normalization Biases Residual Blocks Towards the Identity Function in Deep Networks".
 
-    A ResNet's branch, too, is without batch norm, and has a scalar bias at each of its places, as Fixup's; the authors'
-    code has a bias per channel, and a classifier that starts at zero, which here keeps torch's draw.
+    A ResNet's branch also has no batch norm; scalar biases take its place, as in Fixup. The authors' code has a bias
+    per channel and starts the classifier at zero; here the classifier keeps torch's initial values.
     """
 
     replaces_batch_norm = True
@@ -103,10 +103,10 @@ class Admin(Profiled, Weighted, kind="admin", norm=opt.SOME_NORM, omega=_OMEGA):
     """Admin, ``y = LN(omega * x + F)``, omega of shape ``(dim,)`` and learned: Liu et al. 2020, "Understanding the
     Difficulty of Training Transformers".
 
-    omega starts where one batch's profile puts it, block after block: omega_1 = 1 and
-    ``omega_{i+1}^2 = var(omega_i * x_i) + var(F_i)`` over all unpadded elements: with x of unit variance the paper's
-    sum ``omega_i^2 = sum_{j<i} var(F_j)`` with the stack's input, of variance 1, for F_0. The authors' code counts
-    padding, too, and starts fc1 and fc2 at Xavier's, where here they start as fairseq's.
+    omega is initialised from one batch, block after block: omega_1 = 1 and
+    ``omega_{i+1}^2 = var(omega_i * x_i) + var(F_i)`` over all unpadded elements. If x has unit variance, this is the
+    paper's sum ``omega_i^2 = sum_{j<i} var(F_j)``, where F_0 is the stack's input, of variance 1. The authors' code
+    also counts padding, and starts fc1 and fc2 at Xavier's; here they start as in fairseq.
     Encoder and decoder are separate chains. ``--skip-omega formula`` takes the profile-free
     ``sqrt((R + 1) / ln(R + 1) - 1)`` of microsoft/admin-torch, R the residual blocks of this side.
     """
@@ -232,7 +232,7 @@ class Scheduled(Weighted):
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
     def set_num_updates(self, updates: int) -> None:
-        """Take the number of updates so far; fairseq's models call it before each, train_cifar.py does, too."""
+        """Set the number of updates so far; fairseq's models and train_cifar.py call this before each update."""
         self.updates.fill_(updates)
 
     def scales(self, x: Tensor) -> tuple[float, Tensor]:
@@ -252,8 +252,8 @@ class ProRes(Scheduled, kind="prores", norm=opt.WITHOUT_BATCH, warmup=opt.warmup
 
 class BranchNorm(Scheduled, kind="branchnorm", norm=opt.SOME_NORM, warmup=opt.warmup(4000)):
     """BranchNorm, ``y = LN(x + min(1, t / T) * F)`` at update t, post-norm from update T on: Liu et al. 2023,
-    "BranchNorm: Robustly Scaling Extremely Deep Transformers", arXiv 2305.02790. T is ``warmup``. Its text was not at
-    hand: that the ramp is linear, the same in each layer, is from ProRes' paper (footnote 3); T's default is ours."""
+    "BranchNorm: Robustly Scaling Extremely Deep Transformers", arXiv 2305.02790. T is ``warmup``. We had no copy
+    of the paper: ProRes' paper (footnote 3) says the ramp is linear, the same in each layer; T's default is ours."""
 
 
 class NGPT(SkipConnection, kind="ngpt", norm=opt.NO_NORM, slots=(), for_images=False):
@@ -262,10 +262,10 @@ class NGPT(SkipConnection, kind="ngpt", norm=opt.NO_NORM, slots=(), for_images=F
     Representation Learning on the Hypersphere", arXiv 2410.01131, and code NVIDIA/ngpt.
 
     a, ``|weight| * 0.05 sqrt(dim)`` with ``weight`` at 1/sqrt(dim), is 0.05 at first. Every vector of the branch's
-    matrices along the model's dimension has length 1: in fairseq after each update, in your own loop by
-    ``set_num_updates`` before it. The matrices are those that ``initialise`` was given: what replaces
-    parameters, FSDP and ``load_state_dict(assign=True)``, is not supported. The architectures have FixNorm. Not here:
-    nGPT's learned scales of queries and keys, of the hidden units and of the logits: those of sublayers.
+    matrices along the model's dimension has length 1: under fairseq this is done after each update; in your
+    own loop call ``set_num_updates`` before each. The matrices are those given to ``initialise``, so whatever replaces
+    parameters (FSDP, ``load_state_dict(assign=True)``) is not supported. The architectures have FixNorm. nGPT's
+    learned scales of queries and keys, hidden units and logits are left out: they are not part of a skip connection.
     """
 
     def setup(self) -> None:

@@ -17,13 +17,13 @@ def upgrade_scalars(module: nn.Module, state: dict[str, Any], prefix: str) -> No
 
 
 class WithRule(nn.Module):
-    """A module that notes its :meth:`rule` in the metadata of its state dict, and raises torch's ``RuntimeError`` when
-    loaded from that of another rule, whose parameters mostly fit by name and shape. A state without the note is loaded.
+    """A module that stores its :meth:`rule` in its state dict's metadata. Loading the state dict of another rule raises
+    torch's ``RuntimeError``, even if names and shapes of the parameters fit. A state without a rule is loaded.
     """
 
     def upgrade(self, state: dict[str, Any], prefix: str) -> None:
-        """Make the state of an earlier version or a related kind, in place, one of this module: its names in ``state``
-        begin with ``prefix``."""
+        """Convert, in place, the state of an earlier version or a related kind to one of this module, whose names in
+        ``state`` begin with ``prefix``."""
         for name in [name for name in state if name.startswith(prefix)]:
             for before, now in RENAMED.items():
                 if name.startswith(prefix + before):

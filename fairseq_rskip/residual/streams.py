@@ -134,8 +134,8 @@ class SiameseNorm(StreamSkip, kind="siamesenorm", norm=opt.WITHOUT_BATCH, slots=
 class HistorySkip(StreamSkip, norm=opt.WITHOUT_BATCH, slots=("pre",)):
     """The stream is (c, h_0, ..., h_k): c is what the branch reads, h what was stored so far.
 
-    ``stored`` says how much was stored before this block, ``stores`` whether it stores, too. Each mixture is computed
-    where its newest member is stored, and memory grows with the square of the depth.
+    ``stored`` is the number of tensors stored before this block, ``stores`` whether this block stores one, too. A
+    mixture is computed where its newest member is stored. Memory grows with the square of the depth.
     """
 
     def stream_widths(self) -> tuple[int, int]:
@@ -143,7 +143,7 @@ class HistorySkip(StreamSkip, norm=opt.WITHOUT_BATCH, slots=("pre",)):
         return 1 if self.first else 1 + self.stored, 1 if self.last else 1 + self.stored + int(self.stores)
 
     def history(self) -> tuple[int, bool]:
-        """``stored`` and ``stores``, where layers are stored, and h_0 enters the stack."""
+        """``stored`` and ``stores`` for a kind that stores each layer's output; h_0 is the input of the stack."""
         return self.place.index + 1, self.place.position == self.place.sublayers - 1
 
     def current(self, x: Tensor) -> tuple[Tensor, Any]:
@@ -152,11 +152,11 @@ class HistorySkip(StreamSkip, norm=opt.WITHOUT_BATCH, slots=("pre",)):
         return c, (c, history)
 
     def store(self, y: Tensor) -> Tensor:
-        """The h that y, the newest, is stored as."""
+        """The tensor h to store for y, the newest output."""
         return y
 
     def mix(self, history: Tensor) -> Tensor:
-        """The next c, ``(..., dim)``, of ``history``, ``(..., k + 1, dim)``: the sum with the weights ``weight``."""
+        """The next c, ``(..., dim)``: the sum of ``history``, ``(..., k + 1, dim)``, with the weights ``weight``."""
         return (history * self.weight.unsqueeze(-1)).sum(-2)  # not matmul, whose type autocast would narrow
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:

@@ -1,5 +1,5 @@
-"""Rules of the form ``y = G(p * x + q * F + r)``, by the operator where p and q are constant; those of Liu et al. 2020,
-"Rethinking Skip Connection with Layer Normalization in Transformers and ResNets" (COLING)."""
+"""Rules of the form ``y = G(p * x + q * F + r)``, among them those of Liu et al. 2020, "Rethinking Skip Connection with
+Layer Normalization in Transformers and ResNets" (COLING). If p and q are constant, the operator computes them."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ def least_scale(place: Place) -> float:
 
 
 def least_steps(place: Place) -> int:
-    """``λ = 1 + log_4(N) + log_2(atan(1))``, rounded up: the same of Eq. 4, each of whose steps halves the angle."""
+    """``λ = 1 + log_4(N) + log_2(atan(1))``, rounded up: the same for Eq. 4, where each step halves the angle."""
     return max(1, math.ceil(1 + math.log(place.num_blocks, 4) + math.log2(math.atan(1.0))))
 
 
@@ -102,7 +102,7 @@ class ConstantSkip(Weighted):
             return None
         if any(_HOOKS_OF_ALL):
             return None
-        for norm in norms:  # of the first one's class and settings, and neither replaced nor watched by a hook
+        for norm in norms:  # all must have the first one's class and settings, no hook and no replaced forward
             if type(norm) is not kind or norm.eps != eps or norm.norm_axes != "c" or is_watched(norm):
                 return None
         return eps, OPERATOR[kind]

@@ -13,7 +13,7 @@ COMMANDS = {
     "curves": "Figure 4: training loss and validation metric of runs",
     "course": "x:F, branch and gradient norms over a training with --skip-log-interval",
 }
-# of fairseq_rskip.analysis, imported when they run; of the others the function "report" of the module of their name
+# in fairseq_rskip.analysis, imported when they run; every other command NAME runs the function NAME.report there
 FUNCTIONS = {"gradients": "study.gradients", "course": "curves.course"}
 EXAMPLES = {"gradients": 10_000, "ratio": 1_000}  # of the commands that take MODELs: default of --examples
 MODELS = """\

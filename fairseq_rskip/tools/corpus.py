@@ -91,7 +91,7 @@ class Corpus:
         return self.tokenizer == "none" and (self.bpe != "sentencepiece" or self.name == PAPER_TOKENISED)
 
     def dictionaries(self) -> list[Path]:
-        """The source's and the target's, or a text's. Raises ``UserError`` without those of a language pair."""
+        """The dictionaries of source and target, or of a text. Raises ``UserError`` if a language pair lacks one."""
         if self.is_text:
             return [self.folder / "dict.txt"]
         paths = [self.folder / f"dict.{language}.txt" for language in (self.source, self.target)]

@@ -56,9 +56,9 @@ def follow(
     """Run ``command``; return why it failed, "" if it did not. Each line of its output and of its errors is written to
     ``log`` and handed to ``on_line``.
 
-    Without ``on_line`` and ``log`` it writes where this process does. This Python's own commands are found, too. The
-    command keeps the file descriptors in ``inherit``. Whatever ends this function early ends every process of the
-    command; on Linux it also ends when this process is killed. Raises ``UserError`` if there is no such command.
+    Without ``on_line`` and ``log`` the command writes to this process's output. Commands beside this Python are found,
+    too. The command keeps the file descriptors in ``inherit``. If this function ends early, for whatever reason, all
+    processes of the command end; on Linux also if this process is killed. Raises ``UserError`` for an unknown command.
     """
     process, parent, newest = None, os.getpid(), deque[bytes](maxlen=500)
     path, ours = os.environ.get("PATH", ""), str(Path(sys.executable).parent)

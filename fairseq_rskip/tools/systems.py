@@ -61,10 +61,10 @@ def evaluations_of(checkpoint: Path) -> Iterator[dict[str, Any]]:
 
 
 def evaluation(path: Path, data: Path | None) -> Path:
-    """The file of translations or the folder of an evaluation that ``path`` is.
+    """The file of translations, or the folder of an evaluation, for ``path``.
 
-    A checkpoint, or the average of a training's folder, is evaluated beside it with default options unless that is up
-    to date: on ``data``, by default what it was trained on. Raises ``UserError``.
+    A checkpoint, or the average of a training's folder, is evaluated first unless its evaluation is up to date, with
+    default options on ``data`` (default: what it was trained on). The results go beside it. Raises ``UserError``.
     """
     if (path / "checkpoints").is_dir():  # a seed's folder of rskip run
         path = path / ("evaluation" if not data and (path / "evaluation" / SCORES).is_file() else "checkpoints")

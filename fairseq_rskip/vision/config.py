@@ -30,7 +30,7 @@ class Config(_SkipOptions, Settings):
         if self.skip_kind not in IMAGE_KINDS:
             raise UserError(f"--skip-kind {self.skip_kind!r}: expected one of {', '.join(IMAGE_KINDS)}")
         try:
-            place = Place("resnet", "block", depth=(self.depth - 2) // 2)  # of which there are two convolutions each
+            place = Place("resnet", "block", depth=(self.depth - 2) // 2)  # blocks; each has two convolutions
             skip = SkipConnection(self.width, channel_dim=1, place=place, **self.skip_options())
         except ValueError as error:
             raise UserError(in_terms_of_flags(str(error))) from None

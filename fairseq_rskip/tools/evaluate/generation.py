@@ -10,7 +10,7 @@ from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.process import PLUGIN, follow
 
 MISFIT = r"^\s*((?:size mismatch for|Missing key|Unexpected key).*)$"  # torch's list below "Error(s) in loading ..."
-# fairseq-generate's own limits; those of the model hold
+# turns off fairseq-generate's own limits; the model's limits still apply
 NO_LIMIT = ["--max-source-positions", "1000000", "--max-target-positions", "1000000"]
 
 

@@ -53,7 +53,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
     parser.add_argument("--max-tokens", type=whole_number(1), default=8000, metavar="N", help="tokens per batch (8000)")
     parser.add_argument("--fp32", action="store_true", help="compute in fp32 on a GPU (default: fp16)")
     parser.add_argument("--out", type=Path, help="folder of the results (CHECKPOINT-DIR/evaluation-SUBSET)")
-    window = "of a language model: tokens that at least precede each predicted one, where the text has them (0)"
+    window = "language models: least number of tokens before each predicted one, where the text has them (0)"
     parser.add_argument("--context-window", default=0, **count, help=window)
     options = parser.parse_args(argv)
     options.out = options.out or options.folder / f"evaluation-{options.subset}"

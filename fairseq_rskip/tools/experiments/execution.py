@@ -66,7 +66,7 @@ def execute(folder: Path) -> bool:
 
 
 def environments(jobs: int | None) -> list[dict[str, str]]:
-    """What each of the parallel runs gets: a GPU, or its share of the cores; a single one gets all. ``UserError``."""
+    """Environment variables of each parallel run: a GPU or some cores; a single run gets all. Raises ``UserError``."""
     import torch
 
     count = torch.cuda.device_count()
@@ -135,7 +135,7 @@ def submit(runs: list[Run], words: list[str], out: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Execute the run of one folder; it ends, saved, with its parent."""
+    """Execute the run of one folder. When the parent process ends, the run saves its state and ends."""
     process.end_with_parent(signal.SIGTERM)
     process.GRACE = GRACE
     process.stop_on_signals()

@@ -35,7 +35,7 @@ class Task:
         return data if data in self.names else f"{self.prefix}{path.resolve()}"
 
     def place(self, data: str) -> Path:
-        """The folder of ``data``, whose name alone is in what identifies a run; not absolute if it has none."""
+        """The folder of ``data``, of which a run's identity has only the name; a relative path if it is no folder."""
         return Path(data.removeprefix(self.prefix))
 
     def check_data(self, data: str) -> None:
@@ -55,7 +55,7 @@ class Images(Task):
 
     @functools.cached_property
     def fields(self) -> dict[str, Any]:
-        """train_cifar.py's options; in the metadata of some "free" says that they change no result."""
+        """train_cifar.py's options; those with "free" in their metadata do not change results."""
         from fairseq_rskip.vision.config import Config
 
         return {name.replace("_", "-"): field for name, field in Config.__dataclass_fields__.items()}

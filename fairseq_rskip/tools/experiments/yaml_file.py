@@ -70,7 +70,7 @@ def load(path: Path, mistakes: list[str]) -> Table | None:
 
 
 def _rows(content: dict[str, Any], path: Path, chain: list[Path], mistakes: list[str]) -> Iterator[Row | None]:
-    """The rows, those of ``rows_from`` too: a label alone is that row there, and equations are taken from there."""
+    """The rows. With ``rows_from``, a label alone stands for that file's row, which also gives missing equations."""
     known: dict[str, Row] = {}
     if "rows_from" in content:
         source = (path.parent / str(content["rows_from"])).resolve()
@@ -154,7 +154,7 @@ def _with_defaults(table: Table) -> Table:
 
 
 def _contradictions(table: Table) -> Iterator[str]:
-    """What no key alone shows, each as what follows the file's name in a message."""
+    """Mistakes that no single key shows, each as the text after the file's name in a message."""
     labels, task = [row.label for row in table.rows], TASKS.get(table.task)
     names = [(": task", table.task, TASKS)]
     names += [(": metric", metric, task.metrics) for metric in [table.metric, *table.also] if task]

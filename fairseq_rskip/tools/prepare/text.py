@@ -37,7 +37,7 @@ def make_clean() -> Callable[[str], str]:
     return encoders.clean
 
 
-# step -> what makes its function of a line, and the options that takes
+# step -> the function that makes its encoder, and the options it takes
 ENCODERS: dict[str, tuple[Callable[..., Callable[[str], str]], list[str]]] = {
     "clean": (make_clean, []),
     "moses": (encoders.make_moses, ["lang", "normalise_punctuation"]),
@@ -86,8 +86,8 @@ def text_files(source: Path) -> list[Path]:
 
 
 def documents(source: Path, ends: str = "") -> Iterator[list[str]]:
-    """The documents of a text, as lists of lines without blank ones: each file of a folder, or the parts of a file that
-    blank lines divide; with a number as ``ends`` every so many lines, with "titles" what begins with WikiText's."""
+    """The documents of a text, as lists of non-blank lines: each file of a folder, or the parts of a file between blank
+    lines. With a number as ``ends``, a document has so many lines; with "titles", it begins at a title of WikiText."""
     length = int(ends) if ends.isdecimal() else 0
     for path in text_files(source):
         document: list[str] = []

@@ -22,7 +22,7 @@ MINUS = "\u2212"
 
 
 def test_of(table: Table) -> str:
-    """What the p-values are of: welch or randomisation."""
+    """The test that gives the p-values: welch or randomisation."""
     return "welch" if table.metric in TASKS[table.task].over_seeds else table.test or "randomisation"
 
 

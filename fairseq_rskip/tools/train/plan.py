@@ -32,7 +32,7 @@ from fairseq_rskip.tools.train.main import LAST
 MAX_TOKENS = 4096  # in a batch of one GPU, unless the user says otherwise
 FP16 = {"fp16", "memory-efficient-fp16"}
 PRECISIONS = {*FP16, "bf16", "memory-efficient-bf16", "amp", "tpu"}
-LENGTHS = {"max-update", "max-epoch"}  # of a training: the user's takes the place of both
+LENGTHS = {"max-update", "max-epoch"}  # of a training: if the user gives one, both of the recipe's are dropped
 RANGES: tuple[tuple[str, Callable[[Any], Any], str], ...] = (  # accepted values in words, their test, options
     ("a number above 0", lambda v: 0 < v < math.inf, "lr|adam-eps"),
     ("a number of at least 0", lambda v: 0 <= v < math.inf, "weight-decay|clip-norm"),
@@ -107,10 +107,10 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
 
 
 def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> tuple[dict[str, Any], set[str], argparse.Namespace]:
-    """What fairseq's parser makes of the recipe's options and the user's ``words``, which override them.
+    """Parse the recipe's options, and the user's ``words``, which override them, with fairseq's parser.
 
-    The values that the user gave, by option; the recipe's options that do not exist here, such as --adam-betas with
-    --optimizer sgd; the model's settings, defaults included. Raises ``UserError`` for what fairseq-train refuses.
+    Returns the values that the user gave, by option; the recipe's options that do not exist here, such as --adam-betas
+    with --optimizer sgd; the model's settings with defaults. Raises ``UserError`` for what fairseq-train refuses.
     """
 
     def refuse(message: str) -> None:
@@ -182,7 +182,7 @@ def device_options(own: argparse.Namespace, given: dict[str, Any], warnings: lis
 def step_options(target: int, processes: int, given: dict[str, Any], notes: list[str]) -> dict[str, int]:
     """--max-tokens and --update-freq, whose product with ``processes`` is ``target``, and room for validation.
 
-    What the user gives stays; with neither, it is the fewest batches of at most ``MAX_TOKENS``.
+    What the user gives is kept. If both are missing, a step has the fewest batches of at most ``MAX_TOKENS`` tokens.
     """
     size, freq = given.get("max-tokens"), given.get("update-freq", [0])[0]
     if given.get("batch-size") and not size:  # a step is of sentences, as many as the user says
@@ -196,14 +196,14 @@ def step_options(target: int, processes: int, given: dict[str, Any], notes: list
 
 
 def find_end(recipe: Recipe, given: dict[str, Any]) -> tuple[int, str]:
-    """After how many of what ("updates" or "epochs") the recipe, or the user's options, end a training; 0 for never."""
+    """When a training ends, by the user's options or else the recipe: a number (0: never) and "updates" or "epochs"."""
     ends = given if LENGTHS & given.keys() else recipe.options
     return (ends["max-update"], "updates") if ends.get("max-update") else (ends.get("max-epoch") or 0, "epochs")
 
 
 def warm_up_of(recipe: Recipe, given: dict[str, Any], notes: list[str], warnings: list[str]) -> int:
-    """The updates of the warm-up: the user's, else the recipe's, which shrinks in proportion with a training that the
-    user made shorter; of one in updates, where the recipe has epochs, it is a fifth at most; one in epochs keeps it."""
+    """The number of warm-up updates: the user's, else the recipe's, which shrinks in proportion to a shorter training.
+    It is at most a fifth of the training if only the user counts in updates, and is kept if only the recipe does."""
     (end, unit), (whole, whole_unit) = find_end(recipe, given), find_end(recipe, {})
     notes[0] += f": {end:,} {unit}" if end else ""
     full = recipe.options["warmup-updates"]
