@@ -52,7 +52,7 @@ PUBLISHED = {
     "rivals": "rivals",
     "rivals_cifar": "rivals-cifar --corpus {}/cifar10-jpg --set "
     "iterations=300 warmup-iterations=2 batch-size=32 amp=bf16",
-    "lm_rivals": "lm-rivals --seeds 1 --set lr=0.003",
+    "lm_rivals": "lm-rivals",
     "lm_depth": "lm-depth --set lr=0.003",
     "depth_runs": "depth",
 }
