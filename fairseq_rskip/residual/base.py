@@ -53,7 +53,7 @@ class SkipConnection(Layout, WithRule):
     slots: tuple[str, ...] = ("post",)  # which of pre, branch and post use the norm of the option ``norm``
     for_images = True
     decays = False  # whether weight decay applies to what the rule learns
-    replaces_batch_norm = zero_classifier = False  # in a ResNet: biases replace batch norm; the classifier starts at 0
+    replaces_batch_norm = zero_classifier = False  # biases replace a ResNet's batch norm; the classifier is 0 at first
     widths = (1, 1)  # what forward takes and returns, in tensors of dim channels
 
     def __init_subclass__(cls, kind: str = "", **options: Any) -> None:

@@ -89,7 +89,7 @@ def test_compare_takes_checkpoints_and_evaluates_each_once(translator, translate
         found = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
         score, chrf = (row["score"] for row in found["scores"] if row["name"] in ("sacreBLEU 13a", "chrF"))
         assert re.split("  +", line)[1:3] == [f"{score:.2f}", f"{chrf:.2f}"]
-    assert f"checkpoint8.pt: {found['evaluation']['weights']}\n" in out and err.count("on 33 lines") == 1
+    assert f"checkpoint8.pt: checkpoint {words[2]}\n" in out and err.count("on 33 lines") == 1
     monkeypatch.setattr(generation, "run", None)
     assert rskip(words) == 0 and capsys.readouterr().out == out
 

@@ -144,8 +144,8 @@ def _with_defaults(table: Table) -> Table:
     """Task and metric by the data and the rows; the first row is the baseline of a table without published values."""
     of_text = table.texts or table.data in NAMES or any(row.arch for row in table.rows)
     of_documents = any(isinstance(text, Table.Documents) for text in table.texts.values())
-    of_documents = of_documents or any("transformer_lm" in str(row.arch) for row in table.rows)
-    task = table.task or ("language-model" if of_documents else "translation" if of_text else "images")
+    decoders = any("transformer_lm" in str(row.arch) for row in table.rows)  # arch may be a mapping from columns
+    task = table.task or ("language-model" if of_documents or decoders else "translation" if of_text else "images")
     metric = table.metric or (TASKS[task].metric if task in TASKS else "")
     ran = [row.label for row in table.rows if row.run]
     first = "" if table.source or len(ran) < 2 or any(row.baseline for row in table.rows) else ran[0]
