@@ -1,8 +1,9 @@
 """Which comes first in a training, an angle beyond the edge or a lost gradient?
 
-``python experiments/angle_cause.py RUNS ...`` reads runs of experiments/angle-cause.yaml, writes
-results/angle_cause.csv (a row for each update) and analyses that file; without RUNS it analyses
-what is archived. The question was registered in docs/depth-history.md.
+``python experiments/angle_cause.py RUNS ...`` reads runs of experiments/angle-cause.yaml and
+angle-lambda.yaml, writes results/angle_cause.csv (a row for each logged update) and analyses that
+file; without RUNS it analyses what is archived. The questions were registered in
+docs/depth-history.md.
 """
 
 import argparse
@@ -36,6 +37,7 @@ def read_run(folder: Path) -> list[dict[str, Any]]:
     options = record["settings"]["options"]
     layers = options["decoder-layers"]
     about = {
+        "rule": record["settings"]["arch"].removeprefix("transformer_").removesuffix("_ln"),
         "lambda": options["skip-lambda"],
         "layers": layers,
         "lr": options["lr"],
@@ -97,6 +99,7 @@ def answer(run: pandas.DataFrame, edge: float) -> dict[str, Any]:
         "largest angle": run["angle"].max(),
         "angle when lost, or at the end": at_last["angle"],
         "largest ratio": run["ratio"].max(),
+        "largest ratio from update 50 on": run.loc[run["update"] >= 50, "ratio"].max(),
     }
 
 
@@ -114,9 +117,11 @@ def main() -> None:
         figures.write_csv(ARCHIVE, rows)
 
     table = pandas.read_csv(ARCHIVE)
-    for (steps, layers, lr, seed), run in table.groupby(["lambda", "layers", "lr", "seed"]):
+    for about, run in table.groupby(["rule", "lambda", "layers", "lr", "seed"]):
+        rule, scale, layers, lr, seed = about
         edge = edge_at(RESIDUALS * layers)
-        print_line(f"λ = {steps}, {layers} layers, rate {lr}, seed {seed}; edge {edge:.3f} rad")
+        training = f"{rule}, λ = {scale}, {layers} layers, rate {lr}, seed {seed}"
+        print_line(f"{training}; edge {edge:.3f} rad")
         for name, value in answer(run, edge).items():
             print_line(f"  {name}: {value}")
 

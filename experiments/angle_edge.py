@@ -107,6 +107,7 @@ def collect(folders: list[Path]) -> None:
     table = pandas.DataFrame(rows)
     if RUNS.exists():
         table = pandas.concat([pandas.read_csv(RUNS), table])
+    table["c"] = pandas.to_numeric(table["c"])  # 1 and 1.0 are one run; pre-norm has none
     key = [*RUN, "update"]
     table = table.drop_duplicates(key, keep="last").sort_values(key)
     table.to_csv(RUNS, index=False, float_format="%.4g")
