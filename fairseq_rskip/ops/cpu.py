@@ -23,7 +23,9 @@ from ..files import locked, write_bytes
 
 SOURCES = [Path(__file__).with_name(name) for name in ("recursive_skip.cpp", "rows.h")]
 COMPILERS = ("g++", "c++", "clang++")
-FLAGS = "-O3 -fno-math-errno -fno-trapping-math -fPIC -shared -fopenmp -w".split()
+# Without fused multiply-add, whose use would depend on what the compiler inlines: a row's bits must
+# not depend on its place.
+FLAGS = "-O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -fPIC -shared -fopenmp -w".split()
 logger = logging.getLogger(__name__)
 
 

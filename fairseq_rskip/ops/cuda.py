@@ -57,7 +57,10 @@ def _forward(
         n, mean = z, tl.sum(z, 1) / dim
         if not RMS:
             n = tl.where(inside, z - mean[:, None], 0.0)
-        scale = 1.0 / tl.sqrt(tl.sum(n * n, 1) / dim + eps)
+        square = tl.sum(n * n, 1) / dim
+        if not RMS:  # an infinite variance must not give finite values
+            square = tl.where(square < float("inf"), square, float("nan"))
+        scale = 1.0 / tl.sqrt(square + eps)
         tl.store(moments + 2 * k * rows + row, mean, row < rows)
         tl.store(moments + (2 * k + 1) * rows + row, scale, row < rows)
         value = n * scale[:, None] * _row(_pick(k, g1, g2, g3, g4), columns, dim)

@@ -2,12 +2,10 @@
 // schemas, rows.h the arithmetic. Computed in fp32; tensors of other types and strides are converted.
 
 #include <ATen/Parallel.h>
-#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mul.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/native_layer_norm.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -37,6 +35,14 @@ constexpr int64_t kWide = 512;  // features from which one row at a time leaves 
 
 float* data(const Tensor& t) { return t.defined() ? t.data_ptr<float>() : nullptr; }
 
+// The moments that torch's layer norm has for a row: an infinite or undefined variance gives the same values as torch.
+Moments moments_by_torch(const float* row, int64_t dim, float eps) {
+  const at::AutoDispatchBelowAutograd below;
+  const Tensor z = at::from_blob(const_cast<float*>(row), {1, dim}, at::kFloat);
+  const auto [y, mean, scale] = at::native_layer_norm(z, {dim}, std::nullopt, std::nullopt, eps);
+  return {scale.item<float>(), mean.item<float>()};
+}
+
 // Validated arguments, converted to fp32.
 struct Call : Problem {
   Tensor x, f, weights, direction;
@@ -46,7 +52,7 @@ struct Call : Problem {
   Call(
       const Tensor& x_, const Tensor& f_, TensorList gains_, TensorList biases_, const Optional& weights_,
       const Optional& direction_, double skip, double branch, double eps, bool rms)
-      : Problem{x_.dim() ? x_.size(-1) : 0, int64_t(gains_.size()), float(skip), float(branch), float(eps), rms, {}, {}} {
+      : Problem{x_.dim() ? x_.size(-1) : 0, int64_t(gains_.size()), float(skip), float(branch), float(eps), rms, {}, {}, moments_by_torch} {
     TORCH_CHECK(x_.sizes() == f_.sizes(), "skip_norm: x and f have shapes ", x_.sizes(), " and ", f_.sizes());
     TORCH_CHECK(dim > 0 && dim % 16 == 0, "skip_norm: rows of ", dim, " features: expected a multiple of 16");
     TORCH_CHECK(steps > 0, "skip_norm: expected a gain for each step, got none");
@@ -105,30 +111,6 @@ struct Call : Problem {
   }
 };
 
-// Rows whose variance overflows, computed again by torch's layer norm: infinite values must not look finite where torch's
-// are NaN. A scale of 0 says so; `kept` has the moments, (steps, 2, rows).
-void correct_overflow(const Call& call, float* ys, float* kept, double eps) {
-  for (int64_t row = 0; row < call.count; ++row) {
-    bool overflows = false;
-    for (int64_t k = 0; k < call.steps; ++k) overflows |= kept[2 * k * call.count + row] == 0;
-    if (!overflows) continue;
-
-    const auto part = [&](const Tensor& t) { return t.reshape({call.count, call.dim}).narrow(0, row, 1); };
-    const Tensor skipped = at::mul(part(call.x), call.skip);
-    Tensor z = at::add(skipped, part(call.f), call.branch), y;
-    for (int64_t k = 0; k < call.steps; ++k) {
-      const bool has_biases = int64_t(call.parameters.size()) >= 2 * call.steps;
-      const Optional bias = has_biases ? Optional(call.parameters[call.steps + k]) : std::nullopt;
-      const auto [normed, mean, scale] = at::native_layer_norm(z, {call.dim}, call.parameters[k], bias, eps);
-      kept[2 * k * call.count + row] = scale.item<float>();
-      kept[(2 * k + 1) * call.count + row] = mean.item<float>();
-      y = normed;
-      z = skipped + y;
-    }
-    memcpy(ys + row * call.dim, data(y), call.dim * sizeof(float));
-  }
-}
-
 // y, and what backward needs of it: the moments, (2 steps, rows ...), or p, (steps, rows ...), where each row has its own.
 std::tuple<Tensor, Tensor> recursive_skip(
     const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, const Optional& weights,
@@ -149,7 +131,6 @@ std::tuple<Tensor, Tensor> recursive_skip(
     else group.forward(a, b, out);
     group.save(weights ? group.weights : group.moments, to + row, numbers, call.count);
   });
-  if (!weights && !rms) correct_overflow(call, ys, to, eps);
   return {y.to(x.scalar_type()), kept};
 }
 

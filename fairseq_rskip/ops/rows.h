@@ -32,12 +32,17 @@ constexpr int kLanes = kBytes / sizeof(float);
 typedef float Vec __attribute__((vector_size(kBytes), aligned(alignof(float)), may_alias));
 typedef int32_t Mask __attribute__((vector_size(kBytes)));
 
+struct Moments {
+  float scale, mean;  // 1 / sqrt(var + eps), and the mean
+};
+
 // Rows are whole vectors of every instruction set: `dim` is a multiple of 16.
 struct Problem {
   int64_t dim, steps;
   float skip, branch, eps;
   bool rms;
   std::vector<const Vec*> gains, biases;
+  Moments (*overflowed)(const float* row, int64_t dim, float eps);  // of a row whose variance is infinite in float32
 };
 
 #if defined(__clang__)
@@ -46,7 +51,7 @@ struct Problem {
 #define RSKIP_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Mask{__VA_ARGS__})
 #endif
 #define RSKIP_INLINE __attribute__((always_inline))
-#define RSKIP_APART __attribute__((noinline))  // mixtures, which otherwise cost the rest its registers
+#define RSKIP_APART __attribute__((noinline))  // mixtures and overflow, which otherwise cost the rest its registers
 
 // Lane l: the sum of lanes l and l ^ S of a where bit S of l is 0, of b where it is 1.
 template <int S, int... L>
@@ -55,16 +60,6 @@ inline RSKIP_INLINE Vec fold(Vec a, Vec b, std::integer_sequence<int, L...>) {
   const Vec straight = RSKIP_SHUFFLE(a, b, (L & S ? L + n : L)...);
   const Vec crossed = RSKIP_SHUFFLE(a, b, (L & S ? (L ^ S) + n : L ^ S)...);
   return straight + crossed;
-}
-
-// v, not to be fused with an addition: prevents inconsistent FMA contraction.
-inline RSKIP_INLINE Vec rounded(Vec v) {
-#if defined(__x86_64__)
-  asm("" : "+x"(v));
-#elif defined(__aarch64__)
-  asm("" : "+w"(v));
-#endif
-  return v;
 }
 
 // R rows at a time (a power of 2, at most as many as there are lanes), each of NV vectors (0: as many as the problem
@@ -207,7 +202,7 @@ struct Group {
   void measure(const Vec* x, const Vec* f, Vec* z) {
     const float skip = p.skip, branch = p.branch;
     Vec sums = sum([=](int64_t i, int64_t, int) {
-      return z[i] = skip * x[i] + rounded(branch * f[i]);
+      return z[i] = skip * x[i] + branch * f[i];
     });
     for (int64_t k = 0;; ++k) {
       scale(k, sums, z, k > 0 ? f : x);
@@ -232,6 +227,21 @@ struct Group {
     float* const one = reinterpret_cast<float*>(&scale);
     for (int r = 0; r < R; ++r) one[r] = 1.0f / std::sqrt(one[r]);
     moments[2 * k] = scale;
+    correct_overflow(k, z);
+  }
+
+  // Asks for step k's moments of rows z whose variance overflowed, so that their scale is 0: infinite values must not look
+  // finite.
+  RSKIP_APART void correct_overflow(int64_t k, const Vec* z) {
+    if (p.rms) return;
+    float* const scales = reinterpret_cast<float*>(moments + 2 * k);
+    float* const means = reinterpret_cast<float*>(moments + 2 * k + 1);
+    for (int r = 0; r < R; ++r) {
+      if (__builtin_expect(scales[r] != 0.0f, true)) continue;
+      const Moments found = p.overflowed(reinterpret_cast<const float*>(z + r * nv), p.dim, p.eps);
+      scales[r] = found.scale;
+      means[r] = found.mean;
+    }
   }
 
   // n of every step from the moments
@@ -241,7 +251,7 @@ struct Group {
     each([=, step = at(0)](int64_t i, int64_t, int r) {
       prefetch(x + i);
       prefetch(f + i);
-      to[i] = step.normed(skip * x[i] + rounded(branch * f[i]), r);
+      to[i] = step.normed(skip * x[i] + branch * f[i], r);
     });
     for (int64_t k = 1; k < p.steps; ++k) {
       to += size;
@@ -313,7 +323,7 @@ struct Group {
       prefetch(x + i);
       prefetch(f + i);
       const Vec skipped = skip * x[i];
-      const Vec first = n[i] = one.normed(skipped + rounded(branch * f[i]), r);
+      const Vec first = n[i] = one.normed(skipped + branch * f[i], r);
       const Vec y = one.y(first, v);
       return n[i + ahead] = two.normed(skipped + y, r);
     };
@@ -354,7 +364,7 @@ struct Group {
   auto derivative(int64_t k, const Vec* g) const {
     return [g, gain = p.gains[k], n = memory + k * size, scale = number(derived), of_n = number(derived + 1),
             rest = number(derived + 2)](int64_t i, int64_t v, int r) RSKIP_INLINE -> Vec {
-      return (rounded(g[i] * gain[v]) + rest[r] + n[i] * of_n[r]) * scale[r];
+      return (g[i] * gain[v] + rest[r] + n[i] * of_n[r]) * scale[r];
     };
   }
 

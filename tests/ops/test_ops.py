@@ -352,3 +352,29 @@ def test_values_whose_variance_overflows_are_those_of_torch(exponent, steps, rms
         results.append([y.detach(), *gradients])
     for found, expected in zip(*results):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("exponent", [17, 18, 19, 20, 25, 30, 37, 38])
+@pytest.mark.parametrize("halts", [False, True], ids=["fixed", "halting"])
+def test_mixtures_whose_variance_overflows_are_those_of_torch(exponent, halts, cpu_operator):
+    x = torch.linspace(1, 2, 3 * 32).view(3, 32) * 10.0**exponent
+    x[0] = torch.linspace(-1, 1, 32)  # one ordinary row
+    x = x.clone().requires_grad_()
+    f_x = torch.ones(3, 32, requires_grad=True)
+    gains = [torch.full((32,), 1.5, requires_grad=True) for _ in range(3)]
+    biases = [torch.full((32,), 0.25, requires_grad=True) for _ in range(3)]
+    weights, direction = torch.tensor([0.2, 0.3, 0.5], requires_grad=True), None
+    leaves = [x, f_x, *gains, *biases, weights]
+    if halts:
+        weights = torch.tensor([0.2, -0.3], requires_grad=True)
+        direction = torch.linspace(-0.1, 0.1, 32).requires_grad_()
+        leaves = [x, f_x, *gains, *biases, weights, direction]
+
+    upstream = torch.linspace(-1, 1, 3 * 32).view(3, 32)
+    results = []
+    for function in (ops.skip_mix, reference.skip_mix):
+        y, p = function(x, f_x, gains, biases, weights, direction)
+        gradients = torch.autograd.grad(y, leaves, upstream)
+        results.append([y.detach(), p.detach(), *gradients])
+    for found, expected in zip(*results):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)

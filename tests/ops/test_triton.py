@@ -30,11 +30,14 @@ def test_the_kernels_equal_the_reference():
     environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = run_command([sys.executable, __file__], env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == [str(number) for number in range(len(TRIED))]
+    assert done.stdout.split() == [*map(str, range(len(TRIED))), "overflow"]
 
 
 def run_by_the_interpreter():
-    """Run the kernels on the CPU, over buffers of NaN; prints the number of each case that agrees."""
+    """Run the kernels on the CPU, over buffers of NaN; prints the number of each case that agrees.
+
+    Then a row whose variance overflows: NaN, and the next row is as ever.
+    """
     from fairseq_rskip.ops import cuda
 
     torch.use_deterministic_algorithms(True)  # fills what torch.empty returns
@@ -46,6 +49,13 @@ def run_by_the_interpreter():
     for number, case in enumerate(TRIED):
         test_ops.check(SimpleNamespace(skip_norm=skip_norm), *case)
         print(number)
+
+    x, f_x, gain = torch.ones(2, 32), torch.zeros(2, 32), torch.ones(32)
+    x[0], x[1] = torch.linspace(1e25, 2e25, 32), torch.linspace(1, 2, 32)
+    for steps in (1, 3):
+        y = skip_norm(x, f_x, [gain] * steps, [gain] * steps)
+        assert y[0].isnan().all() and y[1].isfinite().all()
+    print("overflow")
 
 
 class Compiler:
