@@ -31,13 +31,14 @@ FIRST_UPDATE, INTERVAL, LAST_UPDATE = 50, 10, 250  # of the logged updates that 
 LOST = 30.0  # the gradient's ratio, top over bottom, from which it counts as lost
 KEPT = 10.0  # and below which it counts as kept, for the cosine of the two paths
 CONFIDENCE = 0.95
+FEWEST_DEPTHS = 3  # for a fit
 RUN = ["task", "rule", "layers", "residuals", "lr", "seed", "c"]  # the columns that name a run
 
 
 class Fit(NamedTuple):
-    """``ln theta = intercept - exponent * ln N`` by least squares, with the exponent's interval."""
+    """``theta = constant / N^exponent``, by least squares in ln, with the exponent's interval."""
 
-    intercept: float
+    constant: float
     exponent: float
     low: float
     high: float
@@ -161,7 +162,7 @@ def fit_exponent(found: pandas.DataFrame) -> Fit:
     """Fit the edges of one task and rate."""
     line = stats.linregress(numpy.log(found["residuals"]), numpy.log(found["edge"]))
     half = stats.t.ppf((1 + CONFIDENCE) / 2, len(found) - 2) * line.stderr
-    return Fit(line.intercept, -line.slope, -line.slope - half, -line.slope + half)
+    return Fit(math.exp(line.intercept), -line.slope, -line.slope - half, -line.slope + half)
 
 
 def path_cosine(table: pandas.DataFrame) -> tuple[float, int]:
@@ -212,7 +213,7 @@ def verdict(fit: Fit) -> str:
 
 
 def draw(found: pandas.DataFrame) -> None:
-    """results/angle_edge.png: the edges against N, beside the slopes of 1/sqrt(N) and 1/N."""
+    """results/angle_edge.png: the edges against N and their fits, beside 1/sqrt(N) and 1/N."""
     figure, (axis,) = figures.new_figure(width=7)
     for number, ((task, lr), part) in enumerate(found.groupby(["task", "lr"])):
         look = figures.style(number)
@@ -224,6 +225,11 @@ def draw(found: pandas.DataFrame) -> None:
             marker=look["marker"],
             s=28,
         )
+        if part["residuals"].nunique() >= FEWEST_DEPTHS:
+            fit = fit_exponent(part)
+            ends = numpy.array([part["residuals"].min(), part["residuals"].max()], dtype=float)
+            label = f"{fit.constant:.1f} / N^{fit.exponent:.2f}"
+            axis.plot(ends, fit.constant * ends**-fit.exponent, color=look["color"], label=label)
     depths = numpy.array(sorted(found["residuals"].unique()), dtype=float)
     middle = numpy.exp(numpy.log(found["edge"]).mean())
     centre = numpy.exp(numpy.log(found["residuals"]).mean())
@@ -251,15 +257,22 @@ def main() -> None:
     print_line(found.round(3).to_string(index=False))
     inside = found.dropna(subset="edge")
     for (task, lr), part in inside.groupby(["task", "lr"]):
-        if part["residuals"].nunique() < 3:
+        if part["residuals"].nunique() < FEWEST_DEPTHS:
             continue
         fit = fit_exponent(part)
         print_line(
-            f"{task}, rate {lr:g}: e = {fit.exponent:.2f} "
+            f"{task}, rate {lr:g}: {fit.constant:.2f} / N^e, e = {fit.exponent:.2f} "
             f"({fit.low:.2f} to {fit.high:.2f}), {len(part)} edges; {verdict(fit)}"
         )
         cosine, runs = path_cosine(table[(table["task"] == task) & (table["lr"] == lr)])
         print_line(f"  cosine of the two gradients where kept: {cosine:.3f} ({runs} runs)")
+    for lr, part in inside.groupby("lr"):  # not registered: one line for both tasks
+        if part["task"].nunique() > 1:
+            fit = fit_exponent(part)
+            print_line(
+                f"both tasks, rate {lr:g}: {fit.constant:.2f} / N^e, e = {fit.exponent:.2f} "
+                f"({fit.low:.2f} to {fit.high:.2f}), {len(part)} edges"
+            )
     print_line(pandas.DataFrame(losses(table)).to_string(index=False))
     if not inside.empty:
         draw(inside)

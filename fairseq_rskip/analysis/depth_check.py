@@ -28,11 +28,11 @@ from .figures import Row, select
 from .paths import PathProbe
 from .study import SIDES, Study
 
-# The largest angle is CONSTANT / N^EXPONENT radians for each of N residuals: the edge measured in
-# language models of 6 to 96 residuals of 64 features at one learning rate
-# (experiments/angle_edge.py, docs/depth.md). Other models and rates are not measured yet.
-CONSTANT = 4.6
-EXPONENT = 0.77
+# The largest angle is CONSTANT / N^EXPONENT radians for each of N residuals: one line through the
+# edges measured in language models and translation, 6 to 144 residuals of 64 features at one
+# learning rate (experiments/angle_edge.py, docs/depth.md). Other rates and widths are not measured.
+CONSTANT = 4.8
+EXPONENT = 0.78
 LONG = 100  # updates: a residual that is beyond the bound in all logged ones of so many is reported
 CURVES = 5  # updates of a log that the figure shows
 COS_Y_X = "skip_cos_y_x/"

@@ -20,7 +20,7 @@ from .registry import register
 
 LAMBDA_HELP = (
     "λ: scale of x in xskip (any real > 0), number of steps in rskip (integer ≥ 1); "
-    "1 is the plain skip; auto: an estimate from the depth, under test (docs/depth.md)"
+    "1 is the plain skip; auto: an estimate from the depth (docs/depth.md)"
 )
 WEIGHT_HELP = (
     "initial value of the learned weight of the skip or of the branch "
