@@ -19,6 +19,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as xml
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,59 +30,118 @@ from fairseq_rskip.errors import UserError, exit_status
 from . import harness
 
 UNFINISHED = 3
-SPEEDS = ("operator", "transformer", "resnet")
-ROWS = {"translation": ["post-norm", "pre-norm"], "images": ["1xSkip", "2rSkip+LN"]}  # of a dry run
-TOYS = {
-    "translation": "max-update=4 save-interval-updates=2 warmup-updates=2 "
-    "encoder-layers=1 decoder-layers=1 "
-    "encoder-embed-dim=16 decoder-embed-dim=16 encoder-ffn-embed-dim=16 decoder-ffn-embed-dim=16 "
-    "encoder-attention-heads=2 decoder-attention-heads=2",
-    "images": "depth=8 iterations=3 warmup-iterations=1 milestones=2 batch-size=8 "
-    "save-interval=1 device=cpu",
+SPEEDS = {  # benchmark -> the dtypes it measures
+    "operator": ["fp16", "bf16", "fp32"],
+    "transformer": ["fp16", "bf16"],
+    "resnet": ["fp16", "bf16"],
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A part that trains the rows of experiments/gpu-NAME.yaml.
+
+    ``data`` is the option of this command that names other data; a dry run trains only the cells
+    that ``cells`` names, with the options ``toy``.
+    """
+
+    data: str
+    cells: Sequence[str]
+    toy: Sequence[str]
+
+
+TRAININGS = {
+    "translation": Training(
+        data="multi30k",
+        cells=["--rows", "post-norm", "pre-norm"],
+        toy=[
+            "max-update=4",
+            "save-interval-updates=2",
+            "warmup-updates=2",
+            "encoder-layers=1",
+            "decoder-layers=1",
+            "encoder-embed-dim=16",
+            "decoder-embed-dim=16",
+            "encoder-ffn-embed-dim=16",
+            "decoder-ffn-embed-dim=16",
+            "encoder-attention-heads=2",
+            "decoder-attention-heads=2",
+        ],
+    ),
+    "images": Training(
+        data="cifar10",
+        cells=["--rows", "1xSkip", "2rSkip+LN"],
+        toy=[
+            "depth=8",
+            "iterations=3",
+            "warmup-iterations=1",
+            "milestones=2",
+            "batch-size=8",
+            "save-interval=1",
+            "device=cpu",
+        ],
+    ),
+    "depthbench": Training(
+        data="wikitext",
+        cells=["--rows", "pre-norm", "fixed angle", "--columns", "6 layers"],
+        toy=[
+            "max-update=4",
+            "save-interval-updates=2",
+            "warmup-updates=2",
+            "tokens-per-sample=32",
+            "max-tokens=64",
+        ],
+    ),
 }
 
 
 def parts(options: argparse.Namespace) -> dict[str, list[str]]:
-    """Return the command line of each part, by its name."""
-    out, toy = options.output, options.dry_run
-    made = {"tests": ["pytest", "-q", "tests/gpu", f"--junitxml={out / 'tests.xml'}"]}
-    made["tests"] += ["-k", "rskip_ln_tiny or short_20 or augmentation"] if toy else []
-    for name in SPEEDS:
-        for dtype in ("fp16", "bf16", *(["fp32"] if name == "operator" else [])):
-            on = ["--device", "cuda", "--dtype", dtype]
-            if toy:  # fp16 is not for CPUs
-                on = [
-                    "--device",
-                    "cpu",
-                    "--dtype",
-                    "fp32" if dtype == "fp16" else dtype,
-                    "--quick",
-                    "--rounds",
-                    "1",
-                ]
-            made[f"{name}-{dtype}"] = [
-                f"benchmarks.{name}",
-                "--csv",
-                str(out / f"{name}_{dtype}.csv"),
-                *on,
-            ]
-    for name, data in (("translation", options.multi30k), ("images", options.cifar10)):
-        words = ["run", f"experiments/gpu-{name}.yaml", "--output", str(out / name)]
-        words += ["--corpus", str(data)] if data else []
-        words += (
-            ["--rows", *ROWS[name], "--seeds", "1", "--no-figures", "--set", *TOYS[name].split()]
-            if toy
-            else []
-        )
-        made[name] = ["fairseq_rskip.tools", *words]
-    return {name: [sys.executable, "-m", *words] for name, words in made.items()}
+    """The command line of each part, by its name."""
+    modules = {"tests": tests_command(options)}
+    for benchmark, dtypes in SPEEDS.items():
+        for dtype in dtypes:
+            modules[f"{benchmark}-{dtype}"] = speed_command(benchmark, dtype, options)
+    for name in TRAININGS:
+        modules[name] = training_command(name, options)
+    return {name: [sys.executable, "-m", *words] for name, words in modules.items()}
+
+
+def tests_command(options: argparse.Namespace) -> list[str]:
+    words = ["pytest", "-q", "tests/gpu", f"--junitxml={options.output / 'tests.xml'}"]
+    if options.dry_run:
+        words += ["-k", "rskip_ln_tiny or short_20 or augmentation"]
+    return words
+
+
+def speed_command(benchmark: str, dtype: str, options: argparse.Namespace) -> list[str]:
+    table = options.output / f"{benchmark}_{dtype}.csv"
+    words = [f"benchmarks.{benchmark}", "--csv", str(table)]
+    if options.dry_run:
+        dtype = "fp32" if dtype == "fp16" else dtype  # fp16 is not for CPUs
+        return [*words, "--device", "cpu", "--dtype", dtype, "--quick", "--rounds", "1"]
+    return [*words, "--device", "cuda", "--dtype", dtype]
+
+
+def training_command(name: str, options: argparse.Namespace) -> list[str]:
+    training = TRAININGS[name]
+    folder = options.output / name
+    words = ["fairseq_rskip.tools", "run", f"experiments/gpu-{name}.yaml", "--output", str(folder)]
+    data = getattr(options, training.data)
+    if data:
+        words += ["--corpus", str(data)]
+    if options.dry_run:
+        words += [*training.cells, "--seeds", "1", "--no-figures", "--set", *training.toy]
+    return words
 
 
 def run(name: str, command: list[str], options: argparse.Namespace) -> bool:
     """Run a part; returns whether it is done. Raises ``UserError`` if it fails."""
     print_line(f"{name}: {shlex.join(command)}")
-    device = {"RSKIP_TEST_DEVICE": "cpu"} if options.dry_run else {}
-    process, done = subprocess.Popen(command, env={**os.environ, **device}), True
+    environment = dict(os.environ)
+    if options.dry_run:
+        environment["RSKIP_TEST_DEVICE"] = "cpu"
+    process = subprocess.Popen(command, env=environment)
+    done = True
     try:
         status = process.wait(60 * options.minutes)
     except subprocess.TimeoutExpired:
@@ -96,7 +156,7 @@ def run(name: str, command: list[str], options: argparse.Namespace) -> bool:
         raise UserError(f"{name} ended with status {status}; its message is above")
     if done and not (options.output / f"{name.replace('-', '_')}.csv").exists():
         raise UserError(f"{name} has written no table")
-    if not done and name not in TOYS:
+    if not done and name not in TRAININGS:
         raise UserError(f"{name} takes more than {options.minutes} minutes; give --minutes")
     return done
 
@@ -122,29 +182,31 @@ def collect(name: str, options: argparse.Namespace) -> None:
 
 
 def make_toys(options: argparse.Namespace, folder: Path) -> None:
-    """Make a corpus of spelled-out numbers, which a dry run translates."""
-    text, options.multi30k = folder / "text", folder / "numbers"
-    subprocess.run(
-        [sys.executable, "scripts/make_number_corpus.py", str(text), "--train", "300"], check=True
-    )
-    for path in text.glob("test.*"):
-        path.write_text(
-            "".join(path.read_text("utf-8").splitlines(keepends=True)[:20]), encoding="utf-8"
-        )
-    command = [
-        sys.executable,
-        "-m",
-        "fairseq_rskip.tools",
-        "prepare",
-        "corpus",
-        "--bpe-size",
-        "100",
-    ]
+    """Make the data of a dry run: spelled-out numbers, to translate and as a text."""
+    numbers = folder / "text"
+    python("scripts/make_number_corpus.py", numbers, "--train", "300")
+    for path in numbers.glob("test.*"):
+        lines = path.read_text("utf-8").splitlines(keepends=True)
+        path.write_text("".join(lines[:20]), encoding="utf-8")
+
+    options.multi30k = folder / "pairs"
+    words: list[str | Path] = ["--bpe-size", "100"]
     for side, language in (("src", "en"), ("tgt", "vi")):
-        command += [f"--{side}", language]
+        words += [f"--{side}", language]
         for split in ("train", "valid", "test"):
-            command += [f"--{split}-{side}", str(text / f"{split}.{language}")]
-    subprocess.run([*command, str(options.multi30k)], check=True)
+            words += [f"--{split}-{side}", numbers / f"{split}.{language}"]
+    python("-m", "fairseq_rskip.tools", "prepare", *words, options.multi30k)
+
+    options.wikitext = folder / "lines"
+    words = ["--text", numbers / "train.en", "--lines", "10", "--bpe-size", "100"]
+    python("-m", "fairseq_rskip.tools", "prepare", *words, options.wikitext)
+
+    options.cifar10 = "digits"
+
+
+def python(*words: str | Path) -> None:
+    """Run this Python with ``words``. Raises ``CalledProcessError`` if it fails."""
+    subprocess.run([sys.executable, *map(str, words)], check=True)
 
 
 def work(options: argparse.Namespace, folder: Path) -> int:
@@ -157,8 +219,7 @@ def work(options: argparse.Namespace, folder: Path) -> int:
         )
     if options.dry_run and not options.list:
         options.output = folder / "results"
-        options.cifar10 = "digits"
-        if "translation" in chosen:
+        if not TRAININGS.keys().isdisjoint(chosen):
             make_toys(options, folder)
     options.output.mkdir(parents=True, exist_ok=True)
     for name in chosen:
@@ -192,6 +253,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--multi30k", metavar="DIR", help="prepared text (default: data/multi30k-en-de)"
+    )
+    parser.add_argument(
+        "--wikitext", metavar="DIR", help="prepared text (default: data/wikitext103-8k)"
     )
     parser.add_argument(
         "--cifar10", metavar="DIR", help="folder of images (default: torchvision's cifar10)"

@@ -113,15 +113,16 @@ def test_every_part_is_listed_with_its_command_which_is_accepted(capsys, tmp_pat
         *list(speeds)[2:],
         "translation",
         "images",
+        "depthbench",
     ]
     for name, benchmark in speeds.items():
         assert benchmark.main(argv=shlex.split(commands[name])[3:]) == 0
-    for name in ("translation", "images"):
+    for name in gpu.TRAININGS:
         words = shlex.split(commands[name])
         assert words[2] == "fairseq_rskip.tools" and parse(words[3:], None).tables == [
             f"experiments/gpu-{name}.yaml"
         ]
-    assert words[-2:] == ["--corpus", "my images"]
+    assert commands["images"].endswith("--corpus 'my images'")
 
 
 @pytest.mark.parametrize(
