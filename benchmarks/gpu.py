@@ -255,7 +255,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--multi30k", metavar="DIR", help="prepared text (default: data/multi30k-en-de)"
     )
     parser.add_argument(
-        "--wikitext", metavar="DIR", help="prepared text (default: data/wikitext103-8k)"
+        "--wikitext",
+        default="data/wikitext103-8k",
+        metavar="DIR",
+        help="prepared text (default: %(default)s)",
     )
     parser.add_argument(
         "--cifar10", metavar="DIR", help="folder of images (default: torchvision's cifar10)"

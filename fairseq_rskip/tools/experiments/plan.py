@@ -12,16 +12,9 @@ import yaml
 from fairseq_rskip.errors import UserError, did_you_mean
 
 from .contradictions import contradictions
-from .records import Cell, Experiment, Row, Run, SweepPoint, Table, clean, dashed
+from .records import Cell, Experiment, Row, Run, SweepPoint, Table, dashed
 from .tasks import TASKS
 from .yaml_file import Texts, find, load
-
-# the options that set a training's length, each with the one that follows it
-LENGTHS = {
-    "max-update": "warmup-updates",
-    "max-epoch": "warmup-updates",
-    "iterations": "warmup-iterations",
-}
 
 
 def make_tables(options: Namespace) -> list[Experiment]:
@@ -177,7 +170,7 @@ def _cells(experiment: Experiment, mistakes: list[str]) -> tuple[list[Cell], lis
     warnings: list[str] = []
     refusals: list[Refusal] = []
     for row, name in itertools.product(experiment.rows, experiment.columns):
-        cell = _cell(experiment, row, name, experiment.changed)
+        cell = make_cell(experiment, row, name, experiment.changed)
         if not cell.run:
             cells.append(cell)
             continue
@@ -213,22 +206,29 @@ def _one_line_each(refusals: list[Refusal], experiment: Experiment) -> list[str]
 
 
 def _all_mistakes(cell: Cell, experiment: Experiment, error: UserError) -> list[str]:
-    """The message that was raised, and those that follow without the option that it names."""
+    """``error``, and what is refused after it.
+
+    The option that a message names is taken out of the cell, which is then tried again.
+    """
     messages = [str(error)]
-    while True:
-        refused = _named_option(cell, messages[-1])
-        if refused is None:
-            break
-        options = {name: value for name, value in cell.options.items() if name != refused}
-        sweep = {name: values for name, values in cell.sweep.items() if name != refused}
-        cell = replace(cell, options=options, sweep=sweep)
+    refused = _named_option(cell, messages[-1])
+    while refused is not None:
+        cell = _without(refused, cell)
         try:
             _with_runs(cell, experiment, [])
         except UserError as another:
             messages.append(str(another))
+            refused = _named_option(cell, messages[-1])
         else:
-            break
+            refused = None
     return list(dict.fromkeys(messages))
+
+
+def _without(option: str, cell: Cell) -> Cell:
+    """``cell`` without ``option`` among its options and its sweep."""
+    options = {name: value for name, value in cell.options.items() if name != option}
+    sweep = {name: values for name, values in cell.sweep.items() if name != option}
+    return replace(cell, options=options, sweep=sweep)
 
 
 def _named_option(cell: Cell, message: str) -> str | None:
@@ -242,7 +242,7 @@ def _named_option(cell: Cell, message: str) -> str | None:
     return min(positions, key=positions.__getitem__, default=None)
 
 
-def _cell(experiment: Experiment, row: Row, column_name: str, changed: dict[str, Any]) -> Cell:
+def make_cell(experiment: Experiment, row: Row, column_name: str, changed: dict[str, Any]) -> Cell:
     """The cell without its runs: row over column over table, and ``changed`` over all."""
     table = experiment.table
     column = table.columns[column_name]
@@ -315,52 +315,3 @@ def _check_places(experiments: list[Experiment]) -> None:
                         f"{other.data} and {run.data} would share their runs; "
                         "rename one of the folders"
                     )
-
-
-def described(experiment: Experiment) -> tuple[str, float, str, dict[str, Any]]:
-    """How an experiment differs from its file.
-
-    Returns a name, the length relative to the file's, other data or "", and other options.
-    """
-    task = TASKS[experiment.task]
-    changed = {name: value for name, value in experiment.changed.items() if name not in task.free}
-    scale = None
-    if LENGTHS.keys() & changed.keys():
-        scale = _scale(experiment)
-    if scale is not None:
-        lengths = {*LENGTHS, *LENGTHS.values()}
-        changed = {name: value for name, value in changed.items() if name not in lengths}
-
-    data = _other_data(experiment)
-    words = [experiment.name, data]
-    if scale not in (None, 1):
-        words.append(f"scale{scale:g}")
-    words += [f"{name}-{value}" for name, value in sorted(changed.items())]
-    return clean("-".join(filter(None, words))), scale or 1.0, data, changed
-
-
-def _other_data(experiment: Experiment) -> str:
-    """The name of --corpus; "" without, and where the file has the same data."""
-    if not experiment.corpus:
-        return ""
-    task = TASKS[experiment.task]
-    in_file = {column.data or experiment.table.data for column in experiment.columns.values()}
-    data = task.data_name(experiment.corpus)
-    if data in in_file or data in {task.data_name(each) for each in in_file}:
-        return ""
-    return data
-
-
-def _scale(experiment: Experiment) -> float | None:
-    """The first run's length relative to that of the file; None if they have different units."""
-    cell = next((cell for cell in experiment.cells if cell.variants), None)
-    if cell is None:
-        return None
-
-    swept, run = cell.variants[0]
-    as_in_file = _cell(experiment, cell.row, cell.column, changed={})
-    as_in_file = replace(as_in_file, options={**as_in_file.options, **swept})
-    whole, _ = TASKS[experiment.task].make_run(run.data, as_in_file, experiment)
-    if whole.unit != run.unit or not whole.length:
-        return None
-    return run.length / whole.length

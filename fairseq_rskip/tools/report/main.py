@@ -13,7 +13,7 @@ from fairseq_rskip.console import checked, print_line, to_argv
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_text
 from fairseq_rskip.tools import analyze
-from fairseq_rskip.tools.experiments.plan import described
+from fairseq_rskip.tools.experiments.changes import Changes, changes_of
 from fairseq_rskip.tools.experiments.records import Experiment, Result, dashed
 from fairseq_rskip.tools.experiments.results import collect
 from fairseq_rskip.tools.experiments.run_folder import CHECKPOINTS
@@ -55,16 +55,15 @@ def write_report(tables: list[Experiment], options: argparse.Namespace) -> None:
 def _part(experiment: Experiment, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What a report says of one table."""
     table = experiment.table
-    name, scale, data, changed = described(experiment)
+    changes = changes_of(experiment)
+    name = changes.name(experiment)
     results = [collect(experiment, cell, options.output) for cell in experiment.cells]
     lines = compare(experiment, results)
 
-    differs = [data, f"{scale:g} of the length" if scale != 1 else "", page.listed(changed)]
-    differs = ", ".join(filter(None, differs))
     warnings = page.warnings(lines)
-    if differs:
+    if not changes.are_none:
         whole = "published" if table.source else "whole"
-        warnings.insert(0, f"Not the {whole} experiment: {differs}.")
+        warnings.insert(0, f"Not the {whole} experiment: {_told(changes)}.")
 
     notes = page.notes(experiment, lines)
     notes += [power(lines, column, experiment.metric) for column in experiment.columns]
@@ -95,6 +94,18 @@ def _part(experiment: Experiment, options: argparse.Namespace, folder: Path) -> 
         "examples": examples,
         "records": page.records(experiment, lines),
     }
+
+
+def _told(changes: Changes) -> str:
+    """The changes in words."""
+    words = []
+    if changes.data:
+        words.append(changes.data)
+    if changes.length != 1:
+        words.append(f"{changes.length:g} of the length")
+    if changes.options:
+        words.append(page.listed(changes.options))
+    return ", ".join(words)
 
 
 def _markdown(part: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas
 import statsmodels
 
-from fairseq_rskip.tools.experiments.plan import described
+from fairseq_rskip.tools.experiments.changes import Changes, changes_of
 from fairseq_rskip.tools.experiments.records import FAILED, Experiment, Result, dashed
 from fairseq_rskip.tools.experiments.run_folder import read_record
 from fairseq_rskip.tools.experiments.tasks import TASKS
@@ -25,8 +25,7 @@ FINISHED_BADLY = "done, with"  # the beginning of the state of a run whose metri
 def frame(experiment: Experiment, lines: list[Result]) -> pandas.DataFrame:
     """The table as text; a column in which no row has anything is left out."""
     base = f"{MINUS} {_baseline(lines)}"
-    _, scale, data, changed = described(experiment)
-    is_whole = scale == 1 and not data and not changed
+    is_whole = changes_of(experiment).are_none
     shown = pandas.DataFrame([_texts(experiment, line, base, is_whole) for line in lines])
     shown["column"] = shown["column"].mask(shown["column"].duplicated(), "")
     return shown.loc[:, (shown != "").any()]
@@ -287,36 +286,28 @@ def _sweep(line: Result, held_out: str) -> str:
 
 def records(experiment: Experiment, lines: list[Result]) -> list[dict[str, Any]]:
     """The rows of the CSV file, with every digit. Their columns are those of earlier reports."""
-    about = described(experiment)
-    return [_record(experiment, line, *about) for line in lines]
+    changes = changes_of(experiment)
+    return [_record(experiment, line, changes) for line in lines]
 
 
-def _record(
-    experiment: Experiment,
-    line: Result,
-    name: str,
-    scale: float,
-    data: str,
-    changed: dict[str, Any],
-) -> dict[str, Any]:
-    """A row of the CSV file; the last four arguments are what ``described`` says."""
+def _record(experiment: Experiment, line: Result, changes: Changes) -> dict[str, Any]:
+    """A row of the CSV file."""
     runs = [run for _, run in line.cell.variants]
-    is_whole = scale == 1 and not data and not changed
     swept = []
     for values, value, how in line.trials:
         swept.append(f"{listed(values)}: {how if value is None else repr(value)}")
     cells = {
-        "plan": name,
+        "plan": changes.name(experiment),
         "table": experiment.name,
         "column": line.cell.column,
         "row": line.cell.row.label,
         "equation": line.cell.row.equation,
         "metric": experiment.metric,
-        "papers_experiment": is_whole and bool(experiment.table.source),
+        "papers_experiment": changes.are_none and bool(experiment.table.source),
         "data": each(run.identity["data"] for run in runs),
-        "scale": scale,
+        "scale": changes.length,
         "length": each(f"{run.length:,} {run.unit}" for run in runs),
-        "changed": listed(changed),
+        "changed": listed(changes.options),
         "swept": "; ".join(swept),
         "chosen": listed(line.chosen),
         "seeds_planned": len(experiment.seeds_of(line.cell.row)) if line.cell.run else 0,
@@ -334,7 +325,7 @@ def _record(
         "state": missing(line)[0] or ("done" if line.values else "quoted"),
         "paper": line.cell.reported,
         "papers_data": line.cell.data,
-        "ours_minus_paper": _minus_published(line) if is_whole else None,
+        "ours_minus_paper": _minus_published(line) if changes.are_none else None,
     }
     return cells | _comparison_cells(experiment, line)
 
