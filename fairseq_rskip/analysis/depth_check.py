@@ -48,7 +48,8 @@ def largest_angle(residuals: int) -> float:
 def least_lambda(angle: float) -> int:
     """rSkip+LN's smallest λ that keeps every residual within ``angle``, for any branch.
 
-    A step of the recursion halves the angle, and the first is below π / 2: π / 2^λ at most.
+    A step of the recursion halves the angle, and the first is below π / 2: π / 2^λ at most. That
+    holds for gains of 1 and biases of 0; training moves them (docs/depth.md).
     """
     return max(1, math.ceil(math.log2(math.pi / angle)))
 
