@@ -15,8 +15,8 @@ from .weighted import BranchScale, ConstantSkip
 class Scaled(ConstantSkip):
     """Fixed scale, ``y = G(x + F / sqrt(L))``: Hayou et al. 2021, "Stable ResNet".
 
-    There L is the number of residual blocks of the network; here it is that of this side, which is
-    the depth of one stream.
+    There L is the number of residual blocks of the network; here it is that of this side, the depth
+    of one stream, which :class:`FixedAngle` calls N.
     """
 
     default_norm = "none"
