@@ -1,4 +1,7 @@
-"""fairseq-generate or fairseq-eval-lm in a process of its own, and the former's output in the order of sentences."""
+"""Run fairseq-generate or fairseq-eval-lm in a process of its own.
+
+The former's output is read in the order of sentences.
+"""
 
 import re
 from pathlib import Path
@@ -9,7 +12,8 @@ from fairseq_rskip.pretrained.text import POST_PROCESS
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.process import PLUGIN, follow
 
-MISFIT = r"^\s*((?:size mismatch for|Missing key|Unexpected key).*)$"  # torch's list below "Error(s) in loading ..."
+# torch's list below "Error(s) in loading ..."
+MISFIT = r"^\s*((?:size mismatch for|Missing key|Unexpected key).*)$"
 # turns off fairseq-generate's own limits; the model's limits still apply
 NO_LIMIT = ["--max-source-positions", "1000000", "--max-target-positions", "1000000"]
 
@@ -54,8 +58,8 @@ def command(
 def run(arguments: list[str], log: Path, sentences: int) -> None:
     """Run ``arguments``, output and errors in ``log``, and show the progress.
 
-    Raises ``UserError`` with the last meaningful line if the command fails; for a checkpoint that does not fit it names
-    the tensor.
+    Raises ``UserError`` with the last meaningful line if the command fails; for a checkpoint that
+    does not fit it names the tensor.
     """
     with open(log, "wb") as out, Progress(sentences, "translated", "sent") as bar:
         reason = follow(

@@ -1,4 +1,7 @@
-"""The perplexity of a language model on a prepared text: fairseq-eval-lm's probabilities, summed by document."""
+"""Measure the perplexity of a language model on a prepared text.
+
+It is computed from fairseq-eval-lm's probabilities, summed by document.
+"""
 
 import math
 import re
@@ -19,12 +22,15 @@ LOG = "eval_lm.log"
 
 
 def eval_options(options: Namespace, task: dict[str, Any]) -> list[str]:
-    """fairseq-eval-lm's options that decide the probabilities. Raises ``UserError`` for a context window that leaves no
-    token to score."""
+    """Return fairseq-eval-lm's options that decide the probabilities.
+
+    Raises ``UserError`` for a context window that leaves no token to score.
+    """
     length = int(task.get("tokens_per_sample") or 1024)
     if options.context_window >= length:
         raise UserError(
-            f"--context-window {options.context_window}: expected less than the model's {length} tokens"
+            f"--context-window {options.context_window}: "
+            f"expected less than the model's {length} tokens"
         )
     return [
         *(
@@ -49,9 +55,10 @@ def log_probabilities(log: Path) -> list[float]:
 
 
 def documents(raw: Path, lengths: Any) -> list[dict[str, int]]:
-    """Tokens, words and bytes of each document of the text ``raw``, whose lines have so many tokens.
+    """Return tokens, words and bytes of each document of the text ``raw``.
 
-    A line's end counts as a word, as fairseq-eval-lm counts it, and as a byte; a blank line ends a document.
+    Its lines have ``lengths`` tokens. A line's end counts as a word, as fairseq-eval-lm counts it,
+    and as a byte; a blank line ends a document.
     """
     counts: list[dict[str, int]] = [Counter()]
     for line, tokens in zip(raw.read_bytes().split(b"\n"), lengths):
@@ -62,8 +69,10 @@ def documents(raw: Path, lengths: Any) -> list[dict[str, int]]:
 
 
 def measure(corpus: Corpus, subset: str, values: list[float]) -> dict[str, Any]:
-    """The perplexities, bits per byte, and the sums of each document. Raises ``UserError`` unless there is a value for
-    each token."""
+    """Return the perplexities, bits per byte, and the sums of each document.
+
+    Raises ``UserError`` unless there is a value for each token.
+    """
     raw, lengths = corpus.reference(subset), corpus.lengths(subset, str(corpus.source))
     if len(values) != int(lengths.sum()):
         raise UserError(
@@ -113,7 +122,10 @@ def report(options: Namespace, corpus: Corpus, about: dict) -> None:
         ("bits per byte", f"{bits['byte']:.4f}", f"{result['bytes']:,} bytes"),
     ]
     print_line(f"\n{corpus.name} {options.subset}, {len(result['documents']):,} documents")
-    context = f"windows of {length} tokens, a stride of {length - window}: at least {window} tokens of context"
+    context = (
+        f"windows of {length} tokens, a stride of {length - window}: "
+        f"at least {window} tokens of context"
+    )
     print_line("\n".join([*in_columns(rows), context]))
     write_json(options.out / SCORES, {**result, "evaluation": about})
     print_line(f"\nwritten to {options.out}: {LOG}, {SCORES}")

@@ -1,4 +1,7 @@
-"""From a prepared corpus and a folder of checkpoints to a table of scores. Torch is imported after the options."""
+"""Make a table of scores from a prepared corpus and a folder of checkpoints.
+
+Torch is imported after the options.
+"""
 
 import shlex
 from argparse import Namespace
@@ -17,16 +20,18 @@ from fairseq_rskip.tools.evaluate import generation, language_model
 from fairseq_rskip.tools.evaluate.scores_file import SCORES
 from fairseq_rskip.tools.process import stop_on_signals
 
-DESCRIPTION = """Average the last checkpoints, translate with beam search, score against the raw references; or, on a
-text, print the perplexity of a language model.
+DESCRIPTION = """Average the last checkpoints, translate with beam search, score against the raw
+references; or, on a text, print the perplexity of a language model.
 
-DATA is a prepared corpus: the folder with preparation.json, its parent, or the name of a corpus in data/.
-CHECKPOINT-DIR is where training saved to. OUT gets generate.log, hyp.tok (subwords joined), hyp.txt (detokenised) and
-scores.json; of a language model eval_lm.log and scores.json, with the bits of each document. A finished generation is
-not repeated while checkpoints, data and options are the same.
+DATA is a prepared corpus: the folder with preparation.json, its parent, or the name of a corpus in
+data/. CHECKPOINT-DIR is where training saved to. OUT gets generate.log, hyp.tok (subwords joined),
+hyp.txt (detokenised) and scores.json; of a language model eval_lm.log and scores.json, with the
+bits of each document. A finished generation is not repeated while checkpoints, data and options are
+the same.
 See docs/evaluation.md."""
-# tensor2tensor divides a log-probability by ((5 + L) / 6)^0.6 (Wu et al. 2016, equation 14), fairseq by L^lenpen. What
-# chooses between hypotheses of about L tokens is the elasticity: lenpen, and 0.6 L / (L + 5), or 0.5 at 25 subwords.
+# tensor2tensor divides a log-probability by ((5 + L) / 6)^0.6 (Wu et al. 2016, equation 14),
+# fairseq by L^lenpen. What chooses between hypotheses of about L tokens is the elasticity: lenpen,
+# and 0.6 L / (L + 5), or 0.5 at 25 subwords.
 DEFAULT_LENPEN = 0.5
 
 
@@ -49,8 +54,11 @@ def parse(argv: list[str] | None = None) -> Namespace:
         parser.add_mutually_exclusive_group(),
         {"type": whole_number(0), "metavar": "N"},
     )
-    last = "average the last N checkpoints of epochs or updates (5; of a language model 0); 0: checkpoint_best.pt, "
-    weights.add_argument("--average", **count, help=last + "else checkpoint_last.pt")
+    last = (
+        "average the last N checkpoints of epochs or updates (5; of a language model 0); "
+        "0: checkpoint_best.pt, else checkpoint_last.pt"
+    )
+    weights.add_argument("--average", **count, help=last)
     one = "evaluate this checkpoint: a path, or a name in the folder"
     weights.add_argument("--checkpoint", type=Path, metavar="FILE", help=one)
     parser.add_argument(
@@ -71,7 +79,10 @@ def parse(argv: list[str] | None = None) -> Namespace:
     parser.add_argument(
         "--out", type=Path, help="folder of the results (CHECKPOINT-DIR/evaluation-SUBSET)"
     )
-    window = "language models: least number of tokens before each predicted one, where the text has them (0)"
+    window = (
+        "language models: least number of tokens before each predicted one, "
+        "where the text has them (0)"
+    )
     parser.add_argument("--context-window", default=0, **count, help=window)
     options = parser.parse_args(argv)
     options.out = options.out or options.folder / f"evaluation-{options.subset}"
@@ -79,7 +90,10 @@ def parse(argv: list[str] | None = None) -> Namespace:
 
 
 def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> dict:
-    """Make OUT/generate.log or eval_lm.log unless it is up to date; returns what scores.json says about it."""
+    """Make OUT/generate.log or eval_lm.log unless it is up to date.
+
+    Returns what scores.json says about it.
+    """
     import torch
 
     from fairseq_rskip.tools.evaluate import weights
@@ -145,7 +159,8 @@ def score(
     wrong = metrics.degenerate(hypotheses, [references])
     result |= {"text": title, "degenerate": wrong, "evaluation": about}
     print_line(
-        f"\n{corpus.source}-{corpus.target} {options.subset}, {len(references):,} sentences: {title}"
+        f"\n{corpus.source}-{corpus.target} {options.subset}, "
+        f"{len(references):,} sentences: {title}"
     )
     print_line(metrics.table(rows))
     write_json(options.out / SCORES, result)
@@ -188,7 +203,10 @@ def evaluate(options: Namespace) -> None:
 
 
 def corpus_of(checkpoint: Any, trained_on: Any, data: Any, prepared: bool = True) -> Corpus:
-    """The corpus ``data``, else the one that the checkpoint was ``trained_on``. Raises ``UserError``."""
+    """Return the corpus ``data``, else the one that the checkpoint was ``trained_on``.
+
+    Raises ``UserError``.
+    """
     try:
         return Corpus.find(data or str(trained_on), prepared=prepared)
     except UserError as error:

@@ -10,7 +10,10 @@ SCORES = "scores.json"
 
 
 def read_scores(folder: Path) -> dict[str, Any]:
-    """The content of the scores.json that ``rskip evaluate`` wrote to ``folder``. Raises ``UserError``."""
+    """Return the content of the scores.json that ``rskip evaluate`` wrote to ``folder``.
+
+    Raises ``UserError``.
+    """
     try:
         scores = json.loads((folder / SCORES).read_text("utf-8"))
         return {"ref": [], "evaluation": {}, **scores}

@@ -1,4 +1,4 @@
-"""Checkpoints of fairseq: which are taken, whether they can be used, and the mean of their weights."""
+"""Choose checkpoints of fairseq, check that they can be used, and average their weights."""
 
 import contextlib
 import shutil
@@ -21,11 +21,12 @@ ACCEPTED = (
 
 
 def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[list[Path], str]:
-    """The checkpoints to average (one: to use as it is), newest first, and a line that says which and why.
+    """Return the checkpoints to average, newest first, and a line that says which and why.
 
-    That is ``checkpoint``, a path or a name in ``folder``, or the newest ``count`` checkpoints of epochs or of updates,
-    whichever there are more of, updates if equal. With fewer than two of them, or a ``count`` of 0, it is
-    checkpoint_best.pt, else checkpoint_last.pt, else the newest. Raises ``UserError`` if there is none.
+    A single one is to be used as it is. They are ``checkpoint``, a path or a name in ``folder``, or
+    the newest ``count`` checkpoints of epochs or of updates, whichever there are more of, updates
+    if equal. With fewer than two of them, or a ``count`` of 0, it is checkpoint_best.pt, else
+    checkpoint_last.pt, else the newest. Raises ``UserError`` if there is none.
     """
     if not folder.exists():
         raise UserError(f"{folder} does not exist; expected the folder that training saved to")
@@ -52,14 +53,18 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[li
         raise UserError(f"{folder} has no checkpoint: it holds {names}; accepted are {ACCEPTED}")
     which = f"checkpoint {taken[0]}"
     if len(taken) > 1:
-        which = f"average of the last {len(taken)} {unit} checkpoints: {', '.join(path.name for path in taken)}"
+        members = ", ".join(path.name for path in taken)
+        which = f"average of the last {len(taken)} {unit} checkpoints: {members}"
     return taken, which + (
         f"; fewer than {count} numbered checkpoints" if len(taken) < count else ""
     )
 
 
 def training_folder(folder: Path) -> Path:
-    """``folder``, or the ``checkpoints`` in it where it has none of its own: a run's ``seed1`` of ``rskip run``."""
+    """Return ``folder``, or the ``checkpoints`` in it where it has none of its own.
+
+    Such a folder is a run's ``seed1`` of ``rskip run``.
+    """
     inner = folder / "checkpoints"
     if inner.is_dir() and not any(folder.glob("checkpoint*.pt")):
         return inner
@@ -67,9 +72,10 @@ def training_folder(folder: Path) -> Path:
 
 
 def choose_by_task(folder: Path) -> tuple[list[Path], str]:
-    """:func:`choose` with the number that every command averages by default.
+    """Call :func:`choose` with the number that every command averages by default.
 
-    That is the last five of a translation model, and none of a language model. Raises ``UserError``.
+    That is the last five of a translation model, and none of a language model. Raises
+    ``UserError``.
     """
     single, which = choose(folder, 0)
     if task_of(single[0]).get("_name") == "language_modeling":
@@ -101,7 +107,10 @@ def as_one(taken: list[Path]) -> Iterator[Path]:
 
 
 def one_file(taken: list[Path], average_path: Path) -> Path:
-    """The single checkpoint ``taken``, or the average of several, written to ``average_path`` unless it is there."""
+    """Return the single checkpoint ``taken``, or the average of several.
+
+    The average is written to ``average_path`` unless it is there.
+    """
     if len(taken) == 1:
         return taken[0]
     if not cached.is_made(average_path, key := {"checkpoints": cached.identity(taken)}):
@@ -110,7 +119,10 @@ def one_file(taken: list[Path], average_path: Path) -> Path:
 
 
 def load_state(path: Path) -> dict:
-    """One checkpoint of fairseq whose model can be used, loaded safely on the CPU. Raises ``CheckpointError``."""
+    """Load one checkpoint of fairseq whose model can be used, safely and on the CPU.
+
+    Raises ``CheckpointError``.
+    """
     state = load_checkpoint(path, map_location="cpu")
     model = state.get("model") if isinstance(state, dict) else None
     if not (
@@ -134,7 +146,10 @@ def load_state(path: Path) -> dict:
 
 
 def task_of(path: Path, expected: str = "") -> dict:
-    """The settings of a checkpoint's task. Raises ``UserError`` unless it is the task ``expected``, where one is."""
+    """Return the settings of a checkpoint's task.
+
+    Raises ``UserError`` unless it is the task ``expected``, where one is.
+    """
     state = load_state(path)
     task = (state.get("cfg") or {}).get("task") or {}
     if expected and task.get("_name") != expected:
@@ -165,10 +180,11 @@ def check_alike(first: dict, other: dict, first_path: Path, path: Path) -> None:
 
 
 def average(paths: list[Path]) -> dict:
-    """The first checkpoint with the mean of all weights, without the optimizer's state, which belongs to one only.
+    """Return the first checkpoint with the mean of all weights.
 
-    Sums are in float64 and rounded once, to the dtype that is stored. Counters and flags have no mean: those of the
-    first checkpoint are kept. Tensors that share memory (tied embeddings) still do. Raises ``CheckpointError``.
+    The optimizer's state is left out: it belongs to one only. Sums are in float64 and rounded once,
+    to the dtype that is stored. Counters and flags have no mean: those of the first checkpoint are
+    kept. Tensors that share memory (tied embeddings) still do. Raises ``CheckpointError``.
     """
     result = load_state(paths[0])
     result.pop("last_optimizer_state", None)

@@ -32,7 +32,8 @@ Scores:{scores}
 training.json has the training's settings. Exported with fairseq_rskip {version}, torch {torch}.
 """
 
-LOADING = """# in a checkout of fairseq_rskip: scripts/setup_env.sh, or pip install . in an environment that has
+LOADING = """\
+# in a checkout of fairseq_rskip: scripts/setup_env.sh, or pip install . in an environment that has
 # fairseq
 import fairseq_rskip
 

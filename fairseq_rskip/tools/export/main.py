@@ -3,9 +3,9 @@
 CHECKPOINT is a checkpoint of fairseq-train (the averaged.pt of an evaluation, for example); a
 folder of checkpoints or of a run (RUN/seed1), of which the weights are those of rskip translate and
 rskip evaluate: the average of the last five, of a language model checkpoint_best.pt; or a seed's
-folder or checkpoint.pt of a finished rskip train-cifar. DIR, a new folder, gets config.json, model.safetensors,
-training.json, a card README.md and, for text, dictionaries and subwords from the prepared corpus.
-The card says how to load it in Python.
+folder or checkpoint.pt of a finished rskip train-cifar. DIR, a new folder, gets config.json,
+model.safetensors, training.json, a card README.md and, for text, dictionaries and subwords from the
+prepared corpus. The card says how to load it in Python.
 --transformers writes a language model for Hugging Face transformers instead (docs/share.md).
 """
 
@@ -80,7 +80,10 @@ def export(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def find_checkpoint(path: Path) -> Iterator[Path]:
-    """The checkpoint itself; of a folder, the weights that ``rskip translate`` takes. Raises ``UserError``."""
+    """Yield the checkpoint itself; of a folder, the weights that ``rskip translate`` takes.
+
+    Raises ``UserError``.
+    """
     from fairseq_rskip.tools.evaluate.weights import as_one, choose_by_task
     from fairseq_rskip.vision.run import CHECKPOINT
 
@@ -97,7 +100,10 @@ def find_checkpoint(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def stage_beside(folder: Path) -> Iterator[Path]:
-    """A new folder beside ``folder``, which is removed when the block ends. Raises ``UserError``."""
+    """Yield a new folder beside ``folder``, which is removed when the block ends.
+
+    Raises ``UserError``.
+    """
     from fairseq_rskip.files import cannot_write
 
     try:

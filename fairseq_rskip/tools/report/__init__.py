@@ -1,1 +1,4 @@
-"""The report of experiments: ``tables`` compares and sets rows, ``main`` draws figures and writes the files."""
+"""Report on experiments.
+
+``tables`` compares and sets rows, ``main`` draws figures and writes the files.
+"""

@@ -1,4 +1,7 @@
-"""The rows of a table compared with their baselines: over seeds, and for translations over sentences."""
+"""Compare the rows of a table with their baselines.
+
+That is done over seeds, and for translations over sentences.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +32,10 @@ def test_of(experiment: Experiment) -> str:
 
 
 def compare(experiment: Experiment, results: list[Result]) -> list[Result]:
-    """The results that a report shows, column by column, compared. What is neither begun nor published is left out."""
+    """Return the results that a report shows, column by column, compared.
+
+    What is neither begun nor published is left out.
+    """
     shown = [each for each in results if each.cell.run or each.cell.reported is not None]
     begun = [each for each in shown if _is_begun(each)]
     compared = []
@@ -60,7 +66,10 @@ def seed_model(lines: list[Result]) -> SeedModel:
 
 
 def _compare_column(lines: list[Result], experiment: Experiment) -> list[Result]:
-    """The results of one column with their comparisons, p-values after Holm's correction, and the best marked."""
+    """Return the results of one column with their comparisons.
+
+    They have p-values after Holm's correction, and the best is marked.
+    """
     by_label = {line.cell.row.label: line for line in lines}
     bases = {}
     for label, line in by_label.items():
@@ -97,7 +106,10 @@ def _compare_pair(
     named: dict[tuple[Path, ...], str],
     experiment: Experiment,
 ) -> Comparison:
-    """A row and its baseline; ``named`` has the label under which the model knows the runs of a row."""
+    """Compare a row with its baseline.
+
+    ``named`` has the label under which the model knows the runs of a row.
+    """
     baseline = base.cell.row.label
     if not line.values:
         return Comparison(baseline)
@@ -162,7 +174,10 @@ def _paired(line: Result, base: Result, seed: int, metric: str) -> float | str:
 
 
 def _with_holm(lines: list[Result]) -> list[Result]:
-    """With p-values corrected for the tests of a column, each seed's apart; the same runs are one test."""
+    """Return the lines with p-values corrected for the tests of a column.
+
+    Each seed's tests are corrected apart; the same runs are one test.
+    """
     families: dict[str, dict[object, float]] = {}
     for line in lines:
         if line.comparison:
@@ -187,7 +202,10 @@ def _with_holm(lines: list[Result]) -> list[Result]:
 
 
 def _mark_best(lines: list[Result], experiment: Experiment) -> list[Result]:
-    """The best mean is marked if its row differs from its baseline, or if it is a baseline from which one differs."""
+    """Mark the best mean if its row differs from its baseline.
+
+    It is also marked if it is a baseline from which a row differs.
+    """
     lower_is_better = TASKS[experiment.task].metrics[experiment.metric]
     means = [line.mean for line in lines if line.values]
     best = (min if lower_is_better else max)(means, default=None)
@@ -232,7 +250,10 @@ def missing(line: Result) -> tuple[str, str]:
 
 
 def power(lines: list[Result], column: str, metric: str) -> str:
-    """The smallest difference that the seeds of a column would have found, a sentence; "" where nothing varies."""
+    """Return the smallest difference that the seeds of a column would have found, as a sentence.
+
+    The sentence is empty where nothing varies.
+    """
     lines = [line for line in lines if line.cell.column == column and len(line.values) > 1]
     model = seed_model(lines)
     if model.deviation is None:

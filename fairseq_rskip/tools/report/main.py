@@ -30,7 +30,10 @@ TITLES |= {
 
 
 def write_report(tables: list[Experiment], options: argparse.Namespace) -> None:
-    """Write report.html, report.md, report.csv and figures/ of ``tables``, and print their tables."""
+    """Write report.html, report.md, report.csv and figures/ of ``tables``.
+
+    Their tables are printed.
+    """
     for name in ("fontTools", "sacrebleu"):
         logging.getLogger(name).setLevel(logging.WARNING)
     folder = options.output / "report"
@@ -134,7 +137,10 @@ def _markdown(part: dict[str, Any]) -> str:
 def _figures(
     experiment: Experiment, name: str, lines: list[Result], folder: Path
 ) -> list[dict[str, Any]]:
-    """What ``rskip analyze`` draws of the finished runs: the figure that the table names, and learning curves."""
+    """Return what ``rskip analyze`` draws of the finished runs.
+
+    That is the figure that the table names, and learning curves.
+    """
     table = experiment.table
     finished: dict[tuple[Path, ...], Result] = {}  # rows that are the same runs are drawn once
     for line in lines:
@@ -167,7 +173,10 @@ def _figures(
 
 
 def _models(line: Result, kind: str, weights: tuple[str, ...]) -> list[str]:
-    """What a figure is drawn of, NAME=PATH: the logs of all runs of a row, or the weights of the first."""
+    """Return what a figure is drawn of, NAME=PATH.
+
+    That is the logs of all runs of a row, or the weights of the first.
+    """
     of_logs = kind in ("curves", "course")
     runs = [line.runs[seed] for seed in line.values]
     label = str(line.cell).replace("=", ":")

@@ -59,8 +59,10 @@ def legend(experiment: Experiment, lines: list[Result], shown: pandas.DataFrame)
             f"interval, not corrected: {BY_SEED}"
         ),
         "p": f"how likely so large a difference is if the two rows do not differ: {tested}",
-        "p, Holm": "p corrected for all tests of the column. < 0.001 *: below 0.001; * marks what is "
-        f"below {LEVEL}",
+        "p, Holm": (
+            "p corrected for all tests of the column. < 0.001 *: below 0.001; "
+            f"* marks what is below {LEVEL}"
+        ),
         "tests": "the seeds that both rows have, and the tests that the correction counts",
         "length ratio": "words of the output over words of the reference",
         "seconds": "duration of a run on the machine that ran it, whatever else that machine did",
@@ -72,7 +74,10 @@ def legend(experiment: Experiment, lines: list[Result], shown: pandas.DataFrame)
 
 
 def _texts(experiment: Experiment, line: Result, base: str, is_whole: bool) -> dict[str, str]:
-    """A row as text, by the headings of the table; ``is_whole`` if nothing differs from its file."""
+    """Return a row as text, by the headings of the table.
+
+    ``is_whole`` says that nothing differs from its file.
+    """
     metric = experiment.metric
     texts = {
         "column": line.cell.column,
@@ -142,7 +147,10 @@ def _compared(line: Result, metric: str, base: str) -> dict[str, str]:
 
 
 def spread(values: list[float], metric: str, sign: str = "") -> str:
-    """The mean of ``values``, and their standard deviation if there are several; rules differ by 0.01 of a loss."""
+    """Return the mean of ``values``, and their standard deviation if there are several.
+
+    Rules differ by 0.01 of a loss.
+    """
     if not values:
         return ""
     places = digits(metric)
