@@ -1,4 +1,7 @@
-"""Curves of trainings, from logs written by hand: what of them comes back in figure, table and CSV."""
+"""Curves of trainings, from logs written by hand.
+
+The tests look at what of them comes back in figure, table and CSV.
+"""
 
 import csv
 import json
@@ -15,7 +18,10 @@ START = "2026-01-01 10:00:00 | INFO | "
 
 
 def line(source, step, loss, nll=1.0):
-    """A line as fairseq writes it with --log-format json, of an interval (train_inner), an epoch or a validation."""
+    """Return a line as fairseq writes it with --log-format json.
+
+    It is of an interval (train_inner), an epoch or a validation.
+    """
     prefix = "" if source == "train_inner" else f"{source}_"
     values = {
         "loss": loss,
@@ -24,12 +30,16 @@ def line(source, step, loss, nll=1.0):
         "wps": 1261.9,
         "num_updates": step,
     }
-    return f"{START}{source} | {json.dumps({'epoch': 1, **{f'{prefix}{k}': str(v) for k, v in values.items()}})}\n"
+    record = {"epoch": 1, **{f"{prefix}{k}": str(v) for k, v in values.items()}}
+    return f"{START}{source} | {json.dumps(record)}\n"
 
 
 def fairseq_run(folder, *lines):
     folder.mkdir(parents=True)
-    noise = f"recipe: x\n{START}fairseq_cli.train | {{'lr': [0.1], 'loss': 3}}\n{START}train | task: TranslationTask\n"
+    noise = (
+        f"recipe: x\n{START}fairseq_cli.train | {{'lr': [0.1], 'loss': 3}}\n"
+        f"{START}train | task: TranslationTask\n"
+    )
     (folder / "train.log").write_text(noise + "".join(lines), "utf-8")
     return folder
 

@@ -1,4 +1,7 @@
-"""SkipProbe against quantities computed by hand, and gradient norms (Figure 3) against autograd, example by example."""
+"""SkipProbe against quantities computed by hand.
+
+Gradient norms (Figure 3) are compared with autograd, example by example.
+"""
 
 import gc
 import weakref
@@ -132,7 +135,10 @@ def test_nothing_stays_behind():
 
 
 def norms_one_by_one(model, examples, loss):
-    """Name -> list of ||dL_i / dy||, each example in a pass of its own, with torch.autograd.grad."""
+    """Return name -> list of ||dL_i / dy||.
+
+    Each example has a pass of its own, with torch.autograd.grad.
+    """
     outputs, found = {}, {}
     skips = [(name, m) for name, m in model.named_modules() if isinstance(m, SkipConnection)]
     handles = [

@@ -1,4 +1,7 @@
-"""Coefficients of x and F(x) in y: against float64 references with frozen statistics, and against the closed form."""
+"""Coefficients of x and F(x) in y.
+
+They are compared with float64 references with frozen statistics, and with the closed form.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""rskip analyze: what it measures of MODELs equals a measurement by hand; what is wrong with them gets one line."""
+"""rskip analyze: what it measures of MODELs equals a measurement by hand.
+
+What is wrong with them gets one line.
+"""
 
 import csv
 import math
@@ -48,7 +51,10 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def analyze(runs, tmp_path, capfd):
-    """``rskip analyze COMMAND ...`` in this process: (exit status, stdout, stderr, rows of the CSV)."""
+    """Run ``rskip analyze COMMAND ...`` in this process.
+
+    Returns (exit status, stdout, stderr, rows of the CSV).
+    """
 
     def run(name, *models, **options):
         options = {
@@ -215,7 +221,10 @@ def trained(tiny_corpus, tmp_path_factory):
     """A checkpoint of ours after two updates."""
     folder = tmp_path_factory.mktemp("trained")
     plugin = run_checked(["python", "-m", "fairseq_rskip"]).strip()
-    words = "--optimizer adam --lr 0.001 --max-tokens 600 --max-update 2 --no-progress-bar --cpu --disable-validation"
+    words = (
+        "--optimizer adam --lr 0.001 --max-tokens 600 --max-update 2 --no-progress-bar --cpu "
+        "--disable-validation"
+    )
     argv = [
         "--arch",
         "transformer_rskip_ln_tiny",
@@ -231,7 +240,10 @@ def trained(tiny_corpus, tmp_path_factory):
 
 @pytest.mark.slow
 def test_checkpoints_of_fairseq(trained, tiny_corpus, analyze):
-    """The data is that which the checkpoint names; fresh models stand beside it; a folder is its best checkpoint."""
+    """The data is that which the checkpoint names.
+
+    Fresh models stand beside it; a folder is its best checkpoint.
+    """
     status, out, err, rows = analyze(
         "ratio", f"ours={trained.parent}", data="", examples=30, batch_size=7
     )
@@ -262,7 +274,10 @@ def test_what_is_wrong_with_a_transformer_gets_one_line(trained, tiny_corpus, an
 
 
 def last_gradient(model, samples):
-    """The mean of the norms of the loss gradient at the output of the last decoder layer, sample by sample."""
+    """Return the mean of the norms of the loss gradient at the output of the last decoder layer.
+
+    The norms are taken sample by sample.
+    """
     norms, seen = [], []
     model.decoder.layers[-1].register_forward_hook(
         lambda _module, _args, output: seen.append(output[0])
@@ -299,7 +314,8 @@ def test_stock_checkpoints_are_measured_as_the_same_network_of_ours(
     )
     assert status == 0, err
     model.train()
-    model.eval()  # as after training: fairseq's fused path is for models that never were in training
+    # as after training: fairseq's fused path is for models that never were in training
+    model.eval()
     task.load_dataset("valid")
     data = task.dataset("valid")
     chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(1))[:9].tolist()

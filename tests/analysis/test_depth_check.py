@@ -1,4 +1,7 @@
-"""rskip analyze depth-check: angles against hand-computed ones, what it says of them, what it refuses."""
+"""rskip analyze depth-check.
+
+Its angles are compared with hand-computed ones; the rest is what it says of them and refuses.
+"""
 
 import csv
 import json
@@ -20,7 +23,10 @@ SUBLAYERS = ("self_attn_skip", "final_skip")
 
 
 def write_log(folder, angles_of_updates, layers=8):
-    """A skip log of a decoder of two residuals a layer; update -> layer -> angle, 0.1 where unsaid."""
+    """Write a skip log of a decoder of two residuals a layer.
+
+    ``angles_of_updates`` is update -> layer -> angle, 0.1 where unsaid.
+    """
     folder.mkdir()
     lines = []
     for step, angles in angles_of_updates.items():

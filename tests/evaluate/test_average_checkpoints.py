@@ -35,7 +35,10 @@ def random_model(seed):
 
 
 def test_the_mean_is_the_float64_mean_rounded_once(tmp_path):
-    """Counters come from the first, tied weights stay tied, and the optimizer's state is left out."""
+    """Counters come from the first, and tied weights stay tied.
+
+    The optimizer's state is left out.
+    """
     models = [random_model(seed) for seed in (5, 1, 2)]
     more = {"n": 7, "last_optimizer_state": {"a": 1}}
     paths = [write(tmp_path / f"{index}.pt", model, **more) for index, model in enumerate(models)]

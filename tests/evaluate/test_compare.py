@@ -1,4 +1,7 @@
-"""rskip compare: scores and p-values of sacreBLEU's own command, names, lengths, examples, refusals."""
+"""rskip compare: scores and p-values of sacreBLEU's own command.
+
+Names, lengths, examples and refusals are tested, too.
+"""
 
 import json
 import random
@@ -17,8 +20,11 @@ WORDS = "the a cat dog house tree big red sees eats under over <b> & runs".split
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """A reference of 60 sentences; "good" and "bad" have one word in ten and in three wrong, "short" lacks two words of
-    those that good has, "nearly" differs from good in two sentences."""
+    """Write a reference of 60 sentences, and systems.
+
+    "good" and "bad" have one word in ten and in three wrong, "short" lacks two words of those that
+    good has, "nearly" differs from good in two sentences.
+    """
     folder, rng = tmp_path_factory.mktemp("so gut"), random.Random(4)
     reference = [[rng.choice(WORDS) for _ in range(12)] for _ in range(60)]
 
@@ -84,7 +90,10 @@ def test_scores_and_p_values_are_those_of_sacrebleus_own_command(texts, capsys, 
 
 
 def test_how_much_of_a_gap_is_length_can_be_read_from_the_table(texts, capsys):
-    """Half of "short" is missing, its words are right: without the brevity penalty it is as good as "good"."""
+    """Half of "short" is missing, its words are right.
+
+    Without the brevity penalty it is as good as "good".
+    """
     head, *rows = (
         re.split("  +", line) for line in run(texts, capsys, "good", "short").splitlines()[:3]
     )
@@ -120,7 +129,10 @@ def test_examples_that_differ_most_come_first_and_two_are_not_tested(texts, caps
 
 
 def test_systems_are_called_by_their_name_or_label(texts, capsys, tmp_path):
-    """NAME=PATH, else the label of the row in a run's record, else the end of the path; a seed's folder is a system."""
+    """The name is NAME=PATH, else the label of the row in a run's record, else the end of the path.
+
+    A seed's folder is a system.
+    """
     for name, label in (("good", "post-norm"), ("bad", "2rSkip")):
         seed = tmp_path / f"data-{name}-29decdd9" / "seed1"
         write(seed / "evaluation" / "hyp.txt", texts[name].read_text("utf-8").splitlines())

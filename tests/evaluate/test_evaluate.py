@@ -1,4 +1,7 @@
-"""scripts/evaluate.sh on a model trained for seconds, against the commands of fairseq, sacremoses and sacreBLEU."""
+"""scripts/evaluate.sh on a model trained for seconds.
+
+It is compared with the commands of fairseq, sacremoses and sacreBLEU.
+"""
 
 import json
 import os
@@ -39,7 +42,10 @@ def served(monkeypatch):
 
 @pytest.fixture
 def calls(translated, monkeypatch):
-    """generation.run replaced by a copy of the log that was generated for real; returns the commands it was given."""
+    """Replace generation.run by a copy of the log that was generated for real.
+
+    Returns the commands it was given.
+    """
     commands, text = [], (translated[1] / "generate.log").read_bytes()
 
     def run(command, log, sentences):
@@ -55,12 +61,17 @@ def evaluate(*words):
 
 
 def test_translations_and_score_are_those_of_the_plain_commands(translator, translated, tmp_path):
-    """rskip average, fairseq-generate, sort, cut, sacremoses, sacrebleu by hand, as in docs/results.md."""
+    """rskip average, fairseq-generate, sort, cut, sacremoses and sacrebleu are run by hand.
+
+    That is as in docs/results.md.
+    """
     data, folder = translator[0] / "data-bin", translator[1]
     average = tmp_path / "average.pt"
     words = ["average", "--inputs", folder, "--last", 5, "--output", average]
     assert rskip([str(word) for word in words]) == 0
-    options = "--beam 4 --lenpen 0.5 --max-len-a 1 --max-len-b 50 --remove-bpe --batch-size 7 --cpu".split()
+    options = (
+        "--beam 4 --lenpen 0.5 --max-len-a 1 --max-len-b 50 --remove-bpe --batch-size 7 --cpu"
+    ).split()
     log = run_checked(["fairseq-generate", data, *PLUGIN, "--path", average, *options])
     found = [line.split("\t") for line in log.splitlines() if line.startswith("H-")]
     tokens = [text for _, _, text in sorted(found, key=lambda fields: int(fields[0][2:]))]
@@ -92,7 +103,10 @@ def test_translations_and_score_are_those_of_the_plain_commands(translator, tran
 def test_compare_takes_checkpoints_and_evaluates_each_once(
     translator, translated, capsys, monkeypatch
 ):
-    """A training's folder, whose evaluation is there, and one of its checkpoints; then again: nothing is left to do."""
+    """A training's folder, whose evaluation is there, and one of its checkpoints are compared.
+
+    Then again: nothing is left to do.
+    """
     words = ["compare", str(translator[1]), str(translator[1] / "checkpoint8.pt"), "--trials", "20"]
     assert rskip(words) == 0
     out, err = capsys.readouterr()

@@ -1,4 +1,7 @@
-"""rskip evaluate and rskip compare on a text: perplexities against fairseq-eval-lm's and a direct computation."""
+"""rskip evaluate and rskip compare on a text.
+
+Perplexities are compared with fairseq-eval-lm's and a direct computation.
+"""
 
 import itertools
 import json

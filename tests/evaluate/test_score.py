@@ -1,4 +1,7 @@
-"""rskip score against sacreBLEU's and sacremoses' own commands, perl, and values worked out by hand."""
+"""rskip score against sacreBLEU's and sacremoses' own commands.
+
+It is also compared with perl, and with values worked out by hand.
+"""
 
 import json
 import math
@@ -82,7 +85,10 @@ def test_plain_scores_are_those_of_the_sacrebleu_command(pair):
 
 
 def test_tokenised_and_compound_split_bleu_are_those_of_the_commands(pair):
-    """sacremoses' tokeniser, then perl's substitution as in get_ende_bleu.sh, then sacreBLEU without a tokeniser."""
+    """The commands are, in this order, sacremoses' tokeniser, perl's substitution and sacreBLEU.
+
+    The substitution is as in get_ende_bleu.sh; sacreBLEU has no tokeniser.
+    """
     tokens, split = [], []
     for path in pair:
         text = path.read_text(encoding="utf-8")
@@ -105,8 +111,11 @@ def test_tokenised_and_compound_split_bleu_are_those_of_the_commands(pair):
 
 
 def test_values_worked_out_by_hand(tmp_path):
-    """Seven words of which the last is wrong: the precisions are 6/7, 5/6, 4/5 and 3/4, their product is 3/7. An entity
-    that is published as a token stays one."""
+    """Of seven words the last is wrong.
+
+    The precisions are 6/7, 5/6, 4/5 and 3/4, their product is 3/7. An entity that is published as a
+    token stays one.
+    """
     texts = {"h": "the cat sat on the mat today", "r": "the cat sat on the mat"}
     hyp, ref = (write(tmp_path / name, [text]) for name, text in texts.items())
     expected = 100 * (3 / 7) ** 0.25
@@ -125,7 +134,10 @@ def test_values_worked_out_by_hand(tmp_path):
 
 
 def test_table_and_json_say_the_same_and_lines_end_at_newlines_only(pair, capsys):
-    """Python would split at a line separator, a next-line and a form feed, too; a missing last newline is no matter."""
+    """Python would split at a line separator, a next-line and a form feed, too.
+
+    A missing last newline is no matter.
+    """
     for path in pair:
         path.write_text(
             "ein Haus\u2028und\x85ein\x0cSchiff auf See\nnoch ein Satz hier", encoding="utf-8"

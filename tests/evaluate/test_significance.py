@@ -1,4 +1,7 @@
-"""The statistics against published results, scipy, statsmodels' formulas, sums written out and simulation."""
+"""The statistics against published results, scipy and statsmodels' formulas.
+
+They are also compared with sums written out and with simulation.
+"""
 
 import csv
 import random
@@ -107,7 +110,10 @@ def test_holm_is_the_step_down_by_hand():
 
 
 def test_a_detectable_difference_is_found_four_times_of_five():
-    """Two rules whose runs share seeds: a paired t-test of differences with deviation 0.2 times the root of two."""
+    """The runs of two rules share seeds.
+
+    A paired t-test is made of differences with deviation 0.2 times the root of two.
+    """
     for seeds in (2, 3, 5, 40):
         draws = np.random.default_rng(1).normal(0, 0.2, (2, 40_000, seeds))
         difference = significance.detectable(0.2, seeds, seeds - 1)

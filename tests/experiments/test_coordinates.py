@@ -28,7 +28,10 @@ def printed(monkeypatch, capsys, *argv):
 def test_adam_changes_wide_blocks_more_unless_they_start_as_the_identity(
     tmp_path, monkeypatch, capsys
 ):
-    """Yang et al.: as torch draws a matrix, Adam's first step changes its output in proportion to the width."""
+    """As torch draws a matrix, Adam's first step changes its output in proportion to the width.
+
+    This is from Yang et al.
+    """
     slopes = printed(
         monkeypatch, capsys, "preln", "rezero", "fixup", "--output", str(tmp_path / "width")
     )

@@ -70,10 +70,16 @@ def test_a_table_builds_one_small_model_for_each_network(tmp_path, monkeypatch):
 
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
-    """A prepared run of two commands that write lines; the second one fails until the file ``good`` is there."""
+    """Prepare a run of two commands that write lines.
+
+    The second one fails until the file ``good`` is there.
+    """
     run = results.ready(tables(write(tmp_path, IMAGES))[0], tmp_path)[0]
     script = "import json, pathlib, sys; folder = pathlib.Path(sys.argv[1]); print(sys.argv[2])\n"
-    script += "if sys.argv[2] == 'two' and not (folder / 'good').exists(): sys.exit('error: a full disk')\n"
+    script += (
+        "if sys.argv[2] == 'two' and not (folder / 'good').exists(): "
+        "sys.exit('error: a full disk')\n"
+    )
     script += "(folder / 'result.json').write_text(json.dumps({'error': 5.0}))"
     commands = [[sys.executable, "-c", script, str(run.folder), word] for word in ("one", "two")]
     monkeypatch.setattr(type(TASKS["images"]), "commands", lambda self, run: commands)

@@ -45,7 +45,10 @@ STUDIES = {
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory):
-    """The folder with results/runs.tar.xz unpacked, and an empty image folder of the published name."""
+    """Unpack results/runs.tar.xz into a folder.
+
+    An empty image folder of the published name is in it, too.
+    """
     folder = tmp_path_factory.mktemp("published")
     with tarfile.open(ROOT / "results" / "runs.tar.xz") as archive:
         archive.extractall(folder, filter="data")

@@ -13,8 +13,10 @@ SAID = [("b", "ρ = 0.89"), ("up", "ρ = -0.89"), ("twice", TWICE), ("other", OT
 
 @pytest.mark.parametrize(("second", "said"), SAID)
 def test_the_rows_of_both_tables_are_ranked(tmp_path, monkeypatch, capsys, second, said):
-    """Six rows with ranks 1 to 6 and 2, 1, 3, 4, 6, 5: ρ = 1 − 6·4 / (6·35) = 0.89; a row of one table is left out, as
-    is one that lacks seeds."""
+    """Six rows have the ranks 1 to 6 and 2, 1, 3, 4, 6, 5: ρ = 1 − 6·4 / (6·35) = 0.89.
+
+    A row of one table is left out, as is one that lacks seeds.
+    """
     for name, rows in {
         "a": [*"uvwxyz", "only here", "lacks"],
         "b": [*"vuwxzy", "lacks"],

@@ -33,8 +33,9 @@ def test_all_mistakes_are_named_at_once_with_row_and_near_name(tmp_path):
     ]
     message = refused(write(tmp_path, TRANSLATION, rows=rows, sedes=[1]))
     for named in (
-        ["row 1 ('a')", "optoins", "options"], ["row 'b'", "skip-lamda", "skip-lambda"], ["sedes", "seeds"],
-        ["row 3 ('c')", "reported", "high"], ["row 'c'", "transformer_rskip_lm", "transformer_rskip_ln"],
+        ["row 1 ('a')", "optoins", "options"], ["row 'b'", "skip-lamda", "skip-lambda"],
+        ["sedes", "seeds"], ["row 3 ('c')", "reported", "high"],
+        ["row 'c'", "transformer_rskip_lm", "transformer_rskip_ln"],
         ["row 4 ('c')", "row 3"], ["row 4 ('c')", "baseline", "'d'"],
     ):  # fmt: skip
         assert any(all(word in line for word in named) for line in message.splitlines()), (
@@ -47,15 +48,20 @@ def test_all_mistakes_are_named_at_once_with_row_and_near_name(tmp_path):
     ("changes", "named"),
     [
         ({"seeds": [1, 1]}, "seeds"), ({"seeds": [True]}, "seeds"), ({"seeds": []}, "seeds"),
-        ({"seeds": "one"}, "seeds is 'one'; expected integers from 0: one or a list"), ({"metric": "eror"}, "error"),
-        ({"columns": ["a", "b"]}, "columns is ['a', 'b']; expected a mapping, name: {data, options}"),
-        ({"columns": {"a": ["x"]}}, "column 'a' is ['x']; expected a mapping with the keys data, options"),
+        ({"seeds": "one"}, "seeds is 'one'; expected integers from 0: one or a list"),
+        ({"metric": "eror"}, "error"),
+        ({"columns": ["a", "b"]},
+         "columns is ['a', 'b']; expected a mapping, name: {data, options}"),
+        ({"columns": {"a": ["x"]}},
+         "column 'a' is ['x']; expected a mapping with the keys data, options"),
         ({"rows": ["a"]}, "row 1 is 'a'; expected a mapping with the keys label, equation, "),
-        ({"rows": "a"}, "rows is 'a'; expected a list with at least one row"), ({"rows": []}, "rows"),
+        ({"rows": "a"}, "rows is 'a'; expected a list with at least one row"),
+        ({"rows": []}, "rows"),
         ({"task": "speech"}, "task"), ({"test": "welch"}, "seeds"),
         ({"figure": "pie"}, "curves"), ({"path": "x"}, "path"),
         ({"columns": {"a": {"dta": "x"}}}, "data"), ({"options": {"depth": 9}}, "depth"),
-        ({"data": "nowhere"}, "digits"), ({"rows_from": "mine.yaml"}, "circle"), ({"sweep": {"lr": [0.1]}}, "sweep"),
+        ({"data": "nowhere"}, "digits"), ({"rows_from": "mine.yaml"}, "circle"),
+        ({"sweep": {"lr": [0.1]}}, "sweep"),
         ({"sweep": {"lr": [0.1, 0.1]}, "options": {"depth": 8, "valid-images": 99}}, "lr"),
         ({"sweep": {"lr": [0.1, 0.2]}}, "valid-images"), ({"options": {"seeds": 3}}, "seeds"),
     ],
@@ -99,7 +105,8 @@ def test_merge_keys_and_a_row_by_its_label_alone(tmp_path):
 def test_one_experiment_is_a_table_of_one_row(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "data: multi30k-en-de\narch: transformer_rskip_ln_tiny\noptions: {skip-lambda: 2, max-epoch: 3}\n"
+        "data: multi30k-en-de\narch: transformer_rskip_ln_tiny\n"
+        "options: {skip-lambda: 2, max-epoch: 3}\n"
     )
     (table,) = tables(path)
     ((_, run),) = table.cells[0].variants
@@ -132,7 +139,8 @@ def test_options_of_the_row_win_over_column_and_table_and_set_over_all(tmp_path)
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"rows": ["recursiv"]}, "recursive"), ({"columns": ["x"]}, "column"), ({"set": ["depth"]}, "NAME=VALUE"),
+    [({"rows": ["recursiv"]}, "recursive"), ({"columns": ["x"]}, "column"),
+     ({"set": ["depth"]}, "NAME=VALUE"),
      ({"set": ["dept=8"]}, "depth"), ({"corpus": "nowhere"}, "nowhere"),
      ({"set": ["batch_size=8", "--batch-size=4"]}, "once for each option")],
     ids=["rows", "columns", "set", "option", "corpus", "twice"],

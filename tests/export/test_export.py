@@ -160,7 +160,10 @@ def test_the_card_of_a_translator(translated, exported):
 def test_of_a_folder_the_weights_and_scores_are_those_of_rskip_evaluate(
     translator, translated, exported, tmp_path, capsys
 ):
-    """A run has its checkpoints in a folder below. The average is taken from the evaluation, or made."""
+    """A run has its checkpoints in a folder below.
+
+    The average is taken from the evaluation, or made.
+    """
     expected = load_file(exported / "model.safetensors")
     for name in ("with", "without"):
         checkpoints = tmp_path / name / "checkpoints"

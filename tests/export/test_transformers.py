@@ -1,5 +1,6 @@
-"""rskip export --transformers: the same logits and the same text in Hugging Face transformers, which
-``make test-peers`` installs.
+"""rskip export --transformers: the same logits and the same text in Hugging Face transformers.
+
+``make test-peers`` installs that package.
 """
 
 import importlib
