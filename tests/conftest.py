@@ -1,4 +1,7 @@
-"""What several test files share: commands in processes of their own, and small corpora with models trained on them."""
+"""What several test files share.
+
+That is commands in processes of their own, and small corpora with models trained on them.
+"""
 
 import json
 import os
@@ -34,9 +37,10 @@ def skip_lines(path):
 
 
 def run_command(args, timeout=300, env=None, **options):
-    """Run ``args`` and return the CompletedProcess, stdout and stderr as text; a bare tool name means this venv's.
+    """Run ``args`` and return the CompletedProcess, stdout and stderr as text.
 
-    The repository is importable, one thread computes (the sizes here gain nothing from more), ``env`` adds variables.
+    A bare tool name means this venv's. The repository is importable, one thread computes (the sizes
+    here gain nothing from more), ``env`` adds variables.
     """
     bin_dir = str(Path(sys.executable).parent)
     environment = {
@@ -65,7 +69,10 @@ def run_command(args, timeout=300, env=None, **options):
 
 
 def run_checked(args, **options):
-    """``run_command`` for a command that must succeed; returns stdout and stderr, one after the other."""
+    """Call ``run_command`` for a command that must succeed.
+
+    Returns stdout and stderr, one after the other.
+    """
     done = run_command(args, **options)
     assert done.returncode == 0, (
         f"{args[0]} exited with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}"
@@ -113,20 +120,29 @@ def cpu_operator(built_operator, operators):
 
 @pytest.fixture
 def stock_operators(operators):
-    """Skip connections compute as with RSKIP_OPS=reference, whose λ = 1 is stock fairseq's skip bit for bit."""
+    """Let skip connections compute as with RSKIP_OPS=reference.
+
+    There λ = 1 is stock fairseq's skip bit for bit.
+    """
     operators("reference")
 
 
 @pytest.fixture
 def exact_attention(monkeypatch):
-    """fairseq's attention in the model's own type: its softmax computes in float32 even in a float64 model, which makes
-    a sentence depend on its padding at 1e-7, more or less by the processor's vector width."""
+    """Let fairseq's attention compute in the model's own type.
+
+    Its softmax computes in float32 even in a float64 model, which makes a sentence depend on its
+    padding at 1e-7, more or less by the processor's vector width.
+    """
     monkeypatch.setattr("fairseq.utils.softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
 
 
 @pytest.fixture(scope="session")
 def raw_corpus(tmp_path_factory):
-    """{train,valid,test}.{src,tgt}: 600, 60 and 40 pairs of letters; a target is its source read backwards."""
+    """Write {train,valid,test}.{src,tgt}: 600, 60 and 40 pairs of letters.
+
+    A target is its source read backwards.
+    """
     folder, rng = tmp_path_factory.mktemp("raw"), random.Random(1)
     for split, count in SIZES.items():
         sentences = [[rng.choice(LETTERS) for _ in range(rng.randint(2, 8))] for _ in range(count)]
@@ -138,7 +154,10 @@ def raw_corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_corpus(raw_corpus, tmp_path_factory):
-    """The same corpus, binarised, with a joined dictionary: what fairseq's commands take as data."""
+    """Binarise the same corpus, with a joined dictionary.
+
+    That is what fairseq's commands take as data.
+    """
     data = tmp_path_factory.mktemp("corpus") / "data-bin"
     command = [
         "fairseq-preprocess",
@@ -193,7 +212,10 @@ def half(stopped, tmp_path):
 
 @pytest.fixture(scope="session")
 def translator(tmp_path_factory):
-    """A small English-German model: the folder around its data-bin, and its checkpoints, as train.sh leaves them."""
+    """Train a small English-German model.
+
+    Returns the folder around its data-bin, and its checkpoints, as train.sh leaves them.
+    """
     from evaluation_corpus import TRAINING, prepare
 
     base = tmp_path_factory.mktemp("eval") / "größere Übung 1"
@@ -236,7 +258,10 @@ def language_model(letters):
 
 @pytest.fixture(scope="session")
 def translated(translator):
-    """What evaluate.sh printed when it was run as a user does, with no option; its results are in the default place."""
+    """Run evaluate.sh as a user does, with no option, and return what it printed.
+
+    Its results are in the default place.
+    """
     done = run_command([ROOT / "scripts" / "evaluate.sh", *translator], cwd=translator[0].parent)
     assert done.returncode == 0, done.stderr
     return done.stdout, translator[1] / "evaluation-test"

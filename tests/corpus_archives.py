@@ -10,15 +10,21 @@ import zipfile
 
 SIZES = {"train": 300, "valid": 30, "test": 20}
 WORDS = {
-    "en": 'the a dog cat house man runs sees big red small well-known says that "quoted" it\'s & 3.5'.split(),
-    "de": 'der ein Hund Katze Haus Mann läuft sieht groß rot klein bekannte sagt dass "Zitat" geht\'s & 3,5'.split(),
+    "en": (
+        'the a dog cat house man runs sees big red small well-known says that "quoted" it\'s & 3.5'
+    ).split(),
+    "de": (
+        "der ein Hund Katze Haus Mann läuft sieht groß rot klein bekannte sagt dass "
+        '"Zitat" geht\'s & 3,5'
+    ).split(),
 }
 # What data preparation reads of fairseq-preprocess's work is its log: this writes one, and
 # binarises nothing.
 PREPROCESS = r"""
 while [ $# -gt 0 ]; do
-  case $1 in --source-lang) src=$2 ;; --target-lang) tgt=$2 ;; --destdir) out=$2 ;; --trainpref) train=$2 ;;
-    --validpref) valid=$2 ;; --testpref) test=$2 ;; --joined-dictionary) joined=joined ;; esac
+  case $1 in --source-lang) src=$2 ;; --target-lang) tgt=$2 ;; --destdir) out=$2 ;;
+    --trainpref) train=$2 ;; --validpref) valid=$2 ;; --testpref) test=$2 ;;
+    --joined-dictionary) joined=joined ;; esac
   shift
 done
 [ -z "$joined" ] || : >"$out/joined"
@@ -45,8 +51,10 @@ def stand_ins(folder, **programs):
 
 
 def texts(count, seed):
-    """The two sides, as bytes, of sentences of 1 to 12 words that translate each other word by word; some targets are
-    far too long."""
+    """Return the two sides, as bytes, of sentences of 1 to 12 words.
+
+    They translate each other word by word; some targets are far too long.
+    """
     rng = random.Random(seed)
     sides = [], []
     for _ in range(count):
@@ -108,7 +116,10 @@ def iwslt15(folder):
 
 
 def wmt14(folder, tgt):
-    """Both corpora: 40 pairs for each training part, with members that must not be taken beside those that must."""
+    """Write both corpora: 40 pairs for each training part.
+
+    They have members that must not be taken beside those that must.
+    """
     pair = f"{tgt}-en"
 
     def both(prefix, seed, size=40):
@@ -143,7 +154,10 @@ def wmt14(folder, tgt):
 
 
 def wikitext103(folder):
-    """As published: an article begins with its title, blank lines are between paragraphs, a section has two signs."""
+    """Write the text as published.
+
+    An article begins with its title, blank lines are between paragraphs, a section has two signs.
+    """
     with zipfile.ZipFile(folder / "wikitext-103-v1.zip", "w") as archive:
         for name, count in (("train", 12), ("valid", 2), ("test", 3)):
             lines = [" "]

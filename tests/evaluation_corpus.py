@@ -12,9 +12,10 @@ from subword_nmt.learn_bpe import learn_bpe
 from fairseq_rskip.tools.process import explain
 
 TRAINING = (
-    "--arch transformer_rskip_ln_tiny --encoder-layers 1 --decoder-layers 1 --share-all-embeddings --dropout 0 "
-    "--optimizer adam --lr 0.01 --lr-scheduler inverse_sqrt --warmup-updates 20 --max-tokens 800 --max-epoch 24 "
-    "--save-interval 4 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --seed 3 --cpu --num-workers 0"
+    "--arch transformer_rskip_ln_tiny --encoder-layers 1 --decoder-layers 1 "
+    "--share-all-embeddings --dropout 0 --optimizer adam --lr 0.01 --lr-scheduler inverse_sqrt "
+    "--warmup-updates 20 --max-tokens 800 --max-epoch 24 --save-interval 4 "
+    "--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --seed 3 --cpu --num-workers 0"
 ).split()
 SIZES = {"train": 400, "valid": 20, "test": 33}
 WORDS = dict(house="Haus", car="Auto", sign="Schild", picture="Bild", dress="Kleid") | {
@@ -29,7 +30,10 @@ COLOURS = {
 
 
 def sentence(rng):
-    """An English and a German sentence, plain text: with quotes, an apostrophe, hyphens, an ampersand."""
+    """Return an English and a German sentence, plain text.
+
+    They have quotes, an apostrophe, hyphens, an ampersand.
+    """
     word, colour, number = rng.choice(sorted(WORDS)), rng.choice(sorted(COLOURS)), rng.randint(2, 9)
     pairs = [
         (f'She said: "A {colour} {word}."', f'Sie sagte: "Ein {COLOURS[colour]} {WORDS[word]}."'),
@@ -69,7 +73,10 @@ def prepare(folder):
 
 
 def apply_subwords(work, model):
-    """subword-nmt's joint subwords, learned into ``model``; <split>.bpe.<language> of <split>.<language>."""
+    """Learn subword-nmt's joint subwords into ``model``.
+
+    <split>.bpe.<language> is made of <split>.<language>.
+    """
     joined = [line for language in ("en", "de") for line in read(work / f"train.{language}")]
     codes = io.StringIO()
     learn_bpe(joined, codes, 120)

@@ -1,4 +1,7 @@
-"""For tests of experiments: small YAML tables, and folders of runs as finished commands leave them."""
+"""Small YAML tables and folders of runs, for tests of experiments.
+
+The folders are as finished commands leave them.
+"""
 
 import csv
 import json

@@ -1,7 +1,8 @@
-"""fairseq's commands without their three seconds of imports: a server imports fairseq once and forks for each command.
+"""Run fairseq's commands without their three seconds of imports.
 
-What a command does, prints and ends with is as in a fresh process. Run as a program, this file is the server: it reads
-one JSON object per line, and answers the exit status of the command in it. The command ``python-with-fairseq PROGRAM``
+A server imports fairseq once and forks for each command. What a command does, prints and ends with
+is as in a fresh process. Run as a program, this file is the server: it reads one JSON object per
+line, and answers the exit status of the command in it. The command ``python-with-fairseq PROGRAM``
 runs a Python program.
 """
 
@@ -20,7 +21,10 @@ _server = None  # the one server of this test process
 
 
 def serves(args):
-    """Whether the command is one of fairseq's that leaves a GPU alone, which a forked process cannot use."""
+    """Return whether the command is one of fairseq's that leaves a GPU alone.
+
+    A forked process cannot use a GPU.
+    """
     known = {
         "--cpu",
         "common.cpu=true",

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote, unquote
 
-WEB_PAGE = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n"
+WEB_PAGE = (
+    b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head>"
+    b"<body>Please sign in.</body></html>\n"
+)
 
 
 @dataclass
@@ -27,7 +30,10 @@ class Answer:
 
 
 class Loopback:
-    """The server; ``answers`` maps a decoded path to an ``Answer``, ``requests`` are (path, Range header)."""
+    """The server.
+
+    ``answers`` maps a decoded path to an ``Answer``, ``requests`` are (path, Range header).
+    """
 
     def __init__(self):
         self.answers, self.requests, self.closing = {}, [], threading.Event()

@@ -1,5 +1,8 @@
-"""What needs CUDA, or with RSKIP_TEST_DEVICE=cpu its rehearsal on the CPU: the Triton kernels and the skips against
-float64 on the CPU, half-precision training with fairseq's trainer, and what train_cifar.py does on a GPU."""
+"""What needs CUDA, or with RSKIP_TEST_DEVICE=cpu its rehearsal on the CPU.
+
+That is the Triton kernels and the skips against float64 on the CPU, half-precision training with
+fairseq's trainer, and what train_cifar.py does on a GPU.
+"""
 
 import os
 
@@ -41,7 +44,10 @@ ROWS = test_ops.CASES | {
 
 
 def losses(data, arch, precision):
-    """Loss of 30 updates on one batch, those left out that fp16's loss scale skips, and the weights after them."""
+    """Return the loss of 30 updates on one batch, and the weights after them.
+
+    Losses of the updates that fp16's loss scale skips are left out.
+    """
     argv = [
         str(data),
         "--arch",
@@ -120,7 +126,8 @@ def test_a_skip_agrees_with_float64_on_the_cpu(case, dtype):
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
-# a CPU leaves one feature to torch, whose fp32 layer norm multiplies what rounding leaves of x - x by 1/sqrt(eps)
+# a CPU leaves one feature to torch, whose fp32 layer norm multiplies what rounding leaves of x - x
+# by 1/sqrt(eps)
 @pytest.mark.parametrize(
     "case", [name for name in ROWS if DEVICE == "cuda" or name != "one_feature"]
 )
