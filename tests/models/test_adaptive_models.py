@@ -1,4 +1,7 @@
-"""Adaptive rules in a fairseq model: the cost of halting, checkpoints of rskip, coefficients that never moved."""
+"""Adaptive rules in a fairseq model.
+
+The tests cover the cost of halting, checkpoints of rskip, and coefficients that never moved.
+"""
 
 import pytest
 import torch

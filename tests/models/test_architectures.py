@@ -38,7 +38,10 @@ def parse(*argv):
 
 @pytest.mark.parametrize("size", STOCK_SIZES)
 def test_sizes_are_those_of_fairseqs_architecture(size):
-    """Resolved as built: what our config leaves to follow the encoder must come out as fairseq sets it."""
+    """Sizes are resolved as built.
+
+    What our config leaves to follow the encoder must come out as fairseq sets it.
+    """
     stock = stock_defaults(f"transformer{size}")
     ours = resolve(MODEL_DATACLASS_REGISTRY[f"transformer_rskip_ln{size}"]())
     for name in SIZE_OPTIONS:

@@ -11,12 +11,17 @@ from fairseq_rskip.__main__ import main
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools import description
 
-TINY = "--encoder-embed-dim 32 --encoder-ffn-embed-dim 48 --encoder-layers 2 --decoder-layers 2".split()
+TINY = (
+    "--encoder-embed-dim 32 --encoder-ffn-embed-dim 48 --encoder-layers 2 --decoder-layers 2"
+).split()
 
 
 @pytest.fixture(autouse=True)
 def one_implementation(monkeypatch, stock_operators):
-    """No kernel is built, no batch is profiled: fairseq-train's trainer, which other tests import, is not there."""
+    """Let no kernel be built and no batch be profiled.
+
+    fairseq-train's trainer, which other tests import, is not there.
+    """
     monkeypatch.delitem(sys.modules, "fairseq.trainer", raising=False)
 
 
@@ -101,7 +106,10 @@ def test_a_resnet_takes_the_options_of_train_cifar():
 
 @pytest.mark.slow
 def test_a_checkpoint_is_described_with_its_weights(translator, tmp_path):
-    """Deviations of the trained matrices, from the file itself, over Xavier's sqrt(2 / (inputs + outputs))."""
+    """Deviations of the trained matrices come from the file itself.
+
+    They are taken over Xavier's sqrt(2 / (inputs + outputs)).
+    """
     checkpoint = translator[1] / "checkpoint_last.pt"
     weights = load_checkpoint(checkpoint, map_location="cpu")["model"]
     first = described(str(checkpoint))[1]
@@ -150,7 +158,10 @@ def test_a_mistake_is_one_line(capsys, argv, status, named):
 
 
 def test_the_folder_and_help_need_neither_torch_nor_fairseq():
-    program = "import sys; sys.modules.update(torch=None, fairseq=None); import fairseq_rskip.__main__ as m; m.main({})"
+    program = (
+        "import sys; sys.modules.update(torch=None, fairseq=None); "
+        "import fairseq_rskip.__main__ as m; m.main({})"
+    )
     for argv, expected in (
         ([], "fairseq_rskip\n"),
         (["--version"], "fairseq_rskip 0"),

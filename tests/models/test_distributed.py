@@ -1,4 +1,7 @@
-"""Two real processes over gloo against one process that accumulates two batches: same loss, same weights."""
+"""Two real processes over gloo against one process that accumulates two batches.
+
+They have the same loss and the same weights.
+"""
 
 import json
 import sys
@@ -12,8 +15,9 @@ from fairseq_rskip import compat
 pytestmark = pytest.mark.slow
 
 COMMON = (
-    "--source-lang src --target-lang tgt --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --dropout 0 "
-    "--optimizer adam --lr 0.003 --clip-norm 1.0 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 "
+    "--source-lang src --target-lang tgt --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 "
+    "--dropout 0 --optimizer adam --lr 0.003 --clip-norm 1.0 "
+    "--criterion label_smoothed_cross_entropy --label-smoothing 0.1 "
     "--max-tokens 400 --max-update 6 --seed 3 --cpu --log-format json --log-interval 1 "
     "--disable-validation --no-progress-bar --num-workers 0"
 ).split()
@@ -91,9 +95,12 @@ def train(corpus, save_dir, arch, ddp_backend, launcher):
 def test_two_processes_equal_one_with_update_freq_2(
     tiny_corpus, tmp_path, arch, ddp_backend, launcher
 ):
-    """Batch normalisation takes each process's own batch, as each of the accumulated batches is its own: the weights
-    agree too. Its running statistics are each process's own (the checkpoint holds the first one's). The first process
-    alone writes what --skip-log-interval measures."""
+    """Loss and weights agree, those with batch normalisation too.
+
+    It takes each process's own batch, as each of the accumulated batches is its own. Its running
+    statistics are each process's own (the checkpoint holds the first one's). The first process
+    alone writes what --skip-log-interval measures.
+    """
     one_losses, one = train(tiny_corpus, tmp_path / "one", arch, ddp_backend, "none")
     two_losses, two = train(tiny_corpus, tmp_path / "two", arch, ddp_backend, launcher)
     if launcher == "torchrun":

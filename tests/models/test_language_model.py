@@ -1,4 +1,7 @@
-"""Language models: stock fairseq's at λ = 1, every rule of the table, training with fairseq's own commands."""
+"""Language models: stock fairseq's at λ = 1, and every rule of the table.
+
+Training is with fairseq's own commands.
+"""
 
 import json
 import math
@@ -67,7 +70,10 @@ def log_probabilities(model, inputs):
     ("arch", "ours", "stock", "options"), CASES, ids=[f"{c[0]} {' '.join(c[3])}" for c in CASES]
 )
 def test_lambda_1_is_stock_fairseqs_language_model(arch, ours, stock, options, stock_operators):
-    """A fresh one has the same weights from the same seed; one that loads a stock checkpoint says the same."""
+    """A fresh one has the same weights from the same seed.
+
+    One that loads a stock checkpoint says the same.
+    """
     theirs = build("transformer_lm", **{**TINY, **options, **stock})
     model = build(arch, **{**TINY, **options, **ours})
     assert torch.equal(log_probabilities(model, tokens()), log_probabilities(theirs, tokens()))
@@ -172,11 +178,16 @@ def test_growth_is_that_of_the_decoder(caplog):
     ],
 )
 def test_fairseq_trains_and_scores_it(arch, letters, tmp_path):
-    """Profiled or not, and with adaptive softmax; fairseq-eval-lm agrees with the validation of the training."""
+    """It is profiled or not, and has adaptive softmax in one case.
+
+    fairseq-eval-lm agrees with the validation of the training.
+    """
     arch, *options = arch.split()
     if "wiki103" in arch:
-        options += "--adaptive-softmax-cutoff 5,8 --criterion adaptive_loss --ddp-backend legacy_ddp".split()
-        options += "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 32 --dropout 0".split()
+        options += (
+            "--adaptive-softmax-cutoff 5,8 --criterion adaptive_loss --ddp-backend legacy_ddp "
+            "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 32 --dropout 0"
+        ).split()
     log = text_corpus.train(letters, tmp_path, arch, *options)
     losses = [
         float(json.loads(r[r.index("{") :])["valid_loss"])
@@ -186,7 +197,10 @@ def test_fairseq_trains_and_scores_it(arch, letters, tmp_path):
     assert losses[-1] < losses[0] < math.log2(10) + 0.5
     assert ("profiled 4 skip connections" in log) == ("rskip" not in arch)
     data = [letters, "--gen-subset", "valid", "--path", tmp_path / "checkpoint_last.pt"]
-    task = "--task language_modeling --tokens-per-sample 32 --sample-break-mode none --max-tokens 600 --cpu".split()
+    task = (
+        "--task language_modeling --tokens-per-sample 32 --sample-break-mode none "
+        "--max-tokens 600 --cpu"
+    ).split()
     printed = run_checked(
         ["fairseq-eval-lm", *data, *text_corpus.PLUGIN, *task, "--num-workers", "0"]
     )

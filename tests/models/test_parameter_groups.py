@@ -1,4 +1,7 @@
-"""fairseq-train --skip-lr-scale and completep's factors: the settings with which the optimizer steps."""
+"""fairseq-train --skip-lr-scale and completep's factors.
+
+These are the settings with which the optimizer steps.
+"""
 
 import copy
 from functools import partial
@@ -54,7 +57,10 @@ def model_of(kind: str = "laurel") -> torch.nn.Sequential:
 
 
 def own_settings(model, decay: float) -> list[dict]:
-    """The groups that an optimizer would have from the start: laurel's learn and do not decay, wskip's do both."""
+    """Return the groups that an optimizer would have from the start.
+
+    laurel's learn and do not decay, wskip's do both.
+    """
     laurel, wskip = list(model[1].learned().values()), [model[2].weight]
     rest = [p for p in model.parameters() if all(p is not q for q in [*laurel, *wskip])]
     if not decay:
@@ -105,7 +111,10 @@ FLAT = {name: OPTIMIZERS[name] for name in ("adam", "nag", "sgd")}
 @pytest.mark.parametrize("made", FLAT.values(), ids=FLAT)
 @pytest.mark.parametrize("decay", [0.0, 0.5], ids=["none", "half"])
 def test_a_flat_tensor_steps_as_groups_do(made, decay):
-    """In float64, up to its rounding. NAG and SGD keep momentum, which the factor must not touch twice."""
+    """The steps are in float64 and agree up to its rounding.
+
+    NAG and SGD keep momentum, which the factor must not touch twice.
+    """
     model = model_of().double()
     reference = copy.deepcopy(model)
     parameters, flat = flat_copy(model)
@@ -193,7 +202,10 @@ def train(corpus, save_dir, arch, *more):
 def test_an_update_moves_coefficients_four_times_as_far(
     tiny_corpus, tmp_path, precision, optimizer
 ):
-    """All else is unchanged, bit for bit. fp16 resolves 0.001 at 1, where most coefficients start."""
+    """All else is unchanged, bit for bit.
+
+    fp16 resolves 0.001 at 1, where most coefficients start.
+    """
     fixed = [*PRECISIONS[precision], "--optimizer", optimizer, "--max-update", 1]
     arch = "transformer_laurel_tiny"
     plain, scaled = (
@@ -264,8 +276,10 @@ def settings_of(model, optimizer) -> dict[str, tuple[float, float]]:
 
 
 def test_completep_scales_rate_and_epsilon_of_every_parameter_of_a_layer():
-    """Table 1: hidden matrices, their biases and the norms before the branches, m = L / L_0; nothing else. The
-    decoder here has the base depth."""
+    """Table 1 names hidden matrices, their biases and the norms before the branches, nothing else.
+
+    The factor is m = L / L_0. The decoder here has the base depth.
+    """
     model = build("transformer_completep_tiny", **DEEP)
     adam = Adam(list(model.parameters()), lr=0.01, eps=1e-6)
     found = settings_of(model, adam)
@@ -332,8 +346,11 @@ def test_a_flat_tensor_has_completeps_epsilon_by_its_gradient():
 
 @pytest.mark.slow
 def test_completep_trains_with_a_flat_tensor_as_with_groups(tiny_corpus, tmp_path):
-    """One update of fairseq-train, --fp16 against fp32. An epsilon of 1 makes a step proportional to the gradient
-    over it: without the factor 1/4 of completep the two would differ fourfold."""
+    """This is one update of fairseq-train, --fp16 against fp32.
+
+    An epsilon of 1 makes a step proportional to the gradient over it: without the factor 1/4 of
+    completep the two would differ fourfold.
+    """
     options = ["--optimizer", "adam", "--adam-eps", 1, "--max-update", 1, "--encoder-layers", 8]
     arch = "transformer_completep_tiny"
     trainings = {"fp32": ["--lr", 300], "flat": ["--lr", 300, "--fp16"], "start": ["--lr", 1e-30]}

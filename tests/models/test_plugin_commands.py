@@ -1,4 +1,7 @@
-"""fairseq's own commands with ``--user-dir fairseq_rskip``, each in a process of its own, on a generated corpus."""
+"""fairseq's own commands with ``--user-dir fairseq_rskip``.
+
+Each runs in a process of its own, on a generated corpus.
+"""
 
 import pytest
 import torch
@@ -11,8 +14,9 @@ pytestmark = pytest.mark.slow
 PLUGIN = ["--user-dir", str(ROOT / "fairseq_rskip")]
 DIMS = "--encoder-embed-dim 32 --encoder-ffn-embed-dim 32".split()
 TRAINING = (
-    "--source-lang src --target-lang tgt --optimizer adam --lr 0.005 --lr-scheduler inverse_sqrt --warmup-updates 10 "
-    "--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 600 --seed 3 --cpu --num-workers 0 "
+    "--source-lang src --target-lang tgt --optimizer adam --lr 0.005 --lr-scheduler inverse_sqrt "
+    "--warmup-updates 10 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 "
+    "--max-tokens 600 --seed 3 --cpu --num-workers 0 "
     "--log-format json --no-progress-bar --no-epoch-checkpoints"
 ).split()
 
@@ -27,7 +31,10 @@ def train(corpus, save_dir, *options, arch="transformer_rskip_ln_tiny"):
 
 
 def weights(save_dir):
-    """Parameters and buffers, but for a buffer that fairseq never initialises nor reads for its value."""
+    """Return parameters and buffers.
+
+    A buffer that fairseq never initialises nor reads for its value is left out.
+    """
     state = compat.load_checkpoint(save_dir / "checkpoint_last.pt")["model"]
     return {name: value for name, value in state.items() if not name.endswith("_float_tensor")}
 
@@ -53,8 +60,9 @@ def test_a_resumed_run_ends_with_the_same_weights(tiny_corpus, trained, tmp_path
 def test_hydra_train_builds_the_architecture_with_its_defaults(tiny_corpus, tmp_path):
     overrides = (
         f"task=translation task.data={tiny_corpus} task.source_lang=src task.target_lang=tgt "
-        f"common.user_dir={ROOT}/fairseq_rskip common.cpu=true model._name=transformer_rskip_ln_tiny "
-        "model.encoder_ffn_embed_dim=48 criterion=label_smoothed_cross_entropy optimizer=adam optimization.lr=[0.001] "
+        f"common.user_dir={ROOT}/fairseq_rskip common.cpu=true "
+        "model._name=transformer_rskip_ln_tiny model.encoder_ffn_embed_dim=48 "
+        "criterion=label_smoothed_cross_entropy optimizer=adam optimization.lr=[0.001] "
         f"optimization.max_update=2 dataset.max_tokens=400 checkpoint.save_dir={tmp_path}"
     ).split()
     run_checked(["fairseq-hydra-train", *overrides], cwd=tmp_path)
@@ -68,7 +76,10 @@ def test_hydra_train_builds_the_architecture_with_its_defaults(tiny_corpus, tmp_
 
 
 def test_a_checkpoint_of_another_lambda_is_one_line(tiny_corpus, trained, tmp_path):
-    """fairseq catches the error and raises its own; the line that names both λ must come through."""
+    """fairseq catches the error and raises its own.
+
+    The line that names both λ must come through.
+    """
     restore = ["--restore-file", trained[0] / "checkpoint_last.pt"]
     done = run_command(train_command(tiny_corpus, tmp_path, "--skip-lambda", 3, *restore))
     assert done.returncode == 1

@@ -42,7 +42,10 @@ CLAIMS = claims()
 
 
 def parameters(variant: str) -> int:
-    """Of the skip connections of width 512 with 6+6 layers, and of the norms at the stacks' ends."""
+    """Count the parameters of the skip connections of width 512 with 6+6 layers.
+
+    Those of the norms at the stacks' ends are counted, too.
+    """
     chosen = {name: value for name, value in VARIANTS[variant].items() if name != "fix_norm"}
     kind = chosen.pop("skip_kind")
     options = {

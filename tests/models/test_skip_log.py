@@ -89,7 +89,10 @@ def written(log, folder):
 
 
 def by_hand(model, sample, name=BLOCK, target=None):
-    """The three figures of a block whose skip is rskip, λ = 2, by autograd on a model that nobody watches."""
+    """Return the three figures of a block whose skip is rskip, λ = 2.
+
+    They are made by autograd on a model that nobody watches.
+    """
     skip, seen = model.get_submodule(name), {}
 
     def keep(module, arguments, y):
@@ -166,7 +169,10 @@ def test_weights_and_biases_is_sent_the_same_figures(model, folder, monkeypatch)
 
 
 def test_what_was_logged_of_updates_that_are_done_again_is_void(model, folder):
-    """The first process is killed after update 5, its checkpoint is of update 3; the second logs every fourth."""
+    """The first process is killed after update 5, its checkpoint is of update 3.
+
+    The second process logs every fourth.
+    """
     written(run(SkipLog(train_step, model, 1), model, range(5)), folder)
     found = written(run(SkipLog(train_step, model, 4), model, range(3, 8)), folder)
     assert all(values.keys() == {1, 2, 3, 4, 8} for values in found.values())
@@ -198,15 +204,17 @@ def test_off_and_where_nobody_trains_nothing_is_wrapped(monkeypatch, model):
 
 
 def train(corpus, save_dir, *options):
-    """A real fairseq-train of 4 updates of 2 batches unless ``options`` say else: what it says, and its weights."""
+    """Run a real fairseq-train of 4 updates of 2 batches unless ``options`` say else.
+
+    Returns what it says, and its weights.
+    """
     command = ["fairseq-train", corpus, "--user-dir", ROOT / "fairseq_rskip", "--cpu"]
     command += (
-        "--arch transformer_rskip_ln_tiny --encoder-embed-dim 32 --encoder-ffn-embed-dim 32".split()
-    )
-    command += "--optimizer adam --lr 0.003 --max-tokens 400 --update-freq 2 --max-update 4 --num-workers 0".split()
-    command += (
-        "--source-lang src --target-lang tgt --disable-validation --no-epoch-checkpoints".split()
-    )
+        "--arch transformer_rskip_ln_tiny --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 "
+        "--optimizer adam --lr 0.003 --max-tokens 400 --update-freq 2 --max-update 4 "
+        "--num-workers 0 --source-lang src --target-lang tgt --disable-validation "
+        "--no-epoch-checkpoints"
+    ).split()
     command += ["--save-dir", save_dir, "--tensorboard-logdir", save_dir / "events", *options]
     return run_checked(command), load_checkpoint(save_dir / "checkpoint_last.pt")["model"]
 

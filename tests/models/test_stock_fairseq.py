@@ -12,13 +12,15 @@ from fairseq_rskip.tools import average
 pytestmark = pytest.mark.slow
 
 MODEL = shlex.split(
-    "--arch transformer --share-all-embeddings --encoder-layers 1 --decoder-layers 1 --encoder-attention-heads 2 "
-    "--decoder-attention-heads 2 --encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 64 "
+    "--arch transformer --share-all-embeddings --encoder-layers 1 --decoder-layers 1 "
+    "--encoder-attention-heads 2 --decoder-attention-heads 2 --encoder-embed-dim 32 "
+    "--decoder-embed-dim 32 --encoder-ffn-embed-dim 64 "
     "--decoder-ffn-embed-dim 64 --dropout 0.1"
 )
 TRAINING = shlex.split(
     "--optimizer adam --lr 0.005 --lr-scheduler inverse_sqrt --warmup-updates 20 --criterion "
-    "label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 400 --seed 7 --cpu --num-workers 0 "
+    "label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 400 --seed 7 --cpu "
+    "--num-workers 0 "
     "--log-format json --no-progress-bar --log-interval 1000"
 )
 WITH_BLEU = ["--max-epoch", "6", "--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 10}']
@@ -39,7 +41,10 @@ def logged(text, key):
 
 @pytest.fixture(scope="module")
 def trained(tiny_corpus, tmp_path_factory):
-    """(directory, log) of six epochs without interruption, with BLEU: numpy arrays enter the checkpoint with it."""
+    """Return (directory, log) of six epochs without interruption.
+
+    They have BLEU: numpy arrays enter the checkpoint with it.
+    """
     save_dir = tmp_path_factory.mktemp("stock")
     return save_dir, train(tiny_corpus, save_dir, *WITH_BLEU)
 
@@ -121,7 +126,10 @@ def test_interactive_and_from_pretrained_agree_with_generate(
 
 def test_batches_in_buckets(tiny_corpus, tmp_path):
     """``--num-batch-buckets`` asks numpy for percentiles by an argument that numpy has renamed."""
-    options = "--arch transformer_tiny --optimizer adam --max-tokens 400 --max-update 1 --num-batch-buckets 2 --cpu"
+    options = (
+        "--arch transformer_tiny --optimizer adam --max-tokens 400 --max-update 1 "
+        "--num-batch-buckets 2 --cpu"
+    )
     command = [
         "fairseq-train",
         tiny_corpus,

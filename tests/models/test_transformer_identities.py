@@ -1,4 +1,7 @@
-"""What a skip Transformer must equal: stock fairseq at λ = 1, itself by another path, and the paper's counts."""
+"""What a skip Transformer must equal.
+
+That is stock fairseq at λ = 1, itself by another path, and the paper's counts.
+"""
 
 from types import SimpleNamespace
 
@@ -162,7 +165,10 @@ def test_an_unnormalised_stream_ends_in_the_norm_of_the_skips(arch):
 def test_same_seed_gives_stock_weights_dropout_and_gradients(
     options, stocks, arch, ours, stock_operators
 ):
-    """Construction and dropout draw random numbers in fairseq's order: runs against stock differ by the skip alone."""
+    """Construction and dropout draw random numbers in fairseq's order.
+
+    So runs against stock differ by the skip alone.
+    """
     inputs = batch(sentences())
     losses, grads = [], []
     for name, skip in (("transformer_tiny", stocks), (f"transformer_{arch}_tiny", ours)):
@@ -180,7 +186,10 @@ def test_same_seed_gives_stock_weights_dropout_and_gradients(
 def test_incremental_decoding_is_full_decoding_and_padding_and_company_change_nothing(
     arch, exact_attention
 ):
-    """In float64, to the precision of fairseq's softmax, which is fp32 in incremental decoding only."""
+    """They agree in float64, to the precision of fairseq's softmax.
+
+    That is fp32 in incremental decoding only.
+    """
     model = build(arch, **TINY).double()
     randomise(model)
     src, lengths, prev = batch(sentences((6, 6, 6)))

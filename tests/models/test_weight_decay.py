@@ -1,4 +1,7 @@
-"""fairseq-train --weight-decay: what skip connections learn does not decay, whatever holds the parameters."""
+"""fairseq-train --weight-decay: what skip connections learn does not decay.
+
+That is so whatever holds the parameters.
+"""
 
 import sys
 from functools import partial
@@ -17,8 +20,11 @@ from fairseq_rskip.modules.training import attach
 from fairseq_rskip.residual import create_skip, skips
 from fairseq_rskip.training import without_decay
 
-ON_A_CPU = "import sys, torch; torch.cuda.current_device = lambda: None; sys.argv[:2] = ['fairseq-train']; "
-ON_A_CPU += "from fairseq_cli.train import cli_main; cli_main()"  # --fp16 asks for the GPU of its flat parameters
+# --fp16 asks for the GPU of its flat parameters
+ON_A_CPU = (
+    "import sys, torch; torch.cuda.current_device = lambda: None; "
+    "sys.argv[:2] = ['fairseq-train']; from fairseq_cli.train import cli_main; cli_main()"
+)
 PRECISIONS = {
     "fp32": [],
     "flat": ["--fp16"],
@@ -158,7 +164,10 @@ MIXING += ("ohc", "jpmhc", "multi_gate")
 
 @pytest.mark.parametrize("kind", MIXING)
 def test_weight_decay_leaves_the_mixing_of_streams_alone(kind):
-    """Static matrices decayed towards 0 would shrink every stream with each block. All else is halved."""
+    """Static matrices decayed towards 0 would shrink every stream with each block.
+
+    All else is halved.
+    """
     model = build(f"transformer_{kind}_tiny")
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.5)
     for parameter in model.parameters():
