@@ -1,5 +1,8 @@
-"""Batch normalisation that leaves padding out, against nn.BatchNorm on the packed positions; the identities of the
-norms of a row; layouts; the affine map of each; the factory."""
+"""Batch normalisation that leaves padding out, and the other norms.
+
+The former is compared with nn.BatchNorm on the packed positions. The rest is the identities of the
+norms of a row, layouts, the affine map of each, and the factory.
+"""
 
 import copy
 
@@ -39,7 +42,10 @@ def random_mask(shape, channel_dim, seed, share=0.4):
     "dtype,tolerance", [(torch.float64, 1e-11), (torch.float32, 3e-5)], ids=["fp64", "fp32"]
 )
 def test_batch_norm_equals_torchs_on_the_packed_positions(layout, masked, dtype, tolerance):
-    """Outputs, all gradients with random upstream ones, and the running statistics, over three batches, then eval."""
+    """Outputs, all gradients with random upstream ones, and the running statistics agree.
+
+    That is over three batches, then in eval.
+    """
     shape, channel_dim = SHAPES[layout]
     norm = random_norm("batch", shape[channel_dim], dtype, channel_dim=channel_dim)
     twin = packed_twin(norm)
@@ -167,7 +173,10 @@ def test_scale_norm_gives_every_row_one_length():
 
 
 def test_ada_norm_has_the_mean_of_its_definition_and_no_parameters():
-    """The mean over features of (1 - z / 10) z is -0.1 (d - 1) / d, for the squares of z sum up to d - 1."""
+    """The mean over features of (1 - z / 10) z is -0.1 (d - 1) / d.
+
+    The reason is that the squares of z sum up to d - 1.
+    """
     norm, x = create_norm("ada", 33, eps=1e-12).double(), draw((6, 5, 33), 1)
     torch.testing.assert_close(
         norm(x).mean(-1), torch.full((6, 5), -0.1 * 32 / 33, dtype=torch.float64)

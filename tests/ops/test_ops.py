@@ -1,4 +1,7 @@
-"""The operator of the recursive skip and its norms, and its mixtures of steps: against the reference in float64."""
+"""The operator of the recursive skip, its norms and its mixtures of steps.
+
+They are compared with the reference in float64.
+"""
 
 import pytest
 import torch
@@ -81,7 +84,10 @@ def evaluate(module, leaves, steps, mode="norm", **options):
 
 
 def agree(found, expected, dtype):
-    """Each of one shape, within the tolerance of the narrowest dtype, relative to the largest value."""
+    """Check that each pair has one shape and agrees.
+
+    The tolerance is that of the narrowest dtype, relative to the largest value.
+    """
     for ours, truth in zip(found, expected, strict=True):
         assert ours.shape == truth.shape
         largest = max(1.0, truth.abs().max().item() if truth.numel() else 0)
@@ -171,7 +177,10 @@ def test_a_bad_row_comes_out_as_in_torch_and_spoils_no_other(value, width, mode,
 
 @pytest.mark.parametrize("width", [16, 64, 256], ids=["16", "64", "256"])
 def test_rows_far_from_zero_keep_their_digits(width, cpu_operator):
-    """Multiples of 1/8 around 4096: fp32 holds x + F exactly, so that only the norm can lose digits."""
+    """For multiples of 1/8 around 4096 fp32 holds x + F exactly.
+
+    So only the norm can lose digits.
+    """
     leaves = inputs((9, width), 1)
     x, f_x = ((leaf.detach() * 4).round() / 8 for leaf in leaves[:2])
     moved = [(x + 4096).requires_grad_(), f_x.requires_grad_(), *leaves[2:]]

@@ -1,4 +1,7 @@
-"""What computes the skip connections: the choice among operators, where it is theirs to make, and the build."""
+"""What computes the skip connections.
+
+The tests cover the choice among operators, where it is theirs to make, and the build.
+"""
 
 import os
 import subprocess
@@ -182,7 +185,8 @@ def test_two_processes_build_once(tmp_path):
 def test_importing_builds_and_loads_nothing(tmp_path):
     code = (
         "import sys; import fairseq_rskip.ops; "
-        "print([m for m in ('triton', 'torch.utils.cpp_extension', 'fairseq_rskip.ops.cpu') if m in sys.modules])"
+        "print([m for m in ('triton', 'torch.utils.cpp_extension', 'fairseq_rskip.ops.cpu') "
+        "if m in sys.modules])"
     )
     done = run_command([sys.executable, "-c", code], env={"XDG_CACHE_HOME": str(tmp_path)})
     assert done.stdout.strip() == "[]" and not list(tmp_path.iterdir()), done.stderr

@@ -1,4 +1,7 @@
-"""The Triton kernels without a card: run by Triton's interpreter, and compiled for sm_80 and sm_90."""
+"""The Triton kernels without a card.
+
+They are run by Triton's interpreter, and compiled for sm_80 and sm_90.
+"""
 
 import contextlib
 import io
@@ -59,7 +62,10 @@ def run_by_the_interpreter():
 
 
 class Compiler:
-    """Stands for a kernel: a launch compiles it for ``architecture`` and keeps it and the log of ptxas."""
+    """Stand for a kernel.
+
+    A launch compiles it for ``architecture`` and keeps it and the log of ptxas.
+    """
 
     def __init__(self, kernel, architecture, results):
         self.kernel, self.architecture, self.results = kernel, architecture, results
@@ -75,7 +81,10 @@ class Compiler:
 
 @pytest.fixture
 def compiled(monkeypatch, tmp_path):
-    """A function (architecture, function of ops.cuda, arguments) that returns the kernels which the call launches."""
+    """Return a function (architecture, function of ops.cuda, arguments).
+
+    It returns the kernels which the call launches.
+    """
     knobs = pytest.importorskip("triton.knobs")
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver

@@ -1,9 +1,12 @@
-"""Whole stacks against the equations of wdlctc/hyper-connection-factory, which no index has: written here in our own
-words after its ``hcfactory/connections`` (dense.py, depth_attention.py, hyper.py; commit 412aeba), which keeps lists
-of sources and routers before each sublayer where we keep one tensor and a query behind it. float64, 1e-10.
+"""Whole stacks against the equations of wdlctc/hyper-connection-factory, which no index has.
 
-What differs there: its norms have their own eps (here ours); its delta attention residuals read x + x in the first
-block, which the norm behind takes for x; its mHC starts elsewhere and reads the stack's last streams with a gate.
+They are written here in our own words after its ``hcfactory/connections`` (dense.py,
+depth_attention.py, hyper.py; commit 412aeba), which keeps lists of sources and routers before each
+sublayer where we keep one tensor and a query behind it. float64, 1e-10.
+
+What differs there: its norms have their own eps (here ours); its delta attention residuals read
+x + x in the first block, which the norm behind takes for x; its mHC starts elsewhere and reads the
+stack's last streams with a gate.
 """
 
 import pytest
@@ -20,7 +23,10 @@ def unit(z: Tensor) -> Tensor:
 
 
 def made(rule: str, **options) -> tuple[Stack, list[nn.Module], Tensor]:
-    """A stack of three layers of two sublayers, all parameters drawn, and an input ``(4, 3, 9)``."""
+    """Return a stack of three layers of two sublayers, its skips, and an input ``(4, 3, 9)``.
+
+    All parameters are drawn.
+    """
     stack = Stack(rule, 3, 2, **options).randomise().double()
     return stack, list(stack.skips), draw((4, 3, 9), 1)
 
@@ -130,8 +136,11 @@ def test_fractional_connections():
 
 
 def test_mhc_reads_writes_and_mixes_alike():
-    """Sinkhorn's steps in its order, rows before columns: after many, the order no longer counts. Its matrix is that of
-    what goes to a stream, the transpose of what comes from one."""
+    """Sinkhorn's steps are in its order, rows before columns.
+
+    After many, the order no longer counts. Its matrix is that of what goes to a stream, the
+    transpose of what comes from one.
+    """
     stack, skips, x = made("mhc", streams=3)
     for skip in skips:
         with torch.no_grad():

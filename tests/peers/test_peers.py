@@ -1,8 +1,9 @@
-"""Agreement with code that nobody here wrote: same weights in, same outputs and gradients out, in float64.
+"""Agreement with code that nobody here wrote.
 
-``make test-peers`` installs the packages of requirements.txt in a folder on PYTHONPATH; a test whose package is missing
-is skipped. Tolerance: 1e-10, relative and absolute, except where a test says otherwise. Where a peer differs from its
-paper the test says so.
+The same weights go in, the same outputs and gradients come out, in float64. ``make test-peers``
+installs the packages of requirements.txt in a folder on PYTHONPATH; a test whose package is missing
+is skipped. Tolerance: 1e-10, relative and absolute, except where a test says otherwise. Where a
+peer differs from its paper the test says so.
 """
 
 import importlib
@@ -27,7 +28,8 @@ def peer(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         pytest.skip(
-            f"{name} is not installed ({error}): make test-peers installs tests/peers/requirements.txt"
+            f"{name} is not installed ({error}): "
+            "make test-peers installs tests/peers/requirements.txt"
         )
 
 
@@ -56,7 +58,10 @@ def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
 def check(
     ours: Callable, theirs: Callable, shared: list[tuple[Tensor, Tensor]], tolerance: float = 1e-10
 ) -> None:
-    """Compare ``ours(x, f)`` with ``theirs(x, f)``: outputs, gradients of x and F, and of parameters (theirs, ours)."""
+    """Compare ``ours(x, f)`` with ``theirs(x, f)``.
+
+    Outputs are compared, gradients of x and F, and of parameters (theirs, ours).
+    """
     copy(shared)
     x, f, upstream = draw(3, 4, D), draw(3, 4, D, seed=1), draw(3, 4, D, seed=2).detach()
     found = []
@@ -232,7 +237,10 @@ def test_residual_scaling_is_that_of_timms_inception_resnet():
 
 @pytest.mark.parametrize("blocks", [12, 18])
 def test_admin_is_that_of_its_authors(blocks):
-    """Forward, and the profile-free start: their calculate_init is the square root of what its formula says."""
+    """The forward pass and the profile-free start are compared.
+
+    Their calculate_init is the square root of what its formula says.
+    """
     admin = peer("admin_torch.admin")
     theirs = randomised(admin.OmegaResidual(1.0, as_parameter=True, embed_dim=D))
     ours = create_skip("admin", D).double()
@@ -244,8 +252,10 @@ def test_admin_is_that_of_its_authors(blocks):
 
 
 def test_deepnorm_is_that_of_torchscale_except_for_the_encoders_beta():
-    """torchscale divides the encoder's weights by (N^4 M)^(1/16) / 1.15, the paper multiplies by 0.87 (N^4 M)^(-1/16):
-    we follow the paper. alpha is the same."""
+    """torchscale divides the encoder's weights by (N^4 M)^(1/16) / 1.15.
+
+    The paper multiplies by 0.87 (N^4 M)^(-1/16): we follow the paper. alpha is the same.
+    """
     config = peer("torchscale.architecture.config").EncoderDecoderConfig(
         deepnorm=True,
         encoder_layers=6,
@@ -285,8 +295,11 @@ def test_gates_are_the_gated_residual_of_lucidrains(kind):
 def streamed(
     skip: SkipConnection, theirs: Callable[[Tensor], Any], n: int, tolerance: float = 1e-10
 ) -> None:
-    """Compare one block in the middle of a stack with ``theirs(streams)``: what the branch reads, and how its output is
-    added. Streams are rows of the batch there."""
+    """Compare one block in the middle of a stack with ``theirs(streams)``.
+
+    What the branch reads is compared, and how its output is added. Streams are rows of the batch
+    there.
+    """
     h, f, upstream = draw(4, 2, n * D), draw(4, 2, D, seed=1), draw(4, 2, n * D, seed=2).detach()
 
     def ours() -> Tensor:
@@ -327,7 +340,10 @@ def hyper(
 
 @pytest.mark.parametrize("mixing", ["static", "dynamic"])
 def test_hyper_connections_are_those_of_lucidrains(mixing):
-    """Its norm is an RMSNorm where the paper has a layer norm, which takes its place here; one dynamic scale is A's."""
+    """Its norm is an RMSNorm where the paper has a layer norm.
+
+    A layer norm takes its place here; one dynamic scale is A's.
+    """
     theirs = randomised(
         peer("hyper_connections.hyper_connections").HyperConnections(3, dim=D, layer_index=1)
     )
@@ -378,7 +394,10 @@ def test_the_gru_gate_is_that_of_lucidrains(module, name):
 
 
 def test_identity_hyper_connections_are_lucidrains_mhc_with_the_identity():
-    """Its projections see one stream at a time, the paper's all of them: they are left at 0. It computes in fp32."""
+    """Its projections see one stream at a time, the paper's all of them: they are left at 0.
+
+    It computes in fp32.
+    """
     module = peer("hyper_connections.manifold_constrained_hyper_connections")
     options = {"dim": D, "layer_index": 1, "residual_mix_constraint_fn": identity_like}
     theirs = module.ManifoldConstrainedHyperConnections(3, **options).double()
@@ -395,8 +414,10 @@ def identity_like(matrix: Tensor) -> Tensor:
 
 
 def test_the_read_gate_of_a_gated_residual_is_that_of_x_transformers():
-    """Its write gate shares the bottleneck, which Hugging Face's model does not have: both are left at 0, as are the
-    biases of its gates. It has no eps of its own."""
+    """Its write gate shares the bottleneck, which Hugging Face's model does not have.
+
+    Both are left at 0, as are the biases of its gates. It has no eps of its own.
+    """
     module = peer("x_transformers.x_transformers")
     theirs = module.GatedMultiResidual(
         D, layer_index=1, num_residual_streams=3, read_gate_rank=2
