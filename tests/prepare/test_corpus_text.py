@@ -1,4 +1,7 @@
-"""A preparation's steps against the command-line tools whose work they spread over cores, and against the rules."""
+"""A preparation's steps against the command-line tools whose work they spread over cores.
+
+They are also compared with the rules.
+"""
 
 import gzip
 import itertools
@@ -176,7 +179,10 @@ def test_parts_are_joined_whatever_their_form(tmp_path):
     write(tmp_path / "one.de", ["a", "b"])
     write(tmp_path / "two.en.gz", gzip.compress(b"C\n"))
     write(tmp_path / "two.de", ["c"])
-    sgm = '<refset>\n<doc docid="d">\n<hl>\n<seg id="1">{}</seg>\n</hl><p>\n<seg id="2"> {} </seg></p>\n</doc>'
+    sgm = (
+        '<refset>\n<doc docid="d">\n<hl>\n<seg id="1">{}</seg>\n</hl><p>\n'
+        '<seg id="2"> {} </seg></p>\n</doc>'
+    )
     write(tmp_path / "three-src.en.sgm", sgm.format("R&amp;D &lt;x&gt;", "E").encode())
     write(tmp_path / "three-ref.de.sgm", sgm.format("d", "e").encode())
     parts = [tmp_path / part for part in ("one", "two", "three")]
@@ -198,7 +204,10 @@ def test_parts_are_joined_whatever_their_form(tmp_path):
 
 
 def test_no_more_is_read_ahead_than_the_workers_may_wait_for(monkeypatch):
-    """What bounds the memory on a corpus of any size: the standard library's map() reads all of it first."""
+    """This bounds the memory on a corpus of any size.
+
+    The standard library's map() reads all of it first.
+    """
     monkeypatch.setattr(steps, "CHUNK", 3)
     read = itertools.count(1)
     with steps.mapper(steps.make_clean, (), 2) as mapped:

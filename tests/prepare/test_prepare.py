@@ -1,6 +1,7 @@
-"""data-prep/prepare-corpus.sh as a user runs it: stages that run once, interruptions, and every bad input.
+"""data-prep/prepare-corpus.sh as a user runs it.
 
-fairseq-preprocess itself runs where a data-bin is looked at; elsewhere a stand-in writes the log that is read of it.
+The tests cover stages that run once, interruptions, and every bad input. fairseq-preprocess itself
+runs where a data-bin is looked at; elsewhere a stand-in writes the log that is read of it.
 """
 
 import contextlib
@@ -30,8 +31,10 @@ STAGES = ["raw", "text", "subwords", "data-bin"]
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A folder with {train,valid,test}.{en,de}, whose name a careless script would stumble over, prepared in ``out ü``;
-    to be copied, not changed."""
+    """Return a folder with {train,valid,test}.{en,de}, prepared in ``out ü``.
+
+    A careless script would stumble over its name. It is to be copied, not changed.
+    """
     folder = tmp_path_factory.mktemp("own") / "dữ liệu $HOME 'é"
     folder.mkdir()
     write_splits(folder)

@@ -1,4 +1,7 @@
-"""The named corpora: stand-in archives, laid out as the published ones, through the commands that a user types."""
+"""The named corpora, through the commands that a user types.
+
+Their archives are stand-ins, laid out as the published ones.
+"""
 
 import json
 
@@ -78,7 +81,10 @@ def test_a_published_corpus(archives, quick, tmp_path, corpus):
 
 @pytest.mark.parametrize("corpus", ["wikitext103", "captions"])
 def test_a_published_text(archives, quick, tmp_path, corpus):
-    """WikiText-103 from a server's address, here file://; articles are documents, and the text stays as published."""
+    """WikiText-103 is taken from a server's address, here file://.
+
+    Articles are documents, and the text stays as published.
+    """
     if corpus == "captions":
         corpus_archives.multi30k(archives, "en", sizes=(60, 25, 20))
     else:

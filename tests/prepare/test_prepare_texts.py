@@ -1,4 +1,7 @@
-"""A text with one language, for a language model: its documents, through the command that a user runs."""
+"""A text with one language, for a language model: its documents.
+
+They are made by the command that a user runs.
+"""
 
 import json
 

@@ -24,7 +24,10 @@ def test_the_law_at_the_depths_of_the_page(depth):
 
 @pytest.mark.parametrize("depth", STEPS)
 def test_residuals_keep_what_the_law_promises(depth):
-    """The weight of x in y, cos θ, to the power of N is at least e^(-1/2); one step less loses more."""
+    """The weight of x in y, cos θ, to the power of N is at least e^(-1/2).
+
+    One step less loses more.
+    """
 
     def kept(steps):
         x, f_x = torch.eye(2, dtype=torch.float64)  # of one length, uncorrelated

@@ -1,4 +1,7 @@
-"""docs/examples: the module in other packages' models, equal to theirs with the rule that they have."""
+"""docs/examples: the module in other packages' models.
+
+These equal the packages' own models with the rule that they have.
+"""
 
 import runpy
 from pathlib import Path

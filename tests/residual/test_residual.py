@@ -1,4 +1,7 @@
-"""The skip module's contract: identities, layouts, padding, state, errors, scripting and compilation."""
+"""The skip module's contract.
+
+That is identities, layouts, padding, state, errors, scripting and compilation.
+"""
 
 import copy
 import io
@@ -91,7 +94,10 @@ ONE_OF_A_KIND = {
 
 @pytest.mark.parametrize("case", ONE_OF_A_KIND.values(), ids=lambda case: case.name)
 def test_torch_compile_sees_one_graph(case):
-    """In the operator, where the rule has it; training, so that running statistics change inside the graph."""
+    """The graph is seen in the operator, where the rule has it.
+
+    The module is training, so that running statistics change inside the graph.
+    """
     torch._dynamo.reset()
     x, f = (draw((*SEQUENCE[:-1], 16), seed, torch.float32) for seed in (1, 2))
     skip = case.variant.build(16)
@@ -170,7 +176,10 @@ def test_a_norm_behind_the_branch_takes_the_scale_from_it(kind, norm):
 
 
 def test_a_branch_reads_what_its_kind_says():
-    """Pre-norm in preln and periln, over sqrt(l) in layer l; in mixln not in the first floor(a N) of N layers."""
+    """It reads pre-norm in preln and periln, over sqrt(l) in layer l.
+
+    In mixln it does not in the first floor(a N) of N layers.
+    """
     x, place = draw(SEQUENCE, 1, torch.float32) * 3, Place(index=2, depth=10)
     normal = F.layer_norm(x, (5,))
     for kind, expected in (

@@ -1,4 +1,7 @@
-"""Values and gradients of every skip variant against its equation in float64, per layout, mask and dtype."""
+"""Values and gradients of every skip variant against its equation in float64.
+
+They are compared per layout, mask and dtype.
+"""
 
 import pytest
 import torch
@@ -80,7 +83,10 @@ def test_odd_sizes_in_float32(variant):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_half_precision(case):
-    """Against float64 on the same rounded inputs and parameters, for a .half() model and for fp32 parameters."""
+    """Compare with float64 on the same rounded inputs and parameters.
+
+    This is for a .half() model and for fp32 parameters.
+    """
     for dtype, half_module in (
         (torch.float16, True),
         (torch.bfloat16, False),
@@ -129,7 +135,10 @@ def test_under_autocast(variant, x_type):
 @pytest.mark.parametrize("case", WITH_RATIO, ids=lambda case: case.name)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_skip_ratio_is_the_ratio_of_the_derivatives_at_fixed_statistics(case, training):
-    """With the statistics held, y is linear in x and F per entry: the two slopes' quotient is the ratio."""
+    """With the statistics held, y is linear in x and F per entry.
+
+    The two slopes' quotient is the ratio.
+    """
     skip, mask = case.build().double(), case.mask()
     x, f, parameters = leaves(skip, draw(case.shape, 1), draw(case.shape, 2))
     if case.variant.norm == "batch" and not training:

@@ -1,4 +1,7 @@
-"""Rules that keep more than one tensor: whole stacks against their equations, and what each is at its start."""
+"""Rules that keep more than one tensor.
+
+Whole stacks are compared with their equations, and with what each is at its start.
+"""
 
 import pytest
 import torch
@@ -36,7 +39,10 @@ PRECISIONS = [
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_stream_keeps_its_type_in_every_precision(rule):
-    """Against float64 on the same rounded inputs; a stack's rounding grows with its largest value."""
+    """Compare with float64 on the same rounded inputs.
+
+    A stack's rounding grows with its largest value.
+    """
     for dtype, parameters, dim, autocast, tolerance in PRECISIONS:
         stack, x = Stack(rule, dim=dim).randomise().to(parameters), draw((5, dim), 1, dtype)
         expected = RULES[rule][1](x.double(), stack.blocks())
@@ -130,7 +136,10 @@ def test_attention_residuals_start_as_the_mean():
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("rule", ["hyper", "hyper-static", "mhc", "mhc-lite", "kromhc", "jpmhc"])
 def test_hyper_connections_start_as_n_times_plain_pre_norm(rule, n):
-    """mHC reads a little of every stream, 1.07 x for n = 4, which pre-norm divides out again but for its eps."""
+    """mHC reads a little of every stream, 1.07 x for n = 4.
+
+    Pre-norm divides that out again but for its eps.
+    """
     stack, x = Stack(rule, 2, 3, streams=n).double(), draw((4, 9), 1)
     tolerance = 1e-12 if "hyper" in rule else 1e-4
     torch.testing.assert_close(
@@ -161,7 +170,10 @@ def test_at_the_start_a_stack_is_plain_pre_norm(rule):
 
 
 def test_attention_residuals_of_one_block_over_the_depth_start_as_half_the_pre_norm_stack():
-    """c is the mean of what entered and the sum of all branches: half of x + F + F', which G takes for the whole."""
+    """c is the mean of what entered and the sum of all branches.
+
+    That is half of x + F + F', which G takes for the whole.
+    """
     stack, x = Stack("attnres-blocks", 2, 3, block_size=6).double(), draw((4, 9), 1)
     torch.testing.assert_close(2 * stack(x), pre_norm(x, stack.blocks()), rtol=1e-4, atol=1e-4)
 

@@ -1,4 +1,7 @@
-"""The rules of 2026: what each equals at its start and at the ends of its parameters, as its source says."""
+"""The rules of 2026.
+
+The tests check what each equals at its start and at the ends of its parameters, as its source says.
+"""
 
 import math
 
@@ -142,7 +145,10 @@ def test_identity_hyper_connections_are_mhc_with_the_identity():
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_identity_hyper_connections_start_as_n_times_pre_norm(n):
-    """Each branch reads n streams of which all but one weigh 0.018; pre-norm divides that out but for eps."""
+    """Each branch reads n streams of which all but one weigh 0.018.
+
+    Pre-norm divides that out but for eps.
+    """
     stack, x = Stack("ihc", 2, 3, streams=n).double(), draw((4, 9), 1)
     torch.testing.assert_close(stack(x), n * pre_norm(x, stack.blocks()), rtol=1e-4, atol=1e-4)
 
@@ -177,7 +183,10 @@ def test_quaternions_are_for_four_streams():
 
 
 def test_jpmhcs_matrix_is_the_cayley_transform_up_to_the_fourth_power():
-    """``(I - Z/2)^-1 (I + Z/2)``, Z = 0.1 (Q - Q^T), less Z^4/8 and higher powers; so nearly orthogonal."""
+    """It is ``(I - Z/2)^-1 (I + Z/2)``, Z = 0.1 (Q - Q^T), less Z^4/8 and higher powers.
+
+    So it is nearly orthogonal.
+    """
     skip = Stack("jpmhc", 2, 2, streams=4).double().skips[1]
     logits = 0.1 * draw((4, 4), 2)
     z = 0.1 * (logits - logits.T)
@@ -189,7 +198,10 @@ def test_jpmhcs_matrix_is_the_cayley_transform_up_to_the_fourth_power():
 
 
 def test_streams_of_multi_gate_residuals_are_convex_in_the_branch():
-    """No stream is longer than itself before or the branch; gates of 0 leave it, gates of 1 replace it."""
+    """No stream is longer than itself before or the branch.
+
+    Gates of 0 leave it, gates of 1 replace it.
+    """
     stack = Stack("multi_gate", 3, 2).randomise().double()
     skip, x, f = stack.skips[3], draw((5, 4 * 9), 1), draw((5, 9), 2)
     streams = x.unflatten(-1, (4, 9))[:, 1:]
@@ -207,7 +219,10 @@ def test_streams_of_multi_gate_residuals_are_convex_in_the_branch():
 
 
 def test_multi_gate_residuals_collect_streams_that_differ_and_read_their_mean():
-    """At the start: the first two blocks add what their branches returned, then gates move all alike."""
+    """At the start the first two blocks add what their branches returned.
+
+    Then gates move all alike.
+    """
     stack, x = Stack("multi_gate", 2, 2).double(), draw((4, 9), 1)
     f1 = stack.branch(0)(stack.skips[0].pre(x))
     y1 = stack.skips[0](x, f1)

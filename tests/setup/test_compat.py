@@ -93,7 +93,8 @@ from fairseq.utils import import_user_module
 for _ in range(2):
     import_user_module(argparse.Namespace(user_dir={str(ROOT / "fairseq_rskip")!r}))
 from fairseq.dataclass.utils import interpret_dc_type
-print("transformer_rskip_ln" in ARCH_MODEL_REGISTRY, interpret_dc_type(int | None) is interpret_dc_type(int) is int)
+is_int = interpret_dc_type(int | None) is interpret_dc_type(int) is int
+print("transformer_rskip_ln" in ARCH_MODEL_REGISTRY, is_int)
 """
 
 

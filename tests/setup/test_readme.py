@@ -18,7 +18,10 @@ LINES = {
 
 
 def rows_of(names, column):
-    """Row -> its line in the reports ``names`` of results/; a later report's finished rows count."""
+    """Return row -> its line in the reports ``names`` of results/.
+
+    A later report's finished rows count.
+    """
     rows = {}
     for name in names:
         with (ROOT / f"results/{name}.csv").open(encoding="utf-8") as file:

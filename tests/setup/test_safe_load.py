@@ -50,7 +50,9 @@ def test_exploits_are_named_and_do_not_run(tmp_path, name, legacy):
 FORGED = {
     "a look-alike of numpy": b"cnumpy.evil\nscalar\n(tR.",
     "an attribute of an allowed class": b"\x80\x02cargparse\nNamespace.__init__\n(tR.",
-    "getattr of a module": b"cbuiltins\ngetattr\n(cbuiltins\n__import__\n(S'os'\ntRS'getcwd'\ntR(tR.",
+    "getattr of a module": (
+        b"cbuiltins\ngetattr\n(cbuiltins\n__import__\n(S'os'\ntRS'getcwd'\ntR(tR."
+    ),
     "numpy.dtype of objects": pickle.dumps(
         State(numpy.dtype, ("O", False, True), (3, "|", *[None] * 3, -1, -1, 0)), 2
     ),
@@ -202,7 +204,10 @@ def test_a_poisoned_checkpoint_stops_every_command_in_one_line(tiny_corpus, tmp_
         for side in ("encoder", "decoder")
         for size in ("layers=1", "embed-dim=16")
     ]
-    options = "--optimizer=adam --lr=0.1 --max-tokens=200 --cpu --max-update=1 --disable-validation --save-dir".split()
+    options = (
+        "--optimizer=adam --lr=0.1 --max-tokens=200 --cpu --max-update=1 --disable-validation "
+        "--save-dir"
+    ).split()
     run_checked(["fairseq-train", tiny_corpus, "--arch=transformer", *sizes, *options, tmp_path])
     marker, path = tmp_path / "ran", tmp_path / "checkpoint_last.pt"
     generate = ["fairseq-generate", tiny_corpus, "--path", path, "--cpu"]

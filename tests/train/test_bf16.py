@@ -10,7 +10,8 @@ from fairseq_rskip import compat
 
 PLUGIN = ["--user-dir", ROOT / "fairseq_rskip", "--cpu"]
 OPTIONS = (
-    "--arch transformer_rskip_ln_tiny -s src -t tgt --optimizer adam --lr 0.003 --clip-norm 1.0 --max-tokens 600 "
+    "--arch transformer_rskip_ln_tiny -s src -t tgt --optimizer adam --lr 0.003 --clip-norm 1.0 "
+    "--max-tokens 600 "
     "--seed 3 --log-format json --log-interval 5 --no-progress-bar --disable-validation"
 ).split()
 

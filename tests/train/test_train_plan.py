@@ -1,4 +1,7 @@
-"""``rskip train`` up to the training: the command that it makes, read by fairseq's own parser, and what it refuses."""
+"""``rskip train`` up to the training.
+
+The tests cover the command that it makes, read by fairseq's own parser, and what it refuses.
+"""
 
 import pytest
 import torch
@@ -65,7 +68,10 @@ def test_the_command_has_the_papers_settings(plan, corpus, arch, tokens, updates
 
 
 def test_multi30k_tiny_has_the_settings_of_wu_et_al(plan):
-    """README-baseline.md and transformer_tiny in github.com/LividWo/Revisit-MMT, the paper's code."""
+    """README-baseline.md and transformer_tiny have these settings.
+
+    They are in github.com/LividWo/Revisit-MMT, the paper's code.
+    """
     args = plan(*CAPTIONS.split(), "--recipe", "multi30k-tiny", "--dry-run", "--gpus", 0).args
     for side in ("encoder", "decoder"):
         shape = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")

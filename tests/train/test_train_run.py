@@ -29,8 +29,10 @@ say() { printf '2026-01-01 00:00:00 | %s\\n' "$1"; }
 say 'INFO | fairseq_cli.train | SkipTransformerEncoder('
 say 'INFO | fairseq.trainer | Loaded checkpoint save/checkpoint_last.pt (epoch 1 @ 5 updates)'
 say 'WARNING | fairseq_rskip.models.skip_transformer | a skip scaled by 3 grows'
-say 'INFO | train_inner | {"epoch": 1, "update": 0.5, "loss": "9.5", "wps": "1234.5", "num_updates": "10"}'
-say 'INFO | valid | {"epoch": 1, "valid_loss": "8.25", "valid_num_updates": "20", "valid_best_loss": "8.25"}'
+say 'INFO | train_inner | {"epoch": 1, "update": 0.5, "loss": "9.5", \
+"wps": "1234.5", "num_updates": "10"}'
+say 'INFO | valid | {"epoch": 1, "valid_loss": "8.25", \
+"valid_num_updates": "20", "valid_best_loss": "8.25"}'
 say 'INFO | train | {"epoch": 1, "train_loss": "9", "train_wps": "0", "train_num_updates": "20"}'
 """
 LINES = [
@@ -42,9 +44,12 @@ LINES = [
 
 def running(save, program, *words, lines_every=30):
     """The command that runs a shell's ``program`` in place of fairseq-train."""
-    code = "import sys; from pathlib import Path; from fairseq_rskip.errors import exit_status; "
-    code += f"from fairseq_rskip.tools.train import run; run.LINES_EVERY = {lines_every}; run.stop_on_signals(); "
-    code += "sys.exit(exit_status(lambda: run.run(Path(sys.argv[1]), 'recipe: x', sys.argv[2:])))"
+    code = (
+        "import sys; from pathlib import Path; from fairseq_rskip.errors import exit_status; "
+        f"from fairseq_rskip.tools.train import run; run.LINES_EVERY = {lines_every}; "
+        "run.stop_on_signals(); "
+        "sys.exit(exit_status(lambda: run.run(Path(sys.argv[1]), 'recipe: x', sys.argv[2:])))"
+    )
     return [sys.executable, "-c", code, str(save), "sh", "-c", program, *words]
 
 
@@ -83,8 +88,11 @@ STATUS = {"INT": (signal.SIGINT, 130), "TERM": (signal.SIGTERM, 143), "HUP": (si
 
 @pytest.mark.parametrize(("number", "status"), STATUS.values(), ids=STATUS)
 def test_a_signal_ends_every_process(tmp_path, number, status):
-    """The stand-in is as obstinate as a shell that waits for a child of its own, and prints now and then, as a training
-    does: Python acts on a signal that came just before it began to read once there is something to read."""
+    """The stand-in is as obstinate as a shell that waits for a child of its own.
+
+    It prints now and then, as a training does: Python acts on a signal that came just before it
+    began to read once there is something to read.
+    """
     (tmp_path / "checkpoint_last.pt").touch()
     command = running(tmp_path, f"while sleep 1; do echo; done & echo $! > {tmp_path}/pid; wait")
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
@@ -97,10 +105,8 @@ def test_a_signal_ends_every_process(tmp_path, number, status):
         process.send_signal(number)
         error = process.stderr.read()
     assert process.returncode == status
-    assert (
-        error
-        == f"stopped: no update yet; resume from {tmp_path}/checkpoint_last.pt with the same command\n"
-    )
+    resume = f"resume from {tmp_path}/checkpoint_last.pt with the same command"
+    assert error == f"stopped: no update yet; {resume}\n"
     assert not is_alive(child_of(tmp_path))
 
 
@@ -169,7 +175,10 @@ def test_a_loss_of_nan_advises_a_lower_rate(tmp_path, reason):
 
 
 def test_the_train_loss_is_one_average_to_the_last_line(tmp_path):
-    """fairseq logs the mean over an epoch between means over intervals: only the latter are shown."""
+    """fairseq logs the mean over an epoch between means over intervals.
+
+    Only the latter are shown.
+    """
     figures = '"num_updates": "%d", "wps": "5"}\''
     say = 'echo \'| INFO | %s | {"epoch": 1, '
     program = "\n".join(

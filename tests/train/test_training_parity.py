@@ -32,7 +32,10 @@ def loss_of(model, pairs):
 
 
 def train(backend, operators):
-    """The loss of every update; the hypotheses of held-out sentences, each with its mean log-probability a word."""
+    """Return the loss of every update, and the hypotheses of held-out sentences.
+
+    Each hypothesis has its mean log-probability a word.
+    """
     operators(backend)
     model = build(
         "transformer_rskip_ln_tiny", encoder_layers=3, decoder_layers=3, dropout=0.1
