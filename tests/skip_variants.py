@@ -1,6 +1,7 @@
-"""Every skip variant with its equation written out, and float64 normalisations made of elementary sums.
+"""Every skip variant with its equation written out, and normalisations made of elementary sums.
 
-The references share nothing with the package: gradients come from autograd through plain arithmetic in float64.
+The normalisations are in float64. The references share nothing with the package: gradients come
+from autograd through plain arithmetic in float64.
 """
 
 import functools
@@ -15,8 +16,8 @@ from fairseq_rskip.flags import label
 from fairseq_rskip.residual import KINDS, Place, SkipConnection, create_skip
 from fairseq_rskip.residual.schedule import scheduled
 
-# y of x, F, the norms G (by step) and the parameters (by name), all on rows (positions, dim); p["hold"] of a gate is
-# the gate, or the gate as a constant
+# y of x, F, the norms G (by step) and the parameters (by name), all on rows (positions, dim);
+# p["hold"] of a gate is the gate, or the gate as a constant
 Equation = Callable[[Tensor, Tensor, list[Callable[[Tensor], Tensor]], dict[str, Any]], Tensor]
 
 
@@ -27,7 +28,10 @@ class Variant(NamedTuple):
     equation: Equation
 
     def build(self, dim: int, seed: int = 0, **layout) -> SkipConnection:
-        """The variant with every parameter drawn at random, so that no gain is 1 and no bias is 0."""
+        """Build the variant with every parameter drawn at random.
+
+        So no gain is 1 and no bias is 0.
+        """
         skip = create_skip(dim=dim, **self.options, **layout)
         with torch.no_grad():
             for name, parameter in skip.named_parameters():
@@ -107,7 +111,8 @@ for _norm in ("rms", "scale", "ada", "dyt", "derf"):
         row("xskip", lambda x, f, g, p: g[0](2 * x + f), skip_lambda=2, norm=_norm),
         row("rskip", lambda x, f, g, p: g[1](x + g[0](x + f)), skip_lambda=2, norm=_norm),
     ]
-# a rival has its own defaults but for options, in the last sublayer of the third of six encoder layers
+# a rival has its own defaults but for options, in the last sublayer of the third of six encoder
+# layers
 PLACE = Place(
     "encoder", "ffn", index=2, depth=6, other_depth=6, other_sublayers=3, position=1, sublayers=2
 )
@@ -391,7 +396,10 @@ ROW_NORMS: dict[str, Callable[..., Tensor]] = {
 def reference_norm(
     case: Case, own: dict[str, Tensor], hold, eps: float = 1e-5
 ) -> Callable[[Tensor], Tensor]:
-    """G, with its parameters ``own``, on rows ``(positions, dim)``; ``hold`` is given its statistics."""
+    """Return G, with its parameters ``own``, on rows ``(positions, dim)``.
+
+    ``hold`` is given its statistics.
+    """
     mask = case.mask()
     keep = slice(None) if mask is None else (~mask).flatten()
 
@@ -413,8 +421,11 @@ def reference_norm(
 def reference(
     case: Case, skip: SkipConnection, x: Tensor, f: Tensor, parameters: dict, freeze: bool = False
 ) -> Tensor:
-    """The variant's equation in float64; ``parameters`` by name, as ``skip.named_parameters()`` has them; ``freeze``
-    makes statistics and gates constants."""
+    """Return the variant's equation in float64.
+
+    ``parameters`` are by name, as ``skip.named_parameters()`` has them; ``freeze`` makes statistics
+    and gates constants.
+    """
     hold = torch.Tensor.detach if freeze else lambda statistic: statistic
     prefixes = [
         f"{name}." for name, _ in skip.named_modules() if name.startswith(("post.", "branch"))

@@ -1,4 +1,7 @@
-"""What rskip evaluate must refuse, for test_evaluate.py: how to spoil data or model, and what the error says."""
+"""What rskip evaluate must refuse, for test_evaluate.py.
+
+This says how to spoil data or model, and what the error says.
+"""
 
 import torch
 from exploits import Call, touch

@@ -1,7 +1,7 @@
-"""What whole stacks of the rules that keep more than one tensor compute, written out in elementary float64 arithmetic;
-and such a stack of the package's.
+"""What whole stacks of the rules that keep more than one tensor compute.
 
-The references share nothing with the package; gradients come from autograd.
+It is written out in elementary float64 arithmetic; beside it is such a stack of the package's. The
+references share nothing with the package; gradients come from autograd.
 """
 
 import itertools
@@ -20,7 +20,10 @@ PARTS = ("pre", "post", "res")  # of mHC: what reads, what is written, what stay
 
 
 class Blocks(NamedTuple):
-    """What a reference is given: the branches F_k, the shape of the stack and the parameters by block and name."""
+    """What a reference is given.
+
+    That is the branches F_k, the shape of the stack and the parameters by block and name.
+    """
 
     branches: list[Callable[[Tensor], Tensor]]
     depth: int
@@ -79,7 +82,10 @@ def siamesenorm(x: Tensor, blocks: Blocks) -> Tensor:
 
 
 def by_layers(x: Tensor, stored: Tensor, blocks: Blocks, norm: str = "") -> Tensor:
-    """Pre-norm layers from x on; after block k, a layer's last, what is stored so far is mixed into the next x."""
+    """Compute pre-norm layers from x on.
+
+    After block k, a layer's last, what is stored so far is mixed into the next x.
+    """
     history = [stored]
     for k in range(len(blocks.branches)):
         x = x + blocks.branch(k, x)
@@ -135,7 +141,10 @@ def mhar(x: Tensor, blocks: Blocks, heads: int, temperature: float = 1.0, size: 
 
 
 def delta_attnres(x: Tensor, blocks: Blocks) -> Tensor:
-    """The ordinary pre-norm sum, whose branches also read a mixture of what earlier branches returned."""
+    """Compute the ordinary pre-norm sum.
+
+    Its branches also read a mixture of what earlier branches returned.
+    """
     values = [x]
     for k in range(len(blocks.branches)):
         read = x
@@ -155,7 +164,10 @@ def gelu(z: Tensor) -> Tensor:
 
 
 def mudd(x: Tensor, blocks: Blocks) -> Tensor:
-    """Pre-norm layers; after each, what is stored so far is mixed with weights of the newest output."""
+    """Compute pre-norm layers.
+
+    After each, what is stored so far is mixed with weights of the newest output.
+    """
     history = [x]
     for k in range(len(blocks.branches)):
         x = x + blocks.branch(k, x)
@@ -239,7 +251,10 @@ def permutations(res: Tensor, n: int) -> list[list[Tensor]]:
 
 
 def kronecker(res: Tensor, n: int) -> list[list[Tensor]]:
-    """Entry (i, j) is a product over the bits of i and j: p where they agree, 1 - p where they do not."""
+    """Return the matrix whose entry (i, j) is a product over the bits of i and j.
+
+    A factor is p where they agree, 1 - p where they do not.
+    """
     bits = n.bit_length() - 1
     stay = [1 / (1 + torch.exp(res[..., 2 * k + 1] - res[..., 2 * k])) for k in range(bits)]
     factors = [
@@ -405,7 +420,10 @@ RULES = {name: ({"kind": name, **options}, equation) for name, (options, equatio
 
 
 class Stack(nn.Module):
-    """``depth`` layers of ``sublayers`` blocks; the branch of block k is ``tanh(z W_k)`` with W_k constant."""
+    """``depth`` layers of ``sublayers`` blocks.
+
+    The branch of block k is ``tanh(z W_k)`` with W_k constant.
+    """
 
     def __init__(self, rule: str, depth: int = 2, sublayers: int = 2, dim: int = 9, **options: Any):
         super().__init__()
@@ -417,7 +435,8 @@ class Stack(nn.Module):
         options = {**RULES[rule][0], **options}
         self.turns = options.get("matrix") in ("quaternions", "cayley")
         self.skips = nn.ModuleList(create_skip(dim=dim, place=place, **options) for place in places)
-        # beside streams that do not grow, or turn, rounding inside of a steep branch would count more
+        # beside streams that do not grow, or turn, rounding inside of a steep branch would count
+        # more
         steepness = 0.25 if rule in ("multi_gate", "ohc") else 1.0
         self.weights = [steepness * draw((dim, dim), 50 + k) for k in range(blocks)]
 

@@ -1,19 +1,26 @@
-"""A text of letters for the tests of language models, prepared as a user prepares one, and models trained on it."""
+"""A text of letters for the tests of language models, and models trained on it.
+
+The text is prepared as a user prepares one.
+"""
 
 import random
 
 from conftest import LETTERS, ROOT, run_checked
 
 TRAINING = (
-    "--task language_modeling --tokens-per-sample 32 --sample-break-mode none --batch-size 8 --optimizer adam "
-    "--lr 0.005 --lr-scheduler inverse_sqrt --warmup-updates 10 --cpu --num-workers 0 --log-format json "
+    "--task language_modeling --tokens-per-sample 32 --sample-break-mode none --batch-size 8 "
+    "--optimizer adam --lr 0.005 --lr-scheduler inverse_sqrt --warmup-updates 10 --cpu "
+    "--num-workers 0 --log-format json "
     "--max-update 60 --validate-interval-updates 30 --no-progress-bar --no-epoch-checkpoints"
 ).split()
 PLUGIN = ["--user-dir", str(ROOT / "fairseq_rskip")]
 
 
 def write_text(path):
-    """100 documents of 3 lines, in which a letter's successor in the alphabet, mostly, follows it."""
+    """Write 100 documents of 3 lines.
+
+    In them a letter's successor in the alphabet, mostly, follows it.
+    """
     rng = random.Random(1)
     with open(path, "w", encoding="utf-8") as file:
         for line in range(300):

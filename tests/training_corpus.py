@@ -1,4 +1,7 @@
-"""For the tests of scripts/train.sh: the tiny corpus as data preparation leaves one, longer sentences, plans."""
+"""The tiny corpus as data preparation leaves one, longer sentences, and plans.
+
+This is for the tests of scripts/train.sh.
+"""
 
 import json
 import shlex
@@ -15,7 +18,10 @@ STARTING = "starting: reading the options and the data takes some seconds"
 
 
 def prepare(tiny_corpus, tmp_path):
-    """A copy of the tiny corpus, called numbers, in a folder with a space and an umlaut; returns the folder."""
+    """Copy the tiny corpus, called numbers, to a folder with a space and an umlaut.
+
+    Returns the folder.
+    """
     folder = tmp_path / "ein Körper"
     shutil.copytree(tiny_corpus, folder / "data-bin")
     about = {"corpus": "numbers", "src": "src", "tgt": "tgt", "joined_dictionary": True}
@@ -24,7 +30,10 @@ def prepare(tiny_corpus, tmp_path):
 
 
 def lengthen(prefix, number, tokens):
-    """Give sentence ``number``, counted from 1, of the binarised ``prefix`` so many tokens, its end counted."""
+    """Give sentence ``number``, counted from 1, of the binarised ``prefix`` so many tokens.
+
+    Its end is counted.
+    """
     old = indexed_dataset.make_dataset(str(prefix), "mmap")
     items = [old[index].clone() for index in range(len(old))]
     items[number - 1] = torch.cat(
@@ -38,8 +47,10 @@ def lengthen(prefix, number, tokens):
 
 
 def planner(capsys):
-    """A function that plans in this process, with train.sh's arguments; ``words`` of what it returns is the command
-    without the program, ``args`` how fairseq parses it."""
+    """Return a function that plans in this process, with train.sh's arguments.
+
+    ``words`` of what it returns is the command without the program, ``args`` how fairseq parses it.
+    """
 
     def plan(*argv):
         status = main(["train", *map(str, argv)])

@@ -47,7 +47,10 @@ def stock_defaults(arch: str) -> Namespace:
 
 
 def randomise(model, seed: int = 7) -> None:
-    """Move gains, biases, running statistics and zero matrices off their start: at 1 and 0 a mix-up would not show."""
+    """Move gains, biases, running statistics and zero matrices off their start.
+
+    At 1 and 0 a mix-up would not show.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -80,7 +83,10 @@ def pad(rows, left: bool = False) -> torch.Tensor:
 
 
 def batch(pairs, left_pad_source: bool = True):
-    """``src_tokens, src_lengths, prev_output_tokens`` as fairseq's translation task lays them out."""
+    """Return ``src_tokens, src_lengths, prev_output_tokens``.
+
+    They are as fairseq's translation task lays them out.
+    """
     eos = dictionary().eos()
     src = pad([s for s, _ in pairs], left=left_pad_source)
     return src, torch.tensor([len(s) for s, _ in pairs]), pad([[eos] + t[:-1] for _, t in pairs])

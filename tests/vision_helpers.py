@@ -44,7 +44,10 @@ def pack(folder, archive, name=None):
 
 
 def arguments(output, data, more=(), **options):
-    """A run that takes a second: depth 8, 6 iterations of 8 images on one CPU thread, unless ``options`` say else."""
+    """Return the arguments of a run that takes a second.
+
+    Unless ``options`` say else it has depth 8 and 6 iterations of 8 images on one CPU thread.
+    """
     options = {
         "depth": 8,
         "iterations": 6,
@@ -61,7 +64,10 @@ def arguments(output, data, more=(), **options):
 
 
 def train(capfd, output, data, **options):
-    """``main`` in this process: (exit status, stdout, stderr); the exit status alone where ``capfd`` is None."""
+    """Call ``main`` in this process and return (exit status, stdout, stderr).
+
+    Where ``capfd`` is None it returns the exit status alone.
+    """
     if capfd is not None:
         capfd.readouterr()
     try:
@@ -84,7 +90,10 @@ def _interrupt():
 
 @contextlib.contextmanager
 def stop_at(monkeypatch, iteration, stop=_interrupt):
-    """In the block runs call ``stop()``, which raises unless it says else, when ``iteration`` iterations are done."""
+    """Call ``stop()`` in the block when a run has done ``iteration`` iterations.
+
+    ``stop`` raises unless it says else.
+    """
     step = Trainer.train_step
 
     def stopping(self):

@@ -1,4 +1,7 @@
-"""Order, augmentation and learning rate: against torchvision's transforms for the same draws, and by hand."""
+"""Order, augmentation and learning rate.
+
+They are compared with torchvision's transforms for the same draws, and with values by hand.
+"""
 
 import pytest
 import torch

@@ -49,8 +49,8 @@ def test_other_images_are_refused_and_the_same_elsewhere_are_not(
     write_image(kept, seed="another picture")
     line = refused(train(capfd, tmp_path / "run", f"imagefolder:{folder}", resume=True))
     assert (
-        f"{'result.json' if done else 'checkpoint.pt'} is of another run: SHA-256 of images and labels: "
-        in line
+        f"{'result.json' if done else 'checkpoint.pt'} is of another run: "
+        "SHA-256 of images and labels: " in line
     )
     kept.write_bytes(pixels)
     monkeypatch.chdir(tmp_path)
@@ -113,14 +113,20 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(
 
     monkeypatch.setattr(trainer_module.F, "cross_entropy", breaks)
     path = tmp_path / "run" / "seed1" / "checkpoint.pt"
-    line = f"stopped at iteration 4, the loss is not finite; the last good checkpoint is {path}; try a lower --lr"
+    line = (
+        "stopped at iteration 4, the loss is not finite; "
+        f"the last good checkpoint is {path}; try a lower --lr"
+    )
     assert refused(train(capfd, tmp_path / "run", images)).startswith(line)
     state = torch.load(path, weights_only=True)
     assert state["iteration"] == 3 and all(v.isfinite().all() for v in state["model"].values())
 
 
 def test_gradients_that_overflow_in_fp16_stop_the_run(tmp_path, images, capfd, monkeypatch):
-    """A CPU's scaler, which halves its scale at every overflow: from 1e-3 to below 1e-4 in four iterations."""
+    """A CPU's scaler halves its scale at every overflow.
+
+    It goes from 1e-3 to below 1e-4 in four iterations.
+    """
     small = torch.amp.GradScaler("cpu", init_scale=1e-3)
     monkeypatch.setattr(torch.amp, "GradScaler", lambda *_, **__: small)
     wrapped = Trainer._wrapped

@@ -1,4 +1,7 @@
-"""PreAct-ResNet against a straight-line float64 implementation with the same weights, and its parameter counts."""
+"""PreAct-ResNet against a straight-line float64 implementation with the same weights.
+
+Its parameter counts are tested, too.
+"""
 
 import functools
 import math
@@ -47,7 +50,10 @@ def skip_norms(variant, axes, weights, block, image_shape):
 
 
 def reference(x, weights, depth, variant, shortcut, axes="c"):
-    """He et al. 2016b, with the variant's equation (plain arithmetic) in place of the addition; training mode."""
+    """Compute He et al. 2016b with the variant's equation in place of the addition.
+
+    The equation is plain arithmetic; the network is in training mode.
+    """
     x = F.conv2d(x, weights["conv.weight"], padding=1)
     units = (depth - 2) // 6
     for unit in range(3 * units):

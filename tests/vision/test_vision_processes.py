@@ -26,8 +26,8 @@ for name in ("fairseq", "omegaconf", "hydra"):
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-# trainings in two processes, as torchrun starts them; the first process of one that "dies" is killed after iteration 3;
-# prints the random number that each process would draw after each update
+# trainings in two processes, as torchrun starts them; the first process of one that "dies" is
+# killed after iteration 3; prints the random number that each process would draw after each update
 IN_TWO = """
 import json, os, signal, socket, sys
 import torch._dynamo, torchvision.datasets  # seconds, once for all processes
@@ -73,7 +73,10 @@ def in_two(*runs):
 
 
 def test_a_killed_run_resumes_to_the_same_bits_without_fairseq_or_reader(tmp_path, images, capfd):
-    """fairseq cannot be imported, and a reader that left (``... | head``) does not cost the training."""
+    """fairseq cannot be imported.
+
+    A reader that left (``... | head``) does not cost the training.
+    """
     options = {"iterations": 40, "save_interval": 1, "resume": True}
     path = tmp_path / "killed" / "seed1" / "checkpoint.pt"
     command = [
@@ -112,9 +115,10 @@ def test_a_killed_run_resumes_to_the_same_bits_without_fairseq_or_reader(tmp_pat
 
 
 def reference_of_two_processes(config, iterations):
-    """One process: each half of a batch has its own batch statistics, the update is the mean of the halves' gradients.
+    """Train in one process: each half of a batch has its own batch statistics.
 
-    Running statistics are those that the first half leaves behind.
+    The update is the mean of the halves' gradients. Running statistics are those that the first
+    half leaves behind.
     """
     data = load(config)
     trainer = Trainer(config, 1, data, Group(0, 1, torch.device("cpu")))
@@ -155,7 +159,10 @@ def test_two_processes_equal_one_with_their_halves(tmp_path, images):
 
 
 def test_every_process_draws_other_masks_and_all_resume_bit_for_bit(tmp_path, images):
-    """Stochastic depth, in a whole run and in one with --skip-log-interval that dies and resumes."""
+    """Stochastic depth is on, in a whole run and in one that dies and resumes.
+
+    The latter has --skip-log-interval.
+    """
     options = {"save_interval": 1, "skip_drop_path": 0.5}
     parts = arguments(tmp_path / "parts", images, **options, resume=True, skip_log_interval=2)
     out = in_two(arguments(tmp_path / "whole", images, **options), ["dies", *parts], parts)

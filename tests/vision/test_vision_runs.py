@@ -150,7 +150,10 @@ def test_a_signal_saves_and_says_so(tmp_path, images, capfd, monkeypatch, number
 
 @pytest.mark.slow
 def test_compile_trains_the_same(tmp_path, images, capfd, monkeypatch, whole):
-    """Traced and differentiated ahead of time, run as it is: what --compile adds beside the C++ compiler's minute."""
+    """The network is traced and differentiated ahead of time, and run as it is.
+
+    That is what --compile adds beside the C++ compiler's minute.
+    """
     compiler, calls = torch.compile, []
 
     def ahead_of_time(module):

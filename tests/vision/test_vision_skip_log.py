@@ -33,7 +33,10 @@ def config(images, tmp_path):
 
 
 def probed(config, updates, name):
-    """The figures of a block at update number ``updates`` + 1, of a run without a log, each image by its own loss."""
+    """Return the figures of a block at update number ``updates`` + 1, of a run without a log.
+
+    Each image is measured by its own loss.
+    """
     trainer = Trainer(config, 1, load(config), GROUP)
     for _ in range(updates):
         trainer.train_step()
@@ -76,7 +79,10 @@ def test_training_is_the_same_bit_for_bit(tmp_path, images, capfd):
 
 
 def test_a_run_waits_for_the_operator_and_never_changes_it(tmp_path, images, capfd, monkeypatch):
-    """An operator that the background had built would take over within a run, with other last bits."""
+    """An operator that the background had built would take over within a run.
+
+    It would have other last bits.
+    """
     waits = []
     monkeypatch.setattr(dispatch, "_backends", {})
     monkeypatch.setattr(
@@ -91,7 +97,10 @@ def test_a_run_waits_for_the_operator_and_never_changes_it(tmp_path, images, cap
 def test_resume_with_another_interval_forgets_only_what_it_does_again(
     tmp_path, images, capfd, monkeypatch
 ):
-    """Killed after iteration 5, resumes from 4: what the first part logged at 5 is void, 4 stays, in mid-epoch too."""
+    """Killed after iteration 5, the run resumes from 4.
+
+    What the first part logged at 5 is void, 4 stays, in mid-epoch too.
+    """
     options = {"save_interval": 4, "batch_size": 4, "iterations": 8, "train_images": 12}
     with stop_at(monkeypatch, 5):
         assert train(capfd, tmp_path / "run", images, skip_log_interval=1, **options)[0] == 130
@@ -104,7 +113,10 @@ def test_resume_with_another_interval_forgets_only_what_it_does_again(
 
 
 def test_compiled_networks_are_measured_uncompiled(config, monkeypatch):
-    """torch.compile's code calls no hooks; a stand-in that cannot be watched shows that it is not asked."""
+    """torch.compile's code calls no hooks.
+
+    A stand-in that cannot be watched shows that it is not asked.
+    """
     monkeypatch.setattr(
         torch, "compile", lambda module: lambda x: module(x).detach().requires_grad_()
     )
