@@ -76,7 +76,7 @@ def test_coefficients_in_numbers():
     )  # mean λw, norms of w and λw; x:F; a = 2b, x = F/2
 
 
-def test_a_batch_norm_in_training_takes_the_statistics_of_the_batch_and_keeps_none():
+def test_a_training_batch_norm_uses_batch_statistics_and_keeps_none():
     skip = create_skip("rskip", 4, norm="batch").double()
     x, f_x = draw((2, 3, 4), 1), draw((2, 3, 4), 2)
     before = skip.post[0].running_mean.clone()

@@ -145,7 +145,7 @@ def test_ratio_learned_vectors_and_stage(runs, analyze, tmp_path):
     assert re.search(r"^ +w +2 +2 +2 ", out, re.M) and "adaptive" not in out
 
 
-def test_ratio_reports_lambda_where_it_adapts_and_refuses_what_has_no_ratio(analyze):
+def test_ratio_reports_an_adaptive_lambda_and_refuses_what_has_no_ratio(analyze):
     models = ("a=fresh:--depth 8 --skip-kind askip", f"r={FRESH}")
     status, out, _, rows = analyze("ratio", *models, examples=2)
     assert status == 0 and "adaptive λ, mean over 2 training images" in out

@@ -88,9 +88,7 @@ def test_lambda_1_is_stock_fairseqs_language_model(arch, ours, stock, options, s
 
 
 @pytest.mark.parametrize("arch", EVERY)
-def test_every_rule_trains_decodes_one_token_at_a_time_and_leaves_padding_out(
-    arch, exact_attention
-):
+def test_every_rule_trains_decodes_by_token_and_leaves_padding_out(arch, exact_attention):
     model = build(arch, **TINY).double()
     randomise(model)
     inputs = tokens((6, 6, 6))

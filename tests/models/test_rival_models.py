@@ -51,7 +51,7 @@ def test_fairseq_and_train_cifar_tell_a_schedule_the_number_of_updates(images, t
     assert counts == {state["iteration"] - 1}
 
 
-def test_ngpt_stays_on_its_sphere_and_keeps_the_vectors_of_its_branch_at_length_1():
+def test_ngpt_stays_on_its_sphere_and_keeps_branch_vectors_at_length_1():
     x, f, skip = draw(SEQUENCE, 1), draw(SEQUENCE, 2), create_skip("ngpt", 5).double()
     y = skip(x, f)
     torch.testing.assert_close(y.square().sum(-1), torch.full((4, 3), 5.0).double())
@@ -124,7 +124,7 @@ def test_a_rule_rescales_and_does_not_redraw():
             assert torch.equal(gate[name], weight)
 
 
-def test_tfixup_scales_the_embeddings_and_fixups_output_matrix_starts_at_zero_if_it_is_not_the_embedding():
+def test_tfixup_scales_embeddings_and_fixups_own_output_starts_at_zero():
     plain, scaled = (build(f"transformer_{kind}_tiny", **BASE) for kind in ("xskip", "tfixup"))
     for side in ("encoder", "decoder"):
         before, after = (getattr(model, side).embed_tokens.weight for model in (plain, scaled))
@@ -145,7 +145,7 @@ class Pairs(list):
         return {"net_input": net_input, "target": previous, "ntokens": int(lengths.sum())}
 
 
-def test_admin_profiles_where_a_training_can_follow_and_leaves_random_draws_alone(monkeypatch):
+def test_admin_profiles_if_training_can_follow_and_leaves_draws_alone(monkeypatch):
     made = task()
     pairs = [
         {"source": torch.tensor(s), "target": torch.tensor(t)} for s, t in sentences((7, 3, 5))
@@ -210,7 +210,7 @@ def test_a_resnet_without_batch_norm(kind):
     assert torch.equal(last(x), x)
 
 
-def test_the_first_block_that_leaves_fp16_is_named_once_the_loss_scale_falls(caplog):
+def test_the_first_block_to_leave_fp16_is_named_once_the_loss_scale_falls(caplog):
     model = build("transformer_xskip_tiny", **TINY, skip_lambda=30.0)
     optimizer = SimpleNamespace(scaler=SimpleNamespace(loss_scale=128.0))
     calls = []

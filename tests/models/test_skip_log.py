@@ -178,7 +178,7 @@ def test_what_was_logged_of_updates_that_are_done_again_is_void(model, folder):
     assert all(values.keys() == {1, 2, 3, 4, 8} for values in found.values())
 
 
-def test_an_updates_first_batch_is_logged_but_neither_dummies_nor_overflows(model, folder):
+def test_an_updates_first_batch_is_logged_but_no_dummy_or_overflow(model, folder):
     log = SkipLog(train_step, model, 1)
     run(log, model, [0], ignore_grad=True)
     overflowing = SimpleNamespace(
@@ -220,9 +220,7 @@ def train(corpus, save_dir, *options):
 
 
 @pytest.mark.slow
-def test_fairseq_train_writes_them_and_trains_the_same_and_resumes_with_another_interval(
-    tiny_corpus, tmp_path
-):
+def test_fairseq_train_logs_trains_alike_and_resumes_at_another_interval(tiny_corpus, tmp_path):
     _, plain = train(tiny_corpus, tmp_path / "plain", "--max-update", "6")
     assert not (tmp_path / "plain" / "events" / "skip").exists()
     log, _ = train(tiny_corpus, tmp_path / "watched", "--skip-log-interval", "2")

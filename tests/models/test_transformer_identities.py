@@ -71,7 +71,7 @@ def test_a_stock_checkpoint_loads_and_says_the_same(arch, ours, stocks, options,
     assert hypotheses(model, sentences()) == hypotheses(stock, sentences())
 
 
-def test_an_encoder_layer_equals_stocks_under_an_attention_mask_and_returns_fc(stock_operators):
+def test_an_encoder_layer_equals_stocks_under_a_mask_and_returns_fc(stock_operators):
     config = resolve(
         SimpleNamespace(
             **vars(MODEL_DATACLASS_REGISTRY["transformer_rskip_ln_tiny"](skip_lambda=1.0))
@@ -183,9 +183,7 @@ def test_same_seed_gives_stock_weights_dropout_and_gradients(
 
 
 @pytest.mark.parametrize("arch", ALL_TINY)
-def test_incremental_decoding_is_full_decoding_and_padding_and_company_change_nothing(
-    arch, exact_attention
-):
+def test_incremental_decoding_padding_and_company_change_nothing(arch, exact_attention):
     """They agree in float64, to the precision of fairseq's softmax.
 
     That is fp32 in incremental decoding only.

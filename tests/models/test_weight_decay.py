@@ -182,7 +182,7 @@ def test_weight_decay_leaves_the_mixing_of_streams_alone(kind):
 
 
 @pytest.mark.parametrize("kind", ["hyper", "mhc", "fractional"])
-def test_training_with_a_large_weight_decay_keeps_static_mixing_and_is_finite(kind):
+def test_training_under_large_weight_decay_is_finite_and_keeps_mixing(kind):
     """Ten updates that take a tenth of every other weight each, where others report NaN."""
     model = build(f"transformer_{kind}_tiny")
     static = {

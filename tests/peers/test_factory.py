@@ -76,7 +76,7 @@ def test_delta_attention_residuals(gate):
     torch.testing.assert_close(stack(x), h, **TOLERANCE)
 
 
-def test_its_first_delta_block_reads_twice_the_stream_which_the_norm_divides_out():
+def test_its_first_delta_block_reads_twice_x_which_the_norm_divides_out():
     stack, _, x = made("delta_attnres", eps=1e-30)
     torch.testing.assert_close(sublayer(stack, 0)(x + x), sublayer(stack, 0)(x), **TOLERANCE)
 

@@ -169,7 +169,7 @@ def test_at_the_start_a_stack_is_plain_pre_norm(rule):
     torch.testing.assert_close(stack(x), pre_norm(x, stack.blocks()), rtol=1e-12, atol=1e-12)
 
 
-def test_attention_residuals_of_one_block_over_the_depth_start_as_half_the_pre_norm_stack():
+def test_attention_residuals_of_one_block_start_as_half_of_pre_norm():
     """c is the mean of what entered and the sum of all branches.
 
     That is half of x + F + F', which G takes for the whole.

@@ -91,7 +91,7 @@ def test_gpas_scales_the_output_and_not_the_gradient():
 
 
 @pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
-def test_an_orthogonal_update_is_orthogonal_and_of_a_parallel_branch_nothing_is_left(shape):
+def test_an_orthogonal_update_is_orthogonal_and_drops_a_parallel_branch(shape):
     axis = 1 if shape == IMAGE else -1
     x, f = draw(shape, 1), draw(shape, 2)
     skip = create_skip("orthogonal", 5, channel_dim=axis, eps=1e-12).double()

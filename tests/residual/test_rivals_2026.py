@@ -119,7 +119,7 @@ def test_delta_attention_adds_the_mean_of_earlier_branches_at_the_start():
     torch.testing.assert_close(stack(x), h, rtol=1e-12, atol=1e-12)
 
 
-def test_a_stream_of_identity_hyper_connections_changes_by_the_branch_alone():
+def test_identity_hyper_connections_change_a_stream_by_the_branch_alone():
     """(y_i - x_i) is a multiple of F, w_i between 0 and 2."""
     skip = Stack("ihc", 2, 2, streams=4).randomise().double().skips[1]
     h, f = draw((5, 4 * 9), 1), draw((5, 9), 2)
@@ -218,7 +218,7 @@ def test_streams_of_multi_gate_residuals_are_convex_in_the_branch():
         torch.testing.assert_close(after(), f.unsqueeze(1).expand(5, 3, 9), rtol=1e-12, atol=1e-12)
 
 
-def test_multi_gate_residuals_collect_streams_that_differ_and_read_their_mean():
+def test_multi_gates_collect_streams_that_differ_and_read_their_mean():
     """At the start the first two blocks add what their branches returned.
 
     Then gates move all alike.
@@ -241,7 +241,7 @@ def test_gates_of_multi_gate_residuals_start_by_depth(layers):
     assert chosen.tolist() == [-1.5] * 4
 
 
-def test_gates_start_half_open_in_a_stack_that_is_too_shallow_for_the_formula():
+def test_gates_start_half_open_in_a_stack_too_shallow_for_the_formula():
     place = Place(index=1, depth=2, position=1, sublayers=2)
     bias = create_skip("multi_gate", 5, streams=8, gate_bias=None, place=place)
     assert not hasattr(bias, "gate_bias")  # all four blocks collect streams
@@ -250,7 +250,7 @@ def test_gates_start_half_open_in_a_stack_that_is_too_shallow_for_the_formula():
     assert skip.gate_bias.tolist() == [0.0] * 9
 
 
-def test_a_gated_residual_reads_half_of_the_mean_norm_where_its_gates_are_zero():
+def test_a_gated_residual_reads_half_of_the_mean_norm_at_gates_of_zero():
     """And then writes F to every stream once."""
     skip = Stack("gated_residual", 2, 2, streams=4).double().skips[1]
     with torch.no_grad():
@@ -345,7 +345,7 @@ def test_a_norm_agnostic_step_is_across_x_and_a_share_of_its_length():
     torch.testing.assert_close(skip(7 * x, f), 7 * (x + step))  # and that of x scales the step
 
 
-def test_norm_agnostic_steps_start_at_half_their_weight_over_the_root_of_the_block():
+def test_norm_agnostic_steps_start_at_half_weight_over_root_of_the_block():
     for place, number in ((FIRST, 2), (LAST, 12)):
         skip = create_skip("nag", 5, place=place).double()
         with torch.no_grad():
