@@ -33,8 +33,13 @@ def train(trainer: Trainer, x: torch.Tensor, steps: int) -> int:
 
 
 def table(args: Any) -> list[harness.Row]:
-    depth, size, steps = (8, 8, 1) if args.quick else (20, 128, 2 if args.device == "cpu" else 50)
-    device, amp = torch.device(args.device), "off" if args.dtype == "fp32" else args.dtype
+    depth, size, steps = 20, 128, 50
+    if args.device == "cpu":
+        steps = 2
+    if args.quick:
+        depth, size, steps = 8, 8, 1
+    device = torch.device(args.device)
+    amp = "off" if args.dtype == "fp32" else args.dtype
     torch.backends.cudnn.benchmark = True
     keep_freed_memory()
     images, labels = torch.randint(256, (size, 32, 32, 3)).byte(), torch.randint(10, (size,))

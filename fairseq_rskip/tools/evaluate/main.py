@@ -98,7 +98,9 @@ def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> di
 
     from fairseq_rskip.tools.evaluate import weights
 
-    average = options.average if options.average is not None else 0 if corpus.is_text else 5
+    average = options.average
+    if average is None:
+        average = 0 if corpus.is_text else 5
     taken, which = weights.choose(options.folder, average, options.checkpoint)
     print_line(f"== {which}")
     if corpus.is_text:
@@ -124,8 +126,11 @@ def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> di
         make_folder(options.out)
         checkpoint = weights.one_file(taken, options.out / "averaged.pt")
         weights.load_state(checkpoint)  # an unusable one ends in one line here
-        on_gpu = torch.cuda.is_available() and not options.cpu
-        device = ["--cpu"] if not on_gpu else [] if options.fp32 else ["--fp16"]
+        device = []
+        if options.cpu or not torch.cuda.is_available():
+            device = ["--cpu"]
+        elif not options.fp32:
+            device = ["--fp16"]
         command = generation.command(corpus, checkpoint, [*search, *device], program)
         print_line(f"== {program} on {len(references):,} lines\n{shlex.join(command)}")
         cached.make(log, key, lambda path: generation.run(command, path, len(references)))
