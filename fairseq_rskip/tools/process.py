@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,8 +64,12 @@ def follow(
     """
     newest = deque[bytes](maxlen=500)
     process = None
+    # An exception that a handler raises in a fork is lost, and one before ``process`` has a value
+    # would leave the command running: signals wait.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
-        process = _start(command, inherit, piped=bool(on_line or log))
+        process = _start(command, inherit, bool(on_line or log), before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for line in process.stdout or ():
             newest.append(line)
             if log:
@@ -78,23 +82,28 @@ def follow(
         if process:
             _end(process)
         raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(command: Sequence[str], inherit: Sequence[int], piped: bool) -> subprocess.Popen:
+def _start(
+    command: Sequence[str],
+    inherit: Sequence[int],
+    piped: bool,
+    blocked: Iterable[int],
+) -> subprocess.Popen:
     """Start ``command`` as the leader of a process group that ends with this process.
 
-    Raises ``UserError``.
+    ``blocked`` are the signals that wait in the command. Raises ``UserError``.
     """
     parent = os.getpid()
-    # an exception that a handler raises in a fork is lost: signals wait until the child has started
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
 
     def set_up_child() -> None:
         os.setpgrp()  # so that a signal can reach all of the command's processes
         end_with_parent(signal.SIGKILL)
         if os.getppid() != parent:  # it was killed before that took effect
             os.kill(os.getpid(), signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if piped else {}
     try:
@@ -108,8 +117,6 @@ def _start(command: Sequence[str], inherit: Sequence[int], piped: bool) -> subpr
         )
     except FileNotFoundError:
         raise UserError(f"{command[0]} is not installed beside this Python, nor on PATH") from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def environment() -> dict[str, str]:

@@ -17,6 +17,7 @@ from conftest import ROOT, run_command
 from fairseq.logging.progress_bar import SummaryWriter
 from training_corpus import STARTING, lengthen, planner, prepare
 
+from fairseq_rskip.tools import process
 from fairseq_rskip.tools.__main__ import main
 
 SCRIPT = ROOT / "scripts" / "train.sh"
@@ -107,6 +108,28 @@ def test_a_signal_ends_every_process(tmp_path, number, status):
     assert process.returncode == status
     resume = f"resume from {tmp_path}/checkpoint_last.pt with the same command"
     assert error == f"stopped: no update yet; {resume}\n"
+    assert not is_alive(child_of(tmp_path))
+
+
+def test_a_signal_while_the_command_starts_ends_it(tmp_path, monkeypatch):
+    """It comes between the start of the process and the first line that could end it."""
+    start = subprocess.Popen
+
+    def start_and_signal(*args, **options):
+        started = start(*args, **options)
+        wait_for(lambda: child_of(tmp_path), started)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started
+
+    monkeypatch.setattr(subprocess, "Popen", start_and_signal)
+    before = {number: signal.getsignal(number) for number in process._STOPPING}
+    process.stop_on_signals()
+    try:
+        with pytest.raises(process.Stopped):
+            process.follow(["sh", "-c", f"sleep 100 & echo $! > {tmp_path}/pid; wait"])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert not is_alive(child_of(tmp_path))
 
 
