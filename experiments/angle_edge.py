@@ -206,6 +206,15 @@ def losses(table: pandas.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
+def describe(found: pandas.DataFrame) -> str:
+    """The fit to the edges in words."""
+    fit = fit_exponent(found)
+    return (
+        f"{fit.constant:.2f} / N^e, e = {fit.exponent:.2f} "
+        f"({fit.low:.2f} to {fit.high:.2f}), {len(found)} edges"
+    )
+
+
 def verdict(fit: Fit) -> str:
     """What the registered rule says of 1/sqrt(N) and 1/N."""
     refuted = [name for name, e in (("1/√N", 0.5), ("1/N", 1.0)) if not fit.low <= e <= fit.high]
@@ -259,20 +268,18 @@ def main() -> None:
     for (task, lr), part in inside.groupby(["task", "lr"]):
         if part["residuals"].nunique() < FEWEST_DEPTHS:
             continue
-        fit = fit_exponent(part)
-        print_line(
-            f"{task}, rate {lr:g}: {fit.constant:.2f} / N^e, e = {fit.exponent:.2f} "
-            f"({fit.low:.2f} to {fit.high:.2f}), {len(part)} edges; {verdict(fit)}"
-        )
+        print_line(f"{task}, rate {lr:g}: {describe(part)}; {verdict(fit_exponent(part))}")
         cosine, runs = path_cosine(table[(table["task"] == task) & (table["lr"] == lr)])
         print_line(f"  cosine of the two gradients where kept: {cosine:.3f} ({runs} runs)")
-    for lr, part in inside.groupby("lr"):  # not registered: one line for both tasks
+    print_line("not registered: both tasks, and the deeper half of the depths")
+    for lr, part in inside.groupby("lr"):
         if part["task"].nunique() > 1:
-            fit = fit_exponent(part)
-            print_line(
-                f"both tasks, rate {lr:g}: {fit.constant:.2f} / N^e, e = {fit.exponent:.2f} "
-                f"({fit.low:.2f} to {fit.high:.2f}), {len(part)} edges"
-            )
+            print_line(f"  both tasks, rate {lr:g}: {describe(part)}")
+    for (task, lr), part in inside.groupby(["task", "lr"]):
+        deeper = part[part["residuals"] >= part["residuals"].median()]
+        if deeper["residuals"].nunique() >= FEWEST_DEPTHS:
+            least = deeper["residuals"].min()
+            print_line(f"  {task}, rate {lr:g}, N from {least} on: {describe(deeper)}")
     print_line(pandas.DataFrame(losses(table)).to_string(index=False))
     if not inside.empty:
         draw(inside)

@@ -331,7 +331,7 @@ def prepare(argv: list[str]) -> None:
     kind, words = find_kind(argv)
     prog = sys.argv[0]
     if not prog.endswith(".sh"):
-        prog = "rskip prepare" if kind.is_own else f"rskip prepare {kind.name}"
+        prog = "rskip prepare" if kind.is_own else f"rskip prepare {argv[0]}"
     preparation = plan(kind, read(kind, words, prog))
     out = preparation.out
     stop_on_signals()
