@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import pandas
@@ -65,8 +66,7 @@ def edge_at(residuals: int) -> float:
     if table["residuals"].nunique() < 3:
         raise UserError(f"{EDGES} has fewer than three depths of translation; run angle.yaml")
     logarithms = table[["residuals", "edge"]].map(math.log)
-    slope = logarithms.cov().loc["residuals", "edge"] / logarithms["residuals"].var()
-    intercept = logarithms["edge"].mean() - slope * logarithms["residuals"].mean()
+    slope, intercept = linear_regression(logarithms["residuals"], logarithms["edge"])
     return math.exp(intercept + slope * math.log(residuals))
 
 
