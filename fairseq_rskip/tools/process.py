@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,12 +64,11 @@ def follow(
     """
     newest = deque[bytes](maxlen=500)
     process = None
-    # An exception that a handler raises in a fork is lost, and one before ``process`` has a value
-    # would leave the command running: signals wait.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
-        process = _start(command, inherit, bool(on_line or log), before)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # An exception that a handler raises in a fork is lost, and one before ``process`` has a
+        # value would leave the command running.
+        with _signals_wait():
+            process = _start(command, inherit, bool(on_line or log))
         for line in process.stdout or ():
             newest.append(line)
             if log:
@@ -82,19 +81,33 @@ def follow(
         if process:
             _end(process)
         raise
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Signals with a handler of Python's arrive when the block ends.
+
+    Blocking them (``pthread_sigmask``) would not do: it holds for one thread, and any other thread
+    of the process can take the signal, whose handler then runs in this one all the same.
+    """
+    arrived = []
+    handlers = {number: signal.getsignal(number) for number in _STOPPING}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in handlers:
+            signal.signal(number, lambda number, frame: arrived.append(number))
+        yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in arrived:
+            signal.raise_signal(number)
 
 
-def _start(
-    command: Sequence[str],
-    inherit: Sequence[int],
-    piped: bool,
-    blocked: Iterable[int],
-) -> subprocess.Popen:
+def _start(command: Sequence[str], inherit: Sequence[int], piped: bool) -> subprocess.Popen:
     """Start ``command`` as the leader of a process group that ends with this process.
 
-    ``blocked`` are the signals that wait in the command. Raises ``UserError``.
+    Raises ``UserError``.
     """
     parent = os.getpid()
 
@@ -103,7 +116,6 @@ def _start(
         end_with_parent(signal.SIGKILL)
         if os.getppid() != parent:  # it was killed before that took effect
             os.kill(os.getpid(), signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if piped else {}
     try:

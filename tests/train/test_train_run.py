@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -112,7 +113,10 @@ def test_a_signal_ends_every_process(tmp_path, number, status):
 
 
 def test_a_signal_while_the_command_starts_ends_it(tmp_path, monkeypatch):
-    """It comes between the start of the process and the first line that could end it."""
+    """It comes between the start of the process and the first line that could end it.
+
+    There is a second thread, as in a training: blocked in one, a signal goes to the other.
+    """
     start = subprocess.Popen
 
     def start_and_signal(*args, **options):
@@ -124,10 +128,13 @@ def test_a_signal_while_the_command_starts_ends_it(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", start_and_signal)
     before = {number: signal.getsignal(number) for number in process._STOPPING}
     process.stop_on_signals()
+    done = threading.Event()
+    threading.Thread(target=done.wait).start()
     try:
         with pytest.raises(process.Stopped):
             process.follow(["sh", "-c", f"sleep 100 & echo $! > {tmp_path}/pid; wait"])
     finally:
+        done.set()
         for number, handler in before.items():
             signal.signal(number, handler)
     assert not is_alive(child_of(tmp_path))
