@@ -32,7 +32,8 @@ from fairseq_rskip.analysis import figures
 from fairseq_rskip.analysis.depth import Stack
 from fairseq_rskip.analysis.figures import Row, select
 from fairseq_rskip.models import skip_architectures
-from fairseq_rskip.residual import KINDS, Place, Weight, create_skip
+from fairseq_rskip.residual import KINDS, Place, Weight, create_skip, skips
+from fairseq_rskip.residual.ngpt import NGPT
 from fairseq_rskip.residual.schedule import scheduled
 
 STEM = Path(__file__).resolve().parents[1] / "results" / "coordinates"
@@ -145,6 +146,9 @@ def measure(make: Callable[[str, int], tuple[nn.Module, Run]], kind: str) -> Ite
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            for skip in skips(model).values():
+                if isinstance(skip, NGPT):
+                    skip.to_unit_length()
 
 
 def slope(rows: Sequence[Row], name: str) -> float:

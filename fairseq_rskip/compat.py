@@ -59,8 +59,15 @@ def prepare():
         and not multiprocessing.get_start_method(allow_none=True)
     ):
         multiprocessing.set_start_method("fork")
+    _accept_hydras_help()
     _install_excepthook()
     atexit.register(_end_batch_loading)
+
+
+def _accept_hydras_help():
+    """Let hydra-core 1.3 start on Python 3.14, which refuses a help text that is not a string."""
+    if sys.version_info >= (3, 14):
+        argparse.ArgumentParser._check_help = lambda parser, action: None
 
 
 def _end_batch_loading(timeout=10.0):
@@ -169,9 +176,6 @@ def hydra_overrides(arguments):
     fairseq leaves such nodes empty until the plugin has loaded; hydra calls every key of an empty
     node a mistake. fairseq checks the keys when it builds the model.
     """
-    # Python 3.14 refuses a help text that is not a string, and hydra-core 1.3 has one
-    if sys.version_info >= (3, 14):
-        argparse.ArgumentParser._check_help = lambda parser, action: None
     named = set()
     for argument in arguments:
         if re.match(r"\w+\._name=", argument):

@@ -21,7 +21,7 @@ from .probe import SkipProbe
 
 LEARNED = "skip_learned"
 # quotients and cosines, which are not defined where a vector is zero
-MAY_BE_UNDEFINED = (X_TO_F, *(f"skip_{quantity}" for quantity in PATH_QUANTITIES))
+MAY_BE_UNDEFINED = (X_TO_F, F_OVER_X, *(f"skip_{quantity}" for quantity in PATH_QUANTITIES))
 
 
 class SkipLines:
@@ -61,15 +61,13 @@ def summarise(
             for quantity, value in quantities.items():
                 values[f"skip_{quantity}/{name}"] = value
 
-    finite: dict[str, float] = {}
-    for tag, value in values.items():
-        if not math.isfinite(value):
-            if tag.startswith(GRAD_NORM):
-                return {}
-            if tag.startswith(MAY_BE_UNDEFINED):
-                continue
-        finite[tag] = value
-    return finite
+    if any(tag.startswith(GRAD_NORM) and not math.isfinite(v) for tag, v in values.items()):
+        return {}
+    return {
+        tag: value
+        for tag, value in values.items()
+        if math.isfinite(value) or not tag.startswith(MAY_BE_UNDEFINED)
+    }
 
 
 def _means(probe: SkipProbe, loss_scale: float) -> dict[str, Tensor]:

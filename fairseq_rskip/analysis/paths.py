@@ -50,14 +50,16 @@ class PathProbe(Watch):
         return self
 
     def give_view(self, name: str, skip: SkipConnection, args: Any, kwargs: Any) -> Any:
-        """Replace x, the first argument, by a view of it."""
-        x, *others = args
+        """Replace x, the first argument or by name, by a view of it."""
+        x = args[0] if args else kwargs["x"]
         view = x.view_as(x)
         if view.requires_grad:
             gradients = Gradients(self.measured[name])
             self.hooks.callback(view.register_hook(gradients.by_skip).remove)
             self.hooks.callback(x.register_hook(gradients.at_x).remove)
-        return (view, *others), kwargs
+        if args:
+            return (view, *args[1:]), kwargs
+        return (), {**kwargs, "x": view}
 
     @torch.no_grad()
     def see(self, name: str, skip: SkipConnection, call: Call) -> None:

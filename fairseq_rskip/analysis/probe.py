@@ -1,9 +1,10 @@
 """What flows through the skip connections of a model, measured by hooks while it runs.
 
-An example is one image of ``(batch, dim, height, width)``, or one sentence, that is one column, of
-``(seq_len, batch, dim)``. Norms are Frobenius norms over all of an example's positions and
-features, padded positions left out. Everything is computed inside the hooks: later in-place
-operations cannot spoil it, and no activation is kept.
+An example is one image of ``(batch, dim, height, width)``, or one sentence of ``(seq_len, batch,
+dim)``, or of ``(batch, seq_len, dim)`` where a skip connection has ``batch_dim=0``. Norms are
+Frobenius norms over all of an example's positions and features, padded positions left out.
+Everything is computed inside the hooks: later in-place operations cannot spoil it, and no
+activation is kept.
 """
 
 import contextlib
@@ -15,8 +16,6 @@ from torch import Tensor, nn
 from ..norms import at_least_float32, is_recomputed
 from ..residual import SkipConnection, skips
 from ..residual.profile import arguments, hooked
-
-QUANTITIES = ("x_norm", "f_norm", "f_over_x", "ratio", "y_grad_norm")
 
 
 class Call(NamedTuple):
@@ -77,11 +76,29 @@ class Block:
     def __init__(self) -> None:
         self.passes: list[dict[str, Tensor]] = []
 
-    def __getattr__(self, quantity: str) -> Tensor | None:
-        if quantity not in QUANTITIES:
-            raise AttributeError(quantity)
+    def _all(self, quantity: str) -> Tensor | None:
         measured = [each[quantity] for each in self.passes if quantity in each]
         return torch.cat(measured) if measured else None
+
+    @property
+    def x_norm(self) -> Tensor | None:
+        return self._all("x_norm")
+
+    @property
+    def f_norm(self) -> Tensor | None:
+        return self._all("f_norm")
+
+    @property
+    def f_over_x(self) -> Tensor | None:
+        return self._all("f_over_x")
+
+    @property
+    def ratio(self) -> Tensor | None:
+        return self._all("ratio")
+
+    @property
+    def y_grad_norm(self) -> Tensor | None:
+        return self._all("y_grad_norm")
 
 
 class SkipProbe(Watch):
@@ -177,6 +194,6 @@ def without_padding(skip: SkipConnection, tensor: Tensor, padding_mask: Tensor |
 
 
 def _all_but_examples(skip: SkipConnection, tensor: Tensor) -> list[int]:
-    """The dimensions of one example: of sequences, the next to last dimension is the examples."""
-    examples = 0 if skip.channel_dim == 1 else tensor.dim() - 2
+    """The dimensions of one example."""
+    examples = skip.example_axis(tensor)
     return [axis for axis in range(tensor.dim()) if axis != examples]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..residual import SkipConnection
+from ..residual import SkipConnection, skips
 from . import figures
 from .figures import Row
 from .probe import Call, Watch, example_mean
@@ -45,28 +45,31 @@ DOMINANT = 0.9  # the share of a stream beside which the others do not count
 
 
 class StreamProbe(Watch):
-    """Measures, in a ``with`` block, the input streams of every skip connection with several."""
+    """Measures, in a ``with`` block, the input streams of every skip connection with several.
 
-    def __init__(self, model: nn.Module):
+    ``starts``: module name -> the skip connection as it was before the training. The distance of
+    the mixing matrix from its start is measured where it is given.
+    """
+
+    def __init__(self, model: nn.Module, starts: dict[str, SkipConnection] | None = None):
         super().__init__(model)
-        self.starts: dict[str, SkipConnection] = {}
+        self.starts = starts or {}
 
     @torch.no_grad()
     def see(self, name: str, skip: SkipConnection, call: Call) -> None:
         streams = skip.streams(call.x)
         if streams is None:
             return
-        if name not in self.starts:
-            self.starts[name] = as_at_the_start(skip).to(call.x.device)
-        start = self.starts[name].streams(call.x)
-        assert start is not None
-        h, matrix, first = (tensor.double() for tensor in (*streams, start[1]))
+        h, matrix = (tensor.double() for tensor in streams)
         values = {
             NUMBER.column: effective_number(h),
             SHARE.column: dominant_share(h),
             DISTANCE.column: distance_from_identity(matrix).expand(h.shape[:-2]),
-            MOVED.column: distance(matrix, first).expand(h.shape[:-2]),
         }
+        if name in self.starts:
+            start = self.starts[name].to(call.x.device).streams(call.x)
+            assert start is not None
+            values[MOVED.column] = distance(matrix, start[1].double()).expand(h.shape[:-2])
         means = {
             column: example_mean(skip, value.unsqueeze(-1), call.mask).cpu()
             for column, value in values.items()
@@ -83,8 +86,9 @@ class StreamProbe(Watch):
             return None
         row: Row = {}
         for quantity in QUANTITIES:
-            values = torch.cat([each[quantity.column] for each in passes])
-            row[quantity.column], row[quantity.error] = estimate(values)
+            if quantity.column in passes[0]:
+                values = torch.cat([each[quantity.column] for each in passes])
+                row[quantity.column], row[quantity.error] = estimate(values)
         return row
 
 
@@ -111,17 +115,23 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(a - b) / a.size(-1) ** 0.5
 
 
-def as_at_the_start(skip: SkipConnection) -> SkipConnection:
-    """A fresh copy of ``skip``, at its place."""
-    return type(skip)(skip.dim, place=skip.place, eps=skip.eps, **vars(skip.options))
+def as_at_the_start(skip: SkipConnection, seed: int | None = None) -> SkipConnection:
+    """A fresh copy of ``skip``, at its place; ``seed``: that of the training, for rules that draw.
+
+    The global random stream stays as it is.
+    """
+    with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        return type(skip)(skip.dim, place=skip.place, eps=skip.eps, **vars(skip.options))
 
 
-def moved(skip: SkipConnection) -> list[Row]:
+def moved(skip: SkipConnection, start: SkipConnection) -> list[Row]:
     """The initial and the present size of each learned parameter, and of the change: all RMS."""
-    fresh = as_at_the_start(skip).learned()
+    fresh = start.learned()
     rows = []
     for name, parameter in skip.learned().items():
-        before = fresh[name].detach().double()
+        before = fresh[name].detach().double().cpu()
         now = parameter.detach().double().cpu()
         change = now - before
         sizes = [float(tensor.square().mean().sqrt()) for tensor in (before, now, change)]
@@ -137,7 +147,10 @@ def report(study: Study, stem: Path) -> None:
     movements: list[Row] = []
 
     def measure(label: str, model: nn.Module, places: list[Row]) -> list[Row]:
-        with StreamProbe(model) as probe, torch.no_grad():
+        seed = study.seeds.get(label)
+        several = {name: skip for name, skip in skips(model).items() if skip.widths != (1, 1)}
+        starts = {name: as_at_the_start(skip, seed) for name, skip in several.items()}
+        with StreamProbe(model, starts) as probe, torch.no_grad():
             for batch in study.show_batches(label):
                 study.losses(model, batch)
         rows = []
@@ -149,7 +162,8 @@ def report(study: Study, stem: Path) -> None:
                     "expected hyper, mhc or another rule with several"
                 )
             rows.append(row)
-            movements.extend({**place, **each} for each in moved(probe.skips[place["block"]]))
+            skip, start = probe.skips[place["block"]], starts[place["block"]]
+            movements.extend({**place, **each} for each in moved(skip, start))
         return rows
 
     rows = study.measure(measure, stem)

@@ -73,7 +73,8 @@ class Study:
     ``models`` is label -> network in evaluation mode on the device; ``batches()`` yields the same
     examples for all. ``losses(model, batch)`` is one loss for each example; ``group(name, skip)``
     is the group of a block: the stage of a ResNet, or the side of a Transformer. ``data`` describes
-    the examples, ``only`` names the one group to show, if any.
+    the examples, ``only`` names the one group to show, if any. ``seeds`` is label -> the seed of a
+    model's training, where it is known.
     """
 
     models: dict[str, nn.Module]
@@ -83,6 +84,7 @@ class Study:
     losses: Callable[[nn.Module, Any], Tensor]
     group: Callable[[str, SkipConnection], str]
     only: str = ""
+    seeds: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def show_batches(self, label: str) -> Iterator[Any]:
         """The batches, with progress of the model ``label``."""

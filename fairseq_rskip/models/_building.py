@@ -1,5 +1,6 @@
 """The common parts of all architectures: registration, checks of options, steps after building."""
 
+import dataclasses
 import logging
 
 import torch
@@ -74,9 +75,11 @@ def checked(model_class, cfg):
     sides = {name: getattr(config, name) for name in config.sides}
     depth = max(1, *(side.layers for side in sides.values()))
     pre_norm = any(side.normalize_before for side in sides.values())
-    for index in {0, depth - 1}:  # the norms of some kinds depend on the layer
-        place = Place(list(sides)[-1], index=index, depth=depth, other_depth=len(sides) - 1)
-        skip = config.skip.check(arch, place, pre_norm)
+    other_depth = 1 if len(sides) > 1 else 0  # only whether there is another side matters here
+    place = Place(list(sides)[-1], index=0, depth=depth, other_depth=other_depth)
+    skip = config.skip.check(arch, place, pre_norm)
+    # the norms of some kinds depend on the layer
+    config.skip.check(arch, dataclasses.replace(place, index=depth - 1), pre_norm)
     config.skip.check_layers(arch, sides)
     for name, side in sides.items():
         check_sizes(name, side)

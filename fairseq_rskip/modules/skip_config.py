@@ -29,12 +29,13 @@ def _fields() -> list[Any]:
     )
     fields = [("skip_kind", ChoiceEnum(list(KINDS)), kinds)]
     for setting in SETTINGS:
-        kind = ChoiceEnum(list(setting.choices)) if setting.choices else setting.type
-        kind = str if kind is number_or_auto else kind  # hydra has no type for both
+        value_type = ChoiceEnum(list(setting.choices)) if setting.choices else setting.type
+        if value_type is number_or_auto:
+            value_type = str  # hydra has no type for both
         fields.append(
             (
                 flag(setting.name),
-                Optional[kind],
+                Optional[value_type],
                 field(default=None, metadata={"help": setting.help}),
             )
         )
@@ -95,7 +96,7 @@ class _SkipOptions:
             # neither a stack's first layer nor its last
             skip = self.build(1, Place(index=1, depth=1000, sublayers=2))
             deeper = self.build(1, Place(index=1998, depth=2000, sublayers=2))
-            alike = _depends_on_place(skip) == _depends_on_place(deeper)
+            alike = _what_the_place_decides(skip) == _what_the_place_decides(deeper)
 
         if skip.widths[0] > 1:
             refused = ("layerdrop", "layers_to_keep")
@@ -114,32 +115,29 @@ class _SkipOptions:
                 )
 
 
-def _depends_on_place(skip: SkipConnection) -> Any:
+def _what_the_place_decides(skip: SkipConnection) -> Any:
     """The values of a skip connection that its place may change."""
     return skip.constants(), skip.drop_rate, skip.pre is None, len(skip.post)
 
 
 def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:
-    """One line on how a stream without a norm after the sum grows with depth, or "".
-
-    The line uses each side's first skip connection, because all skip connections of a side have the
-    same scale.
-    """
+    """One line on how a stream without a norm after the sum grows with depth, or ""."""
     skip = next((skip for skips in sides.values() for skip in skips), None)
     if skip is None or len(skip.post) or any(parameter.is_meta for parameter in skip.parameters()):
         return ""
-    scales = {side: skips[0].stream_gain() for side, skips in sides.items() if skips}
-    scale = max(scales.values())
+    gains = {side: [each.stream_gain() for each in skips] for side, skips in sides.items() if skips}
+    scale = max(max(own) for own in gains.values())
     if scale <= 1:
         return ""
 
     largest = 0.0
     stacks = []
-    for side, own in scales.items():
-        blocks = len(sides[side])
-        growth = math.prod([own] * blocks)
+    for side, own in gains.items():
+        growth = math.prod(own)
         largest = max(largest, growth)
-        stacks.append(f"{own:g}^{blocks} = {growth:.3g} through the {side}")
+        alike = min(own) == max(own)
+        product = f"{own[0]:g}^{len(own)}" if alike else f"{own[0]:g} ... {own[-1]:g}"
+        stacks.append(f"{product} = {growth:.3g} through the {side}")
     through = " and ".join(stacks)
 
     if largest > FP16_MAX:

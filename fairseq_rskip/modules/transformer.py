@@ -43,14 +43,10 @@ class SkipTransformerLayerBase(nn.Module):
 
     def __init__(self, cfg, side, other, index: int):
         super().__init__()
-        self.cfg = cfg
-        has_encoder_attn = other is not cfg.encoder and not cfg.no_cross_attention
-        self.places = {
-            "depth": side.layers,
-            "other_depth": other.layers,
-            "other_sublayers": 3 if has_encoder_attn else 2,
-            "index": index,
-        }
+        self.cfg, self.index = cfg, index
+        self.depth, self.other_depth = side.layers, other.layers
+        other_is_decoder = other is cfg.decoder
+        self.other_sublayers = 3 if other_is_decoder and not cfg.no_cross_attention else 2
         self.embed_dim = side.embed_dim
         self.normalize_before = side.normalize_before
         self.noise = cfg.quant_noise
@@ -79,7 +75,14 @@ class SkipTransformerLayerBase(nn.Module):
         skips = []
         for position, sublayer in enumerate(sublayers):
             place = Place(
-                side, sublayer, position=position, sublayers=len(sublayers), **self.places
+                side,
+                sublayer,
+                index=self.index,
+                depth=self.depth,
+                other_depth=self.other_depth,
+                position=position,
+                sublayers=len(sublayers),
+                other_sublayers=self.other_sublayers,
             )
             skip = self.cfg.skip.build(self.embed_dim, place, self.normalize_before)
             skip.initialise(self.branch(sublayer))

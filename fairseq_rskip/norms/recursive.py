@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from .base import Layout, Norm
+from .base import Layout, Norm, at_least_float32
 from .create import create_norm
 from .rows import LayerNorm, RMSNorm
 
@@ -29,6 +29,8 @@ class RecursiveNorm(Layout, nn.ModuleList):
         dim, channel_dim, norm_axes, eps, device, dtype: see :class:`.Norm`.
         steps: the number of norms.
     """
+
+    is_mixture = False  # whether the operator has to compute a mixture of the steps
 
     def __init__(
         self,
@@ -91,11 +93,13 @@ class RecursiveNorm(Layout, nn.ModuleList):
             return False
         if isinstance(skip_scale, Tensor) or isinstance(branch_scale, Tensor):
             return False
-        return ops.should_fuse(x, f_x, self.dim, steps, skip_scale, branch_scale)
+        return ops.should_fuse(x, f_x, self.dim, steps, skip_scale, branch_scale, self.is_mixture)
 
 
 class RecursiveMixture(RecursiveNorm):
     """The same norms, and ``y = sum_k p_k y_k`` over their steps."""
+
+    is_mixture = True
 
     def forward(  # type: ignore[override]  # it returns p, too
         self,
@@ -132,8 +136,7 @@ class RecursiveMixture(RecursiveNorm):
 
     def _stack(self, ys: list[Tensor]) -> Tensor:
         """The y_k as rows ``(K, ..., dim)``, at least fp32."""
-        rows = torch.stack([y.movedim(self.channel_dim, -1) for y in ys])
-        return rows.to(torch.promote_types(rows.dtype, torch.float32))
+        return at_least_float32(torch.stack([y.movedim(self.channel_dim, -1) for y in ys]))
 
 
 def weighted_sum(

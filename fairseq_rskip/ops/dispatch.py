@@ -47,16 +47,24 @@ def in_use(device: str = "cpu", build: bool = False) -> Backend:
 
 
 def should_fuse(
-    x: Tensor, f_x: Tensor, dim: int, steps: int, skip_scale: float = 1.0, branch_scale: float = 1.0
+    x: Tensor,
+    f_x: Tensor,
+    dim: int,
+    steps: int,
+    skip_scale: float = 1.0,
+    branch_scale: float = 1.0,
+    mixed: bool = False,
 ) -> bool:
     """Whether :func:`kernel` can and should compute these inputs, as rows of ``dim`` features.
+
+    With ``mixed`` it is their mixture, :func:`skip_mix`.
 
     ``RSKIP_OPS=auto`` leaves ``norm(x + F)``, stock fairseq's skip, to torch: the result equals
     stock's bit for bit.
     """
     if steps == 1 and skip_scale == 1.0 and branch_scale == 1.0 and _choice() == "auto":
         return False
-    return has_kernel(x, f_x, dim, steps)
+    return has_kernel(x, f_x, dim, steps, mixed)
 
 
 def skip_norm(
@@ -69,9 +77,11 @@ def skip_norm(
     ``skip_scale`` 1.
 
     Args:
-        x, f_x: of one shape ``(..., dim)``, in any floating types.
+        x, f_x: of one shape ``(..., dim)``, in any floating types; not checked.
         gains: each step's gain of shape ``(dim,)``, one or more.
         biases: as many biases, or none.
+        skip_scale, branch_scale: numbers.
+        eps: added to the variance, or to the mean square with ``rms``.
         rms: RMS normalisation in place of layer normalisation.
 
     Returns ``x``'s dtype, with moments taken in at least fp32. Backward keeps ``x``, ``f_x`` and

@@ -56,18 +56,17 @@ class Admin(Profiled, Weighted):
 
     @classmethod
     def profile(cls, skips: Any, model: nn.Module, loss: Any, shortcuts: Any) -> dict[str, float]:
-        chains: dict[str, float] = {}
-        next_omega: dict[str, float] = {}
+        omegas: dict[str, float] = {}
+        next_omega: dict[str, float] = {}  # by side
 
         def see(name: str, skip: Any, args: Any, kwargs: Any) -> None:
             side = skip.place.side
-            omega = chains.get(side, 1.0)
-            chains[side] = skip.init_omega(omega, *arguments(*args, **kwargs))
-            next_omega[name] = chains[side]
+            omegas[name] = next_omega.get(side, 1.0)
+            next_omega[side] = skip.init_omega(omegas[name], *arguments(*args, **kwargs))
 
         with without_gradients(model), hooked(skips, nn.Module.register_forward_pre_hook, see):
             loss()
-        return next_omega
+        return omegas
 
     def init_omega(
         self, omega: float, x: Tensor, f_x: Tensor, padding_mask: Tensor | None

@@ -228,9 +228,10 @@ class SkipConnection(Layout, WithRule):
         raise self._no_coefficients()
 
     def ratio(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """x:F in y for each feature and position: ``a / b`` of :meth:`coefficients`.
+        """x:F in y for each feature and position, of x's shape, at least fp32.
 
-        Raises ``ValueError`` where :meth:`coefficients` does.
+        It is ``a / b`` of :meth:`coefficients`; a rule may know it where the two themselves are not
+        defined. Raises ``ValueError`` where a norm or the kind has no such quotient.
         """
         raise self._no_coefficients()
 
@@ -272,8 +273,16 @@ class SkipConnection(Layout, WithRule):
             return False
         return self.pre is not None or "pre" in self.slots or "branch" in self.slots
 
+    def example_axis(self, x: Tensor) -> int | None:
+        """The axis of x's examples (sentences or images); None where x is a single one."""
+        axis = self.batch_dim if self.batch_dim >= 0 else x.dim() + self.batch_dim
+        return axis if 0 <= axis < x.dim() - 1 else None
+
     def current(self, x: Tensor) -> tuple[Tensor, Any]:
-        """The tensor that the branch reads, before ``pre``, and what is carried to the sum."""
+        """The tensor that the branch reads, before ``pre``, and what is carried to the sum.
+
+        x is ``(..., widths[0] * dim)``, the first result ``(..., dim)``.
+        """
         return x, None
 
     def prepare(self, x: Tensor) -> tuple[Tensor, Any]:
@@ -286,9 +295,10 @@ class SkipConnection(Layout, WithRule):
         return self.current(x)[1]
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        """The equation, before the norms after the sum.
+        """The equation, before the norms after the sum: ``(..., widths[1] * dim)``.
 
-        ``carried`` is the second result of :meth:`prepare`.
+        x is ``(..., widths[0] * dim)``, ``f_x`` ``(..., dim)``; ``carried`` is the second result of
+        :meth:`prepare`.
         """
         raise NotImplementedError
 
@@ -298,7 +308,8 @@ class SkipConnection(Layout, WithRule):
         inputs.check(self, x, f_x, carried, padding_mask)
         dtype = x.dtype
         if self.branch is not None:
-            f_x = self.branch(at_least_float32(f_x))  # rounded to a half type once, after the sum
+            # rounded to a half type once, after the sum
+            f_x = self.branch(at_least_float32(f_x), padding_mask)
         if self.training and self.drop_rate > 0.0:
             f_x = inputs.drop_path(self, f_x)
         if self.learns:

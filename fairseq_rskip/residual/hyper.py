@@ -25,7 +25,7 @@ Mixing = Annotated[
 
 
 class MatrixSkip(StreamSkip):
-    """``H' = R H + w F(G(p H))`` with p, R and w from :meth:`read_mix_write`.
+    """``H' = R H + w F(G(r))`` with r, R and w from :meth:`read_mix_write`.
 
     H is n rows of dim channels. The first block makes n copies of the stack's input; the stack's
     output is the sum of the rows.
@@ -45,16 +45,16 @@ class MatrixSkip(StreamSkip):
         return 1 if self.first else n, 1 if self.last else n
 
     def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """p, R and w of H ``(..., n, dim)``: ``([...,] n)``, ``([...,] n, n)`` and ``([...,] n)``.
+        """r, R and w of H ``(..., n, dim)``: ``(..., dim)``, ``([...,] n, n)`` and ``([...,] n)``.
 
-        Row i of R has the weights of the streams in the next stream i.
+        r is what the branch reads. Row i of R has the weights of the streams in the next stream i.
         """
         raise NotImplementedError
 
     def current(self, x: Tensor) -> tuple[Tensor, Any]:
         h = torch.stack([x] * self.n, -2) if self.first else x.unflatten(-1, [self.n, self.dim])
-        reading, matrix, writing = self.read_mix_write(h)
-        return (reading.unsqueeze(-1) * h).sum(-2).to(x.dtype), (h, matrix, writing)
+        read, matrix, writing = self.read_mix_write(h)
+        return read.to(x.dtype), (h, matrix, writing)
 
     def streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
         _, (h, matrix, _) = self.current(x)
@@ -128,12 +128,12 @@ class HyperConnection(MatrixSkip):
 
     def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if not self.dynamic:
-            return self.a_m, self.a_r.transpose(-1, -2), self.b
+            return mixed(self.a_m, h), self.a_r.transpose(-1, -2), self.b
         weight = torch.cat([self.w_r, self.w_b, self.w_m], 1)
         gates = torch.tanh(self.gate_norm(h.to(weight.dtype)).to(weight.dtype) @ weight)
         a_r = self.a_r + self.s_a * gates[..., : self.n]
-        reading = self.a_m + self.s_a * gates[..., self.n + 1]
-        return reading, a_r.transpose(-1, -2), self.b + self.s_b * gates[..., self.n]
+        a_m = self.a_m + self.s_a * gates[..., self.n + 1]
+        return mixed(a_m, h), a_r.transpose(-1, -2), self.b + self.s_b * gates[..., self.n]
 
 
 @register("fractional")
@@ -210,8 +210,49 @@ class FractionalConnection(SkipConnection):
         return {"m": float(self.options.parts), **super().constants()}
 
 
+class SigmoidGates(MatrixSkip):
+    """The rules that read ``p H``, ``p = sigmoid(P)``, and write by ``w = 2 sigmoid(W)``.
+
+    P and W, of shape (n), are ``alpha * (vec(H) / rms(vec(H))) phi + b``, each with its own alpha,
+    phi and b.
+    """
+
+    def __init__(self, dim: int, **options: Any):
+        super().__init__(dim, **options)
+        n = self.n
+        self.b_pre = self.new_parameter(8.0 * torch.eye(n)[self.reads] - 4.0)
+        self.b_post = self.new_parameter(torch.zeros(n))
+        self.phi_pre = self.new_parameter(torch.zeros(n * dim, n))
+        self.phi_post = self.new_parameter(torch.zeros(n * dim, n))
+        self.alpha_pre = self.new_parameter(torch.full((1,), 0.01))
+        self.alpha_post = self.new_parameter(torch.full((1,), 0.01))
+
+    def projected(self, h: Tensor, *phi: Tensor) -> tuple[Tensor, ...]:
+        """``(vec(H) / rms(vec(H))) phi`` for each ``phi``, ``(n * dim, k)``: ``(..., k)``."""
+        flat = h.flatten(-2)
+        together = torch.cat(phi, 1)
+        # the division after the product, as in the paper
+        products = at_least_float32(flat.to(together.dtype) @ together) / rms(flat, self.eps)
+        return products.split([each.size(1) for each in phi], -1)
+
+    def read_and_write(self, h: Tensor, pre: Tensor, post: Tensor) -> tuple[Tensor, Tensor]:
+        """r and w, of the projections of H to P and W."""
+        p = torch.sigmoid(self.alpha_pre * pre + self.b_pre)
+        return mixed(p, h), 2.0 * torch.sigmoid(self.alpha_post * post + self.b_post)
+
+
+def mixed(weights: Tensor, h: Tensor) -> Tensor:
+    """The sum of the rows of H ``(..., n, dim)`` with ``weights``, ``([...,] n)``."""
+    return (weights.unsqueeze(-1) * h).sum(-2)
+
+
+def rms(z: Tensor, eps: float) -> Tensor:
+    """The root mean square of z's rows, ``(..., 1)``, at least fp32."""
+    return (at_least_float32(z).square().mean(-1, keepdim=True) + eps).sqrt()
+
+
 @register("mhc")
-class ManifoldConstrained(MatrixSkip):
+class ManifoldConstrained(SigmoidGates):
     """mHC ``H' = R H + w F(G(p H))``: R doubly stochastic or a rotation, ``p = sigmoid(P)``,
     ``w = 2 sigmoid(W)``.
 
@@ -220,6 +261,19 @@ class ManifoldConstrained(MatrixSkip):
     made of:
 
     ============ ============================================================================
+    sinkhorn     Q (n, n): 20 steps of Sinkhorn and Knopp, columns then rows, from ``exp(Q)``: rows
+                 sum to 1, columns nearly so. Xie et al. 2025, "mHC: Manifold-Constrained
+                 Hyper-Connections", arXiv 2512.24880
+    permutations Q (n!): ``sum_k softmax(Q)_k P_k`` over all permutation matrices, n up to 5.
+                 mHC-lite, arXiv 2601.05732, code FFTYYY/mhc-lite
+    kronecker    Q (log2 n, 2): the Kronecker product of ``[[p, 1 - p], [1 - p, p]]``, p the first
+                 of softmax(Q_k), n a power of 2. KromHC, arXiv 2601.21579, code wz1119/KromHC
+    quaternions  Q (2, 4): the rotation ``x -> p x q`` of four streams by two quaternions, the rows
+                 of Q over their lengths. oHC (Guo et al. 2026), which we read in summaries
+    cayley       Q (n, n): two steps towards the Cayley transform of ``0.1 (Q - Q^T)``, nearly a
+                 rotation. JPmHC (Sengupta et al. 2026), arXiv 2602.18308, in other authors' code
+    ============ ============================================================================
+
     alpha starts at 0.01, phi at 0, b_res at 0 for the identity and -8 elsewhere (R near I), as in
     code FFTYYY/mhc-lite, where b_pre and b_post are 1 for a stream drawn at random and -1
     elsewhere. Ours are b_pre at 4 for one stream, the next one in each block, and -4 elsewhere, and
@@ -246,31 +300,15 @@ class ManifoldConstrained(MatrixSkip):
         **common: Unpack[Common],
     ):
         super().__init__(dim, streams=streams, matrix=matrix, **common)
-        n = self.n
-        self.b_pre = self.new_parameter(8.0 * torch.eye(n)[self.reads] - 4.0)
-        self.b_post = self.new_parameter(torch.zeros(n))
         self.b_res = self.new_parameter(self._logits_of_identity())
-
-        logits = self.b_res.numel()
-        self.phi_pre = self.new_parameter(torch.zeros(n * dim, n))
-        self.alpha_pre = self.new_parameter(torch.full((1,), 0.01))
-        self.phi_post = self.new_parameter(torch.zeros(n * dim, n))
-        self.alpha_post = self.new_parameter(torch.full((1,), 0.01))
-        self.phi_res = self.new_parameter(torch.zeros(n * dim, logits))
+        self.phi_res = self.new_parameter(torch.zeros(self.n * dim, self.b_res.numel()))
         self.alpha_res = self.new_parameter(torch.full((1,), 0.01))
 
     def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        flat = h.flatten(-2)
-        phi = torch.cat([self.phi_pre, self.phi_post, self.phi_res], 1)
-        rms = (at_least_float32(flat).square().mean(-1, keepdim=True) + self.eps).sqrt()
-        # the division after the product, as in the paper
-        projected = at_least_float32(flat.to(phi.dtype) @ phi) / rms
-        pre, post, res = projected.split([self.n, self.n, self.b_res.numel()], -1)
-
-        reading = torch.sigmoid(self.alpha_pre * pre + self.b_pre)
+        pre, post, res = self.projected(h, self.phi_pre, self.phi_post, self.phi_res)
+        read, writing = self.read_and_write(h, pre, post)
         logits = self.alpha_res * res.unflatten(-1, self.b_res.shape) + self.b_res
-        writing = 2.0 * torch.sigmoid(self.alpha_post * post + self.b_post)
-        return reading, self.matrix(logits), writing
+        return read, self.matrix(logits), writing
 
     def _logits_of_identity(self) -> Tensor:
         """Q where R is nearly I."""
@@ -316,7 +354,7 @@ class ManifoldConstrained(MatrixSkip):
 
 
 @register("ihc")
-class IdentityHyperConnection(MatrixSkip):
+class IdentityHyperConnection(SigmoidGates):
     """Identity hyper-connections ``H' = H + w F(G(p H))``, ``p = sigmoid(P)``, ``w = 2
     sigmoid(W)``: row i of H changes by w_i F alone.
 
@@ -331,23 +369,12 @@ class IdentityHyperConnection(MatrixSkip):
 
     def __init__(self, dim: int, *, streams: Streams = 4, **common: Unpack[Common]):
         super().__init__(dim, streams=streams, **common)
-        n = self.n
-        self.register_buffer("identity", torch.eye(n).to(**self.factory), persistent=False)
-        self.b_pre = self.new_parameter(8.0 * torch.eye(n)[self.reads] - 4.0)
-        self.b_post = self.new_parameter(torch.zeros(n))
-        self.phi_pre = self.new_parameter(torch.zeros(n * dim, n))
-        self.phi_post = self.new_parameter(torch.zeros(n * dim, n))
-        self.alpha_pre = self.new_parameter(torch.full((1,), 0.01))
-        self.alpha_post = self.new_parameter(torch.full((1,), 0.01))
+        self.register_buffer("identity", torch.eye(self.n).to(**self.factory), persistent=False)
 
     def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        flat = h.flatten(-2)
-        phi = torch.cat([self.phi_pre, self.phi_post], 1)
-        rms = (at_least_float32(flat).square().mean(-1, keepdim=True) + self.eps).sqrt()
-        pre, post = (at_least_float32(flat.to(phi.dtype) @ phi) / rms).chunk(2, -1)
-        reading = torch.sigmoid(self.alpha_pre * pre + self.b_pre)
-        writing = 2.0 * torch.sigmoid(self.alpha_post * post + self.b_post)
-        return reading, self.identity, writing
+        pre, post = self.projected(h, self.phi_pre, self.phi_post)
+        read, writing = self.read_and_write(h, pre, post)
+        return read, self.identity, writing
 
 
 @register("gated_residual")
@@ -364,6 +391,8 @@ class GatedResidual(MatrixSkip):
     x-transformers (gated_multi_residual) has biases in both gates, which give each block a row to
     read.
     """
+
+    identity: Tensor
 
     norms = ("none",)
     default_norm = "none"
@@ -391,8 +420,7 @@ class GatedResidual(MatrixSkip):
     def needs_final_norm(self) -> bool:
         return True  # the stack's output is a sum
 
-    def current(self, x: Tensor) -> tuple[Tensor, Any]:
-        h = torch.stack([x] * self.n, -2) if self.first else x.unflatten(-1, [self.n, self.dim])
+    def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         wide = at_least_float32(h)
         normal = self.gain * wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
         flat = normal.flatten(-2).to(self.write.dtype) / self.n
@@ -400,4 +428,4 @@ class GatedResidual(MatrixSkip):
         gate = F.linear(F.silu(F.linear(flat, self.gate_down)), self.gate_up).sigmoid()
         read = (gate.unflatten(-1, [self.n, self.dim]) * normal).mean(-2)
         writing = 2.0 * F.linear(flat, self.write).sigmoid()
-        return read.to(x.dtype), (h, self.identity, writing)
+        return read, self.identity, writing

@@ -1,20 +1,26 @@
 """Validate inputs, unify dtypes, mask padding, drop paths."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from .base import SkipConnection
 
-def check(skip: Any, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None) -> None:
+
+def check(
+    skip: SkipConnection, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None
+) -> None:
     """Raise ``ValueError`` for inputs that ``skip.forward`` does not accept."""
     width = skip.widths[0] * skip.dim
-    if f_x.shape != x.shape or width > skip.dim:
-        expected = list(x.shape)
-        if width > skip.dim and x.dim() > 0:
-            expected[-1] = skip.dim
-        if list(f_x.shape) != expected:
-            raise ValueError(f"f_x has shape {list(f_x.shape)}: expected {expected}")
+    expected = list(x.shape)
+    if skip.widths[0] > 1 and x.dim() > 0:  # x has several tensors, F is one
+        expected[-1] = skip.dim
+    if list(f_x.shape) != expected:
+        raise ValueError(f"f_x has shape {list(f_x.shape)}: expected {expected}")
     if not (x.is_floating_point() and f_x.is_floating_point()):
         raise ValueError(
             f"x and f_x have dtypes {x.dtype} and {f_x.dtype}: expected floating point"
@@ -35,7 +41,7 @@ def check(skip: Any, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor 
         check_mask(skip, x, padding_mask)
 
 
-def check_mask(skip: Any, x: Tensor, padding_mask: Tensor) -> None:
+def check_mask(skip: SkipConnection, x: Tensor, padding_mask: Tensor) -> None:
     expected = list(x.shape)
     expected.pop(skip.channel_dim)
     if padding_mask.dtype != torch.bool or list(padding_mask.shape) != expected:
@@ -45,7 +51,9 @@ def check_mask(skip: Any, x: Tensor, padding_mask: Tensor) -> None:
         )
 
 
-def align(skip: Any, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def align(
+    skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """x and F of one type, as learned coefficients need them.
 
     They are zero where padding must not reach the coefficients' gradients.
@@ -61,21 +69,21 @@ def align(skip: Any, x: Tensor, f_x: Tensor, padding_mask: Tensor | None) -> tup
     return x, f_x
 
 
-def drop_path(skip: Any, f_x: Tensor) -> Tensor:
+def drop_path(skip: SkipConnection, f_x: Tensor) -> Tensor:
     """Stochastic depth in training: ``b F / (1 - p)`` with b from Bernoulli(1 - p).
 
     One draw for each example (sentence or image) and the division in training are timm's; Huang et
     al. 2016 draw once for a batch and multiply in evaluation.
     """
     shape = [1] * f_x.dim()
-    axis = skip.batch_dim if skip.batch_dim >= 0 else f_x.dim() + skip.batch_dim
-    if 0 <= axis < f_x.dim() - 1:
+    axis = skip.example_axis(f_x)
+    if axis is not None:
         shape[axis] = f_x.size(axis)
     survives = torch.rand(shape, device=f_x.device) >= skip.drop_rate
     return torch.where(survives, f_x / (1.0 - skip.drop_rate), f_x.new_zeros(()))
 
 
-def refuse_drop_path(skip: Any) -> None:
+def refuse_drop_path(skip: SkipConnection) -> None:
     """Raise ``ValueError`` for stochastic depth in a kind that uses F's direction, not its size."""
     if skip.drop_rate > 0.0:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The adaptive recursive skip with learned weights of its steps, the same at every position."""
+"""The adaptive recursive skip with learned weights of its steps."""
 
 from typing import Any
 
@@ -23,6 +23,10 @@ class LearnedSteps(AdaptiveRule):
         """The initial value plus what was learned."""
         return at_least_float32(self.start) + at_least_float32(self.moved)
 
+
+class SharedWeights(LearnedSteps):
+    """The rules whose p, :meth:`weights`, is the same at every position."""
+
     def weights(self) -> Tensor:
         """p, of shape ``(K,)``."""
         raise NotImplementedError
@@ -42,7 +46,7 @@ class LearnedSteps(AdaptiveRule):
 
 
 @adapts("fraction")
-class FractionSkip(LearnedSteps):
+class FractionSkip(SharedWeights):
     """One learned lambda in [1, K]: ``p_k = max(0, 1 - |lambda - k|)``.
 
     So y is y_k at an integer, and ``dy/dlambda = y_{k+1} - y_k``.
@@ -65,7 +69,7 @@ class FractionSkip(LearnedSteps):
 
 
 @adapts("mixture")
-class MixtureSkip(LearnedSteps):
+class MixtureSkip(SharedWeights):
     """``p = softmax(a)``, a of shape ``(K,)`` learned; the effective lambda is ``sum_k k p_k``."""
 
     def set_up(self) -> None:

@@ -25,7 +25,7 @@ class NGPT(SkipConnection):
 
     a, ``|weight| * 0.05 sqrt(dim)`` with ``weight`` at 1/sqrt(dim), is 0.05 at first. Every vector
     of the branch's matrices along the model's dimension has length 1: under fairseq this is done
-    after each update; in your own loop call ``set_num_updates`` before each. The matrices are those
+    after each update; in your own loop call :meth:`to_unit_length` there. The matrices are those
     given to ``initialise``, so whatever replaces parameters (FSDP,
     ``load_state_dict(assign=True)``) is not supported. The architectures have FixNorm. nGPT's
     learned scales of queries and keys, hidden units and logits are left out: they are not part of a
@@ -64,9 +64,6 @@ class NGPT(SkipConnection):
             updated = copies.get(id(matrix), matrix)
             updated.div_(updated.norm(dim=axis, keepdim=True).clamp(min=self.eps))
             matrix.copy_(updated)
-
-    def set_num_updates(self, updates: int) -> None:
-        self.to_unit_length()
 
     def unit(self, z: Tensor) -> Tensor:
         return nn.functional.normalize(at_least_float32(z), dim=-1, eps=self.eps) * self.dim**0.5

@@ -61,7 +61,8 @@ class Place:
     def draw(self, kind: str, *shape: int) -> Tensor:
         """Standard normal values for ``kind`` at this place under the current seed.
 
-        They do not advance the global random stream, and are the same on every device.
+        They do not advance the global random stream, and are the same on every device. A second
+        call at one place returns the same values: draw all that a rule needs at once.
         """
         name = f"{kind} {self.side} {self.block_number}"
         seed = (torch.initial_seed() + zlib.crc32(name.encode())) % 2**63

@@ -51,8 +51,8 @@ def initialise_from_batch(
         shortcuts: name of a skip connection -> the module between the block's input and its x, if
             there is one.
 
-    Gradients are cleared; the random state and the buffers are restored. Returns module name ->
-    value: for Admin the initial value of the next block's omega, for askip its lambda.
+    Gradients are cleared; the random state and the buffers are restored. Returns module name -> the
+    value that it got: Admin's omega, askip's lambda.
     """
     groups: dict[type[Profiled], dict[str, Profiled]] = {}
     for name, skip in wanting_profile(model).items():

@@ -1,4 +1,7 @@
-"""Rotations of residual streams, without matmul, whose type autocast would narrow."""
+"""Rotations of residual streams, without matmul, whose type autocast would narrow.
+
+The matrices of oHC (quaternions) and JPmHC (Cayley): see ``ManifoldConstrained`` for the sources.
+"""
 
 import torch
 import torch.nn.functional as F

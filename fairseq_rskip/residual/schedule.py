@@ -104,6 +104,6 @@ class BranchNorm(Scheduled):
         super().__init__(dim, warmup=warmup, **common)
 
 
-def scheduled(model: nn.Module) -> list[Any]:
+def scheduled(model: nn.Module) -> list[Scheduled]:
     """The skip connections of ``model`` that need the number of updates."""
-    return [skip for skip in skips(model).values() if hasattr(skip, "set_num_updates")]
+    return [skip for skip in skips(model).values() if isinstance(skip, Scheduled)]

@@ -92,6 +92,8 @@ class SpanNorm(B2T):
     paper's scaling of the initial weights is left out: we had no copy of it.
     """
 
+    norms = all_norms(without=("none", "batch"))  # G' is applied without a padding mask
+
     @property
     def slots(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("pre", "post") if self.place.is_first else ("post",)
@@ -167,6 +169,9 @@ class X0(StreamSkip):
         """r from 1.15 in the first block to 1.05 in the last, s from 0.20 to 0.05."""
         share = (self.place.block_number - 1) / max(1, self.place.num_blocks - 1)
         return 1.15 - 0.10 * share, 0.20 - 0.15 * share
+
+    def stream_gain(self) -> float:
+        return abs(float(self.r.detach()))
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         x0 = self.tensor(x, self.widths[0] - 1)

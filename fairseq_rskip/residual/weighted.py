@@ -78,7 +78,9 @@ class Weighted(SkipConnection):
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
         """:meth:`coefficients` of y_1, y_2, ... after each norm, or of the sum without a norm."""
-        a, b, c, x, f_x = self.sum_coefficients(x, f_x, padding_mask)
+        inputs.check(self, x, f_x, None, padding_mask)
+        x, f_x = at_least_float32(x), at_least_float32(f_x)
+        a, b, c = self.sum_coefficients(x, f_x, padding_mask)
         if len(self.post) == 0:
             return [_expanded(x, a, b, c)]
         steps: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -100,7 +102,9 @@ class Weighted(SkipConnection):
         paper prints lambda as the sum's upper limit; its own Eq. 6, ``1 + sigma_1 / w_1`` for
         lambda = 2, shows that lambda - 1 is right.
         """
-        p, q, r, x, f_x = self.sum_coefficients(x, f_x, padding_mask)
+        inputs.check(self, x, f_x, None, padding_mask)
+        x, f_x = at_least_float32(x), at_least_float32(f_x)
+        p, q, r = self.sum_coefficients(x, f_x, padding_mask)
         z = p * x + q * f_x + r
         ratio = p
         product = torch.ones_like(x)
@@ -113,17 +117,15 @@ class Weighted(SkipConnection):
 
     def sum_coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """p, q and r of the sum ``p * x + q * F + r``; x and F as the norms take them."""
-        inputs.check(self, x, f_x, None, padding_mask)
-        one = at_least_float32(x).new_ones(())
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """p, q and r of the sum ``p * x + q * F + r``, for x and F of at least fp32."""
+        one = x.new_ones(())
         p, q = (one * scale for scale in self.scales(x))
         r = self.offset() + x.new_zeros(())
-        x, f_x = at_least_float32(x), at_least_float32(f_x)
         if self.branch is not None:
-            scale, shift = self.branch.affine_map(f_x)
+            scale, shift = self.branch.affine_map(f_x, padding_mask)
             q, r = q * scale, r + q * shift
-        return p, q, r, x, f_x
+        return p, q, r
 
     def stream_gain(self) -> float:
         shape = [1, self.dim, 1, 1] if self.channel_dim == 1 else [1, self.dim]

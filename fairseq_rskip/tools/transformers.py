@@ -21,6 +21,7 @@ from fairseq_rskip.console import progress
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import device_of
 from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
+from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.safe_load import CheckpointError
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.evaluate.main import corpus_of
@@ -46,12 +47,13 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     device = device_of(options.device)
     states = [read(source) for source in models]
     data = _data(models, states, options)
-    built, tasks_of = {}, []
+    built, tasks_of, seeds = {}, [], {}
     for source, state in progress(list(zip(models, states)), len(models), "loading", "model"):
         cfg = _fresh_settings(source, data) if state is None else state["cfg"]
         task, model = build(source, cfg, state, str(data.folder), options.seed)
         tasks_of.append(task)
         built[source.label] = model.to(device).eval()
+        seeds[source.label] = options.seed if state is None else cfg.common.seed
     first = tasks_of[0]  # all have the same data
     first.load_dataset(options.split)
     dataset = first.dataset(options.split)
@@ -67,7 +69,12 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
 
     about = f"{len(chosen)} {'windows' if data.is_text else 'sentence pairs'} of {options.split}"
     count = -(-len(chosen) // options.batch_size)
-    return Study(built, batches, count, about, losses, lambda name, _skip: name.partition(".")[0])
+    return Study(built, batches, count, about, losses, side_of, seeds=seeds)
+
+
+def side_of(name: str, skip: SkipConnection) -> str:
+    """Encoder or decoder: the first part of a module's name."""
+    return name.partition(".")[0]
 
 
 def read(source: Source) -> Any:

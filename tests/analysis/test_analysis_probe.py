@@ -119,6 +119,19 @@ def test_activation_checkpointing_measures_the_same_once():
             torch.testing.assert_close(getattr(repeated, quantity), getattr(plain, quantity))
 
 
+def test_an_example_is_a_sentence_whichever_dimension_comes_first():
+    x, f_x = draw((5, 3, 4), 1, torch.float32), draw((5, 3, 4), 2, torch.float32)
+    skip = create_skip("rskip", 4)
+    batch_first = create_skip("rskip", 4, batch_dim=0)
+    with SkipProbe(skip) as probe, SkipProbe(batch_first) as other:
+        skip(x, f_x)
+        batch_first(x.transpose(0, 1), f_x.transpose(0, 1))
+    for quantity in ("x_norm", "f_norm", "ratio"):
+        found = getattr(other.blocks[""], quantity)
+        assert found.shape == (3,)
+        torch.testing.assert_close(found, getattr(probe.blocks[""], quantity))
+
+
 def test_nothing_stays_behind():
     skip = create_skip("rskip", 4)
     with SkipProbe(skip) as probe:
@@ -201,6 +214,17 @@ def test_transformer_equals_autograd_sentence_by_sentence(arch, exact_attention)
     check(
         found, norms_one_by_one(model, pairs, mean_token_loss), rel=1e-6
     )  # fp32 in its loss: 4e-8
+
+
+def test_the_two_paths_are_measured_of_a_call_by_keywords():
+    skip, x = create_skip("xskip", 5, skip_lambda=2), draw((4, 3, 5), 1, torch.float32)
+    x.requires_grad_()
+    found = []
+    for call in (lambda x: skip(x, x.tanh()), lambda x: skip(x=x, f_x=x.tanh())):
+        with PathProbe(skip) as probe:
+            call(x * 1.0)[0, 0, 0].backward()
+        found.append(probe.values())
+    assert found[0] == found[1] and len(found[0][""]) == 4
 
 
 def test_the_two_paths_of_a_gradient_are_those_of_autograd():

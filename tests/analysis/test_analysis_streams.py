@@ -44,16 +44,22 @@ def test_streams_of_nothing_are_finite():
         assert torch.isfinite(measure(h)).all()
 
 
-@pytest.mark.parametrize("kind", ["hyper", "mhc", "ihc"])
-def test_only_what_was_changed_has_moved(kind):
-    place = Place(index=1, depth=3)
-    skip = create_skip(kind, 6, place=place)
-    assert all(row["change"] == 0 for row in streams.moved(skip))
-    name = "b" if kind == "hyper" else "b_post"
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("hyper", "b"), ("mhc", "b_post"), ("ihc", "b_post"), ("gated_residual", "gain")],
+)
+def test_only_what_was_changed_has_moved(kind, name):
+    torch.manual_seed(7)
+    skip = create_skip(kind, 6, place=Place(index=1, depth=3))
+    torch.manual_seed(1)  # an analysis has a seed of its own
+    before = torch.get_rng_state()
+    start = streams.as_at_the_start(skip, seed=7)
+    assert torch.equal(torch.get_rng_state(), before) and torch.initial_seed() == 1
+    assert all(row["change"] == 0 for row in streams.moved(skip, start))
     with torch.no_grad():
-        skip.get_parameter(name)[0] += 2
-    changes = {row["parameter"]: row["change"] for row in streams.moved(skip)}
-    assert changes.pop(name) == pytest.approx(2 / skip.n**0.5)
+        skip.get_parameter(name).view(-1)[0] += 2
+    changes = {row["parameter"]: row["change"] for row in streams.moved(skip, start)}
+    assert changes.pop(name) == pytest.approx(2 / skip.get_parameter(name).numel() ** 0.5)
     assert set(changes.values()) == {0}
 
 
@@ -106,10 +112,11 @@ def test_a_model_of_one_stream_is_refused(tmp_path):
 
 def test_the_distance_from_the_start_is_that_of_the_change_of_r():
     skip = Stack("hyper", 2, 2, streams=4, mixing="static").skips[1]
+    start = streams.as_at_the_start(skip)
     with torch.no_grad():
         skip.a_r[0, 1] += 0.5
     x = draw((5, 3, 4 * 9), 1, torch.float32)
-    with streams.StreamProbe(skip) as probe:
+    with streams.StreamProbe(skip, {"": start}) as probe:
         skip(x, draw((5, 3, 9), 2, torch.float32), skip.prepare(x)[1])
     row = probe.columns("")
     assert row["moved"] == pytest.approx(0.5 / 2) == row["distance"]
