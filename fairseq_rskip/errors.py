@@ -1,6 +1,7 @@
 """The one error that a user sees: a line on stderr and an exit status, never a traceback."""
 
 import difflib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -79,7 +80,8 @@ def exit_status(main: Callable[[], Any], interrupted: str = "interrupted") -> in
 def missing_package(name: str) -> str:
     """What to do about the module ``name``, which is not installed."""
     package = name.partition(".")[0]
-    if package == "fairseq":
+    needs_fairseq = EXTRAS.get(package) == "fairseq" and not importlib.util.find_spec("fairseq")
+    if package == "fairseq" or needs_fairseq:
         how = f"in a checkout of fairseq_rskip: pip install {FAIRSEQ} '.[fairseq]'"
     elif package in EXTRAS:
         how = f"in a checkout of fairseq_rskip: pip install '.[{EXTRAS[package]}]'"

@@ -172,7 +172,12 @@ class SkipConnection(Layout, WithRule):
         return create_norm(name or self.options.norm, self.dim, *layout, **self.factory)
 
     def new_parameter(self, values: Tensor) -> nn.Parameter:
-        """A parameter of the rule with initial ``values``, on its device and of its dtype."""
+        """A parameter of the rule with initial ``values``, on its device and of its dtype.
+
+        Raises ``ValueError`` for a number of shape (): FSDP needs one dimension.
+        """
+        if values.dim() == 0:
+            raise ValueError(f"kind {self.kind}: a learned number has shape (1,), not ()")
         self.learns = True
         return nn.Parameter(values.detach().to(**self.factory, copy=True))
 
@@ -300,7 +305,7 @@ class SkipConnection(Layout, WithRule):
         x is ``(..., widths[0] * dim)``, ``f_x`` ``(..., dim)``; ``carried`` is the second result of
         :meth:`prepare`.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no combine(x, f_x, carried)")
 
     def forward(
         self, x: Tensor, f_x: Tensor, carried: Any = None, padding_mask: Tensor | None = None

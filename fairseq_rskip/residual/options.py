@@ -211,8 +211,11 @@ def checked_options(skip: Any, values: dict[str, Any], place: Any) -> types.Simp
     for name, value in values.items():
         if name not in known:
             names = ", ".join(own)
+            hint = ""
+            if name in inspect.signature(type(skip).__init__).parameters:
+                hint = f"; to make {name} an option, write Annotated[type, Real(help)] for its type"
             raise ValueError(
-                f"{name}={value!r}: kind {skip.kind} has no such option; it has {names}"
+                f"{name}={value!r}: kind {skip.kind} has no such option; it has {names}{hint}"
             )
         auto = known[name].about.auto
         if auto is not None and isinstance(value, str) and value == "auto":

@@ -13,10 +13,17 @@ Rule = TypeVar("Rule", bound=type)
 def register(kind: str) -> Callable[[Rule], Rule]:
     """A decorator that registers a rule's class as ``kind``.
 
-    Raises ``ValueError`` if another class has that name.
+    Raises ``ValueError`` if another class has that name, or if it is no name, and ``TypeError`` for
+    what is no skip connection.
     """
+    if not kind.isidentifier():
+        raise ValueError(f"kind={kind!r}: expected a name of letters, digits and _")
 
     def add(rule: Rule) -> Rule:
+        if not hasattr(rule, "variant"):
+            raise TypeError(
+                f"kind={kind!r}: {rule.__name__} is no SkipConnection: derive it from one"
+            )
         other = KINDS.get(kind, rule)
         # the same class again: its module was reloaded
         if (other.__module__, other.__qualname__) != (rule.__module__, rule.__qualname__):

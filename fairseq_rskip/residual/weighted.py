@@ -59,7 +59,7 @@ class Weighted(SkipConnection):
 
     def scales(self, x: Tensor) -> tuple[Tensor | float, Tensor | float]:
         """p and q: numbers, or tensors that broadcast to x."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no scales(x), the p and q of its sum")
 
     def offset(self) -> Tensor | float:
         """A learned r of ``p * x + q * F + r``."""

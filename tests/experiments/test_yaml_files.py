@@ -235,14 +235,46 @@ MERGES += [f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}" for n in ran
         (["rows_from: /dev/zero"], "is not a file"),
         (["data: " + "x" * 1_000_001], "more than 1,000,000 bytes"),
         (["data: " + "[" * 5000], "cannot read"),
+        (["data: a", "rows: [{label: a}]", "data: b"], "the key 'data' twice, in lines 1 and 3"),
     ],
-    ids=["aliases", "merges", "itself", "device", "large", "brackets"],
+    ids=["aliases", "merges", "itself", "device", "large", "brackets", "duplicate"],
 )
 def test_a_hostile_file_is_refused_at_once_in_one_line(tmp_path, lines, said):
     path = tmp_path / "mine.yaml"
     path.write_text("\n".join(lines) + "\n")
     message = refused(path)
     assert said in message and "\n" not in message and len(message) < 1000
+
+
+def test_a_misspelt_rows_is_one_mistake(tmp_path):
+    path = write(tmp_path, TRANSLATION)
+    path.write_text(path.read_text("utf-8").replace("rows:", "row:"), "utf-8")
+    (line,) = refused(path).splitlines()
+    assert line.endswith("unknown key 'row'; did you mean rows?")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"also": "chrF"}, "also is 'chrF'; expected a list of metrics, such as [valid_loss]"),
+        ({"also": ["chrf"]}, "also is 'chrf'; did you mean chrF? expected one of "),
+        ({"metric": "none"}, "metric is 'none'; expected one of "),
+        ({"sweep": {"lr": 0.1}}, "expected a list of two values or more for each option"),
+    ],
+    ids=["list", "also", "metric", "sweep"],
+)
+def test_the_key_that_is_wrong_is_named_with_what_it_takes(tmp_path, keys, said):
+    assert said in refused(write(tmp_path, TRANSLATION, **keys))
+
+
+def test_all_missing_files_of_a_text_are_named_at_once(tmp_path):
+    data = {"source": "a", "target": "b"}
+    for split in ("train", "valid", "test"):
+        data[split] = [f"{split}.a", f"{split}.b"]
+    message = refused(write(tmp_path, TRANSLATION, data=data))
+    assert all(
+        f"{split}.{side}" in message for split in ("train", "valid", "test") for side in "ab"
+    )
 
 
 def test_all_wrong_options_of_a_row_are_named_at_once(tmp_path):

@@ -8,6 +8,7 @@ import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from training_corpus import planner, prepare, refused
 
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.recipes import recipe_for
 from fairseq_rskip.tools.train.main import read
 from fairseq_rskip.tools.train.plan import make_plan
@@ -85,6 +86,16 @@ def test_multi30k_tiny_has_the_settings_of_wu_et_al(plan):
 STOPPED = (
     "INFO | fairseq_cli.train | early stop since valid performance hasn't improved for last 10 runs"
 )
+
+
+def test_a_training_can_begin_with_another_checkpoint_than_its_last(data, tmp_path):
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        (tmp_path / name).write_bytes(b"torn")
+    words = [str(data), TINY, "--max-update", "9", "--save-dir", str(tmp_path), "--dry-run"]
+    plan = make_plan(*read([*words, "--restore-file", str(tmp_path / "checkpoint_best.pt")]))
+    assert plan.why_finished() == ""  # the last checkpoint is not read
+    with pytest.raises(UserError, match=f"did you mean {tmp_path}/checkpoint_best.pt"):
+        make_plan(*read([*words, "--restore-file", "checkpoint_best.pt"]))
 
 
 @pytest.mark.parametrize(
@@ -174,6 +185,7 @@ REFUSED = [
     ("--save-dir=", "a folder"),
     ("--seed 99999999999999999999", "2^32"),
     ("--dropout 2", "below 1"),
+    ("--restore-file none.pt", "none.pt does not exist"),
 ]
 
 

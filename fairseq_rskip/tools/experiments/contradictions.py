@@ -24,8 +24,9 @@ def contradictions(table: Table, task: str, metric: str, baseline: str) -> Itera
 
     for where, name, known in _references(table, task, metric, baseline):
         if name not in known:
+            expected = f"expected one of {', '.join(known)}"
             hint = did_you_mean(name, known)
-            yield f"{where} is {name!r}; {hint} expected one of {', '.join(known)}"
+            yield f"{where} is {name!r}; {f'{hint} ' if hint else ''}{expected}"
 
     for name, values in _lists(table):
         if len(set(values)) < len(values):
@@ -61,8 +62,9 @@ def _references(table: Table, task: str, metric: str, baseline: str) -> list[Ref
     """The task, the metrics, and the columns and baselines that rows name."""
     references = [Reference(": task", task, TASKS)]
     if task in TASKS:
-        for name in [metric, *table.also]:
-            references.append(Reference(": metric", name, TASKS[task].metrics))
+        references.append(Reference(": metric", metric, TASKS[task].metrics))
+        for name in table.also:
+            references.append(Reference(": also", name, TASKS[task].metrics))
 
     labels = [row.label for row in table.rows]
     for number, row in enumerate(table.rows, 1):

@@ -45,7 +45,13 @@ def identity(text: Text) -> dict[str, str]:
 
     Raises ``UserError`` for missing files.
     """
-    checksums = {option: content_hash(path) for option, path in files(text).items()}
+    paths = files(text)
+    if isinstance(text, Table.OwnText):
+        missing = [str(path) for path in paths.values() if not path.is_file()]
+        if missing:
+            verb = "does" if len(missing) == 1 else "do"
+            raise UserError(f"{', '.join(missing)} {verb} not exist; expected text files")
+    checksums = {option: content_hash(path) for option, path in paths.items()}
     return {"options": shlex.join(option_words(text)), **checksums}
 
 

@@ -20,7 +20,10 @@ UNSCORED = "trained, not evaluated"
 
 Number = int | FiniteFloat
 Options = dict[str, bool | Number | str | list[int]]
-Sweep = dict[str, Annotated[list[Number | str], Field(min_length=2)]]
+Sweep = Annotated[
+    dict[str, Annotated[list[Number | str], Field(min_length=2)]],
+    Field(description="a list of two values or more for each option, such as {lr: [0.1, 0.2]}"),
+]
 Files = Annotated[
     list[str],
     Field(min_length=2, max_length=2, description="a list of two files, source and target"),
@@ -96,7 +99,7 @@ class Table(Section):
     note: str = ""
     task: str = ""
     metric: str = ""
-    also: list[str] = []
+    also: Annotated[list[str], Field(description="a list of metrics, such as [valid_loss]")] = []
     seeds: Annotated[
         list[NonNegativeInt], Field(min_length=1, description="integers from 0: one or a list")
     ] = [1]

@@ -47,13 +47,19 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path} as YAML: it has more than {LARGEST:,} bytes")
     try:
         text = path.read_text("utf-8")
-        check_size(yaml.compose(text, Loader=yaml.SafeLoader))
+        check_nodes(yaml.compose(text, Loader=yaml.SafeLoader))
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as text that is not UTF-8
         raise UserError(f"cannot read {path} as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping with the keys {', '.join(keys(Table))}")
     if not {"rows", "rows_from"} & set(content):
+        unknown = [key for key in content if key not in {*keys(Row), *keys(Table)}]
+        if unknown:  # what is meant as rows may be among them
+            hint = did_you_mean(str(unknown[0]), keys(Table)) or (
+                f"the keys are {', '.join(keys(Table))}"
+            )
+            raise UserError(f"{path}: unknown key {unknown[0]!r}; {hint}")
         row = {"label": path.stem}
         for key in list(content):
             if key in keys(Row) and key not in keys(Table):
@@ -62,8 +68,9 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_size(root: yaml.Node | None) -> None:
-    """Raise ``ValueError`` if aliases make a small file too large, or contain themselves."""
+def check_nodes(root: yaml.Node | None) -> None:
+    """Raise ``ValueError`` if aliases make a small file too large, or contain themselves, and for a
+    key that a mapping has twice, of which YAML's loader would drop the first."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 
@@ -75,6 +82,7 @@ def check_size(root: yaml.Node | None) -> None:
         open_nodes.add(id(node))
         total = 1
         if isinstance(node, yaml.MappingNode):
+            _refuse_duplicates(node)
             for key, value in node.value:
                 total += size(key) + size(value)
         elif isinstance(node, yaml.SequenceNode):
@@ -86,6 +94,18 @@ def check_size(root: yaml.Node | None) -> None:
 
     if root is not None and size(root) > MOST_NODES:
         raise ValueError(f"with its aliases it has more than {MOST_NODES:,} values")
+
+
+def _refuse_duplicates(mapping: yaml.MappingNode) -> None:
+    """Raise ``ValueError`` for a key that ``mapping`` has twice; merge keys may be."""
+    lines: dict[str, int] = {}
+    for key, _ in mapping.value:
+        if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+            continue
+        line = key.start_mark.line + 1
+        if key.value in lines:
+            raise ValueError(f"the key {key.value!r} twice, in lines {lines[key.value]} and {line}")
+        lines[key.value] = line
 
 
 def load(path: Path, mistakes: list[str]) -> tuple[Table, Texts] | None:

@@ -121,7 +121,7 @@ def fetch(archive: Archive, folder: Path, corpus: str) -> None:
 
     raise UserError(
         f"cannot fetch {archive.name}; {'; '.join(problems)}; the same command resumes; "
-        "--from FOLDER takes archives that you have"
+        f"--from FOLDER takes {archive.name} from a folder of archives that you have"
     )
 
 

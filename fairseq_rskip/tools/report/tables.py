@@ -208,7 +208,7 @@ def facts(experiment: Experiment, lines: list[Result]) -> dict[str, str]:
         "sweep": sweep,
         "weights": each(str(record.get("weights") or "").partition(":")[0] for record in measured),
         "versions": each(versions),
-        "commit": each((record.get("git") or "")[:10] for record in records),
+        "commit": each(short_commit(record.get("git") or "") for record in records),
     }
     for name, column in experiment.columns.items():
         settings[f"column {name}"] = listed(column.options)
@@ -368,3 +368,9 @@ def _by_seed(values: Mapping[Any, float]) -> str:
 def markdown(text: Any) -> str:
     """One line of text for Markdown, in and out of tables; a value that is bold stays bold."""
     return re.sub(r"([\\`_\[\]|$~#<]|(?<!\*)\*(?!\*))", r"\\\1", " ".join(str(text).split()))
+
+
+def short_commit(commit: str) -> str:
+    """Ten digits of a commit; "+changes" stays, for files that no commit has."""
+    digits, changes, _ = commit.partition("+changes")
+    return digits[:10] + changes

@@ -78,7 +78,8 @@ class Plan(NamedTuple):
     """A training: its ``command``, its folder ``save``, and lines for the user.
 
     ``end`` is the last of ``unit`` ("updates" or "epochs"), 0 for none; ``patience`` is fairseq's,
-    0 for none.
+    0 for none; ``resumes`` is false where --restore-file names another start than the folder's last
+    checkpoint.
     """
 
     command: list[str]
@@ -87,6 +88,7 @@ class Plan(NamedTuple):
     end: int
     unit: str
     patience: int
+    resumes: bool
     notes: list[str]
     warnings: list[str]
 
@@ -95,6 +97,8 @@ class Plan(NamedTuple):
 
         Raises ``CheckpointError``.
         """
+        if not self.resumes:
+            return ""
         stopped = early_stop(self.save)
         if stopped and 0 < self.patience <= stopped:
             return (
@@ -169,7 +173,19 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     command = [program, str(corpus.folder.absolute()), *to_argv(chosen), *words]
     patience = given.get("patience", recipe.options.get("patience", 0))
     end, unit = find_end(recipe, given)
-    return Plan(command, save, corpus, end, unit, patience, notes, warnings)
+    resumes = "restore-file" not in given
+    if not resumes:
+        check_restore_file(given["restore-file"], save)
+    return Plan(command, save, corpus, end, unit, patience, resumes, notes, warnings)
+
+
+def check_restore_file(name: str, save: Path) -> None:
+    """Raise ``UserError`` for a checkpoint that does not exist: fairseq would begin anew."""
+    if Path(name).exists() or "://" in name or name == LAST:
+        return
+    beside = save / name
+    hint = f"; did you mean {beside}?" if beside.exists() else ""
+    raise UserError(f"--restore-file {name} does not exist{hint}")
 
 
 def _recipe_by_size(corpus: Corpus) -> str:
