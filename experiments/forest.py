@@ -25,10 +25,18 @@ WORST = 1.0  # bits: what lies beyond is written at the edge of the figure
 
 
 def values_by_seed(report: pandas.DataFrame) -> dict[str, dict[int, float]]:
-    """Row -> seed -> value, of the rows with two seeds or more."""
-    rows = {}
+    """Row -> seed -> value, of the rows with two seeds or more.
+
+    Raises ``UserError`` for a row with several lines, of a report of several columns.
+    """
+    rows: dict[str, dict[int, float]] = {}
     for _, line in report.dropna(subset="values_by_seed").iterrows():
         pairs = [each.split(":") for each in str(line["values_by_seed"]).split()]
+        if line["row"] in rows:
+            raise UserError(
+                f"the report has several lines for the row {line['row']!r}: expected the report of "
+                "one table with --columns NAME"
+            )
         if len(pairs) > 1:
             rows[line["row"]] = {int(seed): float(value) for seed, value in pairs}
     return rows

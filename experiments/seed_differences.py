@@ -36,7 +36,7 @@ def read_runs(table: str, runs: Path, changes: list[str]) -> dict[str, dict[str,
 
 
 def best_rates(table: str, runs: Path, rates: list[str]) -> dict[str, dict[str, Values]]:
-    """As ``read_runs``, each row at the rate at which its first seed has the lowest value."""
+    """As ``read_runs``, each row at the rate at which seed 1 has the lowest value, a loss."""
     columns: dict[str, dict[str, Values]] = defaultdict(dict)
     for rate in rates:
         for column, rows in read_runs(table, runs, [f"lr={rate}"]).items():

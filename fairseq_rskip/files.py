@@ -28,7 +28,10 @@ def writing(path: Path, mode: str = "wb", **how: Any) -> Iterator[IO[Any]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
+    except (OSError, RuntimeError) as error:
+        # torch's writer raises RuntimeError on a full disk; another one is the block's own
+        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+            raise
         other = getattr(error, "filename", None)
         if other and str(other) != str(part):  # the block could not read another file
             raise

@@ -14,7 +14,7 @@ from fairseq_rskip.tools.process import follow, stop_on_signals
 
 from .experiments import execution, own_text
 from .experiments.plan import make_tables
-from .experiments.records import Experiment, Run
+from .experiments.records import DONE, RUNNING, Experiment, Run
 from .experiments.results import ready, state
 from .experiments.tasks import RSKIP, TASKS, planned
 from .experiments.yaml_file import FOLDER
@@ -126,10 +126,11 @@ def run(options: argparse.Namespace) -> None:
 
     states = _run_all(tables, options)
     report(options, tables)
-    failed = [each for each in states if each.startswith("failed")]
-    if failed:
+    unfinished = [each for each in states if not each.startswith((DONE, RUNNING))]
+    if unfinished:
         raise UserError(
-            f"{len(failed)} of {len(states)} runs {failed[0]}; the same command tries again"
+            f"{len(unfinished)} of {len(states)} runs are not done, the first: {unfinished[0]}; "
+            "the same command tries again"
         )
 
 

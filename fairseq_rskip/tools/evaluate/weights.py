@@ -206,5 +206,6 @@ def average(paths: list[Path]) -> dict:
 
 def save(paths: list[Path], output: Path) -> None:
     """Write the average of ``paths``, whole or not at all. Raises ``UserError``."""
+    averaged = average(paths)
     with writing(output) as file:
-        torch.save(average(paths), file)
+        torch.save(averaged, file)

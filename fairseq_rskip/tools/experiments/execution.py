@@ -3,6 +3,7 @@
 In a run's folder, run.json is its record and log.txt has all its output.
 """
 
+import contextlib
 import os
 import platform
 import shlex
@@ -11,9 +12,10 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from fairseq_rskip import __version__
 from fairseq_rskip.console import print_line
@@ -40,12 +42,27 @@ def note(folder: Path, **changes: object) -> None:
     write_json(folder / RECORD, present)
 
 
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[IO[str] | None]:
+    """The run's lock, or None if a process executes the run.
+
+    Another command that looks at the state holds it for a moment: this waits for up to a second.
+    """
+    for _ in range(5):
+        with locked(folder, LOCK) as lock:
+            if lock is not None:
+                yield lock
+                return
+        time.sleep(0.2)
+    yield None
+
+
 def prepare(run: Run) -> None:
     """Write what ``execute`` needs into the run's record, unless it is running."""
     settings = asdict(run)
     for name in ("task", "seed", "folder"):
         del settings[name]
-    with locked(run.folder, LOCK) as lock:
+    with held(run.folder) as lock:
         if lock is not None:
             note(run.folder, task=run.task, seed=run.seed, settings=settings)
 
@@ -61,7 +78,7 @@ def execute(folder: Path) -> bool:
     Returns False if another process holds the run's lock.
     """
     start = time.monotonic()
-    with locked(folder, LOCK) as lock:
+    with held(folder) as lock:
         if lock is None:
             return False
         record = read_record(folder)
@@ -281,22 +298,7 @@ def main(argv: list[str]) -> int:
     process.end_with_parent(signal.SIGTERM)
     process.GRACE = GRACE
     process.stop_on_signals()
-    try:
-        return exit_status(lambda: _execute_or_wait(Path(argv[0])))
-    except process.Stopped as stopped:
-        return stopped.status
-
-
-def _execute_or_wait(folder: Path) -> bool:
-    """Execute the run; True, an exit status of 1, if it stays locked for a second.
-
-    A command that looks at the state holds the lock for a moment.
-    """
-    for _ in range(5):
-        if execute(folder):
-            return False
-        time.sleep(0.2)
-    return True
+    return exit_status(lambda: not execute(Path(argv[0])))
 
 
 if __name__ == "__main__":

@@ -132,6 +132,7 @@ class Stages:
         words = [FORMAT, self.key, name, *map(str, depends_on)]
         self.key = hashlib.sha256("\0".join(words).encode()).hexdigest()
         folder, part = self.out / name, self.out / f"{name}.part"
+        old = self.out / f"{name}.old"
         if folder.exists() and not _read_key(folder):
             raise UserError(
                 f"{folder} is there already and was not made by rskip prepare: move it, or choose "
@@ -149,9 +150,13 @@ class Stages:
             unfinished.unlink()
         print_line(f"{self.corpus}: {name}")
         fill(part)
+        if old.exists():  # an earlier process was killed below
+            shutil.rmtree(old)
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(old)
         part.rename(folder)
+        if old.exists():
+            shutil.rmtree(old)
 
 
 def _read_key(folder: Path) -> str:

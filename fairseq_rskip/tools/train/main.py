@@ -7,8 +7,8 @@ import sys
 
 from fairseq_rskip.console import Parser, print_line, whole_number
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.files import make_folder, write_bytes
-from fairseq_rskip.tools.corpus import NAMES, PREPARATION
+from fairseq_rskip.files import make_folder
+from fairseq_rskip.tools.corpus import NAMES
 from fairseq_rskip.tools.recipes import RECIPES
 from fairseq_rskip.tools.train import run
 
@@ -90,9 +90,6 @@ def main(argv: list[str]) -> None:
         print_line(reason, "stderr")
         return
     make_folder(plan.save)
-    for path in [*plan.corpus.dictionaries(), plan.corpus.folder / PREPARATION]:
-        if path.is_file():
-            write_bytes(plan.save / path.name, path.read_bytes())
     _warn(plan.warnings)
     run.start(plan.save, f"{notes}\n{command}", plan.command)
 

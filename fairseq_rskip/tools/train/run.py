@@ -14,7 +14,8 @@ from pathlib import Path
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.fairseq_log import Record, record
-from fairseq_rskip.files import lock_holder, locked
+from fairseq_rskip.files import lock_holder, locked, write_bytes
+from fairseq_rskip.tools.corpus import PREPARATION
 from fairseq_rskip.tools.log import LAST, LOG, summary
 from fairseq_rskip.tools.process import Stopped, follow, stop_on_signals
 
@@ -73,6 +74,7 @@ def run(save: Path, about: str, command: list[str]) -> int:
                 f"another training writes to {save} ({lock_holder(save, LOCK)}); "
                 "give another --save-dir"
             )
+        _keep_vocabulary(Path(command[1]), save)  # the first word of fairseq-train is the data
         left_by_a_killed_training = [*save.glob("*.pt.tmp"), *save.glob("*.part")]
         for path in left_by_a_killed_training:
             path.unlink()
@@ -94,6 +96,16 @@ def run(save: Path, about: str, command: list[str]) -> int:
         raise UserError(f"fairseq-train failed: {reason}{advice}; its output is in {save / LOG}")
     print_line(f"trained in {progress.minutes}: {summary(progress.newest)}")
     return 0
+
+
+def _keep_vocabulary(data_bin: Path, save: Path) -> None:
+    """Copy the dictionaries and preparation.json of the data to the checkpoints' folder.
+
+    The caller holds its lock: another training there keeps its own.
+    """
+    for path in [*data_bin.glob("dict*.txt"), data_bin / PREPARATION]:
+        if path.is_file():
+            write_bytes(save / path.name, path.read_bytes())
 
 
 if __name__ == "__main__":
