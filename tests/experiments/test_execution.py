@@ -35,6 +35,17 @@ def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path, capfd):
     assert not out.exists()
 
 
+def test_a_run_that_died_is_no_success(tmp_path, capfd, monkeypatch):
+    """Killed before it could note that it failed, its state is what it was before."""
+    monkeypatch.setattr(
+        execution, "run_all", lambda runs, places: [results.state(run) for run in runs]
+    )
+    words = [write(tmp_path, IMAGES), "--output", tmp_path / "out", "--no-figures"]
+    status, _, error = reproduce(capfd, "run", *words)
+    assert status == 1
+    assert "4 of 4 runs are not done, the first: not run; the same command tries again" in error
+
+
 def test_help_needs_no_torch():
     code = "import sys; from fairseq_rskip.tools.reproduce import main; main(['run', '-h'])"
     code += "; sys.exit('torch' in sys.modules)"

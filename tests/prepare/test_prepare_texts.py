@@ -4,6 +4,7 @@ They are made by the command that a user runs.
 """
 
 import json
+import shutil
 
 import pytest
 from conftest import run_checked
@@ -13,6 +14,7 @@ from fairseq.data import Dictionary, data_utils
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.prepare import main
+from fairseq_rskip.tools.prepare.stages import Stages
 from fairseq_rskip.tools.prepare.text import documents, draw_documents
 
 COMMAND = ["python", "-m", "fairseq_rskip.tools", "prepare"]
@@ -128,3 +130,23 @@ def test_a_folder_that_prepare_did_not_make_is_not_replaced(tmp_path, capsys):
     assert main.main(["--text", str(text), str(tmp_path / "out")]) == 1
     assert f"{own} is there already and was not made by rskip prepare" in capsys.readouterr().err
     assert (own / "thesis.txt").read_text() == "mine"
+
+
+def test_a_kill_while_an_old_stage_is_removed_costs_nothing(tmp_path, monkeypatch):
+    def make(source):
+        def fill(part):
+            (part / "text").write_text(source)
+
+        Stages("mine", tmp_path, source).make("raw", fill)
+
+    def killed(folder):
+        raise KeyboardInterrupt
+
+    make("one")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", killed)
+        make("two")
+    assert (tmp_path / "raw" / "text").read_text() == "two"
+    make("three")
+    assert (tmp_path / "raw" / "text").read_text() == "three"
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
