@@ -89,7 +89,7 @@ def draw(table: pandas.DataFrame, families: dict[str, str], stem: Path) -> None:
     axis.set_yticks(range(len(shown)), shown["row"][::-1], fontsize=7)
     axis.set_ylim(-1, len(shown))
     axis.set_xlabel("validation loss minus pre-norm's, bits")
-    axis.legend(fontsize=7, title="rules", title_fontsize=7, loc="lower left")
+    axis.legend(fontsize=7, title="rules", title_fontsize=7, loc="upper right")
     figures.save(figure, stem)
 
 
