@@ -61,13 +61,15 @@ def summarise(
             for quantity, value in quantities.items():
                 values[f"skip_{quantity}/{name}"] = value
 
-    if any(tag.startswith(GRAD_NORM) and not math.isfinite(v) for tag, v in values.items()):
-        return {}
-    return {
-        tag: value
-        for tag, value in values.items()
-        if math.isfinite(value) or not tag.startswith(MAY_BE_UNDEFINED)
-    }
+    defined: dict[str, float] = {}
+    for tag, value in values.items():
+        if not math.isfinite(value):
+            if tag.startswith(GRAD_NORM):
+                return {}
+            if tag.startswith(MAY_BE_UNDEFINED):
+                continue
+        defined[tag] = value
+    return defined
 
 
 def _means(probe: SkipProbe, loss_scale: float) -> dict[str, Tensor]:

@@ -148,8 +148,10 @@ def report(study: Study, stem: Path) -> None:
 
     def measure(label: str, model: nn.Module, places: list[Row]) -> list[Row]:
         seed = study.seeds.get(label)
-        several = {name: skip for name, skip in skips(model).items() if skip.widths != (1, 1)}
-        starts = {name: as_at_the_start(skip, seed) for name, skip in several.items()}
+        starts = {}
+        for name, skip in skips(model).items():
+            if type(skip).streams is not SkipConnection.streams:  # a rule with streams
+                starts[name] = as_at_the_start(skip, seed)
         with StreamProbe(model, starts) as probe, torch.no_grad():
             for batch in study.show_batches(label):
                 study.losses(model, batch)

@@ -97,6 +97,13 @@ def test_the_report_says_what_streams_do(tmp_path, capsys):
     assert (tmp_path / "f.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(("layers", "streams_of_each"), [(2, 1), (1, 4)], ids=["one", "short"])
+def test_a_stack_that_carries_one_tensor_is_measured(tmp_path, capsys, layers, streams_of_each):
+    stack = Stack("hyper", layers, 1, streams=streams_of_each)
+    streams.report(study_of(stack), tmp_path / "f")
+    assert "m: since the start 0 of " in capsys.readouterr().out
+
+
 def test_streams_that_never_differed_are_called_copies(tmp_path, capsys):
     streams.report(study_of(Stack("mhc", 2, 2, streams=4)), tmp_path / "f")
     out = capsys.readouterr().out

@@ -26,7 +26,9 @@ def contradictions(table: Table, task: str, metric: str, baseline: str) -> Itera
         if name not in known:
             expected = f"expected one of {', '.join(known)}"
             hint = did_you_mean(name, known)
-            yield f"{where} is {name!r}; {f'{hint} ' if hint else ''}{expected}"
+            if hint:
+                expected = f"{hint} {expected}"
+            yield f"{where} is {name!r}; {expected}"
 
     for name, values in _lists(table):
         if len(set(values)) < len(values):

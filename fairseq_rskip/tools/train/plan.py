@@ -180,7 +180,10 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
 
 
 def check_restore_file(name: str, save: Path) -> None:
-    """Raise ``UserError`` for a checkpoint that does not exist: fairseq would begin anew."""
+    """Raise ``UserError`` for a checkpoint that does not exist.
+
+    fairseq would train from the first update, without a word on the screen.
+    """
     if Path(name).exists() or "://" in name or name == LAST:
         return
     beside = save / name

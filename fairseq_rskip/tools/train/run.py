@@ -74,7 +74,7 @@ def run(save: Path, about: str, command: list[str]) -> int:
                 f"another training writes to {save} ({lock_holder(save, LOCK)}); "
                 "give another --save-dir"
             )
-        _keep_vocabulary(Path(command[1]), save)  # the first word of fairseq-train is the data
+        _copy_vocabulary(Path(command[1]), save)  # the first word of fairseq-train is the data
         left_by_a_killed_training = [*save.glob("*.pt.tmp"), *save.glob("*.part")]
         for path in left_by_a_killed_training:
             path.unlink()
@@ -98,7 +98,7 @@ def run(save: Path, about: str, command: list[str]) -> int:
     return 0
 
 
-def _keep_vocabulary(data_bin: Path, save: Path) -> None:
+def _copy_vocabulary(data_bin: Path, save: Path) -> None:
     """Copy the dictionaries and preparation.json of the data to the checkpoints' folder.
 
     The caller holds its lock: another training there keeps its own.
