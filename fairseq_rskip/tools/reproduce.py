@@ -14,7 +14,7 @@ from fairseq_rskip.tools.process import follow, stop_on_signals
 
 from .experiments import execution, own_text
 from .experiments.plan import make_tables
-from .experiments.records import DONE, RUNNING, Experiment, Run
+from .experiments.records import DONE, RUNNING, Experiment, Run, State
 from .experiments.results import ready, state
 from .experiments.tasks import RSKIP, TASKS, planned
 from .experiments.yaml_file import FOLDER
@@ -121,12 +121,12 @@ def run(options: argparse.Namespace) -> None:
         tables = make_tables(options)
     _check_data(tables)
     if options.slurm is not None:
-        runs = _ready(tables, options, ("running", "done"))
+        runs = _ready(tables, options, without=(RUNNING, DONE))
         return execution.submit(runs, options.slurm, options.output)
 
     states = _run_all(tables, options)
     report(options, tables)
-    unfinished = [each for each in states if not each.startswith((DONE, RUNNING))]
+    unfinished = [each for each in states if each.kind not in (DONE, RUNNING)]
     if unfinished:
         raise UserError(
             f"{len(unfinished)} of {len(states)} runs are not done, the first: {unfinished[0]}; "
@@ -137,7 +137,7 @@ def run(options: argparse.Namespace) -> None:
 def _run_all(tables: list[Experiment], options: argparse.Namespace) -> list[str]:
     """Execute the runs that can start, then those that these have decided; returns the states."""
     places = execution.environments(options.jobs)
-    states: list[str] = []
+    states: list[State] = []
     tried: set[tuple[Path, str]] = set()  # a failed run is not tried twice
     while True:
         runs = _untried(tables, options, tried)
@@ -165,7 +165,7 @@ def _untried(
     A run counts once for its training, and once more for its evaluation.
     """
     runs = []
-    for run in _ready(tables, options, ("running", "done")):
+    for run in _ready(tables, options, without=(RUNNING, DONE)):
         job = (run.folder, run.evaluation if run.scored else "")
         if job not in tried:
             tried.add(job)
@@ -221,14 +221,14 @@ def _own_text_words(text: own_text.Text, folder: str) -> list[str]:
 
 
 def _ready(
-    tables: list[Experiment], options: argparse.Namespace, without: tuple[str, ...] = ("-",)
+    tables: list[Experiment], options: argparse.Namespace, without: tuple[str, ...] = ()
 ) -> list[Run]:
-    """The runs that can start now, each once, but those in a state of ``without``."""
+    """The runs that can start now, each once, but those in a state of a kind in ``without``."""
     runs = {}
     for table in tables:
         for run in ready(table, options.output):
             runs[run.folder] = run
-    return [run for run in runs.values() if not state(run).startswith(without)]
+    return [run for run in runs.values() if state(run).kind not in without]
 
 
 def _show(tables: list[Experiment], options: argparse.Namespace) -> None:
@@ -237,7 +237,7 @@ def _show(tables: list[Experiment], options: argparse.Namespace) -> None:
     done = 0
     for run in runs:
         now = state(run)
-        if now == "done":
+        if now.kind == DONE:
             done += 1
             continue
         for command in TASKS[run.task].commands(run):

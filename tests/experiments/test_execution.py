@@ -100,12 +100,12 @@ def prepared(tmp_path, monkeypatch):
 
 def test_a_failed_run_says_why_and_resumes_at_the_failed_command(prepared):
     assert execution.execute(prepared.folder)
-    assert results.state(prepared) == "failed: a full disk"
+    assert str(results.state(prepared)) == "failed: a full disk"
     label = read_record(prepared.folder)["settings"]["label"]  # rskip compare shows it
     assert label == IMAGES["rows"][0]["label"]
     (prepared.folder / "good").touch()
     assert execution.execute(prepared.folder)
-    assert results.state(prepared) == "done" and read_record(prepared.folder)["metrics"][
+    assert results.state(prepared).kind == "done" and read_record(prepared.folder)["metrics"][
         "values"
     ] == {"error": 5.0}
     log = (prepared.folder / "log.txt").read_text()
@@ -116,7 +116,7 @@ def test_a_failed_run_says_why_and_resumes_at_the_failed_command(prepared):
 def test_a_run_that_another_process_does_is_left_alone(prepared):
     with locked(prepared.folder, LOCK):
         assert not execution.execute(prepared.folder)
-        assert results.state(prepared).startswith("running")
+        assert results.state(prepared).kind == "running"
     assert not (prepared.folder / "log.txt").exists()
 
 
@@ -172,11 +172,11 @@ def test_a_table_that_is_killed_stops_all_and_the_same_command_resumes(tmp_path)
     wait_for((first.folder / "checkpoint.pt").exists, killed)
     killed.kill()
     killed.communicate()
-    wait_for(lambda: results.state(first).startswith("stopped"))  # nothing holds its lock any more
+    wait_for(lambda: results.state(first).kind == "stopped")  # nothing holds its lock any more
     resumed = start(*words, home=tmp_path)
     printed, _ = resumed.communicate(timeout=600)
     assert resumed.returncode == 0, printed
-    assert results.state(first) == "done"
+    assert results.state(first).kind == "done"
     assert "resum" in (first.folder / "log.txt").read_text().lower()
     assert json.loads((first.folder / "run.json").read_text())["metrics"]["parameters"] > 0
     assert (out / "report" / "report.html").exists()
@@ -217,7 +217,7 @@ def test_a_language_model_of_ones_own_text_is_prepared_trained_and_scored(
     )
     (run,) = results.ready(tables(path)[0], tmp_path / "out")
     execution.prepare(run)
-    assert execution.execute(run.folder) and results.state(run) == "done"
+    assert execution.execute(run.folder) and results.state(run).kind == "done"
     scores = json.loads((run.folder / "evaluation" / "scores.json").read_text())
     values = measured(run, read_record(run.folder))["values"]
     assert (values["perplexity"], values["bits per byte"]) == (

@@ -23,7 +23,7 @@ from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import locked, write_json
 from fairseq_rskip.tools import process
 
-from .records import Run
+from .records import Run, State
 from .results import state
 from .run_folder import LOCK, LOG, RECORD, has_checkpoints, measured, read_record, trained
 from .tasks import TASKS
@@ -213,7 +213,7 @@ class Job:
         return f"{line}; {losses}"
 
 
-def run_all(runs: list[Run], places: list[dict[str, str]]) -> list[str]:
+def run_all(runs: list[Run], places: list[dict[str, str]]) -> list[State]:
     """Execute ``runs``, one at a time in each of ``places``, and return their states.
 
     Ctrl-C ends them all. A pool of concurrent.futures would not be shorter: it would have to be

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
-# states of a run
+# kinds of state of a run
 DONE, RUNNING, FAILED, STOPPED, NEW = "done", "running", "failed", "stopped", "not run"
 UNSCORED = "trained, not evaluated"
+NO_VALUE = "no value"  # done, and the metric is missing or not finite
 
 Number = int | FiniteFloat
 Options = dict[str, bool | Number | str | list[int]]
@@ -177,6 +178,21 @@ class Run:
         return out / "runs" / f"{clean(self.name)}-{digest}" / f"seed{seed}"
 
 
+class State(NamedTuple):
+    """What has become of a run, such as ``running 20%: train loss 7.8`` of the kind ``RUNNING``."""
+
+    kind: str
+    brief: str = ""  # the kind with its progress; "" for the kind alone
+    detail: str = ""
+
+    @property
+    def short(self) -> str:
+        return self.brief or self.kind
+
+    def __str__(self) -> str:
+        return f"{self.short}: {self.detail}" if self.detail else self.short
+
+
 class SweepPoint(NamedTuple):
     """A combination of a sweep's values, {} without a sweep, and its run."""
 
@@ -189,7 +205,7 @@ class Trial(NamedTuple):
 
     values: dict[str, Any]
     held_out: float | None
-    state: str
+    state: State
 
 
 @dataclass(frozen=True)
@@ -271,7 +287,7 @@ class Result:
 
     cell: Cell
     runs: dict[int, Run] = field(default_factory=dict)  # by seed, {} until the sweep is decided
-    states: dict[int, str] = field(default_factory=dict)
+    states: dict[int, State] = field(default_factory=dict)
     records: dict[int, dict[str, Any]] = field(default_factory=dict)  # of the finished runs
     values: dict[int, float] = field(default_factory=dict)  # of the table's metric
     trials: list[Trial] = field(default_factory=list)

@@ -12,6 +12,7 @@ from .records import (
     DONE,
     FAILED,
     NEW,
+    NO_VALUE,
     RUNNING,
     STOPPED,
     UNSCORED,
@@ -19,6 +20,7 @@ from .records import (
     Experiment,
     Result,
     Run,
+    State,
     SweepPoint,
     Trial,
 )
@@ -66,7 +68,7 @@ def _tried(point: SweepPoint, experiment: Experiment, out: Path) -> Run:
     return with_folder(replace(point.run, scored=False), out, experiment.tried)
 
 
-def state(run: Run) -> str:
+def state(run: Run) -> State:
     """The state of a run, with its progress or its error.
 
     Raises ``UserError`` for a run on other data.
@@ -74,26 +76,26 @@ def state(run: Run) -> str:
     record = read_record(run.folder)
     _check_data(run, record)
     if measured(run, record):
-        return DONE
+        return State(DONE)
 
-    ended = ""
+    ended = None
     if record.get("failed"):
-        ended = f"{FAILED}: {record['failed'].get('error')}"
+        ended = State(FAILED, detail=str(record["failed"].get("error")))
     elif trained(record):
-        ended = UNSCORED
+        ended = State(UNSCORED)
 
     is_from_an_archive = not (run.folder / LOCK).exists()
     if is_from_an_archive:
-        return ended or NEW
+        return ended or State(NEW)
 
     part, losses = TASKS[run.task].progress(run)
     if _is_locked(run.folder):
-        return f"{RUNNING} {part:.0%}: {losses}"
+        return State(RUNNING, f"{RUNNING} {part:.0%}", losses)
     if ended:
         return ended
     if (run.folder / LOG).exists():
-        return f"{STOPPED} at {part:.0%}"
-    return NEW
+        return State(STOPPED, f"{STOPPED} at {part:.0%}")
+    return State(NEW)
 
 
 def _is_locked(folder: Path) -> bool:
@@ -132,7 +134,7 @@ def collect(experiment: Experiment, cell: Cell, out: Path) -> Result:
         run = with_folder(chosen_run, out, seed)
         result.runs[seed] = run
         result.states[seed] = state(run)
-        if result.states[seed] == DONE:
+        if result.states[seed].kind == DONE:
             result.records[seed] = measured(run, read_record(run.folder))
 
     for seed, record in result.records.items():
@@ -141,7 +143,7 @@ def collect(experiment: Experiment, cell: Cell, out: Path) -> Result:
             result.values[seed] = float(value)
         else:
             problem = "missing" if value is None else "not finite"
-            result.states[seed] = f"done, with {experiment.metric} {problem}"
+            result.states[seed] = State(NO_VALUE, f"done, with {experiment.metric} {problem}")
     return result
 
 
@@ -157,7 +159,7 @@ def _index_of_best(trials: list[Trial]) -> int | None:
     lowest = math.inf
     for index, (_, value, ended) in enumerate(trials):
         if value is None:
-            if not ended.startswith(FAILED):
+            if ended.kind != FAILED:
                 return None
         elif value < lowest:
             best, lowest = index, value
@@ -168,11 +170,11 @@ def _trial(experiment: Experiment, point: SweepPoint, out: Path) -> Trial:
     """The held-out metric of a combination of a sweep's values, and the state of its run."""
     run = _tried(point, experiment, out)
     ended = state(run)
-    if ended != DONE:
+    if ended.kind != DONE:
         return Trial(point.values, None, ended)
 
     metric = TASKS[run.task].held_out
     value = float(trained(read_record(run.folder))["values"].get(metric, math.nan))
     if not math.isfinite(value):
-        return Trial(point.values, None, f"{FAILED}: {metric} is not finite")
-    return Trial(point.values, value, DONE)
+        return Trial(point.values, None, State(FAILED, detail=f"{metric} is not finite"))
+    return Trial(point.values, value, ended)

@@ -14,6 +14,7 @@ from fairseq_rskip.tools.experiments.records import (
     Comparison,
     Experiment,
     Result,
+    State,
 )
 from fairseq_rskip.tools.experiments.run_folder import EVALUATION
 from fairseq_rskip.tools.experiments.tasks import TASKS
@@ -49,8 +50,8 @@ def _is_begun(result: Result) -> bool:
     """Whether a report has something to say of it."""
     if result.cell.reported is not None:
         return True
-    states = [*result.states.values(), *(how for *_, how in result.trials)]
-    return any(state != NEW for state in states)
+    states = [*result.states.values(), *(trial.state for trial in result.trials)]
+    return any(state.kind != NEW for state in states)
 
 
 def seed_model(lines: list[Result]) -> SeedModel:
@@ -114,7 +115,7 @@ def _compare_pair(
     if not line.values:
         return Comparison(baseline)
     if not base.values:
-        reason = "; ".join(dict.fromkeys(base.states.values())) or NEW
+        reason = "; ".join(str(state) for state in dict.fromkeys(base.states.values())) or NEW
         return Comparison(baseline, untested=f"{baseline}: {reason}")
     plain = line.mean - base.mean
     if line.folders == base.folders:
@@ -235,17 +236,17 @@ def missing(line: Result) -> tuple[str, str]:
             reason = f"sweep: {done} of {len(line.trials)} values done"
         return reason, reason
 
-    by_reason: dict[str, list[str]] = {}
+    by_state: dict[State, list[str]] = {}
     for seed, state in sorted(line.states.items()):
-        if state != DONE:
-            by_reason.setdefault(state, []).append(str(seed))
+        if state.kind != DONE:
+            by_state.setdefault(state, []).append(str(seed))
     full = []
-    for reason, seeds in by_reason.items():
+    for state, seeds in by_state.items():
         which = ""
         if len(seeds) < len(line.runs):
             which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)} "
-        full.append(which + reason)
-    short = dict.fromkeys(reason.partition(":")[0] for reason in by_reason)
+        full.append(f"{which}{state}")
+    short = dict.fromkeys(state.short for state in by_state)
     return "; ".join(full), "; ".join(short)
 
 

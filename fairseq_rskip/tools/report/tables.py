@@ -9,7 +9,7 @@ import pandas
 import statsmodels
 
 from fairseq_rskip.tools.experiments.changes import Changes, changes_of
-from fairseq_rskip.tools.experiments.records import FAILED, Experiment, Result, dashed
+from fairseq_rskip.tools.experiments.records import FAILED, NO_VALUE, Experiment, Result, dashed
 from fairseq_rskip.tools.experiments.run_folder import read_record
 from fairseq_rskip.tools.experiments.tasks import TASKS
 from fairseq_rskip.tools.score import digits
@@ -19,7 +19,6 @@ from .comparison import TRIALS, missing, test_of
 
 MINUS = "\u2212"
 DEVIATION = "± is the sample standard deviation over seeds."
-FINISHED_BADLY = "done, with"  # the beginning of the state of a run whose metric is not finite
 
 
 def frame(experiment: Experiment, lines: list[Result]) -> pandas.DataFrame:
@@ -238,12 +237,12 @@ def _failures(lines: list[Result]) -> list[str]:
     for line in lines:
         for seed, state in line.states.items():
             folder = line.runs[seed].folder
-            if state.startswith((FAILED, FINISHED_BADLY)):
+            if state.kind in (FAILED, NO_VALUE):
                 reasons.setdefault(folder, f"{line.cell}, seed {seed}: {state}")
-        for swept, value, how in line.trials:
+        for swept, _, state in line.trials:
             trial = (str(line.cell), listed(swept))
-            if value is None and how.startswith(FAILED):
-                reasons.setdefault(trial, f"{line.cell}, {listed(swept)} of its sweep: {how}")
+            if state.kind == FAILED:
+                reasons.setdefault(trial, f"{line.cell}, {listed(swept)} of its sweep: {state}")
     if not reasons:
         return []
     count = len(reasons)
