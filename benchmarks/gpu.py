@@ -205,8 +205,10 @@ def make_toys(options: argparse.Namespace, folder: Path) -> None:
 
 
 def python(*words: str | Path) -> None:
-    """Run this Python with ``words``. Raises ``CalledProcessError`` if it fails."""
-    subprocess.run([sys.executable, *map(str, words)], check=True)
+    """Run this Python with ``words``. Raises ``UserError`` if it fails."""
+    status = subprocess.run([sys.executable, *map(str, words)]).returncode
+    if status:
+        raise UserError(f"{' '.join(map(str, words))} ended with status {status}, see above")
 
 
 def work(options: argparse.Namespace, folder: Path) -> int:

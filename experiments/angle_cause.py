@@ -114,6 +114,8 @@ def main() -> None:
         for folder in folders:
             for record in sorted(folder.glob("**/seed*/run.json")):
                 rows += read_run(record.parent)
+        if not rows:
+            raise UserError(f"no finished run in {', '.join(map(str, folders))}")
         figures.write_csv(ARCHIVE, rows)
 
     table = pandas.read_csv(ARCHIVE)

@@ -31,6 +31,7 @@ from torch.nn import functional
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.analysis.depth import Stack
 from fairseq_rskip.analysis.figures import Row, select
+from fairseq_rskip.errors import exit_status
 from fairseq_rskip.models import skip_architectures
 from fairseq_rskip.residual import KINDS, Place, Weight, create_skip, skips
 from fairseq_rskip.residual.ngpt import NGPT
@@ -226,4 +227,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

@@ -27,6 +27,7 @@ from fairseq.data import Dictionary
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import print_line
+from fairseq_rskip.errors import exit_status
 from fairseq_rskip.residual import skips
 
 STEM = Path(__file__).resolve().parents[1] / "results" / "depth_law"
@@ -169,4 +170,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

@@ -43,12 +43,17 @@ def values_by_seed(report: pandas.DataFrame) -> dict[str, dict[int, float]]:
 
 
 def family_of_rows(table: str) -> dict[str, str]:
-    """Row -> the family of its rule, a key of ``FAMILIES``, by its architecture in the file."""
+    """Row -> the family of its rule, a key of ``FAMILIES``, by its architecture in the file.
+
+    A row whose architecture depends on the column has none.
+    """
     words = argparse.Namespace(tables=[table], rows=[], columns=[], seeds=None, corpus=None, set=[])
     (planned,) = plan.make_tables(words)
     families = {}
     for row in planned.rows:
-        arch = (row.arch or "").removeprefix("transformer_").removeprefix("lm_")
+        if not isinstance(row.arch, str):
+            continue
+        arch = row.arch.removeprefix("transformer_").removeprefix("lm_")
         if arch in VARIANTS:
             families[row.label] = family_of(VARIANTS[arch]["skip_kind"])
     return families

@@ -90,8 +90,8 @@ def missing_package(name: str) -> str:
     return f"this needs the Python package {package}, which is not installed; {how}"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``did you mean X?`` for the nearest of ``known``, or "" where none is near.
+def did_you_mean(word: str, known: Iterable[str], expected: str = "") -> str:
+    """``did you mean X?`` for the nearest of ``known``, if any is near, then ``expected``.
 
     A name that has ``word`` as one of its parts comes first (transformer_rskip_ln for rskip), then
     one of similar spelling, then one that is a part of ``word``.
@@ -108,8 +108,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     elif shorter:
         near = max(shorter, key=len)
     else:
-        return ""
-    return f"did you mean {names[near]}?"
+        return expected
+    return f"did you mean {names[near]}? {expected}".rstrip()
 
 
 def _is_part(part: str, name: str) -> bool:

@@ -14,6 +14,13 @@ from typing import Any
 from .errors import UserError
 
 
+def all_cores() -> int:
+    """The number of cores that this process may use; of all, where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def keep_freed_memory() -> None:
     """Ask glibc to keep freed memory for the rest of the process; does nothing elsewhere.
 

@@ -23,7 +23,8 @@ class Answer:
     status: int = 200
     times: int | None = None
     ranges: bool = True  # honours Range; otherwise sends everything, with 200
-    drop_at: int | None = None  # closes the connection after this byte of the body
+    # closes the connection after this byte of the body; of several, each GET has its turn
+    drop_at: int | tuple[int, ...] | None = None
     stall_at: int | None = (
         None  # sends nothing after this byte of the body, until the server is closed
     )
@@ -84,7 +85,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
         self.send_header("Content-Length", str(size - start))
         self.end_headers()
-        limits = [limit for limit in (answer.drop_at, answer.stall_at) if limit is not None and bad]
+        drop_at = answer.drop_at
+        if isinstance(drop_at, tuple):
+            drop_at = drop_at[len(self.loopback.gets(path[1:])) % len(drop_at)]
+        limits = [limit for limit in (drop_at, answer.stall_at) if limit is not None and bad]
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.wfile.write(answer.body[start : min(limits, default=None)])
             if answer.stall_at is not None and bad:

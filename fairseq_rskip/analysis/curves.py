@@ -5,7 +5,6 @@ such a log. Seeds of a run (seed* in its folder, or RUNs with the same LABEL) ar
 colour, their mean is a thick one.
 """
 
-import argparse
 import collections
 import re
 from collections.abc import Iterator, Sequence
@@ -69,8 +68,9 @@ KINDS = (
 )
 
 
-def report(options: argparse.Namespace, stem: Path) -> None:
-    kind, points = read(options.runs, options.first)
+def report(runs: Sequence[str], first: int, stem: Path) -> None:
+    """Draw the losses of ``runs``, each ``LABEL=FOLDER`` or a folder, from step ``first`` on."""
+    kind, points = read(runs, first)
     write(stem, points, points, shown(kind, points), kind.step, spread=("train_loss", "valid_ppl"))
 
 
@@ -256,16 +256,20 @@ def draw(points: Sequence[Row], panels: dict[str, str], step: str, spread: Seque
     return figure
 
 
-def course(options: argparse.Namespace, stem: Path) -> None:
-    """Draw each logged quantity's geometric mean over residual blocks and the seeds of a LABEL."""
+def course(runs: Sequence[str], by_block: bool, stem: Path) -> None:
+    """Draw what ``--skip-log-interval`` logged of ``runs``, each ``LABEL=FOLDER`` or a folder.
+
+    It is each quantity's geometric mean over the residual blocks, against the updates, or with
+    ``by_block`` each block at the last update; the mean is also over the seeds of a label.
+    """
     rows: list[Row] = []
     seeds: collections.Counter[str] = collections.Counter()
-    for argument in options.runs:
+    for argument in runs:
         label, path = split(argument)
-        for seed in read_skips(Path(path), options.by_block):
+        for seed in read_skips(Path(path), by_block):
             seeds[label] += 1
             rows += [{"run": label, "seed": seeds[label], **row} for row in seed]
-    if options.by_block:
+    if by_block:
         by, axis, what = "number", "residual block", ""
     else:
         by, axis, what = "step", "update", ", mean over blocks"

@@ -6,7 +6,6 @@ The bound is about stacks in which a norm follows the sum: without one, as in pr
 passes by every branch unchanged.
 """
 
-import argparse
 import collections
 import math
 import re
@@ -191,19 +190,18 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def report(
-    options: argparse.Namespace, stem: Path, load_study: Callable[[argparse.Namespace], Study]
-) -> None:
+def report(models: Sequence[str], stem: Path, load_study: Callable[[], Study]) -> None:
     """Write ``stem``'s CSV and figure, print a table, and a sentence for each stack.
 
-    ``load_study(options)`` is called only if the options name a model, not a log.
+    ``models`` is one model or log; ``load_study()`` is called only if it is a model. Raises
+    ``UserError``.
     """
-    if len(options.models) != 1:
-        raise UserError(f"{len(options.models)} models or logs: depth-check expects one")
-    label, path = split(options.models[0])
+    if len(models) != 1:
+        raise UserError(f"{len(models)} models or logs: depth-check expects one")
+    label, path = split(models[0])
     log = find_log(Path(path))
     if log is None:
-        rows, crossed = measure(load_study(options))
+        rows, crossed = measure(load_study())
     else:
         rows, crossed = read(log, label)
     about = "the angle between y and x of each residual, in radians"

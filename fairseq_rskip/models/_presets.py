@@ -23,7 +23,7 @@ from fairseq_rskip.modules.fixnorm import FixNormConfig
 from fairseq_rskip.modules.parameter_groups import SkipRateConfig
 from fairseq_rskip.modules.skip_config import SkipConfig
 from fairseq_rskip.modules.skip_log import SkipLogConfig
-from fairseq_rskip.residual import KINDS
+from fairseq_rskip.residual import KINDS, own_rules
 
 # the variant without defaults of its own: ``--arch transformer_skip_tiny --skip-kind deepnorm``
 ANY_RULE = "skip"
@@ -84,6 +84,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         for kind in ("shortcut_gate", "conv_shortcut", "laurel", "gru_gate")
     },
     "dropout_shortcut": {"skip_kind": "dropout_shortcut", "skip_norm": "layer"},
+    **{kind: {"skip_kind": kind} for kind in own_rules.own_kinds()},
 }
 
 
@@ -261,6 +262,8 @@ FAMILIES = {
     "routing": "that read earlier outputs with weights for each position",
     "hyper": "that keep several streams, or mix parts of one",
 }
+if own_rules.own_kinds():
+    FAMILIES["own"] = f"of your own ({own_rules.VARIABLE})"
 
 
 # the further files of a family
@@ -275,6 +278,8 @@ _FAMILY_OF_FILE = {
 
 def family_of(kind: str) -> str:
     """The family of a kind, by the file of its class."""
+    if own_rules.file_of(kind) is not None:
+        return "own"
     file = KINDS[kind].__module__.split(".")[-1]
     return _FAMILY_OF_FILE.get(file, file)
 

@@ -16,6 +16,7 @@ from . import learned_lambda, halting, gradient_lambda  # noqa: F401
 from . import angle, gates, hyper, placement, routing  # noqa: F401
 from . import branch_weight, scaled, admin, initial_weights, schedule, ngpt  # noqa: F401
 from . import streams  # noqa: F401
+from . import own_rules
 # isort: on
 
 PLAIN = {"kind": "xskip", "skip_lambda": 1.0, "norm": "none"}  # y = x + F
@@ -38,3 +39,5 @@ __all__ = [
     "skip_stack",
     "skips",
 ]
+
+own_rules.load()  # they import the names above

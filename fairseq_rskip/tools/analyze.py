@@ -1,31 +1,13 @@
 """Why a skip connection helps: figures and tables from checkpoints and logs (docs/analysis.md)."""
 
 import argparse
-import importlib
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..console import Parser, between, whole_number
 
-# command -> what it does
-COMMANDS = {
-    "gradients": "Figure 3: the gradient norm at every residual block",
-    "ratio": "x:F in every block, learned gains, effective scale",
-    "streams": "the streams of hyper-connections: do they differ, do they mix, what moved",
-    "depth": "gradients, branches and tokens against depth, in stacks at initialisation",
-    "curves": "Figure 4: training loss and validation metric of runs",
-    "course": "x:F, branch and gradient norms over a training with --skip-log-interval",
-    "depth-check": "the angle of every residual against the largest that its depth allows",
-}
-# functions of fairseq_rskip.analysis, imported when they run; every other command NAME runs
-# NAME.report
-FUNCTIONS = {
-    "gradients": "study.gradients",
-    "course": "curves.course",
-    "depth-check": "depth_check.report",
-}
-# the commands that take MODELs, with their defaults of --examples
-EXAMPLES = {"gradients": 10_000, "ratio": 1_000, "depth-check": 1_000, "streams": 200}
 MODELS = """\
 MODEL is one of
   LABEL=PATH              a seed folder or checkpoint.pt of train_cifar.py, or a checkpoint or
@@ -43,137 +25,201 @@ is trained.
 """
 
 
-def add_options(name: str, parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command ``name``."""
+def run(argv: list[str]) -> None:
+    """Run the command in ``argv``. Torch is imported after the options have been read."""
+    parser = Parser(prog="rskip analyze", description=__doc__)
+    commands = parser.add_subparsers(dest="name", metavar="COMMAND [options]", required=True)
+    for name, command in COMMANDS.items():
+        usage = f"rskip analyze {name} --output STEM [options]"
+        words = {"help": command.purpose, "description": command.purpose, "usage": usage}
+        options_of_it = commands.add_parser(name, **words)
+        options_of_it.add_argument(
+            "--output", required=True, metavar="STEM", help="write STEM.csv, STEM.png and STEM.pdf"
+        )
+        command.add_options(options_of_it)
+    options = parser.parse_args(argv)
+    from ..analysis.figures import check_stem
+
+    stem = check_stem(options.output)
+    COMMANDS[options.name].run(options, stem)
+
+
+def _add_models(parser: argparse.ArgumentParser, examples: int) -> None:
+    """MODELs, and the examples that they see."""
+    add = parser.add_argument
+    parser.epilog = MODELS
+    add("models", nargs="+", metavar="MODEL", help="[LABEL=]PATH or 'LABEL=fresh:...', see below")
+    add(
+        "--examples",
+        type=whole_number(1),
+        default=examples,
+        metavar="N",
+        help=f"images or sentence pairs ({examples})",
+    )
+    data = "cifar10, cifar100, digits, imagefolder:PATH or data-bin (that of the training)"
+    add("--data", default="", help=data)
+    add("--split", default="train", help="train or test; of a data-bin any (train)")
+    cache = "folder of decoded image folders (that of the training)"
+    add("--cache", default="", metavar="DIR", help=cache)
+    data_dir = "folder of cifar10 and cifar100 (that of the training)"
+    add("--data-dir", default="", metavar="DIR", help=data_dir)
+    add("--seed", type=int, default=1, help="seed of the examples and of fresh networks (1)")
+    size = "examples of a batch (64)"
+    add("--batch-size", type=whole_number(1), default=64, metavar="N", help=size)
+    device = "auto: a GPU if there is one"
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help=device)
+    stage = "show this stage of ResNets only; the paper shows 2"
+    add("--stage", type=int, choices=(1, 2, 3), help=stage)
+
+
+def _add_stacks(parser: argparse.ArgumentParser) -> None:
+    """Stacks of blocks at initialisation."""
     add, count = parser.add_argument, whole_number
-    add("--output", required=True, metavar="STEM", help="write STEM.csv, STEM.png and STEM.pdf")
-    if name in EXAMPLES:
-        parser.epilog = MODELS
-        add(
-            "models",
-            nargs="+",
-            metavar="MODEL",
-            help="[LABEL=]PATH or 'LABEL=fresh:...', see below",
-        )
-        examples = f"images or sentence pairs ({EXAMPLES[name]})"
-        add("--examples", type=count(1), default=EXAMPLES[name], metavar="N", help=examples)
-        add(
-            "--data",
-            default="",
-            help="cifar10, cifar100, digits, imagefolder:PATH or data-bin (that of the training)",
-        )
-        add("--split", default="train", help="train or test; of a data-bin any (train)")
-        add(
-            "--cache",
-            default="",
-            metavar="DIR",
-            help="folder of decoded image folders (that of the training)",
-        )
-        add(
-            "--data-dir",
-            default="",
-            metavar="DIR",
-            help="folder of cifar10 and cifar100 (that of the training)",
-        )
-        add("--seed", type=int, default=1, help="seed of the examples and of fresh networks (1)")
-        add("--batch-size", type=count(1), default=64, metavar="N", help="examples of a batch (64)")
-        add(
-            "--device",
-            choices=("auto", "cpu", "cuda"),
-            default="auto",
-            help="auto: a GPU if there is one",
-        )
-        add(
-            "--stage",
-            type=int,
-            choices=(1, 2, 3),
-            help="show this stage of ResNets only; the paper shows 2",
-        )
-    elif name == "depth":
-        add("--blocks", type=count(2), default=50, metavar="N", help="blocks of a stack (50)")
-        add("--dim", type=count(4), default=64, metavar="N", help="features, a multiple of 4 (64)")
-        ratio = "expected ||F(x)||/||x|| of a branch (0.25)"
-        add("--gain", type=between(0, 1e300), default=0.25, metavar="X", help=ratio)
-        add("--seeds", type=count(1), default=5, metavar="N", help="stacks to average over (5)")
-        add(
-            "--examples",
-            type=count(1),
-            default=32,
-            metavar="N",
-            help="inputs of a stack to average over (32)",
-        )
-        add(
-            "--tokens",
-            type=count(2),
-            default=16,
-            metavar="N",
-            help="tokens of an input of self-attention (16)",
-        )
-    else:
-        add(
-            "runs",
-            nargs="+",
-            metavar="[LABEL=]RUN",
-            help="a training's folder; LABEL is its name by default",
-        )
-    if name == "curves":
-        add(
-            "--first", type=int, default=0, metavar="N", help="leave out what is before iteration N"
-        )
-    if name == "course":
-        add("--by-block", action="store_true", help="against depth: each block at the last update")
+    add("--blocks", type=count(2), default=50, metavar="N", help="blocks of a stack (50)")
+    add("--dim", type=count(4), default=64, metavar="N", help="features, a multiple of 4 (64)")
+    ratio = "expected ||F(x)||/||x|| of a branch (0.25)"
+    add("--gain", type=between(0, 1e300), default=0.25, metavar="X", help=ratio)
+    add("--seeds", type=count(1), default=5, metavar="N", help="stacks to average over (5)")
+    inputs = "inputs of a stack to average over (32)"
+    add("--examples", type=count(1), default=32, metavar="N", help=inputs)
+    tokens = "tokens of an input of self-attention (16)"
+    add("--tokens", type=count(2), default=16, metavar="N", help=tokens)
 
 
-def trainings(argument: str) -> list[str]:
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    """Folders of trainings, of which the logs are read."""
+    runs = "a training's folder; LABEL is its name by default"
+    parser.add_argument("runs", nargs="+", metavar="[LABEL=]RUN", help=runs)
+
+
+def _add_curves(parser: argparse.ArgumentParser) -> None:
+    _add_runs(parser)
+    first = "leave out what is before iteration N"
+    parser.add_argument("--first", type=int, default=0, metavar="N", help=first)
+
+
+def _add_course(parser: argparse.ArgumentParser) -> None:
+    _add_runs(parser)
+    by_block = "against depth: each block at the last update"
+    parser.add_argument("--by-block", action="store_true", help=by_block)
+
+
+def _gradients(options: Namespace, stem: Path) -> None:
+    from ..analysis.study import gradients
+
+    gradients(_study(options), stem)
+
+
+def _ratio(options: Namespace, stem: Path) -> None:
+    from ..analysis.ratio import report
+
+    report(_study(options), stem)
+
+
+def _streams(options: Namespace, stem: Path) -> None:
+    from ..analysis.streams import report
+
+    report(_study(options), stem)
+
+
+def _depth(options: Namespace, stem: Path) -> None:
+    from ..analysis.depth import report
+
+    _prepare_machine()
+    report(options, stem)
+
+
+def _curves(options: Namespace, stem: Path) -> None:
+    from ..analysis.curves import report
+
+    report(_trainings(options.runs), options.first, stem)
+
+
+def _course(options: Namespace, stem: Path) -> None:
+    from ..analysis.curves import course
+
+    course(_trainings(options.runs), options.by_block, stem)
+
+
+def _depth_check(options: Namespace, stem: Path) -> None:
+    from ..analysis.depth_check import report
+
+    report(options.models, stem, lambda: _study(options))
+
+
+class Command(NamedTuple):
+    """A command: ``run`` takes the options that ``add_options`` adds, and STEM."""
+
+    purpose: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Namespace, Path], None]
+
+
+COMMANDS = {
+    "gradients": Command(
+        "Figure 3: the gradient norm at every residual block",
+        lambda parser: _add_models(parser, examples=10_000),
+        _gradients,
+    ),
+    "ratio": Command(
+        "x:F in every block, learned gains, effective scale",
+        lambda parser: _add_models(parser, examples=1_000),
+        _ratio,
+    ),
+    "streams": Command(
+        "the streams of hyper-connections: do they differ, do they mix, what moved",
+        lambda parser: _add_models(parser, examples=200),
+        _streams,
+    ),
+    "depth": Command(
+        "gradients, branches and tokens against depth, in stacks at initialisation",
+        _add_stacks,
+        _depth,
+    ),
+    "curves": Command(
+        "Figure 4: training loss and validation metric of runs", _add_curves, _curves
+    ),
+    "course": Command(
+        "x:F, branch and gradient norms over a training with --skip-log-interval",
+        _add_course,
+        _course,
+    ),
+    "depth-check": Command(
+        "the angle of every residual against the largest that its depth allows",
+        lambda parser: _add_models(parser, examples=1_000),
+        _depth_check,
+    ),
+}
+
+
+def _study(options: Namespace) -> Any:
+    """The study of the models that ``options`` name."""
+    from .models import load_study  # takes seconds to import
+
+    _prepare_machine(options.device)
+    return load_study(options)
+
+
+def _prepare_machine(device: str = "cpu") -> None:
+    """Load the operator from the start or never: the same input gives the same bytes."""
+    from ..machine import keep_freed_memory, load_operator
+
+    if device != "cuda":
+        keep_freed_memory()
+    load_operator()
+
+
+def _trainings(arguments: list[str]) -> list[str]:
     """``LABEL=FOLDER`` for each folder of fairseq's checkpoints in the RUN of ``LABEL=RUN``.
 
-    RUN is a run of rskip run or a seed's folder in it; [``argument``] where it has none.
+    RUN is a run of rskip run, or a seed's folder in it; any other argument stays as it is.
     """
     from ..analysis.curves import split
 
-    label, path = split(argument)
-    folders = [Path(path, "checkpoints"), *sorted(Path(path).glob("seed*/checkpoints"))]
-    inside = [f"{label}={folder}" for folder in folders if folder.is_dir()]
-    return inside or [argument]
-
-
-def run(argv: list[str]) -> None:
-    """Run a command: its module's ``report`` takes the options, or the study of their models.
-
-    Torch is imported after the options have been read.
-    """
-    parser = Parser(prog="rskip analyze", description=__doc__)
-    commands = parser.add_subparsers(dest="name", metavar="COMMAND [options]", required=True)
-    for name, line in COMMANDS.items():
-        usage = f"rskip analyze {name} --output STEM [options]"
-        add_options(name, commands.add_parser(name, help=line, description=line, usage=usage))
-    options = parser.parse_args(argv)
-    from ..analysis import figures
-
-    stem = figures.check_stem(options.output)
-    if options.name in ("curves", "course"):
-        runs = []
-        for argument in options.runs:
-            runs += trainings(argument)
-        options.runs = runs
-    else:
-        from ..machine import keep_freed_memory, load_operator
-
-        if getattr(options, "device", "auto") != "cuda":
-            keep_freed_memory()
-        load_operator()  # from the start or never: the same input gives the same bytes
-    module, function = FUNCTIONS.get(options.name, f"{options.name}.report").split(".")
-    command = getattr(importlib.import_module(f"fairseq_rskip.analysis.{module}"), function)
-    if options.name == "depth-check":  # loads a model unless it is given a log
-        command(options, stem, _load_study)
-    elif options.name in EXAMPLES:
-        command(_load_study(options), stem)
-    else:
-        command(options, stem)
-
-
-def _load_study(options: argparse.Namespace) -> Any:
-    """Return the study of the models that ``options`` name. Importing ``models`` takes seconds."""
-    from .models import load_study
-
-    return load_study(options)
+    found = []
+    for argument in arguments:
+        label, path = split(argument)
+        folders = [Path(path, "checkpoints"), *sorted(Path(path).glob("seed*/checkpoints"))]
+        inside = [f"{label}={folder}" for folder in folders if folder.is_dir()]
+        found += inside or [argument]
+    return found

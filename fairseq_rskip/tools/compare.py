@@ -204,7 +204,7 @@ def comet_segments(
         check_lengths(outputs[0], {options.src: sources}, next(iter(paths.values())))
         texts, text = [sources, outputs, references[0]], "text as given"
     elif evaluations:
-        corpus = Corpus.find(evaluations[0]["data"], prepared=True)
+        corpus = Corpus.find_for_evaluation(evaluations[0]["data"])
         subset = evaluations[0]["subset"]
         *texts, text = comet.plain_texts(corpus, subset, outputs, references[0])
     else:

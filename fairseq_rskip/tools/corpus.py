@@ -4,6 +4,7 @@ import filecmp
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -49,56 +50,58 @@ class Corpus:
     exists: bool = True
 
     @classmethod
-    def find(cls, data: str | Path, must_exist: bool = True, prepared: bool = False) -> "Corpus":
+    def find(cls, data: str | Path) -> "Corpus":
         """The corpus ``data``: one of ``NAMES``, a folder in ./data, a data-bin or its parent.
 
-        Without ``must_exist``, one of ``NAMES`` or a path need not be prepared yet. With
-        ``prepared``, preparation.json must have all that evaluation needs, and the dictionaries
-        must exist. Raises ``UserError``.
+        Raises ``UserError`` if it does not exist.
         """
-        text = str(data)
-        known = text if text in NAMES else ""
-        path = Path(text)
-        if known or not path.is_dir():
-            path = DATA / text
-        may_be_prepared_later = not must_exist and "/" in text
-        if not text.strip() or not (known or path.is_dir() or may_be_prepared_later):
-            raise UserError(_no_corpus(text))
-
-        folder = path
-        if known or (path / "data-bin").is_dir():
-            folder = path / "data-bin"
-        if must_exist and not folder.is_dir():
+        path, known = _locate(str(data))
+        folder = _data_bin(path, known)
+        if not folder.is_dir():
+            if not known:
+                raise UserError(_no_corpus(str(data)))
             command = "make demo" if known == "numbers" else f"rskip prepare {known}"
             raise UserError(f"{known} is not prepared (no {folder}); run: {command}")
-        if not must_exist and not any(folder.glob("dict*.txt")):
-            return cls(path / "data-bin", known or path.name, known, exists=False)
+        return cls._in(folder, known)
 
+    @classmethod
+    def find_or_plan(cls, data: str | Path) -> "Corpus":
+        """As ``find``; one of ``NAMES``, or a path with a slash in it, need not exist yet."""
+        path, known = _locate(str(data))
+        if not (known or path.is_dir() or "/" in str(data)):
+            raise UserError(_no_corpus(str(data)))
+        folder = _data_bin(path, known)
+        if any(folder.glob("dict*.txt")):
+            return cls._in(folder, known)
+        return cls(path / "data-bin", known or path.name, known, exists=False)
+
+    @classmethod
+    def find_for_evaluation(cls, data: str | Path) -> "Corpus":
+        """As ``find``, with all that evaluation needs.
+
+        Raises ``UserError`` also if preparation.json does not say how the text was tokenised and
+        split, or a dictionary is missing.
+        """
+        corpus = cls.find(data)
+        path = corpus.folder / PREPARATION
+        splits_known = str(_read(path).get("bpe")) in POST_PROCESS
+        tokenizer_known = str(_read(path).get("tokenizer")) in TOKENIZERS
+        if not (splits_known and tokenizer_known):
+            raise UserError(
+                f"{path} does not say how text was tokenised and split; prepare it again"
+            )
+        corpus.dictionaries()
+        return corpus
+
+    @classmethod
+    def _in(cls, folder: Path, known: str) -> "Corpus":
+        """The corpus in the data-bin ``folder``."""
         preparation = {}
-        if prepared or (folder / PREPARATION).exists():
+        if (folder / PREPARATION).exists():
             preparation = _read(folder / PREPARATION)
         name = str(preparation.get("corpus") or known or folder_name(folder))
         source, target = _languages(folder, preparation)
-        if name in NAMES:
-            known = name
-        corpus = cls(folder, name, known, source, target, preparation)
-        if prepared:
-            corpus.check_preparation()
-        return corpus
-
-    def check_preparation(self) -> None:
-        """Raise ``UserError`` unless preparation.json has all that evaluation needs.
-
-        The dictionaries must exist, too.
-        """
-        splits_known = str(self.preparation.get("bpe")) in POST_PROCESS
-        tokenizer_known = str(self.preparation.get("tokenizer")) in TOKENIZERS
-        if not (splits_known and tokenizer_known):
-            raise UserError(
-                f"{self.folder / PREPARATION} does not say how text was tokenised and split; "
-                "prepare it again"
-            )
-        self.dictionaries()
+        return cls(folder, name, name if name in NAMES else known, source, target, preparation)
 
     @property
     def is_text(self) -> bool:
@@ -260,6 +263,42 @@ class Corpus:
         """The SHA-256 of each file that decides a subset's translation, by the file's name."""
         files = [*self.dictionaries(), *self.binarised(subset)]
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def corpus_of(
+    checkpoint: object,
+    trained_on: str | Path,
+    data: str | Path | None,
+    find: Callable[[str | Path], Corpus] = Corpus.find_for_evaluation,
+) -> Corpus:
+    """The corpus ``data``, else the one that the checkpoint was ``trained_on``.
+
+    Raises ``UserError``.
+    """
+    if data:
+        return find(data)
+    try:
+        return find(trained_on)
+    except UserError as error:
+        raise UserError(
+            f"{checkpoint} was trained on {trained_on}: {error}; name its folder with --data"
+        ) from None
+
+
+def _locate(data: str) -> tuple[Path, str]:
+    """The folder of a corpus, and its name in ``NAMES`` or ""; the folder may be a data-bin."""
+    if not data.strip():
+        raise UserError(_no_corpus(data))
+    if data in NAMES:
+        return DATA / data, data
+    path = Path(data)
+    return (path if path.is_dir() else DATA / data), ""
+
+
+def _data_bin(path: Path, known: str) -> Path:
+    """The data-bin of the corpus in ``path``."""
+    inner = path / "data-bin"
+    return inner if known or inner.is_dir() else path
 
 
 def folder_name(folder: Path) -> str:

@@ -14,7 +14,7 @@ whose size is the vocabulary's.
 ARCH is an architecture such as transformer_rskip_ln, followed by any model option of fairseq-train
 (--encoder-layers 18), or resnet110, followed by those of train_cifar.py (--skip-kind xskip). It is
 described at initialisation. MODEL is a trained one: a checkpoint (FILE.pt), the folder of a
-training, or a folder that rskip export wrote."""
+training, a folder that rskip export wrote, or the name of a model that comes with the package."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -21,6 +21,7 @@ from fairseq_rskip.console import Parser, in_columns, print_line
 from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.norms import NORMS
 from fairseq_rskip.ops import in_use
+from fairseq_rskip.pretrained import bundled_names
 from fairseq_rskip.residual import Branch, SkipConnection
 from fairseq_rskip.residual.profile import wanting_profile
 
@@ -82,11 +83,9 @@ def build(name: str, options: list[str]) -> nn.Module:
     if resnet := re.fullmatch(r"resnet(\d+)", name):
         return _resnet(int(resnet[1]), options)
     path = Path(name)
-    is_model = path.suffix == ".pt" or "/" in name or path.is_dir()
+    is_model = path.suffix == ".pt" or "/" in name or path.is_dir() or name in bundled_names()
     if not is_model:
         return _transformer(name, options)
-    if not path.exists():
-        raise UserError(f"{name} does not exist")
     if options:
         raise UserError(
             f"{name} is a trained model: expected no options, found {' '.join(options)}"
@@ -103,15 +102,12 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
     from fairseq_rskip.models import skip_architectures
 
     if arch not in (known := skip_architectures()):
-        hint = did_you_mean(arch, known)
-        raise UserError(
-            f"no architecture named {arch!r}; {hint} expected resnet20, resnet110 or another 6n+2, "
-            "one of ours that rskip train --archs lists, or a checkpoint"
-        )
-    parser, words = (
-        Parser(prog=f"rskip describe {arch}", argument_default=argparse.SUPPRESS),
-        Dictionary(),
-    )
+        expected = "expected resnet20, resnet110 or another 6n+2, "
+        expected += "one of ours that rskip train --archs lists, or a checkpoint"
+        hint = did_you_mean(arch, known, expected)
+        raise UserError(f"no architecture named {arch!r}; {hint}")
+    parser = Parser(prog=f"rskip describe {arch}", argument_default=argparse.SUPPRESS)
+    words = Dictionary()
     models.ARCH_MODEL_REGISTRY[arch].add_args(parser)
     # max_target_positions: of a language model, the task's
     given = {"arch": arch, "max_target_positions": 1024, **vars(parser.parse_args(options))}

@@ -10,9 +10,8 @@ from ..analysis.curves import split
 from ..analysis.study import Source, Study
 from ..console import print_line, progress
 from ..errors import UserError
-from ..safe_load import CheckpointError, load_checkpoint
-from ..vision.run import CHECKPOINT, FORMAT
-from .evaluate.weights import choose
+from ..vision.run import FORMAT
+from .saved_model import EXPORT, IMAGES, find_saved, read_checkpoint
 
 FRESH = "fresh:"
 
@@ -68,23 +67,13 @@ def _source(text: str) -> Source:
 
 def _read(source: Source) -> Source:
     """``source`` with its checkpoint."""
-    path = Path(source.path).expanduser()
-    if not path.exists():
-        raise UserError(f"{source.path} does not exist")
-    seeds = [*path.glob(f"seed*/{CHECKPOINT}"), *path.glob("seed*/checkpoints")]
-    if seeds:
-        names = ", ".join(str(seed.parent) for seed in sorted(seeds)[:4])
-        raise UserError(f"{source} is a folder of seeds: expected one of {names}")
-    if (path / CHECKPOINT).is_file():
-        path = path / CHECKPOINT
-    elif path.is_dir():
-        (path, *_), which = choose(path, 0)
-        print_line(f"{source.label}: {which}")
-    source = source._replace(path=str(path))
-    state = load_checkpoint(path, map_location="cpu")
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise CheckpointError(
-            f"{source} is no checkpoint of train_cifar.py or fairseq-train: it has no entry 'model'"
-        )
-    # fairseq reads its own checkpoints again, to convert settings of older versions
-    return source._replace(state=state if state.get("format") == FORMAT else {})
+    saved = find_saved(Path(source.path), average=False)
+    path = saved.paths[0]
+    if saved.kind == EXPORT:
+        raise UserError(f"{source} is an export: expected a checkpoint, or a folder of checkpoints")
+    if saved.which:
+        print_line(f"{source.label}: {saved.which}")
+    state = read_checkpoint(path)
+    if saved.kind != IMAGES:
+        state = {}  # fairseq reads its own, to convert settings of older versions
+    return source._replace(path=str(path), state=state)

@@ -200,7 +200,7 @@ def prepare_data(table: Experiment, dry_run: bool = False) -> bool:
 
 def _corpus_words(name: str) -> list[str]:
     """The words of ``rskip prepare`` for a known corpus; [] if it is prepared, or a folder."""
-    if name not in NAMES or Corpus.find(name, must_exist=False).exists:
+    if name not in NAMES or Corpus.find_or_plan(name).exists:
         return []
     return ["prepare", name]
 

@@ -1,41 +1,93 @@
-"""The model in a checkpoint, in a folder of checkpoints, or in an export, without its data."""
+"""Trained models on the disk: what a path means to every command that takes one."""
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.pretrained import CONFIG, from_pretrained, locate
+from fairseq_rskip.pretrained import CONFIG, bundled_names, from_pretrained, locate
 from fairseq_rskip.safe_load import CheckpointError, load_checkpoint
-from fairseq_rskip.tools.evaluate.weights import choose
+from fairseq_rskip.tools.evaluate.weights import as_one, choose, choose_by_task
 from fairseq_rskip.vision.run import CHECKPOINT, FORMAT
 
+EXPORT, IMAGES, TEXT = "export", "images", "text"  # by rskip export, train-cifar, fairseq-train
 
-def load_model(path: Path) -> nn.Module:
-    """The model with its weights, on the CPU. Raises ``UserError``, ``CheckpointError``."""
-    path = locate(path)
+
+class Saved(NamedTuple):
+    """A trained model.
+
+    ``kind`` is ``EXPORT``, ``IMAGES`` or ``TEXT``. ``paths``: the folder of an export, the
+    checkpoint of train-cifar, or those checkpoints of fairseq-train whose average are the weights,
+    newest first. ``which`` says which of a folder's checkpoints these are, and why.
+    """
+
+    kind: str
+    paths: list[Path]
+    which: str = ""
+
+
+def find_saved(path: Path, average: bool = True) -> Saved:
+    """The model that ``path`` means.
+
+    That is an export or the name of one that comes with the package; a checkpoint; the folder of a
+    training of images; or a folder of fairseq's checkpoints (or ``RUN/seed1`` of rskip run), of
+    which the last five are averaged if it is a translation model and ``average`` is true, else
+    checkpoint_best.pt. Raises ``UserError``, ``CheckpointError``.
+    """
+    path = locate(path.expanduser())
+    if not path.exists():
+        raise UserError(
+            f"{path} does not exist; expected a checkpoint, a folder of checkpoints, an export, "
+            f"or a model that comes with the package: {', '.join(bundled_names())}"
+        )
     if (path / CONFIG).is_file():
-        exported = from_pretrained(path)
-        return exported.models[0] if hasattr(exported, "models") else exported
+        return Saved(EXPORT, [path])
     if (path / CHECKPOINT).is_file():
-        path = path / CHECKPOINT
-    elif not path.is_file():
-        path = choose(path, 0)[0][0]
+        return Saved(IMAGES, [path / CHECKPOINT])
+    if path.is_file():
+        is_of_images = read_checkpoint(path).get("format") == FORMAT
+        return Saved(IMAGES if is_of_images else TEXT, [path])
+
+    seeds = sorted([*path.glob(f"seed*/{CHECKPOINT}"), *path.glob("seed*/checkpoints")])
+    if seeds:
+        names = ", ".join(str(seed.parent) for seed in seeds[:4])
+        raise UserError(f"{path} is a folder of seeds: expected one of {names}")
+    return Saved(TEXT, *(choose_by_task(path) if average else choose(path, 0)))
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint of train-cifar or fairseq-train, on the CPU. Raises ``CheckpointError``."""
     state = load_checkpoint(path, map_location="cpu")
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise CheckpointError(
             f"{path} is no checkpoint of train_cifar.py or fairseq-train: it has no entry 'model'"
         )
-    return _resnet(path, state) if state.get("format") == FORMAT else _transformer(path)
+    return state
 
 
-def _resnet(path: Path, state: dict[str, Any]) -> nn.Module:
+def load_model(path: Path) -> nn.Module:
+    """The model with its weights and without its data, on the CPU.
+
+    Raises ``UserError``, ``CheckpointError``.
+    """
+    saved = find_saved(path)
+    if saved.kind == EXPORT:
+        exported = from_pretrained(saved.paths[0])
+        return exported.models[0] if hasattr(exported, "models") else exported
+    if saved.kind == IMAGES:
+        return _resnet(saved.paths[0])
+    with as_one(saved.paths) as checkpoint:
+        return _transformer(checkpoint)
+
+
+def _resnet(path: Path) -> nn.Module:
     from fairseq_rskip.analysis.study import Source, fit
     from fairseq_rskip.tools.resnets import settings
     from fairseq_rskip.vision.model import preact_resnet
 
+    state = read_checkpoint(path)
     source = Source(path.name, str(path), state)
     classes = state["model"]["fc.weight"].shape[0]
     model = preact_resnet(num_classes=classes, **settings(source).network())

@@ -10,6 +10,7 @@ from typing import Any
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import cached
+from fairseq_rskip.tools.corpus import corpus_of
 from fairseq_rskip.tools.evaluate.scores_file import SCORES, read_scores
 from fairseq_rskip.tools.experiments.run_folder import EVALUATION, read_record
 from fairseq_rskip.tools.lines import check_lengths, read_lines
@@ -112,7 +113,7 @@ def _evaluate(path: Path, data: Path | None) -> Path:
 
     checkpoints, _ = weights.choose(path if path.is_dir() else path.parent, 1, options.checkpoint)
     trained_on = data or weights.task_of(checkpoints[0]).get("data")
-    options.data = main.corpus_of(checkpoints[0], trained_on, data).folder
+    options.data = corpus_of(checkpoints[0], str(trained_on), data).folder
     with contextlib.redirect_stdout(sys.stderr):
         main.evaluate(options)
     return options.out

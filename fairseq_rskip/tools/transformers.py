@@ -23,8 +23,7 @@ from fairseq_rskip.machine import device_of
 from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.safe_load import CheckpointError
-from fairseq_rskip.tools.corpus import Corpus
-from fairseq_rskip.tools.evaluate.main import corpus_of
+from fairseq_rskip.tools.corpus import Corpus, corpus_of
 
 
 def losses(model: nn.Module, sample: dict[str, Any]) -> Tensor:
@@ -109,7 +108,7 @@ def _data(models: Sequence[Source], states: Sequence[Any], options: argparse.Nam
         listed = ", ".join(f"{source.label}: {folder}" for folder, source in named.items())
         raise UserError(f"the checkpoints name different data: say --data DATA-BIN ({listed})")
     folder, source = next(iter(named.items()), ("", None))
-    return corpus_of(source, folder, options.data, prepared=False)
+    return corpus_of(source, folder, options.data, Corpus.find)
 
 
 def _fresh_settings(source: Source, data: Corpus) -> Any:

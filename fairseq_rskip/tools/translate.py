@@ -29,29 +29,24 @@ def load(path: Path, data: Path | None) -> Any:
 
     Raises ``UserError``.
     """
-    from fairseq_rskip.pretrained import CONFIG, bundled_names, from_pretrained, locate
+    from fairseq_rskip.pretrained import from_pretrained
     from fairseq_rskip.pretrained.translation import Translator, make_task
-    from fairseq_rskip.tools.evaluate.weights import as_one, choose_by_task, task_of
+    from fairseq_rskip.tools.evaluate.weights import as_one, task_of
     from fairseq_rskip.tools.export.translation import convert
+    from fairseq_rskip.tools.saved_model import EXPORT, IMAGES, find_saved
 
-    path = locate(path)
-    if not path.exists():
-        raise UserError(
-            f"{path} does not exist; expected a folder of checkpoints, an export, "
-            f"or a model that comes with the package: {', '.join(bundled_names())}"
-        )
-    if (path / CONFIG).is_file():
-        model = from_pretrained(path)
-        if not isinstance(model, Translator):
-            raise UserError(f"{path} is no translation model")
-        return model
+    saved = find_saved(path)
+    if saved.kind == EXPORT:
+        model = from_pretrained(saved.paths[0])
+        if isinstance(model, Translator):
+            return model
+    if saved.kind in (EXPORT, IMAGES):
+        raise UserError(f"{path} is no translation model")
 
-    checkpoints = [path]
-    if not path.is_file():
-        checkpoints, which = choose_by_task(path)
-        print_line(which, "stderr")
-    task_of(checkpoints[0], "translation")  # an unusable checkpoint ends in one line here
-    with as_one(checkpoints) as checkpoint, tempfile.TemporaryDirectory() as stage_name:
+    if saved.which:
+        print_line(saved.which, "stderr")
+    task_of(saved.paths[0], "translation")  # an unusable checkpoint ends in one line here
+    with as_one(saved.paths) as checkpoint, tempfile.TemporaryDirectory() as stage_name:
         stage = Path(stage_name)
         config, model = convert(stage, checkpoint, {}, data)
         task = make_task(stage, (config["source"], config["target"]), config["model"])

@@ -116,7 +116,7 @@ def test_text_published_as_tokens_is_detokenised_first(translator, tmp_path):
         write(data / "raw" / f"test.{language}", tokens)
     output = ["das Auto &amp; ich ."]
     sources, (translations,), references, text = comet.plain_texts(
-        Corpus.find(data, prepared=True), "test", [output], lines["de"]
+        Corpus.find_for_evaluation(data), "test", [output], lines["de"]
     )
 
     def plain(tokens, language):

@@ -15,6 +15,7 @@ from evaluation_corpus import follow_in_server
 from spoilt_evaluation import SPOILT, longer_dictionary
 from training_corpus import lengthen
 
+from fairseq_rskip.files import locked
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.__main__ import main as rskip
@@ -228,10 +229,19 @@ def test_interrupted_it_leaves_nothing_half_done(copy, calls, capsys, monkeypatc
     assert_one_line(capsys.readouterr().err, "interrupted")
     files = sorted(path.name for path in (copy[1] / "evaluation-test").iterdir())
     assert files == [
+        ".lock",
         "averaged.pt",
         "averaged.pt.key",
         "generate.log",
     ]  # without a key: it is made again
+
+
+def test_two_evaluations_do_not_write_to_one_folder(copy, capsys):
+    out = copy[1] / "evaluation-test"
+    with locked(out):
+        assert evaluate(*copy) == 1
+    named = f"another evaluation writes to {out} (process {os.getpid()})"
+    assert_one_line(capsys.readouterr().err, named, "--out")
 
 
 def assert_one_line(stderr, *words):

@@ -54,5 +54,16 @@ def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
 def test_a_mistyped_name_is_refused_with_the_names_that_there_are(capsys):
     assert rskip(["translate", "multi30k-en-de-2rskp"]) == 1
     line = capsys.readouterr().err
-    assert line.startswith("error: multi30k-en-de-2rskp does not exist; expected a folder of check")
+    assert line.startswith("error: multi30k-en-de-2rskp does not exist; expected a checkpoint, ")
     assert ", ".join(NAMES) in line
+
+
+def test_every_command_knows_the_name_or_says_what_it_takes(tmp_path, capsys):
+    assert rskip(["describe", NAMES[0]]) == 0
+    assert f"{NAMES[0]}: 20 skip connections" in capsys.readouterr().out
+    for command in (["export", NAMES[0], tmp_path / "out"], ["analyze", "ratio", NAMES[0]]):
+        words = [str(word) for word in command]
+        if words[0] == "analyze":
+            words += ["--output", str(tmp_path / "stem")]
+        assert rskip(words) == 1
+        assert "is an export: expected a checkpoint, or a folder" in capsys.readouterr().err

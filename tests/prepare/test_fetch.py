@@ -96,6 +96,14 @@ def test_a_broken_transfer_is_resumed(server, place, trouble, asked):
     assert server.gets("a.gz") == [None, asked]
 
 
+def test_a_server_that_begins_again_each_time_is_given_up(server, place):
+    """The part is shorter and longer in turn, and never longer than it has been."""
+    server.answers["/a.gz"] = Answer(DATA, ranges=False, drop_at=(100_000, 50_000))
+    place.row(server.url("a.gz"))
+    assert "the transfer ended after" in place.fails()
+    assert len(server.gets("a.gz")) <= 2 + archives.TRIES
+
+
 def test_the_part_is_resumed_by_the_next_url_and_the_next_run(server, place):
     server.answers["/1.gz"] = Answer(DATA, drop_at=100_000)
     server.answers["/2.gz"] = Answer(DATA, drop_at=200_000)

@@ -185,7 +185,7 @@ def test_kinds_of_subwords(raw, quick, tmp_path, options):
         (
             out / "data-bin" / f"dict.{language}.txt"
         ).touch()  # which the replacement of fairseq-preprocess writes not
-    path = Corpus.find(out, prepared=True).subwords(
+    path = Corpus.find_for_evaluation(out).subwords(
         "en"
     )  # what rskip export takes along, to do the same to a sentence
     assert (path is None) == (facts["bpe"] == "none")

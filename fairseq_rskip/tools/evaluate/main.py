@@ -11,7 +11,7 @@ from typing import Any
 import fairseq_rskip
 from fairseq_rskip.console import Parser, finite, print_line, whole_number
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.files import make_folder, write_json, write_text
+from fairseq_rskip.files import lock_holder, locked, write_json, write_text
 from fairseq_rskip.machine import fairseq_version
 from fairseq_rskip.pretrained.text import detokenise
 from fairseq_rskip.tools import cached, comet
@@ -89,20 +89,27 @@ def parse(argv: list[str] | None = None) -> Namespace:
     return options
 
 
-def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> dict:
+def choose_checkpoints(options: Namespace, corpus: Corpus) -> tuple[list[Path], str]:
+    """The checkpoints to average, and a line that says which. Raises ``UserError``."""
+    from fairseq_rskip.tools.evaluate import weights
+
+    average = options.average
+    if average is None:
+        average = 0 if corpus.is_text else weights.AVERAGED
+    return weights.choose(options.folder, average, options.checkpoint)
+
+
+def run_fairseq(
+    options: Namespace, corpus: Corpus, references: list[str], taken: list[Path]
+) -> dict[str, Any]:
     """Make OUT/generate.log or eval_lm.log unless it is up to date.
 
-    Returns what scores.json says about it.
+    Returns from what it was made. Raises ``UserError``.
     """
     import torch
 
     from fairseq_rskip.tools.evaluate import weights
 
-    average = options.average
-    if average is None:
-        average = 0 if corpus.is_text else 5
-    taken, which = weights.choose(options.folder, average, options.checkpoint)
-    print_line(f"== {which}")
     if corpus.is_text:
         program, log = "fairseq-eval-lm", options.out / language_model.LOG
         search = language_model.eval_options(
@@ -123,7 +130,6 @@ def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> di
         print_line(f"== {program}: up to date ({log})")
     else:
         corpus.check_vocabulary(taken[0].parent, "name the corpus that it was trained on")
-        make_folder(options.out)
         checkpoint = weights.one_file(taken, options.out / "averaged.pt")
         weights.load_state(checkpoint)  # an unusable one ends in one line here
         device = []
@@ -134,13 +140,7 @@ def run_fairseq(options: Namespace, corpus: Corpus, references: list[str]) -> di
         command = generation.command(corpus, checkpoint, [*search, *device], program)
         print_line(f"== {program} on {len(references):,} lines\n{shlex.join(command)}")
         cached.make(log, key, lambda path: generation.run(command, path, len(references)))
-    return {
-        "data": str(corpus.folder),
-        "corpus": corpus.name,
-        "subset": options.subset,
-        "weights": which,
-        **key,
-    }
+    return key
 
 
 def score(
@@ -191,35 +191,43 @@ def comet_row(
 
 def evaluate(options: Namespace) -> None:
     """Do what ``parse`` read. Raises ``UserError``."""
-    corpus = Corpus.find(options.data, prepared=True)
+    corpus = Corpus.find_for_evaluation(options.data)
     if options.comet:
         if corpus.is_text:
             raise UserError(f"{corpus.folder} is a text: --comet scores translations")
         comet.program()
     references = corpus.references(options.subset)
-    about = run_fairseq(options, corpus, references)
-    if corpus.is_text:
-        return language_model.report(options, corpus, about)
+    taken, which = choose_checkpoints(options, corpus)
+    print_line(f"== {which}")
+    with locked(options.out) as lock:
+        if lock is None:
+            raise UserError(
+                f"another evaluation writes to {options.out} ({lock_holder(options.out)}); "
+                "give another --out, or wait for it"
+            )
+        key = run_fairseq(options, corpus, references, taken)
+        about = {
+            "data": str(corpus.folder),
+            "corpus": corpus.name,
+            "subset": options.subset,
+            "weights": which,
+            **key,
+        }
+        if corpus.is_text:
+            language_model.report(options, corpus, about)
+        else:
+            write_translations(options, corpus, references, about)
+
+
+def write_translations(
+    options: Namespace, corpus: Corpus, references: list[str], about: dict[str, Any]
+) -> None:
+    """Write OUT/hyp.tok and hyp.txt, and score them."""
     tokens = generation.hypotheses(options.out / "generate.log", len(references))
     hypotheses = detokenise(tokens, corpus.target) if corpus.tokenizer == "moses" else tokens
     for name, lines in (("hyp.tok", tokens), ("hyp.txt", hypotheses)):
         write_text(options.out / name, "".join(line + "\n" for line in lines))
     score(options, corpus, hypotheses, references, about)
-
-
-def corpus_of(checkpoint: Any, trained_on: Any, data: Any, prepared: bool = True) -> Corpus:
-    """Return the corpus ``data``, else the one that the checkpoint was ``trained_on``.
-
-    Raises ``UserError``.
-    """
-    try:
-        return Corpus.find(data or str(trained_on), prepared=prepared)
-    except UserError as error:
-        if data:
-            raise
-        raise UserError(
-            f"{checkpoint} was trained on {trained_on}: {error}; name its folder with --data"
-        ) from None
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -25,10 +25,7 @@ def contradictions(table: Table, task: str, metric: str, baseline: str) -> Itera
     for where, name, known in _references(table, task, metric, baseline):
         if name not in known:
             expected = f"expected one of {', '.join(known)}"
-            hint = did_you_mean(name, known)
-            if hint:
-                expected = f"{hint} {expected}"
-            yield f"{where} is {name!r}; {expected}"
+            yield f"{where} is {name!r}; {did_you_mean(name, known, expected)}"
 
     for name, values in _lists(table):
         if len(set(values)) < len(values):

@@ -21,6 +21,7 @@ from fairseq_rskip import __version__
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import locked, write_json
+from fairseq_rskip.machine import all_cores
 from fairseq_rskip.tools import process
 
 from .records import Run, State
@@ -181,7 +182,7 @@ def environments(jobs: int | None) -> list[dict[str, str]]:
         return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:jobs]]
 
     # threads that spin while they wait would take the cores from the other runs
-    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
+    threads = max(1, all_cores() // jobs)
     return [{"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}] * jobs
 
 

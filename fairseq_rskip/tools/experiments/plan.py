@@ -110,8 +110,8 @@ def _check_names(names: list[str], known: list[str]) -> None:
     """Raise ``UserError`` for a row or a column of the command line that the table lacks."""
     for name in names:
         if name not in known:
-            hint = did_you_mean(name, known)
-            raise UserError(f"no row or column {name!r}; {hint} expected {', '.join(known)}")
+            hint = did_you_mean(name, known, f"expected {', '.join(known)}")
+            raise UserError(f"no row or column {name!r}; {hint}")
 
 
 def _chosen_rows(table: Table, options: Namespace) -> list[Row]:

@@ -62,6 +62,20 @@ class Task:
         """
 
 
+def own_rule(arch: str, options: dict[str, Any]) -> dict[str, str]:
+    """The checksum of the file of the rule that is trained, if it is of your own, for an identity.
+
+    With another text the rule is another one, and is trained again.
+    """
+    from fairseq_rskip.residual import own_rules
+
+    for kind in sorted(own_rules.own_kinds(), key=len, reverse=True):
+        by_name = re.fullmatch(rf"transformer_(lm_)?{kind}(_\w+)?", arch)
+        if options.get("skip-kind") == kind or by_name:
+            return {"rule": own_rules.checksum(kind)}
+    return {}
+
+
 class Images(Task):
     """Training by train_cifar.py."""
 
@@ -114,7 +128,7 @@ class Images(Task):
             task="images",
             data=data,
             options=cell.options,
-            identity=self._identity(data, config),
+            identity={**self._identity(data, config), **own_rule("", cell.options)},
             name=f"{config.name()}-{config.iterations}",
             length=config.iterations,
             unit="iterations",
@@ -138,7 +152,8 @@ class Images(Task):
         for name, value in options.items():
             if name not in self.fields:
                 raise UserError(
-                    f"train_cifar.py has no option {name!r}; {did_you_mean(name, self.fields)}"
+                    f"train_cifar.py has no option {name!r}; "
+                    + did_you_mean(name, self.fields, "rskip train-cifar -h lists them")
                 )
             default = self.fields[name].default
             if isinstance(value, bool) and isinstance(default, bool):
@@ -213,17 +228,17 @@ class Translation(Task):
 
     def data_name(self, data: str) -> str:
         """The corpus's name in preparation.json; of your own text, the folder's name."""
-        corpus = Corpus.find(data, must_exist=False)
+        corpus = Corpus.find_or_plan(data)
         if corpus.known:
             return corpus.known
         name = folder_name(corpus.folder)
         return f"folder {name}" if name in NAMES else name
 
     def place(self, data: str) -> Path:
-        return Corpus.find(data, must_exist=False).folder.resolve()
+        return Corpus.find_or_plan(data).folder.resolve()
 
     def check_data(self, data: str) -> None:  # evaluate.sh would refuse it
-        Corpus.find(data, prepared=True).references("test")
+        Corpus.find_for_evaluation(data).references("test")
 
     def make_run(self, data: str, cell: Cell, experiment: Experiment) -> tuple[Run, list[str]]:
         """The run, without seed and folder, and warnings.
@@ -255,6 +270,7 @@ class Translation(Task):
             "unit": plan.unit,
             "length": plan.end,
             "options": fixed,
+            **own_rule(cell.arch, options),
         }
         name = [corpus, cell.arch]
         if options.get("skip-lambda"):

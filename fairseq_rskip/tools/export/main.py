@@ -48,21 +48,22 @@ def main(argv: list[str] | None = None) -> None:
 def export(options: argparse.Namespace) -> None:
     """Write DIR, whole or not at all. Raises ``UserError``."""
     from fairseq_rskip.files import make_folder
-    from fairseq_rskip.safe_load import load_checkpoint  # takes seconds: after the options
-    from fairseq_rskip.vision.run import FORMAT
+    from fairseq_rskip.tools.evaluate.weights import as_one  # takes seconds: after the options
+    from fairseq_rskip.tools.saved_model import EXPORT, IMAGES, find_saved, read_checkpoint
 
     folder = Path(os.path.abspath(options.folder.expanduser()))
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"DIR {options.folder} exists and is not an empty folder; give a new one")
+    saved = find_saved(options.checkpoint)
+    if saved.kind == EXPORT:
+        raise UserError(f"{options.checkpoint} is an export: expected a checkpoint, or a folder")
+    if saved.which:
+        print_line(saved.which)
+    kind = import_module(f".{'images' if saved.kind == IMAGES else 'translation'}", __package__)
+
     make_folder(folder.parent)
-    with contextlib.ExitStack() as stack:
-        checkpoint = stack.enter_context(find_checkpoint(options.checkpoint.expanduser()))
-        state = load_checkpoint(checkpoint, map_location="cpu")
-        name = "translation"
-        if isinstance(state, dict) and state.get("format") == FORMAT:
-            name = "images"
-        kind = import_module(f".{name}", __package__)
-        stage = stack.enter_context(stage_beside(folder))
+    with as_one(saved.paths) as checkpoint, stage_beside(folder) as stage:
+        state = read_checkpoint(checkpoint)
         config, model = kind.convert(stage, checkpoint, state, options.data)
         about = kind.describe(checkpoint, config, state)
         if options.half:
@@ -76,26 +77,6 @@ def export(options: argparse.Namespace) -> None:
         os.replace(stage, folder)
     names = sorted(path.name for path in folder.iterdir())
     print_line(f"written to {options.folder}: {', '.join(names)}")
-
-
-@contextlib.contextmanager
-def find_checkpoint(path: Path) -> Iterator[Path]:
-    """Yield the checkpoint itself; of a folder, the weights that ``rskip translate`` takes.
-
-    Raises ``UserError``.
-    """
-    from fairseq_rskip.tools.evaluate.weights import as_one, choose_by_task
-    from fairseq_rskip.vision.run import CHECKPOINT
-
-    if (path / CHECKPOINT).is_file():
-        yield path / CHECKPOINT
-    elif not path.is_dir():
-        yield path
-    else:
-        taken, which = choose_by_task(path)
-        print_line(which)
-        with as_one(taken) as checkpoint:
-            yield checkpoint
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ from omegaconf import ListConfig, OmegaConf
 from fairseq_rskip.analysis.study import Source
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._building import SkipModel
-from fairseq_rskip.tools.corpus import Corpus
-from fairseq_rskip.tools.evaluate.main import DEFAULT_LENPEN, corpus_of
+from fairseq_rskip.tools.corpus import Corpus, corpus_of
+from fairseq_rskip.tools.evaluate.main import DEFAULT_LENPEN
 from fairseq_rskip.tools.score import digits
 from fairseq_rskip.tools.systems import evaluations_of
 from fairseq_rskip.tools.transformers import build, ours, read
@@ -54,7 +54,7 @@ def convert(
             f"{checkpoint} is of the task {cfg.task._name}: expected {' or '.join(TASKS)}"
         )
     kind, search = TASKS[cfg.task._name]
-    corpus = corpus_of(checkpoint, cfg.task.data, data)
+    corpus = corpus_of(checkpoint, str(cfg.task.data), data)
     for folder in (checkpoint.parent, checkpoint.parent.parent):
         corpus.check_vocabulary(folder, "name the corpus that it was trained on with --data")
     if kind == "translation":

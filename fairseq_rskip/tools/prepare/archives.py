@@ -138,11 +138,12 @@ def _fetch_part(archive: Archive, url: str, part: Path) -> None:
 def download(url: str, part: Path) -> None:
     """Append the missing bytes of ``url`` to ``part``.
 
-    Raises ``OSError`` when ``TRIES`` in a row bring nothing.
+    Raises ``OSError`` when ``TRIES`` in a row bring no more than there has been before: a server
+    that cannot resume begins again each time.
     """
     tries = TRIES
+    most = _size(part)
     while True:
-        before = _size(part)
         try:
             _transfer(url, part)
             return
@@ -158,7 +159,10 @@ def download(url: str, part: Path) -> None:
             if not isinstance(error, urllib.error.URLError | ConnectionError | TimeoutError):
                 raise  # an error of the disk
             problem = error
-        tries = TRIES if _size(part) != before else tries - 1
+        if _size(part) > most:
+            tries, most = TRIES, _size(part)
+        else:
+            tries -= 1
         if tries == 0:
             raise problem
         time.sleep(DELAY)

@@ -31,8 +31,6 @@ def language(text: str) -> str:
         )
     base = match[1]
     if len(base) == 2 and base not in TWO_LETTERS:
-        hint = did_you_mean(base, TWO_LETTERS)
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no language of ISO 639; {hint} expected a code such as en or cs"
-        )
+        hint = did_you_mean(base, TWO_LETTERS, "expected a code such as en or cs")
+        raise argparse.ArgumentTypeError(f"{text!r} is no language of ISO 639; {hint}")
     return text

@@ -11,12 +11,13 @@ from typing import Any
 from fairseq_rskip.console import Parser, between, print_line, whole_number
 from fairseq_rskip.errors import RESUME, UserError, did_you_mean, exit_status
 from fairseq_rskip.files import lock_holder, locked
+from fairseq_rskip.machine import all_cores
 from fairseq_rskip.tools.corpus import DATA, NAMES
 from fairseq_rskip.tools.prepare import stages
 from fairseq_rskip.tools.prepare.archives import read_list
 from fairseq_rskip.tools.prepare.languages import UNDETERMINED, language
 from fairseq_rskip.tools.prepare.stages import SPLITS
-from fairseq_rskip.tools.prepare.text import all_cores, text_files
+from fairseq_rskip.tools.prepare.text import text_files
 from fairseq_rskip.tools.process import CHECKOUT, stop_on_signals
 
 FOLDER = CHECKOUT / "data-prep"  # has what is particular to published corpora

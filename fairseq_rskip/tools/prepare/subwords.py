@@ -12,8 +12,8 @@ from pathlib import Path
 from fairseq_rskip import files
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.machine import all_cores
 from fairseq_rskip.tools import lines
-from fairseq_rskip.tools.prepare.text import all_cores
 from fairseq_rskip.tools.process import follow
 
 # Limits that save gigabytes of memory: merges are learned from the most frequent distinct words;
@@ -71,7 +71,7 @@ def learn_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
     words = [sys.executable, "-m", module, str(size), str(model), *map(str, texts)]
     reason = follow(words, on_line=lambda line: None)
     if reason:
-        raise UserError(reason)
+        raise UserError(f"the subwords of {model} are not learned: {reason}")
 
 
 def _train_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:

@@ -163,13 +163,6 @@ def draw_documents(source: Path, targets: Sequence[Path], held_out: float, ends:
             output.write("\n".join([*document, "", ""]))
 
 
-def all_cores() -> int:
-    """The number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 @contextlib.contextmanager
 def mapper(
     make: Callable, arguments: tuple, workers: int

@@ -62,6 +62,8 @@ def _part(experiment: Experiment, options: argparse.Namespace, folder: Path) -> 
     name = changes.name(experiment)
     results = [collect(experiment, cell, options.output) for cell in experiment.cells]
     lines = compare(experiment, results)
+    if not lines:
+        raise UserError(f"{experiment.path}: no row of these is run or has a published value")
 
     warnings = page.warnings(lines)
     if not changes.are_none:

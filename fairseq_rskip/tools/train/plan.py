@@ -198,7 +198,8 @@ def _recipe_by_size(corpus: Corpus) -> str:
 
 def _find_corpus(own: argparse.Namespace) -> Corpus:
     """The corpus of the command line, which only a dry run may lack. Raises ``UserError``."""
-    corpus = Corpus.find(own.corpus, must_exist=not own.dry_run)
+    find = Corpus.find_or_plan if own.dry_run else Corpus.find
+    corpus = find(own.corpus)
     kind = ARCH_MODEL_REGISTRY.get(own.arch, object)
     if not (corpus.exists or corpus.known) and issubclass(kind, FairseqLanguageModel):
         return replace(corpus, target="")  # a text that is not prepared yet
