@@ -1,0 +1,70 @@
+"""``RSKIP_RULES``: a rule in a file of the user's own, in processes of their own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RULES = Path(__file__).parents[2] / "docs" / "rules.md"
+BUILD = (
+    "from fairseq_rskip.residual import create_skip\n"
+    "print(create_skip('feature_gate', 2).weight.tolist())"
+)
+
+
+def run(folder, *words, rules="my_rule.py"):
+    environment = {**os.environ, "RSKIP_RULES": rules}
+    return subprocess.run(
+        [sys.executable, *words], env=environment, cwd=folder, capture_output=True, text=True
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the rule that docs/rules.md writes, as ``my_rule.py``."""
+    text = RULES.read_text("utf-8")
+    blocks = re.findall(r"^   ```python\n(.*?)^   ```$", text, re.MULTILINE | re.DOTALL)
+    (block,) = [each for each in blocks if '@register("feature_gate")' in each]
+    lines = [line.removeprefix("   ") for line in block.splitlines()]
+    (tmp_path / "my_rule.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_the_rule_of_the_docs_is_built(folder):
+    result = run(folder, "-c", BUILD)
+    assert result.stdout == "[0.0, 0.0]\n", result.stderr
+
+
+def test_a_mistake_in_the_file_is_one_line(folder):
+    (folder / "broken.py").write_text("import os\n\nnothing()\n")
+    (folder / "other").mkdir()
+    (folder / "other" / "torch.py").write_text("")
+    for name, words in {
+        "broken.py": "line 3: NameError: name 'nothing' is not defined",
+        "other/torch.py": "there is a module torch; rename the file",
+        "none.py": "is no file of Python",
+    }.items():
+        error = run(folder, "-c", BUILD, rules=name).stderr.splitlines()[-1]
+        assert error.startswith("fairseq_rskip.errors.UserError: RSKIP_RULES: ") and words in error
+
+
+@pytest.mark.slow
+def test_the_commands_know_it_and_a_changed_rule_is_trained_again(folder):
+    pytest.importorskip("fairseq")
+    command = ["-m", "fairseq_rskip.tools"]
+    shown = run(folder, *command, "describe", "transformer_feature_gate_tiny")
+    assert shown.returncode == 0 and "feature_gate weight=0" in shown.stdout, shown.stderr
+
+    script = (
+        "from fairseq_rskip.tools.experiments.tasks import own_rule\n"
+        "print(own_rule('transformer_lm_feature_gate_tiny', {}), own_rule('transformer_preln', {}),"
+        " own_rule('', {'skip-kind': 'feature_gate'}))"
+    )
+    before = run(folder, "-c", script).stdout
+    assert re.fullmatch(r"(\{'rule': '\w{64}'\}) \{\} \1\n", before)
+    with open(folder / "my_rule.py", "a") as file:
+        file.write("# changed\n")
+    assert run(folder, "-c", script).stdout != before
