@@ -47,8 +47,7 @@ def family_of_rows(table: str) -> dict[str, str]:
 
     A row whose architecture depends on the column has none.
     """
-    words = argparse.Namespace(tables=[table], rows=[], columns=[], seeds=None, corpus=None, set=[])
-    (planned,) = plan.make_tables(words)
+    (planned,) = plan.make_tables([table])
     families = {}
     for row in planned.rows:
         if not isinstance(row.arch, str):

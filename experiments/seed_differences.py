@@ -8,7 +8,6 @@ learning rate from all of them, by the lowest loss of the first seed.
 
 import argparse
 import itertools
-from argparse import Namespace
 from collections import defaultdict
 from pathlib import Path
 
@@ -25,8 +24,7 @@ Values = dict[int, float]  # by seed
 
 def read_runs(table: str, runs: Path, changes: list[str]) -> dict[str, dict[str, Values]]:
     """The values of each row with a finished run, by column."""
-    words = Namespace(tables=[table], rows=[], columns=[], seeds=None, corpus=None, set=changes)
-    (planned,) = plan.make_tables(words)
+    (planned,) = plan.make_tables([table], plan.Choice(changes=changes))
     columns: dict[str, dict[str, Values]] = defaultdict(dict)
     for cell in planned.cells:
         result = results.collect(planned, cell, runs)

@@ -24,6 +24,14 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings
         )
 
+    @property
+    def option_strings(self) -> list[str]:
+        """The names of the options, such as ``--beam``, without -h."""
+        names = []
+        for action in self._actions:
+            names += [name for name in action.option_strings if action.dest != "help"]
+        return names
+
     def error(self, message: str) -> NoReturn:
         if Parser.raises:
             raise UserError(message.removeprefix("argument "))

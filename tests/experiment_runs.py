@@ -6,7 +6,6 @@ The folders are as finished commands leave them.
 import csv
 import json
 import signal
-from argparse import Namespace
 
 import yaml
 
@@ -38,10 +37,9 @@ def write(folder, table, name="mine", **changes):
     return path
 
 
-def tables(*names, **options):
+def tables(*names, **choice):
     """The tables of these names or files, as ``rskip run`` reads them."""
-    defaults = {"rows": [], "columns": [], "seeds": None, "corpus": None, "set": []}
-    return plan.make_tables(Namespace(tables=[*map(str, names)], **{**defaults, **options}))
+    return plan.make_tables([*map(str, names)], plan.Choice(**choice))
 
 
 def finish(table, out, values, metric="error", **more):

@@ -18,7 +18,7 @@ if importlib.util.find_spec("fairseq._today") is None:
 
 from fairseq.models import ARCH_MODEL_REGISTRY  # noqa: E402
 
-from fairseq_rskip.models import _building, _help, skip_transformer  # noqa: E402
+from fairseq_rskip.models import _building, _help, _presets, skip_transformer  # noqa: E402
 
 
 def skip_architectures() -> list[str]:
@@ -32,6 +32,13 @@ def skip_architectures() -> list[str]:
 
 def unknown_architecture(name: str) -> str:
     """The error for ``name``, which no architecture has, with the nearest name."""
+    base = name
+    while base and base not in ARCH_MODEL_REGISTRY:
+        base = base.rpartition("_")[0]
+    if base in skip_architectures():
+        sizes = _presets.LM_SIZES if base.startswith("transformer_lm_") else _presets.SIZES
+        listed = ", ".join(size for size in sizes if size)
+        return f"no architecture named {name!r}; the sizes of {base} are none and {listed}"
     hint = did_you_mean(name, ARCH_MODEL_REGISTRY) or "rskip train --archs lists them"
     return f"no architecture named {name!r}; {hint}"
 

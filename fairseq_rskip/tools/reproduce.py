@@ -13,7 +13,7 @@ from fairseq_rskip.tools.corpus import NAMES, Corpus
 from fairseq_rskip.tools.process import follow, stop_on_signals
 
 from .experiments import execution, own_text
-from .experiments.plan import make_tables
+from .experiments.plan import Choice, make_tables
 from .experiments.records import DONE, RUNNING, Experiment, Run, State
 from .experiments.results import ready, state
 from .experiments.tasks import RSKIP, TASKS, planned
@@ -61,8 +61,15 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     )
     add("--rows", nargs="+", default=[], metavar="LABEL", help="only these rows")
     add("--columns", nargs="+", default=[], metavar="NAME", help="only these columns")
-    add("--seeds", nargs="+", type=whole_number(0), metavar="N", help="seeds to run (the table's)")
-    add("--corpus", metavar="DATA", help="train on other data: a name or a folder")
+    add(
+        "--seeds",
+        nargs="+",
+        type=whole_number(0),
+        default=[],
+        metavar="N",
+        help="seeds to run (the table's)",
+    )
+    add("--corpus", default="", metavar="DATA", help="train on other data: a name or a folder")
     add(
         "--set",
         nargs="+",
@@ -87,10 +94,16 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         )
 
 
+def _tables(options: argparse.Namespace) -> list[Experiment]:
+    """The tables that ``options`` name and choose from. Raises ``UserError``."""
+    choice = Choice(options.rows, options.columns, options.seeds, options.corpus, options.set)
+    return make_tables(options.tables, choice)
+
+
 def list_tables(options: argparse.Namespace) -> None:
     """Print the tables with their numbers of networks and runs."""
     options.tables = options.tables or sorted(path.stem for path in FOLDER.glob("*.yaml"))
-    for table in make_tables(options):
+    for table in _tables(options):
         networks = {}
         for cell in table.cells:
             if cell.variants:
@@ -108,7 +121,7 @@ def run(options: argparse.Namespace) -> None:
 
     Raises ``UserError`` if a run failed, after the others are done.
     """
-    tables = make_tables(options)
+    tables = _tables(options)
     any_prepared = False
     for table in tables:
         for warning in table.warnings:
@@ -118,7 +131,7 @@ def run(options: argparse.Namespace) -> None:
         return _show(tables, options)
     if any_prepared:  # a recipe is chosen by the size of the prepared text
         planned.cache_clear()
-        tables = make_tables(options)
+        tables = _tables(options)
     _check_data(tables)
     if options.slurm is not None:
         runs = _ready(tables, options, without=(RUNNING, DONE))
@@ -249,7 +262,7 @@ def report(options: argparse.Namespace, tables: list[Experiment] | None = None) 
     """Write the report of the tables that are named."""
     from fairseq_rskip.tools.report.main import write_report
 
-    write_report(tables or make_tables(options), options)
+    write_report(tables or _tables(options), options.output, not options.no_figures)
 
 
 ACTIONS = {

@@ -29,7 +29,7 @@ STUDIES = {
     "rivals-cifar": (
         {
             "corpus": "cifar10-jpg",
-            "set": ["iterations=300", "warmup-iterations=2", "batch-size=32", "amp=bf16"],
+            "changes": ["iterations=300", "warmup-iterations=2", "batch-size=32", "amp=bf16"],
             "rows": [
                 "1xSkip",
                 "2rSkip+DyT",
@@ -150,7 +150,7 @@ def test_folders_of_one_name_do_not_share_runs_but_a_folder_may_be_moved(tmp_pat
 )
 def test_only_what_changes_a_result_changes_the_folder(tmp_path, word, same):
     path = write(tmp_path, IMAGES)
-    assert (folders(path, tmp_path) == folders(path, tmp_path, set=[word])) is same
+    assert (folders(path, tmp_path) == folders(path, tmp_path, changes=[word])) is same
 
 
 def test_a_sweep_tries_values_with_one_seed_and_trains_the_best_with_all(tmp_path):

@@ -90,7 +90,7 @@ def test_published_values_are_compared_only_with_the_whole_experiment(tmp_path, 
     found, page = report(capfd, path, out, "--no-figures")
     assert float(found["plain"]["ours_minus_paper"]) == 0.75 and "Not the published" not in page
     short = ["iterations=6", "batch-size=4"]
-    finish(tables(path, set=short)[0], out, {"plain": {1: 20.0, 2: 20.5}})
+    finish(tables(path, changes=short)[0], out, {"plain": {1: 20.0, 2: 20.5}})
     found, page = report(capfd, path, out, "--no-figures", "--set", *short)
     assert found["plain"]["ours_minus_paper"] == "" and "Not the published experiment" in page
     assert (found["plain"]["scale"], found["plain"]["changed"]) == ("0.5", "batch-size 4")

@@ -73,6 +73,23 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, changes, named):
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"evaluate": {"beem": 5}}, "evaluate has no option 'beem'; did you mean beam?"),
+        ({"evaluate": {"beam": 0}}, "evaluate: --beam: '0' is not a whole number"),
+        (
+            {"rows": [*TRANSLATION["rows"], {"label": "lm", "arch": "transformer_lm_preln_tiny"}]},
+            "row 'lm': multi30k-en-de has two languages: expected a translation model",
+        ),
+    ],
+    ids=["an option", "a value", "a language model"],
+)
+def test_a_mistake_of_evaluation_or_one_row_is_named(tmp_path, changes, words):
+    message = refused(write(tmp_path, TRANSLATION, **changes))
+    assert words in message and message.count("row 'rSkip'") <= 1
+
+
+@pytest.mark.parametrize(
     "text", ["a: [", "- 1", "{a: 1}", "data: \xe9"], ids=["broken", "list", "keys", "latin"]
 )
 def test_what_is_no_table_is_refused_in_one_line(tmp_path, text):
@@ -129,20 +146,20 @@ def test_options_of_the_row_win_over_column_and_table_and_set_over_all(tmp_path)
         columns=columns,
         options={"lr": 0.1, "depth": 8, "iterations": 9},
     )
-    first, second = tables(path, set=["iterations=12", "warmup_iterations=1"])[0].cells
+    first, second = tables(path, changes=["iterations=12", "warmup_iterations=1"])[0].cells
     assert (first.options["lr"], first.options["depth"], second.options["depth"]) == (0.3, 14, 8)
     assert first.options["iterations"] == second.options["iterations"] == 12
     assert (first.reported, second.reported) == (1.0, None)
-    (table,) = tables(path, columns=["b"], set=["warmup-iterations=1", "iterations=12"])
+    (table,) = tables(path, columns=["b"], changes=["warmup-iterations=1", "iterations=12"])
     assert [cell.column for cell in table.cells] == ["b"]
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [({"rows": ["recursiv"]}, "recursive"), ({"columns": ["x"]}, "column"),
-     ({"set": ["depth"]}, "NAME=VALUE"),
-     ({"set": ["dept=8"]}, "depth"), ({"corpus": "nowhere"}, "nowhere"),
-     ({"set": ["batch_size=8", "--batch-size=4"]}, "once for each option")],
+     ({"changes": ["depth"]}, "NAME=VALUE"),
+     ({"changes": ["dept=8"]}, "depth"), ({"corpus": "nowhere"}, "nowhere"),
+     ({"changes": ["batch_size=8", "--batch-size=4"]}, "once for each option")],
     ids=["rows", "columns", "set", "option", "corpus", "twice"],
 )  # fmt: skip
 def test_the_command_line_is_checked(tmp_path, options, named):

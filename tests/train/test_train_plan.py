@@ -201,6 +201,10 @@ REFUSED = [
             "wmt14-en-de transformer_rskip_lm --dry-run",
             ["transformer_rskip_lm", "did you mean transformer_rskip_ln?"],
         ),
+        (
+            "wmt14-en-de transformer_rskip_ln_big --dry-run",
+            ["transformer_rskip_ln_big", "the sizes of transformer_rskip_ln are none and _tiny"],
+        ),
         *(
             (f"{WMT} --dry-run {word}", [word.partition(" ")[0].partition("=")[0], part])
             for word, part in REFUSED

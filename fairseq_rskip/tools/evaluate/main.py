@@ -45,8 +45,8 @@ def add_search(parser: Parser) -> None:
     parser.add_argument("--cpu", action="store_true", help="decode on the CPU")
 
 
-def parse(argv: list[str] | None = None) -> Namespace:
-    """The options, defaults filled in. A mistake ends the program with one line."""
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(description=DESCRIPTION)
     parser.add_argument("data", type=Path, metavar="DATA")
     parser.add_argument("folder", type=Path, metavar="CHECKPOINT-DIR")
@@ -84,7 +84,12 @@ def parse(argv: list[str] | None = None) -> Namespace:
         "where the text has them (0)"
     )
     parser.add_argument("--context-window", default=0, **count, help=window)
-    options = parser.parse_args(argv)
+    return parser
+
+
+def parse(argv: list[str] | None = None) -> Namespace:
+    """The options, defaults filled in. A mistake ends the program with one line."""
+    options = make_parser().parse_args(argv)
     options.out = options.out or options.folder / f"evaluation-{options.subset}"
     return options
 

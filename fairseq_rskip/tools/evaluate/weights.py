@@ -12,52 +12,76 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import writing
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
 from fairseq_rskip.tools import cached
-from fairseq_rskip.tools.log import NUMBERED, numbered
+from fairseq_rskip.tools.log import LAST, NUMBERED, numbered
 
 AVERAGED = 5  # checkpoints of a translation model, unless a command is given another number
 ACCEPTED = (
-    "checkpoint<epoch>.pt, checkpoint_<epoch>_<update>.pt, checkpoint_best.pt or checkpoint_last.pt"
+    "accepted are checkpoint<epoch>.pt, checkpoint_<epoch>_<update>.pt, "
+    "checkpoint_best.pt or checkpoint_last.pt"
 )
 
 
 def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[list[Path], str]:
-    """Return the checkpoints to average, newest first, and a line that says which and why.
+    """The checkpoints whose weights are averaged, newest first, and a line that says which.
 
-    A single one is to be used as it is. They are ``checkpoint``, a path or a name in ``folder``, or
-    the newest ``count`` checkpoints of epochs or of updates, whichever there are more of, updates
-    if equal. With fewer than two of them, or a ``count`` of 0, it is checkpoint_best.pt, else
-    checkpoint_last.pt, else the newest. Raises ``UserError`` if there is none.
+    They are, the first that there is:
+
+    * ``checkpoint``, a path or a name in ``folder``;
+    * the newest ``count`` of those that are numbered by update or by epoch, whichever has more of
+      them, if there are two or more;
+    * checkpoint_best.pt, checkpoint_last.pt, or the only numbered one.
+
+    Raises ``UserError`` if there is none.
     """
     if not folder.exists():
         raise UserError(f"{folder} does not exist; expected the folder that training saved to")
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give the one that training saved to")
     folder = training_folder(folder)
-    names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
     if checkpoint is not None:
-        for path in (checkpoint, folder / checkpoint):
-            if path.is_file():
-                return [path], f"checkpoint {path}"
-        raise UserError(f"no checkpoint {checkpoint}, here or in {folder}, which holds {names}")
-    by_unit = {unit: numbered(folder, unit) for unit in NUMBERED}
-    unit, newest = max(
-        by_unit.items(), key=lambda item: min(len(item[1]), max(count, 1))
-    )  # the first if equal
-    single = [
-        path
-        for path in (folder / "checkpoint_best.pt", folder / "checkpoint_last.pt")
-        if path.is_file()
-    ]
-    taken = newest[:count] if count and len(newest) >= min(count, 2) else [*single, *newest][:1]
+        path = _named(checkpoint, folder)
+        return [path], f"checkpoint {path}"
+
+    unit, newest = _newest(folder, max(count, 1))
+    if count and len(newest) >= min(count, 2):
+        taken = newest
+    else:
+        usual = (folder / "checkpoint_best.pt", folder / LAST)
+        taken = [*filter(Path.is_file, usual), *newest][:1]
     if not taken:
-        raise UserError(f"{folder} has no checkpoint: it holds {names}; accepted are {ACCEPTED}")
+        raise UserError(f"{folder} has no checkpoint: it holds {_names_in(folder)}; {ACCEPTED}")
+
     which = f"checkpoint {taken[0]}"
     if len(taken) > 1:
         members = ", ".join(path.name for path in taken)
         which = f"average of the last {len(taken)} {unit} checkpoints: {members}"
-    return taken, which + (
-        f"; fewer than {count} numbered checkpoints" if len(taken) < count else ""
+    if len(taken) < count:
+        which += f"; fewer than {count} numbered checkpoints"
+    return taken, which
+
+
+def _named(checkpoint: Path, folder: Path) -> Path:
+    """The file ``checkpoint``, a path or a name in ``folder``. Raises ``UserError``."""
+    for path in (checkpoint, folder / checkpoint):
+        if path.is_file():
+            return path
+    raise UserError(
+        f"no checkpoint {checkpoint}, here or in {folder}, which holds {_names_in(folder)}"
     )
+
+
+def _newest(folder: Path, count: int) -> tuple[str, list[Path]]:
+    """The newest ``count`` numbered checkpoints, of updates or of epochs, and which these are.
+
+    The unit is the one that has more of them, updates if both have as many.
+    """
+    newest = {unit: numbered(folder, unit)[:count] for unit in NUMBERED}
+    unit = max(newest, key=lambda unit: len(newest[unit]))  # the first of equals
+    return unit, newest[unit]
+
+
+def _names_in(folder: Path) -> str:
+    return ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
 
 
 def training_folder(folder: Path) -> Path:

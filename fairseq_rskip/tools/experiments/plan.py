@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,16 +17,33 @@ from .tasks import TASKS
 from .yaml_file import Texts, find, load
 
 
-def make_tables(options: Namespace) -> list[Experiment]:
-    """The tables of the command line, with cells and runs.
+class Choice(NamedTuple):
+    """What a command line chooses of tables, and changes in them.
+
+    Rows by label, columns by name; none of them is all of them. ``corpus`` is other data, a name
+    or a folder; ``changes`` are options as ``NAME=VALUE``, for every row.
+    """
+
+    rows: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    seeds: Sequence[int] = ()
+    corpus: str = ""
+    changes: Sequence[str] = ()
+
+
+EVERYTHING = Choice()
+
+
+def make_tables(names: Sequence[str], choice: Choice = EVERYTHING) -> list[Experiment]:
+    """The tables of these names or paths, with cells and runs.
 
     Raises ``UserError`` with a line for each mistake.
     """
     mistakes: list[str] = []
     experiments: list[Experiment] = []
-    for name in dict.fromkeys(options.tables):
+    for name in dict.fromkeys(names):
         try:
-            experiment = _make_table(find(name), options, mistakes)
+            experiment = _make_table(find(name), choice, mistakes)
         except UserError as error:
             mistakes.append(str(error))
         else:
@@ -38,19 +55,19 @@ def make_tables(options: Namespace) -> list[Experiment]:
     return experiments
 
 
-def _make_table(path: Path, options: Namespace, mistakes: list[str]) -> Experiment | None:
+def _make_table(path: Path, choice: Choice, mistakes: list[str]) -> Experiment | None:
     """The experiment in ``path``; None where ``mistakes`` says why there is none."""
     loaded = load(path, mistakes)
     if loaded is None:
         return None
     table, texts = loaded
-    return _resolve(path, table, texts, options, mistakes)
+    return _resolve(path, table, texts, choice, mistakes)
 
 
 def _resolve(
-    path: Path, table: Table, texts: Texts, options: Namespace, mistakes: list[str]
+    path: Path, table: Table, texts: Texts, choice: Choice, mistakes: list[str]
 ) -> Experiment | None:
-    """``table`` with its defaults, the choices of the command line and its cells.
+    """``table`` with its defaults, what was chosen, and its cells.
 
     Appends to ``mistakes``; None without a known task and metric. Raises ``UserError``.
     """
@@ -72,12 +89,12 @@ def _resolve(
         metric=metric,
         title=table.title or path.stem,
         baseline=baseline,
-        rows=_chosen_rows(table, options),
-        columns=_chosen_columns(table, options),
-        chosen_seeds=list(dict.fromkeys(options.seeds or [])),
+        rows=_chosen_rows(table, choice),
+        columns=_chosen_columns(table, choice),
+        chosen_seeds=list(dict.fromkeys(choice.seeds)),
         texts=texts,
-        corpus=TASKS[task].find_data(options.corpus) if options.corpus else "",
-        changed=parse_changes(options.set),
+        corpus=TASKS[task].find_data(choice.corpus) if choice.corpus else "",
+        changed=parse_changes(choice.changes),
     )
     cells, warnings = _cells(experiment, mistakes)
     return replace(experiment, cells=cells, warnings=list(dict.fromkeys(warnings)))
@@ -88,9 +105,13 @@ def _default_task(table: Table, texts: Texts) -> str:
     if any(isinstance(text, Table.Documents) for text in texts.values()):
         return "language-model"
 
-    architectures = [str(row.arch) for row in table.rows]  # a mapping from columns, perhaps
-    if any("transformer_lm" in arch for arch in architectures):
+    architectures = [str(row.arch) for row in table.rows if row.arch]  # mappings, perhaps
+    of_text = ["transformer_lm" in arch for arch in architectures]
+    if of_text and all(of_text):
         return "language-model"
+    if any(of_text):  # a row is wrong: which, the data says
+        is_text = TASKS["translation"].is_text_corpus(table.data)
+        return "language-model" if is_text else "translation"
 
     names = TASKS["translation"].names
     if texts or table.data in names or any(row.arch for row in table.rows):
@@ -106,7 +127,7 @@ def _default_baseline(table: Table) -> str:
     return ran[0]
 
 
-def _check_names(names: list[str], known: list[str]) -> None:
+def _check_names(names: Sequence[str], known: list[str]) -> None:
     """Raise ``UserError`` for a row or a column of the command line that the table lacks."""
     for name in names:
         if name not in known:
@@ -114,31 +135,31 @@ def _check_names(names: list[str], known: list[str]) -> None:
             raise UserError(f"no row or column {name!r}; {hint}")
 
 
-def _chosen_rows(table: Table, options: Namespace) -> list[Row]:
+def _chosen_rows(table: Table, choice: Choice) -> list[Row]:
     """The rows that --rows names, or all. Raises ``UserError``."""
-    _check_names(options.rows, [row.label for row in table.rows])
-    if not options.rows:
+    _check_names(choice.rows, [row.label for row in table.rows])
+    if not choice.rows:
         return table.rows
-    return [row for row in table.rows if row.label in options.rows]
+    return [row for row in table.rows if row.label in choice.rows]
 
 
-def _chosen_columns(table: Table, options: Namespace) -> dict[str, Table.Column]:
+def _chosen_columns(table: Table, choice: Choice) -> dict[str, Table.Column]:
     """The columns that --columns names, or all. Raises ``UserError``."""
-    _check_names(options.columns, [*table.columns])
+    _check_names(choice.columns, [*table.columns])
     columns = {}
     for name, column in table.columns.items():
-        if not options.columns or name in options.columns:
+        if not choice.columns or name in choice.columns:
             columns[name] = column
 
     data = sorted({column.data or table.data for column in columns.values()})
-    if options.corpus and len(data) > 1:
+    if choice.corpus and len(data) > 1:
         raise UserError(
             f"the table has columns of {', '.join(data)}: --corpus needs --columns, for one"
         )
     return columns
 
 
-def parse_changes(words: list[str]) -> dict[str, Any]:
+def parse_changes(words: Sequence[str]) -> dict[str, Any]:
     """The options of ``--set`` NAME=VALUE, the values as YAML has them. Raises ``UserError``."""
     changed: dict[str, Any] = {}
     for word in words:

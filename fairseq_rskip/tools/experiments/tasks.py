@@ -237,6 +237,13 @@ class Translation(Task):
     def place(self, data: str) -> Path:
         return Corpus.find_or_plan(data).folder.resolve()
 
+    def is_text_corpus(self, data: str) -> bool:
+        """Whether ``data`` is known to be of one language."""
+        try:
+            return Corpus.find_or_plan(data).is_text
+        except UserError:
+            return False
+
     def check_data(self, data: str) -> None:  # evaluate.sh would refuse it
         Corpus.find_for_evaluation(data).references("test")
 
@@ -408,9 +415,19 @@ def planned(data: str, arch: str, words: tuple[str, ...]) -> Any:
 @functools.cache  # the rows of a table share their evaluation
 def check_evaluation(words: tuple[str, ...]) -> None:
     """Raise ``UserError`` for options that evaluate.sh refuses."""
-    from fairseq_rskip.tools.evaluate.main import parse
+    from fairseq_rskip.tools.evaluate.main import make_parser
 
-    checked(parse, ["DATA", "FOLDER", *words])
+    parser = make_parser()
+    known = [option.removeprefix("--") for option in parser.option_strings]
+    for word in words:
+        name = word.removeprefix("--")
+        if word.startswith("--") and name not in known:
+            hint = did_you_mean(name, known, f"expected {', '.join(known)}")
+            raise UserError(f"evaluate has no option {name!r}; {hint}")
+    try:
+        checked(parser.parse_args, ["DATA", "FOLDER", *words])
+    except UserError as error:
+        raise UserError(f"evaluate: {error}") from None
 
 
 def _held_out_losses(folder: Path) -> dict[str, float]:

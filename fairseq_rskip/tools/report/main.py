@@ -1,6 +1,5 @@
 """Write the report of tables: Markdown, CSV and one self-contained page."""
 
-import argparse
 import base64
 import logging
 from pathlib import Path
@@ -29,16 +28,16 @@ TITLES |= {
 }
 
 
-def write_report(tables: list[Experiment], options: argparse.Namespace) -> None:
-    """Write report.html, report.md, report.csv and figures/ of ``tables``.
+def write_report(tables: list[Experiment], output: Path, with_figures: bool = True) -> None:
+    """Write report.html, report.md, report.csv and figures/ of ``tables`` into OUTPUT/report.
 
-    Their tables are printed.
+    The runs are below ``output``. The tables are printed.
     """
     for name in ("fontTools", "sacrebleu"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    folder = options.output / "report"
+    folder = output / "report"
     with locked(folder, wait=True):
-        parts = [_part(table, options, folder) for table in tables]
+        parts = [_part(table, output, with_figures) for table in tables]
         template = Path(__file__).with_name("report.html.j2").read_text("utf-8")
         environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
         environment.filters["png"] = lambda path: base64.b64encode(path.read_bytes()).decode()
@@ -55,12 +54,12 @@ def write_report(tables: list[Experiment], options: argparse.Namespace) -> None:
     print_line(f"{folder}/report.html, report.md and report.csv")
 
 
-def _part(experiment: Experiment, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def _part(experiment: Experiment, output: Path, with_figures: bool) -> dict[str, Any]:
     """What a report says of one table."""
     table = experiment.table
     changes = changes_of(experiment)
     name = changes.name(experiment)
-    results = [collect(experiment, cell, options.output) for cell in experiment.cells]
+    results = [collect(experiment, cell, output) for cell in experiment.cells]
     lines = compare(experiment, results)
     if not lines:
         raise UserError(f"{experiment.path}: no row of these is run or has a published value")
@@ -79,7 +78,9 @@ def _part(experiment: Experiment, options: argparse.Namespace, folder: Path) -> 
             examples.append((str(line.cell), first))
     shown = page.frame(experiment, lines)
     texts = ("column", "row", "equation")
-    figures = [] if options.no_figures else _figures(experiment, name, lines, folder / "figures")
+    figures = []
+    if with_figures:
+        figures = _figures(experiment, name, lines, output / "report" / "figures")
     return {
         "name": name,
         "heading": name if experiment.title == experiment.name else f"{name}: {experiment.title}",

@@ -142,7 +142,9 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     if not own.model_checked:
         check_model(own.arch, parsed.model, joined, share or "share-all-embeddings" in given)
 
-    notes = [f"recipe: {recipe_name}{_why(own, corpus)}"]
+    end, unit = find_end(recipe, given)
+    length = f": {end:,} {unit}" if end else ""
+    notes = [f"recipe: {recipe_name}{_why(own, corpus)}{length}"]
     warnings: list[str] = []
     device, processes = device_options(own, given, warnings)
     warm_up = warm_up_of(recipe, given, notes, warnings)
@@ -172,7 +174,6 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     program = shutil.which("fairseq-train") or "fairseq-train"
     command = [program, str(corpus.folder.absolute()), *to_argv(chosen), *words]
     patience = given.get("patience", recipe.options.get("patience", 0))
-    end, unit = find_end(recipe, given)
     resumes = "restore-file" not in given
     if not resumes:
         check_restore_file(given["restore-file"], save)
@@ -431,9 +432,6 @@ def warm_up_of(recipe: Recipe, given: dict[str, Any], notes: list[str], warnings
     """
     end, unit = find_end(recipe, given)
     whole, whole_unit = find_end(recipe, {})
-    if end:
-        notes[0] += f": {end:,} {unit}"
-
     full = recipe.options["warmup-updates"]
     share = 1.0
     if end and unit == whole_unit:
