@@ -12,7 +12,6 @@ large one.
 """
 
 import argparse
-import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +45,6 @@ TOKENS = 64
 WORDS = 200
 RATE = 1e-3  # Adam's
 COLUMNS = 7
-SIZE, CHANGE = ("size", 0, ":"), ("change", STEPS, "-")
 
 ARCHITECTURES = set(skip_architectures())
 LM_RULES = sorted(
@@ -61,22 +59,24 @@ Run = Callable[[], tuple[Tensor, Sequence[Tensor]]]  # the loss, and the output 
 
 def stack(kind: str, width: int) -> tuple[nn.Module, Run]:
     """Blocks of a kind around feed-forward branches."""
-    layers = [(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(BLOCKS)]
-    branches = nn.ModuleList(nn.Sequential(*each) for each in layers)
-    places = [Place("encoder", "ffn", block, BLOCKS) for block in range(BLOCKS)]
-    skips = nn.ModuleList(create_skip(kind, width, place=place) for place in places)
-    for skip, (first, _, last) in zip(skips, layers):
+    branches = nn.ModuleList()
+    for _ in range(BLOCKS):
+        branches.append(nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)))
+    skips = nn.ModuleList()
+    for block in range(BLOCKS):
+        skips.append(create_skip(kind, width, place=Place("encoder", "ffn", block, BLOCKS)))
+
+    drawn = (3 * width) ** -0.5  # the standard deviation of torch's linear layer
+    for skip, (first, _, last) in zip(skips, branches):
         skip.initialise(
             {
-                n: Weight(m.weight, (3 * width) ** -0.5, m.bias)
-                for n, m in (("fc1", first), ("fc2", last))
+                "fc1": Weight(first.weight, drawn, first.bias),
+                "fc2": Weight(last.weight, drawn, last.bias),
             }
         )
-    whole, x, target = (
-        Stack(branches, skips),
-        torch.randn(TOKENS, width),
-        torch.randn(TOKENS, width),
-    )
+    whole = Stack(branches, skips)
+    x = torch.randn(TOKENS, width)
+    target = torch.randn(TOKENS, width)
 
     def run() -> tuple[Tensor, Sequence[Tensor]]:
         _, outputs = whole(x)
@@ -89,23 +89,22 @@ def language_model(rule: str, width: int) -> tuple[nn.Module, Run]:
     """fairseq's decoder with a rule, heads of 32."""
     words = Dictionary()
     words.pad_to_multiple_(WORDS)
-    sizes = {
-        "embed_dim": width,
-        "ffn_embed_dim": 4 * width,
-        "attention_heads": width // 32,
-        "layers": BLOCKS,
-    }
-    config = {f"decoder_{name}": size for name, size in sizes.items()} | {
-        "dropout": 0.0,
-        "max_target_positions": TOKENS,
-    }
-    args = argparse.Namespace(arch=f"transformer_lm_{rule}", **config)
+    options = argparse.Namespace(
+        arch=f"transformer_lm_{rule}",
+        decoder_embed_dim=width,
+        decoder_ffn_embed_dim=4 * width,
+        decoder_attention_heads=width // 32,
+        decoder_layers=BLOCKS,
+        dropout=0.0,
+        max_target_positions=TOKENS,
+    )
     task = SimpleNamespace(
         source_dictionary=words, target_dictionary=words, output_dictionary=words
     )
-    model, outputs = models.build_model(args, task), []
+    model = models.build_model(options, task)
+    outputs: list[Tensor] = []
     for layer in model.decoder.layers:
-        layer.register_forward_hook(lambda module, given, found: outputs.append(found[0]))
+        layer.register_forward_hook(lambda module, inputs, output: outputs.append(output[0]))
     text = torch.randint(words.nspecial, len(words), (4, TOKENS // 4 + 1))
 
     def run() -> tuple[Tensor, Sequence[Tensor]]:
@@ -125,24 +124,23 @@ def measure(make: Callable[[str, int], tuple[nn.Module, Run]], kind: str) -> Ite
     for width in WIDTHS:
         torch.manual_seed(0)
         model, run = make(kind, width)
-        optimizer, before = torch.optim.Adam(model.parameters(), RATE), []
+        optimizer = torch.optim.Adam(model.parameters(), RATE)
+        before: list[Tensor] = []
         for step in range(STEPS + 1):
             for skip in scheduled(model):
                 skip.set_num_updates(step)
             loss, outputs = run()
-            found = [output.detach() for output in outputs]
-            before = before or found
-            for block, output in enumerate(found, 1):
-                size, change = (
-                    float(z.square().mean().sqrt()) for z in (output, output - before[block - 1])
-                )
+            now = [output.detach() for output in outputs]
+            if step == 0:
+                before = now
+            for block, (output, at_start) in enumerate(zip(now, before), start=1):
                 yield {
                     "kind": kind,
                     "width": width,
                     "step": step,
                     "block": block,
-                    "size": size,
-                    "change": change,
+                    "size": root_mean_square(output),
+                    "change": root_mean_square(output - at_start),
                 }
             optimizer.zero_grad()
             loss.backward()
@@ -152,13 +150,17 @@ def measure(make: Callable[[str, int], tuple[nn.Module, Run]], kind: str) -> Ite
                     skip.to_unit_length()
 
 
+def root_mean_square(x: Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
 def slope(rows: Sequence[Row], name: str) -> float:
     """The slope of log ``name`` over log width, by least squares; NaN where there is none of it."""
     if min(row[name] for row in rows) == 0:
         return math.nan
-    return linear_regression(
-        *([math.log(row[each]) for row in rows] for each in ("width", name))
-    ).slope
+    widths = [math.log(row["width"]) for row in rows]
+    values = [math.log(row[name]) for row in rows]
+    return linear_regression(widths, values).slope
 
 
 def plot(rows: Sequence[Row], kinds: Sequence[str]) -> Any:
@@ -173,9 +175,12 @@ def plot(rows: Sequence[Row], kinds: Sequence[str]) -> Any:
         axis.set_axis_off()
     for axis, kind in zip(axes, kinds):
         mine = select(rows, kind=kind)
-        for block, (name, step, line) in itertools.product(range(1, BLOCKS + 1), (SIZE, CHANGE)):
-            values = [row[name] for row in select(mine, step=step, block=block)]
-            axis.plot(WIDTHS, values, line, color=figures.style(block)["color"])
+        for block in range(1, BLOCKS + 1):
+            colour = figures.style(block)["color"]
+            at_start = [row["size"] for row in select(mine, step=0, block=block)]
+            changes = [row["change"] for row in select(mine, step=STEPS, block=block)]
+            axis.plot(WIDTHS, at_start, ":", color=colour)
+            axis.plot(WIDTHS, changes, "-", color=colour)
         axis.set(xscale="log", yscale="log", title=kind)
         axis.set_xticks(WIDTHS, map(str, WIDTHS))
         axis.yaxis.set_major_formatter("{x:g}")
@@ -201,29 +206,35 @@ def main() -> None:
         "--language-models", action="store_true", help="fairseq's decoder in place of the stack"
     )
     parser.add_argument("--output", type=Path, metavar="STEM", help="of the CSV and the figure")
-    given = parser.parse_args()
-    make, known, stem = (
-        (language_model, LM_RULES, LM_STEM) if given.language_models else (stack, list(KINDS), STEM)
-    )
-    kinds = given.rules or known
-    if unknown := set(kinds) - set(known):
-        parser.error(f"no rule {', '.join(sorted(unknown))}: expected of {', '.join(known)}")
+    options = parser.parse_args()
+    make, known, stem = stack, list(KINDS), STEM
+    if options.language_models:
+        make, known, stem = language_model, LM_RULES, LM_STEM
+    kinds = options.rules or known
+    unknown = sorted(set(kinds) - set(known))
+    if unknown:
+        parser.error(f"no rule {', '.join(unknown)}: expected of {', '.join(known)}")
+
     logging.getLogger().setLevel(logging.WARNING)  # fairseq lets every library's remarks through
     torch.set_num_threads(1)  # the matrices are small
-    rows = [row for kind in kinds for row in measure(make, kind)]
-    table = [
-        [
-            "slope over width, last block",
-            "size at the start",
-            *(f"change by step {n + 1}" for n in range(STEPS)),
-        ]
-    ]
+    rows: list[Row] = []
     for kind in kinds:
-        last = [select(rows, kind=kind, step=step, block=BLOCKS) for step in range(STEPS + 1)]
-        slopes = [slope(last[0], "size"), *(slope(each, "change") for each in last[1:])]
-        table.append([kind, *(f"{value:+.2f}" for value in slopes)])
+        rows += measure(make, kind)
     about = f"{BLOCKS} blocks, {STEPS} Adam steps at {RATE:g}, widths {', '.join(map(str, WIDTHS))}"
-    figures.write(given.output or stem, rows, plot(rows, kinds), table, about)
+    figures.write(options.output or stem, rows, plot(rows, kinds), slopes(rows, kinds), about)
+
+
+def slopes(rows: Sequence[Row], kinds: Sequence[str]) -> list[list[str]]:
+    """A table of the slopes of each kind, in the last block."""
+    steps = range(1, STEPS + 1)
+    heading = ["slope over width, last block", "size at the start"]
+    table = [heading + [f"change by step {step}" for step in steps]]
+    for kind in kinds:
+        last = select(rows, kind=kind, block=BLOCKS)
+        values = [slope(select(last, step=0), "size")]
+        values += [slope(select(last, step=step), "change") for step in steps]
+        table.append([kind, *(f"{value:+.2f}" for value in values)])
+    return table
 
 
 if __name__ == "__main__":

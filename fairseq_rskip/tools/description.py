@@ -141,71 +141,109 @@ def describe_skips(model: nn.Module) -> list[Row]:
     for skip, branch in skips_with_branches(model):
         new = [parameter for parameter in skip.parameters() if parameter not in counted]
         counted.update(new)
-        own = sum(
-            parameter.numel()
-            for parameter in new
-            if any(parameter is p for p in skip.learned().values())
+        own = _size_of_rule(skip, new)
+        constants = dict(skip.constants())
+        if skip.drop_rate:
+            constants["drop"] = skip.drop_rate
+        rows.append(
+            Row(
+                side=skip.place.side,
+                layer=skip.place.index,
+                sublayer=skip.place.sublayer,
+                rule=skip.kind,
+                constants=constants,
+                norms=_norms(skip),
+                rule_parameters=own,
+                norm_parameters=sum(parameter.numel() for parameter in new) - own,
+                std=_deviations(branch),
+            )
         )
-        norms = {"before": skip.pre, "branch": skip.branch, "after": next(iter(skip.post), None)}
-        known = {cls: name for name, cls in NORMS.items()}
-        names = {
-            where: known.get(type(norm), type(norm).__name__)
-            for where, norm in norms.items()
-            if norm is not None
-        }
-        numbers = {**skip.constants(), **({"drop": skip.drop_rate} if skip.drop_rate else {})}
-        std = {
-            role: float(w.tensor.detach().double().std(unbiased=False)) / w.xavier
-            for role, w in branch.items()
-        }
-        named = {where: name for where, name in names.items() if name != "none"}
-        added = (own, sum(parameter.numel() for parameter in new) - own)
-        deviations = {role: round(value, 4) for role, value in std.items()}
-        place = (skip.place.side, skip.place.index, skip.place.sublayer)
-        rows.append(Row(*place, skip.kind, numbers, named, *added, deviations))
     return rows
+
+
+def _size_of_rule(skip: SkipConnection, parameters: list[nn.Parameter]) -> int:
+    """The number of values in those ``parameters`` that the rule learns; the others are norms'."""
+    learned = {id(parameter) for parameter in skip.learned().values()}
+    return sum(parameter.numel() for parameter in parameters if id(parameter) in learned)
+
+
+def _norms(skip: SkipConnection) -> dict[str, str]:
+    """The name of each norm by its place."""
+    names = {cls: name for name, cls in NORMS.items()}
+    norms = {"before": skip.pre, "branch": skip.branch, "after": next(iter(skip.post), None)}
+    found = {}
+    for place, norm in norms.items():
+        name = names.get(type(norm), type(norm).__name__)
+        if norm is not None and name != "none":
+            found[place] = name
+    return found
+
+
+def _deviations(branch: Branch) -> dict[str, float]:
+    """The standard deviation of each matrix of a branch over Xavier's."""
+    deviations = {}
+    for role, weight in branch.items():
+        deviation = float(weight.tensor.detach().double().std(unbiased=False))
+        deviations[role] = round(deviation / weight.xavier, 4)
+    return deviations
 
 
 def skips_with_branches(model: nn.Module) -> Iterator[tuple[SkipConnection, Branch]]:
     """Each skip connection of a Transformer or ResNet, in the model's order, with its branch."""
     for module in model.modules():
         for child in module.children():
-            if isinstance(child, SkipConnection):
-                yield (
-                    child,
-                    module.branch(
-                        *([] if child.place.side == "resnet" else [child.place.sublayer])
-                    ),
-                )
+            if not isinstance(child, SkipConnection):
+                continue
+            if child.place.side == "resnet":  # a block has one branch
+                yield child, module.branch()
+            else:
+                yield child, module.branch(child.place.sublayer)
 
 
 def table(rows: list[Row]) -> list[str]:
     """Lines of text; blocks of the same rule, constants, norms and parameters are one."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(repr(row._replace(layer=0, std={})), []).append(row)
+        same = repr(row._replace(layer=0, std={}))
+        groups.setdefault(same, []).append(row)
+
     cells = [("place", "rule", "norm", "added", "std / Xavier's")]
     for alike in groups.values():
-        row, layers = alike[0], [each.layer for each in alike]
-        whole = layers == [*range(layers[0], layers[-1] + 1)] and len(layers) > 1
-        place = f"{layers[0]}-{layers[-1]}" if whole else ",".join(map(str, layers))
-        numbers = [f"{GREEK.get(name, name)}={value:.4g}" for name, value in row.constants.items()]
-        norm = " ".join(f"{where} {name}" for where, name in row.norms.items())
-        spans = {role: _span([each.std[role] for each in alike]) for role in row.std}
-        std = " ".join(
-            f"{','.join(roles)} {value}" for value, roles in groupby(spans, key=spans.get)
-        )
-        added = str(row.rule_parameters + row.norm_parameters)
+        row = alike[0]
+        rule = [row.rule]
+        for name, value in row.constants.items():
+            rule.append(f"{GREEK.get(name, name)}={value:.4g}")
         cells.append(
-            (f"{row.side} {place} {row.sublayer}", " ".join([row.rule, *numbers]), norm, added, std)
+            (
+                f"{row.side} {_layers(alike)} {row.sublayer}",
+                " ".join(rule),
+                " ".join(f"{where} {name}" for where, name in row.norms.items()),
+                str(row.rule_parameters + row.norm_parameters),
+                _spans(alike),
+            )
         )
     return in_columns(cells)
 
 
+def _layers(rows: list[Row]) -> str:
+    """The numbers of the layers: 0-5, or 0,2,4."""
+    layers = [row.layer for row in rows]
+    if len(layers) > 1 and layers == [*range(layers[0], layers[-1] + 1)]:
+        return f"{layers[0]}-{layers[-1]}"
+    return ",".join(map(str, layers))
+
+
+def _spans(rows: list[Row]) -> str:
+    """The deviations of each matrix over the rows; matrices with the same ones are together."""
+    spans = {role: _span([row.std[role] for row in rows]) for role in rows[0].std}
+    parts = []
+    for span, roles in groupby(spans, key=spans.get):
+        parts.append(f"{','.join(roles)} {span}")
+    return " ".join(parts)
+
+
 def _span(values: list[float]) -> str:
     low, high = min(values), max(values)
-    return (
-        f"{sum(values) / len(values):.2f}"
-        if high - low <= ALIKE * high
-        else f"{low:.2f}-{high:.2f}"
-    )
+    if high - low <= ALIKE * high:
+        return f"{sum(values) / len(values):.2f}"
+    return f"{low:.2f}-{high:.2f}"
