@@ -69,9 +69,9 @@ def backward(model: torch.nn.Module, seed: int) -> list[float]:
     )
     outputs: list[torch.Tensor] = []
 
-    def keep(module, given, found):
-        found[0].retain_grad()
-        outputs.append(found[0])
+    def keep(module, inputs, output):
+        output[0].retain_grad()
+        outputs.append(output[0])
 
     for layer in model.decoder.layers:
         layer.register_forward_hook(keep)
@@ -80,39 +80,43 @@ def backward(model: torch.nn.Module, seed: int) -> list[float]:
     return [float(output.grad.norm()) for output in outputs]
 
 
+class Watched:
+    """The tensors of one skip connection in a backward pass.
+
+    ``h`` is a copy of the branch's input, whose gradient is that of the branch alone; ``x`` and
+    ``f_x`` are what the skip connection adds.
+    """
+
+    def __init__(self, skip: torch.nn.Module):
+        self.prepare = skip.prepare
+        skip.prepare = self._prepare
+        skip.register_forward_pre_hook(self._keep)
+
+    def _prepare(self, x):
+        h, carried = self.prepare(x)
+        self.h = h.clone()
+        return self.h, carried
+
+    def _keep(self, skip, inputs):
+        self.x, self.f_x, *_ = inputs
+        self.h.retain_grad()
+        self.f_x.retain_grad()
+
+
 def branches(row: dict, depth: int, seed: int) -> tuple[list[dict], float]:
     """``f``, ``b`` and ``gain`` of each residual of a decoder, and the gradient's ratio.
 
     The ratio is the gradient at the top over that at the bottom.
     """
-    model, seen = build(row, ENCODER, depth, seed), {}
-
-    def watch(name, skip):
-        prepare = skip.prepare
-
-        def with_copy(x):  # whose gradient is that of the branch alone
-            h, carried = prepare(x)
-            seen[name] = [h.clone()]
-            return seen[name][0], carried
-
-        def keep(module, given):
-            for tensor in (seen[name][0], given[1]):
-                tensor.retain_grad()
-            seen[name] += given[:2]
-
-        skip.prepare = with_copy
-        skip.register_forward_pre_hook(keep)
-
-    for name, skip in skips(model.decoder).items():
-        watch(name, skip)
-    norms, found = backward(model, seed), []
-    for name, (h, x, f_x) in seen.items():
-        f, b = (
-            f_x.detach().norm().item() / x.detach().norm().item(),
-            h.grad.norm().item() / f_x.grad.norm().item(),
-        )
-        angle = math.atan(f) / 2 ** (row.get("skip_lambda", 1) - 1)
-        gain = math.hypot(math.cos(angle), math.sin(angle) * b / f)
+    model = build(row, ENCODER, depth, seed)
+    watched = {name: Watched(skip) for name, skip in skips(model.decoder).items()}
+    norms = backward(model, seed)
+    halvings = row.get("skip_lambda", 1) - 1  # each further step of the recursion halves the angle
+    found = []
+    for name, seen in watched.items():
+        f = seen.f_x.detach().norm().item() / seen.x.detach().norm().item()
+        b = seen.h.grad.norm().item() / seen.f_x.grad.norm().item()
+        angle = math.atan(f) / 2**halvings
         _, layer, sublayer = name.split(".")
         found.append(
             {
@@ -120,26 +124,31 @@ def branches(row: dict, depth: int, seed: int) -> tuple[list[dict], float]:
                 "sublayer": sublayer.removesuffix("_skip"),
                 "f": f,
                 "b": b,
-                "gain": gain,
+                "gain": math.hypot(math.cos(angle), math.sin(angle) * b / f),
             }
         )
     return found, norms[-1] / norms[0]
 
 
-def main() -> None:
-    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
-    torch.set_num_threads(1)
+def ratios() -> list[dict]:
+    """A row for each rule and depth, which are printed: the gradient at the top over the bottom."""
     table = []
     pairs = [(ENCODER, depth) for depth in DEPTHS] + [(depth, depth) for depth in (18, 36)]
-    for label, row in ROWS.items():
-        for encoder, depth in pairs:
-            norms = [backward(build(row, encoder, depth, seed), seed) for seed in SEEDS]
-            mean = f"{statistics.geometric_mean(each[-1] / each[0] for each in norms):.4g}"
-            table.append(
-                {"rule": label, "encoder_layers": encoder, "layers": depth, "top_over_bottom": mean}
-            )
-            print_line(f"{label} {encoder}+{depth}: {mean}")
-    figures.write_csv(STEM.with_suffix(".csv"), table)
+    for (label, row), (encoder, depth) in itertools.product(ROWS.items(), pairs):
+        by_seed = []
+        for seed in SEEDS:
+            norms = backward(build(row, encoder, depth, seed), seed)
+            by_seed.append(norms[-1] / norms[0])
+        mean = f"{statistics.geometric_mean(by_seed):.4g}"
+        table.append(
+            {"rule": label, "encoder_layers": encoder, "layers": depth, "top_over_bottom": mean}
+        )
+        print_line(f"{label} {encoder}+{depth}: {mean}")
+    return table
+
+
+def formula() -> list[dict]:
+    """A row for each residual of some decoders; prints the ratio beside that of the formula."""
     parts = []
     for label, depth in itertools.product(("post-norm", "2rSkip+LN"), (6, 18, 36)):
         measured, by_formula = [], []
@@ -148,9 +157,14 @@ def main() -> None:
             parts += [{"rule": label, "layers": depth, "seed": seed, **each} for each in rows]
             measured.append(ratio)
             by_formula.append(1 / math.prod(each["gain"] for each in rows if each["layer"] > 0))
-        means = statistics.geometric_mean(measured), statistics.geometric_mean(by_formula)
-        print_line("{} {}: {:.3g}, by the formula {:.3g}".format(label, depth, *means))
-    figures.write_csv(STEM.with_name("depth_branches.csv"), parts)
+        mean = statistics.geometric_mean(measured)
+        expected = statistics.geometric_mean(by_formula)
+        print_line(f"{label} {depth}: {mean:.3g}, by the formula {expected:.3g}")
+    return parts
+
+
+def draw(table: list[dict]) -> None:
+    """The figure: the ratio against depth, a line for each rule."""
     figure, (axis,) = figures.new_figure(width=7)
     for number, label in enumerate(ROWS):
         mine = figures.select(table, rule=label, encoder_layers=ENCODER)
@@ -167,6 +181,15 @@ def main() -> None:
     axis.set_ylim(0.3, 100)  # post-norm leaves the figure at 36 layers
     axis.legend(fontsize=8, ncols=2)
     figures.save(figure, STEM)
+
+
+def main() -> None:
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
+    torch.set_num_threads(1)
+    table = ratios()
+    figures.write_csv(STEM.with_suffix(".csv"), table)
+    figures.write_csv(STEM.with_name("depth_branches.csv"), formula())
+    draw(table)
 
 
 if __name__ == "__main__":
