@@ -1,7 +1,4 @@
-"""Convert a layer's part of a checkpoint to this package's names.
-
-The checkpoint is stock fairseq's, or that of an earlier version.
-"""
+"""Convert a layer's part of a checkpoint of stock fairseq to this package's names."""
 
 from torch import Tensor, nn
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..vision.data import SIZE
-from ..vision.model import WIDTH, PreActResNet
+from ..vision.model import PreActResNet
 from . import fill
 
 
@@ -24,9 +24,12 @@ class Classifier(PreActResNet):
     std: Tensor
 
     def __init__(self, config: dict[str, Any]):
-        width = config.get("width", WIDTH)  # none where an earlier version exported it
         super().__init__(
-            config["depth"], len(config["classes"]), config["skip"], config["shortcut"], width
+            config["depth"],
+            len(config["classes"]),
+            config["skip"],
+            config["shortcut"],
+            config["width"],
         )
         self.classes = tuple(config["classes"])
         self.register_buffer("mean", torch.tensor(config["mean"]), persistent=False)

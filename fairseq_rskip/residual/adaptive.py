@@ -157,10 +157,6 @@ class AdaptiveSkip(Recursive):
         }
 
     def mismatch(self, stored: dict[str, Any] | None) -> str:
-        # earlier versions multiplied what was learned, in place of its learning rate
-        multiplied = (stored or {}).get("lambda_lr", 1.0)
-        if multiplied != 1.0:
-            return f"lambda_lr={multiplied!r}: expected 1.0"
         # the state of an rskip with these options fits, see upgrade; rskip of lambda 1 stores
         # itself as xskip
         if stored is not None and _is_recursive(stored):

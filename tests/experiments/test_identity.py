@@ -219,18 +219,3 @@ def test_without_its_checkpoints_a_run_is_trained_again_to_be_scored(tmp_path, m
     monkeypatch.setattr(process, "follow", lambda command, **how: started.append(command[3]) or "x")
     execution.prepare(run)
     assert execution.execute(run.folder) and started == ["train"]
-
-
-@pytest.mark.parametrize("scored", [False, True], ids=["of a loss", "with options"])
-def test_runs_of_earlier_versions_are_found_in_their_folders(tmp_path, scored):
-    changes = {"evaluate": {"beam": 5}} if scored else {"metric": "valid_loss"}
-    run = first_run(tmp_path, **changes)
-    earlier = run.earlier_places(tmp_path / "out", 1)[0 if scored else -1]
-    values = {"sacreBLEU 13a": 30.0} if scored else {"valid_loss": 7.5}
-    earlier.mkdir(parents=True)
-    settings = {"scored": scored, "evaluate": run.evaluate}
-    content = {"metrics": {"values": values}, "settings": settings}
-    (earlier / "run.json").write_text(json.dumps(content))
-    again = first_run(tmp_path, **changes)
-    assert again.folder == earlier and results.state(again).kind == "done"
-    assert measured(again, read_record(again.folder))["values"] == values

@@ -60,7 +60,7 @@ def test_a_checkpoint_of_the_other_setting_is_refused(saved):
         UserError, match=f"^the model was saved with fix_norm={saved == 'scalenorm'}: expected "
     ):
         other.load_state_dict(state)
-    del state._metadata[""]["skip"]  # of an earlier version, which noted nothing
+    del state._metadata[""]["skip"]  # of another program, which noted nothing
     other.load_state_dict(state)
 
 

@@ -134,14 +134,3 @@ def test_lambda_from_the_gradient_is_the_one_whose_ratio_is_nearest_one():
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
     assert list(found.values()) == [min(ratios, key=ratios.get) for ratios in expected.values()]
     assert len(set(found.values())) > 1 and all(p.grad is None for p in model.parameters())
-
-
-def test_a_state_whose_movement_was_multiplied_is_refused():
-    """By an option that earlier versions had; stored with 1 it loads."""
-    skip = create_skip("askip", 5)
-    state = skip.state_dict()
-    state._metadata[""]["skip"]["lambda_lr"] = 1.0
-    skip.load_state_dict(state)
-    state._metadata[""]["skip"]["lambda_lr"] = 10.0
-    with pytest.raises(RuntimeError, match="was saved with lambda_lr=10.0: expected 1.0"):
-        skip.load_state_dict(state)

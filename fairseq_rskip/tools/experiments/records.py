@@ -144,36 +144,7 @@ class Run:
 
     def place(self, out: Path, seed: int) -> Path:
         """OUT/runs/<name>-<hash of task and identity>/seed<n>."""
-        return self._place(out, seed, self.identity)
-
-    def earlier_places(self, out: Path, seed: int) -> list[Path]:
-        """The folders of the same training in earlier versions, whose hash covered more."""
-        evaluate = {"evaluate": self.evaluate} if self.evaluate else {}
-        measured: list[dict[str, Any]] = [
-            {},
-            evaluate,
-            {"scored": False},
-            {"scored": False, **evaluate},
-        ]
-        places = []
-        for identity in (self.identity, self._identity_with_lambda_lr()):
-            for more in measured:
-                places.append(self._place(out, seed, {**identity, **more}))
-        return places[1:]
-
-    def _identity_with_lambda_lr(self) -> dict[str, Any]:
-        """The identity with askip's former option --skip-lambda-lr for --skip-lr-scale.
-
-        Under Adam it is the same training up to epsilon. Images stored its default, 1.
-        """
-        options = dict(self.identity.get("options", {}))
-        if "skip-lr-scale" not in options:
-            return {**self.identity, "skip_lambda_lr": 1}
-        options["skip-lambda-lr"] = options.pop("skip-lr-scale")
-        return {**self.identity, "options": options}
-
-    def _place(self, out: Path, seed: int, identity: dict[str, Any]) -> Path:
-        content = json.dumps([self.task, identity], sort_keys=True)
+        content = json.dumps([self.task, self.identity], sort_keys=True)
         digest = hashlib.sha256(content.encode()).hexdigest()[:8]
         return out / "runs" / f"{clean(self.name)}-{digest}" / f"seed{seed}"
 

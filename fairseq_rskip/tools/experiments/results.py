@@ -24,18 +24,13 @@ from .records import (
     SweepPoint,
     Trial,
 )
-from .run_folder import LOCK, LOG, RECORD, measured, read_record, trained
+from .run_folder import LOCK, LOG, measured, read_record, trained
 from .tasks import TASKS
 
 
 def with_folder(run: Run, out: Path, seed: int) -> Run:
-    """``run`` with a seed and its folder, which may be that of an earlier version."""
-    folder = run.place(out, seed)
-    candidates = [folder, *run.earlier_places(out, seed)]
-    finished = [place for place in candidates if trained(read_record(place))]
-    begun = [place for place in candidates if (place / RECORD).exists()]
-    best_first = [*finished, *begun, folder]
-    return replace(run, seed=seed, folder=best_first[0])
+    """``run`` with a seed and its folder."""
+    return replace(run, seed=seed, folder=run.place(out, seed))
 
 
 def ready(experiment: Experiment, out: Path) -> list[Run]:

@@ -20,16 +20,9 @@ LOSSES = ("valid_loss", "last_valid_loss")  # of a training on text, per token, 
 def read_record(folder: Path) -> dict[str, Any]:
     """The run's record; {} if it is missing or damaged."""
     try:
-        record = dict(json.loads((folder / RECORD).read_text("utf-8")))
+        return dict(json.loads((folder / RECORD).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
-
-    # a record of an earlier version has the scores among the metrics
-    metrics = trained(record)
-    if metrics and "scores" not in record and metrics["values"].keys() - {*LOSSES}:
-        evaluate = record.get("settings", {}).get("evaluate", {})
-        record["scores"] = {evaluation_name(evaluate): {**metrics, "folder": EVALUATION}}
-    return record
 
 
 def trained(record: dict[str, Any]) -> dict[str, Any]:

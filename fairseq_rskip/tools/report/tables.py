@@ -225,7 +225,7 @@ def warnings(lines: list[Result]) -> list[str]:
     texts = _failures(lines)
     for line in lines:
         for seed in line.values:
-            reason = _degenerate(line.records[seed])
+            reason = line.records[seed].get("degenerate")
             if reason:
                 texts.append(f"{line.cell}, seed {seed}: the output is degenerate: {reason}.")
     return texts
@@ -251,14 +251,6 @@ def _failures(lines: list[Result]) -> list[str]:
         f"{subject} no value, because training failed or diverged: {'; '.join(reasons.values())}. "
     )
     return [text + "The table shows the others."]
-
-
-def _degenerate(record: dict[str, Any]) -> str:
-    """Why the output is degenerate; records of earlier versions have the length ratio alone."""
-    ratio = record.get("length_ratio")
-    if "degenerate" not in record and ratio and not 0.5 <= ratio <= 2:
-        return f"its length ratio is {ratio:.2f}"
-    return record.get("degenerate", "")
 
 
 def notes(experiment: Experiment, lines: list[Result]) -> list[str]:
