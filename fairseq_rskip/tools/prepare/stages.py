@@ -92,11 +92,14 @@ def prepare(plan: Preparation) -> None:
         archives.fetch_all(source.archives, plan.out / "archives", plan.corpus)
     stages = Stages(plan.corpus, plan.out, identity(source))
     if isinstance(source, Published) and source.members:
-        stages.make("unpacked", lambda part: unpack(plan.out, source.members, part))
-    documents = []
+        members = source.members
+        stages.make("unpacked", lambda part: unpack(plan.out, members, part), members)
+    how: list[Any] = []
     if isinstance(source, OwnText):
-        documents = [source.document_lines, source.held_out]
-    stages.make("raw", lambda part: make_raw(plan, part), *plan.languages, *documents)
+        how = [source.document_lines, source.held_out]
+    elif isinstance(source, Published):
+        how = [source.parts, source.documents]
+    stages.make("raw", lambda part: make_raw(plan, part), *plan.languages, *how)
     stages.make(
         "text",
         lambda part: tokenise(plan, part),
