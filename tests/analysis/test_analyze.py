@@ -211,9 +211,9 @@ def test_a_run_of_rskip_run_is_drawn_by_its_checkpoints_folders(tmp_path):
         (tmp_path / "run" / seed / "checkpoints").mkdir(parents=True)
     run = tmp_path / "run"
     first, second = f"{run}/seed1/checkpoints", f"{run}/seed2/checkpoints"
-    assert command.trainings(f"a={run}") == [f"a={first}", f"a={second}"]
-    assert command.trainings(f"{run}/seed2") == [f"seed2={second}"]
-    assert command.trainings(f"a={first}") == [f"a={first}"]
+    assert command._trainings([f"a={run}"]) == [f"a={first}", f"a={second}"]
+    assert command._trainings([f"{run}/seed2"]) == [f"seed2={second}"]
+    assert command._trainings([f"a={first}"]) == [f"a={first}"]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,9 @@ def read(path):
 def printed(monkeypatch, capsys, *argv):
     """The slopes by rule: of the size at the start, of the change by one to three steps."""
     monkeypatch.setattr(sys, "argv", ["coordinates", *argv])
-    runpy.run_path(str(SCRIPT), run_name="__main__")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert ended.value.code == 0
     lines = capsys.readouterr().out.splitlines()
     return {
         words[0]: [float(word) for word in words[1:]]

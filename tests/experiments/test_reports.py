@@ -113,13 +113,16 @@ def translate(table, out, label, seed, hypotheses, reference, score):
     folder = cell.variants[0][1].place(out, seed)
     (folder / "evaluation").mkdir(parents=True)
     (folder / "evaluation" / "hyp.txt").write_text("\n".join(hypotheses) + "\n")
-    metrics = {
+    scores = {
         "values": {"sacreBLEU 13a": score},
+        "folder": "evaluation",
         "signatures": {"sacreBLEU 13a": "nrefs:1|tok:13a"},
     }
-    metrics |= {"references": [str(reference)], "length_ratio": 0.987, "seconds": 61.0}
-    metrics["examples"] = [{"source": "s", "reference": "r", "translation": f"{label} <b>"}]
-    (folder / "run.json").write_text(json.dumps({"metrics": metrics}))
+    scores |= {"references": [str(reference)], "length_ratio": 0.987}
+    scores["examples"] = [{"source": "s", "reference": "r", "translation": f"{label} <b>"}]
+    metrics = {"values": {"valid_loss": 7.5}, "seconds": 61.0}
+    record = {"metrics": metrics, "scores": {"evaluation": scores}}
+    (folder / "run.json").write_text(json.dumps(record))
 
 
 def test_translations_are_tested_sentence_by_sentence_for_each_seed(tmp_path, capfd):
@@ -158,7 +161,7 @@ def test_degenerate_output_is_warned_of_above_the_table(tmp_path, capfd):
     translate(table, out, "xSkip", 1, ["."] * 12, reference, 0.0)
     record_of = table.cells[0].variants[0][1].place(out, 1) / "run.json"
     record = json.loads(record_of.read_text())
-    record["metrics"]["length_ratio"] = 0.25
+    record["scores"]["evaluation"]["degenerate"] = "its length ratio is 0.25"
     record_of.write_text(json.dumps(record))
     _, page = report(capfd, path, out, "--no-figures")
     assert "xSkip, seed 1: the output is degenerate: its length ratio is 0.25" in page
