@@ -237,6 +237,16 @@ def work(options: argparse.Namespace, folder: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    def measure() -> int | None:
+        options = parse(argv)
+        with tempfile.TemporaryDirectory() as folder:
+            return work(options, Path(folder))
+
+    return exit_status(measure)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options. Raises ``UsageError``."""
     parser = Parser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help="(default: all)")
     parser.add_argument("--list", action="store_true", help="print the parts with their commands")
@@ -265,9 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--cifar10", metavar="DIR", help="folder of images (default: torchvision's cifar10)"
     )
-    options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        return exit_status(lambda: work(options, Path(folder)))
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

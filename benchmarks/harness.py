@@ -46,8 +46,12 @@ def main(
     parser.add_argument("--quick", action="store_true", help="small sizes, to try whether it runs")
     if add_options:
         add_options(parser)
-    args = parser.parse_args(argv)
-    return exit_status(lambda: write(args.csv, run(table, args)))
+
+    def measure() -> None:
+        args = parser.parse_args(argv)
+        write(args.csv, run(table, args))
+
+    return exit_status(measure)
 
 
 def run(table: Callable[[Any], list[Row]], args: argparse.Namespace) -> list[Row]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from fairseq_rskip.errors import UserError, discard_output
+from fairseq_rskip.errors import UsageError, UserError, discard_output
 
 Item = TypeVar("Item")
 LINES_EVERY = 20.0  # seconds between lines of progress, where there is no terminal
@@ -15,9 +15,7 @@ LINE = "{desc} {n}/{total}  {rate_fmt}  {remaining} left{postfix}"  # of progres
 
 
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` that takes no abbreviations and reports a mistake in one line."""
-
-    raises = False  # whether a mistake raises UserError, as within :func:`checked`
+    """An ``ArgumentParser`` that takes no abbreviations and raises ``UsageError`` for a mistake."""
 
     def __init__(self, **settings: Any):
         super().__init__(
@@ -33,24 +31,7 @@ class Parser(argparse.ArgumentParser):
         return names
 
     def error(self, message: str) -> NoReturn:
-        if Parser.raises:
-            raise UserError(message.removeprefix("argument "))
-        self.exit(2, f"error: {message}; -h lists the options\n")
-
-
-def checked(parse: Callable[..., Any], *arguments: Any) -> Any:
-    """Call another command's ``parse``. A mistake that would end the program raises ``UserError``.
-
-    argparse ends the program at -h and at a mistake, wherever it parses: a command that parses the
-    options of another command, from a YAML file or a checkpoint, reports the mistake itself.
-    """
-    Parser.raises = True
-    try:
-        return parse(*arguments)
-    except SystemExit:
-        raise UserError("expected options, and no -h") from None
-    finally:
-        Parser.raises = False
+        raise UsageError(message.removeprefix("argument "))
 
 
 def to_argv(options: Mapping[str, Any]) -> list[str]:

@@ -46,17 +46,24 @@ class UserError(ValueError):
     one_line_for_user = True
 
 
+class UsageError(UserError):
+    """A mistake in the words of a command line, whose options ``-h`` lists."""
+
+
 def exit_status(main: Callable[[], Any], interrupted: str = "interrupted") -> int:
     """Call ``main()`` and return its exit status (None is 0).
 
     Errors of the user, of the disk, and a missing package become one line ``error: ...`` on stderr
-    and status 1, Ctrl-C the line ``interrupted`` and 130; a reader that went away (``... | head``)
-    ends the program quietly with 141.
+    and status 1, a mistake in the command line 2, Ctrl-C the line ``interrupted`` and 130; a reader
+    that went away (``... | head``) ends the program quietly with 141.
     """
     try:
         status = main() or 0
         sys.stdout.flush()
         return status
+    except UsageError as error:
+        print(f"error: {error}; -h lists the options", file=sys.stderr)
+        return 2
     except UserError as error:
         message = str(error)
     except ModuleNotFoundError as error:

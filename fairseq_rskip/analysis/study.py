@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..console import checked, progress
+from ..console import progress
 from ..errors import UserError
 from ..residual import SkipConnection, skips
 from ..safe_load import CheckpointError, diverged
@@ -176,10 +176,10 @@ def fit(model: nn.Module, weights: dict[str, Tensor], source: Source) -> None:
 def parsed(source: Source, parse: Callable[..., Any], *arguments: Any) -> Any:
     """Return ``parse(*arguments)``; an error of its own names the model.
 
-    A ``UserError`` or argparse's exit becomes a ``UserError``.
+    Its ``UsageError``, too, becomes a plain ``UserError``: the words are part of the model's name.
     """
     try:
-        return checked(parse, *arguments)
+        return parse(*arguments)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
 

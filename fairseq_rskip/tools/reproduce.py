@@ -28,7 +28,7 @@ mine.yaml is runs/mine/report/report.html."""
 def parse(argv: list[str] | None, command: str) -> argparse.Namespace:
     """The options of ``command``; if it is "", the first word of ``argv`` names the command.
 
-    A mistake ends the program with one line.
+    Raises ``UsageError``.
     """
     parser = Parser(description=DESCRIPTION)
     if command:
@@ -277,9 +277,13 @@ def main(argv: list[str] | None = None, command: str = "") -> int:
 
     Each mistake that the user can fix is one line.
     """
-    options = parse(argv, command)
-    stop_on_signals()
-    return exit_status(lambda: options.action(options), RESUME)
+
+    def act() -> int | None:
+        options = parse(argv, command)
+        stop_on_signals()
+        return options.action(options)
+
+    return exit_status(act, RESUME)
 
 
 run_file = functools.partial(main, command="run")

@@ -107,8 +107,8 @@ class Config(_SkipOptions, Settings):
 def parse(argv: Sequence[str]) -> Config:
     """Parse a command line.
 
-    Raises ``UserError`` for a value that is not accepted; ends the program, with one line, for an
-    unknown option, and after ``--help-skips``.
+    Raises ``UserError`` for a value that is not accepted, ``UsageError`` for an unknown option;
+    ends the program after ``--help-skips``.
     """
     parser, group = make_parser()
     if "--help-skips" in argv:  # as with -h, the other options do not matter

@@ -17,7 +17,7 @@ BAD = [  # options of the command line -> the error, and the exit status
         "--skip-norm-axes 'chw' with BatchNorm: expected 'c'",
         1,
     ),
-    ("--lr nan", "argument --lr: 'nan' is not a number", 2),
+    ("--lr nan", "--lr: 'nan' is not a number", 2),
     (
         "--warmup-iterations 400",
         "--warmup-iterations 400: expected fewer than the first milestone's 3",

@@ -237,8 +237,10 @@ def write_translations(
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit status. An error is one line on standard error."""
-    options = parse(argv)
-    stop_on_signals()
-    return exit_status(
-        lambda: evaluate(options), "interrupted; the same command resumes from what is complete"
-    )
+
+    def run() -> None:
+        options = parse(argv)
+        stop_on_signals()
+        evaluate(options)
+
+    return exit_status(run, "interrupted; the same command resumes from what is complete")

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fairseq_rskip.console import checked, to_argv
+from fairseq_rskip.console import to_argv
 from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.files import read_json_lines
 from fairseq_rskip.machine import fairseq_version
@@ -119,7 +119,7 @@ class Images(Task):
         """
         from fairseq_rskip.vision.config import parse
 
-        config = checked(parse, self._words(data, cell.options))
+        config = parse(self._words(data, cell.options))
         shown = (experiment.metric, *experiment.table.also)
         if "valid_error" in shown and not config.valid_images:
             raise UserError("valid_error is of held-out images; set valid-images")
@@ -397,7 +397,7 @@ def default_config(data: str) -> Any:
     """train_cifar.py's configuration for ``data`` without other options."""
     from fairseq_rskip.vision.config import parse
 
-    return checked(parse, ["--data", data])
+    return parse(["--data", data])
 
 
 @functools.cache  # rows of a table share much
@@ -425,7 +425,7 @@ def check_evaluation(words: tuple[str, ...]) -> None:
             hint = did_you_mean(name, known, f"expected {', '.join(known)}")
             raise UserError(f"evaluate has no option {name!r}; {hint}")
     try:
-        checked(parser.parse_args, ["DATA", "FOLDER", *words])
+        parser.parse_args(["DATA", "FOLDER", *words])
     except UserError as error:
         raise UserError(f"evaluate: {error}") from None
 

@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 
 from fairseq_rskip.analysis.figures import write_csv
-from fairseq_rskip.console import checked, print_line, to_argv
+from fairseq_rskip.console import print_line, to_argv
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_text
 from fairseq_rskip.tools import analyze
@@ -160,7 +160,7 @@ def _figures(
         options = table.figure_options if kind == (table.figure or "curves") else {}
         stem, problem = folder / f"{name}-{kind}", ""
         try:
-            checked(analyze.run, [kind, "--output", str(stem), *to_argv(dashed(options)), *models])
+            analyze.run([kind, "--output", str(stem), *to_argv(dashed(options)), *models])
         except (UserError, OSError, ImportError) as error:
             problem = str(error).split("\n")[0]
         path = stem.with_name(f"{stem.name}.png")
