@@ -44,6 +44,13 @@ def test_all_mistakes_are_named_at_once_with_row_and_near_name(tmp_path):
         )
 
 
+def test_options_of_a_misspelled_kind_are_not_refused_beside_it(tmp_path):
+    options = {"skip-kind": "highwya", "skip-gate-bias": -1}
+    rows = [{"label": "a", "arch": "transformer_skip", "options": options}]
+    message = refused(write(tmp_path, TRANSLATION, rows=rows))
+    assert "highwya" in message and "gate-bias" not in message
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

@@ -71,6 +71,20 @@ def test_fetched_once_then_checked_at_every_run(server, place):
     assert place.files() == {"a.gz": DATA, "a.gz.bad": OTHER}
 
 
+def test_nothing_is_fetched_that_the_disk_has_no_room_for(server, place):
+    server.answers["/a.gz"] = Answer(DATA)
+    place.row(server.url("a.gz"), size=len(DATA))
+    place.row(server.url("b.gz"), name="b.gz", size=10**18)
+    assert "the archives need another 1000000000.0 GB" in place.fails()
+    assert not server.gets("a.gz")
+
+
+def test_a_copy_of_your_own_needs_no_room_for_a_download(place, tmp_path):
+    (tmp_path / "a.gz").write_bytes(DATA)
+    place.row("http://unused.invalid/a.gz", size=10**18)
+    assert "fetched" in place.fetch(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("kind", "command"),
     [("git-blob", "git hash-object"), ("sha256", "sha256sum"), ("md5", "md5sum")],

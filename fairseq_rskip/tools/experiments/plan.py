@@ -32,6 +32,8 @@ class Choice(NamedTuple):
 
 
 EVERYTHING = Choice()
+# options whose value decides which other options there are
+DECISIVE = {"skip-kind", "optimizer", "lr-scheduler", "criterion", "task"}
 
 
 def make_tables(names: Sequence[str], choice: Choice = EVERYTHING) -> list[Experiment]:
@@ -229,11 +231,12 @@ def _one_line_each(refusals: list[Refusal], experiment: Experiment) -> list[str]
 def _all_mistakes(cell: Cell, experiment: Experiment, error: UserError) -> list[str]:
     """``error``, and what is refused after it.
 
-    The option that a message names is taken out of the cell, which is then tried again.
+    The option that a message names is taken out of the cell, which is then tried again. Without a
+    ``DECISIVE`` one, options would be refused that are right beside its correction.
     """
     messages = [str(error)]
     refused = _named_option(cell, messages[-1])
-    while refused is not None:
+    while refused is not None and refused not in DECISIVE:
         cell = _without(refused, cell)
         try:
             _with_runs(cell, experiment, [])

@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
@@ -40,9 +40,13 @@ DIGITS = {"sha256": 64, "git-blob": 40, "md5": 32}
 
 
 class Archive(NamedTuple):
-    """A file with its checksum, ``digits`` of ``kind`` (a key of ``DIGITS``), and its URLs."""
+    """A file with its checksum, ``digits`` of ``kind`` (a key of ``DIGITS``), and its URLs.
+
+    ``size`` is in bytes, 0 where the list has none.
+    """
 
     name: str
+    size: int
     kind: str
     digits: str
     urls: list[str]
@@ -70,7 +74,8 @@ def read_list(path: Path, source: str = "") -> list[Archive]:
         urls = match["urls"].split("\t")
         if source:
             urls = [f"{source.rstrip('/')}/{match['name']}"]
-        archives.append(Archive(match["name"], match["kind"], match["digits"], urls))
+        size = 0 if match["size"] == "-" else int(match["size"])
+        archives.append(Archive(match["name"], size, match["kind"], match["digits"], urls))
     return archives
 
 
@@ -232,9 +237,25 @@ def _members(path: Path, pattern: str) -> Iterator[tuple[str, IO[bytes]]]:
                 yield member.name, archive.extractfile(member)
 
 
-def fetch_all(archives: Iterable[Archive], folder: Path, corpus: str) -> None:
+def check_space(archives: Iterable[Archive], folder: Path) -> None:
+    """Raise ``UserError`` if the disk has no room for the downloads that ``folder`` lacks."""
+    missing = 0
+    for archive in archives:
+        downloaded = "://" in archive.urls[0]
+        if downloaded and archive.size and not (folder / archive.name).exists():
+            missing += max(0, archive.size - _size(folder / f"{archive.name}.part"))
+    free = shutil.disk_usage(folder).free
+    if missing > free:
+        raise UserError(
+            f"the archives need another {missing / 1e9:.1f} GB, and {folder} has "
+            f"{free / 1e9:.1f} GB free"
+        )
+
+
+def fetch_all(archives: Sequence[Archive], folder: Path, corpus: str) -> None:
     """Put every archive into ``folder``. Raises ``UserError``."""
     make_folder(folder)
+    check_space(archives, folder)
     for archive in archives:
         fetch(archive, folder, corpus)
 
