@@ -63,7 +63,7 @@ class ParameterGroups:
         decays = any(group.get("weight_decay") for group in groups)
         given = self.applicable(groups, decays)
         with contextlib.ExitStack() as stack:
-            flat = flat_places(optimizer, set(given))
+            flat = flat_views(optimizer, set(given))
             if flat:
                 stack.enter_context(apart(flat, given, decays))
             elif given:
@@ -173,7 +173,7 @@ def counted(parts: dict[Share, dict[str, Any]], group: dict[str, Any]) -> dict[s
     return values
 
 
-class FlatPlace(NamedTuple):
+class FlatView(NamedTuple):
     """A parameter's part of the flat tensor of fairseq's fp16 optimizer, and of its gradient."""
 
     parameter: nn.Parameter
@@ -181,7 +181,7 @@ class FlatPlace(NamedTuple):
     gradient: Tensor
 
 
-def flat_places(optimizer: Any, kept: set[int]) -> list[FlatPlace]:
+def flat_views(optimizer: Any, kept: set[int]) -> list[FlatView]:
     """Where fairseq's fp16 optimizer has the parameters whose id is in ``kept``.
 
     Empty where it has no flat tensor. The order is fairseq's: that of the parameters on each
@@ -190,16 +190,16 @@ def flat_places(optimizer: Any, kept: set[int]) -> list[FlatPlace]:
     if not getattr(optimizer, "has_flat_params", False):
         return []
     offsets: dict[Any, int] = dict.fromkeys(optimizer.fp32_params, 0)
-    places = []
+    views = []
     for parameter in optimizer.fp16_params:
         device, size = parameter.device.index, parameter.numel()
         if id(parameter) in kept:
             whole = optimizer.fp32_params[device]
             value = whole.data.narrow(0, offsets[device], size)
             gradient = whole.grad.narrow(0, offsets[device], size)
-            places.append(FlatPlace(parameter, value, gradient))
+            views.append(FlatView(parameter, value, gradient))
         offsets[device] += size
-    return places
+    return views
 
 
 def fp32_copies(optimizer: Any, kept: set[int]) -> dict[int, Tensor]:
@@ -209,9 +209,9 @@ def fp32_copies(optimizer: Any, kept: set[int]) -> dict[int, Tensor]:
     """
     if not hasattr(optimizer, "fp32_params"):
         return {}
-    places = flat_places(optimizer, kept)
-    if places:
-        return {id(place.parameter): place.value.view_as(place.parameter) for place in places}
+    views = flat_views(optimizer, kept)
+    if views:
+        return {id(view.parameter): view.value.view_as(view.parameter) for view in views}
     return {
         id(p): copy
         for p, copy in zip(optimizer.fp16_params, optimizer.fp32_params)
@@ -220,8 +220,8 @@ def fp32_copies(optimizer: Any, kept: set[int]) -> dict[int, Tensor]:
 
 
 @contextlib.contextmanager
-def apart(places: list[FlatPlace], given: dict[int, Share], decays: bool) -> Iterator[None]:
-    """Give ``places`` their shares in the step inside the block.
+def apart(views: list[FlatView], given: dict[int, Share], decays: bool) -> Iterator[None]:
+    """Give ``views`` their shares in the step inside the block.
 
     ``decays`` says whether the step has weight decay.
 
@@ -232,19 +232,19 @@ def apart(places: list[FlatPlace], given: dict[int, Share], decays: bool) -> Ite
     only weight decay makes it depend on a parameter's value.
     """
     moved = []
-    for place in places:
-        share = given[id(place.parameter)]
+    for view in views:
+        share = given[id(view.parameter)]
         if share.eps != 1.0:
-            place.gradient.div_(share.eps)
+            view.gradient.div_(share.eps)
         from_zero = not (decays and share.decays)
         if share.lr != 1.0 or (decays and not share.decays):
-            moved.append((place, share.lr, place.value.clone(), from_zero))
+            moved.append((view, share.lr, view.value.clone(), from_zero))
             if from_zero:
-                place.value.zero_()
+                view.value.zero_()
     try:
         yield
     finally:
-        for place, factor, value, from_zero in moved:
-            step = place.value if from_zero else place.value - value
-            place.value.copy_(value + factor * step)
-            place.parameter.data.copy_(place.value.view_as(place.parameter))
+        for view, factor, value, from_zero in moved:
+            step = view.value if from_zero else view.value - value
+            view.value.copy_(value + factor * step)
+            view.parameter.data.copy_(view.value.view_as(view.parameter))

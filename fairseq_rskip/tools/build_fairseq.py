@@ -138,10 +138,10 @@ def _patch_file(path: Path, body: str, complaint: str) -> None:
         before = [line[1:] for line in changes if not line.startswith("+")]
         after = [line[1:] for line in changes if not line.startswith("-")]
         start = int(number) - 1
-        place = slice(start, start + len(before))
-        if lines[place] != before:
+        hunk_lines = slice(start, start + len(before))
+        if lines[hunk_lines] != before:
             raise UserError(f"{complaint}, line {number}")
-        lines[place] = after
+        lines[hunk_lines] = after
     path.write_text("\n".join(lines), encoding="utf-8")
 
 

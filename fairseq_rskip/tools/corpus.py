@@ -303,10 +303,10 @@ def _data_bin(path: Path, known: str) -> Path:
 
 def folder_name(folder: Path) -> str:
     """The name of a data-bin: its folder's, or the parent's where that is ``data-bin``."""
-    place = folder.resolve()
-    if place.name == "data-bin":
-        place = place.parent
-    return place.name
+    folder = folder.resolve()
+    if folder.name == "data-bin":
+        folder = folder.parent
+    return folder.name
 
 
 def _languages(folder: Path, preparation: dict[str, Any]) -> tuple[str | None, str | None]:

@@ -37,7 +37,7 @@ OF_VOCABULARY = ("embed_tokens.weight", "output_projection.weight")  # whose siz
 class Row(NamedTuple):
     """One skip connection.
 
-    ``norms``: the name of each norm by its place (before, branch, after the sum); ``std``: the
+    ``norms``: the name of each norm by its position (before, branch, after the sum); ``std``: the
     standard deviation of each branch matrix over Xavier's, by the matrix's role.
     """
 
@@ -168,14 +168,14 @@ def _size_of_rule(skip: SkipConnection, parameters: list[nn.Parameter]) -> int:
 
 
 def _norms(skip: SkipConnection) -> dict[str, str]:
-    """The name of each norm by its place."""
+    """The name of each norm by its position."""
     names = {cls: name for name, cls in NORMS.items()}
     norms = {"before": skip.pre, "branch": skip.branch, "after": next(iter(skip.post), None)}
     found = {}
-    for place, norm in norms.items():
+    for position, norm in norms.items():
         name = names.get(type(norm), type(norm).__name__)
         if norm is not None and name != "none":
-            found[place] = name
+            found[position] = name
     return found
 
 

@@ -108,7 +108,7 @@ def list_tables(options: argparse.Namespace) -> None:
         for cell in table.cells:
             if cell.variants:
                 _, run = cell.variants[0]
-                networks[run.place(Path(), 1)] = cell
+                networks[run.folder_in(Path(), 1)] = cell
         count = 0
         for cell in networks.values():
             count += len(table.seeds_of(cell.row)) + len(cell.variants) - 1
@@ -149,14 +149,14 @@ def run(options: argparse.Namespace) -> None:
 
 def _run_all(tables: list[Experiment], options: argparse.Namespace) -> list[str]:
     """Execute the runs that can start, then those that these have decided; returns the states."""
-    places = execution.environments(options.jobs)
+    environments = execution.environments(options.jobs)
     states: list[State] = []
     tried: set[tuple[Path, str]] = set()  # a failed run is not tried twice
     while True:
         runs = _untried(tables, options, tried)
         if not runs:
             return states
-        states += execution.run_all(runs, places)
+        states += execution.run_all(runs, environments)
 
 
 def _check_data(tables: list[Experiment]) -> None:

@@ -230,7 +230,7 @@ def test_a_published_corpus_with_options_has_runs_and_a_folder_of_its_own(tmp_pa
 
     run, default = (each.cells[0].variants[0][1] for each in (table, plain))
     assert run.data == folder and default.data == "multi30k-en-de"
-    assert run.place(tmp_path, 1) != default.place(tmp_path, 1)
+    assert run.folder_in(tmp_path, 1) != default.folder_in(tmp_path, 1)
 
     message = refused(write(tmp_path, TRANSLATION, data={"corpus": "multi30k"}))
     assert "data: no corpus named 'multi30k'; the corpora are " in message

@@ -32,14 +32,14 @@ def contradictions(table: Table, task: str, metric: str, baseline: str) -> Itera
             yield f": {name} has the values {values}; expected different ones"
 
 
-def _place(number: int, row: Row) -> str:
+def _name_of(number: int, row: Row) -> str:
     return f", row {number} ({row.label!r}): "
 
 
 def _in_row(table: Table, number: int, task_name: str) -> Iterator[str]:
     """Yield the mistakes in the row of this number, which counts from 1."""
     row = table.rows[number - 1]
-    where = _place(number, row)
+    where = _name_of(number, row)
 
     earlier = [other.label for other in table.rows[: number - 1]]
     if row.label in earlier:
@@ -67,7 +67,7 @@ def _references(table: Table, task: str, metric: str, baseline: str) -> list[Ref
 
     labels = [row.label for row in table.rows]
     for number, row in enumerate(table.rows, 1):
-        where = _place(number, row)
+        where = _name_of(number, row)
         for by_column in (row.arch, row.reported):
             if isinstance(by_column, dict):
                 for name in by_column:

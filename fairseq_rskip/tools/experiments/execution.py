@@ -187,17 +187,17 @@ def environments(jobs: int | None) -> list[dict[str, str]]:
 
 
 class Job:
-    """A run in a process of its own, with the environment variables ``place``."""
+    """A run in a process of its own, with further environment ``variables``."""
 
-    def __init__(self, run: Run, place: dict[str, str]) -> None:
+    def __init__(self, run: Run, variables: dict[str, str]) -> None:
         prepare(run)
         self.run = run
-        self.place = place
+        self.variables = variables
         self.started = time.monotonic()
         self.done_before, _ = TASKS[run.task].progress(run)
         self.process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(run.folder)],
-            env={**os.environ, **place},
+            env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -214,14 +214,14 @@ class Job:
         return f"{line}; {losses}"
 
 
-def run_all(runs: list[Run], places: list[dict[str, str]]) -> list[State]:
-    """Execute ``runs``, one at a time in each of ``places``, and return their states.
+def run_all(runs: list[Run], environments: list[dict[str, str]]) -> list[State]:
+    """Execute ``runs``, one at a time in each of ``environments``, and return their states.
 
     Ctrl-C ends them all. A pool of concurrent.futures would not be shorter: it would have to be
     polled as well, for the progress, and its processes ended one by one.
     """
     waiting = deque(runs)
-    free = list(places)
+    free = list(environments)
     jobs: list[Job] = []
     printed = time.monotonic()
     try:
@@ -229,7 +229,7 @@ def run_all(runs: list[Run], places: list[dict[str, str]]) -> list[State]:
             for job in list(jobs):
                 if job.process.poll() is not None:
                     jobs.remove(job)
-                    free.append(job.place)
+                    free.append(job.variables)
                     print_line(f"{job.run}: {state(job.run)}")
 
             while waiting and free:

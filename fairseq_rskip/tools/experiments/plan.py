@@ -53,7 +53,7 @@ def make_tables(names: Sequence[str], choice: Choice = EVERYTHING) -> list[Exper
                 experiments.append(experiment)
     if mistakes:
         raise UserError("\nerror: ".join(dict.fromkeys(mistakes)))
-    _check_places(experiments)
+    _check_folders(experiments)
     return experiments
 
 
@@ -326,15 +326,15 @@ def _with_runs(cell: Cell, experiment: Experiment, warnings: list[str]) -> Cell:
     return replace(cell, variants=variants)
 
 
-def _check_places(experiments: list[Experiment]) -> None:
+def _check_folders(experiments: list[Experiment]) -> None:
     """Raise ``UserError`` where two data folders of one name would share a folder of runs."""
     known: dict[Path, Run] = {}
     for experiment in experiments:
-        place = TASKS[experiment.task].place
+        data_folder = TASKS[experiment.task].data_folder
         for cell in experiment.cells:
             for _, run in cell.variants:
-                other = known.setdefault(run.place(Path(), 1), run)
-                if place(other.data) != place(run.data):
+                other = known.setdefault(run.folder_in(Path(), 1), run)
+                if data_folder(other.data) != data_folder(run.data):
                     raise UserError(
                         f"{other.data} and {run.data} would share their runs; "
                         "rename one of the folders"

@@ -142,7 +142,7 @@ class Run:
         """The name of the folder of its evaluation."""
         return evaluation_name(self.evaluate)
 
-    def place(self, out: Path, seed: int) -> Path:
+    def folder_in(self, out: Path, seed: int) -> Path:
         """OUT/runs/<name>-<hash of task and identity>/seed<n>."""
         content = json.dumps([self.task, self.identity], sort_keys=True)
         digest = hashlib.sha256(content.encode()).hexdigest()[:8]

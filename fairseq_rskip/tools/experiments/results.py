@@ -30,7 +30,7 @@ from .tasks import TASKS
 
 def with_folder(run: Run, out: Path, seed: int) -> Run:
     """``run`` with a seed and its folder."""
-    return replace(run, seed=seed, folder=run.place(out, seed))
+    return replace(run, seed=seed, folder=run.folder_in(out, seed))
 
 
 def ready(experiment: Experiment, out: Path) -> list[Run]:
@@ -105,9 +105,9 @@ def _is_locked(folder: Path) -> bool:
 
 def _check_data(run: Run, record: dict[str, Any]) -> None:
     """Raise ``UserError`` for a run on other data; data that no longer exists was moved."""
-    place = TASKS[run.task].place
-    recorded = place(str(record.get("settings", {}).get("data", run.data)))
-    if recorded != place(run.data) and recorded.is_absolute() and recorded.exists():
+    folder_of = TASKS[run.task].data_folder
+    recorded = folder_of(str(record.get("settings", {}).get("data", run.data)))
+    if recorded != folder_of(run.data) and recorded.is_absolute() and recorded.exists():
         raise UserError(
             f"{run.folder} was trained on {recorded}, not on {run.data}; "
             "rename a folder, or give --output"

@@ -45,7 +45,7 @@ class Task:
             raise UserError(f"the data {data!r} is no folder and none of {', '.join(self.names)}")
         return f"{self.prefix}{path.resolve()}"
 
-    def place(self, data: str) -> Path:
+    def data_folder(self, data: str) -> Path:
         """The folder of ``data``; a relative path if it is no folder.
 
         A run's identity has only its name.
@@ -234,7 +234,7 @@ class Translation(Task):
         name = folder_name(corpus.folder)
         return f"folder {name}" if name in NAMES else name
 
-    def place(self, data: str) -> Path:
+    def data_folder(self, data: str) -> Path:
         return Corpus.find_or_plan(data).folder.resolve()
 
     def is_text_corpus(self, data: str) -> bool:
