@@ -33,11 +33,11 @@ class SkipEncoderLayer(nn.TransformerEncoderLayer):
                 "encoder", sublayer, index=index, depth=depth, position=position, sublayers=2
             )
             skips.append(create_skip(dim=d_model, place=place, batch_dim=0, **skip))
-            skips[-1].initialise(self.branch(sublayer))
+            skips[-1].initialise(self.branch_weights(sublayer))
         skips[1].share_with(skips[0])
         self.attention_skip, self.feed_forward_skip = skips
 
-    def branch(self, sublayer: str) -> dict[str, Weight]:
+    def branch_weights(self, sublayer: str) -> dict[str, Weight]:
         """The weights of a sublayer, with the standard deviation that torch draws them with: for
         rules that rescale.
         """

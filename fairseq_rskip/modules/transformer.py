@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fairseq_rskip.modules.fixnorm import UnitProjection
 from fairseq_rskip.modules.upgrade import upgrade_layer
 from fairseq_rskip.norms import create_norm
-from fairseq_rskip.residual import Branch, Place, SkipConnection, Weight, skips
+from fairseq_rskip.residual import BranchWeights, Place, SkipConnection, Weight, skips
 
 
 class SkipTransformerLayerBase(nn.Module):
@@ -85,13 +85,13 @@ class SkipTransformerLayerBase(nn.Module):
                 other_sublayers=self.other_sublayers,
             )
             skip = self.cfg.skip.build(self.embed_dim, place, self.normalize_before)
-            skip.initialise(self.branch(sublayer))
+            skip.initialise(self.branch_weights(sublayer))
             if skips:
                 skip.share_with(skips[0])
             skips.append(skip)
         return skips
 
-    def branch(self, sublayer: str) -> Branch:
+    def branch_weights(self, sublayer: str) -> BranchWeights:
         """The weights of a sublayer, by role, with fairseq's initial standard deviations."""
         if sublayer == "ffn":
             # torch's nn.Linear: uniform in ±1/√fan_in

@@ -27,7 +27,7 @@ def empty_results(x, f_x, gains, biases, weights, direction, *options) -> tuple[
 
 
 def _empty_gradients(
-    gradient, d_kept, x, f_x, gains, biases, weights, direction, *rest
+    gradient, d_saved, x, f_x, gains, biases, weights, direction, *rest
 ) -> list[Tensor]:
     tensors = (x, f_x, *gains, *biases, weights, direction)
     return [tensor.new_empty(tensor.shape) for tensor in tensors if tensor is not None]
@@ -83,7 +83,7 @@ library = torch.library.Library("fairseq_rskip", "DEF")
 library.define(f"recursive_skip({_ARGUMENTS}{_OPTIONS}) -> (Tensor, Tensor)")
 library.define(
     "recursive_skip_backward"
-    f"(Tensor gradient, Tensor? d_kept, {_ARGUMENTS}Tensor kept, {_OPTIONS}) -> Tensor[]"
+    f"(Tensor gradient, Tensor? d_saved, {_ARGUMENTS}Tensor saved, {_OPTIONS}) -> Tensor[]"
 )
 library.impl("recursive_skip", empty_results, "Meta")
 library.impl("recursive_skip_backward", _empty_gradients, "Meta")

@@ -120,8 +120,8 @@ std::tuple<Tensor, Tensor> recursive_skip(
   std::vector<int64_t> shape = x.sizes().vec();
   shape.pop_back();
   shape.insert(shape.begin(), numbers);
-  const Tensor y = call.empty(x.sizes()), kept = call.empty(shape);
-  float *const xs = data(call.x), *const fs = data(call.f), *const ys = data(y), *const to = data(kept);
+  const Tensor y = call.empty(x.sizes()), saved = call.empty(shape);
+  float *const xs = data(call.x), *const fs = data(call.f), *const ys = data(y), *const to = data(saved);
   const float* const given = data(call.weights);
   const Vec* const along = call.row(data(call.direction));
   call.run([&](auto& group, int64_t row, int64_t) {
@@ -131,21 +131,21 @@ std::tuple<Tensor, Tensor> recursive_skip(
     else group.forward(a, b, out);
     group.save(weights ? group.weights : group.moments, to + row, numbers, call.count);
   });
-  return {y.to(x.scalar_type()), kept};
+  return {y.to(x.scalar_type()), saved};
 }
 
 // The gradients of x, f, each gain, each bias, weights and direction, of those that there are.
 Tensors recursive_skip_backward(
-    const Tensor& gradient, const Optional& d_kept, const Tensor& x, const Tensor& f, TensorList gains,
-    TensorList biases, const Optional& weights, const Optional& direction, const Tensor& kept, double skip,
+    const Tensor& gradient, const Optional& d_saved, const Tensor& x, const Tensor& f, TensorList gains,
+    TensorList biases, const Optional& weights, const Optional& direction, const Tensor& saved, double skip,
     double branch, double eps, bool rms) {
   const Call call(x, f, gains, biases, weights, direction, skip, branch, eps, rms);
   const int64_t dim = call.dim, steps = call.steps, count = call.count, vectors = 2 * steps + 1;
   const Tensor g = call.ready(gradient), d_x = call.empty(x.sizes()), d_f = call.empty(x.sizes());
   const Tensor sums = at::zeros({std::max<int64_t>(1, call.pieces), vectors, dim}, call.x.options());
-  const Tensor to_p = d_kept ? call.ready(*d_kept).clone() : at::zeros({weights ? steps : 0, count}, call.x.options());
+  const Tensor to_p = d_saved ? call.ready(*d_saved).clone() : at::zeros({weights ? steps : 0, count}, call.x.options());
   float *const xs = data(call.x), *const fs = data(call.f), *const gs = data(g), *const dxs = data(d_x);
-  float *const dfs = data(d_f), *const first = data(sums), *const from = data(kept), *const slopes = data(to_p);
+  float *const dfs = data(d_f), *const first = data(sums), *const from = data(saved), *const slopes = data(to_p);
   const float* const given = data(call.weights);
   const Vec* const along = call.row(data(call.direction));
   call.run([&](auto& group, int64_t row, int64_t piece) {
@@ -195,23 +195,23 @@ struct RecursiveSkip : torch::autograd::Function<RecursiveSkip> {
       const Optional& direction, double skip, double branch, double eps, bool rms) {
     at::AutoDispatchBelowADInplaceOrView below;
     static const auto op = handle<decltype(recursive_skip)>("fairseq_rskip::recursive_skip");
-    const auto [y, kept] = op.call(x, f, gains, biases, weights, direction, skip, branch, eps, rms);
-    Variables saved{x, f};
-    for (TensorList list : {gains, biases}) saved.insert(saved.end(), list.begin(), list.end());
-    for (const Optional& t : {weights, direction}) saved.push_back(t.value_or(Tensor()));
-    saved.push_back(kept);
-    context->save_for_backward(std::move(saved));
+    const auto [y, saved] = op.call(x, f, gains, biases, weights, direction, skip, branch, eps, rms);
+    Variables needed{x, f};
+    for (TensorList list : {gains, biases}) needed.insert(needed.end(), list.begin(), list.end());
+    for (const Optional& t : {weights, direction}) needed.push_back(t.value_or(Tensor()));
+    needed.push_back(saved);
+    context->save_for_backward(std::move(needed));
     context->saved_data["options"] = c10::List<double>({skip, branch, eps, double(rms), double(gains.size())});
     context->set_materialize_grads(false);
-    if (!direction) context->mark_non_differentiable({kept});
-    return {y, kept};
+    if (!direction) context->mark_non_differentiable({saved});
+    return {y, saved};
   }
 
   static Variables backward(Context* context, const Variables& gradients) {
-    const Variables saved = context->get_saved_variables();
+    const Variables needed = context->get_saved_variables();
     const auto o = context->saved_data["options"].toDoubleVector();
-    const size_t steps = o[4], last = saved.size() - 1;
-    const TensorList all(saved), gains = all.slice(2, steps), biases = all.slice(2 + steps, last - 4 - steps);
+    const size_t steps = o[4], last = needed.size() - 1;
+    const TensorList all(needed), gains = all.slice(2, steps), biases = all.slice(2 + steps, last - 4 - steps);
     const auto optional = [](const Tensor& t) { return t.defined() ? Optional(t) : std::nullopt; };
     const Tensor g = gradients[0].defined() ? gradients[0] : at::zeros_like(all[0]);
     std::optional<at::AutoDispatchBelowADInplaceOrView> below;

@@ -5,7 +5,7 @@
 """
 
 from .base import Common, SkipConnection, create_skip, skips
-from .place import Branch, Place, Weight
+from .place import BranchWeights, Place, Weight
 from .registry import KINDS, register
 from .stack import skip_stack
 
@@ -24,7 +24,7 @@ PLAIN = {"kind": "xskip", "skip_lambda": 1.0, "norm": "none"}  # y = x + F
 __all__ = [
     "KINDS",
     "PLAIN",
-    "Branch",
+    "BranchWeights",
     "Common",
     "ConstantSkip",
     "Place",

@@ -17,7 +17,7 @@ from ..norms import (
 )
 from . import inputs
 from .options import all_norms, checked_options, options_of, short
-from .place import Branch, Place, check_branch
+from .place import BranchWeights, Place, check_weights
 from .registry import KINDS, rule_of
 from .state import WithRule
 
@@ -254,14 +254,14 @@ class SkipConnection(Layout, WithRule):
         """The initial factor of x in a block's sum, before G."""
         return 1.0
 
-    def initialise(self, branch: Branch) -> None:
-        """Rescale the initial weights of ``branch``; a rule that does so calls this first.
+    def initialise(self, weights: BranchWeights) -> None:
+        """Rescale the initial ``weights`` of the branch; a rule that does so calls this first.
 
         Nothing is redrawn: a run uses the same random numbers as stock fairseq. Raises
-        ``ValueError`` unless ``branch`` is a mapping from roles to ``Weight``; absent roles are
+        ``ValueError`` unless ``weights`` is a mapping from roles to ``Weight``; absent roles are
         left as they are.
         """
-        check_branch(branch)
+        check_weights(weights)
 
     def layer_factors(self) -> tuple[float, float]:
         """Factors of the learning rate and of Adam's epsilon, for every parameter of the

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from ..norms import at_least_float32, create_norm
 from .base import Common, SkipConnection
 from .options import Choice, Count, all_norms
-from .place import Branch
+from .place import BranchWeights
 from .registry import register
 from .rotations import cayley, of_quaternions
 from .streams import StreamSkip
@@ -120,11 +120,11 @@ class HyperConnection(MatrixSkip):
             self.s_a = self.new_parameter(torch.full((1,), 0.01))
             self.s_b = self.new_parameter(torch.full((1,), 0.01))
 
-    def initialise(self, branch: Branch) -> None:
-        super().initialise(branch)
+    def initialise(self, weights: BranchWeights) -> None:
+        super().initialise(weights)
         if self.options.output_init == "sqrt_n":
-            for role in branch.keys() & {"out", "fc2"}:
-                branch[role].scale(self.n**-0.5)
+            for role in weights.keys() & {"out", "fc2"}:
+                weights[role].scale(self.n**-0.5)
 
     def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if not self.dynamic:

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from .base import Common
 from .options import all_norms
-from .place import Branch, rescale_to_xavier
+from .place import BranchWeights, rescale_to_xavier
 from .registry import register
 from .weighted import ConstantSkip, Weighted
 
@@ -46,10 +46,10 @@ class Fixup(Weighted):
         self.bias_in = None if self.channel_dim == 1 else self.new_parameter(torch.zeros(1))
         self.bias_out = self.new_parameter(torch.zeros(1))
 
-    def initialise(self, branch: Branch) -> None:
-        super().initialise(branch)
+    def initialise(self, weights: BranchWeights) -> None:
+        super().initialise(weights)
         powers = {"q": -1 / 6, "k": -1 / 6, "v": -1 / 6, "fc1": -1 / 2, "conv1": -1 / 2}
-        for role, weight in branch.items():
+        for role, weight in weights.items():
             if role in powers:
                 usual = weight.std if role == "conv1" else weight.xavier
                 weight.rescale(usual * self.place.num_blocks_of_network ** powers[role])
@@ -102,11 +102,11 @@ class TFixup(ConstantSkip):
         self.beta = 0.67 * depth**-0.25 if is_encoder else (9 * depth) ** -0.25
         self.embedding_scale = (9 * depth) ** -0.25
 
-    def initialise(self, branch: Branch) -> None:
-        super().initialise(branch)
-        rescale_to_xavier(branch, self.beta)
-        if "embedding" in branch:
-            branch["embedding"].scale(self.embedding_scale)
+    def initialise(self, weights: BranchWeights) -> None:
+        super().initialise(weights)
+        rescale_to_xavier(weights, self.beta)
+        if "embedding" in weights:
+            weights["embedding"].scale(self.embedding_scale)
 
     def constants(self) -> dict[str, float]:
         own = {"beta": self.beta, "embedding_scale": self.embedding_scale}
@@ -130,9 +130,9 @@ class GPT2(ConstantSkip):
     for_images = False
     needs_place = True
 
-    def initialise(self, branch: Branch) -> None:
-        super().initialise(branch)
-        for role, weight in branch.items():
+    def initialise(self, weights: BranchWeights) -> None:
+        super().initialise(weights)
+        for role, weight in weights.items():
             if role in ("out", "fc2"):
                 weight.rescale(0.02 * self.place.num_blocks**-0.5)
             elif role != "embedding":

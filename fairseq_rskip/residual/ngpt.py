@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 from ..norms import at_least_float32
 from .base import Common, SkipConnection
 from .inputs import refuse_drop_path
-from .place import Branch
+from .place import BranchWeights
 from .registry import register
 
 
@@ -47,9 +47,9 @@ class NGPT(SkipConnection):
         # the branch's matrices, each with the axis of the model's dimension
         self.matrices: list[tuple[Tensor, int]] = []
 
-    def initialise(self, branch: Branch) -> None:
-        super().initialise(branch)
-        for role, weight in branch.items():
+    def initialise(self, weights: BranchWeights) -> None:
+        super().initialise(weights)
+        for role, weight in weights.items():
             if role != "embedding":  # the embedding is passed separately
                 self.matrices.append((weight.tensor, 0 if role in ("out", "fc2") else 1))
         self.to_unit_length()

@@ -97,27 +97,27 @@ class Weight(NamedTuple):
 
 # role -> weight: q, k, v, out of attention; fc1, fc2; conv1, conv2; embedding, in a side's first
 # block
-Branch = dict[str, Weight]
+BranchWeights = dict[str, Weight]
 
 
-def check_branch(branch: Branch) -> None:
-    """Raise ``ValueError`` unless ``branch`` is a mapping from roles to :class:`Weight`."""
+def check_weights(weights: BranchWeights) -> None:
+    """Raise ``ValueError`` unless ``weights`` is a mapping from roles to :class:`Weight`."""
     expected = "expected Weight(linear.weight, std) by role, such as fc1; std is that of its draw"
-    if not isinstance(branch, Mapping):
-        raise ValueError(f"initialise: the branch is a {type(branch).__name__}; {expected}")
-    for role, weight in branch.items():
+    if not isinstance(weights, Mapping):
+        raise ValueError(f"initialise: the weights are a {type(weights).__name__}; {expected}")
+    for role, weight in weights.items():
         if not isinstance(weight, Weight):
             raise ValueError(f"initialise: {role!r} is a {type(weight).__name__}; {expected}")
 
 
-def rescale_to_xavier(branch: Branch, beta: float) -> None:
+def rescale_to_xavier(weights: BranchWeights, beta: float) -> None:
     """Give v, out, fc1 and fc2 ``beta`` times Xavier's standard deviation, q and k Xavier's.
 
     A published "scale by beta" is relative to Xavier's initialisation with gain 1. fairseq draws q,
     k and v with gain 1/sqrt(2) and fc1 and fc2 as torch does. Biases keep torch's uniform draw,
     where the usual implementations of DeepNorm and T-Fixup start them at zero.
     """
-    for role, weight in branch.items():
+    for role, weight in weights.items():
         if role in ("q", "k"):
             weight.rescale(weight.xavier)
         elif role in ("v", "out", "fc1", "fc2"):

@@ -6,7 +6,7 @@ from typing_extensions import Unpack
 
 from .base import Common
 from .options import Count, Fraction, all_norms
-from .place import Branch, rescale_to_xavier
+from .place import BranchWeights, rescale_to_xavier
 from .registry import register
 from .weighted import BranchScale, ConstantSkip
 
@@ -122,9 +122,9 @@ class DeepNorm(ConstantSkip):
             self.skip_scale = (3 * here) ** 0.25
             self.beta = (12 * here) ** -0.25
 
-    def initialise(self, branch: Branch) -> None:
-        super().initialise(branch)
-        rescale_to_xavier(branch, self.beta)
+    def initialise(self, weights: BranchWeights) -> None:
+        super().initialise(weights)
+        rescale_to_xavier(weights, self.beta)
 
     def constants(self) -> dict[str, float]:
         return {"lambda": self.skip_scale, "beta": self.beta, **super().constants()}

@@ -22,7 +22,7 @@ from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.norms import NORMS
 from fairseq_rskip.ops import in_use
 from fairseq_rskip.pretrained import bundled_names
-from fairseq_rskip.residual import Branch, SkipConnection
+from fairseq_rskip.residual import BranchWeights, SkipConnection
 from fairseq_rskip.residual.profile import wanting_profile
 
 GREEK = {"lambda": "λ", "alpha": "α", "beta": "β", "gamma": "γ", "omega": "ω"}
@@ -179,25 +179,25 @@ def _norms(skip: SkipConnection) -> dict[str, str]:
     return found
 
 
-def _deviations(branch: Branch) -> dict[str, float]:
+def _deviations(weights: BranchWeights) -> dict[str, float]:
     """The standard deviation of each matrix of a branch over Xavier's."""
     deviations = {}
-    for role, weight in branch.items():
+    for role, weight in weights.items():
         deviation = float(weight.tensor.detach().double().std(unbiased=False))
         deviations[role] = round(deviation / weight.xavier, 4)
     return deviations
 
 
-def skips_with_branches(model: nn.Module) -> Iterator[tuple[SkipConnection, Branch]]:
+def skips_with_branches(model: nn.Module) -> Iterator[tuple[SkipConnection, BranchWeights]]:
     """Each skip connection of a Transformer or ResNet, in the model's order, with its branch."""
     for module in model.modules():
         for child in module.children():
             if not isinstance(child, SkipConnection):
                 continue
             if child.place.side == "resnet":  # a block has one branch
-                yield child, module.branch()
+                yield child, module.branch_weights()
             else:
-                yield child, module.branch(child.place.sublayer)
+                yield child, module.branch_weights(child.place.sublayer)
 
 
 def table(rows: list[Row]) -> list[str]:

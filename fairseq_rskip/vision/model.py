@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..residual import PLAIN, Branch, Place, Weight, create_skip
+from ..residual import PLAIN, BranchWeights, Place, Weight, create_skip
 
 STAGES = 3
 WIDTH = 16  # channels of the first stage of He et al.'s networks
@@ -80,7 +80,7 @@ class PreActBlock(nn.Module):
         self.shortcut = _shortcut(in_width, width, stride, shortcut)
         self.skip = rule
 
-    def branch(self) -> Branch:
+    def branch_weights(self) -> BranchWeights:
         """Return the kernels of the branch and their standard deviations at initialisation.
 
         The deviations are those of He's initialisation with the fan-out.
@@ -159,7 +159,7 @@ class PreActResNet(nn.Module):
         if zero_classifier:
             nn.init.zeros_(self.fc.weight)
         for block in self.blocks:
-            block.skip.initialise(block.branch())
+            block.skip.initialise(block.branch_weights())
 
     def shortcuts(self) -> dict[str, nn.Module]:
         """Return the shortcuts where the width changes, by the name of their skip connection."""

@@ -107,7 +107,7 @@ def test_the_stack_starts_as_the_identity(kind):
 )
 def test_branches_start_with_the_papers_standard_deviations(kind, expected):
     layer = build(f"transformer_{kind}_tiny", **BASE).encoder.layers[3]
-    branch = {**layer.branch("self_attn"), **layer.branch("ffn")}
+    branch = {**layer.branch_weights("self_attn"), **layer.branch_weights("ffn")}
     found = {role: float(weight.tensor.std()) / XAVIER[role] for role, weight in branch.items()}
     assert {role: found[role] for role in expected} == pytest.approx(expected, rel=0.05)
 

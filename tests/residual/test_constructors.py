@@ -145,7 +145,7 @@ def test_a_branch_of_modules_is_refused_in_one_line(kind):
     expected = r"expected Weight\(linear.weight, std\)"
     with pytest.raises(ValueError, match=f"'fc1' is a Linear; {expected}"):
         skip.initialise({"fc1": torch.nn.Linear(4, 4)})
-    with pytest.raises(ValueError, match=f"the branch is a Linear; {expected}"):
+    with pytest.raises(ValueError, match=f"the weights are a Linear; {expected}"):
         skip.initialise(torch.nn.Linear(4, 4))
 
 
