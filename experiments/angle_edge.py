@@ -21,7 +21,7 @@ from scipy import stats
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.files import read_json_lines
+from fairseq_rskip.files import read_json_lines, write_text
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 RUNS = RESULTS / "angle_runs.csv"
@@ -111,7 +111,7 @@ def collect(folders: list[Path]) -> None:
     table["c"] = pandas.to_numeric(table["c"])  # 1 and 1.0 are one run; pre-norm has none
     key = [*RUN, "update"]
     table = table.drop_duplicates(key, keep="last").sort_values(key)
-    table.to_csv(RUNS, index=False, float_format="%.4g")
+    write_text(RUNS, table.to_csv(index=False, float_format="%.4g"))
 
 
 def largest_ratio(run: pandas.DataFrame) -> float:

@@ -48,8 +48,8 @@ def settings(kinds: dict[str, Any]) -> list[Setting]:
 def _setting(name: str, uses: dict[str, Declared], kinds: int) -> Setting:
     """The setting of an option; ``uses``: kind -> the option as that kind declares it."""
     first = next(iter(uses.values()))
-    kind = number_or_auto if first.about.auto else first.type
-    return Setting(name, kind, _help(first, uses, kinds), first.choices)
+    convert = number_or_auto if first.about.auto else first.type
+    return Setting(name, convert, _help(first, uses, kinds), first.choices)
 
 
 def _help(first: Declared, uses: dict[str, Declared], kinds: int) -> str:

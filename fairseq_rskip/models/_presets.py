@@ -167,18 +167,19 @@ def _flat_fields() -> Iterator[tuple[str, Any, Any]]:
             name = item.name if item is outer else f"{outer.name}_{item.name}"
             if item.name in _LEFT_OUT:
                 continue
-            kind, default, metadata = item.type, item.default, dict(item.metadata)
+            annotation, default, metadata = item.type, item.default, dict(item.metadata)
             if name in _FOLLOWS_ENCODER | _FOLLOWS_DECODER:
-                kind, default = Optional[int], None
+                annotation, default = Optional[int], None
                 followed = "encoder's"
                 if name in _FOLLOWS_DECODER:
                     followed = "decoder's embedding dimension"
                 text = metadata.get("help", name.replace("_", " "))
                 metadata["help"] = f"{text} (default: the {followed})"
             elif item.name == "layers_to_keep":
-                kind = Optional[str]  # fairseq declares a list of ints and then splits it at commas
+                # fairseq declares a list of ints and then splits it at commas
+                annotation = Optional[str]
             assert default is not MISSING, name
-            yield name, kind, field(default=default, metadata=metadata)
+            yield name, annotation, field(default=default, metadata=metadata)
 
 
 SkipTransformerConfig = make_dataclass(
@@ -198,12 +199,12 @@ def _lm_fields() -> Iterator[tuple[str, Any, Any]]:
     Input and output follow the decoder's dimension.
     """
     for item in fields(TransformerLanguageModelConfig):
-        kind, default, metadata = item.type, item.default, dict(item.metadata)
+        annotation, default, metadata = item.type, item.default, dict(item.metadata)
         if item.name in _FOLLOWS_DECODER:
-            kind, default = Optional[int], None
+            annotation, default = Optional[int], None
             metadata["help"] += " (default: the decoder's embedding dimension)"
         if item.name not in _LEFT_OUT:
-            yield item.name, kind, field(default=default, metadata=metadata)
+            yield item.name, annotation, field(default=default, metadata=metadata)
 
 
 SkipLanguageModelConfig = make_dataclass(

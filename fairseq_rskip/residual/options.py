@@ -187,16 +187,16 @@ def _declared(name: str, annotation: Any, default: Any, about: Option) -> Declar
     is_union = typing.get_origin(annotated) in (typing.Union, types.UnionType)
     members = typing.get_args(annotated) if is_union else (annotated,)
 
-    kind: type = str
+    value_type: type = str
     choices: tuple[str, ...] = ()
     for member in members:
         if typing.get_origin(member) is Literal:
             choices += typing.get_args(member)
         elif member is not types.NoneType:
-            kind = member
+            value_type = member
     if about.auto is not None:
         choices = ()  # "auto" beside numbers: a value, not a list of values
-    return Declared(name, kind, default, about, choices, types.NoneType in members)
+    return Declared(name, value_type, default, about, choices, types.NoneType in members)
 
 
 def checked_options(skip: Any, values: dict[str, Any], place: Any) -> types.SimpleNamespace:

@@ -138,7 +138,7 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     if getattr(parsed.model, "adaptive_softmax_cutoff", None):
         share = False
         task |= {"criterion": "adaptive_loss", "ddp-backend": "legacy_ddp"}
-    check_kind(own.arch, corpus)
+    check_task(own.arch, corpus)
     if not own.model_checked:
         check_model(own.arch, parsed.model, joined, share or "share-all-embeddings" in given)
 
@@ -166,18 +166,23 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         "log-format": "json",
         "tensorboard-logdir": save / "tensorboard",
     }
-    left_out = {*given, *parsed.unused}
-    if LENGTHS & given.keys():
-        left_out |= LENGTHS
-    chosen = {option: value for option, value in chosen.items() if option not in left_out}
-
-    program = shutil.which("fairseq-train") or "fairseq-train"
-    command = [program, str(corpus.folder.absolute()), *to_argv(chosen), *words]
+    command = _command(corpus, chosen, parsed, words)
     patience = given.get("patience", recipe.options.get("patience", 0))
     resumes = "restore-file" not in given
     if not resumes:
         check_restore_file(given["restore-file"], save)
     return Plan(command, save, corpus, end, unit, patience, resumes, notes, warnings)
+
+
+def _command(corpus: Corpus, chosen: dict[str, Any], parsed: Parsed, words: list[str]) -> list[str]:
+    """fairseq-train with the options ``chosen``, less those that the user's ``words`` set."""
+    left_out = {*parsed.given, *parsed.unused}
+    if LENGTHS & parsed.given.keys():
+        left_out |= LENGTHS
+    options_left = {name: value for name, value in chosen.items() if name not in left_out}
+
+    program = shutil.which("fairseq-train") or "fairseq-train"
+    return [program, str(corpus.folder.absolute()), *to_argv(options_left), *words]
 
 
 def check_restore_file(name: str, save: Path) -> None:
@@ -201,8 +206,8 @@ def _find_corpus(own: argparse.Namespace) -> Corpus:
     """The corpus of the command line, which only a dry run may lack. Raises ``UserError``."""
     find = Corpus.find_or_plan if own.dry_run else Corpus.find
     corpus = find(own.corpus)
-    kind = ARCH_MODEL_REGISTRY.get(own.arch, object)
-    if not (corpus.exists or corpus.known) and issubclass(kind, FairseqLanguageModel):
+    model_class = ARCH_MODEL_REGISTRY.get(own.arch, object)
+    if not (corpus.exists or corpus.known) and issubclass(model_class, FairseqLanguageModel):
         return replace(corpus, target="")  # a text that is not prepared yet
     return corpus
 
@@ -321,23 +326,23 @@ def check_ranges(given: dict[str, Any]) -> None:
 
 def _model_options(arch: str, args: argparse.Namespace) -> argparse.Namespace:
     """``args`` with the architecture's defaults, which fairseq's parser lacks for a dataclass."""
-    kind = MODEL_DATACLASS_REGISTRY.get(arch)
-    if kind is None:
+    config_class = MODEL_DATACLASS_REGISTRY.get(arch)
+    if config_class is None:
         return args
     values = {}
-    for name, default in vars(kind()).items():
+    for name, default in vars(config_class()).items():
         values[name] = None if str(default).startswith("${") else default
     values |= {name: value for name, value in vars(args).items() if value is not None}
     return argparse.Namespace(**values)
 
 
-def check_kind(arch: str, corpus: Corpus) -> None:
+def check_task(arch: str, corpus: Corpus) -> None:
     """Raise ``UserError`` for a language model on a corpus of two languages, or the reverse."""
     if issubclass(ARCH_MODEL_REGISTRY[arch], FairseqLanguageModel) != corpus.is_text:
-        kind = "has two languages: expected a translation"
+        expected = "has two languages: expected a translation"
         if corpus.is_text:
-            kind = "is a text: expected a language"
-        raise UserError(f"{corpus.name} {kind} model, not {arch}; --archs lists them")
+            expected = "is a text: expected a language"
+        raise UserError(f"{corpus.name} {expected} model, not {arch}; --archs lists them")
 
 
 def check_model(arch: str, model: argparse.Namespace, joined: bool, share: bool) -> None:
