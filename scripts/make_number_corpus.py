@@ -8,8 +8,6 @@ import random
 import sys
 from pathlib import Path
 
-from num2words import num2words
-
 from fairseq_rskip.console import Parser, whole_number
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_text
@@ -33,14 +31,15 @@ def draw_numbers(count: int) -> list:
         length = generator.randint(1, DIGITS)
         seen[generator.randrange(10 ** (length - 1) if length > 1 else 0, 10**length)] = None
     numbers = list(seen)
-    generator.shuffle(
-        numbers
-    )  # short numbers come early in the drawing; every split shall have some
+    # short numbers come early in the drawing, and every split shall have some
+    generator.shuffle(numbers)
     return numbers
 
 
 def spell(number: int) -> tuple:
     """The number in English and in Vietnamese, as lower-case words separated by single blanks."""
+    from num2words import num2words
+
     english = num2words(number, lang="en").replace("-", " ").replace(",", "")
     return " ".join(english.split()), " ".join(num2words(number, lang="vi").split())
 
