@@ -1,0 +1,144 @@
+"""Write the tables of all rules into docs/studies/rivals.md and docs/language-models.md.
+
+    python experiments/page_tables.py          # rewrites the tables
+    python experiments/page_tables.py --check  # names the lines that are out of date, status 1
+
+They are made of results/rivals.csv and results/lm_rivals.csv, of the rows with every seed that was
+planned. On a page, a table stands below the line ``<!-- page_tables.py: NAME -->``.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+from rank_correlation import read_report
+
+from fairseq_rskip.console import print_line
+from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.files import write_text
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = "<!-- page_tables.py: {} -->"
+DECIMALS = 3
+
+
+def finished(name: str) -> pandas.DataFrame:
+    """The rows of results/NAME.csv with every planned seed, by label, the lowest loss first."""
+    report = read_report(ROOT / "results" / f"{name}.csv")
+    report = report[report["seeds_done"] == report["seeds_planned"]]
+    return report.assign(mean=report["mean"].round(DECIMALS)).sort_values("mean", kind="stable")
+
+
+def translation() -> list[list[str]]:
+    """The header and a line for each rule in translation."""
+    lines = [["", "y", "valid loss, bits", "to 1xSkip+LN (95 %)", "p, Holm", "learning rate"]]
+    for label, row in finished("rivals").iterrows():
+        lines.append([label, row["equation"], loss(row), difference(row), p_value(row), rate(row)])
+    return lines
+
+
+def language_model() -> list[list[str]]:
+    """The header and a line for each rule in the language model; ranks are among rules in both."""
+    here, there = finished("lm_rivals"), finished("rivals")
+    both = here.index.intersection(there.index)
+    ranks = here.loc[both, "mean"].rank()
+    ranks_there = there.loc[both, "mean"].rank()
+
+    lines = [
+        [
+            "",
+            "language model, bits",
+            "rate",
+            "to 1xSkip+LN (95 %)",
+            "p, Holm",
+            "rank",
+            "translation, bits",
+            "rank",
+        ]
+    ]
+    for label in both:
+        row = here.loc[label]
+        line = [label, loss(row), rate(row), difference(row), p_value(row), f"{ranks[label]:g}"]
+        line += [f"{there.loc[label, 'mean']:.{DECIMALS}f}", f"{ranks_there[label]:g}"]
+        lines.append(line)
+    return lines
+
+
+def loss(row: Any) -> str:
+    return f"{row['mean']:.{DECIMALS}f} ± {row['standard_deviation']:.{DECIMALS}f}"
+
+
+def difference(row: Any) -> str:
+    """The difference from the baseline with its interval; "" in the baseline's own row."""
+    if pandas.isna(row["ours_minus_baseline"]):
+        return ""
+    middle, low, high = (signed(row[name]) for name in ("ours_minus_baseline", "low", "high"))
+    return f"{middle} ({low} to {high})"
+
+
+def signed(value: float) -> str:
+    return f"{value:+.{DECIMALS}f}".replace("-", "−")
+
+
+def p_value(row: Any) -> str:
+    if pandas.isna(row["p_holm"]):
+        return ""
+    return f"{row['p_holm']:.3f}" if row["p_holm"] >= 0.001 else "below 0.001"
+
+
+def rate(row: Any) -> str:
+    return row["chosen"].removeprefix("lr ")
+
+
+# page -> the name of its table, and what makes it
+PAGES: dict[str, tuple[str, Callable[[], list[list[str]]]]] = {
+    "docs/studies/rivals.md": ("translation", translation),
+    "docs/language-models.md": ("language model", language_model),
+}
+
+
+def in_markdown(lines: list[list[str]]) -> list[str]:
+    """The header, a rule below it, and the other lines."""
+    header, *rows = (f"| {' | '.join(line)} |" for line in lines)
+    return [header, "|---" * len(lines[0]) + "|", *rows]
+
+
+def replaced(page: str, name: str, table: list[str]) -> str:
+    """The text ``page`` with ``table`` in place of the one below its mark. Raises ``UserError``."""
+    lines = page.split("\n")
+    mark = MARK.format(name)
+    if mark not in lines:
+        raise UserError(f"the page has no line {mark}")
+    start = lines.index(mark) + 2  # a blank line after the mark
+    end = start
+    while end < len(lines) and lines[end].startswith("|"):
+        end += 1
+    return "\n".join([*lines[:start], *table, *lines[end:]])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    options = parser.parse_args()
+
+    stale = []
+    for file, (name, make) in PAGES.items():
+        path = ROOT / file
+        before = path.read_text("utf-8")
+        after = replaced(before, name, in_markdown(make()))
+        if options.check:
+            known = before.split("\n")
+            stale += [f"{file}: {line}" for line in after.split("\n") if line not in known]
+        else:
+            write_text(path, after)
+    for line in stale:
+        print_line(f"out of date: {line}")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main))
