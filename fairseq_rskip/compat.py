@@ -165,7 +165,7 @@ def unknown_architecture(name):
     return UserError(
         f"no architecture named {name!r} is registered; if it comes from a plugin, load it with "
         "--user-dir (common.user_dir= under hydra; for fairseq_rskip the folder that "
-        "`python -m fairseq_rskip` prints)"
+        "`python -m fairseq_rskip` prints); a rule of your own also needs RSKIP_RULES=FILE"
     )
 
 
