@@ -47,7 +47,7 @@ paste -d '\n' "$data/data-bin/raw/test.en" "$model/evaluation-test/hyp.txt" "$da
 python - "$model/evaluation-test/scores.json" "$least_bleu" <<'END'
 import json, sys
 score, least = json.load(open(sys.argv[1], encoding="utf-8"))["scores"][0], float(sys.argv[2])
-print(f"{score['name']} on 500 numbers that were held out: {score['score']:.1f}")
-sys.exit(f"error: held-out BLEU is {score['score']:.1f}; the demo needs {least:g}" if score["score"] < least else 0)
+print(f"{score['name']} on 500 numbers that were held out: {score['score']:.2f}")
+sys.exit(f"error: held-out BLEU is {score['score']:.2f}; the demo needs {least:g}" if score["score"] < least else 0)
 END
 printf 'The demo is done; its files are in %s\n' "$folder"
