@@ -37,10 +37,15 @@ class Parser(argparse.ArgumentParser):
 def to_argv(options: Mapping[str, Any]) -> list[str]:
     """``options``, named without dashes, as words of a command line.
 
-    One that is true has no value; a false one is left out.
+    One that is true has no value; a false one is left out. Raises ``UserError`` for an option that
+    shows a help text.
     """
     words = []
     for name, value in options.items():
+        if name in ("h", "help", "help-skips"):
+            raise UserError(
+                f"option {name!r} shows a help text: expected options that change a run"
+            )
         if value is True:
             words.append(f"--{name}")
         elif value is not False:

@@ -177,9 +177,12 @@ def parsed(source: Source, parse: Callable[..., Any], *arguments: Any) -> Any:
     """Return ``parse(*arguments)``; an error of its own names the model.
 
     Its ``UsageError``, too, becomes a plain ``UserError``: the words are part of the model's name.
+    A help text, after which argparse ends the program, is refused.
     """
     try:
         return parse(*arguments)
+    except SystemExit:
+        raise UserError(f"{source}: expected options that change the model, not -h") from None
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
 

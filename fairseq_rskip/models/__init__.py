@@ -16,7 +16,7 @@ if importlib.util.find_spec("fairseq._today") is None:
         "allow-list, and needs the torch and numpy of its own time (docs/fairseq.md)"
     )
 
-from fairseq.models import ARCH_MODEL_REGISTRY  # noqa: E402
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY  # noqa: E402
 
 from fairseq_rskip.models import _building, _help, _presets, skip_transformer  # noqa: E402
 
@@ -30,16 +30,24 @@ def skip_architectures() -> list[str]:
     ]
 
 
+def default_kind(arch: str) -> str:
+    """The kind of skip connection of an architecture without --skip-kind; "" for one of fairseq's
+    own.
+    """
+    return getattr(MODEL_DATACLASS_REGISTRY.get(arch), "skip_kind", "")
+
+
 def unknown_architecture(name: str) -> str:
     """The error for ``name``, which no architecture has, with the nearest name."""
     base = name
     while base and base not in ARCH_MODEL_REGISTRY:
         base = base.rpartition("_")[0]
+    expected = ""
     if base in skip_architectures():
         sizes = _presets.LM_SIZES if base.startswith("transformer_lm_") else _presets.SIZES
         listed = ", ".join(size for size in sizes if size)
-        return f"no architecture named {name!r}; the sizes of {base} are none and {listed}"
-    hint = did_you_mean(name, ARCH_MODEL_REGISTRY) or "rskip train --archs lists them"
+        expected = f"the sizes of {base} are none and {listed}"
+    hint = did_you_mean(name, ARCH_MODEL_REGISTRY, expected) or "rskip train --archs lists them"
     return f"no architecture named {name!r}; {hint}"
 
 

@@ -11,6 +11,7 @@ from dataclasses import MISSING, field, fields, make_dataclass
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import (
     DecoderConfig,
@@ -19,6 +20,7 @@ from fairseq.models.transformer.transformer_config import (
 )
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules.fixnorm import FixNormConfig
 from fairseq_rskip.modules.parameter_groups import SkipRateConfig
 from fairseq_rskip.modules.skip_config import SkipConfig
@@ -84,7 +86,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         for kind in ("shortcut_gate", "conv_shortcut", "laurel", "gru_gate")
     },
     "dropout_shortcut": {"skip_kind": "dropout_shortcut", "skip_norm": "layer"},
-    **{kind: {"skip_kind": kind} for kind in own_rules.own_kinds()},
 }
 
 
@@ -139,6 +140,39 @@ LM_SIZES: dict[str, dict[str, Any]] = {
 
 # fairseq has a transformer_lm_gpt2_tiny of its own, of another width
 _LM_NAMES = {"gpt2": "gpt2_init"}
+
+
+def translation_names(variant: str) -> list[str]:
+    """The architectures of a variant for translation, in the order of ``SIZES``."""
+    return [f"transformer_{variant}{size}" for size in SIZES]
+
+
+def language_model_names(variant: str) -> list[str]:
+    """The architectures of a variant for language models, in the order of ``LM_SIZES``."""
+    return [f"transformer_lm_{_LM_NAMES.get(variant, variant)}{size}" for size in LM_SIZES]
+
+
+def _add_own_rules() -> None:
+    """Make a variant of each rule of the user's own.
+
+    Raises ``UserError`` where one of its architectures exists already.
+    """
+    taken = set(ARCH_MODEL_REGISTRY)
+    for variant in (ANY_RULE, *VARIANTS):
+        taken.update(translation_names(variant), language_model_names(variant))
+    for kind in own_rules.own_kinds():
+        names = translation_names(kind) + language_model_names(kind)
+        for name in names:
+            if name in taken:
+                raise UserError(
+                    f"{own_rules.VARIABLE}: {own_rules.file_of(kind)} registers {kind!r}, but "
+                    f"there is an architecture {name}: expected another name"
+                )
+        VARIANTS[kind] = {"skip_kind": kind}
+        taken.update(names)
+
+
+_add_own_rules()
 
 # fields of fairseq's configs that would add a residual of fairseq's own (BASE layers), change the
 # sublayer (NormFormer) or only serve old checkpoints
@@ -242,12 +276,11 @@ def arch_config(
 
 def architectures(base: type[FairseqDataclass]) -> Iterator[tuple[str, type[FairseqDataclass]]]:
     """Name and config of every architecture whose config is a ``base``."""
-    prefix, sizes, names = "transformer", SIZES, {}
-    if base is SkipLanguageModelConfig:
-        prefix, sizes, names = "transformer_lm", LM_SIZES, _LM_NAMES
+    of_text = base is SkipLanguageModelConfig
     for variant, skip in {ANY_RULE: {}, **VARIANTS}.items():
-        for size, values in sizes.items():
-            arch = f"{prefix}_{names.get(variant, variant)}{size}"
+        names = language_model_names(variant) if of_text else translation_names(variant)
+        sizes = LM_SIZES if of_text else SIZES
+        for arch, values in zip(names, sizes.values()):
             yield arch, arch_config(base, arch, {**skip, **values})
 
 

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
+from fairseq_rskip.compat import unknown_architecture
 from fairseq_rskip.errors import UserError
 
 from . import check_positions, fill, required, text
@@ -145,6 +146,8 @@ def load(folder: Path, config: dict[str, Any]) -> LanguageModel:
     name = config["architecture"]
     path = required(folder, "dict.txt")
     check_positions(folder, config["model"], ["tokens_per_sample", "max_target_positions"])
+    if name not in MODEL_DATACLASS_REGISTRY:
+        raise unknown_architecture(name)
     settings = OmegaConf.merge(MODEL_DATACLASS_REGISTRY[name](), {**config["model"], "_name": name})
     try:
         dictionary = Dictionary.load(str(path))

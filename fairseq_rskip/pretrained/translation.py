@@ -12,6 +12,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import OmegaConf
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
+from fairseq_rskip.compat import unknown_architecture
 from fairseq_rskip.errors import UserError
 
 from . import check_positions, fill, required, text
@@ -86,6 +87,8 @@ def load(folder: Path, config: dict[str, Any]) -> Translator:
     check_positions(folder, config["model"], POSITIONS)
     languages = (config["source"], config["target"])
     name = config["architecture"]
+    if name not in MODEL_DATACLASS_REGISTRY:
+        raise unknown_architecture(name)
     settings = OmegaConf.merge(MODEL_DATACLASS_REGISTRY[name](), {**config["model"], "_name": name})
     task = make_task(folder, languages, config["model"])
     layers = max(settings.encoder_layers, settings.decoder_layers)

@@ -10,17 +10,24 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from .registry import KINDS
 
 VARIABLE = "RSKIP_RULES"
+_checksums: dict[str, str] = {}  # module -> SHA-256 of its file when it was run
+
+
+def paths_of_files() -> list[Path]:
+    """The files that ``RSKIP_RULES`` names."""
+    names = os.environ.get(VARIABLE, "").split(os.pathsep)
+    return [Path(name).expanduser().absolute() for name in names if name.strip()]
 
 
 def load() -> None:
     """Run the files that ``RSKIP_RULES`` names. Raises ``UserError`` that says what is wrong."""
-    names = os.environ.get(VARIABLE, "").split(os.pathsep)
-    paths = [Path(name).expanduser().absolute() for name in names if name.strip()]
+    paths = paths_of_files()
     for path in paths:
         _run(path)
     if paths:  # a process that is started elsewhere finds them, too
@@ -31,10 +38,19 @@ def _run(path: Path) -> None:
     """Import ``path`` as the module of its name, as ``import my_rule`` beside it would."""
     if path.suffix != ".py" or not path.is_file():
         raise UserError(f"{VARIABLE}: {path} is no file of Python")
+    if not path.stem.isidentifier():
+        raise UserError(f"{VARIABLE}: {path}: expected a name that can be imported, my_rule.py")
+    if path.stem in _checksums or _is_file(sys.modules["__main__"], path):
+        return  # has run, or is the program itself, which will register its rule
     loaded = sys.modules.get(path.stem)
-    found = loaded.__spec__ if loaded else importlib.util.find_spec(path.stem)
-    if found is not None and found.origin != str(path):
+    if loaded is None:
+        found = importlib.util.find_spec(path.stem)
+        is_other = found is not None and not _is_same(found.origin, path)
+    else:
+        is_other = not _is_file(loaded, path)
+    if is_other:
         raise UserError(f"{VARIABLE}: {path}: there is a module {path.stem}; rename the file")
+    _checksums[path.stem] = _sha256(path)
     if loaded:
         return
 
@@ -45,10 +61,29 @@ def _run(path: Path) -> None:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        del sys.modules[path.stem]
+        del sys.modules[path.stem], _checksums[path.stem]
         raise UserError(
             f"{VARIABLE}: {path}, line {_line(error, path)}: {type(error).__name__}: {error}"
         ) from error
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def is_unchanged(checksum: str) -> bool:
+    """Whether one of the files, as it is now, has this SHA-256."""
+    return any(path.is_file() and _sha256(path) == checksum for path in paths_of_files())
+
+
+def _is_file(module: Any, path: Path) -> bool:
+    """Whether ``module`` was made from the file ``path``."""
+    return _is_same(getattr(module, "__file__", None), path)
+
+
+def _is_same(file: str | None, path: Path) -> bool:
+    """Whether ``file``, a path, None or a word such as "built-in", is the file ``path``."""
+    return file is not None and os.path.exists(file) and path.samefile(file)
 
 
 def _line(error: BaseException, path: Path) -> int | None:
@@ -79,6 +114,9 @@ def own_kinds() -> list[str]:
 
 
 def checksum(kind: str) -> str:
-    """The SHA-256 of the file that has a kind of your own; "" for a rule of this package."""
-    path = file_of(kind)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
+    """The SHA-256 of the file that has a kind of your own, as it was when it was run.
+
+    "" for any other kind. Modules that the file imports are not part of it.
+    """
+    rule = KINDS.get(kind)
+    return _checksums.get(rule.__module__, "") if rule else ""

@@ -30,7 +30,8 @@ class WithRule(nn.Module):
     def mismatch(self, stored: dict[str, Any] | None) -> str:
         """The difference between ``stored``, the :meth:`rule` in a state dict, and this module's.
 
-        "" if there is none.
+        "" if there is none. An option that only one of the two knows is a difference if the state
+        has it: this module cannot do what it asks for.
         """
         own = self.rule()
         if stored is None or own == stored:
@@ -38,8 +39,12 @@ class WithRule(nn.Module):
         if own["kind"] != stored.get("kind"):
             names = ["kind"]
         else:
-            names = [name for name in own if name in stored and own[name] != stored[name]]
-        return ", ".join(f"{name}={stored.get(name)!r}: expected {own[name]!r}" for name in names)
+            names = [name for name in stored if stored[name] != own.get(name, "no such option")]
+        differences = []
+        for name in names:
+            expected = repr(own[name]) if name in own else "no such option"
+            differences.append(f"{name}={stored.get(name)!r}: expected {expected}")
+        return ", ".join(differences)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -147,7 +147,7 @@ def run(options: argparse.Namespace) -> None:
         )
 
 
-def _run_all(tables: list[Experiment], options: argparse.Namespace) -> list[str]:
+def _run_all(tables: list[Experiment], options: argparse.Namespace) -> list[State]:
     """Execute the runs that can start, then those that these have decided; returns the states."""
     environments = execution.environments(options.jobs)
     states: list[State] = []

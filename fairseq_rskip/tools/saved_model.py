@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained import CONFIG, bundled_names, from_pretrained, locate
 from fairseq_rskip.safe_load import CheckpointError, load_checkpoint
@@ -54,7 +55,8 @@ def find_saved(path: Path, average: bool = True) -> Saved:
     if seeds:
         names = ", ".join(str(seed.parent) for seed in seeds[:4])
         raise UserError(f"{path} is a folder of seeds: expected one of {names}")
-    return Saved(TEXT, *(choose_by_task(path) if average else choose(path, 0)))
+    paths, which = choose_by_task(path) if average else choose(path, 0)
+    return Saved(TEXT, paths, which)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -70,9 +72,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def load_model(path: Path) -> nn.Module:
     """The model with its weights and without its data, on the CPU.
 
-    Raises ``UserError``, ``CheckpointError``.
+    A line says which checkpoint of a folder it is: the best one, as in ``rskip analyze``. Raises
+    ``UserError``, ``CheckpointError``.
     """
-    saved = find_saved(path)
+    saved = find_saved(path, average=False)
+    if saved.which:
+        print_line(saved.which)
     if saved.kind == EXPORT:
         exported = from_pretrained(saved.paths[0])
         return exported.models[0] if hasattr(exported, "models") else exported

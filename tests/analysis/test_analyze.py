@@ -168,6 +168,7 @@ WRONG = (
         {},
         "a (fresh:--dpeth 8): unrecognized argument --dpeth; did you mean --depth?",
     ),
+    (["a=fresh:--depth 8 -h"], {}, "expected options that change the model, not -h"),
     ([f"a={FRESH}", "b=fresh:transformer_rskip_ln_tiny"], {}, "they share no examples"),
     (["a=fresh:transformer_rskip_ln_tiny"], {"data": ""}, "fresh Transformers need --data"),
     (["a=fresh:transformer_rskip_ln_tiny"], {"stage": 2}, "--stage: expected with ResNets only"),

@@ -1,10 +1,12 @@
 """Runs from the command line: done once, failing alone, killed and resumed, submitted."""
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import text_corpus
@@ -111,6 +113,25 @@ def test_a_failed_run_says_why_and_resumes_at_the_failed_command(prepared):
     log = (prepared.folder / "log.txt").read_text()
     assert [line for line in log.splitlines() if line in ("one", "two")] == ["one", "two", "two"]
     assert execution.execute(prepared.folder) and (prepared.folder / "log.txt").read_text() == log
+
+
+def test_a_rule_that_has_changed_since_it_was_planned_is_not_trained(
+    prepared, tmp_path, monkeypatch
+):
+    rule = tmp_path / "my_rule.py"
+    rule.write_text("# as planned\n")
+    monkeypatch.setenv("RSKIP_RULES", str(rule))
+    checksum = hashlib.sha256(rule.read_bytes()).hexdigest()
+    execution.prepare(replace(prepared, identity={**prepared.identity, "rule": checksum}))
+    rule.write_text("# another\n")
+    assert execution.execute(prepared.folder)
+    assert "the file of its rule (RSKIP_RULES) has changed" in str(results.state(prepared))
+    assert not (prepared.folder / "log.txt").exists()
+
+    rule.write_text("# as planned\n")
+    (prepared.folder / "good").touch()
+    assert execution.execute(prepared.folder)
+    assert results.state(prepared).kind == "done"
 
 
 def test_a_run_that_another_process_does_is_left_alone(prepared):

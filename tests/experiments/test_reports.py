@@ -5,7 +5,7 @@ import random
 import re
 
 import pytest
-from experiment_runs import IMAGES, TRANSLATION, finish, report, tables, write
+from experiment_runs import IMAGES, TRANSLATION, finish, report, reproduce, tables, write
 from scipy import stats
 
 GOOD, BAD = {1: 10.0, 2: 10.2, 3: 9.9}, {1: 14.0, 2: 14.3, 3: 14.1}
@@ -94,6 +94,19 @@ def test_published_values_are_compared_only_with_the_whole_experiment(tmp_path, 
     found, page = report(capfd, path, out, "--no-figures", "--set", *short)
     assert found["plain"]["ours_minus_paper"] == "" and "Not the published experiment" in page
     assert (found["plain"]["scale"], found["plain"]["changed"]) == ("0.5", "batch-size 4")
+
+
+def test_a_table_without_a_row_to_show_does_not_stop_the_others(images, capfd, tmp_path):
+    path, table, out = images
+    finish(table, out, {"plain": {1: 10.0, 2: 10.5}})
+    rows = [{**row, "run": False} for row in IMAGES["rows"]]
+    idle = write(tmp_path, IMAGES, name="idle", rows=rows)
+    words = ["--output", out, "--no-figures"]
+    status, printed, error = reproduce(capfd, "report", path, idle, *words)
+    assert status == 0 and "plain" in printed
+    assert error == f"warning: {idle}: no row of these is run or has a published value\n"
+    status, _, error = reproduce(capfd, "report", idle, *words)
+    assert status == 1 and error.startswith(f"error: {idle}: no row of these")
 
 
 def test_the_page_holds_curves_and_needs_nothing_else(images, capfd):

@@ -83,13 +83,14 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, changes, named):
     ("changes", "words"),
     [
         ({"evaluate": {"beem": 5}}, "evaluate has no option 'beem'; did you mean beam?"),
+        ({"evaluate": {"out": "elsewhere"}}, "evaluate has no option 'out'"),
         ({"evaluate": {"beam": 0}}, "evaluate: --beam: '0' is not a whole number"),
         (
             {"rows": [*TRANSLATION["rows"], {"label": "lm", "arch": "transformer_lm_preln_tiny"}]},
             "row 'lm': multi30k-en-de has two languages: expected a translation model",
         ),
     ],
-    ids=["an option", "a value", "a language model"],
+    ids=["an option", "a reserved option", "a value", "a language model"],
 )
 def test_a_mistake_of_evaluation_or_one_row_is_named(tmp_path, changes, words):
     message = refused(write(tmp_path, TRANSLATION, **changes))

@@ -17,9 +17,12 @@ from vision_helpers import error_line, train
 
 import fairseq_rskip
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.residual import create_skip, own_rules
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools import translate
 from fairseq_rskip.tools.__main__ import main as rskip
+from fairseq_rskip.tools.export.card import write as write_card
+from fairseq_rskip.tools.export.main import copy_own_rules
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 
@@ -349,3 +352,16 @@ def test_nothing_in_a_card_is_markup(classifier, tmp_path):
     header, text = card(tmp_path / "out")
     assert header["license"] == "mit"
     assert "<script" not in text and "&lt;script" in text and "\\[x\\](y) \\`a\\` # b" in text
+
+
+def test_an_own_rule_goes_with_the_model_and_the_card_names_it(tmp_path, monkeypatch):
+    rule = tmp_path / "my_rule.py"
+    rule.write_text("# a rule\n")
+    monkeypatch.setattr(own_rules, "file_of", lambda kind: rule)
+    model = torch.nn.Sequential(create_skip("xskip", 4))
+    folder = tmp_path / "export"
+    folder.mkdir()
+    copy_own_rules(folder, model)
+    write_card(folder / "README.md", model, "MIT", {}, [], "A model", "model")
+    assert (folder / "my_rule.py").read_text() == "# a rule\n"
+    assert 'os.environ["RSKIP_RULES"] = "DIR/my_rule.py"' in (folder / "README.md").read_text()

@@ -130,6 +130,16 @@ def test_the_part_is_resumed_by_the_next_url_and_the_next_run(server, place):
     assert server.gets("2.gz")[0] == "bytes=100000-" and server.gets("1.gz")[-1] == "bytes=200000-"
 
 
+def test_a_part_of_another_file_does_not_count_as_progress(server, place):
+    """The server refuses its range; then the tries bring less, one after the other, than it had."""
+    part = place.archives / "a.gz.part"
+    part.write_bytes(DATA + b"more")
+    steps = range(50_000, len(DATA), 50_000)
+    server.answers["/a.gz"] = Answer(DATA, drop_at=(50_000, *steps, len(DATA)))
+    archives.download(server.url("a.gz"), part)
+    assert part.read_bytes() == DATA and len(steps) > archives.TRIES
+
+
 @pytest.mark.parametrize("ranges", [True, False], ids=["resumes", "cannot resume"])
 @pytest.mark.parametrize(
     "part",

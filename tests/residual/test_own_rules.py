@@ -40,15 +40,55 @@ def test_the_rule_of_the_docs_is_built(folder):
 
 def test_a_mistake_in_the_file_is_one_line(folder):
     (folder / "broken.py").write_text("import os\n\nnothing()\n")
+    (folder / "my.rule.py").write_text("")
     (folder / "other").mkdir()
     (folder / "other" / "torch.py").write_text("")
     for name, words in {
         "broken.py": "line 3: NameError: name 'nothing' is not defined",
         "other/torch.py": "there is a module torch; rename the file",
+        "my.rule.py": "expected a name that can be imported",
         "none.py": "is no file of Python",
     }.items():
         error = run(folder, "-c", BUILD, rules=name).stderr.splitlines()[-1]
         assert error.startswith("fairseq_rskip.errors.UserError: RSKIP_RULES: ") and words in error
+
+
+def test_a_file_is_run_once_by_whatever_name_it_is_reached(folder):
+    """Through a link to its folder, and as the program that is run."""
+    (folder / "link").symlink_to(folder)
+    result = run(folder, "-c", BUILD, rules="link/my_rule.py")
+    assert result.stdout == "[0.0, 0.0]\n", result.stderr
+    with open(folder / "my_rule.py", "a") as file:
+        file.write(BUILD + "\n")
+    result = run(folder, "my_rule.py")
+    assert result.stdout == "[0.0, 0.0]\n", result.stderr
+
+
+@pytest.mark.slow
+def test_a_name_that_an_architecture_has_is_refused(folder):
+    pytest.importorskip("fairseq")
+    text = (folder / "my_rule.py").read_text()
+    for kind in ("rmsnorm", "align", "preln_tiny"):
+        (folder / "taken.py").write_text(text.replace("feature_gate", kind))
+        done = run(folder, "-m", "fairseq_rskip.tools", "train", "--archs", rules="taken.py")
+        assert f"registers '{kind}', but there is an architecture transformer_{kind}" in done.stderr
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_rule_is_not_taken_for_a_built_in_one_whose_name_begins_with_its_own(folder):
+    pytest.importorskip("fairseq")
+    text = (folder / "my_rule.py").read_text()
+    (folder / "delta.py").write_text(text.replace("feature_gate", "delta"))
+    script = (
+        "import fairseq_rskip.models\n"
+        "from fairseq_rskip.tools.experiments.tasks import own_rule\n"
+        "print(own_rule('transformer_delta_attnres_tiny', {}),"
+        " own_rule('transformer_delta_tiny', {'skip-kind': 'xskip'}),"
+        " len(own_rule('transformer_delta_tiny', {})))"
+    )
+    done = run(folder, "-c", script, rules="delta.py")
+    assert done.stdout == "{} {} 1\n", done.stderr
 
 
 @pytest.mark.slow

@@ -314,6 +314,13 @@ RULES = {
 }
 
 
+def test_a_state_with_an_option_that_the_rule_does_not_have_is_refused():
+    skip = create_skip("xskip", 5)
+    assert skip.mismatch(skip.rule()) == ""
+    found = skip.mismatch({**skip.rule(), "gate_bias": -1.0})
+    assert found == "gate_bias=-1.0: expected no such option"
+
+
 @pytest.mark.parametrize("saved,built,message", RULES.values(), ids=RULES)
 def test_the_state_of_another_rule_is_refused_in_one_line(saved, built, message, tmp_path):
     """All names and shapes fit. Without the stored rule it loads."""

@@ -202,6 +202,10 @@ REFUSED = [
             ["transformer_rskip_lm", "did you mean transformer_rskip_ln?"],
         ),
         (
+            "wmt14-en-de transformer_xskip_lnn --dry-run",
+            ["transformer_xskip_lnn", "did you mean transformer_xskip_ln?"],
+        ),
+        (
             "wmt14-en-de transformer_rskip_ln_big --dry-run",
             ["transformer_rskip_ln_big", "the sizes of transformer_rskip_ln are none and _tiny"],
         ),

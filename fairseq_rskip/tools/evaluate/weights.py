@@ -28,7 +28,7 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[li
 
     * ``checkpoint``, a path or a name in ``folder``;
     * the newest ``count`` of those that are numbered by update or by epoch, whichever has more of
-      them, if there are two or more;
+      them, if there are two or more, or if ``count`` is 1;
     * checkpoint_best.pt, checkpoint_last.pt, or the only numbered one.
 
     Raises ``UserError`` if there is none.
@@ -43,7 +43,8 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[li
         return [path], f"checkpoint {path}"
 
     unit, newest = _newest(folder, max(count, 1))
-    if count and len(newest) >= min(count, 2):
+    enough = 1 if count == 1 else 2
+    if count and len(newest) >= enough:
         taken = newest
     else:
         usual = (folder / "checkpoint_best.pt", folder / LAST)

@@ -94,12 +94,24 @@ def execute(folder: Path) -> bool:
 
         error = ""
         for number, command in enumerate(commands[complete:], complete + 1):
-            error = _follow(command, folder, lock.fileno())
+            error = _rule_has_changed(run) or _follow(command, folder, lock.fileno())
             if error:
                 break
             note(folder, complete=number)
         note_result(run, complete, error, round(time.monotonic() - start, 1))
     return True
+
+
+def _rule_has_changed(run: Run) -> str:
+    """Why a run must not go on: the file of its rule is not as it was planned. Else ""."""
+    checksum = run.identity.get("rule")
+    if checksum is None:
+        return ""
+    from fairseq_rskip.residual import own_rules  # imports torch
+
+    if own_rules.is_unchanged(checksum):
+        return ""
+    return f"the file of its rule ({own_rules.VARIABLE}) has changed: the same command plans again"
 
 
 def _follow(command: list[str], folder: Path, lock: int) -> str:

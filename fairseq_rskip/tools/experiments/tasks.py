@@ -69,11 +69,13 @@ def own_rule(arch: str, options: dict[str, Any]) -> dict[str, str]:
     """
     from fairseq_rskip.residual import own_rules
 
-    for kind in sorted(own_rules.own_kinds(), key=len, reverse=True):
-        by_name = re.fullmatch(rf"transformer_(lm_)?{kind}(_\w+)?", arch)
-        if options.get("skip-kind") == kind or by_name:
-            return {"rule": own_rules.checksum(kind)}
-    return {}
+    kind = options.get("skip-kind")
+    if kind is None and arch:
+        from fairseq_rskip.models import default_kind
+
+        kind = default_kind(arch)
+    checksum = own_rules.checksum(str(kind))
+    return {"rule": checksum} if checksum else {}
 
 
 class Images(Task):
@@ -301,7 +303,7 @@ class Translation(Task):
         """The command lines that fill the run's folder: training, and evaluation if scored."""
         save = run.folder / CHECKPOINTS
         options = dict(run.options)
-        average = run.evaluate.get("average")
+        average = int(run.evaluate.get("average", 0))
         if average:  # training keeps as many checkpoints
             for name in ("keep-interval-updates", "keep-last-epochs"):
                 options.setdefault(name, max(average, 10))
@@ -418,7 +420,7 @@ def check_evaluation(words: tuple[str, ...]) -> None:
     from fairseq_rskip.tools.evaluate.main import make_parser
 
     parser = make_parser()
-    known = [option.removeprefix("--") for option in parser.option_strings]
+    known = [option.removeprefix("--") for option in parser.option_strings if option != "--out"]
     for word in words:
         name = word.removeprefix("--")
         if word.startswith("--") and name not in known:

@@ -1,6 +1,7 @@
 """The card of an exported model."""
 
 import inspect
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 import yaml
 
 from fairseq_rskip.files import write_text
-from fairseq_rskip.residual import skips
+from fairseq_rskip.residual import own_rules, skips
 from fairseq_rskip.version import __version__
 
 CARD = """---
@@ -41,6 +42,19 @@ model = fairseq_rskip.from_pretrained("DIR")  # this folder
 """
 
 
+def _own_rules(model: Any) -> str:
+    """The lines of Python that name the files of rules that are not of this package."""
+    files = [own_rules.file_of(skip.kind) for skip in skips(model).values()]
+    names = sorted({f"DIR/{file.name}" for file in files if file is not None})
+    if not names:
+        return ""
+    return (
+        "# its rule is in this folder; read the file before you run it\n"
+        "import os\n\n"
+        f'os.environ["{own_rules.VARIABLE}"] = "{os.pathsep.join(names)}"\n\n'
+    )
+
+
 def escape(value: Any) -> str:
     """``value`` as one line of plain text in Markdown: neither HTML nor Markdown in it has an
     effect.
@@ -66,6 +80,7 @@ def write(
     by_kind = {skip.kind: skip for skip in skips(model).values()}
     header = {"license": licence, **header, "tags": ["fairseq_rskip", *by_kind]}
     rules = "\n".join(rule_line(skip) for skip in by_kind.values())
+    loading = _own_rules(model) + loading
     score_list = "".join(f"\n* {escape(line)}" for line in scores)
     text = CARD.format(
         header=yaml.safe_dump(header, sort_keys=False),

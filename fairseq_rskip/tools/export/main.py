@@ -74,6 +74,7 @@ def export(options: argparse.Namespace) -> None:
             hugging_face.write_export(stage, config, model, about, options.licence)
         else:
             write_export(stage, config, model, about, options.licence)
+            copy_own_rules(stage, model)
         os.replace(stage, folder)
     names = sorted(path.name for path in folder.iterdir())
     print_line(f"written to {options.folder}: {', '.join(names)}")
@@ -97,6 +98,16 @@ def stage_beside(folder: Path) -> Iterator[Path]:
         yield stage
     finally:
         shutil.rmtree(temporary)
+
+
+def copy_own_rules(folder: Path, model: Any) -> None:
+    """Put the files of your own rules in ``model`` into ``folder``, beside the card."""
+    from fairseq_rskip.residual import own_rules, skips
+
+    files = {own_rules.file_of(skip.kind) for skip in skips(model).values()}
+    for file in files:
+        if file is not None:
+            shutil.copy(file, folder)
 
 
 def write_export(

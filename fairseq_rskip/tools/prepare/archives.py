@@ -28,7 +28,7 @@ from fairseq_rskip.files import make_folder
 
 STALL = 30.0  # seconds without a byte after which a transfer is given up
 DELAY = 2.0  # seconds before the next try
-TRIES = 4  # in a row that bring nothing
+TRIES = 4  # in a row that bring no more than there has been
 FINAL = (401, 403, 404, 405)  # HTTP statuses that another try would not change
 CANNOT_RESUME = 416  # HTTP: the range that was asked for is not in the file
 BLOCK = 1 << 20  # bytes that are read at a time
@@ -143,11 +143,11 @@ def _fetch_part(archive: Archive, url: str, part: Path) -> None:
 def download(url: str, part: Path) -> None:
     """Append the missing bytes of ``url`` to ``part``.
 
-    Raises ``OSError`` when ``TRIES`` in a row bring no more than there has been before: a server
-    that cannot resume begins again each time.
+    Raises ``OSError`` when ``TRIES`` in a row bring no more than the best try of this call: a
+    server that cannot resume begins again each time.
     """
     tries = TRIES
-    most = _size(part)
+    most = 0  # a part that an earlier call left may be of another file
     while True:
         try:
             _transfer(url, part)

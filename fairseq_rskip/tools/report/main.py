@@ -37,7 +37,7 @@ def write_report(tables: list[Experiment], output: Path, with_figures: bool = Tr
         logging.getLogger(name).setLevel(logging.WARNING)
     folder = output / "report"
     with locked(folder, wait=True):
-        parts = [_part(table, output, with_figures) for table in tables]
+        parts = _parts(tables, output, with_figures)
         template = Path(__file__).with_name("report.html.j2").read_text("utf-8")
         environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
         environment.filters["png"] = lambda path: base64.b64encode(path.read_bytes()).decode()
@@ -54,15 +54,34 @@ def write_report(tables: list[Experiment], output: Path, with_figures: bool = Tr
     print_line(f"{folder}/report.html, report.md and report.csv")
 
 
-def _part(experiment: Experiment, output: Path, with_figures: bool) -> dict[str, Any]:
-    """What a report says of one table."""
+def _parts(tables: list[Experiment], output: Path, with_figures: bool) -> list[dict[str, Any]]:
+    """What the report says of each table that has a row to show.
+
+    A line names the others. Raises ``UserError`` where no table has one.
+    """
+    parts = []
+    empty = []
+    for table in tables:
+        results = [collect(table, cell, output) for cell in table.cells]
+        lines = compare(table, results)
+        if lines:
+            parts.append(_part(table, lines, output, with_figures))
+        else:
+            empty.append(f"{table.path}: no row of these is run or has a published value")
+    if not parts:
+        raise UserError("\nerror: ".join(empty))
+    for line in empty:
+        print_line(f"warning: {line}", "stderr")
+    return parts
+
+
+def _part(
+    experiment: Experiment, lines: list[Result], output: Path, with_figures: bool
+) -> dict[str, Any]:
+    """What a report says of one table, whose rows are ``lines``."""
     table = experiment.table
     changes = changes_of(experiment)
     name = changes.name(experiment)
-    results = [collect(experiment, cell, output) for cell in experiment.cells]
-    lines = compare(experiment, results)
-    if not lines:
-        raise UserError(f"{experiment.path}: no row of these is run or has a published value")
 
     warnings = page.warnings(lines)
     if not changes.are_none:
