@@ -94,7 +94,7 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, changes, named):
 )
 def test_a_mistake_of_evaluation_or_one_row_is_named(tmp_path, changes, words):
     message = refused(write(tmp_path, TRANSLATION, **changes))
-    assert words in message and message.count("row 'rSkip'") <= 1
+    assert words in message and "\n" not in message
 
 
 @pytest.mark.parametrize(
