@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from fairseq_rskip.errors import UsageError, UserError, discard_output
+from fairseq_rskip.errors import UsageError, UserError, did_you_mean, discard_output
 
 Item = TypeVar("Item")
 LINES_EVERY = 20.0  # seconds between lines of progress, where there is no terminal
@@ -29,6 +29,21 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             names += [name for name in action.option_strings if action.dest != "help"]
         return names
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.refuse(unknown, self.option_strings)
+        return options
+
+    def refuse(self, unknown: Sequence[str], known: Sequence[str]) -> NoReturn:
+        """Raise ``UsageError`` for the first of the ``unknown`` words that is an option, with the
+        nearest of ``known``.
+        """
+        word = next((word for word in unknown if word.startswith("--")), unknown[0])
+        name = word.partition("=")[0]
+        hint = did_you_mean(name, known)
+        self.error(f"unrecognized argument {name}" + (f"; {hint}" if hint else ""))
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))

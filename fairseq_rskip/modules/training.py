@@ -73,10 +73,11 @@ class Report:
         self.model, self.unmoved = model, UnmovedCoefficients(model)
 
     def __call__(self, *arguments, **options):
-        if not self.begun:  # a training that is refused before its first update has learned nothing
+        result = self.train_step(*arguments, **options)
+        if not self.begun:  # a training that fails before its first update has learned nothing
             self.begun = True
             atexit.register(self.say)
-        return self.train_step(*arguments, **options)
+        return result
 
     def say(self) -> None:
         if get_global_rank() != 0:

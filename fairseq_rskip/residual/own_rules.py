@@ -58,6 +58,7 @@ def _run(path: Path) -> None:
     assert spec is not None and spec.loader is not None  # of a file that ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
+    known = set(KINDS)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -65,6 +66,8 @@ def _run(path: Path) -> None:
         raise UserError(
             f"{VARIABLE}: {path}, line {_line(error, path)}: {type(error).__name__}: {error}"
         ) from error
+    if known == set(KINDS):
+        raise UserError(f'{VARIABLE}: {path} registers no rule: expected @register("name")')
 
 
 def _sha256(path: Path) -> str:

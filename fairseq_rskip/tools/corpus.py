@@ -149,6 +149,11 @@ class Corpus:
         paths = [self.folder / f"dict.{language}.txt" for language in (self.source, self.target)]
         if all(path.is_file() for path in paths):
             return paths
+        if not any(self.folder.glob("dict*.txt")):
+            raise UserError(
+                f"{self.folder} has no dictionary: its preparation has not been finished; "
+                "run rskip prepare again"
+            )
         languages = (self.source or "SRC", self.target or "TGT")
         wanted = " and ".join(f"dict.{language}.txt" for language in languages)
         names = sorted(path.name for path in self.folder.glob("dict.*.txt"))
@@ -337,4 +342,5 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"cannot read {path}: {error}; rskip prepare makes it") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read {path}: {reason}; rskip prepare makes it") from None

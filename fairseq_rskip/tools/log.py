@@ -35,7 +35,8 @@ def summary(newest: dict[str, Record]) -> str:
     train = newest.get("train_inner") or newest.get("train")
     valid = newest.get("valid")
     if train and "loss" in train.values:
-        parts.append(f"train loss {train.values['loss']:.3f}")
+        when = f" at update {train.updates:,}" if train.updates < latest.updates else ""
+        parts.append(f"train loss {train.values['loss']:.3f}{when}")
     if valid and "loss" in valid.values:
         parts.append(f"valid loss {valid.values['loss']:.3f}")
     if train and "wps" in train.values:

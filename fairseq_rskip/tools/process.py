@@ -31,9 +31,14 @@ class Stopped(KeyboardInterrupt):
 
 
 def stop_on_signals() -> None:
-    """Have Ctrl-C, SIGTERM and SIGHUP raise ``Stopped``, so that unfinished files are removed."""
+    """Have Ctrl-C, SIGTERM and SIGHUP raise ``Stopped``, so that unfinished files are removed.
+
+    SIGTERM and SIGHUP do so once: a second one would end what the first has begun to clean up.
+    """
 
     def stop(number: int, frame: object) -> None:
+        if number != signal.SIGINT:
+            signal.signal(number, signal.SIG_IGN)
         raise Stopped(number)
 
     for number in _STOPPING:

@@ -29,7 +29,7 @@ def load(path: Path, data: Path | None) -> Any:
 
     Raises ``UserError``.
     """
-    from fairseq_rskip.pretrained import from_pretrained
+    from fairseq_rskip.pretrained import from_pretrained, read_config
     from fairseq_rskip.pretrained.translation import Translator, make_task
     from fairseq_rskip.tools.evaluate.weights import as_one, task_of
     from fairseq_rskip.tools.export.translation import convert
@@ -41,7 +41,8 @@ def load(path: Path, data: Path | None) -> Any:
         if isinstance(model, Translator):
             return model
     if saved.kind in (EXPORT, IMAGES):
-        raise UserError(f"{path} is no translation model")
+        kind = IMAGES if saved.kind == IMAGES else read_config(saved.paths[0])["kind"]
+        raise UserError(f"{path} is a model of the kind {kind}: expected translation")
 
     if saved.which:
         print_line(saved.which, "stderr")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from ..flags import flag as skip_flag
 from ..flags import in_terms_of_flags, label, selected, settings
 from ..residual import KINDS, Place, SkipConnection, create_skip
@@ -123,7 +123,7 @@ def parse(argv: Sequence[str]) -> Config:
 
     namespace, unknown = parser.parse_known_args(argv)
     if unknown:
-        parser.error(_describe_unknown(unknown[0]))
+        parser.refuse(unknown, [flag(field) for field in dataclasses.fields(Config)])
     return Config(**_with_tuples(vars(namespace)))
 
 
@@ -138,15 +138,6 @@ def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         converted[name] = tuple(value) if isinstance(value, list) else value
     return converted
-
-
-def _describe_unknown(word: str) -> str:
-    """Return the message for ``word``, which is no option, with the nearest option."""
-    options = [flag(field) for field in dataclasses.fields(Config)]
-    name = word.partition("=")[0]
-    message = f"unrecognized argument {name}"
-    hint = did_you_mean(name, options)
-    return f"{message}; {hint}" if hint else message
 
 
 def skip_help() -> str:

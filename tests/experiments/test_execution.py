@@ -267,7 +267,7 @@ def test_a_language_model_of_ones_own_text_is_prepared_trained_and_scored(
             "translation",
             "wikitext103",
             "transformer_lm",
-            "task translation with wikitext103: expected two languages",
+            "transformer_lm is a language model: the task of this table is translation",
         ),
     ],
 )

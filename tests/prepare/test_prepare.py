@@ -297,6 +297,12 @@ def test_a_wrong_option_is_one_line(prepared, tmp_path, capsys, options, message
     assert message in error and error.startswith("error: ") and error.count("\n") == 1
 
 
+def test_the_same_text_on_both_sides_is_refused(raw, tmp_path):
+    words = command(raw, tmp_path / "new")
+    shutil.copy(raw / "train.en", raw / "train.de")
+    assert "have the same text: expected en and de" in refused(*words)
+
+
 def test_the_machine_s_troubles_are_one_line_each(raw, quick, tmp_path):
     out = tmp_path / "out"
     (tmp_path / "file").write_text("")

@@ -83,7 +83,8 @@ def test_documents_of_a_file_and_of_a_folder_and_too_few(tmp_path):
     assert list(documents(text)) == [["one", "two"], ["three"]]
     assert list(documents(text, "1")) == [["one"], ["two"], ["three"]]
     with pytest.raises(
-        UserError, match="holds 2 documents: expected a blank line between two, or --lines N"
+        UserError,
+        match="expected at least 3 documents in .*, found 2: put a blank line after each",
     ):
         draw_documents(text, targets, 0.05, "")
     draw_documents(text, targets, 0.05, "1")

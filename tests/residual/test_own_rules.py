@@ -41,12 +41,14 @@ def test_the_rule_of_the_docs_is_built(folder):
 def test_a_mistake_in_the_file_is_one_line(folder):
     (folder / "broken.py").write_text("import os\n\nnothing()\n")
     (folder / "my.rule.py").write_text("")
+    (folder / "plain.py").write_text("import os\n")
     (folder / "other").mkdir()
     (folder / "other" / "torch.py").write_text("")
     for name, words in {
         "broken.py": "line 3: NameError: name 'nothing' is not defined",
         "other/torch.py": "there is a module torch; rename the file",
         "my.rule.py": "expected a name that can be imported",
+        "plain.py": "registers no rule",
         "none.py": "is no file of Python",
     }.items():
         error = run(folder, "-c", BUILD, rules=name).stderr.splitlines()[-1]

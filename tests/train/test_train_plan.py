@@ -197,6 +197,7 @@ REFUSED = [
             ["'iwslt'", "iwslt15-en-vi", "numbers", "your own text: rskip prepare --src"],
         ),
         (f"{WMT} --gpus 0 --fp16 --dry-run", ["--fp16", "GPU"]),
+        (f"{WMT} --dry-run --max-update 0", ["has no end", "--max-update"]),
         (
             "wmt14-en-de transformer_rskip_lm --dry-run",
             ["transformer_rskip_lm", "did you mean transformer_rskip_ln?"],

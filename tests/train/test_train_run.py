@@ -40,7 +40,7 @@ say 'INFO | train | {"epoch": 1, "train_loss": "9", "train_wps": "0", "train_num
 LINES = [
     "Loaded checkpoint save/checkpoint_last.pt (epoch 1 @ 5 updates)",
     "a skip scaled by 3 grows",
-    "epoch 1, 20 updates, train loss 9.500, valid loss 8.250, 1,234 words/s",
+    "epoch 1, 20 updates, train loss 9.500 at update 10, valid loss 8.250, 1,234 words/s",
 ]
 
 
@@ -65,7 +65,7 @@ def test_the_log_has_everything_and_the_screen_a_line_for_each_validation(tmp_pa
         LINES,
     )
     assert re.fullmatch(
-        r"trained in 0\.\d minutes: epoch 1, 20 updates, train loss 9.500, valid loss 8.250, .*",
+        r"trained in 0\.\d minutes: epoch 1, 20 updates, train loss 9.500 at update 10, valid.*",
         last,
     )
     log = (tmp_path / "save" / "train.log").read_text("utf-8")
@@ -274,3 +274,11 @@ def test_training_is_killed_resumes_and_ends(tiny_corpus, tmp_path, capsys):
         main(["train", *map(str, argv), "--max-update", "60"]) == 0
         and "all 60 updates" in capsys.readouterr().err
     )
+    for other, said in {
+        "--skip-lambda 3": "skip-lambda 2: expected 3",
+        "--seed 7": "seed 1: expected 7",
+    }.items():
+        words = [*map(str, argv), "--max-update", "60", *other.split()]
+        assert main(["train", *words]) == 1
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith(f"error: {save} has a finished training with {said}; ")

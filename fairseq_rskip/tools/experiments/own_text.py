@@ -67,6 +67,16 @@ def folder(text: Text) -> Path:
     return (DATA / f"{_base_name(text)}-{checksum}").absolute()
 
 
+def check_options(text: Text, out: str) -> None:
+    """Raise ``UserError`` for options that ``rskip prepare`` refuses."""
+    from fairseq_rskip.tools.prepare.main import parse
+
+    try:
+        parse(prepare_words(text, out)[1:])
+    except UserError as error:
+        raise UserError(f"the options of the text: {error}") from None
+
+
 def _base_name(text: Text) -> str:
     """The folder's name without its checksum. Raises ``UserError`` for an unknown corpus."""
     if isinstance(text, Table.Published):

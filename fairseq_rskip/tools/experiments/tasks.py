@@ -263,8 +263,8 @@ class Translation(Task):
                 )
         plan = planned(data, cell.arch, tuple(to_argv(options)))
         if plan.corpus.is_text != self.is_text:
-            expected = "a text" if self.is_text else "two languages"
-            raise UserError(f"task {self.name} with {data}: expected {expected}")
+            kind = "a language model" if plan.corpus.is_text else "a translation model"
+            raise UserError(f"{cell.arch} is {kind}: the task of this table is {self.name}")
         metrics = {experiment.metric, *experiment.table.also}
         if comet.NAME in metrics and "comet" not in cell.evaluate:
             raise UserError(f"{comet.NAME} needs its model: set evaluate: {{comet: MODEL}}")

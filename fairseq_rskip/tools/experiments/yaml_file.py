@@ -258,6 +258,7 @@ def _with_folder(content: Any, texts: dict, name: str, where: str, mistakes: lis
     if text:
         try:
             folder = str(own_text.folder(text))
+            own_text.check_options(text, folder)
         except UserError as error:  # a file is missing
             mistakes.append(f"{where}, data: {error}")
 

@@ -1,6 +1,7 @@
 """``rskip prepare``: the command line, and from it to a ``Preparation``."""
 
 import argparse
+import filecmp
 import math
 import os
 import sys
@@ -256,7 +257,13 @@ def plan(kind: Kind, options: argparse.Namespace) -> stages.Preparation:
 def _own_pairs(options: argparse.Namespace) -> dict[str, Any]:
     files = {}
     for split in SPLITS:
-        files[split] = (getattr(options, f"{split}_src"), getattr(options, f"{split}_tgt"))
+        source, target = getattr(options, f"{split}_src"), getattr(options, f"{split}_tgt")
+        if source.is_file() and target.is_file() and filecmp.cmp(source, target, shallow=False):
+            raise UserError(
+                f"--{split}-src {source} and --{split}-tgt {target} have the same text: "
+                f"expected {options.src} and {options.tgt}"
+            )
+        files[split] = (source, target)
     return {
         "corpus": options.name or options.folder.name,
         "out": options.folder.absolute(),
@@ -325,15 +332,20 @@ def find_kind(argv: list[str]) -> tuple[Kind, list[str]]:
     return Kind(name, rows[name]["tgt"], rows[name]), words
 
 
-def prepare(argv: list[str]) -> None:
-    """Prepare the corpus named first, or your own text. Raises ``UserError``."""
+def parse(argv: list[str]) -> tuple[Kind, argparse.Namespace]:
+    """What is prepared, and the options. Raises ``UserError``."""
     if "" in argv:
         raise UserError("an empty argument; -h lists the options")
     kind, words = find_kind(argv)
     prog = sys.argv[0]
     if not prog.endswith(".sh"):
         prog = "rskip prepare" if kind.is_own else f"rskip prepare {argv[0]}"
-    preparation = plan(kind, read(kind, words, prog))
+    return kind, read(kind, words, prog)
+
+
+def prepare(argv: list[str]) -> None:
+    """Prepare the corpus named first, or your own text. Raises ``UserError``."""
+    preparation = plan(*parse(argv))
     out = preparation.out
     stop_on_signals()
     with locked(out) as lock:

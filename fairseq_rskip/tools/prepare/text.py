@@ -151,7 +151,8 @@ def draw_documents(source: Path, targets: Sequence[Path], held_out: float, ends:
     size = max(1, round(held_out * count))
     if count <= size * others:
         raise UserError(
-            f"{source} holds {count} documents: expected a blank line between two, or --lines N"
+            f"expected at least {size * others + 1} documents in {source}, found {count}: put a "
+            "blank line after each, or give --lines N for documents of N lines"
         )
     target_of = {}  # number of a held-out document -> the target that gets it
     for order, number in enumerate(random.Random(1).sample(range(count), size * others)):

@@ -50,6 +50,8 @@ def write_report(tables: list[Experiment], output: Path, with_figures: bool = Tr
             [{name: record.get(name) for name in names} for record in records],
         )
     for part in parts:
+        for warning in part["warnings"]:
+            print_line(f"warning: {warning}", "stderr")
         print_line(f"{part['heading']}\n{part['frame'].to_string(index=False)}")
     print_line(f"{folder}/report.html, report.md and report.csv")
 

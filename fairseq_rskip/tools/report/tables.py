@@ -69,6 +69,10 @@ def legend(experiment: Experiment, lines: list[Result], shown: pandas.DataFrame)
         "published": "the value in the source named above",
         f"{MINUS} published": "the row's value minus the published one",
     }
+    if not any(line.comparison and line.comparison.p for line in lines):
+        meaning["p"] = "none, because a report tests rows with two seeds or more in common; "
+        meaning["p"] += "rskip compare tests the sentences of a pair"
+        meaning[f"{MINUS} {baseline}"] = f"the row's value minus that of {baseline}"
     return {name: meaning[name] for name in shown if name in meaning}
 
 

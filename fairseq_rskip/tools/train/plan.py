@@ -23,7 +23,10 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, Fairse
 
 from fairseq_rskip.console import to_argv
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
+from fairseq_rskip.flags import flag
 from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
+from fairseq_rskip.residual import KINDS
+from fairseq_rskip.residual.options import options_of
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools.corpus import CHECKPOINTS, POSITIONS, PREPARATION, Corpus
 from fairseq_rskip.tools.log import LAST, early_stop
@@ -33,6 +36,11 @@ from fairseq_rskip.tools.recipes import CPU, RECIPES, Recipe, peak_lr, recipe_fo
 MAX_TOKENS = 4096  # in a batch of one GPU, unless the user says otherwise
 FP16 = {"fp16", "memory-efficient-fp16"}
 PRECISIONS = {*FP16, "bf16", "memory-efficient-bf16", "amp", "tpu"}
+# parts of a checkpoint's settings in which the options of a training are
+SETTINGS = ("model", "criterion", "optimizer", "lr_scheduler", "optimization", "common")
+# options in them that may differ: how long and where it is trained, and what it logs
+FREE = {"max-update", "max-epoch", "no-progress-bar", "log-interval", "log-format", "log-file"}
+FREE |= {"skip-log-interval", "tensorboard-logdir", "wandb-project", "cpu", "user-dir", *PRECISIONS}
 # the length of a training: if the user gives one of them, both of the recipe's are dropped
 LENGTHS = {"max-update", "max-epoch"}
 CHECKPOINTS_ON_CPU = 5  # that are kept with --save-interval-updates: those that are averaged
@@ -79,7 +87,8 @@ class Plan(NamedTuple):
 
     ``end`` is the last of ``unit`` ("updates" or "epochs"), 0 for none; ``patience`` is fairseq's,
     0 for none; ``resumes`` is false where --restore-file names another start than the folder's last
-    checkpoint.
+    checkpoint. ``settings`` are the options that the training is known by, the user's and those of
+    its skip connections, by name with dashes.
     """
 
     command: list[str]
@@ -89,16 +98,45 @@ class Plan(NamedTuple):
     unit: str
     patience: int
     resumes: bool
+    settings: dict[str, Any]
     notes: list[str]
     warnings: list[str]
 
     def why_finished(self) -> str:
         """Why there is nothing to train, where fairseq would train further; else "".
 
-        Raises ``CheckpointError``.
+        Raises ``UserError`` if what has ended is a training with other settings,
+        ``CheckpointError``.
         """
         if not self.resumes:
             return ""
+        reason = self._end()
+        if reason:
+            self._check_settings()
+        return reason
+
+    def _check_settings(self) -> None:
+        """Raise ``UserError`` if the finished training in ``save`` had other settings."""
+        if not (self.save / LAST).exists():
+            return
+        saved = load_checkpoint(self.save / LAST, map_location="cpu")["cfg"]
+        known: dict[str, Any] = {}
+        for part in SETTINGS:
+            known |= dict(saved.get(part) or {})
+        known["arch"] = dict(saved["model"]).get("_name")
+        kind = known.get("skip_kind")
+        for name, value in self.settings.items():
+            field = name.replace("-", "_")
+            found = _or_default(known.get(field, value), field, kind)
+            asked = _or_default(value, field, kind)
+            if _comparable(found) != _comparable(asked):
+                raise UserError(
+                    f"{self.save} has a finished training with {name} {found}: expected {asked}; "
+                    "another --save-dir keeps both"
+                )
+
+    def _end(self) -> str:
+        """Why the training in ``save`` has ended; "" if it has not."""
         stopped = early_stop(self.save)
         if stopped and 0 < self.patience <= stopped:
             return (
@@ -112,6 +150,25 @@ class Plan(NamedTuple):
         if history[-1].get("num_updates", 0) < self.end:
             return ""
         return f"{self.save} has all {self.end} updates: nothing to train"
+
+
+def _or_default(value: Any, field: str, kind: Any) -> Any:
+    """``value``; where it is None, the default of the option ``field`` in a kind of skip."""
+    if value is None and kind in KINDS:
+        for name, option in options_of(KINDS[kind]).items():
+            if flag(name) == field:
+                return option.default
+    return value
+
+
+def _comparable(value: Any) -> Any:
+    """A value of an option such that 2, 2.0, "2" and [2.0] are equal."""
+    if isinstance(value, (list, tuple)):
+        return [_comparable(each) for each in value] if len(value) != 1 else _comparable(value[0])
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)
 
 
 class Parsed(NamedTuple):
@@ -143,6 +200,9 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         check_model(own.arch, parsed.model, joined, share or "share-all-embeddings" in given)
 
     end, unit = find_end(recipe, given)
+    patience = given.get("patience", recipe.options.get("patience", 0))
+    if end == 0 and patience <= 0:
+        raise UserError("the training has no end: expected --max-update or --max-epoch above 0")
     length = f": {end:,} {unit}" if end else ""
     notes = [f"recipe: {recipe_name}{_why(own, corpus)}{length}"]
     warnings: list[str] = []
@@ -167,11 +227,21 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         "tensorboard-logdir": save / "tensorboard",
     }
     command = _command(corpus, chosen, parsed, words)
-    patience = given.get("patience", recipe.options.get("patience", 0))
     resumes = "restore-file" not in given
     if not resumes:
         check_restore_file(given["restore-file"], save)
-    return Plan(command, save, corpus, end, unit, patience, resumes, notes, warnings)
+    settings = _settings(own.arch, parsed)
+    return Plan(command, save, corpus, end, unit, patience, resumes, settings, notes, warnings)
+
+
+def _settings(arch: str, parsed: Parsed) -> dict[str, Any]:
+    """What the training is known by: the user's options, and those of its skip connections."""
+    settings = {"arch": arch}
+    for name, value in vars(parsed.model).items():
+        if name.startswith("skip_"):
+            settings[name.replace("_", "-")] = value
+    settings |= parsed.given
+    return {name: value for name, value in settings.items() if name not in FREE}
 
 
 def _command(corpus: Corpus, chosen: dict[str, Any], parsed: Parsed, words: list[str]) -> list[str]:
