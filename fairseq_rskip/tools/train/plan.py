@@ -23,24 +23,16 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, Fairse
 
 from fairseq_rskip.console import to_argv
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
-from fairseq_rskip.flags import flag
 from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
-from fairseq_rskip.residual import KINDS
-from fairseq_rskip.residual.options import options_of
-from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools.corpus import CHECKPOINTS, POSITIONS, PREPARATION, Corpus
-from fairseq_rskip.tools.log import LAST, early_stop
+from fairseq_rskip.tools.log import LAST
 from fairseq_rskip.tools.process import PLUGIN
 from fairseq_rskip.tools.recipes import CPU, RECIPES, Recipe, peak_lr, recipe_for
+from fairseq_rskip.tools.train import finished
 
 MAX_TOKENS = 4096  # in a batch of one GPU, unless the user says otherwise
 FP16 = {"fp16", "memory-efficient-fp16"}
 PRECISIONS = {*FP16, "bf16", "memory-efficient-bf16", "amp", "tpu"}
-# parts of a checkpoint's settings in which the options of a training are
-SETTINGS = ("model", "criterion", "optimizer", "lr_scheduler", "optimization", "common")
-# options in them that may differ: how long and where it is trained, and what it logs
-FREE = {"max-update", "max-epoch", "no-progress-bar", "log-interval", "log-format", "log-file"}
-FREE |= {"skip-log-interval", "tensorboard-logdir", "wandb-project", "cpu", "user-dir", *PRECISIONS}
 # the length of a training: if the user gives one of them, both of the recipe's are dropped
 LENGTHS = {"max-update", "max-epoch"}
 CHECKPOINTS_ON_CPU = 5  # that are kept with --save-interval-updates: those that are averaged
@@ -110,65 +102,10 @@ class Plan(NamedTuple):
         """
         if not self.resumes:
             return ""
-        reason = self._end()
+        reason = finished.why_ended(self.save, self.end, self.unit, self.patience)
         if reason:
-            self._check_settings()
+            finished.check_settings(self.save, self.settings)
         return reason
-
-    def _check_settings(self) -> None:
-        """Raise ``UserError`` if the finished training in ``save`` had other settings."""
-        if not (self.save / LAST).exists():
-            return
-        saved = load_checkpoint(self.save / LAST, map_location="cpu")["cfg"]
-        known: dict[str, Any] = {}
-        for part in SETTINGS:
-            known |= dict(saved.get(part) or {})
-        known["arch"] = dict(saved["model"]).get("_name")
-        kind = known.get("skip_kind")
-        for name, value in self.settings.items():
-            field = name.replace("-", "_")
-            found = _or_default(known.get(field, value), field, kind)
-            asked = _or_default(value, field, kind)
-            if _comparable(found) != _comparable(asked):
-                raise UserError(
-                    f"{self.save} has a finished training with {name} {found}: expected {asked}; "
-                    "another --save-dir keeps both"
-                )
-
-    def _end(self) -> str:
-        """Why the training in ``save`` has ended; "" if it has not."""
-        stopped = early_stop(self.save)
-        if stopped and 0 < self.patience <= stopped:
-            return (
-                f"{self.save} has ended: no better validation for {stopped} epochs; "
-                "a larger --patience trains further"
-            )
-        last = self.save / LAST
-        if self.unit == "epochs" or self.end == 0 or not last.exists():
-            return ""
-        history = load_checkpoint(last, map_location="cpu").get("optimizer_history") or [{}]
-        if history[-1].get("num_updates", 0) < self.end:
-            return ""
-        return f"{self.save} has all {self.end} updates: nothing to train"
-
-
-def _or_default(value: Any, field: str, kind: Any) -> Any:
-    """``value``; where it is None, the default of the option ``field`` in a kind of skip."""
-    if value is None and kind in KINDS:
-        for name, option in options_of(KINDS[kind]).items():
-            if flag(name) == field:
-                return option.default
-    return value
-
-
-def _comparable(value: Any) -> Any:
-    """A value of an option such that 2, 2.0, "2" and [2.0] are equal."""
-    if isinstance(value, (list, tuple)):
-        return [_comparable(each) for each in value] if len(value) != 1 else _comparable(value[0])
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return str(value)
 
 
 class Parsed(NamedTuple):
@@ -241,7 +178,8 @@ def _settings(arch: str, parsed: Parsed) -> dict[str, Any]:
         if name.startswith("skip_"):
             settings[name.replace("_", "-")] = value
     settings |= parsed.given
-    return {name: value for name, value in settings.items() if name not in FREE}
+    free = finished.FREE | PRECISIONS
+    return {name: value for name, value in settings.items() if name not in free}
 
 
 def _command(corpus: Corpus, chosen: dict[str, Any], parsed: Parsed, words: list[str]) -> list[str]:
