@@ -149,17 +149,17 @@ class Corpus:
         paths = [self.folder / f"dict.{language}.txt" for language in (self.source, self.target)]
         if all(path.is_file() for path in paths):
             return paths
-        if not any(self.folder.glob("dict*.txt")):
-            raise UserError(
-                f"{self.folder} has no dictionary: its preparation has not been finished; "
-                "run rskip prepare again"
-            )
         languages = (self.source or "SRC", self.target or "TGT")
         wanted = " and ".join(f"dict.{language}.txt" for language in languages)
         names = sorted(path.name for path in self.folder.glob("dict.*.txt"))
+        if not names:
+            raise UserError(
+                f"{self.folder} has no dictionary: expected {wanted}, or dict.txt of a text; "
+                "rskip prepare makes a data-bin"
+            )
         raise UserError(
             f"{self.folder} is no data-bin of this language pair: expected {wanted}, "
-            f"found {', '.join(names) or 'neither'}; rskip prepare makes a data-bin"
+            f"found {', '.join(names)}; rskip prepare makes a data-bin"
         )
 
     def subwords(self, language: str) -> Path | None:

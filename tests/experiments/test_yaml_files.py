@@ -211,6 +211,9 @@ def test_a_copied_file_finds_the_same_prepared_text(tmp_path, monkeypatch):
     assert first.startswith(f"{tmp_path}/data/train-en-de-")
     assert folder("copy") == first
     assert folder("one", options={"bpe-size": 50}) != first
+    misspelled = {"source": "en", "target": "de", **names, "options": {"bpe-sise": 3}}
+    message = refused(write(tmp_path, TRANSLATION, "misspelled", data=misspelled))
+    assert "unrecognized argument --bpe-sise; did you mean --bpe-size?" in message
     (tmp_path / "valid.de").write_text("another text\n")
     assert folder("one") != first
     (tmp_path / "valid.de").unlink()

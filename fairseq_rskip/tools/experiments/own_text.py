@@ -68,9 +68,14 @@ def folder(text: Text) -> Path:
 
 
 def check_options(text: Text, out: str) -> None:
-    """Raise ``UserError`` for options that ``rskip prepare`` refuses."""
+    """Raise ``UserError`` for options that ``rskip prepare`` refuses.
+
+    Where a file is missing, because the text has been prepared elsewhere, they are not read.
+    """
     from fairseq_rskip.tools.prepare.main import parse
 
+    if not all(path.exists() for path in files(text).values()):
+        return
     try:
         parse(prepare_words(text, out)[1:])
     except UserError as error:
