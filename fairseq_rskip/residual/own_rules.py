@@ -40,9 +40,11 @@ def _run(path: Path) -> None:
         raise UserError(f"{VARIABLE}: {path} is no file of Python")
     if not path.stem.isidentifier():
         raise UserError(f"{VARIABLE}: {path}: expected a name that can be imported, my_rule.py")
-    if path.stem in _checksums or _is_file(sys.modules["__main__"], path):
-        return  # has run, or is the program itself, which will register its rule
+    if _is_file(sys.modules["__main__"], path):
+        return  # the program itself, which will register its rule
     loaded = sys.modules.get(path.stem)
+    if path.stem in _checksums and _is_file(loaded, path):
+        return
     if loaded is None:
         found = importlib.util.find_spec(path.stem)
         is_other = found is not None and not _is_same(found.origin, path)

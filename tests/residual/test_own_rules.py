@@ -44,12 +44,14 @@ def test_a_mistake_in_the_file_is_one_line(folder):
     (folder / "plain.py").write_text("import os\n")
     (folder / "other").mkdir()
     (folder / "other" / "torch.py").write_text("")
+    (folder / "other" / "my_rule.py").write_text("")
     for name, words in {
         "broken.py": "line 3: NameError: name 'nothing' is not defined",
         "other/torch.py": "there is a module torch; rename the file",
         "my.rule.py": "expected a name that can be imported",
         "plain.py": "registers no rule",
         "none.py": "is no file of Python",
+        "my_rule.py:other/my_rule.py": "there is a module my_rule; rename the file",
     }.items():
         error = run(folder, "-c", BUILD, rules=name).stderr.splitlines()[-1]
         assert error.startswith("fairseq_rskip.errors.UserError: RSKIP_RULES: ") and words in error
