@@ -48,6 +48,19 @@ def test_a_run_that_died_is_no_success(tmp_path, capfd, monkeypatch):
     assert "4 of 4 runs are not done, the first: not run; the same command tries again" in error
 
 
+def test_more_jobs_than_gpus_share_them(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def gpus(jobs):
+        return [each.get("CUDA_VISIBLE_DEVICES") for each in execution.environments(jobs)]
+
+    assert gpus(None) == gpus(2) == ["0", "1"] and gpus(1) == [None]
+    assert gpus(5) == ["0", "1", "0", "1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    assert gpus(3) == ["6", "7", "6"]
+
+
 def test_help_needs_no_torch():
     code = "import sys; from fairseq_rskip.tools.reproduce import main; main(['run', '-h'])"
     code += "; sys.exit('torch' in sys.modules)"

@@ -175,27 +175,24 @@ def _results(run: Run, complete: int, seconds: float) -> dict[str, Any]:
 def environments(jobs: int | None) -> list[dict[str, str]]:
     """The environment variables of each parallel run: its GPU, or its share of the cores.
 
-    A single run gets all of them. Raises ``UserError`` for more jobs than GPUs.
+    A single run gets all of them. More jobs than GPUs share the GPUs.
     """
     import torch
 
     count = torch.cuda.device_count()
     jobs = jobs or max(1, count)
-    if count and jobs > count:
-        raise UserError(
-            f"--jobs {jobs}: expected at most {count}, one for each GPU that torch sees"
-        )
     if jobs == 1:
         return [{}]
 
+    # threads that spin while they wait would take the cores from the other runs
+    threads = max(1, all_cores() // jobs)
+    made = [{"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"} for _ in range(jobs)]
     if count:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = visible.split(",") if visible else [str(number) for number in range(count)]
-        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:jobs]]
-
-    # threads that spin while they wait would take the cores from the other runs
-    threads = max(1, all_cores() // jobs)
-    return [{"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}] * jobs
+        for number, variables in enumerate(made):
+            variables["CUDA_VISIBLE_DEVICES"] = gpus[number % count]
+    return made
 
 
 class Job:
