@@ -37,7 +37,8 @@ DECODING = {"cpu": (12, 256), "cuda": (12, 512)}
 ELEMENTS = {
     "cpu": 200_000,
     "cuda": 200_000_000,
-}  # of a turn, at least: a small shape is computed several times
+}  # of a turn, at least: a small shape is computed several times,
+MOST_REPEATS = 1000  # but not more often than this: decoding's shape would take minutes on a GPU
 LEVELS = {"DEFAULT": "x86-64-v2", "AVX2": "x86-64-v3", "AVX512": "x86-64-v4"}  # by torch's name
 
 
@@ -86,7 +87,9 @@ def row(shape: tuple[int, int], steps: int, training: bool, args: Any) -> harnes
     runs = {name: functools.partial(run, function) for name, function in functions.items()}
     if args.device == "cpu":
         runs["triad"] = functools.partial(triad, *(leaf.detach() for leaf in leaves[:2]))
-    repeats = 1 if args.quick else max(1, ELEMENTS[args.device] // (elements * steps))
+    repeats = min(MOST_REPEATS, max(1, ELEMENTS[args.device] // (elements * steps)))
+    if args.quick:
+        repeats = 1
     rates = harness.measure(runs, args, repeats)
     made = {
         "rows": shape[0],

@@ -96,11 +96,15 @@ def finish(model, task, cfg):
     """Prepare a model that was built for its training; returns ``model``.
 
     Warn if the stream grows, set the initial values that the rule scales or takes from a batch, and
-    make ``task`` log and report. On a machine without a GPU, the process keeps freed memory from
-    here on.
+    make ``task`` log and report. From here on the process keeps freed memory if it has no GPU, and
+    takes no attention of cuDNN if it has one.
     """
     check_lr_scale(model, cfg.skip_lr_scale)
-    if not torch.cuda.is_available():
+    if torch.cuda.is_available():
+        # cuDNN plans its attention anew for each shape, 7 ms a call, and every batch of text has
+        # another shape: a small model trained a third as fast (docs/gpu.md)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    else:
         keep_freed_memory()
     warning = growth_warning(
         {name: list(skips(stack).values()) for name, stack in stacks(model).items()}

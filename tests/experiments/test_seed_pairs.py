@@ -1,0 +1,60 @@
+"""experiments/seed_pairs.py on the archived pairs of Multi30k."""
+
+import json
+import re
+import runpy
+import sys
+import tarfile
+
+import numpy
+import pandas
+import pytest
+from conftest import ROOT
+
+SCRIPT = ROOT / "experiments" / "seed_pairs.py"
+FIVE = 2.776445  # Student's t, 4 degrees of freedom, 97.5 %; a table's
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pairs")
+    with tarfile.open(ROOT / "results" / "gpu" / "multi30k.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def run(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["seed_pairs", *map(str, words)])
+    with pytest.raises(SystemExit) as exit:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    return exit.value.code
+
+
+def test_the_archived_pairs_give_the_published_table(runs, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "pair.csv"
+    assert not run(monkeypatch, runs, "post-norm", "2rSkip+LN", "--csv", file)
+    published = ROOT / "results" / "gpu" / "multi30k_pair.csv"
+    assert file.read_text() == published.read_text()
+
+    # the validation losses at the end, read without the project's code
+    last = {}
+    for path in runs.rglob("run.json"):
+        record = json.loads(path.read_text("utf-8"))
+        log = (path.parent / "checkpoints" / "train.log").read_text("utf-8")
+        losses = re.findall(r'"valid_loss": "([0-9.]+)"', log)
+        last[record["settings"]["label"], record["seed"]] = float(losses[-1])
+    by_seed = numpy.array(
+        [last["2rSkip+LN", seed] - last["post-norm", seed] for seed in range(1, 6)]
+    )
+    half = FIVE * by_seed.std(ddof=1) / 5**0.5
+    row = pandas.read_csv(file).set_index("value").loc["validation loss near update 5,000"]
+    numpy.testing.assert_allclose(
+        [row["mean"], row["low"], row["high"]],
+        [by_seed.mean(), by_seed.mean() - half, by_seed.mean() + half],
+        atol=6e-5,  # the table has four digits
+    )
+
+
+def test_a_row_that_is_not_there_is_named(runs, monkeypatch, capsys):
+    assert run(monkeypatch, runs, "post-norm", "Keel") == 1
+    assert "no finished run of 'Keel'; expected a row's label" in capsys.readouterr().err
