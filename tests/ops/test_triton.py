@@ -116,11 +116,11 @@ def compiled(monkeypatch, tmp_path):
     return compile_for
 
 
-def norm_and_backward(width, steps, dtype, rms=False):
-    """The arguments of a forward and a backward pass on 64 rows."""
+def norm_and_backward(width, steps, dtype, rms=False, rows=64):
+    """A forward and a backward pass."""
     from fairseq_rskip.ops import cuda
 
-    x, row = torch.ones(64, width, dtype=dtype), torch.ones(width, dtype=dtype)
+    x, row = torch.ones(rows, width, dtype=dtype), torch.ones(width, dtype=dtype)
     gains, biases, options = [row] * steps, [] if rms else [row] * steps, (1.0, 1.0, 1e-5, rms)
     _, moments = cuda.forward(x, x, gains, biases, None, None, *options)
     cuda.backward(x, None, x, x, gains, biases, None, None, moments, *options)
@@ -130,6 +130,15 @@ def spilled(log):
     """Bytes a thread that a kernel stores for want of registers."""
     (stores,) = re.findall(r"(\d+) bytes spill stores", log)
     return int(stores)
+
+
+def test_the_kernels_are_compiled_once_for_batches_of_any_size(compiled):
+    def batches():
+        for rows in (64, 63, 1, 4097):
+            norm_and_backward(128, 2, torch.float16, rows=rows)
+
+    kernels = [kernel for kernel, _ in compiled(90, batches)]
+    assert len(kernels) == 8 and len(set(map(id, kernels))) == 2
 
 
 @pytest.mark.slow

@@ -72,21 +72,28 @@ def test_at_the_lowest_rate_post_norm_is_ahead_of_2rskip(study):
     assert lowest[0] < lowest[1]
 
 
-def test_the_earlier_pair_has_the_scores_that_readme_names():
-    with (ROOT / "results/multi30k_en_de.csv").open(encoding="utf-8") as file:
-        scores = {line["arch"]: float(line["sacreBLEU_13a"]) for line in csv.DictReader(file)}
-    named = re.search(r"post-norm at ([\d.]+) and 2rSkip\+LN at ([\d.]+) sacreBLEU", README)
-    shown = [float(value) for value in named.groups()]
-    assert shown == [scores["transformer"], scores["transformer_rskip_ln"]]
+def test_the_longer_training_has_the_figures_of_its_csvs():
+    rows = {}
+    with (ROOT / "results/gpu/multi30k.csv").open(encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            rows[line["row"]] = line
+    with (ROOT / "results/gpu/multi30k_pair.csv").open(encoding="utf-8") as file:
+        pairs = {line["value"]: line for line in csv.DictReader(file)}
 
+    def signed(value, digits):
+        return f"{float(value):+.{digits}f}".replace("-", "−")
 
-def test_the_pair_near_convergence_has_the_scores_of_its_csv():
-    with (ROOT / "results/multi30k.csv").open(encoding="utf-8") as file:
-        rows = {line["row"]: line for line in csv.DictReader(file)}
-    for start, column in (("| sacreBLEU 13a", "mean"), ("| chrF", "chrF")):
+    for start, column, value, digits in (
+        ("| sacreBLEU 13a", "mean", "sacreBLEU 13a", 2),
+        ("| validation loss", "valid_loss", "best validation loss", 3),
+    ):
         (line,) = [line for line in README.splitlines() if line.startswith(start)]
-        scores = [f"{float(rows[name][column]):.2f}" for name in ("post-norm", "2rSkip+LN")]
-        assert cells(line)[1:3] == scores
+        shown = cells(line)[1:]
+        for name, cell in zip(("post-norm", "2rSkip+LN"), shown):
+            assert cell.startswith(f"{float(rows[name][column]):.{digits}f} ± ")
+            assert rows[name]["seeds_done"] == "5"
+        mean, low, high = (signed(pairs[value][each], digits) for each in ("mean", "low", "high"))
+        assert shown[2] == f"{mean} ({low} to {high})"
 
 
 def test_readme_has_at_most_10000_bytes():
