@@ -40,7 +40,7 @@ def _row(parameter, columns, dim):
     return tl.load(parameter + columns, columns < dim, 0.0).to(tl.float32)[None, :]
 
 
-# Triton compiles again for a number that is 1 or a multiple of 16: every batch of text has other rows
+# Triton compiles again for a number that is 1 or a multiple of 16; batches have any number of rows
 @triton.jit(do_not_specialize=["rows"])
 def _forward(
     x, f, g1, g2, g3, g4, b1, b2, b3, b4, y, moments, rows, dim, skip, branch, eps,
