@@ -28,7 +28,7 @@ from fairseq_rskip.tools.evaluate.scores_file import read_scores
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 from fairseq_rskip.tools.process import stop_on_signals
 from fairseq_rskip.tools.score import degenerate
-from fairseq_rskip.tools.systems import evaluation, load, name_paths
+from fairseq_rskip.tools.systems import check_kinds, find_system, load, name_paths
 
 UNTESTED = "not tested"
 
@@ -239,9 +239,11 @@ def main(argv: list[str] | None = None) -> None:
     if options.comet:
         comet.program()
     stop_on_signals()
-    paths = {}
+    systems = {}
     for name, path in name_paths(options.systems).items():
-        paths[name] = evaluation(path, options.data)
+        systems[name] = find_system(path, options.data)
+    check_kinds(systems)
+    paths = {name: system.evaluated() for name, system in systems.items()}
 
     comparison = compare_texts(paths, options.trials)
     if comparison is None:

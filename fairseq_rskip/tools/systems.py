@@ -4,9 +4,10 @@ import contextlib
 import os
 import sys
 import zipfile
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import cached
@@ -81,28 +82,46 @@ def evaluations_of(checkpoint: Path) -> Iterator[dict[str, Any]]:
                 yield scores
 
 
-def evaluation(path: Path, data: Path | None) -> Path:
-    """The file of translations, or the folder of an evaluation, for ``path``.
+class System(NamedTuple):
+    """A file of translations or the folder of an evaluation, which ``options`` still have to make.
 
-    A checkpoint, or the average of a training's folder, is evaluated first unless its evaluation is
-    up to date, with default options on ``data`` (default: its training data). The results go beside
-    it. Raises ``UserError``.
+    ``is_text``: of a language model.
+    """
+
+    path: Path
+    is_text: bool = False
+    options: Namespace | None = None  # of rskip evaluate
+
+    def evaluated(self) -> Path:
+        """``path``, evaluated if it was not. Raises ``UserError``."""
+        if self.options is not None:
+            from fairseq_rskip.tools.evaluate import main  # takes seconds
+
+            with contextlib.redirect_stdout(sys.stderr):
+                main.evaluate(self.options)
+        return self.path
+
+
+def find_system(path: Path, data: Path | None) -> System:
+    """The system in ``path``; nothing is translated yet.
+
+    A checkpoint, or the average of a training's folder, is to be evaluated with default options on
+    ``data`` (default: its training data), beside it. Raises ``UserError``.
     """
     if (path / "checkpoints").is_dir():  # a seed's folder of rskip run
         scored = sorted(each.parent for each in path.glob(f"{EVALUATION}*/{SCORES}"))
         path = scored[0] if scored and not data else path / "checkpoints"
 
-    is_scored = (path / SCORES).is_file()
-    has_checkpoints = any(path.glob("checkpoint*.pt")) and not is_scored
+    has_checkpoints = any(path.glob("checkpoint*.pt")) and not (path / SCORES).is_file()
     if zipfile.is_zipfile(path) or has_checkpoints:
-        return _evaluate(path, data)
+        return _to_evaluate(path, data)
     if data:
         raise UserError(f"--data is for checkpoints, and {path} is evaluated already")
-    return path
+    return System(path, is_text=path.is_dir() and "text_sha256" in read_scores(path))
 
 
-def _evaluate(path: Path, data: Path | None) -> Path:
-    """Evaluate a checkpoint or a folder of checkpoints; returns the folder of the evaluation."""
+def _to_evaluate(path: Path, data: Path | None) -> System:
+    """A checkpoint, or a folder of checkpoints, to evaluate. Raises ``UserError``."""
     from fairseq_rskip.tools.evaluate import main, weights  # takes seconds
 
     if path.is_dir():
@@ -113,10 +132,19 @@ def _evaluate(path: Path, data: Path | None) -> Path:
 
     checkpoints, _ = weights.choose(path if path.is_dir() else path.parent, 1, options.checkpoint)
     trained_on = data or weights.task_of(checkpoints[0]).get("data")
-    options.data = corpus_of(checkpoints[0], str(trained_on), data).folder
-    with contextlib.redirect_stdout(sys.stderr):
-        main.evaluate(options)
-    return options.out
+    corpus = corpus_of(checkpoints[0], str(trained_on), data)
+    options.data = corpus.folder
+    return System(options.out, corpus.is_text, options)
+
+
+def check_kinds(systems: dict[str, System]) -> None:
+    """Raise ``UserError`` for language models beside translations."""
+    texts = [name for name, system in systems.items() if system.is_text]
+    others = [name for name in systems if name not in texts]
+    if texts and others:
+        raise UserError(
+            f"{texts[0]} is a language model and {others[0]} is not; expected systems of one kind"
+        )
 
 
 def read_system(path: Path) -> tuple[list[str], list[Path]]:

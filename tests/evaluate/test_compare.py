@@ -7,13 +7,17 @@ import json
 import random
 import re
 import shutil
+from argparse import Namespace
 
 import pytest
 import sacrebleu
+import torch
 from conftest import run_command
 from evaluation_corpus import write
 
+from fairseq_rskip.tools import systems
 from fairseq_rskip.tools.__main__ import main as rskip
+from fairseq_rskip.tools.evaluate import main as evaluate_main
 
 WORDS = "the a cat dog house tree big red sees eats under over <b> & runs".split()
 
@@ -162,6 +166,28 @@ def test_systems_without_a_difference_are_said_to_have_none(texts, capsys, tmp_p
     nothing = "\nno sentences to show: all systems have the same"
     assert nothing in run(paths, capsys, "good", "same")
     assert nothing not in run(paths, capsys, "good", "same", options=["--examples", "0"])
+
+
+def test_every_system_is_found_before_the_first_is_evaluated(texts, tmp_path, monkeypatch, capsys):
+    """A translation takes minutes; the second system is no checkpoint."""
+    training = tmp_path / "training"
+    training.mkdir()
+    torch.save({"model": {}}, training / "checkpoint_best.pt")
+    known = systems.System(tmp_path / "out", options=Namespace())
+    monkeypatch.setattr(systems, "_to_evaluate", lambda path, data: known)
+    monkeypatch.setattr(evaluate_main, "evaluate", lambda options: pytest.fail("it is evaluated"))
+    assert rskip(["compare", str(training), str(tmp_path / "nothing")]) == 1
+    assert "no file or folder" in capsys.readouterr().err
+
+    (tmp_path / "empty").mkdir()
+    assert rskip(["compare", str(training), str(tmp_path / "empty")]) == 1
+    assert capsys.readouterr().err.endswith("or RUN/seed1 of rskip run\n")
+
+    text = tmp_path / "text"
+    text.mkdir()
+    monkeypatch.setattr(systems, "read_scores", lambda folder: {"text_sha256": "0"})
+    assert rskip(["compare", str(training), f"lm={text}"]) == 1
+    assert "lm is a language model and training is not" in capsys.readouterr().err
 
 
 REFUSED = {

@@ -44,6 +44,13 @@ def test_all_mistakes_are_named_at_once_with_row_and_near_name(tmp_path):
         )
 
 
+def test_a_row_without_a_label_does_not_hide_the_mistakes_of_others(tmp_path):
+    rows = [{"arch": "transformer_xskip_ln"}, {"label": "b", "arch": "transformer_xskip_lm"}, 7]
+    message = refused(write(tmp_path, TRANSLATION, rows=rows))
+    assert "row 1: 'label' is missing" in message and "row 3 is 7" in message
+    assert "row 'b': no architecture named 'transformer_xskip_lm'" in message
+
+
 def test_options_of_a_misspelled_kind_are_not_refused_beside_it(tmp_path):
     options = {"skip-kind": "highwya", "skip-gate-bias": -1}
     rows = [{"label": "a", "arch": "transformer_skip", "options": options}]

@@ -137,9 +137,10 @@ def load(path: Path, mistakes: list[str]) -> tuple[Table, Texts] | None:
         content["seeds"] = [content["seeds"]]
 
     table = _build(Table, content, str(path), mistakes)
-    if table is None or None in rows or None in texts.values():
+    right_rows = [row for row in rows if row]
+    if table is None or not right_rows or None in texts.values():
         return None
-    return table, texts
+    return table.model_copy(update={"rows": right_rows}), texts
 
 
 def _rows(
