@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fairseq_rskip.errors import UserError
+from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.pretrained.text import POST_PROCESS
 from fairseq_rskip.tools.lines import read_lines
 
@@ -331,9 +331,14 @@ def _no_corpus(text: str) -> str:
         return f"{text} is a file: expected a corpus or a folder that rskip prepare made"
     if "/" in text or text.startswith("."):
         return f"the folder {text} does not exist; rskip prepare makes it"
+    prepared = sorted(path.parent.name for path in DATA.glob("*/data-bin"))
+    others = [name for name in prepared if name not in NAMES]
+    expected = f"the corpora are {', '.join(NAMES)}"
+    if others:
+        expected += f", and in {DATA}: {', '.join(others)}"
     return (
-        f"no corpus or folder named {text!r}; the corpora are {', '.join(NAMES)}; your own text: "
-        "rskip prepare --src en --tgt de ... FOLDER (two languages) "
+        f"no corpus or folder named {text!r}; {did_you_mean(text, [*NAMES, *others], expected)}; "
+        "your own text: rskip prepare --src en --tgt de ... FOLDER (two languages) "
         "or rskip prepare --text FILE FOLDER"
     )
 

@@ -31,7 +31,8 @@ def summary(newest: dict[str, Record]) -> str:
     if not newest:
         return "no update yet"
     latest = max(newest.values(), key=lambda each: each.updates)
-    parts = [f"epoch {latest.epoch}, {latest.updates:,} updates"]
+    updates = "update" if latest.updates == 1 else "updates"
+    parts = [f"epoch {latest.epoch}, {latest.updates:,} {updates}"]
     train = newest.get("train_inner") or newest.get("train")
     valid = newest.get("valid")
     if train and "loss" in train.values:

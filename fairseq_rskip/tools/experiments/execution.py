@@ -215,7 +215,7 @@ class Job:
         """One line: the part that is done, the time that is left, and the losses."""
         part, losses = TASKS[self.run.task].progress(self.run)
         minutes = (time.monotonic() - self.started) / 60
-        line = f"{self.run}: {part:.0%}, {minutes:.0f} minutes"
+        line = f"{self.run.titled}: {part:.0%}, {minutes:.0f} minutes"
         done_here = part - self.done_before
         if done_here > 0:
             left = minutes * (1 - part) / done_here
@@ -239,12 +239,12 @@ def run_all(runs: list[Run], environments: list[dict[str, str]]) -> list[State]:
                 if job.process.poll() is not None:
                     jobs.remove(job)
                     free.append(job.variables)
-                    print_line(f"{job.run}: {state(job.run)}")
+                    print_line(f"{job.run.titled}: {state(job.run)}")
 
             while waiting and free:
                 run = waiting.popleft()
                 jobs.append(Job(run, free.pop(0)))
-                print_line(f"{run}: starts; {len(waiting)} more to start")
+                print_line(f"{run.titled}: starts; {len(waiting)} more to start")
 
             if jobs:
                 time.sleep(POLL_INTERVAL)
@@ -286,7 +286,7 @@ def submit(runs: list[Run], words: list[str], out: Path) -> None:
         reason = str(error).strip().splitlines()[-1]
         raise UserError(f"SLURM did not take the jobs: {reason}") from None
     for run, job in zip(runs, jobs):
-        print_line(f"{run}: SLURM job {job.job_id}")
+        print_line(f"{run.titled}: SLURM job {job.job_id}")
 
 
 def _sbatch_options(words: list[str]) -> dict[str, int | str]:

@@ -138,6 +138,11 @@ class Run:
         return f"{self.folder.parent.name}/{self.folder.name}"
 
     @property
+    def titled(self) -> str:
+        """Its row's label and its folder, for a line on the screen."""
+        return f"{self.label} ({self})" if self.label else str(self)
+
+    @property
     def evaluation(self) -> str:
         """The name of the folder of its evaluation."""
         return evaluation_name(self.evaluate)
