@@ -19,6 +19,7 @@ if importlib.util.find_spec("fairseq._today") is None:
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY  # noqa: E402
 
 from fairseq_rskip.models import _building, _help, _presets, skip_transformer  # noqa: E402
+from fairseq_rskip.residual import own_rules  # noqa: E402
 
 
 def skip_architectures() -> list[str]:
@@ -42,12 +43,12 @@ def unknown_architecture(name: str) -> str:
     base = name
     while base and base not in ARCH_MODEL_REGISTRY:
         base = base.rpartition("_")[0]
-    expected = ""
+    expected = f"rskip train --archs lists them{own_rules.hint()}"
     if base in skip_architectures():
         sizes = _presets.LM_SIZES if base.startswith("transformer_lm_") else _presets.SIZES
         listed = ", ".join(size for size in sizes if size)
         expected = f"the sizes of {base} are none and {listed}"
-    hint = did_you_mean(name, ARCH_MODEL_REGISTRY, expected) or "rskip train --archs lists them"
+    hint = did_you_mean(name, ARCH_MODEL_REGISTRY, expected)
     return f"no architecture named {name!r}; {hint}"
 
 

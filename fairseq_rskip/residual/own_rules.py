@@ -19,6 +19,11 @@ VARIABLE = "RSKIP_RULES"
 _checksums: dict[str, str] = {}  # module -> SHA-256 of its file when it was run
 
 
+def hint() -> str:
+    """What an error for an unknown architecture adds; "" where rules of one's own are loaded."""
+    return "" if paths_of_files() else f"; a rule of your own needs {VARIABLE}=FILE"
+
+
 def paths_of_files() -> list[Path]:
     """The files that ``RSKIP_RULES`` names."""
     names = os.environ.get(VARIABLE, "").split(os.pathsep)

@@ -100,12 +100,13 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
     from fairseq.data import Dictionary
 
     from fairseq_rskip.models import skip_architectures
+    from fairseq_rskip.residual import own_rules
 
     if arch not in (known := skip_architectures()):
         expected = "expected resnet20, resnet110 or another 6n+2, "
         expected += "one of ours that rskip train --archs lists, or a checkpoint"
         hint = did_you_mean(arch, known, expected)
-        raise UserError(f"no architecture named {arch!r}; {hint}")
+        raise UserError(f"no architecture named {arch!r}; {hint}{own_rules.hint()}")
     parser = Parser(prog=f"rskip describe {arch}", argument_default=argparse.SUPPRESS)
     words = Dictionary()
     models.ARCH_MODEL_REGISTRY[arch].add_args(parser)

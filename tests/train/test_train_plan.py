@@ -203,6 +203,10 @@ REFUSED = [
             ["transformer_rskip_lm", "did you mean transformer_rskip_ln?"],
         ),
         (
+            "wmt14-en-de transformer_mine_tiny --dry-run",
+            ["transformer_mine_tiny", "a rule of your own needs RSKIP_RULES=FILE"],
+        ),
+        (
             "wmt14-en-de transformer_xskip_lnn --dry-run",
             ["transformer_xskip_lnn", "did you mean transformer_xskip_ln?"],
         ),
