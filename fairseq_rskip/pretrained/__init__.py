@@ -97,6 +97,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: its brackets are nested too deeply") from None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
+    if isinstance(config, dict) and "model_type" in config:
+        raise UserError(
+            f"{folder} is an export for Hugging Face, for transformers' AutoModelForCausalLM; "
+            "expected one that rskip export wrote without --transformers"
+        )
     version = config.get("format") if isinstance(config, dict) else None
     if version != FORMAT or config.get("kind") not in KINDS:
         raise UserError(f"{path} is not of {FORMAT!r}: it says {version!r}; export the model again")

@@ -63,6 +63,12 @@ class LanguageModel(GeneratorHubInterface):
         self.to_tokens = splitter(config, folder)
         self.from_tokens = detokeniser(config, config["source"])
 
+    def translate(self, *arguments: Any, **options: Any) -> str:
+        """Raise ``UserError``: fairseq would continue the text."""
+        raise UserError(
+            "a language model does not translate; it has score(text) and sample(prompt)"
+        )
+
     @torch.no_grad()
     def score(self, document: str, context_window: int = 0) -> Score:
         """The probability of a text of one or more lines, with a blank line after each document.

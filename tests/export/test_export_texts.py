@@ -76,6 +76,11 @@ def test_samples_follow_the_models_probabilities(model):
         model[0].sample("a " * 40)
 
 
+def test_a_language_model_does_not_translate(model):
+    with pytest.raises(UserError, match=r"does not translate; it has score\(text\) and sample"):
+        model[0].translate("a b")
+
+
 def test_the_card_has_the_perplexity(model, scored):
     header, text = card(model[1])
     assert (header["pipeline_tag"], header["language"]) == ("text-generation", ["en"])

@@ -31,6 +31,7 @@ CONFIGS = {
     "nested brackets": ("[" * 100_000, "its brackets are nested too deeply"),
     "two megabytes": (" " * 2**21, "it has 2,097,152 bytes, at most 1,048,576 are read"),
     "not JSON": ("{", "Expecting property name"),
+    "Hugging Face's": ('{"model_type": "gpt2"}', "without --transformers"),
 }
 
 
