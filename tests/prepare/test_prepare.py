@@ -139,6 +139,14 @@ def test_an_own_corpus_becomes_a_data_bin(prepared):
     assert facts["splits"]["train"]["unknown_percent"]["en"] == 0.0
 
 
+def test_held_out_text_of_another_script_is_warned_about(raw, tmp_path):
+    """The real fairseq-preprocess counts; the merges are learned from Latin letters."""
+    (raw / "test.de").write_text("Привет мир\n" * SIZES["test"], encoding="utf-8")
+    said = prepare(raw, tmp_path / "out")
+    (line,) = [line for line in said.splitlines() if line.startswith("warning: ")]
+    assert "% of the tokens in test.de are unknown" in line
+
+
 def test_what_is_done_is_not_done_again_and_what_changes_is(raw, quick):
     out = raw / "out ü"
     times = {

@@ -8,6 +8,7 @@ written under other names first.
 
 import dataclasses
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from fairseq_rskip.tools.process import follow
 SPLITS = ("train", "valid", "test")
 FORMAT = "2"  # of the stages' files; another number makes all of them again
 KEY = ".key"
+MOST_UNKNOWN = 1.0  # percent of a held-out text; subwords of one kind of text leave below a tenth
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,22 @@ def prepare(plan: Preparation) -> None:
         f"{plan.corpus}: ready: {plan.out / 'data-bin'}; its preparation.json has the numbers of "
         "sentences, tokens and unknown words"
     )
+    facts = json.loads((plan.out / "data-bin" / "preparation.json").read_text("utf-8"))
+    for warning in unknown_words(facts):
+        print_line(f"warning: {plan.corpus}: {warning}", "stderr")
+
+
+def unknown_words(facts: dict[str, Any]) -> list[str]:
+    """A warning for each held-out side of preparation.json with many tokens that training lacks."""
+    warnings = []
+    for split in ("valid", "test"):
+        for language, percent in facts["splits"][split]["unknown_percent"].items():
+            if percent > MOST_UNKNOWN:
+                warnings.append(
+                    f"{percent:.1f} % of the tokens in {split}.{language} are unknown: no training "
+                    "text has them, so the model sees <unk>; is it of the same kind and language?"
+                )
+    return warnings
 
 
 class Stages:
