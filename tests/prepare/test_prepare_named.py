@@ -4,6 +4,7 @@ Their archives are stand-ins, laid out as the published ones.
 """
 
 import json
+import shutil
 
 import corpus_archives
 import pytest
@@ -77,6 +78,31 @@ def test_a_published_corpus(archives, quick, tmp_path, corpus):
             (f"valid.{tgt}", corpus_archives.texts(*first)[1]),
         ):
             assert (out / "data-bin" / "raw" / file).read_bytes().startswith(text)
+
+
+def test_another_part_in_the_list_of_corpora_makes_the_raw_text_again(
+    archives, quick, tmp_path, monkeypatch, capfd
+):
+    """The archives and their list stay as they are."""
+    corpus_archives.multi30k(archives, "de")
+    listed = corpus_archives.write_list(archives)
+    corpora = tmp_path / "data-prep"
+    shutil.copytree(main.FOLDER, corpora)
+    monkeypatch.setattr(main, "FOLDER", corpora)
+    monkeypatch.setenv("PATH", quick["PATH"])
+    words = [*map(str, ["multi30k-en-de", "--from", archives, "--archives", listed, *QUICK])]
+    assert main.main([*words, str(tmp_path / "out")]) == 0
+    assert main.main([*words, str(tmp_path / "out")]) == 0
+    assert "raw: up to date" in capfd.readouterr().out
+
+    file = corpora / "corpora.yaml"
+    text = file.read_text("utf-8")
+    assert text.count("[archives/test_2016_flickr]") == 1
+    file.write_text(text.replace("[archives/test_2016_flickr]", "[archives/val]"), "utf-8")
+    assert main.main([*words, str(tmp_path / "out")]) == 0
+    assert "raw: up to date" not in capfd.readouterr().out
+    raw = tmp_path / "out" / "raw"
+    assert (raw / "test.en").read_text("utf-8") == (raw / "valid.en").read_text("utf-8")
 
 
 @pytest.mark.parametrize("corpus", ["wikitext103", "captions"])
