@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.pretrained.text import POST_PROCESS
@@ -55,25 +55,25 @@ class Corpus:
 
         Raises ``UserError`` if it does not exist.
         """
-        path, known = _locate(str(data))
-        folder = _data_bin(path, known)
-        if not folder.is_dir():
-            if not known:
-                raise UserError(_no_corpus(str(data)))
-            command = "make demo" if known == "numbers" else f"rskip prepare {known}"
-            raise UserError(f"{known} is not prepared (no {folder}); run: {command}")
-        return cls._in(folder, known)
+        found = _locate(str(data))
+        if found.data_bin.is_dir():
+            return cls._in(found.data_bin, found.known)
+        if not found.known:
+            raise UserError(_no_corpus(str(data)))
+        command = "make demo" if found.known == "numbers" else f"rskip prepare {found.known}"
+        raise UserError(f"{found.known} is not prepared (no {found.data_bin}); run: {command}")
 
     @classmethod
     def find_or_plan(cls, data: str | Path) -> "Corpus":
         """As ``find``; one of ``NAMES``, or a path with a slash in it, need not exist yet."""
-        path, known = _locate(str(data))
-        if not (known or path.is_dir() or "/" in str(data)):
+        found = _locate(str(data))
+        is_path = found.folder.is_dir() or "/" in str(data)
+        if not found.known and not is_path:
             raise UserError(_no_corpus(str(data)))
-        folder = _data_bin(path, known)
-        if any(folder.glob("dict*.txt")):
-            return cls._in(folder, known)
-        return cls(path / "data-bin", known or path.name, known, exists=False)
+        if any(found.data_bin.glob("dict*.txt")):
+            return cls._in(found.data_bin, found.known)
+        name = found.known or found.folder.name
+        return cls(found.folder / "data-bin", name, found.known, exists=False)
 
     @classmethod
     def find_for_evaluation(cls, data: str | Path) -> "Corpus":
@@ -290,20 +290,30 @@ def corpus_of(
         ) from None
 
 
-def _locate(data: str) -> tuple[Path, str]:
-    """The folder of a corpus, and its name in ``NAMES`` or ""; the folder may be a data-bin."""
+class _Location(NamedTuple):
+    """Where the word DATA of a command line points; nothing need be there."""
+
+    folder: Path  # of the corpus, or a data-bin itself
+    known: str = ""  # the corpus's name in ``NAMES``, or ""
+
+    @property
+    def data_bin(self) -> Path:
+        inner = self.folder / "data-bin"
+        return inner if self.known or inner.is_dir() else self.folder
+
+
+def _locate(data: str) -> _Location:
+    """The corpus of this name, else the folder ``data``, else that of this name in ./data.
+
+    Raises ``UserError`` for an empty word.
+    """
     if not data.strip():
         raise UserError(_no_corpus(data))
     if data in NAMES:
-        return DATA / data, data
-    path = Path(data)
-    return (path if path.is_dir() else DATA / data), ""
-
-
-def _data_bin(path: Path, known: str) -> Path:
-    """The data-bin of the corpus in ``path``."""
-    inner = path / "data-bin"
-    return inner if known or inner.is_dir() else path
+        return _Location(DATA / data, known=data)
+    if Path(data).is_dir():
+        return _Location(Path(data))
+    return _Location(DATA / data)
 
 
 def folder_name(folder: Path) -> str:
