@@ -31,6 +31,7 @@ from fairseq_rskip.tools.score import degenerate
 from fairseq_rskip.tools.systems import check_kinds, find_system, load, name_paths
 
 UNTESTED = "not tested"
+SIGNIFICANT = 0.05
 
 
 def compare(
@@ -170,7 +171,11 @@ def compare_texts(paths: dict[str, Path], trials: int) -> tuple[list[list[str]],
     windows = sorted({window.format(**each["context"]) for each in scores.values()})
     notes = [f"{len(bits[base]):,} documents, {first['bytes']:,} bytes; {' or '.join(windows)}"]
     test = f"p of the documents: {PAIRED}, {trials:,} trials"
-    return table, [*notes, f"difference: of bits per byte, against {base}; {test}"]
+    notes.append(f"difference: of bits per byte, against {base}; {test}")
+    smallest_p = 2 / 2 ** len(bits[base])  # all signs of the differences, or all of them flipped
+    if smallest_p > SIGNIFICANT:
+        notes.append(f"with {len(bits[base])} documents p cannot be below {smallest_p:.2f}")
+    return table, notes
 
 
 def compare_translations(

@@ -115,6 +115,14 @@ def test_language_models_are_compared_by_documents(
     compared = capsys.readouterr().out
     assert re.search(rf"other .* \{other - ours:+.4f} +0\.00\d+", compared)
     assert "10 documents, 730 bytes; windows of 32 tokens, a stride of 32" in compared
+    assert "p cannot be below" not in compared
+
+    for path in paths:  # two documents: with both signs equal, p is 2 of 4
+        scores = json.loads(path.read_text())
+        path.write_text(json.dumps({**scores, "documents": scores["documents"][:2]}))
+    folders = [str(path.parent) for path in paths]
+    assert rskip("compare", *folders) == 0
+    assert "with 2 documents p cannot be below 0.50" in capsys.readouterr().out
 
 
 @pytest.mark.slow
