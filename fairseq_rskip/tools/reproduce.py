@@ -15,7 +15,7 @@ from fairseq_rskip.tools.process import follow, stop_on_signals
 from .experiments import execution, own_text
 from .experiments.plan import Choice, make_tables
 from .experiments.records import DONE, RUNNING, Experiment, Run, State
-from .experiments.results import ready, state
+from .experiments.results import distinct, ready, state
 from .experiments.tasks import RSKIP, TASKS, planned
 from .experiments.yaml_file import FOLDER
 
@@ -134,7 +134,7 @@ def run(options: argparse.Namespace) -> None:
         tables = _tables(options)
     _check_data(tables)
     if options.slurm is not None:
-        runs = _ready(tables, options, without=(RUNNING, DONE))
+        runs = _untried(tables, options, tried=set())
         return execution.submit(runs, options.slurm, options.output)
 
     states = _run_all(tables, options)
@@ -173,17 +173,18 @@ def _check_data(tables: list[Experiment]) -> None:
 def _untried(
     tables: list[Experiment], options: argparse.Namespace, tried: set[tuple[Path, str]]
 ) -> list[Run]:
-    """The runs to start now, which are added to ``tried``.
+    """The runs to start now, one in each folder, which are added to ``tried``.
 
-    A run counts once for its training, and once more for its evaluation.
+    A training counts once for each of its evaluations: the second one starts when the first is
+    over.
     """
-    runs = []
+    chosen: dict[Path, Run] = {}
     for run in _ready(tables, options, without=(RUNNING, DONE)):
         job = (run.folder, run.evaluation if run.scored else "")
-        if job not in tried:
+        if job not in tried and run.folder not in chosen:
             tried.add(job)
-            runs.append(run)
-    return runs
+            chosen[run.folder] = run
+    return list(chosen.values())
 
 
 def prepare_data(table: Experiment, dry_run: bool = False) -> bool:
@@ -237,11 +238,10 @@ def _ready(
     tables: list[Experiment], options: argparse.Namespace, without: tuple[str, ...] = ()
 ) -> list[Run]:
     """The runs that can start now, each once, but those in a state of a kind in ``without``."""
-    runs = {}
+    runs = []
     for table in tables:
-        for run in ready(table, options.output):
-            runs[run.folder] = run
-    return [run for run in runs.values() if state(run).kind not in without]
+        runs += ready(table, options.output)
+    return [run for run in distinct(runs) if state(run).kind not in without]
 
 
 def _show(tables: list[Experiment], options: argparse.Namespace) -> None:

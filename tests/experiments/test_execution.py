@@ -16,8 +16,9 @@ from experiment_runs import IMAGES, TRANSLATION, reproduce, tables, write
 from fairseq import models
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.files import locked
+from fairseq_rskip.files import locked, write_json
 from fairseq_rskip.tools import process
+from fairseq_rskip.tools import reproduce as reproduce_module
 from fairseq_rskip.tools.__main__ import main as rskip
 from fairseq_rskip.tools.evaluate import generation
 from fairseq_rskip.tools.experiments import execution, results
@@ -59,6 +60,36 @@ def test_more_jobs_than_gpus_share_them(monkeypatch):
     assert gpus(5) == ["0", "1", "0", "1", "0"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
     assert gpus(3) == ["6", "7", "6"]
+
+
+def test_rows_that_differ_in_their_evaluation_are_all_evaluated(tmp_path, monkeypatch):
+    """They share a training, whose record one process at a time may write."""
+    rows = []
+    for beam in (1, 4):
+        rows.append({**TRANSLATION["rows"][0], "label": f"{beam}", "evaluate": {"beam": beam}})
+    paths = [
+        write(tmp_path, TRANSLATION, rows=rows, seeds=[1]),
+        write(tmp_path, TRANSLATION, "losses", seeds=[1], metric="valid_loss"),
+    ]
+    started = []
+
+    def run_all(runs, environments):
+        started.append([run.evaluation if run.scored else run.label for run in runs])
+        assert len({run.folder for run in runs}) == len(runs)
+        for run in runs:
+            scores = {**read_record(run.folder).get("scores", {}), run.evaluation: SCORES}
+            run.folder.mkdir(parents=True, exist_ok=True)
+            write_json(run.folder / "run.json", {"metrics": {"values": {}}, "scores": scores})
+        return [results.state(run) for run in runs]
+
+    SCORES = {"values": {"sacreBLEU 13a": 1.0}}
+    monkeypatch.setattr(execution, "run_all", run_all)
+    for name in ("prepare_data", "_check_data", "report"):
+        monkeypatch.setattr(reproduce_module, name, lambda *arguments: False)
+    names = [*map(str, paths), "--output", str(tmp_path / "out")]
+    assert reproduce_module.main(names, "run") == 0
+    assert [len(each) for each in started] == [2, 1]
+    assert {*started[0], *started[1]} == {"evaluation-beam1", "evaluation-beam4", "rSkip"}
 
 
 def test_help_needs_no_torch():

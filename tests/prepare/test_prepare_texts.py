@@ -3,6 +3,7 @@
 They are made by the command that a user runs.
 """
 
+import hashlib
 import json
 import shutil
 
@@ -15,7 +16,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.prepare import main
 from fairseq_rskip.tools.prepare.stages import Stages
-from fairseq_rskip.tools.prepare.text import documents, draw_documents
+from fairseq_rskip.tools.prepare.text import content_hash, documents, draw_documents
 
 COMMAND = ["python", "-m", "fairseq_rskip.tools", "prepare"]
 
@@ -131,6 +132,25 @@ def test_a_folder_that_prepare_did_not_make_is_not_replaced(tmp_path, capsys):
     assert main.main(["--text", str(text), str(tmp_path / "out")]) == 1
     assert f"{own} is there already and was not made by rskip prepare" in capsys.readouterr().err
     assert (own / "thesis.txt").read_text() == "mine"
+
+    unfinished = own.rename(tmp_path / "out" / "text.part")
+    assert main.main(["--text", str(text), str(tmp_path / "out")]) == 1
+    assert f"{unfinished} is there already" in capsys.readouterr().err
+    moved = unfinished.rename(tmp_path / "out" / "raw.old")  # as the line asks
+    assert main.main(["--text", str(text), "--bpe", "none", str(tmp_path / "out")]) == 0
+    assert (moved / "thesis.txt").read_text() == "mine"
+
+
+def test_a_text_is_another_where_its_documents_end_elsewhere(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "one" / "a.txt").write_text("a\nb\n")
+    (tmp_path / "two" / "a.txt").write_text("a\n")
+    (tmp_path / "two" / "b.txt").write_text("b\n")
+    file = tmp_path / "one" / "a.txt"
+    hashes = {content_hash(path) for path in (file, tmp_path / "one", tmp_path / "two")}
+    assert len(hashes) == 3
+    assert content_hash(file) == hashlib.sha256(b"a\nb\n").hexdigest()
 
 
 def test_a_kill_while_an_old_stage_is_removed_costs_nothing(tmp_path, monkeypatch):

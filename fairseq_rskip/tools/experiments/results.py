@@ -54,8 +54,24 @@ def ready(experiment: Experiment, out: Path) -> list[Run]:
             if seed in by_seed:
                 runs.append(by_seed[seed])
 
-    by_folder = {run.folder: run for run in runs}
-    return list(by_folder.values())
+    return distinct(runs)
+
+
+def distinct(runs: list[Run]) -> list[Run]:
+    """``runs``, each training once for each evaluation of it.
+
+    A training without an evaluation is left out beside one with an evaluation, of which it is a
+    part. Several runs have one folder where rows differ in their evaluation alone.
+    """
+    by_folder: dict[Path, dict[str, Run]] = {}
+    for run in runs:
+        by_evaluation = by_folder.setdefault(run.folder, {})
+        if run.scored:
+            by_evaluation.pop("", None)
+            by_evaluation[run.evaluation] = run
+        elif not by_evaluation:
+            by_evaluation[""] = run
+    return [run for by_evaluation in by_folder.values() for run in by_evaluation.values()]
 
 
 def _tried(point: SweepPoint, experiment: Experiment, out: Path) -> Run:

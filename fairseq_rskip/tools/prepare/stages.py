@@ -153,12 +153,13 @@ class Stages:
         words = [FORMAT, self.key, name, *map(str, depends_on)]
         self.key = hashlib.sha256("\0".join(words).encode()).hexdigest()
         folder, part = self.out / name, self.out / f"{name}.part"
-        old = self.out / f"{name}.old"
-        if folder.exists() and not _read_key(folder):
-            raise UserError(
-                f"{folder} is there already and was not made by rskip prepare: move it, or choose "
-                "another FOLDER"
-            )
+        replaced = self.out / f".{name}.replaced"  # not a name that a user would choose
+        for path in (folder, part):
+            if path.exists() and not _read_key(path) and any(path.iterdir()):
+                raise UserError(
+                    f"{path} is there already and was not made by rskip prepare: move it, or "
+                    "choose another FOLDER"
+                )
         if _read_key(folder) == self.key:
             print_line(f"{self.corpus}: {name}: up to date")
             return
@@ -171,13 +172,13 @@ class Stages:
             unfinished.unlink()
         print_line(f"{self.corpus}: {name}")
         fill(part)
-        if old.exists():  # an earlier process was killed below
-            shutil.rmtree(old)
+        if replaced.exists():  # an earlier process was killed below
+            shutil.rmtree(replaced)
         if folder.exists():
-            folder.rename(old)
+            folder.rename(replaced)
         part.rename(folder)
-        if old.exists():
-            shutil.rmtree(old)
+        if replaced.exists():
+            shutil.rmtree(replaced)
 
 
 def _read_key(folder: Path) -> str:

@@ -108,9 +108,14 @@ def text_files(source: Path) -> list[Path]:
 
 
 def content_hash(source: Path) -> str:
-    """The SHA-256 of a text: of a file, or of the text files in a folder one after the other."""
+    """The SHA-256 of a text: of a file, or of the text files in a folder and where each begins.
+
+    A document of a folder ends with its file.
+    """
     digest = hashlib.sha256()
     for path in text_files(source):
+        if source.is_dir():
+            digest.update(f"a file of {path.stat().st_size} bytes\0".encode())
         with open(path, "rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
