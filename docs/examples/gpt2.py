@@ -35,6 +35,7 @@ class SkipBlock(nn.Module):
             )
             if skips[-1].pre is not None:
                 skips[-1].pre.load_state_dict(norm.state_dict())
+        skips[1].share_with(skips[0])  # for rules with one number a layer
         self.attention_skip, self.feed_forward_skip = skips
 
     def forward(self, hidden_states, past_key_values=None, attention_mask=None, *_, **options):

@@ -12,7 +12,11 @@ from fairseq_rskip.residual import Place, create_skip
 
 
 class SkipBlock(Block):
-    """Block ``depth`` (timm: its number) of ``blocks``; ``skip``: arguments of ``create_skip``."""
+    """Block ``depth`` (timm: its number) of ``blocks``; ``skip``: arguments of ``create_skip``.
+
+    The rule does not rescale its branch at the start (``SkipConnection.initialise``): timm draws
+    the weights after the blocks are built.
+    """
 
     def __init__(self, dim: int, *arguments, blocks: int, skip: dict, depth: int = 0, **options):
         super().__init__(dim, *arguments, depth=depth, **options)
@@ -24,6 +28,7 @@ class SkipBlock(Block):
             skips.append(
                 create_skip(dim=dim, place=place, batch_dim=0, eps=1e-6, **skip)
             )  # timm's eps
+        skips[1].share_with(skips[0])  # for rules with one number a layer
         self.skip1, self.skip2 = skips
         self.norm1 = self.norm2 = nn.Identity()  # the rule has its own
 

@@ -5,7 +5,6 @@ gradient at x is the sum of what the two paths return, by the skip and by the br
 says what the depth of a stack asks of them.
 """
 
-import statistics
 from typing import Any
 
 import torch
@@ -33,13 +32,14 @@ class PathProbe(Watch):
 
     Within the block the skip gets a view of x, whose gradient is the skip's alone: outputs and
     gradients stay the same bit for bit. Rules that carry several tensors have no y and x of one
-    shape and are left out.
+    shape and are left out. Where the skip reads x before its branch, as in ``fractional``, the two
+    gradients cannot be told apart and are left out.
     """
 
     def __init__(self, model: nn.Module):
         super().__init__(model)
         self.skips = {name: skip for name, skip in self.skips.items() if skip.widths == (1, 1)}
-        self.measured: dict[str, dict[str, list[float]]] = {
+        self.measured: dict[str, dict[str, list[Tensor]]] = {
             name: {quantity: [] for quantity in QUANTITIES} for name in self.skips
         }
 
@@ -69,18 +69,26 @@ class PathProbe(Watch):
 
     def values(self) -> dict[str, dict[str, float]]:
         """Block -> quantity -> its mean over the passes so far, of those that were measured."""
-        return {
-            name: {quantity: statistics.fmean(each) for quantity, each in measured.items() if each}
-            for name, measured in self.measured.items()
-        }
+        means: dict[tuple[str, str], Tensor] = {}
+        for name, measured in self.measured.items():
+            for quantity, each in measured.items():
+                if each:
+                    means[name, quantity] = torch.stack(each).double().mean()
+
+        found: dict[str, dict[str, float]] = {name: {} for name in self.measured}
+        if means:
+            numbers = torch.stack([*means.values()]).tolist()  # one wait for the device
+            for (name, quantity), number in zip(means, numbers):
+                found[name][quantity] = number
+        return found
 
 
 class Gradients:
     """The two gradients of one pass through one skip connection."""
 
-    def __init__(self, measured: dict[str, list[float]]):
+    def __init__(self, measured: dict[str, list[Tensor]]):
         self.measured = measured
-        self.skip: Tensor
+        self.skip: Tensor | None = None
 
     def by_skip(self, gradient: Tensor) -> None:
         self.skip = at_least_float32(gradient.detach())
@@ -88,19 +96,22 @@ class Gradients:
     def at_x(self, gradient: Tensor) -> None:
         """Measure x's gradient, which is complete when both paths have returned theirs.
 
-        Autograd calls this after :meth:`by_skip`.
+        Autograd calls this after :meth:`by_skip`, if the skip has read the view.
         """
+        if self.skip is None:
+            return
         branch = at_least_float32(gradient.detach()) - self.skip
         norms = self.skip.norm() * branch.norm()
-        self.measured["cos_gradients"].append(float((self.skip * branch).sum() / norms))
-        self.measured["branch_over_skip_gradient"].append(float(branch.norm() / self.skip.norm()))
+        self.measured["cos_gradients"].append((self.skip * branch).sum() / norms)
+        self.measured["branch_over_skip_gradient"].append(branch.norm() / self.skip.norm())
 
 
-def mean_cosine(skip: SkipConnection, a: Tensor, b: Tensor, padding_mask: Tensor | None) -> float:
+def mean_cosine(skip: SkipConnection, a: Tensor, b: Tensor, padding_mask: Tensor | None) -> Tensor:
     """The cosine of a and b over the features, its mean over the positions that are not padded."""
     cosines = torch.cosine_similarity(
         at_least_float32(a), at_least_float32(b), dim=skip.channel_dim
     )
-    if padding_mask is not None:
-        cosines = cosines[~padding_mask]
-    return float(cosines.mean())
+    if padding_mask is None:
+        return cosines.mean()
+    unpadded = padding_mask.logical_not()
+    return torch.where(unpadded, cosines, 0.0).sum() / unpadded.sum()

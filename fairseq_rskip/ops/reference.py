@@ -64,7 +64,9 @@ def halting(steps: Tensor, bias: Tensor, direction: Tensor) -> Tensor:
 
     ``h_k = sigmoid(direction . y_k + bias_k)``, ``p_k = h_k prod_{j<k} (1 - h_j)``, p_K the rest.
     """
-    logits = steps[:-1] @ direction.to(steps.dtype) + bias.view(-1, *[1] * (steps.dim() - 2))
+    # a product and a sum rather than matmul, whose type autocast would narrow
+    logits = (steps[:-1] * direction.to(steps.dtype)).sum(-1)
+    logits = logits + bias.view(-1, *[1] * (steps.dim() - 2))
     halts = logits.sigmoid()
     reached = torch.cat((torch.ones_like(steps[:1, ..., 0]), (1.0 - halts).cumprod(0)))
     return reached * torch.cat((halts, torch.ones_like(reached[:1])))

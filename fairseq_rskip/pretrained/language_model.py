@@ -17,6 +17,7 @@ from torch import Tensor
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.compat import unknown_architecture
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.residual.profile import cuda_devices
 
 from . import check_positions, fill, required, text
 from .translation import TENSORS_PER_LAYER, detokeniser, splitter
@@ -128,7 +129,7 @@ class LanguageModel(GeneratorHubInterface):
                 f"the prompt has {len(tokens)} tokens, the model takes {self.max_positions - 1}"
             )
         beam = search.pop("beam", self.cfg.generation.beam)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(cuda_devices(self)):
             torch.manual_seed(torch.seed() if seed is None else seed)
             best = self.generate([tokens], beam, verbose, **search)[0][0]
         return self.decode(best["tokens"])

@@ -44,7 +44,8 @@ class Angled(Weighted):
         exponent = self.options.angle_exponent
         if exponent != 0:
             self.require_place()
-        self.set_angle(self.options.angle / self.place.num_blocks**exponent)
+        theta = self.options.angle / self.place.num_blocks**exponent
+        self.set_angle(min(theta, math.pi / 2))
 
     def set_angle(self, theta: float) -> None:
         """Make what the equation needs of the angle, at the end of the constructor."""
@@ -74,7 +75,7 @@ class FixedAngle(Angled, ConstantSkip):
     """
 
     def set_angle(self, theta: float) -> None:
-        self.theta = min(theta, math.pi / 2)
+        self.theta = theta
         self.skip_scale = math.cos(self.theta)
         self.branch_scale = math.sin(self.theta)
 
@@ -178,7 +179,7 @@ class NormAgnostic(SkipConnection):
     def needs_final_norm(self) -> bool:
         return True  # the length of x grows with depth
 
-    def current(self, x: Tensor) -> tuple[Tensor, Any]:
+    def prepare(self, x: Tensor) -> tuple[Tensor, Any]:
         return self.unit(x).to(x.dtype), None
 
     def unit(self, z: Tensor) -> Tensor:

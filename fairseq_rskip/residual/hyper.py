@@ -207,7 +207,7 @@ class FractionalConnection(SkipConnection):
         return (mixed + written).flatten(-2)
 
     def constants(self) -> dict[str, float]:
-        return {"m": float(self.options.parts), **super().constants()}
+        return {"m": float(self.shape[0]), **super().constants()}
 
 
 class SigmoidGates(MatrixSkip):
@@ -353,8 +353,20 @@ class ManifoldConstrained(SigmoidGates):
         return matrix
 
 
+class UnmixedStreams(MatrixSkip):
+    """The rules ``H' = H + w F(...)``: R, the buffer ``identity``, is not multiplied."""
+
+    identity: Tensor
+
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        h, _, writing = carried
+        if self.last:  # the sum of the rows of H'
+            return sum(h.unbind(-2), writing.sum(-1, keepdim=True) * f_x)
+        return (h + writing.unsqueeze(-1) * f_x.unsqueeze(-2)).flatten(-2)
+
+
 @register("ihc")
-class IdentityHyperConnection(SigmoidGates):
+class IdentityHyperConnection(UnmixedStreams, SigmoidGates):
     """Identity hyper-connections ``H' = H + w F(G(p H))``, ``p = sigmoid(P)``, ``w = 2
     sigmoid(W)``: row i of H changes by w_i F alone.
 
@@ -364,8 +376,6 @@ class IdentityHyperConnection(SigmoidGates):
     we had no copy of either, and follow the equation that both are cited for. The initial values
     are those of our mHC.
     """
-
-    identity: Tensor
 
     def __init__(self, dim: int, *, streams: Streams = 4, **common: Unpack[Common]):
         super().__init__(dim, streams=streams, **common)
@@ -378,7 +388,7 @@ class IdentityHyperConnection(SigmoidGates):
 
 
 @register("gated_residual")
-class GatedResidual(MatrixSkip):
+class GatedResidual(UnmixedStreams):
     """Gated residual ``H' = H + w F(r)``, ``r = sum_i a_i * N_i / n``, ``w = 2 sigmoid(J N / n)``,
     where N_i is row i of H over its rms, times a gain, and a, of a weight for each row and feature,
     is ``sigmoid(U silu(V N / n))``.
@@ -391,8 +401,6 @@ class GatedResidual(MatrixSkip):
     x-transformers (gated_multi_residual) has biases in both gates, which give each block a row to
     read.
     """
-
-    identity: Tensor
 
     norms = ("none",)
     default_norm = "none"

@@ -5,8 +5,6 @@ does; ``initialise`` rescales them to the standard deviation that the paper mean
 torch's uniform draw, where the usual implementations of T-Fixup and GPT-2 start them at zero.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
@@ -67,9 +65,6 @@ class Fixup(Weighted):
 
     def offset(self) -> Tensor:
         return self.bias_out
-
-    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        return super().combine(x, f_x, carried) + self.offset()
 
 
 @register("tfixup")

@@ -83,11 +83,17 @@ def hooked(modules: dict[str, Any], register: Any, see: Callable[..., None]) -> 
         yield
 
 
+def cuda_devices(model: nn.Module) -> list[int]:
+    """The numbers of the GPUs that hold ``model``; torch would otherwise ask for those of all."""
+    devices = {parameter.device for parameter in model.parameters()}
+    return sorted(device.index for device in devices if device.type == "cuda")
+
+
 @contextlib.contextmanager
 def without_gradients(model: nn.Module) -> Iterator[None]:
     """Turn gradients off in the block; afterwards restore the random state and the buffers."""
     before = [buffer.clone() for buffer in model.buffers()]
-    with torch.no_grad(), torch.random.fork_rng():
+    with torch.no_grad(), torch.random.fork_rng(cuda_devices(model)):
         try:
             yield
         finally:

@@ -7,21 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# [k][i][j]: the part of p_k in entry (i, j) of the matrix of x -> p x, and of q_k in that of
-# x -> x q, for quaternions of the parts 1, i, j, k
-LEFT = (
-    ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)),
-    ((0, -1, 0, 0), (1, 0, 0, 0), (0, 0, 0, -1), (0, 0, 1, 0)),
-    ((0, 0, -1, 0), (0, 0, 0, 1), (1, 0, 0, 0), (0, -1, 0, 0)),
-    ((0, 0, 0, -1), (0, 0, -1, 0), (0, 1, 0, 0), (1, 0, 0, 0)),
-)
-RIGHT = (
-    ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)),
-    ((0, -1, 0, 0), (1, 0, 0, 0), (0, 0, 0, 1), (0, 0, -1, 0)),
-    ((0, 0, -1, 0), (0, 0, 0, -1), (1, 0, 0, 0), (0, 1, 0, 0)),
-    ((0, 0, 0, -1), (0, 0, 1, 0), (0, -1, 0, 0), (1, 0, 0, 0)),
-)
-
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product of ``a`` and ``b``, ``(..., n, n)``."""
@@ -32,9 +17,21 @@ def of_quaternions(pair: Tensor) -> Tensor:
     """The rotation ``x -> p x q`` of four numbers x, ``(..., 4, 4)``; ``pair``, ``(..., 2, 4)``,
     holds p and q, here divided by their lengths."""
     p, q = F.normalize(pair, dim=-1).unbind(-2)
-    left = (p[..., None, None] * p.new_tensor(LEFT)).sum(-3)
-    right = (q[..., None, None] * q.new_tensor(RIGHT)).sum(-3)
-    return product(left, right)
+    return product(_left(p), _right(q))
+
+
+def _left(p: Tensor) -> Tensor:
+    """The matrix of ``x -> p x``, for quaternions of the parts 1, i, j, k."""
+    a, b, c, d = p.unbind(-1)
+    rows = ((a, -b, -c, -d), (b, a, -d, c), (c, d, a, -b), (d, -c, b, a))
+    return torch.stack([torch.stack(row, -1) for row in rows], -2)
+
+
+def _right(q: Tensor) -> Tensor:
+    """The matrix of ``x -> x q``."""
+    a, b, c, d = q.unbind(-1)
+    rows = ((a, -b, -c, -d), (b, a, d, -c), (c, -d, a, b), (d, c, -b, a))
+    return torch.stack([torch.stack(row, -1) for row in rows], -2)
 
 
 def cayley(logits: Tensor, alpha: float = 0.1, steps: int = 2) -> Tensor:

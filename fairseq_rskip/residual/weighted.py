@@ -66,7 +66,9 @@ class Weighted(SkipConnection):
         return 0.0
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        return weighted_sum(x, f_x, *self.scales(x))
+        z = weighted_sum(x, f_x, *self.scales(x))
+        r = self.offset()
+        return z + r if isinstance(r, Tensor) else z
 
     def coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None

@@ -101,7 +101,6 @@ class Trainer:
         self.module = self.module.to(device, memory_format=torch.channels_last)
         self.scheduled = scheduled(self.module)
         self.halting = halting_skips(self.module)
-        self.net = self._wrapped()
         self.optimizer = torch.optim.SGD(
             self._parameter_groups(),
             config.lr,
@@ -119,6 +118,7 @@ class Trainer:
         )
         if wanting_profile(self.module):
             self._initialise_from_first_batch()
+        self.net = self._wrapped()  # which sends the first process's values to all
         self.unmoved = UnmovedCoefficients(self.module)
         self.iteration = 0
         self.reset_meter()

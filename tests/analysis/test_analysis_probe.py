@@ -16,7 +16,7 @@ from transformer_helpers import TINY, batch, build, dictionary, pad, randomise, 
 from fairseq_rskip.analysis.paths import PathProbe
 from fairseq_rskip.analysis.probe import SkipProbe
 from fairseq_rskip.analysis.study import gradient_norms
-from fairseq_rskip.residual import SkipConnection, create_skip
+from fairseq_rskip.residual import Place, SkipConnection, create_skip
 from fairseq_rskip.tools.resnets import Batch
 from fairseq_rskip.tools.resnets import losses as image_losses
 from fairseq_rskip.tools.transformers import losses as sentence_losses
@@ -225,6 +225,16 @@ def test_the_two_paths_are_measured_of_a_call_by_keywords():
             call(x * 1.0)[0, 0, 0].backward()
         found.append(probe.values())
     assert found[0] == found[1] and len(found[0][""]) == 4
+
+
+def test_where_the_skip_reads_x_before_its_branch_the_paths_are_not_told_apart():
+    place = Place("encoder", "ffn", index=0, depth=1, sublayers=1)
+    skip = create_skip("fractional", 8, place=place)
+    x = draw((4, 3, 8), 1, torch.float32).requires_grad_()
+    with PathProbe(skip) as probe:
+        h, carried = skip.prepare(moved := x * 1.0)
+        skip(moved, h.tanh(), carried).sum().backward()
+    assert {*probe.values()[""]} == {"cos_y_x", "cos_x_F"} and x.grad.abs().sum() > 0
 
 
 def test_the_two_paths_of_a_gradient_are_those_of_autograd():

@@ -46,12 +46,29 @@ def test_angle_zero_is_the_norm_of_x_and_a_quarter_turn_post_norm():
     torch.testing.assert_close(skip(x, f), post_norm)
 
 
-def test_a_learned_angle_starts_as_the_fixed_one():
+@pytest.mark.parametrize("angle", [1.0, 7.0])  # 7 / sqrt(18) is more than a right angle
+def test_a_learned_angle_starts_as_the_fixed_one(angle):
     x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
     fixed, learned = (
-        create_skip(kind, 5, place=DECODER).double() for kind in ("angle", "learned_angle")
+        create_skip(kind, 5, angle=angle, place=DECODER).double()
+        for kind in ("angle", "learned_angle")
     )
     torch.testing.assert_close(learned(x, f), fixed(x, f), rtol=1e-6, atol=1e-6)  # θ in fp32
+
+
+def test_norm_agnostic_shows_the_stream_itself():
+    """What is logged is the length of x; only the branch reads the direction."""
+    x = 3 * draw(SEQUENCE, 1)
+    skip = create_skip("nag", 5, place=DECODER).double()
+    assert torch.equal(skip.current(x)[0], x)
+    expected = x / x.square().mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(skip.prepare(x)[0], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_fractional_connections_report_the_parts_that_they_use():
+    place = DECODER
+    for parts, used in ((5, 4), (8, 8)):  # the largest divisor of 64 up to it
+        assert create_skip("fractional", 64, parts=parts, place=place).constants()["m"] == used
 
 
 def test_a_fixed_angle_is_at_most_a_right_angle():

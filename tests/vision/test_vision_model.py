@@ -13,7 +13,7 @@ from skip_variants import VARIANTS, draw, from_rows, to_rows
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import skips
-from fairseq_rskip.residual.profile import initialise_from_batch
+from fairseq_rskip.residual.profile import initialise_from_batch, wanting_profile
 from fairseq_rskip.training import learned
 from fairseq_rskip.vision.config import parse
 from fairseq_rskip.vision.data import ImageSet
@@ -252,3 +252,16 @@ def test_admin_is_profiled_on_the_first_batch_and_that_is_no_movement():
     omegas = [float(block.skip.weight[0].detach()) for block in trainer.module.blocks]
     assert omegas[0] == 1 and min(omegas[1:]) > 1.01
     assert len(trainer.unmoved.names()) == len(omegas)
+
+
+def test_admin_is_profiled_before_the_network_is_shared_between_processes(monkeypatch):
+    """DistributedDataParallel sends the first process's values to all when it is made."""
+    wanting = []
+
+    def wrapped(trainer):
+        wanting.append(len(wanting_profile(trainer.module)))
+        return trainer.module
+
+    monkeypatch.setattr(Trainer, "_wrapped", wrapped)
+    trainer_of("--skip-kind", "admin", "--skip-norm", "layer")
+    assert wanting == [0]
