@@ -8,6 +8,7 @@ planned. On a page, a table stands below the line ``<!-- page_tables.py: NAME --
 """
 
 import argparse
+import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,9 @@ def main() -> int:
         before = path.read_text("utf-8")
         after = replaced(before, name, in_markdown(make()))
         if options.check:
-            known = before.split("\n")
-            stale += [f"{file}: {line}" for line in after.split("\n") if line not in known]
+            for line in difflib.ndiff(before.splitlines(), after.splitlines()):
+                if line[0] in "+-":  # a line of the new table, or of the page alone
+                    stale.append(f"{file}: {line}")
         else:
             write_text(path, after)
     for line in stale:

@@ -32,9 +32,10 @@ def main(argv: list[str] | None = None) -> None:
     )  # takes seconds: after the options
 
     paths = options.inputs
+    which = f"average of {', '.join(map(str, paths))}"
     if paths[0].is_dir():
         if len(paths) > 1:
             raise UserError(f"--inputs {paths[0]} and others: expected one folder, or checkpoints")
-        paths, _ = choose(paths[0], options.last)
+        paths, which = choose(paths[0], options.last)
     save(paths, options.output)
-    print(f"averaged {', '.join(map(str, paths))} into {options.output}")
+    print(f"{which}; written to {options.output}")

@@ -42,7 +42,16 @@ def test_a_figure_that_is_out_of_date_is_named(script, monkeypatch, capsys, tmp_
     monkeypatch.setattr(script, "ROOT", tmp_path)
     monkeypatch.setattr("sys.argv", ["page_tables.py", "--check"])
     assert script.main() == 1
-    assert capsys.readouterr().out.startswith("out of date: docs/studies/rivals.md: | DeepNorm |")
+    said = capsys.readouterr().out.splitlines()
+    named = [line.partition("rivals.md: ")[2][:12] for line in said if "studies" in line]
+    assert named == ["- | DeepNorm", "+ | DeepNorm"]
+
+    page = tmp_path / "docs/studies/rivals.md"
+    rows = page.read_text("utf-8").splitlines(keepends=True)
+    page.write_text("".join(row for row in rows if not row.startswith("| DeepNorm")), "utf-8")
+    assert script.main() == 1
+    assert "rivals.md: + | DeepNorm" in capsys.readouterr().out
+
     monkeypatch.setattr("sys.argv", ["page_tables.py"])
     assert script.main() == 0
     for file in script.PAGES:

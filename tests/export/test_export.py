@@ -97,6 +97,19 @@ def test_the_text_is_that_of_evaluate_from_the_folder_alone(texts, exported):
     assert [model.decode(hypotheses[0]["tokens"]) for hypotheses in found] == expected[:5]
 
 
+def test_an_average_of_rskip_run_is_checked_against_its_vocabulary(translator, tmp_path, capsys):
+    """It is in RUN/seed1/evaluation, and the dictionaries are in RUN/seed1/checkpoints."""
+    run = tmp_path / "seed1"
+    shutil.copytree(translator[1], run / "checkpoints")
+    (run / "evaluation").mkdir()
+    average = shutil.copy(run / "checkpoints" / "checkpoint_best.pt", run / "evaluation" / "a.pt")
+    (dictionary, *_) = sorted((run / "checkpoints").glob("dict.*.txt"))
+    first, second, *others = dictionary.read_text("utf-8").splitlines(keepends=True)
+    dictionary.write_text("".join([second, first, *others]), "utf-8")
+    assert export(average, tmp_path / "out", "--data", translator[0]) == 1
+    assert "holds checkpoints of another vocabulary" in capsys.readouterr().err
+
+
 def test_translate_reads_and_writes_lines(translator, texts, exported, monkeypatch, capsys):
     """From the export and from the folder of checkpoints, whose last five are averaged; empty lines
     stay empty.

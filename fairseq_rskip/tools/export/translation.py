@@ -16,6 +16,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._building import SkipModel
 from fairseq_rskip.tools.corpus import Corpus, corpus_of
 from fairseq_rskip.tools.evaluate.main import DEFAULT_LENPEN
+from fairseq_rskip.tools.experiments.run_folder import CHECKPOINTS
 from fairseq_rskip.tools.score import digits
 from fairseq_rskip.tools.systems import evaluations_of
 from fairseq_rskip.tools.transformers import build, ours, read
@@ -55,7 +56,8 @@ def convert(
         )
     kind, search = TASKS[cfg.task._name]
     corpus = corpus_of(checkpoint, str(cfg.task.data), data)
-    for folder in (checkpoint.parent, checkpoint.parent.parent):
+    beside = checkpoint.parent.parent
+    for folder in (checkpoint.parent, beside, beside / CHECKPOINTS):  # an average is in a folder
         corpus.check_vocabulary(folder, "name the corpus that it was trained on with --data")
     if kind == "translation":
         cfg.task.source_lang = corpus.source

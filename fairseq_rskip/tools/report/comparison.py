@@ -23,6 +23,7 @@ from fairseq_rskip.tools.score import make_metric
 from fairseq_rskip.tools.significance import LEVEL, SeedModel
 
 TRIALS = 10_000
+NEEDS_SEEDS = "needs 2 seeds"  # why a row with one seed is not tested
 
 
 def test_of(experiment: Experiment) -> str:
@@ -132,12 +133,14 @@ def _compare_pair(
         )
 
     if min(len(line.values), len(base.values)) < 2:
-        return replace(about, untested="needs 2 seeds")
+        return replace(about, untested=NEEDS_SEEDS)
     if test_of(experiment) == "randomisation":
         return _test_sentences(line, base, shared, about, experiment)
     if difference is not None:
         return replace(about, p={"": difference.p})
-    return replace(about, untested="no variance" if len(shared) > 1 else "needs 2 seeds in common")
+    if len(shared) > 1:
+        return replace(about, untested="no variance")
+    return replace(about, untested="one seed in common" if shared else "no seed in common")
 
 
 def _test_sentences(

@@ -15,7 +15,7 @@ from fairseq_rskip.tools.experiments.tasks import TASKS
 from fairseq_rskip.tools.score import digits
 from fairseq_rskip.tools.significance import BY_SEED, LEVEL, PAIRED
 
-from .comparison import TRIALS, missing, test_of
+from .comparison import NEEDS_SEEDS, TRIALS, missing, test_of
 
 MINUS = "\u2212"
 DEVIATION = "± is the sample standard deviation over seeds."
@@ -137,7 +137,9 @@ def _compared(line: Result, metric: str, base: str) -> dict[str, str]:
     if comparison.interval is not None:
         low, high = (spread([end], metric, "+") for end in comparison.interval)
         difference += f" ({low} to {high})"
-    untested = comparison.untested.replace("needs 2 seeds", "one seed")
+    untested = comparison.untested
+    if untested == NEEDS_SEEDS:
+        untested = "one seed"
     tests = ""
     if comparison.p:
         tests = f"{comparison.seeds} seeds, {comparison.tests} tests"
