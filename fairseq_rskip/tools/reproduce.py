@@ -14,7 +14,7 @@ from fairseq_rskip.tools.process import follow, stop_on_signals
 
 from .experiments import execution, own_text
 from .experiments.plan import Choice, make_tables
-from .experiments.records import DONE, RUNNING, Experiment, Run, State
+from .experiments.records import DONE, RUNNING, Experiment, Run, State, Table
 from .experiments.results import distinct, ready, state
 from .experiments.tasks import RSKIP, TASKS, planned
 from .experiments.yaml_file import FOLDER
@@ -226,7 +226,10 @@ def _own_text_words(text: own_text.Text, folder: str) -> list[str]:
     """
     if (Path(folder) / "data-bin").is_dir():
         inputs = Path(folder) / INPUTS
-        if inputs.exists() and json.loads(inputs.read_text("utf-8")) == own_text.identity(text):
+        same = inputs.exists() and json.loads(inputs.read_text("utf-8")) == own_text.identity(text)
+        if isinstance(text, Table.Published):  # its identity has its options alone
+            same = same and Corpus.find(folder).name == text.corpus
+        if same:
             return []
         raise UserError(
             f"{folder} was prepared from other text or options; name another 'folder', or remove it"

@@ -21,7 +21,8 @@ from fairseq_rskip.tools import process
 from fairseq_rskip.tools import reproduce as reproduce_module
 from fairseq_rskip.tools.__main__ import main as rskip
 from fairseq_rskip.tools.evaluate import generation
-from fairseq_rskip.tools.experiments import execution, results
+from fairseq_rskip.tools.experiments import execution, own_text, results
+from fairseq_rskip.tools.experiments.records import Table
 from fairseq_rskip.tools.experiments.run_folder import LOCK, measured, read_record
 from fairseq_rskip.tools.experiments.tasks import TASKS, planned
 from fairseq_rskip.tools.reproduce import prepare_data
@@ -245,6 +246,22 @@ def test_a_table_that_is_killed_stops_all_and_the_same_command_resumes(tmp_path)
     assert "resum" in (first.folder / "log.txt").read_text().lower()
     assert json.loads((first.folder / "run.json").read_text())["metrics"]["parameters"] > 0
     assert (out / "report" / "report.html").exists()
+
+
+def test_a_folder_of_another_published_corpus_is_refused(tmp_path):
+    """Options alone would not tell the two apart: their archives are in no file of the user's."""
+    folder = tmp_path / "mine"
+    (folder / "data-bin").mkdir(parents=True)
+    write_json(folder / "data-bin" / "preparation.json", {"corpus": "multi30k-en-de"})
+    words = reproduce_module._own_text_words
+    for corpus in ("multi30k-en-de", "multi30k-en-fr"):
+        text = Table.Published(corpus=corpus, folder=str(folder), options={"bpe-size": 10})
+        write_json(folder / reproduce_module.INPUTS, own_text.identity(text))
+        if corpus == "multi30k-en-de":
+            assert words(text, str(folder)) == []
+        else:
+            with pytest.raises(UserError, match="prepared from other text"):
+                words(text, str(folder))
 
 
 @pytest.mark.slow
