@@ -77,11 +77,15 @@ def draw(runs: pandas.DataFrame, baseline: str, other: str, stem: Path) -> None:
     figure, (axis,) = figures.new_figure(width=7)
     curves = []
     for seed in sorted(set(losses[baseline].index) & set(losses[other].index)):
-        # by epochs: an epoch of two runs may differ by an update
-        first, second = losses[baseline, seed], losses[other, seed]
+        # by epochs: an epoch of two runs may differ by an update, and one may have stopped early
+        epochs = min(len(losses[baseline, seed]), len(losses[other, seed]))
+        first = losses[baseline, seed].iloc[:epochs]
+        second = losses[other, seed].iloc[:epochs]
         curves.append(second.to_numpy() - first.to_numpy())
         axis.plot(first.index, curves[-1], color="0.7", linewidth=1)
-    axis.plot(first.index, sum(curves) / len(curves), label=f"mean of {len(curves)} seeds")
+    epochs = min(map(len, curves))
+    mean = sum(curve[:epochs] for curve in curves) / len(curves)
+    axis.plot(first.index[:epochs], mean, label=f"mean of {len(curves)} seeds")
     axis.axhline(0, color="black", linewidth=0.8)
     axis.set_xlabel("updates")
     axis.set_ylabel(f"validation loss, bits: {other} − {baseline}")

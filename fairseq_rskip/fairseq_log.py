@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,11 +45,19 @@ def record(line: str) -> Record | None:
         return None
 
 
-def records(log: Path, last: int = 0) -> Iterator[Record]:
+def tail(path: Path, size: int) -> str:
+    """The text of the last ``size`` bytes of a file."""
+    with open(path, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - size))
+        return file.read().decode("utf-8", "replace")
+
+
+def records(log: Path, last: int | None = None) -> Iterator[Record]:
     """Yield the records of a log, or of its ``last`` bytes, in order; none if it is missing."""
     if not log.is_file():
         return
-    text = log.read_bytes()[-last:].decode("utf-8", "replace")
+    text = log.read_text("utf-8", "replace") if last is None else tail(log, last)
     for line in text.split("\n"):
         figures = record(line)
         if figures is not None:

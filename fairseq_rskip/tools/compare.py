@@ -28,7 +28,7 @@ from fairseq_rskip.tools.evaluate.scores_file import read_scores
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 from fairseq_rskip.tools.process import stop_on_signals
 from fairseq_rskip.tools.score import degenerate
-from fairseq_rskip.tools.systems import check_kinds, find_system, load, name_paths
+from fairseq_rskip.tools.systems import are_texts, find_system, load, name_paths
 
 UNTESTED = "not tested"
 SIGNIFICANT = 0.05
@@ -137,20 +137,17 @@ def most_different(
     return shown or ["no sentences to show: all systems have the same chrF on every sentence"]
 
 
-def compare_texts(paths: dict[str, Path], trials: int) -> tuple[list[list[str]], list[str]] | None:
+def compare_texts(paths: dict[str, Path], trials: int) -> tuple[list[list[str]], list[str]]:
     """The table, headings first, with each language model's test against the first one; and notes.
 
-    None for systems that are not language models. Raises ``UserError`` unless all scored one text.
+    Raises ``UserError`` unless all scored one text.
     """
     from fairseq_rskip.tools.significance import PAIRED, paired_values  # takes seconds
 
-    scores = {name: read_scores(path) if path.is_dir() else {} for name, path in paths.items()}
-    texts = {name: each.get("text_sha256") for name, each in scores.items()}
-    if not any(texts.values()):
-        return None
+    scores = {name: read_scores(path) for name, path in paths.items()}
     base, first = next(iter(scores.items()))
-    for name, text in texts.items():
-        if text != texts[base]:
+    for name, each in scores.items():
+        if each["text_sha256"] != first["text_sha256"]:
             raise UserError(f"{base} and {name} did not score the same text")
 
     table = [["system", "perplexity per subword", "per word", "bits per byte", "difference", "p"]]
@@ -247,13 +244,13 @@ def main(argv: list[str] | None = None) -> None:
     systems = {}
     for name, path in name_paths(options.systems).items():
         systems[name] = find_system(path, options.data)
-    check_kinds(systems)
+    score_texts = are_texts(systems)
     paths = {name: system.evaluated() for name, system in systems.items()}
 
-    comparison = compare_texts(paths, options.trials)
-    if comparison is None:
-        comparison = compare_translations(paths, options)
-    table, notes = comparison
+    if score_texts:
+        table, notes = compare_texts(paths, options.trials)
+    else:
+        table, notes = compare_translations(paths, options)
     print("\n".join([*in_columns(table), "", *_weights(paths), *notes]))
 
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from fairseq_rskip.fairseq_log import Record, records
+from fairseq_rskip.fairseq_log import Record, records, tail
 
 LAST, LOG = "checkpoint_last.pt", "train.log"  # in a training's folder
 NUMBERED = {
@@ -50,8 +50,7 @@ def early_stop(folder: Path) -> int:
     log = folder / LOG
     if not log.is_file():
         return 0
-    lines = log.read_bytes()[-TAIL:].decode("utf-8", "replace").splitlines()
-    for line in lines[-LAST_LINES:]:
+    for line in tail(log, TAIL).splitlines()[-LAST_LINES:]:
         match = _EARLY_STOP.search(line)
         if match:
             return int(match[1])

@@ -137,14 +137,15 @@ def _to_evaluate(path: Path, data: Path | None) -> System:
     return System(options.out, corpus.is_text, options)
 
 
-def check_kinds(systems: dict[str, System]) -> None:
-    """Raise ``UserError`` for language models beside translations."""
+def are_texts(systems: dict[str, System]) -> bool:
+    """Whether they are language models. Raises ``UserError`` if only some are."""
     texts = [name for name, system in systems.items() if system.is_text]
     others = [name for name in systems if name not in texts]
     if texts and others:
         raise UserError(
             f"{texts[0]} is a language model and {others[0]} is not; expected systems of one kind"
         )
+    return bool(texts)
 
 
 def read_system(path: Path) -> tuple[list[str], list[Path]]:

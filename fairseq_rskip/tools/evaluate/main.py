@@ -88,7 +88,7 @@ def make_parser() -> Parser:
 
 
 def parse(argv: list[str] | None = None) -> Namespace:
-    """The options, defaults filled in. A mistake ends the program with one line."""
+    """The options, defaults filled in. Raises ``UsageError``."""
     options = make_parser().parse_args(argv)
     options.out = options.out or options.folder / f"evaluation-{options.subset}"
     return options

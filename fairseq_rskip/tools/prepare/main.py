@@ -199,7 +199,7 @@ def show_all_options() -> None:
 
 
 def read(kind: Kind, words: list[str], prog: str) -> argparse.Namespace:
-    """The options ``words`` for ``kind``. A mistake ends the program with one line."""
+    """The options ``words`` for ``kind``. Raises ``UsageError``."""
     about = {PAIRS: ABOUT_PAIRS, TEXT: ABOUT_TEXT}.get(kind.name, ABOUT_PUBLISHED)
     parser = Parser(prog=prog, description=about, epilog=RESUMES)
     parser.add_argument(
@@ -309,8 +309,11 @@ def find_kind(argv: list[str]) -> tuple[Kind, list[str]]:
     """What the command line prepares, and the words that are left. Raises ``UserError``."""
     name, *words = argv
     if name.startswith("-"):
-        is_text = any(word.partition("=")[0] == "--text" for word in argv)
-        return Kind(TEXT if is_text else PAIRS), argv
+        given = {word.partition("=")[0] for word in argv}
+        late = [word for word in argv if word in CORPORA]
+        if late and not given & {"--text", "--src", "--train-src"}:
+            raise UserError(f"the corpus comes first: rskip prepare {late[0]} ...")
+        return Kind(TEXT if "--text" in given else PAIRS), argv
     if name in (PAIRS, TEXT):  # as prepare-corpus.sh and prepare-text.sh call them
         return Kind(name), words
     if name in CORPORA and name.startswith("multi30k-en-"):

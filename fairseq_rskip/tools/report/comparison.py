@@ -36,7 +36,7 @@ def test_of(experiment: Experiment) -> str:
 def compare(experiment: Experiment, results: list[Result]) -> list[Result]:
     """Return the results that a report shows, column by column, compared.
 
-    What is neither begun nor published is left out.
+    What is neither begun nor published is left out, unless nothing has begun.
     """
     shown = [each for each in results if each.cell.run or each.cell.reported is not None]
     begun = [each for each in shown if _is_begun(each)]
