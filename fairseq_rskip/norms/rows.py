@@ -47,7 +47,7 @@ class LayerNorm(Norm, nn.LayerNorm):
         bias: Tensor = self.bias
         if z.dtype != weight.dtype:
             # the wider of the two types: under amp the gain is fp32 while x may be half
-            dtype = (z.new_empty(0) + weight.new_empty(0)).dtype
+            dtype = torch.promote_types(z.dtype, weight.dtype)
             z, weight, bias = z.to(dtype), weight.to(dtype), bias.to(dtype)
         if self.channel_dim == -1:
             y = torch.layer_norm(z, [self.dim], weight, bias, self.eps)
