@@ -101,7 +101,7 @@ def finish(model, task, cfg):
     """
     check_lr_scale(model, cfg.skip_lr_scale)
     if torch.cuda.is_available():
-        # cuDNN plans its attention anew for each shape, 7 ms a call, and every batch of text has
+        # cuDNN plans its attention again for each shape, 7 ms a call, and every batch of text has
         # another shape: a small model trained a third as fast (docs/gpu.md)
         torch.backends.cuda.enable_cudnn_sdp(False)
     else:

@@ -20,7 +20,7 @@ _checksums: dict[str, str] = {}  # module -> SHA-256 of its file when it was run
 
 
 def hint() -> str:
-    """What an error for an unknown architecture adds; "" where rules of one's own are loaded."""
+    """What an error for an unknown architecture adds; "" where own rules are loaded."""
     return "" if paths_of_files() else f"; a rule of your own needs {VARIABLE}=FILE"
 
 

@@ -5,7 +5,7 @@ from transformer_helpers import build
 
 
 def test_a_model_on_a_gpu_takes_no_attention_of_cudnn(monkeypatch):
-    """It plans its attention anew for each shape of a batch."""
+    """It plans its attention again for each shape of a batch."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     torch.backends.cuda.enable_cudnn_sdp(True)
     build("transformer_rskip_ln_tiny")
