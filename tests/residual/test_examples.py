@@ -67,6 +67,8 @@ def test_gpt2_of_hugging_face():
     recursive = module["with_skips"](GPT2LMHeadModel(config), kind="rskip", skip_lambda=2)
     recursive(tokens, labels=tokens).loss.backward()
     assert recursive.transformer.h[0].attention_skip.post[1].weight.grad.abs().sum() > 0
+    block = module["with_skips"](GPT2LMHeadModel(config), kind="rezero").transformer.h[0]
+    assert block.feed_forward_skip.weight is block.attention_skip.weight  # one number a layer
 
 
 def test_vision_transformer_of_timm():
@@ -87,3 +89,5 @@ def test_vision_transformer_of_timm():
     images = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(ours(images), theirs(images), rtol=1e-5, atol=1e-5)
     assert [block.skip1.place.block_number for block in ours.blocks] == [1, 3]
+    block = module["vit"](2, skip={"kind": "rezero"}, **options).blocks[0]
+    assert block.skip2.weight is block.skip1.weight  # one number a layer
