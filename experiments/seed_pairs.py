@@ -30,12 +30,18 @@ def validation_losses(run: Path) -> pandas.Series:
 
 
 def read_runs(runs: Path, updates: list[int]) -> pandas.DataFrame:
-    """A row for each finished run: its label, its seed and its values."""
+    """A row for each finished run: its label, its seed and its values.
+
+    Raises ``UserError`` for a run with several evaluations.
+    """
     rows = []
     for path in sorted(runs.rglob("run.json")):
         record = json.loads(path.read_text("utf-8"))
         if not record.get("scores"):
             continue
+        if len(record["scores"]) > 1:
+            names = ", ".join(record["scores"])
+            raise UserError(f"{path} has the evaluations {names}; expected one")
         (scores,) = record["scores"].values()
         row = {"label": record["settings"]["label"], "seed": record["seed"]}
         row |= {name: scores["values"][name] for name in SCORES}

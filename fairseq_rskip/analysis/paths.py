@@ -32,8 +32,8 @@ class PathProbe(Watch):
 
     Within the block the skip gets a view of x, whose gradient is the skip's alone: outputs and
     gradients stay the same bit for bit. Rules that carry several tensors have no y and x of one
-    shape and are left out. Where the skip reads x before its branch, as in ``fractional``, the two
-    gradients cannot be told apart and are left out.
+    shape and are left out. Of a rule whose skip reads x in ``prepare``, as ``fractional``, only the
+    cosines of x are measured.
     """
 
     def __init__(self, model: nn.Module):

@@ -83,14 +83,11 @@ def evaluations_of(checkpoint: Path) -> Iterator[dict[str, Any]]:
 
 
 class System(NamedTuple):
-    """A file of translations or the folder of an evaluation, which ``options`` still have to make.
-
-    ``is_text``: of a language model.
-    """
+    """A file of translations, or the folder of an evaluation that may still have to be made."""
 
     path: Path
-    is_text: bool = False
-    options: Namespace | None = None  # of rskip evaluate
+    is_text: bool = False  # of a language model
+    options: Namespace | None = None  # of rskip evaluate, where it still has to be made
 
     def evaluated(self) -> Path:
         """``path``, evaluated if it was not. Raises ``UserError``."""

@@ -55,6 +55,12 @@ def test_the_archived_pairs_give_the_published_table(runs, tmp_path, monkeypatch
     )
 
 
+def test_a_run_with_two_evaluations_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "run.json").write_text(json.dumps({"scores": {"beam1": {}, "beam4": {}}}))
+    assert run(monkeypatch, tmp_path, "post-norm", "2rSkip+LN") == 1
+    assert "has the evaluations beam1, beam4; expected one" in capsys.readouterr().err
+
+
 def test_a_row_that_is_not_there_is_named(runs, monkeypatch, capsys):
     assert run(monkeypatch, runs, "post-norm", "Keel") == 1
     assert "no finished run of 'Keel'; expected a row's label" in capsys.readouterr().err
