@@ -88,7 +88,9 @@ def angles_in(values: dict[str, float]) -> Angles:
 
 
 def angle_of(cosine: float) -> float:
-    """arccos, of a cosine that rounding may have taken beyond 1."""
+    """arccos, of a cosine that rounding may have taken beyond 1; NaN of NaN."""
+    if math.isnan(cosine):
+        return math.nan
     return math.acos(min(1.0, max(-1.0, cosine)))
 
 
@@ -168,9 +170,11 @@ def sentence(side: str, crossed: set[str], bounds: Angles) -> str:
     blocks = [block for block in bounds if block in crossed and side_of(block) == side]
     numbers = sorted(set(map(layer_of, blocks)))
     limit = f"{bound:.2f}, the largest angle for its depth (docs/depth.md)"
-    if not numbers:
+    if not numbers and side not in crossed:
         return f"no layer of the {side} is beyond {limit}"
-    if len(numbers) > 1:
+    if not numbers:  # another layer at each update
+        result = f"the {side} as a whole is beyond {limit}"
+    elif len(numbers) > 1:
         result = f"layers {ranges(numbers)} of the {side} are beyond {limit}"
     else:
         result = f"layer {numbers[0]} of the {side} is beyond {limit}"

@@ -128,7 +128,11 @@ def columns_of(scales: Scales, adapted: float) -> Row:
 
 def learned_vectors(skip: SkipConnection) -> list[Row]:
     """A row for every gain G_k.weight and every learned vector of the rule; w is that of wskip."""
-    vectors = {f"gain of G_{step}": norm.weight for step, norm in enumerate(skip.post, 1)}
+    vectors = {}
+    for step, norm in enumerate(skip.post, 1):
+        gain = getattr(norm, "weight", None)  # AdaNorm has none
+        if gain is not None:
+            vectors[f"gain of G_{step}"] = gain
     for name, vector in skip.learned().items():
         vectors["w" if name == "weight" else name] = vector
 
@@ -149,7 +153,7 @@ def readings_of(skip: SkipConnection, columns: Row) -> dict[str, float]:
     are NaN for a rule without λ.
     """
     norms = list(skip.post)
-    weight = skip.constants().get("lambda", math.nan)
+    skip_lambda = skip.constants().get("lambda", math.nan)
     adapted = lambdas(skip).get("")
     if adapted is not None:  # y is the output of one step's norm only at an integer
         norms = norms[: int(adapted)] if adapted.is_integer() else []
@@ -158,9 +162,9 @@ def readings_of(skip: SkipConnection, columns: Row) -> dict[str, float]:
     return {
         "mean |a|": columns[SCALE.column],
         "norm of a over the features": columns["norm_of_a"],
-        "mean λw": float(weight * gain.mean()),
+        "mean λw": float(skip_lambda * gain.mean()),
         "norm of w": float(gain.norm()),
-        "norm of λw": float(weight * gain.norm()),
+        "norm of λw": float(skip_lambda * gain.norm()),
         "x:F = a/b": columns[RATIO.column],
         "norm of ax / norm of bF": columns["skip_part_over_branch_part"],
     }

@@ -33,11 +33,15 @@ SIDES = ("encoder", "decoder")  # counted, and drawn, apart; the stages of a Res
 
 
 class Source(NamedTuple):
-    """One MODEL of the command line: a loaded checkpoint, or the options of a fresh network."""
+    """One MODEL of the command line: a checkpoint, or a fresh network.
+
+    ``path`` is the checkpoint's and ``state`` its content, of a ResNet's alone (fairseq reads those
+    of Transformers). ``fresh`` has the options of a fresh network, else nothing.
+    """
 
     label: str
     path: str = ""
-    state: dict[str, Any] | None = None
+    state: dict[str, Any] = {}  # noqa: RUF012 (never changed)
     fresh: tuple[str, ...] = ()
 
     def __str__(self) -> str:

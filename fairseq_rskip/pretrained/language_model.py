@@ -6,21 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq.data import Dictionary
-from fairseq.dataclass.configs import FairseqConfig, GenerationConfig
-from fairseq.hub_utils import GeneratorHubInterface
-from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
-from omegaconf import OmegaConf
 from torch import Tensor
 
-import fairseq_rskip.models  # noqa: F401  (registers the architectures)
-from fairseq_rskip.compat import unknown_architecture
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual.profile import cuda_devices
 
-from . import check_positions, fill, required, text
-from .translation import TENSORS_PER_LAYER, detokeniser, splitter
+from . import check_positions, required
+from .hub import TextModel, build, check_search, read_dictionary
+
+# settings of the model that the task takes, too
+OF_TASK = ("tokens_per_sample", "max_target_positions", "add_bos_token")
 
 
 @dataclass(frozen=True)
@@ -47,22 +43,14 @@ class Score:
         return self.bits / self.bytes
 
 
-class LanguageModel(GeneratorHubInterface):
-    """A trained language model with its corpus's way from plain text to tokens and back.
-
-    ``config`` is the content of config.json, ``folder`` holds dictionary and subwords.
-    """
+class LanguageModel(TextModel):
+    """A trained language model with its corpus's way from plain text to tokens and back."""
 
     def __init__(
         self, config: dict[str, Any], folder: Path, task: LanguageModelingTask, model: Any
     ):
-        cfg = OmegaConf.structured(FairseqConfig)
-        cfg.generation = OmegaConf.merge(cfg.generation, config["search"])
-        super().__init__(cfg, task, [model])
-        self.config = config
+        super().__init__(config, folder, task, model)
         self.window = int(config["model"]["tokens_per_sample"])
-        self.to_tokens = splitter(config, folder)
-        self.from_tokens = detokeniser(config, config["source"])
 
     def translate(self, *arguments: Any, **options: Any) -> str:
         """Raise ``UserError``: fairseq would continue the text."""
@@ -120,9 +108,7 @@ class LanguageModel(GeneratorHubInterface):
         searches. Raises ``UserError`` for an option that fairseq does not have, or a prompt longer
         than the model takes.
         """
-        unknown = sorted(set(search) - set(GenerationConfig.__dataclass_fields__))
-        if unknown:
-            raise UserError(f"fairseq has no option {', '.join(unknown)} of its search")
+        check_search(search)
         tokens = self.encode(prompt)
         if len(tokens) >= self.max_positions:
             raise UserError(
@@ -134,39 +120,13 @@ class LanguageModel(GeneratorHubInterface):
             best = self.generate([tokens], beam, verbose, **search)[0][0]
         return self.decode(best["tokens"])
 
-    def encode(self, sentence: str) -> Tensor:
-        """Token numbers of a line of plain text, its end included."""
-        return self.binarize(self.to_tokens(sentence))
-
-    def decode(self, tokens: Tensor) -> str:
-        """Plain text of token numbers: subwords joined, and detokenised where the corpus was
-        tokenised.
-        """
-        words = self.tgt_dict.string(tokens, text.POST_PROCESS[self.config["bpe"]])
-        return self.from_tokens(words)
-
 
 def load(folder: Path, config: dict[str, Any]) -> LanguageModel:
     """The language model that ``config`` describes, with the files in ``folder``. Raises
     ``UserError``.
     """
-    name = config["architecture"]
     path = required(folder, "dict.txt")
     check_positions(folder, config["model"], ["tokens_per_sample", "max_target_positions"])
-    if name not in MODEL_DATACLASS_REGISTRY:
-        raise unknown_architecture(name)
-    settings = OmegaConf.merge(MODEL_DATACLASS_REGISTRY[name](), {**config["model"], "_name": name})
-    try:
-        dictionary = Dictionary.load(str(path))
-    except Exception as error:  # fairseq raises bare ones
-        raise UserError(
-            f"{path} is not a dictionary of fairseq: {' '.join(str(error).split())[:150]}"
-        ) from None
-    task_settings = {
-        name: config["model"][name]
-        for name in ("tokens_per_sample", "max_target_positions", "add_bos_token")
-    }
-    task = LanguageModelingTask(LanguageModelingConfig(**task_settings), dictionary)
-    layers = settings.decoder_layers
-    model = fill(lambda: task.build_model(settings), layers, folder, TENSORS_PER_LAYER)
-    return LanguageModel(config, folder, task, model)
+    settings = {name: config["model"][name] for name in OF_TASK}
+    task = LanguageModelingTask(LanguageModelingConfig(**settings), read_dictionary(path))
+    return LanguageModel(config, folder, task, build(folder, config, task))

@@ -43,12 +43,16 @@ class SkipConnection(Layout, WithRule):
         h, carried = skip.prepare(x)
         y = skip(x, F(h), carried)
 
-    computes ``y = post(combine(x, branch(F(pre(x)))))``. ``pre``, ``branch`` and ``post`` are the
-    norms before the branch, behind it and after the sum; the first two are a module or None,
-    ``post`` is a :class:`.RecursiveNorm`. A rule makes its parameters in its constructor, with
-    :meth:`new_parameter`. Its equation is :meth:`combine`, or ``scales`` in the rules
-    ``y = G(p x + q F)`` of :class:`.ConstantSkip`, G the norm ``norm``. Its options are annotated
-    parameters of its constructor, which also make ``--skip-<name>`` (:mod:`.options`).
+    computes ``y = post(combine(x, branch(F(pre(x)))))`` with three norms: ``pre`` of the branch's
+    input, ``branch`` of its output and ``post`` of the sum. The first two are a module or None,
+    ``post`` is a :class:`.RecursiveNorm`, of length 0 where a rule has no norm there.
+
+    A rule makes its parameters in its constructor, with :meth:`new_parameter`. Its equation is
+    :meth:`combine`; a rule ``y = G(p x + q F)`` derives from :class:`.Weighted` and states p and q
+    in ``scales``. What ``combine`` needs besides x and F, such as several streams, :meth:`current`
+    returns as a tuple; a rule that makes it from the norm's output overrides :meth:`prepare` and
+    :meth:`carry`. Its options are annotated parameters of its constructor, which also make
+    ``--skip-<name>`` (:mod:`.options`). docs/rules.md says how to add a rule.
 
     Args:
         dim: size of the channel dimension.
@@ -284,9 +288,10 @@ class SkipConnection(Layout, WithRule):
         return axis if 0 <= axis < x.dim() - 1 else None
 
     def current(self, x: Tensor) -> tuple[Tensor, Any]:
-        """The tensor that the branch reads, before ``pre``, and what is carried to the sum.
+        """The tensor that the branch reads, before ``pre``, and what is carried to ``combine``.
 
-        x is ``(..., widths[0] * dim)``, the first result ``(..., dim)``.
+        That is None in most rules, else a tuple of the rule's own. x is ``(..., widths[0] * dim)``,
+        the first result ``(..., dim)``.
         """
         return x, None
 

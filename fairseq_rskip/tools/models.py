@@ -39,7 +39,7 @@ def load_study(options: argparse.Namespace) -> Study:
     kind = "resnets" if resnets else "transformers"
     study = import_module(f".{kind}", __package__).study(models, options)
     for source in models:
-        if source.state is None:
+        if source.fresh:
             study.calibrate(source.label, options.seed)
     return study
 
@@ -74,6 +74,5 @@ def _read(source: Source) -> Source:
     if saved.which:
         print_line(f"{source.label}: {saved.which}")
     state = read_checkpoint(path)
-    if saved.kind != IMAGES:
-        state = {}  # fairseq reads its own, to convert settings of older versions
-    return source._replace(path=str(path), state=state)
+    source = source._replace(path=str(path))
+    return source._replace(state=state) if saved.kind == IMAGES else source

@@ -111,7 +111,11 @@ def list_tables(options: argparse.Namespace) -> None:
                 networks[run.folder_in(Path(), 1)] = cell
         count = 0
         for cell in networks.values():
-            count += len(table.seeds_of(cell.row)) + len(cell.variants) - 1
+            seeds = set(table.seeds_of(cell.row))
+            if len(cell.variants) > 1:  # the best variant is one of those that were tried
+                count += len(cell.variants) + len(seeds - {table.tried})
+            else:
+                count += len(seeds)
         what = f"{len(networks)} networks, {count} runs ({table.table.data})"
         print_line(f"{table.name:<12} {table.title}: {what}")
 

@@ -62,7 +62,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     for source, config in zip(models, configs):
         torch.manual_seed(options.seed)
         model = preact_resnet(num_classes=len(images.classes), **config.network())
-        if source.state:
+        if not source.fresh:
             fit(model, source.state["model"], source)
             trained_on = source.state.get("identity") or {}
             if trained_on.get("SHA-256 of images and labels", digest) != digest:
@@ -80,7 +80,7 @@ def settings(source: Source) -> Config:
 
     Raises ``UserError`` that names the model.
     """
-    if source.state is None:
+    if source.fresh:
         return parsed(source, parse, source.fresh)
     saved = source.state.get("config")
     if not isinstance(saved, dict):
@@ -93,7 +93,7 @@ def _data(
 ) -> Config:
     """The name of the images: --data, else that of the checkpoints or of fresh models' options."""
     pairs = list(zip(models, configs))
-    saved = [(source, config) for source, config in pairs if source.state is not None]
+    saved = [(source, config) for source, config in pairs if not source.fresh]
     (source, first), *others = saved or pairs
     if not options.data:
         for other, config in others:

@@ -106,7 +106,7 @@ def _transformer(path: Path) -> nn.Module:
     from fairseq_rskip.analysis.study import Source, fit
     from fairseq_rskip.tools.transformers import ours, read
 
-    source = Source(path.name, str(path), {})
+    source = Source(path.name, str(path))
     state = read(source)
     weights = dict(state["model"])
     task = argparse.Namespace(

@@ -12,11 +12,10 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from sacrebleu.metrics import BLEU, CHRF
 
@@ -79,6 +78,28 @@ def make_metric(name: str, force: bool = True) -> Any:
     return CHRF(word_order=2 if name == "chrF++" else 0)
 
 
+class Texts(NamedTuple):
+    """One system's output, and one list of lines per reference."""
+
+    hypotheses: list[str]
+    references: list[list[str]]
+
+    def rewritten(self, change: Callable[[str], str]) -> "Texts":
+        """Both sides with every line changed."""
+        references = [[change(line) for line in lines] for lines in self.references]
+        return Texts([change(line) for line in self.hypotheses], references)
+
+    def score(self, name: str, note: str, force: bool = True) -> Score:
+        """The row ``name``; ``force`` as in :func:`make_metric`."""
+        metric = make_metric(name, force)
+        result = metric.corpus_score(self.hypotheses, self.references)
+        row = Score(name, result.score, str(metric.get_signature()), note)
+        if name in BLEUS:
+            row.length_ratio = result.sys_len / result.ref_len
+            row.brevity_penalty = result.bp
+        return row
+
+
 def compute(
     hypotheses: list[str],
     references: list[list[str]],
@@ -91,39 +112,28 @@ def compute(
     ``tokenised`` text consists of tokens already, which tokenised BLEU takes without the Moses
     tokeniser. Without ``tgt_lang`` the rows that need a language are left out.
     """
-
-    def row(name: str, note: str, force: bool = True) -> Score:
-        metric = make_metric(name, force)
-        result = metric.corpus_score(hypotheses, references)
-        lengths = (result.sys_len / result.ref_len, result.bp) if name in BLEUS else ()
-        return Score(name, result.score, str(metric.get_signature()), note, *lengths)
-
-    def rewrite(change: Callable[[str], str]) -> tuple[list[str], list[list[str]]]:
-        return [change(line) for line in hypotheses], [
-            [change(line) for line in lines] for lines in references
-        ]
-
-    rows = [
-        row(name, "text as given" + more, tokenised or "13a" not in name)
-        for name, more in PLAIN.items()
-    ]
+    texts = Texts(hypotheses, references)
+    rows = []
+    for name, more in PLAIN.items():
+        force = tokenised or "13a" not in name
+        rows.append(texts.score(name, "text as given" + more, force))
     if tgt_lang is None and not tokenised:
         return rows
+
     note = "tokens as given"
     if not tokenised:
         from sacremoses import MosesTokenizer
 
+        moses = MosesTokenizer(tgt_lang)
+        texts = texts.rewritten(lambda line: moses.tokenize(line, return_str=True))
         note = f"both sides through sacremoses {version('sacremoses')}'s MosesTokenizer({tgt_lang})"
-        hypotheses, references = rewrite(
-            partial(MosesTokenizer(tgt_lang).tokenize, return_str=True)
-        )
-    rows += [row("tokenised BLEU", note), row("tokenised BLEU lower-cased", note)]
-    if tgt_lang == "de" and src_lang in (
-        None,
-        "en",
-    ):  # where it is customary: tensor2tensor's get_ende_bleu.sh
-        hypotheses, references = rewrite(partial(re.sub, r"(\S)-(\S)", r"\1 ##AT##-##AT## \2"))
-        rows.append(row("compound-split BLEU", note + ", a-b split into a ##AT##-##AT## b"))
+    rows.append(texts.score("tokenised BLEU", note))
+    rows.append(texts.score("tokenised BLEU lower-cased", note))
+
+    if tgt_lang == "de" and src_lang in (None, "en"):  # as tensor2tensor's get_ende_bleu.sh
+        texts = texts.rewritten(lambda line: re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line))
+        note += ", a-b split into a ##AT##-##AT## b"
+        rows.append(texts.score("compound-split BLEU", note))
     return rows
 
 

@@ -81,7 +81,7 @@ def read(source: Source) -> Any:
 
     Raises ``CheckpointError``.
     """
-    if source.state is None:
+    if source.fresh:
         return None
     try:
         state = checkpoint_utils.load_checkpoint_to_cpu(source.path)

@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import functools
 import math
+from pathlib import Path
 from typing import Any
 
 from ..console import Parser, between, number_or_auto, whole_number
@@ -110,10 +111,12 @@ class Settings:
 
     def _check_data(self) -> None:
         names_folder = self.data.startswith(FOLDER) and self.data != FOLDER
-        if self.data not in DATA_SETS and not names_folder:
-            raise UserError(
-                f"--data {self.data!r}: expected one of {', '.join(DATA_SETS)} or {FOLDER}PATH"
-            )
+        if self.data in DATA_SETS or names_folder:
+            return
+        expected = f"one of {', '.join(DATA_SETS)} or {FOLDER}PATH"
+        if self.data and Path(self.data).is_dir():
+            expected = f"{FOLDER}{self.data} for the images in that folder, or {expected}"
+        raise UserError(f"--data {self.data!r}: expected {expected}")
 
     def _check_depth(self) -> None:
         if self.depth % 6 != 2 or not 8 <= self.depth < 10_000:

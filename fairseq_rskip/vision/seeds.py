@@ -126,7 +126,9 @@ def read_result(path: Path, config: Config, identity: dict[str, Any]) -> dict[st
         result = json.loads(path.read_text("utf-8"))
         check_same(path, result, config, identity)
         return result
-    except (json.JSONDecodeError, AttributeError, KeyError, TypeError):
+    except UserError:
+        raise
+    except (ValueError, AttributeError, KeyError, TypeError):  # no JSON, or another file's
         raise UserError(
             f"{path} is not a result of train_cifar.py; remove it, or choose another --output"
         ) from None

@@ -283,21 +283,17 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides how training continues; all processes must call it."""
-        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        others = {name: part.state_dict() for name, part in self._other_parts().items()}
         return {
             "iteration": self.iteration,
-            **parts,
+            "model": self.module.state_dict(),
+            **others,
             "meter": self.group.sum(self.meter.clone()).tolist(),
         }
 
-    def _parts(self) -> dict[str, Any]:
-        """Return what has a state dict of its own."""
-        return {
-            "model": self.module,
-            "optimizer": self.optimizer,
-            "scaler": self.scaler,
-            "sampler": self.stream,
-        }
+    def _other_parts(self) -> dict[str, Any]:
+        """Return what has a state dict besides the network."""
+        return {"optimizer": self.optimizer, "scaler": self.scaler, "sampler": self.stream}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from ``state``.
@@ -305,7 +301,7 @@ class Trainer:
         Raises ``ValueError`` for weights that are not finite, and what torch raises.
         """
         self.load_weights(state["model"])
-        for name, part in self._parts().items():
+        for name, part in self._other_parts().items():
             part.load_state_dict(state[name])
         self.iteration = int(state["iteration"])
         if self.group.first:

@@ -145,6 +145,13 @@ def test_ratio_learned_vectors_and_stage(runs, analyze, tmp_path):
     assert re.search(r"^ +w +2 +2 +2 ", out, re.M) and "adaptive" not in out
 
 
+def test_ratio_takes_a_norm_without_gain(analyze, tmp_path):
+    fresh = "a=fresh:--depth 8 --skip-kind xskip --skip-lambda 2 --skip-norm ada"
+    status, _, _, rows = analyze("ratio", fresh, examples=2)
+    assert status == 0 and [float(row["ratio"]) for row in rows] == [pytest.approx(2)] * 3
+    assert not (tmp_path / "f g-learned.csv").exists()
+
+
 def test_ratio_reports_an_adaptive_lambda_and_refuses_what_has_no_ratio(analyze):
     models = ("a=fresh:--depth 8 --skip-kind askip", f"r={FRESH}")
     status, out, _, rows = analyze("ratio", *models, examples=2)

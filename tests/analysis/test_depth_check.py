@@ -190,3 +190,19 @@ def test_a_training_is_warned_once_and_only_where_a_norm_follows():
     assert warning.line(300, values) == ""
     plain = AngleWarning(build("transformer_preln_tiny", **TINY))
     assert [plain.line(step, values) for step in (100, 200, 300)] == ["", "", ""]
+
+
+def test_a_stack_can_be_beyond_while_its_large_angle_moves_between_layers():
+    bounds = dict.fromkeys((f"decoder.layers.{layer}.final_skip" for layer in range(4)), 0.3)
+    crossings = Crossings(bounds)
+    for step in range(0, 210, 10):
+        large = list(bounds)[step // 10 % 4]
+        crossings.see(step, {block: 1.5 if block == large else 0.1 for block in bounds})
+    assert crossings.long == {"decoder"}
+    line = depth_check.sentence("decoder", crossings.long, bounds)
+    assert line.startswith("the decoder as a whole is beyond 0.30")
+
+
+def test_a_cosine_that_is_not_a_number_is_no_angle():
+    assert math.isnan(depth_check.angle_of(math.nan))
+    assert depth_check.angle_of(1.0000001) == 0

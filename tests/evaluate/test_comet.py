@@ -102,6 +102,13 @@ def test_an_evaluation_scores_plain_source_translation_and_reference(
     assert "up to date" in printed
     assert f"{expected:.4f}  {row['signature']}" in printed
 
+    copied = tmp_path / "copied"
+    shutil.copytree(out, copied)
+    # the source is that of the recorded corpus
+    systems = [str(out), str(copied)]
+    assert rskip(["compare", *systems, "--comet", str(model), "--trials", "20"]) == 0
+    assert f"{expected:.4f}" in capsys.readouterr().out
+
 
 @pytest.mark.slow
 def test_text_published_as_tokens_is_detokenised_first(translator, tmp_path):

@@ -4,6 +4,7 @@ import pytest
 from experiment_runs import IMAGES, PLAIN, TRANSLATION, tables, write
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools import reproduce
 from fairseq_rskip.tools.experiments import own_text
 from fairseq_rskip.tools.experiments.yaml_file import FOLDER
 
@@ -279,6 +280,40 @@ def test_a_hostile_file_is_refused_at_once_in_one_line(tmp_path, lines, said):
     path.write_text("\n".join(lines) + "\n")
     message = refused(path)
     assert said in message and "\n" not in message and len(message) < 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("title: a\nrows:\n\t- {label: x}\n", "line 3, column 1: a tab; expected blanks"),
+        ("title: a: b\n", "line 1, column 9: a second colon; expected quotes"),
+        ('title: "a\nrows: []\n', "that begins in line 1"),
+    ],
+    ids=["tab", "colon", "quote"],
+)
+def test_a_mistake_in_yamls_syntax_has_its_line_and_a_remedy(tmp_path, text, said):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    message = refused(path)
+    assert said in message and "\n" not in message
+
+
+def test_list_counts_a_sweeps_seed_that_is_not_asked_for(tmp_path, monkeypatch, capsys):
+    """With seeds 2 and 3 both values are tried with seed 1, and the best is trained twice."""
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, TRANSLATION, sweep={"lr": [0.1, 0.2]}, seeds=[1, 2, 3])
+    networks = len(tables(path)[0].cells)
+    for seeds, each in (([], 4), (["--seeds", "2", "3"], 4), (["--seeds", "1"], 2)):
+        assert reproduce.main(["list", str(path), *seeds]) == 0
+        assert f"{networks} networks, {each * networks} runs" in capsys.readouterr().out
+
+
+def test_a_missing_file_does_not_hide_the_mistakes_of_another(tmp_path):
+    path = write(tmp_path, TRANSLATION, sedes=[1])
+    with pytest.raises(UserError) as raised:
+        tables(path, tmp_path / "none.yaml")
+    lines = str(raised.value).splitlines()
+    assert len(lines) == 2 and "sedes" in lines[0] and "none.yaml does not exist" in lines[1]
 
 
 def test_a_misspelt_rows_is_one_mistake(tmp_path):

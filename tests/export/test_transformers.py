@@ -15,7 +15,7 @@ from transformer_helpers import build, dictionary, randomise
 
 import fairseq_rskip
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.pretrained.translation import detokeniser, splitter
+from fairseq_rskip.pretrained.hub import detokeniser, splitter
 from fairseq_rskip.tools.export import hugging_face, tokenising
 
 TINY = {"decoder_embed_dim": 32, "decoder_ffn_embed_dim": 48, "decoder_layers": 3}
@@ -200,7 +200,7 @@ TOKENS = {
 def test_the_cards_lines_make_the_corpuss_tokens(case, tmp_path):
     """And join them again. Between them, a run of blanks becomes one, as in every corpus."""
     tokenizer, bpe, normalise = TOKENS[case]
-    config = {"source": "en", "tokenizer": tokenizer, "bpe": bpe}
+    config = {"source": "en", "target": "", "tokenizer": tokenizer, "bpe": bpe}
     config.update(subwords={"en": "subwords.en"}, normalise_punctuation=normalise)
     subwords = tmp_path / "subwords.en"
     if bpe == "subword-nmt":
@@ -220,7 +220,7 @@ def test_the_cards_lines_make_the_corpuss_tokens(case, tmp_path):
         joined = {"subword-nmt": expected.replace("@@ ", "")}.get(bpe, expected)
         if bpe == "sentencepiece":
             joined = expected.replace(" ", "").replace("\u2581", " ").strip()
-        assert eval(tokenising.joined(config), names) == detokeniser(config, "en")(joined)
+        assert eval(tokenising.joined(config), names) == detokeniser(config)(joined)
 
 
 @pytest.mark.slow

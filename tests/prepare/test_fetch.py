@@ -169,6 +169,17 @@ def test_from_a_folder_or_a_url(server, place, tmp_path):
     assert "/none: expected a folder or a URL" in place.fails(mirror / "none")
 
 
+def test_a_download_never_writes_into_an_archive_of_yours(server, place, tmp_path):
+    """A run with --from that was killed leaves a link to the archive as its part."""
+    mine = tmp_path / "a.gz"
+    mine.write_bytes(DATA[:1000])
+    (place.archives / "a.gz.part").hardlink_to(mine)
+    server.answers["/a.gz"] = Answer(DATA)
+    place.row(server.url("a.gz"))
+    assert "fetched" in place.fetch() and place.files()["a.gz"] == DATA
+    assert mine.read_bytes() == DATA[:1000]
+
+
 def test_the_lists_of_the_project():
     """Well-formed, and a file that two lists share is pinned alike."""
     lists = sorted((ROOT / "data-prep" / "archives").glob("*.tsv"))

@@ -19,7 +19,7 @@ from conftest import ROOT, run_checked, run_command
 from corpus_archives import PREPROCESS, SIZES, stand_ins, texts, write_splits
 from fairseq.data import Dictionary, data_utils
 
-from fairseq_rskip.pretrained.translation import splitter
+from fairseq_rskip.pretrained.hub import splitter
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.prepare import main
 

@@ -82,13 +82,14 @@ def test_documents_of_a_file_and_of_a_folder_and_too_few(tmp_path):
     text, targets = tmp_path / "b.txt", [tmp_path / name for name in ("train", "valid", "test")]
     text.write_text("\n\none\ntwo\n \nthree\n\n\n")
     assert list(documents(text)) == [["one", "two"], ["three"]]
-    assert list(documents(text, "1")) == [["one"], ["two"], ["three"]]
+    assert list(documents(text, 1)) == [["one"], ["two"], ["three"]]
+    assert list(documents(text, 3)) == [["one", "two", "three"]]  # a blank line ends none of them
     with pytest.raises(
         UserError,
         match="expected at least 3 documents in .*, found 2: put a blank line after each",
     ):
-        draw_documents(text, targets, 0.05, "")
-    draw_documents(text, targets, 0.05, "1")
+        draw_documents(text, targets, 0.05)
+    draw_documents(text, targets, 0.05, 1)
     assert sorted(path.read_text() for path in targets) == ["one\n\n", "three\n\n", "two\n\n"]
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.txt").write_text("four")

@@ -100,6 +100,14 @@ def test_a_damaged_or_foreign_checkpoint_is_one_line(half, images, capfd, name):
     assert path.read_bytes() == before and not (half / "seed1" / "result.json").exists()
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe{", b"[1", b"[]"], ids=["bytes", "cut", "list"])
+def test_a_file_in_the_place_of_a_result_is_one_line(half, images, capfd, content):
+    path = half / "seed1" / "result.json"
+    path.write_bytes(content)
+    line = refused(train(capfd, half, images, resume=True))
+    assert line.startswith(f"{path} is not a result of train_cifar.py; remove it, or choose")
+
+
 def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(
     tmp_path, images, capfd, monkeypatch
 ):

@@ -32,6 +32,11 @@ BAD = [  # options of the command line -> the error, and the exit status
         "--data 'mnist': expected one of cifar10, cifar100, digits or imagefolder:PATH",
         1,
     ),
+    (
+        "--data /",
+        "--data '/': expected imagefolder:/ for the images in that folder, or one of cifar10, ",
+        1,
+    ),
 ]
 
 

@@ -5,6 +5,7 @@ The former's output is read in the order of sentences.
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from fairseq_rskip.console import Progress
 from fairseq_rskip.errors import UserError
@@ -18,6 +19,20 @@ MISFIT = r"^\s*((?:size mismatch for|Missing key|Unexpected key).*)$"
 NO_LIMIT = ["--max-source-positions", "1000000", "--max-target-positions", "1000000"]
 
 
+class Shown(NamedTuple):
+    """What the progress counts: the lines of output that match ``line``, ``total`` in the end."""
+
+    line: bytes
+    total: int
+    label: str
+    unit: str
+
+
+def translations(count: int) -> Shown:
+    """The progress of fairseq-generate on this number of sentences."""
+    return Shown(rb"^H-", count, "translated", "sent")
+
+
 def search_options(
     corpus: Corpus, subset: str, beam: int, lenpen: float, max_tokens: int
 ) -> list[str]:
@@ -25,46 +40,42 @@ def search_options(
 
     The longest output is the input's length + 50, as in Vaswani et al. 2017, section 6.1.
     """
+    words = ["--source-lang", corpus.source, "--target-lang", corpus.target]
+    words += ["--gen-subset", subset, "--beam", str(beam), "--lenpen", str(lenpen)]
+    words += ["--max-len-a", "1", "--max-len-b", "50", "--max-tokens", str(max_tokens)]
     post_process = POST_PROCESS[corpus.bpe]
-    return [
-        *("--source-lang", corpus.source, "--target-lang", corpus.target, "--gen-subset", subset),
-        *("--beam", str(beam), "--lenpen", str(lenpen), "--max-len-a", "1", "--max-len-b", "50"),
-        *(
-            "--max-tokens",
-            str(max_tokens),
-            *(["--post-process", post_process] if post_process else []),
-        ),
-    ]
+    if post_process:
+        words += ["--post-process", post_process]
+    return words
 
 
 def command(
     corpus: Corpus, checkpoint: Path, options: list[str], program: str = "fairseq-generate"
 ) -> list[str]:
     """The whole command line. Raises ``UserError`` for a path that fairseq would take apart."""
-    if bad := next((path for path in (corpus.folder, checkpoint) if ":" in str(path)), None):
-        raise UserError(f"fairseq cannot take a colon in a path: rename {bad}, or link to it")
-    words = [
-        program,
-        str(corpus.folder),
-        "--user-dir",
-        str(PLUGIN),
-        "--path",
-        str(checkpoint),
-        *options,
-    ]
-    return [*words, *([] if corpus.is_text else NO_LIMIT), "--num-workers", "0"]
+    for path in (corpus.folder, checkpoint):
+        if ":" in str(path):
+            raise UserError(f"fairseq cannot take a colon in a path: rename {path}, or link to it")
+    words = [program, str(corpus.folder), "--user-dir", str(PLUGIN), "--path", str(checkpoint)]
+    words += options
+    if not corpus.is_text:
+        words += NO_LIMIT
+    return [*words, "--num-workers", "0"]
 
 
-def run(arguments: list[str], log: Path, sentences: int) -> None:
+def run(arguments: list[str], log: Path, shown: Shown) -> None:
     """Run ``arguments``, output and errors in ``log``, and show the progress.
 
     Raises ``UserError`` with the last meaningful line if the command fails; for a checkpoint that
     does not fit it names the tensor.
     """
-    with open(log, "wb") as out, Progress(sentences, "translated", "sent") as bar:
-        reason = follow(
-            arguments, lambda line: bar.advance() if line.startswith(b"H-") else None, out
-        )
+
+    def count(line: bytes) -> None:
+        if re.search(shown.line, line):
+            bar.advance()
+
+    with open(log, "wb") as out, Progress(shown.total, shown.label, shown.unit) as bar:
+        reason = follow(arguments, count, out)
     if reason:
         misfit = re.search(MISFIT, log.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
         detail = f" {misfit[1][:300]}" if misfit else ""

@@ -16,9 +16,12 @@ from fairseq_rskip.console import in_columns, print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_json
 from fairseq_rskip.tools.corpus import Corpus
+from fairseq_rskip.tools.evaluate import generation
 from fairseq_rskip.tools.evaluate.scores_file import SCORES
 
 LOG = "eval_lm.log"
+# "2026-01-01 12:00:00 | INFO | fairseq_cli.eval_lm | 3 two [-4.100000]\tdogs [-2.000000]"
+WINDOW = rb" \| \d+ .*\]$"
 
 
 def eval_options(options: Namespace, task: dict[str, Any]) -> list[str]:
@@ -26,25 +29,31 @@ def eval_options(options: Namespace, task: dict[str, Any]) -> list[str]:
 
     Raises ``UserError`` for a context window that leaves no token to score.
     """
-    length = int(task.get("tokens_per_sample") or 1024)
+    length = window_length(task)
     if options.context_window >= length:
         raise UserError(
             f"--context-window {options.context_window}: "
             f"expected less than the model's {length} tokens"
         )
-    return [
-        *(
-            "--task",
-            "language_modeling",
-            "--gen-subset",
-            options.subset,
-            "--sample-break-mode",
-            "none",
-        ),
-        *("--tokens-per-sample", str(length), "--context-window", str(options.context_window)),
-        *("--max-tokens", str(max(options.max_tokens, length)), "--output-word-probs"),
-        *(["--add-bos-token"] if task.get("add_bos_token") else []),
-    ]
+    words = ["--task", "language_modeling", "--gen-subset", options.subset]
+    words += ["--sample-break-mode", "none", "--tokens-per-sample", str(length)]
+    words += ["--context-window", str(options.context_window)]
+    words += ["--max-tokens", str(max(options.max_tokens, length)), "--output-word-probs"]
+    if task.get("add_bos_token"):
+        words.append("--add-bos-token")
+    return words
+
+
+def windows(options: Namespace, corpus: Corpus, task: dict[str, Any]) -> generation.Shown:
+    """The progress of fairseq-eval-lm, which prints a line for each window of tokens."""
+    tokens = int(corpus.lengths(options.subset, str(corpus.source)).sum())
+    new_tokens = window_length(task) - options.context_window
+    return generation.Shown(WINDOW, math.ceil(tokens / new_tokens), "scored", "window")
+
+
+def window_length(task: dict[str, Any]) -> int:
+    """The number of tokens of a window, as in training."""
+    return int(task.get("tokens_per_sample") or 1024)
 
 
 def log_probabilities(log: Path) -> list[float]:
@@ -98,27 +107,18 @@ def measure(corpus: Corpus, subset: str, values: list[float]) -> dict[str, Any]:
 def report(options: Namespace, corpus: Corpus, about: dict) -> None:
     """Print the table and write OUT/scores.json."""
     result = measure(corpus, options.subset, log_probabilities(options.out / LOG))
-    words = about["options"]
-    length, window = (
-        int(words[words.index(name) + 1]) for name in ("--tokens-per-sample", "--context-window")
-    )
+    length = int(_value_of("--tokens-per-sample", about["options"]))
+    window = int(_value_of("--context-window", about["options"]))
     result["context"] = {
         "tokens_per_sample": length,
         "context_window": window,
         "stride": length - window,
     }
     bits, perplexity = result["bits"], result["perplexity"]
+    subwords, words = f"{perplexity['subword']:.2f}", f"{perplexity['word']:.2f}"
     rows = [
-        (
-            "perplexity per subword",
-            f"{perplexity['subword']:.2f}",
-            f"{result['tokens']:,} subwords and line ends",
-        ),
-        (
-            "perplexity per word",
-            f"{perplexity['word']:.2f}",
-            f"{result['words']:,} words and line ends",
-        ),
+        ("perplexity per subword", subwords, f"{result['tokens']:,} subwords and line ends"),
+        ("perplexity per word", words, f"{result['words']:,} words and line ends"),
         ("bits per byte", f"{bits['byte']:.4f}", f"{result['bytes']:,} bytes"),
     ]
     print_line(f"\n{corpus.name} {options.subset}, {len(result['documents']):,} documents")
@@ -129,3 +129,7 @@ def report(options: Namespace, corpus: Corpus, about: dict) -> None:
     print_line("\n".join([*in_columns(rows), context]))
     write_json(options.out / SCORES, {**result, "evaluation": about})
     print_line(f"\nwritten to {options.out}: {LOG}, {SCORES}")
+
+
+def _value_of(option: str, words: list[str]) -> str:
+    return words[words.index(option) + 1]

@@ -50,10 +50,8 @@ def make_parser() -> Parser:
     parser = Parser(description=DESCRIPTION)
     parser.add_argument("data", type=Path, metavar="DATA")
     parser.add_argument("folder", type=Path, metavar="CHECKPOINT-DIR")
-    weights, count = (
-        parser.add_mutually_exclusive_group(),
-        {"type": whole_number(0), "metavar": "N"},
-    )
+    weights = parser.add_mutually_exclusive_group()
+    count: dict[str, Any] = {"type": whole_number(0), "metavar": "N"}
     last = (
         "average the last N checkpoints of epochs or updates (5; of a language model 0); "
         "0: checkpoint_best.pt, else checkpoint_last.pt"
@@ -109,7 +107,7 @@ def run_fairseq(
 ) -> dict[str, Any]:
     """Make OUT/generate.log or eval_lm.log unless it is up to date.
 
-    Returns from what it was made. Raises ``UserError``.
+    Returns what it was made from. Raises ``UserError``.
     """
     import torch
 
@@ -117,14 +115,15 @@ def run_fairseq(
 
     if corpus.is_text:
         program, log = "fairseq-eval-lm", options.out / language_model.LOG
-        search = language_model.eval_options(
-            options, weights.task_of(taken[0], "language_modeling")
-        )
+        task = weights.task_of(taken[0], "language_modeling")
+        search = language_model.eval_options(options, task)
+        shown = language_model.windows(options, corpus, task)
     else:
         program, log = "fairseq-generate", options.out / "generate.log"
         search = generation.search_options(
             corpus, options.subset, options.beam, options.lenpen, options.max_tokens
         )
+        shown = generation.translations(len(references))
     key = {
         "checkpoints": cached.identity(taken),
         "data": corpus.checksums(options.subset),
@@ -144,7 +143,7 @@ def run_fairseq(
             device = ["--fp16"]
         command = generation.command(corpus, checkpoint, [*search, *device], program)
         print_line(f"== {program} on {len(references):,} lines\n{shlex.join(command)}")
-        cached.make(log, key, lambda path: generation.run(command, path, len(references)))
+        cached.make(log, key, lambda path: generation.run(command, path, shown))
     return key
 
 
@@ -154,12 +153,12 @@ def score(
     """Print the table and write OUT/scores.json."""
     from fairseq_rskip.tools import score as metrics
 
-    plain = "text as published, which is tokenised already" if corpus.tokenised else "text as it is"
-    title = (
-        "detokenised translations against the raw references"
-        if corpus.tokenizer == "moses"
-        else plain
-    )
+    if corpus.tokenizer == "moses":
+        title = "detokenised translations against the raw references"
+    elif corpus.tokenised:
+        title = "text as published, which is tokenised already"
+    else:
+        title = "text as it is"
     rows = metrics.compute(hypotheses, [references], corpus.target, corpus.source, corpus.tokenised)
     if options.comet:
         rows.append(comet_row(options, corpus, hypotheses, references))
@@ -210,13 +209,16 @@ def evaluate(options: Namespace) -> None:
                 f"another evaluation writes to {options.out} ({lock_holder(options.out)}); "
                 "give another --out, or wait for it"
             )
-        key = run_fairseq(options, corpus, references, taken)
+        made_from = run_fairseq(options, corpus, references, taken)
         about = {
             "data": str(corpus.folder),
             "corpus": corpus.name,
             "subset": options.subset,
             "weights": which,
-            **key,
+            "checkpoints": made_from["checkpoints"],
+            "checksums": made_from["data"],
+            "options": made_from["options"],
+            "versions": made_from["versions"],
         }
         if corpus.is_text:
             language_model.report(options, corpus, about)
@@ -229,7 +231,9 @@ def write_translations(
 ) -> None:
     """Write OUT/hyp.tok and hyp.txt, and score them."""
     tokens = generation.hypotheses(options.out / "generate.log", len(references))
-    hypotheses = detokenise(tokens, corpus.target) if corpus.tokenizer == "moses" else tokens
+    hypotheses = tokens
+    if corpus.tokenizer == "moses":
+        hypotheses = detokenise(tokens, corpus.target)
     for name, lines in (("hyp.tok", tokens), ("hyp.txt", hypotheses)):
         write_text(options.out / name, "".join(line + "\n" for line in lines))
     score(options, corpus, hypotheses, references, about)

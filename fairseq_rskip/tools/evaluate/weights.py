@@ -27,8 +27,8 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[li
     They are, the first that there is:
 
     * ``checkpoint``, a path or a name in ``folder``;
-    * the newest ``count`` of those that are numbered by update or by epoch, whichever has more of
-      them, if there are two or more, or if ``count`` is 1;
+    * the newest ``count`` of those that are numbered by update, or by epoch if that gives more
+      (at most ``count``), if there are two or more, or if ``count`` is 1;
     * checkpoint_best.pt, checkpoint_last.pt, or the only numbered one.
 
     Raises ``UserError`` if there is none.
@@ -74,7 +74,7 @@ def _named(checkpoint: Path, folder: Path) -> Path:
 def _newest(folder: Path, count: int) -> tuple[str, list[Path]]:
     """The newest ``count`` numbered checkpoints, of updates or of epochs, and which these are.
 
-    The unit is the one that has more of them, updates if both have as many.
+    The unit is the one with more checkpoints in the result, updates if both have as many.
     """
     newest = {unit: numbered(folder, unit)[:count] for unit in NUMBERED}
     unit = max(newest, key=lambda unit: len(newest[unit]))  # the first of equals

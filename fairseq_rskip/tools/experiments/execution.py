@@ -283,7 +283,7 @@ def submit(runs: list[Run], words: list[str], out: Path) -> None:
     try:
         jobs = executor.map_array(main, [[str(run.folder)] for run in runs])
     except (OSError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[-1]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise UserError(f"SLURM did not take the jobs: {reason}") from None
     for run, job in zip(runs, jobs):
         print_line(f"{run.titled}: SLURM job {job.job_id}")

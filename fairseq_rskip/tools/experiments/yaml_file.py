@@ -41,16 +41,18 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises ``UserError``.
     """
-    if path.exists() and not path.is_file():
+    if not path.exists():
+        raise UserError(f"{path} does not exist; expected a YAML file of rows to train")
+    if not path.is_file():
         raise UserError(f"cannot read {path} as YAML: it is not a file")
-    if path.exists() and path.stat().st_size > LARGEST:
+    if path.stat().st_size > LARGEST:
         raise UserError(f"cannot read {path} as YAML: it has more than {LARGEST:,} bytes")
     try:
         text = path.read_text("utf-8")
         check_nodes(yaml.compose(text, Loader=yaml.SafeLoader))
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as text that is not UTF-8
-        raise UserError(f"cannot read {path} as YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"cannot read {path} as YAML: {_reason(error)}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping with the keys {', '.join(keys(Table))}")
     if not {"rows", "rows_from"} & set(content):
@@ -66,6 +68,22 @@ def read(path: Path) -> dict[str, Any]:
                 row[key] = content.pop(key)
         content["rows"] = [row]
     return content
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, on one line; of a mistake in the syntax its line and column."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).split())
+    problem = getattr(error, "problem", None) or "it is not complete"
+    if "'\\t'" in problem:
+        problem = "a tab; expected blanks before a key"
+    elif problem.startswith("mapping values"):
+        problem = "a second colon; expected quotes around text that has one"
+    context = getattr(error, "context_mark", None)
+    if context is not None and context.line != mark.line:
+        problem += f", {error.context} that begins in line {context.line + 1}"  # type: ignore
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 def check_nodes(root: yaml.Node | None) -> None:

@@ -8,30 +8,34 @@ from fairseq_rskip.analysis.study import Source, fit
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.safe_load import CheckpointError
 from fairseq_rskip.tools.resnets import settings
+from fairseq_rskip.tools.saved_model import read_checkpoint
 from fairseq_rskip.vision.config import FOLDER, Config
 from fairseq_rskip.vision.model import preact_resnet
 from fairseq_rskip.vision.run import RESULT
 
 
 def convert(
-    _stage: Path, checkpoint: Path, state: dict, data: Path | None
-) -> tuple[dict[str, Any], Any]:
-    """config.json and the model. Raises ``UserError`` for a checkpoint that is damaged or whose run
-    is not finished.
+    _stage: Path, checkpoint: Path, data: Path | None
+) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """config.json, the model, and what :func:`describe` needs: the run's result.
+
+    Raises ``UserError`` for a checkpoint that is damaged or whose run is not finished.
     """
     if data:
         raise UserError(f"--data is for translation, and {checkpoint} is of rskip train-cifar")
+    state = read_checkpoint(checkpoint)
     source = Source("CHECKPOINT", str(checkpoint), state)
     path = checkpoint.with_name(RESULT)
     try:
         result = json.loads(path.read_text("utf-8"))
         if (result["iterations"], result["identity"]) != (state["iteration"], state["identity"]):
             raise UserError(f"{path} is the result of another run or iteration than {checkpoint}")
-        state["result"] = result
         network = settings(source).network()
         model = preact_resnet(num_classes=result["classes"], **network)
         classes = state["identity"]["classes"].split(", ")
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except UserError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"cannot read {path} or {checkpoint}: {type(error).__name__} {error}; "
             f"a training that has not finished has no {RESULT} (--resume)"
@@ -42,12 +46,11 @@ def convert(
         classes = [str(number) for number in range(result["classes"])]
     config = {"kind": "images", "classes": classes, **network}
     config.update(mean=result["mean"], std=result["std"])
-    return config, model
+    return config, model, result
 
 
-def describe(_checkpoint: Path, config: dict[str, Any], state: dict) -> dict[str, Any]:
+def describe(_checkpoint: Path, config: dict[str, Any], result: dict) -> dict[str, Any]:
     """What the card says."""
-    result = state["result"]
     run = result["config"]
     data = run["data"]
     if data.startswith(FOLDER):  # the card names no path of this machine

@@ -49,7 +49,7 @@ def export(options: argparse.Namespace) -> None:
     """Write DIR, whole or not at all. Raises ``UserError``."""
     from fairseq_rskip.files import make_folder
     from fairseq_rskip.tools.evaluate.weights import as_one  # takes seconds: after the options
-    from fairseq_rskip.tools.saved_model import EXPORT, IMAGES, find_saved, read_checkpoint
+    from fairseq_rskip.tools.saved_model import EXPORT, IMAGES, find_saved
 
     folder = Path(os.path.abspath(options.folder.expanduser()))
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -63,9 +63,8 @@ def export(options: argparse.Namespace) -> None:
 
     make_folder(folder.parent)
     with as_one(saved.paths) as checkpoint, stage_beside(folder) as stage:
-        state = read_checkpoint(checkpoint)
-        config, model = kind.convert(stage, checkpoint, state, options.data)
-        about = kind.describe(checkpoint, config, state)
+        config, model, facts = kind.convert(stage, checkpoint, options.data)
+        about = kind.describe(checkpoint, config, facts)
         if options.half:
             model.half()
         if options.transformers:

@@ -17,6 +17,7 @@ from fairseq_rskip.models._building import SkipModel
 from fairseq_rskip.tools.corpus import Corpus, corpus_of
 from fairseq_rskip.tools.evaluate.main import DEFAULT_LENPEN
 from fairseq_rskip.tools.experiments.run_folder import CHECKPOINTS
+from fairseq_rskip.tools.saved_model import read_checkpoint
 from fairseq_rskip.tools.score import digits
 from fairseq_rskip.tools.systems import evaluations_of
 from fairseq_rskip.tools.transformers import build, ours, read
@@ -40,15 +41,16 @@ SHOWN = ("optimization", "optimizer", "lr_scheduler", "criterion")  # of the tra
 
 
 def convert(
-    stage: Path, checkpoint: Path, state: dict, data: Path | None
-) -> tuple[dict[str, Any], Any]:
-    """config.json and the model; dictionaries and subwords are copied to ``stage``.
+    stage: Path, checkpoint: Path, data: Path | None
+) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """config.json, the model, and what :func:`describe` needs: fairseq's checkpoint.
 
-    Raises ``UserError``.
+    Dictionaries and subwords are copied to ``stage``. Raises ``UserError``.
     """
     logging.getLogger("fairseq.tasks").setLevel(logging.WARNING)  # the sizes of dictionaries
-    source = Source("CHECKPOINT", str(checkpoint), {})
-    state.update(read(source))  # with settings of older versions converted
+    read_checkpoint(checkpoint)  # an unusable one ends in one line here
+    source = Source("CHECKPOINT", str(checkpoint))
+    state = read(source)
     cfg = state["cfg"]
     if cfg.task._name not in TASKS:
         raise UserError(
@@ -83,7 +85,7 @@ def convert(
         "search": search,
         "model": settings,
     }
-    return config, model
+    return config, model, state
 
 
 def copy_vocabulary(corpus: Corpus, stage: Path) -> dict[str, str]:

@@ -135,6 +135,8 @@ def _fetch_part(archive: Archive, url: str, part: Path) -> None:
     if "://" not in url:
         _copy(Path(url), part)
         return
+    if part.exists() and part.stat().st_nlink > 1:
+        part.unlink()  # a link to your own archive, which a download must not write into
     complete = _size(part) and checksum(archive.kind, part) == archive.digits
     if not complete:
         download(url, part)

@@ -119,7 +119,7 @@ def add_own_text(group: Any) -> None:
         help="language code of the text, such as cs (default: und, for undetermined)",
     )
     group.add_argument(
-        "--lines", type=whole_number(1), default=0, metavar="N", help="a document is N lines"
+        "--lines", type=whole_number(1), default=0, metavar="N", help="a document has N lines"
     )
     group.add_argument(
         "--held-out",
@@ -297,7 +297,8 @@ def _published(kind: Kind, options: argparse.Namespace) -> dict[str, Any]:
             read_list(listed, getattr(options, "from")),
             kind.values["unpack"],
             {split: kind.values[split] for split in SPLITS},
-            str(kind.values.get("documents", "")),
+            kind.values.get("document-lines", 0),
+            kind.values.get("at-titles", False),
         ),
         "src": "en",
         "tgt": target,

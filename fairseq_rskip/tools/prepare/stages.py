@@ -51,13 +51,14 @@ class OwnText:
 class Published:
     """A published corpus: archives, the members that are needed, and by split its parts below OUT.
 
-    ``documents`` says where a document of a text ends, as in ``text.documents``.
+    ``document_lines`` and ``at_titles`` say where a document of a text ends: ``text.documents``.
     """
 
     archives: list[archives.Archive]
     members: dict[str, str]
     parts: dict[str, list[str]]
-    documents: str
+    document_lines: int
+    at_titles: bool
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def prepare(plan: Preparation) -> None:
     if isinstance(source, OwnText):
         how = [source.document_lines, source.held_out]
     elif isinstance(source, Published):
-        how = [source.parts, source.documents]
+        how = [source.parts, source.document_lines, source.at_titles]
     stages.make("raw", lambda part: make_raw(plan, part), *plan.languages, *how)
     stages.make(
         "text",
@@ -212,8 +213,7 @@ def make_raw(plan: Preparation, part: Path) -> None:
     source = plan.source
     if isinstance(source, OwnText):
         targets = [part / f"{split}.{plan.src}" for split in SPLITS]
-        ends = str(source.document_lines or "")
-        text.draw_documents(source.path, targets, source.held_out, ends)
+        text.draw_documents(source.path, targets, source.held_out, source.document_lines)
         return
     for split in SPLITS:
         if all((part / f"{split}.{language}").exists() for language in plan.languages):
@@ -226,7 +226,8 @@ def make_raw(plan: Preparation, part: Path) -> None:
             text.join_parts(prefix, plan.src, plan.tgt, parts)
         else:
             path = plan.out / source.parts[split][0]
-            text.draw_documents(path, [part / f"{split}.{plan.src}"], 0, source.documents)
+            targets = [part / f"{split}.{plan.src}"]
+            text.draw_documents(path, targets, 0.0, source.document_lines, source.at_titles)
 
 
 def encode(plan: Preparation, kind: str, source: Path, target: Path, **options: Any) -> None:

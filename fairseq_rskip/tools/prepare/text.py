@@ -122,21 +122,26 @@ def content_hash(source: Path) -> str:
     return digest.hexdigest()
 
 
-def documents(source: Path, ends: str = "") -> Iterator[list[str]]:
+def documents(
+    source: Path, document_lines: int = 0, at_titles: bool = False
+) -> Iterator[list[str]]:
     """The documents of a text, as lists of non-blank lines.
 
-    A document is a file of a folder, or the part of a file between blank lines. ``ends`` may be the
-    number of lines of a document, or "titles": then it begins at a title of WikiText.
+    A document is a file of a folder, or the part of a file between blank lines; with
+    ``document_lines`` that number of lines that are not blank, with ``at_titles`` the part before
+    the next title of WikiText. It never goes on in the next file.
     """
-    length = int(ends) if ends.isdecimal() else 0
     for path in text_files(source):
         document: list[str] = []
         for line in published(path):
             blank = not line.strip()
-            end = blank and not source.is_dir()
-            if ends == "titles":
-                end = TITLE.fullmatch(line) is not None
-            if document and (end or len(document) == length):
+            if document_lines:
+                ends = len(document) == document_lines
+            elif at_titles:
+                ends = TITLE.fullmatch(line) is not None
+            else:
+                ends = blank and not source.is_dir()
+            if document and ends:
                 yield document
                 document = []
             if not blank:
@@ -145,13 +150,20 @@ def documents(source: Path, ends: str = "") -> Iterator[list[str]]:
             yield document
 
 
-def draw_documents(source: Path, targets: Sequence[Path], held_out: float, ends: str) -> None:
-    """Write the documents to the first of ``targets``, each followed by a blank line.
+def draw_documents(
+    source: Path,
+    targets: Sequence[Path],
+    held_out: float = 0.0,
+    document_lines: int = 0,
+    at_titles: bool = False,
+) -> None:
+    """Write the documents of ``source`` to the first of ``targets``, each followed by a blank line.
 
-    The share ``held_out`` of them, drawn at random, goes to each of the other targets instead.
+    ``document_lines`` and ``at_titles`` say where a document ends (:func:`documents`). The share
+    ``held_out`` of them, drawn at random, goes to each of the other targets instead.
     Raises ``UserError`` where nothing is left for the first.
     """
-    count = sum(1 for _ in documents(source, ends))
+    count = sum(1 for _ in documents(source, document_lines, at_titles))
     others = len(targets) - 1
     size = max(1, round(held_out * count))
     if count <= size * others:
@@ -164,7 +176,7 @@ def draw_documents(source: Path, targets: Sequence[Path], held_out: float, ends:
         target_of[number] = 1 + order // size
     with contextlib.ExitStack() as opened:
         outputs = [opened.enter_context(lines.writing(target)) for target in targets]
-        for number, document in enumerate(documents(source, ends)):
+        for number, document in enumerate(documents(source, document_lines, at_titles)):
             output = outputs[target_of.get(number, 0)]
             output.write("\n".join([*document, "", ""]))
 

@@ -64,7 +64,8 @@ def legend(experiment: Experiment, lines: list[Result], shown: pandas.DataFrame)
         ),
         "tests": "the seeds that both rows have, and the tests that the correction counts",
         "length ratio": "words of the output over words of the reference",
-        "seconds": "duration of a run on the machine that ran it, whatever else that machine did",
+        "seconds": "duration of a run, of one that was interrupted since it was resumed, on the "
+        "machine that ran it, whatever else that machine did",
         "chosen": "the value that the sweep chose",
         "published": "the value in the source named above",
         f"{MINUS} published": "the row's value minus the published one",
