@@ -325,20 +325,17 @@ def means_over_blocks(rows: list[Row], by: str) -> list[Row]:
 
     The mean is that of positive values; a point is left out where not all seeds have one.
     """
-    runs = list(dict.fromkeys(row["run"] for row in rows))
-    values: dict[tuple[int, int, str], list[float]] = collections.defaultdict(list)
-    seeds_at: dict[tuple[int, int, str], set[int]] = collections.defaultdict(set)
-    seeds_of: dict[tuple[int, str], set[int]] = collections.defaultdict(set)
+    curves: dict[tuple[str, str], dict[int, list[Row]]] = {}
     for row in rows:
-        run, step, quantity = runs.index(row["run"]), row[by], row["quantity"]
-        seeds_at[run, step, quantity].add(row["seed"])
-        seeds_of[run, quantity].add(row["seed"])
-        if row["value"] > 0:
-            values[run, step, quantity].append(row["value"])
+        curve = curves.setdefault((row["run"], row["quantity"]), {})
+        curve.setdefault(row[by], []).append(row)
 
     points = []
-    for (run, step, quantity), each in sorted(values.items()):
-        if seeds_at[run, step, quantity] == seeds_of[run, quantity]:
-            point = {"run": runs[run], "log": runs[run], "curve": quantity}
-            points.append({**point, "step": step, "value": geometric_mean(each)})
+    for (run, quantity), curve in curves.items():
+        all_seeds = {row["seed"] for at_step in curve.values() for row in at_step}
+        for step, at_step in sorted(curve.items()):
+            positive = [row["value"] for row in at_step if row["value"] > 0]
+            if positive and {row["seed"] for row in at_step} == all_seeds:
+                point = {"run": run, "log": run, "curve": quantity, "step": step}
+                points.append({**point, "value": geometric_mean(positive)})
     return points

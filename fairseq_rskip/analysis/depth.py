@@ -146,9 +146,10 @@ def branch_ratios(stack: Stack, x: Tensor) -> Tensor:
 
     ``x`` is ``(examples, dim)``.
     """
-    branches, outputs = map(_norms, stack(x))
-    inputs = torch.cat([_norms([x]), outputs[:-1]])
-    return torch.where(branches == 0, branches, branches / inputs).mean(1)
+    branches, outputs = stack(x)
+    branch_norms = _norms(branches)
+    input_norms = _norms([x, *outputs[:-1]])
+    return torch.where(branch_norms == 0, branch_norms, branch_norms / input_norms).mean(1)
 
 
 def _norms(tensors: Sequence[Tensor]) -> Tensor:
@@ -189,7 +190,8 @@ def measure(sizes: argparse.Namespace, variants: Iterable[Variant] = VARIANTS) -
     rows = []
     for variant in variants:
         seeds = [_one_seed(sizes, variant, seed) for seed in range(sizes.seeds)]
-        for quantity, values in zip(TITLES, map(torch.stack, zip(*seeds))):
+        for position, quantity in enumerate(TITLES):
+            values = torch.stack([of_seed[position] for of_seed in seeds])
             if not torch.isfinite(values).all():
                 raise UserError(
                     f"{variant.name}: the {quantity} leaves what float64 can hold: "
@@ -241,8 +243,8 @@ def _one_seed(
     upstream = draw(sizes.examples, dim, generator=weights)
     tokens = draw(sizes.tokens, sizes.examples, dim, generator=weights)
 
-    def stack(branch: Callable[..., Branch], *options: Any) -> Stack:
-        branches = [branch(dim, *options, weights) for _ in range(sizes.blocks)]
+    def stack(make_branch: Callable[..., Branch], *options: Any) -> Stack:
+        branches = [make_branch(dim, *options, weights) for _ in range(sizes.blocks)]
         return Stack(branches, [variant.skip(dim) for _ in branches])
 
     bare = stack(two_layers, sizes.gain, False)

@@ -109,23 +109,24 @@ def quadratic_means(angles: Angles) -> dict[str, float]:
 class Crossings:
     """Finds what is beyond its bound at every logged update of ``LONG`` in a row.
 
-    ``long`` names the residuals that ever were, and the stacks whose root mean square was.
+    ``long`` names the residuals that ever were, and the stacks whose root mean square was; a stack
+    is called by its side, which no residual is called by.
     """
 
     def __init__(self, bounds: Angles):
         self.bounds = bounds
-        self.since: dict[str, int] = {}  # name -> the first of the updates in a row
+        self.beyond_since: dict[str, int] = {}  # name -> the first of the updates in a row
         self.long: set[str] = set()
 
     def see(self, step: int, angles: Angles) -> None:
         """Take in the angles of a logged update; those of blocks without a bound are left out."""
         judged = {block: angle for block, angle in angles.items() if block in self.bounds}
-        now = beyond(judged, self.bounds)
-        seen = {*judged, *sides_of(judged)}
-        for name in seen - now:
-            self.since.pop(name, None)
-        for name in now:
-            first = self.since.setdefault(name, step)
+        beyond_now = beyond(judged, self.bounds)
+        for name in (*judged, *sides_of(judged)):
+            if name not in beyond_now:
+                self.beyond_since.pop(name, None)
+                continue
+            first = self.beyond_since.setdefault(name, step)
             if step - first >= LONG:
                 self.long.add(name)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import UserError
 from ..residual import SkipConnection
@@ -80,16 +80,15 @@ def report(study: Study, stem: Path) -> None:
 
     At the end print tables, and write the CSVs of learned vectors and of readings, and the figure.
     """
+    rows: list[Row] = []
     learned: list[Row] = []
     readings: list[Row] = []
-
-    def measure(label: str, model: nn.Module, places: list[Row]) -> list[Row]:
+    for label, model, places in study.with_places():
         with CoefficientProbe(model) as probe, torch.no_grad():
             for batch in study.show_batches(label):
                 study.losses(model, batch)
         adapted = lambdas(model)
-        rows: list[Row] = []
-        values: list[dict[str, float]] = []
+        of_blocks: list[dict[str, float]] = []
         for place in places:
             skip = probe.skips[place["block"]]
             scales = probe.scales(place["block"])
@@ -98,16 +97,13 @@ def report(study: Study, stem: Path) -> None:
                     f"{label}: {place['block']} has no x:F: its rule mixes features or carries "
                     "several tensors, or its norm is no affine map of its input"
                 )
-            rows.append(columns_of(scales, adapted.get(place["block"], math.nan)))
-            learned.extend({**place, **row} for row in learned_vectors(skip))
-            values.append(readings_of(skip, rows[-1]))
-        for reading in values[0]:
-            row = {"model": label, "reading": reading, "blocks": len(places)}
-            mean = fmean(each[reading] for each in values)
-            readings.append({**row, "value": mean, "paper": PAPER.get(label, math.nan)})
-        return rows
+            columns = columns_of(scales, adapted.get(place["block"], math.nan))
+            rows.append({**place, **columns})
+            learned += [{**place, **row} for row in learned_vectors(skip)]
+            of_blocks.append(readings_of(skip, columns))
+        figures.write_csv(Path(f"{stem}.csv"), rows)
+        readings += means_of_readings(label, of_blocks)
 
-    rows = study.measure(measure, stem)
     drawn = [RATIO, SCALE]
     if any(not math.isnan(row[LAMBDA.column]) for row in rows):
         drawn.append(LAMBDA)
@@ -116,6 +112,16 @@ def report(study: Study, stem: Path) -> None:
         if frame:
             figures.write_csv(Path(f"{stem}{ending}.csv"), frame)
             print(f"\n{text_of(ending, frame)}\nwritten to {stem}{ending}.csv")
+
+
+def means_of_readings(label: str, of_blocks: list[dict[str, float]]) -> list[Row]:
+    """A row for each reading of a model: its mean over the blocks, and the paper's value."""
+    rows = []
+    for reading in of_blocks[0]:
+        mean = fmean(block[reading] for block in of_blocks)
+        row = {"model": label, "reading": reading, "blocks": len(of_blocks), "value": mean}
+        rows.append({**row, "paper": PAPER.get(label, math.nan)})
+    return rows
 
 
 def columns_of(scales: Scales, adapted: float) -> Row:

@@ -144,9 +144,9 @@ def report(study: Study, stem: Path) -> None:
 
     Raises ``UserError`` for a model that has one stream.
     """
+    rows: list[Row] = []
     movements: list[Row] = []
-
-    def measure(label: str, model: nn.Module, places: list[Row]) -> list[Row]:
+    for label, model, places in study.with_places():
         seed = study.seeds.get(label)
         starts = {}
         for name, skip in skips(model).items():
@@ -155,20 +155,18 @@ def report(study: Study, stem: Path) -> None:
         with StreamProbe(model, starts) as probe, torch.no_grad():
             for batch in study.show_batches(label):
                 study.losses(model, batch)
-        rows = []
         for place in places:
-            row = probe.columns(place["block"])
-            if row is None:
+            columns = probe.columns(place["block"])
+            if columns is None:
                 raise UserError(
                     f"{label}: {place['block']} has one stream: "
                     "expected hyper, mhc or another rule with several"
                 )
-            rows.append(row)
+            rows.append({**place, **columns})
             skip, start = probe.skips[place["block"]], starts[place["block"]]
-            movements.extend({**place, **each} for each in moved(skip, start))
-        return rows
+            movements += [{**place, **each} for each in moved(skip, start)]
+        figures.write_csv(Path(f"{stem}.csv"), rows)
 
-    rows = study.measure(measure, stem)
     study.show(rows, QUANTITIES, stem)
     figures.write_csv(Path(f"{stem}-moved.csv"), movements)
     print(f"written to {stem}-moved.csv\n")

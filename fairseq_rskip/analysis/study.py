@@ -130,21 +130,9 @@ class Study:
             )
         return places
 
-    def measure(
-        self, values: Callable[[str, nn.Module, list[Row]], list[Row]], stem: Path
-    ) -> list[Row]:
-        """The rows of all models, with the columns of ``values(label, model, places)``.
-
-        ``stem``'s CSV is written after each model, so that no result is lost.
-        """
-        places = {label: self.places(label) for label in self.models}
-        rows: list[Row] = []
-        for label, model in self.models.items():
-            measured = values(label, model, places[label])
-            for place, columns in zip(places[label], measured):
-                rows.append({**place, **columns})
-            figures.write_csv(Path(f"{stem}.csv"), rows)
-        return rows
+    def with_places(self) -> list[tuple[str, nn.Module, list[Row]]]:
+        """Label, network and :meth:`places` of each model. Raises as :meth:`places`."""
+        return [(label, model, self.places(label)) for label, model in self.models.items()]
 
     def show(
         self, rows: Sequence[Row], quantities: Sequence[Quantity], stem: Path, note: str = ""
@@ -294,12 +282,13 @@ def gradient_norms(
 
 def gradients(study: Study, stem: Path) -> None:
     """Measure the models of ``study``, print a table, write ``stem``'s CSV and its figure."""
-
-    def measure(label: str, model: nn.Module, places: list[Row]) -> list[Row]:
+    rows: list[Row] = []
+    for label, model, places in study.with_places():
         norms = gradient_norms(model, study.show_batches(label), study.losses)
-        shown = [norms[place["block"]] for place in places]
-        columns = (NORM.column, NORM.error, "examples")
-        return [dict(zip(columns, (*estimate(values), len(values)))) for values in shown]
-
-    rows = study.measure(measure, stem)
+        for place in places:
+            of_examples = norms[place["block"]]
+            mean, error = estimate(of_examples)
+            columns = {NORM.column: mean, NORM.error: error, "examples": len(of_examples)}
+            rows.append({**place, **columns})
+        figures.write_csv(Path(f"{stem}.csv"), rows)
     study.show(rows, [NORM], stem)

@@ -320,12 +320,15 @@ def family_of(kind: str) -> str:
 
 def equation(kind: str) -> str:
     """The equations of a kind, as the first sentence of its docstring has them."""
-    parts = " ".join((KINDS[kind].__doc__ or "").split()).split("``")
+    docstring = " ".join((KINDS[kind].__doc__ or "").split())
+    parts = docstring.split("``")
+    texts, quoted = parts[::2], parts[1::2]
     formulas: list[str] = []
-    for text, formula in zip(parts[::2], parts[1::2]):
-        if formulas and re.search(r"[.:] ", text):
+    for text_before, formula in zip(texts, quoted):
+        if formulas and re.search(r"[.:] ", text_before):
             break
-        formulas += [formula] if " = " in formula else []
+        if " = " in formula:
+            formulas.append(formula)
     return ", ".join(formulas)
 
 
@@ -357,22 +360,23 @@ def overview() -> str:
                 options = options_of_variant(variant)
                 lines.append(f"{line}  ({options})" if options else line)
         lines.append("")
-    for side, sizes, title in (
-        ("encoder", SIZES, "Sizes (encoder layers × width, feed-forward width, heads):"),
-        (
-            "decoder",
-            LM_SIZES,
-            "Sizes of --task language_modeling --arch transformer_lm_RULE, layers as above:",
-        ),
-    ):
-        lines.append(title)
-        dims = {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8}
-        for size, changes in sizes.items():
-            layers, dim, ffn, heads = (
-                changes.get(f"{side}_{name}", default) for name, default in dims.items()
-            )
-            lines.append(f"  {size.lstrip('_') or 'none':23}  {layers} × {dim}, {ffn}, {heads}")
+    lines.append("Sizes (encoder layers × width, feed-forward width, heads):")
+    lines += _lines_of_sizes(SIZES, "encoder")
+    lines.append("Sizes of --task language_modeling --arch transformer_lm_RULE, layers as above:")
+    lines += _lines_of_sizes(LM_SIZES, "decoder")
     return "\n".join(lines)
+
+
+def _lines_of_sizes(sizes: dict[str, dict[str, Any]], side: str) -> list[str]:
+    """A line for each size, with the numbers of its encoder or decoder."""
+    lines = []
+    for size, changes in sizes.items():
+        layers = changes.get(f"{side}_layers", 6)
+        dim = changes.get(f"{side}_embed_dim", 512)
+        ffn = changes.get(f"{side}_ffn_embed_dim", 2048)
+        heads = changes.get(f"{side}_attention_heads", 8)
+        lines.append(f"  {size.lstrip('_') or 'none':23}  {layers} × {dim}, {ffn}, {heads}")
+    return lines
 
 
 def resolve(cfg, base: type[FairseqDataclass] = SkipTransformerConfig) -> TransformerConfig:
@@ -381,10 +385,13 @@ def resolve(cfg, base: type[FairseqDataclass] = SkipTransformerConfig) -> Transf
     The skip options are its ``skip``, the names of its stacks its ``sides``. A language model's
     encoder has no layers.
     """
-    flat = {f.name: getattr(cfg, f.name) for f in fields(base) if f.name != "_name"}
-    skip = SkipConfig(**{f.name: flat.pop(f.name) for f in fields(SkipConfig) if f.name != "_name"})
-    for f in (*fields(SkipLogConfig), *fields(SkipRateConfig)):
-        flat.pop(f.name, None)  # of the training, not of the model
+    of_skip = {f.name for f in fields(SkipConfig)} - {"_name"}
+    of_training = {f.name for f in (*fields(SkipLogConfig), *fields(SkipRateConfig))}
+    skip = SkipConfig(**{name: getattr(cfg, name) for name in of_skip})
+    flat = {}  # what is left: fairseq's own options of the model
+    for f in fields(base):
+        if f.name not in of_skip | of_training | {"_name"}:
+            flat[f.name] = getattr(cfg, f.name)
     for name in _FOLLOWS_ENCODER:
         flat[name] = flat[name] or flat[name.replace("decoder", "encoder")]
     for name in _FOLLOWS_DECODER:
@@ -392,7 +399,9 @@ def resolve(cfg, base: type[FairseqDataclass] = SkipTransformerConfig) -> Transf
     config = TransformerConfig()
     for name, value in flat.items():
         setattr(config, name, value)
-    config.skip, config.sides = skip, ("encoder", "decoder")
+    config.skip = skip
+    config.sides = ("encoder", "decoder")
     if base is SkipLanguageModelConfig:
-        config.sides, config.encoder.layers = ("decoder",), 0
+        config.sides = ("decoder",)
+        config.encoder.layers = 0
     return config

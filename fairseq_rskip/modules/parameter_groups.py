@@ -57,23 +57,35 @@ class ParameterGroups:
     def __call__(self, optimizer: Any, *arguments: Any, **options: Any) -> Any:
         if self.given is None:
             self.given = shares(self.model, self.lr_scale)
+        with self.own_settings(optimizer):
+            return self.optimizer_step(optimizer, *arguments, **options)
+
+    @contextlib.contextmanager
+    def own_settings(self, optimizer: Any) -> Iterator[None]:
+        """Have ``optimizer``, one of fairseq's, step in the block with the parameters' shares."""
         parts = getattr(optimizer.optimizer, "optimizers", {})  # of --optimizer composite
         steps = [part.optimizer for part in parts.values()] or [optimizer.optimizer]
         groups = [group for step in steps for group in step.param_groups]
         decays = any(group.get("weight_decay") for group in groups)
         given = self.applicable(groups, decays)
+        if not given:
+            yield
+            return
+        flat = flat_views(optimizer, set(given))
+        if flat:
+            with apart(flat, given, decays):
+                yield
+            return
+
+        copies = fp32_copies(optimizer, set(given))
+        by_tensor = given
+        if copies:
+            by_tensor = {id(copy): given[parameter] for parameter, copy in copies.items()}
         with contextlib.ExitStack() as stack:
-            flat = flat_views(optimizer, set(given))
-            if flat:
-                stack.enter_context(apart(flat, given, decays))
-            elif given:
-                copies = fp32_copies(optimizer, set(given))
-                if copies:
-                    given = {id(copy): given[key] for key, copy in copies.items()}
-                if self.holds(steps, groups, set(given)):
-                    for step in steps:
-                        stack.enter_context(own_groups(step, given))
-            return self.optimizer_step(optimizer, *arguments, **options)
+            if self.holds(steps, groups, set(by_tensor)):
+                for step in steps:
+                    stack.enter_context(own_groups(step, by_tensor))
+            yield
 
     def applicable(self, groups: list[dict[str, Any]], decays: bool) -> dict[int, Share]:
         """The shares that make a difference to an optimizer with ``groups``."""
@@ -209,14 +221,15 @@ def fp32_copies(optimizer: Any, kept: set[int]) -> dict[int, Tensor]:
     """
     if not hasattr(optimizer, "fp32_params"):
         return {}
-    views = flat_views(optimizer, kept)
-    if views:
-        return {id(view.parameter): view.value.view_as(view.parameter) for view in views}
-    return {
-        id(p): copy
-        for p, copy in zip(optimizer.fp16_params, optimizer.fp32_params)
-        if id(p) in kept
-    }
+    copies = {}
+    if getattr(optimizer, "has_flat_params", False):
+        for view in flat_views(optimizer, kept):
+            copies[id(view.parameter)] = view.value.view_as(view.parameter)
+        return copies
+    for parameter, copy in zip(optimizer.fp16_params, optimizer.fp32_params):
+        if id(parameter) in kept:
+            copies[id(parameter)] = copy
+    return copies
 
 
 @contextlib.contextmanager

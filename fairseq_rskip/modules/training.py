@@ -105,7 +105,9 @@ class HaltCost:
         def with_cost(model, sample):
             loss, sample_size, output = criterion(model, sample)
             cost = halting_cost(self.skips, Tensor.sum)
-            return loss if cost is None else loss + cost.to(loss.dtype), sample_size, output
+            if cost is not None:
+                loss = loss + cost.to(loss.dtype)
+            return loss, sample_size, output
 
         return self.train_step(sample, model, with_cost, *arguments, **options)
 

@@ -46,11 +46,11 @@ def check_rule(state_dict: dict[str, Tensor], name: str, module: WithRule) -> No
         raise UserError(f"{name or 'the model'} {SAVED_AS} {difference}")
 
 
-def _check_lambda(state_dict: dict[str, Tensor], skip: str, built: int) -> None:
+def _check_lambda(state_dict: dict[str, Tensor], place: str, built: int) -> None:
     """Raise ``UserError`` where checkpoint and model have different numbers of normalisations."""
-    saved = sum(key.startswith(f"{skip}.post.") and key.endswith(".weight") for key in state_dict)
+    saved = sum(key.startswith(f"{place}.post.") and key.endswith(".weight") for key in state_dict)
     if saved and built and saved != built:
         raise UserError(
-            f"{skip} has {saved} normalisations in the checkpoint and {built} in the model: "
+            f"{place} has {saved} normalisations in the checkpoint and {built} in the model: "
             f"train or generate with the checkpoint's --skip-lambda ({saved} for rskip)"
         )

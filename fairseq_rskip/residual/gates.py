@@ -264,6 +264,7 @@ class GPAS(Weighted):
         return z - self.removed() * z.detach()
 
     def scales(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """p and q of y's value, for :meth:`coefficients`; ``combine`` has the stop-gradient."""
         share = 1.0 - self.removed()
         return share, share
 

@@ -41,7 +41,7 @@ class MatrixSkip(StreamSkip):
         self.reads = (self.place.block_number - 1) % self.n
 
     def stream_widths(self) -> tuple[int, int]:
-        n = int(self.options.streams)
+        n = int(self.options.streams)  # the base's constructor asks before self.n is there
         return 1 if self.first else n, 1 if self.last else n
 
     def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -184,9 +184,9 @@ class FractionalConnection(SkipConnection):
         h = x.unflatten(-1, self.shape)
         a_m, a_r, b = self.matrices(h)
         read = (a_m.unsqueeze(-1) * h.unsqueeze(-2)).sum(-3)
-        mixed = (a_r.unsqueeze(-1) * h.unsqueeze(-2)).sum(-3)
+        mixed_parts = (a_r.unsqueeze(-1) * h.unsqueeze(-2)).sum(-3)
         branch_input, _ = super().prepare(read.flatten(-2).to(x.dtype))
-        return branch_input, (mixed, b)
+        return branch_input, (mixed_parts, b)
 
     def matrices(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A_m, A_r and B of H ``(..., m, dim / m)``."""
@@ -202,9 +202,9 @@ class FractionalConnection(SkipConnection):
         return self.prepare(x)[1]
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        mixed, b = carried
+        mixed_parts, b = carried
         written = b.unsqueeze(-1) * f_x.unflatten(-1, self.shape)
-        return (mixed + written).flatten(-2)
+        return (mixed_parts + written).flatten(-2)
 
     def constants(self) -> dict[str, float]:
         return {"m": float(self.shape[0]), **super().constants()}

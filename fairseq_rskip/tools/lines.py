@@ -66,15 +66,22 @@ def paired(
 
     Raises ``UserError``, with ``names`` and both counts, where one has more.
     """
-    counts = [0, 0]
-    for pair in itertools.zip_longest(sources, targets):
-        counts = [count + (line is not None) for count, line in zip(counts, pair)]
-        if counts[0] == counts[1]:
-            yield pair
-    if counts[0] != counts[1]:
-        several = f"{names[0]} has {counts[0]} lines and {names[1]} {counts[1]}"
-        raise UserError(f"{several}; line i of one must translate line i of the other")
-    if not any(counts):
+    pairs, more_sources, more_targets = 0, 0, 0
+    for source, target in itertools.zip_longest(sources, targets):
+        if target is None:
+            more_sources += 1
+        elif source is None:
+            more_targets += 1
+        else:
+            pairs += 1
+            yield source, target
+
+    if more_sources or more_targets:
+        counts = f"{pairs + more_sources} lines and {names[1]} {pairs + more_targets}"
+        raise UserError(
+            f"{names[0]} has {counts}; line i of one must translate line i of the other"
+        )
+    if not pairs:
         raise UserError(f"{names[0]} holds no sentences")
 
 

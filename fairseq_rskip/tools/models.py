@@ -51,18 +51,23 @@ def _is_resnet(source: Source) -> bool:
 
 
 def _source(text: str) -> Source:
-    label, _, source = text.partition("=")
-    if source.startswith(FRESH):
+    wrong = UserError(f"MODEL {text!r}: expected LABEL=PATH, PATH or 'LABEL=fresh:...'")
+    label, equals, rest = text.partition("=")
+    if not label or (equals and not rest) or text.startswith(FRESH):
+        raise wrong
+    if rest.startswith(FRESH):
         try:
-            if words := shlex.split(source[len(FRESH) :]):
-                return Source(label, fresh=tuple(words))
+            words = shlex.split(rest.removeprefix(FRESH))
         except ValueError as error:
             raise UserError(f"MODEL {text!r}: {error}") from None
-    elif label and (source or "=" not in text) and not text.startswith(FRESH):
-        label, path = split(text)
-        alone = path == text and Path(path).is_file()
-        return Source(Path(path).resolve().parent.name if alone else label, path=path)
-    raise UserError(f"MODEL {text!r}: expected LABEL=PATH, PATH or 'LABEL=fresh:...'")
+        if not words:
+            raise wrong
+        return Source(label, fresh=tuple(words))
+
+    label, path = split(text)
+    if path == text and Path(path).is_file():  # a checkpoint alone is called as its folder
+        label = Path(path).resolve().parent.name
+    return Source(label, path=path)
 
 
 def _read(source: Source) -> Source:

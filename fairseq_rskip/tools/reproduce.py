@@ -113,7 +113,7 @@ def list_tables(options: argparse.Namespace) -> None:
         for cell in networks.values():
             seeds = set(table.seeds_of(cell.row))
             if len(cell.variants) > 1:  # the best variant is one of those that were tried
-                count += len(cell.variants) + len(seeds - {table.tried})
+                count += len(cell.variants) + len(seeds - {table.sweep_seed})
             else:
                 count += len(seeds)
         what = f"{len(networks)} networks, {count} runs ({table.table.data})"
@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> None:
         tables = _tables(options)
     _check_data(tables)
     if options.slurm is not None:
-        runs = _untried(tables, options, tried=set())
+        runs, _ = _untried(tables, options, tried=set())
         return execution.submit(runs, options.slurm, options.output)
 
     states = _run_all(tables, options)
@@ -157,9 +157,10 @@ def _run_all(tables: list[Experiment], options: argparse.Namespace) -> list[Stat
     states: list[State] = []
     tried: set[tuple[Path, str]] = set()  # a failed run is not tried twice
     while True:
-        runs = _untried(tables, options, tried)
+        runs, jobs = _untried(tables, options, tried)
         if not runs:
             return states
+        tried |= jobs
         states += execution.run_all(runs, environments)
 
 
@@ -176,19 +177,20 @@ def _check_data(tables: list[Experiment]) -> None:
 
 def _untried(
     tables: list[Experiment], options: argparse.Namespace, tried: set[tuple[Path, str]]
-) -> list[Run]:
-    """The runs to start now, one in each folder, which are added to ``tried``.
+) -> tuple[list[Run], set[tuple[Path, str]]]:
+    """The runs to start now, one in each folder, and what they do; none does what was ``tried``.
 
     A training counts once for each of its evaluations: the second one starts when the first is
     over.
     """
     chosen: dict[Path, Run] = {}
+    jobs = set()
     for run in _ready(tables, options, without=(RUNNING, DONE)):
         job = (run.folder, run.evaluation if run.scored else "")
         if job not in tried and run.folder not in chosen:
-            tried.add(job)
+            jobs.add(job)
             chosen[run.folder] = run
-    return list(chosen.values())
+    return list(chosen.values()), jobs
 
 
 def prepare_data(table: Experiment, dry_run: bool = False) -> bool:

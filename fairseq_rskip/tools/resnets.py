@@ -91,12 +91,13 @@ def settings(source: Source) -> Config:
 def _data(
     models: Sequence[Source], configs: Sequence[Config], options: argparse.Namespace
 ) -> Config:
-    """The name of the images: --data, else that of the checkpoints or of fresh models' options."""
+    """Settings that say which images: --data, else those of the checkpoints or of fresh models."""
     pairs = list(zip(models, configs))
     saved = [(source, config) for source, config in pairs if not source.fresh]
-    (source, first), *others = saved or pairs
+    chosen = saved or pairs
+    source, first = chosen[0]
     if not options.data:
-        for other, config in others:
+        for other, config in chosen[1:]:
             if config.data != first.data:
                 raise UserError(
                     f"{source} is of {first.data}, {other} of {config.data}: "

@@ -247,7 +247,7 @@ def _files(source: Path) -> list[Path]:
             classes.append(entry)
         elif _is_image(entry):
             raise UserError(f"{entry} is in no class folder: {expected}")
-    classes = [entry for entry in classes if not _is_skipped_link(entry)]
+    classes = _without_links(classes)
     if not classes:
         raise UserError(f"{source} has no class folder: {expected}")
 
@@ -265,18 +265,20 @@ def _images_below(folder: Path) -> list[Path]:
     """Return the images in ``folder`` and its subfolders; a line names each link to a folder."""
     images = []
     for parent, folders, names in os.walk(folder):
-        for name in folders:
-            _is_skipped_link(Path(parent, name))
+        _without_links([Path(parent, name) for name in folders])  # which os.walk does not follow
         images += [Path(parent, name) for name in names if _is_image(name)]
     return images
 
 
-def _is_skipped_link(folder: Path) -> bool:
-    """Return whether ``folder`` is a link; if it is, print that it is skipped."""
-    if not folder.is_symlink():
-        return False
-    print_line(f"warning: links to folders are not followed: {folder} is skipped", "stderr")
-    return True
+def _without_links(folders: list[Path]) -> list[Path]:
+    """Return those that are no links, and print a warning for each link."""
+    kept = []
+    for folder in folders:
+        if folder.is_symlink():
+            print_line(f"warning: links to folders are not followed: {folder} is skipped", "stderr")
+        else:
+            kept.append(folder)
+    return kept
 
 
 def _check_class_name(folder: Path) -> None:

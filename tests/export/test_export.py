@@ -21,6 +21,7 @@ from fairseq_rskip.residual import create_skip, own_rules
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools import translate
 from fairseq_rskip.tools.__main__ import main as rskip
+from fairseq_rskip.tools.export.card import Card
 from fairseq_rskip.tools.export.card import write as write_card
 from fairseq_rskip.tools.export.main import copy_own_rules
 from fairseq_rskip.vision.config import Config
@@ -375,6 +376,7 @@ def test_an_own_rule_goes_with_the_model_and_the_card_names_it(tmp_path, monkeyp
     folder = tmp_path / "export"
     folder.mkdir()
     copy_own_rules(folder, model)
-    write_card(folder / "README.md", model, "MIT", {}, [], "A model", "model")
+    about = Card(header={}, title="A model", scores=[], example="model")
+    write_card(folder / "README.md", about, model, "MIT")
     assert (folder / "my_rule.py").read_text() == "# a rule\n"
     assert 'os.environ["RSKIP_RULES"] = "DIR/my_rule.py"' in (folder / "README.md").read_text()

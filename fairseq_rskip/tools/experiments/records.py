@@ -237,7 +237,7 @@ class Experiment:
         return sorted({seed for row in self.rows for seed in self.seeds_of(row)})
 
     @property
-    def tried(self) -> int:
+    def sweep_seed(self) -> int:
         """The seed with which a sweep tries each value."""
         return self.table.seeds[0]
 

@@ -48,7 +48,7 @@ def ready(experiment: Experiment, out: Path) -> list[Run]:
     runs = []
     for cell in experiment.cells:
         if cell.sweep:
-            runs += [_tried(point, experiment, out) for point in cell.variants]
+            runs += [_sweep_run(point, experiment, out) for point in cell.variants]
     for seed in experiment.seeds:
         for by_seed in decided:
             if seed in by_seed:
@@ -74,9 +74,9 @@ def distinct(runs: list[Run]) -> list[Run]:
     return [run for by_evaluation in by_folder.values() for run in by_evaluation.values()]
 
 
-def _tried(point: SweepPoint, experiment: Experiment, out: Path) -> Run:
+def _sweep_run(point: SweepPoint, experiment: Experiment, out: Path) -> Run:
     """The run that tries a combination of a sweep's values: decided by a loss, it is not scored."""
-    return with_folder(replace(point.run, scored=False), out, experiment.tried)
+    return with_folder(replace(point.run, scored=False), out, experiment.sweep_seed)
 
 
 def state(run: Run) -> State:
@@ -179,7 +179,7 @@ def _index_of_best(trials: list[Trial]) -> int | None:
 
 def _trial(experiment: Experiment, point: SweepPoint, out: Path) -> Trial:
     """The held-out metric of a combination of a sweep's values, and the state of its run."""
-    run = _tried(point, experiment, out)
+    run = _sweep_run(point, experiment, out)
     ended = state(run)
     if ended.kind != DONE:
         return Trial(point.values, None, ended)

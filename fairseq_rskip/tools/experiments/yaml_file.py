@@ -5,7 +5,6 @@ One reading finds every mistake; each is a line with the file and the row.
 
 import re
 import reprlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,66 +132,67 @@ def load(path: Path, mistakes: list[str]) -> tuple[Table, Texts] | None:
     """
     try:
         content = read(path)
-        rows = list(_rows(content, path, [path.resolve()], mistakes))
+        rows = _rows(content, path, [path.resolve()], mistakes)
     except UserError as error:
         mistakes.append(str(error))
         return None
-    content.pop("rows_from", None)
 
-    texts: dict[str, Any] = {}
+    texts = _TextsOfFile(mistakes)
     columns = content.get("columns", {"": {}})
     if isinstance(columns, dict):
         for name, value in columns.items():
             where = f"{path}, column {name!r}"
-            value = _with_folder(value or {}, texts, f"{path.stem}-{name}", where, mistakes)
+            value = texts.with_folder(value or {}, f"{path.stem}-{name}", where)
             column = _build(Table.Column, value, where, mistakes)
             columns[name] = column or Table.Column()
 
-    content = _with_folder(content, texts, path.stem, str(path), mistakes)
+    content = texts.with_folder(content, path.stem, str(path))
     content["columns"] = columns
-    content["rows"] = [row or Row(label="?") for row in rows]
+    content["rows"] = [row or Row(label="?") for row in rows]  # a wrong one is named already
+    content = {key: value for key, value in content.items() if key not in ("rows_from", "arch")}
     if type(content.get("seeds")) is int:
         content["seeds"] = [content["seeds"]]
 
     table = _build(Table, content, str(path), mistakes)
-    right_rows = [row for row in rows if row]
-    if table is None or not right_rows or None in texts.values():
+    right_rows = [row for row in rows if row is not None]
+    if table is None or not right_rows or texts.any_wrong:
         return None
-    return table.model_copy(update={"rows": right_rows}), texts
+    return table.model_copy(update={"rows": right_rows}), texts.by_folder
 
 
 def _rows(
     content: dict[str, Any], path: Path, chain: list[Path], mistakes: list[str]
-) -> Iterator[Row | None]:
-    """The rows.
+) -> list[Row | None]:
+    """The rows, None for one that is wrong.
 
     With ``rows_from``, a label alone means that file's row, and a missing equation is that row's.
+    The file's ``arch`` is that of rows without one.
     """
     known = _known_rows(content, path, chain, mistakes)
-    rows = content.get("rows", list(known))
-    defaults = {}
-    if "arch" in content:
-        defaults["arch"] = content.pop("arch")
-    if not isinstance(rows, list):
+    values = content.get("rows", list(known))
+    if not isinstance(values, list):
         expected = Table.model_fields["rows"].description
-        raise UserError(f"{path}: rows is {reprlib.repr(rows)}; expected {expected}")
+        raise UserError(f"{path}: rows is {reprlib.repr(values)}; expected {expected}")
 
-    for number, row in enumerate(rows, 1):
+    rows = []
+    for number, value in enumerate(values, 1):
         where = f"{path}, row {number}"
-        if isinstance(row, str) and "rows_from" in content:
-            if row not in known:
-                hint = did_you_mean(row, known) or f"expected {', '.join(known)}"
-                mistakes.append(f"{where}: rows_from has no row {row!r}; {hint}")
-            yield known.get(row)
+        if isinstance(value, str) and "rows_from" in content:
+            if value not in known:
+                hint = did_you_mean(value, known) or f"expected {', '.join(known)}"
+                mistakes.append(f"{where}: rows_from has no row {value!r}; {hint}")
+            rows.append(known.get(value))
             continue
-        if isinstance(row, dict):
-            label = row.get("label")
+        if isinstance(value, dict):
+            label = value.get("label")
             if label is not None:
                 where += f" ({reprlib.repr(label)})"
-            row = {**defaults, **row}
+            if "arch" in content:
+                value = {"arch": content["arch"], **value}
             if isinstance(label, str) and label in known:
-                row.setdefault("equation", known[label].equation)
-        yield _build(Row, row, where, mistakes)
+                value = {"equation": known[label].equation, **value}
+        rows.append(_build(Row, value, where, mistakes))
+    return rows
 
 
 def _known_rows(
@@ -262,29 +262,50 @@ def _expected_by_key(error: ValidationError) -> dict[Any, list[str]]:
     return expected
 
 
-def _with_folder(content: Any, texts: dict, name: str, where: str, mistakes: list[str]) -> Any:
-    """``content`` with a folder in place of your own text, which is added to ``texts``."""
-    if not isinstance(content, dict) or not isinstance(content.get("data"), dict):
-        return content
-    kind: Any = Table.OwnText
-    if "text" in content["data"]:
-        kind = Table.Documents
-    elif "corpus" in content["data"]:
-        kind = Table.Published
-    text = _build(kind, content["data"], f"{where}, data", mistakes)
+class _TextsOfFile:
+    """The texts of your own in one file: ``by_folder``, that of the prepared text.
 
-    folder = str(DATA / name)
-    if text:
+    ``any_wrong`` says that some text could not be read; what is wrong is in ``mistakes``.
+    """
+
+    def __init__(self, mistakes: list[str]):
+        self.mistakes = mistakes
+        self.by_folder: Texts = {}
+        self.any_wrong = False
+
+    def with_folder(self, content: Any, name: str, where: str) -> Any:
+        """``content`` with a folder in place of the text that its ``data`` describes, if any.
+
+        The folder of a text that is wrong is called ``name``.
+        """
+        if not isinstance(content, dict) or not isinstance(content.get("data"), dict):
+            return content
+        text = _build(
+            _kind_of_text(content["data"]), content["data"], f"{where}, data", self.mistakes
+        )
+        if text is None:
+            self.any_wrong = True
+            return {**content, "data": str(DATA / name)}
+
+        folder = str(DATA / name)
         try:
             folder = str(own_text.folder(text))
             own_text.check_options(text, folder)
         except UserError as error:  # a file is missing
-            mistakes.append(f"{where}, data: {error}")
+            self.mistakes.append(f"{where}, data: {error}")
+        for_another_text = self.by_folder.get(folder, text) != text
+        if for_another_text or Path(folder).name in NAMES:
+            self.mistakes.append(
+                f"{where}, data: the folder {folder} is for another corpus; "
+                "expected another 'folder'"
+            )
+        self.by_folder.setdefault(folder, text)
+        return {**content, "data": folder}
 
-    for_another_text = texts.setdefault(folder, text) != text
-    for_a_known_corpus = text and Path(folder).name in NAMES
-    if for_another_text or for_a_known_corpus:
-        mistakes.append(
-            f"{where}, data: the folder {folder} is for another corpus; expected another 'folder'"
-        )
-    return {**content, "data": folder}
+
+def _kind_of_text(data: dict[str, Any]) -> type[Section]:
+    if "text" in data:
+        return Table.Documents
+    if "corpus" in data:
+        return Table.Published
+    return Table.OwnText

@@ -3,6 +3,7 @@
 import inspect
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,33 +64,36 @@ def escape(value: Any) -> str:
     return re.sub(r"([\\`*\[\]|])", r"\\\1", text)
 
 
-def write(
-    path: Path,
-    model: Any,
-    licence: str,
-    header: dict,
-    scores: list[str],
-    title: str,
-    example: str,
-    loading: str = LOADING,
-    note: str = "",
-) -> None:
-    """Write the card: ``header`` as Hugging Face reads it, ``scores``, ``loading`` and ``example``
-    in Python, and a paragraph ``note``.
+@dataclass(frozen=True)
+class Card:
+    """What the card says of one model.
+
+    ``header`` is as Hugging Face reads it, ``loading`` and ``example`` are Python, and ``note`` is
+    a paragraph.
     """
+
+    header: dict[str, Any]
+    title: str
+    scores: list[str]
+    example: str
+    loading: str = LOADING
+    note: str = ""
+
+
+def write(path: Path, card: Card, model: Any, licence: str) -> None:
+    """Write the card, with the rules of ``model`` and their files."""
     by_kind = {skip.kind: skip for skip in skips(model).values()}
-    header = {"license": licence, **header, "tags": ["fairseq_rskip", *by_kind]}
+    header = {"license": licence, **card.header, "tags": ["fairseq_rskip", *by_kind]}
     rules = "\n".join(rule_line(skip) for skip in by_kind.values())
-    loading = _own_rules(model) + loading
-    score_list = "".join(f"\n* {escape(line)}" for line in scores)
+    score_list = "".join(f"\n* {escape(line)}" for line in card.scores)
     text = CARD.format(
         header=yaml.safe_dump(header, sort_keys=False),
-        title=escape(title),
+        title=escape(card.title),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         licence=escape(licence),
-        loading=loading,
-        example=example,
-        note=f"\n{note}\n" if note else "",
+        loading=_own_rules(model) + card.loading,
+        example=card.example,
+        note=f"\n{card.note}\n" if card.note else "",
         rules=rules,
         scores=score_list or " none are known.",
         version=__version__,

@@ -5,6 +5,7 @@ Pre-norm is GPT-2's own network, and becomes its class. Other rules come with th
 """
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from fairseq_rskip.files import write_json
 from fairseq_rskip.pretrained import CONFIG, WEIGHTS
 from fairseq_rskip.residual import skips
 
-from . import card, tokenising
+from . import tokenising
+from .card import Card
 
 CODE = "modeling_skip_lm"
 MODEL_TYPE, CONFIG_CLASS, MODEL_CLASS = "skip_lm", "SkipLMConfig", "SkipLMForCausalLM"  # of CODE
@@ -82,14 +84,11 @@ class Rule(NamedTuple):
     norm_eps: float
 
 
-def write_export(
-    folder: Path, config: dict[str, Any], model: Any, about: dict[str, Any], licence: str
-) -> None:
-    """Write the model, training.json and the card into ``folder``, which has dictionary and
-    subwords.
+def write_export(folder: Path, config: dict[str, Any], model: Any, card: Card) -> Card:
+    """Write the model into ``folder``, which has dictionary and subwords; returns its card.
 
-    ``config`` and ``about`` are those of an export in the project's own format. Raises
-    ``UserError`` as :func:`write_model` does.
+    ``config`` and ``card`` are those of an export in the project's own format. Raises ``UserError``
+    as :func:`write_model` does.
     """
     if config["kind"] != "language_model":
         raise UserError(
@@ -97,7 +96,6 @@ def write_export(
         )
     settings = write_model(folder, model)
     (folder / "dict.txt").unlink()  # symbols.json has it, with the special symbols
-    write_json(folder / "training.json", about.pop("settings"))
 
     is_own = "auto_map" in settings
     dictionary = model.decoder.dictionary
@@ -112,9 +110,9 @@ def write_export(
         eos=dictionary.eos(),
         joined=tokenising.joined(config),
     )
-    about["header"] = {**about["header"], "library_name": "transformers"}
-    about.update(example=example, loading="", note=OWN_NOTE if is_own else GPT2_NOTE)
-    card.write(folder / "README.md", model, licence, **about)
+    header = {**card.header, "library_name": "transformers"}
+    note = OWN_NOTE if is_own else GPT2_NOTE
+    return replace(card, header=header, example=example, loading="", note=note)
 
 
 def write_model(folder: Path, model: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from fairseq_rskip.analysis.study import Source, fit
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.safe_load import CheckpointError
+from fairseq_rskip.tools.export.card import Card
 from fairseq_rskip.tools.resnets import settings
 from fairseq_rskip.tools.saved_model import read_checkpoint
 from fairseq_rskip.vision.config import FOLDER, Config
@@ -49,8 +50,10 @@ def convert(
     return config, model, result
 
 
-def describe(_checkpoint: Path, config: dict[str, Any], result: dict) -> dict[str, Any]:
-    """What the card says."""
+def describe(
+    _checkpoint: Path, config: dict[str, Any], result: dict[str, Any]
+) -> tuple[Card, dict[str, Any]]:
+    """The card, and the settings of the training."""
     run = result["config"]
     data = run["data"]
     if data.startswith(FOLDER):  # the card names no path of this machine
@@ -61,10 +64,10 @@ def describe(_checkpoint: Path, config: dict[str, Any], result: dict) -> dict[st
         f"seed {result['seed']}, {result['train_images']} training images"
     )
     training = {name: value for name, value in Config.of(run).fixed().items() if value is not None}
-    return {
-        "header": {"library_name": "pytorch", "pipeline_tag": "image-classification"},
-        "title": f"{title}, {result['classes']} classes",
-        "example": "model.classify(images)  # uint8 (N, 32, 32, 3) to names of classes",
-        "scores": [score],
-        "settings": {**training, "data": data},
-    }
+    card = Card(
+        header={"library_name": "pytorch", "pipeline_tag": "image-classification"},
+        title=f"{title}, {result['classes']} classes",
+        scores=[score],
+        example="model.classify(images)  # uint8 (N, 32, 32, 3) to names of classes",
+    )
+    return card, {**training, "data": data}

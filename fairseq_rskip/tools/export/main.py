@@ -47,8 +47,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def export(options: argparse.Namespace) -> None:
     """Write DIR, whole or not at all. Raises ``UserError``."""
-    from fairseq_rskip.files import make_folder
+    from fairseq_rskip.files import make_folder, write_json
     from fairseq_rskip.tools.evaluate.weights import as_one  # takes seconds: after the options
+    from fairseq_rskip.tools.export import card as cards
+    from fairseq_rskip.tools.export import hugging_face
     from fairseq_rskip.tools.saved_model import EXPORT, IMAGES, find_saved
 
     folder = Path(os.path.abspath(options.folder.expanduser()))
@@ -64,16 +66,16 @@ def export(options: argparse.Namespace) -> None:
     make_folder(folder.parent)
     with as_one(saved.paths) as checkpoint, stage_beside(folder) as stage:
         config, model, facts = kind.convert(stage, checkpoint, options.data)
-        about = kind.describe(checkpoint, config, facts)
+        card, settings = kind.describe(checkpoint, config, facts)
         if options.half:
             model.half()
         if options.transformers:
-            from . import hugging_face
-
-            hugging_face.write_export(stage, config, model, about, options.licence)
+            card = hugging_face.write_export(stage, config, model, card)
         else:
-            write_export(stage, config, model, about, options.licence)
+            write_export(stage, config, model)
             copy_own_rules(stage, model)
+        write_json(stage / "training.json", settings)
+        cards.write(stage / "README.md", card, model, options.licence)
         os.replace(stage, folder)
     names = sorted(path.name for path in folder.iterdir())
     print_line(f"written to {options.folder}: {', '.join(names)}")
@@ -109,19 +111,14 @@ def copy_own_rules(folder: Path, model: Any) -> None:
             shutil.copy(file, folder)
 
 
-def write_export(
-    folder: Path, config: dict[str, Any], model: Any, about: dict[str, Any], licence: str
-) -> None:
-    """Write config.json, weights, training.json and the card into ``folder``."""
+def write_export(folder: Path, config: dict[str, Any], model: Any) -> None:
+    """Write config.json and weights into ``folder``."""
     from safetensors.torch import save_model
 
     from fairseq_rskip.files import write_json
     from fairseq_rskip.pretrained import CONFIG, FORMAT, WEIGHTS
-    from fairseq_rskip.tools.export import card
 
     write_json(folder / CONFIG, {"format": FORMAT, **config})
     # tensors that several layers share are stored once
     save_model(model, str(folder / WEIGHTS), metadata={"format": "pt"})
     shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # others may read it, too
-    write_json(folder / "training.json", about.pop("settings"))
-    card.write(folder / "README.md", model, licence, **about)

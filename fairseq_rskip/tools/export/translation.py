@@ -17,6 +17,7 @@ from fairseq_rskip.models._building import SkipModel
 from fairseq_rskip.tools.corpus import Corpus, corpus_of
 from fairseq_rskip.tools.evaluate.main import DEFAULT_LENPEN
 from fairseq_rskip.tools.experiments.run_folder import CHECKPOINTS
+from fairseq_rskip.tools.export.card import Card
 from fairseq_rskip.tools.saved_model import read_checkpoint
 from fairseq_rskip.tools.score import digits
 from fairseq_rskip.tools.systems import evaluations_of
@@ -130,8 +131,10 @@ def as_json(value: Any) -> Any:
     return str(value)
 
 
-def describe(checkpoint: Path, config: dict[str, Any], state: dict) -> dict[str, Any]:
-    """What the card says."""
+def describe(
+    checkpoint: Path, config: dict[str, Any], state: dict[str, Any]
+) -> tuple[Card, dict[str, Any]]:
+    """The card, and the settings of the training."""
     languages = [language for language in (config["source"], config["target"]) if language]
     tag = "translation"
     example = 'model.translate(["A sentence as it is written."], beam=4)'
@@ -141,13 +144,13 @@ def describe(checkpoint: Path, config: dict[str, Any], state: dict) -> dict[str,
     settings = {}
     for part in SHOWN:
         settings[part] = OmegaConf.to_container(OmegaConf.create(state["cfg"][part]))
-    return {
-        "header": {"language": languages, "library_name": "fairseq", "pipeline_tag": tag},
-        "title": f"{config['architecture']}, {'-'.join(languages)}, {config['corpus']}",
-        "example": example,
-        "scores": score_lines(checkpoint),
-        "settings": settings,
-    }
+    card = Card(
+        header={"language": languages, "library_name": "fairseq", "pipeline_tag": tag},
+        title=f"{config['architecture']}, {'-'.join(languages)}, {config['corpus']}",
+        scores=score_lines(checkpoint),
+        example=example,
+    )
+    return card, settings
 
 
 def score_lines(checkpoint: Path) -> list[str]:

@@ -195,13 +195,14 @@ def mapper(
         yield functools.partial(map, function)
         return
 
-    def mapped(lines: Iterable[str]) -> Iterator[str]:
-        lines = iter(lines)
+    pool = ProcessPoolExecutor(workers, initializer=_start, initargs=(make, arguments))
+
+    def mapped(unread: Iterable[str]) -> Iterator[str]:
+        unread = iter(unread)
         # pool.map would read all of its input first
-        while block := list(itertools.islice(lines, CHUNK * WAITING * workers)):
+        while block := list(itertools.islice(unread, CHUNK * WAITING * workers)):
             yield from pool.map(_run, block, chunksize=CHUNK)
 
-    pool = ProcessPoolExecutor(workers, initializer=_start, initargs=(make, arguments))
     try:
         yield mapped
     finally:

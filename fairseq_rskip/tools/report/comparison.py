@@ -80,7 +80,7 @@ def _compare_column(lines: list[Result], experiment: Experiment) -> list[Result]
             bases[label] = base
 
     model = seed_model(lines)
-    named = {runs: label for label, runs in _first_labels(lines).items()}
+    named = _first_labels(lines)
     compared = []
     for label, line in by_label.items():
         is_baseline = any(base is line for base in bases.values())
@@ -91,13 +91,11 @@ def _compare_column(lines: list[Result], experiment: Experiment) -> list[Result]
     return _mark_best(_with_holm(compared), experiment)
 
 
-def _first_labels(lines: list[Result]) -> dict[str, tuple[Path, ...]]:
-    """The runs of each row by its label; of rows that are the same runs, the first."""
-    labels: dict[str, tuple[Path, ...]] = {}
+def _first_labels(lines: list[Result]) -> dict[tuple[Path, ...], str]:
+    """The label of each row by its runs; of rows that are the same runs, that of the first."""
+    labels: dict[tuple[Path, ...], str] = {}
     for line in lines:
-        runs = tuple(line.folders)
-        if runs not in labels.values():
-            labels[line.cell.row.label] = runs
+        labels.setdefault(tuple(line.folders), line.cell.row.label)
     return labels
 
 
@@ -150,31 +148,38 @@ def _test_sentences(
     p, reasons = {}, []
     for seed in shared:
         try:
-            value = _paired(line, base, seed, experiment.metric)
+            of_seed, reason = _paired(line, base, seed, experiment.metric)
         except (UserError, OSError, KeyError):
-            value = "translations or references are gone"
-        if isinstance(value, str):
-            reasons.append(f"seed {seed}: {value}")
+            of_seed, reason = None, "translations or references are gone"
+        if of_seed is None:
+            reasons.append(f"seed {seed}: {reason}")
         else:
-            p[str(seed)] = value
+            p[str(seed)] = of_seed
     if not shared:
         reasons = ["no seed in common"]
     return replace(about, p=p, untested="; ".join(reasons))
 
 
-def _paired(line: Result, base: Result, seed: int, metric: str) -> float | str:
-    """The p of one seed's translations, or why there is none. Raises if their files are gone."""
-    systems, references = [], []
-    for each in (line, base):
-        record = each.records[seed]
-        folder = each.runs[seed].folder / record.get("folder", EVALUATION)
-        systems.append(read_lines(folder / "hyp.txt"))
-        references.append([read_lines(Path(path)) for path in record["references"]])
-    if references[0] != references[1]:
-        return "other test set"
+def _paired(line: Result, base: Result, seed: int, metric: str) -> tuple[float | None, str]:
+    """The p of one seed's translations; or None, and why there is none.
+
+    Raises ``UserError``, ``OSError`` or ``KeyError`` if their files are gone.
+    """
+    output, references = _translations(line, seed)
+    of_baseline, its_references = _translations(base, seed)
+    if references != its_references:
+        return None, "other test set"
     metrics = {metric: make_metric(metric)}
-    p = significance.paired(systems[1], systems[0], references[0], metrics, TRIALS)
-    return p.get(metric, "hardly a translation differs")
+    p = significance.paired(of_baseline, output, references, metrics, TRIALS)
+    return p.get(metric), "hardly a translation differs"
+
+
+def _translations(line: Result, seed: int) -> tuple[list[str], list[list[str]]]:
+    """A row's translations with one seed, and their references."""
+    record = line.records[seed]
+    folder = line.runs[seed].folder / record.get("folder", EVALUATION)
+    references = [read_lines(Path(path)) for path in record["references"]]
+    return read_lines(folder / "hyp.txt"), references
 
 
 def _with_holm(lines: list[Result]) -> list[Result]:

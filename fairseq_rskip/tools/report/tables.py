@@ -200,7 +200,7 @@ def facts(experiment: Experiment, lines: list[Result]) -> dict[str, str]:
     better = "lower" if task.metrics[experiment.metric] else "higher"
     sweep = listed({name: each(values) for name, values in dashed(table.sweep).items()})
     if sweep:
-        sweep += f"; the best {task.held_out} of seed {experiment.tried}"
+        sweep += f"; the best {task.held_out} of seed {experiment.sweep_seed}"
     settings = {
         "metric": f"{experiment.metric}, {better} is better",
         "signature": each(

@@ -118,19 +118,19 @@ class Parsed(NamedTuple):
 
 def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     """The plan for what ``main.read`` returns. Writes nothing. Raises ``UserError``."""
-    corpus = _find_corpus(own)
-    recipe_name = own.recipe or corpus.known or _recipe_by_size(corpus)
+    named_corpus = _find_corpus(own)
+    recipe_name = own.recipe or named_corpus.known or _recipe_by_size(named_corpus)
     recipe = RECIPES[recipe_name]
-    task = _task_options(corpus)
-    tie = "share-decoder-input-output-embed" if corpus.is_text else "share-all-embeddings"
+    task = _task_options(named_corpus)
+    tie = "share-decoder-input-output-embed" if named_corpus.is_text else "share-all-embeddings"
     parsed = parse(own.arch, {**task, **recipe.options, tie: True}, words)
     given = parsed.given
-    corpus = _in_direction(corpus, given)
+    corpus = _in_direction(named_corpus, given)
 
     joined = _has_one_dictionary(corpus)
-    share = joined and "share-decoder-input-output-embed" not in given
-    if getattr(parsed.model, "adaptive_softmax_cutoff", None):
-        share = False
+    has_adaptive_softmax = bool(getattr(parsed.model, "adaptive_softmax_cutoff", None))
+    share = joined and "share-decoder-input-output-embed" not in given and not has_adaptive_softmax
+    if has_adaptive_softmax:
         task |= {"criterion": "adaptive_loss", "ddp-backend": "legacy_ddp"}
     check_task(own.arch, corpus)
     if not own.model_checked:
@@ -142,11 +142,15 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         raise UserError("the training has no end: expected --max-update or --max-epoch above 0")
     length = f": {end:,} {unit}" if end else ""
     notes = [f"recipe: {recipe_name}{_why(own, corpus)}{length}"]
-    warnings: list[str] = []
-    device, processes = device_options(own, given, warnings)
-    warm_up = warm_up_of(recipe, given, notes, warnings)
-    processes = given.get("distributed-world-size") or processes
-    step = step_options(recipe.tokens, processes, given, notes)
+    device, devices = device_options(own, given)
+    warnings = _warnings_of_device(own, device)
+    warm_up = warm_up_of(recipe, given)
+    notes += _notes_on_warm_up(recipe, given, warm_up)
+    warnings += _warnings_of_warm_up(recipe, given, warm_up)
+    processes = given.get("distributed-world-size") or devices
+    step = step_options(recipe.tokens, processes, given)
+    if step:
+        notes.append(_tokens_per_step(step, processes, recipe.tokens))
     save = Path(given.get("save-dir") or CHECKPOINTS / Path(corpus.name).name / own.arch)
     chosen = {
         "user-dir": PLUGIN,
@@ -168,7 +172,18 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     if not resumes:
         check_restore_file(given["restore-file"], save)
     settings = _settings(own.arch, parsed)
-    return Plan(command, save, corpus, end, unit, patience, resumes, settings, notes, warnings)
+    return Plan(
+        command=command,
+        save=save,
+        corpus=corpus,
+        end=end,
+        unit=unit,
+        patience=patience,
+        resumes=resumes,
+        settings=settings,
+        notes=notes,
+        warnings=warnings,
+    )
 
 
 def _settings(arch: str, parsed: Parsed) -> dict[str, Any]:
@@ -384,28 +399,34 @@ def check_model(arch: str, model: argparse.Namespace, joined: bool, share: bool)
         logging.disable(logging.NOTSET)
 
 
-def device_options(
-    own: argparse.Namespace, given: dict[str, Any], warnings: list[str]
-) -> tuple[dict[str, Any], int]:
+def _gpus(own: argparse.Namespace) -> int:
+    """The number of GPUs that --gpus allows, or that torch sees."""
+    return torch.cuda.device_count() if own.gpus is None else own.gpus
+
+
+def device_options(own: argparse.Namespace, given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """--fp16 or --cpu, and the number of processes. Raises ``UserError`` for fp16 without a GPU."""
-    gpus = torch.cuda.device_count() if own.gpus is None else own.gpus
+    gpus = _gpus(own)
     if gpus and "cpu" not in given:
         return {"fp16": not (own.no_fp16 or PRECISIONS & given.keys())}, gpus
 
     if FP16 & given.keys():
         reason = "--cpu is given" if gpus else "torch sees none"
         raise UserError(f"--fp16 needs a GPU, and {reason}")
-    reason = "" if gpus else "torch sees no GPU: "
-    warnings.append(f"{reason}training on the CPU, which is slow")
     chosen = {**CPU, "cpu": True, "distributed-world-size": 1}  # not one process for each GPU
     if given.get("save-interval-updates"):
         chosen["keep-interval-updates"] = CHECKPOINTS_ON_CPU
     return chosen, 1
 
 
-def step_options(
-    target: int, processes: int, given: dict[str, Any], notes: list[str]
-) -> dict[str, int]:
+def _warnings_of_device(own: argparse.Namespace, device: dict[str, Any]) -> list[str]:
+    if "cpu" not in device:
+        return []
+    reason = "" if _gpus(own) else "torch sees no GPU: "
+    return [f"{reason}training on the CPU, which is slow"]
+
+
+def step_options(target: int, processes: int, given: dict[str, Any]) -> dict[str, int]:
     """--max-tokens and --update-freq, whose product with ``processes`` is ``target``.
 
     The user's values stay. If both are missing, a step has the fewest batches of at most
@@ -421,9 +442,13 @@ def step_options(
     elif not freq:
         freq = math.ceil(target / (processes * MAX_TOKENS))
     size = size or max(1, target // (processes * freq))
-    factors = f"{processes} (processes) x {size} (--max-tokens) x {freq} (--update-freq)"
-    notes.append(f"tokens per step: {factors} = {processes * size * freq}; the recipe's: {target}")
     return {"max-tokens": size, "update-freq": freq, "max-tokens-valid": valid}
+
+
+def _tokens_per_step(step: dict[str, int], processes: int, target: int) -> str:
+    size, freq = step["max-tokens"], step["update-freq"]
+    factors = f"{processes} (processes) x {size} (--max-tokens) x {freq} (--update-freq)"
+    return f"tokens per step: {factors} = {processes * size * freq}; the recipe's: {target}"
 
 
 def find_end(recipe: Recipe, given: dict[str, Any]) -> tuple[int, str]:
@@ -437,7 +462,7 @@ def find_end(recipe: Recipe, given: dict[str, Any]) -> tuple[int, str]:
     return ends.get("max-epoch") or 0, "epochs"
 
 
-def warm_up_of(recipe: Recipe, given: dict[str, Any], notes: list[str], warnings: list[str]) -> int:
+def warm_up_of(recipe: Recipe, given: dict[str, Any]) -> int:
     """The number of warm-up updates: the user's, else the recipe's.
 
     The recipe's shrinks in proportion to a shorter training. It is at most a fifth of the training
@@ -451,15 +476,22 @@ def warm_up_of(recipe: Recipe, given: dict[str, Any], notes: list[str], warnings
         share = min(1.0, end / whole)
     elif end and unit == "updates":
         share = min(1.0, end / (5 * full))
-    shrunk = max(1, round(full * share))
+    return given.get("warmup-updates", max(1, round(full * share)))
 
-    warm_up = given.get("warmup-updates", shrunk)
-    if "warmup-updates" not in given and (warm_up < full or unit != whole_unit):
-        notes.append(
-            f"warm-up: {warm_up} updates; the recipe has {full} for {whole:,} {whole_unit}"
-        )
+
+def _notes_on_warm_up(recipe: Recipe, given: dict[str, Any], warm_up: int) -> list[str]:
+    """A line where the warm-up is not the recipe's, or is for a training of another unit."""
+    _, unit = find_end(recipe, given)
+    whole, whole_unit = find_end(recipe, {})
+    full = recipe.options["warmup-updates"]
+    if "warmup-updates" in given or (warm_up == full and unit == whole_unit):
+        return []
+    return [f"warm-up: {warm_up} updates; the recipe has {full} for {whole:,} {whole_unit}"]
+
+
+def _warnings_of_warm_up(recipe: Recipe, given: dict[str, Any], warm_up: int) -> list[str]:
+    """A line where the warm-up takes more than half of the training."""
+    end, unit = find_end(recipe, given)
     if unit == "updates" and 0 < end < 2 * warm_up:
-        warnings.append(
-            f"the warm-up takes {warm_up} of {end} updates; --warmup-updates N changes it"
-        )
-    return warm_up
+        return [f"the warm-up takes {warm_up} of {end} updates; --warmup-updates N changes it"]
+    return []
