@@ -187,8 +187,9 @@ def _explain(name, error):
     if isinstance(error, zipfile.BadZipFile):
         return CheckpointError(f"cannot read checkpoint {name}: damaged ({first[:150]})")
     detail = f" ({type(error).__name__}: {first[:150]})"
-    if isinstance(error, (pickle.UnpicklingError, LookupError, EOFError)):
-        detail = ""  # pickle's own words say nothing to a user
+    no_help = isinstance(error, (pickle.UnpicklingError, LookupError, EOFError))
+    if no_help or "PytorchStreamReader" in first:
+        detail = ""  # the words of pickle and of torch's reader say nothing to a user
     return CheckpointError(f"cannot read checkpoint {name}: truncated, or not a checkpoint{detail}")
 
 

@@ -41,6 +41,7 @@ def upgrade_layer(state_dict: dict[str, Tensor], name: str, children: dict[str, 
 def check_rule(state_dict: dict[str, Tensor], name: str, module: WithRule) -> None:
     """Raise ``UserError`` where the checkpoint has another rule for ``module``, called ``name``."""
     noted = getattr(state_dict, "_metadata", {}).get(name, {})
+    module.check_file(noted)
     difference = module.mismatch(noted.get("skip"))
     if difference:
         raise UserError(f"{name or 'the model'} {SAVED_AS} {difference}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, missing_package
+from ..residual import own_rules
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,7 @@ def from_pretrained(folder: str | Path) -> Any:
     """
     folder = locate(Path(folder).expanduser())
     config = read_config(folder)
+    own_rules.check_loaded(folder, config.get("rule_files", {}))
     try:
         return importlib.import_module(f".{config['kind']}", __name__).load(folder, config)
     except UserError:

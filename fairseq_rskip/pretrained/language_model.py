@@ -63,9 +63,12 @@ class LanguageModel(TextModel):
         """The probability of a text of one or more lines, with a blank line after each document.
 
         Computed as by rskip evaluate, in windows as long as in training, of which up to
-        ``context_window`` tokens are only context. Raises ``UserError`` for a context that fills
-        the window.
+        ``context_window`` tokens are only context. Raises ``UserError`` for what is no text, or is
+        blank, and for a context that fills the window.
         """
+        if not isinstance(document, str) or not document.strip():
+            shown = repr(document)[:40]
+            raise UserError(f"document={shown}: expected a text of one or more lines, not blank")
         if not 0 <= context_window < self.window:
             raise UserError(
                 f"context_window={context_window}: expected an integer from 0 to {self.window - 1}"

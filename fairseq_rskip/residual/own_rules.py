@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,35 @@ def _is_file(module: Any, path: Path) -> bool:
 
 
 def _is_same(file: str | None, path: Path) -> bool:
-    """Whether ``file``, a path, None or a word such as "built-in", is the file ``path``."""
-    return file is not None and os.path.exists(file) and path.samefile(file)
+    """Whether ``file``, a path, None or a word such as "built-in", is ``path`` or a copy of it."""
+    if file is None or not os.path.isfile(file):
+        return False
+    return path.samefile(file) or _sha256(Path(file)) == _sha256(path)
+
+
+def checksums_of(kinds: Iterable[str]) -> dict[str, str]:
+    """File name -> :func:`checksum`, of the files that have those of ``kinds`` of your own."""
+    files = {}
+    for kind in kinds:
+        path = file_of(kind)
+        if path is not None:
+            files[path.name] = checksum(kind)
+    return files
+
+
+def check_loaded(folder: Path, expected: dict[str, str]) -> None:
+    """Raise ``UserError`` unless the files of rules in ``folder`` are loaded as they are there.
+
+    ``expected`` is what :func:`checksums_of` returned for the model in it.
+    """
+    wrong = [name for name, sha256 in expected.items() if sha256 not in _checksums.values()]
+    if wrong:
+        files = os.pathsep.join(str(folder / name) for name in expected)
+        loaded = ", ".join(map(str, paths_of_files())) or "no file is loaded"
+        raise UserError(
+            f"the model in {folder} has a rule of its own, in {', '.join(wrong)}: expected "
+            f"{VARIABLE}={files} ({loaded}); read the file before you run it"
+        )
 
 
 def _line(error: BaseException, path: Path) -> int | None:

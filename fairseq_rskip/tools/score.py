@@ -149,7 +149,7 @@ def degenerate(hypotheses: list[str], references: list[list[str]]) -> str:
     expected = sum(len(line.split()) for line in references[0])
     reasons = []
     if expected and not 0.5 <= words / expected <= 2:
-        reasons.append(f"it has {words / expected:.2f} times the words of the reference")
+        reasons.append(f"it has {words / expected:.2f} times the reference's words between blanks")
 
     most_common, count = Counter(hypotheses).most_common(1)[0]
     in_reference = Counter(references[0])[most_common]

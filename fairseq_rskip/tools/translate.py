@@ -36,12 +36,12 @@ def load(path: Path, data: Path | None) -> Any:
     from fairseq_rskip.tools.saved_model import EXPORT, IMAGES, find_saved
 
     saved = find_saved(path)
-    if saved.kind == EXPORT:
-        model = from_pretrained(saved.paths[0])
-        if isinstance(model, Translator):
-            return model
+    kind = saved.kind
+    if kind == EXPORT:
+        kind = read_config(saved.paths[0])["kind"]
+    if kind == "translation":
+        return from_pretrained(saved.paths[0])
     if saved.kind in (EXPORT, IMAGES):
-        kind = IMAGES if saved.kind == IMAGES else read_config(saved.paths[0])["kind"]
         raise UserError(f"{path} is a model of the kind {kind}: expected translation")
 
     if saved.which:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..flags import flag as skip_flag
 from ..flags import in_terms_of_flags, label, selected, settings
 from ..residual import KINDS, Place, SkipConnection, create_skip
@@ -29,9 +29,11 @@ class Config(_SkipOptions, Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.skip_kind not in IMAGE_KINDS:
-            raise UserError(
-                f"--skip-kind {self.skip_kind!r}: expected one of {', '.join(IMAGE_KINDS)}"
-            )
+            expected = f"expected one of {', '.join(IMAGE_KINDS)}"
+            if self.skip_kind in KINDS:
+                raise UserError(f"--skip-kind {self.skip_kind!r} is not for images: {expected}")
+            hint = did_you_mean(self.skip_kind, IMAGE_KINDS)
+            raise UserError(f"--skip-kind {self.skip_kind!r}: {hint or expected}")
         try:
             skip = self.first_skip()
         except ValueError as error:

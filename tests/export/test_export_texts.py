@@ -57,6 +57,9 @@ def test_the_perplexity_is_that_of_evaluate(language_model, model, scored):
     assert found.bits_per_byte == pytest.approx(scored["bits"]["byte"], rel=1e-6)
     assert (len(found.tokens), found.bytes) == (scored["tokens"], scored["bytes"])
     assert model[0].score("a b c").tokens == ["a", "b", "c", "</s>"]
+    for wrong in ("", " \n", ["a", "b"], None):
+        with pytest.raises(UserError, match="expected a text of one or more lines, not blank"):
+            model[0].score(wrong)
     assert model[0].score("a b c").bits < model[0].score("a c b").bits
     with pytest.raises(UserError, match="context_window=32: expected an integer from 0 to 31"):
         model[0].score("a", context_window=32)

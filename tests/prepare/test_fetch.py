@@ -166,6 +166,11 @@ def test_from_a_folder_or_a_url(server, place, tmp_path):
     (mirror / "a.gz").write_bytes(WEB_PAGE)
     assert "a.gz: wrong checksum (a web page)" in place.fails(mirror)
     assert (mirror / "a.gz").read_bytes() == WEB_PAGE
+    place.list.unlink()
+    place.row("https://example.org/a.gz", size=len(DATA))
+    (mirror / "a.gz").write_bytes(DATA[:1000])
+    failure = place.fails(mirror)
+    assert f"wrong checksum (1,000 of {len(DATA):,} bytes); expected the whole a.gz" in failure
     assert "/none: expected a folder or a URL" in place.fails(mirror / "none")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -112,3 +113,40 @@ def test_the_commands_know_it_and_a_changed_rule_is_trained_again(folder):
     with open(folder / "my_rule.py", "a") as file:
         file.write("# changed\n")
     assert run(folder, "-c", script).stdout != before
+
+
+def test_a_state_of_another_version_of_the_file_is_loaded_with_a_warning(folder):
+    save = "import torch; torch.save(create_skip('feature_gate', 2).state_dict(), 's.pt')"
+    load = "import torch; create_skip('feature_gate', 2).load_state_dict(torch.load('s.pt'))"
+    start = "from fairseq_rskip.residual import create_skip; "
+    assert run(folder, "-c", start + save).returncode == 0
+    assert run(folder, "-c", start + load).stderr == ""
+    with open(folder / "my_rule.py", "a") as file:
+        file.write("# changed\n")
+    done = run(folder, "-c", start + load)
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert "was saved with another version of" in line and "my_rule.py (SHA-256 " in line
+
+
+def test_a_copy_of_the_file_is_the_same_rule(folder):
+    """An export has one; its author has the first beside it."""
+    (folder / "export").mkdir()
+    shutil.copy(folder / "my_rule.py", folder / "export")
+    result = run(folder, "-c", BUILD, rules="export/my_rule.py")
+    assert result.stdout == "[0.0, 0.0]\n", result.stderr
+
+
+def test_a_model_needs_the_files_of_its_rules_as_they_are(folder):
+    script = (
+        "from fairseq_rskip.residual import own_rules\n"
+        "from pathlib import Path\n"
+        "files = own_rules.checksums_of(['feature_gate', 'xskip'])\n"
+        "own_rules.check_loaded(Path('export'), files)\n"
+        "print(list(files))\n"
+        "own_rules.check_loaded(Path('export'), {'my_rule.py': 'other'})"
+    )
+    done = run(folder, "-c", script)
+    assert done.stdout == "['my_rule.py']\n"
+    error = done.stderr.splitlines()[-1]
+    assert "has a rule of its own, in my_rule.py: expected RSKIP_RULES=export/my_rule.py" in error

@@ -20,6 +20,9 @@ from training_corpus import STARTING, lengthen, planner, prepare
 
 from fairseq_rskip.tools import process
 from fairseq_rskip.tools.__main__ import main
+from fairseq_rskip.tools.train.main import read
+from fairseq_rskip.tools.train.plan import make_plan
+from fairseq_rskip.tools.train.run import Progress
 
 SCRIPT = ROOT / "scripts" / "train.sh"
 TINY = "transformer_rskip_ln_tiny"
@@ -107,7 +110,7 @@ def test_a_signal_ends_every_process(tmp_path, number, status):
         process.send_signal(number)
         error = process.stderr.read()
     assert process.returncode == status
-    resume = f"resume from {tmp_path}/checkpoint_last.pt with the same command"
+    resume = f"the same command resumes from {tmp_path}/checkpoint_last.pt"
     assert error == f"stopped: no update yet; {resume}\n"
     assert not is_alive(child_of(tmp_path))
 
@@ -261,8 +264,8 @@ def test_training_is_killed_resumes_and_ends(tiny_corpus, tmp_path, capsys):
     first, slow = done.stderr.splitlines()
     assert first == STARTING and "slow" in slow
     assert (
-        "1 samples have invalid sizes and will be skipped, max_positions=(1024, 1024)"
-        in done.stdout
+        "warning: 1 sentences are longer than --max-tokens or the model's positions and are left "
+        "out\n" in done.stdout
     )
     log = (save / "train.log").read_text("utf-8")
     assert log.startswith("about\n") and log.count("tokens per step: ") == 1 and "| INFO |" in log
@@ -270,6 +273,11 @@ def test_training_is_killed_resumes_and_ends(tiny_corpus, tmp_path, capsys):
         assert (save / name).read_bytes() == (data / "data-bin" / name).read_bytes()
     assert 5 <= len([path for path in save.iterdir() if path.stem[10:].isdigit()]) <= 10
     assert (save / "tensorboard").is_dir() == bool(SummaryWriter) and not list(save.glob("*.part"))
+    plan = make_plan(*read([*map(str, argv), "--max-update", "70", "--lr", "0.5"]))
+    (warning,) = plan.changes()
+    assert re.search(r" had lr \[?[\d.]+\]?, now \[0.5\]; another --save-dir", warning), warning
+    same = make_plan(*read([*map(str, argv), "--max-update", "70"]))
+    assert same.changes() == []
     assert (
         main(["train", *map(str, argv), "--max-update", "60"]) == 0
         and "all 60 updates" in capsys.readouterr().err
@@ -282,3 +290,17 @@ def test_training_is_killed_resumes_and_ends(tiny_corpus, tmp_path, capsys):
         assert main(["train", *words]) == 1
         error = capsys.readouterr().err.splitlines()[-1]
         assert error.startswith(f"error: {save} has a finished training with {said}; ")
+
+
+def test_a_stop_names_the_updates_of_the_checkpoint(capsys):
+    """Not those of the last line: what came after the checkpoint is trained again."""
+    progress = Progress()
+    for line in (
+        "Loaded checkpoint c/checkpoint_last.pt (epoch 2 @ 8 updates)",
+        "Saved checkpoint c/checkpoint_last.pt (epoch 3 @ 16 updates, score 8.1)",
+    ):
+        progress.read(f"2026-01-01 00:00:00 | INFO | fairseq.trainer | {line}\n".encode())
+    assert progress.saved == "16"
+    assert capsys.readouterr().out.splitlines() == [
+        "Loaded checkpoint c/checkpoint_last.pt (epoch 2 @ 8 updates)"
+    ]

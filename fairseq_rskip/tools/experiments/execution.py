@@ -24,7 +24,7 @@ from fairseq_rskip.files import locked, write_json
 from fairseq_rskip.machine import all_cores
 from fairseq_rskip.tools import process
 
-from .records import Run, State
+from .records import STOPPED, Run, State
 from .results import state
 from .run_folder import LOCK, LOG, RECORD, has_checkpoints, measured, read_record, trained
 from .tasks import TASKS
@@ -243,8 +243,9 @@ def run_all(runs: list[Run], environments: list[dict[str, str]]) -> list[State]:
 
             while waiting and free:
                 run = waiting.popleft()
+                verb = "resumes" if state(run).kind == STOPPED else "starts"
                 jobs.append(Job(run, free.pop(0)))
-                print_line(f"{run.titled}: starts; {len(waiting)} more to start")
+                print_line(f"{run.titled}: {verb}; {len(waiting)} more to start")
 
             if jobs:
                 time.sleep(POLL_INTERVAL)

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.tools.corpus import DATA, NAMES
 from fairseq_rskip.tools.process import CHECKOUT
@@ -30,7 +31,9 @@ def find(name: str) -> Path:
         return Path(name).expanduser().resolve()
     known = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
     if name not in known:
-        hint = did_you_mean(name, known) or f"expected a .yaml file or {', '.join(known)}"
+        hint = did_you_mean(name, known) or (
+            "expected a file whose name ends in .yaml, or a table that rskip reproduce list names"
+        )
         raise UserError(f"no table {name!r}; {hint}")
     return known[name]
 
@@ -150,8 +153,14 @@ def load(path: Path, mistakes: list[str]) -> tuple[Table, Texts] | None:
     content["columns"] = columns
     content["rows"] = [row or Row(label="?") for row in rows]  # a wrong one is named already
     content = {key: value for key, value in content.items() if key not in ("rows_from", "arch")}
-    if type(content.get("seeds")) is int:
-        content["seeds"] = [content["seeds"]]
+    seeds = content.get("seeds")
+    if type(seeds) is int:
+        if seeds > 1:
+            print_line(
+                f"note: {path.name}: seeds: {seeds} is seed {seeds} alone; [1, 2, 3] are three",
+                "stderr",
+            )
+        content["seeds"] = [seeds]
 
     table = _build(Table, content, str(path), mistakes)
     right_rows = [row for row in rows if row is not None]

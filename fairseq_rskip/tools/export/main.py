@@ -48,6 +48,7 @@ def main(argv: list[str] | None = None) -> None:
 def export(options: argparse.Namespace) -> None:
     """Write DIR, whole or not at all. Raises ``UserError``."""
     from fairseq_rskip.files import make_folder, write_json
+    from fairseq_rskip.residual import own_rules, skips
     from fairseq_rskip.tools.evaluate.weights import as_one  # takes seconds: after the options
     from fairseq_rskip.tools.export import card as cards
     from fairseq_rskip.tools.export import hugging_face
@@ -72,6 +73,9 @@ def export(options: argparse.Namespace) -> None:
         if options.transformers:
             card = hugging_face.write_export(stage, config, model, card)
         else:
+            files = own_rules.checksums_of(skip.kind for skip in skips(model).values())
+            if files:
+                config["rule_files"] = files
             write_export(stage, config, model)
             copy_own_rules(stage, model)
         write_json(stage / "training.json", settings)

@@ -14,6 +14,7 @@ from omegaconf import ListConfig, OmegaConf
 from fairseq_rskip.analysis.study import Source
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models._building import SkipModel
+from fairseq_rskip.residual import own_rules
 from fairseq_rskip.tools.corpus import Corpus, corpus_of
 from fairseq_rskip.tools.evaluate.main import DEFAULT_LENPEN
 from fairseq_rskip.tools.experiments.run_folder import CHECKPOINTS
@@ -113,7 +114,7 @@ def model_settings(source: Source, model: Any) -> tuple[str, dict[str, Any]]:
     if not (kind and issubclass(kind, SkipModel)):
         raise UserError(
             f"{source} is of the architecture {name}: expected one of ours, "
-            "or a Transformer of fairseq"
+            f"or a Transformer of fairseq{own_rules.hint()}"
         )
     settings = {}
     for field in dataclasses.fields(MODEL_DATACLASS_REGISTRY[name]()):

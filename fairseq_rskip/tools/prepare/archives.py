@@ -120,14 +120,16 @@ def fetch(archive: Archive, folder: Path, corpus: str) -> None:
             part.replace(file)
             print_line(f"{corpus}: {archive.name}: fetched, {archive.kind} checked")
             return
-        page = " (a web page)" if _is_web_page(part) else ""
-        problems.append(f"{url}: wrong checksum{page}")
+        problems.append(f"{url}: wrong checksum{_about(part, archive)}")
         part.replace(bad)
 
-    raise UserError(
-        f"cannot fetch {archive.name}; {'; '.join(problems)}; the same command resumes; "
-        f"--from FOLDER takes {archive.name} from a folder of archives that you have"
+    advice = (
+        f"the same command resumes; --from FOLDER takes {archive.name} from a folder of archives "
+        "that you have"
     )
+    if all("://" not in url for url in archive.urls):
+        advice = f"expected the whole {archive.name} as it was published"
+    raise UserError(f"cannot fetch {archive.name}; {'; '.join(problems)}; {advice}")
 
 
 def _fetch_part(archive: Archive, url: str, part: Path) -> None:
@@ -273,6 +275,15 @@ def _copy(source: Path, part: Path) -> None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def _about(part: Path, archive: Archive) -> str:
+    """What a file with a wrong checksum may be, in brackets; "" where nothing is known."""
+    if _is_web_page(part):
+        return " (a web page)"
+    if archive.size and _size(part) != archive.size:
+        return f" ({_size(part):,} of {archive.size:,} bytes)"
+    return ""
 
 
 def _is_web_page(path: Path) -> bool:

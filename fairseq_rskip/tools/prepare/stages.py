@@ -252,7 +252,8 @@ def tokenise(plan: Preparation, part: Path) -> None:
 
 def follow_corpus(plan: Preparation) -> int:
     """Choose the number of subwords for the training text, and print it."""
-    count = sum(1 for _ in lines.read(plan.out / "text" / f"train.{plan.src}"))
+    text_lines = lines.read(plan.out / "text" / f"train.{plan.src}")
+    count = sum(1 for line in text_lines if line)  # a blank one ends a document
     size = subwords.size_for(plan.bpe, count)
     unit = "merges" if plan.bpe == "subword-nmt" else "subwords"
     what = "pairs" if plan.tgt else "lines"

@@ -18,6 +18,9 @@ from fairseq_rskip.tools.significance import BY_SEED, LEVEL, PAIRED
 from .comparison import NEEDS_SEEDS, TRIALS, missing, test_of
 
 MINUS = "\u2212"
+LABEL_SMOOTHED = (
+    "in bits per token, label smoothing included; 2 to its power is therefore above the perplexity"
+)
 DEVIATION = "± is the sample standard deviation over seeds."
 
 
@@ -63,13 +66,17 @@ def legend(experiment: Experiment, lines: list[Result], shown: pandas.DataFrame)
             f"* marks what is below {LEVEL}"
         ),
         "tests": "the seeds that both rows have, and the tests that the correction counts",
-        "length ratio": "words of the output over words of the reference",
+        "length ratio": "tokens of the output over tokens of the reference, as sacreBLEU counts "
+        "them: punctuation marks are tokens",
         "seconds": "duration of a run, of one that was interrupted since it was resumed, on the "
         "machine that ran it, whatever else that machine did",
         "chosen": "the value that the sweep chose",
         "published": "the value in the source named above",
         f"{MINUS} published": "the row's value minus the published one",
     }
+    for name in experiment.table.also:
+        if "valid_loss" in name and experiment.task != "images":
+            meaning.setdefault(name, LABEL_SMOOTHED)
     if not any(line.comparison and line.comparison.p for line in lines):
         meaning["p"] = "none, because a report tests rows with two seeds or more in common; "
         meaning["p"] += "rskip compare tests the sentences of a pair"

@@ -39,12 +39,21 @@ def why_ended(save: Path, end: int, unit: str, patience: int) -> str:
 
 
 def check_settings(save: Path, settings: dict[str, Any]) -> None:
-    """Raise ``UserError`` if the training in ``save`` had other ``settings``, options by name.
+    """Raise ``UserError`` if the finished training in ``save`` had other ``settings``."""
+    for name, found, asked in differences(save, settings):
+        raise UserError(
+            f"{save} has a finished training with {name} {found}: expected {asked}; "
+            "another --save-dir keeps both"
+        )
+
+
+def differences(save: Path, settings: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Name, saved and asked value of the ``settings`` that the training in ``save`` had otherwise.
 
     Only what its last checkpoint says is compared. None is the default of a kind of skip.
     """
     if not (save / LAST).exists():
-        return
+        return []
     saved = load_checkpoint(save / LAST, map_location="cpu")["cfg"]
     known: dict[str, Any] = {}
     for part in PARTS:
@@ -52,15 +61,14 @@ def check_settings(save: Path, settings: dict[str, Any]) -> None:
     known["arch"] = dict(saved["model"]).get("_name")
     kind = known.get("skip_kind")
 
+    differing = []
     for name, value in settings.items():
         field = name.replace("-", "_")
         found = _or_default(known.get(field, value), field, kind)
         asked = _or_default(value, field, kind)
         if _comparable(found) != _comparable(asked):
-            raise UserError(
-                f"{save} has a finished training with {name} {found}: expected {asked}; "
-                "another --save-dir keeps both"
-            )
+            differing.append((name, found, asked))
+    return differing
 
 
 def _or_default(value: Any, field: str, kind: Any) -> Any:

@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
         print_line(reason, "stderr")
         return
     make_folder(plan.save)
-    _warn(plan.warnings)
+    _warn([*plan.warnings, *plan.changes()])
     run.start(plan.save, f"{notes}\n{command}", plan.command)
 
 

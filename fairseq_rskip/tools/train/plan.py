@@ -107,6 +107,16 @@ class Plan(NamedTuple):
             finished.check_settings(self.save, self.settings)
         return reason
 
+    def changes(self) -> list[str]:
+        """A warning where the training that is resumed had other settings so far."""
+        if not self.resumes:
+            return []
+        differing = finished.differences(self.save, self.settings)
+        if not differing:
+            return []
+        listed = ", ".join(f"{name} {found}, now {asked}" for name, found, asked in differing)
+        return [f"the training in {self.save} had {listed}; another --save-dir begins a new one"]
+
 
 class Parsed(NamedTuple):
     """A training's options as fairseq reads them."""
@@ -309,7 +319,7 @@ def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> Parsed:
     if unknown:
         hint = did_you_mean(unknown[0].partition("=")[0], actions)
         hint = hint or "fairseq-train --help lists them"
-        raise UserError(f"{arch} takes no option {' '.join(unknown)}; {hint}")
+        raise UserError(f"{arch} takes no option {_first_option(unknown)}; {hint}")
 
     given = {}
     for word in words:
@@ -321,6 +331,16 @@ def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> Parsed:
         raise UserError(missing_package("wandb"))
     unused = {recipe_words[word] for word in extra}
     return Parsed(given, unused, _model_options(arch, args))
+
+
+def _first_option(words: list[str]) -> str:
+    """The first option in ``words``, with its values."""
+    option = words[:1]
+    for word in words[1:]:
+        if word.startswith("--"):
+            break
+        option.append(word)
+    return " ".join(option)
 
 
 def _training_parser(arch: str) -> argparse.ArgumentParser:

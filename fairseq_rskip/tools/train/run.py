@@ -23,7 +23,10 @@ LOCK = "train.lock"
 LINES_EVERY = 30.0  # seconds between lines of progress
 # lines of fairseq's log that are shown: a resumed checkpoint, our warnings, those about the data
 _LOADED = re.compile(r"\| (Loaded checkpoint .* updates\))")
+_SAVED = re.compile(r"\| (?:Loaded|Saved) checkpoint .* @ (\d+) updates")
 _WARNING = re.compile(r"WARNING \| (?:fairseq_rskip|fairseq\.tasks)[\w.]* \| (.*)")
+# fairseq does not say of which option this is, nor that it is a warning
+_TOO_LONG = re.compile(r"\| ([\d,]+) samples have invalid sizes and will be skipped")
 _NOT_FINITE = re.compile(r"FloatingPointError|\bnan\b|Minimum loss scale", re.IGNORECASE)
 
 
@@ -32,6 +35,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.newest: dict[str, Record] = {}
+        self.saved = ""  # updates in the last checkpoint, where the log has named one
         self.started = time.time()
         threading.Thread(target=self._print_regularly, daemon=True).start()
 
@@ -43,9 +47,18 @@ class Progress:
     def read(self, output: bytes) -> None:
         """Read one line of the output, and print what is new in it."""
         line = output.decode("utf-8", "replace")
+        too_long = _TOO_LONG.search(line)
         note = _LOADED.search(line) or _WARNING.search(line)
-        if note:
+        if too_long:
+            print_line(
+                f"warning: {too_long[1]} sentences are longer than --max-tokens or the model's "
+                "positions and are left out"
+            )
+        elif note:
             print_line(note[1])
+        saved = _SAVED.search(line)
+        if saved:
+            self.saved = saved[1]
 
         new = record(line)
         if new is None:
@@ -88,7 +101,8 @@ def run(save: Path, about: str, command: list[str]) -> int:
             except Stopped as stopped:
                 resume = "there is no checkpoint yet"
                 if (save / LAST).exists():
-                    resume = f"resume from {save / LAST} with the same command"
+                    updates = f" at {progress.saved} updates" if progress.saved else ""
+                    resume = f"the same command resumes from {save / LAST}{updates}"
                 print_line(f"stopped: {summary(progress.newest)}; {resume}", "stderr")
                 return stopped.status
     if reason:
