@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import SkipConnection
-from fairseq_rskip.residual.state import SAVED_AS, WithRule
+from fairseq_rskip.residual.state import SAVED_AS, WithRule, check_file
 
 # never-trained duplicates that fairseq's encoder layer registers for its fused inference path
 _STOCK_DUPLICATES = [
@@ -41,7 +41,7 @@ def upgrade_layer(state_dict: dict[str, Tensor], name: str, children: dict[str, 
 def check_rule(state_dict: dict[str, Tensor], name: str, module: WithRule) -> None:
     """Raise ``UserError`` where the checkpoint has another rule for ``module``, called ``name``."""
     noted = getattr(state_dict, "_metadata", {}).get(name, {})
-    module.check_file(noted)
+    check_file(noted)
     difference = module.mismatch(noted.get("skip"))
     if difference:
         raise UserError(f"{name or 'the model'} {SAVED_AS} {difference}")

@@ -52,12 +52,17 @@ def _run(path: Path) -> None:
     if path.stem in _checksums and _is_file(loaded, path):
         return
     if loaded is None:
-        found = importlib.util.find_spec(path.stem)
-        is_other = found is not None and not _is_same(found.origin, path)
+        spec = importlib.util.find_spec(path.stem)
+        has_name = spec is not None
+        origin = spec.origin if spec else None
     else:
-        is_other = not _is_file(loaded, path)
-    if is_other:
-        raise UserError(f"{VARIABLE}: {path}: there is a module {path.stem}; rename the file")
+        has_name = True
+        origin = getattr(loaded, "__file__", None)
+    if has_name and not _is_same(origin, path):
+        where = f", {origin}" if origin else ""
+        raise UserError(
+            f"{VARIABLE}: {path}: there is another module {path.stem}{where}; rename the file"
+        )
     _checksums[path.stem] = _sha256(path)
     if loaded:
         return

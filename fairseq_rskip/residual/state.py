@@ -12,11 +12,26 @@ SAVED_AS = "was saved with"
 logger = logging.getLogger(__name__)
 
 
+def check_file(noted: dict[str, Any]) -> str:
+    """Warn if a rule in a file of your own was saved when the file was another.
+
+    ``noted`` is a module's part of a state dict's metadata. Returns the file's checksum now, "" for
+    a rule of this package.
+    """
+    saved = noted.get("file", "")
+    if not saved:
+        return ""
+    kind = noted["skip"]["kind"]
+    present = own_rules.checksum(kind)
+    if present and present != saved:
+        _warn_of_file(str(own_rules.file_of(kind)), saved, present)
+    return present
+
+
 @functools.cache  # one line for a model, not one for each block
-def warn_of_file(file: str, stored: str, present: str) -> None:
-    """Warn that a rule in ``file`` was saved when that file had another checksum."""
+def _warn_of_file(file: str, saved: str, present: str) -> None:
     logger.warning(
-        f"the model was saved with another version of {file} (SHA-256 {stored[:8]}, now "
+        f"the model was saved with another version of {file} (SHA-256 {saved[:8]}, now "
         f"{present[:8]}): if the equation has changed, the weights do not fit it"
     )
 
@@ -60,16 +75,6 @@ class WithRule(nn.Module):
             differences.append(f"{name}={stored.get(name)!r}: expected {expected}")
         return ", ".join(differences)
 
-    def check_file(self, stored: dict[str, Any]) -> None:
-        """Warn if a rule in a file of your own was saved when the file was another.
-
-        ``stored`` is this module's part of a state dict's metadata.
-        """
-        kind = self.rule()["kind"]
-        present = own_rules.checksum(kind)
-        if present and stored.get("file", present) != present:
-            warn_of_file(str(own_rules.file_of(kind)), stored["file"], present)
-
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if hasattr(destination, "_metadata"):
@@ -83,7 +88,7 @@ class WithRule(nn.Module):
     def _load_from_state_dict(
         self, state: Any, prefix: str, metadata: Any, *strict_and_keys: Any
     ) -> None:
-        self.check_file(metadata)
+        check_file(metadata)
         errors = strict_and_keys[-1]
         difference = self.mismatch(metadata.get("skip"))
         # one line for a model, not one for each block

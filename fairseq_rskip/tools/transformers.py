@@ -22,6 +22,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import device_of
 from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
 from fairseq_rskip.residual import SkipConnection
+from fairseq_rskip.residual.state import check_file
 from fairseq_rskip.safe_load import CheckpointError
 from fairseq_rskip.tools.corpus import Corpus, corpus_of
 
@@ -91,6 +92,8 @@ def read(source: Source) -> Any:
         raise CheckpointError(
             f"{source} is not a checkpoint of fairseq-train: it lacks {error}"
         ) from None
+    for noted in getattr(state["model"], "_metadata", {}).values():
+        check_file(noted)  # of a rule of your own
     return state
 
 

@@ -196,8 +196,8 @@ def test_rows_that_need_a_language_are_left_out_without_it(pair):
     ("hypotheses", "says"),
     [
         (["a b c d"] * 20, ""),
-        (["a"] * 20, "0.25 times the words"),
-        ([f"{n} b c d e f g h i" for n in range(20)], "2.25 times the words"),
+        (["a"] * 20, "0.25 times the reference's words"),
+        ([f"{n} b c d e f g h i" for n in range(20)], "2.25 times the reference's words"),
         (["."] * 12 + [f"{n} b c d" for n in range(8)], "12 of 20 sentences are '.'"),
     ],
     ids=["good", "short", "long", "one output"],

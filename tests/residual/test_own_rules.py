@@ -48,11 +48,11 @@ def test_a_mistake_in_the_file_is_one_line(folder):
     (folder / "other" / "my_rule.py").write_text("")
     for name, words in {
         "broken.py": "line 3: NameError: name 'nothing' is not defined",
-        "other/torch.py": "there is a module torch; rename the file",
+        "other/torch.py": "there is another module torch, ",
         "my.rule.py": "expected a name that can be imported",
         "plain.py": "registers no rule",
         "none.py": "is no file of Python",
-        "my_rule.py:other/my_rule.py": "there is a module my_rule; rename the file",
+        "my_rule.py:other/my_rule.py": "there is another module my_rule, ",
     }.items():
         error = run(folder, "-c", BUILD, rules=name).stderr.splitlines()[-1]
         assert error.startswith("fairseq_rskip.errors.UserError: RSKIP_RULES: ") and words in error

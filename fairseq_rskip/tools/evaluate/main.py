@@ -124,12 +124,15 @@ def run_fairseq(
             corpus, options.subset, options.beam, options.lenpen, options.max_tokens
         )
         shown = generation.translations(len(references))
-    key = {
+    key: dict[str, Any] = {
         "checkpoints": cached.identity(taken),
         "data": corpus.checksums(options.subset),
         "options": [*search, f"cpu={options.cpu}", f"fp32={options.fp32}"],
         "versions": {"fairseq": fairseq_version(), "fairseq_rskip": fairseq_rskip.__version__},
     }
+    rules = weights.own_rules_of(taken[0])
+    if rules:
+        key["rules"] = rules
     if cached.is_made(log, key):
         print_line(f"== {program}: up to date ({log})")
     else:

@@ -10,6 +10,7 @@ import torch
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import writing
+from fairseq_rskip.residual.state import check_file
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.log import LAST, NUMBERED, numbered
@@ -141,6 +142,15 @@ def one_file(taken: list[Path], average_path: Path) -> Path:
     if not cached.is_made(average_path, key := {"checkpoints": cached.identity(taken)}):
         cached.make(average_path, key, lambda path: save(taken, path))
     return average_path
+
+
+def own_rules_of(path: Path) -> list[str]:
+    """The checksums now of the files of your own rules that a checkpoint's model has.
+
+    Warns where such a file was another in training. Raises ``CheckpointError``.
+    """
+    metadata = getattr(load_state(path)["model"], "_metadata", {})
+    return sorted({check_file(noted) for noted in metadata.values()} - {""})
 
 
 def load_state(path: Path) -> dict:
