@@ -66,7 +66,8 @@ def compare(
             p_cells = p_values(outputs[0], lines, references, tested, trials)
         table.append([name, *cells, *p_cells])
     if segments:
-        add_comet(table, segments, trials)
+        cells = [[comet.NAME, f"{comet.NAME}: p"], *comet_cells(outputs, segments, trials)]
+        table = [row + more for row, more in zip(table, cells)]
 
     notes = []
     for name, metric in metrics.items():
@@ -99,17 +100,21 @@ def p_values(
     return [f"{p:.4f}" for p in found.values()] or [UNTESTED] * len(tested)
 
 
-def add_comet(table: list[list[str]], segments: list[list[float]], trials: int) -> None:
-    """Append to each row the mean of its ``segments`` and its p, where other metrics have one."""
-    from fairseq_rskip.tools.significance import paired_values  # takes seconds
+def comet_cells(
+    outputs: list[list[str]], segments: list[list[float]], trials: int
+) -> list[list[str]]:
+    """The mean of each system's ``segments``, and its p against the first system."""
+    from fairseq_rskip.tools.significance import are_tested, paired_values  # takes seconds
 
-    headings, *rows = table
-    headings += [comet.NAME, f"{comet.NAME}: p"]
-    for row, scores in zip(rows, segments):
-        p = row[-1]
-        if p not in ("baseline", UNTESTED):
+    cells = []
+    for number, (lines, scores) in enumerate(zip(outputs, segments)):
+        p = UNTESTED
+        if number == 0:
+            p = "baseline"
+        elif are_tested(outputs[0], lines):
             p = f"{paired_values(segments[0], scores, trials):.4f}"
-        row += [f"{fmean(scores):.4f}", p]
+        cells.append([f"{fmean(scores):.4f}", p])
+    return cells
 
 
 def most_different(

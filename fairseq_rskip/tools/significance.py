@@ -186,13 +186,18 @@ def paired(
     --paired-ar, but a trial counts when its difference is at least as large as the observed one.
     sacreBLEU counts only larger ones, which makes p tiny where two systems tie.
     """
-    differing = sum(ours != theirs for ours, theirs in zip(system, baseline, strict=True))
-    if differing < LEAST_DIFFERENT:
+    if not are_tested(baseline, system):
         return {}
     p_values = {}
     for name, metric in metrics.items():
         p_values[name] = _randomisation(metric, baseline, system, references, trials)
     return p_values
+
+
+def are_tested(baseline: list[str], system: list[str]) -> bool:
+    """Whether so many sentences differ that a test over sentences means something."""
+    differing = sum(ours != theirs for ours, theirs in zip(system, baseline, strict=True))
+    return differing >= LEAST_DIFFERENT
 
 
 def _randomisation(
