@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, missing_package
-from ..residual import own_rules
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +42,8 @@ def from_pretrained(folder: str | Path) -> Any:
     ``UserError`` for a folder that is not a complete export, for weights with NaN or infinity, and
     for a Python package that is missing.
     """
+    from ..residual import own_rules  # imports torch
+
     folder = locate(Path(folder).expanduser())
     config = read_config(folder)
     own_rules.check_loaded(folder, config.get("rule_files", {}))
