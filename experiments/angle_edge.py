@@ -108,7 +108,8 @@ def collect(folders: list[Path]) -> None:
     table = pandas.DataFrame(rows)
     if RUNS.exists():
         table = pandas.concat([pandas.read_csv(RUNS), table])
-    table["c"] = pandas.to_numeric(table["c"])  # 1 and 1.0 are one run; pre-norm has none
+    # 1, 1.0 and "1" are one run, or one update; pre-norm has no c
+    table[["c", "update"]] = table[["c", "update"]].apply(pandas.to_numeric)
     key = [*RUN, "update"]
     table = table.drop_duplicates(key, keep="last").sort_values(key)
     write_text(RUNS, table.to_csv(index=False, float_format="%.4g"))
