@@ -28,11 +28,11 @@ from .paths import PathProbe
 from .study import SIDES, Study
 
 # The largest angle is CONSTANT / N^EXPONENT radians for each of N residuals: one line through the
-# edges measured in language models and translation, 6 to 144 residuals of 64 features at the
-# learning rate 0.003 (experiments/angle_edge.py, docs/depth.md). At 0.006 the edges of the deepest
-# stacks are a sixth smaller; other rates and widths are not measured.
-CONSTANT = 4.8
-EXPONENT = 0.78
+# edges measured in language models and translation, 6 to 216 residuals of 64 features at the
+# learning rate 0.003 (experiments/angle_edge.py, docs/depth.md). At 0.006 many edges of deep stacks
+# are up to a sixth smaller; other rates and widths are not measured.
+CONSTANT = 5.0
+EXPONENT = 0.80
 LONG = 100  # updates: a residual that is beyond the bound in all logged ones of so many is reported
 CURVES = 5  # updates of a log that the figure shows
 COS_Y_X = "skip_cos_y_x/"
