@@ -129,7 +129,7 @@ def documents(
 
     A document is a file of a folder, or the part of a file between blank lines; with
     ``document_lines`` that number of lines that are not blank, with ``at_titles`` the part before
-    the next title of WikiText. It never goes on in the next file.
+    the next title of WikiText. It ends with its file at the latest.
     """
     for path in text_files(source):
         document: list[str] = []
