@@ -10,6 +10,7 @@ import torch
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import writing
+from fairseq_rskip.residual import own_rules
 from fairseq_rskip.residual.state import check_file
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
 from fairseq_rskip.tools import cached
@@ -149,6 +150,8 @@ def own_rules_of(path: Path) -> list[str]:
 
     Warns where such a file was another in training. Raises ``CheckpointError``.
     """
+    if not own_rules.paths_of_files():  # saves the time to read the checkpoint
+        return []
     metadata = getattr(load_state(path)["model"], "_metadata", {})
     return sorted({check_file(noted) for noted in metadata.values()} - {""})
 
