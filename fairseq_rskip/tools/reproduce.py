@@ -112,7 +112,8 @@ def list_tables(options: argparse.Namespace) -> None:
         count = 0
         for cell in networks.values():
             seeds = set(table.seeds_of(cell.row))
-            if len(cell.variants) > 1:  # the best variant is one of those that were tried
+            is_swept = cell.decided_by is None and len(cell.variants) > 1
+            if is_swept:  # the best variant is one of those that were tried
                 count += len(cell.variants) + len(seeds - {table.sweep_seed})
             else:
                 count += len(seeds)

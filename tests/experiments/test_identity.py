@@ -171,6 +171,48 @@ def test_a_sweep_tries_values_with_one_seed_and_trains_the_best_with_all(tmp_pat
     ]
 
 
+def test_a_column_takes_the_scaled_choice_of_another_columns_sweep(tmp_path):
+    """The rate that is best at depth 20 is halved at depth 32, where nothing is swept."""
+    options = {**IMAGES["options"], "valid-images": 100}
+    columns = {
+        "20": {"options": {"depth": 20}},
+        "32": {"options": {"depth": 32}, "sweep_of": "20", "scale": {"lr": 0.5}},
+    }
+    file = {"rows": IMAGES["rows"][:1], "columns": columns, "options": options}
+    path = write(tmp_path, IMAGES, sweep={"lr": [0.1, 0.2]}, seeds=[1], **file)
+    for chosen_columns in ([], ["32"]):
+        (table,) = tables(path, columns=chosen_columns)
+        swept = results.ready(table, tmp_path)
+        assert [run.options["depth"] for run in swept] == [20, 20]
+        assert [run.options["lr"] for run in swept] == [0.1, 0.2]
+    for run, error in zip(swept, (30.0, 20.0)):
+        run.folder.mkdir(parents=True)
+        record = {"metrics": {"values": {"valid_error": error, "error": 25.0}}}
+        (run.folder / "run.json").write_text(json.dumps(record))
+    (last,) = results.ready(table, tmp_path)[2:]
+    assert (last.options["depth"], last.options["lr"]) == (32, 0.1)
+    (result,) = [results.collect(table, cell, tmp_path) for cell in table.cells]
+    assert result.chosen == {"lr": 0.1} and result.trials == []
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ({"sweep_of": "21"}, "sweep_of is '21'"),
+        ({"sweep_of": "32"}, "sweep_of is '32', which is not swept itself"),
+        ({"scale": {"lr": 0.5}}, "scale needs sweep_of"),
+        ({"sweep_of": "20", "scale": {"lrr": 0.5}}, "scale has 'lrr', which is not swept"),
+    ],
+    ids=["unknown", "itself", "alone", "not-swept"],
+)
+def test_a_wrong_sweep_of_is_one_line(tmp_path, column, said):
+    columns = {"20": {"options": {"depth": 20}}, "32": {"options": {"depth": 32}, **column}}
+    options = {**IMAGES["options"], "valid-images": 100}
+    path = write(tmp_path, IMAGES, sweep={"lr": [0.1, 0.2]}, columns=columns, options=options)
+    with pytest.raises(UserError, match=said):
+        tables(path)
+
+
 def first_run(tmp_path, **changes):
     (table,) = tables(write(tmp_path, TRANSLATION, **changes))
     return results.ready(table, tmp_path / "out")[0]

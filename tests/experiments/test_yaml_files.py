@@ -66,7 +66,7 @@ def test_options_of_a_misspelled_kind_are_not_refused_beside_it(tmp_path):
         ({"seeds": "one"}, "seeds is 'one'; expected integers from 0: one or a list"),
         ({"metric": "eror"}, "error"),
         ({"columns": ["a", "b"]},
-         "columns is ['a', 'b']; expected a mapping, name: {data, options}"),
+         "columns is ['a', 'b']; expected a mapping, name: {data, options, …}"),
         ({"columns": {"a": ["x"]}},
          "column 'a' is ['x']; expected a mapping with the keys data, options"),
         ({"rows": ["a"]}, "row 1 is 'a'; expected a mapping with the keys label, equation, "),

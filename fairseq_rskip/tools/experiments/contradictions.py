@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from fairseq_rskip.errors import did_you_mean
 
-from .records import Row, Table
+from .records import Row, Table, dashed
 from .tasks import TASKS
 
 
@@ -26,6 +26,10 @@ def contradictions(table: Table, task: str, metric: str, baseline: str) -> Itera
         if name not in known:
             expected = f"expected one of {', '.join(known)}"
             yield f"{where} is {name!r}; {did_you_mean(name, known, expected)}"
+
+    for name, column in table.columns.items():
+        for mistake in _in_sweep_of(table, column):
+            yield f", column {name!r}: {mistake}"
 
     for name, values in _lists(table):
         if len(set(values)) < len(values):
@@ -57,6 +61,28 @@ def _in_row(table: Table, number: int, task_name: str) -> Iterator[str]:
         yield f"{where}reported is {row.reported}; expected a mapping from the columns {columns}"
 
 
+def _in_sweep_of(table: Table, column: Table.Column) -> Iterator[str]:
+    """Yield what is wrong with a column's ``sweep_of`` and ``scale``."""
+    swept: dict[str, list[Any]] = {}
+    for part in [table, *table.rows]:
+        for name, values in dashed(part.sweep or {}).items():
+            swept.setdefault(name, []).extend(values)
+
+    if column.scale and not column.sweep_of:
+        yield "scale needs sweep_of, the column whose choice is scaled"
+    if column.sweep_of and not swept:
+        yield "sweep_of needs a sweep, of the table or of its rows"
+    other = table.columns.get(column.sweep_of) if column.sweep_of else None
+    if other is not None and other.sweep_of:
+        yield f"sweep_of is {column.sweep_of!r}, which is not swept itself"
+    for name in dashed(column.scale):
+        values = swept.get(name, [])
+        if not values:
+            yield f"scale has {name!r}, which is not swept; expected one of {', '.join(swept)}"
+        elif not all(isinstance(value, int | float) for value in values):
+            yield f"scale has {name!r}, whose values are not all numbers"
+
+
 def _references(table: Table, task: str, metric: str, baseline: str) -> list[Reference]:
     """The task, the metrics, and the columns and baselines that rows name."""
     references = [Reference(": task", task, TASKS)]
@@ -64,6 +90,11 @@ def _references(table: Table, task: str, metric: str, baseline: str) -> list[Ref
         references.append(Reference(": metric", metric, TASKS[task].metrics))
         for name in table.also:
             references.append(Reference(": also", name, TASKS[task].metrics))
+
+    for name, column in table.columns.items():
+        if column.sweep_of:
+            where = f", column {name!r}: sweep_of"
+            references.append(Reference(where, column.sweep_of, [*table.columns]))
 
     labels = [row.label for row in table.rows]
     for number, row in enumerate(table.rows, 1):

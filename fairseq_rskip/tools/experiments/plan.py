@@ -316,14 +316,29 @@ def _with_runs(cell: Cell, experiment: Experiment, warnings: list[str]) -> Cell:
     if not experiment.corpus and data not in experiment.texts:
         data = task.find_data(data)
 
+    column = experiment.table.columns[cell.column]
+    decided_by = None
+    other = experiment.table.columns.get(column.sweep_of) if column.sweep_of else None
+    if cell.sweep and other is not None and not other.sweep_of:  # else a contradiction
+        swept_cell = make_cell(experiment, cell.row, column.sweep_of, experiment.changed)
+        decided_by = _with_runs(swept_cell, experiment, warnings)
+
+    scale = dashed(column.scale)
     variants = []
     for values in itertools.product(*cell.sweep.values()):
-        swept = dict(zip(cell.sweep, values))
+        swept = {}
+        for name, value in zip(cell.sweep, values):
+            swept[name] = _rounded(value * scale[name]) if name in scale else value
         complete = replace(cell, options={**cell.options, **swept})
         run, its_warnings = task.make_run(data, complete, experiment)
         variants.append(SweepPoint(swept, replace(run, label=cell.row.label)))
         warnings += its_warnings
-    return replace(cell, variants=variants)
+    return replace(cell, variants=variants, decided_by=decided_by)
+
+
+def _rounded(value: float) -> float:
+    """``value`` as a person writes it: 0.003 · 0.1 is 0.0003."""
+    return float(f"{value:.12g}")
 
 
 def _check_folders(experiments: list[Experiment]) -> None:

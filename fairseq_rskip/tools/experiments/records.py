@@ -63,10 +63,16 @@ class Table(Section):
     """A table, or one experiment, as its file has it; docs/reproduce.md explains the keys."""
 
     class Column(Section):
-        """What distinguishes a column's cells: a data set, or more options."""
+        """What distinguishes a column's cells: a data set, or more options.
+
+        With ``sweep_of`` a row takes the value that its sweep chose in that column, times the
+        option's factor in ``scale``, and is not swept here.
+        """
 
         data: str = ""
         options: Options = {}
+        sweep_of: str = ""
+        scale: dict[str, Number] = {}
 
     class OwnText(Section):
         """Your own text, prepared in ``folder``; ``source`` and ``target`` are language codes."""
@@ -106,7 +112,7 @@ class Table(Section):
     ] = [1]
     baseline: str = ""
     columns: Annotated[
-        dict[str, Column], Field(min_length=1, description="a mapping, name: {data, options}")
+        dict[str, Column], Field(min_length=1, description="a mapping, name: {data, options, …}")
     ]
     options: Options = {}
     evaluate: Options = {}
@@ -186,7 +192,10 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """Where a row and a column meet; it has a run for each combination of the sweep's values."""
+    """Where a row and a column meet; it has a run for each combination of the sweep's values.
+
+    ``decided_by`` is the cell whose runs choose between them, None where it is this one.
+    """
 
     row: Row
     column: str
@@ -198,6 +207,7 @@ class Cell:
     reported: float | None
     run: bool
     variants: list[SweepPoint] = field(default_factory=list)
+    decided_by: "Cell | None" = None
 
     def __str__(self) -> str:
         return " / ".join(filter(None, [self.row.label, self.column]))

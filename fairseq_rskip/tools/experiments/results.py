@@ -48,7 +48,8 @@ def ready(experiment: Experiment, out: Path) -> list[Run]:
     runs = []
     for cell in experiment.cells:
         if cell.sweep:
-            runs += [_sweep_run(point, experiment, out) for point in cell.variants]
+            tried = (cell.decided_by or cell).variants
+            runs += [_sweep_run(point, experiment, out) for point in tried]
     for seed in experiment.seeds:
         for by_seed in decided:
             if seed in by_seed:
@@ -134,13 +135,15 @@ def collect(experiment: Experiment, cell: Cell, out: Path) -> Result:
     """The states and values of the runs of ``cell``, without comparisons."""
     trials = []
     if len(cell.variants) > 1:
-        trials = [_trial(experiment, point, out) for point in cell.variants]
+        tried = (cell.decided_by or cell).variants
+        trials = [_trial(experiment, point, out) for point in tried]
     chosen = _index_of_best(trials)
     if chosen is None or not cell.variants:
         return Result(cell, trials=trials)
 
     swept, chosen_run = cell.variants[chosen]
-    result = Result(cell, trials=trials, chosen=swept)
+    own_trials = [] if cell.decided_by else trials
+    result = Result(cell, trials=own_trials, chosen=swept)
     for seed in experiment.seeds_of(cell.row):
         run = with_folder(chosen_run, out, seed)
         result.runs[seed] = run
