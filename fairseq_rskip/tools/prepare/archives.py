@@ -228,7 +228,7 @@ def unpack(path: Path, pattern: str, folder: Path) -> None:
 
 def _members(path: Path, pattern: str) -> Iterator[tuple[str, IO[bytes]]]:
     """Name and content of each file in an archive whose name matches ``pattern``."""
-    if path.suffix == ".zip":
+    if path.suffix in (".zip", ".whl"):
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
                 if not name.endswith("/") and fnmatch.fnmatchcase(name, pattern):

@@ -296,9 +296,10 @@ def _published(kind: Kind, options: argparse.Namespace) -> dict[str, Any]:
         "source": stages.Published(
             read_list(listed, getattr(options, "from")),
             kind.values["unpack"],
-            {split: kind.values[split] for split in SPLITS},
+            {split: kind.values[split] for split in SPLITS if split in kind.values},
             kind.values.get("document-lines", 0),
             kind.values.get("at-titles", False),
+            kind.values.get("held-out", 0.0),
         ),
         "src": "en",
         "tgt": target,

@@ -52,6 +52,7 @@ class Published:
     """A published corpus: archives, the members that are needed, and by split its parts below OUT.
 
     ``document_lines`` and ``at_titles`` say where a document of a text ends: ``text.documents``.
+    A ``held_out`` above 0 is the share of a text's documents for validation, and for the test.
     """
 
     archives: list[archives.Archive]
@@ -59,6 +60,7 @@ class Published:
     parts: dict[str, list[str]]
     document_lines: int
     at_titles: bool
+    held_out: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ def prepare(plan: Preparation) -> None:
         how = [source.document_lines, source.held_out]
     elif isinstance(source, Published):
         how = [source.parts, source.document_lines, source.at_titles]
+        if source.held_out:
+            how.append(source.held_out)
     stages.make("raw", lambda part: make_raw(plan, part), *plan.languages, *how)
     stages.make(
         "text",
@@ -211,9 +215,13 @@ def unpack(out: Path, members: dict[str, str], part: Path) -> None:
 def make_raw(plan: Preparation, part: Path) -> None:
     """{train,valid,test}.LANGUAGE as published."""
     source = plan.source
+    every_split = [part / f"{split}.{plan.src}" for split in SPLITS]
     if isinstance(source, OwnText):
-        targets = [part / f"{split}.{plan.src}" for split in SPLITS]
-        text.draw_documents(source.path, targets, source.held_out, source.document_lines)
+        text.draw_documents(source.path, every_split, source.held_out, source.document_lines)
+        return
+    if isinstance(source, Published) and source.held_out:
+        (name,) = source.parts["train"]
+        text.draw_documents(plan.out / name, every_split, source.held_out, source.document_lines)
         return
     for split in SPLITS:
         if all((part / f"{split}.{language}").exists() for language in plan.languages):
