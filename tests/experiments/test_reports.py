@@ -180,6 +180,18 @@ def test_degenerate_output_is_warned_of_above_the_table(tmp_path, capfd):
     assert "xSkip, seed 1: the output is degenerate: its length ratio is 0.25" in page
 
 
+@pytest.mark.parametrize(
+    ("arch", "smoothed"), [("transformer_preln_tiny", True), ("transformer_lm_preln_tiny", False)]
+)
+def test_only_the_loss_of_a_translation_is_called_label_smoothed(tmp_path, capfd, arch, smoothed):
+    data = "multi30k-en-de" if smoothed else "captions"
+    file = {"data": data, "metric": "valid_loss", "rows": [{"label": "pre-norm", "arch": arch}]}
+    path, out = write(tmp_path, file), tmp_path / "out"
+    finish(tables(path)[0], out, {"pre-norm": {1: 7.5}}, metric="valid_loss")
+    _, page = report(capfd, path, out, "--no-figures")
+    assert "bits per" in page and ("label smoothing included" in page) is smoothed
+
+
 def test_a_row_has_its_own_seeds_and_published_parameters(tmp_path, capfd):
     rows = [{**IMAGES["rows"][0], "seeds": [1, 2, 3], "parameters": "65M"}, IMAGES["rows"][1]]
     path, out = write(tmp_path, IMAGES, rows=rows), tmp_path / "out"

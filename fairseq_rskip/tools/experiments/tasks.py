@@ -31,10 +31,12 @@ class Task:
     """What all tasks share.
 
     ``names`` are data sets. Any other data is a folder, which a command line has after ``prefix``.
+    ``meanings`` explains metrics in a report, by name.
     """
 
     names = NAMES
     prefix = ""
+    meanings: dict[str, str] = {}
 
     def find_data(self, data: str) -> str:
         """``data`` as the training command takes it. Raises ``UserError``."""
@@ -210,6 +212,12 @@ class Images(Task):
 class Translation(Task):
     """Training by train.sh, beam search and scores by evaluate.sh."""
 
+    meanings = dict.fromkeys(
+        LOSSES,
+        "in bits per token, label smoothing included; 2 to its power is therefore above the "
+        "perplexity",
+    )
+
     name = "translation"
     is_text = False  # whether the corpus has one language only
     metric = "sacreBLEU 13a"
@@ -378,6 +386,9 @@ class LanguageModel(Translation):
     """Training by train.sh on a text, perplexity by evaluate.sh."""
 
     name = "language-model"
+    meanings = dict.fromkeys(
+        LOSSES, "the cross-entropy in bits per subword; 2 to its power is the perplexity"
+    )
     is_text = True
     metric = "perplexity"  # per subword
     metrics = dict.fromkeys(

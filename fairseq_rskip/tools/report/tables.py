@@ -18,9 +18,6 @@ from fairseq_rskip.tools.significance import BY_SEED, LEVEL, PAIRED
 from .comparison import NEEDS_SEEDS, TRIALS, missing, test_of
 
 MINUS = "\u2212"
-LABEL_SMOOTHED = (
-    "in bits per token, label smoothing included; 2 to its power is therefore above the perplexity"
-)
 DEVIATION = "± is the sample standard deviation over seeds."
 
 
@@ -74,9 +71,8 @@ def legend(experiment: Experiment, lines: list[Result], shown: pandas.DataFrame)
         "published": "the value in the source named above",
         f"{MINUS} published": "the row's value minus the published one",
     }
-    for name in experiment.table.also:
-        if "valid_loss" in name and experiment.task != "images":
-            meaning.setdefault(name, LABEL_SMOOTHED)
+    for name, about in TASKS[experiment.task].meanings.items():
+        meaning[name] = f"{about}; {meaning[name]}" if name in meaning else about
     if not any(line.comparison and line.comparison.p for line in lines):
         meaning["p"] = "none, because a report tests rows with two seeds or more in common; "
         meaning["p"] += "rskip compare tests the sentences of a pair"

@@ -50,9 +50,9 @@ class Progress:
         too_long = _TOO_LONG.search(line)
         note = _LOADED.search(line) or _WARNING.search(line)
         if too_long:
+            subject = "1 sentence is" if too_long[1] == "1" else f"{too_long[1]} sentences are"
             print_line(
-                f"warning: {too_long[1]} sentences are longer than --max-tokens or the model's "
-                "positions and are left out"
+                f"warning: {subject} longer than --max-tokens or the model's positions and left out"
             )
         elif note:
             print_line(note[1])

@@ -1,0 +1,202 @@
+"""fairseq-train's options: read by fairseq's own parser, and checked before anything starts.
+
+fairseq's parser and the model's construction refuse most mistakes; ``RANGES`` has the values that
+they wrongly accept.
+"""
+
+import argparse
+import importlib.util
+import logging
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairseq import models, options
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, FairseqLanguageModel
+
+from fairseq_rskip.errors import UserError, did_you_mean, missing_package
+from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
+from fairseq_rskip.tools.corpus import Corpus
+from fairseq_rskip.tools.log import LAST
+
+
+class Range(NamedTuple):
+    """Values of fairseq's ``options`` (a regular expression) that can be trained with."""
+
+    expected: str
+    accepts: Callable[[Any], Any]
+    options: str
+
+
+RANGES = (
+    Range("a number above 0", lambda value: 0 < value < math.inf, "lr|adam-eps"),
+    Range("a number of at least 0", lambda value: 0 <= value < math.inf, "weight-decay|clip-norm"),
+    Range(
+        "a number from 0 to below 1",
+        lambda value: 0 <= value < 1,
+        "(.*-)?dropout|label-smoothing|(en|de)coder-layerdrop",
+    ),
+    Range(
+        "two numbers from 0 to below 1",
+        re.compile(r"\W?(0|0?\.\d+),\s*(0|0?\.\d+)\W?").fullmatch,
+        "adam-betas",
+    ),
+    Range("an integer from 0 to 2^32 - 1", lambda value: 0 <= value < 2**32, "seed"),
+    Range(
+        "an integer of at least 0",
+        lambda value: value >= 0,
+        "max-(epoch|update)|(warmup|save-interval)-updates",
+    ),
+    Range(
+        "an integer of at least 1",
+        lambda value: value >= 1,
+        "max-tokens|batch-size|update-freq|(en|de)coder-layers",
+    ),
+    Range("a folder", str.strip, "save-dir"),
+)
+
+
+class Parsed(NamedTuple):
+    """A training's options as fairseq reads them."""
+
+    given: dict[str, Any]  # the user's, by name with dashes
+    unused: set[str]  # the recipe's that do not apply: --adam-betas with --optimizer sgd
+    model: argparse.Namespace  # the model's, with defaults
+
+
+def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> Parsed:
+    """Parse the recipe's options, and the user's ``words``, which override them.
+
+    fairseq's parser reads them. Raises ``UserError`` for what fairseq-train refuses.
+    """
+    recipe_words = {}  # word -> name of the option
+    for name, value in recipe.items():
+        word = f"--{name}" if value is True else f"--{name}={value}"
+        recipe_words[word] = name
+
+    parser = _training_parser(arch)
+    try:
+        args, extra = options.parse_args_and_arch(
+            parser, ["data", f"--arch={arch}", *recipe_words, *words], parse_known=True
+        )
+    except (OSError, ImportError) as error:
+        raise UserError(f"cannot load --user-dir: {error}") from None
+
+    actions = parser._option_string_actions
+    unknown = [word for word in extra if word not in recipe_words]
+    if unknown:
+        hint = did_you_mean(unknown[0].partition("=")[0], actions)
+        hint = hint or "fairseq-train --help lists them"
+        raise UserError(f"{arch} takes no option {_first_option(unknown)}; {hint}")
+
+    given = {}
+    for word in words:
+        action = actions.get(word.partition("=")[0])
+        if action:
+            given[action.dest.replace("_", "-")] = getattr(args, action.dest)
+    check_ranges(given)
+    if given.get("wandb-project") and not importlib.util.find_spec("wandb"):
+        raise UserError(missing_package("wandb"))
+    unused = {recipe_words[word] for word in extra}
+    return Parsed(given, unused, _model_options(arch, args))
+
+
+def _first_option(words: list[str]) -> str:
+    """The first option in ``words``, with its values."""
+    option = words[:1]
+    for word in words[1:]:
+        if word.startswith("--"):
+            break
+        option.append(word)
+    return " ".join(option)
+
+
+def _training_parser(arch: str) -> argparse.ArgumentParser:
+    """fairseq-train's parser, which raises ``UserError`` instead of ending the program."""
+
+    def refuse(message: str) -> None:
+        if "--arch/-a" in message:
+            message = unknown_architecture(arch)
+        raise UserError(message.replace("argument ", "", 1).replace("<lambda> ", ""))
+
+    parser = options.get_training_parser()
+    parser.error = refuse
+    return parser
+
+
+def _model_options(arch: str, args: argparse.Namespace) -> argparse.Namespace:
+    """``args`` with the architecture's defaults, which fairseq's parser lacks for a dataclass."""
+    config_class = MODEL_DATACLASS_REGISTRY.get(arch)
+    if config_class is None:
+        return args
+    values = {}
+    for name, default in vars(config_class()).items():
+        values[name] = None if str(default).startswith("${") else default
+    values |= {name: value for name, value in vars(args).items() if value is not None}
+    return argparse.Namespace(**values)
+
+
+def check_ranges(given: dict[str, Any]) -> None:
+    """Raise ``UserError`` for a value that fairseq-train accepts but cannot train with."""
+    for limits in RANGES:
+        for name, value in given.items():
+            if not re.fullmatch(limits.options, name):
+                continue
+            values = value if isinstance(value, list) else [value]
+            if not all(map(limits.accepts, values)):
+                raise UserError(f"--{name} {value}: expected {limits.expected}")
+
+
+def check_restore_file(name: str, save: Path) -> None:
+    """Raise ``UserError`` for a checkpoint that does not exist.
+
+    fairseq would train from the first update, without a word on the screen.
+    """
+    if Path(name).exists() or "://" in name or name == LAST:
+        return
+    beside = save / name
+    hint = f"; did you mean {beside}?" if beside.exists() else ""
+    raise UserError(f"--restore-file {name} does not exist{hint}")
+
+
+def check_task(arch: str, corpus: Corpus) -> None:
+    """Raise ``UserError`` for a language model on a corpus of two languages, or the reverse."""
+    if issubclass(ARCH_MODEL_REGISTRY[arch], FairseqLanguageModel) != corpus.is_text:
+        expected = "has two languages: expected a translation"
+        if corpus.is_text:
+            expected = "is a text: expected a language"
+        raise UserError(f"{corpus.name} {expected} model, not {arch}; --archs lists them")
+
+
+def check_model(arch: str, model: argparse.Namespace, joined: bool, share: bool) -> None:
+    """Build the model as fairseq-train will, with one layer on each side.
+
+    Raises ``UserError`` where that fails.
+    """
+    values = {**vars(model), "_name": arch, "share_all_embeddings": share}
+    small = {
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "adaptive_input_cutoff": "2,4",  # of the few words below
+        "adaptive_softmax_cutoff": "2,4",
+    }
+    values |= {name: value for name, value in small.items() if values.get(name)}
+    source, target = Dictionary(), Dictionary()
+    source.pad_to_multiple_(8)
+    target.pad_to_multiple_(8 if joined else 16)
+    # a model uses nothing else of the task; without data, nothing is profiled
+    task = argparse.Namespace(source_dictionary=source, target_dictionary=target)
+    logging.disable()  # fairseq-train repeats it, about the whole model
+    try:
+        models.build_model(argparse.Namespace(**values), task)
+    except UserError:
+        raise
+    except Exception as error:  # fairseq checks with assert
+        raise UserError(
+            f"fairseq cannot build {arch} with these options: {error or type(error).__name__}"
+        ) from None
+    finally:
+        logging.disable(logging.NOTSET)
