@@ -15,7 +15,6 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.corpus import CHECKPOINTS, PREPARATION, Corpus
 from fairseq_rskip.tools.process import PLUGIN
 from fairseq_rskip.tools.recipes import CPU, RECIPES, peak_lr, recipe_for
-from fairseq_rskip.tools.train import finished
 from fairseq_rskip.tools.train.fairseq_options import (
     Parsed,
     check_model,
@@ -23,6 +22,7 @@ from fairseq_rskip.tools.train.fairseq_options import (
     check_task,
     parse,
 )
+from fairseq_rskip.tools.train.saved import FREE, SavedTraining
 from fairseq_rskip.tools.train.schedule import LENGTHS, Schedule, step_options, tokens_per_step
 
 FP16 = {"fp16", "memory-efficient-fp16"}
@@ -34,9 +34,9 @@ class Plan(NamedTuple):
     """A training: its ``command``, its folder ``save``, and lines for the user.
 
     ``end`` is the last of ``unit`` ("updates" or "epochs"), 0 for none; ``patience`` is fairseq's,
-    0 for none; ``resumes`` is false where --restore-file names another start than the folder's last
-    checkpoint. ``settings`` are the options that the training is known by, the user's and those of
-    its skip connections, by name with dashes.
+    0 for none. ``saved`` is the training in ``save`` that is resumed, None where --restore-file
+    names another start than that folder's last checkpoint. ``settings`` are the options that the
+    training is known by, the user's and those of its skip connections, by name with dashes.
     """
 
     command: list[str]
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     end: int
     unit: str
     patience: int
-    resumes: bool
+    saved: SavedTraining | None
     settings: dict[str, Any]
     notes: list[str]
     warnings: list[str]
@@ -56,18 +56,18 @@ class Plan(NamedTuple):
         Raises ``UserError`` if what has ended is a training with other settings,
         ``CheckpointError``.
         """
-        if not self.resumes:
+        if self.saved is None:
             return ""
-        reason = finished.why_ended(self.save, self.end, self.unit, self.patience)
+        reason = self.saved.why_ended(self.end, self.unit, self.patience)
         if reason:
-            finished.check_settings(self.save, self.settings)
+            self.saved.check_settings(self.settings)
         return reason
 
     def changes(self) -> list[str]:
         """A warning where the training that is resumed had other settings so far."""
-        if not self.resumes:
+        if self.saved is None:
             return []
-        differing = finished.differences(self.save, self.settings)
+        differing = self.saved.differences(self.settings)
         if not differing:
             return []
         listed = ", ".join(f"{name} {found}, now {asked}" for name, found, asked in differing)
@@ -109,8 +109,11 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         "log-format": "json",
         "tensorboard-logdir": save / "tensorboard",
     }
+    saved = None
     if "restore-file" in given:
         check_restore_file(given["restore-file"], save)
+    else:
+        saved = SavedTraining(save)
     return Plan(
         command=_command(corpus, chosen, parsed, words),
         save=save,
@@ -118,7 +121,7 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         end=schedule.end,
         unit=schedule.unit,
         patience=schedule.patience,
-        resumes="restore-file" not in given,
+        saved=saved,
         settings=_settings(own.arch, parsed),
         notes=notes,
         warnings=[*_warnings_of_device(own, device), *schedule.warnings()],
@@ -155,7 +158,7 @@ def _settings(arch: str, parsed: Parsed) -> dict[str, Any]:
         if name.startswith("skip_"):
             settings[name.replace("_", "-")] = value
     settings |= parsed.given
-    free = finished.FREE | PRECISIONS
+    free = FREE | PRECISIONS
     return {name: value for name, value in settings.items() if name not in free}
 
 

@@ -1,0 +1,108 @@
+"""Whether a training in a folder has ended, and whether it is the one that is asked for."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.flags import flag
+from fairseq_rskip.residual import KINDS
+from fairseq_rskip.residual.options import options_of
+from fairseq_rskip.safe_load import load_checkpoint
+from fairseq_rskip.tools.log import LAST, early_stop
+
+# parts of a checkpoint's settings in which the options of a training are
+PARTS = ("model", "criterion", "optimizer", "lr_scheduler", "optimization", "common")
+# options in them that may differ: how long and where it is trained, and what it logs
+FREE = {"max-update", "max-epoch", "no-progress-bar", "log-interval", "log-format", "log-file"}
+FREE |= {"skip-log-interval", "tensorboard-logdir", "wandb-project", "cpu", "user-dir"}
+
+
+class SavedTraining:
+    """The training in a folder, as its last checkpoint has it, which is read once."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    @cached_property
+    def _checkpoint(self) -> dict[str, Any]:
+        """The settings and the history of the last checkpoint, {} where there is none.
+
+        Raises ``CheckpointError``.
+        """
+        if not (self.folder / LAST).exists():
+            return {}
+        checkpoint = load_checkpoint(self.folder / LAST, map_location="cpu")
+        return {"cfg": checkpoint["cfg"], "history": checkpoint.get("optimizer_history")}
+
+    def why_ended(self, end: int, unit: str, patience: int) -> str:
+        """Why it has ended, where fairseq would train further; else "".
+
+        ``end`` is the last of ``unit`` ("updates" or "epochs"), 0 for none; ``patience`` is
+        fairseq's, 0 for none. Raises ``CheckpointError``.
+        """
+        stopped = early_stop(self.folder)
+        if stopped and 0 < patience <= stopped:
+            return (
+                f"{self.folder} has ended: no better validation for {stopped} epochs; "
+                "a larger --patience trains further"
+            )
+        if unit == "epochs" or end == 0:
+            return ""
+        history = self._checkpoint.get("history") or [{}]
+        if history[-1].get("num_updates", 0) < end:
+            return ""
+        return f"{self.folder} has all {end} updates: nothing to train"
+
+    def check_settings(self, settings: dict[str, Any]) -> None:
+        """Raise ``UserError`` if it had other ``settings``, ``CheckpointError``."""
+        for name, found, asked in self.differences(settings):
+            raise UserError(
+                f"{self.folder} has a finished training with {name} {found}: expected {asked}; "
+                "another --save-dir keeps both"
+            )
+
+    def differences(self, settings: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+        """Name, saved and asked value of the ``settings`` that it had otherwise.
+
+        Only what its last checkpoint says is compared. None is the default of a kind of skip.
+        Raises ``CheckpointError``.
+        """
+        if not self._checkpoint:
+            return []
+        saved = self._checkpoint["cfg"]
+        known: dict[str, Any] = {}
+        for part in PARTS:
+            known |= dict(saved.get(part) or {})
+        known["arch"] = dict(saved["model"]).get("_name")
+        kind = known.get("skip_kind")
+
+        differing = []
+        for name, value in settings.items():
+            field = name.replace("-", "_")
+            found = _or_default(known.get(field, value), field, kind)
+            asked = _or_default(value, field, kind)
+            if _comparable(found) != _comparable(asked):
+                differing.append((name, found, asked))
+        return differing
+
+
+def _or_default(value: Any, field: str, kind: Any) -> Any:
+    """``value``; where it is None, the default of the option ``field`` in a kind of skip."""
+    if value is None and kind in KINDS:
+        for name, option in options_of(KINDS[kind]).items():
+            if flag(name) == field:
+                return option.default
+    return value
+
+
+def _comparable(value: Any) -> Any:
+    """A value of an option such that 2, 2.0, "2" and [2.0] are equal."""
+    if isinstance(value, (list, tuple)):
+        if len(value) == 1:
+            return _comparable(value[0])
+        return [_comparable(each) for each in value]
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)
