@@ -81,7 +81,7 @@ def selected(values: dict[str, Any | None]) -> dict[str, Any]:
 def label(skip: Any) -> str:
     """``rskip2-layer``: the kind, its first own option, the norm, and options that were changed."""
     declared = options_of(KINDS[skip.kind])
-    own = [name for name in declared if name not in ("norm", "drop_path")]
+    own = [name for name in declared if name not in ("norm", "norm_alpha", "drop_path")]
     first = own[0] if own and not declared[own[0]].choices else ""
     value = getattr(skip.options, first) if first else None
     number = "" if value is None else short(value)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from fairseq_rskip.modules.fixnorm import UnitProjection
 from fairseq_rskip.modules.upgrade import upgrade_layer
-from fairseq_rskip.norms import create_norm
 from fairseq_rskip.residual import BranchWeights, Place, SkipConnection, Weight, skips
 
 
@@ -316,7 +315,7 @@ class _SkipStack:
             return
         name = connections[-1].options.norm
         if self.layer_norm is None or name not in ("none", "layer"):  # fairseq made its own
-            self.layer_norm = create_norm("layer" if name == "none" else name, connections[-1].dim)
+            self.layer_norm = connections[-1].new_norm("layer" if name == "none" else name)
 
 
 class SkipTransformerEncoder(_SkipStack, TransformerEncoderBase):

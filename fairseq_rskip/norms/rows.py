@@ -140,7 +140,9 @@ class ScaleNorm(RowNorm):
 class AdaNorm(RowNorm):
     """Adaptive normalisation (Xu et al., 2019): ``C * (1 - k * z) * z`` per row.
 
-    k is 1/10 and C is 1. ``z = (x - mean) / (s + eps)`` with the unbiased standard deviation s (0
+    k is 1/10 and C is 1, as in the command of the authors' README; their code's default and its
+    other scripts have C = 2, and only the norms at the ends of the two stacks are adaptive there.
+    ``z = (x - mean) / (s + eps)`` with the unbiased standard deviation s (0
     where there is one feature only); no gradient flows through ``1 - k * z``. No parameters.
     """
 
@@ -165,9 +167,10 @@ class AdaNorm(RowNorm):
 class DyT(RowNorm):
     """Dynamic tanh (Zhu et al., 2025): ``w * tanh(alpha * x) + b``, alpha a learned scalar.
 
-    alpha starts at 0.5. In the authors' language models alpha starts at 0.2 to 0.8 by width and
-    sublayer, there is no b, and a learned scalar, sqrt(dim) at first, follows the embedding; none
-    of this is done here. There are no statistics to hold constant, so it is no affine map of its
+    alpha starts at 0.5, which ``norm_alpha`` changes. In the authors' language models it starts at
+    0.05 to 1 by width and sublayer, the smaller the wider; there is no b, and a learned scalar,
+    sqrt(dim) at first, follows the embedding, which fairseq multiplies by that constant. There are
+    no statistics to hold constant, so it is no affine map of its
     input, and :meth:`affine_map` raises.
     """
 
@@ -184,7 +187,8 @@ class DyT(RowNorm):
 class Derf(DyT):
     """Dynamic erf: ``w * erf(alpha * x + s) + b``, alpha and s learned scalars.
 
-    They start at 0.5 and 0, as in code zlab-princeton/Derf for images; its GPT-2 has alpha 1. Chen
+    They start at 0.5 and 0, as in code zlab-princeton/Derf for images; its GPT-2, 768 wide, has
+    alpha 1, for DyT too (``norm_alpha``). Chen
     et al. 2025, "Stronger Normalization-Free Transformers", arXiv 2512.10938.
     """
 

@@ -26,7 +26,7 @@ class Admin(Profiled, Weighted):
     input, of variance 1. The authors' code also counts padding, and starts fc1 and fc2 at Xavier's;
     here they start as in fairseq. Encoder and decoder are separate chains. ``--skip-omega formula``
     has the profile-free ``sqrt((R + 1) / ln(R + 1) - 1)`` of microsoft/admin-torch, R the residual
-    blocks of this side.
+    blocks of this side; there it is a constant by default, here it is learned.
     """
 
     norms = all_norms(without=("none",))

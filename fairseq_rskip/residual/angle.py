@@ -157,8 +157,10 @@ class NormAgnostic(SkipConnection):
     a, ``weight``, starts at 1/sqrt(l) in block l, counted from 1 on each side; the w_c, (C, dim),
     with standard deviation 0.02, b and the logits at 0. Figliolia and Millidge 2026, "Scaling
     Adaptive Depth with Norm-Agnostic Residual Networks", arXiv 2606.16112, Eq. 3 to 14, 23 and 24,
-    which we read in a third party's tests; its exponents of m and of l are 1 and 1/2 here, C is 32,
-    that party's. The paper's skipping of layers is left out.
+    which we read in a third party's tests; its exponents of m and of l are 1 and 1/2 here, where
+    another's code learns that of m from 1; C is 32, those parties'. Here a norm follows the stack,
+    so |x| has no effect on the output; in that code the logits are those of the direction times a
+    function of |x|. The paper's skipping of layers is left out.
     """
 
     norms = ("none",)

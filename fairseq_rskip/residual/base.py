@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from ..norms import (
+    DyT,
     Layout,
     Norm,
     RecursiveNorm,
@@ -16,7 +17,7 @@ from ..norms import (
     parameters_of_norms,
 )
 from . import inputs
-from .options import all_norms, checked_options, options_of, short
+from .options import WITH_ALPHA, all_norms, checked_options, options_of, short
 from .place import BranchWeights, Place, check_weights
 from .registry import KINDS, rule_of
 from .state import WithRule
@@ -30,6 +31,7 @@ class Common(TypedDict, total=False):
     batch_dim: int
     pre_norm: bool
     norm: str
+    norm_alpha: float | None
     norm_axes: str
     eps: float
     drop_path: float
@@ -63,6 +65,7 @@ class SkipConnection(Layout, WithRule):
             fairseq, 0 batch-first.
         pre_norm: have a norm before the branch, layer norm in kinds without a norm.
         norm: one of ``norms.NORMS``; by default the kind's own.
+        norm_alpha: the initial α of the norms "dyt" and "derf", by default 0.5.
         norm_axes, eps: see :mod:`fairseq_rskip.norms`.
         drop_path: stochastic depth's rate of the last block, linear in depth.
         device, dtype: of the parameters, as in torch's own modules.
@@ -98,6 +101,7 @@ class SkipConnection(Layout, WithRule):
         batch_dim: int = -2,
         pre_norm: bool = False,
         norm: str | None = None,
+        norm_alpha: float | None = None,
         norm_axes: str = "c",
         eps: float = 1e-5,
         drop_path: float = 0.0,
@@ -119,10 +123,16 @@ class SkipConnection(Layout, WithRule):
 
         values = {
             "norm": self.default_norm if norm is None else norm,
+            "norm_alpha": norm_alpha,
             "drop_path": drop_path,
             **options,
         }
         self.options = checked_options(self, values, place)
+        if norm_alpha is not None and self.options.norm not in WITH_ALPHA:
+            raise ValueError(
+                f"norm_alpha={norm_alpha!r}: expected the norm dyt or derf, which have an α, "
+                f"not {self.options.norm}"
+            )
         self.has_place = place is not None
         self.place = place or Place()
         if self.needs_place:
@@ -168,12 +178,21 @@ class SkipConnection(Layout, WithRule):
     def new_post(self, steps: int) -> RecursiveNorm:
         """The norms after the sum."""
         layout = (self.channel_dim, self.norm_axes, self.eps)
-        return RecursiveNorm(self.options.norm, self.dim, steps, *layout, **self.factory)
+        post = RecursiveNorm(self.options.norm, self.dim, steps, *layout, **self.factory)
+        for norm in post:
+            self._set_alpha(norm)
+        return post
 
     def new_norm(self, name: str | None = None) -> Norm:
         """A norm over the features, by default that of the option ``norm``."""
         layout = (self.channel_dim, self.norm_axes, self.eps)
-        return create_norm(name or self.options.norm, self.dim, *layout, **self.factory)
+        norm = create_norm(name or self.options.norm, self.dim, *layout, **self.factory)
+        self._set_alpha(norm)
+        return norm
+
+    def _set_alpha(self, norm: Norm) -> None:
+        if isinstance(norm, DyT) and self.options.norm_alpha is not None:
+            nn.init.constant_(norm.alpha, self.options.norm_alpha)
 
     def new_parameter(self, values: Tensor) -> nn.Parameter:
         """A parameter of the rule with initial ``values``, on its device and of its dtype.
@@ -343,7 +362,8 @@ class SkipConnection(Layout, WithRule):
         return {"kind": self.kind, **options, "norm_axes": self.norm_axes, "eps": self.eps}
 
     def extra_repr(self) -> str:
-        options = ", ".join(f"{k}={short(v)}" for k, v in vars(self.options).items())
+        shown = {name: value for name, value in vars(self.options).items() if value is not None}
+        options = ", ".join(f"{name}={short(value)}" for name, value in shown.items())
         return f"{self.dim}, kind={self.kind}, {options}, channel_dim={self.channel_dim}"
 
 

@@ -67,7 +67,11 @@ class ShortcutGate(ExclusiveGate):
 
 @register("constant")
 class Constant(ConstantSkip):
-    """Constant scaling, ``y = G(lambda * x + (1 - lambda) * F)``: He et al. 2016b (lambda 0.5)."""
+    """Constant scaling, ``y = G(lambda * x + (1 - lambda) * F)``: He et al. 2016b (lambda 0.5).
+
+    This and the paper's other five shortcuts it tries in ResNets with a ReLU after the sum; ours
+    are the pre-activation networks that the paper ends with.
+    """
 
     default_norm = "none"
 
@@ -179,7 +183,9 @@ class GRUGate(SkipConnection):
     at ``gate_bias``. Parisotto et al. 2020, "Stabilizing Transformers for Reinforcement Learning",
     arXiv 1910.06764, whose gate is 1 - z and whose b_g is 2: there n has no c_n and r multiplies x
     in U_n's product. The equation here is torch's GRUCell, as in codes lucidrains/hyper-connections
-    and x-transformers (gate_residual), which draw b at random.
+    and x-transformers (gate_residual), which draw b at random. It is the gate alone: in the paper's
+    GTrXL the branch reads LN(x), its output passes a ReLU, and no norm follows the gate;
+    ``transformer_gru_gate`` has the gate in place of post-norm's sum.
     """
 
     default_norm = "none"
@@ -212,7 +218,7 @@ class ReviewResidual(SkipConnection):
     Kramer 2026, "Review Residuals: Update-Conditioned Residual Gating for Transformers", arXiv
     2606.31859, its additive form; code SixSigmaEngineer/review-residuals (``review_neutral``). V
     and W, ``state_weight`` and ``update_weight`` of shape (dim, dim), and b start at 0, where g =
-    1/2; b at ``gate_bias``. g = 1 is pre-norm.
+    1/2; b at ``gate_bias``. g = 1 is pre-norm. V, W and b decay in that code, and not here.
     """
 
     norms = all_norms(without=("batch",))
@@ -275,8 +281,9 @@ class Orthogonal(SkipConnection):
 
     The products are those over the features of each position: Oh et al. 2025, "Revisiting Residual
     Connections: Orthogonal Updates for Stable and Efficient Deep Networks", arXiv 2505.11881, its
-    feature-wise form, the default of code BootsofLagrangian/ortho-residual (there eps is 1e-6);
-    x-transformers projects over a whole example.
+    feature-wise form, the default of code BootsofLagrangian/ortho-residual (there eps is 1e-6), but
+    for its ResNet, which projects over a whole example, as x-transformers does: here images, too,
+    project at each position.
     """
 
     norms = all_norms(without=("batch",))
@@ -296,6 +303,10 @@ class DeltaResidual(SkipConnection):
     2601.00417, as in the authors' scalar-value code, yifanzhang-pro/deep-delta-learning,
     ``DDL-vdim1-gpt-mha-rope.py``; in the paper's appendix v is linear in G(x). c_b starts at 0, so
     that b = 1; w_b and w_v, of shape (1, dim), and c_v at 0, so that v = 2 (ours; there at random).
+
+    The branch's length does not matter: each block writes a vector of length about 2. Beside a
+    stream whose entries have size 1, as fairseq's embedding makes them, that is a small step; in
+    the authors' code the embedding's entries start at 0.02, and 12 blocks outgrow it.
     """
 
     norms = all_norms(without=("batch",))

@@ -272,6 +272,7 @@ class ManifoldConstrained(SigmoidGates):
                  of Q over their lengths. oHC (Guo et al. 2026), which we read in summaries
     cayley       Q (n, n): two steps towards the Cayley transform of ``0.1 (Q - Q^T)``, nearly a
                  rotation. JPmHC (Sengupta et al. 2026), arXiv 2602.18308, in other authors' code
+                 where the two steps diverge if ``Q - Q^T`` grows beyond about 20
     ============ ============================================================================
 
     alpha starts at 0.01, phi at 0, b_res at 0 for the identity and -8 elsewhere (R near I), as in
@@ -279,9 +280,10 @@ class ManifoldConstrained(SigmoidGates):
     elsewhere. Ours are b_pre at 4 for one stream, the next one in each block, and -4 elsewhere, and
     b_post at 0 (w = 1). R does not change n equal rows, so the sum of the rows starts as n times
     the plain pre-norm stack; and in the first block, whose rows are equal, the parameters of R get
-    no gradient. In code lucidrains/hyper-connections phi sees one stream at a time, b_post is
-    outside of 2 sigmoid, and, in the version that we read, R is not applied to the tensor that F is
-    added to.
+    no gradient. The sigmoid's slope at 4 is 0.018, where that code's 1 has 0.20: what a branch
+    reads changes more slowly at first. The stack's output is the sum of the rows, which a norm
+    follows; mHC-lite's code has the norm of each row and then the sum, DeepSeek-V4 a learned mean.
+    In code lucidrains/hyper-connections phi sees one stream at a time.
     """
 
     permutations: Tensor
@@ -374,7 +376,8 @@ class IdentityHyperConnection(UnmixedStreams, SigmoidGates):
     R = I: the sum of the rows starts as n times the plain pre-norm stack. The ablation "Identity
     HC" of Xie et al. 2026, "mHC", and Ge et al. 2026, "Chimera", arXiv 2607.28611, which names it;
     we had no copy of either, and follow the equation that both are cited for. The initial values
-    are those of our mHC.
+    are those of our mHC. In Hugging Face's ``hy_v4``, of this equation, a branch reads the mean of
+    the rows at first (b_pre = -ln(n - 1)), phi is drawn, and a learned mean ends the stack.
     """
 
     def __init__(self, dim: int, *, streams: Streams = 4, **common: Unpack[Common]):
@@ -396,8 +399,9 @@ class GatedResidual(UnmixedStreams):
     N in a product is the concatenation of all rows. The branch reads r without another norm. V,
     (rank, n dim), U and J, (n, n dim), start with standard deviation 0.02, the gains at 1: a is
     about 1/2 and w about 1. Qiu et al. 2026, "On the Design of Qwen3.8-Next Architecture", arXiv
-    2608.30320; the equation is that of Hugging Face's ``qwen4_exp``. There, another such mixture is
-    the stack's output; here it is the sum of the rows, as in our other rules. The rank is ours;
+    2608.30320; the equation is that of Hugging Face's ``qwen4_exp``. There, another such mixture
+    without a norm is the stack's output; here it is the sum of the rows, which a norm follows, as
+    in our other rules. The rank is ours, 16; there it is an eighth of dim;
     x-transformers (gated_multi_residual) has biases in both gates, which give each block a row to
     read.
     """

@@ -27,7 +27,8 @@ class Fixup(Weighted):
     Xavier's in a Transformer and He's in a ResNet, which has scalar biases in place of its batch
     norms (b among them, decayed like those). The classifier starts at 0, and so does an output
     matrix that is not the embedding (an adaptive softmax keeps its draw). In code
-    hongyi-zhang/Fixup scalars learn at a tenth of the rate and decay; its Transformer has scalar
+    hongyi-zhang/Fixup scalars learn at a tenth of the rate and decay; q, k and v start at 1/sqrt(2)
+    of ours there, and those of the attention to the encoder with K = 12; its Transformer has scalar
     biases inside of the feed-forward branch and at the ends of the stacks, too, no biases in linear
     maps, and no c.
     """

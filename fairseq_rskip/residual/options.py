@@ -158,11 +158,24 @@ DROP_PATH = Declared(
 )
 
 
+NORM_ALPHA = Declared(
+    "norm_alpha",
+    float,
+    None,
+    Positive(
+        "initial α of the norms dyt and derf, by default 0.5", short="α", affects_output=False
+    ),
+    optional=True,
+)
+WITH_ALPHA = ("dyt", "derf")  # the norms that have an α
+
+
 def options_of(rule: Any) -> dict[str, Declared]:
-    """Name -> option of a rule's class: norm, stochastic depth, and those of its constructor."""
+    """Name -> option of a rule's class: its norm, stochastic depth, and its constructor's own."""
     rule = rule.options_class()
     norm = Declared("norm", str, rule.default_norm, Choice("normalisation G"), rule.norms)
-    return {"norm": norm, "drop_path": DROP_PATH, **_own_options(rule)}
+    common = {"norm": norm, "norm_alpha": NORM_ALPHA, "drop_path": DROP_PATH}
+    return {**common, **_own_options(rule)}
 
 
 @functools.cache

@@ -29,8 +29,8 @@ class MUDD(HistorySkip):
     Caiyun-AI/MUDDFormer. The paper's layers read four mixtures: queries, keys and values have their
     own, which changes the sublayer. Here all read the fourth, as in code
     wdlctc/hyper-connection-factory with ``qkv=False``, from which we take h: 4 (k + 1), rounded up
-    to the next multiple of 64. Its norms after the sublayers and its feed-forward layers that grow
-    with depth are left out.
+    to the next multiple of 64. Its optional norm of the aggregate, for deep narrow models, and its
+    feed-forward layers that grow with depth are left out.
     """
 
     def __init__(self, dim: int, **common: Unpack[Common]):
@@ -100,7 +100,9 @@ class DeltaAttentionResidual(HistorySkip):
 
     v_k is the output of branch k and v_0 the stack's input, whose first block reads only x; x is
     the ordinary sum and the stack's output. q_l, ``query``, of shape (dim,), starts at
-    0, where the mixture is the mean of the v_k, a share of x: pre-norm but for eps. The gain that
+    0, as in code wdlctc/hyper-connection-factory, where the mixture is the mean of the v_k, a share
+    of x: pre-norm but for eps; the authors' code draws it with standard deviation 0.02 and lets it
+    decay. The gain that
     the paper's RMSNorm of v_k may have is a factor of q_l. g is 1, or with ``depth_gate`` "zero" a
     learned scalar of each block, ``gate``, that starts at 0: pre-norm bit for bit, the authors'
     start from a trained model. Luo et al. 2026, "Delta Attention Residuals", arXiv 2605.18855; code

@@ -9,7 +9,8 @@ from typing_extensions import Unpack
 
 from .base import Common, skips
 from .options import Updates, all_norms
-from .registry import register
+from .place import Place
+from .registry import KINDS, register
 from .weighted import Weighted
 
 Warmup = Annotated[
@@ -102,6 +103,19 @@ class BranchNorm(Scheduled):
 
     def __init__(self, dim: int, *, warmup: Warmup = 4000, **common: Unpack[Common]):
         super().__init__(dim, warmup=warmup, **common)
+
+
+def last_ramp(kind: str, layers: int, warmup: int | None = None) -> int:
+    """The update from which on every branch of ``layers`` layers has its full weight.
+
+    ``warmup`` is T, by default the rule's own; 0 for a rule without a ramp.
+    """
+    rule = KINDS.get(kind)
+    if rule is None or not issubclass(rule, Scheduled):
+        return 0
+    options = {} if warmup is None else {"warmup": warmup}
+    last = rule(1, place=Place(index=layers - 1, depth=layers), **options)
+    return round(last.warmup)
 
 
 def scheduled(model: nn.Module) -> list[Scheduled]:

@@ -143,8 +143,9 @@ class X0(StreamSkip):
     (``resid_lambdas``, ``x0_lambdas``), no paper: it has one pair for each layer, applied before
     the layer's first block; here each block has its own, applied after its branch. Its x_0 is
     normalised, and its pairs have learning rates of their own. Since March 2026 they start at 1.15
-    to 1.05 and 0.20 to 0.05, linearly over the layers: ``x0_init="nanochat"``, here over the
-    blocks.
+    to 1.05 and 0.20 to 0.05, linearly over the layers: with ``x0_init="nanochat"`` those of a
+    layer's first block, the others keep 1 and 0. There r and s multiply what the branch reads, too,
+    and a share of the stack's middle is subtracted at its end.
     """
 
     norms = all_norms(without=("batch",))
@@ -166,8 +167,10 @@ class X0(StreamSkip):
         self.s = self.new_parameter(torch.full((1,), s))
 
     def _nanochat_values(self) -> tuple[float, float]:
-        """r from 1.15 in the first block to 1.05 in the last, s from 0.20 to 0.05."""
-        share = (self.place.block_number - 1) / max(1, self.place.num_blocks - 1)
+        """r from 1.15 in the first layer to 1.05 in the last, s from 0.20 to 0.05."""
+        if self.place.position > 0:
+            return 1.0, 0.0
+        share = self.place.index / max(1, self.place.depth - 1)
         return 1.15 - 0.10 * share, 0.20 - 0.15 * share
 
     def stream_gain(self) -> float:
@@ -319,7 +322,8 @@ class DenseFormer(HistorySkip):
     stack's output. a_l starts one-hot at its newest member, where the stack is pre-norm; n layers
     have n (n + 3) / 2 weights, each layer's ``weight`` with its last block. Pagliardini et al.
     2024, "DenseFormer: Enhancing Information Flow in Transformers via Depth Weighted Averaging";
-    code epfml/DenseFormer. Without dilation and period, which save time.
+    code epfml/DenseFormer, where the weights decay with the linear maps. Without dilation and
+    period, which save time.
     """
 
     def __init__(self, dim: int, **common: Unpack[Common]):

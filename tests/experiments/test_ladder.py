@@ -12,7 +12,7 @@ ROWS = ["pre-norm", "a", "b", "c", "d", "e", "f"]
 
 
 def report(means_by_rung, seeds):
-    """A report whose rows scatter by 0.001 around the means; an even number of seeds has no mean scatter."""
+    """A report whose rows scatter by 0.001; over an even number of seeds that is 0 on average."""
     lines = []
     for rung, means in means_by_rung.items():
         for number, (row, mean) in enumerate(zip(ROWS, means)):

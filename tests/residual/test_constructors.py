@@ -8,6 +8,7 @@ import torch
 from skip_variants import draw
 
 from fairseq_rskip.flags import settings
+from fairseq_rskip.norms import DyT
 from fairseq_rskip.residual import KINDS, Place, RSkip, XSkip, create_skip, skip_stack, skips
 from fairseq_rskip.residual.adaptive import RULES
 from fairseq_rskip.residual.gates import Highway
@@ -79,7 +80,7 @@ def test_two_gates_without_a_place_have_draws_of_their_own():
 def test_the_options_of_a_rule_are_those_of_its_constructor():
     signature = inspect.signature(Highway)
     assert signature.parameters["gate_bias"].default == -1.0
-    assert list(options_of(Highway)) == ["norm", "drop_path", "gate_bias"]
+    assert list(options_of(Highway)) == ["norm", "norm_alpha", "drop_path", "gate_bias"]
     assert Highway(4, gate_bias=-3.0).gate_bias.tolist() == [-3.0] * 4
 
 
@@ -122,12 +123,29 @@ def test_siamesenorm_reports_the_scale_by_its_number_of_sublayers():
     assert constants == {"1/sqrt(3l)": pytest.approx(3**-0.5)}
 
 
-def test_x0_starts_as_nanochat_over_the_blocks():
+def test_x0_starts_as_nanochat_over_the_layers():
+    """nanochat has one r and s for each layer, here those of the layer's first block."""
     stack = skips(skip_stack("x0", 4, layers=3, x0_init="nanochat")).values()
-    r = torch.linspace(1.15, 1.05, 6)
-    s = torch.linspace(0.20, 0.05, 6)
+    r = torch.tensor([1.15, 1, 1.10, 1, 1.05, 1])
+    s = torch.tensor([0.20, 0, 0.125, 0, 0.05, 0])
     torch.testing.assert_close(torch.cat([skip.r.detach() for skip in stack]), r)
     torch.testing.assert_close(torch.cat([skip.s.detach() for skip in stack]), s)
+
+
+@pytest.mark.parametrize(
+    ("kind", "norm"), [("preln", "dyt"), ("preln", "derf"), ("rskip", "dyt"), ("periln", "derf")]
+)
+def test_alpha_of_a_norm_has_the_initial_value_that_is_asked_for(kind, norm):
+    skip = create_skip(kind, 4, norm=norm, norm_alpha=1.5)
+    found = [module.alpha.item() for module in skip.modules() if isinstance(module, DyT)]
+    assert found and set(found) == {1.5}
+    default = create_skip(kind, 4, norm=norm)
+    assert {m.alpha.item() for m in default.modules() if isinstance(m, DyT)} == {0.5}
+
+
+def test_a_norm_without_alpha_refuses_one():
+    with pytest.raises(ValueError, match="norm_alpha=1.0: expected the norm dyt or derf"):
+        create_skip("preln", 4, norm_alpha=1.0)
 
 
 def test_hyper_connections_start_with_outputs_over_the_root_of_n():

@@ -12,6 +12,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, FairseqLanguageModel
 
 from fairseq_rskip.console import to_argv
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.residual.schedule import last_ramp
 from fairseq_rskip.tools.corpus import CHECKPOINTS, PREPARATION, Corpus
 from fairseq_rskip.tools.process import PLUGIN
 from fairseq_rskip.tools.recipes import CPU, RECIPES, peak_lr, recipe_for
@@ -124,7 +125,11 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         saved=saved,
         settings=_settings(own.arch, parsed),
         notes=notes,
-        warnings=[*_warnings_of_device(own, device), *schedule.warnings()],
+        warnings=[
+            *_warnings_of_device(own, device),
+            *schedule.warnings(),
+            *_warnings_of_ramp(parsed.model, schedule),
+        ],
     )
 
 
@@ -264,3 +269,16 @@ def _warnings_of_device(own: argparse.Namespace, device: dict[str, Any]) -> list
         return []
     reason = "" if _gpus(own) else "torch sees no GPU: "
     return [f"{reason}training on the CPU, which is slow"]
+
+
+def _warnings_of_ramp(model: argparse.Namespace, schedule: Schedule) -> list[str]:
+    """A line where the training ends before every branch has its full weight."""
+    kind = str(getattr(model, "skip_kind", ""))
+    sides = [getattr(model, f"{side}_layers", None) or 0 for side in ("encoder", "decoder")]
+    ramp = last_ramp(kind, max(sides), getattr(model, "skip_warmup", None))
+    if schedule.unit != "updates" or not 0 < schedule.end < ramp:
+        return []
+    return [
+        f"the weight of the last layer's branches grows until update {ramp:,} of {schedule.end:,}; "
+        "--skip-warmup N changes it"
+    ]
