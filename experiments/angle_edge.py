@@ -2,10 +2,10 @@
 
 Does it fall as 1/√N or as 1/N?
 
-``python experiments/angle_edge.py RUNS ...`` reads folders of runs of experiments/angle.yaml and
-angle-lm.yaml, adds them to results/angle_runs.csv (a row for each logged update) and analyses that
-file; without RUNS it analyses what is archived. docs/depth.md registers the test: the definition of
-the edge, the exclusions, and what refutes what.
+``python experiments/angle_edge.py RUNS ...`` reads folders of runs of experiments/angle.yaml,
+angle-lm.yaml and angle-settings.yaml, adds them to results/angle_runs.csv (a row for each logged
+update) and analyses that file; without RUNS it analyses what is archived. docs/depth-history.md
+registers the tests: the definition of the edge, the exclusions, and what refutes what.
 """
 
 import argparse
@@ -27,12 +27,15 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 RUNS = RESULTS / "angle_runs.csv"
 EDGES = RESULTS / "angle_edge"
 
-FIRST_UPDATE, INTERVAL, LAST_UPDATE = 50, 10, 250  # of the logged updates that count
+FIRST_UPDATE, INTERVAL = 50, 10  # of the logged updates that count, to the end of the training
 LOST = 30.0  # the gradient's ratio, top over bottom, from which it counts as lost
 KEPT = 10.0  # and below which it counts as kept, for the cosine of the two paths
 CONFIDENCE = 0.95
 FEWEST_DEPTHS = 3  # for a fit
-RUN = ["task", "rule", "layers", "residuals", "lr", "seed", "c"]  # the columns that name a run
+# the settings of the registered test; angle-settings.yaml changes one at a time
+REGISTERED = {"width": 64, "warmup": 60, "updates": 250}
+# the columns that name a run
+RUN = ["task", "rule", "layers", "residuals", "lr", *REGISTERED, "seed", "c"]
 
 
 class Fit(NamedTuple):
@@ -69,6 +72,9 @@ def read_run(folder: Path) -> list[dict[str, Any]]:
         "layers": layers,
         "residuals": residuals,
         "lr": options["lr"],
+        "width": options["decoder-embed-dim"],
+        "warmup": options["warmup-updates"],
+        "updates": options["max-update"],
         "seed": record["seed"],
         "c": options.get("skip-angle", ""),
         "loss": values["valid_loss"],
@@ -103,7 +109,10 @@ def collect(folders: list[Path]) -> None:
         for record in sorted(folder.glob("**/seed*/run.json")):
             rows += read_run(record.parent)
     if not rows:
-        raise UserError(f"{folders[0]}: no finished run of angle.yaml or angle-lm.yaml in it")
+        raise UserError(
+            f"{folders[0]}: no finished run of angle.yaml, angle-lm.yaml or angle-settings.yaml "
+            "in it"
+        )
 
     table = pandas.DataFrame(rows)
     if RUNS.exists():
@@ -117,8 +126,9 @@ def collect(folders: list[Path]) -> None:
 
 def largest_ratio(run: pandas.DataFrame) -> float:
     """The largest ratio over the updates that count; infinite if a gradient was not finite."""
-    counted = run[(run["update"] >= FIRST_UPDATE) & (run["update"] <= LAST_UPDATE)]
-    expected = (LAST_UPDATE - FIRST_UPDATE) // INTERVAL + 1
+    last = run["updates"].iloc[0]
+    counted = run[(run["update"] >= FIRST_UPDATE) & (run["update"] <= last)]
+    expected = (last - FIRST_UPDATE) // INTERVAL + 1
     if len(counted) < expected:  # an update whose gradient is not finite is not logged
         return math.inf
     return counted["ratio"].max()
@@ -147,16 +157,38 @@ def edge(angles: list[float], ratios: list[float]) -> float:
 
 
 def edges(table: pandas.DataFrame) -> pandas.DataFrame:
-    """The edge of each task, rate, depth and seed, and how many angles it was found between."""
+    """The edge of each task, rate, depth, setting and seed, and the number of its angles."""
     rows = []
     fixed = table[table["rule"] == "angle"]
-    for (task, lr, residuals, seed), runs in fixed.groupby(["task", "lr", "residuals", "seed"]):
+    keys = ["task", "lr", *REGISTERED, "residuals", "seed"]
+    for values, runs in fixed.groupby(keys):
+        about = dict(zip(keys, values))
+        residuals = about["residuals"]
         by_c = {c: largest_ratio(run) for c, run in runs.groupby("c")}
         angles = [angle_of(c, residuals) for c in by_c]
         found = edge(angles, list(by_c.values()))
-        about = {"task": task, "lr": lr, "residuals": residuals, "seed": seed, "angles": len(by_c)}
-        rows.append({**about, "edge": found, "c_at_edge": found * math.sqrt(residuals)})
+        about |= {"angles": len(by_c), "edge": found, "c_at_edge": found * math.sqrt(residuals)}
+        rows.append(about)
     return pandas.DataFrame(rows)
+
+
+def as_registered(table: pandas.DataFrame) -> pandas.Series:
+    """Which rows have the settings of the registered test."""
+    same = pandas.Series(True, index=table.index)
+    for name, value in REGISTERED.items():
+        same &= table[name] == value
+    return same
+
+
+def other_settings(found: pandas.DataFrame) -> pandas.DataFrame:
+    """The edges under other settings, over the registered one of the same depth, rate and seed."""
+    same = as_registered(found)
+    keys = ["task", "lr", "residuals", "seed"]
+    registered = found[same].set_index(keys)["edge"]
+    others = found[~same].copy()
+    matched = registered.reindex(pandas.MultiIndex.from_frame(others[keys]))
+    others["over_registered"] = others["edge"].to_numpy() / matched.to_numpy()
+    return others
 
 
 def fit_exponent(found: pandas.DataFrame) -> Fit:
@@ -265,7 +297,12 @@ def main() -> None:
     found = edges(table)
     figures.write_csv(EDGES.with_suffix(".csv"), found.round(4).to_dict("records"))
     print_line(found.round(3).to_string(index=False))
-    inside = found.dropna(subset="edge")
+    others = other_settings(found)
+    if not others.empty:
+        print_line("other settings: the edge over that of the registered settings")
+        print_line(others.round(3).to_string(index=False))
+    table = table[as_registered(table)]
+    inside = found[as_registered(found)].dropna(subset="edge")
     for (task, lr), part in inside.groupby(["task", "lr"]):
         if part["residuals"].nunique() < FEWEST_DEPTHS:
             continue

@@ -26,6 +26,7 @@ def runs(exponent, constant=2.0):
                 ratio = 30 * (theta / (constant / residuals**exponent)) ** 8
                 about = {"task": "language model", "rule": "angle", "layers": residuals // 2}
                 about |= {"residuals": residuals, "lr": 0.003, "seed": seed, "c": c, "loss": 5.0}
+                about |= angle_edge.REGISTERED
                 for update in UPDATES:
                     late = ratio if update >= 50 else 1e9  # what is before update 50 does not count
                     rows.append({**about, "update": update, "ratio": late, "cos_gradients": 0.01})
@@ -49,6 +50,15 @@ def test_an_interval_refutes_the_exponents_that_it_excludes():
     assert angle_edge.verdict(angle_edge.Fit(0, 0.7, 0.4, 1.1)) == "nothing refuted"
 
 
+def test_an_edge_under_another_setting_is_laid_beside_the_registered_one():
+    wide = runs(0.5, constant=1.0)  # half of the others' edges
+    wide = wide[wide["residuals"] == 24].assign(width=256)
+    found = angle_edge.edges(pandas.concat([runs(0.5), wide]))
+    others = angle_edge.other_settings(found)
+    assert others["over_registered"].tolist() == pytest.approx([0.5, 0.5], rel=1e-6)
+    assert others["width"].tolist() == [256, 256] and others["seed"].tolist() == [1, 2]
+
+
 def test_a_depth_whose_ratios_stay_on_one_side_has_no_edge():
     assert math.isnan(angle_edge.edge([0.1, 0.2, 0.3], [1.0, 2.0, 29.0]))
     assert math.isnan(angle_edge.edge([0.1, 0.2, 0.3], [31.0, 200.0, 900.0]))
@@ -68,7 +78,8 @@ def test_archived_runs_give_the_committed_edges_and_bound():
     found = angle_edge.edges(table)
     committed = pandas.read_csv(ROOT / "results/angle_edge.csv")
     pandas.testing.assert_frame_equal(found.round(4), committed, check_dtype=False)
-    inside = found[found["lr"] == 0.003].dropna(subset="edge")  # both tasks
+    inside = found[angle_edge.as_registered(found) & (found["lr"] == 0.003)]  # both tasks
+    inside = inside.dropna(subset="edge")
     fit = angle_edge.fit_exponent(inside)
     assert round(fit.exponent, 2) == depth_check.EXPONENT
     assert round(fit.constant, 1) == depth_check.CONSTANT
