@@ -56,15 +56,18 @@ def read_run(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def edge_at(residuals: int) -> float:
-    """The angle at the edge for ``residuals``, by the fit to the measured edges of translation.
+def edge_at(residuals: int, lr: float) -> float:
+    """The angle at the edge for ``residuals``, by the fit to translation's edges at the rate.
 
-    Raises ``UserError`` if fewer than three depths have been measured.
+    The settings are the registered test's: 64 wide. Raises ``UserError`` if fewer than three depths
+    have been measured.
     """
     table = pandas.read_csv(EDGES).dropna(subset="edge")
-    table = table[table["task"] == "translation"]
+    table = table[(table["task"] == "translation") & (table["lr"] == lr) & (table["width"] == 64)]
     if table["residuals"].nunique() < 3:
-        raise UserError(f"{EDGES} has fewer than three depths of translation; run angle.yaml")
+        raise UserError(
+            f"{EDGES} has fewer than three depths of translation at rate {lr}; run angle.yaml"
+        )
     logarithms = table[["residuals", "edge"]].map(math.log)
     slope, intercept = linear_regression(logarithms["residuals"], logarithms["edge"])
     return math.exp(intercept + slope * math.log(residuals))
@@ -121,7 +124,7 @@ def main() -> None:
     table = pandas.read_csv(ARCHIVE)
     for about, run in table.groupby(["rule", "lambda", "layers", "lr", "seed"]):
         rule, scale, layers, lr, seed = about
-        edge = edge_at(RESIDUALS * layers)
+        edge = edge_at(RESIDUALS * layers, lr)
         training = f"{rule}, λ = {scale}, {layers} layers, rate {lr}, seed {seed}"
         print_line(f"{training}; edge {edge:.3f} rad")
         for name, value in answer(run, edge).items():

@@ -32,9 +32,11 @@ def test_a_run_that_keeps_its_gradient():
 
 def test_the_edge_is_extrapolated_by_the_measured_power_law(tmp_path, monkeypatch):
     residuals = [9, 18, 36]
-    rows = [{"task": "translation", "residuals": n, "edge": 3 * n**-0.8} for n in residuals]
-    rows += [{"task": "language model", "residuals": 9, "edge": 1.0}]
+    about = {"task": "translation", "lr": 0.003, "width": 64}
+    rows = [{**about, "residuals": n, "edge": 3 * n**-0.8} for n in residuals]
+    for other in ({"task": "language model"}, {"lr": 0.006}, {"width": 256}):
+        rows.append({**about, **other, "residuals": 9, "edge": 1.0})
     file = tmp_path / "edges.csv"
     pandas.DataFrame(rows).to_csv(file, index=False)
     monkeypatch.setattr(angle_cause, "EDGES", file)
-    assert angle_cause.edge_at(108) == pytest.approx(3 * 108**-0.8)
+    assert angle_cause.edge_at(108, 0.003) == pytest.approx(3 * 108**-0.8)
