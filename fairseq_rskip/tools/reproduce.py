@@ -16,7 +16,9 @@ from .experiments import execution, own_text
 from .experiments.plan import Choice, make_tables
 from .experiments.records import DONE, RUNNING, Experiment, Run, State, Table
 from .experiments.results import distinct, ready, state
-from .experiments.tasks import RSKIP, TASKS, planned
+from .experiments.task import RSKIP
+from .experiments.tasks import TASKS
+from .experiments.text_tasks import planned
 from .experiments.yaml_file import FOLDER
 
 INPUTS = "inputs.json"  # in the folder of your own text: what it is prepared from

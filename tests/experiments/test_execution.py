@@ -24,7 +24,8 @@ from fairseq_rskip.tools.evaluate import generation
 from fairseq_rskip.tools.experiments import execution, own_text, results
 from fairseq_rskip.tools.experiments.records import Table
 from fairseq_rskip.tools.experiments.run_folder import LOCK, measured, read_record
-from fairseq_rskip.tools.experiments.tasks import TASKS, planned
+from fairseq_rskip.tools.experiments.tasks import TASKS
+from fairseq_rskip.tools.experiments.text_tasks import planned
 from fairseq_rskip.tools.reproduce import prepare_data
 from fairseq_rskip.tools.train.main import read
 from fairseq_rskip.tools.train.plan import make_plan

@@ -87,7 +87,7 @@ def test_a_rule_is_not_taken_for_a_built_in_one_whose_name_begins_with_its_own(f
     (folder / "delta.py").write_text(text.replace("feature_gate", "delta"))
     script = (
         "import fairseq_rskip.models\n"
-        "from fairseq_rskip.tools.experiments.tasks import own_rule\n"
+        "from fairseq_rskip.tools.experiments.task import own_rule\n"
         "print(own_rule('transformer_delta_attnres_tiny', {}),"
         " own_rule('transformer_delta_tiny', {'skip-kind': 'xskip'}),"
         " len(own_rule('transformer_delta_tiny', {})))"
@@ -104,7 +104,7 @@ def test_the_commands_know_it_and_a_changed_rule_is_trained_again(folder):
     assert shown.returncode == 0 and "feature_gate weight=0" in shown.stdout, shown.stderr
 
     script = (
-        "from fairseq_rskip.tools.experiments.tasks import own_rule\n"
+        "from fairseq_rskip.tools.experiments.task import own_rule\n"
         "print(own_rule('transformer_lm_feature_gate_tiny', {}), own_rule('transformer_preln', {}),"
         " own_rule('', {'skip-kind': 'feature_gate'}))"
     )

@@ -1,0 +1,150 @@
+"""Image classification as a task of ``rskip run``: checks, commands and files of train_cifar.py."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from fairseq_rskip.errors import UserError, did_you_mean
+from fairseq_rskip.files import read_json_lines
+from fairseq_rskip.vision.options import DATA_SETS, FOLDER
+
+from .records import Cell, Experiment, Run, dashed
+from .task import RSKIP, Task, own_rule
+
+
+class Images(Task):
+    """Training by train_cifar.py."""
+
+    names = DATA_SETS
+    prefix = FOLDER
+    metric = "error"
+    held_out = "valid_error"  # decides sweeps
+    has_architectures = False
+    # metric -> whether lower is better
+    metrics = dict.fromkeys(
+        ("error", "best_error", "test_loss", "train_loss", "valid_error", "valid_loss"), True
+    )
+    over_seeds = tuple(metrics)  # of a whole run; the others are of sentences
+    weights = ("checkpoint.pt",)
+    reserved = ("data", "seeds", "output", "resume")
+
+    @functools.cached_property
+    def fields(self) -> dict[str, Any]:
+        """train_cifar.py's options; those with "free" in their metadata do not change results."""
+        from fairseq_rskip.vision.config import Config
+
+        fields = Config.__dataclass_fields__.items()
+        return {name.replace("_", "-"): field for name, field in fields}
+
+    @property
+    def free(self) -> list[str]:
+        """The options that do not change results."""
+        return [name for name, field in self.fields.items() if field.metadata.get("free")]
+
+    def data_name(self, data: str) -> str:
+        """The name of ``data`` in a report and in a run's identity: a folder's own name."""
+        name = Path(data.removeprefix(FOLDER)).name
+        if data.startswith(FOLDER) and name in DATA_SETS:
+            return f"folder {name}"
+        return name
+
+    def make_run(self, data: str, cell: Cell, experiment: Experiment) -> tuple[Run, list[str]]:
+        """The run, without seed and folder, and warnings.
+
+        Raises ``UserError`` as train_cifar.py would.
+        """
+        from fairseq_rskip.vision.config import parse
+
+        config = parse(self._words(data, cell.options))
+        shown = (experiment.metric, *experiment.table.also)
+        if "valid_error" in shown and not config.valid_images:
+            raise UserError("valid_error is of held-out images; set valid-images")
+
+        run = Run(
+            task="images",
+            data=data,
+            options=cell.options,
+            identity={**self._identity(data, config), **own_rule("", cell.options)},
+            name=f"{config.name()}-{config.iterations}",
+            length=config.iterations,
+            unit="iterations",
+        )
+        return run, []
+
+    def _identity(self, data: str, config: Any) -> dict[str, Any]:
+        """The settings of ``config`` that change results and are not train_cifar.py's defaults."""
+        defaults = default_config(data)
+        settings = {}
+        for name, value in dashed(config.fixed()).items():
+            name = name.replace("-", "_")
+            if name in ("data", "iterations") or value != getattr(defaults, name):
+                settings[name] = value
+        settings = json.loads(json.dumps(settings))  # tuples are lists
+        return {**settings, "data": self.data_name(data)}
+
+    def _words(self, data: str, options: dict[str, Any]) -> list[str]:
+        """Options as train_cifar.py takes them. Raises ``UserError`` for an unknown one."""
+        words = ["--data", data]
+        for name, value in options.items():
+            if name not in self.fields:
+                raise UserError(
+                    f"train_cifar.py has no option {name!r}; "
+                    + did_you_mean(name, self.fields, "rskip train-cifar -h lists them")
+                )
+            default = self.fields[name].default
+            if isinstance(value, bool) and isinstance(default, bool):
+                if value != default:
+                    words.append(f"--{name}" if value else f"--no-{name}")
+            elif isinstance(value, list):
+                words += [f"--{name}", *map(str, value)]
+            else:
+                words += [f"--{name}", str(value)]
+        return words
+
+    def commands(self, run: Run) -> list[list[str]]:
+        """The command lines that fill the run's folder; train_cifar.py names it after the seed."""
+        command = [*RSKIP, "train-cifar", *self._words(run.data, run.options)]
+        command += ["--seeds", str(run.seed), "--output", str(run.folder.parent), "--resume"]
+        return [command]
+
+    def progress(self, run: Run) -> tuple[float, str]:
+        """The part of the training that is done, from 0 to 1, and its losses."""
+        newest: dict[str, Any] = {}
+        try:
+            for record in read_json_lines(run.folder / "log.jsonl"):
+                newest |= record
+            losses = []
+            for name in ("train_loss_so_far", "train_loss", "valid_error", "test_error"):
+                if name in newest:
+                    losses.append(f"{name} {newest[name]:.3f}")
+            return newest["iteration"] / run.length, ", ".join(losses)
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0.0, ""
+
+    def measure(self, run: Run) -> dict[str, Any] | None:
+        """The results of a training: ``values`` by metric, and further entries of a report.
+
+        None if it has not finished.
+        """
+        try:
+            result = json.loads((run.folder / "result.json").read_text("utf-8"))
+            values = {}
+            for name in self.metrics:
+                if result.get(name) is not None:
+                    values[name] = float(result[name])
+            return {
+                "values": values,
+                "parameters": result.get("parameters"),
+                "versions": result.get("versions"),
+            }
+        except (OSError, ValueError, TypeError, AttributeError):
+            return None
+
+
+@functools.cache  # the rows of a table share their data
+def default_config(data: str) -> Any:
+    """train_cifar.py's configuration for ``data`` without other options."""
+    from fairseq_rskip.vision.config import parse
+
+    return parse(["--data", data])

@@ -1,0 +1,278 @@
+"""Translation and language models as tasks of ``rskip run``: checks, commands and files."""
+
+import functools
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fairseq_rskip.console import to_argv
+from fairseq_rskip.errors import UserError, did_you_mean
+from fairseq_rskip.machine import fairseq_version
+from fairseq_rskip.tools import comet, log
+from fairseq_rskip.tools.corpus import DATA, NAMES, Corpus, folder_name
+from fairseq_rskip.tools.evaluate.scores_file import read_scores
+from fairseq_rskip.tools.lines import read_lines
+
+from .records import Cell, Experiment, Run
+from .run_folder import CHECKPOINTS, LOSSES
+from .task import RSKIP, Task, own_rule
+
+
+class Translation(Task):
+    """Training by train.sh, beam search and scores by evaluate.sh."""
+
+    meanings = dict.fromkeys(
+        LOSSES,
+        "in bits per token, label smoothing included; 2 to its power is therefore above the "
+        "perplexity",
+    )
+
+    name = "translation"
+    is_text = False  # whether the corpus has one language only
+    metric = "sacreBLEU 13a"
+    held_out = "valid_loss"
+    has_architectures = True
+    losses = LOSSES  # label-smoothed
+    on_text = ("sacreBLEU 13a", "sacreBLEU intl", "sacreBLEU intl lower-cased", "chrF", "chrF++")
+    # evaluate.sh does not keep the tokens
+    on_tokens = ("tokenised BLEU", "tokenised BLEU lower-cased", "compound-split BLEU")
+    metrics = {
+        **dict.fromkeys((*on_text, *on_tokens, comet.NAME), False),
+        **dict.fromkeys(losses, True),
+    }
+    over_seeds = (*losses, *on_tokens, comet.NAME)
+    weights = ("checkpoints/checkpoint_best.pt", "checkpoints/checkpoint_last.pt")
+    reserved = ("save-dir", "seed", "arch", "user-dir", "restore-file")
+    free = ("skip-log-interval", "log-interval", "num-workers", "tensorboard-logdir")
+
+    def data_name(self, data: str) -> str:
+        """The corpus's name in preparation.json; of your own text, the folder's name."""
+        corpus = Corpus.find_or_plan(data)
+        if corpus.known:
+            return corpus.known
+        name = folder_name(corpus.folder)
+        return f"folder {name}" if name in NAMES else name
+
+    def data_folder(self, data: str) -> Path:
+        return Corpus.find_or_plan(data).folder.resolve()
+
+    def is_text_corpus(self, data: str) -> bool:
+        """Whether ``data`` is known to be of one language."""
+        try:
+            return Corpus.find_or_plan(data).is_text
+        except UserError:
+            return False
+
+    def check_data(self, data: str) -> None:  # evaluate.sh would refuse it
+        Corpus.find_for_evaluation(data).references("test")
+
+    def make_run(self, data: str, cell: Cell, experiment: Experiment) -> tuple[Run, list[str]]:
+        """The run, without seed and folder, and warnings.
+
+        Raises ``UserError`` as train.sh and evaluate.sh would.
+        """
+        options = cell.options
+        for name, value in options.items():
+            if isinstance(value, list):
+                raise UserError(
+                    f"option {name!r} is {value!r}; "
+                    "expected one value, text as fairseq-train has it"
+                )
+        plan = planned(data, cell.arch, tuple(to_argv(options)))
+        if plan.corpus.is_text != self.is_text:
+            kind = "a language model" if plan.corpus.is_text else "a translation model"
+            raise UserError(f"{cell.arch} is {kind}: the task of this table is {self.name}")
+        metrics = {experiment.metric, *experiment.table.also}
+        if comet.NAME in metrics and "comet" not in cell.evaluate:
+            raise UserError(f"{comet.NAME} needs its model: set evaluate: {{comet: MODEL}}")
+        if cell.evaluate:
+            check_evaluation(tuple(to_argv(cell.evaluate)))
+
+        corpus = Path(data).name if data in experiment.texts else self.data_name(data)
+        fixed = {name: value for name, value in options.items() if name not in self.free}
+        identity = {
+            "data": corpus,
+            "arch": cell.arch,
+            "unit": plan.unit,
+            "length": plan.end,
+            "options": fixed,
+            **own_rule(cell.arch, options),
+        }
+        name = [corpus, cell.arch]
+        if options.get("skip-lambda"):
+            name.append(f"lambda{options['skip-lambda']}")
+        name.append(str(plan.end))
+        run = Run(
+            task=self.name,
+            data=data,
+            options=options,
+            identity=identity,
+            name="-".join(filter(None, name)),
+            length=plan.end,
+            unit=plan.unit,
+            arch=cell.arch,
+            scored=not metrics.issubset(self.losses),
+            evaluate=cell.evaluate,
+        )
+        return run, plan.warnings
+
+    def commands(self, run: Run) -> list[list[str]]:
+        """The command lines that fill the run's folder: training, and evaluation if scored."""
+        save = run.folder / CHECKPOINTS
+        options = dict(run.options)
+        average = int(run.evaluate.get("average", 0))
+        if average:  # training keeps as many checkpoints
+            for name in ("keep-interval-updates", "keep-last-epochs"):
+                options.setdefault(name, max(average, 10))
+        options |= {"seed": run.seed, "save-dir": save}
+        train = [*RSKIP, "train", run.data, run.arch, "--model-checked", *to_argv(options)]
+        if not run.scored:
+            return [train]
+
+        data = run.data if Path(run.data).is_dir() else str((DATA / run.data).absolute())
+        evaluate = [*RSKIP, "evaluate", data, str(save), *to_argv(run.evaluate)]
+        evaluate += ["--out", str(run.folder / run.evaluation)]
+        return [train, evaluate]
+
+    def progress(self, run: Run) -> tuple[float, str]:
+        """The part of the training that is done, from 0 to 1, and its losses."""
+        if (run.folder / run.evaluation).is_dir():
+            return 1.0, "evaluating"
+
+        done = 0
+        newest = log.last(run.folder / CHECKPOINTS / "train.log")
+        for record in newest.values():
+            if run.unit == "updates":
+                done = max(done, record.updates)
+            else:
+                done = max(done, record.epoch - 1)
+        return min(1.0, done / max(1, run.length)), log.summary(newest)
+
+    def measure(self, run: Run) -> dict[str, Any] | None:
+        """The held-out losses by metric, and further entries of a report.
+
+        None if the training is not finished.
+        """
+        save = run.folder / CHECKPOINTS
+        values = _held_out_losses(save)
+        if not values and not run.scored:
+            return None
+        text = (save / "train.log").read_text("utf-8", "replace")
+        size = re.search(r"num\. trained: ([\d,]+)", text)
+        return {
+            "values": values,
+            "parameters": int(size[1].replace(",", "")) if size else None,
+            "versions": {"fairseq": fairseq_version(), "torch": version("torch")},
+        }
+
+    def scores(self, run: Run) -> dict[str, Any] | None:
+        try:
+            report = read_scores(run.folder / run.evaluation)
+            weights = report["evaluation"]["weights"]
+            return {**self.read_scores(run, report), "weights": weights}
+        except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def read_scores(self, run: Run, report: dict[str, Any]) -> dict[str, Any]:
+        """The entries of the evaluation's ``report`` that :meth:`scores` returns."""
+        values, signatures, ratios = {}, {}, []
+        for row in report["scores"]:
+            values[row["name"]] = float(row["score"])
+            signatures[row["name"]] = row["signature"]
+            if row.get("length_ratio"):
+                ratios.append(row["length_ratio"])
+        return {
+            "values": values,
+            "signatures": signatures,
+            "length_ratio": ratios[-1] if ratios else None,
+            "degenerate": report.get("degenerate", ""),
+            "references": report["ref"],
+            "examples": _examples(run, Path(report["ref"][0])),
+        }
+
+
+class LanguageModel(Translation):
+    """Training by train.sh on a text, perplexity by evaluate.sh."""
+
+    name = "language-model"
+    meanings = dict.fromkeys(
+        LOSSES, "the cross-entropy in bits per subword; 2 to its power is the perplexity"
+    )
+    is_text = True
+    metric = "perplexity"  # per subword
+    metrics = dict.fromkeys(
+        ("perplexity", "perplexity per word", "bits per byte", *Translation.losses), True
+    )
+    over_seeds = tuple(metrics)
+
+    def read_scores(self, run: Run, report: dict[str, Any]) -> dict[str, Any]:
+        values = {
+            "perplexity": float(report["perplexity"]["subword"]),
+            "perplexity per word": float(report["perplexity"]["word"]),
+            "bits per byte": float(report["bits"]["byte"]),
+        }
+        return {"values": values}
+
+
+@functools.cache  # rows of a table share much
+def planned(data: str, arch: str, words: tuple[str, ...]) -> Any:
+    """train.sh's own plan for these words. Raises ``UserError`` for what it refuses.
+
+    The run's process plans once more, because the command depends on the GPUs that it sees; it does
+    not build the small model again. fairseq-train parses the command, which it alone executes.
+    """
+    from fairseq_rskip.tools.train import main, plan
+
+    return plan.make_plan(*main.read([data, arch, "--dry-run", *words]))
+
+
+@functools.cache  # the rows of a table share their evaluation
+def check_evaluation(words: tuple[str, ...]) -> None:
+    """Raise ``UserError`` for options that evaluate.sh refuses."""
+    from fairseq_rskip.tools.evaluate.main import make_parser
+
+    parser = make_parser()
+    known = [option.removeprefix("--") for option in parser.option_strings if option != "--out"]
+    for word in words:
+        name = word.removeprefix("--")
+        if word.startswith("--") and name not in known:
+            hint = did_you_mean(name, known, f"expected {', '.join(known)}")
+            raise UserError(f"evaluate has no option {name!r}; {hint}")
+    try:
+        parser.parse_args(["DATA", "FOLDER", *words])
+    except UserError as error:
+        raise UserError(f"evaluate: {error}") from None
+
+
+def _held_out_losses(folder: Path) -> dict[str, float]:
+    """The lowest and the last held-out loss, from fairseq's last checkpoint.
+
+    {} if checkpoints are chosen by another metric.
+    """
+    from fairseq_rskip.safe_load import load_checkpoint
+
+    try:
+        checkpoint = load_checkpoint(folder / "checkpoint_last.pt", map_location="cpu")
+        if checkpoint["cfg"]["checkpoint"]["best_checkpoint_metric"] != "loss":
+            return {}
+        names = {"valid_loss": "best", "last_valid_loss": "val_loss"}
+        return {name: float(checkpoint["extra_state"][key]) for name, key in names.items()}
+    except (UserError, OSError, KeyError, TypeError):
+        return {}
+
+
+def _examples(run: Run, reference: Path) -> list[dict[str, str]]:
+    """Three translations, spread over the test set, with source and reference."""
+    source = reference.with_suffix(f".{Corpus.find(run.data).source}")
+    paths = {
+        "source": source,
+        "reference": reference,
+        "translation": run.folder / run.evaluation / "hyp.txt",
+    }
+    lines = {name: read_lines(path) for name, path in paths.items() if path.is_file()}
+    count = len(lines["translation"])
+    examples = []
+    for number in (0, count // 3, 2 * count // 3):
+        examples.append({name: each[number] for name, each in lines.items()})
+    return examples
