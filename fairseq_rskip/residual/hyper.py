@@ -11,13 +11,21 @@ from typing_extensions import Unpack
 
 from ..norms import at_least_float32, create_norm
 from .base import Common, SkipConnection
-from .options import Choice, Count, all_norms
+from .options import Choice, Count, Positive, all_norms
 from .place import BranchWeights
 from .registry import register
 from .rotations import cayley, of_quaternions
 from .streams import StreamSkip
 
 Streams = Annotated[int, Count("number of residual streams n of hyper-connections", short="n")]
+ReadBias = Annotated[
+    float,
+    Positive(
+        "initial bias of the gate by which an mHC branch reads its stream; minus that for the "
+        "others",
+        affects_output=False,
+    ),
+]
 Mixing = Annotated[
     Literal["dynamic", "static"],
     Choice("weights of hyper-connections, by position or for all positions"),
@@ -217,10 +225,10 @@ class SigmoidGates(MatrixSkip):
     phi and b.
     """
 
-    def __init__(self, dim: int, **options: Any):
-        super().__init__(dim, **options)
+    def __init__(self, dim: int, *, read_bias: float, **options: Any):
+        super().__init__(dim, read_bias=read_bias, **options)
         n = self.n
-        self.b_pre = self.new_parameter(8.0 * torch.eye(n)[self.reads] - 4.0)
+        self.b_pre = self.new_parameter(read_bias * (2.0 * torch.eye(n)[self.reads] - 1.0))
         self.b_post = self.new_parameter(torch.zeros(n))
         self.phi_pre = self.new_parameter(torch.zeros(n * dim, n))
         self.phi_post = self.new_parameter(torch.zeros(n * dim, n))
@@ -277,13 +285,13 @@ class ManifoldConstrained(SigmoidGates):
 
     alpha starts at 0.01, phi at 0, b_res at 0 for the identity and -8 elsewhere (R near I), as in
     code FFTYYY/mhc-lite, where b_pre and b_post are 1 for a stream drawn at random and -1
-    elsewhere. Ours are b_pre at 4 for one stream, the next one in each block, and -4 elsewhere, and
-    b_post at 0 (w = 1). R does not change n equal rows, so the sum of the rows starts as n times
-    the plain pre-norm stack; and in the first block, whose rows are equal, the parameters of R get
-    no gradient. The sigmoid's slope at 4 is 0.018, where that code's 1 has 0.20: what a branch
-    reads changes more slowly at first. The stack's output is the sum of the rows, which a norm
-    follows; mHC-lite's code has the norm of each row and then the sum, DeepSeek-V4 a learned mean.
-    In code lucidrains/hyper-connections phi sees one stream at a time.
+    elsewhere. Ours are b_pre at ``read_bias``, 4, for one stream, the next one in each block, and
+    minus that elsewhere, and b_post at 0 (w = 1). R does not change n equal rows, so the sum of the
+    rows starts as n times the plain pre-norm stack; and in the first block, whose rows are equal,
+    the parameters of R get no gradient. The sigmoid's slope at 4 is 0.018, where that code's 1 has
+    0.20: what a branch reads changes more slowly at first. The stack's output is the sum of the
+    rows, which a norm follows; mHC-lite's code has the norm of each row and then the sum,
+    DeepSeek-V4 a learned mean. In code lucidrains/hyper-connections phi sees one stream at a time.
     """
 
     permutations: Tensor
@@ -293,6 +301,7 @@ class ManifoldConstrained(SigmoidGates):
         dim: int,
         *,
         streams: Streams = 4,
+        read_bias: ReadBias = 4.0,
         matrix: Annotated[
             Literal["sinkhorn", "permutations", "kronecker", "quaternions", "cayley"],
             Choice(
@@ -301,7 +310,7 @@ class ManifoldConstrained(SigmoidGates):
         ] = "sinkhorn",
         **common: Unpack[Common],
     ):
-        super().__init__(dim, streams=streams, matrix=matrix, **common)
+        super().__init__(dim, streams=streams, read_bias=read_bias, matrix=matrix, **common)
         self.b_res = self.new_parameter(self._logits_of_identity())
         self.phi_res = self.new_parameter(torch.zeros(self.n * dim, self.b_res.numel()))
         self.alpha_res = self.new_parameter(torch.full((1,), 0.01))
@@ -380,8 +389,15 @@ class IdentityHyperConnection(UnmixedStreams, SigmoidGates):
     the rows at first (b_pre = -ln(n - 1)), phi is drawn, and a learned mean ends the stack.
     """
 
-    def __init__(self, dim: int, *, streams: Streams = 4, **common: Unpack[Common]):
-        super().__init__(dim, streams=streams, **common)
+    def __init__(
+        self,
+        dim: int,
+        *,
+        streams: Streams = 4,
+        read_bias: ReadBias = 4.0,
+        **common: Unpack[Common],
+    ):
+        super().__init__(dim, streams=streams, read_bias=read_bias, **common)
         self.register_buffer("identity", torch.eye(self.n).to(**self.factory), persistent=False)
 
     def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -148,6 +148,13 @@ def test_a_norm_without_alpha_refuses_one():
         create_skip("preln", 4, norm_alpha=1.0)
 
 
+@pytest.mark.parametrize("kind", ["mhc", "ihc"])
+def test_the_reading_gate_of_mhc_starts_at_its_bias(kind):
+    first, second, *_ = skips(skip_stack(kind, 4, layers=2, read_bias=1.5)).values()
+    assert first.b_pre.tolist() == [1.5, -1.5, -1.5, -1.5]
+    assert second.b_pre.tolist() == [-1.5, 1.5, -1.5, -1.5]
+
+
 def test_hyper_connections_start_with_outputs_over_the_root_of_n():
     for choice, factor in (("plain", 1.0), ("sqrt_n", 0.5)):
         skip = create_skip("hyper", 4, place=Place(), streams=4, output_init=choice)
