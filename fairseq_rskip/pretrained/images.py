@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..vision.data import SIZE
+from ..vision.image_files import SIZE
 from ..vision.model import PreActResNet
 from . import fill
 

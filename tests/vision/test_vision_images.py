@@ -15,8 +15,9 @@ from PIL import Image
 from vision_helpers import CLASSES, pack, write_folder, write_image
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.vision import data
-from fairseq_rskip.vision.data import decode, load_image_folder
+from fairseq_rskip.vision import image_files
+from fairseq_rskip.vision.data import load_image_folder
+from fairseq_rskip.vision.image_files import decode
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_grey_images_become_rgb_and_other_files_are_ignored(folder):
 def test_the_second_read_comes_from_the_cache_until_something_changes(folder, monkeypatch):
     first = read(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(data, "decode", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(image_files, "decode", lambda *_: pytest.fail("decoded again"))
         assert same(read(folder), first)
     write_image(folder / "train" / "cat" / "0.png", seed="other")
     assert not same(read(folder), first)
@@ -273,7 +274,7 @@ def test_refusing_huge_images_takes_no_memory_for_their_pixels(tmp_path):
         import pathlib, resource, sys, warnings
         warnings.simplefilter("ignore")
         from fairseq_rskip.errors import UserError
-        from fairseq_rskip.vision.data import decode
+        from fairseq_rskip.vision.image_files import decode
         import simplejpeg, PIL.Image
         peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         before, refused = peak(), 0
@@ -292,7 +293,7 @@ def test_refusing_huge_images_takes_no_memory_for_their_pixels(tmp_path):
 def test_a_large_image_file_is_not_read(tmp_path):
     path = tmp_path / "large.png"
     with open(path, "wb") as file:
-        file.truncate(data.MAX_IMAGE_BYTES + 1)
+        file.truncate(image_files.MAX_IMAGE_BYTES + 1)
     with pytest.raises(UserError, match="has more than 16 MiB$"):
         decode(path)
 
@@ -313,7 +314,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(folder, monkeypatch, kin
     (folder / "test").rename(folder.parent / "elsewhere")
     tar_of_zeros(folder / "test.tar.gz", 8 * 2**20, kind)
     assert (folder / "test.tar.gz").stat().st_size < 2**17
-    monkeypatch.setattr(data, "MAX_ARCHIVE_BYTES", 4 * 2**20)
+    monkeypatch.setattr(image_files, "MAX_ARCHIVE_BYTES", 4 * 2**20)
     with pytest.raises(UserError) as error:
         read(folder)
     assert "test.tar.gz unpacks to more than 4 MiB or 250,000 entries" in str(error.value)
@@ -322,13 +323,13 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(folder, monkeypatch, kin
 def test_an_archive_of_too_many_entries_is_refused(folder, monkeypatch):
     pack(folder / "test", folder / "test.tar.gz")
     (folder / "test").rename(folder.parent / "elsewhere")
-    monkeypatch.setattr(data, "MAX_ARCHIVE_ENTRIES", 10)
+    monkeypatch.setattr(image_files, "MAX_ARCHIVE_ENTRIES", 10)
     with pytest.raises(UserError, match="or 10 entries: unpack it yourself"):
         read(folder)
 
 
 def test_the_limits_are_those_of_the_docs():
     text = (ROOT / "docs" / "cifar.md").read_text("utf-8")
-    assert data.MAX_ARCHIVE_BYTES == 2**30 and "1,024 MiB" in text
-    assert data.MAX_ARCHIVE_ENTRIES == 250_000 and "250,000 entries" in text
-    assert data.MAX_IMAGE_BYTES == 16 * 2**20 and "16 MiB" in text
+    assert image_files.MAX_ARCHIVE_BYTES == 2**30 and "1,024 MiB" in text
+    assert image_files.MAX_ARCHIVE_ENTRIES == 250_000 and "250,000 entries" in text
+    assert image_files.MAX_IMAGE_BYTES == 16 * 2**20 and "16 MiB" in text
