@@ -13,6 +13,7 @@ from fairseq_rskip.tools import process
 from fairseq_rskip.tools.experiments import execution, results
 from fairseq_rskip.tools.experiments.run_folder import measured, read_record
 from fairseq_rskip.tools.experiments.tasks import TASKS
+from fairseq_rskip.tools.report.tables import facts
 
 STUDIES = {
     "skips": ({}, 45),
@@ -193,6 +194,8 @@ def test_a_column_takes_the_scaled_choice_of_another_columns_sweep(tmp_path):
     assert (last.options["depth"], last.options["lr"]) == (32, 0.1)
     (result,) = [results.collect(table, cell, tmp_path) for cell in table.cells]
     assert result.chosen == {"lr": 0.1} and result.trials == []
+    settings = facts(table, [result])
+    assert settings["column 32"] == "depth 32; the choice of 20, lr times 0.5"
 
 
 @pytest.mark.parametrize(

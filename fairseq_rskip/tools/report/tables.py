@@ -220,7 +220,11 @@ def facts(experiment: Experiment, lines: list[Result]) -> dict[str, str]:
         "commit": each(short_commit(record.get("git") or "") for record in records),
     }
     for name, column in experiment.columns.items():
-        settings[f"column {name}"] = listed(column.options)
+        about = [listed(column.options)]
+        if column.sweep_of:
+            factors = [f"{option} times {factor:g}" for option, factor in column.scale.items()]
+            about.append(", ".join([f"the choice of {column.sweep_of}", *factors]))
+        settings[f"column {name}"] = "; ".join(filter(None, about))
     for line in lines:
         if line.cell.run:
             row = line.cell.row
