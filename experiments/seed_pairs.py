@@ -1,10 +1,11 @@
 """Two rows of a translation table beside each other, seed by seed, from the start to the end.
 
 ``python experiments/seed_pairs.py RUNS BASELINE OTHER`` reads the finished runs below RUNS (such as
-results/gpu/multi30k.tar.xz, unpacked) whose labels are BASELINE and OTHER, and prints the mean of
-OTHER − BASELINE over the seeds that both have, with its 95 % t-interval: the scores, the best
-validation loss, and the validation loss at the validations nearest to ``--updates``. ``--figure``
-draws the last of these over the whole training.
+results/gpu/multi30k.tar.xz, unpacked) whose labels are BASELINE and OTHER, or LABEL@RATE where a
+row has runs at several learning rates, and prints the mean of OTHER − BASELINE over the seeds that
+both have, with its 95 % t-interval: the scores, the best validation loss, and the validation loss
+at the validations nearest to ``--updates``. ``--figure`` draws the last of these over the whole
+training.
 """
 
 import argparse
@@ -24,13 +25,19 @@ FEWEST = 2  # seeds, for an interval
 
 
 def validation_losses(run: Path) -> pandas.Series:
-    """The validation losses in bits, by the number of updates, of the run in the folder ``run``."""
-    valid = [each for each in records(run / "checkpoints" / "train.log") if each.source == "valid"]
+    """The validation losses in bits, by the number of updates, of the run in the folder ``run``.
+
+    Empty where the record is kept without its log.
+    """
+    log = run / "checkpoints" / "train.log"
+    if not log.exists():
+        return pandas.Series(dtype=float)
+    valid = [each for each in records(log) if each.source == "valid"]
     return pandas.Series({each.updates: each.values["loss"] for each in valid})
 
 
 def read_runs(runs: Path, updates: list[int]) -> pandas.DataFrame:
-    """A row for each finished run: its label, its seed and its values.
+    """A row for each finished run: its label, learning rate, seed and values.
 
     Raises ``UserError`` for a run with several evaluations.
     """
@@ -43,32 +50,43 @@ def read_runs(runs: Path, updates: list[int]) -> pandas.DataFrame:
             names = ", ".join(record["scores"])
             raise UserError(f"{path} has the evaluations {names}; expected one")
         (scores,) = record["scores"].values()
-        row = {"label": record["settings"]["label"], "seed": record["seed"]}
+        settings = record["settings"]
+        row = {"label": settings["label"], "lr": settings["options"].get("lr")}
+        row["seed"] = record["seed"]
         row |= {name: scores["values"][name] for name in SCORES}
         row["best validation loss"] = record["metrics"]["values"]["valid_loss"]
         losses = validation_losses(path.parent)
         row["losses"] = losses
-        for update in updates:
+        for update in updates if len(losses) else []:
             nearest = min(losses.index, key=lambda at: abs(at - update))
             row[f"validation loss near update {update:,}"] = losses[nearest]
         rows.append(row)
     return pandas.DataFrame(rows)
 
 
+def runs_of(runs: pandas.DataFrame, name: str) -> pandas.DataFrame:
+    """The runs of a row by seed; ``name`` is its label, or LABEL@RATE. Raises ``UserError``."""
+    label, _, rate = name.partition("@")
+    chosen = runs[runs["label"] == label] if len(runs) else runs
+    if rate:
+        chosen = chosen[chosen["lr"] == float(rate)]
+    if chosen.empty:
+        raise UserError(f"there is no finished run of {name!r}; expected a row's label")
+    if chosen["seed"].duplicated().any():
+        rates = ", ".join(f"{lr:g}" for lr in sorted(chosen["lr"].unique()))
+        raise UserError(f"{name!r} has runs at the rates {rates}; expected {label}@RATE")
+    return chosen.drop(columns=["label", "lr"]).set_index("seed")
+
+
 def differences(runs: pandas.DataFrame, baseline: str, other: str) -> pandas.DataFrame:
     """OTHER − BASELINE for each value: by seed, the mean and its interval. Raises ``UserError``."""
-    by_label = {}
-    for label in (baseline, other):
-        chosen = runs[runs["label"] == label] if len(runs) else runs
-        if chosen.empty:
-            raise UserError(f"there is no finished run of {label!r}; expected a row's label")
-        by_label[label] = chosen.drop(columns=["label", "losses"]).set_index("seed")
-    by_seed = (by_label[other] - by_label[baseline]).dropna()
+    first, second = (runs_of(runs, name).drop(columns="losses") for name in (baseline, other))
+    by_seed = (second - first).dropna(how="all")
     if len(by_seed) < FEWEST:
         raise UserError(f"the rows share {len(by_seed)} seeds; an interval needs {FEWEST}")
 
     rows = []
-    for name, values in by_seed.items():
+    for name, values in by_seed.dropna(axis="columns").items():
         interval = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
         row = {"value": name, "seeds": len(values), "mean": values.mean()}
         row |= {"low": interval.low, "high": interval.high}
@@ -79,14 +97,14 @@ def differences(runs: pandas.DataFrame, baseline: str, other: str) -> pandas.Dat
 
 def draw(runs: pandas.DataFrame, baseline: str, other: str, stem: Path) -> None:
     """The difference of the validation losses of each seed over the training, and their mean."""
-    losses = runs.set_index(["label", "seed"])["losses"]
+    losses = {name: runs_of(runs, name)["losses"] for name in (baseline, other)}
     figure, (axis,) = figures.new_figure(width=7)
     curves = []
     for seed in sorted(set(losses[baseline].index) & set(losses[other].index)):
         # by epochs: an epoch of two runs may differ by an update, and one may have stopped early
-        epochs = min(len(losses[baseline, seed]), len(losses[other, seed]))
-        first = losses[baseline, seed].iloc[:epochs]
-        second = losses[other, seed].iloc[:epochs]
+        epochs = min(len(losses[baseline][seed]), len(losses[other][seed]))
+        first = losses[baseline][seed].iloc[:epochs]
+        second = losses[other][seed].iloc[:epochs]
         curves.append(second.to_numpy() - first.to_numpy())
         axis.plot(first.index, curves[-1], color="0.7", linewidth=1)
     epochs = min(map(len, curves))

@@ -61,6 +61,34 @@ def test_a_run_with_two_evaluations_is_refused(tmp_path, monkeypatch, capsys):
     assert "has the evaluations beam1, beam4; expected one" in capsys.readouterr().err
 
 
+def record_of(folder, label, lr, seed, loss):
+    """A run's record without its log, as results/runs.tar.xz has it."""
+    path = folder / f"{label}-{lr}" / f"seed{seed}" / "run.json"
+    path.parent.mkdir(parents=True)
+    names = ("sacreBLEU 13a", "chrF", "chrF++", "tokenised BLEU lower-cased")
+    record = {
+        "settings": {"label": label, "options": {"lr": lr}},
+        "seed": seed,
+        "metrics": {"values": {"valid_loss": loss}},
+        "scores": {"evaluation": {"values": dict.fromkeys(names, 40.0 - loss)}},
+    }
+    path.write_text(json.dumps(record))
+
+
+def test_a_row_with_several_rates_is_named_with_one(tmp_path, monkeypatch, capsys):
+    for seed in (1, 2):
+        record_of(tmp_path, "a", 0.1, seed, 4.0)
+        record_of(tmp_path, "a", 0.2, seed, 5.0)
+        record_of(tmp_path, "b", 0.1, seed, 4.5 + seed / 10)
+    assert run(monkeypatch, tmp_path, "a", "b") == 1
+    assert "'a' has runs at the rates 0.1, 0.2; expected a@RATE" in capsys.readouterr().err
+    file = tmp_path / "pairs.csv"
+    assert not run(monkeypatch, tmp_path, "a@0.2", "b", "--csv", file)
+    row = pandas.read_csv(file).set_index("value").loc["best validation loss"]
+    assert row["mean"] == pytest.approx(-0.35) and row["seeds"] == 2
+    assert [row["seed 1"], row["seed 2"]] == pytest.approx([-0.4, -0.3])
+
+
 def test_a_row_that_is_not_there_is_named(runs, monkeypatch, capsys):
     assert run(monkeypatch, runs, "post-norm", "Keel") == 1
     assert "no finished run of 'Keel'; expected a row's label" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import pytest
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
+SEEDS = {"2": "two", "3": "three"}
 
 # the beginning of a line of README's table -> its CSVs and their column
 LINES = {
@@ -94,6 +95,15 @@ def test_the_longer_training_has_the_figures_of_its_csvs():
             assert rows[name]["seeds_done"] == "5"
         mean, low, high = (signed(pairs[value][each], digits) for each in ("mean", "low", "high"))
         assert shown[2] == f"{mean} ({low} to {high})"
+
+
+def test_the_pair_at_its_own_rates_has_the_figures_of_its_csv():
+    with (ROOT / "results/multi30k_own_rates.csv").open(encoding="utf-8") as file:
+        pairs = {line["value"]: line for line in csv.DictReader(file)}
+    loss = pairs["best validation loss"]
+    mean, low, high = (f"{float(loss[name]):.3f}" for name in ("mean", "low", "high"))
+    shown = f"({mean} bits, {low} to {high}; {SEEDS[loss['seeds']]} seeds, CPU)"
+    assert shown.replace("-", "−") in README
 
 
 def test_readme_has_at_most_10000_bytes():
