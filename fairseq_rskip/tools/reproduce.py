@@ -172,7 +172,7 @@ def _check_data(tables: list[Experiment]) -> None:
     checked = set()
     for table in tables:
         for cell in table.cells:
-            for _, run in cell.variants:
+            for run in cell.runs:
                 if (table.task, run.data) not in checked:
                     checked.add((table.task, run.data))
                     TASKS[table.task].check_data(run.data)
@@ -201,7 +201,7 @@ def prepare_data(table: Experiment, dry_run: bool = False) -> bool:
 
     Returns whether anything was prepared. Raises ``UserError``.
     """
-    data_of_runs = [run.data for cell in table.cells for _, run in cell.variants]
+    data_of_runs = [run.data for cell in table.cells for run in cell.runs]
     any_prepared = False
     for data in dict.fromkeys(data_of_runs):
         text = table.texts.get(data)

@@ -194,6 +194,7 @@ def test_a_column_takes_the_scaled_choice_of_another_columns_sweep(tmp_path):
     assert (last.options["depth"], last.options["lr"]) == (32, 0.1)
     (result,) = [results.collect(table, cell, tmp_path) for cell in table.cells]
     assert result.chosen == {"lr": 0.1} and result.trials == []
+    assert [run.options["depth"] for run in table.cells[0].runs] == [32, 32, 20, 20]
     settings = facts(table, [result])
     assert settings["column 32"] == "depth 32; the choice of 20, lr times 0.5"
 

@@ -347,7 +347,7 @@ def _check_folders(experiments: list[Experiment]) -> None:
     for experiment in experiments:
         data_folder = TASKS[experiment.task].data_folder
         for cell in experiment.cells:
-            for _, run in cell.variants:
+            for run in cell.runs:
                 other = known.setdefault(run.folder_in(Path(), 1), run)
                 if data_folder(other.data) != data_folder(run.data):
                     raise UserError(

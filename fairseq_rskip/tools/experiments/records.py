@@ -212,6 +212,12 @@ class Cell:
     def __str__(self) -> str:
         return " / ".join(filter(None, [self.row.label, self.column]))
 
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that may be started for this cell, those that decide its sweep among them."""
+        points = [*self.variants, *(self.decided_by.variants if self.decided_by else [])]
+        return [point.run for point in points]
+
 
 @dataclass(frozen=True)
 class Experiment:
