@@ -87,7 +87,12 @@ class ProRes(Scheduled):
 
     def __init__(self, dim: int, *, warmup: Warmup = 1000, **common: Unpack[Common]):
         super().__init__(dim, warmup=warmup, **common)
-        self.warmup *= self.place.index + 1
+        self.layer = self.place.index + 1
+        self.warmup *= self.layer
+
+    def constants(self) -> dict[str, float]:
+        constants = super().constants()
+        return {**constants, "T": self.warmup / self.layer, "l": float(self.layer)}
 
 
 @register("branchnorm")

@@ -203,7 +203,7 @@ def test_a_column_takes_the_scaled_choice_of_another_columns_sweep(tmp_path):
     ("column", "said"),
     [
         ({"sweep_of": "21"}, "sweep_of is '21'"),
-        ({"sweep_of": "32"}, "sweep_of is '32', which is not swept itself"),
+        ({"sweep_of": "32"}, "sweep_of is '32'; expected one of 20$"),
         ({"scale": {"lr": 0.5}}, "scale needs sweep_of"),
         ({"sweep_of": "20", "scale": {"lrr": 0.5}}, "scale has 'lrr', which is not swept"),
     ],
@@ -214,6 +214,17 @@ def test_a_wrong_sweep_of_is_one_line(tmp_path, column, said):
     options = {**IMAGES["options"], "valid-images": 100}
     path = write(tmp_path, IMAGES, sweep={"lr": [0.1, 0.2]}, columns=columns, options=options)
     with pytest.raises(UserError, match=said):
+        tables(path)
+
+
+def test_a_row_of_a_fixed_rate_in_a_scaled_column_is_refused(tmp_path):
+    """Its rate would stay while those of the other rows fall."""
+    columns = {"20": {}, "32": {"sweep_of": "20", "scale": {"lr": 0.5}}}
+    rows = [{**IMAGES["rows"][0], "sweep": {}}, IMAGES["rows"][1]]
+    options = {**IMAGES["options"], "valid-images": 100}
+    file = {"rows": rows, "columns": columns, "options": options}
+    path = write(tmp_path, IMAGES, sweep={"lr": [0.1, 0.2]}, **file)
+    with pytest.raises(UserError, match="scale has 'lr', which the row 'plain' does not sweep"):
         tables(path)
 
 

@@ -283,8 +283,8 @@ def test_training_is_killed_resumes_and_ends(tiny_corpus, tmp_path, capsys):
         and "all 60 updates" in capsys.readouterr().err
     )
     for other, said in {
-        "--skip-lambda 3": "skip-lambda 2: expected 3",
-        "--seed 7": "seed 1: expected 7",
+        "--skip-lambda 3": "skip-lambda 2, not 3",
+        "--seed 7": "seed 1, not 7",
     }.items():
         words = [*map(str, argv), "--max-update", "60", *other.split()]
         assert main(["train", *words]) == 1

@@ -72,10 +72,10 @@ def _in_sweep_of(table: Table, column: Table.Column) -> Iterator[str]:
         yield "scale needs sweep_of, the column whose choice is scaled"
     if column.sweep_of and not swept:
         yield "sweep_of needs a sweep, of the table or of its rows"
-    other = table.columns.get(column.sweep_of) if column.sweep_of else None
-    if other is not None and other.sweep_of:
-        yield f"sweep_of is {column.sweep_of!r}, which is not swept itself"
-    for name in dashed(column.scale):
+    for name in dashed(column.scale) if swept else []:
+        for row in table.rows:
+            if row.run and row.sweep is not None and name not in dashed(row.sweep):
+                yield f"scale has {name!r}, which the row {row.label!r} does not sweep"
         values = swept.get(name, [])
         if not values:
             yield f"scale has {name!r}, which is not swept; expected one of {', '.join(swept)}"
@@ -94,7 +94,8 @@ def _references(table: Table, task: str, metric: str, baseline: str) -> list[Ref
     for name, column in table.columns.items():
         if column.sweep_of:
             where = f", column {name!r}: sweep_of"
-            references.append(Reference(where, column.sweep_of, [*table.columns]))
+            swept = [other for other, each in table.columns.items() if not each.sweep_of]
+            references.append(Reference(where, column.sweep_of, swept))
 
     labels = [row.label for row in table.rows]
     for number, row in enumerate(table.rows, 1):

@@ -278,7 +278,8 @@ def _warnings_of_ramp(model: argparse.Namespace, schedule: Schedule) -> list[str
     ramp = last_ramp(kind, max(sides), getattr(model, "skip_warmup", None))
     if schedule.unit != "updates" or not 0 < schedule.end < ramp:
         return []
+    share = schedule.end / ramp
     return [
-        f"the weight of the last layer's branches grows until update {ramp:,} of {schedule.end:,}; "
-        "--skip-warmup N changes it"
+        f"at the end the last layer's branches have {share:.2g} of their full weight, which they "
+        f"have from update {ramp:,} on; --skip-warmup N changes it (prores: times the layers)"
     ]

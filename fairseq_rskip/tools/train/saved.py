@@ -58,7 +58,7 @@ class SavedTraining:
         """Raise ``UserError`` if it had other ``settings``, ``CheckpointError``."""
         for name, found, asked in self.differences(settings):
             raise UserError(
-                f"{self.folder} has a finished training with {name} {found}: expected {asked}; "
+                f"{self.folder} has a finished training with {name} {found}, not {asked}; "
                 "another --save-dir keeps both"
             )
 
