@@ -73,6 +73,7 @@ PUBLISHED = {
     "rivals_cifar": "rivals-cifar --corpus {}/cifar10-jpg --set "
     "iterations=300 warmup-iterations=2 batch-size=32 amp=bf16",
     "lm_rivals": "lm-rivals",
+    "lm_starts": "lm-starts",
     "lm_depth": "lm-depth --set lr=0.003",
     "depth_runs": "depth",
 }
