@@ -218,6 +218,15 @@ def test_a_wrong_sweep_of_is_one_line(tmp_path, column, said):
         tables(path)
 
 
+def test_a_scaled_option_has_numbers_as_its_values(tmp_path):
+    columns = {"20": {}, "32": {"sweep_of": "20", "scale": {"amp": 0.5}}}
+    options = {**IMAGES["options"], "valid-images": 100}
+    file = {"columns": columns, "options": options}
+    path = write(tmp_path, IMAGES, sweep={"amp": ["off", "bf16"]}, **file)
+    with pytest.raises(UserError, match="scale has 'amp', whose values are not all numbers"):
+        tables(path)
+
+
 def test_a_row_of_a_fixed_rate_in_a_scaled_column_is_refused(tmp_path):
     """Its rate would stay while those of the other rows fall."""
     columns = {"20": {}, "32": {"sweep_of": "20", "scale": {"lr": 0.5}}}

@@ -72,15 +72,18 @@ def _in_sweep_of(table: Table, column: Table.Column) -> Iterator[str]:
         yield "scale needs sweep_of, the column whose choice is scaled"
     if column.sweep_of and not swept:
         yield "sweep_of needs a sweep, of the table or of its rows"
-    for name in dashed(column.scale) if swept else []:
+    if not swept:
+        return
+
+    for name in dashed(column.scale):
+        if name not in swept:
+            yield f"scale has {name!r}, which is not swept; expected one of {', '.join(swept)}"
+            continue
+        if not all(isinstance(value, int | float) for value in swept[name]):
+            yield f"scale has {name!r}, whose values are not all numbers"
         for row in table.rows:
             if row.run and row.sweep is not None and name not in dashed(row.sweep):
                 yield f"scale has {name!r}, which the row {row.label!r} does not sweep"
-        values = swept.get(name, [])
-        if not values:
-            yield f"scale has {name!r}, which is not swept; expected one of {', '.join(swept)}"
-        elif not all(isinstance(value, int | float) for value in values):
-            yield f"scale has {name!r}, whose values are not all numbers"
 
 
 def _references(table: Table, task: str, metric: str, baseline: str) -> list[Reference]:

@@ -328,7 +328,8 @@ def _with_runs(cell: Cell, experiment: Experiment, warnings: list[str]) -> Cell:
     for values in itertools.product(*cell.sweep.values()):
         swept = {}
         for name, value in zip(cell.sweep, values):
-            swept[name] = _rounded(value * scale[name]) if name in scale else value
+            is_scaled = name in scale and not isinstance(value, str)  # else a contradiction
+            swept[name] = _rounded(value * scale[name]) if is_scaled else value
         complete = replace(cell, options={**cell.options, **swept})
         run, its_warnings = task.make_run(data, complete, experiment)
         variants.append(SweepPoint(swept, replace(run, label=cell.row.label)))

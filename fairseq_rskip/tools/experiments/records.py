@@ -213,9 +213,16 @@ class Cell:
         return " / ".join(filter(None, [self.row.label, self.column]))
 
     @property
+    def tried(self) -> list[SweepPoint]:
+        """The combinations that decide the sweep: its own, or those of another column."""
+        return self.decided_by.variants if self.decided_by else self.variants
+
+    @property
     def runs(self) -> list[Run]:
         """The runs that may be started for this cell, those that decide its sweep among them."""
-        points = [*self.variants, *(self.decided_by.variants if self.decided_by else [])]
+        points = [*self.variants]
+        if self.decided_by:
+            points += self.tried
         return [point.run for point in points]
 
 

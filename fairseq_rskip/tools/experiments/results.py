@@ -48,8 +48,7 @@ def ready(experiment: Experiment, out: Path) -> list[Run]:
     runs = []
     for cell in experiment.cells:
         if cell.sweep:
-            tried = (cell.decided_by or cell).variants
-            runs += [_sweep_run(point, experiment, out) for point in tried]
+            runs += [_sweep_run(point, experiment, out) for point in cell.tried]
     for seed in experiment.seeds:
         for by_seed in decided:
             if seed in by_seed:
@@ -135,8 +134,7 @@ def collect(experiment: Experiment, cell: Cell, out: Path) -> Result:
     """The states and values of the runs of ``cell``, without comparisons."""
     trials = []
     if len(cell.variants) > 1:
-        tried = (cell.decided_by or cell).variants
-        trials = [_trial(experiment, point, out) for point in tried]
+        trials = [_trial(experiment, point, out) for point in cell.tried]
     chosen = _index_of_best(trials)
     if chosen is None or not cell.variants:
         return Result(cell, trials=trials)
