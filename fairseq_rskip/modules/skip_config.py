@@ -75,11 +75,14 @@ class _SkipOptions:
             return self.build(1, place, pre_norm=pre_norm)
         except ValueError as error:
             words = [f"--arch {arch} with --skip-kind {self.skip_kind}"]
+            reason = in_terms_of_flags(str(error))
             for name, value in self.kind_options().items():
-                words.append(f"--{flag(name).replace('_', '-')} {value}")
+                option = f"--{flag(name).replace('_', '-')} "
+                if not reason.startswith(option):  # what is wrong stands once
+                    words.append(f"{option}{value}")
             if pre_norm:
                 words.append("(--encoder-normalize-before or --decoder-normalize-before)")
-            raise UserError(f"{' '.join(words)}: {in_terms_of_flags(str(error))}") from None
+            raise UserError(f"{' '.join(words)}: {reason}") from None
 
     def check_layers(self, arch: str, sides: dict[str, Any]) -> None:
         """Refuse options that leave out layers where the rule cannot do without them.

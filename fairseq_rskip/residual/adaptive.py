@@ -19,12 +19,10 @@ from .weighted import BranchScale, Recursive
 
 SHARPNESS = 3.0  # initially mixture and halting put about 0.9 of the weight on the initial λ
 
-InitialLambda = Annotated[float, Positive("the initial λ", affects_output=False)]
+InitialLambda = Annotated[float, Positive("the initial λ", affects="start")]
 Adapt = Literal["fraction", "mixture", "halting", "gradient"]
 MaxSteps = Annotated[int, Count("K, askip's largest λ", short="K")]
-HaltCost = Annotated[
-    float, Fraction("τ, loss penalty per step (halting only)", affects_output=False)
-]
+HaltCost = Annotated[float, Fraction("τ, loss penalty per step (halting only)", affects="training")]
 
 RULES: dict[str, type["AdaptiveSkip"]] = {}
 

@@ -37,7 +37,7 @@ class Admin(Profiled, Weighted):
         *,
         omega: Annotated[
             Literal["profile", "formula"],
-            Choice("initial value of admin's ω", affects_output=False),
+            Choice("initial value of admin's ω", affects="start"),
         ] = "profile",
         **common: Unpack[Common],
     ):

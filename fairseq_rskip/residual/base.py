@@ -357,7 +357,7 @@ class SkipConnection(Layout, WithRule):
 
     def rule(self) -> dict[str, Any]:
         declared = options_of(type(self)).values()
-        names = [option.name for option in declared if option.about.affects_output]
+        names = [option.name for option in declared if option.about.affects == "output"]
         options = {name: getattr(self.options, name) for name in names}
         return {"kind": self.kind, **options, "norm_axes": self.norm_axes, "eps": self.eps}
 

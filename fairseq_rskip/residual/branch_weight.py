@@ -79,7 +79,7 @@ class LayerScale(BranchWeight):
         self,
         dim: int,
         *,
-        init: Annotated[float | None, Real(WEIGHT_HELP, affects_output=False)] = None,
+        init: Annotated[float | None, Real(WEIGHT_HELP, affects="start")] = None,
         **common: Unpack[Common],
     ):
         super().__init__(dim, init=init, **common)

@@ -14,7 +14,7 @@ from .options import Count, Rate, Real, all_norms
 from .registry import register
 from .weighted import ConstantSkip, SkipLambda, Weighted
 
-GateBias = Annotated[float, Real("initial value of the bias of a gate", affects_output=False)]
+GateBias = Annotated[float, Real("initial value of the bias of a gate", affects="start")]
 
 
 @register("highway")
@@ -121,7 +121,7 @@ class DropoutShortcut(ConstantSkip):
         dim: int,
         *,
         shortcut_dropout: Annotated[
-            float, Rate("rate of dropout on the shortcut", affects_output=False)
+            float, Rate("rate of dropout on the shortcut", affects="training")
         ] = 0.5,
         **common: Unpack[Common],
     ):

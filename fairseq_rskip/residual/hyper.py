@@ -23,7 +23,7 @@ ReadBias = Annotated[
     Positive(
         "initial bias of the gate by which an mHC branch reads its stream; minus that for the "
         "others",
-        affects_output=False,
+        affects="start",
     ),
 ]
 Mixing = Annotated[
@@ -109,7 +109,7 @@ class HyperConnection(MatrixSkip):
             Choice(
                 "initial out and fc2 of hyper's branches: "
                 "as drawn, or over sqrt(n) as in the paper",
-                affects_output=False,
+                affects="start",
             ),
         ] = "plain",
         **common: Unpack[Common],
@@ -234,6 +234,11 @@ class SigmoidGates(MatrixSkip):
         self.phi_post = self.new_parameter(torch.zeros(n * dim, n))
         self.alpha_pre = self.new_parameter(torch.full((1,), 0.01))
         self.alpha_post = self.new_parameter(torch.full((1,), 0.01))
+
+    def constants(self) -> dict[str, float]:
+        # of b_pre, the gate of the stream that the branch reads at first: the others begin at minus
+        # that, and the mean says little
+        return {**super().constants(), "b_pre": float(self.b_pre[self.reads].detach())}
 
     def projected(self, h: Tensor, *phi: Tensor) -> tuple[Tensor, ...]:
         """``(vec(H) / rms(vec(H))) phi`` for each ``phi``, ``(n * dim, k)``: ``(..., k)``."""

@@ -32,14 +32,14 @@ class Option:
     Args:
         help: the text of the command lines.
         short: the option's name in the name of a run; by default its own.
-        affects_output: False for initial values and for options that matter only in training: for
-            equal parameters, y in evaluation does not depend on them.
+        affects: "output" if y in evaluation depends on it, for equal parameters; "start" for an
+            initial value; "training" for what matters in training only.
         auto: computes the value from the :class:`.Place` if the value is "auto".
     """
 
     help: str
     short: str = ""
-    affects_output: bool = True
+    affects: Literal["output", "start", "training"] = "output"
     auto: Callable[[Any], float] | None = None
 
     accepted: ClassVar[str] = ""
@@ -153,7 +153,7 @@ DROP_PATH = Declared(
     Rate(
         "stochastic depth (Huang et al. 2016): rate of the last block, linear in depth",
         short="drop",
-        affects_output=False,
+        affects="training",
     ),
 )
 
@@ -162,9 +162,7 @@ NORM_ALPHA = Declared(
     "norm_alpha",
     float,
     None,
-    Positive(
-        "initial α of the norms dyt and derf, by default 0.5", short="α", affects_output=False
-    ),
+    Positive("initial α of the norms dyt and derf, by default 0.5", short="α", affects="start"),
     optional=True,
 )
 WITH_ALPHA = ("dyt", "derf")  # the norms that have an α

@@ -171,7 +171,7 @@ class MultiGateResidual(HistorySkip):
         ] = 4,
         gate_bias: Annotated[
             float | None,
-            Real("initial bias of the gates (by depth if not given)", affects_output=False),
+            Real("initial bias of the gates (by depth if not given)", affects="start"),
         ] = None,
         **common: Unpack[Common],
     ):

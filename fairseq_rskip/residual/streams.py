@@ -157,7 +157,7 @@ class X0(StreamSkip):
         *,
         x0_init: Annotated[
             Literal["plain", "nanochat"],
-            Choice("initial r and s of x0: 1 and 0, or nanochat's by depth", affects_output=False),
+            Choice("initial r and s of x0: 1 and 0, or nanochat's by depth", affects="start"),
         ] = "plain",
         **common: Unpack[Common],
     ):

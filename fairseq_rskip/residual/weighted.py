@@ -35,7 +35,7 @@ BranchScale = Annotated[
         short="alpha",
     ),
 ]
-InitialWeight = Annotated[float, Real(WEIGHT_HELP, affects_output=False)]
+InitialWeight = Annotated[float, Real(WEIGHT_HELP, affects="start")]
 
 
 def least_scale(place: Place) -> float:

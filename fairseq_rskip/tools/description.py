@@ -20,6 +20,7 @@ from torch import nn
 from fairseq_rskip.console import Parser, in_columns, print_line
 from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.norms import NORMS
+from fairseq_rskip.norms.rows import DyT
 from fairseq_rskip.ops import in_use
 from fairseq_rskip.pretrained import bundled_names
 from fairseq_rskip.residual import BranchWeights, SkipConnection
@@ -37,8 +38,9 @@ OF_VOCABULARY = ("embed_tokens.weight", "output_projection.weight")  # whose siz
 class Row(NamedTuple):
     """One skip connection.
 
-    ``norms``: the name of each norm by its position (before, branch, after the sum); ``std``: the
-    standard deviation of each branch matrix over Xavier's, by the matrix's role.
+    ``norms``: the name of each norm, and its α where it has one, by its position (before, branch,
+    after the sum); ``std``: the standard deviation of each branch matrix over Xavier's, by the
+    matrix's role.
     """
 
     side: str
@@ -169,14 +171,15 @@ def _size_of_rule(skip: SkipConnection, parameters: list[nn.Parameter]) -> int:
 
 
 def _norms(skip: SkipConnection) -> dict[str, str]:
-    """The name of each norm by its position."""
+    """The name of each norm by its position, with its α where it has one."""
     names = {cls: name for name, cls in NORMS.items()}
     norms = {"before": skip.pre, "branch": skip.branch, "after": next(iter(skip.post), None)}
     found = {}
     for position, norm in norms.items():
         name = names.get(type(norm), type(norm).__name__)
         if norm is not None and name != "none":
-            found[position] = name
+            alpha = f" α={float(norm.alpha.detach()):.4g}" if isinstance(norm, DyT) else ""
+            found[position] = name + alpha
     return found
 
 

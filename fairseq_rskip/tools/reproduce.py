@@ -15,7 +15,7 @@ from fairseq_rskip.tools.process import follow, stop_on_signals
 from .experiments import execution, own_text
 from .experiments.plan import Choice, make_tables
 from .experiments.records import DONE, RUNNING, Experiment, Run, State, Table
-from .experiments.results import distinct, ready, state
+from .experiments.results import distinct, ready, state, undecided
 from .experiments.task import RSKIP
 from .experiments.tasks import TASKS
 from .experiments.text_tasks import planned
@@ -267,7 +267,9 @@ def _show(tables: list[Experiment], options: argparse.Namespace) -> None:
             continue
         for command in TASKS[run.task].commands(run):
             print_line(f"{shlex.join(command)}  # {run}: {now}")
-    print_line(f"# {done} of {len(runs)} runs are done")
+    waiting = sum(undecided(table, options.output) for table in tables)
+    more = f"; more follow where sweeps end, in {waiting} rows" if waiting else ""
+    print_line(f"# {done} of {len(runs)} runs are done{more}")
 
 
 def report(options: argparse.Namespace, tables: list[Experiment] | None = None) -> None:

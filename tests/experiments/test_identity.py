@@ -163,6 +163,7 @@ def test_a_sweep_tries_values_with_one_seed_and_trains_the_best_with_all(tmp_pat
     (table,) = tables(path)
     first = results.ready(table, tmp_path)
     assert [(run.options["lr"], run.seed) for run in first] == [(0.1, 1), (0.2, 1), (0.4, 1)]
+    assert results.undecided(table, tmp_path) == 1
     for run, error in zip(first, (30.0, 20.0, float("nan"))):
         run.folder.mkdir(parents=True)
         (run.folder / "run.json").write_text(
@@ -171,6 +172,7 @@ def test_a_sweep_tries_values_with_one_seed_and_trains_the_best_with_all(tmp_pat
     assert [(run.options["lr"], run.seed) for run in results.ready(table, tmp_path)][3:] == [
         (0.2, 2)
     ]
+    assert results.undecided(table, tmp_path) == 0
 
 
 def test_a_column_takes_the_scaled_choice_of_another_columns_sweep(tmp_path):

@@ -298,6 +298,28 @@ def test_a_mistake_in_yamls_syntax_has_its_line_and_a_remedy(tmp_path, text, sai
     assert said in message and "\n" not in message
 
 
+def test_a_row_of_rows_from_is_its_label_alone(tmp_path):
+    """A mapping with that label is another row, which needs its own arch."""
+    write(tmp_path, TRANSLATION, name="other")
+    file = {"rows_from": "other.yaml", "data": "multi30k-en-de", "rows": [{"label": "rSkip"}]}
+    path = write(tmp_path, file)
+    said = "row 1 ('rSkip'): expected 'arch', 'run: false', or '- rSkip' alone for that row of "
+    assert said in refused(path)
+
+
+def test_a_row_without_an_arch_for_a_column_is_named(tmp_path):
+    columns = {"a": {}, "b": {"options": {"lr": 0.1}}}
+    architectures = {"a": "transformer_xskip_ln_tiny"}
+    rows = [*TRANSLATION["rows"], {"label": "x", "arch": architectures}]
+    (table,) = tables(write(tmp_path, TRANSLATION, columns=columns, rows=rows))
+    named = [warning for warning in table.warnings if "no arch" in warning]
+    assert named == ["row 'x' has no arch for column 'b': not run there"]
+
+    columns["a"]["sweep_of"] = "b"
+    path = write(tmp_path, TRANSLATION, columns=columns, rows=rows, sweep={"lr": [0.1, 0.2]})
+    assert "column 'a': sweep_of 'b', where the row 'x' has no arch" in refused(path)
+
+
 def test_list_counts_a_sweeps_seed_that_is_not_asked_for(tmp_path, monkeypatch, capsys):
     """With seeds 2 and 3 both values are tried with seed 1, and the best is trained twice."""
     monkeypatch.chdir(tmp_path)

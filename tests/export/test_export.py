@@ -21,7 +21,7 @@ from fairseq_rskip.residual import create_skip, own_rules
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools import translate
 from fairseq_rskip.tools.__main__ import main as rskip
-from fairseq_rskip.tools.export.card import Card
+from fairseq_rskip.tools.export.card import Card, rule_line
 from fairseq_rskip.tools.export.card import write as write_card
 from fairseq_rskip.tools.export.main import copy_own_rules
 from fairseq_rskip.vision.config import Config
@@ -366,6 +366,11 @@ def test_nothing_in_a_card_is_markup(classifier, tmp_path):
     header, text = card(tmp_path / "out")
     assert header["license"] == "mit"
     assert "<script" not in text and "&lt;script" in text and "\\[x\\](y) \\`a\\` # b" in text
+
+
+def test_a_card_has_the_span_of_a_number_that_differs_between_blocks():
+    blocks = [create_skip("wskip", 4, init=weight) for weight in (1.0, 2.5, 1.5)]
+    assert rule_line(blocks).startswith("* `wskip` (alpha 1, weight 1 to 2.5): Learned skip ")
 
 
 def test_an_own_rule_goes_with_the_model_and_the_card_names_it(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from fairseq_rskip.tools import description
 TINY = (
     "--encoder-embed-dim 32 --encoder-ffn-embed-dim 48 --encoder-layers 2 --decoder-layers 2"
 ).split()
+DYT = ["--skip-norm", "dyt", "--skip-norm-alpha", "2"]
 
 
 @pytest.fixture(autouse=True)
@@ -169,3 +170,10 @@ def test_the_folder_and_help_need_neither_torch_nor_fairseq():
     ):
         done = run_command([sys.executable, "-c", program.format(argv)])
         assert expected in done.stdout and done.returncode == 0, done.stderr
+
+
+def test_initial_values_of_a_norm_and_of_a_reading_gate_are_shown():
+    norms = {row["norms"]["after"] for row in described("transformer_lm_postln_tiny", *DYT)}
+    assert norms == {"dyt α=2"}
+    gates = described("transformer_lm_mhc_tiny", "--skip-read-bias", "1")
+    assert {row["constants"]["b_pre"] for row in gates} == {1.0}  # and -1 of the other streams

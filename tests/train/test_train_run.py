@@ -14,15 +14,19 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT, run_command
 from fairseq.logging.progress_bar import SummaryWriter
 from training_corpus import STARTING, lengthen, planner, prepare
 
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import process
 from fairseq_rskip.tools.__main__ import main
+from fairseq_rskip.tools.log import LAST
 from fairseq_rskip.tools.train.main import read
 from fairseq_rskip.tools.train.plan import make_plan
 from fairseq_rskip.tools.train.run import Progress
+from fairseq_rskip.tools.train.saved import SavedTraining
 
 SCRIPT = ROOT / "scripts" / "train.sh"
 TINY = "transformer_rskip_ln_tiny"
@@ -290,6 +294,24 @@ def test_training_is_killed_resumes_and_ends(tiny_corpus, tmp_path, capsys):
         assert main(["train", *words]) == 1
         error = capsys.readouterr().err.splitlines()[-1]
         assert error.startswith(f"error: {save} has a finished training with {said}; ")
+
+
+@pytest.mark.parametrize(("given", "refused"), [(2.0, True), (1.0, False), (None, True)])
+def test_a_training_keeps_the_initial_values_that_it_began_with(tmp_path, given, refused):
+    """Otherwise a checkpoint would say later that it began with the new ones; None is the default.
+
+    What matters in training only may change.
+    """
+    model = {"_name": "transformer_mhc", "skip_kind": "mhc", "skip_read_bias": 1.0}
+    torch.save({"cfg": {"model": {**model, "skip_drop_path": 0.0}}}, tmp_path / LAST)
+    asked = {"skip-kind": "mhc", "skip-read-bias": given, "skip-drop-path": 0.1}
+    saved = SavedTraining(tmp_path)
+    assert ("skip-drop-path", 0.0, 0.1) in saved.differences(asked)
+    if not refused:
+        saved.check_initial_values(asked)
+        return
+    with pytest.raises(UserError, match=r"^--skip-read-bias [24].0: the training in .* with 1.0,"):
+        saved.check_initial_values(asked)
 
 
 def test_a_stop_names_the_updates_of_the_checkpoint(capsys):

@@ -191,7 +191,9 @@ def task_of(path: Path, expected: str = "") -> dict:
     state = load_state(path)
     task = (state.get("cfg") or {}).get("task") or {}
     if expected and task.get("_name") != expected:
-        raise UserError(f"{path} was trained for --task {task.get('_name')}: expected {expected}")
+        name = task.get("_name")
+        hint = "; rskip export gives it sample()" if name == "language_modeling" else ""
+        raise UserError(f"{path} was trained for --task {name}: expected {expected}{hint}")
     return task
 
 

@@ -54,7 +54,8 @@ def _in_row(table: Table, number: int, task_name: str) -> Iterator[str]:
         if row.arch:
             yield f"{where}images take no 'arch'"
         else:
-            yield f"{where}expected 'arch', or 'run: false'"
+            alone = f"or '- {row.label}' alone for that row of rows_from"
+            yield f"{where}expected 'arch', 'run: false', {alone}"
 
     if isinstance(row.reported, int | float) and len(table.columns) > 1:
         columns = ", ".join(table.columns)
@@ -72,9 +73,15 @@ def _in_sweep_of(table: Table, column: Table.Column) -> Iterator[str]:
         yield "scale needs sweep_of, the column whose choice is scaled"
     if column.sweep_of and not swept:
         yield "sweep_of needs a sweep, of the table or of its rows"
-    if not swept:
-        return
+    for row in table.rows:
+        if column.sweep_of and isinstance(row.arch, dict) and column.sweep_of not in row.arch:
+            yield f"sweep_of {column.sweep_of!r}, where the row {row.label!r} has no arch"
+    if swept:
+        yield from _in_scale(table, column, swept)
 
+
+def _in_scale(table: Table, column: Table.Column, swept: dict[str, list[Any]]) -> Iterator[str]:
+    """Yield what is wrong with a column's ``scale``; ``swept``: name -> the values tried."""
     for name in dashed(column.scale):
         if name not in swept:
             yield f"scale has {name!r}, which is not swept; expected one of {', '.join(swept)}"

@@ -195,6 +195,8 @@ def _cells(experiment: Experiment, mistakes: list[str]) -> tuple[list[Cell], lis
     for row, name in itertools.product(experiment.rows, experiment.columns):
         cell = make_cell(experiment, row, name, experiment.changed)
         if not cell.run:
+            if row.run:
+                warnings.append(f"row {row.label!r} has no arch for column {name!r}: not run there")
             cells.append(cell)
             continue
         try:

@@ -57,6 +57,12 @@ def ready(experiment: Experiment, out: Path) -> list[Run]:
     return distinct(runs)
 
 
+def undecided(experiment: Experiment, out: Path) -> int:
+    """The number of cells with a sweep that has not ended: more runs follow its choice."""
+    swept = [cell for cell in experiment.cells if cell.sweep]
+    return sum(not collect(experiment, cell, out).runs for cell in swept)
+
+
 def distinct(runs: list[Run]) -> list[Run]:
     """``runs``, each training once for each evaluation of it.
 

@@ -196,9 +196,14 @@ class LanguageModel(Translation):
     """Training by train.sh on a text, perplexity by evaluate.sh."""
 
     name = "language-model"
-    meanings = dict.fromkeys(
-        LOSSES, "the cross-entropy in bits per subword; 2 to its power is the perplexity"
-    )
+    meanings = {
+        **dict.fromkeys(
+            LOSSES, "the cross-entropy in bits per subword; 2 to its power is the perplexity"
+        ),
+        "perplexity": "of the test text, per subword",
+        "perplexity per word": "of the test text",
+        "bits per byte": "of the test text",
+    }
     is_text = True
     metric = "perplexity"  # per subword
     metrics = dict.fromkeys(

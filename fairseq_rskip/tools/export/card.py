@@ -82,9 +82,11 @@ class Card:
 
 def write(path: Path, card: Card, model: Any, licence: str) -> None:
     """Write the card, with the rules of ``model`` and their files."""
-    by_kind = {skip.kind: skip for skip in skips(model).values()}
+    by_kind: dict[str, list[Any]] = {}
+    for skip in skips(model).values():
+        by_kind.setdefault(skip.kind, []).append(skip)
     header = {"license": licence, **card.header, "tags": ["fairseq_rskip", *by_kind]}
-    rules = "\n".join(rule_line(skip) for skip in by_kind.values())
+    rules = "\n".join(rule_line(blocks) for blocks in by_kind.values())
     score_list = "".join(f"\n* {escape(line)}" for line in card.scores)
     text = CARD.format(
         header=yaml.safe_dump(header, sort_keys=False),
@@ -102,9 +104,21 @@ def write(path: Path, card: Card, model: Any, licence: str) -> None:
     write_text(path, text)
 
 
-def rule_line(skip: Any) -> str:
-    """A line of the card: the rule's name, constants, and the first paragraph of its docstring."""
-    numbers = ", ".join(f"{name} {value:.4g}" for name, value in skip.constants().items())
-    first_paragraph = (inspect.getdoc(type(skip)) or "").split("\n\n")[0]
+def rule_line(blocks: list[Any]) -> str:
+    """A line of the card for the blocks of a kind: the rule's name, constants, first paragraph.
+
+    A constant that differs between the blocks has its least and its largest value.
+    """
+    values: dict[str, list[float]] = {}
+    for skip in blocks:
+        for name, value in skip.constants().items():
+            values.setdefault(name, []).append(value)
+    numbers = ", ".join(f"{name} {_span(each)}" for name, each in values.items())
+    first_paragraph = (inspect.getdoc(type(blocks[0])) or "").split("\n\n")[0]
     rule = " ".join(first_paragraph.replace("``", "`").split())
-    return f"* `{skip.kind}` ({numbers}): {rule}"
+    return f"* `{blocks[0].kind}` ({numbers}): {rule}"
+
+
+def _span(values: list[float]) -> str:
+    low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+    return low if low == high else f"{low} to {high}"

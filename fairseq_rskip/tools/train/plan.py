@@ -65,9 +65,13 @@ class Plan(NamedTuple):
         return reason
 
     def changes(self) -> list[str]:
-        """A warning where the training that is resumed had other settings so far."""
+        """A warning where the training that is resumed had other settings so far.
+
+        Raises ``UserError`` if it began with other initial values, ``CheckpointError``.
+        """
         if self.saved is None:
             return []
+        self.saved.check_initial_values(self.settings)
         differing = self.saved.differences(self.settings)
         if not differing:
             return []

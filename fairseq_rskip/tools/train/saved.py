@@ -62,6 +62,19 @@ class SavedTraining:
                 "another --save-dir keeps both"
             )
 
+    def check_initial_values(self, settings: dict[str, Any]) -> None:
+        """Raise ``UserError`` if it began with other initial values, ``CheckpointError``.
+
+        They would change nothing but what the next checkpoint says that it began with.
+        """
+        initial = _initial_values(settings.get("skip-kind"))
+        for name, found, asked in self.differences(settings):
+            if name in initial:
+                raise UserError(
+                    f"--{name} {asked}: the training in {self.folder} began with {found}, and an "
+                    "initial value cannot change later; another --save-dir begins a new one"
+                )
+
     def differences(self, settings: dict[str, Any]) -> list[tuple[str, Any, Any]]:
         """Name, saved and asked value of the ``settings`` that it had otherwise.
 
@@ -85,6 +98,15 @@ class SavedTraining:
             if _comparable(found) != _comparable(asked):
                 differing.append((name, found, asked))
         return differing
+
+
+def _initial_values(kind: Any) -> set[str]:
+    """The options of a kind of skip connection that are initial values."""
+    names = set()
+    for name, option in options_of(KINDS[kind]).items() if kind in KINDS else ():
+        if option.about.affects == "start":
+            names.add(flag(name).replace("_", "-"))
+    return names
 
 
 def _or_default(value: Any, field: str, kind: Any) -> Any:
