@@ -1,0 +1,120 @@
+"""Who uses depth? Each design's gain from more layers at one size.
+
+``python experiments/depthbench.py results/depthbench.csv`` reads the report of ``depthbench.yaml``
+and applies the test that docs/studies/depthbench.md registers. It writes
+results/depthbench_gains.csv, each design's loss at each depth minus that at the fewest layers, by
+seed with its 95 % interval, and the figure results/depthbench.png and .pdf. A choice of the
+learning rate at the end of its sweep is named.
+"""
+
+import argparse
+import logging
+from pathlib import Path
+from typing import Any
+
+import pandas
+
+from fairseq_rskip.analysis import figures
+from fairseq_rskip.console import print_line
+from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.tools.significance import SeedModel
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+Losses = dict[str, dict[str, dict[int, float]]]  # design -> depth -> seed -> loss
+
+
+def read_losses(path: Path) -> Losses:
+    """The losses in a report, the depths in its order. Raises ``UserError``."""
+    report = pandas.read_csv(path).dropna(subset="values_by_seed")
+    losses: Losses = {}
+    for _, line in report.iterrows():
+        pairs = [each.split(":") for each in str(line["values_by_seed"]).split()]
+        values = {int(seed): float(value) for seed, value in pairs}
+        losses.setdefault(line["row"], {})[line["column"]] = values
+    if not losses:
+        raise UserError(f"{path}: no row has a value")
+    return losses
+
+
+def gains(losses: Losses) -> list[dict[str, Any]]:
+    """Each design's loss at each depth, and its difference from that at its fewest layers."""
+    rows = []
+    for design, depths in losses.items():
+        model = SeedModel(depths)
+        first = next(iter(depths))
+        for depth, values in depths.items():
+            row: dict[str, Any] = {
+                "design": design,
+                "depth": depth,
+                "seeds": len(values),
+                "loss": sum(values.values()) / len(values),
+            }
+            tested = None if depth == first else model.difference(depth, first)
+            if tested is not None:
+                row |= {"difference": tested.value, "low": tested.low, "high": tested.high}
+            rows.append(row)
+    return rows
+
+
+def verdicts(rows: list[dict[str, Any]]) -> list[str]:
+    """A sentence for each design: whether its deepest model is better than its shallowest."""
+    sentences = []
+    for design in dict.fromkeys(row["design"] for row in rows):
+        mine = [row for row in rows if row["design"] == design]
+        best = min(mine, key=lambda row: row["loss"])
+        last = mine[-1]
+        if "difference" not in last:
+            said = "open, one depth or one seed"
+        else:
+            interval = f"{last['difference']:.3f} bits ({last['low']:.3f} to {last['high']:.3f})"
+            said = f"open: {last['depth']} minus {mine[0]['depth']} {interval}"
+            if last["high"] < 0:
+                said = f"gains from depth: {last['depth']} minus {mine[0]['depth']} {interval}"
+            elif last["low"] > 0:
+                said = f"loses by depth: {last['depth']} minus {mine[0]['depth']} {interval}"
+        sentences.append(f"{design}: {said}; best at {best['depth']}, {best['loss']:.3f} bits")
+    return sentences
+
+
+def draw(rows: list[dict[str, Any]], stem: Path) -> None:
+    """The figure: each design's loss against depth."""
+    figure, (axis,) = figures.new_figure(width=7, height=4.5)
+    depths = list(dict.fromkeys(row["depth"] for row in rows))
+    for number, design in enumerate(dict.fromkeys(row["design"] for row in rows)):
+        mine = [row for row in rows if row["design"] == design]
+        axis.plot(
+            [depths.index(row["depth"]) for row in mine],
+            [row["loss"] for row in mine],
+            "-" if number < len(figures.COLOURS) else "--",
+            color=figures.COLOURS[number % len(figures.COLOURS)],
+            marker="o",
+            ms=3,
+            linewidth=1,
+            label=design,
+        )
+    axis.set_xticks(range(len(depths)), depths)
+    axis.set_xlabel("depth, at one size")
+    axis.set_ylabel("validation loss, bits")
+    axis.legend(fontsize=6)
+    figures.save(figure, stem)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("report", metavar="REPORT.csv", type=Path)
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
+    options = parser.parse_args()
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # fairseq turns every logger on
+
+    rows = gains(read_losses(options.report))
+    table = pandas.DataFrame(rows).round(4)
+    figures.write_csv(
+        options.output / "depthbench_gains.csv", table.astype(object).to_dict("records")
+    )
+    draw(rows, options.output / "depthbench")
+    print_line(table.to_markdown(index=False, floatfmt=".3f"))
+    print_line("\n".join(verdicts(rows)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main))

@@ -1,0 +1,73 @@
+"""Who uses depth: the sizes of the models, and the test on tables whose answer is known."""
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas
+import pytest
+import yaml
+from fairseq import models
+from fairseq.data import Dictionary
+
+import fairseq_rskip.models  # noqa: F401  (registers the architectures)
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+DEPTHS = ("3 layers", "12 layers", "48 layers")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "size", "tolerance"),
+    [("depthbench", 3976, 1.22e6, 0.03), ("gpu-depthbench", 8000, 15.0e6, 0.02)],
+)
+def test_every_depth_has_one_size(name, words, size, tolerance):
+    """Embedding included, as the benchmark's authors count; ``words``: the text's subwords."""
+    table = yaml.safe_load((FOLDER / f"{name}.yaml").read_text("utf-8"))
+    dictionary = Dictionary()
+    for number in range(words - len(dictionary)):
+        dictionary.add_symbol(f"word{number}")
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    for column in table["columns"].values():
+        options = {name.replace("-", "_"): value for name, value in column["options"].items()}
+        assert options["decoder_embed_dim"] % options["decoder_attention_heads"] == 0
+        given = argparse.Namespace(
+            arch="transformer_lm_preln",
+            max_target_positions=128,
+            tokens_per_sample=128,
+            share_decoder_input_output_embed=True,
+            **options,
+        )
+        model = models.build_model(given, task)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        assert count == pytest.approx(size, rel=tolerance), column
+
+
+def report(designs):
+    lines = []
+    for design, means in designs.items():
+        for number, (depth, mean) in enumerate(zip(DEPTHS, means)):
+            values = " ".join(
+                f"{seed}:{mean + 0.1 * seed + 0.001 * (-1) ** (seed + number):.4f}"
+                for seed in (1, 2, 3)
+            )
+            lines.append({"column": depth, "row": design, "values_by_seed": values})
+    return pandas.DataFrame(lines)
+
+
+def test_a_design_gains_loses_or_is_open(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "report.csv"
+    designs = {"a": [5.0, 4.8, 4.7], "b": [5.0, 4.9, 5.2], "c": [5.0, 4.9, 5.0]}
+    report(designs).to_csv(path, index=False)
+    monkeypatch.setattr(sys, "argv", ["depthbench", str(path), "--output", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(FOLDER / "depthbench.py"), run_name="__main__")
+    out, error = capsys.readouterr()
+    said = (out + error).splitlines()[-3:]
+    assert said[0].startswith("a: gains from depth: 48 layers minus 3 layers -0.300 bits (")
+    assert said[0].endswith("; best at 48 layers, 4.900 bits")
+    assert said[1].startswith("b: loses by depth: ") and "best at 12 layers" in said[1]
+    assert said[2].startswith("c: open: ")
+    table = pandas.read_csv(tmp_path / "depthbench_gains.csv")
+    assert list(table["depth"][:3]) == list(DEPTHS) and pandas.isna(table["difference"][0])
