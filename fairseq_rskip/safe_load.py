@@ -115,6 +115,8 @@ def load_checkpoint(file, map_location=None, **_ignored):
         try:
             with open(file, "rb") as opened:
                 return load_checkpoint(opened, map_location)
+        except FileNotFoundError:
+            raise CheckpointError(f"checkpoint {file} does not exist") from None
         except OSError as error:
             raise CheckpointError(
                 f"cannot read checkpoint {file}: {error.strerror or error}"

@@ -231,8 +231,10 @@ def checked_options(skip: Any, values: dict[str, Any], place: Any) -> types.Simp
         auto = known[name].about.auto
         if auto is not None and isinstance(value, str) and value == "auto":
             if place is None:
+                stack = f'skip_stack("{skip.kind}", {skip.dim}, layers=6, {name}="auto")'
                 raise ValueError(
-                    f"{name}='auto': expected a number where the depth is unknown (place=None)"
+                    f"{name}='auto': expected a number where the depth is unknown (place=None), "
+                    f"or a whole stack: {stack}"
                 )
             resolved[name] = auto(place)
 

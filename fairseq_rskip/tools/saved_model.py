@@ -11,6 +11,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained import CONFIG, bundled_names, from_pretrained, locate
 from fairseq_rskip.safe_load import CheckpointError, load_checkpoint
 from fairseq_rskip.tools.evaluate.weights import as_one, choose, choose_by_task
+from fairseq_rskip.tools.experiments.run_folder import check_no_seeds
 from fairseq_rskip.vision.run import CHECKPOINT, FORMAT
 
 EXPORT, IMAGES, TEXT = "export", "images", "text"  # by rskip export, train-cifar, fairseq-train
@@ -51,10 +52,7 @@ def find_saved(path: Path, average: bool = True) -> Saved:
         is_of_images = read_checkpoint(path).get("format") == FORMAT
         return Saved(IMAGES if is_of_images else TEXT, [path])
 
-    seeds = sorted([*path.glob(f"seed*/{CHECKPOINT}"), *path.glob("seed*/checkpoints")])
-    if seeds:
-        names = ", ".join(str(seed.parent) for seed in seeds[:4])
-        raise UserError(f"{path} is a folder of seeds: expected one of {names}")
+    check_no_seeds(path)
     paths, which = choose_by_task(path) if average else choose(path, 0)
     return Saved(TEXT, paths, which)
 

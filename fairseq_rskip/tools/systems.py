@@ -13,7 +13,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.corpus import corpus_of
 from fairseq_rskip.tools.evaluate.scores_file import SCORES, read_scores
-from fairseq_rskip.tools.experiments.run_folder import EVALUATION, read_record
+from fairseq_rskip.tools.experiments.run_folder import EVALUATION, check_no_seeds, read_record
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 
 
@@ -27,7 +27,10 @@ def name_paths(words: list[str]) -> dict[str, Path]:
     for word in words:
         name, path = _split(word)
         if not path.exists():
-            raise UserError(f"no file or folder {path}")
+            raise UserError(
+                f"{path} does not exist; expected a file of translations, an evaluation, a "
+                "checkpoint, or a folder of checkpoints"
+            )
         names.append(name or recorded_label(path))
         paths.append(path)
 
@@ -109,6 +112,7 @@ def find_system(path: Path, data: Path | None) -> System:
         scored = sorted(each.parent for each in path.glob(f"{EVALUATION}*/{SCORES}"))
         path = scored[0] if scored and not data else path / "checkpoints"
 
+    check_no_seeds(path)
     has_checkpoints = any(path.glob("checkpoint*.pt")) and not (path / SCORES).is_file()
     if zipfile.is_zipfile(path) or has_checkpoints:
         return _to_evaluate(path, data)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..console import print_line
 from ..errors import UserError
-from ..files import writing
+from ..files import make_folder, writing
 from ..safe_load import load_checkpoint
 from .config import FOLDER, Config
 from .image_files import SIZE, Split, decode_all, find_images, unpack
@@ -136,6 +136,7 @@ def _cifar(name: str, folder: Path) -> ImageSet:
     from torchvision import datasets
 
     data_set = getattr(datasets, name.upper())
+    make_folder(folder)
     try:
         train = data_set(str(folder), train=True, download=True)
         test = data_set(str(folder), train=False, download=True)
@@ -203,7 +204,8 @@ def load_image_folder(path: Path, cache: Path) -> ImageSet:
 def _source(path: Path, split: str) -> Path:
     """Return the folder or archive of a split. Raises ``UserError`` if there is neither."""
     if not path.is_dir():
-        raise UserError(f"{path} is not a folder: expected one that holds train and test")
+        what = "is not a folder" if path.exists() else "does not exist"
+        raise UserError(f"{path} {what}; expected a folder that holds train and test")
     if (path / split).is_dir():
         return path / split
     names = [f"{split}{suffix}" for suffix in ARCHIVES]

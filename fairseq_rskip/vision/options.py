@@ -49,7 +49,7 @@ class Settings:
     """
 
     data: str = _data("cifar10", "cifar10, cifar100, digits or imagefolder:PATH")
-    data_dir: str = _data(CACHE, "folder that CIFAR is downloaded to", free=True)
+    data_dir: str = _data("data", "folder that CIFAR is downloaded to", free=True)
     cache: str = _data(CACHE, "folder of decoded image folders", free=True)
     train_images: int = _data(0, "train on N images, balanced over classes; 0: all")
     valid_images: int = _data(0, "hold out N training images for validation")

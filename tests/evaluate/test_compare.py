@@ -177,7 +177,11 @@ def test_every_system_is_found_before_the_first_is_evaluated(texts, tmp_path, mo
     monkeypatch.setattr(systems, "_to_evaluate", lambda path, data: known)
     monkeypatch.setattr(evaluate_main, "evaluate", lambda options: pytest.fail("it is evaluated"))
     assert rskip(["compare", str(training), str(tmp_path / "nothing")]) == 1
-    assert "no file or folder" in capsys.readouterr().err
+    assert "does not exist; expected a file of translations" in capsys.readouterr().err
+
+    (tmp_path / "run" / "seed2" / "checkpoints").mkdir(parents=True)
+    assert rskip(["compare", str(training), str(tmp_path / "run")]) == 1
+    assert "run is a folder of seeds: expected one of" in capsys.readouterr().err
 
     (tmp_path / "empty").mkdir()
     assert rskip(["compare", str(training), str(tmp_path / "empty")]) == 1

@@ -6,6 +6,7 @@ They are also compared with the rules.
 import gzip
 import itertools
 import random
+import re
 import sys
 
 import pytest
@@ -124,7 +125,7 @@ def test_a_corpus_without_anything_to_merge_is_refused(tmp_path):
         subwords.learn_subword_nmt([text], tmp_path / "codes", 99)
 
 
-def test_sentencepiece_is_undone_without_loss(tmp_path):
+def test_sentencepiece_is_undone_without_loss(tmp_path, capsys):
     text = write(tmp_path / "text", [*sentences(800), "NFKC would change … 5 m² ½ ™ ﬁ №"] * 2)
     subwords.learn_sentencepiece([text], tmp_path / "model", 120)
     pieces = encoded(tmp_path, "sentencepiece", tmp_path / "model", workers=1).splitlines()
@@ -133,8 +134,11 @@ def test_sentencepiece_is_undone_without_loss(tmp_path):
     )
     assert max(len(line.split()) for line in pieces) > 20
     for size in (5000, 999_999_999):
-        with pytest.raises(UserError, match=f"{size} subwords.*<= "):
-            subwords.learn_sentencepiece([text], tmp_path / "m", size)
+        subwords.learn_sentencepiece([text], tmp_path / "m", size)
+        said = capsys.readouterr().out
+        assert re.search(rf"^sentencepiece: \d+ subwords learned, not {size}: ", said), said
+    with pytest.raises(UserError, match="5 subwords: .* smaller than required_chars"):
+        subwords.learn_sentencepiece([text], tmp_path / "n", 5)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +152,18 @@ def test_sentencepiece_is_undone_without_loss(tmp_path):
     ],
 )
 def test_the_number_of_subwords_follows_the_corpus(pairs, merges, pieces):
-    assert subwords.size_for("subword-nmt", pairs) == merges
-    assert subwords.size_for("sentencepiece", pairs) == pieces
+    assert subwords.size_for("subword-nmt", pairs, 100) == merges
+    assert subwords.size_for("sentencepiece", pairs, 100) == pieces
+
+
+def test_a_text_of_many_characters_has_more_subwords_than_characters(tmp_path):
+    """Chinese, where sentencepiece refuses fewer; a merge has no such limit."""
+    characters = [chr(0x4E00 + number) for number in range(1200)]
+    path = tmp_path / "zh"
+    path.write_text("\n".join(a + b for a, b in zip(characters, characters[1:])) + "\n", "utf-8")
+    size = subwords.size_for("sentencepiece", 1199, subwords.count_characters([path]))
+    assert size == 2400 and subwords.size_for("subword-nmt", 1199, 1200) == 1000
+    subwords.learn_sentencepiece([path], tmp_path / "model", size)
 
 
 def test_the_filter_is_the_rule_of_clean_corpus_n(tmp_path, capsys):

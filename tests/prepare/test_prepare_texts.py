@@ -97,6 +97,18 @@ def test_documents_of_a_file_and_of_a_folder_and_too_few(tmp_path):
     assert list(documents(tmp_path)) == [["four"], ["one", "two", "three"]]
 
 
+def test_every_missing_file_of_a_pair_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = [f"{split}-{side}" for split in ("train", "valid", "test") for side in ("src", "tgt")]
+    (tmp_path / "valid-src").touch()
+    words = [word for name in names for word in (f"--{name}", name)]
+    with pytest.raises(SystemExit):
+        raise SystemExit(main.main(["--src", "de", "--tgt", "en", *words, "out"]))
+    lines = capsys.readouterr().err.splitlines()
+    missing = [name for name in names if name != "valid-src"]
+    assert lines == [f"error: --{name}: {tmp_path / name} does not exist" for name in missing]
+
+
 def test_a_text_without_lang_has_an_undetermined_language(tmp_path, monkeypatch):
     plans = []
     monkeypatch.setattr(main.stages, "prepare", plans.append)

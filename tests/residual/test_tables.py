@@ -57,15 +57,27 @@ def missing() -> dict[str, set[str]]:
     return {table: set(KINDS) - kinds for table, kinds in found.items() if set(KINDS) - kinds}
 
 
+def numbers_in_readme() -> set[int]:
+    """How many rules there are, as README says it before its results."""
+    before_results = (ROOT / "README.md").read_text("utf-8").partition("## Results")[0]
+    return {int(number) for number in re.findall(r"\b(\d+) rules\b", before_results)}
+
+
 def test_every_rule_is_in_every_table():
-    assert missing() == {}
+    """One failure for a rule that is half finished: it names what is left to do."""
+    left = [f"{table} lacks {', '.join(kinds)}" for table, kinds in missing().items()]
+    left += [f"README.md: {n} rules" for n in numbers_in_readme() if n != len(KINDS)]
+    assert left == []
 
 
 def test_a_rule_without_rows_is_missing_from_every_table(monkeypatch):
+    already = missing()
     own = type("Own", (KINDS["xskip"],), {"__doc__": "Nothing."})
     own.__module__ = "mine"
     monkeypatch.setitem(KINDS, "own", own)
-    assert len(missing()) == 7 and all(kinds == {"own"} for kinds in missing().values())
+    assert len(missing()) == 7
+    assert all(kinds == already.get(table, set()) | {"own"} for table, kinds in missing().items())
+    assert len(KINDS) not in numbers_in_readme()
 
 
 def test_documented_architectures_are_those_that_there_are():

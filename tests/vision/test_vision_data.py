@@ -93,3 +93,7 @@ def test_a_download_that_fails_is_one_line(tmp_path, monkeypatch, capfd):
     assert status == 1
     assert error.splitlines()[-1].startswith(f"error: cannot get cifar10 into {tmp_path}/data: ")
     assert error.splitlines()[-1].endswith("put cifar-10-python.tar.gz there")
+    (tmp_path / "file").touch()
+    status, _, error = train(capfd, tmp_path / "run", "cifar10", data_dir=tmp_path / "file" / "x")
+    assert status == 1
+    assert error.splitlines()[-1].startswith(f"error: cannot write into {tmp_path}/file/x: ")

@@ -136,7 +136,7 @@ def moved(name, to):
 
 # what is spoilt -> how, and how the error begins
 BAD = {
-    "no folder": (moved(".", "x"), "{} is not a folder"),
+    "no folder": (moved(".", "x"), "{} does not exist; expected a folder"),
     "no test": (moved("test", "x"), "{} holds neither a folder test nor test.tar.gz"),
     "an empty class": (
         lambda at: (at / "test" / "eel").mkdir(),

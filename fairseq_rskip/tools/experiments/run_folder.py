@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fairseq_rskip.errors import UserError
+
 from .records import Run, evaluation_name
 
 RECORD, LOG, LOCK = "run.json", "log.txt", "run.lock"
@@ -48,3 +50,11 @@ def measured(run: Run, record: dict[str, Any]) -> dict[str, Any]:
 def has_checkpoints(folder: Path) -> bool:
     """Whether the run's checkpoints were kept."""
     return any((folder / CHECKPOINTS).glob("checkpoint*.pt"))
+
+
+def check_no_seeds(path: Path) -> None:
+    """Raise ``UserError`` for a folder of several seeds, which has the runs of each below it."""
+    seeds = sorted([*path.glob("seed*/checkpoint.pt"), *path.glob(f"seed*/{CHECKPOINTS}")])
+    if seeds:
+        names = ", ".join(str(seed.parent) for seed in seeds[:4])
+        raise UserError(f"{path} is a folder of seeds: expected one of {names}")

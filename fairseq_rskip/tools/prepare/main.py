@@ -62,11 +62,21 @@ class Kind:
         return self.name == PAIRS or any(self.targets)
 
 
-def existing(text: str) -> Path:
-    """A type for argparse: the absolute path of a file or folder."""
-    if not Path(text).exists():
-        raise argparse.ArgumentTypeError(f"{text} does not exist")
+def absolute(text: str) -> Path:
+    """A type for argparse: the absolute path of a file or folder of your own text."""
     return Path(os.path.abspath(text))
+
+
+def check_existing(options: argparse.Namespace) -> None:
+    """Raise ``UserError`` with a line for each file of your own text that does not exist."""
+    names = ["text", *(f"{split}_{side}" for split in SPLITS for side in ("src", "tgt"))]
+    missing = []
+    for name in names:
+        path = getattr(options, name, None)
+        if path is not None and not path.exists():
+            missing.append(f"--{name.replace('_', '-')}: {path} does not exist")
+    if missing:
+        raise UserError("\nerror: ".join(missing))
 
 
 def add_published(group: Any) -> None:
@@ -94,7 +104,7 @@ def add_own_pairs(group: Any) -> None:
         for side in ("src", "tgt"):
             group.add_argument(
                 f"--{split}-{side}",
-                type=existing,
+                type=absolute,
                 required=True,
                 metavar="FILE",
                 help=f"{split} text, may be gzipped",
@@ -105,7 +115,7 @@ def add_own_text(group: Any) -> None:
     """Add your own text in one language."""
     group.add_argument(
         "--text",
-        type=existing,
+        type=absolute,
         required=True,
         metavar="PATH",
         help="a text file, maybe gzipped, with blank lines between documents; "
@@ -199,7 +209,7 @@ def show_all_options() -> None:
 
 
 def read(kind: Kind, words: list[str], prog: str) -> argparse.Namespace:
-    """The options ``words`` for ``kind``. Raises ``UsageError``."""
+    """The options ``words`` for ``kind``. Raises ``UserError``."""
     about = {PAIRS: ABOUT_PAIRS, TEXT: ABOUT_TEXT}.get(kind.name, ABOUT_PUBLISHED)
     parser = Parser(prog=prog, description=about, epilog=RESUMES)
     parser.add_argument(
@@ -229,7 +239,9 @@ def read(kind: Kind, words: list[str], prog: str) -> argparse.Namespace:
     add_subwords(parser, kind.values.get("bpe", default), kind.values.get("bpe-size"))
     if kind.has_pairs:
         add_pairs(parser)
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    check_existing(options)
+    return options
 
 
 def plan(kind: Kind, options: argparse.Namespace) -> stages.Preparation:

@@ -262,7 +262,8 @@ def follow_corpus(plan: Preparation) -> int:
     """Choose the number of subwords for the training text, and print it."""
     text_lines = lines.read(plan.out / "text" / f"train.{plan.src}")
     count = sum(1 for line in text_lines if line)  # a blank one ends a document
-    size = subwords.size_for(plan.bpe, count)
+    texts = [plan.out / "text" / f"train.{language}" for language in plan.languages]
+    size = subwords.size_for(plan.bpe, count, subwords.count_characters(texts))
     unit = "merges" if plan.bpe == "subword-nmt" else "subwords"
     what = "pairs" if plan.tgt else "lines"
     print_line(

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import itertools
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -63,18 +64,25 @@ def learn_subword_nmt(texts: Sequence[Path], model: Path, size: int) -> None:
 
 
 def learn_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
-    """Write a BPE model of ``size`` pieces to ``model``. Raises ``UserError`` for too small a text.
+    """Write a BPE model of at most ``size`` pieces to ``model``.
 
-    This runs in another process, because sentencepiece does not end on a signal.
+    Raises ``UserError`` for fewer pieces than the text has characters. This runs in another
+    process, because sentencepiece does not end on a signal.
     """
+    from sentencepiece import SentencePieceProcessor
+
     module = "fairseq_rskip.tools.prepare.subwords"
     words = [sys.executable, "-m", module, str(size), str(model), *map(str, texts)]
     reason = follow(words, on_line=lambda line: None)
     if reason:
         raise UserError(f"the subwords of {model} are not learned: {reason}")
+    learned = SentencePieceProcessor(model_file=str(model)).get_piece_size()
+    if learned < size:
+        print_line(f"sentencepiece: {learned} subwords learned, not {size}: the text has no more")
 
 
 def _train_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
+    """Write the model; of a text that has fewer pieces than ``size``, with all that it has."""
     import sentencepiece
 
     sentencepiece.set_random_generator_seed(1)
@@ -95,22 +103,36 @@ def _train_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
     except RuntimeError as error:
         # its message ends in what is possible: "... set it to a value <= 1234."
         reason = str(error).split("] ")[-1].rstrip(".")
+        largest = re.search(r"<= (\d+)$", reason)
+        if largest and int(largest[1]) < size:
+            return _train_sentencepiece(texts, model, int(largest[1]))
         raise UserError(
             f"sentencepiece with {size} subwords: {reason}; --bpe-size N changes it"
         ) from None
     files.write_bytes(model, content.getbuffer())
 
 
-def size_for(kind: str, count: int) -> int:
+def size_for(kind: str, count: int, characters: int) -> int:
     """The number of subwords for ``count`` training pairs or lines: it grows with the text.
 
     Published settings have 6,000 merges for Multi30k (29,000 pairs), and 32,000 for EN-VI (133,000)
-    and for larger corpora.
+    and for larger corpora. sentencepiece counts the text's distinct ``characters`` among them,
+    which alone may be more in Chinese: half of the subwords are more than a character.
     """
+    size = SMALLEST[kind]
     for least, sizes in SIZES.items():
         if count >= least:
-            return sizes[kind]
-    return SMALLEST[kind]
+            size = sizes[kind]
+            break
+    return max(size, 2 * characters) if kind == "sentencepiece" else size
+
+
+def count_characters(texts: Sequence[Path]) -> int:
+    """The number of distinct characters in the files."""
+    characters: set[str] = set()
+    for line in itertools.chain.from_iterable(map(lines.read, texts)):
+        characters.update(line)
+    return len(characters)
 
 
 LEARNERS = {"subword-nmt": learn_subword_nmt, "sentencepiece": learn_sentencepiece}
