@@ -128,6 +128,15 @@ def stock_operators(operators):
 
 
 @pytest.fixture
+def float64_casts(monkeypatch):
+    """Let ``x.float()`` convert to float64, for other authors' code that always computes in fp32.
+
+    The package calls it only for fp16 and bf16.
+    """
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+@pytest.fixture
 def exact_attention(monkeypatch):
     """Let fairseq's attention compute in the model's own type.
 

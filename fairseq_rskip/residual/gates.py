@@ -145,7 +145,8 @@ class LAuReL(SkipConnection):
     Menghani et al. 2024, "LAuReL: Learned Augmented Residual Layer". a and b are scalars that start
     at 1, A is ``(rank, dim)`` and starts with standard deviation 1/sqrt(dim), B is ``(dim, rank)``
     and starts at 0: y is initially the plain sum. The paper's Eq. 5 has ``b (x + B A x)``, the same
-    functions with B divided by b; it bounds a and b by a softmax or sigmoid, here they are free.
+    functions with B divided by b; it bounds a and b by a softmax or sigmoid, here they are free. In
+    code wdlctc/hyper-connection-factory they are twice a softmax, which starts at 1.
     """
 
     default_norm = "none"

@@ -296,7 +296,10 @@ class ManifoldConstrained(SigmoidGates):
     the parameters of R get no gradient. The sigmoid's slope at 4 is 0.018, where that code's 1 has
     0.20: what a branch reads changes more slowly at first. The stack's output is the sum of the
     rows, which a norm follows; mHC-lite's code has the norm of each row and then the sum,
-    DeepSeek-V4 a learned mean. In code lucidrains/hyper-connections phi sees one stream at a time.
+    DeepSeek-V4 a learned mean. In Hugging Face's ``deepseek_v4`` 1e-6 (hc_eps) is added to p and in
+    Sinkhorn's steps, whose order is ours; alpha starts at 1, b at 0, and phi is drawn. In code
+    lucidrains/hyper-connections phi sees one stream at a time; so it does in x-transformers
+    2.31.10, where R is all ones, for any parameters.
     """
 
     permutations: Tensor
@@ -390,8 +393,9 @@ class IdentityHyperConnection(UnmixedStreams, SigmoidGates):
     R = I: the sum of the rows starts as n times the plain pre-norm stack. The ablation "Identity
     HC" of Xie et al. 2026, "mHC", and Ge et al. 2026, "Chimera", arXiv 2607.28611, which names it;
     we had no copy of either, and follow the equation that both are cited for. The initial values
-    are those of our mHC. In Hugging Face's ``hy_v4``, of this equation, a branch reads the mean of
-    the rows at first (b_pre = -ln(n - 1)), phi is drawn, and a learned mean ends the stack.
+    are those of our mHC. In Hugging Face's ``hy_v4``, of this equation, 1e-6 (hc_eps) is added to p
+    and w, and w's factor 2 is an option (hc_magnitude); a branch reads the mean of the rows at
+    first (b_pre = -ln(n - 1)), phi is drawn, and a learned mean ends the stack.
     """
 
     def __init__(
@@ -420,11 +424,11 @@ class GatedResidual(UnmixedStreams):
     N in a product is the concatenation of all rows. The branch reads r without another norm. V,
     (rank, n dim), U and J, (n, n dim), start with standard deviation 0.02, the gains at 1: a is
     about 1/2 and w about 1. Qiu et al. 2026, "On the Design of Qwen3.8-Next Architecture", arXiv
-    2608.30320; the equation is that of Hugging Face's ``qwen4_exp``. There, another such mixture
-    without a norm is the stack's output; here it is the sum of the rows, which a norm follows, as
-    in our other rules. The rank is ours, 16; there it is an eighth of dim;
-    x-transformers (gated_multi_residual) has biases in both gates, which give each block a row to
-    read.
+    2608.30320; the equation is that of Hugging Face's ``qwen4_exp``, whose gains are 1 plus a
+    weight. There, another such mixture without a norm is the stack's output; here it is the sum of
+    the rows, which a norm follows, as in our other rules. The rank is ours, 16; there it is an
+    eighth of dim; x-transformers (gated_multi_residual) has biases in both gates, which give each
+    block a row to read.
     """
 
     norms = ("none",)

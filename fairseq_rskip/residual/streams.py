@@ -343,7 +343,8 @@ class AttentionResidual(HistorySkip):
     "Attention Residuals", arXiv 2603.15031: its full form, or with ``block_size`` above 1 its block
     form, where the v_k of that many sublayers are summed, the last of them so far, as in code
     fla-org/flash-linear-attention; wdlctc/open-attention-residuals adds a recency bias, and in its
-    full form stores running sums rather than the v_k.
+    full form stores running sums rather than the v_k. In x-transformers (attn_aggregated_residuals)
+    the query is computed from the newest state.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Whole stacks against the equations of wdlctc/hyper-connection-factory, which no index has.
 
 They are written here in our own words after its ``hcfactory/connections`` (dense.py,
-depth_attention.py, hyper.py; commit 412aeba), which keeps lists of sources and routers before each
-sublayer where we keep one tensor and a query behind it. float64, 1e-10.
+depth_attention.py, hyper.py, laurel.py; commit 412aeba), which keeps lists of sources and routers
+before each sublayer where we keep one tensor and a query behind it. float64, 1e-10.
 
 What differs there: its norms have their own eps (here ours); its delta attention residuals read
 x + x in the first block, which the norm behind takes for x; its mHC starts elsewhere and reads the
@@ -14,6 +14,8 @@ import torch
 from skip_variants import draw
 from stream_rules import EPS, Stack
 from torch import Tensor, nn
+
+from fairseq_rskip.residual import create_skip
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -165,3 +167,26 @@ def test_mhc_reads_writes_and_mixes_alike():
         streams = torch.einsum("...jk,...jd->...kd", matrix, streams)
         streams = streams + write.unsqueeze(-1) * out.unsqueeze(-2)
     torch.testing.assert_close(stack(x), streams.sum(-2), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("weights", ["start", "drawn"])
+def test_laurel(weights):
+    """Its (a, b) are twice a softmax, ours are free, and b multiplies its low-rank part, too.
+
+    At the start b is 1, and A and B are the same; elsewhere our B is b times its own.
+    """
+    h = expected = draw((4, 3, 9), 1)
+    for k in range(6):
+        logits = torch.zeros(2).double() if weights == "start" else draw((2,), 10 + k)
+        down, up, w = draw((9, 2), 20 + k) / 3, draw((2, 9), 30 + k) / 3, draw((9, 9), 40 + k)
+        a, b = 2 * logits.softmax(0)
+        expected = a * torch.tanh(expected @ w) + b * (expected + expected @ down @ up)
+
+        skip = create_skip("laurel", 9, rank=2).double()
+        with torch.no_grad():
+            skip.branch_weight.fill_(a)
+            skip.skip_weight.fill_(b)
+            skip.low.copy_(down.T)
+            skip.high.copy_(b * up.T)
+        h = skip(h, torch.tanh(h @ w))
+    torch.testing.assert_close(h, expected, **TOLERANCE)
