@@ -266,22 +266,46 @@ def kronecker(res: Tensor, n: int) -> list[list[Tensor]]:
     ]
 
 
+def weights_of_mhc(blocks: Blocks, k: int, streams: list[Tensor], doubly_stochastic):
+    """What block k reads with, its mixing matrix and what it writes with, of its streams."""
+    whole = torch.cat(streams, -1)
+    whole = whole / ((whole * whole).mean(-1, keepdim=True) + EPS) ** 0.5
+    phi, alpha, b = (
+        [blocks.get(k, f"{name}_{part}") for part in PARTS] for name in ("phi", "alpha", "b")
+    )
+    pre, post, res = (alpha[i] * (whole @ phi[i]) + b[i].flatten() for i in range(3))
+    matrix = doubly_stochastic(res, len(streams))
+    return 1 / (1 + torch.exp(-pre)), matrix, 2 / (1 + torch.exp(-post))
+
+
+def weighted_sum(weights: Tensor, streams: list[Tensor]) -> Tensor:
+    return sum(weights[..., i, None] * stream for i, stream in enumerate(streams))
+
+
+def after_mhc(streams: list[Tensor], matrix, written: Tensor, f: Tensor) -> list[Tensor]:
+    n = len(streams)
+    lines = [sum(matrix[i][j][..., None] * streams[j] for j in range(n)) for i in range(n)]
+    return [lines[i] + written[..., i, None] * f for i in range(n)]
+
+
 def mhc(x: Tensor, blocks: Blocks, doubly_stochastic=sinkhorn) -> Tensor:
-    n = len(blocks.get(0, "b_pre"))
-    streams = [x] * n
+    streams = [x] * len(blocks.get(0, "b_pre"))
     for k in range(len(blocks.branches)):
-        whole = torch.cat(streams, -1)
-        whole = whole / ((whole * whole).mean(-1, keepdim=True) + EPS) ** 0.5
-        phi, alpha, b = (
-            [blocks.get(k, f"{name}_{part}") for part in PARTS] for name in ("phi", "alpha", "b")
-        )
-        pre, post, res = (alpha[i] * (whole @ phi[i]) + b[i].flatten() for i in range(3))
-        matrix = doubly_stochastic(res, n)
-        read, written = 1 / (1 + torch.exp(-pre)), 2 / (1 + torch.exp(-post))
-        f = blocks.branch(k, sum(read[..., i, None] * streams[i] for i in range(n)))
-        lines = [sum(matrix[i][j][..., None] * streams[j] for j in range(n)) for i in range(n)]
-        streams = [lines[i] + written[..., i, None] * f for i in range(n)]
+        read, matrix, written = weights_of_mhc(blocks, k, streams, doubly_stochastic)
+        f = blocks.branch(k, weighted_sum(read, streams))
+        streams = after_mhc(streams, matrix, written, f)
     return sum(streams)
+
+
+def single_pass_mhc(x: Tensor, blocks: Blocks, doubly_stochastic=sinkhorn) -> Tensor:
+    """X_{l+1} = B_l X_l + C_l F_l(A_{l-1} X_l) from n copies of x on; the first A is one-hot."""
+    n = len(blocks.get(0, "b_pre"))
+    streams, read_before = [x] * n, torch.eye(n, dtype=x.dtype)[0]
+    for k in range(len(blocks.branches)):
+        read, matrix, written = weights_of_mhc(blocks, k, streams, doubly_stochastic)
+        f = blocks.branch(k, weighted_sum(read_before, streams))
+        streams, read_before = after_mhc(streams, matrix, written, f), read
+    return weighted_sum(read_before, streams)
 
 
 def hamilton(p: list[Tensor], q: list[Tensor]) -> list[Tensor]:
@@ -398,6 +422,11 @@ RULES: dict[str, tuple[dict[str, Any], Callable[[Tensor, Blocks], Tensor]]] = {
     "hyper-static": ({"kind": "hyper", "streams": 4, "mixing": "static"}, hyper),
     "fractional": ({"parts": 3}, fractional),
     "mhc": ({"streams": 3}, mhc),
+    "single_pass_mhc": ({"streams": 3}, single_pass_mhc),
+    "single_pass_mhc-lite": (
+        {"kind": "single_pass_mhc", "streams": 3, "matrix": "permutations"},
+        lambda x, b: single_pass_mhc(x, b, permutations),
+    ),
     "mhc-lite": (
         {"kind": "mhc", "streams": 3, "matrix": "permutations"},
         lambda x, b: mhc(x, b, permutations),
@@ -434,6 +463,7 @@ class Stack(nn.Module):
         ]
         options = {**RULES[rule][0], **options}
         self.turns = options.get("matrix") in ("quaternions", "cayley")
+        self.ends_with_gate = options["kind"] == "single_pass_mhc"
         self.skips = nn.ModuleList(create_skip(dim=dim, place=place, **options) for place in places)
         # beside streams that do not grow, or turn, rounding inside of a steep branch would count
         # more
@@ -450,6 +480,8 @@ class Stack(nn.Module):
                     parameter.mul_(0.2)  # a sharp softmax amplifies rounding
                 if name.endswith("phi_res") and self.turns:
                     parameter.mul_(0.02)  # and so does the direction of a short quaternion
+                if name.endswith("phi_pre") and self.ends_with_gate:
+                    parameter.mul_(0.2)  # and the tail of a sigmoid that multiplies the output
         return self
 
     def branch(self, k: int) -> Callable[[Tensor], Tensor]:

@@ -59,6 +59,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{kind: {"skip_kind": kind} for kind in ("attnres", "hyper", "fractional", "mhc")},
     **{kind: {"skip_kind": kind} for kind in ("spannorm", "mudd", "mhar", "delta_attnres")},
     **{kind: {"skip_kind": kind} for kind in ("ihc", "gated_residual", "multi_gate")},
+    "single_pass_mhc": {"skip_kind": "single_pass_mhc"},
     "mhc_lite": {"skip_kind": "mhc", "skip_matrix": "permutations"},
     "kromhc": {"skip_kind": "mhc", "skip_matrix": "kronecker"},
     "ohc": {"skip_kind": "mhc", "skip_matrix": "quaternions"},
@@ -307,6 +308,7 @@ _FAMILY_OF_FILE = {
     "initial_weights": "scaled",
     "schedule": "scaled",
     "ngpt": "scaled",
+    "single_pass": "hyper",
 }
 
 

@@ -45,8 +45,11 @@ class MatrixSkip(StreamSkip):
     def __init__(self, dim: int, **options: Any):
         super().__init__(dim, **options)
         self.n = int(self.options.streams)
-        # the stream that the branch reads initially: the next one in each block
-        self.reads = (self.place.block_number - 1) % self.n
+
+    @property
+    def reads(self) -> int:
+        """The stream that the branch reads initially: the next one in each block."""
+        return (self.place.block_number - 1) % self.n
 
     def stream_widths(self) -> tuple[int, int]:
         n = int(self.options.streams)  # the base's constructor asks before self.n is there
@@ -65,17 +68,14 @@ class MatrixSkip(StreamSkip):
         return read.to(x.dtype), (h, matrix, writing)
 
     def streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        _, (h, matrix, _) = self.current(x)
+        _, (h, matrix, *_) = self.current(x)
         return h, matrix
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         h, matrix, writing = carried
         if self.last:  # the sum of the rows of H'
             matrix, writing = matrix.sum(-2, keepdim=True), writing.sum(-1, keepdim=True)
-        y = writing.unsqueeze(-1) * f_x.unsqueeze(-2)
-        for k in range(self.n):  # products rather than matmul, whose type autocast would narrow
-            y = y + matrix[..., k : k + 1] * h[..., k : k + 1, :]
-        return y.flatten(-2)
+        return updated(h, matrix, writing, f_x).flatten(-2)
 
     def constants(self) -> dict[str, float]:
         return {"n": float(self.n), **super().constants()}
@@ -248,10 +248,18 @@ class SigmoidGates(MatrixSkip):
         products = at_least_float32(flat.to(together.dtype) @ together) / rms(flat, self.eps)
         return products.split([each.size(1) for each in phi], -1)
 
-    def read_and_write(self, h: Tensor, pre: Tensor, post: Tensor) -> tuple[Tensor, Tensor]:
-        """r and w, of the projections of H to P and W."""
+    def gates(self, pre: Tensor, post: Tensor) -> tuple[Tensor, Tensor]:
+        """p and w, of the projections of H to P and W."""
         p = torch.sigmoid(self.alpha_pre * pre + self.b_pre)
-        return mixed(p, h), 2.0 * torch.sigmoid(self.alpha_post * post + self.b_post)
+        return p, 2.0 * torch.sigmoid(self.alpha_post * post + self.b_post)
+
+
+def updated(h: Tensor, matrix: Tensor, writing: Tensor, f_x: Tensor) -> Tensor:
+    """``R H + w F`` of H ``(..., n, dim)``, R ``([...,] m, n)`` and w ``([...,] m)``."""
+    y = writing.unsqueeze(-1) * f_x.unsqueeze(-2)
+    for k in range(h.size(-2)):  # products rather than matmul, whose type autocast would narrow
+        y = y + matrix[..., k : k + 1] * h[..., k : k + 1, :]
+    return y
 
 
 def mixed(weights: Tensor, h: Tensor) -> Tensor:
@@ -324,10 +332,15 @@ class ManifoldConstrained(SigmoidGates):
         self.alpha_res = self.new_parameter(torch.full((1,), 0.01))
 
     def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        p, matrix, writing = self.weights(h)
+        return mixed(p, h), matrix, writing
+
+    def weights(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """p, R and w of H ``(..., n, dim)``: ``(..., n)``, ``(..., n, n)`` and ``(..., n)``."""
         pre, post, res = self.projected(h, self.phi_pre, self.phi_post, self.phi_res)
-        read, writing = self.read_and_write(h, pre, post)
+        p, writing = self.gates(pre, post)
         logits = self.alpha_res * res.unflatten(-1, self.b_res.shape) + self.b_res
-        return read, self.matrix(logits), writing
+        return p, self.matrix(logits), writing
 
     def _logits_of_identity(self) -> Tensor:
         """Q where R is nearly I."""
@@ -411,8 +424,8 @@ class IdentityHyperConnection(UnmixedStreams, SigmoidGates):
 
     def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         pre, post = self.projected(h, self.phi_pre, self.phi_post)
-        read, writing = self.read_and_write(h, pre, post)
-        return read, self.identity, writing
+        p, writing = self.gates(pre, post)
+        return mixed(p, h), self.identity, writing
 
 
 @register("gated_residual")

@@ -46,7 +46,13 @@ def test_streams_of_nothing_are_finite():
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("hyper", "b"), ("mhc", "b_post"), ("ihc", "b_post"), ("gated_residual", "gain")],
+    [
+        ("hyper", "b"),
+        ("mhc", "b_post"),
+        ("single_pass_mhc", "b_post"),
+        ("ihc", "b_post"),
+        ("gated_residual", "gain"),
+    ],
 )
 def test_only_what_was_changed_has_moved(kind, name):
     torch.manual_seed(7)

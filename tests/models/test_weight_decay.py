@@ -159,7 +159,7 @@ def test_the_parts_of_a_composite_optimizer():
 
 MIXING = ("hyper", "mhc", "ihc", "gated_residual", "fractional", "x0")
 MIXING += ("dlcl", "denseformer", "mudd", "attnres", "mhar", "delta_attnres")
-MIXING += ("ohc", "jpmhc", "multi_gate")
+MIXING += ("ohc", "jpmhc", "multi_gate", "single_pass_mhc")
 
 
 @pytest.mark.parametrize("kind", MIXING)

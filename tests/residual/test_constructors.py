@@ -19,7 +19,7 @@ from fairseq_rskip.residual.schedule import Scheduled
 
 NEED_PLACE = ["hyper", "mhc", "residual_dual", "siamesenorm", "attnres", "dlcl", "denseformer"]
 NEED_PLACE += ["x0", "b2t", "deepnorm", "scaled", "lnscale", "keel", "mixln", "fixup", "gpt2"]
-NEED_PLACE += ["tfixup", "prores", "layerscale"]
+NEED_PLACE += ["tfixup", "prores", "layerscale", "single_pass_mhc"]
 
 
 @pytest.mark.parametrize("kind", NEED_PLACE)
@@ -153,6 +153,15 @@ def test_the_reading_gate_of_mhc_starts_at_its_bias(kind):
     first, second, *_ = skips(skip_stack(kind, 4, layers=2, read_bias=1.5)).values()
     assert first.b_pre.tolist() == [1.5, -1.5, -1.5, -1.5]
     assert second.b_pre.tolist() == [-1.5, 1.5, -1.5, -1.5]
+
+
+def test_the_branches_of_single_pass_mhc_read_the_streams_of_mhc_at_first():
+    """A block has the gate of the next one, the last block that of the stack's output."""
+    *single, last = skips(skip_stack("single_pass_mhc", 4, layers=3, read_bias=1.5)).values()
+    for gate, skip in zip(single, list(skips(skip_stack("mhc", 4, layers=3)).values())[1:]):
+        assert gate.b_pre.argmax() == skip.b_pre.argmax()
+        assert gate.constants()["b_pre"] == 1.5
+    assert last.b_pre.tolist() == [-1.5, -1.5, 1.5, -1.5]
 
 
 def test_hyper_connections_start_with_outputs_over_the_root_of_n():

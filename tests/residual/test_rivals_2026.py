@@ -153,6 +153,90 @@ def test_identity_hyper_connections_start_as_n_times_pre_norm(n):
     torch.testing.assert_close(stack(x), n * pre_norm(x, stack.blocks()), rtol=1e-4, atol=1e-4)
 
 
+def single_pass_and_mhc(reading: torch.Tensor) -> tuple[Stack, Stack]:
+    """Two stacks of equal, random parameters, but that ``reading`` has the weights p of each block
+    of the first, ``(blocks, n)``, and that those of mHC come one block later."""
+    blocks, n = reading.shape
+    single, mhc = (Stack(rule, 2, blocks // 2, streams=n) for rule in ("single_pass_mhc", "mhc"))
+    copy_parameters(single.randomise(), mhc)
+    single, mhc, logits = single.double(), mhc.double(), torch.logit(reading)
+    with torch.no_grad():
+        for k in range(blocks):
+            for stack, before in ((single, 0), (mhc, 1)):
+                stack.skips[k].phi_pre.zero_()
+                stack.skips[k].b_pre.copy_(logits[k - before])
+    return single, mhc
+
+
+def streams_of(stack: Stack, x: torch.Tensor) -> list[torch.Tensor]:
+    """H of each block."""
+    found = []
+    for k, skip in enumerate(stack.skips):
+        found.append(skip.streams(x)[0])
+        h, carried = skip.prepare(x)
+        x = skip(x, stack.branch(k)(h), carried)
+    return found
+
+
+def test_single_pass_mhc_that_reads_the_mean_in_each_block_is_mhc():
+    """The stack's output is the mean of the streams, mHC's is their sum."""
+    single, mhc = single_pass_and_mhc(torch.full((6, 4), 0.25, dtype=torch.float64))
+    x = draw((5, 9), 1)
+    torch.testing.assert_close(4 * single(x), mhc(x), rtol=1e-12, atol=1e-12)
+
+
+def test_single_pass_mhc_with_constant_weights_is_mhc_with_those_of_the_block_before():
+    """With weights of sum 1, as the first branch reads x."""
+    reading = torch.softmax(draw((6, 4), 5), -1)
+    single, mhc = single_pass_and_mhc(reading)
+    x = draw((5, 9), 1)
+    for ours, theirs in zip(streams_of(single, x), streams_of(mhc, x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_single_pass_mhc_with_weights_of_the_position_is_not_mhc():
+    single, mhc = single_pass_and_mhc(torch.full((6, 4), 0.25, dtype=torch.float64))
+    x = draw((5, 9), 1)
+    with torch.no_grad():
+        for stack in (single, mhc):
+            for k, skip in enumerate(stack.skips):
+                skip.phi_pre.copy_(draw(skip.phi_pre.shape, 20 + k))
+    difference = (4 * single(x) - mhc(x)).abs().max()
+    assert difference > 0.01 * mhc(x).abs().max()
+
+
+def test_a_branch_of_single_pass_mhc_reads_with_the_weights_of_the_block_before():
+    """sigmoid of what block 1 makes of its own H, on the H that it returns."""
+    stack = Stack("single_pass_mhc", 2, 2, streams=3).randomise().double()
+    first, second, third, _ = stack.skips
+    x, f = draw((5, 9), 1), draw((5, 9), 2)
+    assert torch.equal(first.current(x)[0], x)
+
+    stream = first(x, f)
+    before = second.streams(stream)[0]
+    after = second(stream, f)
+    flat = before.flatten(-2) / (before.flatten(-2).square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    weights = torch.sigmoid(second.alpha_pre * (flat @ second.phi_pre) + second.b_pre)
+    expected = (weights.unsqueeze(-1) * third.streams(after)[0]).sum(-2)
+    torch.testing.assert_close(third.current(after)[0], expected, rtol=1e-12, atol=1e-12)
+
+    read_by_second = second.current(stream)[0]
+    with torch.no_grad():
+        second.phi_pre.mul_(-1)
+        third.phi_pre.mul_(-1)
+    assert torch.equal(second.current(stream)[0], read_by_second)
+    assert torch.equal(third.current(after)[0], after[..., :9])  # its own phi_pre does not count
+    assert not torch.equal(second(stream, f)[..., :9], after[..., :9])
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_single_pass_mhc_starts_as_a_share_of_pre_norm(n):
+    """sigmoid(4) + (n - 1) sigmoid(-4) of it, which G divides out but for eps."""
+    stack, x = Stack("single_pass_mhc", 2, 3, streams=n).double(), draw((4, 9), 1)
+    share = float(torch.sigmoid(torch.tensor([4.0] + [-4.0] * (n - 1))).sum())
+    torch.testing.assert_close(stack(x), share * pre_norm(x, stack.blocks()), rtol=1e-4, atol=1e-4)
+
+
 def test_orthogonal_hyper_connections_start_as_four_times_pre_norm():
     stack, x = Stack("ohc", 2, 3).double(), draw((4, 9), 1)
     torch.testing.assert_close(stack(x), 4 * pre_norm(x, stack.blocks()), rtol=1e-4, atol=1e-4)
