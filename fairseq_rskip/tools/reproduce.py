@@ -268,7 +268,8 @@ def _show(tables: list[Experiment], options: argparse.Namespace) -> None:
         for command in TASKS[run.task].commands(run):
             print_line(f"{shlex.join(command)}  # {run}: {now}")
     waiting = sum(undecided(table, options.output) for table in tables)
-    more = f"; more follow where sweeps end, in {waiting} rows" if waiting else ""
+    rows = "row" if waiting == 1 else "rows"
+    more = f"; more follow where sweeps end, in {waiting} {rows}" if waiting else ""
     print_line(f"# {done} of {len(runs)} runs are done{more}")
 
 

@@ -168,6 +168,13 @@ def test_systems_without_a_difference_are_said_to_have_none(texts, capsys, tmp_p
     assert nothing not in run(paths, capsys, "good", "same", options=["--examples", "0"])
 
 
+def test_a_useless_output_is_warned_of(texts, capsys, tmp_path):
+    empty = write(tmp_path / "empty.txt", ["."] * 60)
+    out = run({**texts, "empty": empty}, capsys, "good", "empty")
+    assert re.search(r"^WARNING: the output of .*empty.txt is degenerate: ", out, re.M), out
+    assert "output of good" not in out
+
+
 def test_every_system_is_found_before_the_first_is_evaluated(texts, tmp_path, monkeypatch, capsys):
     """A translation takes minutes; the second system is no checkpoint."""
     training = tmp_path / "training"

@@ -17,7 +17,7 @@ from training_corpus import lengthen
 
 from fairseq_rskip.files import locked
 from fairseq_rskip.safe_load import load_checkpoint
-from fairseq_rskip.tools import cached
+from fairseq_rskip.tools import cached, score
 from fairseq_rskip.tools.__main__ import main as rskip
 from fairseq_rskip.tools.evaluate import generation
 from fairseq_rskip.tools.evaluate.main import main
@@ -137,6 +137,12 @@ def test_a_finished_generation_is_not_repeated_until_something_changes(copy, cal
     assert evaluate(*copy, "--lenpen", "0.6") == 0 and len(calls) == 4
     (folder / "evaluation-test" / "generate.log").unlink()
     assert evaluate(*copy, "--lenpen", "0.6") == 0 and len(calls) == 5
+
+
+def test_a_useless_output_is_warned_of_and_noted(copy, capsys, monkeypatch):
+    monkeypatch.setattr(score, "degenerate", lambda hypotheses, references: "it is empty")
+    evaluate(*copy)
+    assert "WARNING: the output is degenerate: it is empty\n" in capsys.readouterr().err
 
 
 def test_text_published_as_tokens_is_scored_as_it_is(copy, calls, capsys, translated):

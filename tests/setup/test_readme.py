@@ -1,4 +1,7 @@
-"""README's figures are those of the CSVs in results/, and it stays short enough to be read."""
+"""README's figures, and the table of short trainings, are those of the CSVs in results/.
+
+README stays short enough to be read.
+"""
 
 import csv
 import re
@@ -7,9 +10,11 @@ import pytest
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
+FINDINGS = (ROOT / "docs" / "findings.md").read_text("utf-8")
+RULES = (ROOT / "docs" / "rules.md").read_text("utf-8")
 SEEDS = {"2": "two", "3": "three"}
 
-# the beginning of a line of README's table -> its CSVs and their column
+# the beginning of a line of the table of short trainings -> its CSVs and their column
 LINES = {
     "ResNet-20": (["skips_cifar"], ""),
     "translation, 2+2 layers": (["rivals"], ""),
@@ -37,14 +42,15 @@ def cells(line):
 
 
 def table_of_results():
-    """README's results: the header's cells, and the cells of each line."""
-    lines = README.split("**Short trainings**")[1].splitlines()
+    """The short trainings: the header's cells, and the cells of each line."""
+    section = FINDINGS.split("## Short trainings")[1].split("## The paper beside")[0]
+    lines = section.splitlines()
     header, _, *body = [cells(line) for line in lines if line.startswith("|")]
     return header, body
 
 
 @pytest.mark.parametrize("start", LINES)
-def test_a_result_in_readme_is_the_mean_and_deviation_of_its_csv(start):
+def test_a_short_training_has_the_mean_and_deviation_of_its_csv(start):
     header, body = table_of_results()
     (line,) = [line for line in body if line[0].startswith(start)]
     measured = rows_of(*LINES[start])
@@ -104,6 +110,31 @@ def test_the_pair_at_its_own_rates_has_the_figures_of_its_csv():
     mean, low, high = (f"{float(loss[name]):.3f}" for name in ("mean", "low", "high"))
     shown = f"({mean} bits, {low} to {high}; {SEEDS[loss['seeds']]} seeds, CPU)"
     assert shown.replace("-", "−") in README
+
+
+def test_the_rules_in_readme_have_the_parameters_and_the_start_of_the_catalogue():
+    catalogue = {}
+    for line in RULES.splitlines():
+        if line.startswith("| `"):
+            architectures, _, _, _, parameters, start, _ = cells(line)
+            names = re.findall(r"`(\w+)`", architectures)
+            counts = parameters.split(" / ")
+            for name, count in zip(names, counts if len(counts) == len(names) else counts * 9):
+                catalogue[name] = (count, start)
+    table = README.split("## Skip connections")[1].split("[All rules]")[0]
+    rows = [
+        cells(line) for line in table.splitlines() if line.startswith("| `") and "--" not in line
+    ]
+    assert len(rows) >= 9
+    for name, _, _, parameters, start in rows:
+        assert (parameters, start) == catalogue[name.strip("`")], name
+
+
+def test_the_example_runs_as_it_stands():
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    names = {}
+    exec(compile(example, "README.md", "exec"), names)
+    assert len(names["skips"]) == 6 and names["x"].shape == (10, 8, 64)
 
 
 def test_readme_has_at_most_10000_bytes():
