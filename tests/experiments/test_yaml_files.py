@@ -45,6 +45,22 @@ def test_all_mistakes_are_named_at_once_with_row_and_near_name(tmp_path):
         )
 
 
+def test_a_wrong_arch_or_metric_does_not_hide_what_is_wrong_beside_it(tmp_path):
+    """The row is checked with the architecture that is suggested, and with the default metric."""
+    row = {"label": "a", "arch": "transformer_rskp_ln_tiny", "options": {"lrr": 3}}
+    rows = [{**row, "evaluate": {"beem": 3, "lenpn": 4}}]
+    message = refused(write(tmp_path, TRANSLATION, rows=rows, metric="BLEW"))
+    for named in ("BLEW", "transformer_rskp_ln_tiny", "lrr", "beem", "lenpn"):
+        assert sum(named in line for line in message.splitlines()) == 1, (named, message)
+
+
+def test_an_option_of_preparing_belongs_to_its_options(tmp_path):
+    (tmp_path / "text").write_text("a b\n")
+    data = {"text": str(tmp_path / "text"), "lang": "cs"}
+    said = "unknown key 'lang'; the keys are text, folder, options; an option of rskip prepare is "
+    assert said in refused(write(tmp_path, TRANSLATION, data=data))
+
+
 def test_a_row_without_a_label_does_not_hide_the_mistakes_of_others(tmp_path):
     rows = [{"arch": "transformer_xskip_ln"}, {"label": "b", "arch": "transformer_xskip_lm"}, 7]
     message = refused(write(tmp_path, TRANSLATION, rows=rows))

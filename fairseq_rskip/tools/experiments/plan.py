@@ -71,7 +71,7 @@ def _resolve(
 ) -> Experiment | None:
     """``table`` with its defaults, what was chosen, and its cells.
 
-    Appends to ``mistakes``; None without a known task and metric. Raises ``UserError``.
+    Appends to ``mistakes``; None without a known task. Raises ``UserError``.
     """
     task = table.task or _default_task(table, texts)
     metric = table.metric
@@ -81,9 +81,13 @@ def _resolve(
 
     for text in contradictions(table, task, metric, baseline):
         mistakes.append(f"{path}{text}")
-    if task not in TASKS or metric not in TASKS[task].metrics:
+    if task not in TASKS:
         return None
+    if metric not in TASKS[task].metrics:  # named already; what else is wrong?
+        metric = TASKS[task].metric
 
+    if metric.startswith("sacreBLEU") and not table.also:
+        table = table.model_copy(update={"also": ["chrF++"]})
     experiment = Experiment(
         table=table,
         path=path,
@@ -231,37 +235,44 @@ def _one_line_each(refusals: list[Refusal], experiment: Experiment) -> list[str]
 
 
 def _all_mistakes(cell: Cell, experiment: Experiment, error: UserError) -> list[str]:
-    """``error``, and what is refused after it.
-
-    The option that a message names is taken out of the cell, which is then tried again. Without a
-    ``DECISIVE`` one, options would be refused that are right beside its correction.
-    """
+    """``error``, and what is refused after it, when what it names is out of the way."""
     messages = [str(error)]
-    refused = _named_option(cell, messages[-1])
-    while refused is not None and refused not in DECISIVE:
-        cell = _without(refused, cell)
+    corrected = _corrected(cell, messages[-1])
+    while corrected is not None:
         try:
-            _with_runs(cell, experiment, [])
+            _with_runs(corrected, experiment, [])
         except UserError as another:
             messages.append(str(another))
-            refused = _named_option(cell, messages[-1])
+            corrected = _corrected(corrected, messages[-1])
         else:
-            refused = None
+            corrected = None
     return list(dict.fromkeys(messages))
 
 
-def _without(option: str, cell: Cell) -> Cell:
-    """``cell`` without ``option`` among its options and its sweep."""
-    options = {name: value for name, value in cell.options.items() if name != option}
-    sweep = {name: values for name, values in cell.sweep.items() if name != option}
-    return replace(cell, options=options, sweep=sweep)
+def _corrected(cell: Cell, message: str) -> Cell | None:
+    """``cell`` with the architecture that ``message`` suggests, or without the option it names.
+
+    None where it does neither, and without a ``DECISIVE`` option: others would be refused that are
+    right beside its correction.
+    """
+    suggested = re.match(r"no architecture named .* did you mean (\w+)\?", message)
+    if suggested:
+        return replace(cell, arch=suggested[1])
+    option = _named_option(cell, message)
+    if option is None or option in DECISIVE:
+        return None
+    parts = {}
+    for part in ("options", "sweep", "evaluate"):
+        values = getattr(cell, part)
+        parts[part] = {name: value for name, value in values.items() if name != option}
+    return replace(cell, **parts)
 
 
 def _named_option(cell: Cell, message: str) -> str | None:
     """The option of the cell that ``message`` names first."""
     text = message.replace("--", "  ")
     positions = {}
-    for name in [*cell.options, *cell.sweep]:
+    for name in [*cell.options, *cell.sweep, *cell.evaluate]:
         match = re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)
         if match:
             positions[name] = match.start()

@@ -22,6 +22,7 @@ from .records import Row, Section, Table
 FOLDER = CHECKOUT / "experiments"
 LARGEST = 1_000_000  # bytes in a file
 MOST_NODES = 100_000  # values in a file, each alias counted with all that it stands for
+TEXTS = (Table.Documents, Table.Published, Table.OwnText)  # what is prepared for a table
 Texts = dict[str, own_text.Text]  # folder of the prepared text -> the text
 
 
@@ -249,6 +250,8 @@ def _build(section: type[Section], content: Any, where: str, mistakes: list[str]
             mistakes.append(f"{where}: {key!r} is missing")
         elif key not in keys(section):
             hint = did_you_mean(str(key), keys(section)) or f"the keys are {accepted}"
+            if section in TEXTS:
+                hint += f"; an option of rskip prepare is written options: {{{key}: ...}}"
             mistakes.append(f"{where}: unknown key {key!r}; {hint}")
         else:
             expected = section.model_fields[key].description or " or ".join(dict.fromkeys(messages))
