@@ -7,6 +7,12 @@ stream's share is the largest ``|h_i|^2`` over the sum of all. The distance of t
 from the identity is ``|R - I| / sqrt(n)``, in Frobenius' norm, and from its start the same with the
 matrix of a fresh copy of the rule in place of I. All are means over the positions of examples,
 padding left out. What a parameter moved is measured against that copy, too.
+
+A verdict needs thresholds, and these are conventions, not results of trained models. One stream has
+collapsed the others where it has ``DOMINANT`` of the squares: all others together are a third of
+its length. Below ``COLLAPSED`` effective streams they are copies: four streams of one length count
+as 1.05 where their pairwise cosines are 0.99. Below ``1 + LITTLE (n - 1)`` they differ little: four
+count as 1.3 at pairwise cosines of 0.93.
 """
 
 from pathlib import Path
@@ -16,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..residual import SkipConnection, skips
+from ..residual import KINDS, SkipConnection, skips
+from ..residual.streams import StreamSkip
 from . import figures
 from .figures import Row
 from .probe import Call, Watch, example_mean
@@ -38,10 +45,12 @@ MOVED = Quantity(
     "moved", "moved_error", "distance of the mixing matrix from its start", shows=(0.0, 0.1)
 )
 QUANTITIES = (NUMBER, SHARE, DISTANCE, MOVED)
+COUNT = "streams"  # the column of n
 LONG = 100  # updates after which a training is warned of streams that do not differ
 STILL = 1e-6  # a change of a parameter below this share of its size, or of 1, is none
-COLLAPSED = 1.05  # effective streams
 DOMINANT = 0.9  # the share of a stream beside which the others do not count
+COLLAPSED = 1.05  # effective streams
+LITTLE = 0.1  # the share of the way from 1 to n effective streams
 
 
 class StreamProbe(Watch):
@@ -54,6 +63,7 @@ class StreamProbe(Watch):
     def __init__(self, model: nn.Module, starts: dict[str, SkipConnection] | None = None):
         super().__init__(model)
         self.starts = starts or {}
+        self.counts: dict[str, int] = {}  # module name -> n
 
     @torch.no_grad()
     def see(self, name: str, skip: SkipConnection, call: Call) -> None:
@@ -61,6 +71,7 @@ class StreamProbe(Watch):
         if streams is None:
             return
         h, matrix = (tensor.double() for tensor in streams)
+        self.counts[name] = h.size(-2)
         values = {
             NUMBER.column: effective_number(h),
             SHARE.column: dominant_share(h),
@@ -77,14 +88,15 @@ class StreamProbe(Watch):
         self.blocks[name].passes.append(means)
 
     def columns(self, name: str) -> Row | None:
-        """The means over examples at the skip connection ``name``, and their errors.
+        """The number of streams at the skip connection ``name``, the means over examples and their
+        errors.
 
-        None if it has one stream.
+        None if its rule is not measured.
         """
         passes = self.blocks[name].passes
         if not passes:
             return None
-        row: Row = {}
+        row: Row = {COUNT: self.counts[name]}
         for quantity in QUANTITIES:
             if quantity.column in passes[0]:
                 values = torch.cat([each[quantity.column] for each in passes])
@@ -93,10 +105,16 @@ class StreamProbe(Watch):
 
 
 def effective_number(h: Tensor) -> Tensor:
-    """The effective number of streams of H ``(..., n, dim)``: ``(...)``, from 1 to n."""
-    eigenvalues = torch.linalg.eigvalsh(h @ h.transpose(-1, -2)).clamp(min=0.0)
+    """The effective number of streams of H ``(..., n, dim)``: ``(...)``, from 1 to n.
+
+    NaN where H is not finite, as where fp16 overflows: eigvalsh would raise.
+    """
+    products = h @ h.transpose(-1, -2)
+    is_finite = products.isfinite().all(-1).all(-1)
+    products = products.where(is_finite[..., None, None], 0.0)
+    eigenvalues = torch.linalg.eigvalsh(products).clamp(min=0.0)
     shares = eigenvalues / eigenvalues.sum(-1, keepdim=True).clamp(min=1e-300)
-    return torch.special.entr(shares).sum(-1).exp()
+    return torch.special.entr(shares).sum(-1).exp().where(is_finite, torch.nan)
 
 
 def dominant_share(h: Tensor) -> Tensor:
@@ -142,68 +160,123 @@ def moved(skip: SkipConnection, start: SkipConnection) -> list[Row]:
 def report(study: Study, stem: Path) -> None:
     """Measure the models of ``study``, print tables and sentences, write CSVs and the figure.
 
-    Raises ``UserError`` for a model that has one stream.
+    Raises ``UserError`` for a model whose rule is not measured.
     """
     rows: list[Row] = []
     movements: list[Row] = []
     for label, model, places in study.with_places():
+        modules = skips(model)
+        for place in places:
+            check_measured(label, place["block"], modules[place["block"]])
         seed = study.seeds.get(label)
         starts = {}
-        for name, skip in skips(model).items():
-            if type(skip).streams is not SkipConnection.streams:  # a rule with streams
+        for name, skip in modules.items():
+            if is_measured(type(skip)):
                 starts[name] = as_at_the_start(skip, seed)
         with StreamProbe(model, starts) as probe, torch.no_grad():
             for batch in study.show_batches(label):
                 study.losses(model, batch)
         for place in places:
             columns = probe.columns(place["block"])
-            if columns is None:
-                raise UserError(
-                    f"{label}: {place['block']} has one stream: "
-                    "expected hyper, mhc or another rule with several"
-                )
+            assert columns is not None
             rows.append({**place, **columns})
-            skip, start = probe.skips[place["block"]], starts[place["block"]]
+            skip, start = modules[place["block"]], starts[place["block"]]
             movements += [{**place, **each} for each in moved(skip, start)]
         figures.write_csv(Path(f"{stem}.csv"), rows)
 
-    study.show(rows, QUANTITIES, stem)
-    figures.write_csv(Path(f"{stem}-moved.csv"), movements)
-    print(f"written to {stem}-moved.csv\n")
+    quantities = QUANTITIES if any(map(mixes, study.models.values())) else (NUMBER, SHARE)
+    study.show(rows, quantities, stem)
+    if movements:
+        figures.write_csv(Path(f"{stem}-moved.csv"), movements)
+        print(f"written to {stem}-moved.csv")
+    print()
     for label, model in study.models.items():
         print("\n".join(sentences(label, model, rows, movements)))
+
+
+def is_measured(rule: type[SkipConnection]) -> bool:
+    """Whether the rule has ``streams()``."""
+    return rule.streams is not SkipConnection.streams
+
+
+def check_measured(label: str, block: str, skip: SkipConnection) -> None:
+    """Raise ``UserError`` unless the rule of ``skip`` is measured."""
+    if is_measured(type(skip)):
+        return
+    reason = f"{block} has one stream"
+    if isinstance(skip, StreamSkip):
+        reason = f"the tensors that {block} keeps are not measured for {skip.kind}"
+    kinds = ", ".join(sorted(kind for kind, rule in KINDS.items() if is_measured(rule)))
+    raise UserError(f"{label}: {reason}: expected a rule of {kinds}")
+
+
+def mixes(model: nn.Module) -> bool:
+    """Whether a rule of ``model`` mixes its streams."""
+    return any(skip.mixes_streams for skip in skips(model).values())
 
 
 def sentences(label: str, model: nn.Module, rows: list[Row], movements: list[Row]) -> list[str]:
     """A sentence each: whether a model's streams differ, whether they mix, and what was learned."""
     mine = figures.select(rows, model=label)
     later = [row for row in mine if row["index"] > 1] or mine  # a stack's first block has n copies
-    number = fmean(row[NUMBER.column] for row in later)
-    share = fmean(row[SHARE.column] for row in later)
-    least = min(later, key=lambda row: row[NUMBER.column])
-    farthest = max(mine, key=lambda row: row[DISTANCE.column])
-    changed = max(mine, key=lambda row: row[MOVED.column])
+    mean = Mean(later)
+    least = min(mean.rows, key=lambda row: row[NUMBER.column])
+    learned = figures.select(movements, model=label)
     return [
-        f"{label}: {number:.2f} effective streams on average after the first block, the fewest, "
-        f"{least[NUMBER.column]:.2f}, in {least['block']}: {verdict(number, share)}.",
-        f"{label}: the mixing matrix is at most {farthest[DISTANCE.column]:.2g} from the identity, "
-        f"in {farthest['block']} (0 mixes nothing), and at most {changed[MOVED.column]:.2g} from "
-        f"its start, in {changed['block']}.",
-        f"{label}: since the start {what_moved(figures.select(movements, model=label))}.",
+        f"{label}: {mean.number:.2f} of {mean.count} effective streams (mean of {len(mean.rows)} "
+        f"blocks; the fewest, {least[NUMBER.column]:.2f}, in {least['block']}): {mean.verdict()}.",
+        f"{label}: {how_they_mix(model, mine)}.",
+        f"{label}: {what_moved(learned)}.",
     ]
 
 
-def verdict(number: float, share: float) -> str:
-    """What an effective number of streams, and the dominant one's share, say."""
-    if number >= COLLAPSED:
+class Mean:
+    """The means of those ``rows`` whose blocks have all n streams.
+
+    The first blocks of multi-gate residuals have fewer.
+    """
+
+    def __init__(self, rows: list[Row]):
+        self.count = max(row[COUNT] for row in rows)
+        self.rows = figures.select(rows, **{COUNT: self.count})
+        self.number = fmean(row[NUMBER.column] for row in self.rows)
+        self.share = fmean(row[SHARE.column] for row in self.rows)
+
+    def differ(self) -> bool:
+        """Whether the streams are neither copies nor one beside which the others do not count."""
+        return self.count == 1 or not (self.share >= DOMINANT or self.number < COLLAPSED)
+
+    def verdict(self) -> str:
+        """What the effective number of streams, and the dominant one's share, say."""
+        if self.count == 1:
+            return "there is only one"
+        if self.share >= DOMINANT:
+            return f"they have collapsed, one has {self.share:.0%} of the squares"
+        if self.number < COLLAPSED:
+            return "they are copies of one another"
+        if self.number < 1 + LITTLE * (self.count - 1):
+            return "they differ little"
         return "they differ"
-    if share >= DOMINANT:
-        return f"they have collapsed, one has {share:.0%} of the squares"
-    return "they are copies of one another, which no matrix can mix"
+
+
+def how_they_mix(model: nn.Module, rows: list[Row]) -> str:
+    """How far the mixing matrix is from the identity and from its start."""
+    if not mixes(model):
+        kinds = {skip.kind for skip in skips(model).values()}
+        return f"{' and '.join(sorted(kinds))} does not mix its streams"
+    farthest = max(rows, key=lambda row: row[DISTANCE.column])
+    changed = max(rows, key=lambda row: row[MOVED.column])
+    return (
+        f"the mixing matrix is at most {farthest[DISTANCE.column]:.2g} from the identity, in "
+        f"{farthest['block']} (0 keeps every stream as it is), and at most "
+        f"{changed[MOVED.column]:.2g} from its start, in {changed['block']}"
+    )
 
 
 def what_moved(learned: list[Row]) -> str:
     """How many kinds of parameters have moved, which have not, and which moved least."""
+    if not learned:
+        return "the rule learns nothing but its norms"
     names = list(dict.fromkeys(row["parameter"] for row in learned))
     moving = [name for name in names if has_moved(figures.select(learned, parameter=name))]
     still = [name for name in names if name not in moving]
@@ -213,7 +286,8 @@ def what_moved(learned: list[Row]) -> str:
         changes[name] = max(row["change"] for row in figures.select(learned, parameter=name))
     least = min(changes, key=changes.__getitem__, default="")
     slowest = f"; {least} the least, by at most {changes[least]:.2g}" if least else ""
-    return f"{len(moving)} of {len(names)} kinds of parameters have moved{exception}{slowest}"
+    kinds = f"{len(moving)} of {len(names)} kinds of parameters"
+    return f"since the start {kinds} have moved{exception}{slowest}"
 
 
 def has_moved(rows: list[Row]) -> bool:
@@ -238,12 +312,11 @@ class StreamWarning:
                 later.append(row)
         if not later:
             return ""
-        number = fmean(row[NUMBER.column] for row in later)
-        if number >= COLLAPSED:
+        mean = Mean(later)
+        if mean.differ():
             return ""
         self.has_warned = True
-        share = fmean(row[SHARE.column] for row in later)
         return (
-            f"at update {step} the streams of the skip connections count as {number:.2f}: "
-            f"{verdict(number, share)} (rskip analyze streams; docs/troubleshooting.md)"
+            f"at update {step} the streams of the skip connections count as {mean.number:.2f} of "
+            f"{mean.count}: {mean.verdict()} (rskip analyze streams; docs/troubleshooting.md)"
         )

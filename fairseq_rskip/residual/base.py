@@ -87,6 +87,7 @@ class SkipConnection(Layout, WithRule):
     decays: ClassVar[bool] = False  # whether weight decay applies to what the rule learns
     replaces_batch_norm: ClassVar[bool] = False  # whether biases replace a ResNet's batch norm
     zero_classifier: ClassVar[bool] = False  # whether the classifier starts at 0
+    mixes_streams: ClassVar[bool] = True  # False where the matrix of streams() is I by definition
 
     slots: tuple[str, ...] = ("post",)  # which of pre, branch and post the norm fills
     widths = (1, 1)  # what forward takes and returns, in tensors of dim channels
@@ -269,8 +270,11 @@ class SkipConnection(Layout, WithRule):
         )
 
     def streams(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The streams of x, ``(..., n, dim)``, and their mixing matrix, ``([...,] n, n)``; None for
-        a rule without."""
+        """The streams H of x, ``(..., n, width)``, and their mixing matrix R, ``([...,] n, n)``.
+
+        Row i of R has the weights of the streams in the next stream i. None for a rule of one
+        stream, and for one whose streams are not measured.
+        """
         return None
 
     def stream_gain(self) -> float:

@@ -209,6 +209,12 @@ class FractionalConnection(SkipConnection):
     def carry(self, x: Tensor) -> Any:
         return self.prepare(x)[1]
 
+    def streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The parts of x ``(..., m, dim / m)``, and ``A_r^T``."""
+        h = x.unflatten(-1, self.shape)
+        _, a_r, _ = self.matrices(h)
+        return h, a_r.transpose(-1, -2)
+
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         mixed_parts, b = carried
         written = b.unsqueeze(-1) * f_x.unflatten(-1, self.shape)
@@ -388,6 +394,7 @@ class ManifoldConstrained(SigmoidGates):
 class UnmixedStreams(MatrixSkip):
     """The rules ``H' = H + w F(...)``: R, the buffer ``identity``, is not multiplied."""
 
+    mixes_streams = False
     identity: Tensor
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:

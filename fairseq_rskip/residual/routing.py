@@ -204,6 +204,14 @@ class MultiGateResidual(HistorySkip):
         read = depth_attention(streams, self.query, self.eps, temperature=self.dim**0.5)
         return (read if self.last else torch.cat([read, streams.flatten(-2)], -1)).to(dtype)
 
+    def streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The streams so far, and ``diag(1 - beta)``: I in a block that adds a stream."""
+        _, (_, history) = self.current(x)
+        h = at_least_float32(history.unflatten(-1, [self.stored, self.dim]))
+        if self.stores:
+            return h, torch.eye(self.stored, dtype=h.dtype, device=h.device)
+        return h, torch.diag_embed(1.0 - self.gates(h))
+
     def gates(self, streams: Tensor) -> Tensor:
         """beta of ``streams``, ``(..., n, dim)``: shape ``(..., n)``."""
         rms = (streams.square().mean(-1) + self.eps).sqrt()

@@ -196,6 +196,7 @@ class SiameseNorm(StreamSkip):
 
     norms = all_norms(without=("batch",))
     slots = ("pre",)
+    mixes_streams = False
 
     def __init__(self, dim: int, **common: Unpack[Common]):
         super().__init__(dim, **common)
@@ -208,6 +209,15 @@ class SiameseNorm(StreamSkip):
         y = self.tensor(x, self.widths[0] - 1)
         x = self.x_norm(self.tensor(x, 0))
         return x + self.y_norm(y), (x, y)
+
+    def streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``G_1(x)`` and ``G_2(y)``, of which the branch reads the sum, and I.
+
+        y grows with depth, but nothing reads it without a norm.
+        """
+        _, (x, y) = self.current(x)
+        h = torch.stack([x, self.y_norm(y)], -2)
+        return h, torch.eye(2, dtype=h.dtype, device=h.device)
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         x, y = carried

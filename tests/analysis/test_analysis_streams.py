@@ -4,13 +4,58 @@ import csv
 
 import pytest
 import torch
+from conftest import ROOT
 from skip_variants import draw
 from stream_rules import Stack
 
 from fairseq_rskip.analysis import streams
 from fairseq_rskip.analysis.study import Study
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual import Place, create_skip
+from fairseq_rskip.residual import KINDS, Place, create_skip
+
+UNMIXED = {"ihc", "gated_residual", "siamesenorm"}
+MIXED = {"hyper", "mhc", "fractional", "multi_gate"}
+
+
+def middle_block(kind):
+    """The fifth of six blocks of ``kind``, off its start, and an input of it."""
+    skip = Stack(kind, 3, 2).randomise().double().skips[4]
+    return skip, draw((5, 3, skip.widths[0] * skip.dim), 1)
+
+
+@pytest.mark.parametrize("kind", [*MIXED, "ihc", "gated_residual"])
+def test_a_branch_of_zero_leaves_the_streams_times_their_matrix(kind):
+    skip, x = middle_block(kind)
+    h, matrix = skip.streams(x)
+    y = skip(x, torch.zeros(5, 3, skip.dim, dtype=x.dtype), skip.prepare(x)[1])
+    y = y[..., skip.dim :] if kind == "multi_gate" else y  # the first channels are what is read
+    torch.testing.assert_close(y, (matrix @ h).flatten(-2))
+    assert skip.mixes_streams == (kind in MIXED)
+
+
+def test_the_streams_of_siamesenorm_are_what_its_branch_reads():
+    skip, x = middle_block("siamesenorm")
+    h, matrix = skip.streams(x)
+    torch.testing.assert_close(h.sum(-2), skip.current(x)[0])
+    torch.testing.assert_close(h[..., 0, :], skip.x_norm(x[..., :9]))
+    assert torch.equal(matrix, torch.eye(2, dtype=x.dtype)) and not skip.mixes_streams
+
+
+def test_the_first_blocks_of_multi_gate_residuals_keep_their_streams():
+    stack = Stack("multi_gate", 3, 2, streams=3).randomise()
+    with streams.StreamProbe(stack) as probe:
+        stack(draw((5, 3, 9), 1, torch.float32))
+    rows = [probe.columns(name) for name in probe.skips]
+    assert [row["streams"] for row in rows] == [1, 2, 3, 3, 3, 3]
+    assert [row["distance"] > 0 for row in rows] == [False, False, True, True, True, True]
+
+
+def test_the_docs_name_the_rules_that_are_measured():
+    measured = {kind for kind, rule in KINDS.items() if streams.is_measured(rule)}
+    assert measured == MIXED | UNMIXED
+    text = (ROOT / "docs/analysis.md").read_text("utf-8")
+    (line,) = [line for line in text.splitlines() if line.startswith("`rskip analyze streams`")]
+    assert all(f"`{kind}`" in line for kind in measured)
 
 
 def test_parallel_streams_count_as_one_and_orthogonal_ones_as_many():
@@ -42,6 +87,17 @@ def test_streams_of_nothing_are_finite():
     h = torch.zeros(3, 4, 8, dtype=torch.float64)
     for measure in (streams.effective_number, streams.dominant_share):
         assert torch.isfinite(measure(h)).all()
+
+
+def test_streams_that_are_not_finite_stop_no_training():
+    stack = Stack("mhc", 2, 2, streams=4)
+    x = draw((5, 3, 9), 1, torch.float32)
+    x[0, 0] = float("inf")
+    with streams.StreamProbe(stack) as probe:
+        stack(x)
+    number = probe.columns("skips.1")["effective_streams"]
+    assert number != number  # NaN
+    assert streams.StreamWarning().line(100, probe) == ""
 
 
 @pytest.mark.parametrize(
@@ -91,7 +147,8 @@ def test_the_report_says_what_streams_do(tmp_path, capsys):
     out = capsys.readouterr().out
     lines = [line for line in out.splitlines() if line.startswith("m: ")]
     assert len(lines) == 3
-    assert "effective streams" in lines[0] and lines[0].endswith(": they differ.")
+    assert " of 4 effective streams (mean of 3 blocks; " in lines[0]
+    assert lines[0].endswith(": they differ little.")
     assert "at most 0.87 from the identity, in skips.2 " in lines[1]  # sqrt(n - 1) / sqrt(n)
     assert "its start, in skips.2." in lines[1]  # in the others R is as it was
     assert "2 of 9 kinds of parameters have moved, all but b_pre, phi_pre" in lines[2]
@@ -113,13 +170,39 @@ def test_a_stack_that_carries_one_tensor_is_measured(tmp_path, capsys, layers, s
 def test_streams_that_never_differed_are_called_copies(tmp_path, capsys):
     streams.report(study_of(Stack("mhc", 2, 2, streams=4)), tmp_path / "f")
     out = capsys.readouterr().out
-    assert ": they are copies of one another, which no matrix can mix." in out
+    assert "m: 1.00 of 4 effective streams" in out and ": they are copies of one another." in out
     assert "m: since the start 0 of 9 kinds of parameters have moved." in out
 
 
-def test_a_model_of_one_stream_is_refused(tmp_path):
-    stack = Stack("x0", 1, 2)
-    with pytest.raises(UserError, match="m: skips.0 has one stream: expected hyper, mhc"):
+@pytest.mark.parametrize("kind", sorted(UNMIXED))
+def test_rules_that_do_not_mix_have_no_panels_of_a_matrix(tmp_path, capsys, monkeypatch, kind):
+    shown = []
+    show = Study.show
+
+    def show_and_note(study, rows, quantities, stem):
+        shown.append(quantities)
+        show(study, rows, quantities, stem)
+
+    monkeypatch.setattr(Study, "show", show_and_note)
+    streams.report(study_of(Stack(kind, 2, 2)), tmp_path / "f")
+    out = capsys.readouterr().out
+    assert f"m: {kind} does not mix its streams." in out and "identity" not in out
+    assert shown == [(streams.NUMBER, streams.SHARE)]
+    learns = kind != "siamesenorm"
+    assert (tmp_path / "f-moved.csv").exists() == learns
+    assert ("m: the rule learns nothing but its norms." in out) != learns
+
+
+@pytest.mark.parametrize(
+    ("stack", "reason"),
+    [
+        (Stack("x0", 1, 2), "m: the tensors that skips.0 keeps are not measured for x0"),
+        (torch.nn.Sequential(create_skip("rskip", 9)), "m: 0 has one stream"),
+    ],
+    ids=["x0", "rskip"],
+)
+def test_a_rule_that_is_not_measured_is_refused(tmp_path, stack, reason):
+    with pytest.raises(UserError, match=f"{reason}: expected a rule of fractional, gated_residual"):
         streams.report(study_of(stack), tmp_path / "f")
 
 
@@ -141,13 +224,58 @@ def test_a_training_is_warned_once_of_streams_that_do_not_differ():
         stack(draw((5, 3, 9), 1, torch.float32))
     warning = streams.StreamWarning()
     assert warning.line(99, probe) == ""
-    assert "at update 100 the streams of the skip connections count as 1.00: they are copies" in (
-        warning.line(100, probe)
-    )
+    line = warning.line(100, probe)
+    assert "at update 100 the streams of the skip connections count as 1.00 of 4: they" in line
     assert warning.line(101, probe) == ""
 
 
-def test_a_dominant_stream_has_collapsed_the_others():
-    assert streams.verdict(1.01, 0.97) == "they have collapsed, one has 97% of the squares"
-    assert streams.verdict(1.01, 0.25) == "they are copies of one another, which no matrix can mix"
-    assert streams.verdict(1.3, 0.95) == "they differ"
+def mean_of(h):
+    """The mean of one block with the streams ``h``."""
+    row = {
+        "streams": h.size(-2),
+        "effective_streams": float(streams.effective_number(h)),
+        "dominant_share": float(streams.dominant_share(h)),
+    }
+    return streams.Mean([row])
+
+
+def with_cosine(count, cosine):
+    """``count`` streams of length 1, each pair at ``cosine``."""
+    inner = torch.full((count, count), cosine, dtype=torch.float64)
+    return torch.linalg.cholesky(inner.fill_diagonal_(1.0))
+
+
+@pytest.mark.parametrize(
+    ("h", "number", "verdict"),
+    [
+        (torch.diag(torch.tensor([99.0, 1.0]).sqrt()), 1.06, "have collapsed, one has 99% of"),
+        (torch.diag(torch.tensor([95.0, 5.0]).sqrt()), 1.22, "have collapsed, one has 95% of"),
+        (with_cosine(4, 0.995), 1.03, "are copies of one another"),
+        (with_cosine(4, 0.95), 1.223, "differ little"),
+        (with_cosine(4, 0.9), 1.417, "differ"),
+        (with_cosine(2, 0.9), 1.22, "differ"),
+    ],
+    ids=["99", "95", "copies", "little", "four", "two"],
+)
+def test_a_verdict_is_of_the_dominant_share_first_and_of_n(h, number, verdict):
+    mean = mean_of(h)
+    assert mean.number == pytest.approx(number, abs=0.005)
+    assert mean.verdict().startswith(f"they {verdict}")
+    assert mean.differ() == (" differ" in mean.verdict())
+
+
+def test_the_thresholds_are_those_of_four_streams_at_the_cosines_of_the_docstring():
+    assert mean_of(with_cosine(4, 0.99)).number == pytest.approx(streams.COLLAPSED, abs=0.005)
+    at_little = 1 + streams.LITTLE * 3
+    assert mean_of(with_cosine(4, 0.93)).number == pytest.approx(at_little, abs=0.01)
+
+
+def test_a_dominant_stream_is_warned_of_in_a_training():
+    skip = Stack("hyper", 2, 2, streams=2).skips[1]
+    h = torch.stack([10 * draw((5, 3, 9), 1, torch.float32), draw((5, 3, 9), 2, torch.float32)], -2)
+    x = h.flatten(-2)
+    with streams.StreamProbe(skip) as probe:
+        skip(x, draw((5, 3, 9), 3, torch.float32), skip.prepare(x)[1])
+    assert ": they have collapsed, one has 99% of the squares" in streams.StreamWarning().line(
+        100, probe
+    )

@@ -255,3 +255,18 @@ def test_residuals_beyond_their_largest_angle_are_warned_of_once(
     (warning,) = [line for line in caplog.messages if "beyond" in line]
     assert "layers 1-2 of the encoder are beyond" in warning
     assert "layers 1-2 of the decoder are beyond" in warning
+
+
+def test_streams_that_are_copies_are_warned_of_once(folder, caplog):
+    """Every gate of a fresh mHC writes the same to all streams, and nothing is updated here."""
+    model = build("transformer_mhc_tiny", dropout=0.0, **TINY)
+    log = SkipLog(train_step, model, interval=50)
+    run(log, model, (49,))
+    assert "streams" not in caplog.text
+    run(log, model, (99, 149))
+    log.writer.close()
+    (warning,) = [line for line in caplog.messages if "streams" in line]
+    assert warning.startswith(
+        "at update 100 the streams of the skip connections count as 1.00 of 4: "
+        "they are copies of one another"
+    )
