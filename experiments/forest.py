@@ -2,26 +2,29 @@
 
 ``python experiments/forest.py results/rivals.csv rivals`` reads a report's values by seed, fits
 rule + seed (as ``seed_differences.py``) and writes results/forest_rivals.png, .pdf and .csv.
-Colours are the families of the rules. Negative is better than pre-norm. Rules that scatter, with an
-interval of their own, have an open marker.
+Colours are the families of the rules. Negative is better than pre-norm. Rules whose seeds scatter
+have an open marker and an interval of their own. A rule that is more than a bit behind has its
+numbers at the right edge.
 """
 
 import argparse
 import logging
 from pathlib import Path
+from typing import Any
 
 import pandas
 
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.models._presets import FAMILIES, VARIANTS, family_of
+from fairseq_rskip.models import _presets
+from fairseq_rskip.models._presets import FAMILIES
 from fairseq_rskip.tools.experiments import plan
 from fairseq_rskip.tools.significance import SeedModel
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 BASELINE = "pre-norm"
-WORST = 1.0  # bits: what lies beyond is written at the edge of the figure
+WORST = 1.0  # bits: a rule further behind is written at the edge of the figure
 
 
 def values_by_seed(report: pandas.DataFrame) -> dict[str, dict[int, float]]:
@@ -43,18 +46,20 @@ def values_by_seed(report: pandas.DataFrame) -> dict[str, dict[int, float]]:
 
 
 def family_of_rows(table: str) -> dict[str, str]:
-    """Row -> the family of its rule, a key of ``FAMILIES``, by its architecture in the file.
+    """Row -> the family of its rule, a key of ``FAMILIES``, by the kind of its architecture.
 
     A row whose architecture depends on the column has none.
     """
+    kinds = {}
+    for base in (_presets.SkipTransformerConfig, _presets.SkipLanguageModelConfig):
+        for arch, config in _presets.architectures(base):
+            kinds[arch] = str(config().skip_kind)
+
     (planned,) = plan.make_tables([table])
     families = {}
     for row in planned.rows:
-        if not isinstance(row.arch, str):
-            continue
-        arch = row.arch.removeprefix("transformer_").removeprefix("lm_")
-        if arch in VARIANTS:
-            families[row.label] = family_of(VARIANTS[arch]["skip_kind"])
+        if isinstance(row.arch, str) and row.arch in kinds:
+            families[row.label] = _presets.family_of(kinds[row.arch])
     return families
 
 
@@ -75,26 +80,44 @@ def differences(rows: dict[str, dict[int, float]]) -> pandas.DataFrame:
     return pandas.DataFrame(lines).sort_values("difference")
 
 
-def draw(table: pandas.DataFrame, families: dict[str, str], stem: Path) -> None:
+def colour_of(family: str | None) -> str:
+    """The colour of a key of ``FAMILIES``; grey for a rule of none."""
+    if family is None:
+        return "grey"
+    return figures.COLOURS[[*FAMILIES].index(family)]
+
+
+def draw(table: pandas.DataFrame, families: dict[str, str]) -> Any:
     """The figure: a line for each rule, from the best at the top."""
-    shown = table[table["difference"] < WORST]
-    figure, (axis,) = figures.new_figure(width=7, height=0.17 * len(shown) + 1.2)
-    names = [*FAMILIES]
-    labelled = set()
-    for height, (_, line) in enumerate(shown[::-1].iterrows()):
-        family = families.get(line["row"], "")
-        colour = figures.COLOURS[names.index(family)] if family in names else "grey"
-        label = FAMILIES.get(family) if family not in labelled else None
-        labelled.add(family)
+    figure, (axis,) = figures.new_figure(width=7, height=0.17 * len(table) + 2)
+    for height, (_, line) in enumerate(table[::-1].iterrows()):
+        colour = colour_of(families.get(line["row"]))
+        if line["difference"] >= WORST:
+            text = f"{line['difference']:+.2f} ({line['low']:+.2f} to {line['high']:+.2f}) →"
+            place = {"transform": axis.get_yaxis_transform(), "ha": "right", "va": "center"}
+            axis.text(0.99, height, text, color=colour, fontsize=7, **place)
+            continue
         axis.plot([line["low"], line["high"]], [height, height], color=colour, linewidth=1.2)
-        fill = "white" if line["scattered"] else colour
-        axis.plot(line["difference"], height, "o", color=colour, mfc=fill, ms=4, label=label)
+        axis.plot(line["difference"], height, **marker(colour, line["scattered"]))
     axis.axvline(0, color="grey", linewidth=0.8)
-    axis.set_yticks(range(len(shown)), shown["row"][::-1], fontsize=7)
-    axis.set_ylim(-1, len(shown))
+    axis.set_yticks(range(len(table)), table["row"][::-1], fontsize=7)
+    axis.set_ylim(-1, len(table))
     axis.set_xlabel("validation loss minus pre-norm's, bits")
-    axis.legend(fontsize=7, title="rules", title_fontsize=7, loc="upper right")
-    figures.save(figure, stem)
+
+    drawn = {families.get(row) for row in table["row"]}
+    for family, title in FAMILIES.items():
+        if family in drawn:
+            axis.plot([], [], label=title, **marker(colour_of(family)))
+    if table["scattered"].any():
+        axis.plot([], [], label="seeds scatter: own interval", **marker("grey", is_open=True))
+    figure.legend(fontsize=7, title="rules", title_fontsize=7, ncols=2, loc="outside upper center")
+    return figure
+
+
+def marker(colour: str, is_open: bool = False) -> dict[str, Any]:
+    """matplotlib's options of a rule's marker."""
+    fill = "white" if is_open else colour
+    return {"color": colour, "mfc": fill, "marker": "o", "linestyle": "none", "markersize": 4}
 
 
 def main() -> None:
@@ -107,7 +130,7 @@ def main() -> None:
     table = differences(values_by_seed(pandas.read_csv(options.report)))
     stem = RESULTS / f"forest_{options.report.stem}"
     figures.write_csv(stem.with_suffix(".csv"), table.round(4).to_dict("records"))
-    draw(table, family_of_rows(options.table), stem)
+    figures.save(draw(table, family_of_rows(options.table)), stem)
     ahead = (table["high"] < 0).sum()
     behind = (table["low"] > 0).sum()
     print_line(
@@ -115,7 +138,7 @@ def main() -> None:
     )
     beyond = table[table["difference"] >= WORST]["row"]
     if len(beyond):
-        print_line(f"not shown, more than {WORST:g} bits behind: {', '.join(beyond)}")
+        print_line(f"at the edge, more than {WORST:g} bit behind: {', '.join(beyond)}")
 
 
 if __name__ == "__main__":
