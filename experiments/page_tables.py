@@ -1,10 +1,11 @@
-"""Write the tables of all rules into docs/studies/rivals.md and docs/language-models.md.
+"""Write the tables of all rules into docs/studies/rivals.md and docs/studies/lm-rivals.md.
 
     python experiments/page_tables.py          # rewrites the tables
     python experiments/page_tables.py --check  # names the lines that are out of date, status 1
 
 They are made of results/rivals.csv and results/lm_rivals.csv, of the rows with every seed that was
-planned. On a page, a table stands below the line ``<!-- page_tables.py: NAME -->``.
+planned; differences from pre-norm are those of results/forest_rivals.csv and forest_lm_rivals.csv
+(``forest.py``). On a page, a table is below the line ``<!-- page_tables.py: NAME -->``.
 """
 
 import argparse
@@ -32,11 +33,29 @@ def finished(name: str) -> pandas.DataFrame:
     return report.assign(mean=report["mean"].round(DECIMALS)).sort_values("mean", kind="stable")
 
 
+def to_pre_norm(name: str) -> dict[str, str]:
+    """Label -> the difference from pre-norm with its interval, of results/forest_NAME.csv."""
+    forest = pandas.read_csv(ROOT / "results" / f"forest_{name}.csv")
+    return {row["row"]: interval(row["difference"], row) for _, row in forest.iterrows()}
+
+
 def translation() -> list[list[str]]:
     """The header and a line for each rule in translation."""
-    lines = [["", "y", "valid loss, bits", "to 1xSkip+LN (95 %)", "p, Holm", "learning rate"]]
+    pre_norm = to_pre_norm("rivals")
+    lines = [
+        [
+            "",
+            "y",
+            "valid loss, bits",
+            "to pre-norm (95 %)",
+            "to 1xSkip+LN (95 %)",
+            "p, Holm",
+            "learning rate",
+        ]
+    ]
     for label, row in finished("rivals").iterrows():
-        lines.append([label, row["equation"], loss(row), difference(row), p_value(row), rate(row)])
+        line = [label, row["equation"], loss(row), pre_norm.get(label, "")]
+        lines.append([*line, difference(row), p_value(row), rate(row)])
     return lines
 
 
@@ -46,12 +65,14 @@ def language_model() -> list[list[str]]:
     both = here.index.intersection(there.index)
     ranks = here.loc[both, "mean"].rank()
     ranks_there = there.loc[both, "mean"].rank()
+    pre_norm = to_pre_norm("lm_rivals")
 
     lines = [
         [
             "",
             "language model, bits",
             "rate",
+            "to pre-norm (95 %)",
             "to 1xSkip+LN (95 %)",
             "p, Holm",
             "rank",
@@ -61,7 +82,8 @@ def language_model() -> list[list[str]]:
     ]
     for label in both:
         row = here.loc[label]
-        line = [label, loss(row), rate(row), difference(row), p_value(row), f"{ranks[label]:g}"]
+        line = [label, loss(row), rate(row), pre_norm.get(label, "")]
+        line += [difference(row), p_value(row), f"{ranks[label]:g}"]
         line += [f"{there.loc[label, 'mean']:.{DECIMALS}f}", f"{ranks_there[label]:g}"]
         lines.append(line)
     return lines
@@ -75,8 +97,12 @@ def difference(row: Any) -> str:
     """The difference from the baseline with its interval; "" in the baseline's own row."""
     if pandas.isna(row["ours_minus_baseline"]):
         return ""
-    middle, low, high = (signed(row[name]) for name in ("ours_minus_baseline", "low", "high"))
-    return f"{middle} ({low} to {high})"
+    return interval(row["ours_minus_baseline"], row)
+
+
+def interval(middle: float, row: Any) -> str:
+    """``middle`` with the two ends of its interval in ``row``."""
+    return f"{signed(middle)} ({signed(row['low'])} to {signed(row['high'])})"
 
 
 def signed(value: float) -> str:
@@ -96,7 +122,7 @@ def rate(row: Any) -> str:
 # page -> the name of its table, and what makes it
 PAGES: dict[str, tuple[str, Callable[[], list[list[str]]]]] = {
     "docs/studies/rivals.md": ("translation", translation),
-    "docs/language-models.md": ("language model", language_model),
+    "docs/studies/lm-rivals.md": ("language model", language_model),
 }
 
 

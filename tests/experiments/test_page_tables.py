@@ -7,6 +7,7 @@ from conftest import ROOT
 
 from fairseq_rskip.errors import UserError
 
+REPORTS = ("rivals", "lm_rivals", "forest_rivals", "forest_lm_rivals")
 PAGE = "# Rules\n\n<!-- page_tables.py: t -->\n\n| a | b |\n|---|---|\n| old | 1 |\n\nText.\n"
 
 
@@ -34,7 +35,8 @@ def test_only_the_table_below_its_mark_is_replaced(script):
 def test_a_figure_that_is_out_of_date_is_named(script, monkeypatch, capsys, tmp_path):
     for folder in ("docs/studies", "results"):
         (tmp_path / folder).mkdir(parents=True)
-    for file in (*script.PAGES, "results/rivals.csv", "results/lm_rivals.csv"):
+    reports = [f"results/{name}.csv" for name in REPORTS]
+    for file in (*script.PAGES, *reports):
         text = (ROOT / file).read_text("utf-8")
         (tmp_path / file).write_text(
             text.replace("| DeepNorm | LN(αx + F) | 7.", "| DeepNorm | y | 8."), "utf-8"
@@ -43,14 +45,14 @@ def test_a_figure_that_is_out_of_date_is_named(script, monkeypatch, capsys, tmp_
     monkeypatch.setattr("sys.argv", ["page_tables.py", "--check"])
     assert script.main() == 1
     said = capsys.readouterr().out.splitlines()
-    named = [line.partition("rivals.md: ")[2][:12] for line in said if "studies" in line]
+    named = [line.partition("studies/rivals.md: ")[2][:12] for line in said if "/rivals" in line]
     assert named == ["- | DeepNorm", "+ | DeepNorm"]
 
     page = tmp_path / "docs/studies/rivals.md"
     rows = page.read_text("utf-8").splitlines(keepends=True)
     page.write_text("".join(row for row in rows if not row.startswith("| DeepNorm")), "utf-8")
     assert script.main() == 1
-    assert "rivals.md: + | DeepNorm" in capsys.readouterr().out
+    assert "studies/rivals.md: + | DeepNorm" in capsys.readouterr().out
 
     monkeypatch.setattr("sys.argv", ["page_tables.py"])
     assert script.main() == 0
