@@ -1,9 +1,10 @@
 #!/usr/bin/env python
-"""Fill in the columns "parameters" and "at the start" of each rule in docs/rules.md.
+"""Fill in the columns "name", "parameters" and "at the start" of each rule in docs/rules.md.
 
     python scripts/rules_table.py          # rewrites docs/rules.md
     python scripts/rules_table.py --check  # names the rows that are out of date, exit status 1
 
+Name: that with which the docstring of the rule's class begins, and the paper's number there.
 Parameters: those of the model of width 512 with 6+6 layers, less pre-norm's (``preln``). At the
 start: whether the logits of a model of width 32 with 6+6 layers are those of pre-norm or post-norm
 from the same seed: ``=`` bit for bit, ``≈`` up to 0.3 % of their standard deviation, which is what
@@ -12,6 +13,7 @@ eps in the norms of a smaller stream leaves.
 
 import argparse
 import functools
+import inspect
 import os
 import re
 import sys
@@ -25,10 +27,11 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
-from fairseq_rskip.residual import skips
+from fairseq_rskip.residual import KINDS, skips
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "rules.md"
-COLUMNS = ("parameters", "at the start")
+COLUMNS = ("name", "parameters", "at the start")
+ANCESTORS = ("angle", "learned_angle")  # whose docstrings have the papers of other rules
 PLAIN = {"pre-norm": "preln", "post-norm": "postln"}
 NEARLY = 3e-3
 SMALL = {"encoder_layers": 6, "decoder_layers": 6, "encoder_embed_dim": 32}
@@ -81,9 +84,19 @@ def start_cell(variant: str) -> str:
     return ""
 
 
-def cells(variants: list[str]) -> list[str]:
-    """The two cells of a row; one value for each of its architectures, where they differ."""
-    found = []
+def name_cell(kind: str) -> str:
+    """``Hyper-connections, [2409.19606](…)``: the docstring's name, its first arXiv number."""
+    docstring = " ".join((inspect.getdoc(KINDS[kind]) or "").split())
+    name = re.split(r",|:| ``| \(| of ", docstring, maxsplit=1)[0]
+    paper = re.search(r"arXiv (\d{4}\.\d{5})", docstring)
+    if paper is None or kind in ANCESTORS:
+        return name
+    return f"{name}, [{paper[1]}](https://arxiv.org/abs/{paper[1]})"
+
+
+def cells(kind: str, variants: list[str]) -> list[str]:
+    """The generated cells of a row; one value for each architecture, where they differ."""
+    found = [name_cell(kind)]
     for cell in (parameters_cell, start_cell):
         values = list(dict.fromkeys(cell(variant) for variant in variants))
         if len(values) > 1:
@@ -103,7 +116,8 @@ def filled(text: str) -> str:
             break
         row = lines[k].split("|")
         variants = re.findall(r"`(\w+)`", row[1])
-        for place, cell in zip(places, cells(variants)):
+        (kind,) = re.findall(r"`(\w+)`", row[2])
+        for place, cell in zip(places, cells(kind, variants)):
             row[place] = f" {cell} " if cell else " "
         lines[k] = "|".join(row)
     return "\n".join(lines)

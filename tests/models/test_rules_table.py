@@ -29,10 +29,10 @@ def claims() -> dict[str, tuple[str, str]]:
     found = {}
     for line in PAGE.splitlines():
         row = [cell.strip() for cell in line.split("|")]
-        if not line.startswith("| `") or len(row) < 8:
+        if not line.startswith("| `") or len(row) < 9:
             continue
         variants = re.findall(r"`(\w+)`", row[1])
-        columns = [cell.split(" / ") for cell in row[5:7]]
+        columns = [cell.split(" / ") for cell in row[6:8]]
         for k, variant in enumerate(variants):
             found[variant] = tuple(cells[k] if len(cells) > 1 else cells[0] for cells in columns)
     return found
@@ -110,7 +110,9 @@ def test_the_script_fills_in_what_the_page_has(stock_operators):
     start = next(k for k, line in enumerate(table) if line.startswith("| architectures |"))
     table = table[start : start + 5]
     emptied = [
-        "|".join([*row[:5], " ", " ", *row[7:]]) if row[1].startswith(" `") else "|".join(row)
+        "|".join([*row[:3], " ", *row[4:6], " ", " ", *row[8:]])
+        if row[1][:2] == " `"
+        else "|".join(row)
         for row in (line.split("|") for line in table)
     ]
     assert emptied != table

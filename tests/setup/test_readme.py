@@ -116,7 +116,7 @@ def test_the_rules_in_readme_have_the_parameters_and_the_start_of_the_catalogue(
     catalogue = {}
     for line in RULES.splitlines():
         if line.startswith("| `"):
-            architectures, _, _, _, parameters, start, _ = cells(line)
+            architectures, _, _, _, _, parameters, start, _ = cells(line)
             names = re.findall(r"`(\w+)`", architectures)
             counts = parameters.split(" / ")
             for name, count in zip(names, counts if len(counts) == len(names) else counts * 9):
