@@ -308,6 +308,8 @@ _FAMILY_OF_FILE = {
     "initial_weights": "scaled",
     "schedule": "scaled",
     "ngpt": "scaled",
+    "manifold": "hyper",
+    "unmixed": "hyper",
     "single_pass": "hyper",
 }
 

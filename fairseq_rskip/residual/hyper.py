@@ -1,31 +1,19 @@
-"""Hyper-connections, and hyper-connections whose mixing matrices are doubly stochastic (mHC)."""
+"""Hyper-connections: streams with learned weights, and parts of the features in their place."""
 
-import itertools
-import math
 from typing import Annotated, Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import Unpack
 
 from ..norms import at_least_float32, create_norm
 from .base import Common, SkipConnection
-from .options import Choice, Count, Positive, all_norms
+from .options import Choice, Count, all_norms
 from .place import BranchWeights
 from .registry import register
-from .rotations import cayley, of_quaternions
 from .streams import StreamSkip
 
 Streams = Annotated[int, Count("number of residual streams n of hyper-connections", short="n")]
-ReadBias = Annotated[
-    float,
-    Positive(
-        "initial bias of the gate by which an mHC branch reads its stream; minus that for the "
-        "others",
-        affects="start",
-    ),
-]
 Mixing = Annotated[
     Literal["dynamic", "static"],
     Choice("weights of hyper-connections, by position or for all positions"),
@@ -224,42 +212,6 @@ class FractionalConnection(SkipConnection):
         return {"m": float(self.shape[0]), **super().constants()}
 
 
-class SigmoidGates(MatrixSkip):
-    """The rules that read ``p H``, ``p = sigmoid(P)``, and write by ``w = 2 sigmoid(W)``.
-
-    P and W, of shape (n), are ``alpha * (vec(H) / rms(vec(H))) phi + b``, each with its own alpha,
-    phi and b.
-    """
-
-    def __init__(self, dim: int, *, read_bias: float, **options: Any):
-        super().__init__(dim, read_bias=read_bias, **options)
-        n = self.n
-        self.b_pre = self.new_parameter(read_bias * (2.0 * torch.eye(n)[self.reads] - 1.0))
-        self.b_post = self.new_parameter(torch.zeros(n))
-        self.phi_pre = self.new_parameter(torch.zeros(n * dim, n))
-        self.phi_post = self.new_parameter(torch.zeros(n * dim, n))
-        self.alpha_pre = self.new_parameter(torch.full((1,), 0.01))
-        self.alpha_post = self.new_parameter(torch.full((1,), 0.01))
-
-    def constants(self) -> dict[str, float]:
-        # of b_pre, the gate of the stream that the branch reads at first: the others begin at minus
-        # that, and the mean says little
-        return {**super().constants(), "b_pre": float(self.b_pre[self.reads].detach())}
-
-    def projected(self, h: Tensor, *phi: Tensor) -> tuple[Tensor, ...]:
-        """``(vec(H) / rms(vec(H))) phi`` for each ``phi``, ``(n * dim, k)``: ``(..., k)``."""
-        flat = h.flatten(-2)
-        together = torch.cat(phi, 1)
-        # the division after the product, as in the paper
-        products = at_least_float32(flat.to(together.dtype) @ together) / rms(flat, self.eps)
-        return products.split([each.size(1) for each in phi], -1)
-
-    def gates(self, pre: Tensor, post: Tensor) -> tuple[Tensor, Tensor]:
-        """p and w, of the projections of H to P and W."""
-        p = torch.sigmoid(self.alpha_pre * pre + self.b_pre)
-        return p, 2.0 * torch.sigmoid(self.alpha_post * post + self.b_post)
-
-
 def updated(h: Tensor, matrix: Tensor, writing: Tensor, f_x: Tensor) -> Tensor:
     """``R H + w F`` of H ``(..., n, dim)``, R ``([...,] m, n)`` and w ``([...,] m)``."""
     y = writing.unsqueeze(-1) * f_x.unsqueeze(-2)
@@ -276,213 +228,3 @@ def mixed(weights: Tensor, h: Tensor) -> Tensor:
 def rms(z: Tensor, eps: float) -> Tensor:
     """The root mean square of z's rows, ``(..., 1)``, at least fp32."""
     return (at_least_float32(z).square().mean(-1, keepdim=True) + eps).sqrt()
-
-
-@register("mhc")
-class ManifoldConstrained(SigmoidGates):
-    """mHC ``H' = R H + w F(G(p H))``: R doubly stochastic or a rotation, ``p = sigmoid(P)``,
-    ``w = 2 sigmoid(W)``.
-
-    P, W (n) and the logits Q are ``alpha * (vec(H) / rms(vec(H))) phi + b``, each with its own
-    alpha, phi and b; the gain of the paper's RMSNorm is a factor of phi. ``matrix`` says what R is
-    made of:
-
-    ============ ============================================================================
-    sinkhorn     Q (n, n): 20 steps of Sinkhorn and Knopp, columns then rows, from ``exp(Q)``: rows
-                 sum to 1, columns nearly so. Xie et al. 2025, "mHC: Manifold-Constrained
-                 Hyper-Connections", arXiv 2512.24880
-    permutations Q (n!): ``sum_k softmax(Q)_k P_k`` over all permutation matrices, n up to 5.
-                 mHC-lite, arXiv 2601.05732, code FFTYYY/mhc-lite
-    kronecker    Q (log2 n, 2): the Kronecker product of ``[[p, 1 - p], [1 - p, p]]``, p the first
-                 of softmax(Q_k), n a power of 2. KromHC, arXiv 2601.21579, code wz1119/KromHC
-    quaternions  Q (2, 4): the rotation ``x -> p x q`` of four streams by two quaternions, the rows
-                 of Q over their lengths. oHC (Guo et al. 2026), which we read in summaries
-    cayley       Q (n, n): two steps towards the Cayley transform of ``0.1 (Q - Q^T)``, nearly a
-                 rotation. JPmHC (Sengupta et al. 2026), arXiv 2602.18308, in other authors' code
-                 where the two steps diverge if ``Q - Q^T`` grows beyond about 20
-    ============ ============================================================================
-
-    alpha starts at 0.01, phi at 0, b_res at 0 for the identity and -8 elsewhere (R near I), as in
-    code FFTYYY/mhc-lite, where b_pre and b_post are 1 for a stream drawn at random and -1
-    elsewhere. Ours are b_pre at ``read_bias``, 4, for one stream, the next one in each block, and
-    minus that elsewhere, and b_post at 0 (w = 1). R does not change n equal rows, so the sum of the
-    rows starts as n times the plain pre-norm stack; and in the first block, whose rows are equal,
-    the parameters of R get no gradient. The sigmoid's slope at 4 is 0.018, where that code's 1 has
-    0.20: what a branch reads changes more slowly at first. The stack's output is the sum of the
-    rows, which a norm follows; mHC-lite's code has the norm of each row and then the sum,
-    DeepSeek-V4 a learned mean. In Hugging Face's ``deepseek_v4`` 1e-6 (hc_eps) is added to p and in
-    Sinkhorn's steps, whose order is ours; alpha starts at 1, b at 0, and phi is drawn. In code
-    lucidrains/hyper-connections phi sees one stream at a time; so it does in x-transformers
-    2.31.10, where R is all ones, for any parameters.
-    """
-
-    permutations: Tensor
-
-    def __init__(
-        self,
-        dim: int,
-        *,
-        streams: Streams = 4,
-        read_bias: ReadBias = 4.0,
-        matrix: Annotated[
-            Literal["sinkhorn", "permutations", "kronecker", "quaternions", "cayley"],
-            Choice(
-                "how mhc's mixing matrix is made: doubly stochastic, or the last two a rotation"
-            ),
-        ] = "sinkhorn",
-        **common: Unpack[Common],
-    ):
-        super().__init__(dim, streams=streams, read_bias=read_bias, matrix=matrix, **common)
-        self.b_res = self.new_parameter(self._logits_of_identity())
-        self.phi_res = self.new_parameter(torch.zeros(self.n * dim, self.b_res.numel()))
-        self.alpha_res = self.new_parameter(torch.full((1,), 0.01))
-
-    def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        p, matrix, writing = self.weights(h)
-        return mixed(p, h), matrix, writing
-
-    def weights(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """p, R and w of H ``(..., n, dim)``: ``(..., n)``, ``(..., n, n)`` and ``(..., n)``."""
-        pre, post, res = self.projected(h, self.phi_pre, self.phi_post, self.phi_res)
-        p, writing = self.gates(pre, post)
-        logits = self.alpha_res * res.unflatten(-1, self.b_res.shape) + self.b_res
-        return p, self.matrix(logits), writing
-
-    def _logits_of_identity(self) -> Tensor:
-        """Q where R is nearly I."""
-        n, choice = self.n, self.options.matrix
-        if choice == "sinkhorn":
-            return 8.0 * torch.eye(n) - 8.0
-        if choice == "cayley":
-            return torch.zeros(n, n)
-        if choice == "quaternions":
-            if n != 4:
-                raise ValueError(f"streams={n}: expected 4 with matrix 'quaternions'")
-            return torch.tensor([[1.0, 0.0, 0.0, 0.0]] * 2)
-        if choice == "permutations":
-            if n > 5:
-                raise ValueError(f"streams={n}: expected at most 5 with matrix 'permutations'")
-            orders = list(itertools.permutations(range(n)))  # the identity first
-            every = torch.eye(n)[torch.tensor(orders)].to(**self.factory)
-            self.register_buffer("permutations", every, persistent=False)
-            return torch.tensor([0.0] + [-8.0] * (len(orders) - 1))
-        if n < 2 or n & (n - 1):
-            raise ValueError(f"streams={n}: expected a power of 2 with matrix 'kronecker'")
-        return torch.tensor([[0.0, -8.0]] * int(math.log2(n)))
-
-    def matrix(self, logits: Tensor) -> Tensor:
-        """R of Q; products rather than matmul, whose type autocast would narrow."""
-        if self.options.matrix == "sinkhorn":
-            for _ in range(20):  # in logarithms, where nothing overflows and no sum is 0
-                logits = torch.log_softmax(torch.log_softmax(logits, -2), -1)
-            return torch.exp(logits)
-        if self.options.matrix == "quaternions":
-            return of_quaternions(logits)
-        if self.options.matrix == "cayley":
-            return cayley(logits)
-        share = torch.softmax(logits, -1)
-        if self.options.matrix == "permutations":
-            return (share[..., None, None] * self.permutations).sum(-3)
-        factors = torch.stack([share, share.flip(-1)], -2).unbind(-3)
-        matrix = factors[0]
-        for factor in factors[1:]:
-            product = matrix[..., :, None, :, None] * factor[..., None, :, None, :]
-            matrix = product.flatten(-2).flatten(-3, -2)
-        return matrix
-
-
-class UnmixedStreams(MatrixSkip):
-    """The rules ``H' = H + w F(...)``: R, the buffer ``identity``, is not multiplied."""
-
-    mixes_streams = False
-    identity: Tensor
-
-    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        h, _, writing = carried
-        if self.last:  # the sum of the rows of H'
-            return sum(h.unbind(-2), writing.sum(-1, keepdim=True) * f_x)
-        return (h + writing.unsqueeze(-1) * f_x.unsqueeze(-2)).flatten(-2)
-
-
-@register("ihc")
-class IdentityHyperConnection(UnmixedStreams, SigmoidGates):
-    """Identity hyper-connections ``H' = H + w F(G(p H))``, ``p = sigmoid(P)``, ``w = 2
-    sigmoid(W)``: row i of H changes by w_i F alone.
-
-    P and W, and their initial values, are those of :class:`ManifoldConstrained`, which this is with
-    R = I: the sum of the rows starts as n times the plain pre-norm stack. The ablation "Identity
-    HC" of Xie et al. 2026, "mHC", and Ge et al. 2026, "Chimera", arXiv 2607.28611, which names it;
-    we had no copy of either, and follow the equation that both are cited for. The initial values
-    are those of our mHC. In Hugging Face's ``hy_v4``, of this equation, 1e-6 (hc_eps) is added to p
-    and w, and w's factor 2 is an option (hc_magnitude); a branch reads the mean of the rows at
-    first (b_pre = -ln(n - 1)), phi is drawn, and a learned mean ends the stack.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        *,
-        streams: Streams = 4,
-        read_bias: ReadBias = 4.0,
-        **common: Unpack[Common],
-    ):
-        super().__init__(dim, streams=streams, read_bias=read_bias, **common)
-        self.register_buffer("identity", torch.eye(self.n).to(**self.factory), persistent=False)
-
-    def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        pre, post = self.projected(h, self.phi_pre, self.phi_post)
-        p, writing = self.gates(pre, post)
-        return mixed(p, h), self.identity, writing
-
-
-@register("gated_residual")
-class GatedResidual(UnmixedStreams):
-    """Gated residual ``H' = H + w F(r)``, ``r = sum_i a_i * N_i / n``, ``w = 2 sigmoid(J N / n)``,
-    where N_i is row i of H over its rms, times a gain, and a, of a weight for each row and feature,
-    is ``sigmoid(U silu(V N / n))``.
-
-    N in a product is the concatenation of all rows. The branch reads r without another norm. V,
-    (rank, n dim), U and J, (n, n dim), start with standard deviation 0.02, the gains at 1: a is
-    about 1/2 and w about 1. Qiu et al. 2026, "On the Design of Qwen3.8-Next Architecture", arXiv
-    2608.30320; the equation is that of Hugging Face's ``qwen4_exp``, whose gains are 1 plus a
-    weight. There, another such mixture without a norm is the stack's output; here it is the sum of
-    the rows, which a norm follows, as in our other rules. The rank is ours, 16; there it is an
-    eighth of dim; x-transformers (gated_multi_residual) has biases in both gates, which give each
-    block a row to read.
-    """
-
-    norms = ("none",)
-    default_norm = "none"
-    slots = ()
-
-    def __init__(
-        self,
-        dim: int,
-        *,
-        streams: Streams = 4,
-        gate_rank: Annotated[
-            int, Count("rank of the gate through which a gated residual's branch reads")
-        ] = 16,
-        **common: Unpack[Common],
-    ):
-        super().__init__(dim, streams=streams, gate_rank=gate_rank, **common)
-        n, rank = self.n, int(gate_rank)
-        drawn = 0.02 * self.draw(rank + rank + n, n * dim)
-        self.register_buffer("identity", torch.eye(n).to(**self.factory), persistent=False)
-        self.gain = self.new_parameter(torch.ones(n, dim))
-        self.gate_down = self.new_parameter(drawn[:rank])
-        self.gate_up = self.new_parameter(drawn[rank : 2 * rank].T.contiguous())
-        self.write = self.new_parameter(drawn[2 * rank :])
-
-    def needs_final_norm(self) -> bool:
-        return True  # the stack's output is a sum
-
-    def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        wide = at_least_float32(h)
-        normal = self.gain * wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-        flat = normal.flatten(-2).to(self.write.dtype) / self.n
-
-        gate = F.linear(F.silu(F.linear(flat, self.gate_down)), self.gate_up).sigmoid()
-        read = (gate.unflatten(-1, [self.n, self.dim]) * normal).mean(-2)
-        writing = 2.0 * F.linear(flat, self.write).sigmoid()
-        return read, self.identity, writing

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .hyper import ManifoldConstrained, mixed, updated
+from .hyper import mixed, updated
+from .manifold import ManifoldConstrained
 from .registry import register
 
 

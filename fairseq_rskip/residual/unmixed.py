@@ -1,0 +1,112 @@
+"""Streams that are read and written, and not mixed: identity hyper-connections, gated residual."""
+
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from typing_extensions import Unpack
+
+from ..norms import at_least_float32
+from .base import Common
+from .hyper import MatrixSkip, Streams, mixed
+from .manifold import ReadBias, SigmoidGates
+from .options import Count
+from .registry import register
+
+
+class UnmixedStreams(MatrixSkip):
+    """The rules ``H' = H + w F(...)``: R, the buffer ``identity``, is not multiplied."""
+
+    mixes_streams = False
+    identity: Tensor
+
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        h, _, writing = carried
+        if self.last:  # the sum of the rows of H'
+            return sum(h.unbind(-2), writing.sum(-1, keepdim=True) * f_x)
+        return (h + writing.unsqueeze(-1) * f_x.unsqueeze(-2)).flatten(-2)
+
+
+@register("ihc")
+class IdentityHyperConnection(UnmixedStreams, SigmoidGates):
+    """Identity hyper-connections ``H' = H + w F(G(p H))``, ``p = sigmoid(P)``, ``w = 2
+    sigmoid(W)``: row i of H changes by w_i F alone.
+
+    P and W, and their initial values, are those of :class:`ManifoldConstrained`, which this is with
+    R = I: the sum of the rows starts as n times the plain pre-norm stack. The ablation "Identity
+    HC" of Xie et al. 2026, "mHC", and Ge et al. 2026, "Chimera", arXiv 2607.28611, which names it;
+    we had no copy of either, and follow the equation that both are cited for. The initial values
+    are those of our mHC. In Hugging Face's ``hy_v4``, of this equation, 1e-6 (hc_eps) is added to p
+    and w, and w's factor 2 is an option (hc_magnitude); a branch reads the mean of the rows at
+    first (b_pre = -ln(n - 1)), phi is drawn, and a learned mean ends the stack.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        streams: Streams = 4,
+        read_bias: ReadBias = 4.0,
+        **common: Unpack[Common],
+    ):
+        super().__init__(dim, streams=streams, read_bias=read_bias, **common)
+        self.register_buffer("identity", torch.eye(self.n).to(**self.factory), persistent=False)
+
+    def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        pre, post = self.projected(h, self.phi_pre, self.phi_post)
+        p, writing = self.gates(pre, post)
+        return mixed(p, h), self.identity, writing
+
+
+@register("gated_residual")
+class GatedResidual(UnmixedStreams):
+    """Gated residual ``H' = H + w F(r)``, ``r = sum_i a_i * N_i / n``, ``w = 2 sigmoid(J N / n)``,
+    where N_i is row i of H over its rms, times a gain, and a, of a weight for each row and feature,
+    is ``sigmoid(U silu(V N / n))``.
+
+    N in a product is the concatenation of all rows. The branch reads r without another norm. V,
+    (rank, n dim), U and J, (n, n dim), start with standard deviation 0.02, the gains at 1: a is
+    about 1/2 and w about 1. Qiu et al. 2026, "On the Design of Qwen3.8-Next Architecture", arXiv
+    2608.30320; the equation is that of Hugging Face's ``qwen4_exp``, whose gains are 1 plus a
+    weight. There, another such mixture without a norm is the stack's output; here it is the sum of
+    the rows, which a norm follows, as in our other rules. The rank is ours, 16; there it is an
+    eighth of dim; x-transformers (gated_multi_residual) has biases in both gates, which give each
+    block a row to read.
+    """
+
+    norms = ("none",)
+    default_norm = "none"
+    slots = ()
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        streams: Streams = 4,
+        gate_rank: Annotated[
+            int, Count("rank of the gate through which a gated residual's branch reads")
+        ] = 16,
+        **common: Unpack[Common],
+    ):
+        super().__init__(dim, streams=streams, gate_rank=gate_rank, **common)
+        n, rank = self.n, int(gate_rank)
+        drawn = 0.02 * self.draw(rank + rank + n, n * dim)
+        self.register_buffer("identity", torch.eye(n).to(**self.factory), persistent=False)
+        self.gain = self.new_parameter(torch.ones(n, dim))
+        self.gate_down = self.new_parameter(drawn[:rank])
+        self.gate_up = self.new_parameter(drawn[rank : 2 * rank].T.contiguous())
+        self.write = self.new_parameter(drawn[2 * rank :])
+
+    def needs_final_norm(self) -> bool:
+        return True  # the stack's output is a sum
+
+    def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        wide = at_least_float32(h)
+        normal = self.gain * wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        flat = normal.flatten(-2).to(self.write.dtype) / self.n
+
+        gate = F.linear(F.silu(F.linear(flat, self.gate_down)), self.gate_up).sigmoid()
+        read = (gate.unflatten(-1, [self.n, self.dim]) * normal).mean(-2)
+        writing = 2.0 * F.linear(flat, self.write).sigmoid()
+        return read, self.identity, writing
