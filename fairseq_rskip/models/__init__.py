@@ -5,6 +5,7 @@
 
 import importlib.util
 import logging
+import re
 
 from fairseq_rskip import compat
 from fairseq_rskip.errors import did_you_mean
@@ -20,6 +21,13 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY  # noqa
 
 from fairseq_rskip.models import _building, _help, _presets, skip_transformer  # noqa: E402
 from fairseq_rskip.residual import own_rules  # noqa: E402
+
+# how rules are written elsewhere -> in the name of an architecture
+SPELLINGS = (
+    (r"pre-?_?norm", "preln"),
+    (r"post-?_?norm", "postln"),
+    (r"_\d?([xra]skip)(?=_(?!ln|bn)|$)", r"_\1_ln"),
+)
 
 
 def skip_architectures() -> list[str]:
@@ -48,7 +56,12 @@ def unknown_architecture(name: str) -> str:
         sizes = _presets.LM_SIZES if base.startswith("transformer_lm_") else _presets.SIZES
         listed = ", ".join(size for size in sizes if size)
         expected = f"the sizes of {base} are none and {listed}"
+    meant = name
+    for written, ours in SPELLINGS:
+        meant = re.sub(written, ours, meant)
     hint = did_you_mean(name, ARCH_MODEL_REGISTRY, expected)
+    if meant in ARCH_MODEL_REGISTRY:
+        hint = f"did you mean {meant}? {expected}"
     return f"no architecture named {name!r}; {hint}"
 
 

@@ -43,7 +43,8 @@ def load() -> None:
 def _run(path: Path) -> None:
     """Import ``path`` as the module of its name, as ``import my_rule`` beside it would."""
     if path.suffix != ".py" or not path.is_file():
-        raise UserError(f"{VARIABLE}: {path} is no file of Python")
+        what = "is no file of Python" if path.exists() else "does not exist"
+        raise UserError(f"{VARIABLE}: {path} {what}")
     if not path.stem.isidentifier():
         raise UserError(f"{VARIABLE}: {path}: expected a name that can be imported, my_rule.py")
     if _is_file(sys.modules["__main__"], path):

@@ -95,17 +95,19 @@ class Weight(NamedTuple):
         return math.sqrt(2.0 / ((self.tensor.size(0) + self.tensor.size(1)) * field))
 
 
-# role -> weight: q, k, v, out of attention; fc1, fc2; conv1, conv2; embedding, in a side's first
-# block
-BranchWeights = dict[str, Weight]
+# of attention, of a feed-forward branch, of a ResNet's block; embedding in a side's first block
+ROLES = ("q", "k", "v", "out", "fc1", "fc2", "conv1", "conv2", "embedding")
+BranchWeights = dict[str, Weight]  # role -> weight
 
 
 def check_weights(weights: BranchWeights) -> None:
-    """Raise ``ValueError`` unless ``weights`` is a mapping from roles to :class:`Weight`."""
+    """Raise ``ValueError`` unless ``weights`` is a mapping from ``ROLES`` to :class:`Weight`."""
     expected = "expected Weight(linear.weight, std) by role, such as fc1; std is that of its draw"
     if not isinstance(weights, Mapping):
         raise ValueError(f"initialise: the weights are a {type(weights).__name__}; {expected}")
     for role, weight in weights.items():
+        if role not in ROLES:  # which every rule would leave as it is, without a word
+            raise ValueError(f"initialise: role {role!r}: expected one of {', '.join(ROLES)}")
         if not isinstance(weight, Weight):
             raise ValueError(f"initialise: {role!r} is a {type(weight).__name__}; {expected}")
 

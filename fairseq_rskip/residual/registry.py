@@ -28,7 +28,7 @@ def register(kind: str) -> Callable[[Rule], Rule]:
         # the same class again: its module was reloaded
         if (other.__module__, other.__qualname__) != (rule.__module__, rule.__qualname__):
             owner = f"{other.__module__}.{other.__name__}"
-            raise ValueError(f"kind={kind!r} of {rule.__name__}: {owner} has it")
+            raise ValueError(f"kind={kind!r} of {rule.__name__}: the name is taken by {owner}")
         rule.kind = kind  # type: ignore[attr-defined]
         KINDS[kind] = rule
         return rule

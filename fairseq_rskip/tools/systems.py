@@ -114,7 +114,7 @@ def find_system(path: Path, data: Path | None) -> System:
 
     check_no_seeds(path)
     has_checkpoints = any(path.glob("checkpoint*.pt")) and not (path / SCORES).is_file()
-    if zipfile.is_zipfile(path) or has_checkpoints:
+    if path.suffix == ".pt" or zipfile.is_zipfile(path) or has_checkpoints:
         return _to_evaluate(path, data)
     if data:
         raise UserError(f"--data is for checkpoints, and {path} is evaluated already")

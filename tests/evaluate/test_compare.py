@@ -168,6 +168,13 @@ def test_systems_without_a_difference_are_said_to_have_none(texts, capsys, tmp_p
     assert nothing not in run(paths, capsys, "good", "same", options=["--examples", "0"])
 
 
+def test_a_truncated_checkpoint_is_no_text(texts, capsys, tmp_path):
+    torch.save({"model": {"w": torch.zeros(99)}}, tmp_path / "whole.pt")
+    (tmp_path / "short.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:300])
+    assert rskip(["compare", str(texts["good"]), str(tmp_path / "short.pt")]) == 1
+    assert "short.pt: truncated, or not a checkpoint" in capsys.readouterr().err
+
+
 def test_a_useless_output_is_warned_of(texts, capsys, tmp_path):
     empty = write(tmp_path / "empty.txt", ["."] * 60)
     out = run({**texts, "empty": empty}, capsys, "good", "empty")

@@ -51,7 +51,7 @@ def test_a_mistake_in_the_file_is_one_line(folder):
         "other/torch.py": "there is another module torch, ",
         "my.rule.py": "expected a name that can be imported",
         "plain.py": "registers no rule",
-        "none.py": "is no file of Python",
+        "none.py": "does not exist",
         "my_rule.py:other/my_rule.py": "there is another module my_rule, ",
     }.items():
         error = run(folder, "-c", BUILD, rules=name).stderr.splitlines()[-1]

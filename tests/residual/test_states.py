@@ -8,7 +8,8 @@ from fairseq_rskip.residual import KINDS, Place, SkipConnection, XSkip, create_s
 
 def test_a_second_class_of_one_kind_is_refused():
     with pytest.raises(
-        ValueError, match="kind='rskip' of Mine: fairseq_rskip.residual.weighted.RSkip has it"
+        ValueError,
+        match="kind='rskip' of Mine: the name is taken by fairseq_rskip.residual.weighted.RSkip",
     ):
         register("rskip")(type("Mine", (SkipConnection,), {}))
 

@@ -10,6 +10,7 @@ from stream_rules import RULES
 pytest.importorskip("fairseq")
 
 from fairseq_rskip.models import _presets as presets  # noqa: E402
+from fairseq_rskip.models import unknown_architecture  # noqa: E402
 from fairseq_rskip.models._presets import LM_SIZES, SIZES, VARIANTS  # noqa: E402
 from fairseq_rskip.residual import KINDS  # noqa: E402
 
@@ -82,6 +83,29 @@ def test_a_rule_without_rows_is_missing_from_every_table(monkeypatch):
 
 def test_documented_architectures_are_those_that_there_are():
     assert sorted(documented(1)) == sorted(VARIANTS)
+
+
+def test_the_rules_for_images_are_marked():
+    rows = [
+        line.split("|")[2]
+        for line in (ROOT / "docs/rules.md").read_text("utf-8").splitlines()
+        if line[:3] == "| `"
+    ]
+    marked = {re.findall(r"`(\w+)`", cell)[0]: "◦" in cell for cell in rows}
+    assert marked == {kind: KINDS[kind].for_images for kind in marked}
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("transformer_lm_pre-norm_tiny", "transformer_lm_preln_tiny"),
+        ("transformer_postnorm", "transformer_postln"),
+        ("transformer_2rskip_tiny", "transformer_rskip_ln_tiny"),
+        ("transformer_rskip_lm", "transformer_rskip_ln"),
+    ],
+)
+def test_a_rule_that_is_written_otherwise_is_suggested(written, meant):
+    assert f"did you mean {meant}? " in unknown_architecture(written)
 
 
 def test_the_overview_shows_every_rule_and_size_once():

@@ -126,7 +126,7 @@ def test_the_rules_in_readme_have_the_parameters_and_the_start_of_the_catalogue(
         cells(line) for line in table.splitlines() if line.startswith("| `") and "--" not in line
     ]
     assert len(rows) >= 9
-    for name, _, _, parameters, start in rows:
+    for name, _, _, _, parameters, start in rows:
         assert (parameters, start) == catalogue[name.strip("`")], name
 
 

@@ -282,6 +282,8 @@ def test_training_is_killed_resumes_and_ends(tiny_corpus, tmp_path, capsys):
     assert re.search(r" had lr \[?[\d.]+\]?, now \[0.5\]; another --save-dir", warning), warning
     same = make_plan(*read([*map(str, argv), "--max-update", "70"]))
     assert same.changes() == []
+    (warning,) = same._replace(warm_up=14).changes()
+    assert " had warmup-updates [10], now 14; another" in warning.replace(" 10,", " [10],")
     assert (
         main(["train", *map(str, argv), "--max-update", "60"]) == 0
         and "all 60 updates" in capsys.readouterr().err
@@ -303,7 +305,9 @@ def test_a_training_keeps_the_initial_values_that_it_began_with(tmp_path, given,
     What matters in training only may change.
     """
     model = {"_name": "transformer_mhc", "skip_kind": "mhc", "skip_read_bias": 1.0}
-    torch.save({"cfg": {"model": {**model, "skip_drop_path": 0.0}}}, tmp_path / LAST)
+    torch.save(
+        {"cfg": {"model": {**model, "skip_norm": "layer", "skip_drop_path": 0.0}}}, tmp_path / LAST
+    )
     asked = {"skip-kind": "mhc", "skip-read-bias": given, "skip-drop-path": 0.1}
     saved = SavedTraining(tmp_path)
     assert ("skip-drop-path", 0.0, 0.1) in saved.differences(asked)
@@ -312,6 +316,7 @@ def test_a_training_keeps_the_initial_values_that_it_began_with(tmp_path, given,
         return
     with pytest.raises(UserError, match=r"^--skip-read-bias [24].0: the training in .* with 1.0,"):
         saved.check_initial_values(asked)
+    saved.check_initial_values({**asked, "skip-norm": "rms"})  # the checkpoint refuses that itself
 
 
 def test_a_stop_names_the_updates_of_the_checkpoint(capsys):

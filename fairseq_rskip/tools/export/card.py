@@ -35,8 +35,8 @@ training.json has the training's settings. Exported with fairseq_rskip {version}
 """
 
 LOADING = """\
-# in a checkout of fairseq_rskip: scripts/setup_env.sh, or pip install . in an environment that has
-# fairseq
+# in a checkout of fairseq_rskip: scripts/setup_env.sh, or
+# pip install "$(python -m fairseq_rskip.tools.build_fairseq)" '.[fairseq]'
 import fairseq_rskip
 
 model = fairseq_rskip.from_pretrained("DIR")  # this folder

@@ -73,9 +73,12 @@ def legend(experiment: Experiment, lines: list[Result], shown: pandas.DataFrame)
     }
     for name, about in TASKS[experiment.task].meanings.items():
         meaning[name] = f"{about}; {meaning[name]}" if name in meaning else about
-    if not any(line.comparison and line.comparison.p for line in lines):
-        meaning["p"] = "none, because a report tests rows with two seeds or more in common; "
-        meaning["p"] += "rskip compare tests the sentences of a pair"
+    compared = [line.comparison for line in lines if line.comparison]
+    if not any(comparison.p for comparison in compared):
+        meaning["p"] = "none; each row has the reason"
+        if any(comparison.untested == NEEDS_SEEDS for comparison in compared):
+            meaning["p"] += ". A report tests rows with two seeds or more in common; rskip compare "
+            meaning["p"] += "tests the sentences of a pair, or the documents of a text"
         meaning[f"{MINUS} {baseline}"] = f"the row's value minus that of {baseline}"
     return {name: meaning[name] for name in shown if name in meaning}
 

@@ -37,7 +37,8 @@ class Plan(NamedTuple):
     ``end`` is the last of ``unit`` ("updates" or "epochs"), 0 for none; ``patience`` is fairseq's,
     0 for none. ``saved`` is the training in ``save`` that is resumed, None where --restore-file
     names another start than that folder's last checkpoint. ``settings`` are the options that the
-    training is known by, the user's and those of its skip connections, by name with dashes.
+    training is known by, the user's and those of its skip connections, by name with dashes;
+    ``warm_up`` counts updates.
     """
 
     command: list[str]
@@ -48,6 +49,7 @@ class Plan(NamedTuple):
     patience: int
     saved: SavedTraining | None
     settings: dict[str, Any]
+    warm_up: int
     notes: list[str]
     warnings: list[str]
 
@@ -72,7 +74,8 @@ class Plan(NamedTuple):
         if self.saved is None:
             return []
         self.saved.check_initial_values(self.settings)
-        differing = self.saved.differences(self.settings)
+        # the recipe's warm-up follows the length: with a longer --max-update the rate would jump
+        differing = self.saved.differences({"warmup-updates": self.warm_up, **self.settings})
         if not differing:
             return []
         listed = ", ".join(f"{name} {found}, now {asked}" for name, found, asked in differing)
@@ -128,6 +131,7 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         patience=schedule.patience,
         saved=saved,
         settings=_settings(own.arch, parsed),
+        warm_up=schedule.warm_up,
         notes=notes,
         warnings=[
             *_warnings_of_device(own, device),

@@ -68,11 +68,15 @@ class SavedTraining:
         They would change nothing but what the next checkpoint says that it began with.
         """
         initial = _initial_values(settings.get("skip-kind"))
-        for name, found, asked in self.differences(settings):
+        differing = self.differences(settings)
+        if any(name in ("skip-kind", "skip-norm") for name, _, _ in differing):
+            return  # of another rule, which its checkpoint refuses to become
+        for name, found, asked in differing:
             if name in initial:
                 raise UserError(
                     f"--{name} {asked}: the training in {self.folder} began with {found}, and an "
-                    "initial value cannot change later; another --save-dir begins a new one"
+                    f"initial value cannot change later; --{name} {found} goes on with it, another "
+                    "--save-dir begins a new one"
                 )
 
     def differences(self, settings: dict[str, Any]) -> list[tuple[str, Any, Any]]:
