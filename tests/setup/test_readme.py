@@ -110,6 +110,9 @@ def test_the_pair_at_its_own_rates_has_the_figures_of_its_csv():
     mean, low, high = (f"{float(loss[name]):.3f}" for name in ("mean", "low", "high"))
     shown = f"({mean} bits, {low} to {high}; {SEEDS[loss['seeds']]} seeds, CPU)"
     assert shown.replace("-", "−") in README
+    bleu = pairs["sacreBLEU 13a"]
+    mean, low, high = (f"{float(bleu[name]):.2f}" for name in ("mean", "low", "high"))
+    assert f"BLEU {mean} ({low} to {high})".replace("-", "−") in README
 
 
 def test_the_rules_in_readme_have_the_parameters_and_the_start_of_the_catalogue():
