@@ -290,6 +290,10 @@ class SkipConnection(Layout, WithRule):
         """
         check_weights(weights)
 
+    def without_gradient(self) -> tuple[str, ...]:
+        """The names of learned parameters that have no gradient at this place, by the equation."""
+        return ()
+
     def layer_factors(self) -> tuple[float, float]:
         """Factors of the learning rate and of Adam's epsilon, for every parameter of the
         Transformer layer that holds this skip connection; fairseq-train applies them.

@@ -124,6 +124,11 @@ class ManifoldConstrained(SigmoidGates):
         p, matrix, writing = self.weights(h)
         return mixed(p, h), matrix, writing
 
+    def without_gradient(self) -> tuple[str, ...]:
+        """The streams of the first block are equal, which a matrix with rows of sum 1 keeps."""
+        is_rotation = self.options.matrix in ("quaternions", "cayley")
+        return ("b_res", "phi_res", "alpha_res") if self.first and not is_rotation else ()
+
     def weights(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """p, R and w of H ``(..., n, dim)``: ``(..., n)``, ``(..., n, n)`` and ``(..., n)``."""
         pre, post, res = self.projected(h, self.phi_pre, self.phi_post, self.phi_res)

@@ -113,6 +113,8 @@ def find_system(path: Path, data: Path | None) -> System:
         path = scored[0] if scored and not data else path / "checkpoints"
 
     check_no_seeds(path)
+    if (path / "model.safetensors").is_file():
+        raise UserError(f"{path} is an export; expected the checkpoints that it was made from")
     has_checkpoints = any(path.glob("checkpoint*.pt")) and not (path / SCORES).is_file()
     if path.suffix == ".pt" or zipfile.is_zipfile(path) or has_checkpoints:
         return _to_evaluate(path, data)

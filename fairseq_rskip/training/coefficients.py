@@ -33,21 +33,29 @@ def without_decay(model: nn.Module) -> list[nn.Parameter]:
 
 
 class UnmovedCoefficients:
-    """Finds the learned coefficients of ``model`` that are still exactly what they were here."""
+    """Finds the learned coefficients of ``model`` that are still exactly what they were here.
+
+    Those that have no gradient at their place are left out.
+    """
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self.initial: dict[str, Tensor] = {
-            name: value.detach().cpu().clone() for name, value in learned(model).items()
-        }
+        still = set()
+        for block, skip in skips(model).items():
+            still.update(f"{block}.{name}" for name in skip.without_gradient())
+        self.initial: dict[str, Tensor] = {}
+        for name, value in learned(model).items():
+            if name not in still:
+                self.initial[name] = value.detach().cpu().clone()
 
     def names(self) -> list[str]:
         """The names of the coefficients that never moved."""
         unmoved = []
-        for name, parameter in learned(self.model).items():
-            value = parameter.detach().cpu()
+        now = learned(self.model)
+        for name, initial in self.initial.items():
+            value = now[name].detach().cpu()
             # in the type of the value: fairseq halves a model after it is built
-            if torch.equal(value, self.initial[name].to(value.dtype)):
+            if torch.equal(value, initial.to(value.dtype)):
                 unmoved.append(name)
         return unmoved
 

@@ -280,3 +280,20 @@ def test_a_dominant_stream_is_warned_of_in_a_training():
     assert ": they have collapsed, one has 99% of the squares" in streams.StreamWarning().line(
         100, probe
     )
+
+
+@pytest.mark.parametrize(
+    ("matrix", "still"), [("permutations", True), ("kronecker", True), ("quaternions", False)]
+)
+def test_a_matrix_that_keeps_equal_streams_has_no_gradient_in_the_first_block(matrix, still):
+    """So a training does not say of it that it never moved; a rotation changes equal streams."""
+    stack = Stack("mhc", 3, 2, matrix=matrix, streams=4).randomise().double()
+    stack(draw((5, 3, 9), 1)).square().sum().backward()
+    first, second = stack.skips[0], stack.skips[1]
+    names = ("b_res", "phi_res", "alpha_res")
+    assert first.without_gradient() == (names if still else ())
+    assert second.without_gradient() == ()
+    for name in names:
+        size = first.learned()[name].grad.abs().max()
+        assert (size < 1e-9) == still, (name, size)
+        assert second.learned()[name].grad.abs().max() > 1e-6

@@ -168,6 +168,12 @@ def test_systems_without_a_difference_are_said_to_have_none(texts, capsys, tmp_p
     assert nothing not in run(paths, capsys, "good", "same", options=["--examples", "0"])
 
 
+def test_an_export_is_no_system(texts, capsys, tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    assert rskip(["compare", str(texts["good"]), str(tmp_path)]) == 1
+    assert f"{tmp_path} is an export; expected the checkpoints" in capsys.readouterr().err
+
+
 def test_a_truncated_checkpoint_is_no_text(texts, capsys, tmp_path):
     torch.save({"model": {"w": torch.zeros(99)}}, tmp_path / "whole.pt")
     (tmp_path / "short.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:300])
