@@ -40,7 +40,7 @@ class UnmovedCoefficients:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        still = set()
+        still: set[str] = set()
         for block, skip in skips(model).items():
             still.update(f"{block}.{name}" for name in skip.without_gradient())
         self.initial: dict[str, Tensor] = {}

@@ -1,0 +1,93 @@
+"""The fixed angle beside pre-norm, each at its own learning rate: the registered answers.
+
+``python experiments/angle_rates.py results/angle_rates.csv`` reads the report of
+``angle-rates.yaml`` and prints, for each question of docs/depth-history.md ("the language model,
+each rule at its own rate"): the difference at each depth by seed with its 95 % interval; whether a
+rule has one rate for all depths; whether it gains from depth.
+"""
+
+import argparse
+from pathlib import Path
+
+import pandas
+
+from fairseq_rskip.console import print_line
+from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.tools.significance import SeedModel
+
+RULES = ("pre-norm", "fixed angle")
+SHALLOW, DEEP = "6 layers", "72 layers"
+NEIGHBOURS = 2.0  # the factor between neighbouring rates of the sweep
+Row = dict[str, str]
+
+
+def read(path: Path) -> dict[str, dict[str, Row]]:
+    """Rule -> depth -> line of the report. Raises ``UserError``."""
+    report = pandas.read_csv(path, dtype=str).dropna(subset="values_by_seed")
+    rules: dict[str, dict[str, Row]] = {}
+    for line in report.to_dict("records"):
+        rules.setdefault(line["row"], {})[line["column"]] = line
+    for rule in RULES:
+        if rule not in rules:
+            raise UserError(f"{path}: no row {rule!r} with a result")
+    return rules
+
+
+def values(line: Row) -> dict[int, float]:
+    """Seed -> value."""
+    pairs = [each.split(":") for each in line["values_by_seed"].split()]
+    return {int(seed): float(value) for seed, value in pairs}
+
+
+def better_start(rules: dict[str, dict[str, Row]]) -> pandas.DataFrame:
+    """Question 1: the difference at each depth, by the pair alone."""
+    rows = []
+    for depth in rules[RULES[0]]:
+        if depth not in rules[RULES[1]]:
+            continue
+        losses = {rule: values(rules[rule][depth]) for rule in RULES}
+        row = {"depth": depth, "seeds": len(losses[RULES[0]].keys() & losses[RULES[1]].keys())}
+        for rule in RULES:
+            row[rule] = sum(losses[rule].values()) / len(losses[rule])
+            row[f"rate of {rule}"] = rules[rule][depth]["chosen"]
+        tested = SeedModel(losses).difference(RULES[1], RULES[0])
+        if tested is not None:
+            answer = "better" if tested.high < 0 else "not better" if tested.low > 0 else "open"
+            row |= {"difference": tested.value, "low": tested.low, "high": tested.high}
+            row["answer"] = answer
+        rows.append(row)
+    return pandas.DataFrame(rows)
+
+
+def rates(lines: dict[str, Row]) -> str:
+    """Question 2: whether the chosen rates of a rule are neighbours."""
+    chosen = [float(line["chosen"].split()[-1]) for line in lines.values()]
+    one = max(chosen) <= NEIGHBOURS * min(chosen) * (1 + 1e-9)
+    listed = ", ".join(f"{rate:g}" for rate in chosen)
+    return f"rates {listed}: {'one rate' if one else 'no one rate'} for all depths"
+
+
+def gain(lines: dict[str, Row]) -> str:
+    """Question 3: whether the deep model has the lower loss with each seed."""
+    if SHALLOW not in lines or DEEP not in lines:
+        return f"{SHALLOW} or {DEEP} is missing"
+    shallow, deep = values(lines[SHALLOW]), values(lines[DEEP])
+    seeds = sorted(shallow.keys() & deep.keys())
+    differences = [deep[seed] - shallow[seed] for seed in seeds]
+    listed = ", ".join(f"{difference:+.3f}" for difference in differences)
+    gains = all(difference < 0 for difference in differences)
+    return f"{DEEP} minus {SHALLOW} {listed}: {'gains' if gains else 'does not gain'} from depth"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("report", metavar="REPORT.csv", type=Path)
+    rules = read(parser.parse_args().report)
+    print_line(better_start(rules).to_markdown(index=False, floatfmt=".3f"))
+    for rule, lines in rules.items():
+        print_line(f"{rule}: {rates(lines)}")
+        print_line(f"{rule}: {gain(lines)}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main))
