@@ -84,6 +84,7 @@ class SkipConnection(Layout, WithRule):
     default_norm: ClassVar[str] = "layer"
     for_images: ClassVar[bool] = True
     needs_place: ClassVar[bool] = False  # whether the rule depends on its position
+    starts_branch: bool = False  # whether initialise rescales the weights of the branch
     decays: ClassVar[bool] = False  # whether weight decay applies to what the rule learns
     replaces_batch_norm: ClassVar[bool] = False  # whether biases replace a ResNet's batch norm
     zero_classifier: ClassVar[bool] = False  # whether the classifier starts at 0
@@ -139,6 +140,7 @@ class SkipConnection(Layout, WithRule):
         if self.needs_place:
             self.require_place()
         self.drop_rate = float(drop_path) * self.place.block_number / self.place.num_blocks
+        self.is_initialised = not self.starts_branch  # by initialise, or by a state that was loaded
         self._add_norms(norm, pre_norm)
 
     def _add_norms(self, norm: str | None, pre_norm: bool) -> None:
@@ -282,13 +284,19 @@ class SkipConnection(Layout, WithRule):
         return 1.0
 
     def initialise(self, weights: BranchWeights) -> None:
-        """Rescale the initial ``weights`` of the branch; a rule that does so calls this first.
+        """Rescale the initial ``weights`` of the branch; a rule that does so calls this first, and
+        sets ``starts_branch``: without a call, its first forward pass in training warns.
 
         Nothing is redrawn: a run uses the same random numbers as stock fairseq. Raises
         ``ValueError`` unless ``weights`` is a mapping from roles to ``Weight``; absent roles are
         left as they are.
         """
         check_weights(weights)
+        self.is_initialised = True
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.is_initialised = True
 
     def without_gradient(self) -> tuple[str, ...]:
         """The names of learned parameters that have no gradient at this place, by the equation."""
@@ -343,6 +351,8 @@ class SkipConnection(Layout, WithRule):
         self, x: Tensor, f_x: Tensor, carried: Any = None, padding_mask: Tensor | None = None
     ) -> Tensor:
         inputs.check(self, x, f_x, carried, padding_mask)
+        if self.training and not self.is_initialised and not torch.compiler.is_compiling():
+            inputs.warn_of_start(self)
         dtype = x.dtype
         if self.branch is not None:
             # rounded to a half type once, after the sum

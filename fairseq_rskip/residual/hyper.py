@@ -116,9 +116,13 @@ class HyperConnection(MatrixSkip):
             self.s_a = self.new_parameter(torch.full((1,), 0.01))
             self.s_b = self.new_parameter(torch.full((1,), 0.01))
 
+    @property
+    def starts_branch(self) -> bool:  # type: ignore[override]
+        return self.options.output_init == "sqrt_n"
+
     def initialise(self, weights: BranchWeights) -> None:
         super().initialise(weights)
-        if self.options.output_init == "sqrt_n":
+        if self.starts_branch:
             for role in weights.keys() & {"out", "fc2"}:
                 weights[role].scale(self.n**-0.5)
 

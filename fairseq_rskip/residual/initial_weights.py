@@ -38,6 +38,7 @@ class Fixup(Weighted):
     slots = ()
     replaces_batch_norm = zero_classifier = True
     needs_place = True
+    starts_branch = True
 
     def __init__(self, dim: int, **common: Unpack[Common]):
         super().__init__(dim, **common)
@@ -85,6 +86,7 @@ class TFixup(ConstantSkip):
     slots = ()
     for_images = False
     needs_place = True
+    starts_branch = True
 
     def __init__(self, dim: int, **common: Unpack[Common]):
         super().__init__(dim, **common)
@@ -125,6 +127,7 @@ class GPT2(ConstantSkip):
     slots = ("pre",)
     for_images = False
     needs_place = True
+    starts_branch = True
 
     def initialise(self, weights: BranchWeights) -> None:
         super().initialise(weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,17 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from .base import SkipConnection
+
+
+def warn_of_start(skip: SkipConnection) -> None:
+    """Warn, once for a skip connection, that its branch does not start as the rule wants it."""
+    skip.is_initialised = True
+    warnings.warn(
+        f"kind {skip.kind}: the branch's weights are as they were drawn; call "
+        "initialise({role: Weight(tensor, std), ...}) once, before training",
+        RuntimeWarning,
+        stacklevel=5,  # past torch's two frames, to the caller
+    )
 
 
 def check(

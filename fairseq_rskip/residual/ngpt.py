@@ -38,6 +38,7 @@ class NGPT(SkipConnection):
     default_norm = "none"
     slots = ()
     for_images = False
+    starts_branch = True
 
     def __init__(self, dim: int, **common: Unpack[Common]):
         super().__init__(dim, **common)

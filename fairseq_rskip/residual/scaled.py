@@ -108,6 +108,7 @@ class DeepNorm(ConstantSkip):
     norms = all_norms(without=("none",))
     for_images = False
     needs_place = True
+    starts_branch = True
 
     def __init__(self, dim: int, **common: Unpack[Common]):
         super().__init__(dim, **common)

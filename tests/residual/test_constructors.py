@@ -183,6 +183,38 @@ def test_a_branch_of_modules_is_refused_in_one_line(kind):
         skip.initialise(torch.nn.Linear(4, 4))
 
 
+def test_a_role_that_no_rule_knows_is_refused():
+    skip = create_skip("deepnorm", 4, place=Place(depth=2))
+    with pytest.raises(ValueError, match="role 'linear1': expected one of q, k, v, out, fc1, fc2"):
+        skip.initialise({"linear1": Weight(torch.ones(4, 4), 1.0)})
+
+
+START = {kind: {} for kind in ("deepnorm", "fixup", "tfixup", "gpt2", "ngpt")}
+START["hyper"] = {"output_init": "sqrt_n"}
+
+
+@pytest.mark.parametrize("kind", START)
+def test_a_branch_that_does_not_start_as_its_rule_wants_it_is_warned_of(kind):
+    place = Place(depth=2, other_depth=2)
+    one, told, loaded = (create_skip(kind, 4, place=place, **START[kind]) for _ in range(3))
+    x = torch.ones(3, 4 * one.widths[0])
+    branch = torch.ones(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one.eval()(x, branch, one.prepare(x)[1])
+    with pytest.warns(RuntimeWarning, match=f"kind {kind}: the branch's weights are as they were"):
+        one.train()(x, branch, one.prepare(x)[1])
+    told.initialise({"fc1": Weight(torch.ones(4, 4), 1.0)})
+    loaded.load_state_dict(one.state_dict())
+    plain = create_skip("hyper", 4, place=place)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for skip in (one, told, loaded):
+            skip(x, branch, skip.prepare(x)[1])
+        wide = torch.ones(3, 4 * plain.widths[0])
+        plain(wide, branch, plain.prepare(wide)[1])
+
+
 @pytest.mark.parametrize("kind", ["prores", "branchnorm"])
 def test_a_loop_that_counts_no_updates_is_warned_once(kind, monkeypatch):
     monkeypatch.setattr(Scheduled, "_warned", False)
