@@ -8,7 +8,6 @@ learning rate at the end of its sweep is named.
 """
 
 import argparse
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +103,6 @@ def main() -> None:
     parser.add_argument("report", metavar="REPORT.csv", type=Path)
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
-    logging.getLogger("fontTools").setLevel(logging.WARNING)  # fairseq turns every logger on
-
     rows = gains(read_losses(options.report))
     table = pandas.DataFrame(rows).round(4)
     figures.write_csv(

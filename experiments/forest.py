@@ -8,7 +8,6 @@ numbers at the right edge.
 """
 
 import argparse
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,6 @@ def main() -> None:
     parser.add_argument("report", metavar="REPORT.csv", type=Path)
     parser.add_argument("table", metavar="TABLE", help="the table's name, for the rules' families")
     options = parser.parse_args()
-    logging.getLogger("fontTools").setLevel(logging.WARNING)  # fairseq turns every logger on
 
     table = differences(values_by_seed(pandas.read_csv(options.report)))
     stem = RESULTS / f"forest_{options.report.stem}"

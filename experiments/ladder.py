@@ -9,7 +9,6 @@ beyond ``MANY`` residual standard deviations of the rung below.
 
 import argparse
 import itertools
-import logging
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,8 +150,6 @@ def main() -> None:
     parser.add_argument("report", metavar="REPORT.csv", type=Path)
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
-    logging.getLogger("fontTools").setLevel(logging.WARNING)  # fairseq turns every logger on
-
     rungs = read_rungs(options.report)
     found = sides(rungs)
     table = pandas.DataFrame(found)

@@ -6,6 +6,7 @@ matplotlib is imported where something is drawn.
 """
 
 import csv
+import logging
 import math
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -73,6 +74,8 @@ def new_figure(
 ) -> tuple[Any, list[Any]]:
     """A figure of ``rows`` x ``columns`` panels, each ``width`` x ``height`` inches, and its axes,
     row by row."""
+    for library in ("fontTools", "matplotlib"):  # fairseq turns every logger on, to stdout
+        logging.getLogger(library).setLevel(logging.WARNING)
     import matplotlib.figure
 
     with matplotlib.rc_context(SIZES):

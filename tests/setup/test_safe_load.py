@@ -157,7 +157,7 @@ def test_a_torn_or_missing_file_or_torchscript_says_so(tmp_path):
         assert "\n" not in str(caught.value) and (
             len(torn) > 99 or str(caught.value).endswith("not a checkpoint")
         )
-    with pytest.raises(CheckpointError, match="none.pt: No such file"):
+    with pytest.raises(CheckpointError, match="none.pt does not exist"):
         load_checkpoint(tmp_path / "none.pt")
 
 

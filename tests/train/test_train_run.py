@@ -282,8 +282,8 @@ def test_training_is_killed_resumes_and_ends(tiny_corpus, tmp_path, capsys):
     assert re.search(r" had lr \[?[\d.]+\]?, now \[0.5\]; another --save-dir", warning), warning
     same = make_plan(*read([*map(str, argv), "--max-update", "70"]))
     assert same.changes() == []
-    (warning,) = same._replace(warm_up=14).changes()
-    assert " had warmup-updates [10], now 14; another" in warning.replace(" 10,", " [10],")
+    (warning,) = same._replace(warm_up=14, settings={}).changes()  # the recipe's, as it is longer
+    assert " had warmup-updates 10, now 14; another" in warning
     assert (
         main(["train", *map(str, argv), "--max-update", "60"]) == 0
         and "all 60 updates" in capsys.readouterr().err

@@ -33,8 +33,7 @@ def write_report(tables: list[Experiment], output: Path, with_figures: bool = Tr
 
     The runs are below ``output``. The tables are printed.
     """
-    for name in ("fontTools", "sacrebleu"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("sacrebleu").setLevel(logging.WARNING)
     folder = output / "report"
     with locked(folder, wait=True):
         parts = _parts(tables, output, with_figures)
