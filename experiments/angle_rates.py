@@ -13,7 +13,7 @@ import pandas
 
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.tools.significance import SeedModel
+from fairseq_rskip.tools.significance import SeedModel, values_by_seed
 
 RULES = ("pre-norm", "fixed angle")
 SHALLOW, DEEP = "6 layers", "72 layers"
@@ -33,19 +33,13 @@ def read(path: Path) -> dict[str, dict[str, Row]]:
     return rules
 
 
-def values(line: Row) -> dict[int, float]:
-    """Seed -> value."""
-    pairs = [each.split(":") for each in line["values_by_seed"].split()]
-    return {int(seed): float(value) for seed, value in pairs}
-
-
 def better_start(rules: dict[str, dict[str, Row]]) -> pandas.DataFrame:
     """Question 1: the difference at each depth, by the pair alone."""
     rows = []
     for depth in rules[RULES[0]]:
         if depth not in rules[RULES[1]]:
             continue
-        losses = {rule: values(rules[rule][depth]) for rule in RULES}
+        losses = {rule: values_by_seed(rules[rule][depth]["values_by_seed"]) for rule in RULES}
         row = {"depth": depth, "seeds": len(losses[RULES[0]].keys() & losses[RULES[1]].keys())}
         for rule in RULES:
             row[rule] = sum(losses[rule].values()) / len(losses[rule])
@@ -71,7 +65,7 @@ def gain(lines: dict[str, Row]) -> str:
     """Question 3: whether the deep model has the lower loss with each seed."""
     if SHALLOW not in lines or DEEP not in lines:
         return f"{SHALLOW} or {DEEP} is missing"
-    shallow, deep = values(lines[SHALLOW]), values(lines[DEEP])
+    shallow, deep = (values_by_seed(lines[depth]["values_by_seed"]) for depth in (SHALLOW, DEEP))
     seeds = sorted(shallow.keys() & deep.keys())
     differences = [deep[seed] - shallow[seed] for seed in seeds]
     listed = ", ".join(f"{difference:+.3f}" for difference in differences)

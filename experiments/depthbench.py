@@ -16,23 +16,33 @@ import pandas
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.tools.significance import SeedModel
+from fairseq_rskip.tools.significance import SeedModel, values_by_seed
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 Losses = dict[str, dict[str, dict[int, float]]]  # design -> depth -> seed -> loss
 
 
-def read_losses(path: Path) -> Losses:
-    """The losses in a report, the depths in its order. Raises ``UserError``."""
-    report = pandas.read_csv(path).dropna(subset="values_by_seed")
+def read_losses(report: pandas.DataFrame) -> Losses:
+    """The losses in a report, the depths in its order. Raises ``UserError`` for none."""
     losses: Losses = {}
     for _, line in report.iterrows():
-        pairs = [each.split(":") for each in str(line["values_by_seed"]).split()]
-        values = {int(seed): float(value) for seed, value in pairs}
+        values = values_by_seed(line["values_by_seed"])
         losses.setdefault(line["row"], {})[line["column"]] = values
     if not losses:
-        raise UserError(f"{path}: no row has a value")
+        raise UserError("no row of the report has a value")
     return losses
+
+
+def choices_at_an_end(report: pandas.DataFrame) -> list[str]:
+    """A line for each learning rate that was chosen at an end of its sweep."""
+    lines = []
+    for _, line in report.iterrows():
+        tried = [each.split(":")[0] for each in str(line["swept"]).split("; ")]
+        if line["chosen"] in (tried[0], tried[-1]):
+            lines.append(
+                f"{line['row']}, {line['column']}: {line['chosen']} is an end of the sweep"
+            )
+    return lines
 
 
 def gains(losses: Losses) -> list[dict[str, Any]]:
@@ -103,14 +113,15 @@ def main() -> None:
     parser.add_argument("report", metavar="REPORT.csv", type=Path)
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
-    rows = gains(read_losses(options.report))
+    report = pandas.read_csv(options.report).dropna(subset="values_by_seed")
+    rows = gains(read_losses(report))
     table = pandas.DataFrame(rows).round(4)
     figures.write_csv(
         options.output / "depthbench_gains.csv", table.astype(object).to_dict("records")
     )
     draw(rows, options.output / "depthbench")
     print_line(table.to_markdown(index=False, floatfmt=".3f"))
-    print_line("\n".join(verdicts(rows)))
+    print_line("\n".join([*choices_at_an_end(report), *verdicts(rows)]))
 
 
 if __name__ == "__main__":

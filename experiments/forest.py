@@ -19,28 +19,28 @@ from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.models import _presets
 from fairseq_rskip.models._presets import FAMILIES
 from fairseq_rskip.tools.experiments import plan
-from fairseq_rskip.tools.significance import SeedModel
+from fairseq_rskip.tools.significance import SeedModel, values_by_seed
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 BASELINE = "pre-norm"
 WORST = 1.0  # bits: a rule further behind is written at the edge of the figure
 
 
-def values_by_seed(report: pandas.DataFrame) -> dict[str, dict[int, float]]:
+def read_rows(report: pandas.DataFrame) -> dict[str, dict[int, float]]:
     """Row -> seed -> value, of the rows with two seeds or more.
 
     Raises ``UserError`` for a row with several lines, of a report of several columns.
     """
     rows: dict[str, dict[int, float]] = {}
     for _, line in report.dropna(subset="values_by_seed").iterrows():
-        pairs = [each.split(":") for each in str(line["values_by_seed"]).split()]
+        values = values_by_seed(line["values_by_seed"])
         if line["row"] in rows:
             raise UserError(
                 f"the report has several lines for the row {line['row']!r}: expected the report of "
                 "one table with --columns NAME"
             )
-        if len(pairs) > 1:
-            rows[line["row"]] = {int(seed): float(value) for seed, value in pairs}
+        if len(values) > 1:
+            rows[line["row"]] = values
     return rows
 
 
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("table", metavar="TABLE", help="the table's name, for the rules' families")
     options = parser.parse_args()
 
-    table = differences(values_by_seed(pandas.read_csv(options.report)))
+    table = differences(read_rows(pandas.read_csv(options.report)))
     stem = RESULTS / f"forest_{options.report.stem}"
     figures.write_csv(stem.with_suffix(".csv"), table.round(4).to_dict("records"))
     figures.save(draw(table, family_of_rows(options.table)), stem)

@@ -18,7 +18,7 @@ from scipy import stats
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.tools.significance import SeedModel
+from fairseq_rskip.tools.significance import SeedModel, values_by_seed
 
 BASELINE = "pre-norm"
 MANY = 4.0  # residual standard deviations, of a difference without an interval
@@ -44,8 +44,7 @@ def read_rungs(path: Path) -> dict[str, dict[str, dict[int, float]]]:
     report = pandas.read_csv(path).dropna(subset="values_by_seed")
     rungs: dict[str, dict[str, dict[int, float]]] = {}
     for _, line in report.iterrows():
-        pairs = [each.split(":") for each in str(line["values_by_seed"]).split()]
-        values = {int(seed): float(value) for seed, value in pairs}
+        values = values_by_seed(line["values_by_seed"])
         rungs.setdefault(str(line["column"]), {})[line["row"]] = values
     for rung, rows in rungs.items():
         if BASELINE not in rows:

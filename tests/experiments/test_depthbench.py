@@ -52,7 +52,9 @@ def report(designs):
                 f"{seed}:{mean + 0.1 * seed + 0.001 * (-1) ** (seed + number):.4f}"
                 for seed in (1, 2, 3)
             )
-            lines.append({"column": depth, "row": design, "values_by_seed": values})
+            line = {"column": depth, "row": design, "values_by_seed": values}
+            swept = "lr 0.1: 5; lr 0.2: 4; lr 0.4: 6"
+            lines.append({**line, "swept": swept, "chosen": "lr 0.4" if mean > 5.1 else "lr 0.2"})
     return pandas.DataFrame(lines)
 
 
@@ -64,7 +66,8 @@ def test_a_design_gains_loses_or_is_open(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         runpy.run_path(str(FOLDER / "depthbench.py"), run_name="__main__")
     out, error = capsys.readouterr()
-    said = (out + error).splitlines()[-3:]
+    end, *said = (out + error).splitlines()[-4:]
+    assert end == "b, 48 layers: lr 0.4 is an end of the sweep"
     assert said[0].startswith("a: gains from depth: 48 layers minus 3 layers -0.300 bits (")
     assert said[0].endswith("; best at 48 layers, 4.900 bits")
     assert said[1].startswith("b: loses by depth: ") and "best at 12 layers" in said[1]

@@ -22,7 +22,7 @@ def archived(report):
 
 @pytest.mark.parametrize("report", TABLES)
 def test_the_differences_are_those_of_the_report(script, report):
-    values = script.values_by_seed(pandas.read_csv(ROOT / f"results/{report}.csv"))
+    values = script.read_rows(pandas.read_csv(ROOT / f"results/{report}.csv"))
     expected = script.differences(values).set_index("row")
     shown = archived(report).set_index("row")
     assert shown.index.to_list() == expected.index.to_list()

@@ -75,7 +75,7 @@ class SavedTraining:
             if name in initial:
                 raise UserError(
                     f"--{name} {asked}: the training in {self.folder} began with {found}, and an "
-                    f"initial value cannot change later; --{name} {found} goes on with it, another "
+                    f"initial value cannot change later; --{name} {found} continues it, another "
                     "--save-dir begins a new one"
                 )
 
