@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.pretrained import WEIGHTS
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.corpus import corpus_of
 from fairseq_rskip.tools.evaluate.scores_file import SCORES, read_scores
@@ -113,7 +114,7 @@ def find_system(path: Path, data: Path | None) -> System:
         path = scored[0] if scored and not data else path / "checkpoints"
 
     check_no_seeds(path)
-    if (path / "model.safetensors").is_file():
+    if (path / WEIGHTS).is_file():
         raise UserError(f"{path} is an export; expected the checkpoints that it was made from")
     has_checkpoints = any(path.glob("checkpoint*.pt")) and not (path / SCORES).is_file()
     if path.suffix == ".pt" or zipfile.is_zipfile(path) or has_checkpoints:
