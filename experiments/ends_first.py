@@ -1,0 +1,140 @@
+"""Does the row that starts first end first? The rows of a translation table, each at its own rate.
+
+``python experiments/ends_first.py RUNS BASELINE ROW ...`` reads the finished runs below RUNS whose
+labels are BASELINE and ROW, or LABEL@RATE where a row has runs at several learning rates, and
+prints for each row the best validation loss and the scores, means over its seeds; the difference of
+the best validation loss from BASELINE's by seed, with its 95 % t-interval where two seeds or more
+are shared; and Spearman's correlation over the rows, with its exact two-sided p, between the
+validation loss at the validations nearest to ``--updates`` and the best one. ``--figure`` draws the
+validation losses of the rows over the training, means over their seeds.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import numpy
+import pandas
+from scipy import stats
+from seed_pairs import FEWEST, read_runs, runs_of
+
+from fairseq_rskip.analysis import figures
+from fairseq_rskip.console import print_line, whole_number
+from fairseq_rskip.errors import UserError, exit_status
+
+BEST = "best validation loss"
+SCORES = ["sacreBLEU 13a", "chrF"]
+FEWEST_ROWS = 5  # for a correlation
+
+
+def rank_correlation(first: pandas.Series, second: pandas.Series) -> tuple[float, float]:
+    """Spearman's ρ, and its two-sided p over all orders of the rows."""
+    ranks = stats.rankdata(second)
+
+    def statistic(orders, axis):
+        spread = orders.std(axis) * ranks.std()
+        return ((orders * ranks).mean(axis) - orders.mean(axis) * ranks.mean()) / spread
+
+    test = stats.permutation_test(
+        [stats.rankdata(first)],
+        statistic,
+        permutation_type="pairings",
+        n_resamples=numpy.inf,
+        batch=10_000,
+    )
+    return float(test.statistic), float(test.pvalue)
+
+
+def runs_with(runs: pandas.DataFrame, name: str, seeds: list[int]) -> pandas.DataFrame:
+    """The runs of the row ``name`` with ``seeds``, or all of them. Raises ``UserError``."""
+    chosen = runs_of(runs, name)
+    if seeds:
+        chosen = chosen[chosen.index.isin(seeds)]
+    if chosen.empty:
+        raise UserError(f"{name!r} has no run with the seeds {', '.join(map(str, seeds))}")
+    return chosen
+
+
+def row_of(runs: pandas.DataFrame, name: str, baseline: str, seeds: list[int]) -> dict:
+    """The values of the row ``name``, of ``seeds`` or all of them. Raises ``UserError``."""
+    own, other = (runs_with(runs, each, seeds).drop(columns="losses") for each in (name, baseline))
+    row = {"row": name, "seeds": len(own), **own.mean()}
+    if name == baseline:
+        return row
+    by_seed = (own[BEST] - other[BEST]).dropna()
+    row["difference"] = by_seed.mean()
+    if len(by_seed) >= FEWEST:
+        row["low"], row["high"] = stats.ttest_1samp(by_seed, 0.0).confidence_interval(0.95)
+    row["by seed"] = " ".join(f"{seed}:{value:+.3f}" for seed, value in by_seed.items())
+    return row
+
+
+def mean_by_epoch(runs: pandas.Series) -> pandas.Series:
+    """The mean loss over ``runs`` at each epoch that all have, at the updates of the first run.
+
+    An epoch of two runs may differ by an update.
+    """
+    epochs = min(map(len, runs))
+    mean = sum(losses.to_numpy()[:epochs] for losses in runs) / len(runs)
+    return pandas.Series(mean, index=runs.iloc[0].index[:epochs])
+
+
+def draw(losses: dict[str, pandas.Series], stem: Path) -> None:
+    """The validation losses of each row: the beginning on the left, the end on the right."""
+    figure, (start, end) = figures.new_figure(columns=2)
+    for number, (name, values) in enumerate(losses.items()):
+        third = len(values) // 3
+        for axis, part in ((start, values.iloc[:third]), (end, values.iloc[third:])):
+            axis.plot(part.index, part, label=name, **figures.style(number))
+    for axis in (start, end):
+        axis.set_xlabel("updates")
+        axis.set_ylabel("validation loss, bits")
+    start.legend()
+    figures.save(figure, stem)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, metavar="RUNS", help="folder of finished runs")
+    parser.add_argument("rows", nargs="+", metavar="ROW", help="labels; the first is the baseline")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[], metavar="N", help="only these")
+    parser.add_argument(
+        "--updates",
+        nargs="+",
+        type=whole_number(1),
+        default=[300, 1000],
+        metavar="N",
+        help="(default: %(default)s)",
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there, too")
+    parser.add_argument("--figure", type=Path, metavar="STEM", help="write STEM.png and STEM.pdf")
+    options = parser.parse_args()
+    if len(options.rows) < FEWEST_ROWS:
+        raise UserError(f"{len(options.rows)} rows; a rank correlation needs {FEWEST_ROWS}")
+
+    runs = read_runs(options.runs, options.updates)
+    table = pandas.DataFrame(
+        [row_of(runs, name, options.rows[0], options.seeds) for name in options.rows]
+    ).sort_values(BEST)
+    starts = [name for name in table.columns if name.startswith("validation loss near")]
+    columns = ["row", "seeds", BEST, "difference", "low", "high", "by seed", *SCORES, *starts]
+    table = table[[name for name in columns if name in table]]
+    print_line(table.round(3).to_string(index=False, na_rep=""))
+    for name in starts:
+        rho, p = rank_correlation(table[name], table[BEST])
+        if math.isfinite(rho):
+            print_line(f"{name} and {BEST}: Spearman's ρ = {rho:.2f}, p = {p:.3f}")
+    if options.csv:
+        table.round(4).to_csv(options.csv, index=False)
+    if options.figure:
+        losses = {
+            name: mean_by_epoch(runs_with(runs, name, options.seeds)["losses"])
+            for name in options.rows
+        }
+        draw(losses, options.figure)
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main))
