@@ -29,7 +29,7 @@ def test_means_differences_and_p_values_are_those_of_scipy(images, capfd):
     assert float(row["p"]) == float(row["p_holm"]) == pytest.approx(test.pvalue, rel=1e-9)
     interval = test.confidence_interval()
     assert (float(row["low"]), float(row["high"])) == pytest.approx(interval, rel=1e-9)
-    assert "3 seeds, 1 tests" in page and "sample standard deviation" in page
+    assert "3 seeds, 1 test" in page and "sample standard deviation" in page
     assert re.findall("<strong>(.*?)</strong>", page) == ["10.03 ± 0.15"]
     assert "Power" in page
     columns = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page.partition("<summary>Settings")[0])
@@ -199,4 +199,4 @@ def test_a_row_has_its_own_seeds_and_published_parameters(tmp_path, capfd):
     found, page = report(capfd, path, out, "--no-figures")
     planned = [found[row]["seeds_planned"] for row in ("plain", "recursive")]
     assert planned == ["3", "2"] and "65M" in page
-    assert "2 seeds, 1 tests" in page
+    assert "2 seeds, 1 test" in page

@@ -174,6 +174,18 @@ def test_from_a_folder_or_a_url(server, place, tmp_path):
     assert "/none: expected a folder or a URL" in place.fails(mirror / "none")
 
 
+def test_a_folder_that_lacks_archives_is_told_which(place, tmp_path):
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    (mirror / "b.gz").write_bytes(DATA)
+    for name in ("a.gz", "b.gz", "c.gz"):
+        place.row("https://example.org/" + name, name=name)
+    failure = place.fails(mirror)
+    assert f"{mirror} lacks a.gz, c.gz; expected the archives of c" in failure
+    assert failure.endswith("a.gz, b.gz, c.gz") and "\n" not in failure
+    assert not place.files()
+
+
 def test_a_download_never_writes_into_an_archive_of_yours(server, place, tmp_path):
     """A run with --from that was killed leaves a link to the archive as its part."""
     mine = tmp_path / "a.gz"

@@ -215,11 +215,11 @@ class Job:
         """One line: the part that is done, the time that is left, and the losses."""
         part, losses = TASKS[self.run.task].progress(self.run)
         minutes = (time.monotonic() - self.started) / 60
-        line = f"{self.run.titled}: {part:.0%}, {minutes:.0f} minutes"
+        line = f"{self.run.titled}: {part:.0%}, {minutes:.0f} min"
         done_here = part - self.done_before
         if done_here > 0:
             left = minutes * (1 - part) / done_here
-            line += f", {left:.0f} minutes left"
+            line += f", {left:.0f} min left"
         return f"{line}; {losses}"
 
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fairseq_rskip.errors import UserError
+from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.tools.corpus import NAMES
 
 from .records import Run
@@ -29,7 +29,8 @@ class Task:
             return data
         path = Path(data.removeprefix(self.prefix)).expanduser()
         if not path.is_dir():
-            raise UserError(f"the data {data!r} is no folder and none of {', '.join(self.names)}")
+            hint = did_you_mean(data, self.names, f"expected one of {', '.join(self.names)}")
+            raise UserError(f"no corpus or folder named {data!r}; {hint}, or a folder")
         return f"{self.prefix}{path.resolve()}"
 
     def data_folder(self, data: str) -> Path:

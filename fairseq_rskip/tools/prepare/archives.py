@@ -258,10 +258,26 @@ def check_space(archives: Iterable[Archive], folder: Path) -> None:
 
 def fetch_all(archives: Sequence[Archive], folder: Path, corpus: str) -> None:
     """Put every archive into ``folder``. Raises ``UserError``."""
+    missing = [
+        archive.name
+        for archive in archives
+        if not (folder / archive.name).exists() and _is_missing(archive)
+    ]
+    if missing:
+        where = Path(archives[0].urls[0]).parent
+        raise UserError(
+            f"{where} lacks {', '.join(missing)}; expected the archives of {corpus} as they were "
+            f"published: {', '.join(archive.name for archive in archives)}"
+        )
     make_folder(folder)
     check_space(archives, folder)
     for archive in archives:
         fetch(archive, folder, corpus)
+
+
+def _is_missing(archive: Archive) -> bool:
+    """Whether the archive is to come from a folder that does not have it."""
+    return all("://" not in url and not Path(url).exists() for url in archive.urls)
 
 
 def _copy(source: Path, part: Path) -> None:

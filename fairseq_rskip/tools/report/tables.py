@@ -149,7 +149,8 @@ def _compared(line: Result, metric: str, base: str) -> dict[str, str]:
         untested = "one seed"
     tests = ""
     if comparison.p:
-        tests = f"{comparison.seeds} seeds, {comparison.tests} tests"
+        plural = "" if comparison.tests == 1 else "s"
+        tests = f"{comparison.seeds} seeds, {comparison.tests} test{plural}"
     return {
         base: difference,
         "p": _p_values(comparison.p, False) or untested,
@@ -201,7 +202,8 @@ def facts(experiment: Experiment, lines: list[Result]) -> dict[str, str]:
     records = [read_record(folder) for line in lines for folder in line.folders]
     versions = []
     for record in records:
-        versions += [f"{name} {number}" for name, number in record.get("versions", {}).items()]
+        for found in (record, record.get("metrics") or {}):  # the command's, and the training's
+            versions += [f"{name} {number}" for name, number in found.get("versions", {}).items()]
 
     better = "lower" if task.metrics[experiment.metric] else "higher"
     sweep = listed({name: each(values) for name, values in dashed(table.sweep).items()})
