@@ -16,6 +16,7 @@ import pandas
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.files import make_folder
 from fairseq_rskip.tools.significance import SeedModel, values_by_seed
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -116,6 +117,7 @@ def main() -> None:
     report = pandas.read_csv(options.report).dropna(subset="values_by_seed")
     rows = gains(read_losses(report))
     table = pandas.DataFrame(rows).round(4)
+    make_folder(options.output)
     figures.write_csv(
         options.output / "depthbench_gains.csv", table.astype(object).to_dict("records")
     )

@@ -18,6 +18,7 @@ from scipy import stats
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.files import make_folder
 from fairseq_rskip.tools.significance import SeedModel, values_by_seed
 
 BASELINE = "pre-norm"
@@ -152,6 +153,7 @@ def main() -> None:
     rungs = read_rungs(options.report)
     found = sides(rungs)
     table = pandas.DataFrame(found)
+    make_folder(options.output)
     figures.write_csv(
         options.output / "ladder_sides.csv", table.round(4).astype(object).to_dict("records")
     )
