@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Fill in the columns "name", "parameters" and "at the start" of each rule in docs/rules.md.
+"""Fill in the generated columns of each rule in docs/rules.md.
 
     python scripts/rules_table.py          # rewrites docs/rules.md
     python scripts/rules_table.py --check  # names the rows that are out of date, exit status 1
@@ -8,10 +8,12 @@ Name: that with which the docstring of the rule's class begins, and the paper's 
 Parameters: those of the model of width 512 with 6+6 layers, less pre-norm's (``preln``). At the
 start: whether the logits of a model of width 32 with 6+6 layers are those of pre-norm or post-norm
 from the same seed: ``=`` bit for bit, ``≈`` up to 0.3 % of their standard deviation, which is what
-eps in the norms of a smaller stream leaves.
+eps in the norms of a smaller stream leaves. Step, memory: results/rule_cost.csv, which
+``python -m benchmarks.rules`` measures.
 """
 
 import argparse
+import csv
 import functools
 import inspect
 import os
@@ -30,7 +32,8 @@ import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.residual import KINDS, skips
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "rules.md"
-COLUMNS = ("name", "parameters", "at the start")
+COSTS = PAGE.parents[1] / "results" / "rule_cost.csv"
+COLUMNS = ("name", "parameters", "at the start", "step, memory")
 ANCESTORS = ("angle", "learned_angle")  # whose docstrings have the papers of other rules
 PLAIN = {"pre-norm": "preln", "post-norm": "postln"}
 NEARLY = 3e-3
@@ -84,6 +87,18 @@ def start_cell(variant: str) -> str:
     return ""
 
 
+@functools.cache
+def costs() -> dict[str, str]:
+    """Variant -> its training step and the memory it keeps for backward, over pre-norm's."""
+    with COSTS.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return {row["rule"]: f"{float(row['step']):.2f}, {float(row['kept']):.2f}" for row in rows}
+
+
+def cost_cell(variant: str) -> str:
+    return "1, 1" if variant == PLAIN["pre-norm"] else costs().get(variant, "")
+
+
 def name_cell(kind: str) -> str:
     """``Hyper-connections, [2409.19606](…)``: the docstring's name, its first arXiv number."""
     docstring = " ".join((inspect.getdoc(KINDS[kind]) or "").split())
@@ -97,7 +112,7 @@ def name_cell(kind: str) -> str:
 def cells(kind: str, variants: list[str]) -> list[str]:
     """The generated cells of a row; one value for each architecture, where they differ."""
     found = [name_cell(kind)]
-    for cell in (parameters_cell, start_cell):
+    for cell in (parameters_cell, start_cell, cost_cell):
         values = list(dict.fromkeys(cell(variant) for variant in variants))
         if len(values) > 1:
             values = [cell(variant) or "no" for variant in variants]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu, harness, operator, resnet, transformer
+from benchmarks import gpu, harness, operator, resnet, rules, transformer
 from fairseq_rskip.tools.reproduce import parse
 
 
@@ -69,6 +69,18 @@ def test_each_benchmark_writes_speeds_and_the_machine(
     if benchmark is transformer:
         assert 0.5 < float(rows[0]["saved_MB"]) < float(rows[1]["saved_MB"]) < 1.5
         assert all(float(row["peak_MB"]) > 100 for row in rows)
+
+
+def test_the_cost_of_rules_is_measured_beside_pre_norm(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    path = tmp_path / "cost.csv"
+    words = ["--rules", "preln", "postln", "admin", "hyper", "--quick", "--rounds", "1"]
+    assert rules.main(argv=[*words, "--csv", str(path)]) == 0
+    rows = {row["rule"]: row for row in read(path)}
+    assert list(rows) == ["postln", "hyper"]  # pre-norm is 1, and Admin needs data
+    assert all(float(row["step"]) > 0 for row in rows.values())
+    # hyper-connections keep n streams; post-norm keeps less than pre-norm, which keeps the sum, too
+    assert float(rows["postln"]["kept"]) <= 1 < float(rows["hyper"]["kept"])
 
 
 TRAINED = """

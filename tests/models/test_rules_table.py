@@ -1,5 +1,6 @@
 """What docs/rules.md says of each rule's size and start is what its model has."""
 
+import csv
 import functools
 import re
 import runpy
@@ -24,15 +25,15 @@ SMALL = {
 PLAIN = {"pre-norm": "preln", "post-norm": "postln"}
 
 
-def claims() -> dict[str, tuple[str, str]]:
-    """Architecture -> its cells "parameters" and "at the start"."""
+def claims() -> dict[str, tuple[str, str, str]]:
+    """Architecture -> its cells "parameters", "at the start" and "step, memory"."""
     found = {}
     for line in PAGE.splitlines():
         row = [cell.strip() for cell in line.split("|")]
         if not line.startswith("| `") or len(row) < 9:
             continue
         variants = re.findall(r"`(\w+)`", row[1])
-        columns = [cell.split(" / ") for cell in row[6:8]]
+        columns = [cell.split(" / ") for cell in row[6:9]]
         for k, variant in enumerate(variants):
             found[variant] = tuple(cells[k] if len(cells) > 1 else cells[0] for cells in columns)
     return found
@@ -76,7 +77,7 @@ def logits(variant: str) -> torch.Tensor:
         return build(f"transformer_{variant}_tiny", **SMALL)(source, lengths, previous)[0]
 
 
-def test_every_architecture_has_a_row_with_both_cells():
+def test_every_architecture_has_a_row():
     assert sorted(CLAIMS) == sorted(VARIANTS)
 
 
@@ -102,6 +103,14 @@ def test_a_rule_starts_as_its_row_says(variant, stock_operators):
             assert difference > 0.01
 
 
+def test_a_rule_has_the_costs_that_were_measured():
+    with (ROOT / "results" / "rule_cost.csv").open(encoding="utf-8") as file:
+        rows = {row["rule"]: row for row in csv.DictReader(file)}
+    assert sorted([*rows, "preln", "admin"]) == sorted(VARIANTS)
+    for variant, row in rows.items():
+        assert CLAIMS[variant][2] == f"{float(row['step']):.2f}, {float(row['kept']):.2f}"
+
+
 def test_the_script_fills_in_what_the_page_has(stock_operators):
     """For three rows; the tests above have all of them."""
     lines = PAGE.split("\n")
@@ -110,7 +119,7 @@ def test_the_script_fills_in_what_the_page_has(stock_operators):
     start = next(k for k, line in enumerate(table) if line.startswith("| architectures |"))
     table = table[start : start + 5]
     emptied = [
-        "|".join([*row[:3], " ", *row[4:6], " ", " ", *row[8:]])
+        "|".join([*row[:3], " ", *row[4:6], " ", " ", " ", *row[9:]])
         if row[1][:2] == " `"
         else "|".join(row)
         for row in (line.split("|") for line in table)
