@@ -31,13 +31,16 @@ def table(args: argparse.Namespace) -> list[harness.Row]:
     others = [name for name in args.rules or VARIANTS if name not in (BASE, NEEDS_DATA)]
     for first in range(0, len(others), GROUP):
         rows |= {row["rule"]: row for row in measure(others[first : first + GROUP], args)}
-    return [rows[name] for name in VARIANTS if name in rows]
+        rows = {name: rows[name] for name in VARIANTS if name in rows}
+        harness.write(args.csv, list(rows.values()))  # an interruption loses one group
+    return list(rows.values())
 
 
 def measure(names: list[str], args: argparse.Namespace) -> list[harness.Row]:
     """A row for each of ``names``, which take turns with pre-norm. Raises ``UserError``."""
     contenders = {**vars(args), "contenders": [BASE, *names]}
     base, *rows = transformer.table(argparse.Namespace(**contenders))
+    about = {**harness.machine(args.device), "dtype": args.dtype, "rounds": args.rounds}
     return [
         {
             "rule": row["model"],
@@ -45,6 +48,7 @@ def measure(names: list[str], args: argparse.Namespace) -> list[harness.Row]:
             "tokens": row["tokens"],
             "step": round(1 / row[f"training_over_{BASE}"], 3),
             "kept": round(row["saved_MB"] / base["saved_MB"], 3),
+            **about,
         }
         for row in rows
     ]

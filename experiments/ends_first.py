@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy
 import pandas
+from rank_correlation import FEWEST as FEWEST_ROWS
 from scipy import stats
 from seed_pairs import FEWEST, read_runs, runs_of
 
@@ -24,10 +25,9 @@ from fairseq_rskip.errors import UserError, exit_status
 
 BEST = "best validation loss"
 SCORES = ["sacreBLEU 13a", "chrF"]
-FEWEST_ROWS = 5  # for a correlation
 
 
-def rank_correlation(first: pandas.Series, second: pandas.Series) -> tuple[float, float]:
+def exact_rank_correlation(first: pandas.Series, second: pandas.Series) -> tuple[float, float]:
     """Spearman's ρ, and its two-sided p over all orders of the rows."""
     ranks = stats.rankdata(second)
 
@@ -123,7 +123,7 @@ def main() -> None:
     table = table[[name for name in columns if name in table]]
     print_line(table.round(3).to_string(index=False, na_rep=""))
     for name in starts:
-        rho, p = rank_correlation(table[name], table[BEST])
+        rho, p = exact_rank_correlation(table[name], table[BEST])
         if math.isfinite(rho):
             print_line(f"{name} and {BEST}: Spearman's ρ = {rho:.2f}, p = {p:.3f}")
     if options.csv:

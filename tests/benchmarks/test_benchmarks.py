@@ -79,8 +79,16 @@ def test_the_cost_of_rules_is_measured_beside_pre_norm(tmp_path, monkeypatch):
     rows = {row["rule"]: row for row in read(path)}
     assert list(rows) == ["postln", "hyper"]  # pre-norm is 1, and Admin needs data
     assert all(float(row["step"]) > 0 for row in rows.values())
+    assert all(
+        row["device"] and row["capability"] and row["dtype"] == "fp32" for row in rows.values()
+    )
     # hyper-connections keep n streams; post-norm keeps less than pre-norm, which keeps the sum, too
     assert float(rows["postln"]["kept"]) <= 1 < float(rows["hyper"]["kept"])
+
+    words = ["--rules", "keel", "--quick", "--rounds", "1", "--csv", str(path)]
+    assert rules.main(argv=words) == 0
+    after = {row["rule"]: row for row in read(path)}
+    assert list(after) == ["postln", "keel", "hyper"] and after["hyper"] == rows["hyper"]
 
 
 TRAINED = """
