@@ -82,8 +82,8 @@ def test_the_cost_of_rules_is_measured_beside_pre_norm(tmp_path, monkeypatch):
     assert all(
         row["device"] and row["capability"] and row["dtype"] == "fp32" for row in rows.values()
     )
-    # hyper-connections keep n streams; post-norm keeps less than pre-norm, which keeps the sum, too
-    assert float(rows["postln"]["kept"]) <= 1 < float(rows["hyper"]["kept"])
+    # post-norm keeps about what pre-norm does, hyper-connections n streams
+    assert 0.9 < float(rows["postln"]["kept"]) <= 1 < 1.1 < float(rows["hyper"]["kept"])
 
     words = ["--rules", "keel", "--quick", "--rounds", "1", "--csv", str(path)]
     assert rules.main(argv=words) == 0
