@@ -3,7 +3,8 @@
 ``python experiments/angle_rates.py results/angle_rates.csv`` reads the report of
 ``angle-rates.yaml`` and prints, for each question of docs/depth-history.md ("the language model,
 each rule at its own rate"): the difference at each depth by seed with its 95 % interval; whether a
-rule has one rate for all depths; whether it gains from depth.
+rule has one rate for all depths; whether it gains from depth; whether another rule is ahead of the
+fixed angle; what each rule loses from 3 to 48 layers.
 """
 
 import argparse
@@ -13,10 +14,12 @@ import pandas
 
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.tools.significance import SeedModel, values_by_seed
+from fairseq_rskip.tools.significance import Difference, SeedModel, values_by_seed
 
-RULES = ("pre-norm", "fixed angle")
+FIXED_ANGLE = "fixed angle"
+RULES = ("pre-norm", FIXED_ANGLE)  # of questions 1 to 3
 SHALLOW, DEEP = "6 layers", "72 layers"
+LEAST, MOST = "3 layers", "48 layers"  # every rule is run from the one to the other
 NEIGHBOURS = 2.0  # the factor between neighbouring rates of the sweep
 Row = dict[str, str]
 
@@ -37,18 +40,17 @@ def better_start(rules: dict[str, dict[str, Row]]) -> pandas.DataFrame:
     """Question 1: the difference at each depth, by the pair alone."""
     rows = []
     for depth in rules[RULES[0]]:
-        if depth not in rules[RULES[1]]:
+        if depth not in rules[FIXED_ANGLE]:
             continue
         losses = {rule: values_by_seed(rules[rule][depth]["values_by_seed"]) for rule in RULES}
         row = {"depth": depth, "seeds": len(losses[RULES[0]].keys() & losses[RULES[1]].keys())}
         for rule in RULES:
             row[rule] = sum(losses[rule].values()) / len(losses[rule])
             row[f"rate of {rule}"] = rules[rule][depth]["chosen"]
-        tested = SeedModel(losses).difference(RULES[1], RULES[0])
+        tested = SeedModel(losses).difference(FIXED_ANGLE, RULES[0])
         if tested is not None:
-            answer = "better" if tested.high < 0 else "not better" if tested.low > 0 else "open"
             row |= {"difference": tested.value, "low": tested.low, "high": tested.high}
-            row["answer"] = answer
+            row["answer"] = answer(tested, "better", "not better")
         rows.append(row)
     return pandas.DataFrame(rows)
 
@@ -73,14 +75,61 @@ def gain(lines: dict[str, Row]) -> str:
     return f"{DEEP} minus {SHALLOW} {listed}: {'gains' if gains else 'does not gain'} from depth"
 
 
+def answer(difference: Difference, lower: str, higher: str) -> str:
+    """``lower`` or ``higher`` where the interval is on that side of 0, otherwise "open"."""
+    return lower if difference.high < 0 else higher if difference.low > 0 else "open"
+
+
+def beside_the_angle(rules: dict[str, dict[str, Row]]) -> pandas.DataFrame:
+    """Question 4: each rule minus the fixed angle, rule + seed over the rules of a depth."""
+    rows = []
+    for depth in rules[FIXED_ANGLE]:
+        losses = {
+            rule: values_by_seed(lines[depth]["values_by_seed"])
+            for rule, lines in rules.items()
+            if depth in lines
+        }
+        model = SeedModel(losses)
+        for rule, values in losses.items():
+            row = {"depth": depth, "rule": rule, "loss": sum(values.values()) / len(values)}
+            row["rate"] = rules[rule][depth]["chosen"]
+            tested = model.difference(rule, FIXED_ANGLE) if rule != FIXED_ANGLE else None
+            if tested is not None:
+                row |= {"minus the angle": tested.value, "low": tested.low, "high": tested.high}
+                row["answer"] = answer(tested, "ahead", "behind")
+                as_a_pair = {rule, FIXED_ANGLE} & {*model.scattered}
+                row["compared"] = "as a pair" if as_a_pair else "by rule + seed"
+            rows.append(row)
+    return pandas.DataFrame(rows)
+
+
+def loss_by_depth(lines: dict[str, Row]) -> str:
+    """Question 5: what a rule loses from the fewest layers to the most."""
+    if LEAST not in lines or MOST not in lines:
+        return f"{LEAST} or {MOST} is missing"
+    least, most = (values_by_seed(lines[depth]["values_by_seed"]) for depth in (LEAST, MOST))
+    seeds = sorted(least.keys() & most.keys())
+    mean = sum(most[seed] - least[seed] for seed in seeds) / len(seeds)
+    return f"{MOST} minus {LEAST} {mean:+.3f} ({len(seeds)} seeds)"
+
+
+def print_table(table: pandas.DataFrame) -> None:
+    filled = table.astype(object).where(table.notna(), None)
+    print_line(filled.to_markdown(index=False, floatfmt=".3f", missingval=""))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("report", metavar="REPORT.csv", type=Path)
     rules = read(parser.parse_args().report)
-    print_line(better_start(rules).to_markdown(index=False, floatfmt=".3f"))
+    print_table(better_start(rules))
+    print_line("")
+    print_table(beside_the_angle(rules))
+    print_line("")
     for rule, lines in rules.items():
         print_line(f"{rule}: {rates(lines)}")
         print_line(f"{rule}: {gain(lines)}")
+        print_line(f"{rule}: {loss_by_depth(lines)}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,19 @@ SCRIPT = Path(__file__).parents[2] / "experiments" / "angle_rates.py"
 DEPTHS = ("6 layers", "12 layers", "72 layers")
 
 
+def run(path, capsys, monkeypatch):
+    """The two tables' lines, without headers, and the sentences."""
+    monkeypatch.setattr(sys, "argv", ["angle_rates", str(path)])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    first, second, sentences = capsys.readouterr().out.split("\n\n")
+    return first.splitlines()[2:], second.splitlines()[2:], sentences.splitlines()
+
+
+def cells(line):
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
 def report(path, **rules):
     """``rules``: rule -> the means at the depths and the rates that were chosen."""
     lines = []
@@ -30,13 +43,29 @@ def test_the_answers_are_the_registered_ones(tmp_path, capsys, monkeypatch):
         pre_norm=([5.0, 5.0, 5.0], [0.006, 0.012, 0.006]),
         fixed_angle=([4.9, 5.0, 5.1], [0.012, 0.006, 0.003]),
     )
-    monkeypatch.setattr(sys, "argv", ["angle_rates", str(path)])
-    with pytest.raises(SystemExit):
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    *table, first, second, third, fourth = capsys.readouterr().out.splitlines()
-    answers = [line.split("|")[-2].strip() for line in table[2:]]
-    assert answers == ["better", "open", "not better"]
-    assert first == "pre-norm: rates 0.006, 0.012, 0.006: one rate for all depths"
-    assert second.startswith("pre-norm: 72 layers minus 6 layers +0.000, +0.000, +0.000: does not")
-    assert third == "fixed angle: rates 0.012, 0.006, 0.003: no one rate for all depths"
-    assert fourth.endswith("does not gain from depth")
+    table, _, sentences = run(path, capsys, monkeypatch)
+    assert [cells(line)[-1] for line in table] == ["better", "open", "not better"]
+    assert sentences[0] == "pre-norm: rates 0.006, 0.012, 0.006: one rate for all depths"
+    assert sentences[1].startswith("pre-norm: 72 layers minus 6 layers +0.000, +0.000, +0.000: doe")
+    assert sentences[2] == "pre-norm: 3 layers or 48 layers is missing"
+    assert sentences[3] == "fixed angle: rates 0.012, 0.006, 0.003: no one rate for all depths"
+    assert sentences[4].endswith("does not gain from depth")
+
+
+def test_every_rule_is_compared_with_the_fixed_angle(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "report.csv"
+    report(
+        path,
+        pre_norm=([5.0, 5.2, 5.0], [0.006, 0.012, 0.006]),
+        fixed_angle=([4.9, 5.0, 5.1], [0.012, 0.006, 0.003]),
+        Keel=([5.1, 4.9, 5.1], [0.012, 0.006, 0.003]),
+    )
+    path.write_text(path.read_text().replace("6 layers", "3 layers").replace("72 lay", "48 lay"))
+    _, table, sentences = run(path, capsys, monkeypatch)
+    answers = {tuple(cells(line)[:2]): cells(line)[-2] for line in table}
+    assert answers["3 layers", "Keel"] == "behind"
+    assert answers["12 layers", "Keel"] == "ahead"
+    assert answers["48 layers", "Keel"] == "open"
+    assert answers["48 layers", "fixed angle"] == ""
+    assert answers["48 layers", "pre-norm"] == "ahead"
+    assert "fixed angle: 48 layers minus 3 layers +0.200 (3 seeds)" in sentences
