@@ -10,9 +10,10 @@ from typing_extensions import Unpack
 
 from ..norms import at_least_float32
 from .base import Common
+from .depth_attention import depth_attention
 from .options import Choice, Count, Positive, Real
 from .registry import register
-from .streams import AttentionResidual, BlockSize, HistorySkip, depth_attention
+from .streams import AttentionResidual, BlockSize, HistorySkip
 
 
 @register("mudd")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from ..norms import at_least_float32
 from .base import Common, SkipConnection
+from .depth_attention import depth_attention
 from .options import Choice, Count, all_norms
 from .registry import register
 
@@ -265,8 +265,10 @@ class HistorySkip(StreamSkip):
         """c, and c with (h_0, ..., h_k)."""
         if self.first:
             return x, (x, x)
-        c = self.tensor(x, 0)
-        return c, (c, x.narrow(-1, self.dim, self.stored * self.dim))
+        # of two slices, each would have a gradient as large as the stream; of a split, one has
+        c, history = x.split([self.dim, self.stored * self.dim], -1)
+        c = c.contiguous()  # or the branch, which keeps c for its gradient, would keep all of x
+        return c, (c, history)
 
     def store(self, y: Tensor) -> Tensor:
         """The tensor h to store for y, the newest output."""
@@ -385,20 +387,3 @@ class AttentionResidual(HistorySkip):
 
     def constants(self) -> dict[str, float]:
         return {"block_size": float(self.options.block_size), **super().constants()}
-
-
-def depth_attention(
-    history: Tensor, query: Tensor, eps: float, heads: int = 1, temperature: float = 1.0
-) -> Tensor:
-    """``sum_k p_k v_k`` with ``p = softmax_k(query . v_k / (temperature * rms(v_k)))``.
-
-    Each of ``heads`` groups of channels has its own p. ``history``, of shape ``(..., k, dim)``,
-    holds the v_k; ``query`` is ``(dim,)``. A group is dim / heads neighbouring channels, rms is
-    that of all channels. Returns ``(..., dim)`` in the type of ``history``.
-    """
-    values = at_least_float32(history)
-    rms = (values.square().mean(-1, keepdim=True) + eps).sqrt()
-    scores = (values * query).unflatten(-1, [heads, -1]).sum(-1) / (temperature * rms)
-    share = torch.softmax(scores, -2).unsqueeze(-1)
-    mixture = (values.unflatten(-1, [heads, -1]) * share).sum(-3)
-    return mixture.flatten(-2).to(history.dtype)
