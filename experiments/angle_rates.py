@@ -71,6 +71,8 @@ def gain(lines: dict[str, Row]) -> str:
     seeds = sorted(shallow.keys() & deep.keys())
     differences = [deep[seed] - shallow[seed] for seed in seeds]
     listed = ", ".join(f"{difference:+.3f}" for difference in differences)
+    if not differences:
+        return f"{DEEP} and {SHALLOW} share no seed"
     gains = all(difference < 0 for difference in differences)
     return f"{DEEP} minus {SHALLOW} {listed}: {'gains' if gains else 'does not gain'} from depth"
 

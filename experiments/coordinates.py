@@ -33,7 +33,6 @@ from fairseq_rskip.analysis.figures import Row, select
 from fairseq_rskip.errors import exit_status
 from fairseq_rskip.models import skip_architectures
 from fairseq_rskip.residual import KINDS, Place, Weight, create_skip, skips
-from fairseq_rskip.residual.ngpt import NGPT
 from fairseq_rskip.residual.schedule import scheduled
 
 STEM = Path(__file__).resolve().parents[1] / "results" / "coordinates"
@@ -146,8 +145,7 @@ def measure(make: Callable[[str, int], tuple[nn.Module, Run]], kind: str) -> Ite
             loss.backward()
             optimizer.step()
             for skip in skips(model).values():
-                if isinstance(skip, NGPT):
-                    skip.to_unit_length()
+                skip.to_unit_length()
 
 
 def root_mean_square(x: Tensor) -> float:

@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 
 from fairseq_rskip.analysis import figures
@@ -63,7 +64,7 @@ def family_of_rows(table: str) -> dict[str, str]:
 
 
 def differences(rows: dict[str, dict[int, float]]) -> pandas.DataFrame:
-    """A line for each rule but the baseline, the best first."""
+    """A line for each rule but the baseline, the best first, equal ones by name."""
     if BASELINE not in rows:
         raise UserError(f"the report has no row {BASELINE!r} with two seeds or more")
     model = SeedModel(rows)
@@ -76,7 +77,11 @@ def differences(rows: dict[str, dict[int, float]]) -> pandas.DataFrame:
             continue
         line = {"row": row, "difference": found.value, "low": found.low, "high": found.high}
         lines.append({**line, "scattered": row in model.scattered})
-    return pandas.DataFrame(lines).sort_values("difference")
+    if not lines:
+        raise UserError(f"the report has no row beside {BASELINE!r} that shares two seeds with it")
+    table = pandas.DataFrame(lines)
+    # the last digits, which the processor decides, decide no order
+    return table.iloc[np.lexsort((table["row"], table["difference"].round(9)))]
 
 
 def colour_of(family: str | None) -> str:

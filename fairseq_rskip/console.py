@@ -197,11 +197,8 @@ def progress(items: Iterable[Item], total: int, label: str, unit: str = "batch")
 
 
 def number_or_auto(value: Any) -> float | str:
-    """A value of --skip-lambda: a number, or "auto". Raises ``UserError`` for anything else."""
+    """A type for argparse: a number, or "auto"."""
     try:
         return "auto" if value == "auto" else float(value)
     except ValueError:
-        raise UserError(f"--skip-lambda {value}: expected a number, or auto") from None
-
-
-number_or_auto.__name__ = "number or auto"  # argparse quotes it in its errors
+        raise argparse.ArgumentTypeError(f"{value}: expected a number, or auto") from None

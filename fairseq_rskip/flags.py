@@ -37,7 +37,10 @@ class Setting(NamedTuple):
 
 
 def settings(kinds: dict[str, Any]) -> list[Setting]:
-    """Every option of every kind (name -> class), in the order of their first appearance."""
+    """Every option of every kind (name -> class), in the order of their first appearance.
+
+    Raises ``ValueError`` for a name that is a number in one kind and a word in another.
+    """
     uses: dict[str, dict[str, Declared]] = {}
     for kind, rule in kinds.items():
         for name, option in options_of(rule).items():
@@ -48,8 +51,18 @@ def settings(kinds: dict[str, Any]) -> list[Setting]:
 def _setting(name: str, uses: dict[str, Declared], kinds: int) -> Setting:
     """The setting of an option; ``uses``: kind -> the option as that kind declares it."""
     first = next(iter(uses.values()))
-    convert = number_or_auto if first.about.auto else first.type
-    return Setting(name, convert, _help(first, uses, kinds), first.choices)
+    takes_auto = any(option.about.auto for option in uses.values())
+    convert = number_or_auto if takes_auto else first.type
+    choices: dict[str, None] = {}
+    for kind, option in uses.items():
+        choices |= dict.fromkeys(option.choices)
+        is_number = option.type in (int, float)
+        if is_number != (first.type in (int, float)) or bool(option.choices) != bool(first.choices):
+            raise ValueError(
+                f"option {name} of kind {kind} is of another type than in {next(iter(uses))}, "
+                "and both are one option of the command line: expected another name"
+            )
+    return Setting(name, convert, _help(first, uses, kinds), tuple(choices))
 
 
 def _help(first: Declared, uses: dict[str, Declared], kinds: int) -> str:

@@ -24,6 +24,7 @@ from ..residual import skips
 from . import figures
 from .curves import SKIP_LOG, split
 from .figures import Row, select
+from .live import NORM_AFTER_SUM
 from .paths import PathProbe
 from .study import SIDES, Study
 
@@ -37,6 +38,7 @@ LONG = 100  # updates: a residual that is beyond the bound in all logged ones of
 CURVES = 5  # updates of a log that the figure shows
 COS_Y_X = "skip_cos_y_x/"
 WRITES_ANGLES = "expected a Transformer's training with --skip-log-interval N, which writes them"
+WITHOUT_NORMS = "has no skip connection with a norm after the sum, so that no angle is too large"
 Angles = dict[str, float]  # block -> radians
 
 
@@ -250,16 +252,23 @@ def find_log(path: Path) -> Path | None:
 def read(log: Path, label: str) -> tuple[list[Row], set[str]]:
     """The rows of a skip log, and the blocks and stacks that were beyond their bound for long.
 
-    Raises ``UserError`` for a log without angles.
+    Raises ``UserError`` for a log without angles, and for one of residuals without a norm after the
+    sum. A log that does not say which have one, as an older one, is taken for post-norm's.
     """
-    updates = {line["step"]: angles_in(line) for line in read_json_lines(log)}
+    lines = list(read_json_lines(log))
+    updates = {line["step"]: angles_in(line) for line in lines}
     blocks = dict.fromkeys(block for angles in updates.values() for block in angles)
     if not blocks:
         raise UserError(f"{log} has no angles, no tag {COS_Y_X}…: {WRITES_ANGLES}")
+    without_norm = {block for block in blocks if lines[-1].get(f"{NORM_AFTER_SUM}/{block}") == 0}
     bounds = bounds_of(blocks)
+    bounds = {block: bound for block, bound in bounds.items() if block not in without_norm}
+    if not bounds:
+        raise UserError(f"{log} {WITHOUT_NORMS}")
     crossings = Crossings(bounds)
     rows = []
-    for update, angles in updates.items():
+    for update, every_angle in updates.items():
+        angles = {block: angle for block, angle in every_angle.items() if block in bounds}
         crossings.see(update, angles)
         rows += rows_of(label, update, angles, bounds)
     return rows, crossings.long
@@ -282,10 +291,7 @@ def angles_of(study: Study, label: str) -> Angles:
     model = study.models[label]
     judged = with_norm_after_the_sum(model)
     if not judged:
-        raise UserError(
-            f"{label} has no skip connection with a norm after the sum, "
-            "so that no angle is too large"
-        )
+        raise UserError(f"{label} {WITHOUT_NORMS}")
     with PathProbe(model) as probe:
         for batch in study.show_batches(label):
             study.losses(model, batch)

@@ -1,7 +1,8 @@
 """What a training logs about its skip connections: the lines of ``--skip-log-interval N``.
 
 Every N-th update logs, for each block, means over the examples (sentences or images) of one batch:
-x:F in y, ‖F(x)‖ / ‖x‖, the gradient norm at y; each learned coefficient; an adaptive lambda.
+x:F in y, ‖F(x)‖ / ‖x‖, the gradient norm at y; each learned coefficient; an adaptive lambda; of a
+Transformer also the cosines and gradients of :mod:`.paths`, and whether a norm follows the sum.
 docs/analysis.md defines them.
 """
 
@@ -20,6 +21,7 @@ from .paths import PathProbe
 from .probe import SkipProbe
 
 LEARNED = "skip_learned"
+NORM_AFTER_SUM = "skip_norm_after_sum"  # 1 or 0
 # quotients and cosines, which are not defined where a vector is zero
 MAY_BE_UNDEFINED = (X_TO_F, F_OVER_X, *(f"skip_{quantity}" for quantity in PATH_QUANTITIES))
 
@@ -60,6 +62,7 @@ def summarise(
         for name, quantities in paths.values().items():
             for quantity, value in quantities.items():
                 values[f"skip_{quantity}/{name}"] = value
+            values[f"{NORM_AFTER_SUM}/{name}"] = float(len(paths.skips[name].post) > 0)
 
     defined: dict[str, float] = {}
     for tag, value in values.items():

@@ -1,5 +1,6 @@
 """The options of the skip connection, as fairseq reads them from the command line or from hydra."""
 
+import argparse
 import itertools
 import math
 from dataclasses import field, make_dataclass
@@ -55,7 +56,11 @@ class _SkipOptions:
             if setting.choices:
                 values[setting.name] = str(value)
             elif setting.type is number_or_auto:
-                values[setting.name] = number_or_auto(value)
+                try:
+                    values[setting.name] = number_or_auto(value)
+                except argparse.ArgumentTypeError as error:
+                    option = flag(setting.name).replace("_", "-")
+                    raise UserError(f"--{option} {error}") from None
         return selected(values)
 
     def build(
@@ -96,10 +101,14 @@ class _SkipOptions:
         """
 
         with torch.device("cpu"):  # the model may be built without memory, on meta
-            # neither a stack's first layer nor its last
+            first = self.build(1, Place(index=0, depth=1000, sublayers=2))
             skip = self.build(1, Place(index=1, depth=1000, sublayers=2))
             deeper = self.build(1, Place(index=1998, depth=2000, sublayers=2))
-            alike = _what_the_place_decides(skip) == _what_the_place_decides(deeper)
+            alike = (
+                _what_the_place_decides(first)
+                == _what_the_place_decides(skip)
+                == _what_the_place_decides(deeper)
+            )
 
         if skip.widths[0] > 1:
             refused = ("layerdrop", "layers_to_keep")
@@ -119,8 +128,8 @@ class _SkipOptions:
 
 
 def _what_the_place_decides(skip: SkipConnection) -> Any:
-    """The values of a skip connection that its place may change."""
-    return skip.constants(), skip.drop_rate, skip.pre is None, len(skip.post)
+    """The values and parameters of a skip connection that its place may change."""
+    return skip.constants(), skip.drop_rate, skip.pre is None, [*skip.state_dict()]
 
 
 def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:

@@ -21,7 +21,6 @@ from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
 from fairseq_rskip.residual import skips
 from fairseq_rskip.residual.adaptive import lambdas
 from fairseq_rskip.residual.halting import halting_cost, halting_skips
-from fairseq_rskip.residual.ngpt import NGPT
 from fairseq_rskip.training import UnmovedCoefficients, learned
 
 logger = logging.getLogger(__name__)
@@ -46,11 +45,12 @@ def attach(task: Any, model: Any, interval: int, lr_scale: float = 1.0) -> None:
     task.train_step = OverflowWatch(task.train_step, model)
     if any(has_share(skip) for skip in skips(model).values()):
         task.optimizer_step = ParameterGroups(task.optimizer_step, model, lr_scale)
-    on_sphere = [skip for skip in skips(model).values() if isinstance(skip, NGPT)]
+    on_sphere = [skip for skip in skips(model).values() if skip.has_unit_length]
     if on_sphere:
         if is_fully_sharded(model):
             raise UserError(
-                "--skip-kind ngpt under --ddp-backend fully_sharded: expected another backend"
+                f"--skip-kind {on_sphere[0].kind} under --ddp-backend fully_sharded: "
+                "expected another backend"
             )
         task.optimizer_step = UnitLength(task.optimizer_step, on_sphere)
     if learned(model) or lambdas(model):

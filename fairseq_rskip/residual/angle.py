@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 from ..norms import at_least_float32
 from .base import Common, SkipConnection
 from .inputs import refuse_drop_path
-from .options import Angle, Real, all_norms
+from .options import Angle, Exponent, all_norms
 from .registry import register
 from .weighted import ConstantSkip, Weighted
 
@@ -22,7 +22,7 @@ AngleScale = Annotated[
     float, Angle("c of the angle c / N^e, N the residual blocks of the stack (in radians)")
 ]
 AngleExponent = Annotated[
-    float, Real("e of the angle c / N^e: 0.5 adds paths in squares, 0 makes c the angle")
+    float, Exponent("e of the angle c / N^e: 0.5 adds paths in squares, 0 makes c the angle")
 ]
 
 
@@ -105,8 +105,10 @@ class GeoNorm(SkipConnection):
     on the sphere by the angle t = min(pi/4, (s * min(pi/4, |v| / |x|) + b) / l), in layer l,
     counted from 1.
 
-    |y| = |x|, and F parallel to x leaves x, up to eps, which is added to both lengths. s and b are
-    learned scalars of each block, ``scale`` and ``shift`` of shape (1,), initially 1 and 0. The
+    |y| = |x|, and where b is 0, F parallel to x leaves x; both up to eps, which is added to both
+    lengths. A b that training has moved turns by t though v is near 0, where |v| / (|v| + eps)
+    shortens the step, and so y. s and b are learned scalars of each block, ``scale`` and ``shift``
+    of shape (1,), initially 1 and 0. The
     branch reads x, and only the length of the stack's input normalises the stack: a row of zeros
     stays one. Zheng et al. 2026, "GeoNorm: Unify Pre-Norm and Post-Norm with Geodesic
     Optimization", arXiv 2601.22095, Eq. 3 to 5 and Appendix D, which we read in a third party's

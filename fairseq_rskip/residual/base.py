@@ -1,5 +1,7 @@
 """The interface of a skip connection: what its branch sees, and how the two are put together."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -90,6 +92,9 @@ class SkipConnection(Layout, WithRule):
     zero_classifier: ClassVar[bool] = False  # whether the classifier starts at 0
     mixes_streams: ClassVar[bool] = True  # False where the matrix of streams() is I by definition
 
+    post_class: ClassVar[type[RecursiveNorm]] = RecursiveNorm  # what the norms after the sum are
+
+    has_unit_length: ClassVar[bool] = False  # whether to_unit_length has to follow each update
     slots: tuple[str, ...] = ("post",)  # which of pre, branch and post the norm fills
     widths = (1, 1)  # what forward takes and returns, in tensors of dim channels
     learns = False  # whether new_parameter has made a parameter
@@ -119,7 +124,7 @@ class SkipConnection(Layout, WithRule):
             accepted = ", ".join(name for name, rule in KINDS.items() if rule.for_images)
             raise ValueError(f"kind={self.kind!r}: expected one of {accepted} for images")
         self.dim, self.channel_dim, self.eps = int(dim), int(channel_dim), eps
-        self.batch_dim = 0 if channel_dim == 1 else batch_dim
+        self.batch_dim = 0 if channel_dim == 1 else checked_batch_dim(batch_dim)
         self.norm_axes = norm_axes
         self.factory: dict[str, Any] = {"device": device, "dtype": dtype}
 
@@ -181,7 +186,7 @@ class SkipConnection(Layout, WithRule):
     def new_post(self, steps: int) -> RecursiveNorm:
         """The norms after the sum."""
         layout = (self.channel_dim, self.norm_axes, self.eps)
-        post = RecursiveNorm(self.options.norm, self.dim, steps, *layout, **self.factory)
+        post = self.post_class(self.options.norm, self.dim, steps, *layout, **self.factory)
         for norm in post:
             self._set_alpha(norm)
         return post
@@ -308,6 +313,12 @@ class SkipConnection(Layout, WithRule):
         """
         return 1.0, 1.0
 
+    def to_unit_length(self, copies: Mapping[int, Tensor] = MappingProxyType({})) -> None:
+        """Restore, after an update, the lengths that a rule gives the branch's vectors.
+
+        ``copies``: id of a weight -> the copy of it that an optimizer updates in its place.
+        """
+
     def share_with(self, first: "SkipConnection") -> None:
         """Share parameters with ``first``, the skip connection of the layer's first sublayer."""
 
@@ -383,6 +394,16 @@ class SkipConnection(Layout, WithRule):
         shown = {name: value for name, value in vars(self.options).items() if value is not None}
         options = ", ".join(f"{name}={short(value)}" for name, value in shown.items())
         return f"{self.dim}, kind={self.kind}, {options}, channel_dim={self.channel_dim}"
+
+
+def checked_batch_dim(batch_dim: Any) -> int:
+    """``batch_dim`` if it can be that of a sequence's examples; else raise ``ValueError``."""
+    if isinstance(batch_dim, bool) or batch_dim not in (-3, -2, 0, 1):
+        raise ValueError(
+            f"batch_dim={batch_dim!r}: expected 0 or -3 for (batch, length, dim), "
+            "1 or -2 for (length, batch, dim)"
+        )
+    return int(batch_dim)
 
 
 def create_skip(kind: str, dim: int, **options: Any) -> SkipConnection:

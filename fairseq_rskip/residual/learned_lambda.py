@@ -12,12 +12,9 @@ from .adaptive import SHARPNESS, AdaptiveRule, adapts
 class LearnedSteps(AdaptiveRule):
     """The rules whose p is learned, as ``start + moved`` of the parameter ``moved``."""
 
+    post_class = RecursiveMixture
     post: RecursiveMixture
     moved: nn.Parameter
-
-    def new_post(self, steps: int) -> RecursiveMixture:
-        layout = (self.channel_dim, self.norm_axes, self.eps)
-        return RecursiveMixture(self.options.norm, self.dim, steps, *layout, **self.factory)
 
     def learned_value(self) -> Tensor:
         """The initial value plus what was learned."""

@@ -39,6 +39,7 @@ class NGPT(SkipConnection):
     slots = ()
     for_images = False
     starts_branch = True
+    has_unit_length = True
 
     def __init__(self, dim: int, **common: Unpack[Common]):
         super().__init__(dim, **common)
@@ -59,10 +60,7 @@ class NGPT(SkipConnection):
 
     @torch.no_grad()
     def to_unit_length(self, copies: Mapping[int, Tensor] = MappingProxyType({})) -> None:
-        """Give the branch's vectors length 1.
-
-        ``copies``: id of a matrix -> the copy of it that an optimizer updates in its place.
-        """
+        """Give the branch's vectors length 1."""
         for matrix, axis in self.matrices:
             updated = copies.get(id(matrix), matrix)
             updated.div_(updated.norm(dim=axis, keepdim=True).clamp(min=self.eps))

@@ -85,6 +85,13 @@ class Angle(Option):
         return _between(value, 0, 1000)
 
 
+class Exponent(Option):
+    accepted = "a number from 0 to 10"
+
+    def accepts(self, value: Any) -> bool:
+        return _between(value, 0, 10)
+
+
 class Rate(Option):
     accepted = "a number from 0 to below 1"
 

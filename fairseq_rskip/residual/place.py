@@ -36,16 +36,28 @@ class Place:
     sublayers: int = 1
     other_sublayers: int = 0
 
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a place outside its stack."""
+        for name, count in (("index", "depth"), ("position", "sublayers")):
+            number, total = getattr(self, name), getattr(self, count)
+            if not 0 <= number < total:
+                raise ValueError(
+                    f"{name}={number!r}: expected a number from 0 on and below {count}={total!r}"
+                )
+
     @property
     def block_number(self) -> int:
+        """The residual block's number in its stack, from 1."""
         return self.index * self.sublayers + self.position + 1
 
     @property
     def num_blocks(self) -> int:
+        """The number of residual blocks of this side."""
         return self.depth * self.sublayers
 
     @property
     def num_blocks_of_network(self) -> int:
+        """The number of residual blocks of both sides."""
         return self.num_blocks + self.other_depth * self.other_sublayers
 
     @property
@@ -85,6 +97,7 @@ class Weight(NamedTuple):
         self.scale(std / self.std)
 
     def scale(self, factor: float) -> None:
+        """Multiply the weight by ``factor``."""
         with torch.no_grad():
             self.tensor.mul_(factor)
 

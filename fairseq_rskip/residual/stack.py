@@ -45,6 +45,8 @@ def skip_stack(
         raise ValueError(
             f'sublayers={sublayers!r}: expected one or more names, such as ("self_attn", "ffn")'
         )
+    if len(set(sublayers)) < len(sublayers):
+        raise ValueError(f"sublayers={sublayers!r}: expected names that differ")
     stack = nn.ModuleList()
     for index in range(layers):
         layer = nn.ModuleDict()

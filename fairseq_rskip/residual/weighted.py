@@ -82,13 +82,14 @@ class Weighted(SkipConnection):
         """:meth:`coefficients` of y_1, y_2, ... after each norm, or of the sum without a norm."""
         inputs.check(self, x, f_x, None, padding_mask)
         x, f_x = at_least_float32(x), at_least_float32(f_x)
-        a, b, c = self.sum_coefficients(x, f_x, padding_mask)
+        p, q, r = self.sum_coefficients(x, f_x, padding_mask)
+        a, b, c = p, q, r
         if len(self.post) == 0:
             return [_expanded(x, a, b, c)]
         steps: list[tuple[Tensor, Tensor, Tensor]] = []
         for norm in self.post:
             if steps:
-                a = a + 1.0
+                a = a + p
             scale, shift = norm.affine_map(a * x + b * f_x + c, padding_mask)
             a, b, c = scale * a, scale * b, scale * c + shift
             steps.append(_expanded(x, a, b, c))
@@ -113,8 +114,8 @@ class Weighted(SkipConnection):
         for norm in list(self.post)[:-1]:
             scale, shift = norm.affine_map(z, padding_mask)
             product = product / scale
-            ratio = ratio + product
-            z = x + (scale * z + shift)
+            ratio = ratio + p * product
+            z = p * x + (scale * z + shift)
         return (ratio / q).to(x.dtype).expand_as(x)
 
     def sum_coefficients(
@@ -143,10 +144,19 @@ def _expanded(x: Tensor, *parts: Tensor) -> tuple[Any, ...]:
 class ConstantSkip(Weighted):
     """``y = G(skip_scale * x + branch_scale * F)`` with constants λ and α.
 
-    :mod:`fairseq_rskip.ops` computes it where its kernels are in use.
+    :mod:`fairseq_rskip.ops` computes it where its kernels are in use. ``combine`` is not called: a
+    rule with a sum of its own derives from :class:`Weighted`.
     """
 
     skip_scale = branch_scale = 1.0
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.combine is not Weighted.combine:
+            raise TypeError(
+                f"{cls.__name__}: a ConstantSkip's sum is skip_scale and branch_scale, its combine "
+                "is not called: derive from Weighted, or set the two"
+            )
 
     def scales(self, x: Tensor) -> tuple[float, float]:
         return self.skip_scale, self.branch_scale

@@ -123,6 +123,29 @@ def test_a_log_without_angles_says_which_option_writes_them(check, tmp_path):
         check(tmp_path / "skips.jsonl")
 
 
+def test_residuals_without_a_norm_after_the_sum_are_not_judged(check, tmp_path):
+    far = dict.fromkeys(range(1, 9), 1.0)
+    folder = write_log(tmp_path / "run", {50: far, 200: far})
+    log = folder / "skips.jsonl"
+
+    def without_norm(layers):
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        for line in lines:
+            for layer in range(8):
+                for sublayer in SUBLAYERS:
+                    tag = f"skip_norm_after_sum/decoder.layers.{layer}.{sublayer}"
+                    line[tag] = float(layer + 1 not in layers)
+        log.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+
+    without_norm((1, 2, 3))
+    out, rows = check(folder)
+    assert "Layers 4-8 of the decoder are beyond 0.50" in out  # 2 / sqrt(16): all residuals count
+    assert len(rows) == 2 * 10
+    without_norm(range(1, 9))
+    with pytest.raises(UserError, match="no skip connection with a norm after the sum"):
+        check(folder)
+
+
 def test_a_folder_of_several_logs_is_refused(check, tmp_path):
     for seed in ("seed1", "seed2"):
         write_log(tmp_path / seed, {100: {}})

@@ -149,7 +149,7 @@ def test_naming_shared_embeddings_again_keeps_them():
         ),
         *(
             (arch, {"encoder_layers_to_keep": "0,1"}, "has constants or norms")
-            for arch in ("prores", "mixln")
+            for arch in ("prores", "mixln", "spannorm")
         ),
         (
             "hyper",

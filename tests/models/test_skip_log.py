@@ -125,8 +125,8 @@ def test_the_figures_are_those_computed_by_hand(model, folder):
     model.zero_grad()
     assert (
         len(found)
-        == (3 + 4) * sum(isinstance(module, SkipConnection) for module in model.modules())
-        == (3 + 4) * 10
+        == (3 + 4 + 1) * sum(isinstance(module, SkipConnection) for module in model.modules())
+        == (3 + 4 + 1) * 10
     )
     expected = by_hand(model, sample)
     for quantity, value in zip(QUANTITIES, expected):
@@ -162,7 +162,7 @@ def test_weights_and_biases_is_sent_the_same_figures(model, folder, monkeypatch)
     )  # of a run, as fairseq begins it
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=api))
     found = written(run(SkipLog(train_step, model, 2), model, range(4)), folder)
-    assert len(found) == 70
+    assert len(found) == 80
     assert sent == {
         step: {f"skip/{tag}": values[step] for tag, values in found.items()} for step in (2, 4)
     }
@@ -227,7 +227,7 @@ def test_fairseq_train_logs_trains_alike_and_resumes_at_another_interval(tiny_co
     assert "skip_x_to_F" not in log
     folder = tmp_path / "watched" / "events" / "skip"
     found = read_scalars(folder)
-    assert len(found) == 70 and all(values.keys() == {2, 4} for values in found.values())
+    assert len(found) == 80 and all(values.keys() == {2, 4} for values in found.values())
     _, watched = train(
         tiny_corpus, tmp_path / "watched", "--max-update", "6", "--skip-log-interval", "3"
     )

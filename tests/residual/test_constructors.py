@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from typing import Annotated, Literal
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from fairseq_rskip.residual import KINDS, Place, RSkip, XSkip, create_skip, skip
 from fairseq_rskip.residual.adaptive import RULES
 from fairseq_rskip.residual.gates import Highway
 from fairseq_rskip.residual.halting import HaltingSkip
-from fairseq_rskip.residual.options import options_of
+from fairseq_rskip.residual.options import Choice, Real, options_of
 from fairseq_rskip.residual.place import Weight
 from fairseq_rskip.residual.schedule import Scheduled
 
@@ -54,10 +55,46 @@ def test_the_sublayers_of_a_layer_share_what_the_rule_shares(kind):
     )
 
 
-@pytest.mark.parametrize("options", [{"layers": 0}, {"layers": 2, "sublayers": "ffn"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layers": 0},
+        {"layers": 2, "sublayers": "ffn"},
+        {"layers": 2, "sublayers": ("ffn", "self_attn", "ffn")},
+    ],
+    ids=str,
+)
 def test_a_stack_without_layers_or_names_is_refused(options):
     with pytest.raises(ValueError, match=f"^{list(options)[-1]}=.*: expected"):
         skip_stack("rskip", 8, **options)
+
+
+@pytest.mark.parametrize(
+    "place", [{"index": 5, "depth": 2}, {"index": -1}, {"position": 1, "sublayers": 1}], ids=str
+)
+def test_a_place_outside_its_stack_is_refused(place):
+    with pytest.raises(ValueError, match=f"^{list(place)[0]}=.*: expected"):
+        Place(**place)
+
+
+def test_a_constant_skip_does_not_drop_an_equation_of_its_own():
+    with pytest.raises(TypeError, match="Doubled: a ConstantSkip's sum .* derive from Weighted"):
+
+        class Doubled(XSkip):
+            def combine(self, x, f_x, carried):
+                return 2 * x + f_x
+
+
+def test_several_steps_repeat_the_scale_of_x():
+    """The coefficients of y = G_2(2x + G_1(2x + F))."""
+
+    class Twice(XSkip):
+        kind, steps = "xskip", 2
+
+    skip, x, f_x = Twice(5, skip_lambda=2.0).double(), draw((3, 5), 1), draw((3, 5), 2)
+    a, b, c = skip.coefficients(x, f_x)
+    torch.testing.assert_close(a * x + b * f_x + c, skip(x, f_x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(skip.ratio(x, f_x), a / b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,6 +144,23 @@ def test_the_help_says_what_lambda_is_in_askip():
     assert "in askip the initial λ" in texts["skip_lambda"]
 
 
+def test_an_option_of_two_kinds_is_one_option_of_the_command_line():
+    class Own(XSkip):
+        def __init__(
+            self, dim, *, mixing: Annotated[Literal["a", "b"], Choice("which")] = "a", **common
+        ):
+            super().__init__(dim, mixing=mixing, **common)
+
+    class Other(XSkip):
+        def __init__(self, dim, *, mixing: Annotated[float, Real("how much")] = 1.0, **common):
+            super().__init__(dim, mixing=mixing, **common)
+
+    (mixing,) = (each for each in settings({**KINDS, "own": Own}) if each.name == "mixing")
+    assert {"a", "b", *options_of(KINDS["hyper"])["mixing"].choices} == {*mixing.choices}
+    with pytest.raises(ValueError, match="^option mixing of kind other is of another type"):
+        settings({**KINDS, "other": Other})
+
+
 def test_a_halting_skip_with_halves_keeps_its_mean_in_fp32():
     assert HaltingSkip(4, dtype=torch.bfloat16).mean_steps.dtype == torch.float32
 
@@ -133,7 +187,14 @@ def test_x0_starts_as_nanochat_over_the_layers():
 
 
 @pytest.mark.parametrize(
-    ("kind", "norm"), [("preln", "dyt"), ("preln", "derf"), ("rskip", "dyt"), ("periln", "derf")]
+    ("kind", "norm"),
+    [
+        ("preln", "dyt"),
+        ("preln", "derf"),
+        ("rskip", "dyt"),
+        ("askip", "dyt"),
+        ("periln", "derf"),
+    ],
 )
 def test_alpha_of_a_norm_has_the_initial_value_that_is_asked_for(kind, norm):
     skip = create_skip(kind, 4, norm=norm, norm_alpha=1.5)

@@ -242,6 +242,8 @@ INVALID: list[dict] = [
     ),
     *(dict(kind="wskip", init=v) for v in (NAN, INF, 1e39, True, "1")),
     *(dict(eps=v) for v in (-1e-5, 0, NAN, 10**400)),
+    *(dict(batch_dim=v) for v in (2, -1, None, True, "0")),
+    *(dict(kind="angle", place=Place(), angle_exponent=v) for v in (400, -400, NAN)),
 ]
 
 
