@@ -12,7 +12,15 @@ Moments of fp16 and bf16 inputs are taken in fp32.
 
 from torch import nn
 
-from .base import KeepsStatistics, Layout, Norm, at_least_float32, check_layout, is_recomputed
+from .base import (
+    KeepsStatistics,
+    Layout,
+    Norm,
+    at_least_float32,
+    check_layout,
+    is_recomputed,
+    root_mean_square,
+)
 from .batch import BatchNorm
 from .create import NORMS, create_norm
 from .recursive import RecursiveMixture, RecursiveNorm, weighted_sum
@@ -38,6 +46,7 @@ __all__ = [
     "create_norm",
     "is_recomputed",
     "parameters_of_norms",
+    "root_mean_square",
     "weighted_sum",
 ]
 

@@ -19,6 +19,11 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if is_half(x) else x
 
 
+def root_mean_square(x: Tensor, eps: float, dim: int = -1) -> Tensor:
+    """``sqrt(mean(x^2) + eps)`` over ``dim``, which is kept with size 1; at least fp32."""
+    return (at_least_float32(x).square().mean(dim, keepdim=True) + eps).sqrt()
+
+
 def is_recomputed() -> bool:
     """Whether this forward pass runs during backward, as activation checkpointing's second one."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

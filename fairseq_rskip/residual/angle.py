@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import Unpack
 
-from ..norms import at_least_float32
+from ..norms import at_least_float32, root_mean_square
 from .base import Common, SkipConnection
 from .inputs import refuse_drop_path
 from .options import Angle, Exponent, all_norms
@@ -189,7 +189,7 @@ class NormAgnostic(SkipConnection):
     def unit(self, z: Tensor) -> Tensor:
         """sqrt(dim) z / |z|."""
         z = at_least_float32(z)
-        return z * (z.square().mean(-1, keepdim=True) + self.eps**2).rsqrt()
+        return z / root_mean_square(z, self.eps**2)
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         x, f_x = at_least_float32(x), at_least_float32(f_x)
@@ -199,5 +199,4 @@ class NormAgnostic(SkipConnection):
 
         gates = F.linear(direction.to(self.direction.dtype), self.direction, self.direction_bias)
         share = (gates.sigmoid() * self.direction_logit.softmax(-1)).sum(-1, keepdim=True)
-        rms = (x.square().mean(-1, keepdim=True) + self.eps**2).sqrt()
-        return x + rms * self.weight * share * self.unit(across)
+        return x + root_mean_square(x, self.eps**2) * self.weight * share * self.unit(across)

@@ -1,4 +1,7 @@
-"""Gates and transforms on the shortcut: Highway, the five shortcuts of He et al. 2016b, LAuReL."""
+"""Gates and transforms on the shortcut: Highway, the five shortcuts of He et al. 2016b, LAuReL.
+
+He et al. 2016b, "Identity Mappings in Deep Residual Networks", arXiv 1603.05027.
+"""
 
 from typing import Annotated, Any
 
@@ -7,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from ..norms import at_least_float32
+from ..norms import at_least_float32, root_mean_square
 from .base import Common, SkipConnection
 from .inputs import refuse_drop_path
 from .options import Count, Rate, Real, all_norms
@@ -238,8 +241,7 @@ class ReviewResidual(SkipConnection):
 
     def over_rms(self, z: Tensor) -> Tensor:
         """z over the root mean square of its features."""
-        z = at_least_float32(z)
-        return z * (z.square().mean(self.channel_dim, keepdim=True) + self.eps).rsqrt()
+        return at_least_float32(z) / root_mean_square(z, self.eps, self.channel_dim)
 
 
 @register("gpas")

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from ..norms import at_least_float32, create_norm
+from ..norms import create_norm
 from .base import Common, SkipConnection
-from .options import Choice, Count, all_norms
+from .options import Choice, Count, all_norms, largest_divisor
 from .place import BranchWeights
 from .registry import register
 from .streams import StreamSkip
@@ -167,7 +167,7 @@ class FractionalConnection(SkipConnection):
         **common: Unpack[Common],
     ):
         super().__init__(dim, parts=parts, mixing=mixing, **common)
-        m = max(k for k in range(1, int(parts) + 1) if dim % k == 0)
+        m = largest_divisor(dim, int(parts))
         self.shape = [m, dim // m]
         self.a_m = self.new_parameter(torch.eye(m))
         self.a_r = self.new_parameter(torch.eye(m))
@@ -227,8 +227,3 @@ def updated(h: Tensor, matrix: Tensor, writing: Tensor, f_x: Tensor) -> Tensor:
 def mixed(weights: Tensor, h: Tensor) -> Tensor:
     """The sum of the rows of H ``(..., n, dim)`` with ``weights``, ``([...,] n)``."""
     return (weights.unsqueeze(-1) * h).sum(-2)
-
-
-def rms(z: Tensor, eps: float) -> Tensor:
-    """The root mean square of z's rows, ``(..., 1)``, at least fp32."""
-    return (at_least_float32(z).square().mean(-1, keepdim=True) + eps).sqrt()

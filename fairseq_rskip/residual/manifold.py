@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from ..norms import at_least_float32
+from ..norms import at_least_float32, root_mean_square
 from .base import Common
-from .hyper import MatrixSkip, Streams, mixed, rms
+from .hyper import MatrixSkip, Streams, mixed
 from .options import Choice, Positive
 from .registry import register
 from .rotations import cayley, of_quaternions
@@ -52,7 +52,9 @@ class SigmoidGates(MatrixSkip):
         flat = h.flatten(-2)
         together = torch.cat(phi, 1)
         # the division after the product, as in the paper
-        products = at_least_float32(flat.to(together.dtype) @ together) / rms(flat, self.eps)
+        products = at_least_float32(flat.to(together.dtype) @ together) / root_mean_square(
+            flat, self.eps
+        )
         return products.split([each.size(1) for each in phi], -1)
 
     def gates(self, pre: Tensor, post: Tensor) -> tuple[Tensor, Tensor]:

@@ -271,6 +271,11 @@ def all_norms(*, without: tuple[str, ...] = ()) -> tuple[str, ...]:
     return tuple(name for name in NORMS if name not in without)
 
 
+def largest_divisor(width: int, most: int) -> int:
+    """The largest divisor of ``width`` that is at most ``most``."""
+    return max(k for k in range(1, most + 1) if width % k == 0)
+
+
 def short(value: Any) -> str:
     """A value as labels show it: numbers with up to six digits."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -50,8 +50,8 @@ class PreLN(PlacedNorm):
 class OutLN(PlacedNorm):
     """Output norm ``y = x + G(F(x))``: the same for any scale of F, up to eps.
 
-    OLMo 2's reordered norm has RMSNorm (``norm="rms"``) and also normalises queries and keys, which
-    this does not.
+    OLMo 2's reordered norm ("2 OLMo 2 Furious", arXiv 2501.00656) has RMSNorm (``norm="rms"``) and
+    also normalises queries and keys, which this does not.
     """
 
     slots = ("branch",)
@@ -59,10 +59,11 @@ class OutLN(PlacedNorm):
 
 @register("periln")
 class PeriLN(PlacedNorm):
-    """Peri-LN ``y = x + G'(F(G(x)))`` (Kim et al., 2025).
+    """Peri-LN ``y = x + G'(F(G(x)))``, two norms of the same type, each with its own parameters.
 
-    It has two norms of the same type, each with its own parameters; the paper's optional norm of
-    the embeddings is left out. CogView's sandwich norm came before it (Ding et al., 2021).
+    Kim et al. 2025, "Peri-LN: Revisiting Normalization Layer in the Transformer Architecture",
+    arXiv 2502.02732; its optional norm of the embeddings is left out. CogView's sandwich norm came
+    before it (Ding et al. 2021, arXiv 2105.13290).
     """
 
     slots = ("pre", "branch")
@@ -70,10 +71,11 @@ class PeriLN(PlacedNorm):
 
 @register("lnscale")
 class LNScale(PlacedNorm):
-    """LayerNorm scaling ``y = x + F(G(x) / sqrt(l))`` (Sun et al., 2025), l the layer's number.
+    """LayerNorm scaling ``y = x + F(G(x) / sqrt(l))``, l the layer's number.
 
-    l counts from 1. All sublayers of a layer share l, as in the authors' code; encoder and decoder
-    count for themselves.
+    Sun et al. 2025, "The Curse of Depth in Large Language Models", arXiv 2502.05795; code
+    lmsdss/LayerNorm-Scaling. l counts from 1. All sublayers of a layer share l, as in the authors'
+    code; encoder and decoder count for themselves.
     """
 
     needs_place = True
@@ -92,10 +94,12 @@ class LNScale(PlacedNorm):
 
 @register("mixln")
 class MixLN(PlacedNorm):
-    """Mix-LN (Li et al., 2025): post-norm ``y = G(x + F(x))`` in the first layers, then pre-norm.
+    """Mix-LN: post-norm ``y = G(x + F(x))`` in the first layers, then pre-norm.
 
     Post-norm are the first ``floor(a * N)`` of N layers. a is ``post_share``, 0.25 in the paper; N
-    counts the layers of this side. a = 0 is pre-norm, a = 1 post-norm.
+    counts the layers of this side. a = 0 is pre-norm, a = 1 post-norm. Li et al. 2025, "Mix-LN:
+    Unleashing the Power of Deeper Layers by Combining Pre-LN and Post-LN", arXiv 2412.13795; code
+    pixeli99/MixLN.
     """
 
     needs_place = True

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import Unpack
 
-from ..norms import at_least_float32
+from ..norms import at_least_float32, root_mean_square
 from .base import Common
 from .depth_attention import depth_attention
-from .options import Choice, Count, Positive, Real
+from .options import Choice, Count, Positive, Real, largest_divisor
 from .registry import register
 from .streams import AttentionResidual, BlockSize, HistorySkip
 
@@ -45,8 +45,8 @@ class MUDD(HistorySkip):
 
     def mix(self, history: Tensor) -> Tensor:
         newest = at_least_float32(history[..., -1, :])
-        rms = (newest.square().mean(-1, keepdim=True) + self.eps).sqrt()
-        hidden = F.gelu(F.linear((newest / rms).to(self.w1.dtype), self.w1))
+        normal = newest / root_mean_square(newest, self.eps)
+        hidden = F.gelu(F.linear(normal.to(self.w1.dtype), self.w1))
         weights = self.weight + F.linear(hidden, self.w2)
         # not matmul, whose type autocast would narrow
         return (history * weights.unsqueeze(-1)).sum(-2)
@@ -83,7 +83,7 @@ class MultiHeadAttentionResidual(AttentionResidual):
         **common: Unpack[Common],
     ):
         super().__init__(dim, block_size=block_size, heads=heads, temperature=temperature, **common)
-        self.heads = max(k for k in range(1, int(heads) + 1) if dim % k == 0)
+        self.heads = largest_divisor(dim, int(heads))
 
     def mix(self, history: Tensor) -> Tensor:
         temperature = float(self.options.temperature)
@@ -215,7 +215,7 @@ class MultiGateResidual(HistorySkip):
 
     def gates(self, streams: Tensor) -> Tensor:
         """beta of ``streams``, ``(..., n, dim)``: shape ``(..., n)``."""
-        rms = (streams.square().mean(-1) + self.eps).sqrt()
+        rms = root_mean_square(streams, self.eps).squeeze(-1)
         scores = (streams * self.gate_weight).sum(-1) / (rms * self.dim**0.5)
         return torch.sigmoid(scores + self.gate_bias)
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import Unpack
 
-from ..norms import at_least_float32
+from ..norms import at_least_float32, root_mean_square
 from .base import Common
 from .hyper import MatrixSkip, Streams, mixed
 from .manifold import ReadBias, SigmoidGates
@@ -102,8 +102,7 @@ class GatedResidual(UnmixedStreams):
         return True  # the stack's output is a sum
 
     def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        wide = at_least_float32(h)
-        normal = self.gain * wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        normal = self.gain * at_least_float32(h) / root_mean_square(h, self.eps)
         flat = normal.flatten(-2).to(self.write.dtype) / self.n
 
         gate = F.linear(F.silu(F.linear(flat, self.gate_down)), self.gate_up).sigmoid()

@@ -166,7 +166,8 @@ def detectable(deviation: float, seeds: int, freedom: int) -> float:
 def paired_values(baseline: Sequence[float], other: Sequence[float], trials: int) -> float:
     """The two-sided p of approximate randomisation.
 
-    It is the share of random sign flips whose summed difference is at least as far from 0. With one
+    It is twice the smaller of two shares of random sign flips, those with a summed difference of at
+    least the observed one and of at most that; where differences are few, of all flips. With one
     difference p is 1.
     """
     if len(baseline) < 2:

@@ -13,7 +13,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained import WEIGHTS
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.corpus import corpus_of
-from fairseq_rskip.tools.evaluate.scores_file import SCORES, read_scores
+from fairseq_rskip.tools.evaluate.scores_file import SCORES, TRANSLATION, read_scores
 from fairseq_rskip.tools.experiments.run_folder import EVALUATION, check_no_seeds, read_record
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 
@@ -159,7 +159,7 @@ def read_system(path: Path) -> tuple[list[str], list[Path]]:
     """
     if path.is_dir():
         references = [Path(name) for name in read_scores(path)["ref"]]
-        return read_lines(path / "hyp.txt"), references
+        return read_lines(path / TRANSLATION), references
     return read_lines(path), []
 
 

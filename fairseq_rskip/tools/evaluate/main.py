@@ -17,7 +17,7 @@ from fairseq_rskip.pretrained.text import detokenise
 from fairseq_rskip.tools import cached, comet
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.evaluate import generation, language_model
-from fairseq_rskip.tools.evaluate.scores_file import SCORES
+from fairseq_rskip.tools.evaluate.scores_file import SCORES, TRANSLATION
 from fairseq_rskip.tools.process import stop_on_signals
 
 DESCRIPTION = """Average the last checkpoints, translate with beam search, score against the raw
@@ -166,7 +166,7 @@ def score(
     if options.comet:
         rows.append(comet_row(options, corpus, hypotheses, references))
     result = metrics.report(
-        rows, options.out / "hyp.txt", [corpus.reference(options.subset)], len(references)
+        rows, options.out / TRANSLATION, [corpus.reference(options.subset)], len(references)
     )
     wrong = metrics.degenerate(hypotheses, [references])
     result |= {"text": title, "degenerate": wrong, "evaluation": about}
@@ -237,7 +237,7 @@ def write_translations(
     hypotheses = tokens
     if corpus.tokenizer == "moses":
         hypotheses = detokenise(tokens, corpus.target)
-    for name, lines in (("hyp.tok", tokens), ("hyp.txt", hypotheses)):
+    for name, lines in (("hyp.tok", tokens), (TRANSLATION, hypotheses)):
         write_text(options.out / name, "".join(line + "\n" for line in lines))
     score(options, corpus, hypotheses, references, about)
 

@@ -7,6 +7,7 @@ from typing import Any
 from fairseq_rskip.errors import UserError
 
 SCORES = "scores.json"
+TRANSLATION = "hyp.txt"  # a line for each sentence, in the order of the subset
 
 
 def read_scores(folder: Path) -> dict[str, Any]:

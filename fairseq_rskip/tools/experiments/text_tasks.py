@@ -11,7 +11,7 @@ from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.machine import fairseq_version
 from fairseq_rskip.tools import comet, log
 from fairseq_rskip.tools.corpus import DATA, NAMES, Corpus, folder_name
-from fairseq_rskip.tools.evaluate.scores_file import read_scores
+from fairseq_rskip.tools.evaluate.scores_file import TRANSLATION, read_scores
 from fairseq_rskip.tools.lines import read_lines
 
 from .records import Cell, Experiment, Run
@@ -141,7 +141,7 @@ class Translation(Task):
             return 1.0, "evaluating"
 
         done = 0
-        newest = log.last(run.folder / CHECKPOINTS / "train.log")
+        newest = log.last(run.folder / CHECKPOINTS / log.LOG)
         for record in newest.values():
             if run.unit == "updates":
                 done = max(done, record.updates)
@@ -158,7 +158,7 @@ class Translation(Task):
         values = _held_out_losses(save)
         if not values and not run.scored:
             return None
-        text = (save / "train.log").read_text("utf-8", "replace")
+        text = (save / log.LOG).read_text("utf-8", "replace")
         size = re.search(r"num\. trained: ([\d,]+)", text)
         return {
             "values": values,
@@ -258,7 +258,7 @@ def _held_out_losses(folder: Path) -> dict[str, float]:
     from fairseq_rskip.safe_load import load_checkpoint
 
     try:
-        checkpoint = load_checkpoint(folder / "checkpoint_last.pt", map_location="cpu")
+        checkpoint = load_checkpoint(folder / log.LAST, map_location="cpu")
         if checkpoint["cfg"]["checkpoint"]["best_checkpoint_metric"] != "loss":
             return {}
         names = {"valid_loss": "best", "last_valid_loss": "val_loss"}
@@ -273,7 +273,7 @@ def _examples(run: Run, reference: Path) -> list[dict[str, str]]:
     paths = {
         "source": source,
         "reference": reference,
-        "translation": run.folder / run.evaluation / "hyp.txt",
+        "translation": run.folder / run.evaluation / TRANSLATION,
     }
     lines = {name: read_lines(path) for name, path in paths.items() if path.is_file()}
     count = len(lines["translation"])

@@ -19,6 +19,7 @@ from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import PART
 from fairseq_rskip.tools import lines
+from fairseq_rskip.tools.corpus import PREPARATION
 from fairseq_rskip.tools.prepare import archives, subwords, text
 from fairseq_rskip.tools.process import follow
 
@@ -129,7 +130,7 @@ def prepare(plan: Preparation) -> None:
         f"{plan.corpus}: ready: {plan.out / 'data-bin'}; its preparation.json has the numbers of "
         "sentences, tokens and unknown words"
     )
-    facts = json.loads((plan.out / "data-bin" / "preparation.json").read_text("utf-8"))
+    facts = json.loads((plan.out / "data-bin" / PREPARATION).read_text("utf-8"))
     for warning in unknown_words(facts):
         print_line(f"warning: {plan.corpus}: {warning}", "stderr")
 

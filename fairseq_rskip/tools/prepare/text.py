@@ -24,6 +24,7 @@ from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained import text as encoders
 from fairseq_rskip.tools import lines
+from fairseq_rskip.tools.corpus import PREPARATION
 
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.I)
 TITLE = re.compile(r" ?= [^=]+ = ?")  # of an article in WikiText
@@ -304,5 +305,5 @@ def describe(data_bin: Path, facts: dict[str, Any]) -> None:
         raise UserError(f"fairseq-preprocess logged no counts for {', '.join(sorted(missing))}")
     types = {language: int(count) for language, count in TYPES.findall(log)}
     storage.write_json(
-        data_bin / "preparation.json", {**facts, "dictionary_types": types, "splits": splits}
+        data_bin / PREPARATION, {**facts, "dictionary_types": types, "splits": splits}
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import significance
+from fairseq_rskip.tools.evaluate.scores_file import TRANSLATION
 from fairseq_rskip.tools.experiments.records import (
     DONE,
     NEW,
@@ -179,7 +180,7 @@ def _translations(line: Result, seed: int) -> tuple[list[str], list[list[str]]]:
     record = line.records[seed]
     folder = line.runs[seed].folder / record.get("folder", EVALUATION)
     references = [read_lines(Path(path)) for path in record["references"]]
-    return read_lines(folder / "hyp.txt"), references
+    return read_lines(folder / TRANSLATION), references
 
 
 def _with_holm(lines: list[Result]) -> list[Result]:
