@@ -64,55 +64,68 @@ def eager(x, f_x, gains, biases):
 
 def row(shape: tuple[int, int], steps: int, training: bool, args: Any) -> harness.Row:
     """Microseconds of each contender, and the others' time over the operator's."""
-    dtype, elements = harness.DTYPES[args.dtype], math.prod(shape)
-    sizes = [shape] * 2 + [shape[1:]] * 2 * steps
-    leaves = [torch.randn(size, device=args.device, dtype=dtype).requires_grad_() for size in sizes]
-    upstream = torch.randn_like(leaves[0])
-
-    def run(function: Callable[..., Any], repeats: int) -> int:
-        with torch.set_grad_enabled(training):
-            for _ in range(repeats):
-                y = function(*leaves[:2], leaves[2 : 2 + steps], leaves[2 + steps :])
-                if training:
-                    torch.autograd.grad(y, leaves, upstream)
-        return repeats
-
-    functions = {"torch": eager, "operator": skip_norm}
-    functions |= {"compiled": torch.compile(eager, dynamic=True)} if args.device == "cuda" else {}
-    functions |= (
-        {"liger": liger}
-        if args.device == "cuda" and importlib.util.find_spec("liger_kernel")
-        else {}
-    )
-    runs = {name: functools.partial(run, function) for name, function in functions.items()}
-    if args.device == "cpu":
-        runs["triad"] = functools.partial(triad, *(leaf.detach() for leaf in leaves[:2]))
+    elements = math.prod(shape)
     repeats = min(MOST_REPEATS, max(1, ELEMENTS[args.device] // (elements * steps)))
-    if args.quick:
-        repeats = 1
-    rates = harness.measure(runs, args, repeats)
-    made = {
+    runs = contenders(shape, steps, training, args)
+    rates = harness.measure(runs, args, 1 if args.quick else repeats)
+    cells = {
         "rows": shape[0],
         "features": shape[1],
         "lambda": steps,
         "pass": "training" if training else "decoding",
     }
-    made |= {f"{name}_us": round(1e6 / rate, 1) for name, rate in rates.median().items()}
-    made |= {
-        f"{n}_over_operator": round((rates["operator"] / rates[n]).median(), 3)
-        for n in rates
-        if n not in ("operator", "triad")
-    }
-    tensor_bytes = elements * dtype.itemsize
+    for name, rate in rates.median().items():
+        cells[f"{name}_us"] = round(1e6 / rate, 1)
+    for name in rates:
+        if name not in ("operator", "triad"):
+            ratio = (rates["operator"] / rates[name]).median()
+            cells[f"{name}_over_operator"] = round(ratio, 3)
+    return cells | memory_speed(rates, elements * harness.DTYPES[args.dtype].itemsize, training)
+
+
+def contenders(
+    shape: tuple[int, int], steps: int, training: bool, args: Any
+) -> dict[str, Callable[[int], int]]:
+    """Name -> a function that repeats its computation so often, and returns how often."""
+    sizes = [shape] * 2 + [shape[1:]] * 2 * steps
+    like = {"device": args.device, "dtype": harness.DTYPES[args.dtype]}
+    leaves = [torch.randn(size, **like).requires_grad_() for size in sizes]
+    upstream = torch.randn_like(leaves[0])
+    x, f_x, gains, biases = *leaves[:2], leaves[2 : 2 + steps], leaves[2 + steps :]
+
+    def run(function: Callable[..., Any], repeats: int) -> int:
+        with torch.set_grad_enabled(training):
+            for _ in range(repeats):
+                y = function(x, f_x, gains, biases)
+                if training:
+                    torch.autograd.grad(y, leaves, upstream)
+        return repeats
+
+    functions = {"torch": eager, "operator": skip_norm}
+    if args.device == "cuda":
+        functions["compiled"] = torch.compile(eager, dynamic=True)
+        if importlib.util.find_spec("liger_kernel"):
+            functions["liger"] = liger
+    runs = {name: functools.partial(run, function) for name, function in functions.items()}
+    if args.device == "cpu":
+        runs["triad"] = functools.partial(triad, x.detach(), f_x.detach())
+    return runs
+
+
+def memory_speed(rates: Any, tensor_bytes: int, training: bool) -> harness.Row:
+    """The bytes that the operator reads and writes in a second, beside a triad's on a CPU.
+
+    It reads or writes three tensors of ``tensor_bytes``, in training eight.
+    """
     tensors = 8 if training else 3
     speed = tensors * tensor_bytes * rates["operator"] / 1e9
-    made["operator_GB_per_s"] = round(speed.median(), 2)
-    if args.device == "cpu":
+    cells: harness.Row = {"operator_GB_per_s": round(speed.median(), 2)}
+    if "triad" in rates:
         triad_speed = 3 * tensor_bytes * rates["triad"] / 1e9
-        made["triad_GB_per_s"] = round(triad_speed.median(), 2)
-        made["operator_over_triad"] = round((speed / triad_speed).median(), 3)
-        made["cache"] = cache_level(tensors * tensor_bytes)
-    return made
+        cells["triad_GB_per_s"] = round(triad_speed.median(), 2)
+        cells["operator_over_triad"] = round((speed / triad_speed).median(), 3)
+        cells["cache"] = cache_level(tensors * tensor_bytes)
+    return cells
 
 
 def triad(x: torch.Tensor, y: torch.Tensor, repeats: int) -> int:

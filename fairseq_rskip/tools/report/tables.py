@@ -196,47 +196,58 @@ def each(values: Iterable[Any]) -> str:
 
 def facts(experiment: Experiment, lines: list[Result]) -> dict[str, str]:
     """What the numbers were made with, and what each column and row is made of."""
+    about = _about_all(experiment) | _about_the_runs(experiment, lines)
+    for name, column in experiment.columns.items():
+        texts = [listed(column.options)]
+        if column.sweep_of:
+            factors = [f"{option} times {factor:g}" for option, factor in column.scale.items()]
+            texts.append(", ".join([f"the choice of {column.sweep_of}", *factors]))
+        about[f"column {name}"] = "; ".join(filter(None, texts))
+    for line in lines:
+        if line.cell.run:
+            row = line.cell.row
+            about[row.label] = f"{line.cell.arch} {listed(row.options)}".strip()
+            if row.evaluate:
+                about[row.label] += f"; evaluation: {listed(row.evaluate)}"
+    return {name: text for name, text in about.items() if text}
+
+
+def _about_all(experiment: Experiment) -> dict[str, str]:
+    """What a table says of all its runs."""
     table, task = experiment.table, TASKS[experiment.task]
     runs = [run for cell in experiment.cells for _, run in cell.variants]
-    measured = [line.records[seed] for line in lines for seed in line.values]
-    records = [read_record(folder) for line in lines for folder in line.folders]
-    versions = []
-    for record in records:
-        for found in (record, record.get("metrics") or {}):  # the command's, and the training's
-            versions += [f"{name} {number}" for name, number in found.get("versions", {}).items()]
-
     better = "lower" if task.metrics[experiment.metric] else "higher"
     sweep = listed({name: each(values) for name, values in dashed(table.sweep).items()})
     if sweep:
         sweep += f"; the best {task.held_out} of seed {experiment.sweep_seed}"
-    settings = {
+    return {
         "metric": f"{experiment.metric}, {better} is better",
-        "signature": each(
-            record.get("signatures", {}).get(experiment.metric) for record in measured
-        ),
         "data": each(run.identity["data"] for run in runs),
         "length of a run": each(f"{run.length:,} {run.unit}" for run in runs),
         "seeds": ", ".join(map(str, experiment.seeds)),
         "options of every row": listed({**dashed(table.options), **experiment.changed}),
         "evaluation": listed(table.evaluate),
         "sweep": sweep,
-        "weights": each(str(record.get("weights") or "").partition(":")[0] for record in measured),
+    }
+
+
+def _about_the_runs(experiment: Experiment, lines: list[Result]) -> dict[str, str]:
+    """What the runs recorded: the score's signature, which weights, versions, commit."""
+    measured = [line.records[seed] for line in lines for seed in line.values]
+    signatures = [record.get("signatures", {}).get(experiment.metric) for record in measured]
+    weights = [str(record.get("weights") or "").partition(":")[0] for record in measured]
+
+    records = [read_record(folder) for line in lines for folder in line.folders]
+    versions = []
+    for record in records:
+        for part in (record, record.get("metrics") or {}):  # the command's, and the training's
+            versions += [f"{name} {number}" for name, number in part.get("versions", {}).items()]
+    return {
+        "signature": each(signatures),
+        "weights": each(weights),
         "versions": each(versions),
         "commit": each(short_commit(record.get("git") or "") for record in records),
     }
-    for name, column in experiment.columns.items():
-        about = [listed(column.options)]
-        if column.sweep_of:
-            factors = [f"{option} times {factor:g}" for option, factor in column.scale.items()]
-            about.append(", ".join([f"the choice of {column.sweep_of}", *factors]))
-        settings[f"column {name}"] = "; ".join(filter(None, about))
-    for line in lines:
-        if line.cell.run:
-            row = line.cell.row
-            settings[row.label] = f"{line.cell.arch} {listed(row.options)}".strip()
-            if row.evaluate:
-                settings[row.label] += f"; evaluation: {listed(row.evaluate)}"
-    return {name: value for name, value in settings.items() if value}
 
 
 def warnings(lines: list[Result]) -> list[str]:
