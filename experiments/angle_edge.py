@@ -166,8 +166,8 @@ def edges(table: pandas.DataFrame) -> pandas.DataFrame:
         residuals = about["residuals"]
         by_c = {c: largest_ratio(run) for c, run in runs.groupby("c")}
         angles = [angle_of(c, residuals) for c in by_c]
-        found = edge(angles, list(by_c.values()))
-        about |= {"angles": len(by_c), "edge": found, "c_at_edge": found * math.sqrt(residuals)}
+        angle = edge(angles, list(by_c.values()))
+        about |= {"angles": len(by_c), "edge": angle, "c_at_edge": angle * math.sqrt(residuals)}
         rows.append(about)
     return pandas.DataFrame(rows)
 
@@ -180,21 +180,21 @@ def as_registered(table: pandas.DataFrame) -> pandas.Series:
     return same
 
 
-def other_settings(found: pandas.DataFrame) -> pandas.DataFrame:
+def other_settings(edge_table: pandas.DataFrame) -> pandas.DataFrame:
     """The edges under other settings, over the registered one of the same depth, rate and seed."""
-    same = as_registered(found)
+    same = as_registered(edge_table)
     keys = ["task", "lr", "residuals", "seed"]
-    registered = found[same].set_index(keys)["edge"]
-    others = found[~same].copy()
+    registered = edge_table[same].set_index(keys)["edge"]
+    others = edge_table[~same].copy()
     matched = registered.reindex(pandas.MultiIndex.from_frame(others[keys]))
     others["over_registered"] = others["edge"].to_numpy() / matched.to_numpy()
     return others
 
 
-def fit_exponent(found: pandas.DataFrame) -> Fit:
+def fit_exponent(edge_table: pandas.DataFrame) -> Fit:
     """Fit the edges of one task and rate."""
-    line = stats.linregress(numpy.log(found["residuals"]), numpy.log(found["edge"]))
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(found) - 2) * line.stderr
+    line = stats.linregress(numpy.log(edge_table["residuals"]), numpy.log(edge_table["edge"]))
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(edge_table) - 2) * line.stderr
     return Fit(math.exp(line.intercept), -line.slope, -line.slope - half, -line.slope + half)
 
 
@@ -239,12 +239,12 @@ def losses(table: pandas.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def describe(found: pandas.DataFrame) -> str:
+def describe(edge_table: pandas.DataFrame) -> str:
     """The fit to the edges in words."""
-    fit = fit_exponent(found)
+    fit = fit_exponent(edge_table)
     return (
         f"{fit.constant:.2f} / N^e, e = {fit.exponent:.2f} "
-        f"({fit.low:.2f} to {fit.high:.2f}), {len(found)} edges"
+        f"({fit.low:.2f} to {fit.high:.2f}), {len(edge_table)} edges"
     )
 
 
@@ -254,10 +254,10 @@ def verdict(fit: Fit) -> str:
     return f"refuted: {', '.join(refuted)}" if refuted else "nothing refuted"
 
 
-def draw(found: pandas.DataFrame) -> None:
+def draw(edge_table: pandas.DataFrame) -> None:
     """results/angle_edge.png: the edges against N and their fits, beside 1/sqrt(N) and 1/N."""
     figure, (axis,) = figures.new_figure(width=7)
-    for number, ((task, lr), part) in enumerate(found.groupby(["task", "lr"])):
+    for number, ((task, lr), part) in enumerate(edge_table.groupby(["task", "lr"])):
         look = figures.style(number)
         axis.scatter(
             part["residuals"],
@@ -272,9 +272,9 @@ def draw(found: pandas.DataFrame) -> None:
             ends = numpy.array([part["residuals"].min(), part["residuals"].max()], dtype=float)
             label = f"{fit.constant:.1f} / N^{fit.exponent:.2f}"
             axis.plot(ends, fit.constant * ends**-fit.exponent, color=look["color"], label=label)
-    depths = numpy.array(sorted(found["residuals"].unique()), dtype=float)
-    middle = numpy.exp(numpy.log(found["edge"]).mean())
-    centre = numpy.exp(numpy.log(found["residuals"]).mean())
+    depths = numpy.array(sorted(edge_table["residuals"].unique()), dtype=float)
+    middle = numpy.exp(numpy.log(edge_table["edge"]).mean())
+    centre = numpy.exp(numpy.log(edge_table["residuals"]).mean())
     for exponent, label, dashes in ((0.5, "1/√N", "--"), (1.0, "1/N", ":")):
         line = middle * (depths / centre) ** -exponent
         axis.plot(depths, line, dashes, color="grey", label=label)
@@ -294,15 +294,15 @@ def main() -> None:
         collect(folders)
     table = pandas.read_csv(RUNS)
 
-    found = edges(table)
-    figures.write_csv(EDGES.with_suffix(".csv"), found.round(4).to_dict("records"))
-    print_line(found.round(3).to_string(index=False))
-    others = other_settings(found)
+    edge_table = edges(table)
+    figures.write_csv(EDGES.with_suffix(".csv"), edge_table.round(4).to_dict("records"))
+    print_line(edge_table.round(3).to_string(index=False))
+    others = other_settings(edge_table)
     if not others.empty:
         print_line("other settings: the edge over that of the registered settings")
         print_line(others.round(3).to_string(index=False))
     table = table[as_registered(table)]
-    inside = found[as_registered(found)].dropna(subset="edge")
+    inside = edge_table[as_registered(edge_table)].dropna(subset="edge")
     for (task, lr), part in inside.groupby(["task", "lr"]):
         if part["residuals"].nunique() < FEWEST_DEPTHS:
             continue

@@ -33,8 +33,8 @@ def measure(run: Path) -> list[dict]:
     if kind is None or "values" not in record.get("metrics", {}):
         return []
     place = Place("decoder", index=1, depth=layers, other_depth=layers, sublayers=3)
-    given = {"skip_lambda": options["skip-lambda"]} if "skip-lambda" in options else {}
-    skip = create_skip(kind, 1, place=place, **given)
+    skip_options = {"skip_lambda": options["skip-lambda"]} if "skip-lambda" in options else {}
+    skip = create_skip(kind, 1, place=place, **skip_options)
     scale, steps = getattr(skip, "skip_scale", 1.0), getattr(skip, "steps", 1)
     about = {"rule": kind, "lambda": f"{steps if kind == 'rskip' else scale:.3g}", "layers": layers}
     about |= {

@@ -112,13 +112,13 @@ def branches(row: dict, depth: int, seed: int) -> tuple[list[dict], float]:
     watched = {name: Watched(skip) for name, skip in skips(model.decoder).items()}
     norms = backward(model, seed)
     halvings = row.get("skip_lambda", 1) - 1  # each further step of the recursion halves the angle
-    found = []
+    rows = []
     for name, seen in watched.items():
         f = seen.f_x.detach().norm().item() / seen.x.detach().norm().item()
         b = seen.h.grad.norm().item() / seen.f_x.grad.norm().item()
         angle = math.atan(f) / 2**halvings
         _, layer, sublayer = name.split(".")
-        found.append(
+        rows.append(
             {
                 "layer": int(layer),
                 "sublayer": sublayer.removesuffix("_skip"),
@@ -127,7 +127,7 @@ def branches(row: dict, depth: int, seed: int) -> tuple[list[dict], float]:
                 "gain": math.hypot(math.cos(angle), math.sin(angle) * b / f),
             }
         )
-    return found, norms[-1] / norms[0]
+    return rows, norms[-1] / norms[0]
 
 
 def ratios() -> list[dict]:

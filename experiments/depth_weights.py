@@ -54,11 +54,11 @@ def measure(label: str, run: Path) -> tuple[list[dict], list[dict]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="LABEL=RUN")
-    matrices, found = [], []
+    matrices, coefficients = [], []
     for argument in parser.parse_args().runs:
         label, _, run = argument.rpartition("=")
         rows, learned = measure(label or run, Path(run))
-        matrices, found = matrices + rows, found + learned
+        matrices, coefficients = matrices + rows, coefficients + learned
     means = (
         pandas.DataFrame(matrices)
         .groupby(["run", "side", "layers"], sort=False)
@@ -68,8 +68,8 @@ def main() -> None:
     )
     print_line(means.to_string(index=False))
     figures.write_csv(RESULTS / "depth_weights.csv", means.to_dict("records"))
-    if found:
-        figures.write_csv(RESULTS / "depth_lambdas.csv", found)
+    if coefficients:
+        figures.write_csv(RESULTS / "depth_lambdas.csv", coefficients)
 
 
 if __name__ == "__main__":

@@ -72,10 +72,10 @@ def differences(rows: dict[str, dict[int, float]]) -> pandas.DataFrame:
     for row in rows:
         if row == BASELINE:
             continue
-        found = model.difference(row, BASELINE)
-        if found is None:
+        tested = model.difference(row, BASELINE)
+        if tested is None:
             continue
-        line = {"row": row, "difference": found.value, "low": found.low, "high": found.high}
+        line = {"row": row, "difference": tested.value, "low": tested.low, "high": tested.high}
         lines.append({**line, "scattered": row in model.scattered})
     if not lines:
         raise UserError(f"the report has no row beside {BASELINE!r} that shares two seeds with it")

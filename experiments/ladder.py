@@ -55,15 +55,15 @@ def read_rungs(path: Path) -> dict[str, dict[str, dict[int, float]]]:
 
 def sides(rungs: dict[str, dict[str, dict[int, float]]]) -> list[Side]:
     """Each rule's difference from the baseline on each rung."""
-    found = []
+    compared = []
     deviation = None  # of the residuals on the rung below
     for rung, rows in rungs.items():
         model = SeedModel(rows)
         for row in rows:
             if row != BASELINE:
-                found.append(_side(rung, row, model, deviation))
+                compared.append(_side(rung, row, model, deviation))
         deviation = model.deviation or deviation
-    return [side for side in found if side is not None]
+    return [side for side in compared if side is not None]
 
 
 def _side(rung: str, row: str, model: SeedModel, deviation: float | None) -> Side | None:
@@ -83,10 +83,10 @@ def _side(rung: str, row: str, model: SeedModel, deviation: float | None) -> Sid
     return Side(rung, row, difference, None, None, len(seeds), side)
 
 
-def changes(found: list[Side]) -> list[str]:
+def changes(compared: list[Side]) -> list[str]:
     """The rules that are on one side of the baseline on a rung and on the other on a later one."""
     by_row: dict[str, list[Side]] = {}
-    for side in found:
+    for side in compared:
         if side.side:
             by_row.setdefault(side.row, []).append(side)
     changed = []
@@ -123,12 +123,12 @@ def verdict(changed: list[str], correlations: list[tuple[str, float, int]]) -> s
     return "open: no rule changes sides, and the ranks agree too little or are too few"
 
 
-def draw(found: list[Side], rungs: list[str], stem: Path) -> None:
+def draw(compared: list[Side], rungs: list[str], stem: Path) -> None:
     """The figure: each rule's difference from rung to rung."""
     figure, (axis,) = figures.new_figure(width=7, height=4.5)
-    rows = list(dict.fromkeys(side.row for side in found))
+    rows = list(dict.fromkeys(side.row for side in compared))
     for number, row in enumerate(rows):
-        points = [side for side in found if side.row == row]
+        points = [side for side in compared if side.row == row]
         where = [rungs.index(side.rung) + (number - len(rows) / 2) * 0.02 for side in points]
         colour = figures.COLOURS[number % len(figures.COLOURS)]
         style = "-" if number < len(figures.COLOURS) else "--"
@@ -151,18 +151,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
     rungs = read_rungs(options.report)
-    found = sides(rungs)
-    table = pandas.DataFrame(found)
+    compared = sides(rungs)
+    table = pandas.DataFrame(compared)
     make_folder(options.output)
     figures.write_csv(
         options.output / "ladder_sides.csv", table.round(4).astype(object).to_dict("records")
     )
-    draw(found, list(rungs), options.output / "ladder")
+    draw(compared, list(rungs), options.output / "ladder")
     print_line(table.drop(columns="side").to_markdown(index=False, floatfmt=".3f"))
     correlations = rank_correlations(rungs)
     for names, rho, rows in correlations:
         print_line(f"{names}: Spearman's ρ = {rho:.2f}, {rows} rules")
-    print_line(verdict(changes(found), correlations))
+    print_line(verdict(changes(compared), correlations))
 
 
 if __name__ == "__main__":

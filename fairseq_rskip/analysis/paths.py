@@ -75,12 +75,12 @@ class PathProbe(Watch):
                 if each:
                     means[name, quantity] = torch.stack(each).double().mean()
 
-        found: dict[str, dict[str, float]] = {name: {} for name in self.measured}
+        by_block: dict[str, dict[str, float]] = {name: {} for name in self.measured}
         if means:
             numbers = torch.stack([*means.values()]).tolist()  # one wait for the device
             for (name, quantity), number in zip(means, numbers):
-                found[name][quantity] = number
-        return found
+                by_block[name][quantity] = number
+        return by_block
 
 
 class Gradients:

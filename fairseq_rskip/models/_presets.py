@@ -30,6 +30,12 @@ from fairseq_rskip.residual import KINDS, own_rules
 # the variant without defaults of its own: ``--arch transformer_skip_tiny --skip-kind deepnorm``
 ANY_RULE = "skip"
 
+
+def _named_as(*kinds: str, **defaults: Any) -> dict[str, dict[str, Any]]:
+    """The variants that have the name of their kind."""
+    return {kind: {"skip_kind": kind, **defaults} for kind in kinds}
+
+
 # variant -> defaults of SkipConfig (docs/rules.md has the same rows)
 VARIANTS: dict[str, dict[str, Any]] = {
     "postln": {"skip_kind": "xskip", "skip_norm": "layer", "skip_lambda": 1.0},
@@ -42,51 +48,29 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "wskip": {"skip_kind": "wskip", "skip_norm": "none"},
     "wskip_ln": {"skip_kind": "wskip", "skip_norm": "layer"},
     # where the norm stands, and which
-    **{
-        kind: {"skip_kind": kind}
-        for kind in ("preln", "periln", "outln", "lnscale", "mixln", "keel")
-    },
+    **_named_as("preln", "periln", "outln", "lnscale", "mixln", "keel"),
     "scalenorm": {"skip_kind": "preln", "skip_norm": "scale", "fix_norm": True},
     "adanorm": {"skip_kind": "preln", "skip_norm": "ada"},
     "rmsnorm": {"skip_kind": "preln", "skip_norm": "rms"},
     "dyt": {"skip_kind": "preln", "skip_norm": "dyt"},
     "derf": {"skip_kind": "preln", "skip_norm": "derf"},
     # rules that keep more than one tensor
-    **{
-        kind: {"skip_kind": kind}
-        for kind in ("b2t", "residual_dual", "x0", "siamesenorm", "dlcl", "denseformer")
-    },
-    **{kind: {"skip_kind": kind} for kind in ("attnres", "hyper", "fractional", "mhc")},
-    **{kind: {"skip_kind": kind} for kind in ("spannorm", "mudd", "mhar", "delta_attnres")},
-    **{kind: {"skip_kind": kind} for kind in ("ihc", "gated_residual", "multi_gate")},
-    "single_pass_mhc": {"skip_kind": "single_pass_mhc"},
+    **_named_as("b2t", "residual_dual", "x0", "siamesenorm", "dlcl", "denseformer"),
+    **_named_as("attnres", "hyper", "fractional", "mhc", "spannorm", "mudd", "mhar"),
+    **_named_as("delta_attnres", "ihc", "gated_residual", "multi_gate", "single_pass_mhc"),
     "mhc_lite": {"skip_kind": "mhc", "skip_matrix": "permutations"},
     "kromhc": {"skip_kind": "mhc", "skip_matrix": "kronecker"},
     "ohc": {"skip_kind": "mhc", "skip_matrix": "quaternions"},
     "jpmhc": {"skip_kind": "mhc", "skip_matrix": "cayley"},
     # rivals without a norm, or with one where their papers have it
-    **{
-        kind: {"skip_kind": kind}
-        for kind in ("rezero", "skipinit", "layerscale", "scaled", "learned_scalar")
-    },
-    **{
-        kind: {"skip_kind": kind}
-        for kind in ("residual_scaling", "deepnorm", "admin", "fixup", "tfixup", "gpt2")
-    },
-    **{kind: {"skip_kind": kind} for kind in ("angle", "learned_angle", "geonorm", "nag")},
-    **{kind: {"skip_kind": kind} for kind in ("completep", "review")},
-    **{kind: {"skip_kind": kind} for kind in ("prores", "branchnorm", "gpas", "orthogonal", "ddl")},
+    **_named_as("rezero", "skipinit", "layerscale", "scaled", "learned_scalar"),
+    **_named_as("residual_scaling", "deepnorm", "admin", "fixup", "tfixup", "gpt2"),
+    **_named_as("angle", "learned_angle", "geonorm", "nag", "completep", "review"),
+    **_named_as("prores", "branchnorm", "gpas", "orthogonal", "ddl"),
     "ngpt": {"skip_kind": "ngpt", "fix_norm": True},
     # in place of the addition of a post-norm Transformer
-    **{
-        kind: {"skip_kind": kind, "skip_norm": "layer"}
-        for kind in ("highway", "constant", "exclusive_gate")
-    },
-    **{
-        kind: {"skip_kind": kind, "skip_norm": "layer"}
-        for kind in ("shortcut_gate", "conv_shortcut", "laurel", "gru_gate")
-    },
-    "dropout_shortcut": {"skip_kind": "dropout_shortcut", "skip_norm": "layer"},
+    **_named_as("highway", "constant", "exclusive_gate", "shortcut_gate", skip_norm="layer"),
+    **_named_as("conv_shortcut", "laurel", "gru_gate", "dropout_shortcut", skip_norm="layer"),
 }
 
 

@@ -51,12 +51,12 @@ class ParameterGroups:
 
     def __init__(self, optimizer_step: Any, model: Any, lr_scale: float = 1.0):
         self.optimizer_step, self.model, self.lr_scale = optimizer_step, model, lr_scale
-        self.given: dict[int, Share] | None = None
+        self.own_shares: dict[int, Share] | None = None
         self.warned = False
 
     def __call__(self, optimizer: Any, *arguments: Any, **options: Any) -> Any:
-        if self.given is None:
-            self.given = shares(self.model, self.lr_scale)
+        if self.own_shares is None:
+            self.own_shares = shares(self.model, self.lr_scale)
         with self.own_settings(optimizer):
             return self.optimizer_step(optimizer, *arguments, **options)
 
@@ -67,20 +67,20 @@ class ParameterGroups:
         steps = [part.optimizer for part in parts.values()] or [optimizer.optimizer]
         groups = [group for step in steps for group in step.param_groups]
         decays = any(group.get("weight_decay") for group in groups)
-        given = self.applicable(groups, decays)
-        if not given:
+        own_shares = self.applicable(groups, decays)
+        if not own_shares:
             yield
             return
-        flat = flat_views(optimizer, set(given))
+        flat = flat_views(optimizer, set(own_shares))
         if flat:
-            with apart(flat, given, decays):
+            with apart(flat, own_shares, decays):
                 yield
             return
 
-        copies = fp32_copies(optimizer, set(given))
-        by_tensor = given
+        copies = fp32_copies(optimizer, set(own_shares))
+        by_tensor = own_shares
         if copies:
-            by_tensor = {id(copy): given[parameter] for parameter, copy in copies.items()}
+            by_tensor = {id(copy): own_shares[parameter] for parameter, copy in copies.items()}
         with contextlib.ExitStack() as stack:
             if self.holds(steps, groups, set(by_tensor)):
                 for step in steps:
@@ -90,17 +90,17 @@ class ParameterGroups:
     def applicable(self, groups: list[dict[str, Any]], decays: bool) -> dict[int, Share]:
         """The shares that make a difference to an optimizer with ``groups``."""
         is_adam = all("betas" in group and "eps" in group for group in groups)
-        given: dict[int, Share] = {}
-        for key, share in (self.given or {}).items():
+        own_shares: dict[int, Share] = {}
+        for key, share in (self.own_shares or {}).items():
             if not is_adam:
                 share = share._replace(eps=1.0)
             if not decays:
                 share = share._replace(decays=True)
             if share != Share():
-                given[key] = share
-        if any(share.lr != 1.0 for share in given.values()):
+                own_shares[key] = share
+        if any(share.lr != 1.0 for share in own_shares.values()):
             self.check_rates(groups)
-        return given
+        return own_shares
 
     def check_rates(self, groups: list[dict[str, Any]]) -> None:
         """Raise ``UserError`` where the optimizer computes its own rate."""
@@ -138,31 +138,31 @@ class ParameterGroups:
 
 
 @contextlib.contextmanager
-def own_groups(optimizer: torch.optim.Optimizer, given: dict[int, Share]) -> Iterator[None]:
-    """Divide each group of ``optimizer`` by the shares of its parameters, ``given`` by id."""
+def own_groups(optimizer: torch.optim.Optimizer, own_shares: dict[int, Share]) -> Iterator[None]:
+    """Divide each group of ``optimizer`` by the shares of its parameters, ``own_shares`` by id."""
     groups = optimizer.param_groups
-    divided = [by_share(group, given) for group in groups]
+    divided = [by_share(group, own_shares) for group in groups]
     optimizer.param_groups = [part for parts in divided for part in parts.values()]
     try:
         yield
     finally:
         optimizer.param_groups = groups
         for group, parts in zip(groups, divided):
-            group.update(counted(parts, group))
+            group.update(merged_counters(parts, group))
 
 
-def by_share(group: dict[str, Any], given: dict[int, Share]) -> dict[Share, dict[str, Any]]:
+def by_share(group: dict[str, Any], own_shares: dict[int, Share]) -> dict[Share, dict[str, Any]]:
     """The group of each share, with the settings that it gives."""
     parts: dict[Share, dict[str, Any]] = {}
     for parameter in group["params"]:
-        share = given.get(id(parameter), Share())
+        share = own_shares.get(id(parameter), Share())
         if share not in parts:
-            parts[share] = {**group, "params": [], **changed(group, share)}
+            parts[share] = {**group, "params": [], **settings_of(group, share)}
         parts[share]["params"].append(parameter)
     return parts
 
 
-def changed(group: dict[str, Any], share: Share) -> dict[str, Any]:
+def settings_of(group: dict[str, Any], share: Share) -> dict[str, Any]:
     """The settings of ``group`` that ``share`` changes."""
     settings = {name: share.lr * group[name] for name in RATES if name in group}
     if share.eps != 1.0:
@@ -172,7 +172,7 @@ def changed(group: dict[str, Any], share: Share) -> dict[str, Any]:
     return settings
 
 
-def counted(parts: dict[Share, dict[str, Any]], group: dict[str, Any]) -> dict[str, Any]:
+def merged_counters(parts: dict[Share, dict[str, Any]], group: dict[str, Any]) -> dict[str, Any]:
     """What the optimizer wrote in the ``parts`` of ``group``, as the whole group has it."""
     plain = parts.get(Share())
     if plain is not None:
@@ -233,7 +233,7 @@ def fp32_copies(optimizer: Any, kept: set[int]) -> dict[int, Tensor]:
 
 
 @contextlib.contextmanager
-def apart(views: list[FlatView], given: dict[int, Share], decays: bool) -> Iterator[None]:
+def apart(views: list[FlatView], own_shares: dict[int, Share], decays: bool) -> Iterator[None]:
     """Give ``views`` their shares in the step inside the block.
 
     ``decays`` says whether the step has weight decay.
@@ -246,7 +246,7 @@ def apart(views: list[FlatView], given: dict[int, Share], decays: bool) -> Itera
     """
     moved = []
     for view in views:
-        share = given[id(view.parameter)]
+        share = own_shares[id(view.parameter)]
         if share.eps != 1.0:
             view.gradient.div_(share.eps)
         from_zero = not (decays and share.decays)

@@ -216,10 +216,10 @@ def _trainings(arguments: list[str]) -> list[str]:
     """
     from ..analysis.curves import split
 
-    found = []
+    expanded = []
     for argument in arguments:
         label, path = split(argument)
         folders = [Path(path, "checkpoints"), *sorted(Path(path).glob("seed*/checkpoints"))]
         inside = [f"{label}={folder}" for folder in folders if folder.is_dir()]
-        found += inside or [argument]
-    return found
+        expanded += inside or [argument]
+    return expanded

@@ -65,10 +65,10 @@ def model_name(word: str) -> str:
 
 def program() -> Path:
     """The path of comet-score. Raises ``UserError`` if it is not installed."""
-    found = shutil.which(COMMAND, path=environment()["PATH"])
-    if not found:
+    located = shutil.which(COMMAND, path=environment()["PATH"])
+    if not located:
         raise UserError(INSTALL)
-    return Path(found)
+    return Path(located)
 
 
 def segment_scores(
@@ -137,6 +137,6 @@ def signature(model: str) -> str:
     if path.is_absolute():
         model = f"{path.name}|sha256:{checksum('sha256', path)[:12]}"
     folders = program().resolve().parent.parent.glob("lib/python*/site-packages")
-    found = distributions(name="unbabel-comet", path=[str(folder) for folder in folders])
-    versions = [f"unbabel-comet:{distribution.version}" for distribution in found]
+    located = distributions(name="unbabel-comet", path=[str(folder) for folder in folders])
+    versions = [f"unbabel-comet:{distribution.version}" for distribution in located]
     return "|".join([f"model:{model}", *versions])

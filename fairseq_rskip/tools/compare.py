@@ -96,8 +96,8 @@ def p_values(
     """The cells with the p of each metric in ``tested``."""
     from fairseq_rskip.tools.significance import paired  # takes seconds
 
-    found = paired(baseline, lines, references, tested, trials)
-    return [f"{p:.4f}" for p in found.values()] or [UNTESTED] * len(tested)
+    p_by_metric = paired(baseline, lines, references, tested, trials)
+    return [f"{p:.4f}" for p in p_by_metric.values()] or [UNTESTED] * len(tested)
 
 
 def comet_cells(

@@ -55,25 +55,27 @@ class Corpus:
 
         Raises ``UserError`` if it does not exist.
         """
-        found = _locate(str(data))
-        if found.data_bin.is_dir():
-            return cls._in(found.data_bin, found.known)
-        if not found.known:
+        location = _locate(str(data))
+        if location.data_bin.is_dir():
+            return cls._in(location.data_bin, location.known)
+        if not location.known:
             raise UserError(_no_corpus(str(data)))
-        command = "make demo" if found.known == "numbers" else f"rskip prepare {found.known}"
-        raise UserError(f"{found.known} is not prepared (no {found.data_bin}); run: {command}")
+        command = "make demo" if location.known == "numbers" else f"rskip prepare {location.known}"
+        raise UserError(
+            f"{location.known} is not prepared (no {location.data_bin}); run: {command}"
+        )
 
     @classmethod
     def find_or_plan(cls, data: str | Path) -> "Corpus":
         """As ``find``; one of ``NAMES``, or a path with a slash in it, need not exist yet."""
-        found = _locate(str(data))
-        is_path = found.folder.is_dir() or "/" in str(data)
-        if not found.known and not is_path:
+        location = _locate(str(data))
+        is_path = location.folder.is_dir() or "/" in str(data)
+        if not location.known and not is_path:
             raise UserError(_no_corpus(str(data)))
-        if any(found.data_bin.glob("dict*.txt")):
-            return cls._in(found.data_bin, found.known)
-        name = found.known or found.folder.name
-        return cls(found.folder / "data-bin", name, found.known, exists=False)
+        if any(location.data_bin.glob("dict*.txt")):
+            return cls._in(location.data_bin, location.known)
+        name = location.known or location.folder.name
+        return cls(location.folder / "data-bin", name, location.known, exists=False)
 
     @classmethod
     def find_for_evaluation(cls, data: str | Path) -> "Corpus":

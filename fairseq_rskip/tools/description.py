@@ -113,11 +113,12 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
     words = Dictionary()
     models.ARCH_MODEL_REGISTRY[arch].add_args(parser)
     # max_target_positions: of a language model, the task's
-    given = {"arch": arch, "max_target_positions": 1024, **vars(parser.parse_args(options))}
+    arguments = {"arch": arch, "max_target_positions": 1024, **vars(parser.parse_args(options))}
     logging.getLogger("fairseq_rskip").setLevel(logging.WARNING)
     try:
         return models.build_model(
-            Namespace(**given), SimpleNamespace(source_dictionary=words, target_dictionary=words)
+            Namespace(**arguments),
+            SimpleNamespace(source_dictionary=words, target_dictionary=words),
         )
     except UserError:
         raise
@@ -174,13 +175,13 @@ def _norms(skip: SkipConnection) -> dict[str, str]:
     """The name of each norm by its position, with its α where it has one."""
     names = {cls: name for name, cls in NORMS.items()}
     norms = {"before": skip.pre, "branch": skip.branch, "after": next(iter(skip.post), None)}
-    found = {}
+    texts = {}
     for position, norm in norms.items():
         name = names.get(type(norm), type(norm).__name__)
         if norm is not None and name != "none":
             alpha = f" α={float(norm.alpha.detach()):.4g}" if isinstance(norm, DyT) else ""
-            found[position] = name + alpha
-    return found
+            texts[position] = name + alpha
+    return texts
 
 
 def _deviations(weights: BranchWeights) -> dict[str, float]:

@@ -27,19 +27,19 @@ def shares(model: nn.Module, lr_scale: float = 1.0) -> dict[int, Share]:
     rule's own factors, :meth:`.SkipConnection.layer_factors`, are for all parameters of the module
     that holds the skip connection: a Transformer's layer, a ResNet's block.
     """
-    given: dict[int, Share] = {}
+    by_parameter: dict[int, Share] = {}
     for name, skip in skips(model).items():
         lr, eps = skip.layer_factors()
         if (lr, eps) != (1.0, 1.0):
             layer = model.get_submodule(name.rpartition(".")[0])
-            given.update(dict.fromkeys(map(id, layer.parameters()), Share(lr, eps)))
+            by_parameter.update(dict.fromkeys(map(id, layer.parameters()), Share(lr, eps)))
 
     for parameter in learned(model).values():
-        share = given.get(id(parameter), PLAIN)
-        given[id(parameter)] = share._replace(lr=lr_scale * share.lr)
+        share = by_parameter.get(id(parameter), PLAIN)
+        by_parameter[id(parameter)] = share._replace(lr=lr_scale * share.lr)
     for parameter in without_decay(model):
-        given[id(parameter)] = given[id(parameter)]._replace(decays=False)
-    return {key: share for key, share in given.items() if share != PLAIN}
+        by_parameter[id(parameter)] = by_parameter[id(parameter)]._replace(decays=False)
+    return {key: share for key, share in by_parameter.items() if share != PLAIN}
 
 
 def check_lr_scale(model: nn.Module, lr_scale: float) -> None:

@@ -139,10 +139,10 @@ class Trainer:
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         """Group the parameters by their shares; those of the convolutions come first."""
-        given = shares(self.module, self.config.skip_lr_scale)
+        own_shares = shares(self.module, self.config.skip_lr_scale)
         by_share: dict[Share, list[nn.Parameter]] = {Share(): []}
         for parameter in self.module.parameters():
-            by_share.setdefault(given.get(id(parameter), Share()), []).append(parameter)
+            by_share.setdefault(own_shares.get(id(parameter), Share()), []).append(parameter)
 
         groups = []
         for share, parameters in by_share.items():

@@ -164,20 +164,20 @@ def convert(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def check(decoder: Any) -> None:
     """Raise ``UserError`` for what neither class has."""
-    found = ""
+    feature = ""
     if decoder.adaptive_softmax is not None:
-        found = "an adaptive softmax"
+        feature = "an adaptive softmax"
     elif type(decoder.embed_tokens) is not nn.Embedding:
-        found = "adaptive inputs or embeddings of unit length"
+        feature = "adaptive inputs or embeddings of unit length"
     elif decoder.project_in_dim is not None or decoder.project_out_dim is not None:
-        found = "embeddings of another width than its layers"
+        feature = "embeddings of another width than its layers"
     elif decoder.quant_noise is not None or decoder.cfg.quant_noise.scalar > 0:
-        found = "quantisation noise"
+        feature = "quantisation noise"
     elif decoder.cfg.decoder.xformers_att_config:
-        found = "attention of xFormers"
-    if found:
+        feature = "attention of xFormers"
+    if feature:
         raise UserError(
-            f"--transformers: this model has {found}: "
+            f"--transformers: this model has {feature}: "
             "expected one embedding matrix, one output matrix and fairseq's attention"
         )
 

@@ -323,11 +323,11 @@ def find_kind(argv: list[str]) -> tuple[Kind, list[str]]:
     """What the command line prepares, and the words that are left. Raises ``UserError``."""
     name, *words = argv
     if name.startswith("-"):
-        given = {word.partition("=")[0] for word in argv}
+        flags = {word.partition("=")[0] for word in argv}
         late = [word for word in argv if word in CORPORA]
-        if late and not given & {"--text", "--src", "--train-src"}:
+        if late and not flags & {"--text", "--src", "--train-src"}:
             raise UserError(f"the corpus comes first: rskip prepare {late[0]} ...")
-        return Kind(TEXT if "--text" in given else PAIRS), argv
+        return Kind(TEXT if "--text" in flags else PAIRS), argv
     if name in (PAIRS, TEXT):  # as prepare-corpus.sh and prepare-text.sh call them
         return Kind(name), words
     if name in CORPORA and name.startswith("multi30k-en-"):

@@ -62,7 +62,7 @@ RANGES = (
 class Parsed(NamedTuple):
     """A training's options as fairseq reads them."""
 
-    given: dict[str, Any]  # the user's, by name with dashes
+    user_options: dict[str, Any]  # the user's, by name with dashes
     unused: set[str]  # the recipe's that do not apply: --adam-betas with --optimizer sgd
     model: argparse.Namespace  # the model's, with defaults
 
@@ -92,16 +92,16 @@ def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> Parsed:
         hint = hint or "fairseq-train --help lists them"
         raise UserError(f"{arch} takes no option {_first_option(unknown)}; {hint}")
 
-    given = {}
+    user_options = {}
     for word in words:
         action = actions.get(word.partition("=")[0])
         if action:
-            given[action.dest.replace("_", "-")] = getattr(args, action.dest)
-    check_ranges(given)
-    if given.get("wandb-project") and not importlib.util.find_spec("wandb"):
+            user_options[action.dest.replace("_", "-")] = getattr(args, action.dest)
+    check_ranges(user_options)
+    if user_options.get("wandb-project") and not importlib.util.find_spec("wandb"):
         raise UserError(missing_package("wandb"))
     unused = {recipe_words[word] for word in extra}
-    return Parsed(given, unused, _model_options(arch, args))
+    return Parsed(user_options, unused, _model_options(arch, args))
 
 
 def _first_option(words: list[str]) -> str:
@@ -139,10 +139,10 @@ def _model_options(arch: str, args: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**values)
 
 
-def check_ranges(given: dict[str, Any]) -> None:
+def check_ranges(user_options: dict[str, Any]) -> None:
     """Raise ``UserError`` for a value that fairseq-train accepts but cannot train with."""
     for limits in RANGES:
-        for name, value in given.items():
+        for name, value in user_options.items():
             if not re.fullmatch(limits.options, name):
                 continue
             values = value if isinstance(value, list) else [value]

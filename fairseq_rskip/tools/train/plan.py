@@ -78,7 +78,7 @@ class Plan(NamedTuple):
         differing = self.saved.differences({"warmup-updates": self.warm_up, **self.settings})
         if not differing:
             return []
-        listed = ", ".join(f"{name} {found}, now {asked}" for name, found, asked in differing)
+        listed = ", ".join(f"{name} {before}, now {now}" for name, before, now in differing)
         return [f"the training in {self.save} had {listed}; another --save-dir begins a new one"]
 
 
@@ -89,19 +89,19 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     recipe = RECIPES[recipe_name]
     task = _task_options(corpus)
     parsed = parse(own.arch, {**task, **recipe.options, _tie(corpus): True}, words)
-    given = parsed.given
-    corpus = _in_direction(corpus, given)
+    user_options = parsed.user_options
+    corpus = _in_direction(corpus, user_options)
     of_model = _options_of_model(own, corpus, parsed)
-    schedule = Schedule(recipe, given)
-    device, devices = device_options(own, given)
-    processes = given.get("distributed-world-size") or devices
-    step = step_options(recipe.tokens, processes, given)
+    schedule = Schedule(recipe, user_options)
+    device, devices = device_options(own, user_options)
+    processes = user_options.get("distributed-world-size") or devices
+    step = step_options(recipe.tokens, processes, user_options)
 
     length = f": {schedule}" if schedule.end else ""
     notes = [f"recipe: {recipe_name}{_why(own, corpus)}{length}", *schedule.notes()]
     if step:
         notes.append(tokens_per_step(step, processes, recipe.tokens))
-    save = Path(given.get("save-dir") or CHECKPOINTS / Path(corpus.name).name / own.arch)
+    save = Path(user_options.get("save-dir") or CHECKPOINTS / Path(corpus.name).name / own.arch)
     chosen = {
         "user-dir": PLUGIN,
         "arch": own.arch,
@@ -118,8 +118,8 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         "tensorboard-logdir": save / "tensorboard",
     }
     saved = None
-    if "restore-file" in given:
-        check_restore_file(given["restore-file"], save)
+    if "restore-file" in user_options:
+        check_restore_file(user_options["restore-file"], save)
     else:
         saved = SavedTraining(save)
     return Plan(
@@ -148,10 +148,14 @@ def _options_of_model(own: argparse.Namespace, corpus: Corpus, parsed: Parsed) -
     """
     is_adaptive = bool(getattr(parsed.model, "adaptive_softmax_cutoff", None))
     joined = _has_one_dictionary(corpus)
-    share = joined and not is_adaptive and "share-decoder-input-output-embed" not in parsed.given
+    share = (
+        joined and not is_adaptive and "share-decoder-input-output-embed" not in parsed.user_options
+    )
     check_task(own.arch, corpus)
     if not own.model_checked:
-        check_model(own.arch, parsed.model, joined, share or "share-all-embeddings" in parsed.given)
+        check_model(
+            own.arch, parsed.model, joined, share or "share-all-embeddings" in parsed.user_options
+        )
 
     chosen: dict[str, Any] = {_tie(corpus): share}
     if is_adaptive:
@@ -170,15 +174,15 @@ def _settings(arch: str, parsed: Parsed) -> dict[str, Any]:
     for name, value in vars(parsed.model).items():
         if name.startswith("skip_"):
             settings[name.replace("_", "-")] = value
-    settings |= parsed.given
+    settings |= parsed.user_options
     free = FREE | PRECISIONS
     return {name: value for name, value in settings.items() if name not in free}
 
 
 def _command(corpus: Corpus, chosen: dict[str, Any], parsed: Parsed, words: list[str]) -> list[str]:
     """fairseq-train with the options ``chosen``, less those that the user's ``words`` set."""
-    left_out = {*parsed.given, *parsed.unused}
-    if LENGTHS & parsed.given.keys():
+    left_out = {*parsed.user_options, *parsed.unused}
+    if LENGTHS & parsed.user_options.keys():
         left_out |= LENGTHS
     options_left = {name: value for name, value in chosen.items() if name not in left_out}
 
@@ -210,13 +214,13 @@ def _task_options(corpus: Corpus) -> dict[str, str]:
     return {}
 
 
-def _in_direction(corpus: Corpus, given: dict[str, Any]) -> Corpus:
+def _in_direction(corpus: Corpus, user_options: dict[str, Any]) -> Corpus:
     """``corpus`` from the user's --source-lang to --target-lang.
 
     Raises ``UserError`` where preparation.json, and so evaluation, has another direction.
     """
-    source = given.get("source-lang") or corpus.source
-    target = given.get("target-lang") or corpus.target
+    source = user_options.get("source-lang") or corpus.source
+    target = user_options.get("target-lang") or corpus.target
     if corpus.preparation and (source, target) != (corpus.source, corpus.target):
         raise UserError(
             f"{corpus.folder / PREPARATION} says {corpus.source}-{corpus.target}: "
@@ -257,17 +261,19 @@ def _gpus(own: argparse.Namespace) -> int:
     return torch.cuda.device_count() if own.gpus is None else own.gpus
 
 
-def device_options(own: argparse.Namespace, given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def device_options(
+    own: argparse.Namespace, user_options: dict[str, Any]
+) -> tuple[dict[str, Any], int]:
     """--fp16 or --cpu, and the number of processes. Raises ``UserError`` for fp16 without a GPU."""
     gpus = _gpus(own)
-    if gpus and "cpu" not in given:
-        return {"fp16": not (own.no_fp16 or PRECISIONS & given.keys())}, gpus
+    if gpus and "cpu" not in user_options:
+        return {"fp16": not (own.no_fp16 or PRECISIONS & user_options.keys())}, gpus
 
-    if FP16 & given.keys():
+    if FP16 & user_options.keys():
         reason = "--cpu is given" if gpus else "torch sees none"
         raise UserError(f"--fp16 needs a GPU, and {reason}")
     chosen = {**CPU, "cpu": True, "distributed-world-size": 1}  # not one process for each GPU
-    if given.get("save-interval-updates"):
+    if user_options.get("save-interval-updates"):
         chosen["keep-interval-updates"] = CHECKPOINTS_ON_CPU
     return chosen, 1
 

@@ -56,9 +56,9 @@ class SavedTraining:
 
     def check_settings(self, settings: dict[str, Any]) -> None:
         """Raise ``UserError`` if it had other ``settings``, ``CheckpointError``."""
-        for name, found, asked in self.differences(settings):
+        for name, before, now in self.differences(settings):
             raise UserError(
-                f"{self.folder} has a finished training with {name} {found}, not {asked}; "
+                f"{self.folder} has a finished training with {name} {before}, not {now}; "
                 "another --save-dir keeps both"
             )
 
@@ -71,11 +71,11 @@ class SavedTraining:
         differing = self.differences(settings)
         if any(name in ("skip-kind", "skip-norm") for name, _, _ in differing):
             return  # of another rule, which its checkpoint refuses to become
-        for name, found, asked in differing:
+        for name, before, now in differing:
             if name in initial:
                 raise UserError(
-                    f"--{name} {asked}: the training in {self.folder} began with {found}, and an "
-                    f"initial value cannot change later; --{name} {found} continues it, another "
+                    f"--{name} {now}: the training in {self.folder} began with {before}, and an "
+                    f"initial value cannot change later; --{name} {before} continues it, another "
                     "--save-dir begins a new one"
                 )
 
@@ -97,10 +97,10 @@ class SavedTraining:
         differing = []
         for name, value in settings.items():
             field = name.replace("-", "_")
-            found = _or_default(known.get(field, value), field, kind)
-            asked = _or_default(value, field, kind)
-            if _comparable(found) != _comparable(asked):
-                differing.append((name, found, asked))
+            before = _or_default(known.get(field, value), field, kind)
+            now = _or_default(value, field, kind)
+            if _comparable(before) != _comparable(now):
+                differing.append((name, before, now))
         return differing
 
 

@@ -13,7 +13,7 @@ LENGTHS = {"max-update", "max-epoch"}
 
 
 class Schedule:
-    """The end and the warm-up of a training, by the user's options ``given``, else by the recipe.
+    """The end and the warm-up of a training, by ``user_options``, else by the recipe.
 
     ``end`` is the last of ``unit`` ("updates" or "epochs"), 0 for none; ``patience`` is fairseq's,
     0 for none. ``warm_up`` counts updates. The recipe's warm-up shrinks in proportion to a shorter
@@ -21,18 +21,18 @@ class Schedule:
     shrink if only the recipe does. Raises ``UserError`` for a training without an end.
     """
 
-    def __init__(self, recipe: Recipe, given: dict[str, Any]):
+    def __init__(self, recipe: Recipe, user_options: dict[str, Any]):
         self.whole, self.whole_unit = _find_end(recipe.options)
         self.end, self.unit = self.whole, self.whole_unit
-        if LENGTHS & given.keys():
-            self.end, self.unit = _find_end(given)
-        self.patience = given.get("patience", recipe.options.get("patience", 0))
+        if LENGTHS & user_options.keys():
+            self.end, self.unit = _find_end(user_options)
+        self.patience = user_options.get("patience", recipe.options.get("patience", 0))
         if self.end == 0 and self.patience <= 0:
             raise UserError("the training has no end: expected --max-update or --max-epoch above 0")
 
         self.full_warm_up = recipe.options["warmup-updates"]
-        self.is_own_warm_up = "warmup-updates" in given
-        self.warm_up = given.get("warmup-updates", self._warm_up_of_recipe())
+        self.is_own_warm_up = "warmup-updates" in user_options
+        self.warm_up = user_options.get("warmup-updates", self._warm_up_of_recipe())
 
     def __str__(self) -> str:
         return f"{self.end:,} {self.unit}" if self.end else ""
@@ -70,15 +70,15 @@ def _find_end(options: dict[str, Any]) -> tuple[int, str]:
     return options.get("max-epoch") or 0, "epochs"
 
 
-def step_options(target: int, processes: int, given: dict[str, Any]) -> dict[str, int]:
+def step_options(target: int, processes: int, user_options: dict[str, Any]) -> dict[str, int]:
     """--max-tokens and --update-freq, whose product with ``processes`` is ``target``.
 
     The user's values stay. If both are missing, an update has the fewest batches of at most
     ``MAX_TOKENS`` tokens. Returns --max-tokens-valid, too; {} where the user counts sentences.
     """
-    size = given.get("max-tokens")
-    freq = given.get("update-freq", [0])[0]
-    if given.get("batch-size") and not size:
+    size = user_options.get("max-tokens")
+    freq = user_options.get("update-freq", [0])[0]
+    if user_options.get("batch-size") and not size:
         return {}
     valid = max(size or MAX_TOKENS, POSITIONS)  # the longest held-out sentence fits into a batch
     if not freq and size:
