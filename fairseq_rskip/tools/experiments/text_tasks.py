@@ -83,6 +83,13 @@ class Translation(Task):
         if plan.corpus.is_text != self.is_text:
             kind = "a language model" if plan.corpus.is_text else "a translation model"
             raise UserError(f"{cell.arch} is {kind}: the task of this table is {self.name}")
+        for name, value in options.items():
+            if value is False and name in plan.switches:
+                raise UserError(
+                    f"option {name!r} is false, but {cell.arch} or its recipe sets it and "
+                    "fairseq-train cannot unset it: expected an architecture without it, such as "
+                    "transformer_skip with skip-kind"
+                )
         metrics = {experiment.metric, *experiment.table.also}
         if comet.NAME in metrics and "comet" not in cell.evaluate:
             raise UserError(f"{comet.NAME} needs its model: set evaluate: {{comet: MODEL}}")

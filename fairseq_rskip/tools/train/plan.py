@@ -38,7 +38,8 @@ class Plan(NamedTuple):
     0 for none. ``saved`` is the training in ``save`` that is resumed, None where --restore-file
     names another start than that folder's last checkpoint. ``settings`` are the options that the
     training is known by, the user's and those of its skip connections, by name with dashes;
-    ``warm_up`` counts updates.
+    ``warm_up`` counts updates. ``switches`` are the options without a value that are on, by the
+    command or by the architecture, by name with dashes.
     """
 
     command: list[str]
@@ -50,6 +51,7 @@ class Plan(NamedTuple):
     saved: SavedTraining | None
     settings: dict[str, Any]
     warm_up: int
+    switches: set[str]
     notes: list[str]
     warnings: list[str]
 
@@ -122,8 +124,9 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         check_restore_file(user_options["restore-file"], save)
     else:
         saved = SavedTraining(save)
+    command = _command(corpus, chosen, parsed, words)
     return Plan(
-        command=_command(corpus, chosen, parsed, words),
+        command=command,
         save=save,
         corpus=corpus,
         end=schedule.end,
@@ -132,6 +135,7 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         saved=saved,
         settings=_settings(own.arch, parsed),
         warm_up=schedule.warm_up,
+        switches=_switches(parsed.model, command),
         notes=notes,
         warnings=[
             *_warnings_of_device(own, device),
@@ -188,6 +192,12 @@ def _command(corpus: Corpus, chosen: dict[str, Any], parsed: Parsed, words: list
 
     program = shutil.which("fairseq-train") or "fairseq-train"
     return [program, str(corpus.folder.absolute()), *to_argv(options_left), *words]
+
+
+def _switches(model: argparse.Namespace, command: list[str]) -> set[str]:
+    """The options without a value that ``model`` or ``command`` has."""
+    of_model = {name.replace("_", "-") for name, value in vars(model).items() if value is True}
+    return of_model | {word.removeprefix("--") for word in command if word.startswith("--")}
 
 
 def _recipe_by_size(corpus: Corpus) -> str:
