@@ -113,8 +113,20 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, changes, named):
             {"rows": [*TRANSLATION["rows"], {"label": "lm", "arch": "transformer_lm_preln_tiny"}]},
             "row 'lm': multi30k-en-de has two languages: expected a translation model",
         ),
+        (
+            {
+                "rows": [
+                    {"label": "a", "arch": "transformer_ngpt_tiny", "options": {"fix-norm": False}}
+                ]
+            },
+            "option 'fix-norm' is false, but transformer_ngpt_tiny or its recipe sets it",
+        ),
+        (
+            {"options": {"share-all-embeddings": False}},
+            "option 'share-all-embeddings' is false, but transformer_",
+        ),
     ],
-    ids=["an option", "a reserved option", "a value", "a language model"],
+    ids=["an option", "a reserved option", "a value", "a language model", "of arch", "of recipe"],
 )
 def test_a_mistake_of_evaluation_or_one_row_is_named(tmp_path, changes, words):
     message = refused(write(tmp_path, TRANSLATION, **changes))
