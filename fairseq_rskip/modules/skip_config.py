@@ -12,7 +12,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq_rskip.console import number_or_auto
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.flags import flag, in_terms_of_flags, selected, settings
-from fairseq_rskip.residual import KINDS, Place, SkipConnection, create_skip
+from fairseq_rskip.residual import KINDS, Place, SkipConnection, create_skip, own_rules
 
 FP16_MAX = 65504.0
 FP16_MARGIN = 100  # activations themselves reach tens
@@ -77,7 +77,13 @@ class _SkipOptions:
         architecture.
         """
         try:
-            return self.build(1, place, pre_norm=pre_norm)
+            skip = self.build(1, place, pre_norm=pre_norm)
+            if own_rules.file_of(skip.kind) is not None:
+                with torch.device("cpu"):  # the model may be built without memory, on meta
+                    own_rules.try_forward(self.build(8, place, pre_norm=pre_norm))
+            return skip
+        except TypeError as error:  # of a rule that is not written as rules are
+            raise UserError(f"--skip-kind {self.skip_kind}: {error}") from None
         except ValueError as error:
             words = [f"--arch {arch} with --skip-kind {self.skip_kind}"]
             reason = in_terms_of_flags(str(error))

@@ -63,6 +63,17 @@ def from_pretrained(folder: str | Path) -> Any:
         ) from error
 
 
+def check_is_not_bundled(path: Path) -> None:
+    """Raise ``UserError`` for the name of a model that comes with the package: an export, where a
+    training's checkpoints are needed.
+    """
+    if str(path) in bundled_names():
+        raise UserError(
+            f"{path} is a model that comes with the package, an export without checkpoints: "
+            "expected a training's folder; rskip translate and describe take the model"
+        )
+
+
 def bundled_names() -> list[str]:
     """The names of the models that come with the package, sorted."""
     return sorted(path.parent.name for path in BUNDLED.glob(f"*/{CONFIG}"))

@@ -33,11 +33,22 @@ class Translator(TextModel):
         """The best translation of each sentence, plain text to plain text.
 
         ``beam`` and ``search`` (``lenpen``, ``max_len_b``, other options of fairseq-generate)
-        default to the export's, which are those of ``rskip evaluate``. Raises ``UserError`` for an
-        option that fairseq does not have, or a sentence longer than the model takes.
+        default to the export's, which are those of ``rskip evaluate``. An empty sentence stays
+        empty. Raises ``UserError`` for an option that fairseq does not have, or a sentence longer
+        than the model takes.
         """
         check_search(search)
-        return super().translate(sentences, beam or self.cfg.generation.beam, verbose, **search)
+        beam = self.cfg.generation.beam if beam is None else beam
+        if isinstance(beam, bool) or not isinstance(beam, int) or beam < 1:
+            raise UserError(f"beam={beam!r}: expected an integer > 0")
+        one = isinstance(sentences, str)
+        texts: Any = [sentences] if one else sentences
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+            raise UserError(f"sentences={str(sentences)[:40]}: expected a text or a list of texts")
+        filled = [text for text in texts if text.strip()]
+        in_order = iter(super().translate(filled, beam, verbose, **search) if filled else [])
+        translations = [next(in_order) if text.strip() else "" for text in texts]
+        return translations[0] if one else translations
 
     def encode(self, sentence: str) -> Tensor:
         """Token numbers of plain text, end of sentence included. Raises ``UserError`` for more than

@@ -94,6 +94,7 @@ class SkipConnection(Layout, WithRule):
 
     post_class: ClassVar[type[RecursiveNorm]] = RecursiveNorm  # what the norms after the sum are
 
+    start_call: ClassVar[str] = "initialise({role: Weight(tensor, std), ...})"  # see warn_of_start
     has_unit_length: ClassVar[bool] = False  # whether to_unit_length has to follow each update
     slots: tuple[str, ...] = ("post",)  # which of pre, branch and post the norm fills
     widths = (1, 1)  # what forward takes and returns, in tensors of dim channels

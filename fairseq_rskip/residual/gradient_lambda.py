@@ -22,6 +22,7 @@ class GradientSkip(Profiled, AdaptiveRule):
     post: RecursiveNorm
 
     def set_up(self) -> None:
+        self.is_initialised = False
         self.used = round(float(self.options.skip_lambda))  # a Python int: avoids a device sync
         self.register_load_state_dict_post_hook(_read_used)
 

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def warn_of_start(skip: SkipConnection) -> None:
-    """Warn, once for a skip connection, that its branch does not start as the rule wants it."""
+    """Warn, once for a skip connection, that it does not start as the rule wants it."""
     skip.is_initialised = True
+    what = "the branch's weights are as they were drawn" if skip.starts_branch else "no profile yet"
     warnings.warn(
-        f"kind {skip.kind}: the branch's weights are as they were drawn; call "
-        "initialise({role: Weight(tensor, std), ...}) once, before training",
+        f"kind {skip.kind}: {what}; call {skip.start_call} once, before training",
         RuntimeWarning,
         stacklevel=5,  # past torch's two frames, to the caller
     )
@@ -28,6 +28,9 @@ def check(
 ) -> None:
     """Raise ``ValueError`` for inputs that ``skip.forward`` does not accept."""
     width = skip.widths[0] * skip.dim
+    if not isinstance(x, Tensor) or not isinstance(f_x, Tensor):
+        types = f"{type(x).__name__} and {type(f_x).__name__}"
+        raise ValueError(f"x and f_x are {types}: expected tensors")
     expected = list(x.shape)
     if skip.widths[0] > 1 and x.dim() > 0:  # x has several tensors, F is one
         expected[-1] = skip.dim

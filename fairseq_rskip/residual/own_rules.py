@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..errors import UserError
 from .registry import KINDS
 
@@ -127,6 +129,32 @@ def check_loaded(folder: Path, expected: dict[str, str]) -> None:
         raise UserError(
             f"the model in {folder} has a rule of its own, in {', '.join(wrong)}: expected "
             f"{VARIABLE}={files} ({loaded}); read the file before you run it"
+        )
+
+
+def try_forward(skip: Any) -> None:
+    """Compute ``skip``, of a rule of your own, on zeros.
+
+    Raises ``UserError`` with the line of the file, where a training would fail later.
+    """
+    kind, path = skip.kind, file_of(skip.kind)
+    assert path is not None
+    x = torch.zeros(2, 3, skip.widths[0] * skip.dim)
+    try:
+        h, carried = skip.prepare(x)
+        y = skip(x, torch.zeros_like(h), carried)
+    except Exception as error:
+        line = _line(error, path)
+        where = f"{path}, line {line}" if line else str(path)
+        raise UserError(
+            f"{VARIABLE}: {where}: kind {kind} on x of shape {list(x.shape)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    expected = [2, 3, skip.widths[1] * skip.dim]
+    if list(y.shape) != expected:
+        raise UserError(
+            f"{VARIABLE}: {path}: kind {kind} returns shape {list(y.shape)} for x of shape "
+            f"{list(x.shape)}: expected {expected}"
         )
 
 

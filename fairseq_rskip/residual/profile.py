@@ -15,6 +15,8 @@ class Profiled(nn.Module):
     """A mixin for kinds whose initial values come from one batch, if ``wants_profile`` is true."""
 
     wants_profile = True
+    is_initialised: bool
+    start_call = "residual.profile.initialise_from_batch(model, loss)"
 
     @classmethod
     def profile(
@@ -57,6 +59,7 @@ def initialise_from_batch(
     groups: dict[type[Profiled], dict[str, Profiled]] = {}
     for name, skip in wanting_profile(model).items():
         groups.setdefault(type(skip), {})[name] = skip
+        skip.is_initialised = True
 
     values: dict[str, float] = {}
     for kind, group in groups.items():

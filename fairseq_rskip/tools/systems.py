@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.pretrained import WEIGHTS
+from fairseq_rskip.pretrained import WEIGHTS, check_is_not_bundled
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.corpus import corpus_of
 from fairseq_rskip.tools.evaluate.scores_file import SCORES, TRANSLATION, read_scores
@@ -28,6 +28,7 @@ def name_paths(words: list[str]) -> dict[str, Path]:
     for word in words:
         name, path = _split(word)
         if not path.exists():
+            check_is_not_bundled(path)
             raise UserError(
                 f"{path} does not exist; expected a file of translations, an evaluation, a "
                 "checkpoint, or a folder of checkpoints"
@@ -45,7 +46,8 @@ def name_paths(words: list[str]) -> dict[str, Path]:
     same_name = len(set(unique)) < len(unique)
     same_path = len({path.resolve() for path in paths}) < len(paths)
     if same_name or same_path:
-        raise UserError("a system is given twice")
+        listed = " and ".join(map(str, paths))
+        raise UserError(f"a system is named twice ({listed}): expected NAME=PATH for each")
     return dict(zip(unique, paths))
 
 

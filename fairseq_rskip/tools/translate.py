@@ -87,11 +87,6 @@ def main(argv: list[str] | None = None) -> None:
         model = load(options.model, options.data)
     model.to("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     for lines in read_batches(1 if sys.stdin.isatty() else BATCH):
-        texts = [line for line in lines if line.strip()]
-        translations = []
-        if texts:
-            translations = model.translate(texts, beam=options.beam, lenpen=options.lenpen)
-        in_order = iter(translations)
-        for line in lines:
-            print(next(in_order) if line.strip() else "")
+        for text in model.translate(lines, beam=options.beam, lenpen=options.lenpen):
+            print(text)
         sys.stdout.flush()

@@ -3,13 +3,16 @@
 import csv
 import io
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
 import fairseq_rskip
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained import BUNDLED, bundled_names, locate
 from fairseq_rskip.tools.__main__ import main as rskip
+from fairseq_rskip.tools.evaluate.weights import choose
 
 NAMES = ["multi30k-en-de-2rskip", "multi30k-en-de-postnorm"]
 LABELS = {"multi30k-en-de-2rskip": "2rSkip+LN", "multi30k-en-de-postnorm": "post-norm"}
@@ -41,6 +44,24 @@ def test_a_model_translates_a_caption_of_its_kind(name, tmp_path, monkeypatch, c
     assert rskip(["translate", name, "--cpu"]) == 0
     assert capsys.readouterr().out == "Zwei Hunde spielen im Schnee.\n"
     assert fairseq_rskip.from_pretrained(name).translate(text) == "Zwei Hunde spielen im Schnee."
+
+
+def test_sentences_are_texts_and_empty_ones_stay_empty():
+    model = fairseq_rskip.from_pretrained(NAMES[0])
+    translated = model.translate(["", "Two dogs are playing in the snow.", " "])
+    assert translated == ["", "Zwei Hunde spielen im Schnee.", ""]
+    assert model.translate("") == "" and model.translate([]) == []
+    for options in ({"beam": 0}, {"beam": "x"}, {"sentences": 3}):
+        with pytest.raises(UserError, match=f"^{list(options)[0]}=.*: expected"):
+            model.translate(**{"sentences": "A dog.", **options})
+
+
+def test_a_bundled_model_is_no_training(capsys):
+    line = "is a model that comes with the package, an export"
+    assert rskip(["compare", *NAMES]) == 1
+    assert line in capsys.readouterr().err
+    with pytest.raises(UserError, match=line):  # of rskip evaluate
+        choose(Path(NAMES[0]), 1)
 
 
 def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):

@@ -156,7 +156,10 @@ def test_what_is_done_is_not_done_again_and_what_changes_is(raw, quick):
     }
     assert made(prepare(raw, out, env=quick)) == ([], STAGES)
     assert times == {path: path.stat().st_mtime_ns for path in times}
-    said = prepare(raw, "--max-length", 12, out, env=quick)
+    line = refused(*command(raw, "--max-length", 12, out), env=quick)
+    assert "was made from other text or with other options (subwords differs)" in line
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+    said = prepare(raw, "--max-length", 12, "--replace", out, env=quick)
     assert made(said) == (STAGES[2:], STAGES[:2])
     assert (
         "training pairs; dropped 0.0 % by an empty side, " in said
@@ -166,7 +169,7 @@ def test_what_is_done_is_not_done_again_and_what_changes_is(raw, quick):
     for name, line in (("test.en", "the dog\n"), ("test.de", "der Hund\n")):
         with (raw / name).open("a") as file:
             file.write(line)
-    assert made(prepare(raw, "--max-length", 12, out, env=quick)) == (STAGES, [])
+    assert made(prepare(raw, "--max-length", 12, "--replace", out, env=quick)) == (STAGES, [])
     assert lines(out / "text" / "test.de")[-1] == "der Hund"
 
 
@@ -283,7 +286,8 @@ def test_ctrl_c_ends_every_worker_without_a_traceback(raw, tmp_path):
 def test_bad_text_is_one_line_and_keeps_what_is_finished(raw):
     before = (raw / "out ü" / "data-bin" / "preparation.json").read_text()
     (raw / "valid.en").write_bytes(b"fine\n\xe9t\xe9\n")
-    assert "valid.en: line 2 is not valid UTF-8" in refused(*command(raw, raw / "out ü"))
+    words = command(raw, "--replace", raw / "out ü")
+    assert "valid.en: line 2 is not valid UTF-8" in refused(*words)
     assert (raw / "out ü" / "data-bin" / "preparation.json").read_text() == before
 
 

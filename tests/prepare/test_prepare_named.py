@@ -99,7 +99,9 @@ def test_another_part_in_the_list_of_corpora_makes_the_raw_text_again(
     text = file.read_text("utf-8")
     assert text.count("[archives/test_2016_flickr]") == 1
     file.write_text(text.replace("[archives/test_2016_flickr]", "[archives/val]"), "utf-8")
-    assert main.main([*words, str(tmp_path / "out")]) == 0
+    assert main.main([*words, str(tmp_path / "out")]) == 1
+    assert "--replace" in capfd.readouterr().err
+    assert main.main([*words, "--replace", str(tmp_path / "out")]) == 0
     assert "raw: up to date" not in capfd.readouterr().out
     raw = tmp_path / "out" / "raw"
     assert (raw / "test.en").read_text("utf-8") == (raw / "valid.en").read_text("utf-8")

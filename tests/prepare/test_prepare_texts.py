@@ -73,7 +73,8 @@ def test_a_text_becomes_a_data_bin_split_by_documents(tmp_path):
     with (tmp_path / "text").open("a") as file:
         file.write("\nOne more document.\n")
     quick = stand_ins(tmp_path / "bin", fairseq_preprocess=PREPROCESS)
-    assert "up to date" not in run_checked([*command, "--bpe", "subword-nmt"], env=quick)
+    other = [*command, "--bpe", "subword-nmt", "--replace"]
+    assert "up to date" not in run_checked(other, env=quick)
     facts = json.loads((out / "data-bin" / "preparation.json").read_text())
     assert (facts["bpe"], facts["tokenizer"]) == ("subword-nmt", "moses")
 

@@ -16,6 +16,7 @@ from fairseq_rskip.residual.gates import Highway
 from fairseq_rskip.residual.halting import HaltingSkip
 from fairseq_rskip.residual.options import Choice, Real, options_of
 from fairseq_rskip.residual.place import Weight
+from fairseq_rskip.residual.profile import initialise_from_batch
 from fairseq_rskip.residual.schedule import Scheduled
 
 NEED_PLACE = ["hyper", "mhc", "residual_dual", "siamesenorm", "attnres", "dlcl", "denseformer"]
@@ -274,6 +275,24 @@ def test_a_branch_that_does_not_start_as_its_rule_wants_it_is_warned_of(kind):
             skip(x, branch, skip.prepare(x)[1])
         wide = torch.ones(3, 4 * plain.widths[0])
         plain(wide, branch, plain.prepare(wide)[1])
+
+
+@pytest.mark.parametrize(("kind", "option"), [("admin", "omega"), ("askip", "adapt")])
+def test_a_rule_without_its_profile_is_warned_of_once(kind, option):
+    options = {"omega": "profile"} if option == "omega" else {"adapt": "gradient"}
+    skip, profiled = (create_skip(kind, 4, **options) for _ in range(2))
+    x = draw((3, 4), 1, torch.float32)
+    with pytest.warns(RuntimeWarning, match=f"kind {kind}: no profile yet; call residual.profile."):
+        skip(x, x)
+    initialise_from_batch(profiled, lambda: profiled(x.requires_grad_(), x).square().sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        skip(x, x), profiled(x, x)
+
+
+def test_what_is_no_tensor_is_refused():
+    with pytest.raises(ValueError, match="^x and f_x are Tensor and NoneType: expected tensors"):
+        create_skip("rskip", 4)(torch.ones(3, 4), None)
 
 
 @pytest.mark.parametrize("kind", ["prores", "branchnorm"])

@@ -58,6 +58,23 @@ def test_a_mistake_in_the_file_is_one_line(folder):
         assert error.startswith("fairseq_rskip.errors.UserError: RSKIP_RULES: ") and words in error
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("init=init, ", "", "does not hand its option init to super().__init__"),
+        ("torch.full((dim,)", "torch.full((dim + 1,)", "on x of shape [2, 3, 8]: RuntimeError: "),
+    ],
+)
+def test_a_mistake_in_the_rule_is_one_line_of_describe(folder, before, after, words):
+    pytest.importorskip("fairseq")
+    text = (folder / "my_rule.py").read_text()
+    assert before in text
+    (folder / "my_rule.py").write_text(text.replace(before, after))
+    result = run(folder, "-m", "fairseq_rskip", "describe", "transformer_feature_gate_tiny")
+    line = result.stderr.splitlines()[-1]
+    assert result.returncode == 1 and line.startswith("error: ") and words in line
+
+
 def test_a_file_is_run_once_by_whatever_name_it_is_reached(folder):
     """Through a link to its folder, and as the program that is run."""
     (folder / "link").symlink_to(folder)

@@ -359,6 +359,18 @@ def test_a_text_trains_a_language_model(plan):
     refused(
         plan("wikitext103", TINY, "--dry-run"), "wikitext103 is a text: expected a language model"
     )
+    lm = "transformer_lm_rskip_ln_tiny"
+    refused(
+        plan("wikitext103", lm, "--arch", "transformer_lm_postln", "--dry-run"),
+        f"--arch transformer_lm_postln: the architecture is {lm} already",
+    )
+    refused(
+        plan("wikitext103", lm, "--skip-kind", "highway", "--dry-run"),
+        f"--skip-kind highway: {lm} is kind rskip",
+        "or transformer_lm_skip with this option",
+    )
+    for arch, kind in ((lm, "rskip"), ("transformer_lm_skip_tiny", "highway")):
+        plan("wikitext103", arch, "--skip-kind", kind, "--dry-run", "--gpus", 1)
     refused(
         plan("wmt14-en-de", "transformer_lm_gpt", "--dry-run"),
         "wmt14-en-de has two languages: expected a trans",

@@ -10,6 +10,7 @@ import torch
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import writing
+from fairseq_rskip.pretrained import check_is_not_bundled
 from fairseq_rskip.residual import own_rules
 from fairseq_rskip.residual.state import check_file
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
@@ -36,6 +37,7 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[li
     Raises ``UserError`` if there is none.
     """
     if not folder.exists():
+        check_is_not_bundled(folder)
         raise UserError(f"{folder} does not exist; expected the folder that training saved to")
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give the one that training saved to")

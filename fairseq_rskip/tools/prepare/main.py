@@ -167,6 +167,11 @@ def add_subwords(group: Any, bpe: str, size: int | None) -> None:
         help="make quotes and dashes ASCII first",
     )
     group.add_argument(
+        "--replace",
+        action="store_true",
+        help="make FOLDER/data-bin again where it was made from other text or options",
+    )
+    group.add_argument(
         "--workers",
         type=whole_number(1),
         default=all_cores(),
@@ -198,7 +203,9 @@ def show_all_options() -> None:
     """Print the help of every form of the command at once."""
     parser = Parser(prog="rskip prepare", usage=USAGE, description=ABOUT, epilog=RESUMES)
     add_subwords(
-        parser.add_argument_group("all", "of a text, --bpe is sentencepiece"), BPE[0], None
+        parser.add_argument_group("all", "With --text, --bpe is sentencepiece by default."),
+        BPE[0],
+        None,
     )
     add_pairs(parser.add_argument_group("two languages"))
     add_published(parser.add_argument_group("a published corpus"))
@@ -263,6 +270,7 @@ def plan(kind: Kind, options: argparse.Namespace) -> stages.Preparation:
         max_length=getattr(options, "max_length", 0),
         max_ratio=getattr(options, "max_ratio", 0.0),
         workers=options.workers,
+        replace=options.replace,
     )
 
 

@@ -84,6 +84,7 @@ class Preparation:
     max_length: int
     max_ratio: float
     workers: int
+    replace: bool = False  # a data-bin that was made from other text or with other options
 
     @property
     def languages(self) -> list[str]:
@@ -96,7 +97,7 @@ def prepare(plan: Preparation) -> None:
     source = plan.source
     if isinstance(source, Published):
         archives.fetch_all(source.archives, plan.out / "archives", plan.corpus)
-    stages = Stages(plan.corpus, plan.out, identity(source))
+    stages = Stages(plan.corpus, plan.out, identity(source), plan.replace)
     if isinstance(source, Published) and source.members:
         members = source.members
         stages.make("unpacked", lambda part: unpack(plan.out, members, part), members)
@@ -149,13 +150,19 @@ def unknown_words(facts: dict[str, Any]) -> list[str]:
 
 
 class Stages:
-    """The chain of a corpus's stages in ``out``; its first key is the identity of the source."""
+    """The chain of a corpus's stages in ``out``; its first key is the identity of the source.
 
-    def __init__(self, corpus: str, out: Path, made_from: str):
-        self.corpus, self.out, self.key = corpus, out, made_from
+    ``replace`` allows to make stages again of which a complete data-bin was made.
+    """
+
+    def __init__(self, corpus: str, out: Path, made_from: str, replace: bool = False):
+        self.corpus, self.out, self.key, self.replace = corpus, out, made_from, replace
 
     def make(self, name: str, fill: Callable[[Path], None], *depends_on: Any) -> None:
-        """Have ``fill`` fill the stage's folder, unless it has been made from the same inputs."""
+        """Have ``fill`` fill the stage's folder, unless it has been made from the same inputs.
+
+        Raises ``UserError`` where the folder is not a stage's, or is one of another data-bin.
+        """
         words = [FORMAT, self.key, name, *map(str, depends_on)]
         self.key = hashlib.sha256("\0".join(words).encode()).hexdigest()
         folder, part = self.out / name, self.out / f"{name}.part"
@@ -169,6 +176,12 @@ class Stages:
         if _read_key(folder) == self.key:
             print_line(f"{self.corpus}: {name}: up to date")
             return
+        if _read_key(folder) and _read_key(self.out / "data-bin") and not self.replace:
+            raise UserError(
+                f"{self.out / 'data-bin'} was made from other text or with other options "
+                f"({name} differs), and what was trained on it needs it: expected another FOLDER, "
+                "or --replace"
+            )
         if _read_key(part) != self.key:
             if part.exists():
                 shutil.rmtree(part)

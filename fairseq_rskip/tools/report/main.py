@@ -128,7 +128,7 @@ def _told(changes: Changes) -> str:
     if changes.data:
         words.append(changes.data)
     if changes.length != 1:
-        words.append(f"{changes.length:g} of the length")
+        words.append(f"{changes.length:g} times the length")
     if changes.options:
         words.append(page.listed(changes.options))
     return ", ".join(words)

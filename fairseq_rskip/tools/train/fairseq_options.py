@@ -19,6 +19,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, Fairse
 
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
 from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
+from fairseq_rskip.models._presets import ANY_RULE
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.log import LAST
 
@@ -98,10 +99,12 @@ def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> Parsed:
         if action:
             user_options[action.dest.replace("_", "-")] = getattr(args, action.dest)
     check_ranges(user_options)
+    model = _model_options(arch, args)
+    check_names(arch, user_options)
     if user_options.get("wandb-project") and not importlib.util.find_spec("wandb"):
         raise UserError(missing_package("wandb"))
     unused = {recipe_words[word] for word in extra}
-    return Parsed(user_options, unused, _model_options(arch, args))
+    return Parsed(user_options, unused, model)
 
 
 def _first_option(words: list[str]) -> str:
@@ -137,6 +140,24 @@ def _model_options(arch: str, args: argparse.Namespace) -> argparse.Namespace:
         values[name] = None if str(default).startswith("${") else default
     values |= {name: value for name, value in vars(args).items() if value is not None}
     return argparse.Namespace(**values)
+
+
+def check_names(arch: str, user_options: dict[str, Any]) -> None:
+    """Raise ``UserError`` for an option that makes of ``arch`` what another architecture is.
+
+    Folders, reports and figures are named after ``arch``.
+    """
+    if "arch" in user_options:
+        raise UserError(f"--arch {user_options['arch']}: the architecture is {arch} already")
+    config_class = MODEL_DATACLASS_REGISTRY.get(arch)
+    own = str(getattr(config_class() if config_class else None, "skip_kind", ""))
+    kind = str(user_options.get("skip-kind", own))
+    if own != kind and not re.match(rf"transformer_(lm_)?{ANY_RULE}(_|$)", arch):
+        family = "transformer_lm" if arch.startswith("transformer_lm_") else "transformer"
+        raise UserError(
+            f"--skip-kind {kind}: {arch} is kind {own}; expected an architecture of {kind}, or "
+            f"{family}_{ANY_RULE} with this option"
+        )
 
 
 def check_ranges(user_options: dict[str, Any]) -> None:
