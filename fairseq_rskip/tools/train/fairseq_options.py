@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from fairseq import models, options
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, FairseqLanguageModel
@@ -212,7 +213,8 @@ def check_model(arch: str, model: argparse.Namespace, joined: bool, share: bool)
     task = argparse.Namespace(source_dictionary=source, target_dictionary=target)
     logging.disable()  # fairseq-train repeats it, about the whole model
     try:
-        models.build_model(argparse.Namespace(**values), task)
+        with torch.device("meta"):  # without memory
+            models.build_model(argparse.Namespace(**values), task)
     except UserError:
         raise
     except Exception as error:  # fairseq checks with assert
