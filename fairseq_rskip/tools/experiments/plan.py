@@ -119,8 +119,8 @@ def _default_task(table: Table, texts: Texts) -> str:
         is_text = TASKS["translation"].is_text_corpus(table.data)
         return "language-model" if is_text else "translation"
 
-    names = TASKS["translation"].names
-    if texts or table.data in names or any(row.arch for row in table.rows):
+    is_text = table.data in TASKS["translation"].names or (Path(table.data) / "data-bin").is_dir()
+    if texts or is_text or any(row.arch for row in table.rows):
         return "translation"
     return "images"
 
