@@ -162,10 +162,15 @@ def copy_whole(source, destination):
 
 def unknown_architecture(name):
     """The error for a model that nothing registered, mostly one of a plugin that was not loaded."""
+    reason = f"no architecture named {name!r} is registered"
+    if "fairseq_rskip.models" in sys.modules:  # the plugin is loaded
+        return UserError(
+            f"{reason}; of a rule of your own: expected RSKIP_RULES=FILE, the file that has it"
+        )
     return UserError(
-        f"no architecture named {name!r} is registered; if it comes from a plugin, load it with "
-        "--user-dir (common.user_dir= under hydra; for fairseq_rskip the folder that "
-        "`python -m fairseq_rskip` prints); a rule of your own also needs RSKIP_RULES=FILE"
+        f"{reason}; if it comes from a plugin, load it with --user-dir (common.user_dir= under "
+        "hydra; for fairseq_rskip the folder that `python -m fairseq_rskip` prints); a rule of "
+        "your own also needs RSKIP_RULES=FILE"
     )
 
 
