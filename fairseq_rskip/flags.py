@@ -3,6 +3,7 @@
 The option ``skip_lambda`` is ``--skip-lambda`` and ``init`` is ``--skip-init``.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,9 +20,17 @@ def flag(name: str) -> str:
 def in_terms_of_flags(message: str) -> str:
     """``norm='none': expected ...`` of the modules as ``--skip-norm 'none': expected ...``."""
     name, equals, rest = message.partition("=")
-    if equals and name.isidentifier():
-        return f"--{flag(name).replace('_', '-')} {rest}"
-    return message
+    if not equals or not name.isidentifier():
+        return message
+    before, it_has, names = rest.partition("it has ")
+    names, semicolon, hint = names.partition(";")
+    if it_has:
+        names = re.sub(r"\w+", lambda name: _option(name[0]), names)
+    return f"{_option(name)} {before}{it_has}{names}{semicolon}{hint}"
+
+
+def _option(name: str) -> str:
+    return f"--{flag(name).replace('_', '-')}"
 
 
 class Setting(NamedTuple):

@@ -169,7 +169,8 @@ def check_ranges(user_options: dict[str, Any]) -> None:
                 continue
             values = value if isinstance(value, list) else [value]
             if not all(map(limits.accepts, values)):
-                raise UserError(f"--{name} {value}: expected {limits.expected}")
+                shown = ",".join(map(str, values))
+                raise UserError(f"--{name} {shown}: expected {limits.expected}")
 
 
 def check_restore_file(name: str, save: Path) -> None:
