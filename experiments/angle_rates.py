@@ -21,6 +21,7 @@ RULES = ("pre-norm", FIXED_ANGLE)  # of questions 1 to 3
 SHALLOW, DEEP = "6 layers", "72 layers"
 LEAST, MOST = "3 layers", "48 layers"  # every rule is run from the one to the other
 NEIGHBOURS = 2.0  # the factor between neighbouring rates of the sweep
+UNLEARNED = 1.0  # bits behind the best rule of a depth: a rule that did not learn
 Row = dict[str, str]
 
 
@@ -79,27 +80,36 @@ def gain(lines: dict[str, Row]) -> str:
 
 def answer(difference: Difference, lower: str, higher: str) -> str:
     """``lower`` or ``higher`` where the interval is on that side of 0, otherwise "open"."""
-    return lower if difference.high < 0 else higher if difference.low > 0 else "open"
+    if difference.high < 0:
+        return lower
+    return higher if difference.low > 0 else "open"
 
 
-def beside_the_angle(rules: dict[str, dict[str, Row]]) -> pandas.DataFrame:
-    """Question 4: each rule minus the fixed angle, rule + seed over the rules of a depth."""
+def beside(baseline: str, rules: dict[str, dict[str, Row]]) -> pandas.DataFrame:
+    """Question 4: each rule minus ``baseline``, rule + seed over the rules of a depth.
+
+    A rule that did not learn there is left out: its seeds scatter little, for want of learning, and
+    the model needs residuals of one variance.
+    """
     rows = []
-    for depth in rules[FIXED_ANGLE]:
+    for depth in rules[baseline]:
         losses = {
             rule: values_by_seed(lines[depth]["values_by_seed"])
             for rule, lines in rules.items()
             if depth in lines
         }
-        model = SeedModel(losses)
-        for rule, values in losses.items():
-            row = {"depth": depth, "rule": rule, "loss": sum(values.values()) / len(values)}
-            row["rate"] = rules[rule][depth]["chosen"]
-            tested = model.difference(rule, FIXED_ANGLE) if rule != FIXED_ANGLE else None
-            if tested is not None:
-                row |= {"minus the angle": tested.value, "low": tested.low, "high": tested.high}
+        means = {rule: sum(values.values()) / len(values) for rule, values in losses.items()}
+        learned = {rule for rule, mean in means.items() if mean < min(means.values()) + UNLEARNED}
+        model = SeedModel({rule: losses[rule] for rule in losses if rule in learned})
+        for rule, mean in means.items():
+            row = {"depth": depth, "rule": rule, "loss": mean, "rate": rules[rule][depth]["chosen"]}
+            tested = model.difference(rule, baseline) if rule != baseline else None
+            if rule not in learned:
+                row["answer"] = "did not learn"
+            elif tested is not None:
+                row |= {f"minus {baseline}": tested.value, "low": tested.low, "high": tested.high}
                 row["answer"] = answer(tested, "ahead", "behind")
-                as_a_pair = {rule, FIXED_ANGLE} & {*model.scattered}
+                as_a_pair = {rule, baseline} & {*model.scattered}
                 row["compared"] = "as a pair" if as_a_pair else "by rule + seed"
             rows.append(row)
     return pandas.DataFrame(rows)
@@ -126,8 +136,9 @@ def main() -> None:
     rules = read(parser.parse_args().report)
     print_table(better_start(rules))
     print_line("")
-    print_table(beside_the_angle(rules))
-    print_line("")
+    for baseline in (FIXED_ANGLE, RULES[0]):
+        print_table(beside(baseline, rules))
+        print_line("")
     for rule, lines in rules.items():
         print_line(f"{rule}: {rates(lines)}")
         print_line(f"{rule}: {gain(lines)}")

@@ -165,7 +165,7 @@ def unknown_architecture(name):
     reason = f"no architecture named {name!r} is registered"
     if "fairseq_rskip.models" in sys.modules:  # the plugin is loaded
         return UserError(
-            f"{reason}; of a rule of your own: expected RSKIP_RULES=FILE, the file that has it"
+            f"{reason}; a rule of your own needs RSKIP_RULES=FILE, the file that registers it"
         )
     return UserError(
         f"{reason}; if it comes from a plugin, load it with --user-dir (common.user_dir= under "

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .console import number_or_auto
+from .errors import UserError
 from .residual.options import Declared, options_of, short
 from .residual.registry import KINDS
 
@@ -48,7 +49,7 @@ class Setting(NamedTuple):
 def settings(kinds: dict[str, Any]) -> list[Setting]:
     """Every option of every kind (name -> class), in the order of their first appearance.
 
-    Raises ``ValueError`` for a name that is a number in one kind and a word in another.
+    Raises ``UserError`` for a name that is a number in one kind and a word in another.
     """
     uses: dict[str, dict[str, Declared]] = {}
     for kind, rule in kinds.items():
@@ -67,7 +68,7 @@ def _setting(name: str, uses: dict[str, Declared], kinds: int) -> Setting:
         choices |= dict.fromkeys(option.choices)
         is_number = option.type in (int, float)
         if is_number != (first.type in (int, float)) or bool(option.choices) != bool(first.choices):
-            raise ValueError(
+            raise UserError(
                 f"option {name} of kind {kind} is of another type than in {next(iter(uses))}, "
                 "and both are one option of the command line: expected another name"
             )

@@ -1,6 +1,7 @@
 """The options of the skip connection, as fairseq reads them from the command line or from hydra."""
 
 import argparse
+import functools
 import itertools
 import math
 from dataclasses import field, make_dataclass
@@ -80,7 +81,7 @@ class _SkipOptions:
             skip = self.build(1, place, pre_norm=pre_norm)
             if own_rules.file_of(skip.kind) is not None:
                 with torch.device("cpu"):  # the model may be built without memory, on meta
-                    own_rules.try_forward(self.build(8, place, pre_norm=pre_norm))
+                    own_rules.try_forward(functools.partial(self.build, 8, place, pre_norm))
             return skip
         except TypeError as error:  # of a rule that is not written as rules are
             raise UserError(f"--skip-kind {self.skip_kind}: {error}") from None

@@ -147,12 +147,12 @@ def has_kernel(x: Tensor, f_x: Tensor, dim: int, steps: int, mixed: bool = False
     if torch.compiler.is_compiling():
         is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)()  # torch 2.7
         return fits and not is_exporting and _available_in_graph(device)
-    if type(x) not in _PLAIN or type(f_x) not in _PLAIN or _is_transformed():
+    if type(x) not in _PLAIN or type(f_x) not in _PLAIN or is_transformed():
         return False
     return fits and in_use(device).name != "reference"
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Whether torch.func (vmap, grad, ...) or forward-mode differentiation is active."""
     functional = torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore
     return functional or autograd.forward_ad._current_level >= 0

@@ -1,5 +1,7 @@
 """An exported translation model: fairseq's generator behind plain text."""
 
+import numbers
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +41,16 @@ class Translator(TextModel):
         """
         check_search(search)
         beam = self.cfg.generation.beam if beam is None else beam
-        if isinstance(beam, bool) or not isinstance(beam, int) or beam < 1:
+        if isinstance(beam, bool) or not isinstance(beam, numbers.Integral) or beam < 1:
             raise UserError(f"beam={beam!r}: expected an integer > 0")
         one = isinstance(sentences, str)
-        texts: Any = [sentences] if one else sentences
-        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        texts: Any = [sentences]
+        if not one:
+            texts = list(sentences) if isinstance(sentences, Iterable) else [sentences]
+        if not all(isinstance(text, str) for text in texts):
             raise UserError(f"sentences={str(sentences)[:40]}: expected a text or a list of texts")
         filled = [text for text in texts if text.strip()]
-        in_order = iter(super().translate(filled, beam, verbose, **search) if filled else [])
+        in_order = iter(super().translate(filled, int(beam), verbose, **search) if filled else [])
         translations = [next(in_order) if text.strip() else "" for text in texts]
         return translations[0] if one else translations
 

@@ -1,8 +1,11 @@
 """Attention over what earlier blocks stored, with a backward pass that keeps only its inputs."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from .. import ops
 from ..norms import at_least_float32
 
 
@@ -15,7 +18,17 @@ def depth_attention(
     holds the v_k; ``query`` is ``(dim,)``. A group is dim / heads neighbouring channels, rms is
     that of all channels. Returns ``(..., dim)`` in the type of ``history``.
     """
-    return _DepthAttention.apply(history, query, eps, heads, temperature)
+    options = (eps, heads, temperature)
+    if ops.is_transformed():
+        return _mixture(history, query, *options)
+    return _DepthAttention.apply(history, query, *options)
+
+
+def _mixture(history: Tensor, query: Tensor, eps: float, heads: int, temperature: float) -> Tensor:
+    values = at_least_float32(history)
+    _, _, share = _attend(values, query, eps, heads, temperature)
+    mixture = (_grouped(values, heads) * share.unsqueeze(-1)).sum(-3)
+    return mixture.flatten(-2).to(history.dtype)
 
 
 class _DepthAttention(torch.autograd.Function):
@@ -25,21 +38,11 @@ class _DepthAttention(torch.autograd.Function):
     computes them again.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(
-        history: Tensor, query: Tensor, eps: float, heads: int, temperature: float
-    ) -> Tensor:
-        values = at_least_float32(history)
-        _, _, share = _attend(values, query, eps, heads, temperature)
-        mixture = (_grouped(values, heads) * share.unsqueeze(-1)).sum(-3)
-        return mixture.flatten(-2).to(history.dtype)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        history, query, *ctx.options = inputs
+    def forward(ctx, history: Tensor, query: Tensor, *options: Any) -> Tensor:
+        ctx.options = options
         ctx.save_for_backward(history, query)
+        return _mixture(history, query, *options)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:

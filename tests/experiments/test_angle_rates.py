@@ -16,7 +16,7 @@ def run(path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["angle_rates", str(path)])
     with pytest.raises(SystemExit):
         runpy.run_path(str(SCRIPT), run_name="__main__")
-    first, second, sentences = capsys.readouterr().out.split("\n\n")
+    first, second, _, sentences = capsys.readouterr().out.split("\n\n")
     return first.splitlines()[2:], second.splitlines()[2:], sentences.splitlines()
 
 
@@ -59,6 +59,7 @@ def test_every_rule_is_compared_with_the_fixed_angle(tmp_path, capsys, monkeypat
         pre_norm=([5.0, 5.2, 5.0], [0.006, 0.012, 0.006]),
         fixed_angle=([4.9, 5.0, 5.1], [0.012, 0.006, 0.003]),
         Keel=([5.1, 4.9, 5.1], [0.012, 0.006, 0.003]),
+        DeepNorm=([5.1, 8.4, 8.4], [0.012, 0.006, 0.003]),
     )
     path.write_text(path.read_text().replace("6 layers", "3 layers").replace("72 lay", "48 lay"))
     _, table, sentences = run(path, capsys, monkeypatch)
@@ -68,4 +69,6 @@ def test_every_rule_is_compared_with_the_fixed_angle(tmp_path, capsys, monkeypat
     assert answers["48 layers", "Keel"] == "open"
     assert answers["48 layers", "fixed angle"] == ""
     assert answers["48 layers", "pre-norm"] == "ahead"
+    assert answers["3 layers", "DeepNorm"] == "behind"
+    assert answers["48 layers", "DeepNorm"] == "did not learn"
     assert "fixed angle: 48 layers minus 3 layers +0.200 (3 seeds)" in sentences

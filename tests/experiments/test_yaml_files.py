@@ -119,7 +119,7 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, changes, named):
                     {"label": "a", "arch": "transformer_ngpt_tiny", "options": {"fix-norm": False}}
                 ]
             },
-            "option 'fix-norm' is false, but transformer_ngpt_tiny or its recipe sets it",
+            "option 'fix-norm' is false, but transformer_ngpt_tiny, the recipe or",
         ),
         (
             {"options": {"share-all-embeddings": False}},

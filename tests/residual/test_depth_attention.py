@@ -56,6 +56,9 @@ def test_transforms_of_torch_func():
 
     each = torch.stack([torch.func.grad(total)(one) for one in history])
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(total))(history), each)
+    direction = draw((3, 6), 3)
+    tangent = torch.func.jvp(total, (history[0],), (direction,))[1]
+    torch.testing.assert_close(tangent, (each[0] * direction).sum())
 
 
 def test_backward_keeps_the_history_and_nothing_else_of_its_size():

@@ -86,9 +86,9 @@ class Translation(Task):
         for name, value in options.items():
             if value is False and name in plan.switches:
                 raise UserError(
-                    f"option {name!r} is false, but {cell.arch} or its recipe sets it and "
-                    "fairseq-train cannot unset it: expected an architecture without it, such as "
-                    "transformer_skip with skip-kind"
+                    f"option {name!r} is false, but {cell.arch}, the recipe or this machine sets "
+                    "it, and fairseq-train cannot unset it: expected no such line (for fp16: "
+                    "no-fp16), or an architecture without it, as transformer_skip with skip-kind"
                 )
         metrics = {experiment.metric, *experiment.table.also}
         if comet.NAME in metrics and "comet" not in cell.evaluate:

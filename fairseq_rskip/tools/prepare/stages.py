@@ -178,9 +178,9 @@ class Stages:
             return
         if _read_key(folder) and _read_key(self.out / "data-bin") and not self.replace:
             raise UserError(
-                f"{self.out / 'data-bin'} was made from other text or with other options "
-                f"({name} differs), and what was trained on it needs it: expected another FOLDER, "
-                "or --replace"
+                f"{self.out / 'data-bin'} was made from other text, with other options or by "
+                f"another version ({name} differs), and what was trained on it needs it: expected "
+                "another FOLDER, or --replace"
             )
         if _read_key(part) != self.key:
             if part.exists():

@@ -38,8 +38,8 @@ class Plan(NamedTuple):
     0 for none. ``saved`` is the training in ``save`` that is resumed, None where --restore-file
     names another start than that folder's last checkpoint. ``settings`` are the options that the
     training is known by, the user's and those of its skip connections, by name with dashes;
-    ``warm_up`` counts updates. ``switches`` are the options without a value that are on, by the
-    command or by the architecture, by name with dashes.
+    ``warm_up`` counts updates. ``switches`` are the options that are on by the architecture, or
+    in the command, by name with dashes.
     """
 
     command: list[str]
@@ -195,7 +195,7 @@ def _command(corpus: Corpus, chosen: dict[str, Any], parsed: Parsed, words: list
 
 
 def _switches(model: argparse.Namespace, command: list[str]) -> set[str]:
-    """The options without a value that ``model`` or ``command`` has."""
+    """The options that are on in ``model``, and those in ``command``."""
     of_model = {name.replace("_", "-") for name, value in vars(model).items() if value is True}
     return of_model | {word.removeprefix("--") for word in command if word.startswith("--")}
 
