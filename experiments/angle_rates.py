@@ -17,7 +17,8 @@ from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.significance import Difference, SeedModel, values_by_seed
 
 FIXED_ANGLE = "fixed angle"
-RULES = ("pre-norm", FIXED_ANGLE)  # of questions 1 to 3
+PRE_NORM = "pre-norm"
+RULES = (PRE_NORM, FIXED_ANGLE)  # of questions 1 to 3
 SHALLOW, DEEP = "6 layers", "72 layers"
 LEAST, MOST = "3 layers", "48 layers"  # every rule is run from the one to the other
 NEIGHBOURS = 2.0  # the factor between neighbouring rates of the sweep
@@ -40,15 +41,15 @@ def read(path: Path) -> dict[str, dict[str, Row]]:
 def better_start(rules: dict[str, dict[str, Row]]) -> pandas.DataFrame:
     """Question 1: the difference at each depth, by the pair alone."""
     rows = []
-    for depth in rules[RULES[0]]:
+    for depth in rules[PRE_NORM]:
         if depth not in rules[FIXED_ANGLE]:
             continue
         losses = {rule: values_by_seed(rules[rule][depth]["values_by_seed"]) for rule in RULES}
-        row = {"depth": depth, "seeds": len(losses[RULES[0]].keys() & losses[RULES[1]].keys())}
+        row = {"depth": depth, "seeds": len(losses[PRE_NORM].keys() & losses[FIXED_ANGLE].keys())}
         for rule in RULES:
             row[rule] = sum(losses[rule].values()) / len(losses[rule])
             row[f"rate of {rule}"] = rules[rule][depth]["chosen"]
-        tested = SeedModel(losses).difference(FIXED_ANGLE, RULES[0])
+        tested = SeedModel(losses).difference(FIXED_ANGLE, PRE_NORM)
         if tested is not None:
             row |= {"difference": tested.value, "low": tested.low, "high": tested.high}
             row["answer"] = answer(tested, "better", "not better")
@@ -136,7 +137,7 @@ def main() -> None:
     rules = read(parser.parse_args().report)
     print_table(better_start(rules))
     print_line("")
-    for baseline in (FIXED_ANGLE, RULES[0]):
+    for baseline in (FIXED_ANGLE, PRE_NORM):
         print_table(beside(baseline, rules))
         print_line("")
     for rule, lines in rules.items():

@@ -52,9 +52,8 @@ class SigmoidGates(MatrixSkip):
         flat = h.flatten(-2)
         together = torch.cat(phi, 1)
         # the division after the product, as in the paper
-        products = at_least_float32(flat.to(together.dtype) @ together) / root_mean_square(
-            flat, self.eps
-        )
+        products = at_least_float32(flat.to(together.dtype) @ together)
+        products = products / root_mean_square(flat, self.eps)
         return products.split([each.size(1) for each in phi], -1)
 
     def gates(self, pre: Tensor, post: Tensor) -> tuple[Tensor, Tensor]:

@@ -150,10 +150,12 @@ def check_names(arch: str, user_options: dict[str, Any]) -> None:
     """
     if "arch" in user_options:
         raise UserError(f"--arch {user_options['arch']}: the architecture is {arch} already")
-    config_class = MODEL_DATACLASS_REGISTRY.get(arch)
-    own = str(getattr(config_class() if config_class else None, "skip_kind", ""))
-    kind = str(user_options.get("skip-kind", own))
-    if own != kind and not re.match(rf"transformer_(lm_)?{ANY_RULE}(_|$)", arch):
+    kind = user_options.get("skip-kind")
+    takes_any_kind = re.match(rf"transformer_(lm_)?{ANY_RULE}(_|$)", arch)
+    if kind is None or takes_any_kind:
+        return
+    own = MODEL_DATACLASS_REGISTRY[arch]().skip_kind
+    if str(kind) != str(own):
         family = "transformer_lm" if arch.startswith("transformer_lm_") else "transformer"
         raise UserError(
             f"--skip-kind {kind}: {arch} is kind {own}; expected an architecture of {kind}, or "
