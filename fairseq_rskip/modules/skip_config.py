@@ -139,14 +139,19 @@ def _what_the_place_decides(skip: SkipConnection) -> Any:
     return skip.constants(), skip.drop_rate, skip.pre is None, [*skip.state_dict()]
 
 
+def _growth(skip: SkipConnection) -> float:
+    """The factor by which a sum lets the stream grow; 1 where a norm follows the sum."""
+    return 1.0 if len(skip.post) else skip.stream_gain()
+
+
 def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:
     """One line on how a stream without a norm after the sum grows with depth, or ""."""
-    skip = next((skip for skips in sides.values() for skip in skips), None)
-    if skip is None or len(skip.post) or any(parameter.is_meta for parameter in skip.parameters()):
+    every = [skip for skips in sides.values() for skip in skips]
+    if any(parameter.is_meta for skip in every for parameter in skip.parameters()):
         return ""
-    gains = {side: [each.stream_gain() for each in skips] for side, skips in sides.items() if skips}
-    scale = max(max(own) for own in gains.values())
-    if scale <= 1:
+    gains = {side: [_growth(skip) for skip in skips] for side, skips in sides.items() if skips}
+    fastest = max(every, key=_growth, default=None)
+    if fastest is None or _growth(fastest) <= 1:
         return ""
 
     largest = 0.0
@@ -166,8 +171,8 @@ def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:
     else:
         verdict = "comes close to the limit of"
     return (
-        f"a skip scaled by {scale:g} without a normalisation grows with depth: about {through}. "
-        f"That {verdict} fp16 (largest value {FP16_MAX:g}); the way out is {way_out(skip)}"
+        f"a skip scaled by {_growth(fastest):g} without a normalisation grows with depth: "
+        f"about {through}. That {verdict} fp16 (largest value {FP16_MAX:g}); the way out is {way_out(fastest)}"
     )
 
 

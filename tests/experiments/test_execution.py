@@ -114,6 +114,24 @@ def test_a_translation_is_trained_and_evaluated_and_a_loss_is_only_trained(tmp_p
     assert len(TASKS["translation"].commands(results.ready(tables(path)[0], tmp_path)[0])) == 1
 
 
+def test_rows_that_share_a_training_keep_the_checkpoints_of_the_one_that_averages_most(tmp_path):
+    path = write(
+        tmp_path,
+        TRANSLATION,
+        rows=[
+            {"label": "5", "arch": "transformer_postln_tiny", "evaluate": {"average": 5}},
+            {"label": "20", "arch": "transformer_postln_tiny", "evaluate": {"average": 20}},
+        ],
+    )
+    (experiment,) = tables(path)
+    trainings = []
+    for cell in experiment.cells:
+        train, _ = TASKS["translation"].commands(cell.variants[0].run)
+        trainings.append(train)
+    assert trainings[0] == trainings[1]
+    assert trainings[0][trainings[0].index("--keep-last-epochs") + 1] == "20"
+
+
 def test_a_table_builds_one_small_model_for_each_network(tmp_path, monkeypatch):
     """Seeds share the check of ``rskip run``, and the commands of the runs do not repeat it."""
     planned.cache_clear()

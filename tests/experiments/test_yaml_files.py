@@ -94,7 +94,9 @@ def test_options_of_a_misspelled_kind_are_not_refused_beside_it(tmp_path):
         ({"data": "nowhere"}, "digits"), ({"rows_from": "mine.yaml"}, "circle"),
         ({"sweep": {"lr": [0.1]}}, "sweep"),
         ({"sweep": {"lr": [0.1, 0.1]}, "options": {"depth": 8, "valid-images": 99}}, "lr"),
-        ({"sweep": {"lr": [0.1, 0.2]}}, "valid-images"), ({"options": {"seeds": 3}}, "seeds"),
+        ({"sweep": {"lr": [0.1, 0.2]}}, "valid-images"),
+        ({"metric": "valid_loss"}, "valid_loss is of held-out images; set valid-images"),
+        ({"options": {"seeds": 3}}, "seeds"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else value.partition(" ")[0],
 )  # fmt: skip

@@ -177,6 +177,12 @@ def test_shared_embeddings_need_one_dictionary():
         models.build_model(Namespace(arch="transformer_rskip_ln_iwslt_en_vi"), two)
 
 
+def test_a_norm_behind_the_sum_stops_growth(caplog):
+    """Keel's first layer has none, its others have one behind a sum of 18 x and F."""
+    build("transformer_keel", encoder_embed_dim=16, encoder_ffn_embed_dim=16)
+    assert not any("fp16" in record.getMessage() for record in caplog.records)
+
+
 def test_growth_without_a_norm_is_warned_of_once(caplog):
     build("transformer_xskip", encoder_embed_dim=16, encoder_ffn_embed_dim=16)
     warnings = [r.getMessage() for r in caplog.records if "fp16" in r.getMessage()]

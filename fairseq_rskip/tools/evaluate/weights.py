@@ -56,13 +56,11 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[li
     if not taken:
         raise UserError(f"{folder} has no checkpoint: it holds {_names_in(folder)}; {ACCEPTED}")
 
-    which = f"checkpoint {taken[0]}"
-    if len(taken) > 1:
-        members = ", ".join(path.name for path in taken)
-        which = f"average of the last {len(taken)} {unit} checkpoints: {members}"
-    if len(taken) < count:
-        which += f"; fewer than {count} numbered checkpoints"
-    return taken, which
+    fewer = f" (fewer than {count} are numbered)" if len(taken) < count else ""
+    if len(taken) == 1:
+        return taken, f"checkpoint {taken[0]}{fewer}"
+    members = ", ".join(path.name for path in taken)
+    return taken, f"average of the last {len(taken)} {unit} checkpoints{fewer}: {members}"
 
 
 def _named(checkpoint: Path, folder: Path) -> Path:

@@ -12,6 +12,8 @@ from fairseq_rskip.vision.options import DATA_SETS, FOLDER
 from .records import Cell, Experiment, Run, dashed
 from .task import RSKIP, Task, own_rule
 
+HELD_OUT = ("valid_error", "valid_loss")
+
 
 class Images(Task):
     """Training by train_cifar.py."""
@@ -57,9 +59,9 @@ class Images(Task):
         from fairseq_rskip.vision.config import parse
 
         config = parse(self._words(data, cell.options))
-        shown = (experiment.metric, *experiment.table.also)
-        if "valid_error" in shown and not config.valid_images:
-            raise UserError("valid_error is of held-out images; set valid-images")
+        for metric in (experiment.metric, *experiment.table.also):
+            if metric in HELD_OUT and not config.valid_images:
+                raise UserError(f"{metric} is of held-out images; set valid-images")
 
         run = Run(
             task="images",

@@ -136,6 +136,7 @@ class Run:
     arch: str = ""
     scored: bool = False
     evaluate: dict[str, Any] = field(default_factory=dict)  # options of evaluate.sh
+    averaged: int = 0  # the most checkpoints that a row of its table averages
     seed: int = 1
     folder: Path = Path()
     label: str = ""  # of its row

@@ -121,6 +121,7 @@ class Translation(Task):
             arch=cell.arch,
             scored=not metrics.issubset(self.losses),
             evaluate=cell.evaluate,
+            averaged=_most_averaged(experiment),
         )
         return run, plan.warnings
 
@@ -128,10 +129,9 @@ class Translation(Task):
         """The command lines that fill the run's folder: training, and evaluation if scored."""
         save = run.folder / CHECKPOINTS
         options = dict(run.options)
-        average = int(run.evaluate.get("average", 0))
-        if average:  # training keeps as many checkpoints
+        if run.averaged:  # training keeps as many checkpoints, for rows that share it, too
             for name in ("keep-interval-updates", "keep-last-epochs"):
-                options.setdefault(name, max(average, 10))
+                options.setdefault(name, max(run.averaged, 10))
         options |= {"seed": run.seed, "save-dir": save}
         train = [*RSKIP, "train", run.data, run.arch, "--model-checked", *to_argv(options)]
         if not run.scored:
@@ -255,6 +255,12 @@ def check_evaluation(words: tuple[str, ...]) -> None:
         parser.parse_args(["DATA", "FOLDER", *words])
     except UserError as error:
         raise UserError(f"evaluate: {error}") from None
+
+
+def _most_averaged(experiment: Experiment) -> int:
+    """The most checkpoints that a row's evaluation averages; 0 if none says how many."""
+    evaluations = [experiment.table.evaluate, *(row.evaluate for row in experiment.rows)]
+    return max(int(evaluation.get("average", 0)) for evaluation in evaluations)
 
 
 def _held_out_losses(folder: Path) -> dict[str, float]:
