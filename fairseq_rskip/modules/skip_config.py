@@ -172,7 +172,8 @@ def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:
         verdict = "comes close to the limit of"
     return (
         f"a skip scaled by {_growth(fastest):g} without a normalisation grows with depth: "
-        f"about {through}. That {verdict} fp16 (largest value {FP16_MAX:g}); the way out is {way_out(fastest)}"
+        f"about {through}. That {verdict} fp16 (largest value {FP16_MAX:g}); "
+        f"the way out is {way_out(fastest)}"
     )
 
 
