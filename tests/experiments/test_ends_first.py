@@ -66,10 +66,12 @@ def test_the_pairs_at_their_own_rates_give_the_published_table(runs, tmp_path, m
 
 def test_the_rates_of_the_page_are_those_of_the_records(runs):
     page = (ROOT / "docs/studies/multi30k.md").read_text("utf-8")
-    table = page.split("**The rates tried**")[1].split("\n\n")[1].splitlines()
+    table = page.split("## The rates tried")[1].split("\n\n")[2].splitlines()
     shown = {}
     for line in table[2:]:
         label, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if label.endswith("on a CPU"):
+            continue
         for rate, cell in zip((0.0025, 0.005, 0.01), cells):
             if cell:
                 shown[label, rate] = float(re.search(r"\d\.\d+", cell)[0])

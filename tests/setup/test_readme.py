@@ -43,7 +43,7 @@ def cells(line):
 
 def table_of_results():
     """The short trainings: the header's cells, and the cells of each line."""
-    section = FINDINGS.split("## Short trainings")[1].split("## The paper beside")[0]
+    section = FINDINGS.split("## Short trainings")[1].split("## How to read")[0]
     lines = section.splitlines()
     header, _, *body = [cells(line) for line in lines if line.startswith("|")]
     return header, body
