@@ -180,13 +180,12 @@ class FractionalConnection(SkipConnection):
             self.s_a = self.new_parameter(torch.full((1,), 0.01))
             self.s_b = self.new_parameter(torch.full((1,), 0.01))
 
-    def prepare(self, x: Tensor) -> tuple[Tensor, Any]:
+    def current(self, x: Tensor) -> tuple[Tensor, Any]:
         h = x.unflatten(-1, self.shape)
         a_m, a_r, b = self.matrices(h)
         read = (a_m.unsqueeze(-1) * h.unsqueeze(-2)).sum(-3)
         mixed_parts = (a_r.unsqueeze(-1) * h.unsqueeze(-2)).sum(-3)
-        branch_input, _ = super().prepare(read.flatten(-2).to(x.dtype))
-        return branch_input, (mixed_parts, b)
+        return read.flatten(-2).to(x.dtype), (mixed_parts, b)
 
     def matrices(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A_m, A_r and B of H ``(..., m, dim / m)``."""
@@ -197,9 +196,6 @@ class FractionalConnection(SkipConnection):
         a_m = self.a_m + self.s_a * gates[..., :m]
         a_r = self.a_r + self.s_a * gates[..., m : 2 * m]
         return a_m, a_r, self.b + self.s_b * gates[..., 2 * m]
-
-    def carry(self, x: Tensor) -> Any:
-        return self.prepare(x)[1]
 
     def streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The parts of x ``(..., m, dim / m)``, and ``A_r^T``."""
