@@ -4,10 +4,14 @@
 angle-lambda.yaml, writes results/angle_cause.csv (a row for each logged update) and analyses that
 file; without RUNS it analyses what is archived. The questions were registered in
 docs/depth-history.md.
+
+The column ``angle`` is the root mean square, over the residuals of the decoder, of the arccos of
+the logged mean cosine of y and x, as in ``rskip analyze depth-check``. In results/angle_runs.csv
+(angle_edge.py) it is the plain mean of these, in results/depth_angles.csv (depth_angles.py) it is
+computed from |F| / |x|.
 """
 
 import argparse
-import json
 import math
 from pathlib import Path
 from statistics import linear_regression
@@ -15,11 +19,11 @@ from typing import Any
 
 import pandas
 
-from fairseq_rskip.analysis import figures
+from fairseq_rskip.analysis import figures, skip_log
 from fairseq_rskip.analysis.depth_check import angles_in, quadratic_means
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.files import read_json_lines
+from fairseq_rskip.tools.experiments.finished import FinishedRun, finished_runs
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 ARCHIVE = RESULTS / "angle_cause.csv"
@@ -28,31 +32,25 @@ LOST = 30.0  # the gradient's ratio, top over bottom of the decoder, from which 
 RESIDUALS = 3  # of a decoder layer
 
 
-def read_run(folder: Path) -> list[dict[str, Any]]:
-    """A row for each logged update of the finished run in ``folder``."""
-    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    values = record.get("metrics", {}).get("values")
-    if values is None:
+def read_run(run: FinishedRun) -> list[dict[str, Any]]:
+    """A row for each logged update of a run; [] if it has no log."""
+    if run.skip_log is None:
         return []
-
-    options = record["settings"]["options"]
-    layers = options["decoder-layers"]
+    layers = run.options["decoder-layers"]
     about = {
-        "rule": record["settings"]["arch"].removeprefix("transformer_").removesuffix("_ln"),
-        "lambda": options["skip-lambda"],
+        "rule": run.arch.removeprefix("transformer_").removesuffix("_ln"),
+        "lambda": run.options["skip-lambda"],
         "layers": layers,
-        "lr": options["lr"],
-        "seed": record["seed"],
-        "loss": values["valid_loss"],
+        "lr": run.options["lr"],
+        "seed": run.seed,
+        "loss": run.values["valid_loss"],
     }
+    top, bottom = f"decoder.layers.{layers - 1}.final_skip", "decoder.layers.0.self_attn_skip"
     rows = []
-    for line in read_json_lines(folder / "checkpoints" / "tensorboard" / "skip" / "skips.jsonl"):
-        top = line[f"skip_grad_norm/decoder.layers.{layers - 1}.final_skip"]
-        bottom = line["skip_grad_norm/decoder.layers.0.self_attn_skip"]
-        ratio = top / bottom if bottom > 0 else math.inf
-        angle = quadratic_means(angles_in(line))["decoder"]
-        measured = {"update": line["step"], "angle": f"{angle:.4g}", "ratio": f"{ratio:.4g}"}
-        rows.append({**about, **measured})
+    for update, values in skip_log.read(run.skip_log).items():
+        ratio = skip_log.gradient_ratio(values, top, bottom)
+        angle = quadratic_means(angles_in(values))["decoder"]
+        rows.append({**about, "update": update, "angle": f"{angle:.4g}", "ratio": f"{ratio:.4g}"})
     return rows
 
 
@@ -115,10 +113,10 @@ def main() -> None:
     if folders:
         rows = []
         for folder in folders:
-            for record in sorted(folder.glob("**/seed*/run.json")):
-                rows += read_run(record.parent)
+            for run in finished_runs(folder):
+                rows += read_run(run)
         if not rows:
-            raise UserError(f"no finished run in {', '.join(map(str, folders))}")
+            raise UserError(f"no finished run with a skip log in {', '.join(map(str, folders))}")
         figures.write_csv(ARCHIVE, rows)
 
     table = pandas.read_csv(ARCHIVE)

@@ -6,22 +6,29 @@ Does it fall as 1/√N or as 1/N?
 angle-lm.yaml and angle-settings.yaml, adds them to results/angle_runs.csv (a row for each logged
 update) and analyses that file; without RUNS it analyses what is archived. docs/depth-history.md
 registers the tests: the definition of the edge, the exclusions, and what refutes what.
+
+The column ``angle`` of results/angle_runs.csv is the mean, over the residuals of the decoder, of
+the arccos of the logged mean cosine of y and x. angle_cause.py takes the root mean square of these,
+depth_angles.py an angle that it computes from |F| / |x|. The edge is made of none of them: its
+angle is the one that the rule fixes, c / √N.
 """
 
 import argparse
-import json
 import math
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy
 import pandas
 from scipy import stats
 
-from fairseq_rskip.analysis import figures
+from fairseq_rskip.analysis import depth_check, figures, skip_log
+from fairseq_rskip.analysis.skip_log import BRANCH_OVER_SKIP, COS_GRADIENTS, by_block
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.files import read_json_lines, write_text
+from fairseq_rskip.files import write_text
+from fairseq_rskip.tools.experiments.finished import FinishedRun, finished_runs
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 RUNS = RESULTS / "angle_runs.csv"
@@ -47,67 +54,54 @@ class Fit(NamedTuple):
     high: float
 
 
-def read_run(folder: Path) -> list[dict[str, Any]]:
-    """A row for each logged update of the finished run in ``folder``.
-
-    [] where it has no record or no log.
-    """
-    record_file = folder / "run.json"
-    log = folder / "checkpoints" / "tensorboard" / "skip" / "skips.jsonl"
-    if not (record_file.is_file() and log.is_file()):
+def read_run(run: FinishedRun) -> list[dict[str, Any]]:
+    """A row for each logged update of a run; [] if it has no log."""
+    if run.skip_log is None:
         return []
-    record = json.loads(record_file.read_text(encoding="utf-8"))
-    values = record.get("metrics", {}).get("values")
-    if values is None:
-        return []
-
-    settings = record["settings"]
-    options = settings["options"]
-    layers = options["decoder-layers"]
-    is_language_model = settings["arch"].startswith("transformer_lm_")
+    layers = run.options["decoder-layers"]
+    is_language_model = run.arch.startswith("transformer_lm_")
     residuals = layers * (2 if is_language_model else 3)
     about = {
         "task": "language model" if is_language_model else "translation",
-        "rule": "angle" if settings["arch"].endswith("_angle") else "pre-norm",
+        "rule": "angle" if run.arch.endswith("_angle") else "pre-norm",
         "layers": layers,
         "residuals": residuals,
-        "lr": options["lr"],
-        "width": options["decoder-embed-dim"],
-        "warmup": options["warmup-updates"],
-        "updates": options["max-update"],
-        "seed": record["seed"],
-        "c": options.get("skip-angle", ""),
-        "loss": values["valid_loss"],
+        "lr": run.options["lr"],
+        "width": run.options["decoder-embed-dim"],
+        "warmup": run.options["warmup-updates"],
+        "updates": run.options["max-update"],
+        "seed": run.seed,
+        "c": run.options.get("skip-angle", ""),
+        "loss": run.values["valid_loss"],
     }
 
+    top, bottom = f"decoder.layers.{layers - 1}.final_skip", "decoder.layers.0.self_attn_skip"
     rows = []
-    for line in read_json_lines(log):
-        decoder = {tag: value for tag, value in line.items() if "/decoder.layers." in tag}
-        top = decoder[f"skip_grad_norm/decoder.layers.{layers - 1}.final_skip"]
-        bottom = decoder["skip_grad_norm/decoder.layers.0.self_attn_skip"]
+    for update, values in skip_log.read(run.skip_log).items():
+        angles = depth_check.angles_in(values)
         measured = {
-            "update": line["step"],
-            "ratio": top / bottom if bottom > 0 else math.inf,
-            "angle": mean(decoder, "skip_cos_y_x", math.acos),
-            "cos_gradients": mean(decoder, "skip_cos_gradients"),
-            "branch_over_skip": mean(decoder, "skip_branch_over_skip_gradient"),
+            "ratio": skip_log.gradient_ratio(values, top, bottom),
+            "angle": decoder_mean(angles),
+            "cos_gradients": decoder_mean(by_block(values, COS_GRADIENTS)),
+            "branch_over_skip": decoder_mean(by_block(values, BRANCH_OVER_SKIP)),
         }
-        rows.append({**about, **{name: f"{value:.4g}" for name, value in measured.items()}})
+        texts = {name: f"{value:.4g}" for name, value in measured.items()}
+        rows.append({**about, "update": update, **texts})
     return rows
 
 
-def mean(values: dict[str, float], quantity: str, of: Any = float) -> float:
-    """The mean over the residuals of a function of a logged quantity; NaN if it was not logged."""
-    logged = [of(value) for tag, value in values.items() if tag.startswith(f"{quantity}/")]
-    return sum(logged) / len(logged) if logged else math.nan
+def decoder_mean(values: dict[str, float]) -> float:
+    """The mean over the blocks of the decoder; NaN if none was logged."""
+    logged = [value for block, value in values.items() if block.startswith("decoder.layers.")]
+    return fmean(logged) if logged else math.nan
 
 
 def collect(folders: list[Path]) -> None:
     """Add the runs below ``folders`` to :data:`RUNS`; they replace rows of the same runs."""
     rows = []
     for folder in folders:
-        for record in sorted(folder.glob("**/seed*/run.json")):
-            rows += read_run(record.parent)
+        for run in finished_runs(folder):
+            rows += read_run(run)
     if not rows:
         raise UserError(
             f"{folders[0]}: no finished run of angle.yaml, angle-lm.yaml or angle-settings.yaml "

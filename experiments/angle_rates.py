@@ -14,7 +14,9 @@ import pandas
 
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.tools.significance import Difference, SeedModel, values_by_seed
+from fairseq_rskip.tools.report.reading import Line, by_row, read_report
+from fairseq_rskip.tools.report.sweep import listed
+from fairseq_rskip.tools.significance import Difference, SeedModel
 
 FIXED_ANGLE = "fixed angle"
 PRE_NORM = "pre-norm"
@@ -23,32 +25,30 @@ SHALLOW, DEEP = "6 layers", "72 layers"
 LEAST, MOST = "3 layers", "48 layers"  # every rule is run from the one to the other
 NEIGHBOURS = 2.0  # the factor between neighbouring rates of the sweep
 UNLEARNED = 1.0  # bits behind the best rule of a depth: a rule that did not learn
-Row = dict[str, str]
+Depths = dict[str, Line]  # depth -> line of the report
 
 
-def read(path: Path) -> dict[str, dict[str, Row]]:
-    """Rule -> depth -> line of the report. Raises ``UserError``."""
-    report = pandas.read_csv(path, dtype=str).dropna(subset="values_by_seed")
-    rules: dict[str, dict[str, Row]] = {}
-    for line in report.to_dict("records"):
-        rules.setdefault(line["row"], {})[line["column"]] = line
+def read(path: Path) -> dict[str, Depths]:
+    """The lines of each rule. Raises ``UserError`` without the two of questions 1 to 3."""
+    rules = by_row(read_report(path))
     for rule in RULES:
         if rule not in rules:
             raise UserError(f"{path}: no row {rule!r} with a result")
     return rules
 
 
-def better_start(rules: dict[str, dict[str, Row]]) -> pandas.DataFrame:
+def better_start(rules: dict[str, Depths]) -> pandas.DataFrame:
     """Question 1: the difference at each depth, by the pair alone."""
     rows = []
     for depth in rules[PRE_NORM]:
         if depth not in rules[FIXED_ANGLE]:
             continue
-        losses = {rule: values_by_seed(rules[rule][depth]["values_by_seed"]) for rule in RULES}
+        lines = {rule: rules[rule][depth] for rule in RULES}
+        losses = {rule: line.values for rule, line in lines.items()}
         row = {"depth": depth, "seeds": len(losses[PRE_NORM].keys() & losses[FIXED_ANGLE].keys())}
-        for rule in RULES:
-            row[rule] = sum(losses[rule].values()) / len(losses[rule])
-            row[f"rate of {rule}"] = rules[rule][depth]["chosen"]
+        for rule, line in lines.items():
+            row[rule] = line.mean
+            row[f"rate of {rule}"] = listed(line.chosen)
         tested = SeedModel(losses).difference(FIXED_ANGLE, PRE_NORM)
         if tested is not None:
             row |= {"difference": tested.value, "low": tested.low, "high": tested.high}
@@ -57,26 +57,28 @@ def better_start(rules: dict[str, dict[str, Row]]) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def rates(lines: dict[str, Row]) -> str:
+def rates(lines: Depths) -> str:
     """Question 2: whether the chosen rates of a rule are neighbours."""
-    chosen = [float(line["chosen"].split()[-1]) for line in lines.values()]
+    chosen = [line.chosen["lr"] for line in lines.values() if "lr" in line.chosen]
+    if not chosen:
+        return "no rate was swept"
     one = max(chosen) <= NEIGHBOURS * min(chosen) * (1 + 1e-9)
-    listed = ", ".join(f"{rate:g}" for rate in chosen)
-    return f"rates {listed}: {'one rate' if one else 'no one rate'} for all depths"
+    text = ", ".join(f"{rate:g}" for rate in chosen)
+    return f"rates {text}: {'one rate' if one else 'no one rate'} for all depths"
 
 
-def gain(lines: dict[str, Row]) -> str:
+def gain(lines: Depths) -> str:
     """Question 3: whether the deep model has the lower loss with each seed."""
     if SHALLOW not in lines or DEEP not in lines:
         return f"{SHALLOW} or {DEEP} is missing"
-    shallow, deep = (values_by_seed(lines[depth]["values_by_seed"]) for depth in (SHALLOW, DEEP))
+    shallow, deep = lines[SHALLOW].values, lines[DEEP].values
     seeds = sorted(shallow.keys() & deep.keys())
     differences = [deep[seed] - shallow[seed] for seed in seeds]
-    listed = ", ".join(f"{difference:+.3f}" for difference in differences)
+    text = ", ".join(f"{difference:+.3f}" for difference in differences)
     if not differences:
         return f"{DEEP} and {SHALLOW} share no seed"
     gains = all(difference < 0 for difference in differences)
-    return f"{DEEP} minus {SHALLOW} {listed}: {'gains' if gains else 'does not gain'} from depth"
+    return f"{DEEP} minus {SHALLOW} {text}: {'gains' if gains else 'does not gain'} from depth"
 
 
 def answer(difference: Difference, lower: str, higher: str) -> str:
@@ -86,7 +88,7 @@ def answer(difference: Difference, lower: str, higher: str) -> str:
     return higher if difference.low > 0 else "open"
 
 
-def beside(baseline: str, rules: dict[str, dict[str, Row]]) -> pandas.DataFrame:
+def beside(baseline: str, rules: dict[str, Depths]) -> pandas.DataFrame:
     """Question 4: each rule minus ``baseline``, rule + seed over the rules of a depth.
 
     A rule that did not learn there is left out: its seeds scatter little, for want of learning, and
@@ -94,16 +96,12 @@ def beside(baseline: str, rules: dict[str, dict[str, Row]]) -> pandas.DataFrame:
     """
     rows = []
     for depth in rules[baseline]:
-        losses = {
-            rule: values_by_seed(lines[depth]["values_by_seed"])
-            for rule, lines in rules.items()
-            if depth in lines
-        }
-        means = {rule: sum(values.values()) / len(values) for rule, values in losses.items()}
+        here = {rule: lines[depth] for rule, lines in rules.items() if depth in lines}
+        means = {rule: line.mean for rule, line in here.items()}
         learned = {rule for rule, mean in means.items() if mean < min(means.values()) + UNLEARNED}
-        model = SeedModel({rule: losses[rule] for rule in losses if rule in learned})
+        model = SeedModel({rule: line.values for rule, line in here.items() if rule in learned})
         for rule, mean in means.items():
-            row = {"depth": depth, "rule": rule, "loss": mean, "rate": rules[rule][depth]["chosen"]}
+            row = {"depth": depth, "rule": rule, "loss": mean, "rate": listed(here[rule].chosen)}
             tested = model.difference(rule, baseline) if rule != baseline else None
             if rule not in learned:
                 row["answer"] = "did not learn"
@@ -116,12 +114,14 @@ def beside(baseline: str, rules: dict[str, dict[str, Row]]) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def loss_by_depth(lines: dict[str, Row]) -> str:
+def loss_by_depth(lines: Depths) -> str:
     """Question 5: what a rule loses from the fewest layers to the most."""
     if LEAST not in lines or MOST not in lines:
         return f"{LEAST} or {MOST} is missing"
-    least, most = (values_by_seed(lines[depth]["values_by_seed"]) for depth in (LEAST, MOST))
+    least, most = lines[LEAST].values, lines[MOST].values
     seeds = sorted(least.keys() & most.keys())
+    if not seeds:
+        return f"{MOST} and {LEAST} share no seed"
     mean = sum(most[seed] - least[seed] for seed in seeds) / len(seeds)
     return f"{MOST} minus {LEAST} {mean:+.3f} ({len(seeds)} seeds)"
 

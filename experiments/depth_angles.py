@@ -4,56 +4,64 @@
 depth``, and from them all logged updates of each run that logged its skip connections.
 ``results/depth_angles.csv`` has ``angle``, the root mean square of θ over the decoder's N
 residuals, from |F| / |x| in the log by the page's formulas; ``by_law``, the angle times sqrt(N);
-and ``gradient``, its norm behind the last layer over that behind the first.
+and ``gradient``, its norm behind the last layer over that behind the first (infinite where none is
+left).
+
+θ is not measured: it is what |F| / |x| makes of it if x and F are orthogonal. The ``angle`` of
+angle_cause.py and angle_edge.py is that of the logged cosine of y and x.
 """
 
 import argparse
-import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pandas
 
-from fairseq_rskip.analysis import figures
+from fairseq_rskip.analysis import figures, skip_log
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.files import read_json_lines
 from fairseq_rskip.residual import Place, create_skip
+from fairseq_rskip.tools.experiments.finished import FinishedRun, finished_runs
 
 STEM = Path(__file__).resolve().parents[1] / "results" / "depth_angles"
 KINDS = {"rskip_ln": "rskip", "xskip_ln": "xskip", "deepnorm": "deepnorm", "keel": "keel"}
-SHARE, GRADIENT = "skip_F_over_x/decoder.layers.", "skip_grad_norm/decoder.layers.{}.final_skip"
+LAYER = "decoder.layers."
 
 
-def measure(run: Path) -> list[dict]:
-    """A row for each logged update of the run in ``run``; [] if its rule has no angle."""
-    record = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    arch, options = record["settings"]["arch"], record["settings"]["options"]
-    kind, layers = KINDS.get(arch.removeprefix("transformer_")), options["decoder-layers"]
-    if kind is None or "values" not in record.get("metrics", {}):
+def measure(run: FinishedRun) -> list[dict[str, Any]]:
+    """A row for each logged update of a run; [] if its rule has no angle, or it has no log."""
+    kind = KINDS.get(run.arch.removeprefix("transformer_"))
+    if kind is None or run.skip_log is None:
         return []
+    layers = run.options["decoder-layers"]
     place = Place("decoder", index=1, depth=layers, other_depth=layers, sublayers=3)
-    skip_options = {"skip_lambda": options["skip-lambda"]} if "skip-lambda" in options else {}
+    skip_options = {}
+    if "skip-lambda" in run.options:
+        skip_options["skip_lambda"] = run.options["skip-lambda"]
     skip = create_skip(kind, 1, place=place, **skip_options)
     scale, steps = getattr(skip, "skip_scale", 1.0), getattr(skip, "steps", 1)
-    about = {"rule": kind, "lambda": f"{steps if kind == 'rskip' else scale:.3g}", "layers": layers}
-    about |= {
-        "lr": options["lr"],
-        "seed": record["seed"],
-        "loss": record["metrics"]["values"]["valid_loss"],
+    about = {
+        "rule": kind,
+        "lambda": f"{steps if kind == 'rskip' else scale:.3g}",
+        "layers": layers,
+        "lr": run.options["lr"],
+        "seed": run.seed,
+        "loss": run.values["valid_loss"],
     }
+    top, bottom = f"{LAYER}{layers - 1}.final_skip", f"{LAYER}0.final_skip"
     rows = []
-    for line in read_json_lines(run / "checkpoints" / "tensorboard" / "skip" / "skips.jsonl"):
-        shares = [value for name, value in line.items() if name.startswith(SHARE)]
-        angles = [math.atan(share / scale) / 2 ** (steps - 1) for share in shares]
+    for update, values in skip_log.read(run.skip_log).items():
+        shares = skip_log.by_block(values, skip_log.F_OVER_X)
+        decoder = [share for block, share in shares.items() if block.startswith(LAYER)]
+        angles = [math.atan(share / scale) / 2 ** (steps - 1) for share in decoder]
         angle = math.sqrt(sum(each * each for each in angles) / len(angles))
-        gradient = line[GRADIENT.format(layers - 1)] / line[GRADIENT.format(0)]
         law = {
             "angle": f"{angle:.3f}",
             "by_law": f"{angle * math.sqrt(len(angles)):.2f}",
-            "gradient": f"{gradient:.3g}",
+            "gradient": f"{skip_log.gradient_ratio(values, top, bottom):.3g}",
         }
-        rows.append({**about, "update": line["step"], **law})
+        rows.append({**about, "update": update, **law})
     return rows
 
 
@@ -63,17 +71,10 @@ def main() -> None:
     )
     parser.add_argument("runs", metavar="RUNS", nargs="+", type=Path)
     folders = parser.parse_args().runs
-    logs = [
-        log
-        for folder in folders
-        for log in folder.glob("*/seed*/checkpoints/tensorboard/skip/skips.jsonl")
-    ]
-    rows = [
-        row
-        for log in logs
-        if (log.parents[3] / "run.json").is_file()
-        for row in measure(log.parents[3])
-    ]
+    rows = []
+    for folder in folders:
+        for run in finished_runs(folder):
+            rows += measure(run)
     if not rows:
         raise UserError(
             f"{folders[0]}: expected runs of rskip, xskip, deepnorm or keel with a skips.jsonl"

@@ -17,47 +17,38 @@ from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import make_folder
-from fairseq_rskip.tools.significance import SeedModel, values_by_seed
+from fairseq_rskip.tools.report.reading import Line, by_row, read_report
+from fairseq_rskip.tools.report.sweep import ends
+from fairseq_rskip.tools.significance import SeedModel
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-Losses = dict[str, dict[str, dict[int, float]]]  # design -> depth -> seed -> loss
 
 
-def read_losses(report: pandas.DataFrame) -> Losses:
-    """The losses in a report, the depths in its order. Raises ``UserError`` for none."""
-    losses: Losses = {}
-    for _, line in report.iterrows():
-        values = values_by_seed(line["values_by_seed"])
-        losses.setdefault(line["row"], {})[line["column"]] = values
-    if not losses:
-        raise UserError("no row of the report has a value")
-    return losses
+def choices_at_an_end(report: list[Line]) -> list[str]:
+    """A sentence for each option of which an end of its sweep was chosen."""
+    sentences = []
+    for line in report:
+        for option in ends(line.swept, line.chosen):
+            choice = f"{option} {line.chosen[option]}"
+            sentences.append(f"{line.row}, {line.column}: {choice} is an end of the sweep")
+    return sentences
 
 
-def choices_at_an_end(report: pandas.DataFrame) -> list[str]:
-    """A line for each learning rate that was chosen at an end of its sweep."""
-    lines = []
-    for _, line in report.iterrows():
-        tried = [each.split(":")[0] for each in str(line["swept"]).split("; ")]
-        if line["chosen"] in (tried[0], tried[-1]):
-            lines.append(
-                f"{line['row']}, {line['column']}: {line['chosen']} is an end of the sweep"
-            )
-    return lines
+def gains(designs: dict[str, dict[str, Line]]) -> list[dict[str, Any]]:
+    """Each design's loss at each depth, and its difference from that at its fewest layers.
 
-
-def gains(losses: Losses) -> list[dict[str, Any]]:
-    """Each design's loss at each depth, and its difference from that at its fewest layers."""
+    ``designs`` has the lines of the report, the depths in its order.
+    """
     rows = []
-    for design, depths in losses.items():
-        model = SeedModel(depths)
+    for design, depths in designs.items():
+        model = SeedModel({depth: line.values for depth, line in depths.items()})
         first = next(iter(depths))
-        for depth, values in depths.items():
+        for depth, line in depths.items():
             row: dict[str, Any] = {
                 "design": design,
                 "depth": depth,
-                "seeds": len(values),
-                "loss": sum(values.values()) / len(values),
+                "seeds": len(line.values),
+                "loss": line.mean,
             }
             tested = None if depth == first else model.difference(depth, first)
             if tested is not None:
@@ -114,8 +105,11 @@ def main() -> None:
     parser.add_argument("report", metavar="REPORT.csv", type=Path)
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
-    report = pandas.read_csv(options.report).dropna(subset="values_by_seed")
-    rows = gains(read_losses(report))
+    report = read_report(options.report)
+    designs = by_row(report)
+    if not designs:
+        raise UserError(f"{options.report}: no row has a value")
+    rows = gains(designs)
     table = pandas.DataFrame(rows).round(4)
     make_folder(options.output)
     figures.write_csv(

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import numpy
 import pandas
-from rank_correlation import FEWEST as FEWEST_ROWS
 from scipy import stats
-from seed_pairs import FEWEST, read_runs, runs_of
 
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import print_line, whole_number
 from fairseq_rskip.errors import UserError, exit_status
+from fairseq_rskip.tools.experiments.text_runs import BEST, LOSSES, read_runs, runs_of
 
-BEST = "best validation loss"
+FEWEST_ROWS = 5  # for a rank correlation
+FEWEST_SEEDS = 2  # for an interval
 SCORES = ["sacreBLEU 13a", "chrF"]
 
 
@@ -57,13 +57,13 @@ def runs_with(runs: pandas.DataFrame, name: str, seeds: list[int]) -> pandas.Dat
 
 def row_of(runs: pandas.DataFrame, name: str, baseline: str, seeds: list[int]) -> dict:
     """The values of the row ``name``, of ``seeds`` or all of them. Raises ``UserError``."""
-    own, other = (runs_with(runs, each, seeds).drop(columns="losses") for each in (name, baseline))
+    own, other = (runs_with(runs, each, seeds).drop(columns=LOSSES) for each in (name, baseline))
     row = {"row": name, "seeds": len(own), **own.mean()}
     if name == baseline:
         return row
     by_seed = (own[BEST] - other[BEST]).dropna()
     row["difference"] = by_seed.mean()
-    if len(by_seed) >= FEWEST:
+    if len(by_seed) >= FEWEST_SEEDS:
         row["low"], row["high"] = stats.ttest_1samp(by_seed, 0.0).confidence_interval(0.95)
     row["by seed"] = " ".join(f"{seed}:{value:+.3f}" for seed, value in by_seed.items())
     return row
@@ -130,7 +130,7 @@ def main() -> None:
         table.round(4).to_csv(options.csv, index=False)
     if options.figure:
         losses = {
-            name: mean_by_epoch(runs_with(runs, name, options.seeds)["losses"])
+            name: mean_by_epoch(runs_with(runs, name, options.seeds)[LOSSES])
             for name in options.rows
         }
         draw(losses, options.figure)

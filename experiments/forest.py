@@ -20,29 +20,12 @@ from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.models import _presets
 from fairseq_rskip.models._presets import FAMILIES
 from fairseq_rskip.tools.experiments import plan
-from fairseq_rskip.tools.significance import SeedModel, values_by_seed
+from fairseq_rskip.tools.report.reading import read_rows
+from fairseq_rskip.tools.significance import SeedModel
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 BASELINE = "pre-norm"
 WORST = 1.0  # bits: a rule further behind is written at the edge of the figure
-
-
-def read_rows(report: pandas.DataFrame) -> dict[str, dict[int, float]]:
-    """Row -> seed -> value, of the rows with two seeds or more.
-
-    Raises ``UserError`` for a row with several lines, of a report of several columns.
-    """
-    rows: dict[str, dict[int, float]] = {}
-    for _, line in report.dropna(subset="values_by_seed").iterrows():
-        values = values_by_seed(line["values_by_seed"])
-        if line["row"] in rows:
-            raise UserError(
-                f"the report has several lines for the row {line['row']!r}: expected the report of "
-                "one table with --columns NAME"
-            )
-        if len(values) > 1:
-            rows[line["row"]] = values
-    return rows
 
 
 def family_of_rows(table: str) -> dict[str, str]:
@@ -63,23 +46,28 @@ def family_of_rows(table: str) -> dict[str, str]:
     return families
 
 
-def differences(rows: dict[str, dict[int, float]]) -> pandas.DataFrame:
-    """A line for each rule but the baseline, the best first, equal ones by name."""
+def differences(report: Path) -> pandas.DataFrame:
+    """A line for each rule but the baseline, the best first, equal ones by name.
+
+    Only rows with two seeds or more count. Raises ``UserError`` for a report of several columns.
+    """
+    lines = read_rows(report)
+    rows = {row: line.values for row, line in lines.items() if len(line.values) > 1}
     if BASELINE not in rows:
         raise UserError(f"the report has no row {BASELINE!r} with two seeds or more")
     model = SeedModel(rows)
-    lines = []
+    tests = []
     for row in rows:
         if row == BASELINE:
             continue
         tested = model.difference(row, BASELINE)
         if tested is None:
             continue
-        line = {"row": row, "difference": tested.value, "low": tested.low, "high": tested.high}
-        lines.append({**line, "scattered": row in model.scattered})
-    if not lines:
+        test = {"row": row, "difference": tested.value, "low": tested.low, "high": tested.high}
+        tests.append({**test, "scattered": row in model.scattered})
+    if not tests:
         raise UserError(f"the report has no row beside {BASELINE!r} that shares two seeds with it")
-    table = pandas.DataFrame(lines)
+    table = pandas.DataFrame(tests)
     # the last digits, which the processor decides, decide no order
     return table.iloc[np.lexsort((table["row"], table["difference"].round(9)))]
 
@@ -130,7 +118,7 @@ def main() -> None:
     parser.add_argument("table", metavar="TABLE", help="the table's name, for the rules' families")
     options = parser.parse_args()
 
-    table = differences(read_rows(pandas.read_csv(options.report)))
+    table = differences(options.report)
     stem = RESULTS / f"forest_{options.report.stem}"
     figures.write_csv(stem.with_suffix(".csv"), table.round(4).to_dict("records"))
     figures.save(draw(table, family_of_rows(options.table)), stem)

@@ -19,13 +19,15 @@ from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import make_folder
-from fairseq_rskip.tools.significance import SeedModel, values_by_seed
+from fairseq_rskip.tools.report.reading import Line, by_column, read_report
+from fairseq_rskip.tools.significance import SeedModel
 
 BASELINE = "pre-norm"
 MANY = 4.0  # residual standard deviations, of a difference without an interval
 HOLDS = 0.8  # the least Spearman's ρ between neighbouring rungs, over at least ``FEWEST`` rules
 FEWEST = 7
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+Rungs = dict[str, dict[str, Line]]  # rung -> row -> line of the report
 
 
 class Side(NamedTuple):
@@ -40,25 +42,21 @@ class Side(NamedTuple):
     side: int
 
 
-def read_rungs(path: Path) -> dict[str, dict[str, dict[int, float]]]:
-    """Rung -> row -> seed -> value, the rungs in the file's order. Raises ``UserError``."""
-    report = pandas.read_csv(path).dropna(subset="values_by_seed")
-    rungs: dict[str, dict[str, dict[int, float]]] = {}
-    for _, line in report.iterrows():
-        values = values_by_seed(line["values_by_seed"])
-        rungs.setdefault(str(line["column"]), {})[line["row"]] = values
+def read_rungs(path: Path) -> Rungs:
+    """The rungs in the file's order. Raises ``UserError`` for one without the baseline."""
+    rungs = by_column(read_report(path))
     for rung, rows in rungs.items():
         if BASELINE not in rows:
             raise UserError(f"{path}: rung {rung!r} has no row {BASELINE!r} with a result")
     return rungs
 
 
-def sides(rungs: dict[str, dict[str, dict[int, float]]]) -> list[Side]:
+def sides(rungs: Rungs) -> list[Side]:
     """Each rule's difference from the baseline on each rung."""
     compared = []
     deviation = None  # of the residuals on the rung below
     for rung, rows in rungs.items():
-        model = SeedModel(rows)
+        model = SeedModel({row: line.values for row, line in rows.items()})
         for row in rows:
             if row != BASELINE:
                 compared.append(_side(rung, row, model, deviation))
@@ -97,16 +95,14 @@ def changes(compared: list[Side]) -> list[str]:
     return changed
 
 
-def rank_correlations(
-    rungs: dict[str, dict[str, dict[int, float]]],
-) -> list[tuple[str, float, int]]:
+def rank_correlations(rungs: Rungs) -> list[tuple[str, float, int]]:
     """For neighbouring rungs: their names, Spearman's ρ of the rules' means, the rules in both."""
     correlations = []
     for (below, first), (above, second) in itertools.pairwise(rungs.items()):
         rows = [row for row in first if row in second]
         means = []
         for rung in (first, second):
-            means.append([sum(rung[row].values()) / len(rung[row]) for row in rows])
+            means.append([rung[row].mean for row in rows])
         if len(rows) > 2:
             rho = float(stats.spearmanr(*means).statistic)
             correlations.append((f"{below} and {above}", rho, len(rows)))

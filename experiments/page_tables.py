@@ -12,31 +12,44 @@ import argparse
 import difflib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas
-from rank_correlation import read_report
 
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_text
+from fairseq_rskip.tools.report.reading import Line, read_rows
+from fairseq_rskip.tools.report.sweep import listed
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "<!-- page_tables.py: {} -->"
 DECIMALS = 3
 
 
-def finished(name: str) -> pandas.DataFrame:
+def finished(name: str) -> dict[str, Line]:
     """The rows of results/NAME.csv with every planned seed, by label, the lowest loss first."""
-    report = read_report(ROOT / "results" / f"{name}.csv")
-    report = report[report["seeds_done"] == report["seeds_planned"]]
-    return report.assign(mean=report["mean"].round(DECIMALS)).sort_values("mean", kind="stable")
+    rows = read_rows(ROOT / "results" / f"{name}.csv")
+    whole = [line for line in rows.values() if line.is_whole]
+    return {line.row: line for line in sorted(whole, key=shown_mean)}
+
+
+def shown_mean(line: Line) -> float:
+    """The mean as the page has it."""
+    return round(line.mean, DECIMALS)
+
+
+def ranks_of(lines: list[Line]) -> pandas.Series:
+    """The rank of each row, by its label, among ``lines``; equal means share one."""
+    return pandas.Series({line.row: shown_mean(line) for line in lines}).rank()
 
 
 def to_pre_norm(name: str) -> dict[str, str]:
     """Label -> the difference from pre-norm with its interval, of results/forest_NAME.csv."""
     forest = pandas.read_csv(ROOT / "results" / f"forest_{name}.csv")
-    return {row["row"]: interval(row["difference"], row) for _, row in forest.iterrows()}
+    return {
+        row["row"]: interval(row["difference"], (row["low"], row["high"]))
+        for _, row in forest.iterrows()
+    }
 
 
 def translation() -> list[list[str]]:
@@ -53,8 +66,8 @@ def translation() -> list[list[str]]:
             "learning rate",
         ]
     ]
-    for label, row in finished("rivals").iterrows():
-        line = [label, row["equation"], loss(row), pre_norm.get(label, "")]
+    for label, row in finished("rivals").items():
+        line = [label, row.equation, loss(row), pre_norm.get(label, "")]
         lines.append([*line, difference(row), p_value(row), rate(row)])
     return lines
 
@@ -62,9 +75,9 @@ def translation() -> list[list[str]]:
 def language_model() -> list[list[str]]:
     """The header and a line for each rule in the language model; ranks are among rules in both."""
     here, there = finished("lm_rivals"), finished("rivals")
-    both = here.index.intersection(there.index)
-    ranks = here.loc[both, "mean"].rank()
-    ranks_there = there.loc[both, "mean"].rank()
+    both = [label for label in here if label in there]
+    ranks = ranks_of([here[label] for label in both])
+    ranks_there = ranks_of([there[label] for label in both])
     pre_norm = to_pre_norm("lm_rivals")
 
     lines = [
@@ -81,42 +94,44 @@ def language_model() -> list[list[str]]:
         ]
     ]
     for label in both:
-        row = here.loc[label]
+        row = here[label]
         line = [label, loss(row), rate(row), pre_norm.get(label, "")]
         line += [difference(row), p_value(row), f"{ranks[label]:g}"]
-        line += [f"{there.loc[label, 'mean']:.{DECIMALS}f}", f"{ranks_there[label]:g}"]
+        line += [f"{shown_mean(there[label]):.{DECIMALS}f}", f"{ranks_there[label]:g}"]
         lines.append(line)
     return lines
 
 
-def loss(row: Any) -> str:
-    return f"{row['mean']:.{DECIMALS}f} ± {row['standard_deviation']:.{DECIMALS}f}"
+def loss(row: Line) -> str:
+    return f"{shown_mean(row):.{DECIMALS}f} ± {row.deviation:.{DECIMALS}f}"
 
 
-def difference(row: Any) -> str:
+def difference(row: Line) -> str:
     """The difference from the baseline with its interval; "" in the baseline's own row."""
-    if pandas.isna(row["ours_minus_baseline"]):
+    if row.difference is None or row.interval is None:
         return ""
-    return interval(row["ours_minus_baseline"], row)
+    return interval(row.difference, row.interval)
 
 
-def interval(middle: float, row: Any) -> str:
-    """``middle`` with the two ends of its interval in ``row``."""
-    return f"{signed(middle)} ({signed(row['low'])} to {signed(row['high'])})"
+def interval(middle: float, ends: tuple[float, float]) -> str:
+    """``middle`` with the two ends of its interval."""
+    low, high = ends
+    return f"{signed(middle)} ({signed(low)} to {signed(high)})"
 
 
 def signed(value: float) -> str:
     return f"{value:+.{DECIMALS}f}".replace("-", "−")
 
 
-def p_value(row: Any) -> str:
-    if pandas.isna(row["p_holm"]):
+def p_value(row: Line) -> str:
+    if not row.p_holm:
         return ""
-    return f"{row['p_holm']:.3f}" if row["p_holm"] >= 0.001 else "below 0.001"
+    p = float(row.p_holm)
+    return f"{p:.3f}" if p >= 0.001 else "below 0.001"
 
 
-def rate(row: Any) -> str:
-    return row["chosen"].removeprefix("lr ")
+def rate(row: Line) -> str:
+    return listed(row.chosen).removeprefix("lr ")
 
 
 # page -> the name of its table, and what makes it

@@ -18,6 +18,7 @@ from scipy import stats
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.experiments.tasks import TASKS
+from fairseq_rskip.tools.report.reading import read_rows
 
 FEWEST = 5
 
@@ -43,50 +44,32 @@ def rank_correlation(
     return test.statistic, test.pvalue, interval.low, interval.high
 
 
-def read_report(path: Path) -> pandas.DataFrame:
-    """The report by row. Raises ``UserError`` unless each has one line."""
-    try:
-        report = pandas.read_csv(path)
-    except ValueError as error:  # such as an empty file
-        raise UserError(f"cannot read {path} as CSV: {' '.join(str(error).split())}") from None
-    if missing := [
-        name
-        for name in ("row", "mean", "metric", "seeds_planned", "seeds_done")
-        if name not in report
-    ]:
-        raise UserError(
-            f"{path} has no column {missing[0]!r}: expected the report.csv of rskip run"
-        )
-    if len(twice := report["row"][report["row"].duplicated()]):
-        expected = "expected one line for each, as in the report of one table with --columns NAME"
-        raise UserError(f"{path} has several lines for the row {twice.iloc[0]!r}: {expected}")
-    if report.empty:
-        raise UserError(f"{path} has no rows")
-    return report.set_index("row")
+def lower_is_better(metric: str) -> bool:
+    """Whether a row with a lower value of ``metric`` is the better one."""
+    metrics = {name: lower for task in TASKS.values() for name, lower in task.metrics.items()}
+    return metrics.get(metric, True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs=2, type=Path, metavar="CSV")
-    reports = {str(path): read_report(path) for path in parser.parse_args().tables}
-    columns = {
-        name: each["mean"].where(each.seeds_done == each.seeds_planned)
-        for name, each in reports.items()
-    }
-    metrics = {name: lower for task in TASKS.values() for name, lower in task.metrics.items()}
-    lower_is_better = {
-        name: metrics.get(report["metric"].iloc[0], True) for name, report in reports.items()
-    }
-    if len(columns) < 2:
-        raise UserError(f"{next(iter(columns))} is given twice: expected two tables")
-    both = pandas.DataFrame(columns).dropna()
-    ranks = pandas.DataFrame(
-        {name: both[name].rank(ascending=lower_is_better[name]) for name in columns}
-    )
+    paths = parser.parse_args().tables
+    if paths[0] == paths[1]:
+        raise UserError(f"{paths[0]} is given twice: expected two tables")
+
+    means = {}
+    ascending = {}
+    for path in paths:
+        rows = read_rows(path)
+        means[str(path)] = pandas.Series(
+            {row: line.mean for row, line in rows.items() if line.is_whole}
+        )
+        ascending[str(path)] = lower_is_better(next(iter(rows.values())).metric)
+    both = pandas.DataFrame(means).dropna()
+    ranks = pandas.DataFrame({name: both[name].rank(ascending=ascending[name]) for name in means})
     rho, p, low, high = rank_correlation(*ranks.to_numpy().T)
-    print_line(
-        both.join(ranks.add_suffix(", rank")).sort_values(list(columns)).to_markdown(floatfmt=".3f")
-    )
+    table = both.join(ranks.add_suffix(", rank")).sort_values(list(means))
+    print_line(table.rename_axis("row").to_markdown(floatfmt=".3f"))
     print_line(
         f"Spearman's ρ = {rho:.2f} (95 % interval {low:.2f} to {high:.2f}), p = {p:.2g}, "
         f"{len(both)} rows"

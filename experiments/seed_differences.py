@@ -3,7 +3,7 @@
 ``python experiments/seed_differences.py TABLE --runs runs/paper`` reads the finished runs of a
 table, which are results/runs.tar.xz unpacked (docs/reproduce.md), and fits rule + seed for each
 column (``SeedModel``). Where a sweep was tried in several commands, ``--rates`` takes each row's
-learning rate from all of them, by the lowest loss of the first seed.
+learning rate from all of them, by the lowest loss of the table's first seed.
 """
 
 import argparse
@@ -17,14 +17,20 @@ from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_text
 from fairseq_rskip.tools.experiments import plan, results
+from fairseq_rskip.tools.experiments.records import Experiment
 from fairseq_rskip.tools.significance import SeedModel, detectable, holm
 
 Values = dict[int, float]  # by seed
 
 
-def read_runs(table: str, runs: Path, changes: list[str]) -> dict[str, dict[str, Values]]:
-    """The values of each row with a finished run, by column."""
+def planned_table(table: str, changes: list[str]) -> Experiment:
+    """The table with the options of ``changes``, NAME=VALUE. Raises ``UserError``."""
     (planned,) = plan.make_tables([table], plan.Choice(changes=changes))
+    return planned
+
+
+def read_runs(planned: Experiment, runs: Path) -> dict[str, dict[str, Values]]:
+    """The values of each row with a finished run, by column."""
     columns: dict[str, dict[str, Values]] = defaultdict(dict)
     for cell in planned.cells:
         result = results.collect(planned, cell, runs)
@@ -33,14 +39,18 @@ def read_runs(table: str, runs: Path, changes: list[str]) -> dict[str, dict[str,
     return columns
 
 
-def best_rates(table: str, runs: Path, rates: list[str]) -> dict[str, dict[str, Values]]:
-    """As ``read_runs``, each row at the rate at which seed 1 has the lowest value, a loss."""
+def best_rates(
+    table: str, changes: list[str], runs: Path, rates: list[str]
+) -> dict[str, dict[str, Values]]:
+    """As ``read_runs``, each row at the rate of the lowest value, a loss, with the sweep's seed."""
     columns: dict[str, dict[str, Values]] = defaultdict(dict)
     for rate in rates:
-        for column, rows in read_runs(table, runs, [f"lr={rate}"]).items():
+        planned = planned_table(table, [*changes, f"lr={rate}"])
+        seed = planned.sweep_seed
+        for column, rows in read_runs(planned, runs).items():
             for label, values in rows.items():
                 best = columns[column].get(label)
-                if 1 in values and (best is None or values[1] < best[1]):
+                if seed in values and (best is None or values[seed] < best[seed]):
                     columns[column][label] = values
     return columns
 
@@ -115,9 +125,9 @@ def main() -> None:
     options = parser.parse_args()
 
     if options.rates:
-        columns = best_rates(options.table, options.runs, options.rates)
+        columns = best_rates(options.table, options.set, options.runs, options.rates)
     else:
-        columns = read_runs(options.table, options.runs, options.set)
+        columns = read_runs(planned_table(options.table, options.set), options.runs)
     if not columns:
         raise UserError(f"{options.runs} has no finished run of {options.table}")
     for rows in columns.values():

@@ -9,7 +9,6 @@ training.
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import pandas
@@ -18,69 +17,14 @@ from scipy import stats
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import print_line, whole_number
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.fairseq_log import records
+from fairseq_rskip.tools.experiments.text_runs import LOSSES, read_runs, runs_of
 
-SCORES = ["sacreBLEU 13a", "chrF", "chrF++", "tokenised BLEU lower-cased"]
 FEWEST = 2  # seeds, for an interval
-
-
-def validation_losses(run: Path) -> pandas.Series:
-    """The validation losses in bits, by the number of updates, of the run in the folder ``run``.
-
-    Empty where the record is kept without its log.
-    """
-    log = run / "checkpoints" / "train.log"
-    if not log.exists():
-        return pandas.Series(dtype=float)
-    valid = [each for each in records(log) if each.source == "valid"]
-    return pandas.Series({each.updates: each.values["loss"] for each in valid})
-
-
-def read_runs(runs: Path, updates: list[int]) -> pandas.DataFrame:
-    """A row for each finished run: its label, learning rate, seed and values.
-
-    Raises ``UserError`` for a run with several evaluations.
-    """
-    rows = []
-    for path in sorted(runs.rglob("run.json")):
-        record = json.loads(path.read_text("utf-8"))
-        if not record.get("scores"):
-            continue
-        if len(record["scores"]) > 1:
-            names = ", ".join(record["scores"])
-            raise UserError(f"{path} has the evaluations {names}; expected one")
-        (scores,) = record["scores"].values()
-        settings = record["settings"]
-        row = {"label": settings["label"], "lr": settings["options"].get("lr")}
-        row["seed"] = record["seed"]
-        row |= {name: scores["values"][name] for name in SCORES}
-        row["best validation loss"] = record["metrics"]["values"]["valid_loss"]
-        losses = validation_losses(path.parent)
-        row["losses"] = losses
-        for update in updates if len(losses) else []:
-            nearest = min(losses.index, key=lambda at: abs(at - update))
-            row[f"validation loss near update {update:,}"] = losses[nearest]
-        rows.append(row)
-    return pandas.DataFrame(rows)
-
-
-def runs_of(runs: pandas.DataFrame, name: str) -> pandas.DataFrame:
-    """The runs of a row by seed; ``name`` is its label, or LABEL@RATE. Raises ``UserError``."""
-    label, _, rate = name.partition("@")
-    chosen = runs[runs["label"] == label] if len(runs) else runs
-    if rate:
-        chosen = chosen[chosen["lr"] == float(rate)]
-    if chosen.empty:
-        raise UserError(f"there is no finished run of {name!r}; expected a row's label")
-    if chosen["seed"].duplicated().any():
-        rates = ", ".join(f"{lr:g}" for lr in sorted(chosen["lr"].unique()))
-        raise UserError(f"{name!r} has runs at the rates {rates}; expected {label}@RATE")
-    return chosen.drop(columns=["label", "lr"]).set_index("seed")
 
 
 def differences(runs: pandas.DataFrame, baseline: str, other: str) -> pandas.DataFrame:
     """OTHER − BASELINE for each value: by seed, the mean and its interval. Raises ``UserError``."""
-    first, second = (runs_of(runs, name).drop(columns="losses") for name in (baseline, other))
+    first, second = (runs_of(runs, name).drop(columns=LOSSES) for name in (baseline, other))
     by_seed = (second - first).dropna(how="all")
     if len(by_seed) < FEWEST:
         raise UserError(f"the rows share {len(by_seed)} seeds; an interval needs {FEWEST}")
@@ -97,7 +41,7 @@ def differences(runs: pandas.DataFrame, baseline: str, other: str) -> pandas.Dat
 
 def draw(runs: pandas.DataFrame, baseline: str, other: str, stem: Path) -> None:
     """The difference of the validation losses of each seed over the training, and their mean."""
-    losses = {name: runs_of(runs, name)["losses"] for name in (baseline, other)}
+    losses = {name: runs_of(runs, name)[LOSSES] for name in (baseline, other)}
     figure, (axis,) = figures.new_figure(width=7)
     curves = []
     for seed in sorted(set(losses[baseline].index) & set(losses[other].index)):

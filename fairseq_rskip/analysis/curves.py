@@ -16,23 +16,18 @@ from ..console import print_line
 from ..errors import UserError
 from ..fairseq_log import records
 from ..files import read_json_lines
-from . import figures
+from . import figures, skip_log
 from .figures import Row, select
 
 Curve = dict[int, float]  # iteration or update -> value, steps ascending
 MARKERS = 12  # on a line
 THIN = {"linewidth": 0.6, "alpha": 0.6, "marker": ""}  # a seed's line, beside the mean
-SKIP_LOG = "skips.jsonl"  # of --skip-log-interval
-# the quantities of its tags, ``quantity/block``
-X_TO_F = "skip_x_to_F"
-F_OVER_X = "skip_F_over_x"
-GRAD_NORM = "skip_grad_norm"
-LAMBDA = "skip_lambda"
+# the quantities of a skip log that are drawn, with their titles
 QUANTITIES = {
-    X_TO_F: "x:F in y",
-    F_OVER_X: "‖F(x)‖ / ‖x‖",
-    GRAD_NORM: "gradient norm at y",
-    LAMBDA: "adaptive λ",
+    skip_log.X_TO_F: "x:F in y",
+    skip_log.F_OVER_X: "‖F(x)‖ / ‖x‖",
+    skip_log.GRAD_NORM: "gradient norm at y",
+    skip_log.LAMBDA: "adaptive λ",
 }
 
 
@@ -286,16 +281,11 @@ def read_skips(folder: Path, at_the_end: bool = False) -> list[list[Row]]:
     the ``number`` of each block: from 1, encoder before decoder. Raises ``UserError`` if there is
     nothing.
     """
-
-    def numbers(path: Path) -> tuple[list[int], Path]:
-        return [int(digits) for digits in re.findall(r"\d+", str(path))], path
-
-    logs = sorted(folder.rglob(SKIP_LOG), key=numbers)
-    seeds = [_read_seed(log, at_the_end) for log in logs]
+    seeds = [_read_seed(log, at_the_end) for log in skip_log.logs_below(folder)]
     seeds = [rows for rows in seeds if rows]
     if not seeds:
         raise UserError(
-            f"{folder} has no {SKIP_LOG}: expected a training with --skip-log-interval N"
+            f"{folder} has no {skip_log.SKIP_LOG}: expected a training with --skip-log-interval N"
         )
     return seeds
 
@@ -303,11 +293,10 @@ def read_skips(folder: Path, at_the_end: bool = False) -> list[list[Row]]:
 def _read_seed(log: Path, at_the_end: bool) -> list[Row]:
     """The rows of one log, by quantity and block; ``at_the_end``: see :func:`read_skips`."""
     rows: list[Row] = []
-    for line in read_json_lines(log):
-        for tag, value in line.items():
+    for step, values in skip_log.read(log).items():
+        for tag, value in values.items():
             quantity, _, block = tag.partition("/")
             if quantity in QUANTITIES:
-                step = line["step"]
                 rows.append({"quantity": quantity, "block": block, "step": step, "value": value})
 
     quantities = list(dict.fromkeys(row["quantity"] for row in rows))

@@ -19,13 +19,12 @@ from torch import nn
 
 from ..console import print_line
 from ..errors import UserError
-from ..files import read_json_lines
 from ..residual import skips
-from . import figures
-from .curves import SKIP_LOG, split
+from . import figures, skip_log
+from .curves import split
 from .figures import Row, select
-from .live import NORM_AFTER_SUM
 from .paths import PathProbe
+from .skip_log import COS_Y_X, NORM_AFTER_SUM, SKIP_LOG, Values, by_block
 from .study import SIDES, Study
 
 # The largest angle is CONSTANT / N^EXPONENT radians for each of N residuals: one line through the
@@ -36,7 +35,6 @@ CONSTANT = 5.0
 EXPONENT = 0.80
 LONG = 100  # updates: a residual that is beyond the bound in all logged ones of so many is reported
 CURVES = 5  # updates of a log that the figure shows
-COS_Y_X = "skip_cos_y_x/"
 WRITES_ANGLES = "expected a Transformer's training with --skip-log-interval N, which writes them"
 WITHOUT_NORMS = "has no skip connection with a norm after the sum, so that no angle is too large"
 Angles = dict[str, float]  # block -> radians
@@ -80,13 +78,9 @@ def bounds_of(blocks: Iterable[str]) -> Angles:
     return {block: largest_angle(residuals[side_of(block)]) for block in blocks}
 
 
-def angles_in(values: dict[str, float]) -> Angles:
-    """The angles of one logged update, from its tags."""
-    return {
-        tag.removeprefix(COS_Y_X): angle_of(value)
-        for tag, value in values.items()
-        if tag.startswith(COS_Y_X)
-    }
+def angles_in(values: Values) -> Angles:
+    """The angles of one logged update, each the arccos of a block's mean cosine of y and x."""
+    return {block: angle_of(cosine) for block, cosine in by_block(values, COS_Y_X).items()}
 
 
 def angle_of(cosine: float) -> float:
@@ -149,7 +143,7 @@ class AngleWarning:
         self.crossings = Crossings(judged)
         self.has_warned = False
 
-    def line(self, step: int, values: dict[str, float]) -> str:
+    def line(self, step: int, values: Values) -> str:
         """The warning, from the tags of a logged update; "" where none is due."""
         self.crossings.see(step, angles_in(values))
         bounds = self.crossings.bounds
@@ -242,7 +236,7 @@ def find_log(path: Path) -> Path | None:
         return path if path.suffix == ".jsonl" else None
     if not path.is_dir():
         return None
-    logs = sorted(path.rglob(SKIP_LOG))
+    logs = skip_log.logs_below(path)
     if len(logs) > 1:
         listed = ", ".join(str(log) for log in logs[:3])
         raise UserError(f"{path} holds {len(logs)} of {SKIP_LOG}: expected one of {listed}")
@@ -255,12 +249,14 @@ def read(log: Path, label: str) -> tuple[list[Row], set[str]]:
     Raises ``UserError`` for a log without angles, and for one of residuals without a norm after the
     sum. A log that does not say which have one, as an older one, is taken for post-norm's.
     """
-    lines = list(read_json_lines(log))
-    updates = {line["step"]: angles_in(line) for line in lines}
+    logged = skip_log.read(log)
+    updates = {update: angles_in(values) for update, values in logged.items()}
     blocks = dict.fromkeys(block for angles in updates.values() for block in angles)
     if not blocks:
-        raise UserError(f"{log} has no angles, no tag {COS_Y_X}…: {WRITES_ANGLES}")
-    without_norm = {block for block in blocks if lines[-1].get(f"{NORM_AFTER_SUM}/{block}") == 0}
+        raise UserError(f"{log} has no angles, no tag {COS_Y_X}/…: {WRITES_ANGLES}")
+    *_, last = logged.values()
+    norms = by_block(last, NORM_AFTER_SUM)
+    without_norm = {block for block in blocks if norms.get(block) == 0}
     bounds = bounds_of(blocks)
     bounds = {block: bound for block, bound in bounds.items() if block not in without_norm}
     if not bounds:
@@ -296,7 +292,7 @@ def angles_of(study: Study, label: str) -> Angles:
         for batch in study.show_batches(label):
             study.losses(model, batch)
     measured = probe.values()
-    return {block: angle_of(measured[block]["cos_y_x"]) for block in judged}
+    return {block: angle_of(measured[block][COS_Y_X]) for block in judged}
 
 
 def rows_of(label: str, update: int | None, angles: Angles, bounds: Angles) -> list[Row]:

@@ -14,12 +14,13 @@ from ..norms import at_least_float32
 from ..residual import SkipConnection
 from ..residual.profile import hooked
 from .probe import Call, Watch
+from .skip_log import BRANCH_OVER_SKIP, COS_GRADIENTS, COS_X_F, COS_Y_X
 
 QUANTITIES = {
-    "cos_y_x": "cosine of y and x, mean over positions",
-    "cos_x_F": "cosine of x and F(x), mean over positions",
-    "cos_gradients": "cosine of the gradients that reach x by the skip and by the branch",
-    "branch_over_skip_gradient": "norm of the gradient by the branch over that by the skip",
+    COS_Y_X: "cosine of y and x, mean over positions",
+    COS_X_F: "cosine of x and F(x), mean over positions",
+    COS_GRADIENTS: "cosine of the gradients that reach x by the skip and by the branch",
+    BRANCH_OVER_SKIP: "norm of the gradient by the branch over that by the skip",
 }
 
 
@@ -28,7 +29,7 @@ class PathProbe(Watch):
 
         with PathProbe(model) as probe:
             criterion(model(x)).backward()
-        probe.values()["decoder.layers.3.final_skip"]["cos_gradients"]
+        probe.values()["decoder.layers.3.final_skip"]["skip_cos_gradients"]
 
     Within the block the skip gets a view of x, whose gradient is the skip's alone: outputs and
     gradients stay the same bit for bit. Rules that carry several tensors have no y and x of one
@@ -64,8 +65,8 @@ class PathProbe(Watch):
     @torch.no_grad()
     def see(self, name: str, skip: SkipConnection, call: Call) -> None:
         measured = self.measured[name]
-        measured["cos_y_x"].append(mean_cosine(skip, call.y, call.x, call.mask))
-        measured["cos_x_F"].append(mean_cosine(skip, call.x, call.f_x, call.mask))
+        measured[COS_Y_X].append(mean_cosine(skip, call.y, call.x, call.mask))
+        measured[COS_X_F].append(mean_cosine(skip, call.x, call.f_x, call.mask))
 
     def values(self) -> dict[str, dict[str, float]]:
         """Block -> quantity -> its mean over the passes so far, of those that were measured."""
@@ -102,8 +103,8 @@ class Gradients:
             return
         branch = at_least_float32(gradient.detach()) - self.skip
         norms = self.skip.norm() * branch.norm()
-        self.measured["cos_gradients"].append((self.skip * branch).sum() / norms)
-        self.measured["branch_over_skip_gradient"].append(branch.norm() / self.skip.norm())
+        self.measured[COS_GRADIENTS].append((self.skip * branch).sum() / norms)
+        self.measured[BRANCH_OVER_SKIP].append(branch.norm() / self.skip.norm())
 
 
 def mean_cosine(skip: SkipConnection, a: Tensor, b: Tensor, padding_mask: Tensor | None) -> Tensor:

@@ -26,9 +26,10 @@ from fairseq.distributed.utils import get_global_rank
 from fairseq.logging import progress_bar
 
 from fairseq_rskip.analysis.depth_check import AngleWarning
-from fairseq_rskip.analysis.live import SkipLines, summarise
+from fairseq_rskip.analysis.live import summarise
 from fairseq_rskip.analysis.paths import PathProbe
 from fairseq_rskip.analysis.probe import SkipProbe
+from fairseq_rskip.analysis.skip_log import SkipLines
 from fairseq_rskip.analysis.streams import StreamProbe, StreamWarning
 
 logger = logging.getLogger(__name__)

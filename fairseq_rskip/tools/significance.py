@@ -34,15 +34,6 @@ class Difference:
     p: float
 
 
-def values_by_seed(text: str) -> dict[int, float]:
-    """Seed -> value, of ``1:5.766 2:5.749`` in the column values_by_seed of a report's CSV."""
-    values = {}
-    for pair in str(text).split():
-        seed, value = pair.split(":")
-        values[int(seed)] = float(value)
-    return values
-
-
 class SeedModel:
     """Least squares of value = rule + seed + residual, for rules trained with the same seeds.
 

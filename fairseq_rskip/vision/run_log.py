@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..analysis.live import SkipLines
+from ..analysis.skip_log import SkipLines
 from ..console import Progress
 from ..files import append_json, write_json_lines
 from .config import Config

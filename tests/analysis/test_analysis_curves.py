@@ -10,7 +10,7 @@ import pytest
 from vision_helpers import error_line
 
 from fairseq_rskip.analysis import curves, figures
-from fairseq_rskip.analysis.live import SkipLines
+from fairseq_rskip.analysis.skip_log import SkipLines
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools import analyze
 

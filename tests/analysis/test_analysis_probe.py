@@ -234,7 +234,7 @@ def test_where_the_skip_reads_x_before_its_branch_the_paths_are_not_told_apart()
     with PathProbe(skip) as probe:
         h, carried = skip.prepare(moved := x * 1.0)
         skip(moved, h.tanh(), carried).sum().backward()
-    assert {*probe.values()[""]} == {"cos_y_x", "cos_x_F"} and x.grad.abs().sum() > 0
+    assert {*probe.values()[""]} == {"skip_cos_y_x", "skip_cos_x_F"} and x.grad.abs().sum() > 0
 
 
 def test_the_two_paths_of_a_gradient_are_those_of_autograd():
@@ -257,9 +257,9 @@ def test_the_two_paths_of_a_gradient_are_those_of_autograd():
     torch.layer_norm(2 * by_skip + f_x, [5]).backward(upstream)
     skip_grad, branch_grad = by_skip.grad.flatten(), by_branch.grad.flatten()
     expected = {
-        "cos_y_x": F.cosine_similarity(y, x, dim=-1)[~mask].mean(),
-        "cos_x_F": F.cosine_similarity(x, f_x, dim=-1)[~mask].mean(),
-        "cos_gradients": F.cosine_similarity(skip_grad, branch_grad, dim=0),
-        "branch_over_skip_gradient": branch_grad.norm() / skip_grad.norm(),
+        "skip_cos_y_x": F.cosine_similarity(y, x, dim=-1)[~mask].mean(),
+        "skip_cos_x_F": F.cosine_similarity(x, f_x, dim=-1)[~mask].mean(),
+        "skip_cos_gradients": F.cosine_similarity(skip_grad, branch_grad, dim=0),
+        "skip_branch_over_skip_gradient": branch_grad.norm() / skip_grad.norm(),
     }
     assert probe.values() == {"skip": pytest.approx({k: float(v) for k, v in expected.items()})}

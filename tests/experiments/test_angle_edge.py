@@ -1,13 +1,15 @@
 """experiments/angle_edge.py: the edge of a depth and the exponent, from runs whose law is known."""
 
 import importlib.util
+import json
 import math
 
 import pandas
 import pytest
 from conftest import ROOT
 
-from fairseq_rskip.analysis import depth_check
+from fairseq_rskip.analysis import depth_check, skip_log
+from fairseq_rskip.tools.experiments.finished import finished_runs
 
 spec = importlib.util.spec_from_file_location("angle_edge", ROOT / "experiments/angle_edge.py")
 angle_edge = importlib.util.module_from_spec(spec)
@@ -83,3 +85,20 @@ def test_archived_runs_give_the_committed_edges_and_bound():
     fit = angle_edge.fit_exponent(inside)
     assert round(fit.exponent, 2) == depth_check.EXPONENT
     assert round(fit.constant, 1) == depth_check.CONSTANT
+
+
+def test_rounded_cosines_and_a_gradient_of_zero_are_read(tmp_path):
+    """A cosine may be rounded to more than 1, and no gradient may be left at the bottom."""
+    options = {"decoder-layers": 1, "lr": 0.003, "decoder-embed-dim": 64, "skip-angle": 1.0}
+    options |= {"warmup-updates": 60, "max-update": 250}
+    settings = {"arch": "transformer_lm_angle", "options": options}
+    record = {"settings": settings, "seed": 1, "metrics": {"values": {"valid_loss": 5.0}}}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    top, bottom = "decoder.layers.0.final_skip", "decoder.layers.0.self_attn_skip"
+    values = {f"skip_cos_y_x/{top}": 1.0000001, f"skip_cos_y_x/{bottom}": math.cos(0.4)}
+    values |= {f"skip_grad_norm/{top}": 0.1, f"skip_grad_norm/{bottom}": 0.0}
+    skip_log.SkipLines(tmp_path, first=1).write(10, values)
+    (run,) = finished_runs(tmp_path)
+    (row,) = angle_edge.read_run(run)
+    assert (row["update"], row["angle"], row["ratio"]) == (10, "0.2", "inf")
+    assert row["cos_gradients"] == "nan" and row["residuals"] == 2

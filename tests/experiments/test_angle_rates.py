@@ -32,7 +32,8 @@ def report(path, **rules):
             noise = {seed: 0.002 * (-1) ** (seed + len(rule)) for seed in (1, 2, 3)}
             pairs = [f"{seed}:{mean + 0.1 * seed + noise[seed]:.4f}" for seed in noise]
             line = {"row": rule.replace("_", " ").replace("pre norm", "pre-norm"), "column": depth}
-            lines.append({**line, "values_by_seed": " ".join(pairs), "chosen": f"lr {rate}"})
+            line |= {"metric": "valid_loss", "seeds_planned": 3, "chosen": f"lr {rate}"}
+            lines.append({**line, "values_by_seed": " ".join(pairs)})
     pandas.DataFrame(lines).to_csv(path, index=False)
 
 
@@ -72,3 +73,16 @@ def test_every_rule_is_compared_with_the_fixed_angle(tmp_path, capsys, monkeypat
     assert answers["3 layers", "DeepNorm"] == "behind"
     assert answers["48 layers", "DeepNorm"] == "did not learn"
     assert "fixed angle: 48 layers minus 3 layers +0.200 (3 seeds)" in sentences
+
+
+def test_depths_without_a_common_seed_are_named(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "report.csv"
+    means = [5.0, 5.1, 5.2], [0.006, 0.006, 0.006]
+    report(path, pre_norm=means, fixed_angle=means)
+    table = pandas.read_csv(path)
+    table["column"] = table["column"].replace({"6 layers": "3 layers", "72 layers": "48 layers"})
+    deepest = table["column"] == "48 layers"
+    table.loc[deepest, "values_by_seed"] = "4:5.2 5:5.3"
+    table.to_csv(path, index=False)
+    *_, sentences = run(path, capsys, monkeypatch)
+    assert sentences[2] == "pre-norm: 48 layers and 3 layers share no seed"

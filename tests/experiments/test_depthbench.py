@@ -53,6 +53,7 @@ def report(designs):
                 for seed in (1, 2, 3)
             )
             line = {"column": depth, "row": design, "values_by_seed": values}
+            line |= {"metric": "valid_loss", "seeds_planned": 3}
             swept = "lr 0.1: 5; lr 0.2: 4; lr 0.4: 6"
             lines.append({**line, "swept": swept, "chosen": "lr 0.4" if mean > 5.1 else "lr 0.2"})
     return pandas.DataFrame(lines)

@@ -26,7 +26,6 @@ def runs(tmp_path_factory):
 
 
 def run(monkeypatch, *words, script="ends_first"):
-    monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setattr(sys, "argv", [script, *map(str, words)])
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")

@@ -20,7 +20,9 @@ def report(means_by_rung, seeds):
             for seed in range(1, seeds[rung] + 1):
                 noise = 0.001 * (-1) ** (seed + number)
                 values.append(f"{seed}:{mean + 0.1 * seed + noise:.4f}")
-            lines.append({"column": rung, "row": row, "values_by_seed": " ".join(values)})
+            line = {"column": rung, "row": row, "metric": "valid_loss"}
+            line |= {"seeds_planned": seeds[rung], "values_by_seed": " ".join(values)}
+            lines.append(line)
     return pandas.DataFrame(lines)
 
 

@@ -22,8 +22,11 @@ def test_the_rows_of_both_tables_are_ranked(tmp_path, monkeypatch, capsys, secon
         "b": [*"vuwxzy", "lacks"],
         "up": [*"vuwxzy"],
     }.items():
-        done = [3 - (row == "lacks") for row in rows]
-        report = pandas.DataFrame({"row": rows, "mean": range(len(rows)), "seeds_done": done})
+        values = []
+        for mean, row in enumerate(rows):
+            seeds = range(2 if row == "lacks" else 3)
+            values.append(" ".join(f"{seed}:{mean}" for seed in seeds))
+        report = pandas.DataFrame({"column": "", "row": rows, "values_by_seed": values})
         report["seeds_planned"], report["metric"] = 3, "chrF" if name == "up" else "valid_loss"
         report.to_csv(tmp_path / f"{name}.csv", index=False)
     report.assign(row="u").to_csv(tmp_path / "twice.csv")

@@ -200,3 +200,26 @@ def test_a_row_has_its_own_seeds_and_published_parameters(tmp_path, capfd):
     planned = [found[row]["seeds_planned"] for row in ("plain", "recursive")]
     assert planned == ["3", "2"] and "65M" in page
     assert "2 seeds, 1 test" in page
+
+
+def test_a_sweep_of_two_options_names_the_ends_that_were_chosen(tmp_path, capfd):
+    """The lowest rate with the larger lambda is neither the first combination nor the last."""
+    options = {**IMAGES["options"], "valid-images": 100}
+    rows = [{"label": "recursive", "options": {"skip-kind": "rskip", "skip-norm": "layer"}}]
+    sweep = {"lr": [0.1, 0.2, 0.4], "skip-lambda": [2, 3, 4]}
+    path = write(tmp_path, IMAGES, rows=rows, sweep=sweep, options=options, seeds=[1])
+    (table,) = tables(path)
+    for lowest, at_an_end in (
+        ((0.1, 4), ", the end of the sweep of lr and skip-lambda."),
+        ((0.1, 3), ", the end of the sweep of lr."),
+        ((0.2, 3), "."),
+    ):
+        for point in table.cells[0].tried:
+            error = 10.0 if tuple(point.values.values()) == lowest else 20.0
+            folder = point.run.folder_in(tmp_path / "out", 1)
+            folder.mkdir(parents=True, exist_ok=True)
+            record = {"metrics": {"values": {"valid_error": error, "error": error}}}
+            (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
+        _, page = report(capfd, path, tmp_path / "out", "--no-figures")
+        rate, scale = lowest
+        assert f"chosen lr {rate}, skip-lambda {scale}{at_an_end}" in page

@@ -56,7 +56,11 @@ def test_the_archived_pairs_give_the_published_table(runs, tmp_path, monkeypatch
 
 
 def test_a_run_with_two_evaluations_is_refused(tmp_path, monkeypatch, capsys):
-    (tmp_path / "run.json").write_text(json.dumps({"scores": {"beam1": {}, "beam4": {}}}))
+    record_of(tmp_path, "post-norm", 0.1, 1, 4.0)
+    (path,) = tmp_path.rglob("run.json")
+    record = json.loads(path.read_text())
+    (scores,) = record["scores"].values()
+    path.write_text(json.dumps({**record, "scores": {"beam1": scores, "beam4": scores}}))
     assert run(monkeypatch, tmp_path, "post-norm", "2rSkip+LN") == 1
     assert "has the evaluations beam1, beam4; expected one" in capsys.readouterr().err
 

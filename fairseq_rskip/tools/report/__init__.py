@@ -1,4 +1,5 @@
 """Report on experiments.
 
-``tables`` compares and sets rows, ``main`` draws figures and writes the files.
+``comparison`` compares rows, ``tables`` sets them, ``main`` draws figures and writes the files;
+``reading`` reads a report's CSV file.
 """

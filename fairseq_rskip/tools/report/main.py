@@ -20,6 +20,7 @@ from fairseq_rskip.tools.experiments.tasks import TASKS
 
 from . import tables as page
 from .comparison import compare, power
+from .sweep import listed
 
 TITLES = {"curves": "Learning curves", "course": "x:F, branch, gradient norm and λ during training"}
 TITLES |= {
@@ -130,7 +131,7 @@ def _told(changes: Changes) -> str:
     if changes.length != 1:
         words.append(f"{changes.length:g} times the length")
     if changes.options:
-        words.append(page.listed(changes.options))
+        words.append(listed(changes.options))
     return ", ".join(words)
 
 
@@ -146,11 +147,11 @@ def _markdown(part: dict[str, Any]) -> str:
     for row, examples in part["examples"]:
         for example in examples:
             facts += [f"{row}, {name}: {text}" for name, text in example.items()]
-    listed = "\n".join(f"- {page.markdown(fact)}" for fact in facts)
+    bullets = "\n".join(f"- {page.markdown(fact)}" for fact in facts)
 
     blocks = [f"# {page.markdown(part['heading'])}", table]
     blocks += [page.markdown(line) for line in lines if line]
-    blocks.append(listed)
+    blocks.append(bullets)
     for figure in part["figures"]:
         if not figure["problem"]:
             blocks.append(f"![{figure['title']}]({figure['link']})")

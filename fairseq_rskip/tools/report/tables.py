@@ -16,6 +16,7 @@ from fairseq_rskip.tools.score import digits
 from fairseq_rskip.tools.significance import BY_SEED, LEVEL, PAIRED
 
 from .comparison import NEEDS_SEEDS, TRIALS, missing, test_of
+from .sweep import ends, listed
 
 MINUS = "\u2212"
 DEVIATION = "± is the sample standard deviation over seeds."
@@ -184,11 +185,6 @@ def _p_values(p: Mapping[str, float], mark: bool) -> str:
     return ", ".join(texts)
 
 
-def listed(options: Mapping[str, Any]) -> str:
-    """Names and values in a row."""
-    return ", ".join(f"{name} {value}" for name, value in options.items())
-
-
 def each(values: Iterable[Any]) -> str:
     """Different ``values`` in a row."""
     return " / ".join(dict.fromkeys(str(value) for value in values if value))
@@ -308,8 +304,11 @@ def _sweep(line: Result, held_out: str) -> str:
     for swept, value, how in line.trials:
         tried.append(f"{listed(swept)}: {how if value is None else f'{value:.3f}'}")
     chosen = f"chosen {listed(line.chosen)}" if line.chosen else "not decided yet"
-    if line.chosen in (line.trials[0][0], line.trials[-1][0]):
+    at_an_end = ends([trial.values for trial in line.trials], line.chosen)
+    if at_an_end:
         chosen += ", the end of the sweep"
+        if len(line.chosen) > 1:
+            chosen += f" of {' and '.join(at_an_end)}"
     return f"Sweep of {line.cell}, {held_out}: {', '.join(tried)}; {chosen}."
 
 

@@ -1,0 +1,72 @@
+"""The finished runs of a translation table, row by row: their scores and validation losses."""
+
+import math
+from pathlib import Path
+
+import pandas
+
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.fairseq_log import records
+
+from .finished import FinishedRun, finished_runs
+from .run_folder import CHECKPOINTS
+
+BEST = "best validation loss"
+LOSSES = "losses"  # by the number of updates
+SCORES = ["sacreBLEU 13a", "chrF", "chrF++", "tokenised BLEU lower-cased"]
+
+
+def read_runs(folder: Path, updates: list[int]) -> pandas.DataFrame:
+    """A line for each evaluated run below ``folder``: its label, learning rate, seed and values.
+
+    The values are the scores, the best validation loss, all validation losses, and those at the
+    validations nearest to ``updates``. Raises ``UserError`` for a run with several evaluations.
+    """
+    lines = []
+    for run in finished_runs(folder):
+        if not run.scores:
+            continue
+        line = {"label": run.label, "lr": run.options.get("lr"), "seed": run.seed}
+        lines.append({**line, **values_of(run, updates)})
+    return pandas.DataFrame(lines)
+
+
+def values_of(run: FinishedRun, updates: list[int]) -> dict[str, object]:
+    """The values of one run, by their names. Raises ``UserError`` for several evaluations."""
+    if len(run.scores) > 1:
+        names = ", ".join(run.scores)
+        raise UserError(f"{run.folder} has the evaluations {names}; expected one")
+    (scores,) = run.scores.values()
+    losses = validation_losses(run)
+    values: dict[str, object] = {name: scores.get(name, math.nan) for name in SCORES}
+    values |= {BEST: run.values["valid_loss"], LOSSES: losses}
+    for update in updates if len(losses) else []:
+        nearest = min(losses.index, key=lambda at: abs(at - update))
+        values[f"validation loss near update {update:,}"] = losses[nearest]
+    return values
+
+
+def validation_losses(run: FinishedRun) -> pandas.Series:
+    """The validation losses in bits, by the number of updates.
+
+    Empty where the record is kept without its log.
+    """
+    log = run.folder / CHECKPOINTS / "train.log"
+    if not log.exists():
+        return pandas.Series(dtype=float)
+    valid = [each for each in records(log) if each.source == "valid"]
+    return pandas.Series({each.updates: each.values["loss"] for each in valid})
+
+
+def runs_of(runs: pandas.DataFrame, name: str) -> pandas.DataFrame:
+    """The lines of a row by seed; ``name`` is its label, or LABEL@RATE. Raises ``UserError``."""
+    label, _, rate = name.partition("@")
+    chosen = runs[runs["label"] == label] if len(runs) else runs
+    if rate:
+        chosen = chosen[chosen["lr"] == float(rate)]
+    if chosen.empty:
+        raise UserError(f"there is no finished run of {name!r}; expected a row's label")
+    if chosen["seed"].duplicated().any():
+        rates = ", ".join(f"{lr:g}" for lr in sorted(chosen["lr"].unique()))
+        raise UserError(f"{name!r} has runs at the rates {rates}; expected {label}@RATE")
+    return chosen.drop(columns=["label", "lr"]).set_index("seed")

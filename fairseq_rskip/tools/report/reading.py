@@ -1,0 +1,150 @@
+"""Read the ``report.csv`` that :mod:`.tables` wrote: its lines, by row and by column."""
+
+import csv
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq_rskip.errors import UserError
+
+from .sweep import read_listed
+
+EXPECTED = "expected the report.csv of rskip run"
+# what every report has, whatever version wrote it
+NEEDED = ("column", "row", "metric", "seeds_planned", "values_by_seed")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a report: a row of its table in a column.
+
+    Attributes:
+        values: seed -> value of the metric; {} without a finished run.
+        planned: number of seeds that are planned.
+        chosen: option -> the value that the sweep chose; {} without a sweep.
+        swept: the combinations of options that the sweep tried.
+        difference: the mean minus that of the baseline, on the seeds of both, by the linear model.
+        interval: its 95 % interval.
+        p_holm: its p after Holm's correction, as text: tests of sentences have one for each seed.
+    """
+
+    row: str
+    column: str
+    equation: str
+    metric: str
+    values: dict[int, float]
+    planned: int
+    chosen: dict[str, Any]
+    swept: list[dict[str, Any]]
+    difference: float | None
+    interval: tuple[float, float] | None
+    p_holm: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every seed that was planned has a value."""
+        return len(self.values) == self.planned > 0
+
+    @property
+    def mean(self) -> float:
+        """The mean of the values. Raises ``StatisticsError`` without one."""
+        return statistics.fmean(self.values.values())
+
+    @property
+    def deviation(self) -> float:
+        """The sample standard deviation over seeds. Raises ``StatisticsError`` below two."""
+        return statistics.stdev(self.values.values())
+
+
+def read_report(path: Path) -> list[Line]:
+    """The lines of a report in their order. Raises ``UserError`` for a file that is no report."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, restval="")
+            missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
+            lines = [] if missing else [_line(cells) for cells in reader]
+    except (csv.Error, ValueError) as error:
+        raise UserError(f"{path} is not a report ({error}): {EXPECTED}") from None
+    if missing:
+        raise UserError(f"{path} has no column {missing[0]!r}: {EXPECTED}")
+    if not lines:
+        raise UserError(f"{path} has no rows")
+    return lines
+
+
+def _line(cells: dict[str, str]) -> Line:
+    """One line, from its text by column. Raises ``ValueError``."""
+    interval = None
+    if cells.get("low"):
+        interval = (float(cells["low"]), float(cells["high"]))
+    difference = cells.get("ours_minus_baseline")
+    return Line(
+        row=cells["row"],
+        column=cells["column"],
+        equation=cells.get("equation", ""),
+        metric=cells["metric"],
+        values=values_by_seed(cells["values_by_seed"]),
+        planned=int(cells["seeds_planned"]),
+        chosen=read_listed(cells.get("chosen", "")),
+        swept=_points(cells.get("swept", "")),
+        difference=float(difference) if difference else None,
+        interval=interval,
+        p_holm=cells.get("p_holm", ""),
+    )
+
+
+def values_by_seed(text: str) -> dict[int, float]:
+    """Seed -> value, of ``1:5.766 2:5.749``."""
+    values = {}
+    for pair in text.split():
+        seed, value = pair.split(":")
+        values[int(seed)] = float(value)
+    return values
+
+
+def _points(text: str) -> list[dict[str, Any]]:
+    """The combinations in ``lr 0.1: 5.7; lr 0.2: failed: its reason``."""
+    return [read_listed(point.partition(": ")[0]) for point in filter(None, text.split("; "))]
+
+
+def read_rows(path: Path) -> dict[str, Line]:
+    """The lines of a report by row. Raises ``UserError`` unless each row has one."""
+    rows: dict[str, Line] = {}
+    for line in read_report(path):
+        if line.row in rows:
+            raise UserError(
+                f"{path} has several lines for the row {line.row!r}: expected one for each, as in "
+                "the report of one table with --columns NAME"
+            )
+        rows[line.row] = line
+    return rows
+
+
+def by_column(lines: Iterable[Line]) -> dict[str, dict[str, Line]]:
+    """Column -> row -> line, of the lines with a value.
+
+    Raises ``UserError`` for two lines of one row and column, as in a report of several tables.
+    """
+    columns: dict[str, dict[str, Line]] = {}
+    for line in lines:
+        if not line.values:
+            continue
+        rows = columns.setdefault(line.column, {})
+        if line.row in rows:
+            raise UserError(
+                f"the report has two lines for the row {line.row!r} in the column "
+                f"{line.column!r}: expected the report of one table"
+            )
+        rows[line.row] = line
+    return columns
+
+
+def by_row(lines: Iterable[Line]) -> dict[str, dict[str, Line]]:
+    """Row -> column -> line, of the lines with a value. Raises as :func:`by_column`."""
+    by_label: dict[str, dict[str, Line]] = {}
+    for column, rows in by_column(lines).items():
+        for label, line in rows.items():
+            by_label.setdefault(label, {})[column] = line
+    return by_label
