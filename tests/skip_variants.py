@@ -128,25 +128,22 @@ def steps(x, f, g):
 
 
 def fraction(x, f, g, p):
-    value, y = p["start"] + p["moved"], steps(x, f, g)
+    value, y = p["shares.start"] + p["shares.moved"], steps(x, f, g)
     below = int(value)
     return (1 - (value - below)) * y[below - 1] + (value - below) * y[below]
 
 
 def mixture(x, f, g, p):
-    weights = torch.exp(p["start"] + p["moved"])
+    weights = torch.exp(p["shares.start"] + p["shares.moved"])
     return sum(w * y for w, y in zip(weights / weights.sum(), steps(x, f, g)))
 
 
 def halting(x, f, g, p):
+    biases = p["shares.start"] + p["shares.moved"]
     total, left = 0, 1
     for k, y in enumerate(steps(x, f, g)):
         last = k == len(g) - 1
-        halt = (
-            1
-            if last
-            else p["hold"](sigmoid(y @ p["direction"] + p["start"][k] + p["moved"][k])).unsqueeze(1)
-        )
+        halt = 1 if last else p["hold"](sigmoid(y @ p["shares.direction"] + biases[k])).unsqueeze(1)
         total, left = total + left * halt * y, left * (1 - halt)
     return total
 

@@ -18,7 +18,7 @@ from fairseq_rskip.modules.profiling import profile
 from fairseq_rskip.modules.skip_config import check_sizes, growth_warning
 from fairseq_rskip.modules.upgrade import check_rule
 from fairseq_rskip.residual import Place, Weight, skips
-from fairseq_rskip.residual.halting import halting_skips
+from fairseq_rskip.residual.halting import halting_modules
 from fairseq_rskip.residual.state import WithRule
 from fairseq_rskip.training import check_lr_scale
 
@@ -83,7 +83,7 @@ def checked(model_class, cfg):
     config.skip.check_layers(arch, sides)
     for name, side in sides.items():
         check_sizes(name, side)
-    if (config.checkpoint_activations or config.offload_activations) and halting_skips(skip):
+    if (config.checkpoint_activations or config.offload_activations) and halting_modules(skip):
         raise UserError(
             f"--arch {arch} with --checkpoint-activations or --offload-activations: "
             "what halting costs would have no gradient there, expected --skip-halt-cost 0"

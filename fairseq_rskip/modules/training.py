@@ -20,7 +20,7 @@ from fairseq_rskip.modules.skip_config import FP16_MAX, way_out
 from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
 from fairseq_rskip.residual import skips
 from fairseq_rskip.residual.adaptive import lambdas
-from fairseq_rskip.residual.halting import halting_cost, halting_skips
+from fairseq_rskip.residual.halting import halting_cost, halting_modules
 from fairseq_rskip.training import UnmovedCoefficients, learned
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def attach(task: Any, model: Any, interval: int, lr_scale: float = 1.0) -> None:
     if interval:
         Folder.watch()
         task.train_step = SkipLog(task.train_step, model, interval)
-    if halting_skips(model):
+    if halting_modules(model):
         task.train_step = HaltCost(task.train_step, model)
     task.train_step = OverflowWatch(task.train_step, model)
     if any(has_share(skip) for skip in skips(model).values()):
@@ -95,16 +95,16 @@ class HaltCost:
     """A task's ``train_step`` whose loss has the cost of halting.
 
     It is τ times E[k], summed over tokens as fairseq sums the loss, the mean over the skip
-    connections (:class:`~fairseq_rskip.residual.halting.HaltingSkip`).
+    connections (:class:`~fairseq_rskip.residual.halting.Halting`).
     """
 
     def __init__(self, train_step: Any, model: Any):
-        self.train_step, self.skips = train_step, halting_skips(model)
+        self.train_step, self.halting = train_step, halting_modules(model)
 
     def __call__(self, sample, model, criterion, *arguments, **options):
         def with_cost(model, sample):
             loss, sample_size, output = criterion(model, sample)
-            cost = halting_cost(self.skips, Tensor.sum)
+            cost = halting_cost(self.halting, Tensor.sum)
             if cost is not None:
                 loss = loss + cost.to(loss.dtype)
             return loss, sample_size, output

@@ -23,7 +23,7 @@ from .base import (
 )
 from .batch import BatchNorm
 from .create import NORMS, create_norm
-from .recursive import RecursiveMixture, RecursiveNorm, weighted_sum
+from .recursive import RecursiveNorm, weighted_sum
 from .rows import AdaNorm, Derf, DyT, LayerNorm, NoNorm, RMSNorm, ScaleNorm
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "NoNorm",
     "Norm",
     "RMSNorm",
-    "RecursiveMixture",
     "RecursiveNorm",
     "ScaleNorm",
     "at_least_float32",

@@ -22,15 +22,13 @@ class RecursiveNorm(Layout, nn.ModuleList):
     Where all are layer or RMS norms over the features and the scales are numbers,
     :mod:`fairseq_rskip.ops` computes all steps as one operator if its kernels are in use; otherwise
     the norms are called one after the other. A forward hook belongs on this module: hooks of a
-    single norm are not called where the operator computes.
+    single norm are not called where the operator computes. :meth:`mixture` calls no hook.
 
     Args:
         norm: one of ``NORMS``.
         dim, channel_dim, norm_axes, eps, device, dtype: see :class:`.Norm`.
         steps: the number of norms.
     """
-
-    is_mixture = False  # whether the operator has to compute a mixture of the steps
 
     def __init__(
         self,
@@ -80,28 +78,7 @@ class RecursiveNorm(Layout, nn.ModuleList):
             return self.to_layout(y, x)
         return _every_step(norms, x, f_x, skip_scale, branch_scale, padding_mask)[-1]
 
-    def _is_fused(
-        self,
-        steps: int,
-        x: Tensor,
-        f_x: Tensor,
-        skip_scale: float | Tensor,
-        branch_scale: float | Tensor,
-    ) -> bool:
-        """Whether the operator computes these inputs."""
-        if not self.has_operator:
-            return False
-        if isinstance(skip_scale, Tensor) or isinstance(branch_scale, Tensor):
-            return False
-        return ops.should_fuse(x, f_x, self.dim, steps, skip_scale, branch_scale, self.is_mixture)
-
-
-class RecursiveMixture(RecursiveNorm):
-    """The same norms, and ``y = sum_k p_k y_k`` over their steps."""
-
-    is_mixture = True
-
-    def forward(  # type: ignore[override]  # it returns p, too
+    def mixture(
         self,
         x: Tensor,
         f_x: Tensor,
@@ -111,7 +88,7 @@ class RecursiveMixture(RecursiveNorm):
         branch_scale: float = 1.0,
         padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return y, of x's shape, and p.
+        """Return ``y = sum_k p_k y_k`` over all steps, of x's shape, and p.
 
         Args:
             weights: p, of shape ``(K,)``; with a ``direction``, the biases of the first K - 1
@@ -121,7 +98,7 @@ class RecursiveMixture(RecursiveNorm):
                 position.
         """
         norms: list[Any] = list(self)
-        if self._is_fused(len(norms), x, f_x, skip_scale, branch_scale):
+        if self._is_fused(len(norms), x, f_x, skip_scale, branch_scale, mixed=True):
             rows = self.channels_at_end(x), self.channels_at_end(f_x)
             scales = (skip_scale, branch_scale, self.eps, self.is_rms)
             y, p = ops.skip_mix(*rows, *_gains_and_biases(norms), weights, direction, *scales)
@@ -133,6 +110,22 @@ class RecursiveMixture(RecursiveNorm):
         p = ops.reference.halting(self._stack(ys), weights, direction)
         shares = [share.unsqueeze(self.channel_dim) for share in p]
         return _mix(shares, ys).to(x.dtype), p
+
+    def _is_fused(
+        self,
+        steps: int,
+        x: Tensor,
+        f_x: Tensor,
+        skip_scale: float | Tensor,
+        branch_scale: float | Tensor,
+        mixed: bool = False,
+    ) -> bool:
+        """Whether the operator computes these inputs; with ``mixed``, a mixture of the steps."""
+        if not self.has_operator:
+            return False
+        if isinstance(skip_scale, Tensor) or isinstance(branch_scale, Tensor):
+            return False
+        return ops.should_fuse(x, f_x, self.dim, steps, skip_scale, branch_scale, mixed)
 
     def _stack(self, ys: list[Tensor]) -> Tensor:
         """The y_k as rows ``(K, ..., dim)``, at least fp32."""

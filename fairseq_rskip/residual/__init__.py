@@ -12,7 +12,7 @@ from .stack import skip_stack
 # isort: off
 # each registers its kinds, in this order
 from .weighted import ConstantSkip, RSkip, Weighted, WSkip, XSkip
-from . import learned_lambda, halting, gradient_lambda  # noqa: F401
+from . import adaptive  # noqa: F401
 from . import angle, gates, hyper, manifold, unmixed, single_pass, placement, routing  # noqa: F401
 from . import branch_weight, scaled, admin, initial_weights, schedule, ngpt  # noqa: F401
 from . import streams  # noqa: F401

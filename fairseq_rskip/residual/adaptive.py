@@ -1,62 +1,59 @@
 """The recursive skip whose number of steps adapts: the future work of Liu et al. 2020.
 
-``y = sum_k p_k * y_k``, where y_1 ... y_K are the steps of Eq. 4 and F is computed once. Four rules
-differ in p; the kind askip chooses among them by its option ``adapt``.
+``y = sum_k p_k * y_k``, where y_1 ... y_K are the steps of Eq. 4 and F is computed once. The option
+``adapt`` of the kind askip chooses the module that computes p, one of :data:`SHARES`.
 """
 
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..norms import at_least_float32
-from .base import Common, SkipConnection, skips
-from .options import Choice, Count, Fraction, Positive
+from . import options
+from .base import Common, skips
+from .gradient_lambda import OneStep, choose_steps
+from .halting import Halting
+from .learned_lambda import Fraction, Mixture
+from .profile import Profiled
 from .registry import register
 from .weighted import BranchScale, Recursive
 
-SHARPNESS = 3.0  # initially mixture and halting put about 0.9 of the weight on the initial λ
-
-InitialLambda = Annotated[float, Positive("the initial λ", affects="start")]
+InitialLambda = Annotated[float, options.Positive("the initial λ", affects="start")]
 Adapt = Literal["fraction", "mixture", "halting", "gradient"]
-MaxSteps = Annotated[int, Count("K, askip's largest λ", short="K")]
-HaltCost = Annotated[float, Fraction("τ, loss penalty per step (halting only)", affects="training")]
+MaxSteps = Annotated[int, options.Count("K, askip's largest λ", short="K")]
+HaltCost = Annotated[
+    float, options.Fraction("τ, loss penalty per step (halting only)", affects="training")
+]
 
-RULES: dict[str, type["AdaptiveSkip"]] = {}
-
-
-def adapts(adapt: Adapt) -> Callable[[type["AdaptiveRule"]], Any]:
-    """A decorator that makes a class the rule of askip for ``adapt``."""
-
-    def add(rule: type["AdaptiveRule"]) -> type["AdaptiveRule"]:
-        rule.adapt = adapt
-        RULES[adapt] = rule
-        return rule
-
-    return add
+Shares = Fraction | Mixture | Halting | OneStep
+SHARES: dict[str, type[Shares]] = {
+    "fraction": Fraction,
+    "mixture": Mixture,
+    "halting": Halting,
+    "gradient": OneStep,
+}
+# the names in earlier checkpoints of what is in ``shares``
+EARLIER_NAMES = ("start", "moved", "direction", "mean_steps")
 
 
 @register("askip")
-class AdaptiveSkip(Recursive):
-    """Adaptive recursive skip ``y = sum_k p_k * y_k``: the base of four rules, named by ``adapt``.
+class AdaptiveSkip(Profiled, Recursive):
+    """Adaptive recursive skip ``y = sum_k p_k * y_k``; ``shares`` has p, named by ``adapt``.
 
     ========= ======================================================================================
-    fraction  one learned lambda in [1, K]: :class:`.FractionSkip`
-    mixture   K learned weights: :class:`.MixtureSkip`
-    halting   every position its own: :class:`.HaltingSkip`
-    gradient  an integer for each skip, chosen once before training: :class:`.GradientSkip`
+    fraction  one learned lambda in [1, K]: :class:`.Fraction`
+    mixture   K learned weights: :class:`.Mixture`
+    halting   every position its own: :class:`.Halting`
+    gradient  an integer for each skip, chosen once before training: :class:`.OneStep`
     ========= ======================================================================================
 
-    The initial lambda is ``skip_lambda``; halting and mixture are within 0.3 of it. With one-hot p,
-    y equals the y of rskip at that lambda, bit for bit if one implementation computes both; by
-    default torch computes rskip of lambda 1. Build it as ``create_skip("askip", dim, adapt=...)``
-    or by the class of the rule.
+    The initial lambda is ``skip_lambda``; halting and mixture are within 0.3 of it, gradient rounds
+    it. With one-hot p, y equals the y of rskip at that lambda, bit for bit if one implementation
+    computes both; by default torch computes rskip of lambda 1. The state dict of an rskip with at
+    most K steps can be loaded.
     """
-
-    adapt: ClassVar[str] = ""  # the rule's name; the base has none
-    start: Tensor
 
     def __init__(
         self,
@@ -64,17 +61,11 @@ class AdaptiveSkip(Recursive):
         *,
         skip_lambda: InitialLambda = 2.0,
         branch_scale: BranchScale = 1.0,
-        adapt: Annotated[Adapt, Choice("how askip adapts λ")] = "fraction",
+        adapt: Annotated[Adapt, options.Choice("how askip adapts λ")] = "fraction",
         max_steps: MaxSteps = 4,
         halt_cost: HaltCost = 0.0,
         **common: Unpack[Common],
     ):
-        if adapt != self.adapt:
-            raise ValueError(
-                f'{type(self).__name__}: expected create_skip("askip", {dim}, adapt={adapt!r})'
-            )
-        if halt_cost and adapt != "halting":
-            raise ValueError(f"halt_cost={halt_cost!r}: expected 0 with adapt {adapt!r}")
         super().__init__(
             dim,
             skip_lambda=skip_lambda,
@@ -84,48 +75,46 @@ class AdaptiveSkip(Recursive):
             halt_cost=halt_cost,
             **common,
         )
+        if halt_cost and adapt != "halting":
+            raise ValueError(f"halt_cost={halt_cost!r}: expected 0 with adapt {adapt!r}")
         initial = float(skip_lambda)
         if not 1.0 <= initial <= self.steps:
             accepted = f"a number from 1 to max_steps={self.steps}"
             raise ValueError(f"skip_lambda={initial!r}: expected {accepted} for askip")
-        self.register_buffer("start", self._start(initial).to(**self.factory))
-        self.set_up()
+        self.wants_profile = adapt == "gradient"
+        self.is_initialised = not self.wants_profile
 
-    @classmethod
-    def options_class(cls) -> type[SkipConnection]:
-        return AdaptiveSkip
-
-    @classmethod
-    def variant(cls, options: dict[str, Any]) -> tuple[type[SkipConnection], dict[str, Any]]:
-        options = dict(options)
-        adapt = options.pop("adapt", "fraction")
-        if not isinstance(adapt, str) or adapt not in RULES:
-            raise ValueError(f"adapt={adapt!r}: expected one of {', '.join(RULES)} for askip")
-        return RULES[adapt], options
+        # shares come before post: optimizers' saved states number the parameters in this order
+        post = self.post
+        del self.post
+        self.shares = self.new_shares(initial)
+        self.post = post
+        self.learns = len(list(self.shares.parameters())) > 0
 
     @property
     def steps(self) -> int:
         return int(self.options.max_steps)
 
-    def counts(self) -> Tensor:
-        """1 ... K."""
-        return torch.arange(1.0, self.steps + 1, device=self.start.device)
-
-    def _start(self, value: float) -> Tensor:
-        """The initial value of what is learned, for lambda = ``value``."""
-        raise NotImplementedError
-
-    def set_up(self) -> None:
-        """Make the rule's parameters and what else it needs, at the end of the constructor."""
-        raise NotImplementedError
+    def new_shares(self, initial: float) -> Shares:
+        """The module that computes p, for the initial lambda ``initial``."""
+        adapt, halt_cost = self.options.adapt, self.options.halt_cost
+        if adapt == "halting":
+            return Halting(self.steps, initial, self.dim, halt_cost, **self.factory)
+        return SHARES[adapt](self.steps, initial, **self.factory)
 
     def effective_lambda(self) -> float:
-        """``sum_k k * p_k``."""
-        raise NotImplementedError
+        """``sum_k k * p_k``; of halting its running mean over tokens."""
+        return self.shares.effective_lambda()
 
-    def share_of_steps(self, ys: Tensor) -> Tensor:
-        """p of the y_k in ``ys``, ``(K, ..., dim)``: of shape ``(K,)`` or ``(K, ...)``."""
-        raise NotImplementedError
+    def sum_and_norm(
+        self, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None
+    ) -> Tensor:
+        scales = (self.skip_scale, self.branch_scale)
+        return self.shares.mix(self.post, x, f_x, *scales, padding_mask)
+
+    @classmethod
+    def profile(cls, skips: Any, model: nn.Module, loss: Any, shortcuts: Any) -> dict[str, float]:
+        return choose_steps(skips, model, loss, shortcuts)
 
     def coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None
@@ -136,7 +125,7 @@ class AdaptiveSkip(Recursive):
         ys = a * x + b * f_x + c
 
         axis = -1 if self.channel_dim == -1 else 2  # the features, in ys
-        p = self.share_of_steps(ys.movedim(axis, -1)).detach()
+        p = self.shares.of_steps(ys.movedim(axis, -1)).detach()
         p = p.unsqueeze(axis) if p.dim() > 1 else p.view(-1, *[1] * x.dim())
 
         a, b, c = ((p * part).sum(0).to(x.dtype).expand_as(x) for part in (a, b, c))
@@ -147,11 +136,12 @@ class AdaptiveSkip(Recursive):
         return a / b
 
     def constants(self) -> dict[str, float]:
+        learned = super().constants().items()
         return {
             "lambda": self.effective_lambda(),
             "alpha": self.branch_scale,
             "K": float(self.steps),
-            **super().constants(),
+            **{name.removeprefix("shares."): value for name, value in learned},
         }
 
     def mismatch(self, stored: dict[str, Any] | None) -> str:
@@ -164,46 +154,22 @@ class AdaptiveSkip(Recursive):
         return super().mismatch(stored)
 
     def upgrade(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Convert an rskip's state to one of this skip at its lambda.
+        """Rename what earlier versions stored, and convert an rskip's state to one at its lambda.
 
-        Further steps keep their initial values.
+        Whatever an rskip does not have, steps beyond its lambda among it, gets its initial value.
         """
+        for name in EARLIER_NAMES:
+            if f"{prefix}{name}" in state:
+                state[f"{prefix}shares.{name}"] = state.pop(f"{prefix}{name}")
+
         gains = [name for name in state if name.startswith(f"{prefix}post.") and ".weight" in name]
-        if not gains or f"{prefix}start" in state or len(gains) > self.steps:
+        if not gains or f"{prefix}shares.start" in state or len(gains) > self.steps:
             return
-        own = {**self.state_dict(), **self.state_at(float(len(gains)))}
-        for name, value in own.items():
-            state.setdefault(f"{prefix}{name}", value.clone())
-
-    def state_at(self, value: float) -> dict[str, Tensor]:
-        """The buffers of a skip whose lambda is ``value``."""
-        return {"start": self._start(value)}
-
-
-class AdaptiveRule(AdaptiveSkip):
-    """The constructor of the four rules: the class says what ``adapt`` is."""
-
-    adapt: ClassVar[Adapt]
-
-    def __init__(
-        self,
-        dim: int,
-        *,
-        skip_lambda: InitialLambda = 2.0,
-        branch_scale: BranchScale = 1.0,
-        max_steps: MaxSteps = 4,
-        halt_cost: HaltCost = 0.0,
-        **common: Unpack[Common],
-    ):
-        super().__init__(
-            dim,
-            skip_lambda=skip_lambda,
-            branch_scale=branch_scale,
-            adapt=self.adapt,
-            max_steps=max_steps,
-            halt_cost=halt_cost,
-            **common,
-        )
+        shares = self.new_shares(float(len(gains)))
+        initial = nn.ModuleDict({"shares": shares, "post": self.new_post(self.steps)})
+        device = state[gains[0]].device
+        for name, value in initial.state_dict().items():
+            state.setdefault(f"{prefix}{name}", value.to(device))
 
 
 def _is_recursive(rule: dict[str, Any]) -> bool:

@@ -92,8 +92,6 @@ class SkipConnection(Layout, WithRule):
     zero_classifier: ClassVar[bool] = False  # whether the classifier starts at 0
     mixes_streams: ClassVar[bool] = True  # False where the matrix of streams() is I by definition
 
-    post_class: ClassVar[type[RecursiveNorm]] = RecursiveNorm  # what the norms after the sum are
-
     start_call: ClassVar[str] = "initialise({role: Weight(tensor, std), ...})"  # see warn_of_start
     has_unit_length: ClassVar[bool] = False  # whether to_unit_length has to follow each update
     slots: tuple[str, ...] = ("post",)  # which of pre, branch and post the norm fills
@@ -187,7 +185,7 @@ class SkipConnection(Layout, WithRule):
     def new_post(self, steps: int) -> RecursiveNorm:
         """The norms after the sum."""
         layout = (self.channel_dim, self.norm_axes, self.eps)
-        post = self.post_class(self.options.norm, self.dim, steps, *layout, **self.factory)
+        post = RecursiveNorm(self.options.norm, self.dim, steps, *layout, **self.factory)
         for norm in post:
             self._set_alpha(norm)
         return post
@@ -229,16 +227,6 @@ class SkipConnection(Layout, WithRule):
                 f"place=None: kind {self.kind} depends on its position: expected "
                 f"place=Place(index=..., depth=...), or for a whole stack {stack}"
             )
-
-    @classmethod
-    def variant(cls, options: dict[str, Any]) -> tuple[type["SkipConnection"], dict[str, Any]]:
-        """The class, and its options, that ``options`` of this kind ask for."""
-        return cls, options
-
-    @classmethod
-    def options_class(cls) -> type["SkipConnection"]:
-        """The class whose constructor lists the options; with variants, that of the kind."""
-        return cls
 
     def learned(self) -> dict[str, nn.Parameter]:
         """The parameters of the rule itself, by name: not those of norms."""
@@ -413,8 +401,8 @@ def create_skip(kind: str, dim: int, **options: Any) -> SkipConnection:
     ``options`` are the keyword arguments of :class:`SkipConnection` and those of the kind's
     constructor. Raises ``ValueError``, naming the argument, its value and what is accepted.
     """
-    rule, options = rule_of(kind).variant(options)
-    return rule(dim, **options)
+    skip: SkipConnection = rule_of(kind)(dim, **options)
+    return skip
 
 
 def skips(model: nn.Module) -> dict[str, SkipConnection]:

@@ -1,4 +1,4 @@
-"""The adaptive recursive skip whose λ is chosen once, by the gradients of one batch."""
+"""A λ for each skip connection that is chosen once, by the gradients of one batch."""
 
 import math
 from typing import Any
@@ -7,77 +7,93 @@ import torch
 from torch import Tensor, nn
 
 from ..norms import RecursiveNorm
-from .adaptive import AdaptiveRule, adapts
-from .profile import Profiled, hooked, without_gradients
+from .learned_lambda import step_numbers
+from .profile import hooked, without_gradients
 
 
-@adapts("gradient")
-class GradientSkip(Profiled, AdaptiveRule):
-    """An integer lambda for each skip, chosen once before training, then frozen.
+class OneStep(nn.Module):
+    """An integer lambda, ``y = y_lambda``; :func:`choose_steps` chooses it before training.
 
-    A block then neither grows nor shrinks the norm of the gradient on its way back:
-    ``|dL/dx_l| / |dL/dx_{l+1}|`` is nearest 1.
+    The buffer ``start`` has it for checkpoints. Later steps are not computed.
+
+    Args:
+        steps: K.
+        initial: the initial lambda, which is rounded.
+        factory: device and dtype, as in torch's own modules.
     """
 
-    post: RecursiveNorm
+    start: Tensor
 
-    def set_up(self) -> None:
-        self.is_initialised = False
-        self.used = round(float(self.options.skip_lambda))  # a Python int: avoids a device sync
-        self.register_load_state_dict_post_hook(_read_used)
+    def __init__(self, steps: int, initial: float, **factory: Any):
+        super().__init__()
+        self.steps = steps
+        self.chosen = round(initial)  # a Python int: avoids a device sync
+        self.register_buffer("start", torch.tensor(float(self.chosen)).to(**factory))
 
-    def _start(self, value: float) -> Tensor:
-        return torch.tensor(float(round(value)))
+    def freeze(self, chosen: int) -> None:
+        """Let lambda be ``chosen``."""
+        self.start.fill_(chosen)
+        self.chosen = chosen
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.chosen = int(self.start)
+
+    def of_steps(self, ys: Tensor) -> Tensor:
+        """p for the y_k in ``ys``, ``(K, ..., dim)``: of shape ``(K,)``, 1 at lambda."""
+        return (step_numbers(self.steps, self.start.device) == self.start).to(ys.dtype)
 
     def effective_lambda(self) -> float:
         return float(self.start)
 
-    def share_of_steps(self, ys: Tensor) -> Tensor:
-        return (self.counts() == self.start).to(ys.dtype)
-
-    def sum_and_norm(
-        self, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None
+    def mix(
+        self,
+        post: RecursiveNorm,
+        x: Tensor,
+        f_x: Tensor,
+        skip_scale: float,
+        branch_scale: float,
+        padding_mask: Tensor | None,
     ) -> Tensor:
-        scales = (self.skip_scale, self.branch_scale)
-        y = self.post(x, f_x, *scales, padding_mask, steps=self.used)
-        unused = [p for norm in list(self.post)[self.used :] for p in norm.parameters()]
+        """y of step lambda of ``post``."""
+        y = post(x, f_x, skip_scale, branch_scale, padding_mask, steps=self.chosen)
+        unused = [p for norm in list(post)[self.chosen :] for p in norm.parameters()]
         if unused and self.training and torch.is_grad_enabled():
             # DistributedDataParallel waits for a gradient of every parameter: zeros for unused
             # norms
             return y + 0.0 * torch.stack([p.sum() for p in unused]).sum().to(y.dtype)
         return y
 
-    @classmethod
-    def profile(cls, skips: Any, model: nn.Module, loss: Any, shortcuts: Any) -> dict[str, float]:
-        """``loss`` is called once for each lambda, all skip connections at that lambda."""
-        ratios: dict[str, dict[int, float]] = {name: {} for name in skips}
-        for k in range(1, max(skip.steps for skip in skips.values()) + 1):
-            with without_gradients(model), torch.enable_grad():
-                for skip in skips.values():
-                    skip.freeze(min(k, skip.steps))
-                for name, (x, y) in gradient_norms(skips, loss, shortcuts).items():
-                    ratios[name][k] = x / y if y else math.inf
-        model.zero_grad(set_to_none=True)
 
-        for name, skip in skips.items():
-            distances = {
-                k: abs(math.log(ratio))
-                for k, ratio in ratios[name].items()
-                if k <= skip.steps and 0 < ratio < math.inf
-            }
-            # without a positive and finite ratio lambda stays as it was
-            nearest = min(distances, key=distances.__getitem__, default=int(skip.start))
-            skip.freeze(nearest)
-        return {name: float(skip.start) for name, skip in skips.items()}
+def choose_steps(
+    skips: dict[str, Any], model: nn.Module, loss: Any, shortcuts: dict[str, nn.Module]
+) -> dict[str, float]:
+    """Choose the lambda of every skip connection in ``skips``, whose ``shares`` is a OneStep.
 
-    def freeze(self, steps: int) -> None:
-        """Let lambda be ``steps``."""
-        self.start.fill_(steps)
-        self.used = steps
+    A block then neither grows nor shrinks the norm of the gradient on its way back:
+    ``|dL/dx_l| / |dL/dx_{l+1}|`` is nearest 1. ``loss`` is called once for each lambda, all skip
+    connections at that lambda. Returns module name -> lambda.
+    """
+    shares: dict[str, OneStep] = {name: skip.shares for name, skip in skips.items()}
+    ratios: dict[str, dict[int, float]] = {name: {} for name in skips}
+    for k in range(1, max(share.steps for share in shares.values()) + 1):
+        with without_gradients(model), torch.enable_grad():
+            for share in shares.values():
+                share.freeze(min(k, share.steps))
+            for name, (x, y) in gradient_norms(skips, loss, shortcuts).items():
+                ratios[name][k] = x / y if y else math.inf
+    model.zero_grad(set_to_none=True)
 
-
-def _read_used(skip: GradientSkip, _incompatible: Any) -> None:
-    skip.used = int(skip.start)
+    for name, share in shares.items():
+        distances = {
+            k: abs(math.log(ratio))
+            for k, ratio in ratios[name].items()
+            if k <= share.steps and 0 < ratio < math.inf
+        }
+        # without a positive and finite ratio lambda stays as it was
+        nearest = min(distances, key=distances.__getitem__, default=int(share.start))
+        share.freeze(nearest)
+    return {name: share.effective_lambda() for name, share in shares.items()}
 
 
 def gradient_norms(

@@ -1,81 +1,94 @@
-"""The adaptive recursive skip whose number of steps is learned position by position."""
+"""Weights of the steps that every position computes for itself, and what halting late costs."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..norms import KeepsStatistics, at_least_float32, is_recomputed
+from ..norms import KeepsStatistics, RecursiveNorm, at_least_float32, is_recomputed
 from ..ops import reference
-from .adaptive import SHARPNESS, adapts
-from .base import skips
-from .learned_lambda import LearnedSteps
+from .learned_lambda import SHARPNESS, step_numbers
+
+LARGEST_DROP = 0.2  # how much halting before the initial λ may lower E[k] at the start
 
 
-@adapts("halting")
-class HaltingSkip(KeepsStatistics, LearnedSteps):
+class Halting(KeepsStatistics, nn.Module):
     """Every position its own p, ``h_k = sigmoid(u . y_k + b_k)``,
     ``p_k = h_k prod_{j<k} (1 - h_j)``.
 
-    p_K is the rest. u of shape ``(dim,)`` and b of ``(K - 1,)`` are learned. ``halt_cost`` times
-    the mean of ``sum_k k p_k`` over tokens must be added to the loss: :func:`halting_cost` (Graves
-    2016; Banino et al. 2021). ``mean_steps`` is the running mean of ``sum_k k p_k`` over the tokens
-    of about the last hundred updates.
+    p_K is the rest. u, ``direction`` of shape ``(dim,)``, and b, ``start + moved`` of
+    ``(K - 1,)``, are learned. ``halt_cost`` times the mean of ``sum_k k p_k`` over tokens must be
+    added to the loss: :func:`halting_cost` (Graves 2016; Banino et al. 2021). ``mean_steps`` is
+    the running mean of ``sum_k k p_k`` over the tokens of about the last hundred updates.
+
+    Args:
+        steps: K.
+        initial: the initial lambda, within 0.3 of ``sum_k k p_k`` at the start.
+        dim: the number of features.
+        halt_cost: the loss of a step, tau.
+        factory: device and dtype, as in torch's own modules.
     """
 
     statistics = ("mean_steps",)
+    start: Tensor
     mean_steps: Tensor
 
-    def set_up(self) -> None:
+    def __init__(
+        self,
+        steps: int,
+        initial: float,
+        dim: int,
+        halt_cost: float = 0.0,
+        **factory: Any,
+    ):
+        super().__init__()
+        self.steps = steps
+        self.halt_cost = halt_cost
         self.cost: Tensor | None = None  # E[k] at each position in the last training forward pass
-        self.moved = self.new_parameter(torch.zeros(self.steps - 1))
-        self.direction = self.new_parameter(torch.zeros(self.dim))
-        mean_steps = self._mean_steps(at_least_float32(self.start))
-        self.register_buffer("mean_steps", mean_steps)
+        self.register_buffer("start", initial_biases(steps, initial).to(**factory))
+        self.moved = nn.Parameter(torch.zeros(steps - 1, **factory))
+        self.direction = nn.Parameter(torch.zeros(dim, **factory))
+        self.register_buffer("mean_steps", expected_steps(at_least_float32(self.start)))
 
-    def _start(self, value: float) -> Tensor:
-        k = torch.arange(1.0, self.steps)
-        return SHARPNESS * (2.0 * (k - value) + 1.0).clamp(-1.0, 1.0)
+    def biases(self) -> Tensor:
+        """b, at least in fp32."""
+        return at_least_float32(self.start) + at_least_float32(self.moved)
 
-    def _mean_steps(self, b: Tensor) -> Tensor:
-        """``sum_k k p_k`` at u = 0."""
-        p = reference.halting(b.new_zeros(self.steps, 1), b, b.new_zeros(1))
-        return (torch.arange(1.0, self.steps + 1, device=b.device) * p).sum()
-
-    def state_at(self, value: float) -> dict[str, Tensor]:
-        biases = self._start(value)
-        return {"start": biases, "mean_steps": self._mean_steps(biases)}
+    def of_steps(self, ys: Tensor) -> Tensor:
+        """p for the y_k in ``ys``, ``(K, ..., dim)``: of shape ``(K, ...)``."""
+        direction = at_least_float32(self.direction)
+        return reference.halting(at_least_float32(ys), self.biases(), direction)
 
     def effective_lambda(self) -> float:
+        """The running mean of ``sum_k k * p_k``."""
         return float(self.mean_steps)
 
-    def learned_direction(self) -> Tensor:
-        """u, at least in fp32."""
-        return at_least_float32(self.direction)
-
-    def share_of_steps(self, ys: Tensor) -> Tensor:
-        ys = at_least_float32(ys)
-        return reference.halting(ys, self.learned_value(), self.learned_direction())
-
-    def sum_and_norm(
-        self, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None
+    def mix(
+        self,
+        post: RecursiveNorm,
+        x: Tensor,
+        f_x: Tensor,
+        skip_scale: float,
+        branch_scale: float,
+        padding_mask: Tensor | None,
     ) -> Tensor:
-        biases, direction = self.learned_value(), self.learned_direction()
-        scales = (self.skip_scale, self.branch_scale)
-        y, p = self.post(x, f_x, biases, direction, *scales, padding_mask)
+        """``sum_k p_k * y_k`` of the steps of ``post``."""
+        biases, direction = self.biases(), at_least_float32(self.direction)
+        y, p = post.mixture(x, f_x, biases, direction, skip_scale, branch_scale, padding_mask)
         if self.training:
             self._count(p, padding_mask)
         return y
 
     def _count(self, p: Tensor, padding_mask: Tensor | None) -> None:
         """Note E[k] at each position, 0 where padded, for the loss, and update its running mean."""
-        k = torch.arange(1.0, self.steps + 1, device=p.device).view(-1, *[1] * (p.dim() - 1))
+        k = step_numbers(self.steps, p.device).view(-1, *[1] * (p.dim() - 1))
         expected = (k * p).sum(0)
         unpadded = torch.ones_like(expected)
         if padding_mask is not None:
             unpadded = padding_mask.logical_not().to(expected.dtype)
-        self.cost = expected * unpadded if self.options.halt_cost else None
+        self.cost = expected * unpadded if self.halt_cost else None
         if is_recomputed():
             return
         with torch.no_grad():
@@ -86,21 +99,45 @@ class HaltingSkip(KeepsStatistics, LearnedSteps):
         return {**self.__dict__, "cost": None}  # a copy has no part in the last forward pass
 
 
-def halting_skips(model: nn.Module) -> list[HaltingSkip]:
-    """The skip connections of ``model`` whose :func:`halting_cost` must be added to the loss."""
+def initial_biases(steps: int, initial: float) -> Tensor:
+    """b of shape ``(K - 1,)`` with which, at u = 0, a position halts at about step ``initial``.
+
+    A step from lambda on halts with probability ``sigmoid(3)``, an earlier one with h, at most
+    ``sigmoid(-3)``. A position that halts j steps before lambda lowers E[k] by ``j h``, so that all
+    early steps lower it by about ``h lambda (lambda - 1) / 2``: at most :data:`LARGEST_DROP`.
+    """
+    lost_steps = max(1.0, initial * (initial - 1.0) / 2.0)
+    h = LARGEST_DROP / lost_steps
+    lowest = min(-SHARPNESS, math.log(h / (1.0 - h)))
+
+    # -1 for steps before lambda, 1 from lambda on, in between for one next to a fractional lambda
+    k = torch.arange(1.0, steps)
+    side = (2.0 * (k - initial) + 1.0).clamp(-1.0, 1.0)
+    return torch.where(side < 0.0, -lowest * side, SHARPNESS * side)
+
+
+def expected_steps(biases: Tensor) -> Tensor:
+    """``sum_k k p_k`` at u = 0."""
+    steps = len(biases) + 1
+    p = reference.halting(biases.new_zeros(steps, 1), biases, biases.new_zeros(1))
+    return (step_numbers(steps, biases.device) * p).sum()
+
+
+def halting_modules(model: nn.Module) -> list[Halting]:
+    """The modules of ``model`` whose :func:`halting_cost` must be added to the loss."""
     return [
-        skip
-        for skip in skips(model).values()
-        if isinstance(skip, HaltingSkip) and skip.options.halt_cost
+        module for module in model.modules() if isinstance(module, Halting) and module.halt_cost
     ]
 
 
-def halting_cost(skips: list[HaltingSkip], reduce: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """The mean over ``skips``, which all halt, of tau times E[k] reduced over positions.
+def halting_cost(modules: list[Halting], reduce: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """The mean over ``modules`` of tau times E[k] reduced over positions.
 
     E[k] is that of the last training forward pass. A second call returns None until the next pass.
     """
-    costs = [skip.options.halt_cost * reduce(skip.cost) for skip in skips if skip.cost is not None]
-    for skip in skips:
-        skip.cost = None
-    return torch.stack(costs).sum() / len(skips) if costs else None
+    costs = []
+    for module in modules:
+        if module.cost is not None:
+            costs.append(module.halt_cost * reduce(module.cost))
+        module.cost = None
+    return torch.stack(costs).sum() / len(modules) if costs else None

@@ -1,59 +1,71 @@
-"""The adaptive recursive skip with learned weights of its steps."""
+"""Learned weights of the steps, the same at every position: one λ, or one weight for each step."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..norms import RecursiveMixture, at_least_float32
-from .adaptive import SHARPNESS, AdaptiveRule, adapts
+from ..norms import RecursiveNorm, at_least_float32
+
+SHARPNESS = 3.0  # initially mixture and halting put about 0.9 of the weight on the initial λ
 
 
-class LearnedSteps(AdaptiveRule):
-    """The rules whose p is learned, as ``start + moved`` of the parameter ``moved``."""
+class LearnedWeights(nn.Module):
+    """p of shape ``(K,)``: :meth:`weights` computes it from ``start + moved``.
 
-    post_class = RecursiveMixture
-    post: RecursiveMixture
-    moved: nn.Parameter
+    Args:
+        steps: K.
+        start: the initial value of what is learned.
+        factory: device and dtype, as in torch's own modules.
+    """
+
+    start: Tensor
+
+    def __init__(self, steps: int, start: Tensor, **factory: Any):
+        super().__init__()
+        self.steps = steps
+        self.register_buffer("start", start.to(**factory))
+        self.moved = nn.Parameter(torch.zeros(start.numel(), **factory))
 
     def learned_value(self) -> Tensor:
-        """The initial value plus what was learned."""
+        """The initial value plus what was learned, at least in fp32."""
         return at_least_float32(self.start) + at_least_float32(self.moved)
-
-
-class SharedWeights(LearnedSteps):
-    """The rules whose p, :meth:`weights`, is the same at every position."""
 
     def weights(self) -> Tensor:
         """p, of shape ``(K,)``."""
         raise NotImplementedError
 
-    def share_of_steps(self, ys: Tensor) -> Tensor:
+    def of_steps(self, ys: Tensor) -> Tensor:
+        """p for the y_k in ``ys``, ``(K, ..., dim)``."""
         return self.weights()
 
     def effective_lambda(self) -> float:
-        return float((self.counts() * self.weights().detach().float()).sum())
+        """``sum_k k * p_k``."""
+        k = step_numbers(self.steps, self.start.device)
+        return float((k * self.weights().detach().float()).sum())
 
-    def sum_and_norm(
-        self, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None
+    def mix(
+        self,
+        post: RecursiveNorm,
+        x: Tensor,
+        f_x: Tensor,
+        skip_scale: float,
+        branch_scale: float,
+        padding_mask: Tensor | None,
     ) -> Tensor:
-        scales = (self.skip_scale, self.branch_scale)
-        y, _ = self.post(x, f_x, self.weights(), None, *scales, padding_mask)
+        """``sum_k p_k * y_k`` of the steps of ``post``."""
+        y, _ = post.mixture(x, f_x, self.weights(), None, skip_scale, branch_scale, padding_mask)
         return y
 
 
-@adapts("fraction")
-class FractionSkip(SharedWeights):
+class Fraction(LearnedWeights):
     """One learned lambda in [1, K]: ``p_k = max(0, 1 - |lambda - k|)``.
 
     So y is y_k at an integer, and ``dy/dlambda = y_{k+1} - y_k``.
     """
 
-    def set_up(self) -> None:
-        self.moved = self.new_parameter(torch.zeros(1))
-
-    def _start(self, value: float) -> Tensor:
-        return torch.tensor(value)
+    def __init__(self, steps: int, initial: float, **factory: Any):
+        super().__init__(steps, torch.tensor(initial), **factory)
 
     def weights(self) -> Tensor:
         value = self.learned_value()
@@ -61,20 +73,21 @@ class FractionSkip(SharedWeights):
         inside = value + (value.clamp(1.0, self.steps) - value).detach()
         below = inside.detach().floor().clamp(1.0, max(self.steps - 1.0, 1.0))
         share = inside - below
-        k = self.counts()
+        k = step_numbers(self.steps, self.start.device)
         return (k == below) * (1.0 - share) + (k == below + 1.0) * share
 
 
-@adapts("mixture")
-class MixtureSkip(SharedWeights):
-    """``p = softmax(a)``, a of shape ``(K,)`` learned; the effective lambda is ``sum_k k p_k``."""
+class Mixture(LearnedWeights):
+    """``p = softmax(a)``, a of shape ``(K,)`` learned, initially ``-3 |k - lambda|``."""
 
-    def set_up(self) -> None:
-        self.moved = self.new_parameter(torch.zeros(self.steps))
-
-    def _start(self, value: float) -> Tensor:
-        k = torch.arange(1.0, self.steps + 1)
-        return -SHARPNESS * (k - value).abs()
+    def __init__(self, steps: int, initial: float, **factory: Any):
+        start = -SHARPNESS * (step_numbers(steps) - initial).abs()
+        super().__init__(steps, start, **factory)
 
     def weights(self) -> Tensor:
         return self.learned_value().softmax(0)
+
+
+def step_numbers(steps: int, device: torch.device | str | None = None) -> Tensor:
+    """1 ... K."""
+    return torch.arange(1.0, steps + 1, device=device)

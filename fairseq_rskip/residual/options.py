@@ -177,7 +177,6 @@ WITH_ALPHA = ("dyt", "derf")  # the norms that have an α
 
 def options_of(rule: Any) -> dict[str, Declared]:
     """Name -> option of a rule's class: its norm, stochastic depth, and its constructor's own."""
-    rule = rule.options_class()
     norm = Declared("norm", str, rule.default_norm, Choice("normalisation G"), rule.norms)
     common = {"norm": norm, "norm_alpha": NORM_ALPHA, "drop_path": DROP_PATH}
     return {**common, **_own_options(rule)}
@@ -259,7 +258,7 @@ def _inherited_options(rule: type, own: dict[str, Declared]) -> dict[str, Declar
     """The options that base classes of ``rule`` declare and its own constructor sets."""
     inherited: dict[str, Declared] = {}
     for base in rule.__mro__[1:]:
-        if "__init__" in vars(base) and hasattr(base, "options_class"):
+        if "__init__" in vars(base) and hasattr(base, "combine"):
             for name, option in _own_options(base).items():
                 if name not in own:
                     inherited.setdefault(name, option)

@@ -20,7 +20,7 @@ def register(kind: str) -> Callable[[Rule], Rule]:
         raise ValueError(f"kind={kind!r}: expected a name of letters, digits and _")
 
     def add(rule: Rule) -> Rule:
-        if not hasattr(rule, "variant"):  # base.py, which has SkipConnection, imports this file
+        if not hasattr(rule, "combine"):  # base.py, which has SkipConnection, imports this file
             raise TypeError(
                 f"kind={kind!r}: {rule.__name__} is no SkipConnection: derive it from one"
             )

@@ -17,7 +17,7 @@ from ..analysis.probe import SkipProbe
 from ..console import progress
 from ..errors import UserError
 from ..machine import device_of
-from ..residual.halting import halting_cost, halting_skips
+from ..residual.halting import halting_cost, halting_modules
 from ..residual.profile import initialise_from_batch, wanting_profile
 from ..residual.schedule import scheduled
 from ..training import Share, UnmovedCoefficients, shares
@@ -100,7 +100,7 @@ class Trainer:
         self.module: nn.Module = preact_resnet(num_classes=len(images.classes), **config.network())
         self.module = self.module.to(device, memory_format=torch.channels_last)
         self.scheduled = scheduled(self.module)
-        self.halting = halting_skips(self.module)
+        self.halting = halting_modules(self.module)
         self.optimizer = torch.optim.SGD(
             self._parameter_groups(),
             config.lr,

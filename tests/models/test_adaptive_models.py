@@ -10,7 +10,7 @@ from transformer_helpers import TINY, batch, build, sentences
 from fairseq_rskip.modules import training
 from fairseq_rskip.residual import skips
 from fairseq_rskip.residual.adaptive import lambdas
-from fairseq_rskip.residual.halting import halting_cost, halting_skips
+from fairseq_rskip.residual.halting import halting_cost, halting_modules
 from fairseq_rskip.training import UnmovedCoefficients, learned
 
 MODES = ("fraction", "mixture", "halting", "gradient")
@@ -30,7 +30,7 @@ def test_the_cost_of_halting_enters_the_loss():
 
     torch.manual_seed(0)
     plain, _, _ = criterion(model, inputs)
-    halting_cost(halting_skips(model), torch.sum)
+    halting_cost(halting_modules(model), torch.sum)
     torch.manual_seed(0)
     loss, size, _ = training.HaltCost(train_step, model)(inputs, model, criterion, None)
     tokens = [int(part.ne(model.encoder.padding_idx).sum()) for part in (inputs[0], inputs[2])]
@@ -38,7 +38,7 @@ def test_the_cost_of_halting_enters_the_loss():
     taken = float(loss - plain) / 0.25 / (sum(expected) / len(expected))
     assert size == 7 and 1.8 < taken < 2.2  # E[k] at the start
     loss.backward()
-    assert all(skip.moved.grad.abs().sum() > 0 for skip in skips(model).values())
+    assert all(skip.shares.moved.grad.abs().sum() > 0 for skip in skips(model).values())
 
 
 @pytest.mark.parametrize("adapt", MODES)
@@ -62,7 +62,7 @@ def test_coefficients_that_never_moved_are_named():
     movement = UnmovedCoefficients(model)
     assert len(movement.initial) == len(learned(model)) == 10
     assert movement.warning().startswith("10 of 10 learned coefficients")
-    assert "encoder.layers.0.self_attn_skip.moved" in movement.warning()
+    assert "encoder.layers.0.self_attn_skip.shares.moved" in movement.warning()
     with torch.no_grad():
         for value in learned(model).values():
             value.add_(0.1)

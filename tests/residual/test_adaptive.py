@@ -7,7 +7,7 @@ import torch
 from skip_variants import IMAGE, SEQUENCE, draw
 
 from fairseq_rskip.residual import Place, create_skip
-from fairseq_rskip.residual.halting import halting_cost
+from fairseq_rskip.residual.halting import halting_cost, halting_modules
 from fairseq_rskip.residual.profile import initialise_from_batch
 
 MODES = ("fraction", "mixture", "halting", "gradient")
@@ -20,13 +20,13 @@ def askip(adapt, steps=2, dim=5, **options):
         for norm in skip.post:
             norm.weight.uniform_(0.5, 1.5), norm.bias.uniform_(-0.5, 0.5)
         if adapt == "mixture":
-            skip.start.copy_(torch.where(torch.arange(4) == steps - 1, 0.0, -1e9))
+            skip.shares.start.copy_(torch.where(torch.arange(4) == steps - 1, 0.0, -1e9))
         elif adapt == "halting":
-            skip.start.copy_(torch.where(torch.arange(3) < steps - 1, -1e9, 1e9))
+            skip.shares.start.copy_(torch.where(torch.arange(3) < steps - 1, -1e9, 1e9))
         elif adapt == "fraction":
-            skip.start.fill_(steps)
+            skip.shares.start.fill_(steps)
         else:
-            skip.freeze(steps)
+            skip.shares.freeze(steps)
     return skip
 
 
@@ -47,51 +47,144 @@ def test_at_an_integer_it_is_rskip_bit_for_bit(adapt, steps, shape, dtype, stock
         assert skip.effective_lambda() == pytest.approx(steps)
 
 
-@pytest.mark.parametrize("start", [1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
+def lambda_at_the_start(skip):
+    """``sum_k k p_k`` for y_k of zeros."""
+    steps = skip.steps
+    p = skip.shares.of_steps(torch.zeros(steps, 2, 3, 5)).detach().reshape(steps, -1).mean(1)
+    return float((torch.arange(1.0, steps + 1) * p).sum())
+
+
+@pytest.mark.parametrize("start", ["1", "1.5", "2", "2.5", "3.3", "K/2", "K-0.7", "K"])
+@pytest.mark.parametrize("steps", [4, 16, 64])
 @pytest.mark.parametrize("adapt", ["fraction", "mixture", "halting"])
-def test_the_initial_lambda_is_that_of_the_option(adapt, start):
-    skip = create_skip("askip", 5, adapt=adapt, skip_lambda=start)
-    p = skip.share_of_steps(torch.zeros(4, 2, 3, 5)).detach().reshape(4, -1).mean(1)
-    k = torch.arange(1.0, 5.0)
-    assert float((k * p).sum()) == pytest.approx(start, abs=0.3 if adapt != "fraction" else 1e-6)
-    assert skip.effective_lambda() == pytest.approx(float((k * p).sum()))
+def test_the_initial_lambda_is_that_of_the_option(adapt, steps, start):
+    value = {"K/2": steps / 2, "K-0.7": steps - 0.7, "K": steps}.get(start) or float(start)
+    skip = create_skip("askip", 5, adapt=adapt, skip_lambda=value, max_steps=steps)
+    tolerance = 0.3 if adapt != "fraction" else 1e-5
+    assert lambda_at_the_start(skip) == pytest.approx(value, abs=tolerance)
+    assert skip.effective_lambda() == pytest.approx(lambda_at_the_start(skip))
+
+
+@pytest.mark.parametrize("value", [1, 2, 3])
+@pytest.mark.parametrize("steps", [4, 8, 64])
+def test_at_a_small_lambda_an_early_step_halts_with_sigmoid_of_minus_three(steps, value):
+    skip = create_skip("askip", 5, adapt="halting", skip_lambda=value, max_steps=steps)
+    early = value - 1
+    assert skip.shares.start.tolist() == [-3.0] * early + [3.0] * (steps - 1 - early)
 
 
 @pytest.mark.parametrize("value", [0.3, 4.6], ids=["below", "above"])
 def test_a_lambda_beyond_its_ends_stays_there_and_can_come_back(value):
     skip = askip("fraction", 2)
     with torch.no_grad():
-        skip.moved.fill_(value - 2)
+        skip.shares.moved.fill_(value - 2)
     assert skip.effective_lambda() == pytest.approx(1 if value < 1 else 4)
     skip(
         draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)
     ).square().sum().backward()
-    assert skip.moved.grad != 0
+    assert skip.shares.moved.grad != 0
 
 
 def test_halting_costs_what_its_tokens_take_and_padding_nothing():
     skip = askip("halting", 3, halt_cost=0.5)
+    halting = skip.shares
+    assert halting_modules(torch.nn.ModuleList([skip, askip("halting")])) == [halting]
     x, mask = draw((4, 3, 5), 1, torch.float32), torch.zeros(4, 3, dtype=torch.bool)
     mask[2:, 1] = True
     skip(x, x, None, mask)
-    assert torch.equal(skip.cost.detach(), 3.0 * (~mask))
-    assert (
-        halting_cost([skip], torch.sum).item() == 0.5 * 3 * 10
-        and halting_cost([skip], torch.sum) is None
-    )
+    assert torch.equal(halting.cost.detach(), 3.0 * (~mask))
+    assert halting_cost([halting], torch.sum).item() == 0.5 * 3 * 10
+    assert halting_cost([halting], torch.sum) is None
+
     skip(x, x, None, mask)
-    assert copy.deepcopy(skip).cost is None and skip.cost is not None
-    skip.mean_steps.fill_(2.0), skip(x, x, None, mask)
-    assert float(skip.mean_steps) == pytest.approx(
-        2 + 0.01
-    )  # a running mean, from its start towards 3
+    assert copy.deepcopy(skip).shares.cost is None and halting.cost is not None
+
+    halting.mean_steps.fill_(2.0)
+    skip(x, x, None, mask)
+    # a running mean, from its start towards 3
+    assert float(halting.mean_steps) == pytest.approx(2 + 0.01)
     skip.bfloat16()(x.bfloat16(), x.bfloat16())
-    assert float(skip.mean_steps) == pytest.approx(
-        2 + 0.0199
-    )  # bf16 has nothing between 2 and 2.0156
-    halting_cost([skip.float()], torch.sum)
+    # bf16 has nothing between 2 and 2.0156
+    assert float(halting.mean_steps) == pytest.approx(2 + 0.0199)
+
+    halting_cost([skip.float().shares], torch.sum)
     skip.eval()(x, x, None, mask)
-    assert halting_cost([skip], torch.sum) is None
+    assert halting_cost([halting], torch.sum) is None
+
+
+# the state of an askip of 3 features and K = 2 as it was when the skip itself had these names, and
+# what it then computed for x and F of EARLIER_INPUTS
+EARLIER_STATES = {
+    "fraction": {"start": 2.0, "moved": [-0.25]},
+    "mixture": {"start": [-3.0, 0.0], "moved": [0.5, -0.5]},
+    "halting": {
+        "start": [-3.0],
+        "moved": [2.0],
+        "direction": [0.5, -1.0, 0.25],
+        "mean_steps": 1.75,
+    },
+    "gradient": {"start": 1.0},
+}
+EARLIER_INPUTS = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.5, 1.0, 2.0]])
+EARLIER_RESULTS = {
+    "fraction": [1.2347925, -0.9496206, 0.7427127],
+    "mixture": [1.3176775, -0.9531531, 0.6945211],
+    "halting": [0.9893308, -0.9391590, 0.8854308],
+    "gradient": [0.7595235, -0.9293646, 1.0190470],
+}
+EARLIER_LAMBDAS = {"fraction": 1.75, "mixture": 1.8807969, "halting": 1.75, "gradient": 1.0}
+
+
+@pytest.mark.parametrize("adapt", MODES)
+def test_a_state_with_the_names_of_earlier_versions_is_loaded(adapt):
+    state = {name: torch.tensor(value) for name, value in EARLIER_STATES[adapt].items()}
+    for step in range(2):
+        state[f"post.{step}.weight"] = torch.tensor([1.5, 0.5, 1.0])
+        state[f"post.{step}.bias"] = torch.tensor([0.25, -0.25, 0.0])
+    skip = create_skip("askip", 3, adapt=adapt, max_steps=2)
+    outer = torch.nn.ModuleDict({"skip": copy.deepcopy(skip)})
+    skip.load_state_dict(state)
+    outer.load_state_dict({f"skip.{name}": value for name, value in state.items()})
+    for loaded in (skip, outer["skip"]):
+        y = loaded.eval()(*EARLIER_INPUTS)
+        torch.testing.assert_close(y, torch.tensor([EARLIER_RESULTS[adapt]]), rtol=0, atol=1e-5)
+        assert loaded.effective_lambda() == pytest.approx(EARLIER_LAMBDAS[adapt])
+    assert skip.state_dict().keys() == {
+        name if name.startswith("post.") else f"shares.{name}" for name in state
+    }
+
+
+@pytest.mark.parametrize("adapt", MODES)
+def test_parameters_are_in_the_order_of_earlier_versions(adapt):
+    """An optimizer's saved state, and the flat copy of --fp16, have them by their number."""
+    names = [name for name, _ in askip(adapt).named_parameters()]
+    own = {"fraction": 1, "mixture": 1, "halting": 2, "gradient": 0}[adapt]
+    assert names[:own] == ["shares.moved", "shares.direction"][:own]
+    assert names[own:] == [f"post.{k}.{part}" for k in range(4) for part in ("weight", "bias")]
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch", "dyt"])
+@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("adapt", MODES)
+def test_a_used_askip_that_loads_an_rskip_starts_at_its_lambda(adapt, steps, norm):
+    used = create_skip("askip", 5, adapt=adapt, skip_lambda=3.0, norm=norm)
+    x, f = (draw(SEQUENCE, seed, torch.float32) for seed in (1, 2))
+    used(x, f)
+    with torch.no_grad():
+        for parameter in used.parameters():
+            parameter.add_(1.0)
+    fixed = create_skip("rskip", 5, skip_lambda=steps, norm=norm)
+    with torch.no_grad():
+        for parameter in fixed.parameters():
+            parameter.add_(0.5)
+    used.load_state_dict(fixed.state_dict())
+
+    fresh = create_skip("askip", 5, adapt=adapt, skip_lambda=float(steps), norm=norm)
+    expected = {**fresh.state_dict(), **fixed.state_dict()}
+    torch.testing.assert_close(used.state_dict(), expected, rtol=0, atol=0)
+    assert used.effective_lambda() == pytest.approx(steps, abs=0.3)
+    with pytest.raises(RuntimeError, match="was saved with kind='askip'"):
+        create_skip("rskip", 5, skip_lambda=4, norm=norm).load_state_dict(used.state_dict())
 
 
 class Scaled(torch.nn.Module):
@@ -121,7 +214,7 @@ def test_lambda_from_the_gradient_is_the_one_whose_ratio_is_nearest_one():
     expected = {}
     for k in (1, 2, 3, 4):
         for skip in model.skips:
-            skip.freeze(k)
+            skip.shares.freeze(k)
         outputs = model(x)
         norms = [
             g.norm() for g in torch.autograd.grad((outputs[-1] - target).square().mean(), outputs)

@@ -1,6 +1,7 @@
 """What a constructor accepts: places, whole stacks, devices and types, initial values."""
 
 import inspect
+import re
 import warnings
 from typing import Annotated, Literal
 
@@ -11,9 +12,9 @@ from skip_variants import draw
 from fairseq_rskip.flags import settings
 from fairseq_rskip.norms import DyT
 from fairseq_rskip.residual import KINDS, Place, RSkip, XSkip, create_skip, skip_stack, skips
-from fairseq_rskip.residual.adaptive import RULES
+from fairseq_rskip.residual.adaptive import SHARES, AdaptiveSkip
 from fairseq_rskip.residual.gates import Highway
-from fairseq_rskip.residual.halting import HaltingSkip
+from fairseq_rskip.residual.halting import Halting
 from fairseq_rskip.residual.options import Choice, Real, options_of
 from fairseq_rskip.residual.place import Weight
 from fairseq_rskip.residual.profile import initialise_from_batch
@@ -131,13 +132,22 @@ def test_an_option_that_a_subclass_sets_is_checked_all_the_same():
         Fixed(4)
 
 
-@pytest.mark.parametrize("adapt", RULES)
-def test_askip_is_the_class_of_its_rule(adapt):
-    skip = create_skip("askip", 4, adapt=adapt, max_steps=3)
-    assert type(skip) is RULES[adapt] and skip.options.adapt == adapt
-    assert type(RULES[adapt](4, max_steps=3)) is RULES[adapt]
-    with pytest.raises(ValueError, match="adapt='other': expected one of fraction, mixture"):
-        create_skip("askip", 4, adapt="other")
+@pytest.mark.parametrize("adapt", SHARES)
+def test_askip_has_the_shares_of_its_option(adapt):
+    for skip in (create_skip("askip", 4, adapt=adapt, max_steps=3), AdaptiveSkip(4, adapt=adapt)):
+        assert type(skip) is AdaptiveSkip and skip.options.adapt == adapt
+        assert type(skip.shares) is SHARES[adapt]
+        assert skip.wants_profile == (adapt == "gradient") and skip.learns == (adapt != "gradient")
+    if adapt != "halting":
+        with pytest.raises(ValueError, match=f"halt_cost=0.1: expected 0 with adapt '{adapt}'"):
+            create_skip("askip", 4, adapt=adapt, halt_cost=0.1)
+
+
+@pytest.mark.parametrize("adapt", ["other", None, ["halting"]])
+def test_askip_refuses_another_adapt(adapt):
+    expected = "expected one of fraction, mixture, halting, gradient for askip"
+    with pytest.raises(ValueError, match=re.escape(f"adapt={adapt!r}: {expected}")):
+        create_skip("askip", 4, adapt=adapt)
 
 
 def test_the_help_says_what_lambda_is_in_askip():
@@ -163,7 +173,9 @@ def test_an_option_of_two_kinds_is_one_option_of_the_command_line():
 
 
 def test_a_halting_skip_with_halves_keeps_its_mean_in_fp32():
-    assert HaltingSkip(4, dtype=torch.bfloat16).mean_steps.dtype == torch.float32
+    halting = create_skip("askip", 4, adapt="halting", dtype=torch.bfloat16).shares
+    assert isinstance(halting, Halting) and halting.start.dtype == torch.bfloat16
+    assert halting.mean_steps.dtype == halting.half().mean_steps.dtype == torch.float32
 
 
 def test_layerscale_starts_at_zero_where_zero_is_asked_for():

@@ -197,7 +197,7 @@ def test_lambda_from_the_gradient_sees_the_input_where_the_width_changes():
     ratios = {}
     for k in (1, 2, 3, 4):
         for skip in skips(model).values():
-            skip.freeze(k)
+            skip.shares.freeze(k)
         inputs, x = [], model.conv(images)
         for block in model.blocks:  # a block's input after its common activation
             x = F.relu(block.bn1(x))
