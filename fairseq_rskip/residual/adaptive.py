@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..norms import at_least_float32
+from ..option_error import OptionError
 from .base import Common, SkipConnection, skips
 from .options import Choice, Count, Fraction, Positive
 from .registry import register
@@ -74,7 +75,7 @@ class AdaptiveSkip(Recursive):
                 f'{type(self).__name__}: expected create_skip("askip", {dim}, adapt={adapt!r})'
             )
         if halt_cost and adapt != "halting":
-            raise ValueError(f"halt_cost={halt_cost!r}: expected 0 with adapt {adapt!r}")
+            raise OptionError("halt_cost", halt_cost, "0", {"adapt": adapt})
         super().__init__(
             dim,
             skip_lambda=skip_lambda,
@@ -86,8 +87,8 @@ class AdaptiveSkip(Recursive):
         )
         initial = float(skip_lambda)
         if not 1.0 <= initial <= self.steps:
-            accepted = f"a number from 1 to max_steps={self.steps}"
-            raise ValueError(f"skip_lambda={initial!r}: expected {accepted} for askip")
+            accepted = f"a number from 1 to {self.steps}"
+            raise OptionError("skip_lambda", skip_lambda, accepted, {"max_steps": self.steps})
         self.register_buffer("start", self._start(initial).to(**self.factory))
         self.set_up()
 
@@ -100,7 +101,7 @@ class AdaptiveSkip(Recursive):
         options = dict(options)
         adapt = options.pop("adapt", "fraction")
         if not isinstance(adapt, str) or adapt not in RULES:
-            raise ValueError(f"adapt={adapt!r}: expected one of {', '.join(RULES)} for askip")
+            raise OptionError("adapt", adapt, f"one of {', '.join(RULES)} for askip")
         return RULES[adapt], options
 
     @property

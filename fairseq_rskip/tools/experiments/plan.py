@@ -1,7 +1,6 @@
 """From tables and the command line to experiments with their cells and runs."""
 
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from fairseq_rskip.errors import UserError, did_you_mean
+from fairseq_rskip.option_error import InYaml, RefusedOption
 
 from .contradictions import contradictions
 from .records import Cell, Experiment, Row, Run, SweepPoint, Table, dashed
@@ -32,8 +32,6 @@ class Choice(NamedTuple):
 
 
 EVERYTHING = Choice()
-# options whose value decides which other options there are
-DECISIVE = {"skip-kind", "optimizer", "lr-scheduler", "criterion", "task"}
 
 
 def make_tables(names: Sequence[str], choice: Choice = EVERYTHING) -> list[Experiment]:
@@ -185,7 +183,7 @@ def parse_changes(words: Sequence[str]) -> dict[str, Any]:
 
 
 class Refusal(NamedTuple):
-    """A message about the options of a cell."""
+    """What a cell's training command refuses first: others may follow from it."""
 
     cell: Cell
     message: str
@@ -206,8 +204,7 @@ def _cells(experiment: Experiment, mistakes: list[str]) -> tuple[list[Cell], lis
         try:
             cells.append(_with_runs(cell, experiment, warnings))
         except UserError as error:
-            for message in _all_mistakes(cell, experiment, error):
-                refusals.append(Refusal(cell, message))
+            refusals.append(Refusal(cell, _in_yaml(error, cell)))
     mistakes += _one_line_each(refusals, experiment)
     return cells, warnings
 
@@ -234,49 +231,13 @@ def _one_line_each(refusals: list[Refusal], experiment: Experiment) -> list[str]
     return lines
 
 
-def _all_mistakes(cell: Cell, experiment: Experiment, error: UserError) -> list[str]:
-    """``error``, and what is refused after it, when what it names is out of the way."""
-    messages = [str(error)]
-    corrected = _corrected(cell, messages[-1])
-    while corrected is not None:
-        try:
-            _with_runs(corrected, experiment, [])
-        except UserError as another:
-            messages.append(str(another))
-            corrected = _corrected(corrected, messages[-1])
-        else:
-            corrected = None
-    return list(dict.fromkeys(messages))
-
-
-def _corrected(cell: Cell, message: str) -> Cell | None:
-    """``cell`` with the architecture that ``message`` suggests, or without the option it names.
-
-    None where it does neither, and without a ``DECISIVE`` option: others would be refused that are
-    right beside its correction.
-    """
-    suggested = re.match(r"no architecture named .* did you mean (\w+)\?", message)
-    if suggested:
-        return replace(cell, arch=suggested[1])
-    option = _named_option(cell, message)
-    if option is None or option in DECISIVE:
-        return None
-    parts = {}
-    for part in ("options", "sweep", "evaluate"):
-        values = getattr(cell, part)
-        parts[part] = {name: value for name, value in values.items() if name != option}
-    return replace(cell, **parts)
-
-
-def _named_option(cell: Cell, message: str) -> str | None:
-    """The option of the cell that ``message`` names first."""
-    text = message.replace("--", "  ")
-    positions = {}
-    for name in [*cell.options, *cell.sweep, *cell.evaluate]:
-        match = re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)
-        if match:
-            positions[name] = match.start()
-    return min(positions, key=positions.__getitem__, default=None)
+def _in_yaml(error: UserError, cell: Cell) -> str:
+    """The message of ``error``; an option of a training command is written as in the file."""
+    if not isinstance(error, RefusedOption):
+        return str(error)
+    message = error.error.message(InYaml())
+    is_in_file = error.error.name in {*cell.options, *cell.sweep}
+    return message if is_in_file or not cell.arch else f"{cell.arch} has {message}"
 
 
 def make_cell(experiment: Experiment, row: Row, column_name: str, changed: dict[str, Any]) -> Cell:

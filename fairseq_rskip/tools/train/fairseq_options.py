@@ -21,6 +21,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, Fairse
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
 from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
 from fairseq_rskip.models._presets import ANY_RULE
+from fairseq_rskip.option_error import refused
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.log import LAST
 
@@ -171,8 +172,8 @@ def check_ranges(user_options: dict[str, Any]) -> None:
                 continue
             values = value if isinstance(value, list) else [value]
             if not all(map(limits.accepts, values)):
-                shown = ",".join(map(str, values))
-                raise UserError(f"--{name} {shown}: expected {limits.expected}")
+                shown = ",".join(map(str, values)) if len(values) > 1 else values[0]
+                raise refused(name, shown, limits.expected)
 
 
 def check_restore_file(name: str, save: Path) -> None:
