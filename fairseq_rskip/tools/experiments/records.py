@@ -104,6 +104,7 @@ class Table(Section):
     title: str = ""
     source: str = ""
     note: str = ""
+    arch: str | dict[str, str] = ""  # of the rows without one
     task: str = ""
     metric: str = ""
     also: Annotated[list[str], Field(description="a list of metrics, such as [valid_loss]")] = []
