@@ -37,9 +37,9 @@ def write(folder, table, name="mine", **changes):
     return path
 
 
-def tables(*names, **choice):
+def tables(*names, **selection):
     """The tables of these names or files, as ``rskip run`` reads them."""
-    return plan.make_tables([*map(str, names)], plan.Choice(**choice))
+    return plan.make_tables([*map(str, names)], plan.Selection(**selection))
 
 
 def finish(table, out, values, metric="error", **more):

@@ -13,7 +13,7 @@ from fairseq_rskip.tools.corpus import NAMES, Corpus
 from fairseq_rskip.tools.process import follow, stop_on_signals
 
 from .experiments import execution, own_text
-from .experiments.plan import Choice, make_tables
+from .experiments.plan import Selection, make_tables
 from .experiments.records import DONE, RUNNING, Experiment, Run, State, Table
 from .experiments.results import distinct, ready, state, undecided
 from .experiments.task import RSKIP
@@ -98,8 +98,8 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
 
 def _tables(options: argparse.Namespace) -> list[Experiment]:
     """The tables that ``options`` name and choose from. Raises ``UserError``."""
-    choice = Choice(options.rows, options.columns, options.seeds, options.corpus, options.set)
-    return make_tables(options.tables, choice)
+    selection = Selection(options.rows, options.columns, options.seeds, options.corpus, options.set)
+    return make_tables(options.tables, selection)
 
 
 def list_tables(options: argparse.Namespace) -> None:

@@ -45,8 +45,8 @@ def changes_of(experiment: Experiment) -> Changes:
     options = {name: value for name, value in experiment.changed.items() if name not in free}
     length = _relative_length(experiment) if LENGTHS.keys() & options.keys() else None
     if length is not None:
-        told_by_length = {*LENGTHS, *LENGTHS.values()}
-        options = {name: value for name, value in options.items() if name not in told_by_length}
+        covered_by_length = {*LENGTHS, *LENGTHS.values()}
+        options = {name: value for name, value in options.items() if name not in covered_by_length}
     return Changes(_other_data(experiment), length or 1.0, options)
 
 

@@ -17,7 +17,7 @@ from .tasks import TASKS
 from .yaml_file import Texts, find, load
 
 
-class Choice(NamedTuple):
+class Selection(NamedTuple):
     """What a command line chooses of tables, and changes in them.
 
     Rows by label, columns by name; none of them is all of them. ``corpus`` is other data, a name
@@ -31,10 +31,11 @@ class Choice(NamedTuple):
     changes: Sequence[str] = ()
 
 
-EVERYTHING = Choice()
+EVERYTHING = Selection()
+Choice = Selection  # the name in experiments/seed_differences.py
 
 
-def make_tables(names: Sequence[str], choice: Choice = EVERYTHING) -> list[Experiment]:
+def make_tables(names: Sequence[str], selection: Selection = EVERYTHING) -> list[Experiment]:
     """The tables of these names or paths, with cells and runs.
 
     Raises ``UserError`` with a line for each mistake.
@@ -43,7 +44,7 @@ def make_tables(names: Sequence[str], choice: Choice = EVERYTHING) -> list[Exper
     experiments: list[Experiment] = []
     for name in dict.fromkeys(names):
         try:
-            experiment = _make_table(find(name), choice, mistakes)
+            experiment = _make_table(find(name), selection, mistakes)
         except UserError as error:
             mistakes.append(str(error))
         else:
@@ -55,17 +56,17 @@ def make_tables(names: Sequence[str], choice: Choice = EVERYTHING) -> list[Exper
     return experiments
 
 
-def _make_table(path: Path, choice: Choice, mistakes: list[str]) -> Experiment | None:
+def _make_table(path: Path, selection: Selection, mistakes: list[str]) -> Experiment | None:
     """The experiment in ``path``; None where ``mistakes`` says why there is none."""
     loaded = load(path, mistakes)
     if loaded is None:
         return None
     table, texts = loaded
-    return _resolve(path, table, texts, choice, mistakes)
+    return _resolve(path, table, texts, selection, mistakes)
 
 
 def _resolve(
-    path: Path, table: Table, texts: Texts, choice: Choice, mistakes: list[str]
+    path: Path, table: Table, texts: Texts, selection: Selection, mistakes: list[str]
 ) -> Experiment | None:
     """``table`` with its defaults, what was chosen, and its cells.
 
@@ -93,12 +94,12 @@ def _resolve(
         metric=metric,
         title=table.title or path.stem,
         baseline=baseline,
-        rows=_chosen_rows(table, choice),
-        columns=_chosen_columns(table, choice),
-        chosen_seeds=list(dict.fromkeys(choice.seeds)),
+        rows=_chosen_rows(table, selection),
+        columns=_chosen_columns(table, selection),
+        chosen_seeds=list(dict.fromkeys(selection.seeds)),
         texts=texts,
-        corpus=TASKS[task].find_data(choice.corpus) if choice.corpus else "",
-        changed=parse_changes(choice.changes),
+        corpus=TASKS[task].find_data(selection.corpus) if selection.corpus else "",
+        changed=parse_changes(selection.changes),
     )
     cells, warnings = _cells(experiment, mistakes)
     return replace(experiment, cells=cells, warnings=list(dict.fromkeys(warnings)))
@@ -114,11 +115,11 @@ def _default_task(table: Table, texts: Texts) -> str:
     if of_text and all(of_text):
         return "language-model"
     if any(of_text):  # a row is wrong: which, the data says
-        is_text = TASKS["translation"].is_text_corpus(table.data)
-        return "language-model" if is_text else "translation"
+        is_monolingual = TASKS["translation"].has_one_language(table.data)
+        return "language-model" if is_monolingual else "translation"
 
-    is_text = table.data in TASKS["translation"].names or (Path(table.data) / "data-bin").is_dir()
-    if texts or is_text or any(row.arch for row in table.rows):
+    is_corpus = table.data in TASKS["translation"].names or (Path(table.data) / "data-bin").is_dir()
+    if texts or is_corpus or any(row.arch for row in table.rows):
         return "translation"
     return "images"
 
@@ -139,24 +140,24 @@ def _check_names(names: Sequence[str], known: list[str]) -> None:
             raise UserError(f"no row or column {name!r}; {hint}")
 
 
-def _chosen_rows(table: Table, choice: Choice) -> list[Row]:
+def _chosen_rows(table: Table, selection: Selection) -> list[Row]:
     """The rows that --rows names, or all. Raises ``UserError``."""
-    _check_names(choice.rows, [row.label for row in table.rows])
-    if not choice.rows:
+    _check_names(selection.rows, [row.label for row in table.rows])
+    if not selection.rows:
         return table.rows
-    return [row for row in table.rows if row.label in choice.rows]
+    return [row for row in table.rows if row.label in selection.rows]
 
 
-def _chosen_columns(table: Table, choice: Choice) -> dict[str, Table.Column]:
+def _chosen_columns(table: Table, selection: Selection) -> dict[str, Table.Column]:
     """The columns that --columns names, or all. Raises ``UserError``."""
-    _check_names(choice.columns, [*table.columns])
+    _check_names(selection.columns, [*table.columns])
     columns = {}
     for name, column in table.columns.items():
-        if not choice.columns or name in choice.columns:
+        if not selection.columns or name in selection.columns:
             columns[name] = column
 
     data = sorted({column.data or table.data for column in columns.values()})
-    if choice.corpus and len(data) > 1:
+    if selection.corpus and len(data) > 1:
         raise UserError(
             f"the table has columns of {', '.join(data)}: --corpus needs --columns, for one"
         )

@@ -1,4 +1,4 @@
 """Report on experiments.
 
-``tables`` compares and sets rows, ``main`` draws figures and writes the files.
+``comparison`` compares rows, ``tables`` sets them, ``main`` draws figures and writes the files.
 """

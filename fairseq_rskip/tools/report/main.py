@@ -87,7 +87,7 @@ def _part(
     warnings = page.warnings(lines)
     if not changes.are_none:
         whole = "published" if table.source else "whole"
-        warnings.insert(0, f"Not the {whole} experiment: {_told(changes)}.")
+        warnings.insert(0, f"Not the {whole} experiment: {in_words(changes)}.")
 
     notes = page.notes(experiment, lines)
     notes += [power(lines, column, experiment.metric) for column in experiment.columns]
@@ -122,7 +122,7 @@ def _part(
     }
 
 
-def _told(changes: Changes) -> str:
+def in_words(changes: Changes) -> str:
     """The changes in words."""
     words = []
     if changes.data:

@@ -189,8 +189,8 @@ def listed(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in options.items())
 
 
-def each(values: Iterable[Any]) -> str:
-    """Different ``values`` in a row."""
+def distinct_text(values: Iterable[Any]) -> str:
+    """The different ``values`` that are not empty, in a row."""
     return " / ".join(dict.fromkeys(str(value) for value in values if value))
 
 
@@ -217,13 +217,13 @@ def _about_all(experiment: Experiment) -> dict[str, str]:
     table, task = experiment.table, TASKS[experiment.task]
     runs = [run for cell in experiment.cells for _, run in cell.variants]
     better = "lower" if task.metrics[experiment.metric] else "higher"
-    sweep = listed({name: each(values) for name, values in dashed(table.sweep).items()})
+    sweep = listed({name: distinct_text(values) for name, values in dashed(table.sweep).items()})
     if sweep:
         sweep += f"; the best {task.held_out} of seed {experiment.sweep_seed}"
     return {
         "metric": f"{experiment.metric}, {better} is better",
-        "data": each(run.identity["data"] for run in runs),
-        "length of a run": each(f"{run.length:,} {run.unit}" for run in runs),
+        "data": distinct_text(run.identity["data"] for run in runs),
+        "length of a run": distinct_text(f"{run.length:,} {run.unit}" for run in runs),
         "seeds": ", ".join(map(str, experiment.seeds)),
         "options of every row": listed({**dashed(table.options), **experiment.changed}),
         "evaluation": listed(table.evaluate),
@@ -243,10 +243,10 @@ def _about_the_runs(experiment: Experiment, lines: list[Result]) -> dict[str, st
         for part in (record, record.get("metrics") or {}):  # the command's, and the training's
             versions += [f"{name} {number}" for name, number in part.get("versions", {}).items()]
     return {
-        "signature": each(signatures),
-        "weights": each(weights),
-        "versions": each(versions),
-        "commit": each(short_commit(record.get("git") or "") for record in records),
+        "signature": distinct_text(signatures),
+        "weights": distinct_text(weights),
+        "versions": distinct_text(versions),
+        "commit": distinct_text(short_commit(record.get("git") or "") for record in records),
     }
 
 
@@ -333,9 +333,9 @@ def _record(experiment: Experiment, line: Result, changes: Changes) -> dict[str,
         "equation": line.cell.row.equation,
         "metric": experiment.metric,
         "papers_experiment": changes.are_none and bool(experiment.table.source),
-        "data": each(run.identity["data"] for run in runs),
+        "data": distinct_text(run.identity["data"] for run in runs),
         "scale": changes.length,
-        "length": each(f"{run.length:,} {run.unit}" for run in runs),
+        "length": distinct_text(f"{run.length:,} {run.unit}" for run in runs),
         "changed": listed(changes.options),
         "swept": "; ".join(swept),
         "chosen": listed(line.chosen),

@@ -190,9 +190,9 @@ def check_restore_file(name: str, save: Path) -> None:
 
 def check_task(arch: str, corpus: Corpus) -> None:
     """Raise ``UserError`` for a language model on a corpus of two languages, or the reverse."""
-    if issubclass(ARCH_MODEL_REGISTRY[arch], FairseqLanguageModel) != corpus.is_text:
+    if issubclass(ARCH_MODEL_REGISTRY[arch], FairseqLanguageModel) != corpus.is_monolingual:
         expected = "has two languages: expected a translation"
-        if corpus.is_text:
+        if corpus.is_monolingual:
             expected = "is a text: expected a language"
         raise UserError(f"{corpus.name} {expected} model, not {arch}; --archs lists them")
 
