@@ -22,7 +22,7 @@ def refused(path, **options):
 )
 def test_a_shipped_table_passes_the_checks_of_the_training_commands(name):
     (table,) = tables(name)
-    assert table.cells and all(cell.variants or not cell.run for cell in table.cells)
+    assert table.cells and all(cell.trials or not cell.run for cell in table.cells)
 
 
 def test_all_mistakes_are_named_at_once_with_row_and_near_name(tmp_path):
@@ -201,7 +201,7 @@ def test_one_experiment_is_a_table_of_one_row(tmp_path):
         "options: {skip-lambda: 2, max-epoch: 3}\n"
     )
     (table,) = tables(path)
-    ((_, run),) = table.cells[0].variants
+    (run,) = table.cells[0].runs
     assert (table.rows[0].label, run.arch, run.length, run.unit) == (
         "mine",
         "transformer_rskip_ln_tiny",
@@ -248,9 +248,7 @@ def test_own_text_has_its_own_folder_and_options_that_are_checked_early(
     files = {split: [f"{split}.en", f"{split}.de"] for split in ("train", "valid", "test")}
     for _killed in (False, True):  # while it was prepared
         (table,) = tables(write(tmp_path, TRANSLATION, data={**data, **files}))
-        assert {run.data for cell in table.cells for _, run in cell.variants} == {
-            str(tmp_path / "text")
-        }
+        assert {run.data for cell in table.cells for run in cell.runs} == {str(tmp_path / "text")}
         (tmp_path / "text" / "data-bin.part").mkdir(parents=True, exist_ok=True)
         (tmp_path / "text" / "inputs.json").write_text("{}")
     wrong = {**data, **files, "train": ["one"], "tst": 1}
@@ -271,7 +269,7 @@ def test_a_copied_file_finds_the_same_prepared_text(tmp_path, monkeypatch):
     def folder(file, **changes):
         data = {"source": "en", "target": "de", **names, **changes}
         (table,) = tables(write(tmp_path, TRANSLATION, file, data=data))
-        (found,) = {run.data for cell in table.cells for _, run in cell.variants}
+        (found,) = {run.data for cell in table.cells for run in cell.runs}
         return found
 
     first = folder("one")
@@ -299,7 +297,7 @@ def test_a_published_corpus_with_options_has_runs_and_a_folder_of_its_own(tmp_pa
     words = own_text.prepare_words(table.texts[folder], folder)
     assert words == ["prepare", "multi30k-en-de", "--bpe-size", "10000", folder]
 
-    run, default = (each.cells[0].variants[0][1] for each in (table, plain))
+    run, default = (each.cells[0].trials[0].run for each in (table, plain))
     assert run.data == folder and default.data == "multi30k-en-de"
     assert run.folder_in(tmp_path, 1) != default.folder_in(tmp_path, 1)
 

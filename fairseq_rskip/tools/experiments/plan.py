@@ -12,7 +12,7 @@ from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.option_error import InYaml, RefusedOption
 
 from .contradictions import contradictions
-from .records import Cell, Experiment, Row, Run, SweepPoint, Table, dashed
+from .records import Cell, Experiment, Row, Run, Table, Trial, dashed
 from .tasks import TASKS
 from .yaml_file import Texts, find, load
 
@@ -292,24 +292,27 @@ def _with_runs(cell: Cell, experiment: Experiment, warnings: list[str]) -> Cell:
         data = task.find_data(data)
 
     column = experiment.table.columns[cell.column]
-    decided_by = None
+    tried: list[Trial] = []  # those of the column that decides this one's sweep
     other = experiment.table.columns.get(column.sweep_of) if column.sweep_of else None
     if cell.sweep and other is not None and not other.sweep_of:  # else a contradiction
         swept_cell = make_cell(experiment, cell.row, column.sweep_of, experiment.changed)
-        decided_by = _with_runs(swept_cell, experiment, warnings)
+        tried = _with_runs(swept_cell, experiment, warnings).trials
 
     scale = dashed(column.scale)
-    variants = []
-    for values in itertools.product(*cell.sweep.values()):
-        swept = {}
-        for name, value in zip(cell.sweep, values):
+    trials = []
+    for combination in itertools.product(*cell.sweep.values()):
+        values = dict(zip(cell.sweep, combination))
+        used = {}
+        for name, value in values.items():
             is_scaled = name in scale and not isinstance(value, str)  # else a contradiction
-            swept[name] = _rounded(value * scale[name]) if is_scaled else value
-        complete = replace(cell, options={**cell.options, **swept})
+            used[name] = _rounded(value * scale[name]) if is_scaled else value
+        complete = replace(cell, options={**cell.options, **used})
         run, its_warnings = task.make_run(data, complete, experiment)
-        variants.append(SweepPoint(swept, replace(run, label=cell.row.label)))
+        run = replace(run, label=cell.row.label)
+        decided_by = next((other.run for other in tried if other.values == values), None)
+        trials.append(Trial(values, run, decided_by))
         warnings += its_warnings
-    return replace(cell, variants=variants, decided_by=decided_by)
+    return replace(cell, trials=trials)
 
 
 def _rounded(value: float) -> float:

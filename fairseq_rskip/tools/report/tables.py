@@ -215,7 +215,7 @@ def facts(experiment: Experiment, lines: list[Result]) -> dict[str, str]:
 def _about_all(experiment: Experiment) -> dict[str, str]:
     """What a table says of all its runs."""
     table, task = experiment.table, TASKS[experiment.task]
-    runs = [run for cell in experiment.cells for _, run in cell.variants]
+    runs = [trial.run for cell in experiment.cells for trial in cell.trials]
     better = "lower" if task.metrics[experiment.metric] else "higher"
     sweep = listed({name: distinct_text(values) for name, values in dashed(table.sweep).items()})
     if sweep:
@@ -269,10 +269,11 @@ def _failures(lines: list[Result]) -> list[str]:
             folder = line.runs[seed].folder
             if state.kind in (FAILED, NO_VALUE):
                 reasons.setdefault(folder, f"{line.cell}, seed {seed}: {state}")
-        for swept, _, state in line.trials:
-            trial = (str(line.cell), listed(swept))
-            if state.kind == FAILED:
-                reasons.setdefault(trial, f"{line.cell}, {listed(swept)} of its sweep: {state}")
+        for trial in line.trials:
+            if trial.state.kind == FAILED:
+                values = listed(trial.values)
+                text = f"{line.cell}, {values} of its sweep: {trial.state}"
+                reasons.setdefault((str(line.cell), values), text)
     if not reasons:
         return []
     count = len(reasons)
@@ -305,10 +306,11 @@ def sweeps(experiment: Experiment, lines: list[Result]) -> list[str]:
 def _sweep(line: Result, held_out: str) -> str:
     """What a row's sweep has given, a sentence."""
     tried = []
-    for swept, value, how in line.trials:
-        tried.append(f"{listed(swept)}: {how if value is None else f'{value:.3f}'}")
+    for trial in line.trials:
+        outcome = trial.state if trial.held_out is None else f"{trial.held_out:.3f}"
+        tried.append(f"{listed(trial.values)}: {outcome}")
     chosen = f"chosen {listed(line.chosen)}" if line.chosen else "not decided yet"
-    if line.chosen in (line.trials[0][0], line.trials[-1][0]):
+    if line.chosen in (line.trials[0].values, line.trials[-1].values):
         chosen += ", the end of the sweep"
     return f"Sweep of {line.cell}, {held_out}: {', '.join(tried)}; {chosen}."
 
@@ -321,10 +323,11 @@ def records(experiment: Experiment, lines: list[Result]) -> list[dict[str, Any]]
 
 def _record(experiment: Experiment, line: Result, changes: Changes) -> dict[str, Any]:
     """A row of the CSV file."""
-    runs = [run for _, run in line.cell.variants]
+    runs = [trial.run for trial in line.cell.trials]
     swept = []
-    for values, value, how in line.trials:
-        swept.append(f"{listed(values)}: {how if value is None else repr(value)}")
+    for trial in line.trials:
+        outcome = trial.state if trial.held_out is None else repr(trial.held_out)
+        swept.append(f"{listed(trial.values)}: {outcome}")
     cells = {
         "plan": changes.name(experiment),
         "table": experiment.name,
