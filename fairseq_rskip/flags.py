@@ -3,7 +3,6 @@
 The option ``skip_lambda`` is ``--skip-lambda`` and ``init`` is ``--skip-init``.
 """
 
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,24 +13,13 @@ from .residual.registry import KINDS
 
 
 def flag(name: str) -> str:
-    """The command lines' spelling of ``name``, without dashes: ``skip_lambda``, ``skip_init``."""
+    """The field that holds the option ``name``: ``skip_lambda``, ``skip_init``."""
     return name if name.startswith("skip_") else f"skip_{name}"
 
 
-def in_terms_of_flags(message: str) -> str:
-    """``norm='none': expected ...`` of the modules as ``--skip-norm 'none': expected ...``."""
-    name, equals, rest = message.partition("=")
-    if not equals or not name.isidentifier():
-        return message
-    before, it_has, names = rest.partition("it has ")
-    names, semicolon, hint = names.partition(";")
-    if it_has:
-        names = re.sub(r"\w+", lambda name: _option(name[0]), names)
-    return f"{_option(name)} {before}{it_has}{names}{semicolon}{hint}"
-
-
-def _option(name: str) -> str:
-    return f"--{flag(name).replace('_', '-')}"
+def option_name(name: str) -> str:
+    """The same with dashes between words: ``skip-lambda``, ``skip-init``."""
+    return flag(name).replace("_", "-")
 
 
 class Setting(NamedTuple):

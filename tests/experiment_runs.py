@@ -37,16 +37,16 @@ def write(folder, table, name="mine", **changes):
     return path
 
 
-def tables(*names, **choice):
+def tables(*names, **selection):
     """The tables of these names or files, as ``rskip run`` reads them."""
-    return plan.make_tables([*map(str, names)], plan.Choice(**choice))
+    return plan.make_tables([*map(str, names)], plan.Selection(**selection))
 
 
 def finish(table, out, values, metric="error", **more):
     """Write run.json of finished runs: ``values`` are label -> seed -> value."""
     for cell in table.cells:
         for seed, value in values.get(cell.row.label, {}).items():
-            folder = cell.variants[0][1].folder_in(out, seed)
+            folder = cell.trials[0].run.folder_in(out, seed)
             folder.mkdir(parents=True, exist_ok=True)
             record = {"metrics": {"values": {metric: value}, **more}, "versions": {"torch": "2.14"}}
             (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")

@@ -17,6 +17,7 @@ from fairseq_rskip.modules import fixnorm, training
 from fairseq_rskip.modules.profiling import profile
 from fairseq_rskip.modules.skip_config import check_sizes, growth_warning
 from fairseq_rskip.modules.upgrade import check_rule
+from fairseq_rskip.option_error import refused
 from fairseq_rskip.residual import Place, Weight, skips
 from fairseq_rskip.residual.halting import halting_modules
 from fairseq_rskip.residual.state import WithRule
@@ -70,11 +71,14 @@ def checked(model_class, cfg):
     """
     arch = getattr(cfg, "_name", None) or model_class.__name__
     if cfg.skip_log_interval < 0:
-        raise UserError(f"--skip-log-interval {cfg.skip_log_interval}: expected an integer >= 0")
+        raise refused("skip-log-interval", cfg.skip_log_interval, "an integer >= 0")
     config = resolve(cfg, model_class.config)
     sides = {name: getattr(config, name) for name in config.sides}
     depth = max(1, *(side.layers for side in sides.values()))
-    pre_norm = any(side.normalize_before for side in sides.values())
+    pre_norm = ""
+    for name, side in sides.items():
+        if side.normalize_before:
+            pre_norm = pre_norm or f"{name}-normalize-before"
     other_depth = 1 if len(sides) > 1 else 0  # only whether there is another side matters here
     place = Place(list(sides)[-1], index=0, depth=depth, other_depth=other_depth)
     skip = config.skip.check(arch, place, pre_norm)

@@ -12,7 +12,8 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from fairseq_rskip.console import number_or_auto
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.flags import flag, in_terms_of_flags, selected, settings
+from fairseq_rskip.flags import flag, option_name, selected, settings
+from fairseq_rskip.option_error import OptionError, RefusedOption, refused
 from fairseq_rskip.residual import KINDS, Place, SkipConnection, create_skip, own_rules
 
 FP16_MAX = 65504.0
@@ -59,9 +60,9 @@ class _SkipOptions:
             elif setting.type is number_or_auto:
                 try:
                     values[setting.name] = number_or_auto(value)
-                except argparse.ArgumentTypeError as error:
-                    option = flag(setting.name).replace("_", "-")
-                    raise UserError(f"--{option} {error}") from None
+                except argparse.ArgumentTypeError:
+                    expected = "a number, or auto"
+                    raise refused(option_name(setting.name), value, expected) from None
         return selected(values)
 
     def build(
@@ -71,30 +72,33 @@ class _SkipOptions:
         options = {"place": place, "pre_norm": pre_norm, **self.kind_options()}
         return create_skip(str(self.skip_kind), dim, **options)
 
-    def check(self, arch: str, place: Place, pre_norm: bool) -> SkipConnection:
+    def check(self, arch: str, place: Place, pre_norm: str) -> SkipConnection:
         """A skip connection of one feature at ``place``.
 
-        Raises :class:`~fairseq_rskip.errors.UserError` where options contradict each other or the
-        architecture.
+        ``pre_norm`` is the option that asks for a norm before the branch, without dashes before it,
+        or "". Raises :class:`~fairseq_rskip.errors.UserError` where options contradict each other
+        or the architecture.
         """
+        build = functools.partial(self.build, place=place, pre_norm=bool(pre_norm))
+        chosen = f"--arch {arch} with --skip-kind {self.skip_kind}"
         try:
-            skip = self.build(1, place, pre_norm=pre_norm)
+            skip = build(1)
             if own_rules.file_of(skip.kind) is not None:
                 with torch.device("cpu"):  # the model may be built without memory, on meta
-                    own_rules.try_forward(functools.partial(self.build, 8, place, pre_norm))
+                    own_rules.try_forward(functools.partial(build, 8))
             return skip
         except TypeError as error:  # of a rule that is not written as rules are
             raise UserError(f"--skip-kind {self.skip_kind}: {error}") from None
+        except OptionError as error:
+
+            def rename(name: str) -> str:
+                return pre_norm if name == "pre_norm" else option_name(name)
+
+            raise RefusedOption(error.renamed(rename), chosen) from None
+        except UserError:
+            raise
         except ValueError as error:
-            words = [f"--arch {arch} with --skip-kind {self.skip_kind}"]
-            reason = in_terms_of_flags(str(error))
-            for name, value in self.kind_options().items():
-                option = f"--{flag(name).replace('_', '-')} "
-                if not reason.startswith(option):  # what is wrong stands once
-                    words.append(f"{option}{value}")
-            if pre_norm:
-                words.append("(--encoder-normalize-before or --decoder-normalize-before)")
-            raise UserError(f"{' '.join(words)}: {reason}") from None
+            raise UserError(f"{chosen}: {error}") from None
 
     def check_layers(self, arch: str, sides: dict[str, Any]) -> None:
         """Refuse options that leave out layers where the rule cannot do without them.
@@ -183,7 +187,7 @@ def check_sizes(name: str, side: Any) -> None:
     """
     for option, width in (("embed-dim", side.embed_dim), ("ffn-embed-dim", side.ffn_embed_dim)):
         if width < 1:
-            raise UserError(f"--{name}-{option} {width}: expected an integer >= 1")
+            raise refused(f"{name}-{option}", width, "an integer >= 1")
     if side.attention_heads < 1 or side.embed_dim % side.attention_heads:
         heads = f"--{name}-attention-heads {side.attention_heads}"
         raise UserError(f"{heads} does not divide --{name}-embed-dim {side.embed_dim}")

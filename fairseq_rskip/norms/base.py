@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..option_error import OptionError
+
 NORM_AXES = ("c", "chw")
 
 
@@ -116,12 +118,11 @@ class Norm(Layout, nn.Module):
         nn.Module.__init__(self)  # not super(): a subclass may also be a norm of torch's
         check_layout(dim, channel_dim)
         if norm_axes not in NORM_AXES:
-            raise ValueError(f"norm_axes={norm_axes!r}: expected one of {', '.join(NORM_AXES)}")
+            raise OptionError("norm_axes", norm_axes, f"one of {', '.join(NORM_AXES)}")
         if norm_axes == "chw" and not (self.takes_chw and channel_dim == 1):
-            refused = "channel_dim=-1" if self.takes_chw else type(self).__name__
-            raise ValueError(
-                f"norm_axes='chw' with {refused}: expected 'c'; "
-                "'chw' needs norm 'layer' and channel_dim=1"
+            where = "sequences" if self.takes_chw else type(self).__name__
+            raise OptionError(
+                "norm_axes", "chw", f"'c' for {where}", reason="'chw' is for layer norm of images"
             )
         is_number = isinstance(eps, numbers.Real) and not isinstance(eps, bool)
         if not is_number or not 0 < eps <= torch.finfo(torch.float32).max:

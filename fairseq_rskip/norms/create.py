@@ -2,6 +2,7 @@
 
 import torch
 
+from ..option_error import OptionError
 from .base import Norm
 from .batch import BatchNorm
 from .rows import AdaNorm, Derf, DyT, LayerNorm, NoNorm, RMSNorm, ScaleNorm
@@ -34,5 +35,5 @@ def create_norm(
     or ``eps <= 0``.
     """
     if not isinstance(name, str) or name not in NORMS:
-        raise ValueError(f"norm={name!r}: expected one of {', '.join(NORMS)}")
+        raise OptionError("norm", name, f"one of {', '.join(NORMS)}")
     return NORMS[name](dim, channel_dim, norm_axes, eps, device, dtype)

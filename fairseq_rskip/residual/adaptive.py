@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..norms import at_least_float32
+from ..option_error import OptionError
 from . import options
 from .base import Common, skips
 from .gradient_lambda import OneStep, choose_steps
@@ -76,11 +77,11 @@ class AdaptiveSkip(Profiled, Recursive):
             **common,
         )
         if halt_cost and adapt != "halting":
-            raise ValueError(f"halt_cost={halt_cost!r}: expected 0 with adapt {adapt!r}")
+            raise OptionError("halt_cost", halt_cost, "0", {"adapt": adapt})
         initial = float(skip_lambda)
         if not 1.0 <= initial <= self.steps:
-            accepted = f"a number from 1 to max_steps={self.steps}"
-            raise ValueError(f"skip_lambda={initial!r}: expected {accepted} for askip")
+            accepted = f"a number from 1 to {self.steps}"
+            raise OptionError("skip_lambda", skip_lambda, accepted, {"max_steps": self.steps})
         self.wants_profile = adapt == "gradient"
         self.is_initialised = not self.wants_profile
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from ..norms import (
     create_norm,
     parameters_of_norms,
 )
+from ..option_error import OptionError
 from . import inputs
 from .options import WITH_ALPHA, all_norms, checked_options, options_of, short
 from .place import BranchWeights, Place, check_weights
@@ -121,7 +122,7 @@ class SkipConnection(Layout, WithRule):
             raise ValueError(f"{type(self).__name__} is a base class: build one of its kinds")
         if channel_dim == 1 and not self.for_images:
             accepted = ", ".join(name for name, rule in KINDS.items() if rule.for_images)
-            raise ValueError(f"kind={self.kind!r}: expected one of {accepted} for images")
+            raise OptionError("kind", self.kind, f"one of {accepted} for images")
         self.dim, self.channel_dim, self.eps = int(dim), int(channel_dim), eps
         self.batch_dim = 0 if channel_dim == 1 else checked_batch_dim(batch_dim)
         self.norm_axes = norm_axes
@@ -135,9 +136,10 @@ class SkipConnection(Layout, WithRule):
         }
         self.options = checked_options(self, values, place)
         if norm_alpha is not None and self.options.norm not in WITH_ALPHA:
-            raise ValueError(
-                f"norm_alpha={norm_alpha!r}: expected the norm dyt or derf, which have an α, "
-                f"not {self.options.norm}"
+            raise OptionError(
+                "norm_alpha",
+                norm_alpha,
+                f"the norm dyt or derf, which have an α, not {self.options.norm}",
             )
         self.has_place = place is not None
         self.place = place or Place()
@@ -150,24 +152,22 @@ class SkipConnection(Layout, WithRule):
     def _add_norms(self, norm: str | None, pre_norm: bool) -> None:
         """Make ``pre``, ``branch`` and ``post``.
 
-        Raises ``ValueError`` for a norm where the rule or the layout has none.
+        Raises :class:`.OptionError` for a norm where the rule or the layout has none.
         """
         if self.channel_dim == 1 and "pre" in self.slots:
             if norm not in (None, "none"):
-                raise ValueError(
-                    f"norm={norm!r}: expected 'none' for kind {self.kind!r} in a ResNet, "
-                    "whose branches begin with a norm of their own"
+                raise OptionError(
+                    "norm",
+                    norm,
+                    f"'none' for kind {self.kind} in a ResNet",
+                    reason="its branches begin with a norm of their own",
                 )
             self.options.norm = "none"
         self.new_norm()  # raises where the norm does not have this layout
 
         slots = () if self.options.norm == "none" else self.slots
         if pre_norm and set(slots) - {"pre"}:
-            raise ValueError(
-                f"norm={self.options.norm!r}: pre-norm is y = λx + αF(LN(x)), "
-                "without a normalisation after the sum: expected 'none' or, "
-                f"for kinds that need their norm such as rskip, no pre-norm (kind {self.kind})"
-            )
+            self._refuse_pre_norm()
 
         self.pre: Norm | None = None
         if "pre" in slots:
@@ -176,6 +176,20 @@ class SkipConnection(Layout, WithRule):
             self.pre = self.new_norm("layer")
         self.branch = self.new_norm() if "branch" in slots else None
         self.post = self.new_post(self.steps if "post" in slots else 0)
+
+    def _refuse_pre_norm(self) -> NoReturn:
+        """Raise :class:`.OptionError` for a pre-norm beside another norm of the rule."""
+        if "none" not in self.norms:
+            where = "after the sum" if "post" in self.slots else "behind the branch"
+            reason = f"kind {self.kind} needs its norm {where}"
+            raise OptionError("pre_norm", True, "no pre-norm", reason=reason)
+        raise OptionError(
+            "norm",
+            self.options.norm,
+            "'none'",
+            {"pre_norm": True},
+            "pre-norm is y = λx + αF(LN(x)), without a normalisation after the sum",
+        )
 
     @property
     def steps(self) -> int:

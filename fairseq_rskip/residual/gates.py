@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..norms import at_least_float32, root_mean_square
+from ..option_error import OptionError
 from .base import Common, SkipConnection
 from .inputs import refuse_drop_path
 from .options import Count, Rate, Real, all_norms
@@ -82,9 +83,7 @@ class Constant(ConstantSkip):
         super().__init__(dim, skip_lambda=skip_lambda, **common)
         self.skip_scale = float(skip_lambda)
         if not self.skip_scale < 1.0:
-            raise ValueError(
-                f"skip_lambda={self.skip_scale!r}: expected a number between 0 and 1 for constant"
-            )
+            raise OptionError("skip_lambda", skip_lambda, "a number between 0 and 1 for constant")
         self.branch_scale = 1.0 - self.skip_scale
 
     def constants(self) -> dict[str, float]:

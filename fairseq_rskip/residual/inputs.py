@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..option_error import OptionError
+
 if TYPE_CHECKING:
     from .base import SkipConnection
 
@@ -99,8 +101,8 @@ def drop_path(skip: SkipConnection, f_x: Tensor) -> Tensor:
 
 
 def refuse_drop_path(skip: SkipConnection) -> None:
-    """Raise ``ValueError`` for stochastic depth in a kind that uses F's direction, not its size."""
+    """Raise :class:`.OptionError` for stochastic depth in a kind that uses F's direction only."""
     if skip.drop_rate > 0.0:
-        raise ValueError(
-            f"drop_path={skip.options.drop_path}: kind {skip.kind} normalises F: expected 0.0"
+        raise OptionError(
+            "drop_path", skip.options.drop_path, "0", reason=f"kind {skip.kind} normalises F"
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from ..norms import at_least_float32, root_mean_square
+from ..option_error import OptionError
 from .base import Common
 from .hyper import MatrixSkip, Streams, mixed
 from .options import Choice, Positive
@@ -146,17 +147,17 @@ class ManifoldConstrained(SigmoidGates):
             return torch.zeros(n, n)
         if choice == "quaternions":
             if n != 4:
-                raise ValueError(f"streams={n}: expected 4 with matrix 'quaternions'")
+                raise OptionError("streams", n, "4", {"matrix": choice})
             return torch.tensor([[1.0, 0.0, 0.0, 0.0]] * 2)
         if choice == "permutations":
             if n > 5:
-                raise ValueError(f"streams={n}: expected at most 5 with matrix 'permutations'")
+                raise OptionError("streams", n, "at most 5", {"matrix": choice})
             orders = list(itertools.permutations(range(n)))  # the identity first
             every = torch.eye(n)[torch.tensor(orders)].to(**self.factory)
             self.register_buffer("permutations", every, persistent=False)
             return torch.tensor([0.0] + [-8.0] * (len(orders) - 1))
         if n < 2 or n & (n - 1):
-            raise ValueError(f"streams={n}: expected a power of 2 with matrix 'kronecker'")
+            raise OptionError("streams", n, "a power of 2", {"matrix": choice})
         return torch.tensor([[0.0, -8.0]] * int(math.log2(n)))
 
     def matrix(self, logits: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..norms import at_least_float32
+from ..option_error import OptionError
 from .base import Common, SkipConnection
 from .inputs import refuse_drop_path
 from .place import BranchWeights
@@ -45,7 +46,9 @@ class NGPT(SkipConnection):
         super().__init__(dim, **common)
         refuse_drop_path(self)
         if self.pre is not None:
-            raise ValueError("pre_norm=True: kind ngpt normalises x itself: expected no pre-norm")
+            raise OptionError(
+                "pre_norm", True, "no pre-norm", reason="kind ngpt normalises x itself"
+            )
         self.weight = self.new_parameter(torch.full((dim,), dim**-0.5))
         self.lr_multiplier = 0.05 * dim**0.5
         # the branch's matrices, each with the axis of the model's dimension

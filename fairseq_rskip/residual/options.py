@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from ..norms import NORMS
+from ..option_error import OptionError, UnknownOption
 
 _FP32 = torch.finfo(torch.float32)
 MOST_STEPS = 1000
@@ -143,14 +144,14 @@ class Declared:
     optional: bool = False
 
     def check(self, value: Any, kind: str) -> None:
-        """Raise ``ValueError`` for a value that is not accepted."""
+        """Raise :class:`.OptionError` for a value that is not accepted."""
         if value is None and self.optional:
             return
         if self.choices and (not isinstance(value, str) or value not in self.choices):
             accepted = f"one of {', '.join(self.choices)}"
-            raise ValueError(f"{self.name}={value!r}: expected {accepted} for {kind}")
+            raise OptionError(self.name, value, f"{accepted} for {kind}")
         if not self.about.accepts(value):
-            raise ValueError(f"{self.name}={value!r}: expected {self.about.accepted} for {kind}")
+            raise OptionError(self.name, value, f"{self.about.accepted} for {kind}")
 
 
 DROP_PATH = Declared(
@@ -219,7 +220,7 @@ def _declared(name: str, annotation: Any, default: Any, about: Option) -> Declar
 def checked_options(skip: Any, values: dict[str, Any], place: Any) -> types.SimpleNamespace:
     """The options of ``skip`` by name, "auto" replaced by its value.
 
-    Raises ``ValueError`` for an option that the rule does not have, a value that it does not
+    Raises :class:`.OptionError` for an option that the rule does not have, a value that it does not
     accept, and "auto" where ``place`` is None.
     """
     own = options_of(type(skip))
@@ -227,20 +228,18 @@ def checked_options(skip: Any, values: dict[str, Any], place: Any) -> types.Simp
     resolved = dict(values)
     for name, value in values.items():
         if name not in known:
-            names = ", ".join(own)
             hint = ""
             if name in inspect.signature(type(skip).__init__).parameters:
-                hint = f"; to make {name} an option, write Annotated[type, Real(help)] for its type"
-            raise ValueError(
-                f"{name}={value!r}: kind {skip.kind} has no such option; it has {names}{hint}"
-            )
+                hint = f"to make {name} an option, write Annotated[type, Real(help)] for its type"
+            raise UnknownOption(name, value, skip.kind, list(own), hint)
         auto = known[name].about.auto
         if auto is not None and isinstance(value, str) and value == "auto":
             if place is None:
                 stack = f'skip_stack("{skip.kind}", {skip.dim}, layers=6, {name}="auto")'
-                raise ValueError(
-                    f"{name}='auto': expected a number where the depth is unknown (place=None), "
-                    f"or a whole stack: {stack}"
+                raise OptionError(
+                    name,
+                    value,
+                    f"a number where the depth is unknown (place=None), or a whole stack: {stack}",
                 )
             resolved[name] = auto(place)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..errors import did_you_mean
+from ..option_error import OptionError
 
 KINDS: dict[str, Any] = {}
 
@@ -39,10 +40,9 @@ def register(kind: str) -> Callable[[Rule], Rule]:
 def rule_of(kind: str) -> Any:
     """The class registered as ``kind``.
 
-    Raises ``ValueError``, with the known kinds, for another name.
+    Raises :class:`.OptionError`, with the known kinds, for another name.
     """
     if not isinstance(kind, str) or kind not in KINDS:
         hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
-        known = f"expected one of {', '.join(KINDS)}"
-        raise ValueError(f"kind={kind!r}: {known}" + (f"; {hint}" if hint else ""))
+        raise OptionError("kind", kind, f"one of {', '.join(KINDS)}", reason=hint)
     return KINDS[kind]

@@ -106,7 +106,7 @@ class Corpus:
         return cls(folder, name, name if name in NAMES else known, source, target, preparation)
 
     @property
-    def is_text(self) -> bool:
+    def is_monolingual(self) -> bool:
         """Whether it has one language only, for a language model."""
         return self.target == "" or self.known in TEXTS or (self.folder / "dict.txt").is_file()
 
@@ -146,7 +146,7 @@ class Corpus:
 
         Raises ``UserError`` if a language pair lacks one.
         """
-        if self.is_text:
+        if self.is_monolingual:
             return [self.folder / "dict.txt"]
         paths = [self.folder / f"dict.{language}.txt" for language in (self.source, self.target)]
         if all(path.is_file() for path in paths):
@@ -184,7 +184,7 @@ class Corpus:
 
     def prefix(self, subset: str, language: str) -> Path:
         """The prefix of a subset's binarised files; a data-bin serves both directions."""
-        if self.is_text:
+        if self.is_monolingual:
             return self.folder / subset
         forwards = self.folder / f"{subset}.{self.source}-{self.target}.{language}"
         backwards = self.folder / f"{subset}.{self.target}-{self.source}.{language}"

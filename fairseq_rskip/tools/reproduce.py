@@ -13,7 +13,7 @@ from fairseq_rskip.tools.corpus import NAMES, Corpus
 from fairseq_rskip.tools.process import follow, stop_on_signals
 
 from .experiments import execution, own_text
-from .experiments.plan import Choice, make_tables
+from .experiments.plan import Selection, make_tables
 from .experiments.records import DONE, RUNNING, Experiment, Run, State, Table
 from .experiments.results import distinct, ready, state, undecided
 from .experiments.task import RSKIP
@@ -98,29 +98,27 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
 
 def _tables(options: argparse.Namespace) -> list[Experiment]:
     """The tables that ``options`` name and choose from. Raises ``UserError``."""
-    choice = Choice(options.rows, options.columns, options.seeds, options.corpus, options.set)
-    return make_tables(options.tables, choice)
+    selection = Selection(options.rows, options.columns, options.seeds, options.corpus, options.set)
+    return make_tables(options.tables, selection)
 
 
 def list_tables(options: argparse.Namespace) -> None:
     """Print the tables with their numbers of networks and runs."""
     options.tables = options.tables or sorted(path.stem for path in FOLDER.glob("*.yaml"))
-    for table in _tables(options):
+    for experiment in _tables(options):
         networks = {}
-        for cell in table.cells:
-            if cell.variants:
-                _, run = cell.variants[0]
-                networks[run.folder_in(Path(), 1)] = cell
+        for cell in experiment.cells:
+            if cell.trials:
+                networks[cell.trials[0].run.folder_in(Path(), 1)] = cell
         count = 0
         for cell in networks.values():
-            seeds = set(table.seeds_of(cell.row))
-            is_swept = cell.decided_by is None and len(cell.variants) > 1
-            if is_swept:  # the best variant is one of those that were tried
-                count += len(cell.variants) + len(seeds - {table.sweep_seed})
+            seeds = set(experiment.seeds_of(cell.row))
+            if cell.decides:  # the best trial is one of those that were tried
+                count += len(cell.trials) + len(seeds - {experiment.sweep_seed})
             else:
                 count += len(seeds)
-        what = f"{len(networks)} networks, {count} runs ({table.table.data})"
-        print_line(f"{table.name:<12} {table.title}: {what}")
+        what = f"{len(networks)} networks, {count} runs ({experiment.table.data})"
+        print_line(f"{experiment.name:<12} {experiment.title}: {what}")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -128,24 +126,24 @@ def run(options: argparse.Namespace) -> None:
 
     Raises ``UserError`` if a run failed, after the others are done.
     """
-    tables = _tables(options)
+    experiments = _tables(options)
     any_prepared = False
-    for table in tables:
-        for warning in table.warnings:
-            print_line(f"warning: {table.name}: {warning}", "stderr")
-        any_prepared |= prepare_data(table, options.dry_run)
+    for experiment in experiments:
+        for warning in experiment.warnings:
+            print_line(f"warning: {experiment.name}: {warning}", "stderr")
+        any_prepared |= prepare_data(experiment, options.dry_run)
     if options.dry_run:
-        return _show(tables, options)
+        return _show(experiments, options)
     if any_prepared:  # a recipe is chosen by the size of the prepared text
         planned.cache_clear()
-        tables = _tables(options)
-    _check_data(tables)
+        experiments = _tables(options)
+    _check_data(experiments)
     if options.slurm is not None:
-        runs, _ = _untried(tables, options, tried=set())
+        runs, _ = _untried(experiments, options, tried=set())
         return execution.submit(runs, options.slurm, options.output)
 
-    states = _run_all(tables, options)
-    report(options, tables)
+    states = _run_all(experiments, options)
+    report(options, experiments)
     unfinished = [each for each in states if each.kind not in (DONE, RUNNING)]
     if unfinished:
         raise UserError(
@@ -154,32 +152,32 @@ def run(options: argparse.Namespace) -> None:
         )
 
 
-def _run_all(tables: list[Experiment], options: argparse.Namespace) -> list[State]:
+def _run_all(experiments: list[Experiment], options: argparse.Namespace) -> list[State]:
     """Execute the runs that can start, then those that these have decided; returns the states."""
     environments = execution.environments(options.jobs)
     states: list[State] = []
     tried: set[tuple[Path, str]] = set()  # a failed run is not tried twice
     while True:
-        runs, jobs = _untried(tables, options, tried)
+        runs, jobs = _untried(experiments, options, tried)
         if not runs:
             return states
         tried |= jobs
         states += execution.run_all(runs, environments)
 
 
-def _check_data(tables: list[Experiment]) -> None:
+def _check_data(experiments: list[Experiment]) -> None:
     """Raise ``UserError`` for data that a run would refuse after hours."""
     checked = set()
-    for table in tables:
-        for cell in table.cells:
+    for experiment in experiments:
+        for cell in experiment.cells:
             for run in cell.runs:
-                if (table.task, run.data) not in checked:
-                    checked.add((table.task, run.data))
-                    TASKS[table.task].check_data(run.data)
+                if (experiment.task, run.data) not in checked:
+                    checked.add((experiment.task, run.data))
+                    TASKS[experiment.task].check_data(run.data)
 
 
 def _untried(
-    tables: list[Experiment], options: argparse.Namespace, tried: set[tuple[Path, str]]
+    experiments: list[Experiment], options: argparse.Namespace, tried: set[tuple[Path, str]]
 ) -> tuple[list[Run], set[tuple[Path, str]]]:
     """The runs to start now, one in each folder, and what they do; none does what was ``tried``.
 
@@ -188,7 +186,7 @@ def _untried(
     """
     chosen: dict[Path, Run] = {}
     jobs = set()
-    for run in _ready(tables, options, without=(RUNNING, DONE)):
+    for run in _ready(experiments, options, without=(RUNNING, DONE)):
         job = (run.folder, run.evaluation if run.scored else "")
         if job not in tried and run.folder not in chosen:
             jobs.add(job)
@@ -196,15 +194,15 @@ def _untried(
     return list(chosen.values()), jobs
 
 
-def prepare_data(table: Experiment, dry_run: bool = False) -> bool:
-    """Prepare the data of ``table`` that is not prepared; a dry run prints the commands.
+def prepare_data(experiment: Experiment, dry_run: bool = False) -> bool:
+    """Prepare the data of ``experiment`` that is not prepared; a dry run prints the commands.
 
     Returns whether anything was prepared. Raises ``UserError``.
     """
-    data_of_runs = [run.data for cell in table.cells for run in cell.runs]
+    data_of_runs = [run.data for cell in experiment.cells for run in cell.runs]
     any_prepared = False
     for data in dict.fromkeys(data_of_runs):
-        text = table.texts.get(data)
+        text = experiment.texts.get(data)
         words = _own_text_words(text, data) if text else _corpus_words(data)
         if not words:
             continue
@@ -247,18 +245,18 @@ def _own_text_words(text: own_text.Text, folder: str) -> list[str]:
 
 
 def _ready(
-    tables: list[Experiment], options: argparse.Namespace, without: tuple[str, ...] = ()
+    experiments: list[Experiment], options: argparse.Namespace, without: tuple[str, ...] = ()
 ) -> list[Run]:
     """The runs that can start now, each once, but those in a state of a kind in ``without``."""
     runs = []
-    for table in tables:
-        runs += ready(table, options.output)
+    for experiment in experiments:
+        runs += ready(experiment, options.output)
     return [run for run in distinct(runs) if state(run).kind not in without]
 
 
-def _show(tables: list[Experiment], options: argparse.Namespace) -> None:
+def _show(experiments: list[Experiment], options: argparse.Namespace) -> None:
     """Print the commands that would run, and the number of runs that are done."""
-    runs = _ready(tables, options)
+    runs = _ready(experiments, options)
     done = 0
     for run in runs:
         now = state(run)
@@ -267,17 +265,17 @@ def _show(tables: list[Experiment], options: argparse.Namespace) -> None:
             continue
         for command in TASKS[run.task].commands(run):
             print_line(f"{shlex.join(command)}  # {run}: {now}")
-    waiting = sum(undecided(table, options.output) for table in tables)
+    waiting = sum(undecided(experiment, options.output) for experiment in experiments)
     rows = "row" if waiting == 1 else "rows"
     more = f"; more follow where sweeps end, in {waiting} {rows}" if waiting else ""
     print_line(f"# {done} of {len(runs)} runs are done{more}")
 
 
-def report(options: argparse.Namespace, tables: list[Experiment] | None = None) -> None:
+def report(options: argparse.Namespace, experiments: list[Experiment] | None = None) -> None:
     """Write the report of the tables that are named."""
     from fairseq_rskip.tools.report.main import write_report
 
-    write_report(tables or _tables(options), options.output, not options.no_figures)
+    write_report(experiments or _tables(options), options.output, not options.no_figures)
 
 
 ACTIONS = {

@@ -140,7 +140,7 @@ def _to_evaluate(path: Path, data: Path | None) -> System:
     trained_on = data or weights.task_of(checkpoints[0]).get("data")
     corpus = corpus_of(checkpoints[0], str(trained_on), data)
     options.data = corpus.folder
-    return System(options.out, corpus.is_text, options)
+    return System(options.out, corpus.is_monolingual, options)
 
 
 def are_texts(systems: dict[str, System]) -> bool:

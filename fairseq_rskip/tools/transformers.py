@@ -67,7 +67,9 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
             sample["pad"] = first.target_dictionary.pad()
             yield utils.move_to_cuda(sample) if device.type == "cuda" else sample
 
-    about = f"{len(chosen)} {'windows' if data.is_text else 'sentence pairs'} of {options.split}"
+    about = (
+        f"{len(chosen)} {'windows' if data.is_monolingual else 'sentence pairs'} of {options.split}"
+    )
     count = -(-len(chosen) // options.batch_size)
     return Study(built, batches, count, about, losses, side_of, seeds=seeds)
 
@@ -119,7 +121,7 @@ def _fresh_settings(source: Source, data: Corpus) -> Any:
     if source.fresh[0] not in ARCH_MODEL_REGISTRY:
         raise UserError(f"{source}: {unknown_architecture(source.fresh[0])}")
     argv = [str(data.folder), "--arch", *source.fresh]
-    if data.is_text:
+    if data.is_monolingual:
         argv += ["--task", "language_modeling"]
 
     def refuse(message: str) -> None:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ..errors import UserError
+from ..option_error import OptionError, RefusedOption, refused
 from ..residual import skips
 from .coefficients import learned, without_decay
 
@@ -45,9 +45,8 @@ def shares(model: nn.Module, lr_scale: float = 1.0) -> dict[int, Share]:
 def check_lr_scale(model: nn.Module, lr_scale: float) -> None:
     """Raise ``UserError`` for a ``--skip-lr-scale`` that is not positive or has no effect."""
     if not 0.0 < lr_scale < float("inf"):
-        raise UserError(f"--skip-lr-scale {lr_scale:g}: expected a finite number > 0")
+        raise refused("skip-lr-scale", lr_scale, "a finite number > 0")
     if lr_scale != 1.0 and not any(skip.learns for skip in skips(model).values()):
         kinds = ", ".join(sorted({skip.kind for skip in skips(model).values()}))
-        raise UserError(
-            f"--skip-lr-scale {lr_scale:g}: --skip-kind {kinds} learns no coefficients: expected 1"
-        )
+        reason = f"kind {kinds} learns no coefficients"
+        raise RefusedOption(OptionError("skip-lr-scale", lr_scale, "1", reason=reason))

@@ -8,7 +8,8 @@ from typing import Any, Optional
 
 from ..errors import UserError, did_you_mean
 from ..flags import flag as skip_flag
-from ..flags import in_terms_of_flags, label, selected, settings
+from ..flags import label, option_name, selected, settings
+from ..option_error import OptionError, RefusedOption
 from ..residual import KINDS, Place, SkipConnection, create_skip
 from ..training import check_lr_scale
 from .options import DATA_SETS, FOLDER, Settings, flag, make_parser
@@ -29,15 +30,16 @@ class Config(_SkipOptions, Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.skip_kind not in IMAGE_KINDS:
-            expected = f"expected one of {', '.join(IMAGE_KINDS)}"
-            if self.skip_kind in KINDS:
-                raise UserError(f"--skip-kind {self.skip_kind!r} is not for images: {expected}")
-            hint = did_you_mean(self.skip_kind, IMAGE_KINDS)
-            raise UserError(f"--skip-kind {self.skip_kind!r}: {hint or expected}")
+            hint = "" if self.skip_kind in KINDS else did_you_mean(self.skip_kind, IMAGE_KINDS)
+            known = "a kind" if hint else f"one of {', '.join(IMAGE_KINDS)}"
+            error = OptionError("skip-kind", self.skip_kind, f"{known} for images", reason=hint)
+            raise RefusedOption(error)
         try:
             skip = self.first_skip()
+        except OptionError as error:
+            raise RefusedOption(error.renamed(option_name)) from None
         except ValueError as error:
-            raise UserError(in_terms_of_flags(str(error))) from None
+            raise UserError(str(error)) from None
 
         check_lr_scale(skip, self.skip_lr_scale)
         for name, setting in SKIP_SETTINGS.items():  # fill in the defaults of the kind

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..console import Parser, between, number_or_auto, whole_number
-from ..errors import UserError
+from ..option_error import refused
 
 ABOUT = (
     "Train PreAct-ResNet on CIFAR-10, CIFAR-100, an image folder or handwritten digits, "
@@ -116,33 +116,26 @@ class Settings:
         expected = f"one of {', '.join(DATA_SETS)} or {FOLDER}PATH"
         if self.data and Path(self.data).is_dir():
             expected = f"{FOLDER}{self.data} for the images in that folder, or {expected}"
-        raise UserError(f"--data {self.data!r}: expected {expected}")
+        raise refused("data", self.data, expected)
 
     def _check_depth(self) -> None:
         if self.depth % 6 != 2 or not 8 <= self.depth < 10_000:
-            raise UserError(f"--depth {self.depth}: expected 6n+2, for example 20, 32, 44, 56, 110")
+            raise refused("depth", self.depth, "6n+2, for example 20, 32, 44, 56, 110")
 
     def _check_seeds(self) -> None:
         are_different = len(set(self.seeds)) == len(self.seeds)
         are_in_range = all(0 <= seed < 2**63 for seed in self.seeds)
         if not self.seeds or not are_different or not are_in_range:
-            raise UserError(
-                f"--seeds {' '.join(map(str, self.seeds))}: "
-                "expected different integers from 0 to 2^63 - 1"
-            )
+            raise refused("seeds", self.seeds, "different integers from 0 to 2^63 - 1")
 
     def _check_schedule(self) -> None:
         steps = self.all_milestones()
         are_increasing = list(steps) == sorted(set(steps))
         if not are_increasing or any(step < 1 for step in steps):
-            raise UserError(
-                f"--milestones {' '.join(map(str, steps))}: expected increasing iterations >= 1"
-            )
+            raise refused("milestones", steps, "increasing iterations >= 1")
         if steps and self.warmup_iterations >= steps[0]:
-            raise UserError(
-                f"--warmup-iterations {self.warmup_iterations}: "
-                f"expected fewer than the first milestone's {steps[0]}"
-            )
+            fewer = f"fewer than the first milestone's {steps[0]}"
+            raise refused("warmup-iterations", self.warmup_iterations, fewer)
 
     def all_milestones(self) -> tuple[int, ...]:
         """Return the updates that lower the rate, ascending."""

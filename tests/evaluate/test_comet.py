@@ -211,6 +211,6 @@ def test_an_experiment_needs_the_model_and_evaluates_with_it(tmp_path):
     evaluate = {"comet": "Unbabel/wmt22-comet-da"}
     (table,) = tables(write_table(tmp_path, TRANSLATION, also=["COMET"], evaluate=evaluate))
     for cell in table.cells:
-        run = replace(cell.variants[0][1], folder=tmp_path)
+        run = replace(cell.trials[0].run, folder=tmp_path)
         _, evaluation = TASKS["translation"].commands(run)
         assert evaluation[evaluation.index("--comet") + 1] == "Unbabel/wmt22-comet-da"

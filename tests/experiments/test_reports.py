@@ -67,7 +67,7 @@ def test_one_seed_has_no_p_value_and_says_so(images, capfd):
 def test_missing_seeds_failures_and_values_that_are_not_finite_are_named(images, capfd):
     path, table, out = images
     finish(table, out, {"plain": {1: 14.0, 2: 14.2}, "recursive": {1: float("nan")}})
-    folder = table.cells[1].variants[0][1].folder_in(out, 2)
+    folder = table.cells[1].trials[0].run.folder_in(out, 2)
     folder.mkdir(parents=True)
     (folder / "run.lock").touch()
     (folder / "run.json").write_text(json.dumps({"failed": {"error": "the <disk> is full"}}))
@@ -123,7 +123,7 @@ def test_the_page_holds_curves_and_needs_nothing_else(images, capfd):
 
 def translate(table, out, label, seed, hypotheses, reference, score):
     (cell,) = (cell for cell in table.cells if cell.row.label == label)
-    folder = cell.variants[0][1].folder_in(out, seed)
+    folder = cell.trials[0].run.folder_in(out, seed)
     (folder / "evaluation").mkdir(parents=True)
     (folder / "evaluation" / "hyp.txt").write_text("\n".join(hypotheses) + "\n")
     scores = {
@@ -172,7 +172,7 @@ def test_degenerate_output_is_warned_of_above_the_table(tmp_path, capfd):
     reference = tmp_path / "test.de"
     reference.write_text("a b c d\n" * 12)
     translate(table, out, "xSkip", 1, ["."] * 12, reference, 0.0)
-    record_of = table.cells[0].variants[0][1].folder_in(out, 1) / "run.json"
+    record_of = table.cells[0].trials[0].run.folder_in(out, 1) / "run.json"
     record = json.loads(record_of.read_text())
     record["scores"]["evaluation"]["degenerate"] = "its length ratio is 0.25"
     record_of.write_text(json.dumps(record))

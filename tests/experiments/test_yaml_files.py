@@ -22,7 +22,7 @@ def refused(path, **options):
 )
 def test_a_shipped_table_passes_the_checks_of_the_training_commands(name):
     (table,) = tables(name)
-    assert table.cells and all(cell.variants or not cell.run for cell in table.cells)
+    assert table.cells and all(cell.trials or not cell.run for cell in table.cells)
 
 
 def test_all_mistakes_are_named_at_once_with_row_and_near_name(tmp_path):
@@ -45,13 +45,16 @@ def test_all_mistakes_are_named_at_once_with_row_and_near_name(tmp_path):
         )
 
 
-def test_a_wrong_arch_or_metric_does_not_hide_what_is_wrong_beside_it(tmp_path):
-    """The row is checked with the architecture that is suggested, and with the default metric."""
-    row = {"label": "a", "arch": "transformer_rskp_ln_tiny", "options": {"lrr": 3}}
-    rows = [{**row, "evaluate": {"beem": 3, "lenpn": 4}}]
-    message = refused(write(tmp_path, TRANSLATION, rows=rows, metric="BLEW"))
-    for named in ("BLEW", "transformer_rskp_ln_tiny", "lrr", "beem", "lenpn"):
-        assert sum(named in line for line in message.splitlines()) == 1, (named, message)
+def test_a_wrong_metric_does_not_hide_what_is_wrong_in_rows(tmp_path):
+    """The rows are checked with the default metric."""
+    rows = [
+        {"label": "a", "arch": "transformer_rskp_ln_tiny"},
+        {"label": "b", "arch": "transformer_rskip_ln_tiny", "options": {"lrr": 3}},
+        {"label": "c", "arch": "transformer_rskip_ln_tiny", "evaluate": {"beem": 3}},
+    ]
+    lines = refused(write(tmp_path, TRANSLATION, rows=rows, metric="BLEW")).splitlines()
+    for named, line in zip(("BLEW", "transformer_rskp_ln_tiny", "lrr", "beem"), lines, strict=True):
+        assert named in line
 
 
 def test_an_option_of_preparing_belongs_to_its_options(tmp_path):
@@ -165,6 +168,34 @@ def test_merge_keys_and_a_row_by_its_label_alone(tmp_path):
     assert table.rows[1].options == table.rows[2].options == {"lr": 0.2}
 
 
+def test_a_merged_key_may_be_set_again_before_and_after_its_mapping_is_read(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "data: digits\n"
+        "options: &all {depth: 8, lr: 0.1}\n"
+        "columns: {a: {options: &fast {<<: *all, lr: 0.2}}, b: {options: {<<: *fast, lr: 0.3}}}\n"
+        "rows: [{label: plain, options: {<<: *all, depth: 14}}]\n"
+    )
+    (table,) = tables(path)
+    assert [cell.options for cell in table.cells] == [{"depth": 14, "lr": 0.1}] * 2
+    columns = table.table.columns.values()
+    assert [column.options["lr"] for column in columns] == [0.2, 0.3]
+
+
+def test_the_arch_of_the_file_is_that_of_rows_without_one_and_is_among_the_keys(tmp_path):
+    rows = [{"label": "a"}, {"label": "b", "arch": "transformer_xskip_ln_tiny"}]
+    arch = "transformer_rskip_ln_tiny"
+    (table,) = tables(write(tmp_path, TRANSLATION, rows=rows, arch=arch))
+    assert [cell.arch for cell in table.cells] == [arch, "transformer_xskip_ln_tiny"]
+    (line,) = refused(write(tmp_path, TRANSLATION, rows=rows, arch=3)).splitlines()
+    assert "mine.yaml: arch is 3; expected" in line
+
+    path = write(tmp_path, TRANSLATION, arhc=arch)
+    assert refused(path).endswith("unknown key 'arhc'; did you mean arch?")
+    keys = refused(write(tmp_path, TRANSLATION, zzz=1)).partition("the keys are ")[2]
+    assert "arch" in keys.split(", ")
+
+
 def test_one_experiment_is_a_table_of_one_row(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
@@ -172,7 +203,7 @@ def test_one_experiment_is_a_table_of_one_row(tmp_path):
         "options: {skip-lambda: 2, max-epoch: 3}\n"
     )
     (table,) = tables(path)
-    ((_, run),) = table.cells[0].variants
+    (run,) = table.cells[0].runs
     assert (table.rows[0].label, run.arch, run.length, run.unit) == (
         "mine",
         "transformer_rskip_ln_tiny",
@@ -219,9 +250,7 @@ def test_own_text_has_its_own_folder_and_options_that_are_checked_early(
     files = {split: [f"{split}.en", f"{split}.de"] for split in ("train", "valid", "test")}
     for _killed in (False, True):  # while it was prepared
         (table,) = tables(write(tmp_path, TRANSLATION, data={**data, **files}))
-        assert {run.data for cell in table.cells for _, run in cell.variants} == {
-            str(tmp_path / "text")
-        }
+        assert {run.data for cell in table.cells for run in cell.runs} == {str(tmp_path / "text")}
         (tmp_path / "text" / "data-bin.part").mkdir(parents=True, exist_ok=True)
         (tmp_path / "text" / "inputs.json").write_text("{}")
     wrong = {**data, **files, "train": ["one"], "tst": 1}
@@ -242,7 +271,7 @@ def test_a_copied_file_finds_the_same_prepared_text(tmp_path, monkeypatch):
     def folder(file, **changes):
         data = {"source": "en", "target": "de", **names, **changes}
         (table,) = tables(write(tmp_path, TRANSLATION, file, data=data))
-        (found,) = {run.data for cell in table.cells for _, run in cell.variants}
+        (found,) = {run.data for cell in table.cells for run in cell.runs}
         return found
 
     first = folder("one")
@@ -270,7 +299,7 @@ def test_a_published_corpus_with_options_has_runs_and_a_folder_of_its_own(tmp_pa
     words = own_text.prepare_words(table.texts[folder], folder)
     assert words == ["prepare", "multi30k-en-de", "--bpe-size", "10000", folder]
 
-    run, default = (each.cells[0].variants[0][1] for each in (table, plain))
+    run, default = (each.cells[0].trials[0].run for each in (table, plain))
     assert run.data == folder and default.data == "multi30k-en-de"
     assert run.folder_in(tmp_path, 1) != default.folder_in(tmp_path, 1)
 
@@ -286,26 +315,16 @@ def test_a_short_training_with_a_long_warm_up_is_warned_of_once(tmp_path):
     )
 
 
-BOMB = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-BOMB += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
-MERGES = ["m0: &m0 {x: 1}"]
-MERGES += [f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}" for n in range(1, 9)]
-
-
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([*BOMB, "label: *a8"], "more than 100,000 values"),
-        ([*MERGES, "rows: [{<<: *m8, label: a}]"], "more than 100,000 values"),
-        (["label: &a [*a]"], "inside of what it names"),
         (["rows_from: /dev/zero"], "is not a file"),
-        (["data: " + "x" * 1_000_001], "more than 1,000,000 bytes"),
         (["data: " + "[" * 5000], "cannot read"),
         (["data: a", "rows: [{label: a}]", "data: b"], "the key 'data' twice, in lines 1 and 3"),
     ],
-    ids=["aliases", "merges", "itself", "device", "large", "brackets", "duplicate"],
+    ids=["device", "brackets", "duplicate"],
 )
-def test_a_hostile_file_is_refused_at_once_in_one_line(tmp_path, lines, said):
+def test_a_file_that_cannot_be_meant_is_refused_in_one_line(tmp_path, lines, said):
     path = tmp_path / "mine.yaml"
     path.write_text("\n".join(lines) + "\n")
     message = refused(path)
@@ -399,15 +418,55 @@ def test_all_missing_files_of_a_text_are_named_at_once(tmp_path):
     )
 
 
-def test_all_wrong_options_of_a_row_are_named_at_once(tmp_path):
-    options = {"skip-lamda": 2, "lrr": 0.1, "dropout": 2, "max-update": 5}
-    rows = [{"label": "a", "arch": "transformer_xskip_ln", "options": options}]
-    lines = refused(write(tmp_path, TRANSLATION, rows=rows)).splitlines()
-    for name in ("skip-lamda", "lrr", "dropout"):
-        assert any(name in line for line in lines), lines
-    assert len(lines) == 3
-    options = {"dept": 8, "iteratons": 3, "lr": "high", "depth": 8}
-    rows = [{"label": "a", "options": options}]
-    lines = refused(write(tmp_path, IMAGES, rows=rows)).splitlines()
-    for name in ("dept", "iteratons", "lr"):
-        assert any(name in line for line in lines), lines
+ADAPTIVE = "transformer_askip_ln_tiny"
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "said"),
+    [
+        (
+            ADAPTIVE,
+            {"skip-adapt": "mixture", "skip-halt-cost": 0.1, "skip-max-steps": 3},
+            "skip-halt-cost: 0.1; expected 0 with skip-adapt: mixture",
+        ),
+        (
+            ADAPTIVE,
+            {"skip-adapt": "fraction", "skip-lambda": 5, "skip-max-steps": 3},
+            "skip-lambda: 5; expected a number from 1 to 3 with skip-max-steps: 3",
+        ),
+        (
+            "transformer_ngpt_tiny",
+            {"encoder-normalize-before": True},
+            "encoder-normalize-before: true; expected no pre-norm (kind ngpt normalises x itself)",
+        ),
+        (
+            "transformer_xskip_ln_tiny",
+            {"decoder-normalize-before": True},
+            "transformer_xskip_ln_tiny has skip-norm: layer; expected 'none' with "
+            "decoder-normalize-before: true (pre-norm is y = λx + αF(LN(x)), without a "
+            "normalisation after the sum)",
+        ),
+        (
+            "transformer_rskip_ln_tiny",
+            {"skip-rank": 2},
+            "skip-rank: 2; kind rskip has no such option; it has skip-norm, skip-norm-alpha, "
+            "skip-drop-path, skip-lambda, skip-branch-scale",
+        ),
+        (ADAPTIVE, {"dropout": 2}, "dropout: 2; expected a number from 0 to below 1"),
+    ],
+    ids=["halt cost", "lambda", "pre-norm", "norm of arch", "no such option", "dropout"],
+)
+def test_one_wrong_option_is_one_line_in_yamls_spelling(tmp_path, arch, options, said):
+    path = write(tmp_path, TRANSLATION, rows=[{"label": "a", "arch": arch, "options": options}])
+    assert refused(path) == f"{path}, row 'a': {said}"
+
+
+def test_each_row_has_its_first_mistake_and_rows_with_the_same_one_are_one_line(tmp_path):
+    wrong = {"depth": 8, "dept": 8, "iteratons": 3}
+    rows = [{"label": label, "options": wrong} for label in "ab"]
+    rows.append({"label": "c", "options": {"depth": 9}})
+    path = write(tmp_path, IMAGES, rows=rows)
+    first, second = refused(path).splitlines()
+    assert "row 'a' and 1 more: train_cifar.py has no option 'dept'; did you mean depth?" in first
+    assert "iteratons" not in first
+    assert second.startswith(f"error: {path}, row 'c': depth: 9; expected 6n+2")

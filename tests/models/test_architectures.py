@@ -104,15 +104,15 @@ def test_naming_shared_embeddings_again_keeps_them():
 @pytest.mark.parametrize(
     ("arch", "changes", "says"),
     [
-        ("rskip_ln", {"skip_norm": "none"}, "--skip-norm 'none'"),
+        ("rskip_ln", {"skip_norm": "none"}, "--skip-norm none: expected one of layer"),
         ("rskip_ln", {"skip_lambda": 1.5}, "integer"),
         ("xskip_ln", {"skip_branch_scale": float("inf")}, "--skip-branch-scale inf"),
         ("wskip", {"skip_lambda": 2}, "has no such option"),
         ("xskip", {"skip_init": 2}, "--skip-init"),
-        ("rskip_ln", {"encoder_normalize_before": True}, "for kinds that need their norm"),
+        ("rskip_ln", {"encoder_normalize_before": True}, "-before: expected no pre-norm (kind "),
         ("xskip_ln", {"decoder_normalize_before": True}, "expected 'none'"),
         *(
-            (arch, {"encoder_normalize_before": True}, "for kinds that need their norm")
+            (arch, {"encoder_normalize_before": True}, "-before: expected no pre-norm (kind ")
             for arch in ("b2t", "keel")
         ),
         ("ngpt", {"encoder_normalize_before": True}, "kind ngpt normalises x itself"),

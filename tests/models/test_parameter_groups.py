@@ -243,7 +243,7 @@ def test_a_resumed_training_with_a_factor_is_the_uninterrupted_one(tiny_corpus, 
 
 
 def test_a_factor_where_nothing_is_learned_is_refused():
-    with pytest.raises(UserError, match="--skip-lr-scale 4: --skip-kind preln learns no coef"):
+    with pytest.raises(UserError, match="--skip-lr-scale 4: expected 1 .kind preln learns no"):
         build("transformer_preln_tiny", skip_lr_scale=4.0)
     with pytest.raises(UserError, match="--skip-lr-scale 0: expected a finite number > 0"):
         build("transformer_rezero_tiny", skip_lr_scale=0.0)

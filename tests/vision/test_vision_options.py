@@ -14,7 +14,7 @@ BAD = [  # options of the command line -> the error, and the exit status
     ("--skip-lambda 1.5", "--skip-lambda 1.5: expected an integer from 1", 1),
     (
         "--skip-norm batch --skip-norm-axes chw",
-        "--skip-norm-axes 'chw' with BatchNorm: expected 'c'",
+        "--skip-norm-axes chw: expected 'c' for BatchNorm",
         1,
     ),
     ("--lr nan", "--lr: 'nan' is not a number", 2),
@@ -29,12 +29,12 @@ BAD = [  # options of the command line -> the error, and the exit status
     ("--skip-lamda=2", "unrecognized argument --skip-lamda; did you mean --skip-lambda?", 2),
     (
         "--data mnist",
-        "--data 'mnist': expected one of cifar10, cifar100, digits or imagefolder:PATH",
+        "--data mnist: expected one of cifar10, cifar100, digits or imagefolder:PATH",
         1,
     ),
     (
         "--data /",
-        "--data '/': expected imagefolder:/ for the images in that folder, or one of cifar10, ",
+        "--data /: expected imagefolder:/ for the images in that folder, or one of cifar10, ",
         1,
     ),
 ]

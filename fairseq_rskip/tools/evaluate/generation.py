@@ -58,7 +58,7 @@ def command(
             raise UserError(f"fairseq cannot take a colon in a path: rename {path}, or link to it")
     words = [program, str(corpus.folder), "--user-dir", str(PLUGIN), "--path", str(checkpoint)]
     words += options
-    if not corpus.is_text:
+    if not corpus.is_monolingual:
         words += NO_LIMIT
     return [*words, "--num-workers", "0"]
 

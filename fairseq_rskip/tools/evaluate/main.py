@@ -98,7 +98,7 @@ def choose_checkpoints(options: Namespace, corpus: Corpus) -> tuple[list[Path], 
 
     average = options.average
     if average is None:
-        average = 0 if corpus.is_text else weights.AVERAGED
+        average = 0 if corpus.is_monolingual else weights.AVERAGED
     return weights.choose(options.folder, average, options.checkpoint)
 
 
@@ -113,7 +113,7 @@ def run_fairseq(
 
     from fairseq_rskip.tools.evaluate import weights
 
-    if corpus.is_text:
+    if corpus.is_monolingual:
         program, log = "fairseq-eval-lm", options.out / language_model.LOG
         task = weights.task_of(taken[0], "language_modeling")
         search = language_model.eval_options(options, task)
@@ -200,7 +200,7 @@ def evaluate(options: Namespace) -> None:
     """Do what ``parse`` read. Raises ``UserError``."""
     corpus = Corpus.find_for_evaluation(options.data)
     if options.comet:
-        if corpus.is_text:
+        if corpus.is_monolingual:
             raise UserError(f"{corpus.folder} is a text: --comet scores translations")
         comet.program()
     references = corpus.references(options.subset)
@@ -223,7 +223,7 @@ def evaluate(options: Namespace) -> None:
             "options": made_from["options"],
             "versions": made_from["versions"],
         }
-        if corpus.is_text:
+        if corpus.is_monolingual:
             language_model.report(options, corpus, about)
         else:
             write_translations(options, corpus, references, about)

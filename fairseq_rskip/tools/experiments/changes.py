@@ -45,8 +45,8 @@ def changes_of(experiment: Experiment) -> Changes:
     options = {name: value for name, value in experiment.changed.items() if name not in free}
     length = _relative_length(experiment) if LENGTHS.keys() & options.keys() else None
     if length is not None:
-        told_by_length = {*LENGTHS, *LENGTHS.values()}
-        options = {name: value for name, value in options.items() if name not in told_by_length}
+        covered_by_length = {*LENGTHS, *LENGTHS.values()}
+        options = {name: value for name, value in options.items() if name not in covered_by_length}
     return Changes(_other_data(experiment), length or 1.0, options)
 
 
@@ -64,13 +64,14 @@ def _other_data(experiment: Experiment) -> str:
 
 def _relative_length(experiment: Experiment) -> float | None:
     """The first run's length relative to that of the file; None if they have different units."""
-    cell = next((cell for cell in experiment.cells if cell.variants), None)
+    cell = next((cell for cell in experiment.cells if cell.trials), None)
     if cell is None:
         return None
 
-    swept, run = cell.variants[0]
+    trial = cell.trials[0]
+    run = trial.run
     in_file = make_cell(experiment, cell.row, cell.column, changed={})
-    in_file = replace(in_file, options={**in_file.options, **swept})
+    in_file = replace(in_file, options={**in_file.options, **trial.used})
     whole, _ = TASKS[experiment.task].make_run(run.data, in_file, experiment)
     if whole.unit != run.unit or not whole.length:
         return None

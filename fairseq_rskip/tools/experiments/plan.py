@@ -1,7 +1,6 @@
 """From tables and the command line to experiments with their cells and runs."""
 
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +9,15 @@ from typing import Any, NamedTuple
 import yaml
 
 from fairseq_rskip.errors import UserError, did_you_mean
+from fairseq_rskip.option_error import InYaml, RefusedOption
 
 from .contradictions import contradictions
-from .records import Cell, Experiment, Row, Run, SweepPoint, Table, dashed
+from .records import Cell, Experiment, Row, Run, Table, Trial, dashed
 from .tasks import TASKS
 from .yaml_file import Texts, find, load
 
 
-class Choice(NamedTuple):
+class Selection(NamedTuple):
     """What a command line chooses of tables, and changes in them.
 
     Rows by label, columns by name; none of them is all of them. ``corpus`` is other data, a name
@@ -31,12 +31,11 @@ class Choice(NamedTuple):
     changes: Sequence[str] = ()
 
 
-EVERYTHING = Choice()
-# options whose value decides which other options there are
-DECISIVE = {"skip-kind", "optimizer", "lr-scheduler", "criterion", "task"}
+EVERYTHING = Selection()
+Choice = Selection  # the name in experiments/seed_differences.py
 
 
-def make_tables(names: Sequence[str], choice: Choice = EVERYTHING) -> list[Experiment]:
+def make_tables(names: Sequence[str], selection: Selection = EVERYTHING) -> list[Experiment]:
     """The tables of these names or paths, with cells and runs.
 
     Raises ``UserError`` with a line for each mistake.
@@ -45,7 +44,7 @@ def make_tables(names: Sequence[str], choice: Choice = EVERYTHING) -> list[Exper
     experiments: list[Experiment] = []
     for name in dict.fromkeys(names):
         try:
-            experiment = _make_table(find(name), choice, mistakes)
+            experiment = _make_table(find(name), selection, mistakes)
         except UserError as error:
             mistakes.append(str(error))
         else:
@@ -57,17 +56,17 @@ def make_tables(names: Sequence[str], choice: Choice = EVERYTHING) -> list[Exper
     return experiments
 
 
-def _make_table(path: Path, choice: Choice, mistakes: list[str]) -> Experiment | None:
+def _make_table(path: Path, selection: Selection, mistakes: list[str]) -> Experiment | None:
     """The experiment in ``path``; None where ``mistakes`` says why there is none."""
     loaded = load(path, mistakes)
     if loaded is None:
         return None
     table, texts = loaded
-    return _resolve(path, table, texts, choice, mistakes)
+    return _resolve(path, table, texts, selection, mistakes)
 
 
 def _resolve(
-    path: Path, table: Table, texts: Texts, choice: Choice, mistakes: list[str]
+    path: Path, table: Table, texts: Texts, selection: Selection, mistakes: list[str]
 ) -> Experiment | None:
     """``table`` with its defaults, what was chosen, and its cells.
 
@@ -95,12 +94,12 @@ def _resolve(
         metric=metric,
         title=table.title or path.stem,
         baseline=baseline,
-        rows=_chosen_rows(table, choice),
-        columns=_chosen_columns(table, choice),
-        chosen_seeds=list(dict.fromkeys(choice.seeds)),
+        rows=_chosen_rows(table, selection),
+        columns=_chosen_columns(table, selection),
+        chosen_seeds=list(dict.fromkeys(selection.seeds)),
         texts=texts,
-        corpus=TASKS[task].find_data(choice.corpus) if choice.corpus else "",
-        changed=parse_changes(choice.changes),
+        corpus=TASKS[task].find_data(selection.corpus) if selection.corpus else "",
+        changed=parse_changes(selection.changes),
     )
     cells, warnings = _cells(experiment, mistakes)
     return replace(experiment, cells=cells, warnings=list(dict.fromkeys(warnings)))
@@ -116,11 +115,11 @@ def _default_task(table: Table, texts: Texts) -> str:
     if of_text and all(of_text):
         return "language-model"
     if any(of_text):  # a row is wrong: which, the data says
-        is_text = TASKS["translation"].is_text_corpus(table.data)
-        return "language-model" if is_text else "translation"
+        is_monolingual = TASKS["translation"].has_one_language(table.data)
+        return "language-model" if is_monolingual else "translation"
 
-    is_text = table.data in TASKS["translation"].names or (Path(table.data) / "data-bin").is_dir()
-    if texts or is_text or any(row.arch for row in table.rows):
+    is_corpus = table.data in TASKS["translation"].names or (Path(table.data) / "data-bin").is_dir()
+    if texts or is_corpus or any(row.arch for row in table.rows):
         return "translation"
     return "images"
 
@@ -141,24 +140,24 @@ def _check_names(names: Sequence[str], known: list[str]) -> None:
             raise UserError(f"no row or column {name!r}; {hint}")
 
 
-def _chosen_rows(table: Table, choice: Choice) -> list[Row]:
+def _chosen_rows(table: Table, selection: Selection) -> list[Row]:
     """The rows that --rows names, or all. Raises ``UserError``."""
-    _check_names(choice.rows, [row.label for row in table.rows])
-    if not choice.rows:
+    _check_names(selection.rows, [row.label for row in table.rows])
+    if not selection.rows:
         return table.rows
-    return [row for row in table.rows if row.label in choice.rows]
+    return [row for row in table.rows if row.label in selection.rows]
 
 
-def _chosen_columns(table: Table, choice: Choice) -> dict[str, Table.Column]:
+def _chosen_columns(table: Table, selection: Selection) -> dict[str, Table.Column]:
     """The columns that --columns names, or all. Raises ``UserError``."""
-    _check_names(choice.columns, [*table.columns])
+    _check_names(selection.columns, [*table.columns])
     columns = {}
     for name, column in table.columns.items():
-        if not choice.columns or name in choice.columns:
+        if not selection.columns or name in selection.columns:
             columns[name] = column
 
     data = sorted({column.data or table.data for column in columns.values()})
-    if choice.corpus and len(data) > 1:
+    if selection.corpus and len(data) > 1:
         raise UserError(
             f"the table has columns of {', '.join(data)}: --corpus needs --columns, for one"
         )
@@ -185,7 +184,7 @@ def parse_changes(words: Sequence[str]) -> dict[str, Any]:
 
 
 class Refusal(NamedTuple):
-    """A message about the options of a cell."""
+    """What a cell's training command refuses first: others may follow from it."""
 
     cell: Cell
     message: str
@@ -206,8 +205,7 @@ def _cells(experiment: Experiment, mistakes: list[str]) -> tuple[list[Cell], lis
         try:
             cells.append(_with_runs(cell, experiment, warnings))
         except UserError as error:
-            for message in _all_mistakes(cell, experiment, error):
-                refusals.append(Refusal(cell, message))
+            refusals.append(Refusal(cell, _in_yaml(error, cell)))
     mistakes += _one_line_each(refusals, experiment)
     return cells, warnings
 
@@ -234,49 +232,13 @@ def _one_line_each(refusals: list[Refusal], experiment: Experiment) -> list[str]
     return lines
 
 
-def _all_mistakes(cell: Cell, experiment: Experiment, error: UserError) -> list[str]:
-    """``error``, and what is refused after it, when what it names is out of the way."""
-    messages = [str(error)]
-    corrected = _corrected(cell, messages[-1])
-    while corrected is not None:
-        try:
-            _with_runs(corrected, experiment, [])
-        except UserError as another:
-            messages.append(str(another))
-            corrected = _corrected(corrected, messages[-1])
-        else:
-            corrected = None
-    return list(dict.fromkeys(messages))
-
-
-def _corrected(cell: Cell, message: str) -> Cell | None:
-    """``cell`` with the architecture that ``message`` suggests, or without the option it names.
-
-    None where it does neither, and without a ``DECISIVE`` option: others would be refused that are
-    right beside its correction.
-    """
-    suggested = re.match(r"no architecture named .* did you mean (\w+)\?", message)
-    if suggested:
-        return replace(cell, arch=suggested[1])
-    option = _named_option(cell, message)
-    if option is None or option in DECISIVE:
-        return None
-    parts = {}
-    for part in ("options", "sweep", "evaluate"):
-        values = getattr(cell, part)
-        parts[part] = {name: value for name, value in values.items() if name != option}
-    return replace(cell, **parts)
-
-
-def _named_option(cell: Cell, message: str) -> str | None:
-    """The option of the cell that ``message`` names first."""
-    text = message.replace("--", "  ")
-    positions = {}
-    for name in [*cell.options, *cell.sweep, *cell.evaluate]:
-        match = re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)
-        if match:
-            positions[name] = match.start()
-    return min(positions, key=positions.__getitem__, default=None)
+def _in_yaml(error: UserError, cell: Cell) -> str:
+    """The message of ``error``; an option of a training command is written as in the file."""
+    if not isinstance(error, RefusedOption):
+        return str(error)
+    message = error.error.message(InYaml())
+    is_in_file = error.error.name in {*cell.options, *cell.sweep}
+    return message if is_in_file or not cell.arch else f"{cell.arch} has {message}"
 
 
 def make_cell(experiment: Experiment, row: Row, column_name: str, changed: dict[str, Any]) -> Cell:
@@ -330,24 +292,27 @@ def _with_runs(cell: Cell, experiment: Experiment, warnings: list[str]) -> Cell:
         data = task.find_data(data)
 
     column = experiment.table.columns[cell.column]
-    decided_by = None
+    tried: list[Trial] = []  # those of the column that decides this one's sweep
     other = experiment.table.columns.get(column.sweep_of) if column.sweep_of else None
     if cell.sweep and other is not None and not other.sweep_of:  # else a contradiction
         swept_cell = make_cell(experiment, cell.row, column.sweep_of, experiment.changed)
-        decided_by = _with_runs(swept_cell, experiment, warnings)
+        tried = _with_runs(swept_cell, experiment, warnings).trials
 
     scale = dashed(column.scale)
-    variants = []
-    for values in itertools.product(*cell.sweep.values()):
-        swept = {}
-        for name, value in zip(cell.sweep, values):
+    trials = []
+    for combination in itertools.product(*cell.sweep.values()):
+        values = dict(zip(cell.sweep, combination))
+        used = {}
+        for name, value in values.items():
             is_scaled = name in scale and not isinstance(value, str)  # else a contradiction
-            swept[name] = _rounded(value * scale[name]) if is_scaled else value
-        complete = replace(cell, options={**cell.options, **swept})
+            used[name] = _rounded(value * scale[name]) if is_scaled else value
+        complete = replace(cell, options={**cell.options, **used})
         run, its_warnings = task.make_run(data, complete, experiment)
-        variants.append(SweepPoint(swept, replace(run, label=cell.row.label)))
+        run = replace(run, label=cell.row.label)
+        decided_by = next((other.run for other in tried if other.values == values), None)
+        trials.append(Trial(values, run, decided_by))
         warnings += its_warnings
-    return replace(cell, variants=variants, decided_by=decided_by)
+    return replace(cell, trials=trials)
 
 
 def _rounded(value: float) -> float:

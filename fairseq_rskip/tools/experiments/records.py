@@ -104,6 +104,7 @@ class Table(Section):
     title: str = ""
     source: str = ""
     note: str = ""
+    arch: str | dict[str, str] = ""  # of the rows without one
     task: str = ""
     metric: str = ""
     also: Annotated[list[str], Field(description="a list of metrics, such as [valid_loss]")] = []
@@ -176,27 +177,34 @@ class State(NamedTuple):
         return f"{self.short}: {self.detail}" if self.detail else self.short
 
 
-class SweepPoint(NamedTuple):
-    """A combination of a sweep's values, {} without a sweep, and its run."""
+@dataclass(frozen=True)
+class Trial:
+    """A combination of a sweep's values, {} without a sweep, and its run.
+
+    ``decided_by`` is the run of another column that tries these values, None where ``run`` does.
+    Once the folders are read, ``held_out`` is that run's held-out metric and ``state`` its state.
+    """
 
     values: dict[str, Any]
     run: Run
+    decided_by: Run | None = None
+    held_out: float | None = None
+    state: State = State(NEW)
 
+    @property
+    def tried(self) -> Run:
+        """The run whose held-out metric is compared."""
+        return self.decided_by or self.run
 
-class Trial(NamedTuple):
-    """A combination of a sweep's values, its held-out metric or None, and the state of its run."""
-
-    values: dict[str, Any]
-    held_out: float | None
-    state: State
+    @property
+    def used(self) -> dict[str, Any]:
+        """The values as ``run`` has them: a column may scale those of its sweep."""
+        return {name: self.run.options[name] for name in self.values}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Where a row and a column meet; it has a run for each combination of the sweep's values.
-
-    ``decided_by`` is the cell whose runs choose between them, None where it is this one.
-    """
+    """Where a row and a column meet; it has a trial for each combination of the sweep's values."""
 
     row: Row
     column: str
@@ -207,24 +215,21 @@ class Cell:
     evaluate: dict[str, Any]
     reported: float | None
     run: bool
-    variants: list[SweepPoint] = field(default_factory=list)
-    decided_by: "Cell | None" = None
+    trials: list[Trial] = field(default_factory=list)
 
     def __str__(self) -> str:
         return " / ".join(filter(None, [self.row.label, self.column]))
 
     @property
-    def tried(self) -> list[SweepPoint]:
-        """The combinations that decide the sweep: its own, or those of another column."""
-        return self.decided_by.variants if self.decided_by else self.variants
+    def decides(self) -> bool:
+        """Whether its own runs choose between the values of its sweep."""
+        return len(self.trials) > 1 and self.trials[0].decided_by is None
 
     @property
     def runs(self) -> list[Run]:
         """The runs that may be started for this cell, those that decide its sweep among them."""
-        points = [*self.variants]
-        if self.decided_by:
-            points += self.tried
-        return [point.run for point in points]
+        own = [trial.run for trial in self.trials]
+        return own + [trial.decided_by for trial in self.trials if trial.decided_by]
 
 
 @dataclass(frozen=True)
@@ -290,7 +295,7 @@ class Result:
     states: dict[int, State] = field(default_factory=dict)
     records: dict[int, dict[str, Any]] = field(default_factory=dict)  # of the finished runs
     values: dict[int, float] = field(default_factory=dict)  # of the table's metric
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)  # of its sweep
     chosen: dict[str, Any] = field(default_factory=dict)  # the best trial's values
     is_baseline: bool = False
     comparison: Comparison | None = None

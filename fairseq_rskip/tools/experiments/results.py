@@ -21,7 +21,6 @@ from .records import (
     Result,
     Run,
     State,
-    SweepPoint,
     Trial,
 )
 from .run_folder import LOCK, LOG, measured, read_record, trained
@@ -48,7 +47,7 @@ def ready(experiment: Experiment, out: Path) -> list[Run]:
     runs = []
     for cell in experiment.cells:
         if cell.sweep:
-            runs += [_sweep_run(point, experiment, out) for point in cell.tried]
+            runs += [_sweep_run(trial, experiment, out) for trial in cell.trials]
     for seed in experiment.seeds:
         for by_seed in decided:
             if seed in by_seed:
@@ -80,9 +79,9 @@ def distinct(runs: list[Run]) -> list[Run]:
     return [run for by_evaluation in by_folder.values() for run in by_evaluation.values()]
 
 
-def _sweep_run(point: SweepPoint, experiment: Experiment, out: Path) -> Run:
+def _sweep_run(trial: Trial, experiment: Experiment, out: Path) -> Run:
     """The run that tries a combination of a sweep's values: decided by a loss, it is not scored."""
-    return with_folder(replace(point.run, scored=False), out, experiment.sweep_seed)
+    return with_folder(replace(trial.tried, scored=False), out, experiment.sweep_seed)
 
 
 def state(run: Run) -> State:
@@ -139,17 +138,16 @@ def _check_data(run: Run, record: dict[str, Any]) -> None:
 def collect(experiment: Experiment, cell: Cell, out: Path) -> Result:
     """The states and values of the runs of ``cell``, without comparisons."""
     trials = []
-    if len(cell.variants) > 1:
-        trials = [_trial(experiment, point, out) for point in cell.tried]
-    chosen = _index_of_best(trials)
-    if chosen is None or not cell.variants:
+    best = cell.trials[0] if cell.trials else None
+    if len(cell.trials) > 1:
+        trials = [_read(trial, experiment, out) for trial in cell.trials]
+        best = _best(trials)
+    if best is None:
         return Result(cell, trials=trials)
 
-    swept, chosen_run = cell.variants[chosen]
-    own_trials = [] if cell.decided_by else trials
-    result = Result(cell, trials=own_trials, chosen=swept)
+    result = Result(cell, trials=trials if cell.decides else [], chosen=best.used)
     for seed in experiment.seeds_of(cell.row):
-        run = with_folder(chosen_run, out, seed)
+        run = with_folder(best.run, out, seed)
         result.runs[seed] = run
         result.states[seed] = state(run)
         if result.states[seed].kind == DONE:
@@ -165,34 +163,31 @@ def collect(experiment: Experiment, cell: Cell, out: Path) -> Result:
     return result
 
 
-def _index_of_best(trials: list[Trial]) -> int | None:
-    """The index of the best trial, the first of equals; 0 without a sweep.
+def _best(trials: list[Trial]) -> Trial | None:
+    """The best trial, the first of equals.
 
     None until all trials have ended, and where none of them has a value.
     """
-    if not trials:
-        return 0
-
     best = None
     lowest = math.inf
-    for index, (_, value, ended) in enumerate(trials):
-        if value is None:
-            if ended.kind != FAILED:
+    for trial in trials:
+        if trial.held_out is None:
+            if trial.state.kind != FAILED:
                 return None
-        elif value < lowest:
-            best, lowest = index, value
+        elif trial.held_out < lowest:
+            best, lowest = trial, trial.held_out
     return best
 
 
-def _trial(experiment: Experiment, point: SweepPoint, out: Path) -> Trial:
-    """The held-out metric of a combination of a sweep's values, and the state of its run."""
-    run = _sweep_run(point, experiment, out)
+def _read(trial: Trial, experiment: Experiment, out: Path) -> Trial:
+    """``trial`` with its held-out metric and the state of the run that tries it."""
+    run = _sweep_run(trial, experiment, out)
     ended = state(run)
     if ended.kind != DONE:
-        return Trial(point.values, None, ended)
+        return replace(trial, state=ended)
 
     metric = TASKS[run.task].held_out
     value = float(trained(read_record(run.folder))["values"].get(metric, math.nan))
     if not math.isfinite(value):
-        return Trial(point.values, None, State(FAILED, detail=f"{metric} is not finite"))
-    return Trial(point.values, value, ended)
+        return replace(trial, state=State(FAILED, detail=f"{metric} is not finite"))
+    return replace(trial, held_out=value, state=ended)

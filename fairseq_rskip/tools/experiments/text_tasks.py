@@ -29,7 +29,7 @@ class Translation(Task):
     )
 
     name = "translation"
-    is_text = False  # whether the corpus has one language only
+    is_monolingual = False  # whether the corpus has one language
     metric = "sacreBLEU 13a"
     held_out = "valid_loss"
     has_architectures = True
@@ -57,10 +57,10 @@ class Translation(Task):
     def data_folder(self, data: str) -> Path:
         return Corpus.find_or_plan(data).folder.resolve()
 
-    def is_text_corpus(self, data: str) -> bool:
+    def has_one_language(self, data: str) -> bool:
         """Whether ``data`` is known to be of one language."""
         try:
-            return Corpus.find_or_plan(data).is_text
+            return Corpus.find_or_plan(data).is_monolingual
         except UserError:
             return False
 
@@ -80,8 +80,8 @@ class Translation(Task):
                     "expected one value, text as fairseq-train has it"
                 )
         plan = planned(data, cell.arch, tuple(to_argv(options)))
-        if plan.corpus.is_text != self.is_text:
-            kind = "a language model" if plan.corpus.is_text else "a translation model"
+        if plan.corpus.is_monolingual != self.is_monolingual:
+            kind = "a language model" if plan.corpus.is_monolingual else "a translation model"
             raise UserError(f"{cell.arch} is {kind}: the task of this table is {self.name}")
         for name, value in options.items():
             if value is False and name in plan.switches:
@@ -211,7 +211,7 @@ class LanguageModel(Translation):
         "perplexity per word": "of the test text",
         "bits per byte": "of the test text",
     }
-    is_text = True
+    is_monolingual = True
     metric = "perplexity"  # per subword
     metrics = dict.fromkeys(
         ("perplexity", "perplexity per word", "bits per byte", *Translation.losses), True

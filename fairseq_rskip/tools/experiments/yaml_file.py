@@ -20,8 +20,6 @@ from . import own_text
 from .records import Row, Section, Table
 
 FOLDER = CHECKOUT / "experiments"
-LARGEST = 1_000_000  # bytes in a file
-MOST_NODES = 100_000  # values in a file, each alias counted with all that it stands for
 TEXTS = (Table.Documents, Table.Published, Table.OwnText)  # what is prepared for a table
 Texts = dict[str, own_text.Text]  # folder of the prepared text -> the text
 
@@ -48,12 +46,8 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} does not exist; expected a YAML file of rows to train")
     if not path.is_file():
         raise UserError(f"cannot read {path} as YAML: it is not a file")
-    if path.stat().st_size > LARGEST:
-        raise UserError(f"cannot read {path} as YAML: it has more than {LARGEST:,} bytes")
     try:
-        text = path.read_text("utf-8")
-        check_nodes(yaml.compose(text, Loader=yaml.SafeLoader))
-        content = yaml.safe_load(text)
+        content = yaml.load(path.read_text("utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as text that is not UTF-8
         raise UserError(f"cannot read {path} as YAML: {_reason(error)}") from None
     if not isinstance(content, dict):
@@ -89,44 +83,24 @@ def _reason(error: Exception) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
-def check_nodes(root: yaml.Node | None) -> None:
-    """Raise ``ValueError`` if aliases make a small file too large, or contain themselves, and for a
-    key that a mapping has twice, of which YAML's loader would drop the first."""
-    sizes: dict[int, int] = {}
-    open_nodes: set[int] = set()
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which also refuses a key twice in a mapping: its own drops the first.
 
-    def size(node: yaml.Node) -> int:
-        if id(node) in sizes:
-            return sizes[id(node)]
-        if id(node) in open_nodes:
-            raise ValueError("an alias is inside of what it names")
-        open_nodes.add(id(node))
-        total = 1
-        if isinstance(node, yaml.MappingNode):
-            _refuse_duplicates(node)
-            for key, value in node.value:
-                total += size(key) + size(value)
-        elif isinstance(node, yaml.SequenceNode):
-            for item in node.value:
-                total += size(item)
-        open_nodes.remove(id(node))
-        sizes[id(node)] = total
-        return total
+    Keys are compared before merge keys (``<<``) add others, which may be set again.
+    """
 
-    if root is not None and size(root) > MOST_NODES:
-        raise ValueError(f"with its aliases it has more than {MOST_NODES:,} values")
-
-
-def _refuse_duplicates(mapping: yaml.MappingNode) -> None:
-    """Raise ``ValueError`` for a key that ``mapping`` has twice; merge keys may be."""
-    lines: dict[str, int] = {}
-    for key, _ in mapping.value:
-        if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
-            continue
-        line = key.start_mark.line + 1
-        if key.value in lines:
-            raise ValueError(f"the key {key.value!r} twice, in lines {lines[key.value]} and {line}")
-        lines[key.value] = line
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                first = lines[key.value]
+                raise ValueError(f"the key {key.value!r} twice, in lines {first} and {line}")
+            lines[key.value] = line
+        return node
 
 
 def load(path: Path, mistakes: list[str]) -> tuple[Table, Texts] | None:
@@ -153,7 +127,7 @@ def load(path: Path, mistakes: list[str]) -> tuple[Table, Texts] | None:
     content = texts.with_folder(content, path.stem, str(path))
     content["columns"] = columns
     content["rows"] = [row or Row(label="?") for row in rows]  # a wrong one is named already
-    content = {key: value for key, value in content.items() if key not in ("rows_from", "arch")}
+    content = {key: value for key, value in content.items() if key != "rows_from"}
     seeds = content.get("seeds")
     if type(seeds) is int:
         if seeds > 1:
@@ -197,7 +171,7 @@ def _rows(
             label = value.get("label")
             if label is not None:
                 where += f" ({reprlib.repr(label)})"
-            if "arch" in content:
+            if isinstance(content.get("arch"), str | dict):  # another type is a mistake of the file
                 value = {"arch": content["arch"], **value}
             if isinstance(label, str) and label in known:
                 value = {"equation": known[label].equation, **value}
@@ -259,7 +233,8 @@ def _build(section: type[Section], content: Any, where: str, mistakes: list[str]
             mistakes.append(f"{where}: {key} is {reprlib.repr(content[key])}; expected {expected}")
 
     fields = section.model_fields
-    if any(fields[key].is_required() for key in wrong if key in fields):
+    needed = [key for key in fields if fields[key].is_required() or key == "arch"]
+    if any(key in wrong for key in needed):
         return None
     right = {key: value for key, value in content.items() if key not in wrong}
     return section.model_validate(right)

@@ -241,7 +241,7 @@ def missing(line: Result) -> tuple[str, str]:
     if not line.runs:
         reason = NEW if line.cell.run else ""
         if line.trials:
-            done = sum(value is not None for _, value, _ in line.trials)
+            done = sum(trial.held_out is not None for trial in line.trials)
             reason = f"sweep: {done} of {len(line.trials)} values done"
         return reason, reason
 

@@ -56,20 +56,20 @@ def write_report(tables: list[Experiment], output: Path, with_figures: bool = Tr
     print_line(f"{folder}/report.html, report.md and report.csv")
 
 
-def _parts(tables: list[Experiment], output: Path, with_figures: bool) -> list[dict[str, Any]]:
+def _parts(experiments: list[Experiment], output: Path, with_figures: bool) -> list[dict[str, Any]]:
     """What the report says of each table that has a row to show.
 
     A line names the others. Raises ``UserError`` where no table has one.
     """
     parts = []
     empty = []
-    for table in tables:
-        results = [collect(table, cell, output) for cell in table.cells]
-        lines = compare(table, results)
+    for experiment in experiments:
+        results = [collect(experiment, cell, output) for cell in experiment.cells]
+        lines = compare(experiment, results)
         if lines:
-            parts.append(_part(table, lines, output, with_figures))
+            parts.append(_part(experiment, lines, output, with_figures))
         else:
-            empty.append(f"{table.path}: no row of these is run or has a published value")
+            empty.append(f"{experiment.path}: no row of these is run or has a published value")
     if not parts:
         raise UserError("\nerror: ".join(empty))
     for line in empty:
@@ -88,7 +88,7 @@ def _part(
     warnings = page.warnings(lines)
     if not changes.are_none:
         whole = "published" if table.source else "whole"
-        warnings.insert(0, f"Not the {whole} experiment: {_told(changes)}.")
+        warnings.insert(0, f"Not the {whole} experiment: {in_words(changes)}.")
 
     notes = page.notes(experiment, lines)
     notes += [power(lines, column, experiment.metric) for column in experiment.columns]
@@ -123,7 +123,7 @@ def _part(
     }
 
 
-def _told(changes: Changes) -> str:
+def in_words(changes: Changes) -> str:
     """The changes in words."""
     words = []
     if changes.data:

@@ -185,8 +185,8 @@ def _p_values(p: Mapping[str, float], mark: bool) -> str:
     return ", ".join(texts)
 
 
-def each(values: Iterable[Any]) -> str:
-    """Different ``values`` in a row."""
+def distinct_text(values: Iterable[Any]) -> str:
+    """The different ``values`` that are not empty, in a row."""
     return " / ".join(dict.fromkeys(str(value) for value in values if value))
 
 
@@ -211,15 +211,15 @@ def facts(experiment: Experiment, lines: list[Result]) -> dict[str, str]:
 def _about_all(experiment: Experiment) -> dict[str, str]:
     """What a table says of all its runs."""
     table, task = experiment.table, TASKS[experiment.task]
-    runs = [run for cell in experiment.cells for _, run in cell.variants]
+    runs = [trial.run for cell in experiment.cells for trial in cell.trials]
     better = "lower" if task.metrics[experiment.metric] else "higher"
-    sweep = listed({name: each(values) for name, values in dashed(table.sweep).items()})
+    sweep = listed({name: distinct_text(values) for name, values in dashed(table.sweep).items()})
     if sweep:
         sweep += f"; the best {task.held_out} of seed {experiment.sweep_seed}"
     return {
         "metric": f"{experiment.metric}, {better} is better",
-        "data": each(run.identity["data"] for run in runs),
-        "length of a run": each(f"{run.length:,} {run.unit}" for run in runs),
+        "data": distinct_text(run.identity["data"] for run in runs),
+        "length of a run": distinct_text(f"{run.length:,} {run.unit}" for run in runs),
         "seeds": ", ".join(map(str, experiment.seeds)),
         "options of every row": listed({**dashed(table.options), **experiment.changed}),
         "evaluation": listed(table.evaluate),
@@ -239,10 +239,10 @@ def _about_the_runs(experiment: Experiment, lines: list[Result]) -> dict[str, st
         for part in (record, record.get("metrics") or {}):  # the command's, and the training's
             versions += [f"{name} {number}" for name, number in part.get("versions", {}).items()]
     return {
-        "signature": each(signatures),
-        "weights": each(weights),
-        "versions": each(versions),
-        "commit": each(short_commit(record.get("git") or "") for record in records),
+        "signature": distinct_text(signatures),
+        "weights": distinct_text(weights),
+        "versions": distinct_text(versions),
+        "commit": distinct_text(short_commit(record.get("git") or "") for record in records),
     }
 
 
@@ -265,10 +265,11 @@ def _failures(lines: list[Result]) -> list[str]:
             folder = line.runs[seed].folder
             if state.kind in (FAILED, NO_VALUE):
                 reasons.setdefault(folder, f"{line.cell}, seed {seed}: {state}")
-        for swept, _, state in line.trials:
-            trial = (str(line.cell), listed(swept))
-            if state.kind == FAILED:
-                reasons.setdefault(trial, f"{line.cell}, {listed(swept)} of its sweep: {state}")
+        for trial in line.trials:
+            if trial.state.kind == FAILED:
+                values = listed(trial.values)
+                text = f"{line.cell}, {values} of its sweep: {trial.state}"
+                reasons.setdefault((str(line.cell), values), text)
     if not reasons:
         return []
     count = len(reasons)
@@ -301,8 +302,9 @@ def sweeps(experiment: Experiment, lines: list[Result]) -> list[str]:
 def _sweep(line: Result, held_out: str) -> str:
     """What a row's sweep has given, a sentence."""
     tried = []
-    for swept, value, how in line.trials:
-        tried.append(f"{listed(swept)}: {how if value is None else f'{value:.3f}'}")
+    for trial in line.trials:
+        outcome = trial.state if trial.held_out is None else f"{trial.held_out:.3f}"
+        tried.append(f"{listed(trial.values)}: {outcome}")
     chosen = f"chosen {listed(line.chosen)}" if line.chosen else "not decided yet"
     at_an_end = ends([trial.values for trial in line.trials], line.chosen)
     if at_an_end:
@@ -320,10 +322,11 @@ def records(experiment: Experiment, lines: list[Result]) -> list[dict[str, Any]]
 
 def _record(experiment: Experiment, line: Result, changes: Changes) -> dict[str, Any]:
     """A row of the CSV file."""
-    runs = [run for _, run in line.cell.variants]
+    runs = [trial.run for trial in line.cell.trials]
     swept = []
-    for values, value, how in line.trials:
-        swept.append(f"{listed(values)}: {how if value is None else repr(value)}")
+    for trial in line.trials:
+        outcome = trial.state if trial.held_out is None else repr(trial.held_out)
+        swept.append(f"{listed(trial.values)}: {outcome}")
     cells = {
         "plan": changes.name(experiment),
         "table": experiment.name,
@@ -332,9 +335,9 @@ def _record(experiment: Experiment, line: Result, changes: Changes) -> dict[str,
         "equation": line.cell.row.equation,
         "metric": experiment.metric,
         "papers_experiment": changes.are_none and bool(experiment.table.source),
-        "data": each(run.identity["data"] for run in runs),
+        "data": distinct_text(run.identity["data"] for run in runs),
         "scale": changes.length,
-        "length": each(f"{run.length:,} {run.unit}" for run in runs),
+        "length": distinct_text(f"{run.length:,} {run.unit}" for run in runs),
         "changed": listed(changes.options),
         "swept": "; ".join(swept),
         "chosen": listed(line.chosen),

@@ -21,6 +21,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, Fairse
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
 from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
 from fairseq_rskip.models._presets import ANY_RULE
+from fairseq_rskip.option_error import refused
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.log import LAST
 
@@ -171,8 +172,8 @@ def check_ranges(user_options: dict[str, Any]) -> None:
                 continue
             values = value if isinstance(value, list) else [value]
             if not all(map(limits.accepts, values)):
-                shown = ",".join(map(str, values))
-                raise UserError(f"--{name} {shown}: expected {limits.expected}")
+                shown = ",".join(map(str, values)) if len(values) > 1 else values[0]
+                raise refused(name, shown, limits.expected)
 
 
 def check_restore_file(name: str, save: Path) -> None:
@@ -189,9 +190,9 @@ def check_restore_file(name: str, save: Path) -> None:
 
 def check_task(arch: str, corpus: Corpus) -> None:
     """Raise ``UserError`` for a language model on a corpus of two languages, or the reverse."""
-    if issubclass(ARCH_MODEL_REGISTRY[arch], FairseqLanguageModel) != corpus.is_text:
+    if issubclass(ARCH_MODEL_REGISTRY[arch], FairseqLanguageModel) != corpus.is_monolingual:
         expected = "has two languages: expected a translation"
-        if corpus.is_text:
+        if corpus.is_monolingual:
             expected = "is a text: expected a language"
         raise UserError(f"{corpus.name} {expected} model, not {arch}; --archs lists them")
 

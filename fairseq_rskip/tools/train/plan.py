@@ -169,7 +169,7 @@ def _options_of_model(own: argparse.Namespace, corpus: Corpus, parsed: Parsed) -
 
 def _tie(corpus: Corpus) -> str:
     """The option that shares all embeddings that can be shared."""
-    return "share-decoder-input-output-embed" if corpus.is_text else "share-all-embeddings"
+    return "share-decoder-input-output-embed" if corpus.is_monolingual else "share-all-embeddings"
 
 
 def _settings(arch: str, parsed: Parsed) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _switches(model: argparse.Namespace, command: list[str]) -> set[str]:
 
 def _recipe_by_size(corpus: Corpus) -> str:
     """The name of the recipe for your own text."""
-    return "text" if corpus.is_text else recipe_for(corpus.pairs)
+    return "text" if corpus.is_monolingual else recipe_for(corpus.pairs)
 
 
 def _find_corpus(own: argparse.Namespace) -> Corpus:
@@ -217,7 +217,7 @@ def _find_corpus(own: argparse.Namespace) -> Corpus:
 
 def _task_options(corpus: Corpus) -> dict[str, str]:
     """fairseq's task and languages for the corpus."""
-    if corpus.is_text:
+    if corpus.is_monolingual:
         return {"task": "language_modeling"}
     if corpus.source:
         return {"source-lang": corpus.source, "target-lang": str(corpus.target)}
@@ -244,7 +244,7 @@ def _has_one_dictionary(corpus: Corpus) -> bool:
 
     ``rskip prepare`` will make one dictionary where none is prepared yet.
     """
-    if not corpus.exists or corpus.is_text:
+    if not corpus.exists or corpus.is_monolingual:
         return True
     return filecmp.cmp(*corpus.dictionaries(), shallow=False)
 
@@ -262,7 +262,7 @@ def _why(own: argparse.Namespace, corpus: Corpus) -> str:
     """Why this recipe, where the size of your own corpus has decided; else ""."""
     if own.recipe or corpus.known or not corpus.pairs:
         return ""
-    unit = "lines" if corpus.is_text else "pairs"
+    unit = "lines" if corpus.is_monolingual else "pairs"
     return f" (for {corpus.pairs:,} {unit}; --recipe NAME selects another)"
 
 
