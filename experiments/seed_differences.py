@@ -25,7 +25,7 @@ Values = dict[int, float]  # by seed
 
 def planned_table(table: str, changes: list[str]) -> Experiment:
     """The table with the options of ``changes``, NAME=VALUE. Raises ``UserError``."""
-    (planned,) = plan.make_tables([table], plan.Choice(changes=changes))
+    (planned,) = plan.make_tables([table], plan.Selection(changes=changes))
     return planned
 
 

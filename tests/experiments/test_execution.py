@@ -126,7 +126,7 @@ def test_rows_that_share_a_training_keep_the_checkpoints_of_the_one_that_average
     (experiment,) = tables(path)
     trainings = []
     for cell in experiment.cells:
-        train, _ = TASKS["translation"].commands(cell.variants[0].run)
+        train, _ = TASKS["translation"].commands(cell.trials[0].run)
         trainings.append(train)
     assert trainings[0] == trainings[1]
     assert trainings[0][trainings[0].index("--keep-last-epochs") + 1] == "20"

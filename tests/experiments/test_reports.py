@@ -8,6 +8,9 @@ import pytest
 from experiment_runs import IMAGES, TRANSLATION, finish, report, reproduce, tables, write
 from scipy import stats
 
+from fairseq_rskip.tools.experiments import results
+from fairseq_rskip.tools.report.tables import facts
+
 GOOD, BAD = {1: 10.0, 2: 10.2, 3: 9.9}, {1: 14.0, 2: 14.3, 3: 14.1}
 
 
@@ -214,7 +217,7 @@ def test_a_sweep_of_two_options_names_the_ends_that_were_chosen(tmp_path, capfd)
         ((0.1, 3), ", the end of the sweep of lr."),
         ((0.2, 3), "."),
     ):
-        for point in table.cells[0].tried:
+        for point in table.cells[0].trials:
             error = 10.0 if tuple(point.values.values()) == lowest else 20.0
             folder = point.run.folder_in(tmp_path / "out", 1)
             folder.mkdir(parents=True, exist_ok=True)
@@ -223,3 +226,16 @@ def test_a_sweep_of_two_options_names_the_ends_that_were_chosen(tmp_path, capfd)
         _, page = report(capfd, path, tmp_path / "out", "--no-figures")
         rate, scale = lowest
         assert f"chosen lr {rate}, skip-lambda {scale}{at_an_end}" in page
+
+
+def test_a_report_names_the_architecture_that_a_row_has_in_each_column(tmp_path):
+    """A label such as "data" does not hide what the report says of the data."""
+    arch = {"de": "transformer_postln_tiny", "fr": "transformer_preln_tiny"}
+    rows = [{"label": "data", "arch": arch}, {"label": "one", "arch": "transformer_postln_tiny"}]
+    columns = {"de": {"data": "multi30k-en-de"}, "fr": {"data": "multi30k-en-fr"}}
+    (table,) = tables(write(tmp_path, TRANSLATION, rows=rows, columns=columns))
+    lines = [results.collect(table, cell, tmp_path) for cell in table.cells]
+    about = facts(table, lines)
+    assert about["row data"] == "de: transformer_postln_tiny, fr: transformer_preln_tiny"
+    assert about["row one"] == "transformer_postln_tiny"
+    assert about["data"] == "multi30k-en-de / multi30k-en-fr"

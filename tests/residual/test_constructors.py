@@ -139,7 +139,7 @@ def test_askip_has_the_shares_of_its_option(adapt):
         assert type(skip.shares) is SHARES[adapt]
         assert skip.wants_profile == (adapt == "gradient") and skip.learns == (adapt != "gradient")
     if adapt != "halting":
-        with pytest.raises(ValueError, match=f"halt_cost=0.1: expected 0 with adapt '{adapt}'"):
+        with pytest.raises(ValueError, match=f"halt_cost=0.1: expected 0 with adapt='{adapt}'"):
             create_skip("askip", 4, adapt=adapt, halt_cost=0.1)
 
 

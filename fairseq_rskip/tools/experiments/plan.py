@@ -32,7 +32,6 @@ class Selection(NamedTuple):
 
 
 EVERYTHING = Selection()
-Choice = Selection  # the name in experiments/seed_differences.py
 
 
 def make_tables(names: Sequence[str], selection: Selection = EVERYTHING) -> list[Experiment]:

@@ -9,7 +9,14 @@ import pandas
 import statsmodels
 
 from fairseq_rskip.tools.experiments.changes import Changes, changes_of
-from fairseq_rskip.tools.experiments.records import FAILED, NO_VALUE, Experiment, Result, dashed
+from fairseq_rskip.tools.experiments.records import (
+    FAILED,
+    NO_VALUE,
+    Experiment,
+    Result,
+    Row,
+    dashed,
+)
 from fairseq_rskip.tools.experiments.run_folder import read_record
 from fairseq_rskip.tools.experiments.tasks import TASKS
 from fairseq_rskip.tools.score import digits
@@ -192,20 +199,36 @@ def distinct_text(values: Iterable[Any]) -> str:
 
 def facts(experiment: Experiment, lines: list[Result]) -> dict[str, str]:
     """What the numbers were made with, and what each column and row is made of."""
-    about = _about_all(experiment) | _about_the_runs(experiment, lines)
+    about = _about_all(experiment) | _about_the_runs(experiment, lines) | _about_rows(lines)
     for name, column in experiment.columns.items():
         texts = [listed(column.options)]
         if column.sweep_of:
             factors = [f"{option} times {factor:g}" for option, factor in column.scale.items()]
             texts.append(", ".join([f"the choice of {column.sweep_of}", *factors]))
         about[f"column {name}"] = "; ".join(filter(None, texts))
+    return {name: text for name, text in about.items() if text}
+
+
+def _about_rows(lines: list[Result]) -> dict[str, str]:
+    """What each row is made of: its architecture, in each column if they differ, and options."""
+    archs: dict[str, dict[str, str]] = {}  # row -> column -> architecture
+    rows: dict[str, Row] = {}
     for line in lines:
         if line.cell.run:
-            row = line.cell.row
-            about[row.label] = f"{line.cell.arch} {listed(row.options)}".strip()
-            if row.evaluate:
-                about[row.label] += f"; evaluation: {listed(row.evaluate)}"
-    return {name: text for name, text in about.items() if text}
+            label = line.cell.row.label
+            rows[label] = line.cell.row
+            archs.setdefault(label, {})[line.cell.column] = line.cell.arch
+
+    about = {}
+    for label, row in rows.items():
+        text = distinct_text(archs[label].values())
+        if len(set(archs[label].values())) > 1:
+            text = ", ".join(f"{column}: {arch}" for column, arch in archs[label].items())
+        text = f"{text} {listed(row.options)}".strip()
+        if row.evaluate:
+            text += f"; evaluation: {listed(row.evaluate)}"
+        about[f"row {label}"] = text
+    return about
 
 
 def _about_all(experiment: Experiment) -> dict[str, str]:
