@@ -59,7 +59,7 @@ def _plain(value: Any) -> str:
     """A value in words: 5.0, which an option that takes "auto" makes of 5, is 5."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     return str(value)
 

@@ -122,14 +122,14 @@ class _SkipOptions:
             )
 
         if skip.widths[0] > 1:
-            refused = ("layerdrop", "layers_to_keep")
+            left_out_by = ("layerdrop", "layers_to_keep")
             reason = "hands several tensors from layer to layer"
         elif not alike:
-            refused = ("layers_to_keep",)
+            left_out_by = ("layers_to_keep",)
             reason = "has constants or norms of a layer's number and depth, which change"
         else:
             return
-        for (side, layers), name in itertools.product(sides.items(), refused):
+        for (side, layers), name in itertools.product(sides.items(), left_out_by):
             value = getattr(layers, name)
             if value:
                 chosen = f"--arch {arch} with --{side}-{name.replace('_', '-')} {value}"
@@ -189,8 +189,10 @@ def check_sizes(name: str, side: Any) -> None:
         if width < 1:
             raise refused(f"{name}-{option}", width, "an integer >= 1")
     if side.attention_heads < 1 or side.embed_dim % side.attention_heads:
-        heads = f"--{name}-attention-heads {side.attention_heads}"
-        raise UserError(f"{heads} does not divide --{name}-embed-dim {side.embed_dim}")
+        width = {f"{name}-embed-dim": side.embed_dim}
+        heads = side.attention_heads
+        error = OptionError(f"{name}-attention-heads", heads, "a divisor of the width", width)
+        raise RefusedOption(error)
 
 
 def way_out(skip: SkipConnection) -> str:

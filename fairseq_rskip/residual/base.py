@@ -139,7 +139,9 @@ class SkipConnection(Layout, WithRule):
             raise OptionError(
                 "norm_alpha",
                 norm_alpha,
-                f"the norm dyt or derf, which have an α, not {self.options.norm}",
+                "no value",
+                {"norm": self.options.norm},
+                "only dyt and derf have an α",
             )
         self.has_place = place is not None
         self.place = place or Place()

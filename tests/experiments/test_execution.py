@@ -130,6 +130,16 @@ def test_rows_that_share_a_training_keep_the_checkpoints_of_the_one_that_average
         trainings.append(train)
     assert trainings[0] == trainings[1]
     assert trainings[0][trainings[0].index("--keep-last-epochs") + 1] == "20"
+    (chosen,) = tables(path, rows=["5"])
+    assert TASKS["translation"].commands(chosen.cells[0].trials[0].run)[0] == trainings[0]
+
+
+def test_a_wrong_number_of_averaged_checkpoints_is_one_line(tmp_path):
+    row = {"arch": "transformer_postln_tiny"}
+    rows = [{"label": "one", **row}, {"label": "two", **row, "evaluate": {"average": "abc"}}]
+    with pytest.raises(UserError, match="average") as refused:
+        tables(write(tmp_path, TRANSLATION, rows=rows))
+    assert "\n" not in str(refused.value)
 
 
 def test_a_table_builds_one_small_model_for_each_network(tmp_path, monkeypatch):

@@ -10,7 +10,10 @@ from fairseq_rskip.tools.report.reading import by_column, by_row, read_report, r
 from fairseq_rskip.tools.report.sweep import ends, listed, read_listed
 
 HEADER = "column,row,metric,swept,chosen,seeds_planned,values_by_seed,ours_minus_baseline,low,high"
-TWO = "lr 0.1, skip-lambda 2: 5.5; lr 0.1, skip-lambda auto: failed: loss: nan; lr 0.2: 6.0"
+TWO = (
+    "lr 0.1, skip-lambda 2: 5.5; lr 0.1, skip-lambda auto: failed: loss: nan; try a lower --lr; "
+    "lr 0.2, skip-lambda 2: 6.0"
+)
 LINES = [
     'a,plain,valid_loss,,,3,"1:5.5 2:6.5",,,',
     f'a,deep,valid_loss,"{TWO}","lr 0.1, skip-lambda 2",1,1:5.0,-1.0,-1.5,-0.5',
@@ -32,7 +35,11 @@ def test_the_lines_of_a_report_have_numbers_and_options(tmp_path):
     assert not plain.is_whole and deep.is_whole and not empty.is_whole
     assert (plain.chosen, plain.swept, plain.difference, plain.interval) == ({}, [], None, None)
     assert deep.chosen == {"lr": 0.1, "skip-lambda": 2}
-    assert deep.swept[:2] == [{"lr": 0.1, "skip-lambda": 2}, {"lr": 0.1, "skip-lambda": "auto"}]
+    assert deep.swept == [
+        {"lr": 0.1, "skip-lambda": 2},
+        {"lr": 0.1, "skip-lambda": "auto"},
+        {"lr": 0.2, "skip-lambda": 2},
+    ]
     assert deep.difference == -1.0 and deep.interval == (-1.5, -0.5)
 
 

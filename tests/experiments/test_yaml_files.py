@@ -271,8 +271,8 @@ def test_a_copied_file_finds_the_same_prepared_text(tmp_path, monkeypatch):
     def folder(file, **changes):
         data = {"source": "en", "target": "de", **names, **changes}
         (table,) = tables(write(tmp_path, TRANSLATION, file, data=data))
-        (found,) = {run.data for cell in table.cells for run in cell.runs}
-        return found
+        (data_folder,) = {run.data for cell in table.cells for run in cell.runs}
+        return data_folder
 
     first = folder("one")
     assert first.startswith(f"{tmp_path}/data/train-en-de-")

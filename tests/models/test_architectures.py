@@ -154,7 +154,8 @@ def test_naming_shared_embeddings_again_keeps_them():
         (
             "hyper",
             {"encoder_attention_heads": 7},
-            "--encoder-attention-heads 7 does not divide --encoder-embed-dim 64",
+            "--encoder-attention-heads 7: expected a divisor of the width "
+            "with --encoder-embed-dim 64",
         ),
         (
             "xskip",

@@ -218,7 +218,9 @@ def test_alpha_of_a_norm_has_the_initial_value_that_is_asked_for(kind, norm):
 
 
 def test_a_norm_without_alpha_refuses_one():
-    with pytest.raises(ValueError, match="norm_alpha=1.0: expected the norm dyt or derf"):
+    with pytest.raises(
+        ValueError, match="norm_alpha=1.0: expected no value with norm='layer' .only dyt and derf"
+    ):
         create_skip("preln", 4, norm_alpha=1.0)
 
 

@@ -258,9 +258,13 @@ def check_evaluation(words: tuple[str, ...]) -> None:
 
 
 def _most_averaged(experiment: Experiment) -> int:
-    """The most checkpoints that a row's evaluation averages; 0 if none says how many."""
-    evaluations = [experiment.table.evaluate, *(row.evaluate for row in experiment.rows)]
-    return max(int(evaluation.get("average", 0)) for evaluation in evaluations)
+    """The most checkpoints that the evaluation of a row of the table averages, chosen or not.
+
+    0 if none says how many. A row whose number is wrong is refused where it is planned.
+    """
+    table = experiment.table
+    numbers = [part.evaluate.get("average") for part in (table, *table.rows)]
+    return max([number for number in numbers if type(number) is int and number > 0], default=0)
 
 
 def _held_out_losses(folder: Path) -> dict[str, float]:

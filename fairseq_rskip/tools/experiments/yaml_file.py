@@ -1,6 +1,7 @@
 """Read a YAML file as a Table.
 
-One reading finds every mistake; each is a line with the file and the row.
+One reading finds every mistake in the keys and their types; each is a line with the file and the
+row. Of the options of a row, the first mistake is named when it is planned (``plan``).
 """
 
 import re

@@ -77,7 +77,7 @@ def read_report(path: Path) -> list[Line]:
 def _line(cells: dict[str, str]) -> Line:
     """One line, from its text by column. Raises ``ValueError``."""
     interval = None
-    if cells.get("low"):
+    if cells.get("low") and cells.get("high"):
         interval = (float(cells["low"]), float(cells["high"]))
     difference = cells.get("ours_minus_baseline")
     return Line(
@@ -105,8 +105,9 @@ def values_by_seed(text: str) -> dict[int, float]:
 
 
 def _points(text: str) -> list[dict[str, Any]]:
-    """The combinations in ``lr 0.1: 5.7; lr 0.2: failed: its reason``."""
-    return [read_listed(point.partition(": ")[0]) for point in filter(None, text.split("; "))]
+    """The combinations in ``lr 0.1: 5.7; lr 0.2: failed: its reason; more of it``."""
+    parts = [read_listed(part.partition(": ")[0]) for part in filter(None, text.split("; "))]
+    return [part for part in parts if part.keys() == parts[0].keys()]
 
 
 def read_rows(path: Path) -> dict[str, Line]:
