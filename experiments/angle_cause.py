@@ -34,7 +34,8 @@ RESIDUALS = 3  # of a decoder layer
 
 def read_run(run: FinishedRun) -> list[dict[str, Any]]:
     """A row for each logged update of a run; [] if it has no log."""
-    if run.skip_log is None:
+    log = run.skip_log
+    if log is None:
         return []
     layers = run.options["decoder-layers"]
     about = {
@@ -47,7 +48,7 @@ def read_run(run: FinishedRun) -> list[dict[str, Any]]:
     }
     top, bottom = f"decoder.layers.{layers - 1}.final_skip", "decoder.layers.0.self_attn_skip"
     rows = []
-    for update, values in skip_log.read(run.skip_log).items():
+    for update, values in skip_log.read(log).items():
         ratio = skip_log.gradient_ratio(values, top, bottom)
         angle = quadratic_means(angles_in(values))["decoder"]
         rows.append({**about, "update": update, "angle": f"{angle:.4g}", "ratio": f"{ratio:.4g}"})

@@ -56,7 +56,8 @@ class Fit(NamedTuple):
 
 def read_run(run: FinishedRun) -> list[dict[str, Any]]:
     """A row for each logged update of a run; [] if it has no log."""
-    if run.skip_log is None:
+    log = run.skip_log
+    if log is None:
         return []
     layers = run.options["decoder-layers"]
     is_language_model = run.arch.startswith("transformer_lm_")
@@ -77,7 +78,7 @@ def read_run(run: FinishedRun) -> list[dict[str, Any]]:
 
     top, bottom = f"decoder.layers.{layers - 1}.final_skip", "decoder.layers.0.self_attn_skip"
     rows = []
-    for update, values in skip_log.read(run.skip_log).items():
+    for update, values in skip_log.read(log).items():
         angles = depth_check.angles_in(values)
         measured = {
             "ratio": skip_log.gradient_ratio(values, top, bottom),

@@ -32,7 +32,8 @@ LAYER = "decoder.layers."
 def measure(run: FinishedRun) -> list[dict[str, Any]]:
     """A row for each logged update of a run; [] if its rule has no angle, or it has no log."""
     kind = KINDS.get(run.arch.removeprefix("transformer_"))
-    if kind is None or run.skip_log is None:
+    log = run.skip_log
+    if kind is None or log is None:
         return []
     layers = run.options["decoder-layers"]
     place = Place("decoder", index=1, depth=layers, other_depth=layers, sublayers=3)
@@ -51,7 +52,7 @@ def measure(run: FinishedRun) -> list[dict[str, Any]]:
     }
     top, bottom = f"{LAYER}{layers - 1}.final_skip", f"{LAYER}0.final_skip"
     rows = []
-    for update, values in skip_log.read(run.skip_log).items():
+    for update, values in skip_log.read(log).items():
         shares = skip_log.by_block(values, skip_log.F_OVER_X)
         decoder = [share for block, share in shares.items() if block.startswith(LAYER)]
         angles = [math.atan(share / scale) / 2 ** (steps - 1) for share in decoder]

@@ -75,10 +75,8 @@ def checked(model_class, cfg):
     config = resolve(cfg, model_class.config)
     sides = {name: getattr(config, name) for name in config.sides}
     depth = max(1, *(side.layers for side in sides.values()))
-    pre_norm = ""
-    for name, side in sides.items():
-        if side.normalize_before:
-            pre_norm = pre_norm or f"{name}-normalize-before"
+    pre_norm_sides = [name for name, side in sides.items() if side.normalize_before]
+    pre_norm = f"{pre_norm_sides[0]}-normalize-before" if pre_norm_sides else ""
     other_depth = 1 if len(sides) > 1 else 0  # only whether there is another side matters here
     place = Place(list(sides)[-1], index=0, depth=depth, other_depth=other_depth)
     skip = config.skip.check(arch, place, pre_norm)

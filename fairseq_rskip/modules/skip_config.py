@@ -155,7 +155,10 @@ def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:
         return ""
     gains = {side: [_growth(skip) for skip in skips] for side, skips in sides.items() if skips}
     fastest = max(every, key=_growth, default=None)
-    if fastest is None or _growth(fastest) <= 1:
+    if fastest is None:
+        return ""
+    scale = _growth(fastest)
+    if scale <= 1:
         return ""
 
     largest = 0.0
@@ -175,7 +178,7 @@ def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:
     else:
         verdict = "comes close to the limit of"
     return (
-        f"a skip scaled by {_growth(fastest):g} without a normalisation grows with depth: "
+        f"a skip scaled by {scale:g} without a normalisation grows with depth: "
         f"about {through}. That {verdict} fp16 (largest value {FP16_MAX:g}); "
         f"the way out is {way_out(fastest)}"
     )
