@@ -105,7 +105,9 @@ def _tables(options: argparse.Namespace) -> list[Experiment]:
 def list_tables(options: argparse.Namespace) -> None:
     """Print the tables with their numbers of networks and runs."""
     options.tables = options.tables or sorted(path.stem for path in FOLDER.glob("*.yaml"))
-    for experiment in _tables(options):
+    experiments = _tables(options)
+    width = max(len(experiment.name) for experiment in experiments)
+    for experiment in experiments:
         networks = {}
         for cell in experiment.cells:
             if cell.trials:
@@ -118,7 +120,7 @@ def list_tables(options: argparse.Namespace) -> None:
             else:
                 count += len(seeds)
         what = f"{len(networks)} networks, {count} runs ({experiment.table.data})"
-        print_line(f"{experiment.name:<12} {experiment.title}: {what}")
+        print_line(f"{experiment.name:<{width}} {experiment.title}: {what}")
 
 
 def run(options: argparse.Namespace) -> None:
