@@ -33,7 +33,6 @@ from fairseq_rskip.analysis.figures import Row, select
 from fairseq_rskip.errors import exit_status
 from fairseq_rskip.models import skip_architectures
 from fairseq_rskip.residual import KINDS, Place, Weight, create_skip, skips
-from fairseq_rskip.residual.schedule import scheduled
 
 STEM = Path(__file__).resolve().parents[1] / "results" / "coordinates"
 LM_STEM = STEM.with_name("coordinates_lm")
@@ -126,7 +125,7 @@ def measure(make: Callable[[str, int], tuple[nn.Module, Run]], kind: str) -> Ite
         optimizer = torch.optim.Adam(model.parameters(), RATE)
         before: list[Tensor] = []
         for step in range(STEPS + 1):
-            for skip in scheduled(model):
+            for skip in skips(model).values():
                 skip.set_num_updates(step)
             loss, outputs = run()
             now = [output.detach() for output in outputs]

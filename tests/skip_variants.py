@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fairseq_rskip.flags import label
 from fairseq_rskip.residual import KINDS, Place, SkipConnection, create_skip
-from fairseq_rskip.residual.schedule import scheduled
 
 # y of x, F, the norms G (by step) and the parameters (by name), all on rows (positions, dim);
 # p["hold"] of a gate is the gate, or the gate as a constant
@@ -38,8 +37,7 @@ class Variant(NamedTuple):
                 parameter.uniform_(
                     0.5, 1.5, generator=torch.Generator().manual_seed(seed + sum(map(ord, name)))
                 )
-        for each in scheduled(skip):
-            each.set_num_updates(700)
+        skip.set_num_updates(700)
         return skip
 
     @property

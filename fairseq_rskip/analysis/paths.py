@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..norms import at_least_float32
 from ..residual import SkipConnection
-from ..residual.profile import hooked
+from ..residual.hooks import hooked
 from .probe import Call, Watch
 from .skip_log import BRANCH_OVER_SKIP, COS_GRADIENTS, COS_X_F, COS_Y_X
 

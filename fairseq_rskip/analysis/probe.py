@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..norms import at_least_float32, is_recomputed
 from ..residual import SkipConnection, skips
-from ..residual.profile import arguments, hooked
+from ..residual.hooks import arguments, hooked
 
 
 class Call(NamedTuple):

@@ -16,7 +16,8 @@ from fairseq.modules import LayerDropModuleList
 from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual.profile import initialise_from_batch, wanting_profile
+from fairseq_rskip.residual import initialise_from_batch
+from fairseq_rskip.residual.profile import wanting_profile
 
 logger = logging.getLogger(__name__)
 TOKENS = 4096  # of source and target, in the profiled batch

@@ -10,7 +10,7 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from torch import Tensor
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual.profile import cuda_devices
+from fairseq_rskip.residual.hooks import cuda_devices
 
 from . import check_positions, required
 from .hub import TextModel, build, check_search, read_dictionary

@@ -6,6 +6,7 @@
 
 from .base import Common, SkipConnection, create_skip, skips
 from .place import BranchWeights, Place, Weight
+from .profile import initialise_from_batch
 from .registry import KINDS, register
 from .stack import skip_stack
 
@@ -35,6 +36,7 @@ __all__ = [
     "Weighted",
     "XSkip",
     "create_skip",
+    "initialise_from_batch",
     "register",
     "skip_stack",
     "skips",

@@ -12,21 +12,19 @@ from typing_extensions import Unpack
 
 from ..norms import at_least_float32
 from ..option_error import OptionError
-from . import options
 from .base import Common, skips
 from .gradient_lambda import OneStep, choose_steps
 from .halting import Halting
 from .learned_lambda import Fraction, Mixture
+from .options import Between, Choice, Integer, Positive
 from .profile import Profiled
 from .registry import register
 from .weighted import BranchScale, Recursive
 
-InitialLambda = Annotated[float, options.Positive("the initial λ", affects="start")]
+InitialLambda = Annotated[float, Positive("the initial λ", affects="start")]
 Adapt = Literal["fraction", "mixture", "halting", "gradient"]
-MaxSteps = Annotated[int, options.Count("K, askip's largest λ", short="K")]
-HaltCost = Annotated[
-    float, options.Fraction("τ, loss penalty per step (halting only)", affects="training")
-]
+MaxSteps = Annotated[int, Integer("K, askip's largest λ", short="K")]
+HaltCost = Annotated[float, Between("τ, loss penalty per step (halting only)", affects="training")]
 
 Shares = Fraction | Mixture | Halting | OneStep
 SHARES: dict[str, type[Shares]] = {
@@ -62,7 +60,7 @@ class AdaptiveSkip(Profiled, Recursive):
         *,
         skip_lambda: InitialLambda = 2.0,
         branch_scale: BranchScale = 1.0,
-        adapt: Annotated[Adapt, options.Choice("how askip adapts λ")] = "fraction",
+        adapt: Annotated[Adapt, Choice("how askip adapts λ")] = "fraction",
         max_steps: MaxSteps = 4,
         halt_cost: HaltCost = 0.0,
         **common: Unpack[Common],

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from .base import Common
+from .hooks import arguments, hooked, without_gradients
 from .options import Choice, all_norms
-from .profile import Profiled, arguments, hooked, without_gradients
+from .profile import Profiled
 from .registry import register
 from .weighted import Weighted
 

@@ -14,15 +14,17 @@ from typing_extensions import Unpack
 from ..norms import at_least_float32, root_mean_square
 from .base import Common, SkipConnection
 from .inputs import refuse_drop_path
-from .options import Angle, Exponent, all_norms
+from .options import Between, all_norms
 from .registry import register
 from .weighted import ConstantSkip, Weighted
 
 AngleScale = Annotated[
-    float, Angle("c of the angle c / N^e, N the residual blocks of the stack (in radians)")
+    float,
+    Between("c of the angle c / N^e, N the residual blocks of the stack (in radians)", most=1000),
 ]
 AngleExponent = Annotated[
-    float, Exponent("e of the angle c / N^e: 0.5 adds paths in squares, 0 makes c the angle")
+    float,
+    Between("e of the angle c / N^e: 0.5 adds paths in squares, 0 makes c the angle", most=10),
 ]
 
 

@@ -96,7 +96,6 @@ class SkipConnection(Layout, WithRule):
     start_call: ClassVar[str] = "initialise({role: Weight(tensor, std), ...})"  # see warn_of_start
     has_unit_length: ClassVar[bool] = False  # whether to_unit_length has to follow each update
     slots: tuple[str, ...] = ("post",)  # which of pre, branch and post the norm fills
-    widths = (1, 1)  # what forward takes and returns, in tensors of dim channels
     learns = False  # whether new_parameter has made a parameter
 
     def __init__(
@@ -197,6 +196,11 @@ class SkipConnection(Layout, WithRule):
     def steps(self) -> int:
         """The number of norms after the sum."""
         return 1
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """What ``forward`` takes and returns, in tensors of ``dim`` channels."""
+        return 1, 1
 
     def new_post(self, steps: int) -> RecursiveNorm:
         """The norms after the sum."""
@@ -317,6 +321,12 @@ class SkipConnection(Layout, WithRule):
         Transformer layer that holds this skip connection; fairseq-train applies them.
         """
         return 1.0, 1.0
+
+    def set_num_updates(self, updates: int) -> None:
+        """Set the number of updates so far, on which a rule with a schedule depends.
+
+        fairseq's models and train_cifar.py call this before each update.
+        """
 
     def to_unit_length(self, copies: Mapping[int, Tensor] = MappingProxyType({})) -> None:
         """Restore, after an update, the lengths that a rule gives the branch's vectors.

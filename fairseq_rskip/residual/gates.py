@@ -14,7 +14,7 @@ from ..norms import at_least_float32, root_mean_square
 from ..option_error import OptionError
 from .base import Common, SkipConnection
 from .inputs import refuse_drop_path
-from .options import Count, Rate, Real, all_norms
+from .options import Between, Integer, Real, all_norms
 from .registry import register
 from .weighted import ConstantSkip, SkipLambda, Weighted
 
@@ -123,7 +123,7 @@ class DropoutShortcut(ConstantSkip):
         dim: int,
         *,
         shortcut_dropout: Annotated[
-            float, Rate("rate of dropout on the shortcut", affects="training")
+            float, Between("rate of dropout on the shortcut", affects="training", below=True)
         ] = 0.5,
         **common: Unpack[Common],
     ):
@@ -157,7 +157,7 @@ class LAuReL(SkipConnection):
         self,
         dim: int,
         *,
-        rank: Annotated[int, Count("rank of laurel's BA")] = 16,
+        rank: Annotated[int, Integer("rank of laurel's BA")] = 16,
         **common: Unpack[Common],
     ):
         super().__init__(dim, rank=rank, **common)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..norms import RecursiveNorm
+from .hooks import hooked, without_gradients
 from .learned_lambda import step_numbers
-from .profile import hooked, without_gradients
 
 
 class OneStep(nn.Module):

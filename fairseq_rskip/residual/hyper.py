@@ -8,12 +8,12 @@ from typing_extensions import Unpack
 
 from ..norms import create_norm
 from .base import Common, SkipConnection
-from .options import Choice, Count, all_norms, largest_divisor
+from .options import Choice, Integer, all_norms, largest_divisor
 from .place import BranchWeights
 from .registry import register
 from .streams import StreamSkip
 
-Streams = Annotated[int, Count("number of residual streams n of hyper-connections", short="n")]
+Streams = Annotated[int, Integer("number of residual streams n of hyper-connections", short="n")]
 Mixing = Annotated[
     Literal["dynamic", "static"],
     Choice("weights of hyper-connections, by position or for all positions"),
@@ -39,9 +39,9 @@ class MatrixSkip(StreamSkip):
         """The stream that the branch reads initially: the next one in each block."""
         return (self.place.block_number - 1) % self.n
 
-    def stream_widths(self) -> tuple[int, int]:
-        n = int(self.options.streams)  # the base's constructor asks before self.n is there
-        return 1 if self.first else n, 1 if self.last else n
+    @property
+    def widths(self) -> tuple[int, int]:
+        return 1 if self.first else self.n, 1 if self.last else self.n
 
     def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """r, R and w of H ``(..., n, dim)``: ``(..., dim)``, ``([...,] n, n)`` and ``([...,] n)``.
@@ -158,7 +158,7 @@ class FractionalConnection(SkipConnection):
         *,
         parts: Annotated[
             int,
-            Count(
+            Integer(
                 "parts m of fractional connections, the width's largest divisor up to it",
                 short="m",
             ),

@@ -1,7 +1,5 @@
 """mHC: streams that are read and written through sigmoids; their mixture keeps their sum."""
 
-import itertools
-import math
 from typing import Annotated, Any, Literal
 
 import torch
@@ -9,12 +7,11 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from ..norms import at_least_float32, root_mean_square
-from ..option_error import OptionError
 from .base import Common
 from .hyper import MatrixSkip, Streams, mixed
+from .mixing_matrices import MATRICES
 from .options import Choice, Positive
 from .registry import register
-from .rotations import cayley, of_quaternions
 
 ReadBias = Annotated[
     float,
@@ -101,8 +98,6 @@ class ManifoldConstrained(SigmoidGates):
     2.31.10, where R is all ones, for any parameters.
     """
 
-    permutations: Tensor
-
     def __init__(
         self,
         dim: int,
@@ -118,7 +113,8 @@ class ManifoldConstrained(SigmoidGates):
         **common: Unpack[Common],
     ):
         super().__init__(dim, streams=streams, read_bias=read_bias, matrix=matrix, **common)
-        self.b_res = self.new_parameter(self._logits_of_identity())
+        self.matrix = MATRICES[matrix](self.n).to(**self.factory)
+        self.b_res = self.new_parameter(self.matrix.logits_of_identity)
         self.phi_res = self.new_parameter(torch.zeros(self.n * dim, self.b_res.numel()))
         self.alpha_res = self.new_parameter(torch.full((1,), 0.01))
 
@@ -128,8 +124,8 @@ class ManifoldConstrained(SigmoidGates):
 
     def without_gradient(self) -> tuple[str, ...]:
         """The streams of the first block are equal, which a matrix with rows of sum 1 keeps."""
-        is_rotation = self.options.matrix in ("quaternions", "cayley")
-        return ("b_res", "phi_res", "alpha_res") if self.first and not is_rotation else ()
+        is_fixed = self.first and self.matrix.rows_sum_to_one
+        return ("b_res", "phi_res", "alpha_res") if is_fixed else ()
 
     def weights(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """p, R and w of H ``(..., n, dim)``: ``(..., n)``, ``(..., n, n)`` and ``(..., n)``."""
@@ -137,45 +133,3 @@ class ManifoldConstrained(SigmoidGates):
         p, writing = self.gates(pre, post)
         logits = self.alpha_res * res.unflatten(-1, self.b_res.shape) + self.b_res
         return p, self.matrix(logits), writing
-
-    def _logits_of_identity(self) -> Tensor:
-        """Q where R is nearly I."""
-        n, choice = self.n, self.options.matrix
-        if choice == "sinkhorn":
-            return 8.0 * torch.eye(n) - 8.0
-        if choice == "cayley":
-            return torch.zeros(n, n)
-        if choice == "quaternions":
-            if n != 4:
-                raise OptionError("streams", n, "4", {"matrix": choice})
-            return torch.tensor([[1.0, 0.0, 0.0, 0.0]] * 2)
-        if choice == "permutations":
-            if n > 5:
-                raise OptionError("streams", n, "at most 5", {"matrix": choice})
-            orders = list(itertools.permutations(range(n)))  # the identity first
-            every = torch.eye(n)[torch.tensor(orders)].to(**self.factory)
-            self.register_buffer("permutations", every, persistent=False)
-            return torch.tensor([0.0] + [-8.0] * (len(orders) - 1))
-        if n < 2 or n & (n - 1):
-            raise OptionError("streams", n, "a power of 2", {"matrix": choice})
-        return torch.tensor([[0.0, -8.0]] * int(math.log2(n)))
-
-    def matrix(self, logits: Tensor) -> Tensor:
-        """R of Q; products rather than matmul, whose type autocast would narrow."""
-        if self.options.matrix == "sinkhorn":
-            for _ in range(20):  # in logarithms, where nothing overflows and no sum is 0
-                logits = torch.log_softmax(torch.log_softmax(logits, -2), -1)
-            return torch.exp(logits)
-        if self.options.matrix == "quaternions":
-            return of_quaternions(logits)
-        if self.options.matrix == "cayley":
-            return cayley(logits)
-        share = torch.softmax(logits, -1)
-        if self.options.matrix == "permutations":
-            return (share[..., None, None] * self.permutations).sum(-3)
-        factors = torch.stack([share, share.flip(-1)], -2).unbind(-3)
-        matrix = factors[0]
-        for factor in factors[1:]:
-            product = matrix[..., :, None, :, None] * factor[..., None, :, None, :]
-            matrix = product.flatten(-2).flatten(-3, -2)
-        return matrix

@@ -15,7 +15,7 @@ import numbers
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -23,7 +23,6 @@ from ..norms import NORMS
 from ..option_error import OptionError, UnknownOption
 
 _FP32 = torch.finfo(torch.float32)
-MOST_STEPS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +42,10 @@ class Option:
     affects: Literal["output", "start", "training"] = "output"
     auto: Callable[[Any], float] | None = None
 
-    accepted: ClassVar[str] = ""
+    accepted = ""
 
     def accepts(self, value: Any) -> bool:
-        """Whether ``value`` is valid; :attr:`accepted` says in words what is."""
+        """Whether ``value`` is valid; ``accepted`` says in words what is."""
         return True
 
 
@@ -72,56 +71,33 @@ class Positive(Option):
         return _between(value, _FP32.tiny, _FP32.max)
 
 
-class Fraction(Option):
-    accepted = "a number from 0 to 1"
+@dataclasses.dataclass(frozen=True)
+class Between(Option):
+    """A number from 0 to ``most``, or below it."""
+
+    most: float = 1.0
+    below: bool = False
+
+    @property
+    def accepted(self) -> str:  # type: ignore[override]
+        return f"a number from 0 to {'below ' if self.below else ''}{self.most:g}"
 
     def accepts(self, value: Any) -> bool:
-        return _between(value, 0, 1)
+        return _between(value, 0, self.most) and not (self.below and value == self.most)
 
 
-class Angle(Option):
-    accepted = "a number from 0 to 1000"
-
-    def accepts(self, value: Any) -> bool:
-        return _between(value, 0, 1000)
-
-
-class Exponent(Option):
-    accepted = "a number from 0 to 10"
-
-    def accepts(self, value: Any) -> bool:
-        return _between(value, 0, 10)
-
-
-class Rate(Option):
-    accepted = "a number from 0 to below 1"
-
-    def accepts(self, value: Any) -> bool:
-        return _between(value, 0, 1) and value < 1
-
-
+@dataclasses.dataclass(frozen=True)
 class Integer(Option):
     """An integer from 1 to ``most``."""
 
-    most: ClassVar[int]
+    most: int = 64
+
+    @property
+    def accepted(self) -> str:  # type: ignore[override]
+        return f"an integer from 1 to {self.most:,}"
 
     def accepts(self, value: Any) -> bool:
         return _between(value, 1, self.most) and value == int(value)
-
-
-class Steps(Integer):
-    most = MOST_STEPS
-    accepted = f"an integer from 1 to {MOST_STEPS}"
-
-
-class Updates(Integer):
-    most = 10_000_000
-    accepted = "an integer from 1 to 10,000,000"
-
-
-class Count(Integer):
-    most = 64
-    accepted = "an integer from 1 to 64"
 
 
 class Choice(Option):
@@ -158,10 +134,11 @@ DROP_PATH = Declared(
     "drop_path",
     float,
     0.0,
-    Rate(
+    Between(
         "stochastic depth (Huang et al. 2016): rate of the last block, linear in depth",
         short="drop",
         affects="training",
+        below=True,
     ),
 )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from .base import Common
-from .options import Fraction, all_norms
+from .options import Between, all_norms
 from .registry import register
 from .weighted import BranchScale, ConstantSkip, SkipLambda
 
@@ -110,7 +110,7 @@ class MixLN(PlacedNorm):
         *,
         post_share: Annotated[
             float,
-            Fraction(
+            Between(
                 "a: the share of the layers, from the first on, that are post-norm; "
                 "the rest is pre-norm"
             ),

@@ -1,11 +1,8 @@
 """Data-dependent initialisation from one batch."""
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .base import skips
@@ -16,7 +13,7 @@ class Profiled(nn.Module):
 
     wants_profile = True
     is_initialised: bool
-    start_call = "residual.profile.initialise_from_batch(model, loss)"
+    start_call = "residual.initialise_from_batch(model, loss)"
 
     @classmethod
     def profile(
@@ -65,40 +62,3 @@ def initialise_from_batch(
     for kind, group in groups.items():
         values.update(kind.profile(group, model, loss, shortcuts or {}))
     return values
-
-
-def arguments(
-    x: Tensor, f_x: Tensor, _carried: Any = None, padding_mask: Tensor | None = None
-) -> tuple[Any, ...]:
-    """x, F and the padding mask of a call of ``SkipConnection.forward``, by position or by name."""
-    return x, f_x, padding_mask
-
-
-@contextlib.contextmanager
-def hooked(modules: dict[str, Any], register: Any, see: Callable[..., None]) -> Iterator[None]:
-    """Call ``see(name, module, args, kwargs[, y])`` in every forward pass of ``modules``.
-
-    ``register`` is ``nn.Module.register_forward_hook`` or ``register_forward_pre_hook``.
-    """
-    with contextlib.ExitStack() as hooks:
-        for name, module in modules.items():
-            hooks.callback(register(module, functools.partial(see, name), with_kwargs=True).remove)
-        yield
-
-
-def cuda_devices(model: nn.Module) -> list[int]:
-    """The numbers of the GPUs that hold ``model``; torch would otherwise ask for those of all."""
-    devices = {parameter.device for parameter in model.parameters()}
-    return sorted(device.index for device in devices if device.type == "cuda")
-
-
-@contextlib.contextmanager
-def without_gradients(model: nn.Module) -> Iterator[None]:
-    """Turn gradients off in the block; afterwards restore the random state and the buffers."""
-    before = [buffer.clone() for buffer in model.buffers()]
-    with torch.no_grad(), torch.random.fork_rng(cuda_devices(model)):
-        try:
-            yield
-        finally:
-            for buffer, value in zip(model.buffers(), before):
-                buffer.copy_(value)

@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 from ..norms import at_least_float32, root_mean_square
 from .base import Common
 from .depth_attention import depth_attention
-from .options import Choice, Count, Positive, Real, largest_divisor
+from .options import Choice, Integer, Positive, Real, largest_divisor
 from .registry import register
 from .streams import AttentionResidual, BlockSize, HistorySkip
 
@@ -72,7 +72,7 @@ class MultiHeadAttentionResidual(AttentionResidual):
         block_size: BlockSize = 1,
         heads: Annotated[
             int,
-            Count(
+            Integer(
                 "groups H of channels with weights of their own, "
                 "the width's largest divisor up to it"
             ),
@@ -168,7 +168,7 @@ class MultiGateResidual(HistorySkip):
         dim: int,
         *,
         streams: Annotated[
-            int, Count("number of residual streams n of multi-gate residuals", short="n")
+            int, Integer("number of residual streams n of multi-gate residuals", short="n")
         ] = 4,
         gate_bias: Annotated[
             float | None,

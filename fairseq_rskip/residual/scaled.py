@@ -5,7 +5,7 @@ from typing import Annotated
 from typing_extensions import Unpack
 
 from .base import Common
-from .options import Count, Fraction, all_norms
+from .options import Between, Integer, all_norms
 from .place import BranchWeights, rescale_to_xavier
 from .registry import register
 from .weighted import BranchScale, ConstantSkip
@@ -54,10 +54,11 @@ class CompleteP(ConstantSkip):
         dim: int,
         *,
         depth_exponent: Annotated[
-            float, Fraction("e of CompleteP's scale (L / L_0)^(-e) of a branch")
+            float, Between("e of CompleteP's scale (L / L_0)^(-e) of a branch")
         ] = 1.0,
         base_depth: Annotated[
-            int, Count("L_0 of CompleteP: the layers for which the rates were tuned", short="base")
+            int,
+            Integer("L_0 of CompleteP: the layers for which the rates were tuned", short="base"),
         ] = 2,
         **common: Unpack[Common],
     ):

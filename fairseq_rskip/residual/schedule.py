@@ -4,18 +4,22 @@ import warnings
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Unpack
 
-from .base import Common, skips
-from .options import Updates, all_norms
+from .base import Common
+from .options import Integer, all_norms
 from .place import Place
 from .registry import KINDS, register
 from .weighted import Weighted
 
 Warmup = Annotated[
     int,
-    Updates("T: updates until the branch counts in full (prores: times the layer)", short="T"),
+    Integer(
+        "T: updates until the branch counts in full (prores: times the layer)",
+        short="T",
+        most=10_000_000,
+    ),
 ]
 
 
@@ -37,10 +41,6 @@ class Scheduled(Weighted):
         self.register_buffer("updates", zero)
 
     def set_num_updates(self, updates: int) -> None:
-        """Set the number of updates so far.
-
-        fairseq's models and train_cifar.py call this before each update.
-        """
         self.updates.fill_(updates)
         self.counts_updates = True
 
@@ -121,8 +121,3 @@ def last_ramp(kind: str, layers: int, warmup: int | None = None) -> int:
     options = {} if warmup is None else {"warmup": warmup}
     last = rule(1, place=Place(index=layers - 1, depth=layers), **options)
     return round(last.warmup)
-
-
-def scheduled(model: nn.Module) -> list[Scheduled]:
-    """The skip connections of ``model`` that need the number of updates."""
-    return [skip for skip in skips(model).values() if isinstance(skip, Scheduled)]

@@ -36,8 +36,9 @@ class SinglePass(ManifoldConstrained):
         """The stream that the next block's branch reads initially: as in mHC."""
         return self.place.block_number % self.n
 
-    def stream_widths(self) -> tuple[int, int]:
-        width = 1 + int(self.options.streams)
+    @property
+    def widths(self) -> tuple[int, int]:
+        width = 1 + self.n
         return 1 if self.first else width, 1 if self.last else width
 
     def current(self, x: Tensor) -> tuple[Tensor, Any]:

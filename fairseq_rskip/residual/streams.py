@@ -9,11 +9,11 @@ from typing_extensions import Unpack
 
 from .base import Common, SkipConnection
 from .depth_attention import depth_attention
-from .options import Choice, Count, all_norms
+from .options import Choice, Integer, all_norms
 from .registry import register
 
 BlockSize = Annotated[
-    int, Count("sublayers summed per history entry of attention residuals", short="block")
+    int, Integer("sublayers summed per history entry of attention residuals", short="block")
 ]
 
 
@@ -31,9 +31,9 @@ class StreamSkip(SkipConnection):
     def __init__(self, dim: int, **options: Any):
         super().__init__(dim, **options)
         self.first, self.last = self.place.is_first, self.place.is_last
-        self.widths = self.stream_widths()
 
-    def stream_widths(self) -> tuple[int, int]:
+    @property
+    def widths(self) -> tuple[int, int]:
         """The number of tensors that this place takes and returns."""
         return 1 if self.first else 2, 1 if self.last else 2
 
@@ -60,7 +60,8 @@ class B2T(StreamSkip):
 
     norms = all_norms(without=("none",))
 
-    def stream_widths(self) -> tuple[int, int]:
+    @property
+    def widths(self) -> tuple[int, int]:
         begins_layer = self.place.position == 0
         ends_layer = self.place.position == self.place.sublayers - 1
         return 1 if begins_layer else 2, 1 if ends_layer else 2
@@ -248,10 +249,10 @@ class HistorySkip(StreamSkip):
         super().__init__(dim, **options)
         self.stored, self.stores = self.history()
 
-    def stream_widths(self) -> tuple[int, int]:
-        stored, stores = self.history()
-        takes = 1 if self.first else 1 + stored
-        returns = 1 if self.last else 1 + stored + int(stores)
+    @property
+    def widths(self) -> tuple[int, int]:
+        takes = 1 if self.first else 1 + self.stored
+        returns = 1 if self.last else 1 + self.stored + int(self.stores)
         return takes, returns
 
     def history(self) -> tuple[int, bool]:

@@ -11,7 +11,7 @@ from ..norms import at_least_float32, root_mean_square
 from .base import Common
 from .hyper import MatrixSkip, Streams, mixed
 from .manifold import ReadBias, SigmoidGates
-from .options import Count
+from .options import Integer
 from .registry import register
 
 
@@ -85,7 +85,7 @@ class GatedResidual(UnmixedStreams):
         *,
         streams: Streams = 4,
         gate_rank: Annotated[
-            int, Count("rank of the gate through which a gated residual's branch reads")
+            int, Integer("rank of the gate through which a gated residual's branch reads")
         ] = 16,
         **common: Unpack[Common],
     ):

@@ -14,10 +14,11 @@ from typing_extensions import Unpack
 from ..norms import at_least_float32, weighted_sum
 from . import inputs
 from .base import Common, SkipConnection
-from .options import Positive, Real, Steps, all_norms
+from .options import Integer, Positive, Real, all_norms
 from .place import Place
 from .registry import register
 
+MOST_STEPS = 1000
 LAMBDA_HELP = (
     "λ: scale of x in xskip (any real > 0), number of steps in rskip (integer ≥ 1); "
     "1 is the plain skip; auto: an estimate from the depth (docs/depth.md)"
@@ -98,25 +99,20 @@ class Weighted(SkipConnection):
     def ratio(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """x:F in y for each feature and position, of x's shape, at least fp32.
 
-        With one step it is ``p / q``, for G scales both alike. With lambda steps it is, by appendix
+        With one step it is ``p / q``, as G scales both alike. With lambda steps it is, by appendix
         A of Liu et al. 2020, ``(1 + sum_{i=1}^{lambda-1} prod_{j=1}^{i} sigma_j / w_j) / alpha``:
         ``sigma_j`` is ``sqrt(var + eps)`` of the input of step j (for batch norm with the
         statistics that ``forward`` would use in the current mode) and ``w_j`` that step's gain. The
         paper prints lambda as the sum's upper limit; its own Eq. 6, ``1 + sigma_1 / w_1`` for
-        lambda = 2, shows that lambda - 1 is right.
+        lambda = 2, shows that lambda - 1 is right. The last norm scales both alike, whatever its
+        gain.
         """
-        inputs.check(self, x, f_x, None, padding_mask)
-        x, f_x = at_least_float32(x), at_least_float32(f_x)
-        p, q, r = self.sum_coefficients(x, f_x, padding_mask)
-        z = p * x + q * f_x + r
-        ratio = p
-        product = torch.ones_like(x)
-        for norm in list(self.post)[:-1]:
-            scale, shift = norm.affine_map(z, padding_mask)
-            product = product / scale
-            ratio = ratio + p * product
-            z = p * x + (scale * z + shift)
-        return (ratio / q).to(x.dtype).expand_as(x)
+        *before, _ = self.step_coefficients(x, f_x, padding_mask)
+        p, q, _ = self.sum_coefficients(at_least_float32(x), at_least_float32(f_x), padding_mask)
+        if not before:
+            return (p / q).expand_as(x)
+        a, b, _ = before[-1]
+        return (a + p) / b
 
     def sum_coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
@@ -217,7 +213,9 @@ class RSkip(Recursive):
         self,
         dim: int,
         *,
-        skip_lambda: Annotated[int | Literal["auto"], Steps(LAMBDA_HELP, auto=least_steps)] = 2,
+        skip_lambda: Annotated[
+            int | Literal["auto"], Integer(LAMBDA_HELP, auto=least_steps, most=MOST_STEPS)
+        ] = 2,
         branch_scale: BranchScale = 1.0,
         **common: Unpack[Common],
     ):

@@ -17,9 +17,9 @@ from ..analysis.probe import SkipProbe
 from ..console import progress
 from ..errors import UserError
 from ..machine import device_of
+from ..residual import initialise_from_batch, skips
 from ..residual.halting import halting_cost, halting_modules
-from ..residual.profile import initialise_from_batch, wanting_profile
-from ..residual.schedule import scheduled
+from ..residual.profile import wanting_profile
 from ..training import Share, UnmovedCoefficients, shares
 from .batches import Augmenter, Batch, BatchStream, channel_statistics
 from .config import Config
@@ -99,7 +99,7 @@ class Trainer:
         torch.manual_seed(seed)
         self.module: nn.Module = preact_resnet(num_classes=len(images.classes), **config.network())
         self.module = self.module.to(device, memory_format=torch.channels_last)
-        self.scheduled = scheduled(self.module)
+        self.skip_connections = list(skips(self.module).values())
         self.halting = halting_modules(self.module)
         self.optimizer = torch.optim.SGD(
             self._parameter_groups(),
@@ -217,7 +217,7 @@ class Trainer:
         rate = self.config.learning_rate(self.iteration)
         for group in self.optimizer.param_groups:
             group["lr"] = group.get("rate", 1.0) * rate
-        for skip in self.scheduled:
+        for skip in self.skip_connections:
             skip.set_num_updates(self.iteration)
 
         with self._autocast():

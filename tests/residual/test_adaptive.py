@@ -6,9 +6,8 @@ import pytest
 import torch
 from skip_variants import IMAGE, SEQUENCE, draw
 
-from fairseq_rskip.residual import Place, create_skip
+from fairseq_rskip.residual import Place, create_skip, initialise_from_batch
 from fairseq_rskip.residual.halting import halting_cost, halting_modules
-from fairseq_rskip.residual.profile import initialise_from_batch
 
 MODES = ("fraction", "mixture", "halting", "gradient")
 

@@ -11,13 +11,21 @@ from skip_variants import draw
 
 from fairseq_rskip.flags import settings
 from fairseq_rskip.norms import DyT
-from fairseq_rskip.residual import KINDS, Place, RSkip, XSkip, create_skip, skip_stack, skips
+from fairseq_rskip.residual import (
+    KINDS,
+    Place,
+    RSkip,
+    XSkip,
+    create_skip,
+    initialise_from_batch,
+    skip_stack,
+    skips,
+)
 from fairseq_rskip.residual.adaptive import SHARES, AdaptiveSkip
 from fairseq_rskip.residual.gates import Highway
 from fairseq_rskip.residual.halting import Halting
 from fairseq_rskip.residual.options import Choice, Real, options_of
 from fairseq_rskip.residual.place import Weight
-from fairseq_rskip.residual.profile import initialise_from_batch
 from fairseq_rskip.residual.schedule import Scheduled
 
 NEED_PLACE = ["hyper", "mhc", "residual_dual", "siamesenorm", "attnres", "dlcl", "denseformer"]
@@ -296,7 +304,7 @@ def test_a_rule_without_its_profile_is_warned_of_once(kind, option):
     options = {"omega": "profile"} if option == "omega" else {"adapt": "gradient"}
     skip, profiled = (create_skip(kind, 4, **options) for _ in range(2))
     x = draw((3, 4), 1, torch.float32)
-    with pytest.warns(RuntimeWarning, match=f"kind {kind}: no profile yet; call residual.profile."):
+    with pytest.warns(RuntimeWarning, match=f"{kind}: no profile yet; call residual.initialise"):
         skip(x, x)
     initialise_from_batch(profiled, lambda: profiled(x.requires_grad_(), x).square().sum())
     with warnings.catch_warnings():

@@ -18,9 +18,9 @@ from fairseq_rskip.residual import create_skip
 CASES = {
     "a value": (
         ("rskip", {"skip_lambda": -1}),
-        "skip_lambda=-1: expected an integer from 1 to 1000 for rskip",
-        "--skip-lambda -1: expected an integer from 1 to 1000 for rskip",
-        "skip-lambda: -1; expected an integer from 1 to 1000 for rskip",
+        "skip_lambda=-1: expected an integer from 1 to 1,000 for rskip",
+        "--skip-lambda -1: expected an integer from 1 to 1,000 for rskip",
+        "skip-lambda: -1; expected an integer from 1 to 1,000 for rskip",
     ),
     "beside another": (
         ("askip", {"adapt": "mixture", "halt_cost": 0.1}),

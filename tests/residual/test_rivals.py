@@ -6,8 +6,7 @@ import pytest
 import torch
 from skip_variants import IMAGE, SEQUENCE, draw
 
-from fairseq_rskip.residual import Place, create_skip
-from fairseq_rskip.residual.profile import initialise_from_batch
+from fairseq_rskip.residual import Place, create_skip, initialise_from_batch
 
 ENCODER, DECODER = (
     Place("encoder", "ffn", 5, 6, 6, 1, 2, 3),

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from skip_variants import VARIANTS, draw, from_rows, to_rows
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual import skips
-from fairseq_rskip.residual.profile import initialise_from_batch
+from fairseq_rskip.residual import initialise_from_batch, skips
 from fairseq_rskip.training import learned
 from fairseq_rskip.vision.config import parse
 from fairseq_rskip.vision.data import ImageSet
