@@ -32,7 +32,7 @@ class FixNormConfig(FairseqDataclass):
 
 def check(arch: str, cfg) -> None:
     """Raise :class:`~fairseq_rskip.errors.UserError` where ``cfg`` has no single matrix of
-    embeddings.
+    embeddings, or one that fairseq would replace.
 
     ``cfg`` is a ``TransformerConfig``.
     """
@@ -40,6 +40,11 @@ def check(arch: str, cfg) -> None:
         raise UserError(
             f"--arch {arch} with --fix-norm: expected neither --adaptive-input nor "
             "--adaptive-softmax-cutoff, which keep several matrices of embeddings"
+        )
+    if cfg.fix_norm and cfg.quant_noise.scalar > 0:
+        raise UserError(
+            f"--arch {arch} with --fix-norm: expected no --quant-noise-scalar, whose embeddings "
+            "have any length"
         )
 
 

@@ -323,7 +323,7 @@ class SkipConnection(Layout, WithRule):
         return 1.0, 1.0
 
     def set_num_updates(self, updates: int) -> None:
-        """Set the number of updates so far, on which a rule with a schedule depends.
+        """Set the number of updates so far, 0 or more, on which a rule with a schedule depends.
 
         fairseq's models and train_cifar.py call this before each update.
         """
@@ -357,7 +357,11 @@ class SkipConnection(Layout, WithRule):
         return x, None
 
     def prepare(self, x: Tensor) -> tuple[Tensor, Any]:
-        """The branch's input, and what is carried to ``forward``: None, or a tuple."""
+        """The branch's input, and what is carried to ``forward``: None, or a tuple.
+
+        Raises ``ValueError`` for an x of another width.
+        """
+        inputs.check_width(self, x)
         h, carried = self.current(x)
         return h if self.pre is None else self.pre(h), carried
 

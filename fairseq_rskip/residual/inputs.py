@@ -29,7 +29,6 @@ def check(
     skip: SkipConnection, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None
 ) -> None:
     """Raise ``ValueError`` for inputs that ``skip.forward`` does not accept."""
-    width = skip.widths[0] * skip.dim
     if not isinstance(x, Tensor) or not isinstance(f_x, Tensor):
         types = f"{type(x).__name__} and {type(f_x).__name__}"
         raise ValueError(f"x and f_x are {types}: expected tensors")
@@ -46,16 +45,22 @@ def check(
         raise ValueError(
             f"x has shape {list(x.shape)}: expected (batch, {skip.dim}, height, width)"
         )
-    if x.dim() == 0 or x.size(skip.channel_dim) != width:
-        raise ValueError(
-            f"x has shape {list(x.shape)}: expected {width} at dimension {skip.channel_dim}"
-        )
+    check_width(skip, x)
     if carried is not None and not isinstance(carried, tuple):
         raise ValueError(
             f"carried is a {type(carried).__name__}: expected the second result of prepare(x)"
         )
     if padding_mask is not None:
         check_mask(skip, x, padding_mask)
+
+
+def check_width(skip: SkipConnection, x: Tensor) -> None:
+    """Raise ``ValueError`` unless x has the channels that ``skip`` takes."""
+    width = skip.widths[0] * skip.dim
+    if x.dim() == 0 or x.size(skip.channel_dim) != width:
+        raise ValueError(
+            f"x has shape {list(x.shape)}: expected {width} at dimension {skip.channel_dim}"
+        )
 
 
 def check_mask(skip: SkipConnection, x: Tensor, padding_mask: Tensor) -> None:

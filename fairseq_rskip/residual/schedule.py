@@ -41,6 +41,8 @@ class Scheduled(Weighted):
         self.register_buffer("updates", zero)
 
     def set_num_updates(self, updates: int) -> None:
+        if updates < 0:
+            raise ValueError(f"updates={updates}: expected 0 or more")
         self.updates.fill_(updates)
         self.counts_updates = True
 

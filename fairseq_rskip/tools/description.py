@@ -23,7 +23,7 @@ from fairseq_rskip.norms import NORMS
 from fairseq_rskip.norms.rows import DyT
 from fairseq_rskip.ops import in_use
 from fairseq_rskip.pretrained import bundled_names
-from fairseq_rskip.residual import BranchWeights, SkipConnection
+from fairseq_rskip.residual import BranchWeights, SkipConnection, skips
 from fairseq_rskip.residual.profile import wanting_profile
 
 GREEK = {"lambda": "λ", "alpha": "α", "beta": "β", "gamma": "γ", "omega": "ω"}
@@ -72,8 +72,9 @@ def describe(name: str, options: list[str]) -> None:
     print_line(
         f"{name}: {len(rows)} skip connections with {added:,} of {total:,} parameters{left_out}"
     )
-    backend = in_use()
-    print_line(f"recursive skip computed by {backend.name} ({backend.reason})")
+    if any(each.post for each in skips(model).values()):
+        backend = in_use()
+        print_line(f"sums and the norms after them computed by {backend.name} ({backend.reason})")
     print_line("\n".join([*table(rows), COLUMNS]))
     if wanting_profile(model):
         print_line("ω, or λ from the gradient, is set from the first batch of a training")

@@ -67,3 +67,8 @@ def test_a_checkpoint_of_the_other_setting_is_refused(saved):
 def test_several_matrices_of_embeddings_are_refused():
     with pytest.raises(UserError, match="with --fix-norm: expected neither --adaptive-input nor"):
         build("transformer_scalenorm_tiny", **TINY, adaptive_softmax_cutoff="10,20")
+
+
+def test_quantisation_noise_of_unit_embeddings_is_refused():
+    with pytest.raises(UserError, match="with --fix-norm: expected no --quant-noise-scalar"):
+        build("transformer_scalenorm_tiny", **TINY, quant_noise_scalar=0.1)

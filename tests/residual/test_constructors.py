@@ -328,6 +328,8 @@ def test_a_loop_that_counts_no_updates_is_warned_once(kind, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         one(x, x), two(x, x), told(x, x), one.eval()(x, x)
+    with pytest.raises(ValueError, match="^updates=-1: expected 0 or more$"):
+        told.set_num_updates(-1)
 
 
 def test_slots_may_be_a_property_of_an_image_kind():

@@ -184,3 +184,5 @@ def test_wrong_inputs_are_refused_with_the_sizes(rule):
     wide = skip.widths[0] * 9
     with pytest.raises(ValueError, match=rf"\[4, {wide + 1}\]: expected {wide} at dimension -1"):
         skip(torch.zeros(4, wide + 1), torch.zeros(4, 9))
+    with pytest.raises(ValueError, match=rf"\[4, {wide + 1}\]: expected {wide} at dimension -1"):
+        skip.prepare(torch.zeros(4, wide + 1))
