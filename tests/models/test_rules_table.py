@@ -11,7 +11,7 @@ import torch
 from conftest import ROOT
 from transformer_helpers import batch, build, sentences
 
-from fairseq_rskip.models._presets import VARIANTS
+from fairseq_rskip.models.architectures import VARIANTS
 from fairseq_rskip.residual import skip_stack
 
 SCRIPT = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "rules_table.py")))

@@ -13,7 +13,7 @@ from omegaconf import ListConfig, OmegaConf
 
 from fairseq_rskip.analysis.study import Source
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.models._building import SkipModel
+from fairseq_rskip.models.building import SkipModel
 from fairseq_rskip.residual import own_rules
 from fairseq_rskip.tools.corpus import Corpus, corpus_of
 from fairseq_rskip.tools.evaluate.main import DEFAULT_LENPEN

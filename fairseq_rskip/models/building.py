@@ -12,7 +12,7 @@ from torch import nn
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import keep_freed_memory
-from fairseq_rskip.models._presets import resolve
+from fairseq_rskip.models.flat_config import resolve
 from fairseq_rskip.modules import fixnorm, training
 from fairseq_rskip.modules.profiling import profile
 from fairseq_rskip.modules.skip_config import check_sizes, growth_warning
