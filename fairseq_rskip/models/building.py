@@ -13,7 +13,7 @@ from torch import nn
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import keep_freed_memory
 from fairseq_rskip.models.flat_config import resolve
-from fairseq_rskip.modules import fixnorm, training
+from fairseq_rskip.modules import fixnorm, step_hooks
 from fairseq_rskip.modules.profiling import profile
 from fairseq_rskip.modules.skip_config import check_sizes, growth_warning
 from fairseq_rskip.modules.upgrade import check_rule
@@ -116,7 +116,7 @@ def finish(model, task, cfg):
     _scale_embeddings(model)
     _zero_classifier(model)
     profile(task, model)
-    training.attach(task, model, cfg.skip_log_interval, cfg.skip_lr_scale)
+    step_hooks.attach(task, model, cfg.skip_log_interval, cfg.skip_lr_scale)
     return model
 
 

@@ -14,9 +14,8 @@ from fairseq.models.transformer.transformer_config import (
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 
 from fairseq_rskip.modules.fixnorm import FixNormConfig
-from fairseq_rskip.modules.parameter_groups import SkipRateConfig
 from fairseq_rskip.modules.skip_config import SkipConfig
-from fairseq_rskip.modules.skip_log import SkipLogConfig
+from fairseq_rskip.modules.step_hooks import TrainingConfig
 
 # fields of fairseq's configs that would add a residual of fairseq's own (BASE layers), change the
 # sublayer (NormFormer) or only serve old checkpoints
@@ -63,7 +62,7 @@ def _flat_fields() -> Iterator[tuple[str, Any, Any]]:
 SkipTransformerConfig = make_dataclass(
     "SkipTransformerConfig",
     list(_flat_fields()),
-    bases=(SkipConfig, FixNormConfig, SkipLogConfig, SkipRateConfig),
+    bases=(SkipConfig, FixNormConfig, TrainingConfig),
     namespace={
         "__doc__": "Every option of a skip Transformer, flat. "
         "The defaults are Base with rSkip+LN, λ = 2."
@@ -88,7 +87,7 @@ def _lm_fields() -> Iterator[tuple[str, Any, Any]]:
 SkipLanguageModelConfig = make_dataclass(
     "SkipLanguageModelConfig",
     list(_lm_fields()),
-    bases=(SkipConfig, FixNormConfig, SkipLogConfig, SkipRateConfig),
+    bases=(SkipConfig, FixNormConfig, TrainingConfig),
     namespace={
         "__doc__": "Every option of a skip language model, flat. "
         "The defaults are Base with rSkip+LN, λ = 2."
@@ -103,7 +102,7 @@ def resolve(cfg, base: type[FairseqDataclass] = SkipTransformerConfig) -> Transf
     encoder has no layers.
     """
     of_skip = {f.name for f in fields(SkipConfig)} - {"_name"}
-    of_training = {f.name for f in (*fields(SkipLogConfig), *fields(SkipRateConfig))}
+    of_training = {f.name for f in fields(TrainingConfig)}
     skip = SkipConfig(**{name: getattr(cfg, name) for name in of_skip})
     flat = {}  # what is left: fairseq's own options of the model
     for f in fields(base):

@@ -7,11 +7,9 @@ fairseq gives its optimizer all parameters as one group, so this is done around 
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import get_global_rank
 from torch import Tensor, nn
 
@@ -22,19 +20,6 @@ from fairseq_rskip.training import Share, shares
 logger = logging.getLogger(__name__)
 RATES = ("lr", "lr_old")  # of a group; the second is NAG's: the rate of its last step
 SHARDED = "--ddp-backend fully_sharded, --zero-sharding, --use-bmuf"
-
-
-@dataclass
-class SkipRateConfig(FairseqDataclass):
-    """The learning rate of what the skip connections learn."""
-
-    skip_lr_scale: float = field(
-        default=1.0,
-        metadata={
-            "help": "multiplies the learning rate of what the skip connections learn, "
-            "their norms left out"
-        },
-    )
 
 
 class ParameterGroups:

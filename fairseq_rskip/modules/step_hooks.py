@@ -6,9 +6,11 @@ the end what was learned.
 
 import atexit
 import logging
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import get_global_rank
 from torch import Tensor
 
@@ -24,6 +26,27 @@ from fairseq_rskip.residual.halting import halting_cost, halting_modules
 from fairseq_rskip.training import UnmovedCoefficients, learned
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TrainingConfig(FairseqDataclass):
+    """Options of a training that the trained model does not need."""
+
+    skip_lr_scale: float = field(
+        default=1.0,
+        metadata={
+            "help": "multiplies the learning rate of what the skip connections learn, "
+            "their norms left out"
+        },
+    )
+    skip_log_interval: int = field(
+        default=0,
+        metadata={
+            "help": "write per-block x:F, norm of F(x) over norm of x, and gradient norm to "
+            "TensorBoard (--tensorboard-logdir) and Weights & Biases (--wandb-project) "
+            "at every N-th update; 0: never"
+        },
+    )
 
 
 def attach(task: Any, model: Any, interval: int, lr_scale: float = 1.0) -> None:
