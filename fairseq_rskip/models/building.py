@@ -18,10 +18,10 @@ from fairseq_rskip.modules.profiling import profile
 from fairseq_rskip.modules.skip_config import check_sizes, growth_warning
 from fairseq_rskip.modules.upgrade import check_rule
 from fairseq_rskip.option_error import refused
+from fairseq_rskip.parameters import check_lr_scale
 from fairseq_rskip.residual import Place, Weight, skips
 from fairseq_rskip.residual.halting import halting_modules
 from fairseq_rskip.residual.state import WithRule
-from fairseq_rskip.training import check_lr_scale
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import torch
 from transformer_helpers import TINY, batch, build, sentences
 
 from fairseq_rskip.modules import step_hooks
+from fairseq_rskip.parameters import UnmovedCoefficients, learned
 from fairseq_rskip.residual import skips
 from fairseq_rskip.residual.adaptive import lambdas
 from fairseq_rskip.residual.halting import halting_cost, halting_modules
-from fairseq_rskip.training import UnmovedCoefficients, learned
 
 MODES = ("fraction", "mixture", "halting", "gradient")
 

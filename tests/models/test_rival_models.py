@@ -12,7 +12,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules import profiling, step_hooks
 from fairseq_rskip.modules.skip_config import way_out
 from fairseq_rskip.residual import create_skip, skips
-from fairseq_rskip.vision.model import preact_resnet
+from fairseq_rskip.vision.model import PreActResNet
 
 BASE = {
     "encoder_layers": 6,
@@ -199,7 +199,7 @@ def test_every_place_has_draws_of_its_own(kind):
 @pytest.mark.parametrize("kind", ["fixup", "skipinit"])
 def test_a_resnet_without_batch_norm(kind):
     torch.manual_seed(0)
-    model = preact_resnet(20, 10, {"kind": kind})
+    model = PreActResNet(20, 10, {"kind": kind})
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
     last = model.blocks[-1]
     x = torch.randn(2, 64, 8, 8)
