@@ -85,10 +85,10 @@ def test_a_training_batch_norm_uses_batch_statistics_and_keeps_none():
     torch.testing.assert_close(a * x + b * f_x + c, skip(x, f_x))
 
 
-KINDS = {"rskip": {"skip_lambda": 3}, "xskip": {}, "wskip": {"init": 2.0}}
+OPTIONS_OF_KIND = {"rskip": {"skip_lambda": 3}, "xskip": {}, "wskip": {"init": 2.0}}
 
 
-@pytest.mark.parametrize("kind, options", KINDS.items(), ids=KINDS)
+@pytest.mark.parametrize("kind, options", OPTIONS_OF_KIND.items(), ids=OPTIONS_OF_KIND)
 def test_the_probe_in_a_resnet(kind, options):
     torch.manual_seed(0)
     model = PreActResNet(8, 4, {"kind": kind, **options}).eval()

@@ -23,7 +23,7 @@ from fairseq_rskip.models import unknown_architecture  # the import registers th
 from fairseq_rskip.models.architectures import ANY_RULE
 from fairseq_rskip.option_error import refused
 from fairseq_rskip.tools.corpus import Corpus
-from fairseq_rskip.tools.log import LAST
+from fairseq_rskip.tools.training_files import LAST
 
 
 class Range(NamedTuple):
