@@ -13,7 +13,7 @@ import functools
 
 import pandas
 
-from fairseq_rskip.models._presets import VARIANTS
+from fairseq_rskip.models.architectures import VARIANTS
 
 from . import harness, transformer
 

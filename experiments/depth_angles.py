@@ -25,13 +25,13 @@ from fairseq_rskip.residual import Place, create_skip
 from fairseq_rskip.tools.experiments.finished import FinishedRun, finished_runs
 
 STEM = Path(__file__).resolve().parents[1] / "results" / "depth_angles"
-KINDS = {"rskip_ln": "rskip", "xskip_ln": "xskip", "deepnorm": "deepnorm", "keel": "keel"}
+KIND_OF_ARCH = {"rskip_ln": "rskip", "xskip_ln": "xskip", "deepnorm": "deepnorm", "keel": "keel"}
 LAYER = "decoder.layers."
 
 
 def measure(run: FinishedRun) -> list[dict[str, Any]]:
     """A row for each logged update of a run; [] if its rule has no angle, or it has no log."""
-    kind = KINDS.get(run.arch.removeprefix("transformer_"))
+    kind = KIND_OF_ARCH.get(run.arch.removeprefix("transformer_"))
     log = run.skip_log
     if kind is None or log is None:
         return []

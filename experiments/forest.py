@@ -17,8 +17,8 @@ import pandas
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError, exit_status
-from fairseq_rskip.models import _presets
-from fairseq_rskip.models._presets import FAMILIES
+from fairseq_rskip.models.architectures import FAMILIES, arch_configs
+from fairseq_rskip.models.flat_config import SkipLanguageModelConfig, SkipTransformerConfig
 from fairseq_rskip.tools.experiments import plan
 from fairseq_rskip.tools.report.reading import read_rows
 from fairseq_rskip.tools.significance import SeedModel
@@ -33,16 +33,20 @@ def family_of_rows(table: str) -> dict[str, str]:
 
     A row whose architecture depends on the column has none.
     """
+    family_of = {}
+    for family, variants in FAMILIES.items():
+        for skip in variants.values():
+            family_of[skip["skip_kind"]] = family
     kinds = {}
-    for base in (_presets.SkipTransformerConfig, _presets.SkipLanguageModelConfig):
-        for arch, config in _presets.architectures(base):
+    for base in (SkipTransformerConfig, SkipLanguageModelConfig):
+        for arch, config in arch_configs(base):
             kinds[arch] = str(config().skip_kind)
 
     (planned,) = plan.make_tables([table])
     families = {}
     for row in planned.rows:
         if isinstance(row.arch, str) and row.arch in kinds:
-            families[row.label] = _presets.family_of(kinds[row.arch])
+            families[row.label] = family_of[kinds[row.arch]]
     return families
 
 
@@ -97,9 +101,9 @@ def draw(table: pandas.DataFrame, families: dict[str, str]) -> Any:
     axis.set_xlabel("validation loss minus pre-norm's, bits")
 
     drawn = {families.get(row) for row in table["row"]}
-    for family, title in FAMILIES.items():
+    for family in FAMILIES:
         if family in drawn:
-            axis.plot([], [], label=title, **marker(colour_of(family)))
+            axis.plot([], [], label=family, **marker(colour_of(family)))
     if table["scattered"].any():
         axis.plot([], [], label="seeds scatter: own interval", **marker("grey", is_open=True))
     figure.legend(fontsize=7, title="rules", title_fontsize=7, ncols=2, loc="outside upper center")

@@ -35,7 +35,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "rules.md"
 COSTS = PAGE.parents[1] / "results" / "rule_cost.csv"
 COLUMNS = ("name", "parameters", "at the start", "step, memory")
 ANCESTORS = ("angle", "learned_angle")  # whose docstrings have the papers of other rules
-PLAIN = {"pre-norm": "preln", "post-norm": "postln"}
+BASELINES = {"pre-norm": "preln", "post-norm": "postln"}
 NEARLY = 3e-3
 SMALL = {"encoder_layers": 6, "decoder_layers": 6, "encoder_embed_dim": 32}
 
@@ -77,10 +77,10 @@ def parameters_cell(variant: str) -> str:
 
 
 def start_cell(variant: str) -> str:
-    for name, plain in PLAIN.items():
+    for name, plain in BASELINES.items():
         if torch.equal(logits(variant), logits(plain)):
             return f"= {name}"
-    for name, plain in PLAIN.items():
+    for name, plain in BASELINES.items():
         difference = (logits(variant) - logits(plain)).abs().max()
         if difference <= NEARLY * logits(plain).std():
             return f"≈ {name}"
@@ -96,7 +96,7 @@ def costs() -> dict[str, str]:
 
 
 def cost_cell(variant: str) -> str:
-    return "1, 1" if variant == PLAIN["pre-norm"] else costs().get(variant, "")
+    return "1, 1" if variant == BASELINES["pre-norm"] else costs().get(variant, "")
 
 
 def name_cell(kind: str) -> str:

@@ -9,7 +9,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
-from fairseq_rskip.models._presets import VARIANTS
+from fairseq_rskip.models.architectures import VARIANTS
 
 TINY = {
     "encoder_embed_dim": 32,

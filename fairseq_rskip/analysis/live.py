@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from ..parameters import learned
 from ..residual.adaptive import lambdas
-from ..training import learned
 from .paths import QUANTITIES as PATH_QUANTITIES
 from .paths import PathProbe
 from .probe import SkipProbe

@@ -19,7 +19,7 @@ if importlib.util.find_spec("fairseq._today") is None:
 
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY  # noqa: E402
 
-from fairseq_rskip.models import _building, _help, _presets, skip_transformer  # noqa: E402
+from fairseq_rskip.models import _help, architectures, building, skip_transformer  # noqa: E402
 from fairseq_rskip.residual import own_rules  # noqa: E402
 
 # how rules are written elsewhere -> in the name of an architecture
@@ -33,9 +33,7 @@ SPELLINGS = (
 def skip_architectures() -> list[str]:
     """The names of the architectures whose residuals are skip connections."""
     return [
-        name
-        for name, model in ARCH_MODEL_REGISTRY.items()
-        if issubclass(model, _building.SkipModel)
+        name for name, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, building.SkipModel)
     ]
 
 
@@ -53,7 +51,9 @@ def unknown_architecture(name: str) -> str:
         base = base.rpartition("_")[0]
     expected = f"rskip train --archs lists them{own_rules.hint()}"
     if base in skip_architectures():
-        sizes = _presets.LM_SIZES if base.startswith("transformer_lm_") else _presets.SIZES
+        sizes = (
+            architectures.LM_SIZES if base.startswith("transformer_lm_") else architectures.SIZES
+        )
         listed = ", ".join(size for size in sizes if size)
         expected = f"the sizes of {base} are none and {listed}"
     meant = name

@@ -10,12 +10,9 @@ from fairseq.modules import AdaptiveInput
 from fairseq.options import eval_str_list
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.models._building import SkipModel, checked, finish, register
-from fairseq_rskip.models._presets import (
-    SkipLanguageModelConfig,
-    SkipTransformerConfig,
-    architectures,
-)
+from fairseq_rskip.models.architectures import arch_configs
+from fairseq_rskip.models.building import SkipModel, checked, finish, register
+from fairseq_rskip.models.flat_config import SkipLanguageModelConfig, SkipTransformerConfig
 from fairseq_rskip.modules.transformer import SkipTransformerDecoder, SkipTransformerEncoder
 
 
@@ -110,5 +107,5 @@ def check_tied(config) -> None:
 
 
 for _model in (SkipTransformerModel, SkipLanguageModel):
-    for _arch, _config in architectures(_model.config):
+    for _arch, _config in arch_configs(_model.config):
         register(_model, _arch, _config)

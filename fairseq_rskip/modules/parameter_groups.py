@@ -7,43 +7,29 @@ fairseq gives its optimizer all parameters as one group, so this is done around 
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import get_global_rank
 from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules.profiling import is_fully_sharded
-from fairseq_rskip.training import Share, shares
+from fairseq_rskip.parameters import ParameterSettings, parameter_settings
 
 logger = logging.getLogger(__name__)
 RATES = ("lr", "lr_old")  # of a group; the second is NAG's: the rate of its last step
 SHARDED = "--ddp-backend fully_sharded, --zero-sharding, --use-bmuf"
 
 
-@dataclass
-class SkipRateConfig(FairseqDataclass):
-    """The learning rate of what the skip connections learn."""
-
-    skip_lr_scale: float = field(
-        default=1.0,
-        metadata={
-            "help": "multiplies the learning rate of what the skip connections learn, "
-            "their norms left out"
-        },
-    )
-
-
 class ParameterGroups:
     """A task's ``optimizer_step`` in which parameters have their own settings.
 
-    These are the :func:`~fairseq_rskip.training.shares` of ``model``. They form groups of their own
-    only while the optimizer steps, so its state, and with it a checkpoint, stays that of stock
-    fairseq, and the rate is that of any schedule. --fp16 copies all parameters into one flat fp32
-    tensor, which no group can divide: see :func:`apart`. Does nothing where all shares are alike.
+    These are the :func:`~fairseq_rskip.parameters.parameter_settings` of ``model``. They form
+    groups of their own only while the optimizer steps, so its state, and with it a checkpoint,
+    stays that of stock fairseq, and the rate is that of any schedule. --fp16 copies all parameters
+    into one flat fp32 tensor, which no group can divide: see :func:`apart`. Does nothing where all
+    parameters have the same settings.
 
     Where an optimizer does not hold the parameters themselves, ``lr_scale`` is refused with
     :class:`~fairseq_rskip.errors.UserError`; what the rules ask for is left out, with one warning.
@@ -51,56 +37,58 @@ class ParameterGroups:
 
     def __init__(self, optimizer_step: Any, model: Any, lr_scale: float = 1.0):
         self.optimizer_step, self.model, self.lr_scale = optimizer_step, model, lr_scale
-        self.own_shares: dict[int, Share] | None = None
+        self.by_parameter: dict[int, ParameterSettings] | None = None
         self.warned = False
 
     def __call__(self, optimizer: Any, *arguments: Any, **options: Any) -> Any:
-        if self.own_shares is None:
-            self.own_shares = shares(self.model, self.lr_scale)
+        if self.by_parameter is None:
+            self.by_parameter = parameter_settings(self.model, self.lr_scale)
         with self.own_settings(optimizer):
             return self.optimizer_step(optimizer, *arguments, **options)
 
     @contextlib.contextmanager
     def own_settings(self, optimizer: Any) -> Iterator[None]:
-        """Have ``optimizer``, one of fairseq's, step in the block with the parameters' shares."""
+        """Have ``optimizer``, one of fairseq's, step in the block with the parameters' settings."""
         parts = getattr(optimizer.optimizer, "optimizers", {})  # of --optimizer composite
         steps = [part.optimizer for part in parts.values()] or [optimizer.optimizer]
         groups = [group for step in steps for group in step.param_groups]
         decays = any(group.get("weight_decay") for group in groups)
-        own_shares = self.applicable(groups, decays)
-        if not own_shares:
+        by_parameter = self.applicable(groups, decays)
+        if not by_parameter:
             yield
             return
-        flat = flat_views(optimizer, set(own_shares))
+        flat = flat_views(optimizer, set(by_parameter))
         if flat:
-            with apart(flat, own_shares, decays):
+            with apart(flat, by_parameter, decays):
                 yield
             return
 
-        copies = fp32_copies(optimizer, set(own_shares))
-        by_tensor = own_shares
+        copies = fp32_copies(optimizer, set(by_parameter))
+        by_tensor = by_parameter
         if copies:
-            by_tensor = {id(copy): own_shares[parameter] for parameter, copy in copies.items()}
+            by_tensor = {id(copy): by_parameter[parameter] for parameter, copy in copies.items()}
         with contextlib.ExitStack() as stack:
             if self.holds(steps, groups, set(by_tensor)):
                 for step in steps:
                     stack.enter_context(own_groups(step, by_tensor))
             yield
 
-    def applicable(self, groups: list[dict[str, Any]], decays: bool) -> dict[int, Share]:
-        """The shares that make a difference to an optimizer with ``groups``."""
+    def applicable(
+        self, groups: list[dict[str, Any]], decays: bool
+    ) -> dict[int, ParameterSettings]:
+        """The settings that make a difference to an optimizer with ``groups``."""
         is_adam = all("betas" in group and "eps" in group for group in groups)
-        own_shares: dict[int, Share] = {}
-        for key, share in (self.own_shares or {}).items():
+        by_parameter: dict[int, ParameterSettings] = {}
+        for key, settings in (self.by_parameter or {}).items():
             if not is_adam:
-                share = share._replace(eps=1.0)
+                settings = settings._replace(eps=1.0)
             if not decays:
-                share = share._replace(decays=True)
-            if share != Share():
-                own_shares[key] = share
-        if any(share.lr != 1.0 for share in own_shares.values()):
+                settings = settings._replace(decays=True)
+            if settings != ParameterSettings():
+                by_parameter[key] = settings
+        if any(settings.lr != 1.0 for settings in by_parameter.values()):
             self.check_rates(groups)
-        return own_shares
+        return by_parameter
 
     def check_rates(self, groups: list[dict[str, Any]]) -> None:
         """Raise ``UserError`` where the optimizer computes its own rate."""
@@ -138,10 +126,12 @@ class ParameterGroups:
 
 
 @contextlib.contextmanager
-def own_groups(optimizer: torch.optim.Optimizer, own_shares: dict[int, Share]) -> Iterator[None]:
-    """Divide each group of ``optimizer`` by the shares of its parameters, ``own_shares`` by id."""
+def own_groups(
+    optimizer: torch.optim.Optimizer, by_parameter: dict[int, ParameterSettings]
+) -> Iterator[None]:
+    """Divide each group of ``optimizer`` by the settings of its parameters, by their id."""
     groups = optimizer.param_groups
-    divided = [by_share(group, own_shares) for group in groups]
+    divided = [by_settings(group, by_parameter) for group in groups]
     optimizer.param_groups = [part for parts in divided for part in parts.values()]
     try:
         yield
@@ -151,30 +141,34 @@ def own_groups(optimizer: torch.optim.Optimizer, own_shares: dict[int, Share]) -
             group.update(merged_counters(parts, group))
 
 
-def by_share(group: dict[str, Any], own_shares: dict[int, Share]) -> dict[Share, dict[str, Any]]:
-    """The group of each share, with the settings that it gives."""
-    parts: dict[Share, dict[str, Any]] = {}
+def by_settings(
+    group: dict[str, Any], by_parameter: dict[int, ParameterSettings]
+) -> dict[ParameterSettings, dict[str, Any]]:
+    """A group for each of the settings of the parameters in ``group``."""
+    parts: dict[ParameterSettings, dict[str, Any]] = {}
     for parameter in group["params"]:
-        share = own_shares.get(id(parameter), Share())
-        if share not in parts:
-            parts[share] = {**group, "params": [], **settings_of(group, share)}
-        parts[share]["params"].append(parameter)
+        settings = by_parameter.get(id(parameter), ParameterSettings())
+        if settings not in parts:
+            parts[settings] = {**group, "params": [], **changes(group, settings)}
+        parts[settings]["params"].append(parameter)
     return parts
 
 
-def settings_of(group: dict[str, Any], share: Share) -> dict[str, Any]:
-    """The settings of ``group`` that ``share`` changes."""
-    settings = {name: share.lr * group[name] for name in RATES if name in group}
-    if share.eps != 1.0:
-        settings["eps"] = share.eps * group["eps"]
-    if not share.decays and "weight_decay" in group:
-        settings["weight_decay"] = 0.0
-    return settings
+def changes(group: dict[str, Any], settings: ParameterSettings) -> dict[str, Any]:
+    """The entries of ``group`` that ``settings`` change."""
+    changed = {name: settings.lr * group[name] for name in RATES if name in group}
+    if settings.eps != 1.0:
+        changed["eps"] = settings.eps * group["eps"]
+    if not settings.decays and "weight_decay" in group:
+        changed["weight_decay"] = 0.0
+    return changed
 
 
-def merged_counters(parts: dict[Share, dict[str, Any]], group: dict[str, Any]) -> dict[str, Any]:
+def merged_counters(
+    parts: dict[ParameterSettings, dict[str, Any]], group: dict[str, Any]
+) -> dict[str, Any]:
     """What the optimizer wrote in the ``parts`` of ``group``, as the whole group has it."""
-    plain = parts.get(Share())
+    plain = parts.get(ParameterSettings())
     if plain is not None:
         return {name: value for name, value in plain.items() if name != "params"}
     part = next(iter(parts.values()), {})
@@ -233,8 +227,10 @@ def fp32_copies(optimizer: Any, kept: set[int]) -> dict[int, Tensor]:
 
 
 @contextlib.contextmanager
-def apart(views: list[FlatView], own_shares: dict[int, Share], decays: bool) -> Iterator[None]:
-    """Give ``views`` their shares in the step inside the block.
+def apart(
+    views: list[FlatView], by_parameter: dict[int, ParameterSettings], decays: bool
+) -> Iterator[None]:
+    """Give ``views`` their settings in the step inside the block.
 
     ``decays`` says whether the step has weight decay.
 
@@ -246,12 +242,12 @@ def apart(views: list[FlatView], own_shares: dict[int, Share], decays: bool) -> 
     """
     moved = []
     for view in views:
-        share = own_shares[id(view.parameter)]
-        if share.eps != 1.0:
-            view.gradient.div_(share.eps)
-        from_zero = not (decays and share.decays)
-        if share.lr != 1.0 or (decays and not share.decays):
-            moved.append((view, share.lr, view.value.clone(), from_zero))
+        settings = by_parameter[id(view.parameter)]
+        if settings.eps != 1.0:
+            view.gradient.div_(settings.eps)
+        from_zero = not (decays and settings.decays)
+        if settings.lr != 1.0 or (decays and not settings.decays):
+            moved.append((view, settings.lr, view.value.clone(), from_zero))
             if from_zero:
                 view.value.zero_()
     try:

@@ -17,11 +17,9 @@ import logging
 import os
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
-from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import get_global_rank
 from fairseq.logging import progress_bar
 
@@ -35,20 +33,6 @@ from fairseq_rskip.analysis.streams import StreamProbe, StreamWarning
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class SkipLogConfig(FairseqDataclass):
-    """What is logged of the skip connections; it changes nothing in the model or its training."""
-
-    skip_log_interval: int = field(
-        default=0,
-        metadata={
-            "help": "write per-block x:F, norm of F(x) over norm of x, and gradient norm to "
-            "TensorBoard (--tensorboard-logdir) and Weights & Biases (--wandb-project) "
-            "at every N-th update; 0: never"
-        },
-    )
-
-
 class Folder:
     """The --tensorboard-logdir of this process's training.
 
@@ -58,7 +42,7 @@ class Folder:
     here.
     """
 
-    path: Optional[str] = None
+    path: str | None = None
 
     @classmethod
     def watch(cls) -> None:

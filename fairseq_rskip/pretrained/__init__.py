@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 BUNDLED = Path(__file__).parent / "bundled"  # exported models that come with the package
 FORMAT = "fairseq_rskip.export 1"
-KINDS = ("translation", "images", "language_model")
+MODEL_KINDS = ("translation", "images", "language_model")
 # What is read of a file from a stranger. The largest models here have a tenth of it.
 MAX_CONFIG_BYTES = 2**20
 MAX_HEADER_BYTES = 2**22  # about 40,000 tensors
@@ -117,7 +117,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             "expected one that rskip export wrote without --transformers"
         )
     version = config.get("format") if isinstance(config, dict) else None
-    if version != FORMAT or config.get("kind") not in KINDS:
+    if version != FORMAT or config.get("kind") not in MODEL_KINDS:
         raise UserError(f"{path} is not of {FORMAT!r}: it says {version!r}; export the model again")
     return config
 

@@ -129,14 +129,14 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
 
 def _resnet(depth: int, options: list[str]) -> nn.Module:
     from fairseq_rskip.vision.config import parse
-    from fairseq_rskip.vision.model import preact_resnet
+    from fairseq_rskip.vision.model import PreActResNet
 
     config = parse(["--depth", str(depth), *options])
     if config.depth != depth:
         raise UserError(
             f"resnet{depth} with --depth {config.depth}: expected resnet{config.depth} alone"
         )
-    return preact_resnet(num_classes=10, **config.network())
+    return PreActResNet(num_classes=10, **config.network())
 
 
 def describe_skips(model: nn.Module) -> list[Row]:

@@ -19,7 +19,7 @@ from ..safe_load import CheckpointError
 from ..vision.batches import Augmenter, channel_statistics
 from ..vision.config import Config, parse
 from ..vision.data import load
-from ..vision.model import STAGES, preact_resnet
+from ..vision.model import STAGES, PreActResNet
 
 
 class Batch(NamedTuple):
@@ -61,7 +61,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     digest = images.digest()
     for source, config in zip(models, configs):
         torch.manual_seed(options.seed)
-        model = preact_resnet(num_classes=len(images.classes), **config.network())
+        model = PreActResNet(num_classes=len(images.classes), **config.network())
         if not source.fresh:
             fit(model, source.state["model"], source)
             trained_on = source.state.get("identity") or {}

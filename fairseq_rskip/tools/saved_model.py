@@ -88,12 +88,12 @@ def load_model(path: Path) -> nn.Module:
 def _resnet(path: Path) -> nn.Module:
     from fairseq_rskip.analysis.study import Source, fit
     from fairseq_rskip.tools.resnets import settings
-    from fairseq_rskip.vision.model import preact_resnet
+    from fairseq_rskip.vision.model import PreActResNet
 
     state = read_checkpoint(path)
     source = Source(path.name, str(path), state)
     classes = state["model"]["fc.weight"].shape[0]
-    model = preact_resnet(num_classes=classes, **settings(source).network())
+    model = PreActResNet(num_classes=classes, **settings(source).network())
     fit(model, state["model"], source)
     return model
 

@@ -35,7 +35,7 @@ BLEUS = {
 }
 FEWEST = 10  # sentences of which most can be one output
 # scores of text as it is, with what the note adds
-PLAIN = {
+SCORES_AS_GIVEN = {
     "sacreBLEU 13a": "",
     "sacreBLEU intl": "; t2t-bleu cased",
     "sacreBLEU intl lower-cased": "; t2t-bleu uncased",
@@ -114,7 +114,7 @@ def compute(
     """
     texts = Texts(hypotheses, references)
     rows = []
-    for name, more in PLAIN.items():
+    for name, more in SCORES_AS_GIVEN.items():
         force = tokenised or "13a" not in name
         rows.append(texts.score(name, "text as given" + more, force))
     if tgt_lang is None and not tokenised:

@@ -10,8 +10,8 @@ from ..errors import UserError, did_you_mean
 from ..flags import flag as skip_flag
 from ..flags import label, option_name, selected, settings
 from ..option_error import OptionError, RefusedOption
+from ..parameters import check_lr_scale
 from ..residual import KINDS, Place, SkipConnection, create_skip
-from ..training import check_lr_scale
 from .options import DATA_SETS, FOLDER, Settings, flag, make_parser
 
 IMAGE_KINDS = {name: kind for name, kind in KINDS.items() if kind.for_images}
@@ -77,7 +77,7 @@ class Config(_SkipOptions, Settings):
         }
 
     def network(self) -> dict[str, Any]:
-        """Return the options of ``preact_resnet`` except the number of classes."""
+        """Return the options of ``PreActResNet`` except the number of classes."""
         return {
             "depth": self.depth,
             "skip": self.skip_options(),

@@ -175,9 +175,6 @@ class PreActResNet(nn.Module):
         return self.fc(F.relu(self.bn(x), inplace=True).mean((2, 3)))
 
 
-preact_resnet = PreActResNet
-
-
 def _check_sizes(depth: int, num_classes: int, width: int) -> None:
     """Raise ``ValueError`` for a number that no network has."""
     is_integer = isinstance(depth, int) and not isinstance(depth, bool)

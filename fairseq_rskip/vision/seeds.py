@@ -66,10 +66,10 @@ def _read_images(config: Config, group: Group) -> ImageSet:
     if group.first:
         print_line(f"reading {config.data}")
     else:
-        group.least(0)  # wait for the first process
+        group.wait()  # for the first process
     images = load(config)
     if group.first:
-        group.least(0)
+        group.wait()
 
     images = images.to(group.device)
     count = len(images.train_labels)

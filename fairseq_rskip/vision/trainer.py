@@ -17,14 +17,14 @@ from ..analysis.probe import SkipProbe
 from ..console import progress
 from ..errors import UserError
 from ..machine import device_of
+from ..parameters import ParameterSettings, UnmovedCoefficients, parameter_settings
 from ..residual import initialise_from_batch, skips
 from ..residual.halting import halting_cost, halting_modules
 from ..residual.profile import wanting_profile
-from ..training import Share, UnmovedCoefficients, shares
 from .batches import Augmenter, Batch, BatchStream, channel_statistics
 from .config import Config
 from .data import ImageSet
-from .model import preact_resnet
+from .model import PreActResNet
 
 TEST_BATCH = 500
 _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -54,6 +54,11 @@ class Group:
         if self.world > 1:
             dist.all_reduce(least, dist.ReduceOp.MIN)
         return int(least)
+
+    def wait(self) -> None:
+        """Wait until every process waits here."""
+        if self.world > 1:
+            dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
 
 def join(device: str) -> Group:
@@ -97,7 +102,7 @@ class Trainer:
         device = group.device
 
         torch.manual_seed(seed)
-        self.module: nn.Module = preact_resnet(num_classes=len(images.classes), **config.network())
+        self.module: nn.Module = PreActResNet(num_classes=len(images.classes), **config.network())
         self.module = self.module.to(device, memory_format=torch.channels_last)
         self.skip_connections = list(skips(self.module).values())
         self.halting = halting_modules(self.module)
@@ -138,16 +143,18 @@ class Trainer:
         return nn.parallel.DistributedDataParallel(net, device_ids=device_ids)
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
-        """Group the parameters by their shares; those of the convolutions come first."""
-        own_shares = shares(self.module, self.config.skip_lr_scale)
-        by_share: dict[Share, list[nn.Parameter]] = {Share(): []}
+        """Group the parameters by their settings; those of the convolutions come first."""
+        by_parameter = parameter_settings(self.module, self.config.skip_lr_scale)
+        default = ParameterSettings()
+        by_settings: dict[ParameterSettings, list[nn.Parameter]] = {default: []}
         for parameter in self.module.parameters():
-            by_share.setdefault(own_shares.get(id(parameter), Share()), []).append(parameter)
+            settings = by_parameter.get(id(parameter), default)
+            by_settings.setdefault(settings, []).append(parameter)
 
         groups = []
-        for share, parameters in by_share.items():
-            decay = self.config.weight_decay if share.decays else 0.0
-            groups.append({"params": parameters, "weight_decay": decay, "rate": share.lr})
+        for settings, parameters in by_settings.items():
+            decay = self.config.weight_decay if settings.decays else 0.0
+            groups.append({"params": parameters, "weight_decay": decay, "rate": settings.lr})
         return groups
 
     def _initialise_from_first_batch(self) -> None:

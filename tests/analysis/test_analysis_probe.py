@@ -20,7 +20,7 @@ from fairseq_rskip.residual import Place, SkipConnection, create_skip
 from fairseq_rskip.tools.resnets import Batch
 from fairseq_rskip.tools.resnets import losses as image_losses
 from fairseq_rskip.tools.transformers import losses as sentence_losses
-from fairseq_rskip.vision.model import preact_resnet
+from fairseq_rskip.vision.model import PreActResNet
 
 
 class Residual(nn.Module):
@@ -36,7 +36,7 @@ class Residual(nn.Module):
 
 def resnet(depth=8, **skip):
     torch.manual_seed(0)
-    return preact_resnet(depth, 5, {"kind": "rskip", "skip_lambda": 2, "norm": "layer", **skip})
+    return PreActResNet(depth, 5, {"kind": "rskip", "skip_lambda": 2, "norm": "layer", **skip})
 
 
 def images(count=3):
@@ -176,7 +176,7 @@ def check(found, expected, rel=1e-9):
 @pytest.mark.parametrize("norm", ("layer", "batch"))
 def test_resnet_equals_autograd_image_by_image(norm):
     torch.manual_seed(1)
-    model = preact_resnet(8, 4, {"kind": "rskip", "skip_lambda": 2, "norm": norm}).double()
+    model = PreActResNet(8, 4, {"kind": "rskip", "skip_lambda": 2, "norm": norm}).double()
     randomise(model)
     x, y = draw((5, 3, 32, 32), 1), torch.tensor([0, 3, 1, 2, 2])
     found = gradient_norms(model.eval(), [Batch(x[:2], y[:2]), Batch(x[2:], y[2:])], image_losses)

@@ -10,7 +10,7 @@ from transformer_helpers import TINY, batch, build, randomise, sentences
 
 from fairseq_rskip.analysis.ratio import CoefficientProbe, columns_of, readings_of
 from fairseq_rskip.residual import create_skip
-from fairseq_rskip.vision.model import preact_resnet
+from fairseq_rskip.vision.model import PreActResNet
 
 NOT_AFFINE = ("dyt", "derf")
 RATIO_CASES = [
@@ -85,13 +85,13 @@ def test_a_training_batch_norm_uses_batch_statistics_and_keeps_none():
     torch.testing.assert_close(a * x + b * f_x + c, skip(x, f_x))
 
 
-KINDS = {"rskip": {"skip_lambda": 3}, "xskip": {}, "wskip": {"init": 2.0}}
+OPTIONS_OF_KIND = {"rskip": {"skip_lambda": 3}, "xskip": {}, "wskip": {"init": 2.0}}
 
 
-@pytest.mark.parametrize("kind, options", KINDS.items(), ids=KINDS)
+@pytest.mark.parametrize("kind, options", OPTIONS_OF_KIND.items(), ids=OPTIONS_OF_KIND)
 def test_the_probe_in_a_resnet(kind, options):
     torch.manual_seed(0)
-    model = preact_resnet(8, 4, {"kind": kind, **options}).eval()
+    model = PreActResNet(8, 4, {"kind": kind, **options}).eval()
     randomise(model)
     x = draw((3, 3, 32, 32), 1, torch.float32)
     with CoefficientProbe(model) as probe, torch.no_grad():

@@ -21,7 +21,7 @@ from fairseq_rskip.tools import analyze as command
 from fairseq_rskip.vision import main as training
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
-from fairseq_rskip.vision.model import preact_resnet
+from fairseq_rskip.vision.model import PreActResNet
 
 ANALYZE = ["-m", "fairseq_rskip.tools", "analyze"]
 NAMES = ["gradients", "ratio", "streams", "depth", "curves", "course", "depth-check"]
@@ -99,7 +99,7 @@ def test_gradients_of_checkpoints_and_fresh_networks(runs, analyze):
 
     state = torch.load(seed1 / "checkpoint.pt", weights_only=True)
     images = load(Config(data=runs[1], cache=str(runs[0] / "cache")))
-    model = preact_resnet(8, 3, {"kind": "xskip", "skip_lambda": 2, "norm": "layer"}).eval()
+    model = PreActResNet(8, 3, {"kind": "xskip", "skip_lambda": 2, "norm": "layer"}).eval()
     model.load_state_dict(state["model"])
     pixels = images.train_images.double().div(255).flatten(0, 2)
     mean, std = pixels.mean(0), pixels.std(0, correction=0)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformer_helpers import TINY, batch, build, sentences
 
-from fairseq_rskip.modules import training
+from fairseq_rskip.modules import step_hooks
+from fairseq_rskip.parameters import UnmovedCoefficients, learned
 from fairseq_rskip.residual import skips
 from fairseq_rskip.residual.adaptive import lambdas
 from fairseq_rskip.residual.halting import halting_cost, halting_modules
-from fairseq_rskip.training import UnmovedCoefficients, learned
 
 MODES = ("fraction", "mixture", "halting", "gradient")
 
@@ -32,7 +32,7 @@ def test_the_cost_of_halting_enters_the_loss():
     plain, _, _ = criterion(model, inputs)
     halting_cost(halting_modules(model), torch.sum)
     torch.manual_seed(0)
-    loss, size, _ = training.HaltCost(train_step, model)(inputs, model, criterion, None)
+    loss, size, _ = step_hooks.HaltCost(train_step, model)(inputs, model, criterion, None)
     tokens = [int(part.ne(model.encoder.padding_idx).sum()) for part in (inputs[0], inputs[2])]
     expected = [tokens["decoder" in name] for name in skips(model)]
     taken = float(loss - plain) / 0.25 / (sum(expected) / len(expected))

@@ -11,7 +11,9 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from transformer_helpers import ALL_TINY, build, dictionary, stock_defaults
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.models._presets import LM_SIZES, SIZES, VARIANTS, options_of_variant, resolve
+from fairseq_rskip.models.architectures import LM_SIZES, SIZES, VARIANTS
+from fairseq_rskip.models.flat_config import resolve
+from fairseq_rskip.models.overview import options_of_variant
 from fairseq_rskip.norms import RMSNorm
 
 STOCK_SIZES = [size for size in SIZES if size != "_iwslt_en_vi"]

@@ -15,7 +15,8 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from transformer_helpers import build, dictionary, pad, randomise, sentences, stock_defaults
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.models._presets import SkipLanguageModelConfig, architectures
+from fairseq_rskip.models.architectures import arch_configs
+from fairseq_rskip.models.flat_config import SkipLanguageModelConfig
 from fairseq_rskip.residual import skips
 
 TINY = {
@@ -32,7 +33,7 @@ TINY |= {
 }
 EVERY = [
     arch
-    for arch, _ in architectures(SkipLanguageModelConfig)
+    for arch, _ in arch_configs(SkipLanguageModelConfig)
     if arch.endswith("_tiny") and "tfixup" not in arch
 ]
 ADAPTIVE = {

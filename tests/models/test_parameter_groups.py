@@ -24,8 +24,8 @@ from transformer_helpers import build
 from fairseq_rskip.compat import load_checkpoint
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules.parameter_groups import ParameterGroups
+from fairseq_rskip.parameters import learned
 from fairseq_rskip.residual import create_skip
-from fairseq_rskip.training import learned
 
 SCALE = 4.0
 SCHEDULES = {

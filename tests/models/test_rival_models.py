@@ -9,10 +9,10 @@ from transformer_helpers import TINY, batch, build, sentences, task
 from vision_helpers import train
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.modules import profiling, training
+from fairseq_rskip.modules import profiling, step_hooks
 from fairseq_rskip.modules.skip_config import way_out
 from fairseq_rskip.residual import create_skip, skips
-from fairseq_rskip.vision.model import preact_resnet
+from fairseq_rskip.vision.model import PreActResNet
 
 BASE = {
     "encoder_layers": 6,
@@ -199,7 +199,7 @@ def test_every_place_has_draws_of_its_own(kind):
 @pytest.mark.parametrize("kind", ["fixup", "skipinit"])
 def test_a_resnet_without_batch_norm(kind):
     torch.manual_seed(0)
-    model = preact_resnet(20, 10, {"kind": kind})
+    model = PreActResNet(20, 10, {"kind": kind})
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
     last = model.blocks[-1]
     x = torch.randn(2, 64, 8, 8)
@@ -219,7 +219,7 @@ def test_the_first_block_to_leave_fp16_is_named_once_the_loss_scale_falls(caplog
     def train_step(sample, model, criterion, optimizer):
         calls.append(model(*sample)[0])
 
-    watched = training.OverflowWatch(train_step, model)
+    watched = step_hooks.OverflowWatch(train_step, model)
     inputs = batch(sentences())
     for scale in (128.0, 128.0, 64.0, 32.0):
         optimizer.scaler.loss_scale = scale

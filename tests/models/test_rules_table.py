@@ -11,7 +11,7 @@ import torch
 from conftest import ROOT
 from transformer_helpers import batch, build, sentences
 
-from fairseq_rskip.models._presets import VARIANTS
+from fairseq_rskip.models.architectures import VARIANTS
 from fairseq_rskip.residual import skip_stack
 
 SCRIPT = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "rules_table.py")))
@@ -22,7 +22,7 @@ SMALL = {
     "encoder_embed_dim": 32,
     "encoder_ffn_embed_dim": 48,
 }
-PLAIN = {"pre-norm": "preln", "post-norm": "postln"}
+BASELINES = {"pre-norm": "preln", "post-norm": "postln"}
 
 
 def claims() -> dict[str, tuple[str, str, str]]:
@@ -92,7 +92,7 @@ def test_a_rule_has_the_parameters_that_its_row_says(variant):
 def test_a_rule_starts_as_its_row_says(variant, stock_operators):
     """Admin starts only with a batch. What a row does not claim is off by more than 1 %."""
     claim, found = CLAIMS[variant][1], logits(variant)
-    for name, plain in PLAIN.items():
+    for name, plain in BASELINES.items():
         expected = logits(plain)
         difference = (found - expected).abs().max() / expected.std()
         if claim == f"= {name}":

@@ -15,7 +15,7 @@ from fairseq_rskip.analysis import curves, depth_check
 from fairseq_rskip.compat import load_checkpoint
 from fairseq_rskip.modules import skip_log
 from fairseq_rskip.modules.skip_log import SkipLog
-from fairseq_rskip.modules.training import attach
+from fairseq_rskip.modules.step_hooks import attach
 from fairseq_rskip.residual import SkipConnection
 
 QUANTITIES = ("skip_x_to_F", "skip_F_over_x", "skip_grad_norm")

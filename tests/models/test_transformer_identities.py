@@ -13,7 +13,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from transformer_helpers import ALL_TINY, TINY, batch, build, dictionary, randomise, sentences
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.models._presets import resolve
+from fairseq_rskip.models.flat_config import resolve
 from fairseq_rskip.modules.transformer import SkipTransformerEncoderLayer
 
 OPTIONS = [

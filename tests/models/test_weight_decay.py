@@ -16,9 +16,9 @@ from transformer_helpers import batch, build, sentences
 
 from fairseq_rskip.compat import load_checkpoint
 from fairseq_rskip.modules.parameter_groups import ParameterGroups
-from fairseq_rskip.modules.training import attach
+from fairseq_rskip.modules.step_hooks import attach
+from fairseq_rskip.parameters import without_decay
 from fairseq_rskip.residual import create_skip, skips
-from fairseq_rskip.training import without_decay
 
 # --fp16 asks for the GPU of its flat parameters
 ON_A_CPU = (

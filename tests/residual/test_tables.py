@@ -9,17 +9,20 @@ from stream_rules import RULES
 
 pytest.importorskip("fairseq")
 
-from fairseq_rskip.models import _presets as presets  # noqa: E402
 from fairseq_rskip.models import unknown_architecture  # noqa: E402
-from fairseq_rskip.models._presets import LM_SIZES, SIZES, VARIANTS  # noqa: E402
+from fairseq_rskip.models.architectures import (  # noqa: E402
+    LM_SIZES,
+    SIZES,
+    VARIANTS,
+    arch_configs,
+)
+from fairseq_rskip.models.flat_config import SkipLanguageModelConfig  # noqa: E402
+from fairseq_rskip.models.overview import equation, overview  # noqa: E402
 from fairseq_rskip.residual import KINDS  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND_OF_ARCH = {f"transformer_{variant}": skip["skip_kind"] for variant, skip in VARIANTS.items()}
-KIND_OF_ARCH |= {
-    arch: config().skip_kind
-    for arch, config in presets.architectures(presets.SkipLanguageModelConfig)
-}
+KIND_OF_ARCH |= {arch: config().skip_kind for arch, config in arch_configs(SkipLanguageModelConfig)}
 
 
 def documented(column: int) -> list[str]:
@@ -42,7 +45,7 @@ def kinds_of_experiment(name: str) -> set[str]:
 def missing() -> dict[str, set[str]]:
     """Table -> the kinds that it lacks."""
     found = {
-        "fairseq_rskip/models/_presets.py VARIANTS": set(KIND_OF_ARCH.values()),
+        "fairseq_rskip/models/architectures.py FAMILIES": set(KIND_OF_ARCH.values()),
         "tests/skip_variants.py or stream_rules.py": {
             o["kind"] for o, _ in [*EQUATIONS, *RULES.values()]
         },
@@ -50,10 +53,7 @@ def missing() -> dict[str, set[str]]:
         "experiments/rivals.yaml": kinds_of_experiment("experiments/rivals.yaml"),
         "experiments/lm-rivals.yaml": kinds_of_experiment("experiments/lm-rivals.yaml")
         | {"tfixup"},
-        "FAMILIES of _presets.py": {
-            kind for kind in KINDS if presets.family_of(kind) in presets.FAMILIES
-        },
-        "an equation in the docstring": {kind for kind in KINDS if presets.equation(kind)},
+        "an equation in the docstring": {kind for kind in KINDS if equation(kind)},
     }
     return {table: set(KINDS) - kinds for table, kinds in found.items() if set(KINDS) - kinds}
 
@@ -76,7 +76,7 @@ def test_a_rule_without_rows_is_missing_from_every_table(monkeypatch):
     own = type("Own", (KINDS["xskip"],), {"__doc__": "Nothing."})
     own.__module__ = "mine"
     monkeypatch.setitem(KINDS, "own", own)
-    assert len(missing()) == 7
+    assert len(missing()) == 6
     assert all(kinds == already.get(table, set()) | {"own"} for table, kinds in missing().items())
     assert len(KINDS) not in numbers_in_readme()
 
@@ -109,7 +109,7 @@ def test_a_rule_that_is_written_otherwise_is_suggested(written, meant):
 
 
 def test_the_overview_shows_every_rule_and_size_once():
-    lines = presets.overview().splitlines()
+    lines = overview().splitlines()
     names = [line.split()[0] for line in lines if line.startswith("  ")]
     assert sorted(names) == sorted(
         [*VARIANTS, *(size.lstrip("_") or "none" for size in [*SIZES, *LM_SIZES])]

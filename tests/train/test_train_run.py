@@ -22,11 +22,11 @@ from training_corpus import STARTING, lengthen, planner, prepare
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import process
 from fairseq_rskip.tools.__main__ import main
-from fairseq_rskip.tools.log import LAST
 from fairseq_rskip.tools.train.main import read
 from fairseq_rskip.tools.train.plan import make_plan
 from fairseq_rskip.tools.train.run import Progress
 from fairseq_rskip.tools.train.saved import SavedTraining
+from fairseq_rskip.tools.training_files import LAST
 
 SCRIPT = ROOT / "scripts" / "train.sh"
 TINY = "transformer_rskip_ln_tiny"

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from skip_variants import VARIANTS, draw, from_rows, to_rows
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.parameters import learned
 from fairseq_rskip.residual import initialise_from_batch, skips
-from fairseq_rskip.training import learned
 from fairseq_rskip.vision.config import parse
 from fairseq_rskip.vision.data import ImageSet
-from fairseq_rskip.vision.model import preact_resnet
+from fairseq_rskip.vision.model import PreActResNet
 from fairseq_rskip.vision.trainer import Group, Trainer
 
 CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ def reference(x, weights, depth, variant, shortcut, axes="c"):
 def build(depth, variant, shortcut="A", **more):
     """A network whose every parameter is random, so that no gain is 1 and no bias is 0."""
     torch.manual_seed(3)
-    model = preact_resnet(depth, 7, {**variant.options, **more}, shortcut)
+    model = PreActResNet(depth, 7, {**variant.options, **more}, shortcut)
     for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
@@ -170,7 +170,7 @@ MORE = {
 def test_parameter_counts_are_the_published_ones_and_what_skips_add():
     def count(depth, classes=10, skip=None, shortcut="A", **more):
         with torch.device("meta"):
-            model = preact_resnet(depth, classes, skip, shortcut, **more)
+            model = PreActResNet(depth, classes, skip, shortcut, **more)
         return sum(parameter.numel() for parameter in model.parameters())
 
     assert {depth: count(depth) for depth in SIZES} == SIZES
@@ -180,7 +180,7 @@ def test_parameter_counts_are_the_published_ones_and_what_skips_add():
 
 def test_he_initialisation():
     torch.manual_seed(0)
-    model = preact_resnet(56, 10)
+    model = PreActResNet(56, 10)
     weight = model.blocks[-1].conv2.weight
     assert weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
     assert abs(weight.mean().item()) < 1e-3 and model.fc.bias.eq(0).all()
@@ -191,7 +191,7 @@ def test_he_initialisation():
 
 def test_lambda_from_the_gradient_sees_the_input_where_the_width_changes():
     torch.manual_seed(3)
-    model = preact_resnet(8, 10, {"kind": "askip", "adapt": "gradient"})
+    model = PreActResNet(8, 10, {"kind": "askip", "adapt": "gradient"})
     images = torch.randn(8, 3, 32, 32)
     ratios = {}
     for k in (1, 2, 3, 4):

@@ -15,7 +15,7 @@ from fairseq_rskip.residual import own_rules
 from fairseq_rskip.residual.state import check_file
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
 from fairseq_rskip.tools import cached
-from fairseq_rskip.tools.log import LAST, NUMBERED, numbered
+from fairseq_rskip.tools.training_files import LAST, NUMBERED, numbered
 
 AVERAGED = 5  # checkpoints of a translation model, unless a command is given another number
 ACCEPTED = (

@@ -16,7 +16,7 @@ from fairseq_rskip.tools.prepare.text import content_hash
 
 from .records import Table, dashed
 
-Text = Table.OwnText | Table.Documents | Table.Published
+Text = Table.Pairs | Table.Documents | Table.Published
 
 
 def files(text: Text) -> dict[str, Path]:
@@ -24,7 +24,7 @@ def files(text: Text) -> dict[str, Path]:
     names = {}
     if isinstance(text, Table.Documents):
         names["text"] = text.text
-    if isinstance(text, Table.OwnText):
+    if isinstance(text, Table.Pairs):
         for split in ("train", "valid", "test"):
             source, target = getattr(text, split)
             names[f"{split}-src"] = source
@@ -35,7 +35,7 @@ def files(text: Text) -> dict[str, Path]:
 def option_words(text: Text) -> list[str]:
     """The options of ``rskip prepare`` that are not files."""
     words = to_argv(dashed(text.options))
-    if not isinstance(text, Table.OwnText):
+    if not isinstance(text, Table.Pairs):
         return words
     return ["--src", text.source, "--tgt", text.target, *words]
 
@@ -46,7 +46,7 @@ def identity(text: Text) -> dict[str, str]:
     Raises ``UserError`` for missing files.
     """
     paths = files(text)
-    if isinstance(text, Table.OwnText):
+    if isinstance(text, Table.Pairs):
         missing = [str(path) for path in paths.values() if not path.is_file()]
         if missing:
             verb = "does" if len(missing) == 1 else "do"
@@ -90,7 +90,7 @@ def _base_name(text: Text) -> str:
         return text.corpus
 
     first = next(iter(files(text).values()))
-    languages = [text.source, text.target] if isinstance(text, Table.OwnText) else []
+    languages = [text.source, text.target] if isinstance(text, Table.Pairs) else []
     return "-".join([first.stem, *languages])
 
 

@@ -74,7 +74,7 @@ class Table(Section):
         sweep_of: str = ""
         scale: dict[str, Number] = {}
 
-    class OwnText(Section):
+    class Pairs(Section):
         """Your own text, prepared in ``folder``; ``source`` and ``target`` are language codes."""
 
         source: str
@@ -246,7 +246,7 @@ class Experiment:
     columns: dict[str, Table.Column]
     chosen_seeds: list[int]  # those of --seeds; [] for the file's
     # your own text, by the folder it is prepared in
-    texts: dict[str, Table.OwnText | Table.Documents | Table.Published]
+    texts: dict[str, Table.Pairs | Table.Documents | Table.Published]
     corpus: str  # --corpus, or ""
     changed: dict[str, Any]  # the options of --set
     cells: list[Cell] = field(default_factory=list)

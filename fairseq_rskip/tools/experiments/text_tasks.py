@@ -9,7 +9,8 @@ from typing import Any
 from fairseq_rskip.console import to_argv
 from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.machine import fairseq_version
-from fairseq_rskip.tools import comet, log
+from fairseq_rskip.tools import comet
+from fairseq_rskip.tools import training_files as log
 from fairseq_rskip.tools.corpus import DATA, NAMES, Corpus, folder_name
 from fairseq_rskip.tools.evaluate.scores_file import TRANSLATION, read_scores
 from fairseq_rskip.tools.lines import read_lines

@@ -21,7 +21,7 @@ from . import own_text
 from .records import Row, Section, Table
 
 FOLDER = CHECKOUT / "experiments"
-TEXTS = (Table.Documents, Table.Published, Table.OwnText)  # what is prepared for a table
+TEXTS = (Table.Documents, Table.Published, Table.Pairs)  # what is prepared for a table
 Texts = dict[str, own_text.Text]  # folder of the prepared text -> the text
 
 
@@ -296,4 +296,4 @@ def _kind_of_text(data: dict[str, Any]) -> type[Section]:
         return Table.Documents
     if "corpus" in data:
         return Table.Published
-    return Table.OwnText
+    return Table.Pairs

@@ -25,7 +25,7 @@ MODEL_TYPE, CONFIG_CLASS, MODEL_CLASS = "skip_lm", "SkipLMConfig", "SkipLMForCau
 SYMBOLS = "symbols.json"
 # The rules y_1 = G_1(p * x + q * F), y_k = G_k(x + y_{k-1}) whose p and q are the same numbers in
 # every layer; some of them also scale what the weights start with.
-KINDS = (
+CONVERTED_KINDS = (
     "xskip",
     "rskip",
     "preln",
@@ -183,8 +183,9 @@ def check(decoder: Any) -> None:
 
 
 def rule_of(decoder: Any) -> Rule:
-    """The rule of all skip connections. Raises ``UserError`` where it is not one of ``KINDS`` with
-    layer or RMS norm.
+    """The rule of all skip connections.
+
+    Raises ``UserError`` unless it is one of ``CONVERTED_KINDS`` with layer or RMS norm.
     """
     rules = {describe(skip) for skip in skips(decoder).values()}
     final = decoder.layer_norm
@@ -203,10 +204,10 @@ def describe(skip: Any) -> Rule:
     if skip.pre is not None:
         norms.append(skip.pre)
     norm, eps = norm_of(norms)
-    if skip.kind not in KINDS or norm not in NORMS.values():
+    if skip.kind not in CONVERTED_KINDS or norm not in NORMS.values():
         raise UserError(
             f"--transformers cannot express the rule {skip.kind} with {skip.options.norm} norm: "
-            f"expected {', '.join(KINDS)}, without norm or with layer or rms norm"
+            f"expected {', '.join(CONVERTED_KINDS)}, without norm or with layer or rms norm"
         )
     return Rule(
         skip_kind=skip.kind,

@@ -11,7 +11,7 @@ from fairseq_rskip.tools.export.card import Card
 from fairseq_rskip.tools.resnets import settings
 from fairseq_rskip.tools.saved_model import read_checkpoint
 from fairseq_rskip.vision.config import FOLDER, Config
-from fairseq_rskip.vision.model import preact_resnet
+from fairseq_rskip.vision.model import PreActResNet
 from fairseq_rskip.vision.run import RESULT
 
 
@@ -32,7 +32,7 @@ def convert(
         if (result["iterations"], result["identity"]) != (state["iteration"], state["identity"]):
             raise UserError(f"{path} is the result of another run or iteration than {checkpoint}")
         network = settings(source).network()
-        model = preact_resnet(num_classes=result["classes"], **network)
+        model = PreActResNet(num_classes=result["classes"], **network)
         classes = state["identity"]["classes"].split(", ")
     except UserError:
         raise

@@ -13,7 +13,8 @@ from omegaconf import ListConfig, OmegaConf
 
 from fairseq_rskip.analysis.study import Source
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.models._building import SkipModel
+from fairseq_rskip.models.building import SkipModel
+from fairseq_rskip.modules.step_hooks import TrainingConfig
 from fairseq_rskip.residual import own_rules
 from fairseq_rskip.tools.corpus import Corpus, corpus_of
 from fairseq_rskip.tools.evaluate.main import DEFAULT_LENPEN
@@ -33,11 +34,9 @@ SEARCH = {
 SAMPLING = {"beam": 1, "sampling": True, "max_len_a": 1.0, "max_len_b": 100}  # of a language model
 TASKS = {"translation": ("translation", SEARCH), "language_modeling": ("language_model", SAMPLING)}
 TRAINING_ONLY = {  # settings of no use afterwards
-    "_name",
     "encoder_embed_path",
     "decoder_embed_path",
-    "skip_log_interval",
-    "skip_lr_scale",
+    *(field.name for field in dataclasses.fields(TrainingConfig)),
 }
 SHOWN = ("optimization", "optimizer", "lr_scheduler", "criterion")  # of the training, in the card
 

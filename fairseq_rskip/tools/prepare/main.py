@@ -287,7 +287,7 @@ def _own_pairs(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "corpus": options.name or options.folder.name,
         "out": options.folder.absolute(),
-        "source": stages.OwnPairs(files),
+        "source": stages.Pairs(files),
         "src": options.src,
         "tgt": options.tgt,
         "tokenizer": options.tokenizer,
@@ -299,7 +299,7 @@ def _own_text(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "corpus": options.name or options.folder.name,
         "out": options.folder.absolute(),
-        "source": stages.OwnText(options.text, options.lines, options.held_out),
+        "source": stages.Documents(options.text, options.lines, options.held_out),
         "src": options.lang,
         "tgt": "",
         "tokenizer": options.tokenizer,

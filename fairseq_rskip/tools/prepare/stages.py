@@ -30,14 +30,14 @@ MOST_UNKNOWN = 1.0  # percent of a held-out text; subwords of one kind of text l
 
 
 @dataclass(frozen=True)
-class OwnPairs:
+class Pairs:
     """Your own parallel text: by split, the files of source and target."""
 
     files: dict[str, tuple[Path, Path]]
 
 
 @dataclass(frozen=True)
-class OwnText:
+class Documents:
     """Your own text: a file or a folder.
 
     A document has ``document_lines`` lines; with 0, a blank line ends it.
@@ -73,7 +73,7 @@ class Preparation:
 
     corpus: str
     out: Path
-    source: OwnPairs | OwnText | Published
+    source: Pairs | Documents | Published
     src: str
     tgt: str
     tokenizer: str
@@ -102,7 +102,7 @@ def prepare(plan: Preparation) -> None:
         members = source.members
         stages.make("unpacked", lambda part: unpack(plan.out, members, part), members)
     how: list[Any] = []
-    if isinstance(source, OwnText):
+    if isinstance(source, Documents):
         how = [source.document_lines, source.held_out]
     elif isinstance(source, Published):
         how = [source.parts, source.document_lines, source.at_titles]
@@ -205,11 +205,11 @@ def _read_key(folder: Path) -> str:
     return key.read_text().strip() if key.is_file() else ""
 
 
-def identity(source: OwnPairs | OwnText | Published) -> str:
+def identity(source: Pairs | Documents | Published) -> str:
     """Checksums of the content, which distinguish one text from another."""
     if isinstance(source, Published):
         return " ".join(archive.digits for archive in source.archives)
-    if isinstance(source, OwnText):
+    if isinstance(source, Documents):
         return text.content_hash(source.path)
     checksums = []
     for split in SPLITS:
@@ -230,7 +230,7 @@ def make_raw(plan: Preparation, part: Path) -> None:
     """{train,valid,test}.LANGUAGE as published."""
     source = plan.source
     every_split = [part / f"{split}.{plan.src}" for split in SPLITS]
-    if isinstance(source, OwnText):
+    if isinstance(source, Documents):
         text.draw_documents(source.path, every_split, source.held_out, source.document_lines)
         return
     if isinstance(source, Published) and source.held_out:
@@ -241,7 +241,7 @@ def make_raw(plan: Preparation, part: Path) -> None:
         if all((part / f"{split}.{language}").exists() for language in plan.languages):
             continue
         prefix = part / split
-        if isinstance(source, OwnPairs):
+        if isinstance(source, Pairs):
             text.join(prefix, plan.src, plan.tgt, [source.files[split]])
         elif plan.tgt:
             parts = [plan.out / name for name in source.parts[split]]

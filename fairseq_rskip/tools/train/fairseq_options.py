@@ -20,10 +20,10 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, Fairse
 
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
 from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
-from fairseq_rskip.models._presets import ANY_RULE
+from fairseq_rskip.models.architectures import ANY_RULE
 from fairseq_rskip.option_error import refused
 from fairseq_rskip.tools.corpus import Corpus
-from fairseq_rskip.tools.log import LAST
+from fairseq_rskip.tools.training_files import LAST
 
 
 class Range(NamedTuple):

@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
     """Plan the training of ``argv``, and become the process that runs it. Raises ``UserError``."""
     own, words = read(argv)
     if own.archs:
-        from fairseq_rskip.models._presets import overview
+        from fairseq_rskip.models.overview import overview
 
         print(f"{overview()}\n\nfairseq-train --help lists fairseq's own.")
         return

@@ -16,8 +16,8 @@ from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.fairseq_log import Record, record
 from fairseq_rskip.files import lock_holder, locked, write_bytes
 from fairseq_rskip.tools.corpus import PREPARATION
-from fairseq_rskip.tools.log import LAST, LOG, summary
 from fairseq_rskip.tools.process import Stopped, follow, stop_on_signals
+from fairseq_rskip.tools.training_files import LAST, LOG, summary
 
 LOCK = "train.lock"
 LINES_EVERY = 30.0  # seconds between lines of progress

@@ -9,7 +9,7 @@ from fairseq_rskip.flags import flag
 from fairseq_rskip.residual import KINDS
 from fairseq_rskip.residual.options import options_of
 from fairseq_rskip.safe_load import load_checkpoint
-from fairseq_rskip.tools.log import LAST, early_stop
+from fairseq_rskip.tools.training_files import LAST, early_stop
 
 # parts of a checkpoint's settings in which the options of a training are
 PARTS = ("model", "criterion", "optimizer", "lr_scheduler", "optimization", "common")

@@ -12,16 +12,16 @@ from torch import nn
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import keep_freed_memory
-from fairseq_rskip.models._presets import resolve
-from fairseq_rskip.modules import fixnorm, training
+from fairseq_rskip.models.flat_config import resolve
+from fairseq_rskip.modules import fixnorm, step_hooks
 from fairseq_rskip.modules.profiling import profile
 from fairseq_rskip.modules.skip_config import check_sizes, growth_warning
 from fairseq_rskip.modules.upgrade import check_rule
 from fairseq_rskip.option_error import refused
+from fairseq_rskip.parameters import check_lr_scale
 from fairseq_rskip.residual import Place, Weight, skips
 from fairseq_rskip.residual.halting import halting_modules
 from fairseq_rskip.residual.state import WithRule
-from fairseq_rskip.training import check_lr_scale
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def finish(model, task, cfg):
     _scale_embeddings(model)
     _zero_classifier(model)
     profile(task, model)
-    training.attach(task, model, cfg.skip_log_interval, cfg.skip_lr_scale)
+    step_hooks.attach(task, model, cfg.skip_log_interval, cfg.skip_lr_scale)
     return model
 
 

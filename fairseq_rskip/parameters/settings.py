@@ -1,4 +1,4 @@
-"""What each parameter gets of an optimizer's settings: for fairseq's models and for vision."""
+"""An optimizer's settings for each parameter: learning rate, Adam's epsilon, weight decay."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from ..residual import skips
 from .coefficients import learned, without_decay
 
 
-class Share(NamedTuple):
+class ParameterSettings(NamedTuple):
     """Factors of the learning rate and of Adam's epsilon, and whether weight decay applies."""
 
     lr: float = 1.0
@@ -17,29 +17,30 @@ class Share(NamedTuple):
     decays: bool = True
 
 
-PLAIN = Share()
+DEFAULT = ParameterSettings()
 
 
-def shares(model: nn.Module, lr_scale: float = 1.0) -> dict[int, Share]:
-    """The id of each parameter of ``model`` whose share differs from ``Share()`` -> its share.
+def parameter_settings(model: nn.Module, lr_scale: float = 1.0) -> dict[int, ParameterSettings]:
+    """The id of each parameter of ``model`` whose settings are not the default -> its settings.
 
     ``lr_scale`` multiplies the learning rate of what the skip connections learn, norms left out. A
     rule's own factors, :meth:`.SkipConnection.layer_factors`, are for all parameters of the module
     that holds the skip connection: a Transformer's layer, a ResNet's block.
     """
-    by_parameter: dict[int, Share] = {}
+    by_parameter: dict[int, ParameterSettings] = {}
     for name, skip in skips(model).items():
         lr, eps = skip.layer_factors()
         if (lr, eps) != (1.0, 1.0):
             layer = model.get_submodule(name.rpartition(".")[0])
-            by_parameter.update(dict.fromkeys(map(id, layer.parameters()), Share(lr, eps)))
+            for parameter in layer.parameters():
+                by_parameter[id(parameter)] = ParameterSettings(lr, eps)
 
     for parameter in learned(model).values():
-        share = by_parameter.get(id(parameter), PLAIN)
-        by_parameter[id(parameter)] = share._replace(lr=lr_scale * share.lr)
+        settings = by_parameter.get(id(parameter), DEFAULT)
+        by_parameter[id(parameter)] = settings._replace(lr=lr_scale * settings.lr)
     for parameter in without_decay(model):
         by_parameter[id(parameter)] = by_parameter[id(parameter)]._replace(decays=False)
-    return {key: share for key, share in by_parameter.items() if share != PLAIN}
+    return {key: settings for key, settings in by_parameter.items() if settings != DEFAULT}
 
 
 def check_lr_scale(model: nn.Module, lr_scale: float) -> None:

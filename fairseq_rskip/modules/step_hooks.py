@@ -6,9 +6,11 @@ the end what was learned.
 
 import atexit
 import logging
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import get_global_rank
 from torch import Tensor
 
@@ -18,12 +20,33 @@ from fairseq_rskip.modules.parameter_groups import ParameterGroups, fp32_copies
 from fairseq_rskip.modules.profiling import is_fully_sharded, is_training_process
 from fairseq_rskip.modules.skip_config import FP16_MAX, way_out
 from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
+from fairseq_rskip.parameters import UnmovedCoefficients, learned
 from fairseq_rskip.residual import skips
 from fairseq_rskip.residual.adaptive import lambdas
 from fairseq_rskip.residual.halting import halting_cost, halting_modules
-from fairseq_rskip.training import UnmovedCoefficients, learned
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TrainingConfig(FairseqDataclass):
+    """Options of a training that the trained model does not need."""
+
+    skip_lr_scale: float = field(
+        default=1.0,
+        metadata={
+            "help": "multiplies the learning rate of what the skip connections learn, "
+            "their norms left out"
+        },
+    )
+    skip_log_interval: int = field(
+        default=0,
+        metadata={
+            "help": "write per-block x:F, norm of F(x) over norm of x, and gradient norm to "
+            "TensorBoard (--tensorboard-logdir) and Weights & Biases (--wandb-project) "
+            "at every N-th update; 0: never"
+        },
+    )
 
 
 def attach(task: Any, model: Any, interval: int, lr_scale: float = 1.0) -> None:
@@ -43,7 +66,7 @@ def attach(task: Any, model: Any, interval: int, lr_scale: float = 1.0) -> None:
     if halting_modules(model):
         task.train_step = HaltCost(task.train_step, model)
     task.train_step = OverflowWatch(task.train_step, model)
-    if any(has_share(skip) for skip in skips(model).values()):
+    if any(has_settings(skip) for skip in skips(model).values()):
         task.optimizer_step = ParameterGroups(task.optimizer_step, model, lr_scale)
     on_sphere = [skip for skip in skips(model).values() if skip.has_unit_length]
     if on_sphere:
@@ -57,7 +80,7 @@ def attach(task: Any, model: Any, interval: int, lr_scale: float = 1.0) -> None:
         task.train_step = Report(task.train_step, model)
 
 
-def has_share(skip: Any) -> bool:
+def has_settings(skip: Any) -> bool:
     """Whether parameters of ``skip`` or beside it may have their own settings in the optimizer."""
     return skip.learns or skip.layer_factors() != (1.0, 1.0)
 

@@ -1,0 +1,67 @@
+"""The text of ``rskip train --archs``: every rule with its equation and options, every size."""
+
+import re
+from typing import Any
+
+from fairseq_rskip.models.architectures import FAMILIES, LM_SIZES, SIZES, VARIANTS
+from fairseq_rskip.residual import KINDS
+
+
+def equation(kind: str) -> str:
+    """The equations of a kind, as the first sentence of its docstring has them."""
+    docstring = " ".join((KINDS[kind].__doc__ or "").split())
+    parts = docstring.split("``")
+    texts, quoted = parts[::2], parts[1::2]
+    formulas: list[str] = []
+    for text_before, formula in zip(texts, quoted):
+        if formulas and re.search(r"[.:] ", text_before):
+            break
+        if " = " in formula:
+            formulas.append(formula)
+    return ", ".join(formulas)
+
+
+def options_of_variant(variant: str) -> str:
+    """What a variant sets beside its kind, as options; a kind of another name, too."""
+    options = []
+    for name, value in VARIANTS[variant].items():
+        if name == "skip_kind" and value == variant:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        options.append(flag if value is True else f"{flag} {value}")
+    return " ".join(options)
+
+
+def overview() -> str:
+    """The architectures: every rule once, by family and with its equation, and every size once."""
+    lines = [
+        "--arch transformer_RULE or transformer_RULE_SIZE "
+        "(python -m fairseq_rskip describe ARCH shows one),",
+        "or --arch transformer_skip_SIZE --skip-kind KIND, with the options in brackets",
+        "",
+    ]
+    width = max(map(len, VARIANTS))
+    for family, variants in FAMILIES.items():
+        lines.append(f"Rules {family}:")
+        for variant, skip in variants.items():
+            line = f"  {variant:{width}}  {equation(skip['skip_kind'])}"
+            options = options_of_variant(variant)
+            lines.append(f"{line}  ({options})" if options else line)
+        lines.append("")
+    lines.append("Sizes (encoder layers × width, feed-forward width, heads):")
+    lines += _lines_of_sizes(SIZES, "encoder")
+    lines.append("Sizes of --task language_modeling --arch transformer_lm_RULE, layers as above:")
+    lines += _lines_of_sizes(LM_SIZES, "decoder")
+    return "\n".join(lines)
+
+
+def _lines_of_sizes(sizes: dict[str, dict[str, Any]], side: str) -> list[str]:
+    """A line for each size, with the numbers of its encoder or decoder."""
+    lines = []
+    for size, changes in sizes.items():
+        layers = changes.get(f"{side}_layers", 6)
+        dim = changes.get(f"{side}_embed_dim", 512)
+        ffn = changes.get(f"{side}_ffn_embed_dim", 2048)
+        heads = changes.get(f"{side}_attention_heads", 8)
+        lines.append(f"  {size.lstrip('_') or 'none':23}  {layers} × {dim}, {ffn}, {heads}")
+    return lines
