@@ -61,9 +61,15 @@ def run(table: Callable[[Any], list[Row]], args: argparse.Namespace) -> list[Row
     if args.device == "cpu" and args.dtype == "fp16":
         raise UserError("--dtype fp16 is for --device cuda: expected fp32 or bf16")
     torch.set_num_threads(1)
-    rows, about = table(args), {**machine(args.device), "dtype": args.dtype, "rounds": args.rounds}
+    rows = table(args)
+    about = {**machine(args.device), "dtype": args.dtype, "rounds": args.rounds}
     print_line(pandas.DataFrame(rows).to_string(index=False))
-    return [{**row, **about, **row} for row in rows]
+
+    complete = []
+    for row in rows:
+        missing = {name: value for name, value in about.items() if name not in row}
+        complete.append({**row, **missing})
+    return complete
 
 
 def measure(contenders: dict[str, Callable], args: Any, work: Any) -> pandas.DataFrame:

@@ -111,13 +111,13 @@ def name_cell(kind: str) -> str:
 
 def cells(kind: str, variants: list[str]) -> list[str]:
     """The generated cells of a row; one value for each architecture, where they differ."""
-    found = [name_cell(kind)]
+    row = [name_cell(kind)]
     for cell in (parameters_cell, start_cell, cost_cell):
         values = list(dict.fromkeys(cell(variant) for variant in variants))
         if len(values) > 1:
             values = [cell(variant) or "no" for variant in variants]
-        found.append(" / ".join(values))
-    return found
+        row.append(" / ".join(values))
+    return row
 
 
 def filled(text: str) -> str:

@@ -214,9 +214,9 @@ def stopped(tmp_path_factory, images):
 
 
 @pytest.fixture
-def half(stopped, tmp_path):
-    """A copy of it."""
-    return shutil.copytree(stopped, tmp_path / "half")
+def stopped_copy(stopped, tmp_path):
+    """A copy of the output of a stopped run, which a test may change."""
+    return shutil.copytree(stopped, tmp_path / "stopped_copy")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ add. Tensors are ``(seq_len, batch, embed_dim)``.
 """
 
 import torch
+import torch.nn.functional as F
 from fairseq import utils
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
@@ -206,26 +207,20 @@ class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
         Under ``--cross-self-attention`` keys and values start with the encoder's.
         """
         key = x
-        if self.cross_self_attention:
-            cached = self.self_attn._get_input_buffer(incremental_state)
-            if not (incremental_state is not None and cached is not None and "prev_key" in cached):
-                if attn_mask is not None:
-                    attn_mask = torch.cat(
-                        (x.new_zeros(x.size(0), encoder_out.size(0)), attn_mask), dim=1
-                    )
-                if padding_mask is not None:
-                    if encoder_padding_mask is None:
-                        encoder_padding_mask = padding_mask.new_zeros(
-                            encoder_out.size(1), encoder_out.size(0)
-                        )
-                    padding_mask = torch.cat((encoder_padding_mask, padding_mask), dim=1)
-                key = torch.cat((encoder_out, x), dim=0)
+        if self.cross_self_attention and not self._has_cached_keys(incremental_state):
+            key = torch.cat((encoder_out, x), dim=0)
+            attn_mask = _with_encoder_columns(attn_mask, encoder_out)
+            padding_mask = _with_encoder_padding(padding_mask, encoder_padding_mask, encoder_out)
         options = {
             "incremental_state": incremental_state,
             "attn_mask": attn_mask,
             "need_weights": False,
         }
         return self.self_attn(x, key, key, padding_mask, **options)[0]
+
+    def _has_cached_keys(self, incremental_state) -> bool:
+        """Whether self-attention has the keys of earlier steps, the encoder's among them."""
+        return "prev_key" in self.self_attn._get_input_buffer(incremental_state)
 
     def forward(
         self,
@@ -287,6 +282,24 @@ class SkipTransformerDecoderLayer(SkipTransformerLayerBase):
     def make_generation_fast_(self, need_attn: bool = False, **kwargs) -> None:
         """fairseq's hook before generation: attention weights only where asked for."""
         self.need_attn = need_attn
+
+
+def _with_encoder_columns(attn_mask: Tensor | None, encoder_out: Tensor) -> Tensor | None:
+    """``attn_mask`` with zeros in front, for the encoder's positions: attention is allowed."""
+    if attn_mask is None:
+        return None
+    return F.pad(attn_mask, (encoder_out.size(0), 0))
+
+
+def _with_encoder_padding(
+    padding_mask: Tensor | None, encoder_padding_mask: Tensor | None, encoder_out: Tensor
+) -> Tensor | None:
+    """``padding_mask`` with the encoder's in front; None where the decoder has no padding."""
+    if padding_mask is None:
+        return None
+    if encoder_padding_mask is None:
+        return F.pad(padding_mask, (encoder_out.size(0), 0))
+    return torch.cat((encoder_padding_mask, padding_mask), dim=1)
 
 
 def wrap_layer(layer, cfg):

@@ -111,7 +111,7 @@ struct Call : Problem {
   }
 };
 
-// y, and what backward needs of it: the moments, (2 steps, rows ...), or p, (steps, rows ...), where each row has its own.
+// y, and what backward needs: the moments, (2 steps, rows ...), or p, (steps, rows ...), where p differs from row to row.
 std::tuple<Tensor, Tensor> recursive_skip(
     const Tensor& x, const Tensor& f, TensorList gains, TensorList biases, const Optional& weights,
     const Optional& direction, double skip, double branch, double eps, bool rms) {
@@ -134,7 +134,7 @@ std::tuple<Tensor, Tensor> recursive_skip(
   return {y.to(x.scalar_type()), saved};
 }
 
-// The gradients of x, f, each gain, each bias, weights and direction, of those that there are.
+// The gradients of x, f, each gain, each bias, weights and direction, where these exist.
 Tensors recursive_skip_backward(
     const Tensor& gradient, const Optional& d_saved, const Tensor& x, const Tensor& f, TensorList gains,
     TensorList biases, const Optional& weights, const Optional& direction, const Tensor& saved, double skip,

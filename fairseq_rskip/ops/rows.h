@@ -94,7 +94,7 @@ struct Group {
     descend(g, [](int64_t) { return [](Vec d, int64_t, int64_t, int) { return d; }; }, d_x, d_x, d_f, d_params);
   }
 
-  // Fills y with sum_k p_k y_k. The p of each step stand in `weights`: set before, or here where rows halt by themselves:
+  // Fills y with sum_k p_k y_k. `weights` holds the p of each step: set before, or here where rows halt by themselves:
   // h_k = sigmoid(direction . y_k + halt[k]), p_k = h_k prod_{j<k} (1 - h_j), the last the rest.
   RSKIP_APART void mix(const Vec* x, const Vec* f, const Vec* direction, const float* halt, Vec* y) {
     measure(x, f, y);
@@ -279,7 +279,7 @@ struct Group {
 
   // From g, the gradient of the last y_k, already gathered, back through all steps; `more(k)` adds to what reaches y_k from
   // behind what reaches it otherwise. d_x holds the sum of the gradients of the z_k, and d_f the gradient of y_k on its way:
-  // that of the last but one stands in `first`, which is d_x where `more` adds nothing.
+  // `first` holds that of the last but one; it is d_x where `more` adds nothing.
   template <class More>
   RSKIP_INLINE void descend(const Vec* g, More more, Vec* first, Vec* d_x, Vec* d_f, Vec* d_params) {
     const int64_t last = p.steps - 1;
@@ -312,7 +312,7 @@ struct Group {
     });
   }
 
-  // What gives step k's n: as it stands in memory; or of two steps, computed from the moments and stored.
+  // A function for step k's n, which reads it from memory; that of `both` computes and stores the n of two steps.
   auto stored(int64_t k) const {
     return [n = memory + k * size](int64_t i, int64_t, int) { return n[i]; };
   }

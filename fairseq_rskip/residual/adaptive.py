@@ -33,8 +33,6 @@ SHARES: dict[str, type[Shares]] = {
     "halting": Halting,
     "gradient": OneStep,
 }
-# the names in earlier checkpoints of what is in ``shares``
-EARLIER_NAMES = ("start", "moved", "direction", "mean_steps")
 
 
 @register("askip")
@@ -82,12 +80,7 @@ class AdaptiveSkip(Profiled, Recursive):
             raise OptionError("skip_lambda", skip_lambda, accepted, {"max_steps": self.steps})
         self.wants_profile = adapt == "gradient"
         self.is_initialised = not self.wants_profile
-
-        # shares come before post: optimizers' saved states number the parameters in this order
-        post = self.post
-        del self.post
         self.shares = self.new_shares(initial)
-        self.post = post
         self.learns = len(list(self.shares.parameters())) > 0
 
     @property
@@ -153,14 +146,10 @@ class AdaptiveSkip(Profiled, Recursive):
         return super().mismatch(stored)
 
     def upgrade(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Rename what earlier versions stored, and convert an rskip's state to one at its lambda.
+        """Convert an rskip's state to one at its lambda.
 
         Whatever an rskip does not have, steps beyond its lambda among it, gets its initial value.
         """
-        for name in EARLIER_NAMES:
-            if f"{prefix}{name}" in state:
-                state[f"{prefix}shares.{name}"] = state.pop(f"{prefix}{name}")
-
         gains = [name for name in state if name.startswith(f"{prefix}post.") and ".weight" in name]
         if not gains or f"{prefix}shares.start" in state or len(gains) > self.steps:
             return

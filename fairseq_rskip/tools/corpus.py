@@ -198,6 +198,15 @@ class Corpus:
     def reference(self, subset: str) -> Path:
         return self.folder / "raw" / f"{subset}.{self.target or self.source}"
 
+    def text_sha256(self, subset: str) -> str:
+        """The SHA-256 of a subset's raw text, in hexadecimal. Raises ``UserError``."""
+        path = self.reference(subset)
+        if not path.is_file():
+            raise UserError(
+                f"{self.folder} has no raw text: {path} is missing; prepare the corpus again"
+            )
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
     def sources(self, subset: str) -> list[str]:
         """The raw source sentences of a subset. Raises ``UserError``."""
         path = self.folder / "raw" / f"{subset}.{self.source}"

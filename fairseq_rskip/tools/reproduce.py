@@ -61,6 +61,15 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         metavar="DIR",
         help="folder of the runs (runs/NAME for NAME.yaml, else runs/paper)",
     )
+    _add_selection(parser)
+    add("--no-figures", action="store_true", help="write the report without figures")
+    if command == "run":
+        _add_execution(parser)
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose rows, columns, seeds and data, and change options."""
+    add = parser.add_argument
     add("--rows", nargs="+", default=[], metavar="LABEL", help="only these rows")
     add("--columns", nargs="+", default=[], metavar="NAME", help="only these columns")
     add(
@@ -79,21 +88,24 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         metavar="NAME=VALUE",
         help="set an option in every row, such as depth=20",
     )
-    add("--no-figures", action="store_true", help="write the report without figures")
-    if command == "run":
-        add("--dry-run", action="store_true", help="print the commands that would run")
-        add(
-            "--jobs",
-            type=whole_number(1),
-            metavar="N",
-            help="number of parallel runs (default: one per GPU)",
-        )
-        add(
-            "--slurm",
-            nargs="*",
-            metavar="KEY=VALUE",
-            help="submit SLURM jobs with these options of sbatch",
-        )
+
+
+def _add_execution(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``rskip run`` alone."""
+    add = parser.add_argument
+    add("--dry-run", action="store_true", help="print the commands that would run")
+    add(
+        "--jobs",
+        type=whole_number(1),
+        metavar="N",
+        help="number of parallel runs (default: one per GPU)",
+    )
+    add(
+        "--slurm",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="submit SLURM jobs with these options of sbatch",
+    )
 
 
 def _tables(options: argparse.Namespace) -> list[Experiment]:
@@ -171,11 +183,10 @@ def _check_data(experiments: list[Experiment]) -> None:
     """Raise ``UserError`` for data that a run would refuse after hours."""
     checked = set()
     for experiment in experiments:
-        for cell in experiment.cells:
-            for run in cell.runs:
-                if (experiment.task, run.data) not in checked:
-                    checked.add((experiment.task, run.data))
-                    TASKS[experiment.task].check_data(run.data)
+        for run in experiment.runs:
+            if (experiment.task, run.data) not in checked:
+                checked.add((experiment.task, run.data))
+                TASKS[experiment.task].check_data(run.data)
 
 
 def _untried(
@@ -201,9 +212,8 @@ def prepare_data(experiment: Experiment, dry_run: bool = False) -> bool:
 
     Returns whether anything was prepared. Raises ``UserError``.
     """
-    data_of_runs = [run.data for cell in experiment.cells for run in cell.runs]
     any_prepared = False
-    for data in dict.fromkeys(data_of_runs):
+    for data in dict.fromkeys(run.data for run in experiment.runs):
         text = experiment.texts.get(data)
         words = _own_text_words(text, data) if text else _corpus_words(data)
         if not words:

@@ -196,7 +196,7 @@ def paired(
 
 
 def are_tested(baseline: list[str], system: list[str]) -> bool:
-    """Whether so many sentences differ that a test over sentences means something."""
+    """Whether enough sentences differ for the test to be meaningful."""
     differing = sum(ours != theirs for ours, theirs in zip(system, baseline, strict=True))
     return differing >= LEAST_DIFFERENT
 

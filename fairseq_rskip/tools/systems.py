@@ -92,7 +92,7 @@ class System(NamedTuple):
     """A file of translations, or the folder of an evaluation that may still have to be made."""
 
     path: Path
-    is_text: bool = False  # of a language model
+    text_sha256: str | None = None  # of the text that a language model scores; None: translations
     options: Namespace | None = None  # of rskip evaluate, where it still has to be made
 
     def evaluated(self) -> Path:
@@ -123,34 +123,39 @@ def find_system(path: Path, data: Path | None) -> System:
         return _to_evaluate(path, data)
     if data:
         raise UserError(f"--data is for checkpoints, and {path} is evaluated already")
-    return System(path, is_text=path.is_dir() and "text_sha256" in read_scores(path))
+    text_sha256 = read_scores(path).get("text_sha256") if path.is_dir() else None
+    return System(path, text_sha256)
 
 
 def _to_evaluate(path: Path, data: Path | None) -> System:
     """A checkpoint, or a folder of checkpoints, to evaluate. Raises ``UserError``."""
     from fairseq_rskip.tools.evaluate import main, weights  # takes seconds
 
+    checkpoints = [path]
     if path.is_dir():
-        options = main.parse(["DATA", str(path)])
-    else:
-        options = main.parse(["DATA", str(path.parent), "--checkpoint", str(path)])
-        options.out = options.out.with_name(f"{options.out.name}-{path.stem}")
-
-    checkpoints, _ = weights.choose(path if path.is_dir() else path.parent, 1, options.checkpoint)
+        checkpoints, _ = weights.choose(path, 1)
     trained_on = data or weights.task_of(checkpoints[0]).get("data")
     corpus = corpus_of(checkpoints[0], str(trained_on), data)
-    options.data = corpus.folder
-    return System(options.out, corpus.is_monolingual, options)
+
+    options = main.default_options(corpus.folder, path)
+    text_sha256 = corpus.text_sha256(options.subset) if corpus.is_monolingual else None
+    return System(options.out, text_sha256, options)
 
 
 def are_texts(systems: dict[str, System]) -> bool:
-    """Whether they are language models. Raises ``UserError`` if only some are."""
-    texts = [name for name, system in systems.items() if system.is_text]
+    """Whether they are language models.
+
+    Raises ``UserError`` if only some are, or if they do not score the same text.
+    """
+    texts = [name for name, system in systems.items() if system.text_sha256]
     others = [name for name in systems if name not in texts]
     if texts and others:
         raise UserError(
             f"{texts[0]} is a language model and {others[0]} is not; expected systems of one kind"
         )
+    for name in texts[1:]:
+        if systems[name].text_sha256 != systems[texts[0]].text_sha256:
+            raise UserError(f"{texts[0]} and {name} do not score the same text")
     return bool(texts)
 
 

@@ -214,6 +214,19 @@ def test_every_system_is_found_before_the_first_is_evaluated(texts, tmp_path, mo
     assert "lm is a language model and training is not" in capsys.readouterr().err
 
 
+def test_different_texts_are_refused_before_the_first_is_evaluated(tmp_path, monkeypatch, capsys):
+    training, text = tmp_path / "training", tmp_path / "text"
+    for folder in (training, text):
+        folder.mkdir()
+    torch.save({"model": {}}, training / "checkpoint_best.pt")
+    to_evaluate = systems.System(tmp_path / "out", text_sha256="1", options=Namespace())
+    monkeypatch.setattr(systems, "_to_evaluate", lambda path, data: to_evaluate)
+    monkeypatch.setattr(evaluate_main, "evaluate", lambda options: pytest.fail("it is evaluated"))
+    monkeypatch.setattr(systems, "read_scores", lambda folder: {"text_sha256": "0"})
+    assert rskip(["compare", f"ours={training}", f"lm={text}"]) == 1
+    assert capsys.readouterr().err == "error: ours and lm do not score the same text\n"
+
+
 REFUSED = {
     "one system": (["good"], [], "error: two systems are needed"),
     "no reference": (["good", "bad"], [], "error: plain files need their reference: --ref FILE"),

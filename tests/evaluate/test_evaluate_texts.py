@@ -22,6 +22,7 @@ from fairseq_rskip.tools.__main__ import main
 from fairseq_rskip.tools.evaluate import generation
 from fairseq_rskip.tools.evaluate.language_model import documents
 from fairseq_rskip.tools.significance import paired_values
+from fairseq_rskip.tools.systems import find_system
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,8 @@ def test_language_models_are_compared_by_documents(
     assert rskip("compare", f"ours={folder}", f"other={tmp_path / 'other'}") == 0
     paths = [path / "evaluation-test" / "scores.json" for path in (folder, tmp_path / "other")]
     ours, other = (json.loads(path.read_text())["bits"]["byte"] for path in paths)
+    scored = json.loads(paths[0].read_text())["text_sha256"]
+    assert find_system(folder, None).text_sha256 == scored  # known before an evaluation
     compared = capsys.readouterr().out
     assert re.search(rf"other .* \{other - ours:+.4f} +0\.00\d+", compared)
     assert "10 documents, 730 bytes; windows of 32 tokens, a stride of 32" in compared

@@ -34,7 +34,7 @@ def test_only_finished_runs_are_read_by_their_paths(tmp_path):
     assert not list(finished_runs(tmp_path / "nothing"))
 
 
-def test_a_record_of_an_earlier_version_has_no_label(tmp_path):
+def test_a_record_without_a_label_is_read(tmp_path):
     settings = {key: value for key, value in SETTINGS.items() if key != "label"}
     write(tmp_path / "seed1", settings=settings, metrics=METRICS)
     (run,) = finished_runs(tmp_path)

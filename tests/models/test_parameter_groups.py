@@ -9,23 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, run_checked
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.optim import build_optimizer
 from fairseq.optim.adafactor import Adafactor
 from fairseq.optim.adam import Adam
-from fairseq.optim.adamax import Adamax
 from fairseq.optim.lr_scheduler import build_lr_scheduler
-from fairseq.optim.nag import NAG
-from test_weight_decay import ON_A_CPU, PRECISIONS, wrapped
+from optimizer_helpers import OPTIMIZERS, PRECISIONS, small_model, train, wrapped
 from transformer_helpers import build
 
-from fairseq_rskip.compat import load_checkpoint
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules.parameter_groups import ParameterGroups
 from fairseq_rskip.parameters import learned
-from fairseq_rskip.residual import create_skip
 
 SCALE = 4.0
 SCHEDULES = {
@@ -39,52 +34,40 @@ SCHEDULES = {
     "step": ["--lr", "0.1", "--lr-deacy-period", "3", "--warmup-updates", "2"],
     "manual": ["--lr", "0.1", "--update2lr", "{'0': 0.1, '3': 0.05}"],
 }
-OPTIMIZERS = {
-    "adam": partial(Adam, lr=0.1),
-    "adamax": partial(Adamax, lr=0.1),
-    "adagrad": lambda groups, weight_decay: torch.optim.Adagrad(
-        groups, lr=0.1, weight_decay=weight_decay
-    ),
-    "nag": partial(NAG, lr=0.1, momentum=0.9),
-    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-    "adafactor": partial(Adafactor, lr=0.1, relative_step=False),
-}
 
 
-def model_of(kind: str = "laurel") -> torch.nn.Sequential:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(5, 5), create_skip(kind, 5), create_skip("wskip", 5))
-
-
-def own_settings(model, decay: float) -> list[dict]:
+def own_settings(model, decay: float, scale: float = SCALE) -> list[dict]:
     """Return the groups that an optimizer would have from the start.
 
-    laurel's learn and do not decay, wskip's do both.
+    laurel's learn and do not decay; wskip's do both, as in the paper.
     """
-    laurel, wskip = list(model[1].learned().values()), [model[2].weight]
-    rest = [p for p in model.parameters() if all(p is not q for q in [*laurel, *wskip])]
-    if not decay:
-        return [{"params": rest}, {"params": laurel + wskip, "factor": SCALE}]
+    laurel = {id(p) for p in model[1].learned().values()}
+    groups: dict[tuple[float, float], list] = {}
+    for p in model.parameters():
+        weight_decay = 0.0 if id(p) in laurel else decay
+        factor = scale if id(p) in laurel or p is model[2].weight else 1.0
+        groups.setdefault((weight_decay, factor), []).append(p)
     return [
-        {"params": rest},
-        {"params": laurel, "weight_decay": 0.0, "factor": SCALE},
-        {"params": wskip, "factor": SCALE},
+        {"params": params, "weight_decay": weight_decay, "factor": factor}
+        for (weight_decay, factor), params in groups.items()
     ]
 
 
 @pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("decay", [0.0, 0.5], ids=["none", "half"])
-def test_steps_are_those_of_groups_with_their_own_rates(made, decay):
+@pytest.mark.parametrize("scale", [1.0, SCALE], ids=["one", "four"])
+def test_steps_are_those_of_groups_that_the_optimizer_has_from_the_start(made, decay, scale):
     """Under a rate that changes with every update, bit for bit."""
     results = []
     for apart in (True, False):
-        model = model_of()
+        model = small_model()
         if apart:
-            optimizer = made(own_settings(model, decay), weight_decay=decay)
+            optimizer = made(own_settings(model, decay, scale), weight_decay=decay)
             step = optimizer.step
         else:
             optimizer = made(list(model.parameters()), weight_decay=decay)
-            wrapper = ParameterGroups(lambda o: o.optimizer.step(), model, SCALE)
+            groups = optimizer.param_groups
+            wrapper = ParameterGroups(lambda o: o.optimizer.step(), model, scale)
             step = partial(wrapper, wrapped(optimizer))
         for k in range(4):
             for group in optimizer.param_groups:
@@ -93,7 +76,8 @@ def test_steps_are_those_of_groups_with_their_own_rates(made, decay):
                 p.grad = torch.full_like(p, 0.1 + k)
             step()
         results.append(model.state_dict())
-    assert len(optimizer.param_groups) == 1
+    assert optimizer.param_groups is groups
+    assert [len(group["params"]) for group in groups] == [len(results[0])]
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
@@ -115,7 +99,7 @@ def test_a_flat_tensor_steps_as_groups_do(made, decay):
 
     NAG and SGD keep momentum, which the factor must not touch twice.
     """
-    model = model_of().double()
+    model = small_model().double()
     reference = copy.deepcopy(model)
     parameters, flat = flat_copy(model)
     optimizer = made([flat], weight_decay=decay)
@@ -157,7 +141,7 @@ def test_the_rate_is_that_of_every_schedule_times_the_factor(name):
             options.get_training_parser(), [*argv, "--arch", "transformer_laurel_tiny"]
         )
     )
-    model = model_of()
+    model = small_model()
     optimizer = build_optimizer(cfg.optimizer, list(model.parameters()))
     schedule = build_lr_scheduler(cfg.lr_scheduler, optimizer)
     own = {id(p) for p in learned(model).values()}
@@ -182,16 +166,6 @@ def test_the_rate_is_that_of_every_schedule_times_the_factor(name):
         assert optimizer.get_lr() == rates[-1]
         seen.clear()
     assert len(set(rates)) > 1
-
-
-def train(corpus, save_dir, arch, *more):
-    command = ["python-with-fairseq", ON_A_CPU, corpus, "--user-dir", ROOT / "fairseq_rskip"]
-    command += ["--arch", arch, *"--cpu --encoder-embed-dim 32 --encoder-ffn-embed-dim 32".split()]
-    command += "--lr 0.01 --max-tokens 400 --num-workers 0".split()
-    command += "--source-lang src --target-lang tgt --disable-validation".split()
-    command += ["--no-epoch-checkpoints", "--fp16-init-scale", 4, "--save-dir", save_dir, *more]
-    run_checked(command)
-    return load_checkpoint(save_dir / "checkpoint_last.pt")
 
 
 @pytest.mark.slow
@@ -250,7 +224,7 @@ def test_a_factor_where_nothing_is_learned_is_refused():
 
 
 def test_a_factor_that_the_optimizer_cannot_apply_is_refused():
-    model = model_of()
+    model = small_model()
     step = ParameterGroups(lambda o: o.optimizer.step(), model, SCALE)
     with pytest.raises(UserError, match="adafactor --relative-step, which has no"):
         step(wrapped(Adafactor(model.parameters(), relative_step=True)))

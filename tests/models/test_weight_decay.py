@@ -4,56 +4,18 @@ That is so whatever holds the parameters.
 """
 
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, run_checked
 from fairseq.optim.adam import Adam
-from fairseq.optim.nag import NAG
+from optimizer_helpers import PRECISIONS, small_model, train, wrapped
 from transformer_helpers import batch, build, sentences
 
-from fairseq_rskip.compat import load_checkpoint
 from fairseq_rskip.modules.parameter_groups import ParameterGroups
 from fairseq_rskip.modules.step_hooks import attach
 from fairseq_rskip.parameters import without_decay
-from fairseq_rskip.residual import create_skip, skips
-
-# --fp16 asks for the GPU of its flat parameters
-ON_A_CPU = (
-    "import sys, torch; torch.cuda.current_device = lambda: None; "
-    "sys.argv[:2] = ['fairseq-train']; from fairseq_cli.train import cli_main; cli_main()"
-)
-PRECISIONS = {
-    "fp32": [],
-    "flat": ["--fp16"],
-    "parts": ["--fp16", "--fp16-no-flatten-grads"],
-    "fp16": ["--fp16", "--memory-efficient-fp16"],
-}
-
-
-def train(corpus, save_dir, decay, *options):
-    """A real fairseq-train of one update, learning rate 0.01: its last checkpoint."""
-    command = [
-        "python-with-fairseq",
-        ON_A_CPU,
-        corpus,
-        "--user-dir",
-        ROOT / "fairseq_rskip",
-        "--cpu",
-    ]
-    command += (
-        "--arch transformer_laurel_tiny --encoder-embed-dim 32 --encoder-ffn-embed-dim 32".split()
-    )
-    command += "--optimizer adam --lr 0.01 --max-tokens 400 --max-update 1 --num-workers 0".split()
-    command += (
-        "--source-lang src --target-lang tgt --disable-validation --no-epoch-checkpoints".split()
-    )
-    command += ["--weight-decay", decay, "--fp16-init-scale", 4, "--save-dir", save_dir, *options]
-    log = run_checked(command)
-    assert "--weight-decay also shrinks" not in log
-    return load_checkpoint(save_dir / "checkpoint_last.pt")
+from fairseq_rskip.residual import skips
 
 
 @pytest.mark.slow
@@ -61,8 +23,17 @@ def train(corpus, save_dir, decay, *options):
 def test_an_update_shrinks_gains_but_not_coefficients(tiny_corpus, tmp_path, precision):
     """All of them start at 1, where 0.01 * 0.5 of decay is five times what fp16 resolves."""
     options = PRECISIONS[precision]
+    fixed = [*options, "--optimizer", "adam", "--max-update", 1]
     plain, decayed = (
-        train(tiny_corpus, tmp_path / str(decay), decay, *options) for decay in (0.0, 0.5)
+        train(
+            tiny_corpus,
+            tmp_path / str(decay),
+            "transformer_laurel_tiny",
+            *fixed,
+            "--weight-decay",
+            decay,
+        )
+        for decay in (0.0, 0.5)
     )
     for name, value in plain["model"].items():
         difference = decayed["model"][name].float() - value.float()
@@ -82,8 +53,8 @@ def test_an_update_shrinks_gains_but_not_coefficients(tiny_corpus, tmp_path, pre
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_ngpts_vectors_have_length_1_after_an_update(tiny_corpus, tmp_path, precision):
-    options = ["--arch", "transformer_ngpt_tiny", "--lr", 0.1, *PRECISIONS[precision]]
-    saved = train(tiny_corpus, tmp_path, 0.0, *options)["model"]
+    options = ["--optimizer", "adam", "--lr", 0.1, "--max-update", 1, *PRECISIONS[precision]]
+    saved = train(tiny_corpus, tmp_path, "transformer_ngpt_tiny", *options)["model"]
     matrices = [
         (name, w.float()) for name, w in saved.items() if ".layers." in name and w.dim() == 2
     ]
@@ -93,60 +64,16 @@ def test_ngpts_vectors_have_length_1_after_an_update(tiny_corpus, tmp_path, prec
         assert torch.allclose(lengths, torch.ones(()), atol=1e-3), name
 
 
-def model_of(kind):
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(5, 5), create_skip(kind, 5), create_skip("wskip", 5))
-
-
-def wrapped(*optimizers):
-    """What fairseq's optimizers look like from outside: one, or a composite."""
-    if len(optimizers) == 1:
-        return SimpleNamespace(optimizer=optimizers[0])
-    parts = {str(k): SimpleNamespace(optimizer=optimizer) for k, optimizer in enumerate(optimizers)}
-    return SimpleNamespace(optimizer=SimpleNamespace(optimizers=parts))
-
-
-OPTIMIZERS = {
-    "adam": lambda groups, decay: Adam(groups, lr=0.1, weight_decay=decay),
-    "nag": lambda groups, decay: NAG(
-        groups, lr=0.1, momentum=0.9, weight_decay=decay
-    ),  # counts in its groups
-    "sgd": lambda groups, decay: torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=decay),
-}
-
-
-@pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("decay", [0.0, 0.5], ids=["none", "half"])
-def test_steps_are_those_of_groups_that_the_optimizer_has_from_the_start(made, decay):
-    """Coefficients of laurel apart; wskip's weight decays, as in the paper."""
-    results = []
-    for apart in (True, False):
-        model = model_of("laurel")
-        kept = without_decay(model)
-        rest = [p for p in model.parameters() if all(p is not q for q in kept)]
-        assert len(kept) == 4 and any(p is model[2].weight for p in rest)
-        if apart:
-            optimizer = made([{"params": rest}, {"params": kept, "weight_decay": 0.0}], decay)
-            step = optimizer.step
-        else:
-            optimizer = made(list(model.parameters()), decay)
-            groups = optimizer.param_groups
-            step = partial(ParameterGroups(lambda o: o.optimizer.step(), model), wrapped(optimizer))
-        for k in range(3):
-            for group in optimizer.param_groups:
-                group["lr"] = 0.1 / (k + 1)
-            for p in model.parameters():
-                p.grad = torch.full_like(p, 0.1 + k)
-            step()
-        results.append(model.state_dict())
-    assert optimizer.param_groups is groups and [len(group["params"]) for group in groups] == [
-        len(results[0])
-    ]
-    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+def test_a_rule_says_whether_its_coefficients_decay():
+    """laurel's do not; wskip's do, as in the paper."""
+    model = small_model()
+    kept = without_decay(model)
+    laurel = model[1].learned().values()
+    assert len(kept) == 4 and {id(p) for p in kept} == {id(p) for p in laurel}
 
 
 def test_the_parts_of_a_composite_optimizer():
-    model = model_of("laurel")
+    model = small_model()
     parts = [torch.optim.SGD(part.parameters(), lr=1.0, weight_decay=0.5) for part in model]
     for p in model.parameters():
         p.grad = torch.zeros_like(p)

@@ -12,7 +12,8 @@ stack's last streams with a gate.
 import pytest
 import torch
 from skip_variants import draw
-from stream_rules import EPS, Stack
+from stream_blocks import EPS
+from stream_rules import Stack
 from torch import Tensor, nn
 
 from fairseq_rskip.residual import create_skip

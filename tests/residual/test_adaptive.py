@@ -111,57 +111,6 @@ def test_halting_costs_what_its_tokens_take_and_padding_nothing():
     assert halting_cost([halting], torch.sum) is None
 
 
-# the state of an askip of 3 features and K = 2 as it was when the skip itself had these names, and
-# what it then computed for x and F of EARLIER_INPUTS
-EARLIER_STATES = {
-    "fraction": {"start": 2.0, "moved": [-0.25]},
-    "mixture": {"start": [-3.0, 0.0], "moved": [0.5, -0.5]},
-    "halting": {
-        "start": [-3.0],
-        "moved": [2.0],
-        "direction": [0.5, -1.0, 0.25],
-        "mean_steps": 1.75,
-    },
-    "gradient": {"start": 1.0},
-}
-EARLIER_INPUTS = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.5, 1.0, 2.0]])
-EARLIER_RESULTS = {
-    "fraction": [1.2347925, -0.9496206, 0.7427127],
-    "mixture": [1.3176775, -0.9531531, 0.6945211],
-    "halting": [0.9893308, -0.9391590, 0.8854308],
-    "gradient": [0.7595235, -0.9293646, 1.0190470],
-}
-EARLIER_LAMBDAS = {"fraction": 1.75, "mixture": 1.8807969, "halting": 1.75, "gradient": 1.0}
-
-
-@pytest.mark.parametrize("adapt", MODES)
-def test_a_state_with_the_names_of_earlier_versions_is_loaded(adapt):
-    state = {name: torch.tensor(value) for name, value in EARLIER_STATES[adapt].items()}
-    for step in range(2):
-        state[f"post.{step}.weight"] = torch.tensor([1.5, 0.5, 1.0])
-        state[f"post.{step}.bias"] = torch.tensor([0.25, -0.25, 0.0])
-    skip = create_skip("askip", 3, adapt=adapt, max_steps=2)
-    outer = torch.nn.ModuleDict({"skip": copy.deepcopy(skip)})
-    skip.load_state_dict(state)
-    outer.load_state_dict({f"skip.{name}": value for name, value in state.items()})
-    for loaded in (skip, outer["skip"]):
-        y = loaded.eval()(*EARLIER_INPUTS)
-        torch.testing.assert_close(y, torch.tensor([EARLIER_RESULTS[adapt]]), rtol=0, atol=1e-5)
-        assert loaded.effective_lambda() == pytest.approx(EARLIER_LAMBDAS[adapt])
-    assert skip.state_dict().keys() == {
-        name if name.startswith("post.") else f"shares.{name}" for name in state
-    }
-
-
-@pytest.mark.parametrize("adapt", MODES)
-def test_parameters_are_in_the_order_of_earlier_versions(adapt):
-    """An optimizer's saved state, and the flat copy of --fp16, have them by their number."""
-    names = [name for name, _ in askip(adapt).named_parameters()]
-    own = {"fraction": 1, "mixture": 1, "halting": 2, "gradient": 0}[adapt]
-    assert names[:own] == ["shares.moved", "shares.direction"][:own]
-    assert names[own:] == [f"post.{k}.{part}" for k in range(4) for part in ("weight", "bias")]
-
-
 @pytest.mark.parametrize("norm", ["layer", "batch", "dyt"])
 @pytest.mark.parametrize("steps", [1, 2, 4])
 @pytest.mark.parametrize("adapt", MODES)

@@ -18,16 +18,18 @@ def refused(result):
     return error_line(result[2])
 
 
-def test_an_unfinished_run_is_never_overwritten(half, images, capfd):
-    path = half / "seed1" / "checkpoint.pt"
+def test_an_unfinished_run_is_never_overwritten(stopped_copy, images, capfd):
+    path = stopped_copy / "seed1" / "checkpoint.pt"
     before = path.read_bytes()
-    assert refused(train(capfd, half, images)).startswith(f"{path} is of an earlier run: --resume ")
+    assert refused(train(capfd, stopped_copy, images)).startswith(
+        f"{path} is of an earlier run: --resume "
+    )
     assert path.read_bytes() == before
 
 
-def test_runs_of_other_settings_are_refused(half, whole, images, capfd):
-    path = half / "seed1" / "checkpoint.pt"
-    line = refused(train(capfd, half, images, resume=True, depth=14, skip_kind="xskip"))
+def test_runs_of_other_settings_are_refused(stopped_copy, whole, images, capfd):
+    path = stopped_copy / "seed1" / "checkpoint.pt"
+    line = refused(train(capfd, stopped_copy, images, resume=True, depth=14, skip_kind="xskip"))
     assert line.startswith(
         f"{path} is of another run: --depth: 8 there, 14 here; --skip-kind: rskip there, xskip here"
     )
@@ -90,21 +92,21 @@ BAD_CHECKPOINTS = {
 
 
 @pytest.mark.parametrize("name", BAD_CHECKPOINTS)
-def test_a_damaged_or_foreign_checkpoint_is_one_line(half, images, capfd, name):
+def test_a_damaged_or_foreign_checkpoint_is_one_line(stopped_copy, images, capfd, name):
     damage, message = BAD_CHECKPOINTS[name]
-    path = half / "seed1" / "checkpoint.pt"
+    path = stopped_copy / "seed1" / "checkpoint.pt"
     damage(path)
     before = path.read_bytes()
-    line = refused(train(capfd, half, images, resume=True))
+    line = refused(train(capfd, stopped_copy, images, resume=True))
     assert message in line and str(path) in line
-    assert path.read_bytes() == before and not (half / "seed1" / "result.json").exists()
+    assert path.read_bytes() == before and not (stopped_copy / "seed1" / "result.json").exists()
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe{", b"[1", b"[]"], ids=["bytes", "cut", "list"])
-def test_a_file_in_the_place_of_a_result_is_one_line(half, images, capfd, content):
-    path = half / "seed1" / "result.json"
+def test_a_file_in_the_place_of_a_result_is_one_line(stopped_copy, images, capfd, content):
+    path = stopped_copy / "seed1" / "result.json"
     path.write_bytes(content)
-    line = refused(train(capfd, half, images, resume=True))
+    line = refused(train(capfd, stopped_copy, images, resume=True))
     assert line.startswith(f"{path} is not a result of train_cifar.py; remove it, or choose")
 
 

@@ -7,7 +7,6 @@ import math
 import re
 from argparse import Namespace
 from collections import Counter
-from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,7 @@ def measure(corpus: Corpus, subset: str, values: list[float]) -> dict[str, Any]:
         "perplexity": {"subword": 2 ** per["tokens"], "word": 2 ** per["words"]},
         "bits": {"subword": per["tokens"], "word": per["words"], "byte": per["bytes"]},
         **{name: total[name] for name in ("tokens", "words", "bytes")},
-        "text_sha256": sha256(raw.read_bytes()).hexdigest(),
+        "text_sha256": corpus.text_sha256(subset),
         "documents": parts,
     }
 

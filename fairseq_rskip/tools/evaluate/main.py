@@ -92,6 +92,18 @@ def parse(argv: list[str] | None = None) -> Namespace:
     return options
 
 
+def default_options(data: Path, weights: Path) -> Namespace:
+    """The default options for ``weights``, a checkpoint or a folder of checkpoints, on ``data``.
+
+    A checkpoint's results are in a folder with its name, beside it.
+    """
+    if weights.is_dir():
+        return parse([str(data), str(weights)])
+    options = parse([str(data), str(weights.parent), "--checkpoint", str(weights)])
+    options.out = options.out.with_name(f"{options.out.name}-{weights.stem}")
+    return options
+
+
 def choose_checkpoints(options: Namespace, corpus: Corpus) -> tuple[list[Path], str]:
     """The checkpoints to average, and a line that says which. Raises ``UserError``."""
     from fairseq_rskip.tools.evaluate import weights

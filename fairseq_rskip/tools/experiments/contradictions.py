@@ -93,30 +93,35 @@ def _in_scale(table: Table, column: Table.Column, swept: dict[str, list[Any]]) -
                 yield f"scale has {name!r}, which the row {row.label!r} does not sweep"
 
 
-def _references(table: Table, task: str, metric: str, baseline: str) -> list[Reference]:
-    """The task, the metrics, and the columns and baselines that rows name."""
-    references = [Reference(": task", task, TASKS)]
+def _references(table: Table, task: str, metric: str, baseline: str) -> Iterator[Reference]:
+    """Yield the task, the metrics, and the columns and baselines that rows name."""
+    yield Reference(": task", task, TASKS)
     if task in TASKS:
-        references.append(Reference(": metric", metric, TASKS[task].metrics))
+        yield Reference(": metric", metric, TASKS[task].metrics)
         for name in table.also:
-            references.append(Reference(": also", name, TASKS[task].metrics))
+            yield Reference(": also", name, TASKS[task].metrics)
 
     for name, column in table.columns.items():
         if column.sweep_of:
             where = f", column {name!r}: sweep_of"
             swept = [other for other, each in table.columns.items() if not each.sweep_of]
-            references.append(Reference(where, column.sweep_of, swept))
+            yield Reference(where, column.sweep_of, swept)
 
-    labels = [row.label for row in table.rows]
-    for number, row in enumerate(table.rows, 1):
-        where = _name_of(number, row)
-        for by_column in (row.arch, row.reported):
-            if isinstance(by_column, dict):
-                for name in by_column:
-                    references.append(Reference(f"{where}a column", name, [*table.columns]))
-        if row.baseline or baseline:
-            references.append(Reference(f"{where}baseline", row.baseline or baseline, labels))
-    return references
+    for number in range(1, len(table.rows) + 1):
+        yield from _references_of_row(table, number, baseline)
+
+
+def _references_of_row(table: Table, number: int, baseline: str) -> Iterator[Reference]:
+    """Yield the columns and the baseline of the row of this number, which counts from 1."""
+    row = table.rows[number - 1]
+    where = _name_of(number, row)
+    for by_column in (row.arch, row.reported):
+        names = by_column if isinstance(by_column, dict) else {}
+        for name in names:
+            yield Reference(f"{where}a column", name, [*table.columns])
+    if row.baseline or baseline:
+        labels = [other.label for other in table.rows]
+        yield Reference(f"{where}baseline", row.baseline or baseline, labels)
 
 
 def _lists(table: Table) -> list[tuple[str, list[Any]]]:

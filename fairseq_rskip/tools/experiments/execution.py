@@ -235,12 +235,7 @@ def run_all(runs: list[Run], environments: list[dict[str, str]]) -> list[State]:
     printed = time.monotonic()
     try:
         while waiting or jobs:
-            for job in list(jobs):
-                if job.process.poll() is not None:
-                    jobs.remove(job)
-                    free.append(job.variables)
-                    print_line(f"{job.run.titled}: {state(job.run)}")
-
+            free += _remove_ended(jobs)
             while waiting and free:
                 run = waiting.popleft()
                 verb = "resumes" if state(run).kind == STOPPED else "starts"
@@ -259,6 +254,17 @@ def run_all(runs: list[Run], environments: list[dict[str, str]]) -> list[State]:
         for job in jobs:
             job.process.wait()
     return [state(run) for run in runs]
+
+
+def _remove_ended(jobs: list[Job]) -> list[dict[str, str]]:
+    """Remove the jobs that have ended from ``jobs``; returns their environment variables."""
+    freed = []
+    for job in list(jobs):
+        if job.process.poll() is not None:
+            jobs.remove(job)
+            freed.append(job.variables)
+            print_line(f"{job.run.titled}: {state(job.run)}")
+    return freed
 
 
 def submit(runs: list[Run], words: list[str], out: Path) -> None:

@@ -15,7 +15,7 @@ class FinishedRun:
     """A training that has ended, and what it was evaluated to."""
 
     folder: Path
-    label: str  # of its row; "" in the records of earlier versions
+    label: str  # of its row; "" where the record has none
     arch: str
     options: dict[str, Any]  # of the training command, without dashes
     seed: int

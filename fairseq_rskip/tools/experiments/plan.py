@@ -278,6 +278,28 @@ def make_cell(experiment: Experiment, row: Row, column_name: str, changed: dict[
 def _with_runs(cell: Cell, experiment: Experiment, warnings: list[str]) -> Cell:
     """``cell`` with a run for each combination of its sweep's values. Raises ``UserError``."""
     task = TASKS[experiment.task]
+    _check_options(cell, experiment.task)
+    data = experiment.corpus or cell.data
+    if not experiment.corpus and data not in experiment.texts:
+        data = task.find_data(data)
+    column = experiment.table.columns[cell.column]
+    deciding = _deciding_trials(cell, column, experiment, warnings)
+
+    trials = []
+    for combination in itertools.product(*cell.sweep.values()):
+        values = dict(zip(cell.sweep, combination))
+        complete = replace(cell, options={**cell.options, **_scaled(values, dashed(column.scale))})
+        run, its_warnings = task.make_run(data, complete, experiment)
+        run = replace(run, label=cell.row.label)
+        decided_by = next((trial.run for trial in deciding if trial.values == values), None)
+        trials.append(Trial(values, run, decided_by))
+        warnings += its_warnings
+    return replace(cell, trials=trials)
+
+
+def _check_options(cell: Cell, task_name: str) -> None:
+    """Raise ``UserError`` for an option that every run sets, or a sweep without held-out images."""
+    task = TASKS[task_name]
     reserved = set(task.reserved) & {*cell.options, *cell.sweep}
     if reserved:
         raise UserError(f"option {reserved.pop()!r} cannot be given here: every run gets its own")
@@ -286,32 +308,27 @@ def _with_runs(cell: Cell, experiment: Experiment, warnings: list[str]) -> Cell:
             "a sweep is decided on held-out images, never on the test set; set valid-images"
         )
 
-    data = experiment.corpus or cell.data
-    if not experiment.corpus and data not in experiment.texts:
-        data = task.find_data(data)
 
-    column = experiment.table.columns[cell.column]
-    tried: list[Trial] = []  # those of the column that decides this one's sweep
-    other = experiment.table.columns.get(column.sweep_of) if column.sweep_of else None
-    if cell.sweep and other is not None and not other.sweep_of:  # else a contradiction
-        swept_cell = make_cell(experiment, cell.row, column.sweep_of, experiment.changed)
-        tried = _with_runs(swept_cell, experiment, warnings).trials
+def _deciding_trials(
+    cell: Cell, column: Table.Column, experiment: Experiment, warnings: list[str]
+) -> list[Trial]:
+    """The trials of the column that decides this one's sweep; [] where its own trials do."""
+    if not (cell.sweep and column.sweep_of):
+        return []
+    swept = experiment.table.columns.get(column.sweep_of)
+    if swept is None or swept.sweep_of:  # a contradiction
+        return []
+    swept_cell = make_cell(experiment, cell.row, column.sweep_of, experiment.changed)
+    return _with_runs(swept_cell, experiment, warnings).trials
 
-    scale = dashed(column.scale)
-    trials = []
-    for combination in itertools.product(*cell.sweep.values()):
-        values = dict(zip(cell.sweep, combination))
-        used = {}
-        for name, value in values.items():
-            is_scaled = name in scale and not isinstance(value, str)  # else a contradiction
-            used[name] = _rounded(value * scale[name]) if is_scaled else value
-        complete = replace(cell, options={**cell.options, **used})
-        run, its_warnings = task.make_run(data, complete, experiment)
-        run = replace(run, label=cell.row.label)
-        decided_by = next((other.run for other in tried if other.values == values), None)
-        trials.append(Trial(values, run, decided_by))
-        warnings += its_warnings
-    return replace(cell, trials=trials)
+
+def _scaled(values: dict[str, Any], scale: dict[str, Any]) -> dict[str, Any]:
+    """``values``, those in ``scale`` times their factor."""
+    scaled = {}
+    for name, value in values.items():
+        is_scaled = name in scale and not isinstance(value, str)  # else a contradiction
+        scaled[name] = _rounded(value * scale[name]) if is_scaled else value
+    return scaled
 
 
 def _rounded(value: float) -> float:
@@ -324,11 +341,9 @@ def _check_folders(experiments: list[Experiment]) -> None:
     known: dict[Path, Run] = {}
     for experiment in experiments:
         data_folder = TASKS[experiment.task].data_folder
-        for cell in experiment.cells:
-            for run in cell.runs:
-                other = known.setdefault(run.folder_in(Path(), 1), run)
-                if data_folder(other.data) != data_folder(run.data):
-                    raise UserError(
-                        f"{other.data} and {run.data} would share their runs; "
-                        "rename one of the folders"
-                    )
+        for run in experiment.runs:
+            other = known.setdefault(run.folder_in(Path(), 1), run)
+            if data_folder(other.data) != data_folder(run.data):
+                raise UserError(
+                    f"{other.data} and {run.data} would share their runs; rename one of the folders"
+                )

@@ -256,6 +256,11 @@ class Experiment:
     def name(self) -> str:
         return self.path.stem
 
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that may be started for the cells."""
+        return [run for cell in self.cells for run in cell.runs]
+
     def seeds_of(self, row: Row) -> list[int]:
         """The seeds with which a row is trained."""
         return self.chosen_seeds or row.seeds or self.table.seeds

@@ -73,50 +73,19 @@ class Translation(Task):
 
         Raises ``UserError`` as train.sh and evaluate.sh would.
         """
-        options = cell.options
-        for name, value in options.items():
-            if isinstance(value, list):
-                raise UserError(
-                    f"option {name!r} is {value!r}; "
-                    "expected one value, text as fairseq-train has it"
-                )
-        plan = planned(data, cell.arch, tuple(to_argv(options)))
-        if plan.corpus.is_monolingual != self.is_monolingual:
-            kind = "a language model" if plan.corpus.is_monolingual else "a translation model"
-            raise UserError(f"{cell.arch} is {kind}: the task of this table is {self.name}")
-        for name, value in options.items():
-            if value is False and name in plan.switches:
-                raise UserError(
-                    f"option {name!r} is false, but {cell.arch}, the recipe or this machine sets "
-                    "it, and fairseq-train cannot unset it: expected no such line (for fp16: "
-                    "no-fp16), or an architecture without it, as transformer_skip with skip-kind"
-                )
+        _check_single_values(cell.options)
+        plan = planned(data, cell.arch, tuple(to_argv(cell.options)))
+        self._check_plan(plan, cell)
         metrics = {experiment.metric, *experiment.table.also}
-        if comet.NAME in metrics and "comet" not in cell.evaluate:
-            raise UserError(f"{comet.NAME} needs its model: set evaluate: {{comet: MODEL}}")
-        if cell.evaluate:
-            check_evaluation(tuple(to_argv(cell.evaluate)))
+        _check_metrics(metrics, cell.evaluate)
 
         corpus = Path(data).name if data in experiment.texts else self.data_name(data)
-        fixed = {name: value for name, value in options.items() if name not in self.free}
-        identity = {
-            "data": corpus,
-            "arch": cell.arch,
-            "unit": plan.unit,
-            "length": plan.end,
-            "options": fixed,
-            **own_rule(cell.arch, options),
-        }
-        name = [corpus, cell.arch]
-        if options.get("skip-lambda"):
-            name.append(f"lambda{options['skip-lambda']}")
-        name.append(str(plan.end))
         run = Run(
             task=self.name,
             data=data,
-            options=options,
-            identity=identity,
-            name="-".join(filter(None, name)),
+            options=cell.options,
+            identity=self._identity(corpus, cell, plan),
+            name=_run_name(corpus, cell, plan),
             length=plan.end,
             unit=plan.unit,
             arch=cell.arch,
@@ -125,6 +94,31 @@ class Translation(Task):
             averaged=_most_averaged(experiment),
         )
         return run, plan.warnings
+
+    def _check_plan(self, plan: Any, cell: Cell) -> None:
+        """Raise ``UserError`` for a model of another task, or an option that cannot be unset."""
+        if plan.corpus.is_monolingual != self.is_monolingual:
+            kind = "a language model" if plan.corpus.is_monolingual else "a translation model"
+            raise UserError(f"{cell.arch} is {kind}: the task of this table is {self.name}")
+        for name, value in cell.options.items():
+            if value is False and name in plan.switches:
+                raise UserError(
+                    f"option {name!r} is false, but {cell.arch}, the recipe or this machine sets "
+                    "it, and fairseq-train cannot unset it: expected no such line (for fp16: "
+                    "no-fp16), or an architecture without it, as transformer_skip with skip-kind"
+                )
+
+    def _identity(self, corpus: str, cell: Cell, plan: Any) -> dict[str, Any]:
+        """What distinguishes the training from others."""
+        fixed = {name: value for name, value in cell.options.items() if name not in self.free}
+        return {
+            "data": corpus,
+            "arch": cell.arch,
+            "unit": plan.unit,
+            "length": plan.end,
+            "options": fixed,
+            **own_rule(cell.arch, cell.options),
+        }
 
     def commands(self, run: Run) -> list[list[str]]:
         """The command lines that fill the run's folder: training, and evaluation if scored."""
@@ -226,6 +220,32 @@ class LanguageModel(Translation):
             "bits per byte": float(report["bits"]["byte"]),
         }
         return {"values": values}
+
+
+def _check_single_values(options: dict[str, Any]) -> None:
+    """Raise ``UserError`` for an option whose value is a list."""
+    for name, value in options.items():
+        if isinstance(value, list):
+            raise UserError(
+                f"option {name!r} is {value!r}; expected one value, text as fairseq-train has it"
+            )
+
+
+def _check_metrics(metrics: set[str], evaluate: dict[str, Any]) -> None:
+    """Raise ``UserError`` for COMET without its model, and for what evaluate.sh refuses."""
+    if comet.NAME in metrics and "comet" not in evaluate:
+        raise UserError(f"{comet.NAME} needs its model: set evaluate: {{comet: MODEL}}")
+    if evaluate:
+        check_evaluation(tuple(to_argv(evaluate)))
+
+
+def _run_name(corpus: str, cell: Cell, plan: Any) -> str:
+    """The training's identity, readable and shorter."""
+    parts = [corpus, cell.arch]
+    if cell.options.get("skip-lambda"):
+        parts.append(f"lambda{cell.options['skip-lambda']}")
+    parts.append(str(plan.end))
+    return "-".join(filter(None, parts))
 
 
 @functools.cache  # rows of a table share much

@@ -229,12 +229,20 @@ def unpack(path: Path, pattern: str, folder: Path) -> None:
 def _members(path: Path, pattern: str) -> Iterator[tuple[str, IO[bytes]]]:
     """Name and content of each file in an archive whose name matches ``pattern``."""
     if path.suffix in (".zip", ".whl"):
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                if not name.endswith("/") and fnmatch.fnmatchcase(name, pattern):
-                    with archive.open(name) as file:
-                        yield name, file
-        return
+        yield from _members_of_zip(path, pattern)
+    else:
+        yield from _members_of_tar(path, pattern)
+
+
+def _members_of_zip(path: Path, pattern: str) -> Iterator[tuple[str, IO[bytes]]]:
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if not name.endswith("/") and fnmatch.fnmatchcase(name, pattern):
+                with archive.open(name) as file:
+                    yield name, file
+
+
+def _members_of_tar(path: Path, pattern: str) -> Iterator[tuple[str, IO[bytes]]]:
     with tarfile.open(path, "r|*") as archive:
         for member in archive:
             if member.isfile() and fnmatch.fnmatchcase(member.name, pattern):

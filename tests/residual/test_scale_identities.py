@@ -1,10 +1,11 @@
-"""The rivals: each one's identity, constants and start, against what its source says."""
+"""Rules that scale or normalise: identities, constants and starts, as their sources say."""
 
 import math
 
 import pytest
 import torch
-from skip_variants import IMAGE, SEQUENCE, draw
+from skip_variants import SEQUENCE, draw
+from stream_rules import Stack
 
 from fairseq_rskip.residual import Place, create_skip, initialise_from_batch
 
@@ -12,6 +13,7 @@ ENCODER, DECODER = (
     Place("encoder", "ffn", 5, 6, 6, 1, 2, 3),
     Place("decoder", "ffn", 5, 6, 6, 2, 3, 2),
 )
+LAST = Place(index=5, depth=6, position=1, sublayers=2)
 
 
 def test_keel_keeps_a_stream_whose_branches_are_zero():
@@ -21,60 +23,6 @@ def test_keel_keeps_a_stream_whose_branches_are_zero():
     torch.testing.assert_close(
         skip(x, torch.zeros_like(x)), torch.layer_norm(x, [5]), rtol=1e-5, atol=1e-5
     )
-
-
-def test_a_fixed_angle_is_the_angle_between_y_and_an_orthogonal_x():
-    """Whatever the size of F; c / N^e with the 18 residuals of a decoder of six layers."""
-    x = torch.tensor([[[1.0, -1.0, 1.0, -1.0]]], dtype=torch.float64)
-    f = 30 * torch.tensor([[[1.0, 1.0, -1.0, -1.0]]], dtype=torch.float64)
-    for exponent, angle in ((0.5, 1.2 / 18**0.5), (1.0, 1.2 / 18), (0.0, 1.2)):
-        options = {"angle": 1.2, "angle_exponent": exponent}
-        skip = create_skip("angle", 4, place=DECODER, eps=1e-12, **options).double()
-        cosine = torch.cosine_similarity(skip(x, f), x, dim=-1)
-        torch.testing.assert_close(cosine.acos(), torch.full_like(cosine, angle))
-
-
-def test_angle_zero_is_the_norm_of_x_and_a_quarter_turn_post_norm():
-    x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
-    skip = create_skip("angle", 5, angle=0.0, angle_exponent=0).double()
-    assert torch.equal(skip(x, f), torch.layer_norm(x, [5]))
-    options = {"angle": math.pi / 4, "angle_exponent": 0.0, "eps": 1e-12}
-    skip = create_skip("angle", 5, **options).double()
-    x, f_normalised = (torch.layer_norm(z, [5], eps=1e-12) for z in (x, f))
-    post_norm = torch.layer_norm(x + f_normalised, [5], eps=1e-12)
-    torch.testing.assert_close(skip(x, f), post_norm)
-
-
-@pytest.mark.parametrize("angle", [1.0, 7.0])  # 7 / sqrt(18) is more than a right angle
-def test_a_learned_angle_starts_as_the_fixed_one(angle):
-    x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
-    fixed, learned = (
-        create_skip(kind, 5, angle=angle, place=DECODER).double()
-        for kind in ("angle", "learned_angle")
-    )
-    torch.testing.assert_close(learned(x, f), fixed(x, f), rtol=1e-6, atol=1e-6)  # θ in fp32
-
-
-def test_norm_agnostic_shows_the_stream_itself():
-    """What is logged is the length of x; only the branch reads the direction."""
-    x = 3 * draw(SEQUENCE, 1)
-    skip = create_skip("nag", 5, place=DECODER).double()
-    assert torch.equal(skip.current(x)[0], x)
-    expected = x / x.square().mean(-1, keepdim=True).sqrt()
-    torch.testing.assert_close(skip.prepare(x)[0], expected, rtol=1e-6, atol=1e-6)
-
-
-def test_fractional_connections_report_the_parts_that_they_use():
-    place = DECODER
-    for parts, used in ((5, 4), (8, 8)):  # the largest divisor of 64 up to it
-        assert create_skip("fractional", 64, parts=parts, place=place).constants()["m"] == used
-
-
-def test_a_fixed_angle_is_at_most_a_right_angle():
-    x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
-    skip = create_skip("angle", 5, angle=7, place=DECODER).double()  # 7 / sqrt(18) = 1.65
-    twice = torch.layer_norm(torch.layer_norm(f, [5]), [5])
-    torch.testing.assert_close(skip(x, f), twice)
 
 
 @pytest.mark.parametrize(
@@ -94,26 +42,6 @@ def test_a_schedule_ends_as_the_plain_rule_and_is_in_checkpoints(kind, warm_up, 
     loaded = create_skip(kind, 5, place=ENCODER).double()
     loaded.load_state_dict(skip.state_dict())
     assert torch.equal(loaded(x, f), plain(x, f))
-
-
-def test_gpas_scales_the_output_and_not_the_gradient():
-    x, f, g = draw(SEQUENCE, 1).requires_grad_(), draw(SEQUENCE, 2), draw(SEQUENCE, 3)
-    skip = create_skip("gpas", 5).double()
-    assert torch.equal(skip(x, f), x + f)
-    torch.nn.init.constant_(skip.gate, 0.5)
-    y = skip(x, f)
-    torch.testing.assert_close(y, (1 - 0.5 / (1 + math.exp(-0.5))) * (x + f))
-    assert torch.equal(torch.autograd.grad(y, x, g)[0], g)
-
-
-@pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
-def test_an_orthogonal_update_is_orthogonal_and_drops_a_parallel_branch(shape):
-    axis = 1 if shape == IMAGE else -1
-    x, f = draw(shape, 1), draw(shape, 2)
-    skip = create_skip("orthogonal", 5, channel_dim=axis, eps=1e-12).double()
-    inner = ((skip(x, f) - x) * x).sum(axis)
-    torch.testing.assert_close(inner, torch.zeros_like(inner), rtol=0, atol=1e-10)
-    torch.testing.assert_close(skip(x, 3 * x), x)
 
 
 def test_the_delta_rule_writes_its_value_and_reflects():
@@ -166,16 +94,6 @@ def test_constants_at_six_and_six_layers():
     assert of("admin", DECODER, omega="formula") == pytest.approx({"weight": 2.3351}, **near)
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"), [("highway", "x"), ("exclusive_gate", "x"), ("shortcut_gate", "sum")]
-)
-@pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
-def test_a_closed_gate(kind, expected, shape):
-    x, f = draw(shape, 1), draw(shape, 2)
-    skip = create_skip(kind, 5, gate_bias=-1e4, channel_dim=1 if shape == IMAGE else -1).double()
-    assert torch.equal(skip(x, f), x if expected == "x" else x + f)
-
-
 def test_laurel_starts_plain():
     x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
     torch.testing.assert_close(
@@ -218,3 +136,39 @@ def test_admin_takes_its_start_from_one_batch():
     mask[:] = True
     initialise_from_batch(model, forward)
     assert all(skip.weight.eq(1).all() for skip in chain)  # nothing but padding says nothing
+
+
+def test_spannorm_with_a_last_branch_of_zero_normalises_the_layers_input():
+    first, last = Stack("spannorm", 1, 2).double().skips
+    x, f = draw((4, 9), 1), draw((4, 9), 2)
+    assert torch.equal(first.prepare(x)[0], torch.layer_norm(x, [9]))
+    y = last(first(x, f), torch.zeros_like(f))
+    torch.testing.assert_close(y, torch.layer_norm(x, [9]), rtol=1e-12, atol=1e-12)
+
+
+def test_completep_at_its_base_depth_is_pre_norm():
+    x, f = draw(SEQUENCE, 1), draw(SEQUENCE, 2)
+    for exponent in (0.5, 1.0):
+        options = {"depth_exponent": exponent, "base_depth": 6, "place": LAST}
+        skip = create_skip("completep", 5, **options).double()
+        assert torch.equal(skip(x, f), x + f)
+        assert skip.constants() == {"alpha": 1, "factor of adam-eps": 1, "factor of lr": 1}
+
+
+def test_completep_with_exponent_one_half_and_base_one_is_the_fixed_scale():
+    """Of one block a layer, where the fixed scale counts blocks and CompleteP layers."""
+    x, f, place = draw(SEQUENCE, 1), draw(SEQUENCE, 2), Place(index=2, depth=7)
+    options = {"depth_exponent": 0.5, "base_depth": 1, "norm": "none", "place": place}
+    ours = create_skip("completep", 5, **options).double()
+    scaled = create_skip("scaled", 5, place=place).double()
+    torch.testing.assert_close(ours(x, f), scaled(x, f), rtol=1e-14, atol=1e-14)
+
+
+def test_completep_names_the_factors_of_the_optimizer():
+    place = Place(index=0, depth=32)
+    found = create_skip("completep", 5, place=place).constants()
+    expected = {"alpha": 1 / 16, "factor of adam-eps": 1 / 16, "factor of lr": 1}
+    assert found == pytest.approx(expected)
+    found = create_skip("completep", 5, depth_exponent=0.5, place=place).constants()
+    expected = {"alpha": 1 / 4, "factor of adam-eps": 1 / 4, "factor of lr": 1 / 4}
+    assert found == pytest.approx(expected)
