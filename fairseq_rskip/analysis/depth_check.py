@@ -291,7 +291,7 @@ def angles_of(study: Study, label: str) -> Angles:
     with PathProbe(model) as probe:
         for batch in study.show_batches(label):
             study.losses(model, batch)
-    measured = probe.values()
+    measured = probe.means()
     return {block: angle_of(measured[block][COS_Y_X]) for block in judged}
 
 

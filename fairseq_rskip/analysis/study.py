@@ -276,8 +276,12 @@ def gradient_norms(
         for batch in batches:
             losses(model, batch).sum().backward()
             model.zero_grad(set_to_none=True)
-    norms = {name: block.y_grad_norm for name, block in probe.blocks.items()}
-    return {name: values.cpu() for name, values in norms.items() if values is not None}
+    norms = {}
+    for name in probe.skips:
+        measured = probe.values(name)
+        if "y_grad_norm" in measured:
+            norms[name] = measured["y_grad_norm"].cpu()
+    return norms
 
 
 def gradients(study: Study, stem: Path) -> None:
