@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from ..console import print_line
+from ..console import label_and_path, print_line
 from ..errors import UserError
 from ..fairseq_log import records
 from ..files import read_json_lines
@@ -77,7 +77,7 @@ def read(arguments: Sequence[str], first: int) -> tuple[Kind, list[Row]]:
     points: list[Row] = []
     labels, kinds = [], []
     for argument in arguments:
-        label, path = split(argument)
+        label, path = label_and_path(argument)
         if label in labels and path == argument:
             raise UserError(
                 f"two runs are called {label}: say LABEL={path}; runs of one LABEL are its seeds"
@@ -108,14 +108,6 @@ def points_of(curves: dict[str, Curve], about: Row, first: int) -> list[Row]:
             if step >= first:
                 points.append({**about, "curve": name, "step": step, "value": value})
     return points
-
-
-def split(argument: str) -> tuple[str, str]:
-    """Label and path of ``LABEL=PATH``; the label of a path alone is its last name."""
-    label, equals, path = argument.partition("=")
-    if not equals or not label or Path(argument).exists():
-        return Path(argument).resolve().name, argument
-    return label, path
 
 
 def find_logs(run: Path) -> list[tuple[Path, Kind]]:
@@ -260,7 +252,7 @@ def course(runs: Sequence[str], by_block: bool, stem: Path) -> None:
     rows: list[Row] = []
     seeds: collections.Counter[str] = collections.Counter()
     for argument in runs:
-        label, path = split(argument)
+        label, path = label_and_path(argument)
         for seed in read_skips(Path(path), by_block):
             seeds[label] += 1
             rows += [{"run": label, "seed": seeds[label], **row} for row in seed]

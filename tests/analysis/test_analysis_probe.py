@@ -13,9 +13,9 @@ from skip_variants import CASES, WITHOUT_RATIO, draw
 from torch import nn
 from transformer_helpers import TINY, batch, build, dictionary, pad, randomise, sentences
 
+from fairseq_rskip.analysis.gradients import gradient_norms
 from fairseq_rskip.analysis.paths import PathProbe
 from fairseq_rskip.analysis.probe import SkipProbe
-from fairseq_rskip.analysis.study import gradient_norms
 from fairseq_rskip.residual import Place, SkipConnection, create_skip
 from fairseq_rskip.tools.resnets import Batch
 from fairseq_rskip.tools.resnets import losses as image_losses
