@@ -5,13 +5,10 @@ angle-lambda.yaml, writes results/angle_cause.csv (a row for each logged update)
 file; without RUNS it analyses what is archived. The questions were registered in
 docs/depth-history.md.
 
-The column ``angle`` is the root mean square, over the residuals of the decoder, of the arccos of
-the logged mean cosine of y and x, as in ``rskip analyze depth-check``. In results/angle_runs.csv
-(angle_edge.py) it is the plain mean of these, in results/depth_angles.csv (depth_angles.py) it is
-computed from |F| / |x|.
+The column ``rms_angle`` is the root mean square, over the residuals of the decoder, of the arccos
+of the logged mean cosine of y and x, as in ``rskip analyze depth-check``.
 """
 
-import argparse
 import math
 from pathlib import Path
 from statistics import linear_regression
@@ -21,7 +18,7 @@ import pandas
 
 from fairseq_rskip.analysis import figures, skip_log
 from fairseq_rskip.analysis.depth_check import angles_in, quadratic_means
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.experiments.finished import FinishedRun, finished_runs
 
@@ -51,7 +48,8 @@ def read_run(run: FinishedRun) -> list[dict[str, Any]]:
     for update, values in skip_log.read(log).items():
         ratio = skip_log.gradient_ratio(values, top, bottom)
         angle = quadratic_means(angles_in(values))["decoder"]
-        rows.append({**about, "update": update, "angle": f"{angle:.4g}", "ratio": f"{ratio:.4g}"})
+        measured = {"rms_angle": f"{angle:.4g}", "ratio": f"{ratio:.4g}"}
+        rows.append({**about, "update": update, **measured})
     return rows
 
 
@@ -94,28 +92,25 @@ def answer(run: pandas.DataFrame, edge: float) -> dict[str, Any]:
     last = lost_at or int(run["update"].max())
     at_last = run[run["update"] == last].iloc[0]
     return {
-        "angle beyond the edge from": first_update(run, run["angle"] > edge),
-        "most updates in a row beyond it": longest_stretch(run["angle"] > edge),
+        "angle beyond the edge from": first_update(run, run["rms_angle"] > edge),
+        "most updates in a row beyond it": longest_stretch(run["rms_angle"] > edge),
         "ratio above 30 from": lost_at,
-        "angle at first": run["angle"].iloc[0],
-        "largest angle": run["angle"].max(),
-        "angle when lost, or at the end": at_last["angle"],
+        "angle at first": run["rms_angle"].iloc[0],
+        "largest angle": run["rms_angle"].max(),
+        "angle when lost, or at the end": at_last["rms_angle"],
         "largest ratio": run["ratio"].max(),
         "largest ratio from update 50 on": run.loc[run["update"] >= 50, "ratio"].max(),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("runs", metavar="RUNS", nargs="*", type=Path)
     folders = parser.parse_args().runs
     if folders:
         rows = []
-        for folder in folders:
-            for run in finished_runs(folder):
-                rows += read_run(run)
+        for run in finished_runs(*folders):
+            rows += read_run(run)
         if not rows:
             raise UserError(f"no finished run with a skip log in {', '.join(map(str, folders))}")
         figures.write_csv(ARCHIVE, rows)

@@ -7,13 +7,11 @@ angle-lm.yaml and angle-settings.yaml, adds them to results/angle_runs.csv (a ro
 update) and analyses that file; without RUNS it analyses what is archived. docs/depth-history.md
 registers the tests: the definition of the edge, the exclusions, and what refutes what.
 
-The column ``angle`` of results/angle_runs.csv is the mean, over the residuals of the decoder, of
-the arccos of the logged mean cosine of y and x. angle_cause.py takes the root mean square of these,
-depth_angles.py an angle that it computes from |F| / |x|. The edge is made of none of them: its
-angle is the one that the rule fixes, c / √N.
+The column ``mean_angle`` of results/angle_runs.csv is the mean, over the residuals of the decoder,
+of the arccos of the logged mean cosine of y and x. The edge is not made of it: its angle is the one
+that the rule fixes, c / √N.
 """
 
-import argparse
 import math
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +23,7 @@ from scipy import stats
 
 from fairseq_rskip.analysis import depth_check, figures, skip_log
 from fairseq_rskip.analysis.skip_log import BRANCH_OVER_SKIP, COS_GRADIENTS, by_block
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_text
 from fairseq_rskip.tools.experiments.finished import FinishedRun, finished_runs
@@ -82,7 +80,7 @@ def read_run(run: FinishedRun) -> list[dict[str, Any]]:
         angles = depth_check.angles_in(values)
         measured = {
             "ratio": skip_log.gradient_ratio(values, top, bottom),
-            "angle": decoder_mean(angles),
+            "mean_angle": decoder_mean(angles),
             "cos_gradients": decoder_mean(by_block(values, COS_GRADIENTS)),
             "branch_over_skip": decoder_mean(by_block(values, BRANCH_OVER_SKIP)),
         }
@@ -100,9 +98,8 @@ def decoder_mean(values: dict[str, float]) -> float:
 def collect(folders: list[Path]) -> None:
     """Add the runs below ``folders`` to :data:`RUNS`; they replace rows of the same runs."""
     rows = []
-    for folder in folders:
-        for run in finished_runs(folder):
-            rows += read_run(run)
+    for run in finished_runs(*folders):
+        rows += read_run(run)
     if not rows:
         raise UserError(
             f"{folders[0]}: no finished run of angle.yaml, angle-lm.yaml or angle-settings.yaml "
@@ -280,9 +277,7 @@ def draw(edge_table: pandas.DataFrame) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("runs", metavar="RUNS", nargs="*", type=Path)
     folders = parser.parse_args().runs
     if folders:

@@ -7,12 +7,11 @@ rule has one rate for all depths; whether it gains from depth; whether another r
 fixed angle; what each rule loses from 3 to 48 layers.
 """
 
-import argparse
 from pathlib import Path
 
 import pandas
 
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.report.reading import Line, by_row, read_report
 from fairseq_rskip.tools.report.sweep import listed
@@ -132,7 +131,7 @@ def print_table(table: pandas.DataFrame) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("report", metavar="REPORT.csv", type=Path)
     rules = read(parser.parse_args().report)
     print_table(better_start(rules))

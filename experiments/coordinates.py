@@ -30,6 +30,7 @@ from torch.nn import functional
 from fairseq_rskip.analysis import figures
 from fairseq_rskip.analysis.depth import Stack
 from fairseq_rskip.analysis.figures import Row, select
+from fairseq_rskip.console import Parser
 from fairseq_rskip.errors import exit_status
 from fairseq_rskip.models import skip_architectures
 from fairseq_rskip.residual import KINDS, Place, Weight, create_skip, skips
@@ -190,9 +191,7 @@ def plot(rows: Sequence[Row], kinds: Sequence[str]) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "rules",
         nargs="*",

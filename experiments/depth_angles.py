@@ -2,16 +2,14 @@
 
 ``python experiments/depth_angles.py RUNS ...`` takes folders ``runs`` of ``reproduce.py run
 depth``, and from them all logged updates of each run that logged its skip connections.
-``results/depth_angles.csv`` has ``angle``, the root mean square of θ over the decoder's N
-residuals, from |F| / |x| in the log by the page's formulas; ``by_law``, the angle times sqrt(N);
-and ``gradient``, its norm behind the last layer over that behind the first (infinite where none is
-left).
+``results/depth_angles.csv`` has ``angle_from_norms``, the root mean square of θ over the decoder's
+N residuals, from |F| / |x| in the log by the page's formulas; ``by_law``, that times sqrt(N); and
+``gradient``, the gradient's norm behind the last layer over that behind the first (infinite where
+none is left).
 
-θ is not measured: it is what |F| / |x| makes of it if x and F are orthogonal. The ``angle`` of
-angle_cause.py and angle_edge.py is that of the logged cosine of y and x.
+θ is not measured: it is what |F| / |x| makes of it if x and F are orthogonal.
 """
 
-import argparse
 import math
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 import pandas
 
 from fairseq_rskip.analysis import figures, skip_log
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.residual import Place, create_skip
 from fairseq_rskip.tools.experiments.finished import FinishedRun, finished_runs
@@ -58,7 +56,7 @@ def measure(run: FinishedRun) -> list[dict[str, Any]]:
         angles = [math.atan(share / scale) / 2 ** (steps - 1) for share in decoder]
         angle = math.sqrt(sum(each * each for each in angles) / len(angles))
         law = {
-            "angle": f"{angle:.3f}",
+            "angle_from_norms": f"{angle:.3f}",
             "by_law": f"{angle * math.sqrt(len(angles)):.2f}",
             "gradient": f"{skip_log.gradient_ratio(values, top, bottom):.3g}",
         }
@@ -67,15 +65,12 @@ def measure(run: FinishedRun) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("runs", metavar="RUNS", nargs="+", type=Path)
     folders = parser.parse_args().runs
     rows = []
-    for folder in folders:
-        for run in finished_runs(folder):
-            rows += measure(run)
+    for run in finished_runs(*folders):
+        rows += measure(run)
     if not rows:
         raise UserError(
             f"{folders[0]}: expected runs of rskip, xskip, deepnorm or keel with a skips.jsonl"

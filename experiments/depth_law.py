@@ -16,7 +16,7 @@ norm by the page's formula.
 import itertools
 import math
 import statistics
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +26,7 @@ from fairseq.data import Dictionary
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.analysis import figures
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import exit_status
 from fairseq_rskip.residual import skips
 
@@ -184,7 +184,7 @@ def draw(table: list[dict]) -> None:
 
 
 def main() -> None:
-    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
+    Parser(description=__doc__).parse_args()
     torch.set_num_threads(1)
     table = ratios()
     figures.write_csv(STEM.with_suffix(".csv"), table)

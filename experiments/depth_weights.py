@@ -9,7 +9,6 @@ The page is docs/depth.md.
 ``results/depth_lambdas.csv`` has the λ of each block.
 """
 
-import argparse
 from pathlib import Path
 
 import pandas
@@ -17,7 +16,7 @@ from fairseq import checkpoint_utils, tasks, utils
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.analysis import figures
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import exit_status
 from fairseq_rskip.residual.adaptive import lambdas
 
@@ -52,7 +51,7 @@ def measure(label: str, run: Path) -> tuple[list[dict], list[dict]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="LABEL=RUN")
     matrices, coefficients = [], []
     for argument in parser.parse_args().runs:

@@ -7,14 +7,13 @@ seed with its 95 % interval, and the figure results/depthbench.png and .pdf. A c
 learning rate at the end of its sweep is named.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import pandas
 
 from fairseq_rskip.analysis import figures
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import make_folder
 from fairseq_rskip.tools.report.reading import Line, by_row, read_report
@@ -101,7 +100,7 @@ def draw(rows: list[dict[str, Any]], stem: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("report", metavar="REPORT.csv", type=Path)
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()

@@ -9,7 +9,6 @@ validation loss at the validations nearest to ``--updates`` and the best one. ``
 validation losses of the rows over the training, means over their seeds.
 """
 
-import argparse
 import math
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pandas
 from scipy import stats
 
 from fairseq_rskip.analysis import figures
-from fairseq_rskip.console import print_line, whole_number
+from fairseq_rskip.console import Parser, print_line, whole_number
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.experiments.text_runs import BEST, LOSSES, read_runs, runs_of
 
@@ -94,9 +93,7 @@ def draw(losses: dict[str, pandas.Series], stem: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("runs", type=Path, metavar="RUNS", help="folder of finished runs")
     parser.add_argument("rows", nargs="+", metavar="ROW", help="labels; the first is the baseline")
     parser.add_argument("--seeds", nargs="+", type=int, default=[], metavar="N", help="only these")

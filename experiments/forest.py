@@ -7,7 +7,6 @@ have an open marker and an interval of their own. A rule that is more than a bit
 numbers at the right edge.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pandas
 
 from fairseq_rskip.analysis import figures
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.models.architectures import FAMILIES, arch_configs
 from fairseq_rskip.models.flat_config import SkipLanguageModelConfig, SkipTransformerConfig
@@ -117,7 +116,7 @@ def marker(colour: str, is_open: bool = False) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("report", metavar="REPORT.csv", type=Path)
     parser.add_argument("table", metavar="TABLE", help="the table's name, for the rules' families")
     options = parser.parse_args()

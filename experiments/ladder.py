@@ -7,7 +7,6 @@ results/ladder.png and .pdf. On a rung with one seed a difference has no interva
 beyond ``MANY`` residual standard deviations of the rung below.
 """
 
-import argparse
 import itertools
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import pandas
 from scipy import stats
 
 from fairseq_rskip.analysis import figures
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import make_folder
 from fairseq_rskip.tools.report.reading import Line, by_column, read_report
@@ -142,7 +141,7 @@ def draw(compared: list[Side], rungs: list[str], stem: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("report", metavar="REPORT.csv", type=Path)
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()

@@ -8,14 +8,13 @@ planned; differences from pre-norm are those of results/forest_rivals.csv and fo
 (``forest.py``). On a page, a table is below the line ``<!-- page_tables.py: NAME -->``.
 """
 
-import argparse
 import difflib
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas
 
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_text
 from fairseq_rskip.tools.report.reading import Line, read_rows
@@ -161,9 +160,7 @@ def replaced(page: str, name: str, table: list[str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing")
     options = parser.parse_args()
 

@@ -8,14 +8,13 @@ seed that was planned. The interval is the percentile bootstrap over rules: it c
 were tried, not the choice of seeds.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy
 import pandas
 from scipy import stats
 
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.experiments.tasks import TASKS
 from fairseq_rskip.tools.report.reading import read_rows
@@ -51,7 +50,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs=2, type=Path, metavar="CSV")
     paths = parser.parse_args().tables
     if paths[0] == paths[1]:

@@ -6,14 +6,13 @@ column (``SeedModel``). Where a sweep was tried in several commands, ``--rates``
 learning rate from all of them, by the lowest loss of the table's first seed.
 """
 
-import argparse
 import itertools
 from collections import defaultdict
 from pathlib import Path
 
 import pandas
 
-from fairseq_rskip.console import print_line
+from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_text
 from fairseq_rskip.tools.experiments import plan, results
@@ -115,7 +114,7 @@ def describe(column: str, rows: dict[str, Values]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("table", metavar="TABLE", help="a table's name, or the path of a YAML file")
     parser.add_argument("--runs", type=Path, default=Path("runs/paper"), metavar="DIR")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE")

@@ -8,14 +8,13 @@ at the validations nearest to ``--updates``. ``--figure`` draws the last of thes
 training.
 """
 
-import argparse
 from pathlib import Path
 
 import pandas
 from scipy import stats
 
 from fairseq_rskip.analysis import figures
-from fairseq_rskip.console import print_line, whole_number
+from fairseq_rskip.console import Parser, print_line, whole_number
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.experiments.text_runs import LOSSES, read_runs, runs_of
 
@@ -62,9 +61,7 @@ def draw(runs: pandas.DataFrame, baseline: str, other: str, stem: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("runs", type=Path, metavar="RUNS", help="folder of finished runs")
     parser.add_argument("baseline", metavar="BASELINE", help="label of a row")
     parser.add_argument("other", metavar="OTHER", help="label of another row")

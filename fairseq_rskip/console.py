@@ -5,6 +5,7 @@ import io
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from fairseq_rskip.errors import UsageError, UserError, did_you_mean, discard_output
@@ -66,6 +67,18 @@ def to_argv(options: Mapping[str, Any]) -> list[str]:
         elif value is not False:
             words += [f"--{name}", str(value)]
     return words
+
+
+def label_and_path(text: str) -> tuple[str, str]:
+    """Label and path of ``LABEL=PATH``.
+
+    The label of a path alone is its last name. A text that is the path of a file or folder is a
+    path alone, even if "=" is in it.
+    """
+    label, _, path = text.partition("=")
+    if not (label and path) or Path(text).exists():
+        return Path(text).resolve().name, text
+    return label, path
 
 
 def whole_number(least: int) -> Callable[[str], int]:

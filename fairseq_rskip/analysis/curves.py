@@ -9,15 +9,18 @@ import collections
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import geometric_mean
-from typing import Any, NamedTuple
+from statistics import fmean, geometric_mean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..console import print_line
+from ..console import label_and_path, print_line
 from ..errors import UserError
 from ..fairseq_log import records
 from ..files import read_json_lines
 from . import figures, skip_log
-from .figures import Row, select
+from .figures import Row
+
+if TYPE_CHECKING:
+    import pandas
 
 Curve = dict[int, float]  # iteration or update -> value, steps ascending
 MARKERS = 12  # on a line
@@ -66,18 +69,23 @@ KINDS = (
 def report(runs: Sequence[str], first: int, stem: Path) -> None:
     """Draw the losses of ``runs``, each ``LABEL=FOLDER`` or a folder, from step ``first`` on."""
     kind, points = read(runs, first)
-    write(stem, points, points, shown(kind, points), kind.step, spread=("train_loss", "valid_ppl"))
+    panels = shown(kind, points)
+    rows = points.to_dict("records")
+    write(stem, rows, points, panels, kind.step, spread=("train_loss", "valid_ppl"))
 
 
-def read(arguments: Sequence[str], first: int) -> tuple[Kind, list[Row]]:
+def read(arguments: Sequence[str], first: int) -> tuple[Kind, "pandas.DataFrame"]:
     """The points of every run's logs from step ``first`` on; an empty log gets a warning.
 
-    Raises ``UserError``.
+    Their columns are ``run``, ``log``, ``kind``, ``curve``, ``step`` and ``value``. Raises
+    ``UserError``.
     """
+    import pandas
+
     points: list[Row] = []
     labels, kinds = [], []
     for argument in arguments:
-        label, path = split(argument)
+        label, path = label_and_path(argument)
         if label in labels and path == argument:
             raise UserError(
                 f"two runs are called {label}: say LABEL={path}; runs of one LABEL are its seeds"
@@ -97,7 +105,7 @@ def read(arguments: Sequence[str], first: int) -> tuple[Kind, list[Row]]:
     if not points:
         since = f" from {first} on" if first else ""
         raise UserError(f"there is nothing to draw: no run has logged anything{since}")
-    return kinds[0], points
+    return kinds[0], pandas.DataFrame(points)
 
 
 def points_of(curves: dict[str, Curve], about: Row, first: int) -> list[Row]:
@@ -108,14 +116,6 @@ def points_of(curves: dict[str, Curve], about: Row, first: int) -> list[Row]:
             if step >= first:
                 points.append({**about, "curve": name, "step": step, "value": value})
     return points
-
-
-def split(argument: str) -> tuple[str, str]:
-    """Label and path of ``LABEL=PATH``; the label of a path alone is its last name."""
-    label, equals, path = argument.partition("=")
-    if not equals or not label or Path(argument).exists():
-        return Path(argument).resolve().name, argument
-    return label, path
 
 
 def find_logs(run: Path) -> list[tuple[Path, Kind]]:
@@ -175,20 +175,17 @@ def _records(path: Path, kind: Kind) -> Iterator[tuple[int, dict[str, float]]]:
             yield logged.updates, {f"{logged.source}_{name}": logged.values[name] for name in names}
 
 
-def shown(kind: Kind, points: Sequence[Row]) -> dict[str, str]:
+def shown(kind: Kind, points: "pandas.DataFrame") -> dict[str, str]:
     """The curves to draw, with their axis labels.
 
     For each panel it is the first one in every log, else the first in any log. A panel is left out
     if no log has any of its curves.
     """
-    logs: dict[str, set[str]] = {}
-    for point in points:
-        logs.setdefault(point["log"], set()).add(point["curve"])
-
+    logs = [set(curves) for _, curves in points.groupby("log")["curve"]]
     chosen = {}
     for panel in kind.panels:
-        in_all = [name for name in panel if all(name in log for log in logs.values())]
-        in_any = [name for name in panel if any(name in log for log in logs.values())]
+        in_all = [name for name in panel if all(name in log for log in logs)]
+        in_any = [name for name in panel if any(name in log for log in logs)]
         for name in (in_all + in_any)[:1]:
             chosen[name] = panel[name]
     return chosen
@@ -197,58 +194,67 @@ def shown(kind: Kind, points: Sequence[Row]) -> dict[str, str]:
 def write(
     stem: Path,
     rows: list[Row],
-    points: list[Row],
+    points: "pandas.DataFrame",
     panels: dict[str, str],
     step: str,
     spread: Sequence[str],
 ) -> None:
     """Write ``stem``'s CSV of ``rows`` and figure of ``points``; print the ends of each curve."""
     lines = [["run", step, *panels.values()]]
-    for run, log in dict.fromkeys((point["run"], point["log"]) for point in points):
+    for (run, _), of_log in points.groupby(["run", "log"], sort=False):
         ends = []
         last = 0
         for name in panels:
-            curve = select(points, run=run, log=log, curve=name)
-            if not curve:
+            curve = of_log[of_log["curve"] == name]
+            if curve.empty:
                 ends.append("-")
                 continue
-            ends.append(f"{curve[0]['value']:.4g} .. {curve[-1]['value']:.4g}")
-            last = max(last, *(point["step"] for point in curve))
+            values = curve["value"]
+            ends.append(f"{values.iloc[0]:.4g} .. {values.iloc[-1]:.4g}")
+            last = max(last, curve["step"].max())
         lines.append([run, str(last), *ends])
 
-    runs = len({point["run"] for point in points})
+    runs = points["run"].nunique()
     about = "1 run" if runs == 1 else f"{runs} runs"
     figures.write(stem, rows, draw(points, panels, step, spread), lines, about)
 
 
-def draw(points: Sequence[Row], panels: dict[str, str], step: str, spread: Sequence[str]) -> Any:
-    """A panel for each curve, one colour a run: the mean of its seeds, and the seeds as thin lines.
+def draw(
+    points: "pandas.DataFrame", panels: dict[str, str], step: str, spread: Sequence[str]
+) -> Any:
+    """A panel for each curve, one colour a run.
 
-    The mean is drawn at the steps that all seeds have. ``spread`` names the curves whose axis is
-    logarithmic if they span a decade.
+    ``spread`` names the curves whose axis is logarithmic if they span a decade.
     """
     figure, axes = figures.new_figure(len(panels))
     for axis, (name, title) in zip(axes, panels.items()):
-        for number, run in enumerate(dict.fromkeys(point["run"] for point in points)):
-            seeds: dict[str, Curve] = collections.defaultdict(dict)
-            for point in select(points, run=run, curve=name):
-                seeds[point["log"]][point["step"]] = point["value"]
-            steps = sorted(set.intersection(*map(set, seeds.values()))) if seeds else []
-            means = [sum(curve[at] for curve in seeds.values()) / len(seeds) for at in steps]
-            look = figures.style(number)
-            every = max(1, len(steps) // MARKERS)
-            axis.plot(steps, means, **look, markevery=every, label=figures.label_text(run))
-            if len(seeds) > 1:
-                for seed in seeds.values():
-                    axis.plot(list(seed), list(seed.values()), **{**look, **THIN})
+        curves = points[points["curve"] == name]
+        for number, run in enumerate(points["run"].unique()):
+            _draw_run(axis, curves[curves["run"] == run], run, number)
         axis.set(xlabel=step, ylabel=title)
         if name in spread:
-            figures.scale_values(axis, [point["value"] for point in select(points, curve=name)])
+            figures.scale_values(axis, curves["value"])
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=min(5, len(labels)), fontsize="small"
     )
     return figure
+
+
+def _draw_run(axis: Any, curves: "pandas.DataFrame", run: str, number: int) -> None:
+    """Draw the mean of a run's seeds at the steps that all have, and the seeds as thin lines.
+
+    ``number`` is that of the run's colour.
+    """
+    seeds = curves.groupby("log", sort=False)
+    by_step = curves.groupby("step")
+    means = by_step["value"].agg(fmean)[by_step["log"].nunique() == seeds.ngroups]
+    look = figures.style(number)
+    every = max(1, len(means) // MARKERS)
+    axis.plot(means.index, means, **look, markevery=every, label=figures.label_text(run))
+    if seeds.ngroups > 1:
+        for _, seed in seeds:
+            axis.plot(seed["step"], seed["value"], **{**look, **THIN})
 
 
 def course(runs: Sequence[str], by_block: bool, stem: Path) -> None:
@@ -260,7 +266,7 @@ def course(runs: Sequence[str], by_block: bool, stem: Path) -> None:
     rows: list[Row] = []
     seeds: collections.Counter[str] = collections.Counter()
     for argument in runs:
-        label, path = split(argument)
+        label, path = label_and_path(argument)
         for seed in read_skips(Path(path), by_block):
             seeds[label] += 1
             rows += [{"run": label, "seed": seeds[label], **row} for row in seed]
@@ -269,7 +275,7 @@ def course(runs: Sequence[str], by_block: bool, stem: Path) -> None:
     else:
         by, axis, what = "step", "update", ", mean over blocks"
     points = means_over_blocks(rows, by)
-    logged = {point["curve"] for point in points}
+    logged = set(points["curve"])
     panels = {name: f"{title}{what}" for name, title in QUANTITIES.items() if name in logged}
     write(stem, rows, points, panels, axis, spread=tuple(panels))
 
@@ -309,22 +315,18 @@ def _read_seed(log: Path, at_the_end: bool) -> list[Row]:
     return [{**row, "number": blocks.index(row["block"]) + 1} for row in rows]
 
 
-def means_over_blocks(rows: list[Row], by: str) -> list[Row]:
-    """Each run's curves: a quantity's geometric mean over all seeds at each value of ``by``.
+def means_over_blocks(rows: list[Row], by: str) -> "pandas.DataFrame":
+    """The points of each run's curves: a quantity's geometric mean over all seeds at each ``by``.
 
     The mean is that of positive values; a point is left out where not all seeds have one.
     """
-    curves: dict[tuple[str, str], dict[int, list[Row]]] = {}
-    for row in rows:
-        curve = curves.setdefault((row["run"], row["quantity"]), {})
-        curve.setdefault(row[by], []).append(row)
+    import pandas
 
     points = []
-    for (run, quantity), curve in curves.items():
-        all_seeds = {row["seed"] for at_step in curve.values() for row in at_step}
-        for step, at_step in sorted(curve.items()):
-            positive = [row["value"] for row in at_step if row["value"] > 0]
-            if positive and {row["seed"] for row in at_step} == all_seeds:
-                point = {"run": run, "log": run, "curve": quantity, "step": step}
-                points.append({**point, "value": geometric_mean(positive)})
-    return points
+    for (run, quantity), curve in pandas.DataFrame(rows).groupby(["run", "quantity"], sort=False):
+        for step, at_step in curve.groupby(by):
+            positive = at_step.loc[at_step["value"] > 0, "value"]
+            if len(positive) and at_step["seed"].nunique() == curve["seed"].nunique():
+                mean = geometric_mean(positive)
+                points.append((run, run, quantity, step, mean))
+    return pandas.DataFrame(points, columns=["run", "log", "curve", "step", "value"])

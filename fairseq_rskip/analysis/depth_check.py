@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..console import print_line
+from ..console import label_and_path, print_line
 from ..errors import UserError
 from ..residual import skips
 from . import figures, skip_log
-from .curves import split
 from .figures import Row, select
 from .paths import PathProbe
 from .skip_log import COS_Y_X, NORM_AFTER_SUM, SKIP_LOG, Values, by_block
@@ -200,7 +199,7 @@ def report(models: Sequence[str], stem: Path, load_study: Callable[[], Study]) -
     """
     if len(models) != 1:
         raise UserError(f"{len(models)} models or logs: depth-check expects one")
-    label, path = split(models[0])
+    label, path = label_and_path(models[0])
     log = find_log(Path(path))
     if log is None:
         rows, crossed = measure(load_study())
@@ -291,7 +290,7 @@ def angles_of(study: Study, label: str) -> Angles:
     with PathProbe(model) as probe:
         for batch in study.show_batches(label):
             study.losses(model, batch)
-    measured = probe.values()
+    measured = probe.means()
     return {block: angle_of(measured[block][COS_Y_X]) for block in judged}
 
 

@@ -18,6 +18,8 @@ from .paths import PathProbe
 from .probe import SkipProbe
 from .skip_log import F_OVER_X, GRAD_NORM, LAMBDA, LEARNED, NORM_AFTER_SUM, X_TO_F, Values
 
+# the tags of what SkipProbe measures
+TAGS = {"ratio": X_TO_F, "f_over_x": F_OVER_X, "y_grad_norm": GRAD_NORM}
 # quotients and cosines, which are not defined where a vector is zero
 MAY_BE_UNDEFINED = (X_TO_F, F_OVER_X, *PATH_QUANTITIES)
 
@@ -36,7 +38,7 @@ def summarise(probe: SkipProbe, loss_scale: float = 1.0, paths: PathProbe | None
     for name, value in lambdas(probe.model).items():
         values[f"{LAMBDA}/{name}"] = value
     if paths is not None:
-        for name, quantities in paths.values().items():
+        for name, quantities in paths.means().items():
             for quantity, value in quantities.items():
                 values[f"{quantity}/{name}"] = value
             values[f"{NORM_AFTER_SUM}/{name}"] = float(len(paths.skips[name].post) > 0)
@@ -55,14 +57,14 @@ def summarise(probe: SkipProbe, loss_scale: float = 1.0, paths: PathProbe | None
 def _means(probe: SkipProbe, loss_scale: float) -> dict[str, Tensor]:
     """Tag -> mean over examples of what the probe measured, or over a learned coefficient."""
     means: dict[str, Tensor] = {}
-    for name, block in probe.blocks.items():
-        gradients = block.y_grad_norm
-        if gradients is not None:
-            gradients = gradients * (len(gradients) / loss_scale)
-        measured = {X_TO_F: block.ratio, F_OVER_X: block.f_over_x, GRAD_NORM: gradients}
-        for quantity, values in measured.items():
-            if values is not None:
-                means[f"{quantity}/{name}"] = values.float().mean()
+    for name in probe.skips:
+        measured = probe.values(name)
+        if "y_grad_norm" in measured:
+            gradients = measured["y_grad_norm"]
+            measured["y_grad_norm"] = gradients * (len(gradients) / loss_scale)
+        for quantity, tag in TAGS.items():
+            if quantity in measured:
+                means[f"{tag}/{name}"] = measured[quantity].float().mean()
     for name, parameter in learned(probe.model).items():
         means[f"{LEARNED}/{name}"] = parameter.detach().float().mean()
     return means

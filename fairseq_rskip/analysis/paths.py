@@ -29,7 +29,7 @@ class PathProbe(Watch):
 
         with PathProbe(model) as probe:
             criterion(model(x)).backward()
-        probe.values()["decoder.layers.3.final_skip"]["skip_cos_gradients"]
+        probe.means()["decoder.layers.3.final_skip"]["skip_cos_gradients"]
 
     Within the block the skip gets a view of x, whose gradient is the skip's alone: outputs and
     gradients stay the same bit for bit. Rules that carry several tensors have no y and x of one
@@ -40,9 +40,6 @@ class PathProbe(Watch):
     def __init__(self, model: nn.Module):
         super().__init__(model)
         self.skips = {name: skip for name, skip in self.skips.items() if skip.widths == (1, 1)}
-        self.measured: dict[str, dict[str, list[Tensor]]] = {
-            name: {quantity: [] for quantity in QUANTITIES} for name in self.skips
-        }
 
     def __enter__(self) -> "PathProbe":
         super().__enter__()
@@ -54,8 +51,10 @@ class PathProbe(Watch):
         """Replace x, the first argument or by name, by a view of it."""
         x = args[0] if args else kwargs["x"]
         view = x.view_as(x)
+        measured: dict[str, Tensor] = {}
+        self.passes[name].append(measured)
         if view.requires_grad:
-            gradients = Gradients(self.measured[name])
+            gradients = Gradients(measured)
             self.hooks.callback(view.register_hook(gradients.by_skip).remove)
             self.hooks.callback(x.register_hook(gradients.at_x).remove)
         if args:
@@ -64,19 +63,18 @@ class PathProbe(Watch):
 
     @torch.no_grad()
     def see(self, name: str, skip: SkipConnection, call: Call) -> None:
-        measured = self.measured[name]
-        measured[COS_Y_X].append(mean_cosine(skip, call.y, call.x, call.mask))
-        measured[COS_X_F].append(mean_cosine(skip, call.x, call.f_x, call.mask))
+        measured = self.passes[name][-1]
+        measured[COS_Y_X] = mean_cosine(skip, call.y, call.x, call.mask)
+        measured[COS_X_F] = mean_cosine(skip, call.x, call.f_x, call.mask)
 
-    def values(self) -> dict[str, dict[str, float]]:
+    def means(self) -> dict[str, dict[str, float]]:
         """Block -> quantity -> its mean over the passes so far, of those that were measured."""
         means: dict[tuple[str, str], Tensor] = {}
-        for name, measured in self.measured.items():
-            for quantity, each in measured.items():
-                if each:
-                    means[name, quantity] = torch.stack(each).double().mean()
+        for name in self.skips:
+            for quantity, values in self.values(name).items():
+                means[name, quantity] = values.double().mean()
 
-        by_block: dict[str, dict[str, float]] = {name: {} for name in self.measured}
+        by_block: dict[str, dict[str, float]] = {name: {} for name in self.skips}
         if means:
             numbers = torch.stack([*means.values()]).tolist()  # one wait for the device
             for (name, quantity), number in zip(means, numbers):
@@ -87,7 +85,7 @@ class PathProbe(Watch):
 class Gradients:
     """The two gradients of one pass through one skip connection."""
 
-    def __init__(self, measured: dict[str, list[Tensor]]):
+    def __init__(self, measured: dict[str, Tensor]):
         self.measured = measured
         self.skip: Tensor | None = None
 
@@ -103,8 +101,8 @@ class Gradients:
             return
         branch = at_least_float32(gradient.detach()) - self.skip
         norms = self.skip.norm() * branch.norm()
-        self.measured[COS_GRADIENTS].append((self.skip * branch).sum() / norms)
-        self.measured[BRANCH_OVER_SKIP].append(branch.norm() / self.skip.norm())
+        self.measured[COS_GRADIENTS] = (self.skip * branch).sum() / norms
+        self.measured[BRANCH_OVER_SKIP] = branch.norm() / self.skip.norm()
 
 
 def mean_cosine(skip: SkipConnection, a: Tensor, b: Tensor, padding_mask: Tensor | None) -> Tensor:

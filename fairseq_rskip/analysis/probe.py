@@ -30,15 +30,15 @@ class Call(NamedTuple):
 class Watch:
     """Calls :meth:`see` of a subclass in every forward pass of every skip connection of ``model``.
 
-    It does so within a ``with`` block only; ``hooks`` removes the hooks at the end. ``blocks`` has
-    a :class:`Block` for each skip connection, by module name.
+    It does so within a ``with`` block only; ``hooks`` removes the hooks at the end. ``passes`` is
+    module name -> what was measured in each forward pass: quantity -> tensor.
     """
 
     def __init__(self, model: nn.Module):
         self.model = model
         self.skips = skips(model)
         self.hooks = contextlib.ExitStack()
-        self.blocks = {name: Block() for name in self.skips}
+        self.passes: dict[str, list[dict[str, Tensor]]] = {name: [] for name in self.skips}
 
     def __enter__(self) -> Any:
         self.hooks.enter_context(hooked(self.skips, nn.Module.register_forward_hook, self._call))
@@ -59,46 +59,19 @@ class Watch:
         """Measure one forward pass of ``skip``, the skip connection named ``name``."""
         raise NotImplementedError
 
+    def values(self, name: str) -> dict[str, Tensor]:
+        """Each quantity at the skip connection ``name``, of all passes in which it was measured.
+
+        The tensors are ``(examples,)``, detached. A quantity that was never measured has no key.
+        """
+        measured: dict[str, list[Tensor]] = {}
+        for quantities in self.passes[name]:
+            for quantity, tensor in quantities.items():
+                measured.setdefault(quantity, []).append(tensor)
+        return {quantity: torch.hstack(tensors) for quantity, tensors in measured.items()}
+
     def __exit__(self, *_exception: Any) -> None:
         self.hooks.close()
-
-
-class Block:
-    """What was measured at one residual block; the examples of all forward passes in order.
-
-    Every quantity is a detached tensor ``(examples,)``, at least fp32, on the model's device, or
-    None if not measured: ``x_norm`` and ``f_norm``, the norms of x (in kinds that carry several
-    tensors, of the one that the branch reads) and of F(x); ``f_over_x``, their quotient; ``ratio``,
-    the mean of x:F in y over an example's positions and features; ``y_grad_norm``, the norm of the
-    gradient at the output y, of passes that a backward pass has reached.
-    """
-
-    def __init__(self) -> None:
-        self.passes: list[dict[str, Tensor]] = []
-
-    def _all(self, quantity: str) -> Tensor | None:
-        measured = [each[quantity] for each in self.passes if quantity in each]
-        return torch.cat(measured) if measured else None
-
-    @property
-    def x_norm(self) -> Tensor | None:
-        return self._all("x_norm")
-
-    @property
-    def f_norm(self) -> Tensor | None:
-        return self._all("f_norm")
-
-    @property
-    def f_over_x(self) -> Tensor | None:
-        return self._all("f_over_x")
-
-    @property
-    def ratio(self) -> Tensor | None:
-        return self._all("ratio")
-
-    @property
-    def y_grad_norm(self) -> Tensor | None:
-        return self._all("y_grad_norm")
 
 
 class SkipProbe(Watch):
@@ -108,7 +81,15 @@ class SkipProbe(Watch):
 
         with SkipProbe(model) as probe:
             criterion(model(x)).backward()
-        probe.blocks["blocks.3.skip"].y_grad_norm
+        probe.values("blocks.3.skip")["y_grad_norm"]
+
+    The quantities, each at least fp32 and on the model's device:
+
+    * ``f_over_x``: the norm of F(x) over that of x (in kinds that carry several tensors, of the one
+      that the branch reads).
+    * ``ratio``: the mean of x:F in y over an example's positions and features.
+    * ``y_grad_norm``: the norm of the gradient at the output y, of passes that a backward pass has
+      reached.
 
     Args:
         model: any module, also one that DistributedDataParallel wraps.
@@ -117,9 +98,9 @@ class SkipProbe(Watch):
             norm above 1.8e19 is infinite, and what is below 1e-19 gets lost, as in deep stacks with
             lambda > 1 or < 1: float64, slower.
 
-    Forward passes add to ``blocks``, with grad or without; one that activation checkpointing
-    repeats counts once. With a loss that sums over examples which do not see each other,
-    ``y_grad_norm`` is that of each example's own loss.
+    Forward passes count with grad or without; one that activation checkpointing repeats counts
+    once. With a loss that sums over examples which do not see each other, ``y_grad_norm`` is that
+    of each example's own loss.
     """
 
     def __init__(self, model: nn.Module, ratio: bool = True, dtype: torch.dtype | None = None):
@@ -127,7 +108,7 @@ class SkipProbe(Watch):
         self.ratio, self.dtype = ratio, dtype
 
     def see(self, name: str, skip: SkipConnection, call: Call) -> None:
-        passes = self.blocks[name].passes
+        passes = self.passes[name]
         if not is_recomputed():
             passes.append(self._measure(skip, call.x.detach(), call.f_x.detach(), call.mask))
         waiting = [each for each in passes if "y_grad_norm" not in each]
@@ -149,7 +130,7 @@ class SkipProbe(Watch):
         read, _ = skip.current(x)
         x_norm = example_norm(skip, read, padding_mask, self.dtype)
         f_norm = example_norm(skip, f_x, padding_mask, self.dtype)
-        measured = {"x_norm": x_norm, "f_norm": f_norm, "f_over_x": f_norm / x_norm}
+        measured = {"f_over_x": f_norm / x_norm}
         if self.ratio:
             # ValueError: a kind or norm whose y has no coefficients of x and F
             with contextlib.suppress(ValueError):

@@ -33,27 +33,16 @@ MEANS = ("mean", "mean_absolute", "rms", "norm")
 # blocks of 32 features, and defines it nowhere. Of the vector w it does give a norm, 1.34, and its
 # size for each feature, 0.24 = 1.34 / √32; so a norm over the features is a reading, too.
 PAPER = {"2xSkip+LN": 2.82, "2rSkip+LN": 2.64}
-Scales = dict[str, Tensor]
 
 
 class CoefficientProbe(Watch):
     """Coefficients of every skip connection of ``model`` in a ``with`` block, in float64.
 
-    :meth:`scales` gives for each example the means over positions and features of |a|
+    :meth:`values` gives for each example the means over positions and features of |a|
     (``effective_scale``), |b| (``branch_coefficient``) and a / b (``ratio``), the mean over
-    positions of the norm of a over the features, and ``||a * x|| / ||b * F||``.
+    positions of the norm of a over the features, and ``||a * x|| / ||b * F||``. It is empty where y
+    is no affine map of x and F: the rule mixes features or streams, or its norm is a tanh.
     """
-
-    def scales(self, name: str) -> Scales | None:
-        """The measured values of the skip connection ``name``.
-
-        None where y is no affine map of x and F: its rule mixes features or streams, or its norm is
-        a tanh.
-        """
-        batches = self.blocks[name].passes
-        if not batches:
-            return None
-        return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
 
     @torch.no_grad()
     def see(self, name: str, skip: SkipConnection, call: Call) -> None:
@@ -72,7 +61,7 @@ class CoefficientProbe(Watch):
             "skip_part_over_branch_part": skip_part / branch_part,
             "norm_of_a": mean(a.norm(dim=skip.channel_dim, keepdim=True)),
         }
-        self.blocks[name].passes.append({key: value.cpu() for key, value in entry.items()})
+        self.passes[name].append({key: value.cpu() for key, value in entry.items()})
 
 
 def report(study: Study, stem: Path) -> None:
@@ -91,8 +80,8 @@ def report(study: Study, stem: Path) -> None:
         of_blocks: list[dict[str, float]] = []
         for place in places:
             skip = probe.skips[place["block"]]
-            scales = probe.scales(place["block"])
-            if scales is None:
+            scales = probe.values(place["block"])
+            if not scales:
                 raise UserError(
                     f"{label}: {place['block']} has no x:F: its rule mixes features or carries "
                     "several tensors, or its norm is no affine map of its input"
@@ -124,7 +113,7 @@ def means_of_readings(label: str, of_blocks: list[dict[str, float]]) -> list[Row
     return rows
 
 
-def columns_of(scales: Scales, adapted: float) -> Row:
+def columns_of(scales: dict[str, Tensor], adapted: float) -> Row:
     """The row of one block: means over its examples, and its adapted λ or NaN."""
     columns = {name: float(values.mean()) for name, values in scales.items()}
     for quantity in (RATIO, SCALE):

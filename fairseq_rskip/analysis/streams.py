@@ -85,7 +85,7 @@ class StreamProbe(Watch):
             column: example_mean(skip, value.unsqueeze(-1), call.mask).cpu()
             for column, value in values.items()
         }
-        self.blocks[name].passes.append(means)
+        self.passes[name].append(means)
 
     def columns(self, name: str) -> Row | None:
         """The number of streams at the skip connection ``name``, the means over examples and their
@@ -93,14 +93,13 @@ class StreamProbe(Watch):
 
         None if its rule is not measured.
         """
-        passes = self.blocks[name].passes
-        if not passes:
+        measured = self.values(name)
+        if not measured:
             return None
         row: Row = {COUNT: self.counts[name]}
         for quantity in QUANTITIES:
-            if quantity.column in passes[0]:
-                values = torch.cat([each[quantity.column] for each in passes])
-                row[quantity.column], row[quantity.error] = estimate(values)
+            if quantity.column in measured:
+                row[quantity.column], row[quantity.error] = estimate(measured[quantity.column])
         return row
 
 

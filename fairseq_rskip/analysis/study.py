@@ -1,11 +1,4 @@
-"""Models under study, their examples, and the values of their blocks as CSV, table and figure.
-
-Figure 3, the command ``gradients``: the norm of the loss gradient at the output y of every residual
-block. It is the mean over examples of the Frobenius norm of dL_i/dy_i, where L_i is the loss of
-example i alone: cross entropy of an image; of a sentence the mean cross entropy of its target's
-tokens, teacher-forced, without label smoothing. Models run in evaluation mode, so that examples do
-not see each other.
-"""
+"""Models under study, their examples, and the values of their blocks as CSV, table and figure."""
 
 import collections
 import dataclasses
@@ -21,31 +14,13 @@ from torch import Tensor, nn
 from ..console import progress
 from ..errors import UserError
 from ..residual import SkipConnection, skips
-from ..safe_load import CheckpointError, diverged
 from . import figures
 from .figures import Row
-from .probe import SkipProbe
 
 CALIBRATION = 10  # batches
 SIDES = ("encoder", "decoder")  # counted, and drawn, apart; the stages of a ResNet share a panel
 # A row is a block. Its keys: "model" (label), "block" (module), "index" (from 1), "group" (stage
 # or side), and a column for each measured value.
-
-
-class Source(NamedTuple):
-    """One MODEL of the command line: a checkpoint, or a fresh network.
-
-    ``path`` is the checkpoint's and ``state`` its content, of a ResNet's alone (fairseq reads those
-    of Transformers). ``fresh`` has the options of a fresh network, else nothing.
-    """
-
-    label: str
-    path: str = ""
-    state: dict[str, Any] = {}  # noqa: RUF012 (never changed)
-    fresh: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.label} ({self.path or 'fresh:' + ' '.join(self.fresh)})"
 
 
 class Quantity(NamedTuple):
@@ -57,9 +32,6 @@ class Quantity(NamedTuple):
     title: str
     scale: str = "linear"
     shows: tuple[float, ...] = ()
-
-
-NORM = Quantity("gradient_norm", "standard_error", "gradient norm at y", scale="log")
 
 
 def estimate(values: Tensor) -> tuple[float, float]:
@@ -146,40 +118,7 @@ class Study:
         print(f"written to {stem}.csv, {stem}.png and {stem}.pdf")
 
 
-def fit(model: nn.Module, weights: dict[str, Tensor], source: Source) -> None:
-    """Load ``weights`` into ``model``.
-
-    Raises ``CheckpointError`` unless they fit and are finite.
-    """
-    try:
-        model.load_state_dict(weights)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"{source} does not fit its settings and the data: {reason}"
-        ) from None
-    bad = next((name for name, value in weights.items() if diverged(name, value)), None)
-    if bad is not None:
-        raise CheckpointError(
-            f"{source} has values in {bad} that are not finite: its training diverged"
-        )
-
-
-def parsed(source: Source, parse: Callable[..., Any], *arguments: Any) -> Any:
-    """Return ``parse(*arguments)``; an error of its own names the model.
-
-    Its ``UsageError``, too, becomes a plain ``UserError``: the words are part of the model's name.
-    A help text, after which argparse ends the program, is refused.
-    """
-    try:
-        return parse(*arguments)
-    except SystemExit:
-        raise UserError(f"{source}: expected options that change the model, not -h") from None
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from None
-
-
-def choose(available: int, wanted: int, seed: int) -> Tensor:
+def draw_examples(available: int, wanted: int, seed: int) -> Tensor:
     """``wanted`` of the numbers 0 to ``available`` at random, ascending; all if there are fewer."""
     order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))
     return order[:wanted].sort().values
@@ -261,34 +200,3 @@ def _show(axis: Any, values: tuple[float, ...]) -> None:
 
 def _panel(group: str) -> str:
     return group if group in SIDES else ""
-
-
-def gradient_norms(
-    model: nn.Module, batches: Iterable[Any], losses: Callable[[nn.Module, Any], Tensor]
-) -> dict[str, Tensor]:
-    """Skip connection of ``model`` -> ``||dL_i / dy_i||`` of each example i at its output y.
-
-    ``losses(model, batch)`` gives one loss L_i for each example, shape ``(examples,)``; the model
-    is in evaluation mode. Norms are taken in float64: in deep stacks with lambda other than 1 their
-    squares leave fp32's range.
-    """
-    with SkipProbe(model, ratio=False, dtype=torch.float64) as probe:
-        for batch in batches:
-            losses(model, batch).sum().backward()
-            model.zero_grad(set_to_none=True)
-    norms = {name: block.y_grad_norm for name, block in probe.blocks.items()}
-    return {name: values.cpu() for name, values in norms.items() if values is not None}
-
-
-def gradients(study: Study, stem: Path) -> None:
-    """Measure the models of ``study``, print a table, write ``stem``'s CSV and its figure."""
-    rows: list[Row] = []
-    for label, model, places in study.with_places():
-        norms = gradient_norms(model, study.show_batches(label), study.losses)
-        for place in places:
-            of_examples = norms[place["block"]]
-            mean, error = estimate(of_examples)
-            columns = {NORM.column: mean, NORM.error: error, "examples": len(of_examples)}
-            rows.append({**place, **columns})
-        figures.write_csv(Path(f"{stem}.csv"), rows)
-    study.show(rows, [NORM], stem)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..console import Parser, between, whole_number
+from ..console import Parser, between, label_and_path, whole_number
 
 MODELS = """\
 MODEL is one of
@@ -105,9 +105,9 @@ def _add_course(parser: argparse.ArgumentParser) -> None:
 
 
 def _gradients(options: Namespace, stem: Path) -> None:
-    from ..analysis.study import gradients
+    from ..analysis.gradients import report
 
-    gradients(_study(options), stem)
+    report(_study(options), stem)
 
 
 def _ratio(options: Namespace, stem: Path) -> None:
@@ -214,11 +214,9 @@ def _trainings(arguments: list[str]) -> list[str]:
 
     RUN is a run of rskip run, or a seed's folder in it; any other argument stays as it is.
     """
-    from ..analysis.curves import split
-
     expanded = []
     for argument in arguments:
-        label, path = split(argument)
+        label, path = label_and_path(argument)
         folders = [Path(path, "checkpoints"), *sorted(Path(path).glob("seed*/checkpoints"))]
         inside = [f"{label}={folder}" for folder in folders if folder.is_dir()]
         expanded += inside or [argument]

@@ -6,12 +6,12 @@ from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
-from ..analysis.curves import split
-from ..analysis.study import Source, Study
-from ..console import print_line, progress
+from ..analysis.study import Study
+from ..console import label_and_path, print_line, progress
 from ..errors import UserError
 from ..vision.run import FORMAT
 from .saved_model import EXPORT, IMAGES, find_saved, read_checkpoint
+from .source import Source
 
 FRESH = "fresh:"
 
@@ -64,7 +64,7 @@ def _source(text: str) -> Source:
             raise wrong
         return Source(label, fresh=tuple(words))
 
-    label, path = split(text)
+    label, path = label_and_path(text)
     if path == text and Path(path).is_file():  # a checkpoint alone is called as its folder
         label = Path(path).resolve().parent.name
     return Source(label, path=path)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..analysis.study import Source, Study, choose, fit, parsed
+from ..analysis.study import Study, draw_examples
 from ..console import print_line
 from ..errors import UserError
 from ..machine import device_of
@@ -20,6 +20,7 @@ from ..vision.batches import Augmenter, channel_statistics
 from ..vision.config import Config, parse
 from ..vision.data import load
 from ..vision.model import STAGES, PreActResNet
+from .source import Source, fit, parsed
 
 
 class Batch(NamedTuple):
@@ -43,7 +44,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     images = load(_data(models, configs, options))
     stored = getattr(images, f"{options.split}_images")
     labels = getattr(images, f"{options.split}_labels")
-    chosen = choose(len(labels), options.examples, options.seed)
+    chosen = draw_examples(len(labels), options.examples, options.seed)
     stored, labels = stored[chosen], labels[chosen].to(device)
     mean, std = channel_statistics(images.train_images)
     augmenter = Augmenter(stored.shape[1:], mean, std, 0, device)

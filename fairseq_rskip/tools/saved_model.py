@@ -12,6 +12,7 @@ from fairseq_rskip.pretrained import CONFIG, bundled_names, from_pretrained, loc
 from fairseq_rskip.safe_load import CheckpointError, load_checkpoint
 from fairseq_rskip.tools.evaluate.weights import as_one, choose, choose_by_task
 from fairseq_rskip.tools.experiments.run_folder import check_no_seeds
+from fairseq_rskip.tools.source import Source, fit
 from fairseq_rskip.vision.run import CHECKPOINT, FORMAT
 
 EXPORT, IMAGES, TEXT = "export", "images", "text"  # by rskip export, train-cifar, fairseq-train
@@ -86,7 +87,6 @@ def load_model(path: Path) -> nn.Module:
 
 
 def _resnet(path: Path) -> nn.Module:
-    from fairseq_rskip.analysis.study import Source, fit
     from fairseq_rskip.tools.resnets import settings
     from fairseq_rskip.vision.model import PreActResNet
 
@@ -101,7 +101,6 @@ def _resnet(path: Path) -> nn.Module:
 def _transformer(path: Path) -> nn.Module:
     from fairseq import models
 
-    from fairseq_rskip.analysis.study import Source, fit
     from fairseq_rskip.tools.transformers import ours, read
 
     source = Source(path.name, str(path))

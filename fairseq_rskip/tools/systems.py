@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fairseq_rskip.console import label_and_path
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.pretrained import WEIGHTS, check_is_not_bundled
 from fairseq_rskip.tools import cached
@@ -26,14 +27,15 @@ def name_paths(words: list[str]) -> dict[str, Path]:
     """
     names, paths = [], []
     for word in words:
-        name, path = _split(word)
+        name, path_text = label_and_path(word)
+        path = Path(path_text)
         if not path.exists():
             check_is_not_bundled(path)
             raise UserError(
                 f"{path} does not exist; expected a file of translations, an evaluation, a "
                 "checkpoint, or a folder of checkpoints"
             )
-        names.append(name or recorded_label(path))
+        names.append(recorded_label(path) if path_text == word else name)
         paths.append(path)
 
     common = os.path.commonpath([path.absolute().parent for path in paths])
@@ -49,14 +51,6 @@ def name_paths(words: list[str]) -> dict[str, Path]:
         listed = " and ".join(map(str, paths))
         raise UserError(f"a system is named twice ({listed}): expected NAME=PATH for each")
     return dict(zip(unique, paths))
-
-
-def _split(word: str) -> tuple[str, Path]:
-    """The name, or "", and the path in NAME=PATH or PATH."""
-    if Path(word).exists():
-        return "", Path(word)
-    name, _, path = word.partition("=")
-    return name, Path(path or name)
 
 
 def recorded_label(path: Path) -> str:

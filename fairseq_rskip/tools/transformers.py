@@ -16,7 +16,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from fairseq_rskip.analysis.study import Source, Study, choose, fit, parsed
+from fairseq_rskip.analysis.study import Study, draw_examples
 from fairseq_rskip.console import progress
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import device_of
@@ -25,6 +25,7 @@ from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.residual.state import check_file
 from fairseq_rskip.safe_load import CheckpointError
 from fairseq_rskip.tools.corpus import Corpus, corpus_of
+from fairseq_rskip.tools.source import Source, fit, parsed
 
 
 def losses(model: nn.Module, sample: dict[str, Any]) -> Tensor:
@@ -184,5 +185,5 @@ def _choose(dataset: Any, models: list[nn.Module], options: argparse.Namespace) 
     limits = [model.max_positions() for model in models]
     limit = min(limits) if isinstance(limits[0], int) else tuple(map(min, zip(*limits)))
     fitting, _ = dataset.filter_indices_by_size(torch.arange(len(dataset)).numpy(), limit)
-    chosen = fitting[choose(len(fitting), options.examples, options.seed).numpy()]
+    chosen = fitting[draw_examples(len(fitting), options.examples, options.seed).numpy()]
     return sorted((int(i) for i in chosen), key=lambda i: (dataset.size(i), i))

@@ -13,9 +13,9 @@ from skip_variants import CASES, WITHOUT_RATIO, draw
 from torch import nn
 from transformer_helpers import TINY, batch, build, dictionary, pad, randomise, sentences
 
+from fairseq_rskip.analysis.gradients import gradient_norms
 from fairseq_rskip.analysis.paths import PathProbe
 from fairseq_rskip.analysis.probe import SkipProbe
-from fairseq_rskip.analysis.study import gradient_norms
 from fairseq_rskip.residual import Place, SkipConnection, create_skip
 from fairseq_rskip.tools.resnets import Batch
 from fairseq_rskip.tools.resnets import losses as image_losses
@@ -51,7 +51,8 @@ def test_an_examples_norms_and_ratio_leave_padding_out(case):
     x, mask, upstream = draw(case.shape, 1).requires_grad_(), case.mask(), draw(case.shape, 2)
     with SkipProbe(model) as probe:
         model(x, mask).backward(upstream)
-    (block,) = probe.blocks.values()
+    (name,) = probe.skips
+    measured = probe.values(name)
     f_x = 2 * torch.tanh(x.detach())
     ratio = model.skip.ratio(x.detach(), f_x, mask)
     examples = case.shape[0] if case.channel_dim == 1 else case.shape[1]
@@ -62,16 +63,17 @@ def test_an_examples_norms_and_ratio_leave_padding_out(case):
             if mask is None
             else one((~mask).unsqueeze(case.channel_dim).expand(case.shape))
         )
-        for found, tensor in (
-            (block.x_norm, x),
-            (block.f_norm, f_x),
-            (block.y_grad_norm, upstream),
-        ):
-            torch.testing.assert_close(found[i], one(tensor.detach())[kept].square().sum().sqrt())
-        torch.testing.assert_close(
-            block.ratio[i], one(ratio)[kept].mean(), equal_nan=True
-        )  # all of it is padding
-    torch.testing.assert_close(block.f_over_x, block.f_norm / block.x_norm, equal_nan=True)
+        x_norm, f_norm, gradient_norm = (
+            one(tensor.detach())[kept].square().sum().sqrt() for tensor in (x, f_x, upstream)
+        )
+        expected = {
+            "f_over_x": f_norm / x_norm,
+            "ratio": one(ratio)[kept].mean(),
+            "y_grad_norm": gradient_norm,
+        }
+        assert list(measured) == list(expected)
+        for quantity, value in expected.items():  # NaN where all of an example is padding
+            torch.testing.assert_close(measured[quantity][i], value, equal_nan=True)
 
 
 def test_x_is_the_tensor_that_the_branch_stands_on():
@@ -81,7 +83,7 @@ def test_x_is_the_tensor_that_the_branch_stands_on():
         model = build(f"transformer_{arch}_tiny", **TINY).eval()
         with torch.no_grad(), SkipProbe(model.encoder) as probe:
             model.encoder(*batch(sentences())[:2])
-        found[arch] = torch.stack([block.f_over_x for block in probe.blocks.values()])
+        found[arch] = torch.stack([probe.values(name)["f_over_x"] for name in probe.skips])
     for arch, values in found.items():
         torch.testing.assert_close(values, found["preln"], msg=arch)
 
@@ -91,13 +93,13 @@ def test_it_sees_the_equation_in_the_resnet_with_its_in_place_relu():
     with SkipProbe(model) as probe:
         model(images()).sum().backward()
     h = model.conv(images())
-    assert list(probe.blocks) == [f"blocks.{i}.skip" for i in range(6)]
-    for unit, block in zip(model.blocks, probe.blocks.values()):
+    assert list(probe.skips) == [f"blocks.{i}.skip" for i in range(6)]
+    for unit, name in zip(model.blocks, probe.skips):
         activated = torch.relu(unit.bn1(h))
         f_x = unit.conv2(torch.relu(unit.bn2(unit.conv1(activated))))
         x = unit.shortcut(activated if unit.common else h)
-        torch.testing.assert_close(block.x_norm, x.flatten(1).norm(dim=1))
-        torch.testing.assert_close(block.f_norm, f_x.flatten(1).norm(dim=1))
+        expected = f_x.flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
+        torch.testing.assert_close(probe.values(name)["f_over_x"], expected)
         h = unit.skip(x, f_x)
 
 
@@ -111,12 +113,11 @@ def test_activation_checkpointing_measures_the_same_once():
         with SkipProbe(model) as probe:
             for seed in (3, 4):
                 model(*batch(sentences(seed=seed)))[0].square().sum().backward()
-        found.append(list(probe.blocks.values()))
+        found.append([probe.values(name) for name in probe.skips])
     assert len(found[0]) == 2 * 2 + 2 * 3
     for plain, repeated in zip(*found):
-        assert len(plain.x_norm) == 6
-        for quantity in ("x_norm", "f_norm", "ratio", "y_grad_norm"):
-            torch.testing.assert_close(getattr(repeated, quantity), getattr(plain, quantity))
+        assert [len(values) for values in plain.values()] == [6, 6, 6]
+        torch.testing.assert_close(repeated, plain)
 
 
 def test_an_example_is_a_sentence_whichever_dimension_comes_first():
@@ -126,10 +127,11 @@ def test_an_example_is_a_sentence_whichever_dimension_comes_first():
     with SkipProbe(skip) as probe, SkipProbe(batch_first) as other:
         skip(x, f_x)
         batch_first(x.transpose(0, 1), f_x.transpose(0, 1))
-    for quantity in ("x_norm", "f_norm", "ratio"):
-        found = getattr(other.blocks[""], quantity)
-        assert found.shape == (3,)
-        torch.testing.assert_close(found, getattr(probe.blocks[""], quantity))
+    assert {quantity: len(values) for quantity, values in other.values("").items()} == {
+        "f_over_x": 3,
+        "ratio": 3,
+    }
+    torch.testing.assert_close(other.values(""), probe.values(""))
 
 
 def test_nothing_stays_behind():
@@ -143,8 +145,8 @@ def test_nothing_stays_behind():
     del y, f_x
     gc.collect()
     assert [reference() for reference in held] == [None, None]
-    block = probe.blocks[""]
-    assert block.y_grad_norm is None and not block.x_norm.requires_grad
+    measured = probe.values("")
+    assert list(measured) == ["f_over_x", "ratio"] and not measured["f_over_x"].requires_grad
 
 
 def norms_one_by_one(model, examples, loss):
@@ -223,7 +225,7 @@ def test_the_two_paths_are_measured_of_a_call_by_keywords():
     for call in (lambda x: skip(x, x.tanh()), lambda x: skip(x=x, f_x=x.tanh())):
         with PathProbe(skip) as probe:
             call(x * 1.0)[0, 0, 0].backward()
-        found.append(probe.values())
+        found.append(probe.means())
     assert found[0] == found[1] and len(found[0][""]) == 4
 
 
@@ -234,7 +236,7 @@ def test_where_the_skip_reads_x_before_its_branch_the_paths_are_not_told_apart()
     with PathProbe(skip) as probe:
         h, carried = skip.prepare(moved := x * 1.0)
         skip(moved, h.tanh(), carried).sum().backward()
-    assert {*probe.values()[""]} == {"skip_cos_y_x", "skip_cos_x_F"} and x.grad.abs().sum() > 0
+    assert {*probe.means()[""]} == {"skip_cos_y_x", "skip_cos_x_F"} and x.grad.abs().sum() > 0
 
 
 def test_the_two_paths_of_a_gradient_are_those_of_autograd():
@@ -262,4 +264,4 @@ def test_the_two_paths_of_a_gradient_are_those_of_autograd():
         "skip_cos_gradients": F.cosine_similarity(skip_grad, branch_grad, dim=0),
         "skip_branch_over_skip_gradient": branch_grad.norm() / skip_grad.norm(),
     }
-    assert probe.values() == {"skip": pytest.approx({k: float(v) for k, v in expected.items()})}
+    assert probe.means() == {"skip": pytest.approx({k: float(v) for k, v in expected.items()})}

@@ -67,7 +67,7 @@ def test_coefficients_in_numbers():
     torch.testing.assert_close(a, 2 * b)
     with CoefficientProbe(skip) as probe:
         skip(x, f_x)
-    mean_a, norm_a, *others = readings_of(skip, columns_of(probe.scales(""), 2.0)).values()
+    mean_a, norm_a, *others = readings_of(skip, columns_of(probe.values(""), 2.0)).values()
     assert (mean_a, norm_a) == pytest.approx(
         (5 / 5**0.5, 2 * 6**0.5)
     )  # 2 * mean w / sigma; its norm
@@ -98,7 +98,7 @@ def test_the_probe_in_a_resnet(kind, options):
         expected = model(x)
         model(x[:1])
     assert torch.equal(model(x), expected)
-    for scales in map(probe.scales, ("blocks.0.skip", "blocks.1.skip", "blocks.2.skip")):
+    for scales in map(probe.values, ("blocks.0.skip", "blocks.1.skip", "blocks.2.skip")):
         assert scales["ratio"].shape == (4,) and scales["ratio"].dtype == torch.float64
         torch.testing.assert_close(
             scales["ratio"][0], scales["ratio"][3], rtol=1e-5, atol=0
@@ -117,6 +117,6 @@ def test_the_probe_leaves_padding_out(exact_attention):
         with CoefficientProbe(model) as probe, torch.no_grad():
             for each in batches:
                 model(*batch(each))
-        found.append([probe.scales(name) for name in probe.skips])
+        found.append([probe.values(name) for name in probe.skips])
     for together, alone in zip(*found):
         torch.testing.assert_close(together, alone, rtol=1e-9, atol=0)

@@ -4,6 +4,7 @@ They are also compared with sums written out and with simulation.
 """
 
 import csv
+import json
 import random
 
 import numpy as np
@@ -30,10 +31,7 @@ def test_published_differences_come_out_again():
         rows = list(csv.DictReader(file))
     families = {}
     for row in rows:
-        by_seed = {}
-        for word in row["values_by_seed"].split():
-            seed, value = word.split(":")
-            by_seed[int(seed)] = float(value)
+        by_seed = json.loads(row["values_by_seed"])
         family = families.setdefault((row["plan"], row["column"]), {})
         if by_seed and by_seed not in family.values():
             family[row["row"]] = by_seed

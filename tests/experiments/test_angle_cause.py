@@ -13,7 +13,7 @@ spec.loader.exec_module(angle_cause)
 
 def run(angles, ratios):
     updates = range(1, len(angles) + 1)
-    return pandas.DataFrame({"update": updates, "angle": angles, "ratio": ratios})
+    return pandas.DataFrame({"update": updates, "rms_angle": angles, "ratio": ratios})
 
 
 def test_an_angle_that_passes_the_edge_before_the_gradient_is_lost():

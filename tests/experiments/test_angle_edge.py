@@ -100,5 +100,5 @@ def test_rounded_cosines_and_a_gradient_of_zero_are_read(tmp_path):
     skip_log.SkipLines(tmp_path, first=1).write(10, values)
     (run,) = finished_runs(tmp_path)
     (row,) = angle_edge.read_run(run)
-    assert (row["update"], row["angle"], row["ratio"]) == (10, "0.2", "inf")
+    assert (row["update"], row["mean_angle"], row["ratio"]) == (10, "0.2", "inf")
     assert row["cos_gradients"] == "nan" and row["residuals"] == 2

@@ -1,5 +1,6 @@
 """The answers about the fixed angle at its own rate, on a table whose answers are known."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -30,10 +31,11 @@ def report(path, **rules):
     for rule, (means, rates) in rules.items():
         for depth, mean, rate in zip(DEPTHS, means, rates):
             noise = {seed: 0.002 * (-1) ** (seed + len(rule)) for seed in (1, 2, 3)}
-            pairs = [f"{seed}:{mean + 0.1 * seed + noise[seed]:.4f}" for seed in noise]
+            values = {seed: round(mean + 0.1 * seed + noise[seed], 4) for seed in noise}
             line = {"row": rule.replace("_", " ").replace("pre norm", "pre-norm"), "column": depth}
-            line |= {"metric": "valid_loss", "seeds_planned": 3, "chosen": f"lr {rate}"}
-            lines.append({**line, "values_by_seed": " ".join(pairs)})
+            line |= {"metric": "valid_loss", "seeds_planned": 3}
+            cells = {"chosen": {"lr": rate}, "values_by_seed": values}
+            lines.append({**line, **{name: json.dumps(cell) for name, cell in cells.items()}})
     pandas.DataFrame(lines).to_csv(path, index=False)
 
 
@@ -82,7 +84,7 @@ def test_depths_without_a_common_seed_are_named(tmp_path, capsys, monkeypatch):
     table = pandas.read_csv(path)
     table["column"] = table["column"].replace({"6 layers": "3 layers", "72 layers": "48 layers"})
     deepest = table["column"] == "48 layers"
-    table.loc[deepest, "values_by_seed"] = "4:5.2 5:5.3"
+    table.loc[deepest, "values_by_seed"] = json.dumps({4: 5.2, 5: 5.3})
     table.to_csv(path, index=False)
     *_, sentences = run(path, capsys, monkeypatch)
     assert sentences[2] == "pre-norm: 48 layers and 3 layers share no seed"

@@ -35,7 +35,7 @@ def run(tmp_path):
 def test_the_angle_is_halved_by_each_step_and_a_gradient_may_be_zero(run):
     """|F| = |x| is 45 degrees, which the second step halves; the encoder does not count."""
     first, second = depth_angles.measure(run)
-    assert first["angle"] == second["angle"] == f"{math.pi / 8:.3f}"
+    assert first["angle_from_norms"] == second["angle_from_norms"] == f"{math.pi / 8:.3f}"
     assert first["by_law"] == f"{math.pi / 8 * math.sqrt(2):.2f}"
     assert (first["gradient"], second["gradient"]) == ("2", "inf")
     assert (first["rule"], first["lambda"], first["update"]) == ("rskip", "2", 10)

@@ -1,6 +1,7 @@
 """Who uses depth: the sizes of the models, and the test on tables whose answer is known."""
 
 import argparse
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -48,14 +49,14 @@ def report(designs):
     lines = []
     for design, means in designs.items():
         for number, (depth, mean) in enumerate(zip(DEPTHS, means)):
-            values = " ".join(
-                f"{seed}:{mean + 0.1 * seed + 0.001 * (-1) ** (seed + number):.4f}"
-                for seed in (1, 2, 3)
-            )
-            line = {"column": depth, "row": design, "values_by_seed": values}
+            values = {}
+            for seed in (1, 2, 3):
+                values[seed] = round(mean + 0.1 * seed + 0.001 * (-1) ** (seed + number), 4)
+            line = {"column": depth, "row": design, "values_by_seed": json.dumps(values)}
             line |= {"metric": "valid_loss", "seeds_planned": 3}
-            swept = "lr 0.1: 5; lr 0.2: 4; lr 0.4: 6"
-            lines.append({**line, "swept": swept, "chosen": "lr 0.4" if mean > 5.1 else "lr 0.2"})
+            swept = [{"options": {"lr": lr}, "result": 5.0} for lr in (0.1, 0.2, 0.4)]
+            chosen = {"lr": 0.4 if mean > 5.1 else 0.2}
+            lines.append({**line, "swept": json.dumps(swept), "chosen": json.dumps(chosen)})
     return pandas.DataFrame(lines)
 
 

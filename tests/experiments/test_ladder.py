@@ -1,5 +1,6 @@
 """The test of the ladder on tables whose answer is known."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -16,12 +17,12 @@ def report(means_by_rung, seeds):
     lines = []
     for rung, means in means_by_rung.items():
         for number, (row, mean) in enumerate(zip(ROWS, means)):
-            values = []
+            values = {}
             for seed in range(1, seeds[rung] + 1):
                 noise = 0.001 * (-1) ** (seed + number)
-                values.append(f"{seed}:{mean + 0.1 * seed + noise:.4f}")
+                values[seed] = round(mean + 0.1 * seed + noise, 4)
             line = {"column": rung, "row": row, "metric": "valid_loss"}
-            line |= {"seeds_planned": seeds[rung], "values_by_seed": " ".join(values)}
+            line |= {"seeds_planned": seeds[rung], "values_by_seed": json.dumps(values)}
             lines.append(line)
     return pandas.DataFrame(lines)
 

@@ -1,24 +1,37 @@
 """The reader of a report.csv, and the ends of a sweep."""
 
 import csv
+import io
+import json
 
 import pytest
 from conftest import ROOT
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.report.reading import by_column, by_row, read_report, read_rows
-from fairseq_rskip.tools.report.sweep import ends, listed, read_listed
+from fairseq_rskip.tools.report.sweep import ends
 
-HEADER = "column,row,metric,swept,chosen,seeds_planned,values_by_seed,ours_minus_baseline,low,high"
-TWO = (
-    "lr 0.1, skip-lambda 2: 5.5; lr 0.1, skip-lambda auto: failed: loss: nan; try a lower --lr; "
-    "lr 0.2, skip-lambda 2: 6.0"
-)
+HEADER = "column,row,metric,seeds_planned,values_by_seed,swept,chosen,ours_minus_baseline,low,high"
+TWO = [
+    {"options": {"lr": 0.1, "skip-lambda": 2}, "result": 5.5},
+    {"options": {"lr": 0.1, "skip-lambda": "auto"}, "result": "failed: loss: nan; try a lower lr"},
+    {"options": {"lr": 0.2, "skip-lambda": 2}, "result": 6.0},
+]
+
+
+def line(column, row, planned, values, swept=(), chosen=None, *compared):
+    """A line of a report's CSV."""
+    cells = [column, row, "valid_loss", planned, *map(json.dumps, (values, swept, chosen or {}))]
+    file = io.StringIO()
+    csv.writer(file, lineterminator="").writerow([*cells, *(compared or ("", "", ""))])
+    return file.getvalue()
+
+
 LINES = [
-    'a,plain,valid_loss,,,3,"1:5.5 2:6.5",,,',
-    f'a,deep,valid_loss,"{TWO}","lr 0.1, skip-lambda 2",1,1:5.0,-1.0,-1.5,-0.5',
-    "b,plain,valid_loss,,,0,,,,",
-    "b,deep,valid_loss,,,1,1:4.0,,,",
+    line("a", "plain", 3, {1: 5.5, 2: 6.5}),
+    line("a", "deep", 1, {1: 5.0}, TWO, {"lr": 0.1, "skip-lambda": 2}, -1.0, -1.5, -0.5),
+    line("b", "plain", 0, {}),
+    line("b", "deep", 1, {1: 4.0}),
 ]
 
 
@@ -64,11 +77,13 @@ def test_the_lines_are_laid_out_by_row_and_by_column(tmp_path):
         (b"", "has no column 'column'"),
         (b"row,mean\na,5\n", "has no column 'column'"),
         (HEADER.encode() + b"\n", "has no rows"),
-        (HEADER.encode() + b"\na,b,c,,,x,1:2\n", "is not a report .*'x'.*: expected the report"),
-        (HEADER.encode() + b"\na,b,c,,,1,5.5\n", "is not a report"),
+        (HEADER.encode() + b"\na,b,c,x,{},[],{}\n", "is not a report .*'x'.*: expected the report"),
+        (HEADER.encode() + b"\na,b,c,1,5.5,[],{}\n", "is not a report"),
+        (HEADER.encode() + b"\na,b,c,1,1:5.5 2:6.5,[],{}\n", "is not a report"),
+        (HEADER.encode() + b"\na,b,c,1,{},[5],{}\n", "is not a report"),
         (b"\xff\xfe", "is not a report"),
     ],
-    ids=["empty", "other columns", "no rows", "no number", "no seed", "no text"],
+    ids=["empty", "columns", "no rows", "no number", "no seed", "no JSON", "no sweep", "no text"],
 )
 def test_a_file_that_is_no_report_is_one_line(tmp_path, content, said):
     path = tmp_path / "other.csv"
@@ -86,16 +101,10 @@ def test_the_archived_reports_are_read_to_the_last_digit(name):
     assert len(lines) == len(expected)
     for line, cells in zip(lines, expected):
         assert len(line.values) == int(cells["seeds_done"])
-        assert listed(line.chosen) == cells.get("chosen", "")
         if line.values:
             assert line.mean == float(cells["mean"])
         if len(line.values) > 1:
             assert line.deviation == float(cells["standard_deviation"])
-
-
-def test_what_is_listed_is_read_again():
-    options = {"lr": 1e-05, "skip-lambda": 3, "amp": "bf16"}
-    assert read_listed(listed(options)) == options and read_listed("") == {}
 
 
 TRIED = [{"lr": lr, "skip-lambda": scale} for lr in (0.4, 0.1, 0.2) for scale in (2, 3, 4)]

@@ -44,8 +44,8 @@ def probed(config, updates, name):
     with SkipProbe(trainer.module, dtype=torch.float64) as probe:
         logits = trainer.module(trainer.augmenter.train(images.train_images, batch))
         F.cross_entropy(logits, images.train_labels[batch.index], reduction="sum").backward()
-    block = probe.blocks[name]
-    return [float(values.mean()) for values in (block.ratio, block.f_over_x, block.y_grad_norm)]
+    measured = probe.values(name)
+    return [float(measured[name].mean()) for name in ("ratio", "f_over_x", "y_grad_norm")]
 
 
 def test_the_figures_are_those_of_the_probe(config, images, tmp_path, capfd):

@@ -1,4 +1,4 @@
-"""The finished runs below a folder, as their records have them, whatever table they are of."""
+"""The finished runs below folders, as their records have them, whatever table they are of."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,9 +29,12 @@ class FinishedRun:
         return logs[0] if logs else None
 
 
-def finished_runs(folder: Path) -> Iterator[FinishedRun]:
-    """The finished runs in ``folder`` and below it, by their paths."""
-    for path in sorted(folder.rglob(RECORD)):
+def finished_runs(*folders: Path) -> Iterator[FinishedRun]:
+    """The finished runs in each of ``folders`` and below it, by their paths."""
+    paths: list[Path] = []
+    for folder in folders:
+        paths += sorted(folder.rglob(RECORD))
+    for path in paths:
         record = read_record(path.parent)
         metrics = trained(record)
         if not metrics:

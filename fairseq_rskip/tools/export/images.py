@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fairseq_rskip.analysis.study import Source, fit
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.safe_load import CheckpointError
 from fairseq_rskip.tools.export.card import Card
 from fairseq_rskip.tools.resnets import settings
 from fairseq_rskip.tools.saved_model import read_checkpoint
+from fairseq_rskip.tools.source import Source, fit
 from fairseq_rskip.vision.config import FOLDER, Config
 from fairseq_rskip.vision.model import PreActResNet
 from fairseq_rskip.vision.run import RESULT

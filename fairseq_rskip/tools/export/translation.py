@@ -11,7 +11,6 @@ from typing import Any
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import ListConfig, OmegaConf
 
-from fairseq_rskip.analysis.study import Source
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models.building import SkipModel
 from fairseq_rskip.modules.step_hooks import TrainingConfig
@@ -22,6 +21,7 @@ from fairseq_rskip.tools.experiments.run_folder import CHECKPOINTS
 from fairseq_rskip.tools.export.card import Card
 from fairseq_rskip.tools.saved_model import read_checkpoint
 from fairseq_rskip.tools.score import digits
+from fairseq_rskip.tools.source import Source
 from fairseq_rskip.tools.systems import evaluations_of
 from fairseq_rskip.tools.transformers import build, ours, read
 

@@ -1,6 +1,7 @@
 """Read the ``report.csv`` that :mod:`.tables` wrote: its lines, by row and by column."""
 
 import csv
+import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_rskip.errors import UserError
-
-from .sweep import read_listed
 
 EXPECTED = "expected the report.csv of rskip run"
 # what every report has, whatever version wrote it
@@ -65,7 +64,7 @@ def read_report(path: Path) -> list[Line]:
             reader = csv.DictReader(file, restval="")
             missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
             lines = [] if missing else [_line(cells) for cells in reader]
-    except (csv.Error, ValueError) as error:
+    except (csv.Error, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path} is not a report ({error}): {EXPECTED}") from None
     if missing:
         raise UserError(f"{path} has no column {missing[0]!r}: {EXPECTED}")
@@ -75,39 +74,30 @@ def read_report(path: Path) -> list[Line]:
 
 
 def _line(cells: dict[str, str]) -> Line:
-    """One line, from its text by column. Raises ``ValueError``."""
+    """One line, from its text by column.
+
+    Raises ``ValueError``, ``TypeError``, ``KeyError`` or ``AttributeError`` where the text is not
+    that of a report.
+    """
     interval = None
     if cells.get("low") and cells.get("high"):
         interval = (float(cells["low"]), float(cells["high"]))
     difference = cells.get("ours_minus_baseline")
+    values = json.loads(cells["values_by_seed"])
+    swept = json.loads(cells.get("swept", "[]"))
     return Line(
         row=cells["row"],
         column=cells["column"],
         equation=cells.get("equation", ""),
         metric=cells["metric"],
-        values=values_by_seed(cells["values_by_seed"]),
+        values={int(seed): float(value) for seed, value in values.items()},
         planned=int(cells["seeds_planned"]),
-        chosen=read_listed(cells.get("chosen", "")),
-        swept=_points(cells.get("swept", "")),
+        chosen=json.loads(cells.get("chosen", "{}")),
+        swept=[trial["options"] for trial in swept],
         difference=float(difference) if difference else None,
         interval=interval,
         p_holm=cells.get("p_holm", ""),
     )
-
-
-def values_by_seed(text: str) -> dict[int, float]:
-    """Seed -> value, of ``1:5.766 2:5.749``."""
-    values = {}
-    for pair in text.split():
-        seed, value = pair.split(":")
-        values[int(seed)] = float(value)
-    return values
-
-
-def _points(text: str) -> list[dict[str, Any]]:
-    """The combinations in ``lr 0.1: 5.7; lr 0.2: failed: its reason; more of it``."""
-    parts = [read_listed(part.partition(": ")[0]) for part in filter(None, text.split("; "))]
-    return [part for part in parts if part.keys() == parts[0].keys()]
 
 
 def read_rows(path: Path) -> dict[str, Line]:

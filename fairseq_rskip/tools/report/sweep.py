@@ -1,4 +1,4 @@
-"""The options of a sweep: as text in a report, read from that text, and its ends."""
+"""The options of a sweep: as text in a report, and the ends of their values."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,24 +9,6 @@ Options = Mapping[str, Any]
 def listed(options: Options) -> str:
     """Names and values in a row: ``lr 0.1, skip-lambda 2``."""
     return ", ".join(f"{name} {value}" for name, value in options.items())
-
-
-def read_listed(text: str) -> dict[str, Any]:
-    """The options that :func:`listed` wrote, numbers as numbers."""
-    options = {}
-    for pair in filter(None, text.split(", ")):
-        name, _, value = pair.partition(" ")
-        options[name] = _value(value)
-    return options
-
-
-def _value(text: str) -> int | float | str:
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            pass
-    return text
 
 
 def ends(tried: Iterable[Options], chosen: Options) -> list[str]:

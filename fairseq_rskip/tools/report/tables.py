@@ -1,5 +1,6 @@
 """The tables of a report as text and as records of CSV."""
 
+import json
 import re
 import statistics
 from collections.abc import Iterable, Mapping
@@ -338,7 +339,11 @@ def _sweep(line: Result, held_out: str) -> str:
 
 
 def records(experiment: Experiment, lines: list[Result]) -> list[dict[str, Any]]:
-    """The rows of the CSV file, with every digit. Their columns are those of earlier reports."""
+    """The rows of the CSV file, with every digit.
+
+    Their columns are those of earlier reports. ``swept``, ``chosen`` and ``values_by_seed`` are
+    JSON.
+    """
     changes = changes_of(experiment)
     return [_record(experiment, line, changes) for line in lines]
 
@@ -348,8 +353,8 @@ def _record(experiment: Experiment, line: Result, changes: Changes) -> dict[str,
     runs = [trial.run for trial in line.cell.trials]
     swept = []
     for trial in line.trials:
-        outcome = trial.state if trial.held_out is None else repr(trial.held_out)
-        swept.append(f"{listed(trial.values)}: {outcome}")
+        result = str(trial.state) if trial.held_out is None else trial.held_out
+        swept.append({"options": trial.values, "result": result})
     cells = {
         "plan": changes.name(experiment),
         "table": experiment.name,
@@ -362,11 +367,11 @@ def _record(experiment: Experiment, line: Result, changes: Changes) -> dict[str,
         "scale": changes.length,
         "length": distinct_text(f"{run.length:,} {run.unit}" for run in runs),
         "changed": listed(changes.options),
-        "swept": "; ".join(swept),
-        "chosen": listed(line.chosen),
+        "swept": json.dumps(swept, ensure_ascii=False),
+        "chosen": json.dumps(line.chosen, ensure_ascii=False),
         "seeds_planned": len(experiment.seeds_of(line.cell.row)) if line.cell.run else 0,
         "seeds_done": len(line.values),
-        "values_by_seed": _by_seed(line.values),
+        "values_by_seed": json.dumps(line.values),
         "mean": line.mean,
         "standard_deviation": (
             statistics.stdev(line.values.values()) if len(line.values) > 1 else None
