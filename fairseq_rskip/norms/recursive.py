@@ -71,13 +71,16 @@ class RecursiveNorm(Layout, nn.ModuleList):
         """
         norms: list[Any] = list(self)[:steps]
         scales = (skip_scale, branch_scale)
-        can_fuse = self.has_operator and f_x is not None
-        if can_fuse and ops.should_fuse(x, f_x, self.dim, len(norms), *scales):
+        if (
+            self.has_operator
+            and f_x is not None
+            and ops.should_fuse(x, f_x, self.dim, len(norms), *scales)
+        ):
             rows = self.channels_at_end(x), self.channels_at_end(f_x)
             parameters = _gains_and_biases(norms)
             y = ops.skip_norm(*rows, *parameters, *scales, self.eps, self.is_rms)
             return self.to_layout(y, x)
-        return _every_step(norms, x, f_x, skip_scale, branch_scale, padding_mask)[-1]
+        return _every_step(norms, x, f_x, *scales, padding_mask)[-1]
 
     def mixture(
         self,
