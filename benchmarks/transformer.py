@@ -5,7 +5,7 @@ the process has held by then, sentences per second of beam-4 search in which eve
 the same length, and the memory that a forward pass keeps for its backward pass. A contender is
 stock or RULE[:VALUE], for example xskip_ln:2 or askip_ln:halting; the others are compared with the
 first. Each runs in a process of its own (benchmarks/contender.py); NAME=VALUE before a contender
-sets a variable of its environment, for example 'RSKIP_OPS=reference rskip_ln:2'.
+sets a variable of its environment, for example 'RSKIP_OPS=torch rskip_ln:2'.
 """
 
 import argparse

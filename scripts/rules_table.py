@@ -144,7 +144,7 @@ def main() -> None:
     )
     parser.add_argument("--check", action="store_true", help="change nothing")
     options = parser.parse_args()
-    os.environ["RSKIP_OPS"] = "reference"  # the operator rounds otherwise than torch
+    os.environ["RSKIP_OPS"] = "torch"  # the operator rounds otherwise than torch
     before = PAGE.read_text("utf-8")
     after = filled(before)
     if not options.check:

@@ -120,11 +120,11 @@ def cpu_operator(built_operator, operators):
 
 @pytest.fixture
 def stock_operators(operators):
-    """Let skip connections compute as with RSKIP_OPS=reference.
+    """Let skip connections compute as with RSKIP_OPS=torch.
 
     There λ = 1 is stock fairseq's skip bit for bit.
     """
-    operators("reference")
+    operators("torch")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from .base import (
 )
 from .batch import BatchNorm
 from .create import NORMS, create_norm
-from .recursive import RecursiveNorm, weighted_sum
+from .recursive import RecursiveNorm, halting, weighted_sum
 from .rows import AdaNorm, Derf, DyT, LayerNorm, NoNorm, RMSNorm, ScaleNorm
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "at_least_float32",
     "check_layout",
     "create_norm",
+    "halting",
     "is_recomputed",
     "parameters_of_norms",
     "root_mean_square",

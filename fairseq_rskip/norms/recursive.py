@@ -17,12 +17,12 @@ from .rows import LayerNorm, RMSNorm
 
 
 class RecursiveNorm(Layout, nn.ModuleList):
-    """The norms of a skip connection's steps, one for each; without any it is the sum alone.
+    """The norms of a skip connection's steps, one for each; without norms, only the sum.
 
-    Where all are layer or RMS norms over the features and the scales are numbers,
-    :mod:`fairseq_rskip.ops` computes all steps as one operator if its kernels are in use; otherwise
-    the norms are called one after the other. A forward hook belongs on this module: hooks of a
-    single norm are not called where the operator computes. :meth:`mixture` calls no hook.
+    Where all are layer or RMS norms over the features, :mod:`fairseq_rskip.ops` computes all steps
+    as one operator if its kernels are in use; otherwise the norms are called one after the other. A
+    forward hook belongs on this module: hooks of a single norm are not called where the operator
+    computes. :meth:`mixture` calls no hook.
 
     Args:
         norm: one of ``NORMS``.
@@ -58,8 +58,8 @@ class RecursiveNorm(Layout, nn.ModuleList):
         self,
         x: Tensor,
         f_x: Tensor | None = None,
-        skip_scale: float | Tensor = 1.0,
-        branch_scale: float | Tensor = 1.0,
+        skip_scale: float = 1.0,
+        branch_scale: float = 1.0,
         padding_mask: Tensor | None = None,
         steps: int | None = None,
     ) -> Tensor:
@@ -67,16 +67,20 @@ class RecursiveNorm(Layout, nn.ModuleList):
 
         Args:
             x, f_x: of one shape; without ``f_x``, x is the sum of a single step.
-            skip_scale, branch_scale: numbers, or tensors that broadcast to x.
             padding_mask: see :mod:`fairseq_rskip.norms`.
         """
         norms: list[Any] = list(self)[:steps]
-        if f_x is not None and self._is_fused(len(norms), x, f_x, skip_scale, branch_scale):
+        scales = (skip_scale, branch_scale)
+        if (
+            self.has_operator
+            and f_x is not None
+            and ops.should_fuse(x, f_x, self.dim, len(norms), *scales)
+        ):
             rows = self.channels_at_end(x), self.channels_at_end(f_x)
             parameters = _gains_and_biases(norms)
-            y = ops.kernel(*rows, *parameters, skip_scale, branch_scale, self.eps, self.is_rms)
+            y = ops.skip_norm(*rows, *parameters, *scales, self.eps, self.is_rms)
             return self.to_layout(y, x)
-        return _every_step(norms, x, f_x, skip_scale, branch_scale, padding_mask)[-1]
+        return _every_step(norms, x, f_x, *scales, padding_mask)[-1]
 
     def mixture(
         self,
@@ -84,7 +88,6 @@ class RecursiveNorm(Layout, nn.ModuleList):
         f_x: Tensor,
         weights: Tensor,
         direction: Tensor | None = None,
-        skip_scale: float = 1.0,
         branch_scale: float = 1.0,
         padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -98,34 +101,19 @@ class RecursiveNorm(Layout, nn.ModuleList):
                 position.
         """
         norms: list[Any] = list(self)
-        if self._is_fused(len(norms), x, f_x, skip_scale, branch_scale, mixed=True):
+        scales = (1.0, branch_scale)
+        if self.has_operator and ops.should_fuse(x, f_x, self.dim, len(norms), *scales, mixed=True):
             rows = self.channels_at_end(x), self.channels_at_end(f_x)
-            scales = (skip_scale, branch_scale, self.eps, self.is_rms)
-            y, p = ops.skip_mix(*rows, *_gains_and_biases(norms), weights, direction, *scales)
+            parameters = (*_gains_and_biases(norms), weights, direction)
+            y, p = ops.skip_mix(*rows, *parameters, *scales, self.eps, self.is_rms)
             return self.to_layout(y, x), p
 
-        ys = _every_step(norms, x, f_x, skip_scale, branch_scale, padding_mask)
+        ys = _every_step(norms, x, f_x, *scales, padding_mask)
         if direction is None:
             return _mix(list(weights), ys).to(x.dtype), weights
-        p = ops.reference.halting(self._stack(ys), weights, direction)
+        p = halting(self._stack(ys), weights, direction)
         shares = [share.unsqueeze(self.channel_dim) for share in p]
         return _mix(shares, ys).to(x.dtype), p
-
-    def _is_fused(
-        self,
-        steps: int,
-        x: Tensor,
-        f_x: Tensor,
-        skip_scale: float | Tensor,
-        branch_scale: float | Tensor,
-        mixed: bool = False,
-    ) -> bool:
-        """Whether the operator computes these inputs; with ``mixed``, a mixture of the steps."""
-        if not self.has_operator:
-            return False
-        if isinstance(skip_scale, Tensor) or isinstance(branch_scale, Tensor):
-            return False
-        return ops.should_fuse(x, f_x, self.dim, steps, skip_scale, branch_scale, mixed)
 
     def _stack(self, ys: list[Tensor]) -> Tensor:
         """The y_k as rows ``(K, ..., dim)``, at least fp32."""
@@ -151,22 +139,33 @@ def _every_step(
     norms: list[Norm],
     x: Tensor,
     f_x: Tensor | None,
-    skip_scale: float | Tensor,
-    branch_scale: float | Tensor,
+    skip_scale: float,
+    branch_scale: float,
     padding_mask: Tensor | None,
 ) -> list[Tensor]:
-    """y_1 ... y_K by torch; without norms the sum alone."""
+    """y_1 ... y_K by torch; without norms, only the sum."""
     z = x if f_x is None else weighted_sum(x, f_x, skip_scale, branch_scale)
     if not norms:
         return [z]
     ys = [norms[0](z, padding_mask)]
     if len(norms) > 1:
-        skipped = x
-        if isinstance(skip_scale, Tensor) or skip_scale != 1.0:
-            skipped = skip_scale * x
+        skipped = x if skip_scale == 1.0 else skip_scale * x
         for norm in norms[1:]:
             ys.append(norm(skipped + ys[-1], padding_mask))
     return ys
+
+
+def halting(steps: Tensor, bias: Tensor, direction: Tensor) -> Tensor:
+    """p of shape ``(K, ...)`` for ``steps`` of ``(K, ..., dim)``.
+
+    ``h_k = sigmoid(direction . y_k + bias_k)``, ``p_k = h_k prod_{j<k} (1 - h_j)``, p_K the rest.
+    """
+    # a product and a sum rather than matmul, whose type autocast would narrow
+    logits = (steps[:-1] * direction.to(steps.dtype)).sum(-1)
+    logits = logits + bias.view(-1, *[1] * (steps.dim() - 2))
+    halts = logits.sigmoid()
+    reached = torch.cat((torch.ones_like(steps[:1, ..., 0]), (1.0 - halts).cumprod(0)))
+    return reached * torch.cat((halts, torch.ones_like(reached[:1])))
 
 
 def _gains_and_biases(norms: list[Any]) -> tuple[list[Tensor], list[Tensor]]:

@@ -68,9 +68,9 @@ class LayerNorm(Norm, nn.LayerNorm):
 
 
 class RowNorm(Norm):
-    """The base of norms of rows: :meth:`rows` computes ``(..., dim)`` of either layout.
+    """Base class of norms over the feature dimension.
 
-    The rows are at least fp32.
+    :meth:`rows` computes ``(..., dim)`` of either layout, at least fp32.
     """
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, autograd
 
 from ..errors import UserError
-from . import reference
 from .operator import operator
 
-CHOICES = ("auto", "reference", "cpu", "cuda")
+CHOICES = ("auto", "torch", "cpu", "cuda")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # on CUDA, by the number of steps: registers hold no more
 _MOST_FEATURES = {1: 8192, 2: 4096, 3: 2048, 4: 2048}
@@ -28,7 +27,7 @@ logger = logging.getLogger(__name__)
 class Backend(NamedTuple):
     """The implementation of the operator on one kind of device.
 
-    ``name`` is cpu, cuda or reference; ``reason`` says why.
+    ``name`` is cpu, cuda or torch; ``reason`` says why.
     """
 
     name: str
@@ -55,7 +54,7 @@ def should_fuse(
     branch_scale: float = 1.0,
     mixed: bool = False,
 ) -> bool:
-    """Whether :func:`kernel` can and should compute these inputs, as rows of ``dim`` features.
+    """Whether :func:`skip_norm` can and should compute these inputs, as rows of ``dim`` features.
 
     With ``mixed`` it is their mixture, :func:`skip_mix`.
 
@@ -64,7 +63,24 @@ def should_fuse(
     """
     if steps == 1 and skip_scale == 1.0 and branch_scale == 1.0 and _choice() == "auto":
         return False
-    return has_kernel(x, f_x, dim, steps, mixed)
+    device = x.device.type
+    if device not in CHOICES or f_x.device != x.device:
+        return False
+    if x.dtype not in _DTYPES or f_x.dtype not in _DTYPES:
+        return False
+
+    if torch.compiler.is_compiling():
+        is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.7
+        if is_exporting():
+            return False
+    elif type(x) not in _PLAIN or type(f_x) not in _PLAIN or is_transformed():
+        return False
+
+    if device == "cuda":
+        fits = not mixed and dim <= _MOST_FEATURES.get(steps, 0)
+    else:
+        fits = dim > 0 and dim % 16 == 0
+    return fits and _has_kernel(device)
 
 
 def skip_norm(
@@ -77,25 +93,19 @@ def skip_norm(
     ``skip_scale`` 1.
 
     Args:
-        x, f_x: of one shape ``(..., dim)``, in any floating types; not checked.
+        x, f_x: of one shape ``(..., dim)``, accepted by :func:`should_fuse`, which is not asked
+            again: a kernel computes in fp32 whatever their types.
         gains: each step's gain of shape ``(dim,)``, one or more.
         biases: as many biases, or none.
         skip_scale, branch_scale: numbers.
         eps: added to the variance, or to the mean square with ``rms``.
         rms: RMS normalisation in place of layer normalisation.
 
-    Returns ``x``'s dtype, with moments taken in at least fp32. Backward keeps ``x``, ``f_x`` and
-    two numbers for each row and step, and recomputes the rest.
+    Returns ``x``'s dtype, with moments taken in fp32. Backward keeps ``x``, ``f_x`` and two numbers
+    for each row and step, and recomputes the rest. Raises ``ValueError`` where no kernel is loaded
+    for the device.
     """
-    compute = kernel if has_kernel(x, f_x, x.size(-1), len(gains)) else reference.skip_norm
-    return compute(x, f_x, gains, biases, skip_scale, branch_scale, eps, rms)
-
-
-def kernel(x, f_x, gains, biases, *options) -> Tensor:
-    """:func:`skip_norm` without the availability check.
-
-    Its inputs are those that :func:`should_fuse` accepts.
-    """
+    options = (skip_scale, branch_scale, eps, rms)
     return operator(x, f_x, gains, biases, None, None, *options)[0]
 
 
@@ -125,31 +135,9 @@ def skip_mix(
     weights, or with a direction ``(K, ...)``, a number for each step and row, at least fp32. Both
     have their gradients.
     """
-    fused = has_kernel(x, f_x, x.size(-1), len(gains), mixed=True)
-    compute = operator if fused else reference.skip_mix
-    y, p = compute(x, f_x, gains, biases, weights, direction, skip_scale, branch_scale, eps, rms)
+    options = (skip_scale, branch_scale, eps, rms)
+    y, p = operator(x, f_x, gains, biases, weights, direction, *options)
     return y, weights if direction is None else p
-
-
-def has_kernel(x: Tensor, f_x: Tensor, dim: int, steps: int, mixed: bool = False) -> bool:
-    """Whether a kernel computes ``steps`` steps of rows of ``dim`` features.
-
-    With ``mixed`` it is their mixture.
-    """
-    device = x.device.type
-    if device not in CHOICES or f_x.device != x.device:
-        return False
-    if x.dtype not in _DTYPES or f_x.dtype not in _DTYPES:
-        return False
-    fits = dim > 0 and dim % 16 == 0
-    if device == "cuda":
-        fits = not mixed and dim <= _MOST_FEATURES.get(steps, 0)
-    if torch.compiler.is_compiling():
-        is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)()  # torch 2.7
-        return fits and not is_exporting and _available_in_graph(device)
-    if type(x) not in _PLAIN or type(f_x) not in _PLAIN or is_transformed():
-        return False
-    return fits and in_use(device).name != "reference"
 
 
 def is_transformed() -> bool:
@@ -158,9 +146,9 @@ def is_transformed() -> bool:
     return functional or autograd.forward_ad._current_level >= 0
 
 
-def _available_in_graph(device: str) -> bool:
-    """Whether the operator is a node of a graph that torch.compile traces."""
-    return in_use(device).name != "reference"
+def _has_kernel(device: str) -> bool:
+    """Whether the operator computes on ``device``; a constant of what torch.compile traces."""
+    return in_use(device).name != "torch"
 
 
 def _choice() -> str:
@@ -168,7 +156,7 @@ def _choice() -> str:
 
 
 # as torch.compiler.assume_constant_result does, which would import torch._dynamo, a second's work
-for _function in (_available_in_graph, _choice):
+for _function in (_has_kernel, _choice):
     setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010 (mypy knows no such attribute)
 
 
@@ -177,14 +165,14 @@ def _choose(device: str, build: bool) -> Backend:
     if choice not in CHOICES:
         raise UserError(f"RSKIP_OPS={choice!r}: expected one of {', '.join(CHOICES)}")
     if choice not in ("auto", device):
-        return Backend("reference", f"RSKIP_OPS={choice}")
+        return Backend("torch", f"RSKIP_OPS={choice}")
     try:
         module = importlib.import_module(f".{device}", __package__)
         return Backend(device, module.load(build))
     except Exception as error:  # whatever keeps a kernel from this machine, torch computes the same
         reason = str(error).strip().split("\n")[0][:300]
         logger.warning(f"skip connections run without their {device} operator: {reason}")
-        return Backend("reference", reason)
+        return Backend("torch", reason)
 
 
 _backends: dict[str, Backend] = {}

@@ -26,6 +26,14 @@ def empty_results(x, f_x, gains, biases, weights, direction, *options) -> tuple[
     return x.new_empty(x.shape), saved
 
 
+def _no_kernel(x, *arguments):
+    """Raise ``UserError``: no kernel is loaded for the device of ``x``."""
+    raise UserError(
+        f"the skip connections' operator has no kernel for {x.device.type} tensors in this "
+        "process; expected inputs that fairseq_rskip.ops.should_fuse accepts"
+    )
+
+
 def _empty_gradients(
     gradient, d_saved, x, f_x, gains, biases, weights, direction, *rest
 ) -> list[Tensor]:
@@ -40,7 +48,7 @@ def _first_derivative(*arguments) -> list[Tensor]:
     """
     if torch.is_grad_enabled():
         raise UserError(
-            "the skip connections' operator has no second derivative; RSKIP_OPS=reference has"
+            "the skip connections' operator has no second derivative; RSKIP_OPS=torch has"
         )
     with torch._C._AutoDispatchBelowAutograd():
         return _backward(*arguments)
@@ -85,6 +93,7 @@ library.define(
     "recursive_skip_backward"
     f"(Tensor gradient, Tensor? d_saved, {_ARGUMENTS}Tensor saved, {_OPTIONS}) -> Tensor[]"
 )
+library.impl("recursive_skip", _no_kernel, "CompositeExplicitAutograd")  # of devices without one
 library.impl("recursive_skip", empty_results, "Meta")
 library.impl("recursive_skip_backward", _empty_gradients, "Meta")
 for _device in ("CPU", "CUDA"):

@@ -101,8 +101,7 @@ class AdaptiveSkip(Profiled, Recursive):
     def sum_and_norm(
         self, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None
     ) -> Tensor:
-        scales = (self.skip_scale, self.branch_scale)
-        return self.shares.mix(self.post, x, f_x, *scales, padding_mask)
+        return self.shares.mix(self.post, x, f_x, self.branch_scale, padding_mask)
 
     @classmethod
     def profile(cls, skips: Any, model: nn.Module, loss: Any, shortcuts: Any) -> dict[str, float]:

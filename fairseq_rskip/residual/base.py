@@ -164,7 +164,7 @@ class SkipConnection(Layout, WithRule):
                     reason="its branches begin with a norm of their own",
                 )
             self.options.norm = "none"
-        self.new_norm()  # raises where the norm does not have this layout
+        self.new_norm()  # raises for a layout or eps that the norm does not take
 
         slots = () if self.options.norm == "none" else self.slots
         if pre_norm and set(slots) - {"pre"}:

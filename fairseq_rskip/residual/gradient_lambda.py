@@ -51,12 +51,11 @@ class OneStep(nn.Module):
         post: RecursiveNorm,
         x: Tensor,
         f_x: Tensor,
-        skip_scale: float,
         branch_scale: float,
         padding_mask: Tensor | None,
     ) -> Tensor:
         """y of step lambda of ``post``."""
-        y = post(x, f_x, skip_scale, branch_scale, padding_mask, steps=self.chosen)
+        y = post(x, f_x, 1.0, branch_scale, padding_mask, steps=self.chosen)
         unused = [p for norm in list(post)[self.chosen :] for p in norm.parameters()]
         if unused and self.training and torch.is_grad_enabled():
             # DistributedDataParallel waits for a gradient of every parameter: zeros for unused

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..norms import KeepsStatistics, RecursiveNorm, at_least_float32, is_recomputed
-from ..ops import reference
+from ..norms import KeepsStatistics, RecursiveNorm, at_least_float32, halting, is_recomputed
 from .learned_lambda import SHARPNESS, step_numbers
 
 LARGEST_DROP = 0.2  # how much halting before the initial λ may lower E[k] at the start
@@ -59,7 +58,7 @@ class Halting(KeepsStatistics, nn.Module):
     def of_steps(self, ys: Tensor) -> Tensor:
         """p for the y_k in ``ys``, ``(K, ..., dim)``: of shape ``(K, ...)``."""
         direction = at_least_float32(self.direction)
-        return reference.halting(at_least_float32(ys), self.biases(), direction)
+        return halting(at_least_float32(ys), self.biases(), direction)
 
     def effective_lambda(self) -> float:
         """The running mean of ``sum_k k * p_k``."""
@@ -70,13 +69,12 @@ class Halting(KeepsStatistics, nn.Module):
         post: RecursiveNorm,
         x: Tensor,
         f_x: Tensor,
-        skip_scale: float,
         branch_scale: float,
         padding_mask: Tensor | None,
     ) -> Tensor:
         """``sum_k p_k * y_k`` of the steps of ``post``."""
         biases, direction = self.biases(), at_least_float32(self.direction)
-        y, p = post.mixture(x, f_x, biases, direction, skip_scale, branch_scale, padding_mask)
+        y, p = post.mixture(x, f_x, biases, direction, branch_scale, padding_mask)
         if self.training:
             self._count(p, padding_mask)
         return y
@@ -119,7 +117,7 @@ def initial_biases(steps: int, initial: float) -> Tensor:
 def expected_steps(biases: Tensor) -> Tensor:
     """``sum_k k p_k`` at u = 0."""
     steps = len(biases) + 1
-    p = reference.halting(biases.new_zeros(steps, 1), biases, biases.new_zeros(1))
+    p = halting(biases.new_zeros(steps, 1), biases, biases.new_zeros(1))
     return (step_numbers(steps, biases.device) * p).sum()
 
 

@@ -49,12 +49,11 @@ class LearnedWeights(nn.Module):
         post: RecursiveNorm,
         x: Tensor,
         f_x: Tensor,
-        skip_scale: float,
         branch_scale: float,
         padding_mask: Tensor | None,
     ) -> Tensor:
         """``sum_k p_k * y_k`` of the steps of ``post``."""
-        y, _ = post.mixture(x, f_x, self.weights(), None, skip_scale, branch_scale, padding_mask)
+        y, _ = post.mixture(x, f_x, self.weights(), None, branch_scale, padding_mask)
         return y
 
 

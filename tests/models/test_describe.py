@@ -71,7 +71,7 @@ def test_layers_that_are_alike_are_one_row_that_fits_a_terminal(capsys):
     first, ops, head, *lines, columns = capsys.readouterr().out.splitlines()
     assert first.startswith("transformer_mixln_tiny: 24 skip connections with 3,072 of ")
     assert first.endswith(" parameters, embeddings and output projection not counted")
-    assert ops == "sums and the norms after them computed by reference (RSKIP_OPS=reference)"
+    assert ops == "sums and the norms after them computed by torch (RSKIP_OPS=torch)"
     assert head.split() == ["place", "rule", "norm", "added", "std", "/", "Xavier's"]
     assert [line.split()[:3] for line in lines] == [
         *(["encoder", layers, name] for layers in ("0-2", "3-8") for name in ("self_attn", "ffn")),

@@ -10,10 +10,10 @@ import sys
 import pytest
 import torch
 from conftest import run_command
-from test_ops import evaluate, inputs
+from test_ops import inputs
 
-from fairseq_rskip import ops
-from fairseq_rskip.ops import cpu, dispatch, in_use, reference, skip_norm
+from fairseq_rskip.norms import RecursiveNorm
+from fairseq_rskip.ops import cpu, dispatch, in_use
 from fairseq_rskip.residual import create_skip
 
 
@@ -41,7 +41,7 @@ def test_skip_connections_use_it_and_agree_with_torch(name, layout, backend):
     if layout == "channels_last":
         x, f_x = (t.contiguous(memory_format=torch.channels_last) for t in (x, f_x))
     results = []
-    for choice in ("reference", "cpu"):
+    for choice in ("torch", "cpu"):
         backend(choice)
         leaves = [x.clone().requires_grad_(), f_x.clone().requires_grad_()]
         y = skip(*leaves)
@@ -73,15 +73,11 @@ def test_auto_leaves_the_plain_post_norm_to_torch(backend):
     assert not dispatch.should_fuse(x, f_x, 20, 2) and not dispatch.should_fuse(
         x.double(), f_x, 256, 2
     )
-    backend("reference")
-    assert not dispatch.should_fuse(x, f_x, 256, 2) and in_use() == (
-        "reference",
-        "RSKIP_OPS=reference",
-    )
+    backend("torch")
+    assert not dispatch.should_fuse(x, f_x, 256, 2)
+    assert in_use() == ("torch", "RSKIP_OPS=torch")
     backend("gpu")
-    with pytest.raises(
-        ValueError, match="RSKIP_OPS='gpu': expected one of auto, reference, cpu, cuda"
-    ):
+    with pytest.raises(ValueError, match="RSKIP_OPS='gpu': expected one of auto, torch, cpu, cuda"):
         in_use()
 
 
@@ -104,20 +100,20 @@ def test_a_forward_pass_never_compiles_and_one_line_says_how(choice, backend, em
     assert not (empty_cache / "calls").exists()
     assert len(caplog.messages) == 1
     assert "python -m fairseq_rskip.ops builds it, once for this machine" in caplog.messages[0]
-    backend("reference")
+    backend("torch")
     assert all(torch.equal(y, skip(x, f_x)) for y in found)
 
 
 def test_the_first_answer_holds_when_the_operator_is_built_later(backend, empty_cache, monkeypatch):
     backend("auto")
-    assert in_use().name == "reference"
+    assert in_use().name == "torch"
     monkeypatch.setattr(cpu, "load", lambda build: "loaded")
-    assert in_use(build=True).name == "reference"
+    assert in_use(build=True).name == "torch"
 
 
 def test_the_operator_is_a_node_of_a_graph_whatever_ran_before(backend):
     """Traced first of all, and after an eager call."""
-    graphs, leaves = [], inputs((4, 16), 2)
+    graphs, norm, (x, f_x) = [], RecursiveNorm("layer", 16, steps=2), inputs((4, 16), 2)[:2]
 
     def keep(module, _inputs):
         graphs.append(
@@ -129,29 +125,25 @@ def test_the_operator_is_a_node_of_a_graph_whatever_ran_before(backend):
         backend("auto")
         torch._dynamo.reset()
         if before != "nothing":
-            skip_norm(leaves[0], leaves[1], leaves[2:4], leaves[4:])
-        torch.compile(
-            lambda x, f, *rest: skip_norm(x, f, rest[:2], rest[2:]), backend=keep, fullgraph=True
-        )(*leaves)
+            norm(x, f_x)
+        torch.compile(norm, backend=keep, fullgraph=True)(x, f_x)
     assert graphs == [["fairseq_rskip.recursive_skip.default", "<built-in function getitem>"]] * 2
 
 
 @pytest.mark.parametrize("trouble", ["no_compiler", "read_only_home"])
-def test_without_a_build_one_line_and_the_reference(
-    trouble, backend, monkeypatch, tmp_path, caplog
-):
+def test_without_a_build_one_line_and_torch(trouble, backend, monkeypatch, tmp_path, caplog):
     blocked = tmp_path / "a file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked if trouble == "read_only_home" else tmp_path))
     if trouble != "read_only_home":
         monkeypatch.setenv("CXX", "no-such-compiler")
-    leaves = inputs((4, 16), 2)
+    norm, (x, f_x) = RecursiveNorm("layer", 16, steps=2), inputs((4, 16), 2)[:2]
     in_use(build=True)
-    found = evaluate(ops, leaves, 2)
-    evaluate(ops, leaves, 2)
+    found = [norm(x, f_x), norm(x, f_x)]
     assert len(caplog.messages) == 1
     assert "skip connections run without their cpu operator" in caplog.messages[0]
-    assert all(torch.equal(a, b) for a, b in zip(found, evaluate(reference, leaves, 2)))
+    backend("torch")
+    assert all(torch.equal(y, norm(x, f_x)) for y in found)
 
 
 def test_two_processes_build_once(tmp_path):
@@ -180,6 +172,17 @@ def test_two_processes_build_once(tmp_path):
         ".lock",
         library.name,
     ]
+
+
+def test_without_a_kernel_the_operator_is_refused():
+    code = (
+        "import torch; from fairseq_rskip.ops import skip_norm; one = torch.ones(16)\n"
+        "try: skip_norm(one, one, [one], [one])\n"
+        "except ValueError as error: print(error)"
+    )
+    done = run_command([sys.executable, "-c", code])
+    assert "no kernel for cpu tensors in this process" in done.stdout, done.stderr
+    assert "inputs that fairseq_rskip.ops.should_fuse accepts" in done.stdout
 
 
 def test_importing_builds_and_loads_nothing(tmp_path):

@@ -64,7 +64,7 @@ def train(backend, operators):
 @pytest.mark.slow
 def test_a_training_is_the_same_with_the_operator_and_with_torchs(cpu_operator, operators):
     (fused, words, scores), (torchs, torchs_words, torchs_scores) = (
-        train(backend, operators) for backend in ("cpu", "reference")
+        train(backend, operators) for backend in ("cpu", "torch")
     )
     assert torchs[-1] < torchs[0] - 0.5
     assert fused == pytest.approx(torchs, abs=TOLERANCE)

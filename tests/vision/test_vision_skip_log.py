@@ -88,7 +88,7 @@ def test_a_run_waits_for_the_operator_and_never_changes_it(tmp_path, images, cap
     monkeypatch.setattr(
         dispatch,
         "_choose",
-        lambda _device, wait: waits.append(wait) or dispatch.Backend("reference", "a test"),
+        lambda _device, wait: waits.append(wait) or dispatch.Backend("torch", "a test"),
     )
     assert train(capfd, tmp_path / "run", images)[0] == 0
     assert waits == [True]
