@@ -7,7 +7,8 @@ N residuals, from |F| / |x| in the log by the page's formulas; ``by_law``, that 
 ``gradient``, the gradient's norm behind the last layer over that behind the first (infinite where
 none is left).
 
-θ is not measured: it is what |F| / |x| makes of it if x and F are orthogonal.
+θ is not measured: it is what |F| / |x| makes of it if x and F are orthogonal, in rules with one λ
+for all residuals (Keel's first layer has another).
 """
 
 import math
@@ -23,7 +24,7 @@ from fairseq_rskip.residual import Place, create_skip
 from fairseq_rskip.tools.experiments.finished import FinishedRun, finished_runs
 
 STEM = Path(__file__).resolve().parents[1] / "results" / "depth_angles"
-KIND_OF_ARCH = {"rskip_ln": "rskip", "xskip_ln": "xskip", "deepnorm": "deepnorm", "keel": "keel"}
+KIND_OF_ARCH = {"rskip_ln": "rskip", "xskip_ln": "xskip", "deepnorm": "deepnorm"}
 LAYER = "decoder.layers."
 
 
@@ -73,12 +74,18 @@ def main() -> None:
         rows += measure(run)
     if not rows:
         raise UserError(
-            f"{folders[0]}: expected runs of rskip, xskip, deepnorm or keel with a skips.jsonl"
+            f"{folders[0]}: expected runs of rskip, xskip or deepnorm with a skips.jsonl"
         )
     order = ("rule", "layers", "lr", "lambda", "seed")
     rows.sort(key=lambda row: [row[name] for name in order])
     figures.write_csv(STEM.with_suffix(".csv"), rows)
     table = pandas.DataFrame(rows).astype({"by_law": float, "gradient": float})
+    print_bins(table)
+    draw(table)
+
+
+def print_bins(table: pandas.DataFrame) -> None:
+    """The gradient's ratio by the angle over 1/√N, and their rank correlation."""
     for low, high in ((0, 0.7), (0.7, 1), (1, 1.25), (1.25, math.inf)):
         part = table[(table.by_law >= low) & (table.by_law < high)].gradient
         print_line(
@@ -86,6 +93,10 @@ def main() -> None:
             f"at most {part.max():.3g}"
         )
     print_line(f"rank correlation {table.by_law.corr(table.gradient, method='spearman'):.2f}")
+
+
+def draw(table: pandas.DataFrame) -> None:
+    """The figure: the gradient's ratio against the angle over 1/√N, by depth."""
     figure, (axis,) = figures.new_figure(width=7)
     for number, (layers, part) in enumerate(table.groupby("layers")):
         axis.scatter(

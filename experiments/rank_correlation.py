@@ -19,13 +19,13 @@ from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.experiments.tasks import TASKS
 from fairseq_rskip.tools.report.reading import read_rows
 
-FEWEST = 5
+FEWEST = 10  # with fewer rows some resamples are one row, and p is an approximation
 
 
 def rank_correlation(
     first: numpy.ndarray, second: numpy.ndarray
 ) -> tuple[float, float, float, float]:
-    """ρ, its p-value and the two ends of its interval. Raises ``UserError`` below five rows."""
+    """ρ, its p-value and the two ends of its interval. Raises ``UserError`` below ten rows."""
     if len(first) < FEWEST:
         raise UserError(
             f"the tables share {len(first)} rows with a result; "

@@ -54,8 +54,8 @@ def exit_status(main: Callable[[], Any], interrupted: str = "interrupted") -> in
     """Call ``main()`` and return its exit status (None is 0).
 
     Errors of the user, of the disk, and a missing package become one line ``error: ...`` on stderr
-    and status 1, a mistake in the command line 2, Ctrl-C the line ``interrupted`` and 130; a reader
-    that went away (``... | head``) ends the program quietly with 141.
+    and status 1, a mistake in the command line 2, Ctrl-C the line ``interrupted``, if it is not "",
+    and 130; a reader that went away (``... | head``) ends the program quietly with 141.
     """
     try:
         status = main() or 0
@@ -78,7 +78,8 @@ def exit_status(main: Callable[[], Any], interrupted: str = "interrupted") -> in
         if error.filename:
             message = f"{error.filename}: {message}"
     except KeyboardInterrupt as stopped:
-        print(f"error: {interrupted}", file=sys.stderr)
+        if interrupted:
+            print(f"error: {interrupted}", file=sys.stderr)
         return getattr(stopped, "status", 130)
     print(f"error: {message}", file=sys.stderr)
     return 1

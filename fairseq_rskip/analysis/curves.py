@@ -210,7 +210,8 @@ def write(
                 ends.append("-")
                 continue
             values = curve["value"]
-            ends.append(f"{values.iloc[0]:.4g} .. {values.iloc[-1]:.4g}")
+            first, final = f"{values.iloc[0]:.4g}", f"{values.iloc[-1]:.4g}"
+            ends.append(final if len(values) == 1 else f"{first} → {final}")
             last = max(last, curve["step"].max())
         lines.append([run, str(last), *ends])
 

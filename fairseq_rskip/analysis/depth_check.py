@@ -32,6 +32,7 @@ from .study import SIDES, Study
 # are up to a sixth smaller, and at 256 features one depth's is 0.9 times as large.
 CONSTANT = 5.0
 EXPONENT = 0.80
+LEAST_MEASURED = 6
 LONG = 100  # updates: a residual that is beyond the bound in all logged ones of so many is reported
 CURVES = 5  # updates of a log that the figure shows
 WRITES_ANGLES = "expected a Transformer's training with --skip-log-interval N, which writes them"
@@ -162,10 +163,14 @@ def sides_of(blocks: Iterable[str]) -> list[str]:
 
 def sentence(side: str, crossed: set[str], bounds: Angles) -> str:
     """The result for a stack; ``crossed`` names the blocks and stacks beyond their bound."""
-    bound = next(bound for block, bound in bounds.items() if side_of(block) == side)
-    blocks = [block for block in bounds if block in crossed and side_of(block) == side]
+    stack = [block for block in bounds if side_of(block) == side]
+    bound = bounds[stack[0]]
+    blocks = [block for block in stack if block in crossed]
     numbers = sorted(set(map(layer_of, blocks)))
-    limit = f"{bound:.2f}, the largest angle for its depth (docs/depth.md)"
+    source = "docs/depth.md"
+    if bound > largest_angle(LEAST_MEASURED):
+        source = f"extrapolated: {source} measured {LEAST_MEASURED} residuals and more"
+    limit = f"{bound:.2f}, the largest angle for its depth ({source})"
     if not numbers and side not in crossed:
         return f"no layer of the {side} is beyond {limit}"
     if not numbers:  # another layer at each update

@@ -6,7 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from fairseq_rskip.console import Parser, print_line, whole_number
+from fairseq_rskip.console import Parser, in_columns, print_line, whole_number
 from fairseq_rskip.errors import RESUME, UserError, exit_status
 from fairseq_rskip.files import make_folder, write_json
 from fairseq_rskip.tools.corpus import NAMES, Corpus
@@ -19,7 +19,7 @@ from .experiments.results import distinct, ready, state, undecided
 from .experiments.task import RSKIP
 from .experiments.tasks import TASKS
 from .experiments.text_tasks import planned
-from .experiments.yaml_file import FOLDER
+from .experiments.yaml_file import FOLDER, read
 
 INPUTS = "inputs.json"  # in the folder of your own text: what it is prepared from
 DESCRIPTION = """Prepare, train, evaluate and report the experiments of YAML files
@@ -115,11 +115,14 @@ def _tables(options: argparse.Namespace) -> list[Experiment]:
 
 
 def list_tables(options: argparse.Namespace) -> None:
-    """Print the tables with their numbers of networks and runs."""
-    options.tables = options.tables or sorted(path.stem for path in FOLDER.glob("*.yaml"))
-    experiments = _tables(options)
-    width = max(len(experiment.name) for experiment in experiments)
-    for experiment in experiments:
+    """Print every table's title; of the tables that are named the numbers of networks and runs."""
+    if not options.tables:
+        titles = []
+        for path in sorted(FOLDER.glob("*.yaml")):
+            titles.append((path.stem, read(path).get("title", "")))
+        print_line("\n".join(in_columns(titles)))
+        return
+    for experiment in _tables(options):
         networks = {}
         for cell in experiment.cells:
             if cell.trials:
@@ -132,7 +135,7 @@ def list_tables(options: argparse.Namespace) -> None:
             else:
                 count += len(seeds)
         what = f"{len(networks)} networks, {count} runs ({experiment.table.data})"
-        print_line(f"{experiment.name:<{width}} {experiment.title}: {what}")
+        print_line(f"{experiment.name}: {experiment.title}: {what}")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -196,6 +196,7 @@ def test_a_fresh_model_is_measured_on_the_examples(monkeypatch, check):
     assert [row["stack"] for row in rows] == ["encoder"] * 4 + ["decoder"] * 6
     assert {row["update"] for row in rows} == {""}
     assert "of the encoder is beyond 1.00" in out and "of the decoder is beyond 0.82" in out
+    assert "extrapolated: docs/depth.md measured 6 residuals and more" in out  # the encoder has 4
 
 
 def test_a_training_is_warned_once_and_only_where_a_norm_follows():

@@ -9,19 +9,28 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "experiments" / "rank_correlation.py"
 
 TWICE, OTHER = "twice.csv has several lines for the row 'u'", "other.csv has no column 'row'"
-SAID = [("b", "ρ = 0.89"), ("up", "ρ = -0.89"), ("twice", TWICE), ("other", OTHER), ("a", "twice:")]
+FEW = "the tables share 6 rows with a result; a rank correlation needs 10 or more"
+SAID = [
+    ("b", "ρ = 0.98"),
+    ("up", "ρ = -0.98"),
+    ("few", FEW),
+    ("twice", TWICE),
+    ("other", OTHER),
+    ("a", "twice:"),
+]
 
 
 @pytest.mark.parametrize(("second", "said"), SAID)
 def test_the_rows_of_both_tables_are_ranked(tmp_path, monkeypatch, capsys, second, said):
-    """Six rows have the ranks 1 to 6 and 2, 1, 3, 4, 6, 5: ρ = 1 − 6·4 / (6·35) = 0.89.
+    """Ten rows have the ranks 1 to 10 and 2, 1, 3, …, 8, 10, 9: ρ = 1 − 6·4 / (10·99) = 0.98.
 
     A row of one table is left out, as is one that lacks seeds.
     """
     for name, rows in {
-        "a": [*"uvwxyz", "only here", "lacks"],
-        "b": [*"vuwxzy", "lacks"],
-        "up": [*"vuwxzy"],
+        "a": [*"qrstuvwxyz", "only here", "lacks"],
+        "b": [*"rqstuvwxzy", "lacks"],
+        "few": [*"vuwxzy"],
+        "up": [*"rqstuvwxzy"],
     }.items():
         values = []
         for mean, row in enumerate(rows):
@@ -43,5 +52,5 @@ def test_the_rows_of_both_tables_are_ranked(tmp_path, monkeypatch, capsys, secon
     assert (
         said in out + error
         and "only here" not in out
-        and ("6 rows" in out) == (not exit.value.code)
+        and ("10 rows" in out) == (not exit.value.code)
     )

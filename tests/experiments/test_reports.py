@@ -8,7 +8,7 @@ import pytest
 from experiment_runs import IMAGES, TRANSLATION, finish, report, reproduce, tables, write
 from scipy import stats
 
-from fairseq_rskip.tools.experiments import results
+from fairseq_rskip.tools.experiments import results, text_tasks
 from fairseq_rskip.tools.report.tables import facts
 
 GOOD, BAD = {1: 10.0, 2: 10.2, 3: 9.9}, {1: 14.0, 2: 14.3, 3: 14.1}
@@ -65,6 +65,14 @@ def test_one_seed_has_no_p_value_and_says_so(images, capfd):
     finish(table, out, {"plain": {1: 14.0}, "recursive": {1: 10.0}})
     rows, page = report(capfd, path, out, "--no-figures", "--seeds", 1)
     assert rows["recursive"]["p"] == "" and "one seed" in page and "<strong>" not in page
+
+
+def test_a_difference_is_of_the_seeds_of_both(images, capfd):
+    """One seed in common: 16 - 17, not 16 less the baseline's mean, 13."""
+    path, table, out = images
+    finish(table, out, {"plain": {1: 10.0, 2: 12.0, 3: 17.0}, "recursive": {3: 16.0}})
+    rows, _ = report(capfd, path, out, "--no-figures")
+    assert float(rows["recursive"]["ours_minus_baseline"]) == -1.0
 
 
 def test_missing_seeds_failures_and_values_that_are_not_finite_are_named(images, capfd):
@@ -167,6 +175,18 @@ def test_translations_are_tested_sentence_by_sentence_for_each_seed(tmp_path, ca
         "<strong>" not in page
     )  # the seeds have no variance: no difference between seeds is shown
     assert "nrefs:1|tok:13a" in page and "0.987" in page and "rSkip &lt;b&gt;" in page
+
+
+def test_the_length_ratio_is_that_of_sacrebleu(monkeypatch):
+    """Compound-split BLEU, a later row, counts other tokens."""
+    monkeypatch.setattr(text_tasks, "_examples", lambda run, reference: [])
+    rows = [
+        {"name": "sacreBLEU 13a", "score": 30.0, "signature": "", "length_ratio": 0.77},
+        {"name": "chrF", "score": 50.0, "signature": ""},
+        {"name": "compound-split BLEU", "score": 20.0, "signature": "", "length_ratio": 1.54},
+    ]
+    scores = text_tasks.Translation().read_scores(None, {"scores": rows, "ref": ["test.de"]})
+    assert scores["length_ratio"] == 0.77
 
 
 def test_degenerate_output_is_warned_of_above_the_table(tmp_path, capfd):

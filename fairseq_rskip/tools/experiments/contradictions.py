@@ -107,11 +107,14 @@ def _references(table: Table, task: str, metric: str, baseline: str) -> Iterator
             swept = [other for other, each in table.columns.items() if not each.sweep_of]
             yield Reference(where, column.sweep_of, swept)
 
+    labels = [row.label for row in table.rows]
+    if baseline:
+        yield Reference(": baseline", baseline, labels)
     for number in range(1, len(table.rows) + 1):
-        yield from _references_of_row(table, number, baseline)
+        yield from _references_of_row(table, number, labels)
 
 
-def _references_of_row(table: Table, number: int, baseline: str) -> Iterator[Reference]:
+def _references_of_row(table: Table, number: int, labels: list[str]) -> Iterator[Reference]:
     """Yield the columns and the baseline of the row of this number, which counts from 1."""
     row = table.rows[number - 1]
     where = _name_of(number, row)
@@ -119,9 +122,8 @@ def _references_of_row(table: Table, number: int, baseline: str) -> Iterator[Ref
         names = by_column if isinstance(by_column, dict) else {}
         for name in names:
             yield Reference(f"{where}a column", name, [*table.columns])
-    if row.baseline or baseline:
-        labels = [other.label for other in table.rows]
-        yield Reference(f"{where}baseline", row.baseline or baseline, labels)
+    if row.baseline:
+        yield Reference(f"{where}baseline", row.baseline, labels)
 
 
 def _lists(table: Table) -> list[tuple[str, list[Any]]]:

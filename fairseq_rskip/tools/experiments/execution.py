@@ -315,7 +315,8 @@ def main(argv: list[str]) -> int:
     process.end_with_parent(signal.SIGTERM)
     process.GRACE = GRACE
     process.stop_on_signals()
-    return exit_status(lambda: not execute(Path(argv[0])))
+    # rskip run, which started it, says so itself
+    return exit_status(lambda: not execute(Path(argv[0])), interrupted="")
 
 
 if __name__ == "__main__":

@@ -41,9 +41,10 @@ def make_tables(names: Sequence[str], selection: Selection = EVERYTHING) -> list
     """
     mistakes: list[str] = []
     experiments: list[Experiment] = []
-    for name in dict.fromkeys(names):
+    paths = [find(name) for name in dict.fromkeys(names)]
+    for path in paths:
         try:
-            experiment = _make_table(find(name), selection, mistakes)
+            experiment = _make_table(path, selection, mistakes)
         except UserError as error:
             mistakes.append(str(error))
         else:

@@ -178,16 +178,15 @@ class Translation(Task):
 
     def read_scores(self, run: Run, report: dict[str, Any]) -> dict[str, Any]:
         """The entries of the evaluation's ``report`` that :meth:`scores` returns."""
-        values, signatures, ratios = {}, {}, []
+        values, signatures, length_ratios = {}, {}, {}
         for row in report["scores"]:
             values[row["name"]] = float(row["score"])
             signatures[row["name"]] = row["signature"]
-            if row.get("length_ratio"):
-                ratios.append(row["length_ratio"])
+            length_ratios[row["name"]] = row.get("length_ratio")
         return {
             "values": values,
             "signatures": signatures,
-            "length_ratio": ratios[-1] if ratios else None,
+            "length_ratio": length_ratios.get(Translation.metric),
             "degenerate": report.get("degenerate", ""),
             "references": report["ref"],
             "examples": _examples(run, Path(report["ref"][0])),

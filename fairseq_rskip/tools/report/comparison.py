@@ -5,6 +5,7 @@ That is done over seeds, and for translations over sentences.
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import significance
@@ -117,14 +118,16 @@ def _compare_pair(
     if not base.values:
         reason = "; ".join(str(state) for state in dict.fromkeys(base.states.values())) or NEW
         return Comparison(baseline, untested=f"{baseline}: {reason}")
-    plain = line.mean - base.mean
     if line.folders == base.folders:
-        return Comparison(baseline, plain, untested="same runs")
+        return Comparison(baseline, 0.0, untested="same runs")
 
     labels = named[tuple(line.folders)], named[tuple(base.folders)]
     shared = model.shared_seeds(*labels)
     difference = model.difference(*labels)
-    about = Comparison(baseline, plain, seeds=len(shared))
+    about = Comparison(baseline, seeds=len(shared))
+    if shared:
+        mean = fmean(line.values[seed] - base.values[seed] for seed in shared)
+        about = replace(about, difference=mean)
     if difference is not None:
         interval = (difference.low, difference.high)
         about = replace(
