@@ -25,7 +25,7 @@ fi
 
 options=(--data digits --depth 20 --skip-kind rskip --skip-lambda 2 --skip-norm layer --device cpu)
 options+=(--iterations "$iterations" --warmup-iterations "$((iterations / 16))" --batch-size 32 --crop 2)
-key=$({ printf '%s\n' "${options[@]}"; cat fairseq_rskip/*.py fairseq_rskip/{vision,residual,norms,training,analysis}/*.py; } | sha256sum)
+key=$({ printf '%s\n' "${options[@]}"; cat fairseq_rskip/*.py fairseq_rskip/{vision,residual,norms,parameters,analysis}/*.py; } | sha256sum)
 folder=$parent/cifar-${key:0:12}
 python scripts/train_cifar.py "${options[@]}" --output "$folder" --resume
 python -m fairseq_rskip.tools analyze curves "ResNet-20, 2rSkip+LN=$folder" --output "$folder/curve"

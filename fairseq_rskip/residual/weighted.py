@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from ..norms import at_least_float32, weighted_sum
+from ..norms import Norm, at_least_float32, weighted_sum
 from . import inputs
 from .base import Common, SkipConnection
 from .options import Integer, Positive, Real, all_norms
@@ -83,18 +83,26 @@ class Weighted(SkipConnection):
         """:meth:`coefficients` of y_1, y_2, ... after each norm, or of the sum without a norm."""
         inputs.check(self, x, f_x, None, padding_mask)
         x, f_x = at_least_float32(x), at_least_float32(f_x)
-        p, q, r = self.sum_coefficients(x, f_x, padding_mask)
-        a, b, c = p, q, r
+        sums = self.sums(x, f_x, padding_mask)
         if len(self.post) == 0:
-            return [_expanded(x, a, b, c)]
-        steps: list[tuple[Tensor, Tensor, Tensor]] = []
-        for norm in self.post:
-            if steps:
-                a = a + p
-            scale, shift = norm.affine_map(a * x + b * f_x + c, padding_mask)
-            a, b, c = scale * a, scale * b, scale * c + shift
-            steps.append(_expanded(x, a, b, c))
+            return [_expanded(x, *sums[0])]
+        steps = []
+        for norm, coefficients in zip(self.post, sums):
+            steps.append(_expanded(x, *_after(norm, coefficients, x, f_x, padding_mask)))
         return steps
+
+    def sums(
+        self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """a, b and c of what each norm after the sum reads, ``a * x + b * F + c``, for x and F of
+        at least fp32.
+        """
+        p, q, r = self.sum_coefficients(x, f_x, padding_mask)
+        sums = [(p, q, r)]
+        for norm in list(self.post)[:-1]:
+            a, b, c = _after(norm, sums[-1], x, f_x, padding_mask)
+            sums.append((p + a, b, c))
+        return sums
 
     def ratio(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """x:F in y for each feature and position, of x's shape, at least fp32.
@@ -104,15 +112,12 @@ class Weighted(SkipConnection):
         ``sigma_j`` is ``sqrt(var + eps)`` of the input of step j (for batch norm with the
         statistics that ``forward`` would use in the current mode) and ``w_j`` that step's gain. The
         paper prints lambda as the sum's upper limit; its own Eq. 6, ``1 + sigma_1 / w_1`` for
-        lambda = 2, shows that lambda - 1 is right. The last norm scales both alike, whatever its
-        gain.
+        lambda = 2, shows that lambda - 1 is right.
         """
-        *before, _ = self.step_coefficients(x, f_x, padding_mask)
-        p, q, _ = self.sum_coefficients(at_least_float32(x), at_least_float32(f_x), padding_mask)
-        if not before:
-            return (p / q).expand_as(x)
-        a, b, _ = before[-1]
-        return (a + p) / b
+        inputs.check(self, x, f_x, None, padding_mask)
+        x, f_x = at_least_float32(x), at_least_float32(f_x)
+        a, b, _ = self.sums(x, f_x, padding_mask)[-1]
+        return (a / b).expand_as(x)
 
     def sum_coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
@@ -130,6 +135,19 @@ class Weighted(SkipConnection):
         shape = [1, self.dim, 1, 1] if self.channel_dim == 1 else [1, self.dim]
         p, _ = self.scales(torch.zeros(shape, device="cpu"))
         return float(torch.as_tensor(p, device="cpu").detach().abs().max())
+
+
+def _after(
+    norm: Norm,
+    coefficients: tuple[Tensor, Tensor, Tensor],
+    x: Tensor,
+    f_x: Tensor,
+    padding_mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """a, b and c of ``norm(a * x + b * F + c)``, its statistics held constant."""
+    a, b, c = coefficients
+    scale, shift = norm.affine_map(a * x + b * f_x + c, padding_mask)
+    return scale * a, scale * b, scale * c + shift
 
 
 def _expanded(x: Tensor, *parts: Tensor) -> tuple[Any, ...]:
