@@ -8,7 +8,7 @@ import sys
 from fairseq_rskip.console import Parser, print_line, whole_number
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import make_folder
-from fairseq_rskip.tools.corpus import NAMES
+from fairseq_rskip.tools.corpus import NAMES, Corpus
 from fairseq_rskip.tools.recipes import RECIPES
 from fairseq_rskip.tools.train import run
 
@@ -25,9 +25,10 @@ USAGE = "%(prog)s CORPUS ARCH [option ...] [fairseq-train option ...]\n       %(
 
 
 def read(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """CORPUS, ARCH and our own options, and the other words, which are fairseq-train's.
+    """CORPUS, as a :class:`.Corpus`, ARCH and our own options, and the other words, which are
+    fairseq-train's.
 
-    Raises ``UserError``.
+    Only a dry run may lack the corpus. Raises ``UserError``.
     """
     parser = Parser(usage=USAGE, description=DESCRIPTION)
     parser.add_argument("corpus", nargs="?", help=argparse.SUPPRESS)
@@ -58,6 +59,9 @@ def read(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         )
     if own.gpus is not None:
         own.dry_run = True
+    if not own.archs:  # a wrong name is found before fairseq is imported, which takes seconds
+        find = Corpus.find_or_plan if own.dry_run else Corpus.find
+        own.corpus = find(own.corpus)
     return own, words
 
 

@@ -86,7 +86,7 @@ class Plan(NamedTuple):
 
 def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     """The plan for what ``main.read`` returns. Writes nothing. Raises ``UserError``."""
-    corpus = _find_corpus(own)
+    corpus = _in_one_language(own)
     recipe_name = own.recipe or corpus.known or _recipe_by_size(corpus)
     recipe = RECIPES[recipe_name]
     task = _task_options(corpus)
@@ -205,10 +205,9 @@ def _recipe_by_size(corpus: Corpus) -> str:
     return "text" if corpus.is_monolingual else recipe_for(corpus.pairs)
 
 
-def _find_corpus(own: argparse.Namespace) -> Corpus:
-    """The corpus of the command line, which only a dry run may lack. Raises ``UserError``."""
-    find = Corpus.find_or_plan if own.dry_run else Corpus.find
-    corpus = find(own.corpus)
+def _in_one_language(own: argparse.Namespace) -> Corpus:
+    """The corpus, a text if it is not prepared yet and the architecture is a language model."""
+    corpus: Corpus = own.corpus
     model_class = ARCH_MODEL_REGISTRY.get(own.arch, object)
     if not (corpus.exists or corpus.known) and issubclass(model_class, FairseqLanguageModel):
         return replace(corpus, target="")  # a text that is not prepared yet
