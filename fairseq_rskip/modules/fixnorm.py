@@ -32,7 +32,7 @@ class FixNormConfig(FairseqDataclass):
 
 def check(arch: str, cfg) -> None:
     """Raise :class:`~fairseq_rskip.errors.UserError` where ``cfg`` has no single matrix of
-    embeddings, or one that fairseq would replace.
+    embeddings, or where quantisation noise replaces it.
 
     ``cfg`` is a ``TransformerConfig``.
     """
@@ -43,8 +43,8 @@ def check(arch: str, cfg) -> None:
         )
     if cfg.fix_norm and cfg.quant_noise.scalar > 0:
         raise UserError(
-            f"--arch {arch} with --fix-norm: expected no --quant-noise-scalar, whose embeddings "
-            "have any length"
+            f"--arch {arch} with --fix-norm: expected no --quant-noise-scalar, which replaces "
+            "the embeddings of length 1"
         )
 
 

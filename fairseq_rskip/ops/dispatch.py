@@ -147,7 +147,7 @@ def is_transformed() -> bool:
 
 
 def _has_kernel(device: str) -> bool:
-    """Whether the operator computes on ``device``; a constant of what torch.compile traces."""
+    """Whether the operator computes on ``device``; torch.compile takes the answer as a constant."""
     return in_use(device).name != "torch"
 
 

@@ -1,4 +1,4 @@
-"""The matrices by which mHC mixes its streams, doubly stochastic or a rotation, from free logits.
+"""mHC's mixing matrices, doubly stochastic ones and rotations, of unconstrained logits.
 
 Each class has the logits Q where its matrix is nearly the identity, and makes R of Q.
 :class:`.ManifoldConstrained` has the sources. Products are sums, not matmul, whose type autocast

@@ -108,15 +108,20 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _selection(options: argparse.Namespace) -> Selection:
+    return Selection(options.rows, options.columns, options.seeds, options.corpus, options.set)
+
+
 def _tables(options: argparse.Namespace) -> list[Experiment]:
     """The tables that ``options`` name and choose from. Raises ``UserError``."""
-    selection = Selection(options.rows, options.columns, options.seeds, options.corpus, options.set)
-    return make_tables(options.tables, selection)
+    return make_tables(options.tables, _selection(options))
 
 
 def list_tables(options: argparse.Namespace) -> None:
-    """Print every table's title; of the tables that are named the numbers of networks and runs."""
+    """Print the title of every table, or of those named the numbers of networks and runs."""
     if not options.tables:
+        if any(_selection(options)):
+            raise UserError("--rows, --columns, --seeds, --corpus and --set need a TABLE")
         titles = []
         for path in sorted(FOLDER.glob("*.yaml")):
             titles.append((path.stem, read(path).get("title", "")))

@@ -1,4 +1,4 @@
-"""A MODEL of a command line, and its settings and weights: errors name the model."""
+"""A MODEL on a command line; errors in its settings or weights name it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

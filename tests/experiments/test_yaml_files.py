@@ -470,3 +470,23 @@ def test_each_row_has_its_first_mistake_and_rows_with_the_same_one_are_one_line(
     assert "row 'a' and 1 more: train_cifar.py has no option 'dept'; did you mean depth?" in first
     assert "iteratons" not in first
     assert second.startswith(f"error: {path}, row 'c': depth: 9; expected 6n+2")
+
+
+def test_tables_are_listed_by_title_and_all_wrong_names_are_said(capsys):
+    """Planning every table builds many models: a minute's work for a list of names."""
+    assert reproduce.main(["list"]) == 0
+    titles = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert titles["cifar"] == "CIFAR-10 to the end of a schedule, PreAct-ResNet-20"
+    assert reproduce.main(["list", "nothing-1", "nothing-2"]) == 1
+    errors = capsys.readouterr().err
+    assert "no table 'nothing-1'" in errors and "no table 'nothing-2'" in errors
+    assert reproduce.main(["list", "--rows", "x"]) == 1
+    assert "need a TABLE" in capsys.readouterr().err
+
+
+def test_a_wrong_baseline_of_the_table_is_not_a_rows(tmp_path, capsys):
+    path = write(tmp_path, IMAGES, baseline="nope")
+    assert reproduce.main(["list", str(path)]) == 1
+    errors = capsys.readouterr().err
+    assert f"{path}: baseline is 'nope'; expected one of plain, recursive" in errors
+    assert ", row " not in errors

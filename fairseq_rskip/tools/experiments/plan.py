@@ -41,10 +41,9 @@ def make_tables(names: Sequence[str], selection: Selection = EVERYTHING) -> list
     """
     mistakes: list[str] = []
     experiments: list[Experiment] = []
-    paths = [find(name) for name in dict.fromkeys(names)]
-    for path in paths:
+    for name in dict.fromkeys(names):
         try:
-            experiment = _make_table(path, selection, mistakes)
+            experiment = _make_table(find(name), selection, mistakes)
         except UserError as error:
             mistakes.append(str(error))
         else:

@@ -10,8 +10,7 @@ from typing import Any
 
 from fairseq_rskip.errors import UserError
 
-EXPECTED = "expected the report.csv of rskip run"
-# what every report has, whatever version wrote it
+EXPECTED = "expected the report.csv of rskip run (of an earlier commit? write it again)"
 NEEDED = ("column", "row", "metric", "seeds_planned", "values_by_seed")
 
 
