@@ -299,7 +299,7 @@ def report(options: argparse.Namespace, experiments: list[Experiment] | None = N
 
 
 ACTIONS = {
-    "list": (list_tables, "print the tables and their numbers of runs"),
+    "list": (list_tables, "print the tables, or of those named the numbers of runs"),
     "run": (run, "prepare, train, evaluate and report; trains only the missing runs"),
     "report": (report, "write the report again"),
 }

@@ -9,8 +9,7 @@ from typing import Any
 from fairseq_rskip.console import to_argv
 from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.machine import fairseq_version
-from fairseq_rskip.tools import comet
-from fairseq_rskip.tools import training_files as log
+from fairseq_rskip.tools import comet, training_files
 from fairseq_rskip.tools.corpus import DATA, NAMES, Corpus, folder_name
 from fairseq_rskip.tools.evaluate.scores_file import TRANSLATION, read_scores
 from fairseq_rskip.tools.lines import read_lines
@@ -143,13 +142,13 @@ class Translation(Task):
             return 1.0, "evaluating"
 
         done = 0
-        newest = log.last(run.folder / CHECKPOINTS / log.LOG)
+        newest = training_files.last(run.folder / CHECKPOINTS / training_files.LOG)
         for record in newest.values():
             if run.unit == "updates":
                 done = max(done, record.updates)
             else:
                 done = max(done, record.epoch - 1)
-        return min(1.0, done / max(1, run.length)), log.summary(newest)
+        return min(1.0, done / max(1, run.length)), training_files.summary(newest)
 
     def measure(self, run: Run) -> dict[str, Any] | None:
         """The held-out losses by metric, and further entries of a report.
@@ -160,7 +159,7 @@ class Translation(Task):
         values = _held_out_losses(save)
         if not values and not run.scored:
             return None
-        text = (save / log.LOG).read_text("utf-8", "replace")
+        text = (save / training_files.LOG).read_text("utf-8", "replace")
         size = re.search(r"num\. trained: ([\d,]+)", text)
         return {
             "values": values,
@@ -295,7 +294,7 @@ def _held_out_losses(folder: Path) -> dict[str, float]:
     from fairseq_rskip.safe_load import load_checkpoint
 
     try:
-        checkpoint = load_checkpoint(folder / log.LAST, map_location="cpu")
+        checkpoint = load_checkpoint(folder / training_files.LAST, map_location="cpu")
         if checkpoint["cfg"]["checkpoint"]["best_checkpoint_metric"] != "loss":
             return {}
         names = {"valid_loss": "best", "last_valid_loss": "val_loss"}
