@@ -40,7 +40,7 @@ def measure(run: FinishedRun) -> list[dict[str, Any]]:
     if "skip-lambda" in run.options:
         skip_options["skip_lambda"] = run.options["skip-lambda"]
     skip = create_skip(kind, 1, place=place, **skip_options)
-    scale, steps = getattr(skip, "skip_scale", 1.0), getattr(skip, "steps", 1)
+    scale, steps = skip.skip_scale, skip.steps
     about = {
         "rule": kind,
         "lambda": f"{steps if kind == 'rskip' else scale:.3g}",

@@ -16,7 +16,7 @@ from fairseq import checkpoint_utils, tasks, utils
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.analysis import figures
-from fairseq_rskip.console import Parser, print_line
+from fairseq_rskip.console import Parser, label_and_path, print_line
 from fairseq_rskip.errors import exit_status
 from fairseq_rskip.residual.adaptive import lambdas
 
@@ -55,8 +55,8 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="LABEL=RUN")
     matrices, coefficients = [], []
     for argument in parser.parse_args().runs:
-        label, _, run = argument.rpartition("=")
-        rows, learned = measure(label or run, Path(run))
+        label, run = label_and_path(argument)
+        rows, learned = measure(label, Path(run))
         matrices, coefficients = matrices + rows, coefficients + learned
     means = (
         pandas.DataFrame(matrices)

@@ -22,6 +22,7 @@ from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.experiments.text_runs import BEST, LOSSES, read_runs, runs_of
 
 FEWEST_ROWS = 5  # for a rank correlation
+MOST_ROWS = 10  # 3,628,800 orders take ten seconds
 FEWEST_SEEDS = 2  # for an interval
 SCORES = ["sacreBLEU 13a", "chrF"]
 
@@ -108,8 +109,11 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there, too")
     parser.add_argument("--figure", type=Path, metavar="STEM", help="write STEM.png and STEM.pdf")
     options = parser.parse_args()
-    if len(options.rows) < FEWEST_ROWS:
-        raise UserError(f"{len(options.rows)} rows; a rank correlation needs {FEWEST_ROWS}")
+    if not FEWEST_ROWS <= len(options.rows) <= MOST_ROWS:
+        raise UserError(
+            f"{len(options.rows)} rows; expected {FEWEST_ROWS} to {MOST_ROWS}: the correlation's p "
+            "is over all their orders"
+        )
 
     runs = read_runs(options.runs, options.updates)
     table = pandas.DataFrame(

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..norms import at_least_float32, is_recomputed
+from ..norms import NoCoefficients, at_least_float32, is_recomputed
 from ..residual import SkipConnection, skips
-from ..residual.hooks import arguments, hooked
+from ..residual.hooks import hooked, inputs_of_call
 
 
 class Call(NamedTuple):
@@ -52,7 +52,7 @@ class Watch:
         kwargs: dict[str, Any],
         y: Tensor,
     ) -> None:
-        x, f_x, mask = arguments(*args, **kwargs)
+        x, f_x, mask = inputs_of_call(*args, **kwargs)
         self.see(name, skip, Call(x, f_x, mask, y))
 
     def see(self, name: str, skip: SkipConnection, call: Call) -> None:
@@ -132,8 +132,7 @@ class SkipProbe(Watch):
         f_norm = example_norm(skip, f_x, padding_mask, self.dtype)
         measured = {"f_over_x": f_norm / x_norm}
         if self.ratio:
-            # ValueError: a kind or norm whose y has no coefficients of x and F
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(NoCoefficients):
                 ratio = skip.ratio(x, f_x, padding_mask)
                 measured["ratio"] = example_mean(skip, ratio, padding_mask)
         return measured

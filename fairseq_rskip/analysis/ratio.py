@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..norms import NoCoefficients
 from ..residual import SkipConnection
-from ..residual.adaptive import lambdas
+from ..residual.adaptive import AdaptiveSkip, lambdas
 from . import figures
 from .figures import Row
 from .probe import Call, Watch, example_mean, example_norm
@@ -49,7 +50,7 @@ class CoefficientProbe(Watch):
         x, f_x, mask = call.x.double(), call.f_x.double(), call.mask
         try:
             a, b, _ = skip.coefficients(x, f_x, mask)
-        except ValueError:
+        except NoCoefficients:
             return
         mean = partial(example_mean, skip, padding_mask=mask)
         skip_part = example_norm(skip, a * x, mask)
@@ -122,7 +123,7 @@ def columns_of(scales: dict[str, Tensor], adapted: float) -> Row:
 
 
 def learned_vectors(skip: SkipConnection) -> list[Row]:
-    """A row for every gain G_k.weight and every learned vector of the rule; w is that of wskip."""
+    """A row for every gain G_k.weight and every learned vector of the rule; w is its ``weight``."""
     vectors = {}
     for step, norm in enumerate(skip.post, 1):
         gain = getattr(norm, "weight", None)  # AdaNorm has none
@@ -149,7 +150,7 @@ def readings_of(skip: SkipConnection, columns: Row) -> dict[str, float]:
     """
     norms = list(skip.post)
     skip_lambda = skip.constants().get("lambda", math.nan)
-    adapted = lambdas(skip).get("")
+    adapted = skip.effective_lambda() if isinstance(skip, AdaptiveSkip) else None
     if adapted is not None:  # y is the output of one step's norm only at an integer
         norms = norms[: int(adapted)] if adapted.is_integer() else []
     gain = getattr(norms[-1], "weight", None) if norms else None

@@ -1,5 +1,7 @@
 """Convert a layer's part of a checkpoint of stock fairseq to this package's names."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
@@ -33,18 +35,23 @@ def upgrade_layer(state_dict: dict[str, Tensor], name: str, children: dict[str, 
                 stock = f"{place[: -len('_skip')]}_layer_norm.{part}"
                 if stock in state_dict:
                     state_dict[f"{place}.{ours}.{part}"] = state_dict.pop(stock)
-            skip.upgrade(state_dict, f"{place}.")
+            skip.upgrade(state_dict, f"{place}.", _noted(state_dict, place).get("skip"))
             check_rule(state_dict, place, skip)
             _check_lambda(state_dict, place, len(skip.post))
 
 
 def check_rule(state_dict: dict[str, Tensor], name: str, module: WithRule) -> None:
     """Raise ``UserError`` where the checkpoint has another rule for ``module``, called ``name``."""
-    noted = getattr(state_dict, "_metadata", {}).get(name, {})
+    noted = _noted(state_dict, name)
     check_file(noted)
     difference = module.mismatch(noted.get("skip"))
     if difference:
         raise UserError(f"{name or 'the model'} {SAVED_AS} {difference}")
+
+
+def _noted(state_dict: dict[str, Tensor], name: str) -> dict[str, Any]:
+    """What a state dict's metadata has of the module ``name``."""
+    return getattr(state_dict, "_metadata", {}).get(name, {})
 
 
 def _check_lambda(state_dict: dict[str, Tensor], place: str, built: int) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from .base import (
     KeepsStatistics,
     Layout,
+    NoCoefficients,
     Norm,
     at_least_float32,
     check_layout,
@@ -35,6 +36,7 @@ __all__ = [
     "KeepsStatistics",
     "LayerNorm",
     "Layout",
+    "NoCoefficients",
     "NoNorm",
     "Norm",
     "RMSNorm",

@@ -11,6 +11,10 @@ from ..option_error import OptionError
 NORM_AXES = ("c", "chw")
 
 
+class NoCoefficients(ValueError):
+    """The output is no sum of the inputs times coefficients, even with statistics held constant."""
+
+
 def is_half(x: Tensor) -> bool:
     """Whether ``x`` is fp16 or bf16, whose moments need a wider type."""
     return x.dtype == torch.float16 or x.dtype == torch.bfloat16
@@ -140,10 +144,10 @@ class Norm(Layout, nn.Module):
     def affine_map(self, x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``(scale, shift)`` of ``scale * x + shift``, this norm with its statistics held constant.
 
-        Both broadcast to ``x``. Changes no state. Raises ``ValueError`` for a norm that is no such
-        map.
+        Both broadcast to ``x``. Changes no state. Raises :class:`NoCoefficients` for a norm that
+        is no such map.
         """
-        raise ValueError(
+        raise NoCoefficients(
             f"{type(self).__name__} is not an affine map of its input, whatever is held constant"
         )
 

@@ -144,24 +144,39 @@ class AdaptiveSkip(Profiled, Recursive):
             stored["kind"] = own["kind"]
         return super().mismatch(stored)
 
-    def upgrade(self, state: dict[str, Tensor], prefix: str) -> None:
+    def upgrade(self, state: dict[str, Tensor], prefix: str, stored: dict[str, Any] | None) -> None:
         """Convert an rskip's state to one at its lambda.
 
         Whatever an rskip does not have, steps beyond its lambda among it, gets its initial value.
         """
-        gains = [name for name in state if name.startswith(f"{prefix}post.") and ".weight" in name]
-        if not gains or f"{prefix}shares.start" in state or len(gains) > self.steps:
+        if f"{prefix}shares.start" in state:
             return
-        shares = self.new_shares(float(len(gains)))
+        steps = _steps_of(state, prefix, stored)
+        if not 1 <= steps <= self.steps:
+            return
+        shares = self.new_shares(float(steps))
         initial = nn.ModuleDict({"shares": shares, "post": self.new_post(self.steps)})
-        device = state[gains[0]].device
+        of_rskip = {f"post.{name}" for name in self.new_post(steps).state_dict()}
+        device = next((value.device for value in state.values()), self.shares.start.device)
         for name, value in initial.state_dict().items():
-            state.setdefault(f"{prefix}{name}", value.to(device))
+            if name not in of_rskip:
+                state[f"{prefix}{name}"] = value.to(device)
 
 
 def _is_recursive(rule: dict[str, Any]) -> bool:
     """Whether a stored rule is rskip's."""
-    return rule["kind"] == "rskip" or (rule["kind"] == "xskip" and rule.get("skip_lambda") == 1)
+    kind = rule.get("kind")
+    return kind == "rskip" or (kind == "xskip" and rule.get("skip_lambda") == 1)
+
+
+def _steps_of(state: dict[str, Tensor], prefix: str, stored: dict[str, Any] | None) -> int:
+    """The lambda of an rskip's state; 0 if it is another's.
+
+    A state without a rule, such as stock fairseq's, has a gain for each step.
+    """
+    if stored is not None:
+        return int(stored["skip_lambda"]) if _is_recursive(stored) else 0
+    return sum(name.startswith(f"{prefix}post.") and ".weight" in name for name in state)
 
 
 def lambdas(model: nn.Module) -> dict[str, float]:

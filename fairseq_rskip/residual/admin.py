@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from .base import Common
-from .hooks import arguments, hooked, without_gradients
+from .hooks import hooked, inputs_of_call, restoring_state
 from .options import Choice, all_norms
 from .profile import Profiled
 from .registry import register
@@ -64,9 +64,11 @@ class Admin(Profiled, Weighted):
         def see(name: str, skip: Any, args: Any, kwargs: Any) -> None:
             side = skip.place.side
             omegas[name] = next_omega.get(side, 1.0)
-            next_omega[side] = skip.init_omega(omegas[name], *arguments(*args, **kwargs))
+            inputs = inputs_of_call(*args, **kwargs)
+            next_omega[side] = skip.init_omega(omegas[name], *inputs)
 
-        with without_gradients(model), hooked(skips, nn.Module.register_forward_pre_hook, see):
+        before_forward = nn.Module.register_forward_pre_hook
+        with torch.no_grad(), restoring_state(model), hooked(skips, before_forward, see):
             loss()
         return omegas
 

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from ..norms import at_least_float32, root_mean_square
 from .base import Common, SkipConnection
-from .inputs import refuse_drop_path
+from .inputs import check_width, refuse_drop_path
 from .options import Between, all_norms
 from .registry import register
 from .weighted import ConstantSkip, Weighted
@@ -172,6 +172,7 @@ class NormAgnostic(SkipConnection):
     slots = ()
     for_images = False
     needs_place = True
+    normalises_x = True
     directions = 32
 
     def __init__(self, dim: int, **common: Unpack[Common]):
@@ -185,7 +186,8 @@ class NormAgnostic(SkipConnection):
     def needs_final_norm(self) -> bool:
         return True  # the length of x grows with depth
 
-    def prepare(self, x: Tensor) -> tuple[Tensor, Any]:
+    def prepare(self, x: Tensor) -> tuple[Tensor, None]:
+        check_width(self, x)
         return self.unit(x).to(x.dtype), None
 
     def unit(self, z: Tensor) -> Tensor:

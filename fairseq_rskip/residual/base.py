@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 from ..norms import (
     DyT,
     Layout,
+    NoCoefficients,
     Norm,
     RecursiveNorm,
     at_least_float32,
@@ -55,9 +56,9 @@ class SkipConnection(Layout, WithRule):
     A rule makes its parameters in its constructor, with :meth:`new_parameter`. Its equation is
     :meth:`combine`; a rule ``y = G(p x + q F)`` derives from :class:`.Weighted` and states p and q
     in ``scales``. What ``combine`` needs besides x and F, such as several streams, :meth:`current`
-    returns as a tuple; a rule that makes it from the norm's output overrides :meth:`prepare` and
-    :meth:`carry`. Its options are annotated parameters of its constructor, which also make
-    ``--skip-<name>`` (:mod:`.options`). docs/rules.md says how to add a rule.
+    returns as a tuple; a rule that makes it from the norm's output overrides :meth:`prepare`. Its
+    options are annotated parameters of its constructor, which also make ``--skip-<name>``
+    (:mod:`.options`). docs/rules.md says how to add a rule.
 
     Args:
         dim: size of the channel dimension.
@@ -89,11 +90,11 @@ class SkipConnection(Layout, WithRule):
     needs_place: ClassVar[bool] = False  # whether the rule depends on its position
     starts_branch: bool = False  # whether initialise rescales the weights of the branch
     decays: ClassVar[bool] = False  # whether weight decay applies to what the rule learns
+    normalises_x: ClassVar[bool] = False  # whether the branch reads x normalised by the rule itself
     replaces_batch_norm: ClassVar[bool] = False  # whether biases replace a ResNet's batch norm
     zero_classifier: ClassVar[bool] = False  # whether the classifier starts at 0
     mixes_streams: ClassVar[bool] = True  # False where the matrix of streams() is I by definition
 
-    start_call: ClassVar[str] = "initialise({role: Weight(tensor, std), ...})"  # see warn_of_start
     has_unit_length: ClassVar[bool] = False  # whether to_unit_length has to follow each update
     slots: tuple[str, ...] = ("post",)  # which of pre, branch and post the norm fills
     learns = False  # whether new_parameter has made a parameter
@@ -148,6 +149,7 @@ class SkipConnection(Layout, WithRule):
             self.require_place()
         self.drop_rate = float(drop_path) * self.place.block_number / self.place.num_blocks
         self.is_initialised = not self.starts_branch  # by initialise, or by a state that was loaded
+        self.setup_checked = False  # whether missing_setup was asked
         self._add_norms(norm, pre_norm)
 
     def _add_norms(self, norm: str | None, pre_norm: bool) -> None:
@@ -164,6 +166,9 @@ class SkipConnection(Layout, WithRule):
                     reason="its branches begin with a norm of their own",
                 )
             self.options.norm = "none"
+        if pre_norm and self.normalises_x:
+            reason = f"kind {self.kind} normalises x itself"
+            raise OptionError("pre_norm", True, "no pre-norm", reason=reason)
         self.new_norm()  # raises for a layout or eps that the norm does not take
 
         slots = () if self.options.norm == "none" else self.slots
@@ -267,8 +272,8 @@ class SkipConnection(Layout, WithRule):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """a, b and c of ``y = a * x + b * F + c``, each of x's shape and at least fp32.
 
-        The statistics of the norms and all gates are held constant. Raises ``ValueError`` where a
-        norm or the kind has no such map.
+        The statistics of the norms and all gates are held constant. Raises
+        :class:`.NoCoefficients`, a ``ValueError``, where a norm or the kind has no such map.
         """
         raise self._no_coefficients()
 
@@ -276,12 +281,12 @@ class SkipConnection(Layout, WithRule):
         """x:F in y for each feature and position, of x's shape, at least fp32.
 
         It is ``a / b`` of :meth:`coefficients`; a rule may know it where the two themselves are not
-        defined. Raises ``ValueError`` where a norm or the kind has no such quotient.
+        defined. Raises :class:`.NoCoefficients` where a norm or the kind has no such quotient.
         """
         raise self._no_coefficients()
 
-    def _no_coefficients(self) -> ValueError:
-        return ValueError(
+    def _no_coefficients(self) -> NoCoefficients:
+        return NoCoefficients(
             f"{self.kind} mixes features or streams: its y has no coefficient of x and of F"
         )
 
@@ -307,6 +312,15 @@ class SkipConnection(Layout, WithRule):
         """
         check_weights(weights)
         self.is_initialised = True
+
+    def missing_setup(self) -> str:
+        """What should have been called before training and was not; "" if nothing is missing."""
+        if self.is_initialised:
+            return ""
+        return (
+            "the branch's weights are as they were drawn; "
+            "call initialise({role: Weight(tensor, std), ...}) once, before training"
+        )
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
@@ -365,15 +379,11 @@ class SkipConnection(Layout, WithRule):
         h, carried = self.current(x)
         return h if self.pre is None else self.pre(h), carried
 
-    def carry(self, x: Tensor) -> Any:
-        """The second result of :meth:`prepare`, for a ``forward`` without it."""
-        return self.current(x)[1]
-
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         """The equation, before the norms after the sum: ``(..., widths[1] * dim)``.
 
         x is ``(..., widths[0] * dim)``, ``f_x`` ``(..., dim)``; ``carried`` is the second result of
-        :meth:`prepare`.
+        :meth:`prepare`, or of :meth:`current` where ``forward`` was called without it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no combine(x, f_x, carried)")
 
@@ -381,8 +391,8 @@ class SkipConnection(Layout, WithRule):
         self, x: Tensor, f_x: Tensor, carried: Any = None, padding_mask: Tensor | None = None
     ) -> Tensor:
         inputs.check(self, x, f_x, carried, padding_mask)
-        if self.training and not self.is_initialised and not torch.compiler.is_compiling():
-            inputs.warn_of_start(self)
+        if self.training and not self.setup_checked and not torch.compiler.is_compiling():
+            inputs.warn_of_missing_setup(self)
         dtype = x.dtype
         if self.branch is not None:
             # rounded to a half type once, after the sum
@@ -392,7 +402,7 @@ class SkipConnection(Layout, WithRule):
         if self.learns:
             x, f_x = inputs.align(self, x, f_x, padding_mask)
         if carried is None:
-            carried = self.carry(x)
+            carried = self.current(x)[1]
         y = self.sum_and_norm(x, f_x, carried, padding_mask)
         return y if y.dtype == dtype else y.to(dtype)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..norms import RecursiveNorm
-from .hooks import hooked, without_gradients
+from .hooks import hooked, restoring_state
 from .learned_lambda import step_numbers
 
 
@@ -76,7 +76,7 @@ def choose_steps(
     shares: dict[str, OneStep] = {name: skip.shares for name, skip in skips.items()}
     ratios: dict[str, dict[int, float]] = {name: {} for name in skips}
     for k in range(1, max(share.steps for share in shares.values()) + 1):
-        with without_gradients(model), torch.enable_grad():
+        with restoring_state(model), torch.enable_grad():
             for share in shares.values():
                 share.freeze(min(k, share.steps))
             for name, (x, y) in gradient_norms(skips, loss, shortcuts).items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-def arguments(
+def inputs_of_call(
     x: Tensor, f_x: Tensor, _carried: Any = None, padding_mask: Tensor | None = None
 ) -> tuple[Any, ...]:
     """x, F and the padding mask of a call of ``SkipConnection.forward``, by position or by name."""
@@ -35,12 +35,13 @@ def cuda_devices(model: nn.Module) -> list[int]:
 
 
 @contextlib.contextmanager
-def without_gradients(model: nn.Module) -> Iterator[None]:
-    """Turn gradients off in the block; afterwards restore the random state and the buffers."""
+def restoring_state(model: nn.Module) -> Iterator[None]:
+    """Restore the random state and the buffers of ``model`` after the block."""
     before = [buffer.clone() for buffer in model.buffers()]
-    with torch.no_grad(), torch.random.fork_rng(cuda_devices(model)):
+    with torch.random.fork_rng(cuda_devices(model)):
         try:
             yield
         finally:
-            for buffer, value in zip(model.buffers(), before):
-                buffer.copy_(value)
+            with torch.no_grad():
+                for buffer, value in zip(model.buffers(), before):
+                    buffer.copy_(value)

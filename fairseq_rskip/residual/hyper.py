@@ -50,8 +50,12 @@ class MatrixSkip(StreamSkip):
         """
         raise NotImplementedError
 
+    def rows(self, x: Tensor) -> Tensor:
+        """H, ``(..., n, dim)``, of x."""
+        return torch.stack([x] * self.n, -2) if self.first else x.unflatten(-1, [self.n, self.dim])
+
     def current(self, x: Tensor) -> tuple[Tensor, Any]:
-        h = torch.stack([x] * self.n, -2) if self.first else x.unflatten(-1, [self.n, self.dim])
+        h = self.rows(x)
         read, matrix, writing = self.read_mix_write(h)
         return read.to(x.dtype), (h, matrix, writing)
 

@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from .base import SkipConnection
 
 
-def warn_of_start(skip: SkipConnection) -> None:
-    """Warn, once for a skip connection, that it does not start as the rule wants it."""
-    skip.is_initialised = True
-    what = "the branch's weights are as they were drawn" if skip.starts_branch else "no profile yet"
-    warnings.warn(
-        f"kind {skip.kind}: {what}; call {skip.start_call} once, before training",
-        RuntimeWarning,
-        stacklevel=5,  # past torch's two frames, to the caller
-    )
+def warn_of_missing_setup(skip: SkipConnection) -> None:
+    """Warn, once for a skip connection, of what should have been called before training."""
+    skip.setup_checked = True
+    missing = skip.missing_setup()
+    if missing:
+        warnings.warn(
+            f"kind {skip.kind}: {missing}",
+            RuntimeWarning,
+            stacklevel=5,  # past torch's two frames, to the caller
+        )
 
 
 def check(

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..norms import at_least_float32
-from ..option_error import OptionError
 from .base import Common, SkipConnection
-from .inputs import refuse_drop_path
+from .inputs import check_width, refuse_drop_path
 from .place import BranchWeights
 from .registry import register
 
@@ -41,14 +40,11 @@ class NGPT(SkipConnection):
     for_images = False
     starts_branch = True
     has_unit_length = True
+    normalises_x = True
 
     def __init__(self, dim: int, **common: Unpack[Common]):
         super().__init__(dim, **common)
         refuse_drop_path(self)
-        if self.pre is not None:
-            raise OptionError(
-                "pre_norm", True, "no pre-norm", reason="kind ngpt normalises x itself"
-            )
         self.weight = self.new_parameter(torch.full((dim,), dim**-0.5))
         self.lr_multiplier = 0.05 * dim**0.5
         # the branch's matrices, each with the axis of the model's dimension
@@ -73,6 +69,7 @@ class NGPT(SkipConnection):
         return nn.functional.normalize(at_least_float32(z), dim=-1, eps=self.eps) * self.dim**0.5
 
     def prepare(self, x: Tensor) -> tuple[Tensor, None]:
+        check_width(self, x)
         return self.unit(x).to(x.dtype), None
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:

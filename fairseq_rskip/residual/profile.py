@@ -13,7 +13,13 @@ class Profiled(nn.Module):
 
     wants_profile = True
     is_initialised: bool
-    start_call = "residual.initialise_from_batch(model, loss)"
+
+    def missing_setup(self) -> str:
+        if self.is_initialised:
+            return ""
+        return (
+            "no profile yet; call residual.initialise_from_batch(model, loss) once, before training"
+        )
 
     @classmethod
     def profile(

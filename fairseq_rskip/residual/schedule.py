@@ -1,6 +1,5 @@
 """Rules whose weight of the branch grows with the number of updates."""
 
-import warnings
 from typing import Annotated, Any
 
 import torch
@@ -27,16 +26,15 @@ class Scheduled(Weighted):
     """``y = G(x + min(1, t / warmup) * F)`` at update t, the buffer ``updates``.
 
     A loop that never calls :meth:`set_num_updates` trains without the branch: without a call, the
-    first forward pass in training at t = 0 warns, once for a process.
+    first forward pass in training at t = 0 warns.
     """
 
-    _warned = False
     updates: Tensor
 
     def __init__(self, dim: int, **options: Any):
         super().__init__(dim, **options)
         self.warmup = float(self.options.warmup)
-        self.counts_updates = False  # whether set_num_updates was called, or _warn has looked
+        self.counts_updates = False  # whether set_num_updates was called
         zero = torch.zeros((), dtype=torch.int64, device=self.factory["device"])
         self.register_buffer("updates", zero)
 
@@ -46,24 +44,10 @@ class Scheduled(Weighted):
         self.updates.fill_(updates)
         self.counts_updates = True
 
-    def forward(
-        self, x: Tensor, f_x: Tensor, carried: Any = None, padding_mask: Tensor | None = None
-    ) -> Tensor:
-        if self.training and not self.counts_updates and not torch.compiler.is_compiling():
-            self._warn()
-        return super().forward(x, f_x, carried, padding_mask)
-
-    def _warn(self) -> None:
-        """Warn, once, where no update was counted."""
-        self.counts_updates = True  # look only once: reading the buffer waits for the device
-        if not Scheduled._warned and not self.updates.is_meta and int(self.updates) == 0:
-            Scheduled._warned = True
-            warnings.warn(
-                f"kind {self.kind} leaves the branch out at update 0: "
-                "call set_num_updates(n) before each update",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+    def missing_setup(self) -> str:
+        if self.counts_updates or self.updates.is_meta or int(self.updates) > 0:
+            return super().missing_setup()
+        return "the branch is left out at update 0; call set_num_updates(n) before each update"
 
     def scales(self, x: Tensor) -> tuple[float, Tensor]:
         updates = self.updates.view(1).to(torch.promote_types(x.dtype, torch.float32))

@@ -21,7 +21,7 @@ def check_file(noted: dict[str, Any]) -> str:
     saved = noted.get("file", "")
     if not saved:
         return ""
-    kind = noted["skip"]["kind"]
+    kind = noted.get("skip", {}).get("kind", "")
     present = own_rules.checksum(kind)
     if present and present != saved:
         _warn_of_file(str(own_rules.file_of(kind)), saved, present)
@@ -43,10 +43,11 @@ class WithRule(nn.Module):
     of the parameters fit. A state without a rule is loaded.
     """
 
-    def upgrade(self, state: dict[str, Any], prefix: str) -> None:
+    def upgrade(self, state: dict[str, Any], prefix: str, stored: dict[str, Any] | None) -> None:
         """Convert, in place, the state of a related kind to one of this module.
 
-        The names of this module in ``state`` begin with ``prefix``.
+        The names of this module in ``state`` begin with ``prefix``; ``stored`` is the
+        :meth:`rule` that was saved with it, None if there was none.
         """
 
     def rule(self) -> dict[str, Any]:
@@ -90,10 +91,11 @@ class WithRule(nn.Module):
     ) -> None:
         check_file(metadata)
         errors = strict_and_keys[-1]
-        difference = self.mismatch(metadata.get("skip"))
+        stored = metadata.get("skip")
+        difference = self.mismatch(stored)
         # one line for a model, not one for each block
         is_first = not any(SAVED_AS in error for error in errors)
         if difference and is_first:
             errors.append(f"{prefix[:-1] or type(self).__name__} {SAVED_AS} {difference}")
-        self.upgrade(state, prefix)
+        self.upgrade(state, prefix, stored)
         super()._load_from_state_dict(state, prefix, metadata, *strict_and_keys)

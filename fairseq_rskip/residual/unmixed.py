@@ -16,16 +16,27 @@ from .registry import register
 
 
 class UnmixedStreams(MatrixSkip):
-    """The rules ``H' = H + w F(...)``: R, the buffer ``identity``, is not multiplied."""
+    """``H' = H + w F(G(r))`` with r and w from :meth:`read_write`: R is I."""
 
     mixes_streams = False
-    identity: Tensor
+
+    def read_write(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """r and w of H ``(..., n, dim)``: ``(..., dim)`` and ``(..., n)``; the branch reads r."""
+        raise NotImplementedError
+
+    def current(self, x: Tensor) -> tuple[Tensor, Any]:
+        h = self.rows(x)
+        read, writing = self.read_write(h)
+        return read.to(x.dtype), (h, writing)
+
+    def streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.rows(x)
+        return h, torch.eye(self.n, dtype=h.dtype, device=h.device)
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        h, _, writing = carried
-        if self.last:  # the sum of the rows of H'
-            return sum(h.unbind(-2), writing.sum(-1, keepdim=True) * f_x)
-        return (h + writing.unsqueeze(-1) * f_x.unsqueeze(-2)).flatten(-2)
+        h, writing = carried
+        h = h + writing.unsqueeze(-1) * f_x.unsqueeze(-2)
+        return h.sum(-2) if self.last else h.flatten(-2)
 
 
 @register("ihc")
@@ -51,12 +62,11 @@ class IdentityHyperConnection(UnmixedStreams, SigmoidGates):
         **common: Unpack[Common],
     ):
         super().__init__(dim, streams=streams, read_bias=read_bias, **common)
-        self.register_buffer("identity", torch.eye(self.n).to(**self.factory), persistent=False)
 
-    def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def read_write(self, h: Tensor) -> tuple[Tensor, Tensor]:
         pre, post = self.projected(h, self.phi_pre, self.phi_post)
         p, writing = self.gates(pre, post)
-        return mixed(p, h), self.identity, writing
+        return mixed(p, h), writing
 
 
 @register("gated_residual")
@@ -92,7 +102,6 @@ class GatedResidual(UnmixedStreams):
         super().__init__(dim, streams=streams, gate_rank=gate_rank, **common)
         n, rank = self.n, int(gate_rank)
         drawn = 0.02 * self.draw(rank + rank + n, n * dim)
-        self.register_buffer("identity", torch.eye(n).to(**self.factory), persistent=False)
         self.gain = self.new_parameter(torch.ones(n, dim))
         self.gate_down = self.new_parameter(drawn[:rank])
         self.gate_up = self.new_parameter(drawn[rank : 2 * rank].T.contiguous())
@@ -101,11 +110,11 @@ class GatedResidual(UnmixedStreams):
     def needs_final_norm(self) -> bool:
         return True  # the stack's output is a sum
 
-    def read_mix_write(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def read_write(self, h: Tensor) -> tuple[Tensor, Tensor]:
         normal = self.gain * at_least_float32(h) / root_mean_square(h, self.eps)
         flat = normal.flatten(-2).to(self.write.dtype) / self.n
 
         gate = F.linear(F.silu(F.linear(flat, self.gate_down)), self.gate_up).sigmoid()
         read = (gate.unflatten(-1, [self.n, self.dim]) * normal).mean(-2)
         writing = 2.0 * F.linear(flat, self.write).sigmoid()
-        return read, self.identity, writing
+        return read, writing

@@ -84,6 +84,8 @@ def test_the_rates_of_the_page_are_those_of_the_records(runs):
     assert shown == recorded
 
 
-def test_too_few_rows_are_refused(tmp_path, monkeypatch, capsys):
-    assert run(monkeypatch, tmp_path, *ROWS[:4]) == 1
-    assert "4 rows; a rank correlation needs 5" in capsys.readouterr().err
+@pytest.mark.parametrize("number", [4, 11])
+def test_too_few_or_too_many_rows_are_refused(number, tmp_path, monkeypatch, capsys):
+    rows = [f"row {k}" for k in range(number)]
+    assert run(monkeypatch, tmp_path, *rows) == 1
+    assert f"error: {number} rows; expected 5 to 10" in capsys.readouterr().err

@@ -111,7 +111,7 @@ def test_halting_costs_what_its_tokens_take_and_padding_nothing():
     assert halting_cost([halting], torch.sum) is None
 
 
-@pytest.mark.parametrize("norm", ["layer", "batch", "dyt"])
+@pytest.mark.parametrize("norm", ["layer", "batch", "dyt", "ada"])
 @pytest.mark.parametrize("steps", [1, 2, 4])
 @pytest.mark.parametrize("adapt", MODES)
 def test_a_used_askip_that_loads_an_rskip_starts_at_its_lambda(adapt, steps, norm):
@@ -133,6 +133,15 @@ def test_a_used_askip_that_loads_an_rskip_starts_at_its_lambda(adapt, steps, nor
     assert used.effective_lambda() == pytest.approx(steps, abs=0.3)
     with pytest.raises(RuntimeError, match="was saved with kind='askip'"):
         create_skip("rskip", 5, skip_lambda=4, norm=norm).load_state_dict(used.state_dict())
+
+
+def test_a_missing_norm_of_an_rskip_is_named_and_a_rule_without_a_kind_differs():
+    skip = create_skip("askip", 5)
+    state = create_skip("rskip", 5, skip_lambda=2).state_dict()
+    del state["post.1.weight"]
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "post.1.weight"'):
+        skip.load_state_dict(state)
+    assert skip.mismatch({"skip_lambda": 1}) == "kind=None: expected 'askip'"
 
 
 class Scaled(torch.nn.Module):
