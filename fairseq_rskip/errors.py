@@ -104,8 +104,8 @@ def did_you_mean(word: str, known: Iterable[str], expected: str = "") -> str:
     A name that has ``word`` as one of its parts comes first (transformer_rskip_ln for rskip), then
     one of similar spelling, then one that is a part of ``word``.
     """
-    names = {name.lower(): name for name in known}
-    word = word.lower()
+    names = {name.lower().strip("-"): name for name in known}
+    word = word.lower().strip("-")
     longer = [name for name in names if _is_part(word, name)]
     similar = difflib.get_close_matches(word, names, 1, cutoff=0.65)
     shorter = [name for name in names if _is_part(name, word)]
@@ -122,7 +122,7 @@ def did_you_mean(word: str, known: Iterable[str], expected: str = "") -> str:
 
 def _is_part(part: str, name: str) -> bool:
     """Whether ``name`` is ``part`` between dashes or underscores."""
-    part, name = (text.strip("-").replace("-", "_") for text in (part, name))
+    part, name = (text.replace("-", "_") for text in (part, name))
     return bool(part) and f"_{part}_" in f"_{name}_"
 
 

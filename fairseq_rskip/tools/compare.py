@@ -253,15 +253,35 @@ def main(argv: list[str] | None = None) -> None:
         table, notes = compare_texts(paths, options.trials)
     else:
         table, notes = compare_translations(paths, options)
-    print("\n".join([*in_columns(table), "", *_weights(paths), *notes]))
-
-
-def _weights(paths: dict[str, Path]) -> list[str]:
-    """A line with the weights of each system that rskip evaluate scored."""
-    lines = []
+    evaluations = {}
     for name, path in paths.items():
         if path.is_dir():
-            weights = read_scores(path)["evaluation"].get("weights")
-            if weights:
-                lines.append(f"{name}: {weights}")
+            evaluations[name] = read_scores(path)["evaluation"]
+    print("\n".join([*in_columns(table), "", *about_trainings(evaluations), *notes]))
+
+
+def about_trainings(evaluations: dict[str, dict[str, Any]]) -> list[str]:
+    """The weights of each system that rskip evaluate scored, and how their trainings differ."""
+    lines = []
+    for name, evaluation in evaluations.items():
+        if evaluation.get("weights"):
+            lines.append(f"{name}: {evaluation['weights']}")
+
+    trained_with = {}
+    for name, evaluation in evaluations.items():
+        if "trained_with" in evaluation:
+            trained_with[name] = evaluation["trained_with"]
+    options = dict.fromkeys(option for each in trained_with.values() for option in each)
+    for option in options:
+        values = {name: each.get(option) for name, each in trained_with.items()}
+        if any(value != next(iter(values.values())) for value in values.values()):
+            listed = ", ".join(f"{name} {short(value)}" for name, value in values.items())
+            lines.append(f"trained with another --{option}: {listed}")
     return lines
+
+
+def short(value: Any) -> str:
+    """An option's value; fairseq has some as lists of one for each epoch."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "none" if value is None else str(value)

@@ -74,7 +74,8 @@ def describe(name: str, options: list[str]) -> None:
     )
     if any(each.post for each in skips(model).values()):
         backend = in_use()
-        print_line(f"sums and the norms after them computed by {backend.name} ({backend.reason})")
+        computed_by = "torch" if backend.name == "torch" else "our compiled operator"
+        print_line(f"sums and the norms after them computed by {computed_by} ({backend.reason})")
     print_line("\n".join([*table(rows), COLUMNS]))
     if wanting_profile(model):
         print_line("ω, or λ from the gradient, is set from the first batch of a training")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from fairseq_rskip.console import print_line
-from fairseq_rskip.errors import UserError
+from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.pretrained import CONFIG, bundled_names, from_pretrained, locate
 from fairseq_rskip.safe_load import CheckpointError, load_checkpoint
 from fairseq_rskip.tools.evaluate.weights import as_one, choose, choose_by_task
@@ -41,10 +41,10 @@ def find_saved(path: Path, average: bool = True) -> Saved:
     """
     path = locate(path.expanduser())
     if not path.exists():
-        raise UserError(
-            f"{path} does not exist; expected a checkpoint, a folder of checkpoints, an export, "
-            f"or a model that comes with the package: {', '.join(bundled_names())}"
-        )
+        expected = "expected a checkpoint, a folder of checkpoints, an export, "
+        expected += f"or a model that comes with the package: {', '.join(bundled_names())}"
+        hint = did_you_mean(path.name, bundled_names(), expected)
+        raise UserError(f"{path} does not exist; {hint}")
     if (path / CONFIG).is_file():
         return Saved(EXPORT, [path])
     if (path / CHECKPOINT).is_file():

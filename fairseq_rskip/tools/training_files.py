@@ -29,7 +29,7 @@ def summary(newest: dict[str, Record]) -> str:
     such interval shows the mean over an epoch.
     """
     if not newest:
-        return "no update yet"
+        return "no update logged yet"
     latest = max(newest.values(), key=lambda each: each.updates)
     updates = "update" if latest.updates == 1 else "updates"
     parts = [f"epoch {latest.epoch}, {latest.updates:,} {updates}"]

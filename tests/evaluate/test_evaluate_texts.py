@@ -119,6 +119,8 @@ def test_language_models_are_compared_by_documents(
     assert re.search(rf"other .* \{other - ours:+.4f} +0\.00\d+", compared)
     assert "10 documents, 730 bytes; windows of 32 tokens, a stride of 32" in compared
     assert "p cannot be below" not in compared
+    assert "trained with another --seed: ours 3, other 5" in compared
+    assert "trained with another --lr" not in compared
 
     for path in paths:  # two documents: with both signs equal, p is 2 of 4
         scores = json.loads(path.read_text())

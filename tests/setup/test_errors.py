@@ -26,6 +26,7 @@ ARCHITECTURES = [
         ("--depht", ["--depth", "--width"], "--depth"),
         ("--update", ["--max-update", "--updates-file"], "--max-update"),
         ("recursive", KINDS, ""),
+        ("--epochs", ["--depth", "--iterations"], ""),
     ],
 )
 def test_the_nearest_name_is_suggested(word, known, expected):

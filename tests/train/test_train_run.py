@@ -115,8 +115,15 @@ def test_a_signal_ends_every_process(tmp_path, number, status):
         error = process.stderr.read()
     assert process.returncode == status
     resume = f"the same command resumes from {tmp_path}/checkpoint_last.pt"
-    assert error == f"stopped: no update yet; {resume}\n"
+    assert error == f"stopped: no update logged yet; {resume}\n"
     assert not is_alive(child_of(tmp_path))
+
+
+def test_a_resumed_training_says_what_it_resumes_from_until_something_is_logged():
+    progress = Progress()
+    assert progress.summary == "no update logged yet"
+    progress.read(b"INFO | fairseq | Loaded checkpoint a/b.pt (epoch 1 @ 60 updates)\n")
+    assert progress.summary == "no update logged yet after the 60 of the checkpoint"
 
 
 def test_a_signal_while_the_command_starts_ends_it(tmp_path, monkeypatch):
@@ -164,7 +171,7 @@ def test_a_killed_parent_ends_the_training(tmp_path):
 
 def test_a_pipe_gets_a_line_regularly_from_a_silent_training(tmp_path):
     done = run_command(running(tmp_path, "sleep 2", lines_every=0.5))
-    assert len(re.findall(r"^0\.0 minutes: no update yet$", done.stdout, re.MULTILINE)) >= 2
+    assert len(re.findall(r"^0\.0 minutes: no update logged yet$", done.stdout, re.MULTILINE)) >= 2
 
 
 def child_of(folder):

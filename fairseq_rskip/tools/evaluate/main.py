@@ -210,6 +210,8 @@ def comet_row(
 
 def evaluate(options: Namespace) -> None:
     """Do what ``parse`` read. Raises ``UserError``."""
+    from fairseq_rskip.tools.evaluate import weights  # takes seconds
+
     corpus = Corpus.find_for_evaluation(options.data)
     if options.comet:
         if corpus.is_monolingual:
@@ -230,6 +232,7 @@ def evaluate(options: Namespace) -> None:
             "corpus": corpus.name,
             "subset": options.subset,
             "weights": which,
+            "trained_with": weights.training_options(taken[0]),
             "checkpoints": made_from["checkpoints"],
             "checksums": made_from["data"],
             "options": made_from["options"],

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,14 @@ from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.training_files import LAST, NUMBERED, numbered
 
 AVERAGED = 5  # checkpoints of a translation model, unless a command is given another number
+# whose differences a comparison names: a rule may have its own learning rate, but the same data
+TRAINING_OPTIONS = {
+    "optimization": ("max_update", "max_epoch", "update_freq", "lr"),
+    "dataset": ("max_tokens", "batch_size"),
+    "distributed_training": ("distributed_world_size",),
+    "lr_scheduler": ("warmup_updates",),
+    "common": ("seed",),
+}
 ACCEPTED = (
     "accepted are checkpoint<epoch>.pt, checkpoint_<epoch>_<update>.pt, "
     "checkpoint_best.pt or checkpoint_last.pt"
@@ -195,6 +204,17 @@ def task_of(path: Path, expected: str = "") -> dict:
         hint = "; rskip export gives it sample()" if name == "language_modeling" else ""
         raise UserError(f"{path} was trained for --task {name}: expected {expected}{hint}")
     return task
+
+
+def training_options(path: Path) -> dict[str, Any]:
+    """The options in ``TRAINING_OPTIONS`` with which a checkpoint was trained, by name."""
+    sections = load_state(path).get("cfg") or {}
+    values = {}
+    for section, names in TRAINING_OPTIONS.items():
+        for name in names:
+            if name in (sections.get(section) or {}):
+                values[name.replace("_", "-")] = sections[section][name]
+    return values
 
 
 def check_alike(first: dict, other: dict, first_path: Path, path: Path) -> None:

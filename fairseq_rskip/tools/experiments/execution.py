@@ -220,7 +220,7 @@ class Job:
         if done_here > 0:
             left = minutes * (1 - part) / done_here
             line += f", {left:.0f} min left"
-        return f"{line}; {losses}"
+        return f"{line}; {losses}" if losses else line
 
 
 def run_all(runs: list[Run], environments: list[dict[str, str]]) -> list[State]:

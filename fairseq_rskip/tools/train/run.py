@@ -40,6 +40,13 @@ class Progress:
         threading.Thread(target=self._print_regularly, daemon=True).start()
 
     @property
+    def summary(self) -> str:
+        """The newest figures of the log."""
+        if self.saved and not self.newest:
+            return f"no update logged yet after the {self.saved} of the checkpoint"
+        return summary(self.newest)
+
+    @property
     def minutes(self) -> str:
         """How long the training has run."""
         return f"{(time.time() - self.started) / 60:.1f} minutes"
@@ -70,7 +77,7 @@ class Progress:
     def _print_regularly(self) -> None:
         while True:
             time.sleep(LINES_EVERY)
-            print_line(f"{self.minutes}: {summary(self.newest)}")
+            print_line(f"{self.minutes}: {self.summary}")
 
 
 def start(save: Path, about: str, command: list[str]) -> None:
@@ -103,7 +110,7 @@ def run(save: Path, about: str, command: list[str]) -> int:
                 if (save / LAST).exists():
                     updates = f" at {progress.saved} updates" if progress.saved else ""
                     resume = f"the same command resumes from {save / LAST}{updates}"
-                print_line(f"stopped: {summary(progress.newest)}; {resume}", "stderr")
+                print_line(f"stopped: {progress.summary}; {resume}", "stderr")
                 return stopped.status
     if reason:
         advice = "; try a lower --lr" if _NOT_FINITE.search(reason) else ""
