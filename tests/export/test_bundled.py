@@ -75,7 +75,8 @@ def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
 def test_a_mistyped_name_is_refused_with_the_names_that_there_are(capsys):
     assert rskip(["translate", "multi30k-en-de-2rskp"]) == 1
     line = capsys.readouterr().err
-    assert line.startswith("error: multi30k-en-de-2rskp does not exist; expected a checkpoint, ")
+    assert line.startswith("error: multi30k-en-de-2rskp does not exist; did you mean ")
+    assert f"did you mean {NAMES[0]}? expected a checkpoint, a folder" in line
     assert ", ".join(NAMES) in line
 
 
