@@ -82,9 +82,7 @@ def gain(lines: Depths) -> str:
 
 def answer(difference: Difference, lower: str, higher: str) -> str:
     """``lower`` or ``higher`` where the interval is on that side of 0, otherwise "open"."""
-    if difference.high < 0:
-        return lower
-    return higher if difference.low > 0 else "open"
+    return {-1: lower, 0: "open", 1: higher}[difference.side]
 
 
 def beside(baseline: str, rules: dict[str, Depths]) -> pandas.DataFrame:

@@ -68,8 +68,7 @@ def _side(rung: str, row: str, model: SeedModel, deviation: float | None) -> Sid
     tested = model.difference(row, BASELINE)
     seeds = model.shared_seeds(row, BASELINE)
     if tested is not None:
-        side = -1 if tested.high < 0 else 1 if tested.low > 0 else 0
-        return Side(rung, row, tested.value, tested.low, tested.high, len(seeds), side)
+        return Side(rung, row, tested.value, tested.low, tested.high, len(seeds), tested.side)
     if not seeds:
         return None
     values, baseline = model.values[row], model.values[BASELINE]

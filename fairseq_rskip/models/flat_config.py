@@ -59,17 +59,6 @@ def _flat_fields() -> Iterator[tuple[str, Any, Any]]:
             yield name, annotation, field(default=default, metadata=metadata)
 
 
-SkipTransformerConfig = make_dataclass(
-    "SkipTransformerConfig",
-    list(_flat_fields()),
-    bases=(SkipConfig, FixNormConfig, TrainingConfig),
-    namespace={
-        "__doc__": "Every option of a skip Transformer, flat. "
-        "The defaults are Base with rSkip+LN, λ = 2."
-    },
-)
-
-
 def _lm_fields() -> Iterator[tuple[str, Any, Any]]:
     """The fields of fairseq's ``TransformerLanguageModelConfig``.
 
@@ -84,15 +73,15 @@ def _lm_fields() -> Iterator[tuple[str, Any, Any]]:
             yield item.name, annotation, field(default=default, metadata=metadata)
 
 
-SkipLanguageModelConfig = make_dataclass(
-    "SkipLanguageModelConfig",
-    list(_lm_fields()),
-    bases=(SkipConfig, FixNormConfig, TrainingConfig),
-    namespace={
-        "__doc__": "Every option of a skip language model, flat. "
-        "The defaults are Base with rSkip+LN, λ = 2."
-    },
-)
+def _config(name: str, model: str, own: Iterator[tuple[str, Any, Any]]) -> Any:
+    """The dataclass ``name``: its ``own`` fields, of fairseq, and those of this package."""
+    about = f"Every option of a {model}, flat. The defaults are Base with rSkip+LN, λ = 2."
+    bases = (SkipConfig, FixNormConfig, TrainingConfig)
+    return make_dataclass(name, list(own), bases=bases, namespace={"__doc__": about})
+
+
+SkipTransformerConfig = _config("SkipTransformerConfig", "skip Transformer", _flat_fields())
+SkipLanguageModelConfig = _config("SkipLanguageModelConfig", "skip language model", _lm_fields())
 
 
 def resolve(cfg, base: type[FairseqDataclass] = SkipTransformerConfig) -> TransformerConfig:

@@ -28,8 +28,8 @@ class ParameterGroups:
     These are the :func:`~fairseq_rskip.parameters.parameter_settings` of ``model``. They form
     groups of their own only while the optimizer steps, so its state, and with it a checkpoint,
     stays that of stock fairseq, and the rate is that of any schedule. --fp16 copies all parameters
-    into one flat fp32 tensor, which no group can divide: see :func:`apart`. Does nothing where all
-    parameters have the same settings.
+    into one flat fp32 tensor, which no group can divide: see :func:`step_flat_views`. Does nothing
+    where all parameters have the same settings.
 
     Where an optimizer does not hold the parameters themselves, ``lr_scale`` is refused with
     :class:`~fairseq_rskip.errors.UserError`; what the rules ask for is left out, with one warning.
@@ -43,11 +43,11 @@ class ParameterGroups:
     def __call__(self, optimizer: Any, *arguments: Any, **options: Any) -> Any:
         if self.by_parameter is None:
             self.by_parameter = parameter_settings(self.model, self.lr_scale)
-        with self.own_settings(optimizer):
+        with self.in_effect(optimizer):
             return self.optimizer_step(optimizer, *arguments, **options)
 
     @contextlib.contextmanager
-    def own_settings(self, optimizer: Any) -> Iterator[None]:
+    def in_effect(self, optimizer: Any) -> Iterator[None]:
         """Have ``optimizer``, one of fairseq's, step in the block with the parameters' settings."""
         parts = getattr(optimizer.optimizer, "optimizers", {})  # of --optimizer composite
         steps = [part.optimizer for part in parts.values()] or [optimizer.optimizer]
@@ -59,7 +59,7 @@ class ParameterGroups:
             return
         flat = flat_views(optimizer, set(by_parameter))
         if flat:
-            with apart(flat, by_parameter, decays):
+            with step_flat_views(flat, by_parameter, decays):
                 yield
             return
 
@@ -68,9 +68,9 @@ class ParameterGroups:
         if copies:
             by_tensor = {id(copy): by_parameter[parameter] for parameter, copy in copies.items()}
         with contextlib.ExitStack() as stack:
-            if self.holds(steps, groups, set(by_tensor)):
+            if self.are_optimised(set(by_tensor), steps, groups):
                 for step in steps:
-                    stack.enter_context(own_groups(step, by_tensor))
+                    stack.enter_context(split_groups(step, by_tensor))
             yield
 
     def applicable(
@@ -98,8 +98,8 @@ class ParameterGroups:
                 "which has no learning rate: expected another optimizer"
             )
 
-    def holds(self, steps: list[Any], groups: list[dict[str, Any]], kept: set[int]) -> bool:
-        """Whether ``groups`` hold the parameters whose id is in ``kept``.
+    def are_optimised(self, ids: set[int], steps: list[Any], groups: list[dict[str, Any]]) -> bool:
+        """Whether ``groups`` hold the parameters with these ``ids``.
 
         Raises ``UserError`` where they do not and a rate was asked for; otherwise one line, once,
         warns.
@@ -108,7 +108,7 @@ class ParameterGroups:
         sharded = is_fully_sharded(self.model) or any(
             hasattr(step, "broadcast_global_state_dict") for step in steps
         )
-        if kept <= optimised and not sharded:
+        if ids <= optimised and not sharded:
             return True
         if self.lr_scale != 1.0:
             raise UserError(
@@ -126,7 +126,7 @@ class ParameterGroups:
 
 
 @contextlib.contextmanager
-def own_groups(
+def split_groups(
     optimizer: torch.optim.Optimizer, by_parameter: dict[int, ParameterSettings]
 ) -> Iterator[None]:
     """Divide each group of ``optimizer`` by the settings of its parameters, by their id."""
@@ -187,8 +187,8 @@ class FlatView(NamedTuple):
     gradient: Tensor
 
 
-def flat_views(optimizer: Any, kept: set[int]) -> list[FlatView]:
-    """Where fairseq's fp16 optimizer has the parameters whose id is in ``kept``.
+def flat_views(optimizer: Any, ids: set[int]) -> list[FlatView]:
+    """Where fairseq's fp16 optimizer has the parameters with these ``ids``.
 
     Empty where it has no flat tensor. The order is fairseq's: that of the parameters on each
     device.
@@ -199,7 +199,7 @@ def flat_views(optimizer: Any, kept: set[int]) -> list[FlatView]:
     views = []
     for parameter in optimizer.fp16_params:
         device, size = parameter.device.index, parameter.numel()
-        if id(parameter) in kept:
+        if id(parameter) in ids:
             whole = optimizer.fp32_params[device]
             value = whole.data.narrow(0, offsets[device], size)
             gradient = whole.grad.narrow(0, offsets[device], size)
@@ -208,8 +208,8 @@ def flat_views(optimizer: Any, kept: set[int]) -> list[FlatView]:
     return views
 
 
-def fp32_copies(optimizer: Any, kept: set[int]) -> dict[int, Tensor]:
-    """Id of a parameter in ``kept`` -> the tensor that the optimizer updates in its place.
+def fp32_copies(optimizer: Any, ids: set[int]) -> dict[int, Tensor]:
+    """Id of a parameter in ``ids`` -> the tensor that the optimizer updates in its place.
 
     {} where it updates the parameters themselves.
     """
@@ -217,17 +217,17 @@ def fp32_copies(optimizer: Any, kept: set[int]) -> dict[int, Tensor]:
         return {}
     copies = {}
     if getattr(optimizer, "has_flat_params", False):
-        for view in flat_views(optimizer, kept):
+        for view in flat_views(optimizer, ids):
             copies[id(view.parameter)] = view.value.view_as(view.parameter)
         return copies
     for parameter, copy in zip(optimizer.fp16_params, optimizer.fp32_params):
-        if id(parameter) in kept:
+        if id(parameter) in ids:
             copies[id(parameter)] = copy
     return copies
 
 
 @contextlib.contextmanager
-def apart(
+def step_flat_views(
     views: list[FlatView], by_parameter: dict[int, ParameterSettings], decays: bool
 ) -> Iterator[None]:
     """Give ``views`` their settings in the step inside the block.
@@ -245,15 +245,16 @@ def apart(
         settings = by_parameter[id(view.parameter)]
         if settings.eps != 1.0:
             view.gradient.div_(settings.eps)
-        from_zero = not (decays and settings.decays)
-        if settings.lr != 1.0 or (decays and not settings.decays):
-            moved.append((view, settings.lr, view.value.clone(), from_zero))
-            if from_zero:
-                view.value.zero_()
+        is_decayed = decays and settings.decays
+        if settings.lr == 1.0 and is_decayed == decays:
+            continue  # the plain step is right
+        moved.append((view, settings.lr, view.value.clone(), is_decayed))
+        if not is_decayed:
+            view.value.zero_()  # so that the step's weight decay is 0
     try:
         yield
     finally:
-        for view, factor, value, from_zero in moved:
-            step = view.value if from_zero else view.value - value
+        for view, factor, value, is_decayed in moved:
+            step = view.value - value if is_decayed else view.value
             view.value.copy_(value + factor * step)
             view.parameter.data.copy_(view.value.view_as(view.parameter))

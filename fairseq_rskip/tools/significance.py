@@ -33,6 +33,13 @@ class Difference:
     high: float
     p: float
 
+    @property
+    def side(self) -> int:
+        """-1 where the whole interval is below 0, 1 where it is above, 0 where it holds 0."""
+        if self.high < 0:
+            return -1
+        return 1 if self.low > 0 else 0
+
 
 class SeedModel:
     """Least squares of value = rule + seed + residual, for rules trained with the same seeds.
