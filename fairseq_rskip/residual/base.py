@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -150,41 +150,42 @@ class SkipConnection(Layout, WithRule):
         self.drop_rate = float(drop_path) * self.place.block_number / self.place.num_blocks
         self.is_initialised = not self.starts_branch  # by initialise, or by a state that was loaded
         self.setup_checked = False  # whether missing_setup was asked
-        self._add_norms(norm, pre_norm)
+        if channel_dim == 1 and "pre" in self.slots:
+            self._leave_norm_to_branch(norm)
+        filled = () if self.options.norm == "none" else self.slots
+        if pre_norm:
+            self._check_pre_norm(filled)
+        self._add_norms(filled, pre_norm)
 
-    def _add_norms(self, norm: str | None, pre_norm: bool) -> None:
-        """Make ``pre``, ``branch`` and ``post``.
+    def _leave_norm_to_branch(self, norm: str | None) -> None:
+        """Have no norm: the branches of a ResNet begin with one. Raises :class:`.OptionError`."""
+        if norm not in (None, "none"):
+            raise OptionError(
+                "norm",
+                norm,
+                f"'none' for kind {self.kind} in a ResNet",
+                reason="its branches begin with a norm of their own",
+            )
+        self.options.norm = "none"
 
-        Raises :class:`.OptionError` for a norm where the rule or the layout has none.
-        """
-        if self.channel_dim == 1 and "pre" in self.slots:
-            if norm not in (None, "none"):
-                raise OptionError(
-                    "norm",
-                    norm,
-                    f"'none' for kind {self.kind} in a ResNet",
-                    reason="its branches begin with a norm of their own",
-                )
-            self.options.norm = "none"
-        if pre_norm and self.normalises_x:
-            reason = f"kind {self.kind} normalises x itself"
-            raise OptionError("pre_norm", True, "no pre-norm", reason=reason)
+    def _add_norms(self, filled: tuple[str, ...], pre_norm: bool) -> None:
+        """Make ``pre``, ``branch`` and ``post``, those of them that are ``filled``."""
         self.new_norm()  # raises for a layout or eps that the norm does not take
-
-        slots = () if self.options.norm == "none" else self.slots
-        if pre_norm and set(slots) - {"pre"}:
-            self._refuse_pre_norm()
-
         self.pre: Norm | None = None
-        if "pre" in slots:
+        if "pre" in filled:
             self.pre = self.new_norm()
         elif pre_norm:
             self.pre = self.new_norm("layer")
-        self.branch = self.new_norm() if "branch" in slots else None
-        self.post = self.new_post(self.steps if "post" in slots else 0)
+        self.branch = self.new_norm() if "branch" in filled else None
+        self.post = self.new_post(self.steps if "post" in filled else 0)
 
-    def _refuse_pre_norm(self) -> NoReturn:
+    def _check_pre_norm(self, filled: tuple[str, ...]) -> None:
         """Raise :class:`.OptionError` for a pre-norm beside another norm of the rule."""
+        if self.normalises_x:
+            reason = f"kind {self.kind} normalises x itself"
+            raise OptionError("pre_norm", True, "no pre-norm", reason=reason)
+        if not set(filled) - {"pre"}:
+            return
         if "none" not in self.norms:
             where = "after the sum" if "post" in self.slots else "behind the branch"
             reason = f"kind {self.kind} needs its norm {where}"
