@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -57,6 +58,7 @@ def exit_status(main: Callable[[], Any], interrupted: str = "interrupted") -> in
     and status 1, a mistake in the command line 2, Ctrl-C the line ``interrupted``, if it is not "",
     and 130; a reader that went away (``... | head``) ends the program quietly with 141.
     """
+    _print_in_any_locale()
     try:
         status = main() or 0
         sys.stdout.flush()
@@ -83,6 +85,13 @@ def exit_status(main: Callable[[], Any], interrupted: str = "interrupted") -> in
         return getattr(stopped, "status", 130)
     print(f"error: {message}", file=sys.stderr)
     return 1
+
+
+def _print_in_any_locale() -> None:
+    """Have λ and ± printed as escapes where the locale has no such letters."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def missing_package(name: str) -> str:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Averages checkpoints, translates a subset, scores it; `-h` lists the options. The work is in fairseq_rskip/tools/evaluate.
 set -euo pipefail
-scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+scripts=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/shell.sh
 source "$scripts/shell.sh"
 

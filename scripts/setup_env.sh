@@ -12,7 +12,7 @@ Brings the project's Python environment up to date (at once when nothing changed
 uv installs the packages. Its variables hold and, where they are not set, pip's:
   UV_TORCH_BACKEND=cpu                  take the small build of torch for machines without a GPU
   UV_NO_INDEX=1 UV_FIND_LINKS=FOLDER    install from a folder of packages, without network"
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 extras=demo,docs,fairseq,notebook,test,vision
 say() { printf 'set-up: %s\n' "$*" >&2; }
 die() { say "error: $*" && exit 1; }

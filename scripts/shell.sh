@@ -9,7 +9,7 @@ die() {
 # Uses the project's environment unless another one is active; fails if a tool that the caller names is missing.
 use_environment() {
   local tool root
-  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+  root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   if [[ -z ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} && -d $root/.venv/bin ]]; then
     export PATH="$root/.venv/bin:$PATH"
   fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains an architecture on a corpus with that corpus's settings; `-h` says how, docs/training.md says why.
 set -euo pipefail
-scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+scripts=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/shell.sh
 source "$scripts/shell.sh"
 

@@ -58,7 +58,7 @@ def profile(task: Any, model: nn.Module) -> None:
             f"--skip-kind {wanting[0].kind} cannot be profiled under --ddp-backend fully_sharded: "
             f"expected another backend, or {WITHOUT_PROFILE}"
         )
-    sample = first_batch(task)
+    sample = first_batch(task, model)
     with _every_layer(model):
         values = initialise_from_batch(model, lambda: token_loss(model, sample))
     logger.info(f"profiled {len(values)} skip connections on {sample['ntokens']} target tokens")
@@ -81,18 +81,31 @@ def _every_layer(model: nn.Module) -> Iterator[None]:
             stack.p = p
 
 
-def first_batch(task: Any) -> Any:
-    """The first sentences of the training set, up to :data:`TOKENS`, as the task batches them."""
+def first_batch(task: Any, model: Any) -> Any:
+    """The first sentences of the training set, up to :data:`TOKENS`, as the task batches them.
+
+    Those that are longer than the model's positions are left out, as in training. Raises
+    ``UserError`` where none is left, or none can be read.
+    """
+    limits = model.max_positions()
+    if not isinstance(limits, tuple):
+        limits = (limits,)
     loaded = dict(task.datasets)
     try:
         task.load_dataset("train", epoch=1, combine=False)
         data = task.dataset("train")
         sentences: list[Any] = []
         tokens = 0
-        while len(sentences) < len(data) and tokens < TOKENS:
-            pair = data[len(sentences)]
-            sentences.append(pair)
-            tokens += len(pair["source"]) + len(pair["target"])
+        for number in range(len(data)):
+            if tokens >= TOKENS:
+                break
+            pair = data[number]
+            sides = (pair["source"], pair["target"])
+            if all(len(side) <= limit for side, limit in zip(sides, limits)):
+                sentences.append(pair)
+                tokens += sum(map(len, sides))
+        if not sentences:
+            raise UserError(f"no training example is within the model's {limits} positions")
         return data.collater(sentences)
     except (FileNotFoundError, KeyError, AttributeError) as error:
         raise UserError(

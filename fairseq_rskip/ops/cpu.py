@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -79,7 +80,8 @@ def _compiled(compile: list[str], path: Path) -> bytes:
 
 def command() -> list[str]:
     """The compiler's command line, without its output. Raises ``UserError`` without a compiler."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
+    chosen = shlex.split(os.environ.get("CXX", ""))  # such as "ccache g++"
+    names = chosen[:1] or COMPILERS
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
         raise UserError(f"no C++ compiler, none of {', '.join(names)}, is installed")
@@ -96,7 +98,7 @@ def command() -> list[str]:
     libraries = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
     # the OpenMP that torch's wheel brings: a second would start threads of its own
     libraries += sorted(map(str, (root / "lib").glob("libgomp*.so*")))[:1]
-    return [compiler, *flags, str(SOURCES[0]), *libraries]
+    return [compiler, *chosen[1:], *flags, str(SOURCES[0]), *libraries]
 
 
 def library(command: list[str]) -> Path:
@@ -104,7 +106,8 @@ def library(command: list[str]) -> Path:
 
     The key has the processor's features: the code depends on them.
     """
-    version = subprocess.run([command[0], "--version"], capture_output=True, text=True).stdout
+    compiler = command[: command.index(next(part for part in command if part.startswith("-march")))]
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
     # not the paths of torch, the compiler and the source
     flags = [part for part in command if os.sep not in part]
     parts = [*flags, version, torch.__version__, sysconfig.get_config_var("SOABI") or ""]

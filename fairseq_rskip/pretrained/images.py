@@ -49,7 +49,7 @@ class Classifier(PreActResNet):
         scale = 1 / (255 * self.std.double())
         shift = -self.mean.double() / self.std.double()
         x = torch.addcmul(shift.float(), images.to(self.mean.device).float(), scale.float())
-        return x.permute(0, 3, 1, 2)
+        return x.permute(0, 3, 1, 2).to(next(self.parameters()).dtype)
 
     @torch.no_grad()
     def classify(self, images: Tensor) -> list[str]:

@@ -12,6 +12,7 @@ from fairseq_rskip.errors import UserError
 
 from . import check_positions, required
 from .hub import TextModel, build, check_search, read_dictionary
+from .text import clean
 
 MAX_TOKENS = 8000  # of a batch
 POSITIONS = ("max_source_positions", "max_target_positions")
@@ -49,9 +50,9 @@ class Translator(TextModel):
             texts = list(sentences) if isinstance(sentences, Iterable) else [sentences]
         if not all(isinstance(text, str) for text in texts):
             raise UserError(f"sentences={str(sentences)[:40]}: expected a text or a list of texts")
-        filled = [text for text in texts if text.strip()]
+        filled = [text for text in texts if clean(text)]
         in_order = iter(super().translate(filled, int(beam), verbose, **search) if filled else [])
-        translations = [next(in_order) if text.strip() else "" for text in texts]
+        translations = [next(in_order) if clean(text) else "" for text in texts]
         return translations[0] if one else translations
 
     def encode(self, sentence: str) -> Tensor:

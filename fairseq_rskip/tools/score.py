@@ -95,7 +95,8 @@ class Texts(NamedTuple):
         result = metric.corpus_score(self.hypotheses, self.references)
         row = Score(name, result.score, str(metric.get_signature()), note)
         if name in BLEUS:
-            row.length_ratio = result.sys_len / result.ref_len
+            if result.ref_len:
+                row.length_ratio = result.sys_len / result.ref_len
             row.brevity_penalty = result.bp
         return row
 

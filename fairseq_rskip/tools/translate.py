@@ -10,6 +10,7 @@ averaged as by rskip evaluate. Lines keep their order; an empty line stays empty
 """
 
 import contextlib
+import io
 import itertools
 import sys
 import tempfile
@@ -82,6 +83,9 @@ def main(argv: list[str] | None = None) -> None:
     add_search(parser)
     options = parser.parse_args(argv)
     import torch  # takes seconds: after the options
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # as the input, whatever the locale
 
     with contextlib.redirect_stdout(sys.stderr):
         model = load(options.model, options.data)

@@ -24,7 +24,7 @@ from .image_files import SIZE, Split, decode_all, find_images, unpack
 
 TEST_EVERY = 5  # every fifth digit is for testing
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
-CACHE_VERSION = "4"  # 4: links to folders are not followed
+CACHE_VERSION = "5"  # 5: images of more than 8 bits a channel are refused
 
 
 @dataclasses.dataclass(frozen=True)

@@ -154,6 +154,10 @@ def _decode_bytes(data: bytes, file: Path) -> numpy.ndarray:
         _check_size(*image.size, file)
         if image.format == "TIFF":
             _check_tiles(image)
+        if image.mode.startswith(("I", "F")):  # convert would clip
+            raise UserError(
+                f"the image {file} has more than 8 bits a channel (mode {image.mode}): expected 8"
+            )
         return numpy.array(image.convert("RGB"))
 
 

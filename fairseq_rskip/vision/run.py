@@ -255,6 +255,7 @@ class Run:
             "seed": self.seed,
             "iterations": trainer.iteration,
             "epochs": last["epoch"],
+            "class_names": list(images.classes),
             "parameters": sum(parameter.numel() for parameter in trainer.module.parameters()),
             "classes": len(images.classes),
             "train_images": len(images.train_labels),

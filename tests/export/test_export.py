@@ -23,7 +23,7 @@ from fairseq_rskip.tools import translate
 from fairseq_rskip.tools.__main__ import main as rskip
 from fairseq_rskip.tools.export.card import Card, rule_line
 from fairseq_rskip.tools.export.card import write as write_card
-from fairseq_rskip.tools.export.main import copy_own_rules
+from fairseq_rskip.tools.export.main import copy_own_rules, to_half
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 
@@ -118,7 +118,7 @@ def test_translate_reads_and_writes_lines(translator, texts, exported, monkeypat
     (one, two, three, four, *_), expected = texts
     monkeypatch.setattr(translate, "BATCH", 3)
     for model in (exported, translator[1]):
-        text = "\n".join(["", one, two, three, " ", four])
+        text = "\n".join(["", one, two, three, " \u200b", four])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         assert rskip(["translate", str(model), "--cpu"]) == 0
         assert capsys.readouterr().out.splitlines() == ["", *expected[:3], "", expected[3]]
@@ -132,9 +132,37 @@ def test_half_stores_the_weights_rounded_to_fp16(classifier, tmp_path):
     assert export(seed, tmp_path / "half", "--half") == 0
     stored = load_file(tmp_path / "half" / "model.safetensors")
     for name, tensor in load_file(full / "model.safetensors").items():
-        assert torch.equal(stored[name], tensor.half() if tensor.is_floating_point() else tensor)
+        is_weight = tensor.is_floating_point() and "running_" not in name
+        assert torch.equal(stored[name], tensor.half() if is_weight else tensor)
     weight = fairseq_rskip.from_pretrained(tmp_path / "half").state_dict()["fc.weight"]
     assert weight.dtype == torch.float32 and torch.equal(weight, stored["fc.weight"].float())
+
+
+def test_half_keeps_large_statistics_and_refuses_large_weights():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model[1].running_var.fill_(1e6)
+    to_half(model)
+    assert model[1].running_var.eq(1e6).all() and model[0].weight.dtype == torch.float16
+    with torch.no_grad():
+        model.float()[0].weight.fill_(1e6)
+    with pytest.raises(UserError, match=r"^--half: fp16 cannot hold 0\.weight; export without it$"):
+        to_half(model)
+
+
+def test_class_names_may_have_commas_and_older_runs_have_none(classifier, tmp_path):
+    result = json.loads((classifier[0] / "result.json").read_text("utf-8"))
+    shutil.copy(classifier[0] / "checkpoint.pt", tmp_path)
+    names = [f"tench, number {number}" for number in range(10)]
+    for written, read in ((names, names), (None, [*map(str, range(10))])):
+        if written is None:
+            del result["class_names"]
+        else:
+            result["class_names"] = written
+        (tmp_path / "result.json").write_text(json.dumps(result))
+        assert export(tmp_path, tmp_path / f"out {len(read[0])}") == 0
+        model = fairseq_rskip.from_pretrained(tmp_path / f"out {len(read[0])}")
+        assert list(model.classes) == read
+    model.bfloat16().classify(torch.zeros(1, 32, 32, 3, dtype=torch.uint8))
 
 
 def test_a_model_that_is_nowhere_is_one_line():

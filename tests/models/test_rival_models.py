@@ -172,6 +172,15 @@ def test_admin_profiles_if_training_can_follow_and_leaves_draws_alone(monkeypatc
     ] == pytest.approx(found)
     assert thinned.decoder.layers.p == 0.5
 
+    too_long = {"source": torch.full((2000,), 5), "target": torch.tensor([5, 2])}
+    made.load_dataset = lambda split, **_: made.datasets.update({split: Pairs([too_long, *pairs])})
+    again = build("transformer_admin_tiny", **TINY)
+    profiling.profile(made, again)  # training leaves that pair out, and so does the profile
+    assert [float(skip.weight[0].detach()) for skip in skips(again.decoder).values()] == found
+    made.load_dataset = lambda split, **_: made.datasets.update({split: Pairs([too_long])})
+    with pytest.raises(UserError, match="no training example is within the model's"):
+        profiling.profile(made, again)
+
     made.load_dataset = lambda split, **_: (_ for _ in ()).throw(FileNotFoundError("no train.src"))
     with pytest.raises(
         UserError, match="--skip-omega profile and .* need the training data.*--skip-omega formula"

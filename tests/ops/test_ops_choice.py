@@ -174,6 +174,15 @@ def test_two_processes_build_once(tmp_path):
     ]
 
 
+def test_the_compiler_may_have_words_of_its_own(monkeypatch):
+    plain = cpu.command()
+    monkeypatch.setenv("CXX", "env g++ -m64")
+    command = cpu.command()
+    assert command[0].endswith("/env") and command[1:3] == ["g++", "-m64"]
+    assert command[3:] == plain[1:]
+    assert cpu.library(command) != cpu.library(plain)
+
+
 def test_without_a_kernel_the_operator_is_refused():
     code = (
         "import torch; from fairseq_rskip.ops import skip_norm; one = torch.ones(16)\n"

@@ -141,6 +141,18 @@ def test_sentencepiece_is_undone_without_loss(tmp_path, capsys):
         subwords.learn_sentencepiece([text], tmp_path / "n", 5)
 
 
+def test_long_lines_count_for_sentencepiece_as_well(tmp_path):
+    from sentencepiece import SentencePieceProcessor
+
+    text = write(tmp_path / "text", [" ".join(sentences(400))] * 2)
+    assert len(text.read_text("utf-8")) > 2 * subwords.LONGEST_PUBLISHED_LINE
+    subwords.learn_sentencepiece([text], tmp_path / "model", 120)
+    learned = SentencePieceProcessor(model_file=str(tmp_path / "model"))
+    assert learned.get_piece_size() == 120
+    for line in lines.read(text):
+        assert learned.unk_id() not in learned.encode(line)
+
+
 @pytest.mark.parametrize(
     ("pairs", "merges", "pieces"),
     [

@@ -100,6 +100,8 @@ def test_documents_of_a_file_and_of_a_folder_and_too_few(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.txt").write_text("four")
     (tmp_path / "notes.md").write_text("not a text file")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "a folder.txt").mkdir()
     assert list(documents(tmp_path)) == [["four"], ["one", "two", "three"]]
 
 
@@ -131,12 +133,16 @@ def test_a_text_without_lang_has_an_undetermined_language(tmp_path, monkeypatch)
         ("--text nowhere out", "nowhere does not exist"),
         ("--text . out", "expected a text file, or a folder that holds *.txt files"),
         ("--text . --held-out 0.7 out", "--held-out"),
+        ("--text a.txt a,b", "fairseq splits paths at commas and colons"),
+        ("--text a.txt --normalise-punctuation out", "--normalise-punctuation is done by Moses"),
         ("--text . --lang xx out", "'xx' is no language of ISO 639"),
         ("--text . --lang czech out", "'czech' is not a language code"),
     ],
 )
 def test_a_bad_text_is_one_clear_line(options, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    if "a.txt" in options:
+        (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree\n")
     with pytest.raises(SystemExit):
         raise SystemExit(main.main(options.split()))
     error = capsys.readouterr().err

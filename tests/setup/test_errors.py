@@ -1,5 +1,9 @@
 """Errors in one line: the nearest name, and files that are missing."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from fairseq_rskip.errors import did_you_mean, exit_status
@@ -36,3 +40,10 @@ def test_the_nearest_name_is_suggested(word, known, expected):
 def test_a_missing_file_does_not_exist(capsys, tmp_path):
     assert exit_status((tmp_path / "nothing").read_text) == 1
     assert capsys.readouterr().err == f"error: {tmp_path / 'nothing'} does not exist\n"
+
+
+def test_letters_that_the_locale_lacks_are_printed_as_escapes():
+    code = "from fairseq_rskip.errors import exit_status; exit_status(lambda: print('λ = 2 ± 1'))"
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
+    assert run.stdout == b"\\u03bb = 2 \\xb1 1\n"

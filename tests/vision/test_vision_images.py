@@ -8,6 +8,7 @@ import sys
 import tarfile
 import zlib
 
+import numpy
 import pytest
 import torch
 from conftest import ROOT, run_command
@@ -67,6 +68,13 @@ def test_grey_images_become_rgb_and_other_files_are_ignored(folder):
     assert len(got["train_images"]) == 13
     grey = got["train_images"][got["train_labels"] == 1][-1]
     assert torch.equal(grey[..., 0], grey[..., 2])
+
+
+def test_an_image_of_sixteen_bits_is_refused(folder):
+    path = folder / "train" / "cat" / "deep.png"
+    Image.fromarray(numpy.full((32, 32), 30_000, numpy.uint16)).save(path)
+    with pytest.raises(UserError, match=r"deep\.png has more than 8 bits a channel"):
+        read(folder)
 
 
 def test_the_second_read_comes_from_the_cache_until_something_changes(folder, monkeypatch):

@@ -33,7 +33,7 @@ def convert(
             raise UserError(f"{path} is the result of another run or iteration than {checkpoint}")
         network = settings(source).network()
         model = PreActResNet(num_classes=result["classes"], **network)
-        classes = state["identity"]["classes"].split(", ")
+        classes = result.get("class_names") or []  # a run of an earlier commit has none
     except UserError:
         raise
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -42,7 +42,6 @@ def convert(
             f"a training that has not finished has no {RESULT} (--resume)"
         ) from None
     fit(model, state["model"], source)
-    # a name with a comma in it, or more names than the checkpoint lists
     if len(classes) != result["classes"]:
         classes = [str(number) for number in range(result["classes"])]
     config = {"kind": "images", "classes": classes, **network}

@@ -54,7 +54,7 @@ def export(options: argparse.Namespace) -> None:
     from fairseq_rskip.tools.export import hugging_face
     from fairseq_rskip.tools.saved_model import EXPORT, IMAGES, find_saved
 
-    folder = Path(os.path.abspath(options.folder.expanduser()))
+    folder = Path(os.path.realpath(options.folder.expanduser()))
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"DIR {options.folder} exists and is not an empty folder; give a new one")
     saved = find_saved(options.checkpoint)
@@ -69,7 +69,7 @@ def export(options: argparse.Namespace) -> None:
         config, model, facts = kind.convert(stage, checkpoint, options.data)
         card, settings = kind.describe(checkpoint, config, facts)
         if options.half:
-            model.half()
+            to_half(model)
         if options.transformers:
             card = hugging_face.write_export(stage, config, model, card)
         else:
@@ -83,6 +83,24 @@ def export(options: argparse.Namespace) -> None:
         os.replace(stage, folder)
     names = sorted(path.name for path in folder.iterdir())
     print_line(f"written to {options.folder}: {', '.join(names)}")
+
+
+def to_half(model: Any) -> None:
+    """Convert the weights to fp16; the statistics of batch norms stay fp32, their range is larger.
+
+    Raises ``UserError`` for a weight that fp16 cannot hold.
+    """
+    statistics = {}
+    for name, buffer in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            statistics[name] = buffer.clone()
+    model.half()
+    for name, buffer in statistics.items():
+        module, _, own_name = name.rpartition(".")
+        setattr(model.get_submodule(module), own_name, buffer)
+    for name, value in model.state_dict().items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UserError(f"--half: fp16 cannot hold {name}; export without it")
 
 
 @contextlib.contextmanager

@@ -259,6 +259,15 @@ def plan(kind: Kind, options: argparse.Namespace) -> stages.Preparation:
         raise UserError(f"--src and --tgt are both {settings['src']}")
     if options.bpe == "sentencepiece":
         settings["tokenizer"] = "none"
+    if options.normalise_punctuation and settings["tokenizer"] == "none":
+        raise UserError(
+            "--normalise-punctuation is done by Moses, and this text is not tokenised: "
+            "expected --tokenizer moses, and --bpe subword-nmt or none"
+        )
+    if set(str(settings["out"])) & {",", ":"}:
+        raise UserError(
+            f"FOLDER {settings['out']}: fairseq splits paths at commas and colons; expected neither"
+        )
     if settings["src"] == UNDETERMINED and settings["tokenizer"] == "moses":
         print_line("note: words are split by the rules for English; --lang changes it", "stderr")
     return stages.Preparation(

@@ -299,7 +299,10 @@ def split_words(plan: Preparation, part: Path) -> None:
             learn_from = plan.languages if plan.joined else [language]
             if not model.exists():
                 texts = [words / f"train.{each}" for each in learn_from]
-                subwords.LEARNERS[plan.bpe](texts, model, plan.bpe_size)
+                options = {}
+                if plan.bpe == "sentencepiece" and isinstance(plan.source, Published):
+                    options["longest_line"] = subwords.LONGEST_PUBLISHED_LINE
+                subwords.LEARNERS[plan.bpe](texts, model, plan.bpe_size, **options)
             encode(plan, plan.bpe, words, everything, model=model, lang=language)
     for language in plan.languages:
         for split in SPLITS:

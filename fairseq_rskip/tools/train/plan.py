@@ -14,7 +14,7 @@ from fairseq_rskip.console import to_argv
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual.schedule import last_ramp
 from fairseq_rskip.tools.corpus import CHECKPOINTS, PREPARATION, Corpus
-from fairseq_rskip.tools.process import PLUGIN
+from fairseq_rskip.tools.process import PLUGIN, environment
 from fairseq_rskip.tools.recipes import CPU, RECIPES, peak_lr, recipe_for
 from fairseq_rskip.tools.train.fairseq_options import (
     Parsed,
@@ -190,7 +190,7 @@ def _command(corpus: Corpus, chosen: dict[str, Any], parsed: Parsed, words: list
         left_out |= LENGTHS
     options_left = {name: value for name, value in chosen.items() if name not in left_out}
 
-    program = shutil.which("fairseq-train") or "fairseq-train"
+    program = shutil.which("fairseq-train", path=environment()["PATH"]) or "fairseq-train"
     return [program, str(corpus.folder.absolute()), *to_argv(options_left), *words]
 
 
