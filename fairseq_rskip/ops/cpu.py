@@ -106,7 +106,8 @@ def library(command: list[str]) -> Path:
 
     The key has the processor's features: the code depends on them.
     """
-    compiler = command[: command.index(next(part for part in command if part.startswith("-march")))]
+    is_flag = [part.startswith("-march") for part in command]
+    compiler = command[: is_flag.index(True)]  # with the words of its own, such as "ccache g++"
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
     # not the paths of torch, the compiler and the source
     flags = [part for part in command if os.sep not in part]

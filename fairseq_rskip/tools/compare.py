@@ -274,7 +274,8 @@ def about_trainings(evaluations: dict[str, dict[str, Any]]) -> list[str]:
     options = dict.fromkeys(option for each in trained_with.values() for option in each)
     for option in options:
         values = {name: each.get(option) for name, each in trained_with.items()}
-        if any(value != next(iter(values.values())) for value in values.values()):
+        first, *others = values.values()
+        if any(value != first for value in others):
             listed = ", ".join(f"{name} {short(value)}" for name, value in values.items())
             lines.append(f"trained with another --{option}: {listed}")
     return lines
