@@ -35,6 +35,7 @@ SPEEDS = {  # benchmark -> the dtypes it measures
     "transformer": ["fp16", "bf16"],
     "resnet": ["fp16", "bf16"],
 }
+TRANSFORMERS = ["stock", "rskip_ln:1", "rskip_ln:2", "RSKIP_OPS=cuda rskip_ln:2", "rskip_ln:3"]
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ def tests_command(options: argparse.Namespace) -> list[str]:
 def speed_command(benchmark: str, dtype: str, options: argparse.Namespace) -> list[str]:
     table = options.output / f"{benchmark}_{dtype}.csv"
     words = [f"benchmarks.{benchmark}", "--csv", str(table)]
+    if benchmark == "transformer":
+        words += ["--contenders", *TRANSFORMERS]
     if options.dry_run:
         dtype = "fp32" if dtype == "fp16" else dtype  # fp16 is not for CPUs
         return [*words, "--device", "cpu", "--dtype", dtype, "--quick", "--rounds", "1"]

@@ -183,6 +183,8 @@ def table(args: Any) -> list[harness.Row]:
     ):
         return every_build(args)
     keep_freed_memory()
+    if args.device == "cuda":  # which auto leaves to torch
+        os.environ.setdefault("RSKIP_OPS", "cuda")
     backend = in_use(args.device, build=True)
     if backend.name != args.device:
         raise UserError(f"the {args.device} operator is not in use: {backend.reason}")

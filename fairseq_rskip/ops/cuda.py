@@ -170,8 +170,9 @@ def _four(parameters):
     return [*(parameter.contiguous() for parameter in parameters), None, None, None, None][:4]
 
 
+@functools.cache  # torch refuses a second registration
 def register(device: str = "CUDA") -> None:
-    """Register the kernels as the operator's for ``device``.
+    """Register the kernels as the operator's for ``device``, once in a process.
 
     On a CPU Triton's interpreter runs them.
     """

@@ -2,7 +2,8 @@
 
 Two kernels implement :mod:`.operator`: ``cpu`` is C++ built on this machine, ``cuda`` is Triton,
 which torch brings, for up to four steps and no mixtures. The environment variable ``RSKIP_OPS``
-chooses among ``CHOICES``.
+chooses among ``CHOICES``. ``auto`` is the C++ on a CPU and torch's operators on CUDA, where a
+training waits for the host and a launch from Python costs more than it saves (docs/ops.md).
 """
 
 import importlib
@@ -164,6 +165,8 @@ def _choose(device: str, build: bool) -> Backend:
     choice = _choice()
     if choice not in CHOICES:
         raise UserError(f"RSKIP_OPS={choice!r}: expected one of {', '.join(CHOICES)}")
+    if choice == "auto" and device == "cuda":
+        return Backend("torch", "RSKIP_OPS=auto; RSKIP_OPS=cuda chooses Triton's kernels")
     if choice not in ("auto", device):
         return Backend("torch", f"RSKIP_OPS={choice}")
     try:

@@ -35,7 +35,7 @@ def run(monkeypatch, *words, script="ends_first"):
 def test_the_archived_runs_give_the_published_table(runs, tmp_path, monkeypatch, capsys):
     file = tmp_path / "rows.csv"
     figure = ["--figure", tmp_path / "rows"]
-    assert not run(monkeypatch, runs, *ROWS, "--seeds", 1, "--csv", file, *figure)
+    assert not run(monkeypatch, runs, *ROWS, "--seeds", 1, 2, 3, "--csv", file, *figure)
     assert file.read_text() == (ROOT / "results/gpu/multi30k_rows.csv").read_text()
     assert (tmp_path / "rows.png").stat().st_size > 10_000
 
@@ -78,7 +78,7 @@ def test_the_rates_of_the_page_are_those_of_the_records(runs):
     for path in runs.rglob("run.json"):
         record = json.loads(path.read_text("utf-8"))
         settings = record["settings"]
-        if settings["label"] not in ("post-norm", "2rSkip+LN"):
+        if record["seed"] == 1 and settings["label"] not in ("post-norm", "2rSkip+LN", "1.2/N"):
             key = settings["label"], settings["options"]["lr"]
             recorded[key] = record["metrics"]["values"]["valid_loss"]
     assert shown == recorded

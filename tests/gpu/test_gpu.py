@@ -89,18 +89,20 @@ def losses(data, arch, precision):
 
 
 @pytest.mark.parametrize(
-    ("arch", "precision"),
+    ("arch", "precision", "ops"),
     [
-        *(gpu_only(arch, "--fp16") for arch in ALL_TINY),
-        *((arch, "--bf16") for arch in ALL_TINY),
+        *(gpu_only(arch, "--fp16", "auto") for arch in ALL_TINY),
+        *((arch, "--bf16", "auto") for arch in ALL_TINY),
         *(
-            gpu_only(arch, precision)
+            gpu_only(arch, precision, "auto")
             for arch in SOME
             for precision in ("--memory-efficient-fp16", "--amp")
         ),
+        *(gpu_only(arch, "--fp16", DEVICE) for arch in SOME),
     ],
 )
-def test_half_precision_training_lowers_the_loss(tiny_corpus, arch, precision):
+def test_half_precision_training_lowers_the_loss(tiny_corpus, operators, arch, precision, ops):
+    operators(ops)
     seen, weights = losses(tiny_corpus, arch, precision)
     assert len(seen) > 20 and seen[-1] < seen[0] - 0.2
     expected = {"--amp": torch.float32, "--bf16": torch.bfloat16}.get(precision, torch.float16)
@@ -109,8 +111,10 @@ def test_half_precision_training_lowers_the_loss(tiny_corpus, arch, precision):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, gpu_only(torch.float16)], ids=str)
+@pytest.mark.parametrize("ops", ["torch", DEVICE])
 @pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
-def test_a_skip_agrees_with_float64_on_the_cpu(case, dtype):
+def test_a_skip_agrees_with_float64_on_the_cpu(case, dtype, operators, ops):
+    operators(ops)
     shape = (13, *case.shape[1:])
     case = case._replace(shape=shape)
     outcomes = []
@@ -144,7 +148,8 @@ def test_every_case_equals_eq4_in_float64_and_is_the_same_twice(case, operators)
     test_ops.agree([t.cpu() for t in first], expected, max(kinds, key=test_ops.TOLERANCE.get))
 
 
-def test_compiled_whole():
+def test_compiled_whole(operators):
+    operators(DEVICE)
     assert in_use(DEVICE).name == DEVICE
     leaves = [leaf.detach().to(DEVICE).requires_grad_() for leaf in test_ops.inputs((12, 48), 2)]
     y = torch.compile(skip_norm, fullgraph=True)(*leaves[:2], leaves[2:4], leaves[4:])

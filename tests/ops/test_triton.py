@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import re
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -161,8 +162,16 @@ def test_nothing_spills_at_the_widths_of_the_presets(architecture, dtype, width,
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a card")
 def test_kernels_that_do_not_run_leave_the_work_to_torch(monkeypatch, caplog):
     monkeypatch.setattr(dispatch, "_backends", {})
+    monkeypatch.setenv("RSKIP_OPS", "cuda")
     assert in_use("cuda").name == "torch"
     assert "without their cuda operator" in caplog.text
+
+
+def test_the_kernels_are_chosen_by_name_alone_and_registered_once(operators):
+    operators("auto")
+    assert in_use("cuda") == ("torch", "RSKIP_OPS=auto; RSKIP_OPS=cuda chooses Triton's kernels")
+    words = "from fairseq_rskip.ops import cuda; cuda.register(); cuda.register()"
+    subprocess.run([sys.executable, "-c", words], check=True)
 
 
 def test_larger_inputs_mixtures_and_fp64_are_left_to_torch(monkeypatch):
