@@ -230,7 +230,7 @@ def prepare_data(experiment: Experiment, dry_run: bool = False) -> bool:
         print_line(shlex.join(command))
         if dry_run:
             continue
-        if text:
+        if text and not isinstance(text, Table.Published):
             make_folder(Path(data))
             write_json(Path(data) / INPUTS, own_text.identity(text))
         if follow(command, lambda line: print_line(line.decode("utf-8", "replace").rstrip())):
@@ -247,21 +247,26 @@ def _corpus_words(name: str) -> list[str]:
 
 
 def _own_text_words(text: own_text.Text, folder: str) -> list[str]:
-    """The words of ``rskip prepare`` for your own text; [] if it is prepared.
+    """The words of ``rskip prepare`` for a text with options; [] if it is prepared.
 
     Raises ``UserError`` if the folder holds other text.
     """
-    if (Path(folder) / "data-bin").is_dir():
-        inputs = Path(folder) / INPUTS
-        same = inputs.exists() and json.loads(inputs.read_text("utf-8")) == own_text.identity(text)
-        if isinstance(text, Table.Published):  # its identity has its options alone
-            same = same and Corpus.find(folder).name == text.corpus
-        if same:
-            return []
+    if not (Path(folder) / "data-bin").is_dir():
+        return own_text.prepare_words(text, folder)
+    if not _is_prepared(text, folder):
         raise UserError(
             f"{folder} was prepared from other text or options; name another 'folder', or remove it"
         )
-    return own_text.prepare_words(text, folder)
+    return []
+
+
+def _is_prepared(text: own_text.Text, folder: str) -> bool:
+    """Whether the data-bin in ``folder`` was made from ``text``, with its options."""
+    if isinstance(text, Table.Published):  # perhaps by rskip prepare, without network
+        preparation = Corpus.find(folder).preparation
+        return own_text.facts(text, folder).items() <= preparation.items()
+    inputs = Path(folder) / INPUTS
+    return inputs.exists() and json.loads(inputs.read_text("utf-8")) == own_text.identity(text)
 
 
 def _ready(

@@ -277,20 +277,27 @@ def test_a_table_that_is_killed_stops_all_and_the_same_command_resumes(tmp_path)
     assert (out / "report" / "report.html").exists()
 
 
-def test_a_folder_of_another_published_corpus_is_refused(tmp_path):
-    """Options alone would not tell the two apart: their archives are in no file of the user's."""
+@pytest.mark.parametrize(
+    ("corpus", "options", "same"),
+    [("multi30k-en-de", {"bpe-size": 10}, True), ("multi30k-en-fr", {"bpe-size": 10}, False),
+     ("multi30k-en-de", {"bpe-size": 20}, False), ("multi30k-en-de", {"max-ratio": 2.0}, False)],
+    ids=["same", "corpus", "size", "filter"],
+)  # fmt: skip
+def test_a_published_corpus_in_a_folder_is_taken_if_it_was_prepared_so(
+    tmp_path, corpus, options, same
+):
+    """Perhaps not by ``rskip run``: without network ``rskip prepare`` takes its archives."""
     folder = tmp_path / "mine"
+    prepared = Table.Published(corpus="multi30k-en-de", options={"bpe-size": 10})
+    facts = own_text.facts(prepared, str(folder))
     (folder / "data-bin").mkdir(parents=True)
-    write_json(folder / "data-bin" / "preparation.json", {"corpus": "multi30k-en-de"})
-    words = reproduce_module._own_text_words
-    for corpus in ("multi30k-en-de", "multi30k-en-fr"):
-        text = Table.Published(corpus=corpus, folder=str(folder), options={"bpe-size": 10})
-        write_json(folder / reproduce_module.INPUTS, own_text.identity(text))
-        if corpus == "multi30k-en-de":
-            assert words(text, str(folder)) == []
-        else:
-            with pytest.raises(UserError, match="prepared from other text"):
-                words(text, str(folder))
+    write_json(folder / "data-bin" / "preparation.json", {**facts, "splits": {}})
+    text = Table.Published(corpus=corpus, folder=str(folder), options=options)
+    if same:
+        assert reproduce_module._own_text_words(text, str(folder)) == []
+    else:
+        with pytest.raises(UserError, match="prepared from other text"):
+            reproduce_module._own_text_words(text, str(folder))
 
 
 @pytest.mark.slow

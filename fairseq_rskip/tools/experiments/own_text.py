@@ -8,6 +8,7 @@ import hashlib
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 from fairseq_rskip.console import to_argv
 from fairseq_rskip.errors import UserError
@@ -80,6 +81,13 @@ def check_options(text: Text, out: str) -> None:
         parse(prepare_words(text, out)[1:])
     except UserError as error:
         raise UserError(f"the options of the text: {error}") from None
+
+
+def facts(text: Table.Published, out: str) -> dict[str, Any]:
+    """What preparation.json says of the choices, where ``text`` is prepared in ``out``."""
+    from fairseq_rskip.tools.prepare.main import parse, plan
+
+    return plan(*parse(prepare_words(text, out)[1:])).facts
 
 
 def _base_name(text: Text) -> str:

@@ -91,6 +91,22 @@ class Preparation:
         """The source, and the target if there is one."""
         return [self.src, self.tgt] if self.tgt else [self.src]
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What preparation.json says of the choices."""
+        return {
+            "corpus": self.corpus,
+            "src": self.src,
+            "tgt": self.tgt,
+            "bpe": self.bpe,
+            "bpe_size": self.bpe_size,
+            "tokenizer": self.tokenizer,
+            "normalise_punctuation": self.normalise_punctuation,
+            "joined_dictionary": self.joined,
+            "max_length": self.max_length,
+            "max_ratio": self.max_ratio,
+        }
+
 
 def prepare(plan: Preparation) -> None:
     """Make OUT/data-bin; what is up to date is not made again. Raises ``UserError``."""
@@ -344,17 +360,7 @@ def binarise(plan: Preparation, part: Path) -> None:
         for split in ("valid", "test"):
             name = f"{split}.{language}"
             shutil.copyfile(plan.out / "raw" / name, part / "raw" / name)
-    facts = {
-        "corpus": plan.corpus,
-        "src": plan.src,
-        "tgt": plan.tgt,
-        "bpe": plan.bpe,
-        "bpe_size": plan.bpe_size,
-        "tokenizer": plan.tokenizer,
-        "normalise_punctuation": plan.normalise_punctuation,
-        "joined_dictionary": plan.joined,
-    }
-    text.describe(part, facts)
+    text.describe(part, plan.facts)
 
 
 def _preprocess_command(plan: Preparation, part: Path) -> list[str]:
