@@ -77,20 +77,21 @@ def verdicts(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def draw(rows: list[dict[str, Any]], stem: Path) -> None:
-    """The figure: each design's loss against depth."""
+    """The figure: each design's loss against depth; dotted is one seed."""
     figure, (axis,) = figures.new_figure(width=7, height=4.5)
     depths = list(dict.fromkeys(row["depth"] for row in rows))
     for number, design in enumerate(dict.fromkeys(row["design"] for row in rows)):
         mine = [row for row in rows if row["design"] == design]
+        one_seed = max(row["seeds"] for row in mine) == 1
         axis.plot(
             [depths.index(row["depth"]) for row in mine],
             [row["loss"] for row in mine],
-            "-" if number < len(figures.COLOURS) else "--",
+            ":" if one_seed else "-" if number < len(figures.COLOURS) else "--",
             color=figures.COLOURS[number % len(figures.COLOURS)],
             marker="o",
             ms=3,
             linewidth=1,
-            label=design,
+            label=f"{design} (1 seed)" if one_seed else design,
         )
     axis.set_xticks(range(len(depths)), depths)
     axis.set_xlabel("depth, at one size")
