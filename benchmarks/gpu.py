@@ -35,6 +35,7 @@ SPEEDS = {  # benchmark -> the dtypes it measures
     "transformer": ["fp16", "bf16"],
     "resnet": ["fp16", "bf16"],
 }
+# as on a CPU, and once with Triton's kernels, which RSKIP_OPS=auto does not choose
 TRANSFORMERS = ["stock", "rskip_ln:1", "rskip_ln:2", "RSKIP_OPS=cuda rskip_ln:2", "rskip_ln:3"]
 
 

@@ -183,7 +183,7 @@ def table(args: Any) -> list[harness.Row]:
     ):
         return every_build(args)
     keep_freed_memory()
-    if args.device == "cuda":  # which auto leaves to torch
+    if args.device == "cuda":  # RSKIP_OPS=auto would choose torch's operators
         os.environ.setdefault("RSKIP_OPS", "cuda")
     backend = in_use(args.device, build=True)
     if backend.name != args.device:

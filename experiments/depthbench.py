@@ -82,16 +82,20 @@ def draw(rows: list[dict[str, Any]], stem: Path) -> None:
     depths = list(dict.fromkeys(row["depth"] for row in rows))
     for number, design in enumerate(dict.fromkeys(row["design"] for row in rows)):
         mine = [row for row in rows if row["design"] == design]
-        one_seed = max(row["seeds"] for row in mine) == 1
+        line = "-" if number < len(figures.COLOURS) else "--"
+        label = design
+        if all(row["seeds"] == 1 for row in mine):
+            line = ":"
+            label = f"{design} (1 seed)"
         axis.plot(
             [depths.index(row["depth"]) for row in mine],
             [row["loss"] for row in mine],
-            ":" if one_seed else "-" if number < len(figures.COLOURS) else "--",
+            line,
             color=figures.COLOURS[number % len(figures.COLOURS)],
             marker="o",
             ms=3,
             linewidth=1,
-            label=f"{design} (1 seed)" if one_seed else design,
+            label=label,
         )
     axis.set_xticks(range(len(depths)), depths)
     axis.set_xlabel("depth, at one size")
