@@ -46,6 +46,15 @@ class Parser(argparse.ArgumentParser):
         hint = did_you_mean(name, known)
         self.error(f"unrecognized argument {name}" + (f"; {hint}" if hint else ""))
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """argparse's check that ``value`` is one of the ``choices``, with the nearest of them."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = list(map(str, action.choices))
+        expected = f"expected {', '.join(choices)}"
+        hint = did_you_mean(str(value), choices, expected)
+        raise argparse.ArgumentError(action, f"invalid choice: {str(value)!r}; {hint}")
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
 

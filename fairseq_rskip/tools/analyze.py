@@ -28,7 +28,7 @@ is trained.
 def run(argv: list[str]) -> None:
     """Run the command in ``argv``. Torch is imported after the options have been read."""
     parser = Parser(prog="rskip analyze", description=__doc__)
-    commands = parser.add_subparsers(dest="name", metavar="COMMAND [options]", required=True)
+    commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         usage = f"rskip analyze {name} --output STEM [options]"
         words = {"help": command.purpose, "description": command.purpose, "usage": usage}

@@ -11,7 +11,6 @@ averaged as by rskip evaluate. Lines keep their order; an empty line stays empty
 
 import contextlib
 import io
-import itertools
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -58,18 +57,20 @@ def load(path: Path, data: Path | None) -> Any:
 def read_batches(size: int) -> Iterator[list[str]]:
     """Lines of standard input, ``size`` at a time.
 
-    Raises ``UserError`` for a line that is not UTF-8.
+    Raises ``UserError`` for a line that is not UTF-8, after the lines before it.
     """
-
-    def decoded() -> Iterator[str]:
-        for number, line in enumerate(sys.stdin.buffer, start=1):
-            try:
-                yield line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise UserError(f"line {number} of standard input is not valid UTF-8") from None
-
-    lines = decoded()
-    while batch := list(itertools.islice(lines, size)):
+    batch: list[str] = []
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            batch.append(line.decode("utf-8").rstrip("\r\n"))
+        except UnicodeDecodeError:
+            if batch:
+                yield batch
+            raise UserError(f"line {number} of standard input is not valid UTF-8") from None
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
         yield batch
 
 

@@ -37,6 +37,12 @@ def test_help_has_one_line_for_each_command_and_comes_without_torch(monkeypatch)
     assert done.returncode == 0 and not re.search(r"\| +(torch|numpy)$", done.stderr, re.M)
 
 
+def test_a_misspelt_command_gets_the_nearest(capsys):
+    assert exit_status(lambda: command.run(["depthcheck"])) == 2
+    message = error_line(capsys.readouterr().err)
+    assert message.startswith("COMMAND: invalid choice: 'depthcheck'; did you mean depth-check? ")
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Two seeds of a trained ResNet-8 on twelve images, in folders whose names need quoting."""
