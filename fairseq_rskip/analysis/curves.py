@@ -146,7 +146,7 @@ def read_log(path: Path, kind: Kind) -> dict[str, Curve]:
     """
     curves: dict[str, Curve] = {}
     for step, values in _records(path, kind):
-        last_steps = [max(curves[name]) for name in values if curves.get(name)]
+        last_steps = [next(reversed(curves[name])) for name in values if curves.get(name)]
         if any(step < last for last in last_steps):
             curves = {name: _until(curve, step) for name, curve in curves.items()}
         for name, value in values.items():

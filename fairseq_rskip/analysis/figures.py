@@ -155,9 +155,11 @@ def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write ``rows`` as a CSV file whose columns are the keys of the first.
 
-    Numbers read back as exactly what they were. None is an empty cell. Raises ``UserError`` if it
-    cannot be written.
+    Numbers read back as exactly what they were. None is an empty cell. Raises ``UserError`` if
+    there are no rows, or if it cannot be written.
     """
+    if not rows:
+        raise UserError(f"{path}: nothing to write, no finished run was found")
     with writing(Path(path), "w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         table.writeheader()

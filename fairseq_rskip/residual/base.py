@@ -166,6 +166,13 @@ class SkipConnection(Layout, WithRule):
                 f"'none' for kind {self.kind} in a ResNet",
                 reason="its branches begin with a norm of their own",
             )
+        if "none" not in self.norms:
+            raise OptionError(
+                "kind",
+                self.kind,
+                "a rule that takes norm='none', for a ResNet",
+                reason="its branches begin with a norm of their own",
+            )
         self.options.norm = "none"
 
     def _add_norms(self, filled: tuple[str, ...], pre_norm: bool) -> None:

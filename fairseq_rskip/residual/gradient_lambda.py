@@ -74,6 +74,7 @@ def choose_steps(
     connections at that lambda. Returns module name -> lambda.
     """
     shares: dict[str, OneStep] = {name: skip.shares for name, skip in skips.items()}
+    initial = {name: share.chosen for name, share in shares.items()}
     ratios: dict[str, dict[int, float]] = {name: {} for name in skips}
     for k in range(1, max(share.steps for share in shares.values()) + 1):
         with restoring_state(model), torch.enable_grad():
@@ -81,7 +82,6 @@ def choose_steps(
                 share.freeze(min(k, share.steps))
             for name, (x, y) in gradient_norms(skips, loss, shortcuts).items():
                 ratios[name][k] = x / y if y else math.inf
-    model.zero_grad(set_to_none=True)
 
     for name, share in shares.items():
         distances = {
@@ -90,7 +90,7 @@ def choose_steps(
             if k <= share.steps and 0 < ratio < math.inf
         }
         # without a positive and finite ratio lambda stays as it was
-        nearest = min(distances, key=distances.__getitem__, default=int(share.start))
+        nearest = min(distances, key=distances.__getitem__, default=initial[name])
         share.freeze(nearest)
     return {name: share.effective_lambda() for name, share in shares.items()}
 

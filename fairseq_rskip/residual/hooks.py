@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def inputs_of_call(
-    x: Tensor, f_x: Tensor, _carried: Any = None, padding_mask: Tensor | None = None
+    x: Tensor, f_x: Tensor, carried: Any = None, padding_mask: Tensor | None = None
 ) -> tuple[Any, ...]:
     """x, F and the padding mask of a call of ``SkipConnection.forward``, by position or by name."""
     return x, f_x, padding_mask

@@ -56,8 +56,8 @@ def initialise_from_batch(
         shortcuts: name of a skip connection -> the module between the block's input and its x, if
             there is one.
 
-    Gradients are cleared; the random state and the buffers are restored. Returns module name -> the
-    value that it got: Admin's omega, askip's lambda.
+    If there is anything to initialise, gradients are cleared; the random state and the buffers are
+    restored. Returns module name -> the value that it got: Admin's omega, askip's lambda.
     """
     groups: dict[type[Profiled], dict[str, Profiled]] = {}
     for name, skip in wanting_profile(model).items():
@@ -67,4 +67,6 @@ def initialise_from_batch(
     values: dict[str, float] = {}
     for kind, group in groups.items():
         values.update(kind.profile(group, model, loss, shortcuts or {}))
+    if groups:
+        model.zero_grad(set_to_none=True)
     return values

@@ -108,7 +108,9 @@ class Corpus:
     @property
     def is_monolingual(self) -> bool:
         """Whether it has one language only, for a language model."""
-        return self.target == "" or self.known in TEXTS or (self.folder / "dict.txt").is_file()
+        if self.target is not None:
+            return self.target == ""
+        return self.known in TEXTS or (self.folder / "dict.txt").is_file()
 
     @cached_property
     def pairs(self) -> int:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..option_error import OptionError
 from ..residual import PLAIN, BranchWeights, Place, Weight, create_skip
 
 STAGES = 3
@@ -69,6 +70,9 @@ class PreActBlock(nn.Module):
         super().__init__()
         self.common = common
         rule = create_skip(dim=width, channel_dim=1, place=place, **skip)
+        if rule.pre is not None:
+            reason = "the branches of a ResNet begin with a norm of their own"
+            raise OptionError("pre_norm", True, "no pre-norm", reason=reason)
         norm: Any = ScalarBias if rule.replaces_batch_norm else nn.BatchNorm2d
         bias: Any = ScalarBias if rule.replaces_batch_norm else nn.Identity
         self.bn1 = norm(in_width)

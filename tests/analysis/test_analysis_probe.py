@@ -34,6 +34,21 @@ class Residual(nn.Module):
         return self.skip(x, 2 * torch.tanh(x), padding_mask=mask)
 
 
+def test_the_inputs_of_a_call_are_known_by_name():
+    class ByName(Residual):
+        def forward(self, x):
+            return self.skip(x=x, f_x=2 * torch.tanh(x), carried=None, padding_mask=None)
+
+    model, x = ByName(create_skip("xskip", 8)), draw((5, 2, 8), 1, torch.float32)
+    values = []
+    for each in (model, Residual(model.skip)):
+        with SkipProbe(each) as probe:
+            each(x)
+        values.append(probe.values("skip"))
+    assert values[0].keys() == values[1].keys() and values[0]
+    assert all(torch.equal(value, values[1][name]) for name, value in values[0].items())
+
+
 def resnet(depth=8, **skip):
     torch.manual_seed(0)
     return PreActResNet(depth, 5, {"kind": "rskip", "skip_lambda": 2, "norm": "layer", **skip})

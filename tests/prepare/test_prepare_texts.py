@@ -84,6 +84,12 @@ def test_a_text_becomes_a_data_bin_split_by_documents(tmp_path):
     assert (facts["bpe"], facts["tokenizer"]) == ("subword-nmt", "moses")
 
 
+def test_pairs_in_a_folder_with_a_texts_name_are_pairs(tmp_path):
+    for target, is_monolingual in (("de", False), ("", True), (None, True)):
+        corpus = Corpus(tmp_path, "captions", "captions", "en", target, {})
+        assert corpus.is_monolingual == is_monolingual
+
+
 def test_documents_of_a_file_and_of_a_folder_and_too_few(tmp_path):
     text, targets = tmp_path / "b.txt", [tmp_path / name for name in ("train", "valid", "test")]
     text.write_text("\n\none\ntwo\n \nthree\n\n\n")
@@ -127,6 +133,18 @@ def test_a_text_without_lang_has_an_undetermined_language(tmp_path, monkeypatch)
     assert [plan.src for plan in plans] == ["und", "cs", "pt_BR", "ces"]
 
 
+def test_a_corpus_is_named_after_its_folder_however_that_is_written(tmp_path, monkeypatch):
+    plans = []
+    monkeypatch.setattr(main.stages, "prepare", plans.append)
+    folder = tmp_path / "letters" / "in"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    (tmp_path / "text").write_text("Dobrý den\n")
+    for written in (".", "..", "../out", str(tmp_path / "letters")):
+        assert main.main(["--text", str(tmp_path / "text"), written]) == 0
+    assert [plan.corpus for plan in plans] == ["in", "letters", "out", "letters"]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -135,6 +153,8 @@ def test_a_text_without_lang_has_an_undetermined_language(tmp_path, monkeypatch)
         ("--text . --held-out 0.7 out", "--held-out"),
         ("--text a.txt a,b", "fairseq splits paths at commas and colons"),
         ("--text a.txt --normalise-punctuation out", "--normalise-punctuation is done by Moses"),
+        ("--text a.txt sotu", "the folder's name, sotu is that of a published corpus"),
+        ("--text a.txt --name numbers out", "--name numbers is that of a published corpus"),
         ("--text . --lang xx out", "'xx' is no language of ISO 639"),
         ("--text . --lang czech out", "'czech' is not a language code"),
     ],

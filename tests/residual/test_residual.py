@@ -205,6 +205,17 @@ def test_a_branch_reads_what_its_kind_says():
         assert torch.equal(skip.prepare(x)[0], x) == post_norm == (len(skip.post) == 1)
 
 
+def test_a_rule_that_needs_a_norm_before_the_branch_is_refused_in_a_resnet():
+    class NormFirst(type(create_skip("preln", 5))):
+        kind = "norm_first"
+        norms = ("layer", "rms")
+        for_images = True
+
+    NormFirst(5)
+    with pytest.raises(ValueError, match="expected a rule that takes norm='none', for a ResNet"):
+        NormFirst(5, channel_dim=1)
+
+
 NAN, INF = float("nan"), float("inf")
 # refused with a line that names the last option and its value
 INVALID: list[dict] = [

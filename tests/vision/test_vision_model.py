@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from skip_variants import VARIANTS, draw, from_rows, to_rows
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.option_error import OptionError
 from fairseq_rskip.parameters import learned
 from fairseq_rskip.residual import initialise_from_batch, skips
 from fairseq_rskip.vision.config import parse
@@ -93,6 +94,11 @@ def outputs_and_gradients(compute, x, weights):
     y = compute(x)
     upstream = draw(y.shape, seed=11, dtype=y.dtype)
     return [y, *torch.autograd.grad(y, [x, *weights], upstream)]
+
+
+def test_a_norm_before_the_branch_is_refused_since_the_branch_begins_with_one():
+    with pytest.raises(OptionError, match="pre_norm=True: expected no pre-norm"):
+        PreActResNet(8, 10, {"kind": "xskip", "norm": "none", "pre_norm": True})
 
 
 PAPER = [

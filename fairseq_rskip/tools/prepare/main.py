@@ -13,7 +13,7 @@ from fairseq_rskip.console import Parser, between, print_line, whole_number
 from fairseq_rskip.errors import RESUME, UserError, did_you_mean, exit_status
 from fairseq_rskip.files import lock_holder, locked
 from fairseq_rskip.machine import all_cores
-from fairseq_rskip.tools.corpus import DATA, NAMES
+from fairseq_rskip.tools.corpus import DATA, NAMES, folder_name
 from fairseq_rskip.tools.prepare import stages
 from fairseq_rskip.tools.prepare.archives import read_list
 from fairseq_rskip.tools.prepare.languages import UNDETERMINED, language
@@ -283,6 +283,15 @@ def plan(kind: Kind, options: argparse.Namespace) -> stages.Preparation:
     )
 
 
+def _own_name(options: argparse.Namespace) -> str:
+    """The name of a corpus of your own. Raises ``UserError`` for that of a published one."""
+    name = options.name or folder_name(options.folder)
+    if name in NAMES:
+        option = "--name" if options.name else "the folder's name,"
+        raise UserError(f"{option} {name} is that of a published corpus: expected another --name")
+    return name
+
+
 def _own_pairs(options: argparse.Namespace) -> dict[str, Any]:
     files = {}
     for split in SPLITS:
@@ -294,7 +303,7 @@ def _own_pairs(options: argparse.Namespace) -> dict[str, Any]:
             )
         files[split] = (source, target)
     return {
-        "corpus": options.name or options.folder.name,
+        "corpus": _own_name(options),
         "out": options.folder.absolute(),
         "source": stages.Pairs(files),
         "src": options.src,
@@ -306,7 +315,7 @@ def _own_pairs(options: argparse.Namespace) -> dict[str, Any]:
 def _own_text(options: argparse.Namespace) -> dict[str, Any]:
     text_files(options.text)  # a folder without text is refused before anything is written
     return {
-        "corpus": options.name or options.folder.name,
+        "corpus": _own_name(options),
         "out": options.folder.absolute(),
         "source": stages.Documents(options.text, options.lines, options.held_out),
         "src": options.lang,

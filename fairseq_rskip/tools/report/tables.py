@@ -402,10 +402,9 @@ def _comparison_cells(experiment: Experiment, line: Result) -> dict[str, Any]:
     cells["ours_minus_baseline"] = comparison.difference
     if comparison.interval:
         cells["low"], cells["high"] = comparison.interval
-    cells["test"] = comparison.untested
+    cells["untested"] = comparison.untested
     if comparison.p:
         cells["test"] = "by seed" if by_seed else "on the test set"
-        cells["untested"] = comparison.untested
         cells["shared_seeds"], cells["tests"] = comparison.seeds, comparison.tests
     cells["p"], cells["p_holm"] = _by_seed(comparison.p), _by_seed(comparison.adjusted)
     return cells
