@@ -6,18 +6,17 @@ file; without RUNS it analyses what is archived. The questions were registered i
 docs/depth-history.md.
 
 The column ``rms_angle`` is the root mean square, over the residuals of the decoder, of the arccos
-of the logged mean cosine of y and x, as in ``rskip analyze depth-check``.
+of the logged mean cosine of y and x.
 """
 
 import math
 from pathlib import Path
-from statistics import linear_regression
+from statistics import fmean, linear_regression
 from typing import Any
 
 import pandas
 
 from fairseq_rskip.analysis import figures, skip_log
-from fairseq_rskip.analysis.depth_check import angles_in, quadratic_means
 from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.experiments.finished import FinishedRun, finished_runs
@@ -47,7 +46,9 @@ def read_run(run: FinishedRun) -> list[dict[str, Any]]:
     rows = []
     for update, values in skip_log.read(log).items():
         ratio = skip_log.gradient_ratio(values, top, bottom)
-        angle = quadratic_means(angles_in(values))["decoder"]
+        angles = skip_log.angles(values)
+        squares = [angles[block] ** 2 for block in angles if block.startswith("decoder.")]
+        angle = math.sqrt(fmean(squares))
         measured = {"rms_angle": f"{angle:.4g}", "ratio": f"{ratio:.4g}"}
         rows.append({**about, "update": update, **measured})
     return rows

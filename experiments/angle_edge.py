@@ -21,7 +21,7 @@ import numpy
 import pandas
 from scipy import stats
 
-from fairseq_rskip.analysis import depth_check, figures, skip_log
+from fairseq_rskip.analysis import figures, skip_log
 from fairseq_rskip.analysis.skip_log import BRANCH_OVER_SKIP, COS_GRADIENTS, by_block
 from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
@@ -77,7 +77,7 @@ def read_run(run: FinishedRun) -> list[dict[str, Any]]:
     top, bottom = f"decoder.layers.{layers - 1}.final_skip", "decoder.layers.0.self_attn_skip"
     rows = []
     for update, values in skip_log.read(log).items():
-        angles = depth_check.angles_in(values)
+        angles = skip_log.angles(values)
         measured = {
             "ratio": skip_log.gradient_ratio(values, top, bottom),
             "mean_angle": decoder_mean(angles),

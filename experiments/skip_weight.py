@@ -25,7 +25,7 @@ import pandas
 from scipy.stats import mannwhitneyu
 
 from fairseq_rskip.analysis import figures, skip_log
-from fairseq_rskip.analysis.depth_check import angles_in, largest_angle, layer_of, quadratic_means
+from fairseq_rskip.analysis.depth_check import layer_of
 from fairseq_rskip.console import Parser, in_columns, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.residual import Place, SkipConnection, create_skip
@@ -45,6 +45,7 @@ OLDER = ["rskip", "xskip", "deepnorm"]  # the rules of the older trainings
 TRANSLATION, LANGUAGE_MODEL = "translation", "language model"
 RESIDUALS = {TRANSLATION: 3, LANGUAGE_MODEL: 2}  # of a decoder layer
 LAYER = "decoder.layers."
+EDGE = (5.0, 0.80)  # the largest angle is 5.0 / N^0.80 by results/angle_edge.csv at 0.003
 FIRST_UPDATE = 50  # of the logged updates that count
 LOST = 30.0  # the ratio from which a run counts as lost
 CLOSE = (1.0, 0.15)  # |ln ratio - ln predicted| is close up to the first + the second * ln ratio
@@ -55,9 +56,14 @@ RUN = ["task", "rule", "lambda", "c", "layers", "lr", "seed"]  # the columns tha
 SENTENCES: dict[str, Callable[[pandas.DataFrame], pandas.Series]] = {
     "estimated θN above 10": lambda runs: runs["angle_from_norms"] * runs["N"] / 10,
     "estimated θ√N above 1": lambda runs: runs["angle_from_norms"] * numpy.sqrt(runs["N"]),
-    "measured θ beyond the edge": lambda runs: runs["angle"] / runs["N"].map(largest_angle),
+    "measured θ beyond the edge": lambda runs: runs["angle"] / edge(runs),
     "predicted ratio above 30": lambda runs: runs["predicted"] / LOST,
 }
+
+
+def edge(runs: pandas.DataFrame) -> pandas.Series:
+    """The largest angle that kept the gradient where a rule set the angle, in radians."""
+    return EDGE[0] / runs["N"] ** EDGE[1]
 
 
 def weight_of_x(t: float, cosine: float, steps: int = 1) -> float:
@@ -146,6 +152,7 @@ def measured(values: skip_log.Values, layers: int, skip: SkipConnection) -> dict
         returned += math.log(1 + r**2 + 2 * r * k) / 2
     predicted = math.exp(by_weights - returned) if between else 1.0
 
+    angles = skip_log.angles(values)
     estimates = [math.atan(t) / 2 ** (skip.steps - 1) for t in lengths.values()]
     estimate = math.sqrt(fmean(angle**2 for angle in estimates))
     top, bottom = f"{LAYER}{layers - 1}.final_skip", f"{LAYER}0.final_skip"
@@ -155,7 +162,7 @@ def measured(values: skip_log.Values, layers: int, skip: SkipConnection) -> dict
         "by_weights": by_weights,
         "by_weights_across": by_weights_across,
         "cos_x_F": fmean(cosines[block] for block in between),
-        "angle": quadratic_means(angles_in(values))["decoder"],
+        "angle": math.sqrt(fmean(angles[block] ** 2 for block in shares)),
         "angle_from_norms": estimate,
     }
     return {name: f"{number:.4g}" for name, number in numbers.items()}
@@ -226,7 +233,7 @@ def draw(runs: pandas.DataFrame) -> None:
     for number, (about, part) in enumerate(runs.groupby(["task", "layers"])):
         task, layers = about
         look = {"s": 18, "color": figures.style(number)["color"], "label": f"{task}, {layers}"}
-        left.scatter(part["angle"] / part["N"].map(largest_angle), part["ratio"], **look)
+        left.scatter(part["angle"] / edge(part), part["ratio"], **look)
         right.scatter(part["predicted"], part["ratio"], **look)
     left.axvline(1, color="grey", linewidth=0.8)
     left.set_xlabel("largest angle between y and x, over the edge 5.0 / N^0.80")

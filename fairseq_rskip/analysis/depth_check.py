@@ -1,57 +1,90 @@
-"""How far each residual of a training turns x, beside the angle that its depth allows.
+"""How much of the gradient the skip connections of a stack pass on, by the weight that x keeps.
 
-docs/depth.md derives the bound. The angle of a residual is arccos of the mean cosine of y and x. A
-LOG has it at every logged update (``--skip-log-interval``), a CHECKPOINT is measured on examples.
-The bound is about stacks in which a norm follows the sum: without one, as in pre-norm, the gradient
-passes by every branch unchanged.
+A norm after the sum z = a x + b F divides by the length of z. A gradient that reaches x by the skip
+is therefore multiplied by the weight of x in z,
+
+    p = |a x| / |a x + b F| = 1 / sqrt(1 + 2 t c + t^2),  t = b |F| / (a |x|),  c = cos(x, F)
+
+(gains 1, |x| = |z| after the norm; docs/depth.md). The product over a stack is what its skips pass
+on from the last residual to the first; what the branches return is not counted. A LOG has t and c
+at every logged update (``--skip-log-interval``), of a CHECKPOINT they are measured on examples.
+Without a norm after the sum, as in pre-norm, p is 1: such residuals are left out.
 """
 
-import collections
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from ..console import label_and_path, print_line
 from ..errors import UserError
-from ..residual import skips
 from . import figures, skip_log
 from .figures import Row, select
+from .live import summarise
 from .paths import PathProbe
-from .skip_log import COS_Y_X, NORM_AFTER_SUM, SKIP_LOG, Values, by_block
+from .probe import SkipProbe
+from .skip_log import COS_X_F, F_OVER_X, NORM_AFTER_SUM, SKIP_LOG, X_TO_F, Values, by_block
 from .study import SIDES, Study
 
-# The largest angle is CONSTANT / N^EXPONENT radians for each of N residuals: one line through the
-# edges measured in language models and translation, 6 to 216 residuals of 64 features at the
-# learning rate 0.003 (experiments/angle_edge.py, docs/depth.md). At 0.006 many edges of deep stacks
-# are up to a sixth smaller, and at 256 features one depth's is 0.9 times as large.
-CONSTANT = 5.0
-EXPONENT = 0.80
-LEAST_MEASURED = 6
-LONG = 100  # updates: a residual that is beyond the bound in all logged ones of so many is reported
+LEAST = 1 / 30  # of the gradient: a stack whose skips pass on less is taken to lose it
+LONG = 100  # updates: a stack that passes on less in all logged ones of so many is reported
 CURVES = 5  # updates of a log that the figure shows
-WRITES_ANGLES = "expected a Transformer's training with --skip-log-interval N, which writes them"
-WITHOUT_NORMS = "has no skip connection with a norm after the sum, so that no angle is too large"
-Angles = dict[str, float]  # block -> radians
+WRITES_COSINES = "expected a Transformer's training with --skip-log-interval N, which writes them"
+WITHOUT_NORMS = "has no skip connection a x + b F with a norm after the sum: x keeps its weight"
 
 
-def largest_angle(residuals: int) -> float:
-    """The angle of y and x, in radians, up to which a stack of ``residuals`` keeps its gradient."""
-    return CONSTANT / residuals**EXPONENT
+class Weight(NamedTuple):
+    """The weight of x in one residual, and the cosine of x and F that it has by."""
+
+    of_x: float
+    cosine: float
 
 
-def least_lambda(angle: float) -> int:
-    """rSkip+LN's smallest λ that keeps every residual within ``angle``, for any branch.
+Weights = dict[str, Weight]  # block -> weight, from the first residual to the last
 
-    A step of the recursion halves the angle, and the first is below π / 2: π / 2^λ at most. That
-    holds for gains of 1 and biases of 0; training moves them (docs/depth.md).
+
+def weight_of_x(t: float, cosine: float) -> float:
+    """p of a sum whose second term has ``t`` times the length of its first."""
+    return 1.0 / math.sqrt(max(0.0, 1.0 + 2.0 * t * cosine + t * t))
+
+
+def weights_in(values: Values) -> Weights:
+    """The weights of one logged update, of the blocks with a norm after the sum.
+
+    A log that does not say which have one, as an older one, is taken for post-norm's.
     """
-    return max(1, math.ceil(math.log2(math.pi / angle)))
+    cosines, norms = by_block(values, COS_X_F), by_block(values, NORM_AFTER_SUM)
+    ratios, shares = by_block(values, X_TO_F), by_block(values, F_OVER_X)
+    weights = {}
+    for block, cosine in cosines.items():
+        if norms.get(block) == 0 or not ratios.get(block) or block not in shares:
+            continue
+        t = shares[block] / ratios[block]
+        weights[block] = Weight(weight_of_x(t, cosine), cosine)
+    return weights
+
+
+def passed_on(weights: Weights) -> dict[str, float]:
+    """Block -> what the skips pass on of the gradient, from the last of its stack to this one."""
+    passed: dict[str, float] = {}
+    of_stack: dict[str, float] = {}
+    for block, weight in reversed(weights.items()):
+        side = side_of(block)
+        of_stack[side] = of_stack.get(side, 1.0) * weight.of_x
+        passed[block] = of_stack[side]
+    return {block: passed[block] for block in weights}
+
+
+def stacks_in(weights: Weights) -> dict[str, Weights]:
+    """Stack -> the weights of its residuals."""
+    stacks: dict[str, Weights] = {}
+    for block, weight in weights.items():
+        stacks.setdefault(side_of(block), {})[block] = weight
+    return stacks
 
 
 def side_of(block: str) -> str:
@@ -66,123 +99,96 @@ def layer_of(block: str) -> int:
     return int(number.group()) + 1 if number else 1
 
 
-def with_norm_after_the_sum(model: nn.Module) -> list[str]:
-    """The names of the skip connections that the bound is about."""
-    return [name for name, skip in skips(model).items() if skip.post and skip.widths == (1, 1)]
+class Worst(NamedTuple):
+    """The update at which a stack passes on least."""
+
+    update: int | None  # None for a checkpoint
+    passed: float
+    weights: Weights
 
 
-def bounds_of(blocks: Iterable[str]) -> Angles:
-    """Block -> the bound of its stack, if ``blocks`` are all residuals of the network."""
-    blocks = list(blocks)
-    residuals = collections.Counter(map(side_of, blocks))
-    return {block: largest_angle(residuals[side_of(block)]) for block in blocks}
+class Losses:
+    """Finds the stacks that pass on less than ``LEAST`` at every logged update of ``LONG``.
 
-
-def angles_in(values: Values) -> Angles:
-    """The angles of one logged update, each the arccos of a block's mean cosine of y and x."""
-    return {block: angle_of(cosine) for block, cosine in by_block(values, COS_Y_X).items()}
-
-
-def angle_of(cosine: float) -> float:
-    """arccos, of a cosine that rounding may have taken beyond 1; NaN of NaN."""
-    if math.isnan(cosine):
-        return math.nan
-    return math.acos(min(1.0, max(-1.0, cosine)))
-
-
-def quadratic_means(angles: Angles) -> dict[str, float]:
-    """Stack -> the root mean square of its residuals' angles.
-
-    A stack is judged by it: where angles differ, it is their squares that add up, so that one large
-    angle among many small ones loses little of the gradient.
-    """
-    squares: dict[str, list[float]] = {}
-    for block, angle in angles.items():
-        squares.setdefault(side_of(block), []).append(angle**2)
-    return {side: math.sqrt(fmean(values)) for side, values in squares.items()}
-
-
-class Crossings:
-    """Finds what is beyond its bound at every logged update of ``LONG`` in a row.
-
-    ``long`` names the residuals that ever were, and the stacks whose root mean square was; a stack
-    is called by its side, which no residual is called by.
+    ``long`` names those that ever did; ``worst`` has each stack's update with the least.
     """
 
-    def __init__(self, bounds: Angles):
-        self.bounds = bounds
-        self.beyond_since: dict[str, int] = {}  # name -> the first of the updates in a row
+    def __init__(self) -> None:
+        self.since: dict[str, int] = {}  # stack -> the first of the updates in a row
         self.long: set[str] = set()
+        self.worst: dict[str, Worst] = {}
 
-    def see(self, step: int, angles: Angles) -> None:
-        """Take in the angles of a logged update; those of blocks without a bound are left out."""
-        judged = {block: angle for block, angle in angles.items() if block in self.bounds}
-        beyond_now = beyond(judged, self.bounds)
-        for name in (*judged, *sides_of(judged)):
-            if name not in beyond_now:
-                self.beyond_since.pop(name, None)
+    def see(self, step: int, weights: Weights) -> None:
+        """Take in the weights of a logged update."""
+        for side, of_stack in stacks_in(weights).items():
+            passed = math.prod(weight.of_x for weight in of_stack.values())
+            if side not in self.worst or passed < self.worst[side].passed:
+                self.worst[side] = Worst(step, passed, of_stack)
+            if passed >= LEAST:
+                self.since.pop(side, None)
                 continue
-            first = self.beyond_since.setdefault(name, step)
+            first = self.since.setdefault(side, step)
             if step - first >= LONG:
-                self.long.add(name)
+                self.long.add(side)
 
 
-def beyond(angles: Angles, bounds: Angles) -> set[str]:
-    """The blocks whose angle is above their bound, and the stacks whose root mean square is."""
-    blocks = {block for block, angle in angles.items() if angle > bounds[block]}
-    means = quadratic_means(angles)
-    return blocks | {side_of(block) for block in angles if means[side_of(block)] > bounds[block]}
+class GradientWarning:
+    """One warning in the log of a training, when one of its stacks loses the gradient for long."""
 
-
-class AngleWarning:
-    """One warning in the log of a training, when one of its stacks is beyond the bound for long."""
-
-    def __init__(self, model: nn.Module):
-        bounds = bounds_of(skips(model))
-        judged = {name: bounds[name] for name in with_norm_after_the_sum(model)}
-        self.crossings = Crossings(judged)
+    def __init__(self) -> None:
+        self.losses = Losses()
         self.has_warned = False
 
     def line(self, step: int, values: Values) -> str:
         """The warning, from the tags of a logged update; "" where none is due."""
-        self.crossings.see(step, angles_in(values))
-        bounds = self.crossings.bounds
-        crossed = self.crossings.long
-        stacks = [side for side in sides_of(bounds) if side in crossed]
-        if self.has_warned or not stacks:
+        self.losses.see(step, weights_in(values))
+        if self.has_warned or not self.losses.long:
             return ""
         self.has_warned = True
-        lines = "; ".join(sentence(side, crossed, bounds) for side in stacks)
-        return f"since {LONG} updates or more {lines} (rskip analyze depth-check)"
+        stacks = [side for side in self.losses.worst if side in self.losses.long]
+        lines = "; ".join(sentence(side, self.losses.worst[side]) for side in stacks)
+        return f"for {LONG} updates or more too little: {lines} (rskip analyze depth-check)"
 
 
-def sides_of(blocks: Iterable[str]) -> list[str]:
-    """The stacks that ``blocks`` belong to, in order."""
-    return list(dict.fromkeys(map(side_of, blocks)))
+def sentence(side: str, worst: Worst, for_long: bool = True) -> str:
+    """The result for a stack."""
+    when = "" if worst.update is None else f" at update {worst.update}"
+    passed = fraction(worst.passed)
+    result = f"the skip connections of the {side} pass on {passed} of the gradient{when}"
+    if worst.passed >= LEAST:
+        return f"{result}: it reaches the first layer (docs/depth.md)"
+    if not for_long:
+        return f"{result}, but less than {fraction(LEAST)} not for {LONG} updates in a row"
+    share = math.log(1 / LEAST) / len(worst.weights)  # of each residual, if all lose alike
+    beyond = [b for b, weight in worst.weights.items() if -math.log(weight.of_x) > share]
+    layers = ranges(sorted(set(map(layer_of, beyond))))
+    cosine = fmean(weight.cosine for weight in worst.weights.values())
+    return (
+        f"{result}, most of it lost in layers {layers}: expect it to vanish. The cosine of x and F "
+        f"is {cosine:.2f} on average; {advice(worst.passed)} (docs/depth.md)"
+    )
 
 
-def sentence(side: str, crossed: set[str], bounds: Angles) -> str:
-    """The result for a stack; ``crossed`` names the blocks and stacks beyond their bound."""
-    stack = [block for block in bounds if side_of(block) == side]
-    bound = bounds[stack[0]]
-    blocks = [block for block in stack if block in crossed]
-    numbers = sorted(set(map(layer_of, blocks)))
-    source = "docs/depth.md"
-    if bound > largest_angle(LEAST_MEASURED):
-        source = f"extrapolated: {source} measured {LEAST_MEASURED} residuals and more"
-    limit = f"{bound:.2f}, the largest angle for its depth ({source})"
-    if not numbers and side not in crossed:
-        return f"no layer of the {side} is beyond {limit}"
-    if not numbers:  # another layer at each update
-        result = f"the {side} as a whole is beyond {limit}"
-    elif len(numbers) > 1:
-        result = f"layers {ranges(numbers)} of the {side} are beyond {limit}"
-    else:
-        result = f"layer {numbers[0]} of the {side} is beyond {limit}"
-    if side not in crossed:
-        return f"{result}, but the stack as a whole is within it"
-    advice = f"λ ≥ {least_lambda(bound)} in rSkip keeps within it"
-    return f"{result}: expect the gradient to vanish; {advice}"
+def advice(passed: float) -> str:
+    """The λ that would pass on ``LEAST``, by the first order of ln p.
+
+    ln p falls as 1/λ in xSkip, and by half with each step of rSkip, where F points along x.
+    """
+    factor = math.log(passed) / math.log(LEAST)
+    steps = max(1, math.ceil(math.log2(factor)))
+    return f"about {factor:.2g} times the λ of xSkip, or {steps} more in rSkip, would be enough"
+
+
+def fraction(share: float) -> str:
+    """``share`` as 1/12, 1/1.3 or 1/2.5e+07; "all" where it is 1 to two digits."""
+    if share > 0.95:
+        return "all"
+    if share <= 0:
+        return "nothing"
+    inverse = 1 / share
+    if inverse < 10:
+        return f"1/{inverse:.2g}"
+    return f"1/{inverse:,.0f}" if inverse < 1e6 else f"1/{inverse:.1e}"
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -207,27 +213,34 @@ def report(models: Sequence[str], stem: Path, load_study: Callable[[], Study]) -
     label, path = label_and_path(models[0])
     log = find_log(Path(path))
     if log is None:
-        rows, crossed = measure(load_study())
+        study = load_study()
+        (label,) = study.models
+        updates: dict[int | None, Weights] = {None: measure(study, label)}
     else:
-        rows, crossed = read(log, label)
-    about = "the angle between y and x of each residual, in radians"
-    figures.write(stem, rows, draw(rows, label), table_of(rows), about)
-    bounds = {row["block"]: row["bound"] for row in rows}
-    for side in sides_of(bounds):
-        line = sentence(side, crossed, bounds)
+        updates = {**read(log)}
+    losses = Losses()
+    rows = []
+    for update, weights in updates.items():
+        losses.see(update or 0, weights)
+        rows += rows_of(label, update, weights)
+    if log is None:
+        losses.worst = {side: worst._replace(update=None) for side, worst in losses.worst.items()}
+        losses.long = set(losses.worst)
+    about = "what the skip connections pass on of the gradient, from the last residual of a stack"
+    figures.write(stem, rows, draw(rows, label), table_of(losses), about)
+    for side, worst in losses.worst.items():
+        line = sentence(side, worst, side in losses.long)
         print_line(f"{line[0].upper()}{line[1:]}.")
 
 
-def table_of(rows: Sequence[Row]) -> list[list[str]]:
-    """A line for each stack: its size, its bound, and the largest angle of all updates."""
-    table = [["stack", "residuals", "largest angle allowed", "largest measured", "in"]]
-    for side in dict.fromkeys(row["stack"] for row in rows):
-        mine = select(rows, stack=side)
-        largest = max(mine, key=lambda row: row["angle"])
-        update = "" if largest["update"] is None else f", update {largest['update']}"
-        count = len({row["block"] for row in mine})
-        shown = [f"{largest[column]:.3f}" for column in ("bound", "angle")]
-        table.append([side, str(count), *shown, f"{largest['block']}{update}"])
+def table_of(losses: Losses) -> list[list[str]]:
+    """A line for each stack: its size, and the update at which it passes on least."""
+    table = [["stack", "residuals", "passed on, least", "at update", "mean cosine of x and F"]]
+    for side, worst in losses.worst.items():
+        update = "" if worst.update is None else str(worst.update)
+        cosine = fmean(weight.cosine for weight in worst.weights.values())
+        count = str(len(worst.weights))
+        table.append([side, count, fraction(worst.passed), update, f"{cosine:.2f}"])
     return table
 
 
@@ -247,81 +260,61 @@ def find_log(path: Path) -> Path | None:
     return logs[0] if logs else None
 
 
-def read(log: Path, label: str) -> tuple[list[Row], set[str]]:
-    """The rows of a skip log, and the blocks and stacks that were beyond their bound for long.
+def read(log: Path) -> dict[int, Weights]:
+    """Update -> the weights of a skip log.
 
-    Raises ``UserError`` for a log without angles, and for one of residuals without a norm after the
-    sum. A log that does not say which have one, as an older one, is taken for post-norm's.
+    Raises ``UserError`` for a log without cosines, and for one of residuals without a norm after
+    the sum.
     """
     logged = skip_log.read(log)
-    updates = {update: angles_in(values) for update, values in logged.items()}
-    blocks = dict.fromkeys(block for angles in updates.values() for block in angles)
-    if not blocks:
-        raise UserError(f"{log} has no angles, no tag {COS_Y_X}/…: {WRITES_ANGLES}")
-    *_, last = logged.values()
-    norms = by_block(last, NORM_AFTER_SUM)
-    without_norm = {block for block in blocks if norms.get(block) == 0}
-    bounds = bounds_of(blocks)
-    bounds = {block: bound for block, bound in bounds.items() if block not in without_norm}
-    if not bounds:
+    if not any(by_block(values, COS_X_F) for values in logged.values()):
+        raise UserError(f"{log} has no cosines, no tag {COS_X_F}/…: {WRITES_COSINES}")
+    updates = {update: weights_in(values) for update, values in logged.items()}
+    if not any(updates.values()):
         raise UserError(f"{log} {WITHOUT_NORMS}")
-    crossings = Crossings(bounds)
-    rows = []
-    for update, every_angle in updates.items():
-        angles = {block: angle for block, angle in every_angle.items() if block in bounds}
-        crossings.see(update, angles)
-        rows += rows_of(label, update, angles, bounds)
-    return rows, crossings.long
-
-
-def measure(study: Study) -> tuple[list[Row], set[str]]:
-    """The same of a checkpoint or a fresh network: the blocks and stacks that are beyond it now."""
-    (label,) = study.models
-    angles = angles_of(study, label)
-    bounds = bounds_of(skips(study.models[label]))
-    return rows_of(label, None, angles, bounds), beyond(angles, bounds)
+    return updates
 
 
 @torch.no_grad()
-def angles_of(study: Study, label: str) -> Angles:
-    """The angle of each residual that the bound is about, by its mean cosine over the examples.
+def measure(study: Study, label: str) -> Weights:
+    """The weights of a checkpoint or a fresh network, by means over the examples.
 
     Raises ``UserError`` where there is none.
     """
     model = study.models[label]
-    judged = with_norm_after_the_sum(model)
-    if not judged:
-        raise UserError(f"{label} {WITHOUT_NORMS}")
-    with PathProbe(model) as probe:
+    with SkipProbe(model) as probe, PathProbe(model) as paths:
         for batch in study.show_batches(label):
             study.losses(model, batch)
-    measured = probe.means()
-    return {block: angle_of(measured[block][COS_Y_X]) for block in judged}
+    weights = weights_in(summarise(probe, paths=paths))
+    if not weights:
+        raise UserError(f"{label} {WITHOUT_NORMS}")
+    return weights
 
 
-def rows_of(label: str, update: int | None, angles: Angles, bounds: Angles) -> list[Row]:
+def rows_of(label: str, update: int | None, weights: Weights) -> list[Row]:
     """A row for each residual, numbered within its stack."""
-    numbers = {block: number for number, block in enumerate(bounds)}
-    first: dict[str, int] = {}
-    for block, number in numbers.items():
-        first.setdefault(side_of(block), number)
-    return [
-        {
-            "model": label,
-            "update": update,
-            "block": block,
-            "stack": side_of(block),
-            "layer": layer_of(block),
-            "residual": numbers[block] - first[side_of(block)] + 1,
-            "angle": angle,
-            "bound": bounds[block],
-        }
-        for block, angle in angles.items()
-    ]
+    passed = passed_on(weights)
+    rows = []
+    for side, of_stack in stacks_in(weights).items():
+        for number, (block, weight) in enumerate(of_stack.items(), start=1):
+            rows.append(
+                {
+                    "model": label,
+                    "update": update,
+                    "block": block,
+                    "stack": side,
+                    "layer": layer_of(block),
+                    "residual": number,
+                    "weight": weight.of_x,
+                    "cosine": weight.cosine,
+                    "passed_on": passed[block],
+                }
+            )
+    return rows
 
 
 def draw(rows: Sequence[Row], label: str) -> Any:
-    """A panel for each stack: the angle by depth, a line for each update, the bound dashed."""
+    """A panel for each stack: what is passed on, by depth, a line for each update."""
     stacks = list(dict.fromkeys(row["stack"] for row in rows))
     figure, axes = figures.new_figure(len(stacks))
     updates = shown_updates([row["update"] for row in rows])
@@ -331,12 +324,11 @@ def draw(rows: Sequence[Row], label: str) -> Any:
             line = select(mine, update=update)
             name = label if update is None else f"update {update}"
             depths = [row["residual"] for row in line]
-            angles = [row["angle"] for row in line]
-            axis.plot(depths, angles, **figures.style(number), label=figures.label_text(name))
-        bound = mine[0]["bound"]
-        axis.axhline(bound, color="0.3", linestyle="--", label=f"largest allowed, {bound:.2f}")
-        axis.set(xlabel=f"residual of the {stack}", ylabel="angle between y and x (radians)")
-        axis.set_ylim(bottom=0.0)
+            values = [row["passed_on"] for row in line]
+            axis.plot(depths, values, **figures.style(number), label=figures.label_text(name))
+        axis.axhline(LEAST, color="0.3", linestyle="--", label=fraction(LEAST))
+        axis.set(xlabel=f"residual of the {stack}", ylabel="gradient that the skips pass on")
+        axis.set_yscale("log")
         axis.legend(fontsize="small")
     return figure
 

@@ -86,3 +86,16 @@ def gradient_ratio(values: Values, top: str, bottom: str) -> float:
     """
     norms = by_block(values, GRAD_NORM)
     return norms[top] / norms[bottom] if norms[bottom] > 0 else math.inf
+
+
+def angles(values: Values) -> dict[str, float]:
+    """Block -> the angle between y and x of one update: arccos of the mean cosine; NaN of NaN."""
+    cosines = by_block(values, COS_Y_X)
+    return {block: _arccos(cosine) for block, cosine in cosines.items()}
+
+
+def _arccos(cosine: float) -> float:
+    """arccos, of a cosine that rounding may have taken beyond 1; NaN of NaN."""
+    if math.isnan(cosine):
+        return math.nan
+    return math.acos(min(1.0, max(-1.0, cosine)))

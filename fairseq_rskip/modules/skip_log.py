@@ -23,7 +23,7 @@ from typing import Any
 from fairseq.distributed.utils import get_global_rank
 from fairseq.logging import progress_bar
 
-from fairseq_rskip.analysis.depth_check import AngleWarning
+from fairseq_rskip.analysis.depth_check import GradientWarning
 from fairseq_rskip.analysis.live import summarise
 from fairseq_rskip.analysis.paths import PathProbe
 from fairseq_rskip.analysis.probe import SkipProbe
@@ -75,7 +75,7 @@ class SkipLog:
         self.first = 0  # the update that this process began with
         self.last = 0  # the update that it logged last
         self.writer: Any = None
-        self.angles, self.streams = AngleWarning(model), StreamWarning()
+        self.gradient, self.streams = GradientWarning(), StreamWarning()
 
     def __call__(
         self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **options
@@ -104,7 +104,7 @@ class SkipLog:
         values = summarise(probe, scale, paths)
         if values:
             self.write(step, values)
-            for warning in (self.angles.line(step, values), self.streams.line(step, streams)):
+            for warning in (self.gradient.line(step, values), self.streams.line(step, streams)):
                 if warning:
                     logger.warning(warning)
         return loss, sample_size, output

@@ -185,7 +185,7 @@ COMMANDS = {
         _course,
     ),
     "depth-check": Command(
-        "the angle of every residual against the largest that its depth allows",
+        "what the skip connections of a stack pass on of the gradient",
         lambda parser: _add_models(parser, examples=1_000),
         _depth_check,
     ),

@@ -1,6 +1,7 @@
 """rskip analyze depth-check.
 
-Its angles are compared with hand-computed ones; the rest is what it says of them and refuses.
+Its weights are compared with a gradient and with values computed by hand; the rest is what it says
+of them and refuses.
 """
 
 import csv
@@ -10,41 +11,45 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from transformer_helpers import TINY, batch, build, randomise, sentences
 
-from fairseq_rskip.analysis import depth_check
-from fairseq_rskip.analysis.depth_check import AngleWarning, Crossings, largest_angle, least_lambda
+from fairseq_rskip.analysis import depth_check, skip_log
+from fairseq_rskip.analysis.depth_check import GradientWarning, Losses, Weight
 from fairseq_rskip.analysis.study import Study
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual import skips
+from fairseq_rskip.residual import create_skip
 from fairseq_rskip.tools import analyze
 
 SUBLAYERS = ("self_attn_skip", "final_skip")
+LAYERS = 8
 
 
-def write_log(folder, angles_of_updates, layers=8):
-    """Write a skip log of a decoder of two residuals a layer.
+def values_of(weights, layers=LAYERS):
+    """Tags of a decoder of two residuals a layer; ``weights``: layer -> p, 1 where unsaid.
 
-    ``angles_of_updates`` is update -> layer -> angle, 0.1 where unsaid.
+    F points along x, so that p = 1 / (1 + t), and x:F in y is 2.
     """
+    values = {}
+    for layer in range(layers):
+        p = weights.get(layer + 1, 1.0)
+        for sublayer in SUBLAYERS:
+            block = f"decoder.layers.{layer}.{sublayer}"
+            values[f"skip_x_to_F/{block}"] = 2.0
+            values[f"skip_F_over_x/{block}"] = 2.0 * (1 / p - 1)
+            values[f"skip_cos_x_F/{block}"] = 1.0
+            values[f"skip_norm_after_sum/{block}"] = 1.0
+    return values
+
+
+def write_log(folder, weights_of_updates):
     folder.mkdir()
-    lines = []
-    for step, angles in angles_of_updates.items():
-        line = {"step": step}
-        for layer in range(layers):
-            for sublayer in SUBLAYERS:
-                tag = f"skip_cos_y_x/decoder.layers.{layer}.{sublayer}"
-                line[tag] = math.cos(angles.get(layer + 1, 0.1))
-        lines.append(json.dumps(line))
+    lines = [
+        json.dumps({"step": step, **values_of(weights)})
+        for step, weights in weights_of_updates.items()
+    ]
     (folder / "skips.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def round_bound(monkeypatch):
-    """A bound of 2 / sqrt(N), whose values are easy to check by hand."""
-    monkeypatch.setattr(depth_check, "CONSTANT", 2.0)
-    monkeypatch.setattr(depth_check, "EXPONENT", 0.5)
 
 
 @pytest.fixture
@@ -59,91 +64,110 @@ def check(tmp_path, capsys):
     return run
 
 
-def test_the_bound_is_the_constant_over_a_power_of_the_residuals(monkeypatch):
-    monkeypatch.setattr(depth_check, "CONSTANT", 3.0)
-    monkeypatch.setattr(depth_check, "EXPONENT", 0.5)
-    assert [largest_angle(residuals) for residuals in (1, 9, 36)] == [3.0, 1.0, 0.5]
-    monkeypatch.setattr(depth_check, "EXPONENT", 1.0)
-    assert largest_angle(6) == 0.5
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("xskip", {"skip_lambda": 3}),
+        ("rskip", {"skip_lambda": 4}),
+        ("angle", {"angle": 0.6, "angle_exponent": 0.0}),
+    ],
+)
+@pytest.mark.parametrize("cosine", [-0.5, 0.0, 0.6, 1.0])
+def test_the_weight_is_what_a_gradient_across_x_and_F_keeps(kind, options, cosine):
+    """Autograd of the skip, at |F| = 2 |x| and a gradient at right angles to x, F and the mean."""
+    torch.manual_seed(1)
+    dim = 64
+    vectors = torch.randn(3, dim, dtype=torch.float64)
+    vectors -= vectors.mean(-1, keepdim=True)
+    x, across, gradient = torch.linalg.qr(vectors.T)[0].T * math.sqrt(dim)
+    f_x = 2 * (cosine * x + math.sqrt(1 - cosine**2) * across)
+    skip = create_skip(kind, dim, **options).double()
+    x, f_x = x[None].clone().requires_grad_(), f_x[None]
+    skip(x, f_x).backward(gradient[None])
+
+    values = {
+        "skip_x_to_F/b": float(skip.ratio(x.detach(), f_x).detach().mean()),
+        "skip_F_over_x/b": 2.0,
+        "skip_cos_x_F/b": cosine,
+    }
+    (weight,) = depth_check.weights_in(values).values()
+    assert x.grad.norm() / gradient.norm() == pytest.approx(weight.of_x, rel=1e-4)  # G's eps
 
 
-def test_least_lambda_is_the_first_whose_angle_fits():
-    for angle in (2.0, 1.5, 0.8, 0.33, 0.19, 0.01):
-        steps = least_lambda(angle)
-        assert math.pi / 2**steps <= angle
-        assert steps == 1 or math.pi / 2 ** (steps - 1) > angle
+def test_a_branch_of_zero_and_a_sum_without_a_norm_take_nothing():
+    values = values_of({1: 0.5}, layers=2)
+    del values["skip_cos_x_F/decoder.layers.0.final_skip"]  # undefined where F is zero
+    values["skip_norm_after_sum/decoder.layers.1.final_skip"] = 0.0
+    weights = depth_check.weights_in(values)
+    assert {block: weight.of_x for block, weight in weights.items()} == {
+        "decoder.layers.0.self_attn_skip": pytest.approx(0.5),
+        "decoder.layers.1.self_attn_skip": 1.0,
+    }
+    assert [*depth_check.passed_on(weights).values()] == pytest.approx([0.5, 1.0])
 
 
-def test_crossings_need_every_logged_update_of_a_hundred():
-    crossings = Crossings({"decoder.layers.0.final_skip": 0.5})
+def test_a_loss_needs_every_logged_update_of_a_hundred():
+    losses = Losses()
 
-    def see(step, angle):
-        crossings.see(step, {"decoder.layers.0.final_skip": angle, "encoder.unknown": 9.0})
-        return bool(crossings.long)
+    def see(step, of_x):
+        losses.see(step, {"decoder.layers.0.final_skip": Weight(of_x, 0.5)})
+        return bool(losses.long)
 
-    assert not see(10, 0.6) and not see(60, 0.6) and not see(100, 0.4)
-    assert not see(150, 0.6) and not see(200, 0.6)
-    assert see(250, 0.6)
-    assert see(300, 0.1)
+    assert not see(10, 0.01) and not see(60, 0.01) and not see(100, 0.5)
+    assert not see(150, 0.01) and not see(200, 0.02)
+    assert see(250, 0.02)
+    assert see(300, 1.0)
+    worst = losses.worst["decoder"]
+    assert (worst.update, worst.passed) == (10, 0.01)
 
 
-def test_a_log_names_the_layers_that_are_beyond_for_long(check, tmp_path):
-    far = dict.fromkeys((1, 2, 3, 6, 7, 8), 1.0)
-    updates = {50: far, 100: far, 150: far, 200: {**far, 5: 1.0}}
+def test_a_log_says_what_is_passed_on_and_where_it_is_lost(check, tmp_path):
+    """Layers 1 to 4 keep half, twice each: 1/256; a share of ln 30 for each of 16 is 0.213."""
+    lossy = dict.fromkeys((1, 2, 4, 5), 0.5)
+    updates = {50: lossy, 100: lossy, 150: {**lossy, 8: 0.81}, 200: lossy}
     out, rows = check(write_log(tmp_path / "run", updates))
     assert (
-        "Layers 1-3, 6-8 of the decoder are beyond 0.50, the largest angle for its depth "
-        "(docs/depth.md): expect the gradient to vanish; λ ≥ 3 in rSkip keeps within it."
+        "The skip connections of the decoder pass on 1/390 of the gradient at update 150, most of "
+        "it lost in layers 1-2, 4-5: expect it to vanish. The cosine of x and F is 1.00 on "
+        "average; about 1.8 times the λ of xSkip, or 1 more in rSkip, would be enough "
+        "(docs/depth.md)."
     ) in out
     assert len(rows) == 4 * 16
     first = [row for row in rows if row["update"] == "50"]
-    assert [float(row["angle"]) for row in first] == pytest.approx(
-        [1.0] * 6 + [0.1] * 4 + [1.0] * 6
+    assert [float(row["passed_on"]) for row in first] == pytest.approx(
+        [1 / 256, 1 / 128, 1 / 64, 1 / 32, 1 / 16, 1 / 16, 1 / 16, 1 / 8, 1 / 4, 1 / 2] + [1.0] * 6
     )
     assert [row["residual"] for row in first] == [str(number) for number in range(1, 17)]
-    assert {row["bound"] for row in rows} == {"0.5"}
     assert (tmp_path / "out.png").stat().st_size > 1000
 
 
-def test_one_large_angle_in_a_stack_that_is_within_the_bound(check, tmp_path):
-    out, _ = check(write_log(tmp_path / "run", {100: {1: 0.8}, 200: {1: 0.8}}))
-    assert "Layer 1 of the decoder is beyond 0.50" in out
-    assert "but the stack as a whole is within it." in out
-    assert "vanish" not in out
+def test_a_gradient_that_is_lost_for_a_moment_and_one_that_is_kept(check, tmp_path):
+    out, _ = check(write_log(tmp_path / "run", {50: {1: 0.1}, 100: {}, 200: {}}))
+    assert (
+        "The skip connections of the decoder pass on 1/100 of the gradient at update 50, but less "
+        "than 1/30 not for 100 updates in a row."
+    ) in out
+    out, _ = check(write_log(tmp_path / "other", {50: {1: 0.5}, 200: {}}))
+    assert (
+        "The skip connections of the decoder pass on 1/4 of the gradient at update 50: it reaches "
+        "the first layer (docs/depth.md)."
+    ) in out
 
 
-def test_a_log_whose_angles_are_all_small(check, tmp_path):
-    out, _ = check(write_log(tmp_path / "run", {100: {}, 200: {}}))
-    assert "No layer of the decoder is beyond 0.50, the largest angle" in out
-
-
-def test_a_log_without_angles_says_which_option_writes_them(check, tmp_path):
+def test_a_log_without_cosines_says_which_option_writes_them(check, tmp_path):
     (tmp_path / "skips.jsonl").write_text('{"step": 1, "skip_x_to_F/blocks.0.skip": 2.0}\n')
-    with pytest.raises(UserError, match=r"has no angles.*--skip-log-interval N, which writes them"):
+    says = r"has no cosines.*--skip-log-interval N, which writes them"
+    with pytest.raises(UserError, match=says):
         check(tmp_path / "skips.jsonl")
 
 
-def test_residuals_without_a_norm_after_the_sum_are_not_judged(check, tmp_path):
-    far = dict.fromkeys(range(1, 9), 1.0)
-    folder = write_log(tmp_path / "run", {50: far, 200: far})
-    log = folder / "skips.jsonl"
-
-    def without_norm(layers):
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        for line in lines:
-            for layer in range(8):
-                for sublayer in SUBLAYERS:
-                    tag = f"skip_norm_after_sum/decoder.layers.{layer}.{sublayer}"
-                    line[tag] = float(layer + 1 not in layers)
-        log.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
-
-    without_norm((1, 2, 3))
-    out, rows = check(folder)
-    assert "Layers 4-8 of the decoder are beyond 0.50" in out  # 2 / sqrt(16): all residuals count
-    assert len(rows) == 2 * 10
-    without_norm(range(1, 9))
-    with pytest.raises(UserError, match="no skip connection with a norm after the sum"):
-        check(folder)
+def test_residuals_without_a_norm_after_the_sum_are_refused(check, tmp_path):
+    values = values_of({})
+    values |= {tag: 0.0 for tag in values if tag.startswith("skip_norm_after_sum")}
+    log = tmp_path / "skips.jsonl"
+    log.write_text(json.dumps({"step": 50, **values}) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match="no skip connection a x .* with a norm after the sum"):
+        check(log)
 
 
 def test_a_folder_of_several_logs_is_refused(check, tmp_path):
@@ -166,26 +190,30 @@ def study_of(model):
     )
 
 
-def test_angles_of_a_model_are_those_between_y_and_x():
-    model = build("transformer_rskip_ln_tiny", **TINY).eval()
+def test_the_weight_in_a_model_is_that_of_x_before_the_norm():
+    """xSkip with λ = 2: |2 x| / |2 x + F|, by the lengths of each sentence and the mean cosine."""
+    model = build("transformer_xskip_ln_tiny", skip_lambda=2, **TINY).eval()
     randomise(model)
-    measured = depth_check.angles_of(study_of(model), "m")
+    measured = depth_check.measure(study_of(model), "m")
     seen = {}
     skip = model.decoder.layers[1].final_skip
-    skip.register_forward_hook(lambda _, args, y: seen.update(x=args[0], y=y))
+    skip.register_forward_hook(lambda _, args, y: seen.update(x=args[0], f_x=args[1]))
     sample = batch(sentences())
     model(*sample)
-    x, y = seen["x"].double(), seen["y"].double()
-    cosines = (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1))
     kept = sample[2].ne(model.decoder.padding_idx).T
-    expected = math.acos(cosines[kept].mean().item())
-    assert measured["decoder.layers.1.final_skip"] == pytest.approx(expected, rel=1e-4)
+    x, f_x = (seen[name].double().where(kept[..., None], 0.0) for name in ("x", "f_x"))
+    cosine = ((x * f_x).sum(-1) / (x.norm(dim=-1) * f_x.norm(dim=-1)))[kept].mean()
+    t = (f_x.norm(dim=(0, 2)) / x.norm(dim=(0, 2))).mean() / 2
+    expected = 1 / math.sqrt(1 + 2 * t * cosine + t**2)
+    weight = measured["decoder.layers.1.final_skip"]
+    assert weight.of_x == pytest.approx(expected, rel=1e-4)
+    assert weight.cosine == pytest.approx(cosine.item(), rel=1e-4)
 
 
 def test_a_model_without_a_norm_after_the_sum_is_refused():
     model = build("transformer_preln_tiny", **TINY).eval()
-    with pytest.raises(UserError, match="no skip connection with a norm after the sum"):
-        depth_check.angles_of(study_of(model), "m")
+    with pytest.raises(UserError, match="with a norm after the sum"):
+        depth_check.measure(study_of(model), "m")
 
 
 def test_a_fresh_model_is_measured_on_the_examples(monkeypatch, check):
@@ -195,38 +223,32 @@ def test_a_fresh_model_is_measured_on_the_examples(monkeypatch, check):
     out, rows = check("m=fresh:transformer_rskip_ln_tiny")
     assert [row["stack"] for row in rows] == ["encoder"] * 4 + ["decoder"] * 6
     assert {row["update"] for row in rows} == {""}
-    assert "of the encoder is beyond 1.00" in out and "of the decoder is beyond 0.82" in out
-    assert "extrapolated: docs/depth.md measured 6 residuals and more" in out  # the encoder has 4
+    for side in ("encoder", "decoder"):
+        assert f"The skip connections of the {side} pass on 1/" in out
+    assert out.count("of the gradient: it reaches the first layer") == 2
 
 
-def test_a_training_is_warned_once_and_only_where_a_norm_follows():
-    model = build("transformer_rskip_ln_tiny", **TINY)
-    warning = AngleWarning(model)
-    blocks = [name for name in skips(model) if name.startswith("decoder")]
-    values = {f"skip_cos_y_x/{block}": math.cos(0.5) for block in blocks}
-    values["skip_cos_y_x/decoder.layers.1.final_skip"] = math.cos(1.0)
-    assert [warning.line(step, values) for step in (1, 50, 150)] == ["", "", ""]  # one alone
-    values = {**values, "skip_cos_y_x/decoder.layers.1.self_attn_skip": math.cos(2.0)}
-    assert warning.line(100, values) == ""
-    line = warning.line(200, values)
-    assert line.startswith("since 100 updates or more layer 2 of the decoder is beyond 0.82")
+def test_a_training_is_warned_once():
+    warning = GradientWarning()
+    lossy = values_of(dict.fromkeys(range(1, 9), 0.5))
+    assert [warning.line(step, lossy) for step in (1, 50, 100)] == ["", "", ""]
+    line = warning.line(101, lossy)
+    assert line.startswith(
+        "for 100 updates or more too little: the skip connections of the decoder"
+    )
+    assert "pass on 1/65,536 of the gradient at update 1" in line
     assert line.endswith("(rskip analyze depth-check)")
-    assert warning.line(300, values) == ""
-    plain = AngleWarning(build("transformer_preln_tiny", **TINY))
-    assert [plain.line(step, values) for step in (100, 200, 300)] == ["", "", ""]
+    assert warning.line(300, lossy) == ""
+    kept = GradientWarning()
+    assert [kept.line(step, values_of({})) for step in (100, 200, 300)] == ["", "", ""]
 
 
-def test_a_stack_can_be_beyond_while_its_large_angle_moves_between_layers():
-    bounds = dict.fromkeys((f"decoder.layers.{layer}.final_skip" for layer in range(4)), 0.3)
-    crossings = Crossings(bounds)
-    for step in range(0, 210, 10):
-        large = list(bounds)[step // 10 % 4]
-        crossings.see(step, {block: 1.5 if block == large else 0.1 for block in bounds})
-    assert crossings.long == {"decoder"}
-    line = depth_check.sentence("decoder", crossings.long, bounds)
-    assert line.startswith("the decoder as a whole is beyond 0.30")
+def test_fractions_are_short():
+    shares = (1.0, 0.8, 1 / 30, 1 / 12_345, 1e-7, 0.0)
+    written = ["all", "1/1.2", "1/30", "1/12,345", "1/1.0e+07", "nothing"]
+    assert [depth_check.fraction(share) for share in shares] == written
 
 
 def test_a_cosine_that_is_not_a_number_is_no_angle():
-    assert math.isnan(depth_check.angle_of(math.nan))
-    assert depth_check.angle_of(1.0000001) == 0
+    angles = skip_log.angles({"skip_cos_y_x/a": math.nan, "skip_cos_y_x/b": 1.0000001})
+    assert math.isnan(angles["a"]) and angles["b"] == 0

@@ -243,18 +243,19 @@ def test_fairseq_train_logs_trains_alike_and_resumes_at_another_interval(tiny_co
     )
 
 
-def test_residuals_beyond_their_largest_angle_are_warned_of_once(
+def test_skips_that_pass_on_too_little_of_the_gradient_are_warned_of_once(
     model, folder, monkeypatch, caplog
 ):
-    monkeypatch.setattr(depth_check, "CONSTANT", 0.01)
+    monkeypatch.setattr(depth_check, "LEAST", 0.99)
     log = SkipLog(train_step, model, interval=50)
     run(log, model, (49, 99))
-    assert "beyond" not in caplog.text
+    assert "pass on" not in caplog.text
     run(log, model, (149, 199))
     log.writer.close()
-    (warning,) = [line for line in caplog.messages if "beyond" in line]
-    assert "layers 1-2 of the encoder are beyond" in warning
-    assert "layers 1-2 of the decoder are beyond" in warning
+    (warning,) = [line for line in caplog.messages if "pass on" in line]
+    assert "the skip connections of the encoder pass on 1/" in warning
+    assert "the skip connections of the decoder pass on 1/" in warning
+    assert warning.count("most of it lost in layers 1-2") == 2
 
 
 def test_streams_that_are_copies_are_warned_of_once(folder, caplog):
