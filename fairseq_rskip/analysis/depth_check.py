@@ -13,7 +13,7 @@ Without a norm after the sum, as in pre-norm, p is 1: such residuals are left ou
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -212,12 +212,13 @@ def report(models: Sequence[str], stem: Path, load_study: Callable[[], Study]) -
         raise UserError(f"{len(models)} models or logs: depth-check expects one")
     label, path = label_and_path(models[0])
     log = find_log(Path(path))
+    updates: dict[int | None, Weights]
     if log is None:
         study = load_study()
         (label,) = study.models
-        updates: dict[int | None, Weights] = {None: measure(study, label)}
+        updates = {None: measure(study, label)}
     else:
-        updates = {**read(log)}
+        updates = read(log)
     losses = Losses()
     rows = []
     for update, weights in updates.items():
@@ -260,7 +261,7 @@ def find_log(path: Path) -> Path | None:
     return logs[0] if logs else None
 
 
-def read(log: Path) -> dict[int, Weights]:
+def read(log: Path) -> dict[int | None, Weights]:
     """Update -> the weights of a skip log.
 
     Raises ``UserError`` for a log without cosines, and for one of residuals without a norm after
@@ -269,7 +270,9 @@ def read(log: Path) -> dict[int, Weights]:
     logged = skip_log.read(log)
     if not any(by_block(values, COS_X_F) for values in logged.values()):
         raise UserError(f"{log} has no cosines, no tag {COS_X_F}/…: {WRITES_COSINES}")
-    updates = {update: weights_in(values) for update, values in logged.items()}
+    updates: dict[int | None, Weights] = {}
+    for update, values in logged.items():
+        updates[update] = weights_in(values)
     if not any(updates.values()):
         raise UserError(f"{log} {WITHOUT_NORMS}")
     return updates

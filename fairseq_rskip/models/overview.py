@@ -1,24 +1,9 @@
 """The text of ``rskip train --archs``: every rule with its equation and options, every size."""
 
-import re
 from typing import Any
 
 from fairseq_rskip.models.architectures import FAMILIES, LM_SIZES, SIZES, VARIANTS
-from fairseq_rskip.residual import KINDS
-
-
-def equation(kind: str) -> str:
-    """The equations of a kind, as the first sentence of its docstring has them."""
-    docstring = " ".join((KINDS[kind].__doc__ or "").split())
-    parts = docstring.split("``")
-    texts, quoted = parts[::2], parts[1::2]
-    formulas: list[str] = []
-    for text_before, formula in zip(texts, quoted):
-        if formulas and re.search(r"[.:] ", text_before):
-            break
-        if " = " in formula:
-            formulas.append(formula)
-    return ", ".join(formulas)
+from fairseq_rskip.residual.registry import equation
 
 
 def options_of_variant(variant: str) -> str:

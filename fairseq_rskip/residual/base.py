@@ -270,10 +270,16 @@ class SkipConnection(Layout, WithRule):
     def constants(self) -> dict[str, float]:
         """The numbers of the equation at this place, by the papers' symbols.
 
-        Learned scalars and vectors have their mean; matrices are left out.
+        A learned vector of unequal values has its mean, named as such; matrices are left out.
         """
-        vectors = {name: p for name, p in self.learned().items() if p.dim() < 2}
-        return {name: float(p.detach().double().mean()) for name, p in vectors.items()}
+        numbers = {}
+        for name, parameter in self.learned().items():
+            if parameter.dim() >= 2:
+                continue
+            values = parameter.detach().double()
+            is_one_value = bool((values == values.flatten()[0]).all())
+            numbers[name if is_one_value else f"mean {name}"] = float(values.mean())
+        return numbers
 
     def coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None

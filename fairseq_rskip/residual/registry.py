@@ -1,5 +1,6 @@
 """The kinds of skip connections by name."""
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -46,3 +47,17 @@ def rule_of(kind: str) -> Any:
         hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
         raise OptionError("kind", kind, f"one of {', '.join(KINDS)}", reason=hint)
     return KINDS[kind]
+
+
+def equation(kind: str) -> str:
+    """The equations of a kind, as the first sentence of its docstring has them."""
+    docstring = " ".join((KINDS[kind].__doc__ or "").split())
+    parts = docstring.split("``")
+    texts, quoted = parts[::2], parts[1::2]
+    formulas: list[str] = []
+    for text_before, formula in zip(texts, quoted):
+        if formulas and re.search(r"[.:] ", text_before):
+            break
+        if " = " in formula:
+            formulas.append(formula)
+    return ", ".join(formulas)

@@ -40,9 +40,10 @@ InitialWeight = Annotated[float, Real(WEIGHT_HELP, affects="start")]
 
 
 def least_scale(place: Place) -> float:
-    """``λ = sqrt(N)``: LN(λx + F) in a stack of N residuals then keeps e^(-1/2) of a gradient.
+    """``λ = sqrt(N)``, an estimate for LN(λx + F) in a stack of N residuals.
 
-    docs/depth.md derives it.
+    With |F| = |x| at right angles the skips then pass on e^(-1/2) of a gradient; where F points
+    along x, less, and the less the deeper the stack (docs/depth.md).
     """
     return math.sqrt(place.num_blocks)
 
@@ -50,7 +51,7 @@ def least_scale(place: Place) -> float:
 def least_steps(place: Place) -> int:
     """``λ = 1 + log_4(N) + log_2(atan(1))``, rounded up.
 
-    The same as :func:`least_scale` for Eq. 4, where each step halves the angle.
+    The same estimate as :func:`least_scale` for Eq. 4, where each step halves the angle.
     """
     return max(1, math.ceil(1 + math.log(place.num_blocks, 4) + math.log2(math.atan(1.0))))
 

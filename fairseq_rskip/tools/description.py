@@ -25,6 +25,7 @@ from fairseq_rskip.ops import in_use
 from fairseq_rskip.pretrained import bundled_names
 from fairseq_rskip.residual import BranchWeights, SkipConnection, skips
 from fairseq_rskip.residual.profile import wanting_profile
+from fairseq_rskip.residual.registry import equation
 
 GREEK = {"lambda": "λ", "alpha": "α", "beta": "β", "gamma": "γ", "omega": "ω"}
 ALIKE = 0.1  # measured values of blocks that differ by less are shown as one
@@ -77,6 +78,11 @@ def describe(name: str, options: list[str]) -> None:
         computed_by = "torch" if backend.name == "torch" else "our compiled operator"
         print_line(f"sums and the norms after them computed by {computed_by} ({backend.reason})")
     print_line("\n".join([*table(rows), COLUMNS]))
+    for kind in dict.fromkeys(row.rule for row in rows):
+        if formula := equation(kind):
+            print_line(f"{kind}: {formula} (docs/rules.md)")
+    if "auto" in options:
+        print_line("λ is auto's estimate from the number of residuals (docs/depth.md)")
     if wanting_profile(model):
         print_line("ω, or λ from the gradient, is set from the first batch of a training")
 

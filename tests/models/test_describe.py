@@ -51,6 +51,16 @@ def test_a_transformers_skips_in_order_with_constants_norms_and_parameters(capsy
     )
 
 
+def test_what_is_no_single_number_says_so(capsys):
+    assert main(["describe", "transformer_lm_gru_gate_tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "mean branch_bias=0.6667 stream_bias=0" in out  # of b = 2, 0, 0 and of zeros
+    assert main(["describe", "transformer_xskip_ln_tiny", "--skip-lambda", "auto"]) == 0
+    out = capsys.readouterr().out
+    assert "xskip λ=2 " in out and "xskip: y = G(lambda * x + alpha * F)" in out
+    assert "λ is auto's estimate from the number of residuals (docs/depth.md)" in out
+
+
 def test_a_language_model_is_a_decoder_alone():
     skips = described("transformer_lm_deepnorm_tiny", "--decoder-layers", "6")
     assert [(skip["side"], skip["sublayer"]) for skip in skips] == 6 * [
@@ -68,7 +78,7 @@ def test_a_parameter_that_a_layer_shares_is_counted_once():
 def test_layers_that_are_alike_are_one_row_that_fits_a_terminal(capsys):
     options = ["--encoder-layers", "9", "--skip-post-share", "0.34"]
     assert main(["describe", "transformer_mixln_tiny", *options]) == 0
-    first, ops, head, *lines, columns = capsys.readouterr().out.splitlines()
+    first, ops, head, *lines, columns, formula = capsys.readouterr().out.splitlines()
     assert first.startswith("transformer_mixln_tiny: 24 skip connections with 3,072 of ")
     assert first.endswith(" parameters, embeddings and output projection not counted")
     assert ops == "sums and the norms after them computed by torch (RSKIP_OPS=torch)"
@@ -78,6 +88,7 @@ def test_layers_that_are_alike_are_one_row_that_fits_a_terminal(capsys):
         *(["decoder", "0-1", name] for name in ("self_attn", "encoder_attn", "ffn")),
     ]
     assert lines[0].split()[3:8] == ["mixln", "a=0.34", "after", "layer", "128"]
+    assert formula.startswith("mixln: ") and formula.endswith(" (docs/rules.md)")
     assert columns.startswith("added: parameters of rule and norm; std / Xavier's: ")
     assert max(map(len, [*lines, columns])) <= 90
 

@@ -11,7 +11,7 @@ STEPS = {1: 2, 6: 3, 18: 4, 36: 5, 72: 5, 144: 6}  # of a decoder; the page's ta
 
 
 @pytest.mark.parametrize("depth", STEPS)
-def test_the_law_at_the_depths_of_the_page(depth):
+def test_the_estimate_at_the_depths_of_the_page(depth):
     place = Place(depth=depth, sublayers=3)
     assert create_skip("rskip", 8, skip_lambda="auto", place=place).steps == STEPS[depth]
     scaled = create_skip("xskip", 8, skip_lambda="auto", place=place)
@@ -23,7 +23,7 @@ def test_the_law_at_the_depths_of_the_page(depth):
 
 
 @pytest.mark.parametrize("depth", STEPS)
-def test_residuals_keep_what_the_law_promises(depth):
+def test_residuals_keep_what_the_estimate_says(depth):
     """The weight of x in y, cos θ, to the power of N is at least e^(-1/2).
 
     One step less loses more.
