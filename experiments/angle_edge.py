@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy
 import pandas
+import statsmodels.api
 from scipy import stats
 
 from fairseq_rskip.analysis import figures, skip_log
@@ -231,6 +232,25 @@ def losses(table: pandas.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
+def by_residuals_and_layers(edge_table: pandas.DataFrame) -> list[str]:
+    """Translation's edges over the language model's, at equal residuals and at equal layers.
+
+    ln edge has one slope for both tasks and an offset for translation: 1 with the right count.
+    """
+    lines = []
+    is_translation = (edge_table["task"] == "translation").astype(float)
+    layers = edge_table["residuals"] / numpy.where(is_translation == 1, 3, 2)
+    for name, count in (("residuals", edge_table["residuals"]), ("layers", layers)):
+        about = pandas.DataFrame({"ln N": numpy.log(count), "translation": is_translation})
+        model = statsmodels.api.OLS(
+            numpy.log(edge_table["edge"]), statsmodels.api.add_constant(about)
+        ).fit()
+        ratio = math.exp(model.params["translation"])
+        low, high = numpy.exp(model.conf_int(1 - CONFIDENCE).loc["translation"])
+        lines.append(f"at equal {name} {ratio:.2f} ({low:.2f} to {high:.2f})")
+    return lines
+
+
 def describe(edge_table: pandas.DataFrame) -> str:
     """The fit to the edges in words."""
     fit = fit_exponent(edge_table)
@@ -303,6 +323,8 @@ def main() -> None:
     for lr, part in inside.groupby("lr"):
         if part["task"].nunique() > 1:
             print_line(f"  both tasks, rate {lr:g}: {describe(part)}")
+            ratios = ", ".join(by_residuals_and_layers(part))
+            print_line(f"  translation's edge over the language model's: {ratios}")
     for (task, lr), part in inside.groupby(["task", "lr"]):
         deeper = part[part["residuals"] >= part["residuals"].median()]
         if deeper["residuals"].nunique() >= FEWEST_DEPTHS:

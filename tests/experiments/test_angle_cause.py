@@ -40,3 +40,23 @@ def test_the_edge_is_extrapolated_by_the_measured_power_law(tmp_path, monkeypatc
     pandas.DataFrame(rows).to_csv(file, index=False)
     monkeypatch.setattr(angle_cause, "EDGES", file)
     assert angle_cause.edge_at(108, 0.003) == pytest.approx(3 * 108**-0.8)
+
+
+def test_the_archived_runs_give_the_table_of_the_page():
+    """docs/depth-history.md, "which comes first": λ = 2 to 5 at 36+36 layers and rate 0.003."""
+    table = pandas.read_csv(ROOT / "results" / "angle_cause.csv")
+    table = table[(table["rule"] == "rskip") & (table["lr"] == 0.003)]
+    edge = angle_cause.edge_at(108, 0.003)
+    assert round(edge, 3) == 0.118
+    found = {}
+    for scale, run in table.groupby("lambda"):
+        answer = angle_cause.answer(run, edge)
+        angles = (round(answer[name], 3) for name in ("angle at first", "largest angle"))
+        crossed = (answer["angle beyond the edge from"], answer["ratio above 30 from"])
+        found[scale] = (*angles, *crossed, round(answer["largest ratio from update 50 on"], 1))
+    assert found == {
+        2: (0.258, 0.262, 1, 8, 18330000.0),
+        3: (0.11, 0.151, 4, 15, 3667.0),
+        4: (0.055, 0.084, None, 24, 17.3),
+        5: (0.038, 0.060, None, None, 9.6),
+    }

@@ -103,6 +103,17 @@ def test_the_longer_training_has_the_figures_of_its_csv():
     assert f"at the end {max(ends) - min(ends):.2f}," in README
 
 
+def test_the_last_rule_and_the_speed_on_a_gpu_are_those_of_their_csvs():
+    with (ROOT / "results/gpu/multi30k_rows.csv").open(encoding="utf-8") as file:
+        angle = next(row for row in csv.DictReader(file) if row["row"].startswith("fixed angle"))
+    mean, low, high = (f"{float(angle[name]):.3f}" for name in ("difference", "low", "high"))
+    assert f"{mean} behind post-norm ({low} to {high}; Holm p 0.16 over seven)" in README
+    with (ROOT / "results/gpu/transformer_fp16.csv").open(encoding="utf-8") as file:
+        speeds = {row["model"]: row["training_over_stock"] for row in csv.DictReader(file)}
+    share = f"{float(speeds['RSKIP_OPS=torch rskip_ln:2']):.2f}"
+    assert f"Transformer-Base with 2rSkip+LN trains at {share} of stock's speed" in README
+
+
 def test_the_pairs_have_the_figures_of_their_csvs():
     def pairs(name):
         with (ROOT / "results/gpu" / name).open(encoding="utf-8") as file:
