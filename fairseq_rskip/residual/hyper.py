@@ -84,10 +84,10 @@ class HyperConnection(MatrixSkip):
     one in each block, W at 0, s at 0.01: the sum of the rows is then n times the plain pre-norm
     stack. Zhu et al. 2025, "Hyper-Connections", arXiv 2409.19606; code
     lucidrains/hyper-connections. The paper also scales the initial standard deviation of what
-    writes to the stream (out, fc2) by sqrt(n), so that the output of the stack keeps its size:
-    ``output_init="sqrt_n"``, where we read the factor as a division, as each branch is written to n
-    rows that are summed. The paper lets the W decay; here they do not. n = 1 is only initially
-    pre-norm.
+    writes to the stream (out, fc2) by sqrt(n): ``output_init="sqrt_n"``, where we read the factor
+    as a division, as each branch is written to n rows that are summed. The sum at the end is then
+    ``n x + sqrt(n) F``, where it is ``n (x + F)`` otherwise. The paper lets the W decay; here they
+    do not. n = 1 is only initially pre-norm.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ def rule_of(kind: str) -> Any:
     Raises :class:`.OptionError`, with the known kinds, for another name.
     """
     if not isinstance(kind, str) or kind not in KINDS:
-        hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
+        hint = did_you_mean(re.sub("[ -]", "_", kind), KINDS) if isinstance(kind, str) else ""
         raise OptionError("kind", kind, f"one of {', '.join(KINDS)}", reason=hint)
     return KINDS[kind]
 

@@ -256,6 +256,20 @@ def test_hyper_connections_start_with_outputs_over_the_root_of_n():
         assert found == {"fc1": 1.0, "fc2": factor, "v": 1.0, "out": factor}
 
 
+def test_the_root_of_n_start_takes_it_from_the_branch_and_not_from_x():
+    """The sum at the end of a block is n x + sqrt(n) F; it is n (x + F) with the plain start."""
+    x, drawn = torch.randn(5, 2, 8), torch.randn(8, 8)
+    ends = {}
+    for choice in ("plain", "sqrt_n"):
+        (layer,) = skip_stack("hyper", 8, layers=1, sublayers=("ffn",), output_init=choice)
+        weight = torch.nn.Parameter(drawn.clone())
+        layer["ffn"].initialise({"fc2": Weight(weight, 1.0)})
+        h, carried = layer["ffn"].prepare(x)
+        ends[choice] = layer["ffn"](x, h @ weight.T, carried)
+    branches = {choice: end - 4 * x for choice, end in ends.items()}
+    torch.testing.assert_close(branches["sqrt_n"], branches["plain"] / 2)
+
+
 @pytest.mark.parametrize("kind", ["deepnorm", "fixup", "tfixup", "gpt2", "ngpt", "hyper", "rskip"])
 def test_a_branch_of_modules_is_refused_in_one_line(kind):
     skip = create_skip(kind, 4, place=Place(depth=2, other_depth=2))
