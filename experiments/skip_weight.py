@@ -1,9 +1,10 @@
 """What shrinks the gradient of a deep decoder: the angle between y and x, or the weight of x?
 
 ``python experiments/skip_weight.py RUNS ...`` takes folders of runs with a log of their skip
-connections, such as results/skip_weight_logs.tar.xz unpacked. It writes results/skip_weight.csv, a
-row for each logged update, and a figure, and answers what docs/depth-history.md registers ("the
-older trainings once more" and "the weight of x"). The columns:
+connections, such as ``weight`` of results/skip_weight_logs.tar.xz, unpacked. It writes
+results/skip_weight.csv, a row for each logged update, and a figure, and answers what
+docs/depth-history.md registers ("the older trainings once more" and "the weight of x"). With
+``--output STEM`` it writes STEM.csv, .png and .pdf instead. The columns:
 
 ``ratio``: the gradient's norm behind the decoder's last residual over that behind the last one of
 its first layer, infinite where none is left. ``predicted``: that ratio by the weights of x and by
@@ -31,7 +32,7 @@ from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.residual import Place, SkipConnection, create_skip
 from fairseq_rskip.tools.experiments.finished import FinishedRun, finished_runs
 
-STEM = Path(__file__).resolve().parents[1] / "results" / "skip_weight"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 # the rules that the page has a formula for: y = G(a x + b F), or rSkip+LN's recursion
 KIND_OF_ARCH = {
     "rskip_ln": "rskip",
@@ -41,7 +42,9 @@ KIND_OF_ARCH = {
     "angle": "angle",
     "preln": "preln",
 }
-OLDER = ["rskip", "xskip", "deepnorm"]  # the rules of the older trainings
+OLDER = ["rskip", "xskip", "deepnorm"]  # the rules of the older trainings, at up to 36 layers
+# the runs that the idea came from, all at 36 layers and 0.003: rule and λ
+LOOKED_AT = [("rskip", 4), ("rskip", 6), ("xskip", 4), ("xskip", 6), ("xskip", 8)]
 TRANSLATION, LANGUAGE_MODEL = "translation", "language model"
 RESIDUALS = {TRANSLATION: 3, LANGUAGE_MODEL: 2}  # of a decoder layer
 LAYER = "decoder.layers."
@@ -201,9 +204,21 @@ def print_sentences(runs: pandas.DataFrame) -> None:
         print_line(line)
 
 
+def was_looked_at(table: pandas.DataFrame) -> pandas.Series:
+    """Which rows are of the runs that the idea came from."""
+    looked = pandas.Series(False, index=table.index)
+    for rule, scale in LOOKED_AT:
+        looked |= (table["rule"] == rule) & (table["lambda"].astype(str) == str(scale))
+    return looked & (table["layers"] == 36) & (table["lr"] == 0.003)
+
+
 def print_closeness(table: pandas.DataFrame) -> None:
-    """How often the prediction is close, by task, of the updates at which a gradient is left."""
+    """How often the prediction is close, by task, of the updates at which a gradient is left.
+
+    The runs that the idea came from do not count.
+    """
     counted = table[(table["update"] >= FIRST_UPDATE) & numpy.isfinite(table["ratio"])]
+    counted = counted[~was_looked_at(counted)]
     for task, part in counted.groupby("task"):
         actual, predicted = numpy.log(part["ratio"]), numpy.log(part["predicted"])
         close = (actual - predicted).abs() <= CLOSE[0] + CLOSE[1] * actual.abs()
@@ -226,7 +241,7 @@ def print_runs(runs: pandas.DataFrame) -> None:
         print_line(line)
 
 
-def draw(runs: pandas.DataFrame) -> None:
+def draw(runs: pandas.DataFrame, stem: Path) -> None:
     """The figure: each run's largest ratio against its angle over the edge, and as predicted."""
     figure, (left, right) = figures.new_figure(2)
     runs = runs[numpy.isfinite(runs["ratio"])]
@@ -243,28 +258,33 @@ def draw(runs: pandas.DataFrame) -> None:
     for axis in (left, right):
         axis.set(xscale="log", yscale="log", ylabel="gradient at the last layer / at the first")
     right.legend(fontsize=7, title="layers")
-    figures.save(figure, STEM)
+    figures.save(figure, stem)
 
 
 def main() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("runs", metavar="RUNS", nargs="+", type=Path)
-    folders = parser.parse_args().runs
+    parser.add_argument("--output", metavar="STEM", type=Path, default=RESULTS / "skip_weight")
+    options = parser.parse_args()
     rows = []
-    for run in finished_runs(*folders):
+    for run in finished_runs(*options.runs):
         rows += read_run(run)
     if not rows:
-        raise UserError(f"{folders[0]}: expected runs of {', '.join(OLDER)} with a skips.jsonl")
+        raise UserError(
+            f"{options.runs[0]}: expected runs of {', '.join(OLDER)} with a skips.jsonl"
+        )
     rows.sort(key=lambda row: [str(row[name]) for name in RUN])
-    figures.write_csv(STEM.with_suffix(".csv"), rows)
+    csv = options.output.with_suffix(".csv")
+    figures.write_csv(csv, rows)
 
-    table = pandas.read_csv(STEM.with_suffix(".csv"))
+    table = pandas.read_csv(csv)
     runs = largest_of_runs(table)
     print_runs(runs)
     print_closeness(table)
     older = runs[(runs["task"] == TRANSLATION) & runs["rule"].isin(OLDER) & (runs["layers"] <= 36)]
-    print_sentences(older)
-    draw(runs)
+    if older["lost"].nunique() > 1:
+        print_sentences(older)
+    draw(runs, options.output)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def test_a_corpus_is_named_after_its_folder_however_that_is_written(tmp_path, mo
         ("--text a.txt a,b", "fairseq splits paths at commas and colons"),
         ("--text a.txt --normalise-punctuation out", "--normalise-punctuation is done by Moses"),
         ("--text a.txt sotu", "the folder's name, sotu is that of a published corpus"),
-        ("--text a.txt --name numbers out", "--name numbers is that of a published corpus"),
+        ("--text a.txt --name captions out", "--name captions is that of a published corpus"),
         ("--text . --lang xx out", "'xx' is no language of ISO 639"),
         ("--text . --lang czech out", "'czech' is not a language code"),
     ],

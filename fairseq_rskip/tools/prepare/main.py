@@ -286,7 +286,7 @@ def plan(kind: Kind, options: argparse.Namespace) -> stages.Preparation:
 def _own_name(options: argparse.Namespace) -> str:
     """The name of a corpus of your own. Raises ``UserError`` for that of a published one."""
     name = options.name or folder_name(options.folder)
-    if name in NAMES:
+    if name in CORPORA:
         option = "--name" if options.name else "the folder's name,"
         raise UserError(f"{option} {name} is that of a published corpus: expected another --name")
     return name
