@@ -1,4 +1,4 @@
-"""Write the tables of all rules into docs/studies/rivals.md and docs/studies/lm-rivals.md.
+"""Write the tables of all rules into docs/studies/rivals-table.md and lm-rivals-table.md.
 
     python experiments/page_tables.py          # rewrites the tables
     python experiments/page_tables.py --check  # names the lines that are out of date, status 1
@@ -135,8 +135,8 @@ def rate(row: Line) -> str:
 
 # page -> the name of its table, and what makes it
 PAGES: dict[str, tuple[str, Callable[[], list[list[str]]]]] = {
-    "docs/studies/rivals.md": ("translation", translation),
-    "docs/studies/lm-rivals.md": ("language model", language_model),
+    "docs/studies/rivals-table.md": ("translation", translation),
+    "docs/studies/lm-rivals-table.md": ("language model", language_model),
 }
 
 

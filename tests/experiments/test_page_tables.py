@@ -45,14 +45,14 @@ def test_a_figure_that_is_out_of_date_is_named(script, monkeypatch, capsys, tmp_
     monkeypatch.setattr("sys.argv", ["page_tables.py", "--check"])
     assert script.main() == 1
     said = capsys.readouterr().out.splitlines()
-    named = [line.partition("studies/rivals.md: ")[2][:12] for line in said if "/rivals" in line]
+    named = [line.partition("studies/rivals-table.md: ")[2][:12] for line in said if "/rivals-table" in line]
     assert named == ["- | DeepNorm", "+ | DeepNorm"]
 
-    page = tmp_path / "docs/studies/rivals.md"
+    page = tmp_path / "docs/studies/rivals-table.md"
     rows = page.read_text("utf-8").splitlines(keepends=True)
     page.write_text("".join(row for row in rows if not row.startswith("| DeepNorm")), "utf-8")
     assert script.main() == 1
-    assert "studies/rivals.md: + | DeepNorm" in capsys.readouterr().out
+    assert "studies/rivals-table.md: + | DeepNorm" in capsys.readouterr().out
 
     monkeypatch.setattr("sys.argv", ["page_tables.py"])
     assert script.main() == 0
