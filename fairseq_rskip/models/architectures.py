@@ -62,10 +62,10 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "that keep two tensors or the output of every layer": {
         **_named_as("b2t", "residual_dual", "x0", "siamesenorm", "dlcl", "denseformer"),
-        **_named_as("attnres", "spannorm"),
+        **_named_as("spannorm"),
     },
     "that read earlier outputs with weights for each position": {
-        **_named_as("mudd", "mhar", "delta_attnres", "multi_gate"),
+        **_named_as("mudd", "attnres", "mhar", "delta_attnres", "multi_gate"),
     },
     "that keep several streams, or mix parts of one": {
         **_named_as("hyper", "fractional", "mhc", "ihc", "gated_residual", "single_pass_mhc"),
