@@ -45,7 +45,8 @@ def test_a_figure_that_is_out_of_date_is_named(script, monkeypatch, capsys, tmp_
     monkeypatch.setattr("sys.argv", ["page_tables.py", "--check"])
     assert script.main() == 1
     said = capsys.readouterr().out.splitlines()
-    named = [line.partition("studies/rivals-table.md: ")[2][:12] for line in said if "/rivals-table" in line]
+    start = "studies/rivals-table.md: "
+    named = [line.partition(start)[2][:12] for line in said if "/rivals-table" in line]
     assert named == ["- | DeepNorm", "+ | DeepNorm"]
 
     page = tmp_path / "docs/studies/rivals-table.md"
