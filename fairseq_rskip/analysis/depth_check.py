@@ -147,7 +147,7 @@ class GradientWarning:
         self.has_warned = True
         stacks = [side for side in self.losses.worst if side in self.losses.long]
         lines = "; ".join(sentence(side, self.losses.worst[side]) for side in stacks)
-        return f"for {LONG} updates or more too little: {lines} (rskip analyze depth-check)"
+        return f"too little for {LONG} updates or more: {lines} (rskip analyze depth-check)"
 
 
 def sentence(side: str, worst: Worst, for_long: bool = True) -> str:
