@@ -234,7 +234,7 @@ def test_a_training_is_warned_once():
     assert [warning.line(step, lossy) for step in (1, 50, 100)] == ["", "", ""]
     line = warning.line(101, lossy)
     assert line.startswith(
-        "for 100 updates or more too little: the skip connections of the decoder"
+        "too little for 100 updates or more: the skip connections of the decoder"
     )
     assert "pass on 1/65,536 of the gradient at update 1" in line
     assert line.endswith("(rskip analyze depth-check)")
