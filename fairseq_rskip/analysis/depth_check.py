@@ -38,7 +38,7 @@ WITHOUT_NORMS = "has no skip connection a x + b F with a norm after the sum: x k
 
 
 class Weight(NamedTuple):
-    """The weight of x in one residual, and the cosine of x and F that it has by."""
+    """The weight of x in one residual, and the cosine of x and F there."""
 
     of_x: float
     cosine: float
@@ -49,7 +49,8 @@ Weights = dict[str, Weight]  # block -> weight, from the first residual to the l
 
 def weight_of_x(t: float, cosine: float) -> float:
     """p of a sum whose second term has ``t`` times the length of its first."""
-    return 1.0 / math.sqrt(max(0.0, 1.0 + 2.0 * t * cosine + t * t))
+    length = math.sqrt(max(0.0, 1.0 + 2.0 * t * cosine + t * t))
+    return 1.0 / length if length else math.inf
 
 
 def weights_in(values: Values) -> Weights:
