@@ -44,7 +44,7 @@ def default_kind(arch: str) -> str:
     return getattr(MODEL_DATACLASS_REGISTRY.get(arch), "skip_kind", "")
 
 
-def unknown_architecture(name: str) -> str:
+def unknown_architecture_message(name: str) -> str:
     """The error for ``name``, which no architecture has, with the nearest name."""
     base = name
     while base and base not in ARCH_MODEL_REGISTRY:

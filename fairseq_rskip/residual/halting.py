@@ -45,7 +45,9 @@ class Halting(KeepsStatistics, nn.Module):
         super().__init__()
         self.steps = steps
         self.halt_cost = halt_cost
-        self.cost: Tensor | None = None  # E[k] at each position in the last training forward pass
+        self.expected_steps: Tensor | None = (
+            None  # E[k] at each position in the last training forward pass
+        )
         self.register_buffer("start", initial_biases(steps, initial).to(**factory))
         self.moved = nn.Parameter(torch.zeros(steps - 1, **factory))
         self.direction = nn.Parameter(torch.zeros(dim, **factory))
@@ -86,7 +88,7 @@ class Halting(KeepsStatistics, nn.Module):
         unpadded = torch.ones_like(expected)
         if padding_mask is not None:
             unpadded = padding_mask.logical_not().to(expected.dtype)
-        self.cost = expected * unpadded if self.halt_cost else None
+        self.expected_steps = expected * unpadded if self.halt_cost else None
         if is_recomputed():
             return
         with torch.no_grad():
@@ -135,7 +137,7 @@ def halting_cost(modules: list[Halting], reduce: Callable[[Tensor], Tensor]) -> 
     """
     costs = []
     for module in modules:
-        if module.cost is not None:
-            costs.append(module.halt_cost * reduce(module.cost))
-        module.cost = None
+        if module.expected_steps is not None:
+            costs.append(module.halt_cost * reduce(module.expected_steps))
+        module.expected_steps = None
     return torch.stack(costs).sum() / len(modules) if costs else None

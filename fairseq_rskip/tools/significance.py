@@ -154,10 +154,10 @@ def detectable(deviation: float, seeds: int, freedom: int) -> float:
     """
     critical = stats.t.isf(LEVEL / 2, freedom)
 
-    def missing_power(shift: float) -> float:
+    def excess_power(shift: float) -> float:
         return float(stats.nct.sf(critical, freedom, shift)) - POWER
 
-    shift = optimize.brentq(missing_power, 1.0, 30.0)
+    shift = optimize.brentq(excess_power, 1.0, 30.0)
     return float(shift) * math.sqrt(2 / seeds) * deviation
 
 

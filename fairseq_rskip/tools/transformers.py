@@ -20,7 +20,9 @@ from fairseq_rskip.analysis.study import Study, draw_examples
 from fairseq_rskip.console import progress
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import device_of
-from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
+from fairseq_rskip.models import (
+    unknown_architecture_message,
+)  # the import registers the architectures
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.residual.state import check_file
 from fairseq_rskip.safe_load import CheckpointError
@@ -120,7 +122,7 @@ def _data(models: Sequence[Source], states: Sequence[Any], options: argparse.Nam
 def _fresh_settings(source: Source, data: Corpus) -> Any:
     """The settings of ``fairseq-train DATA --arch ARCH ...`` for ``fresh:ARCH ...``."""
     if source.fresh[0] not in ARCH_MODEL_REGISTRY:
-        raise UserError(f"{source}: {unknown_architecture(source.fresh[0])}")
+        raise UserError(f"{source}: {unknown_architecture_message(source.fresh[0])}")
     argv = [str(data.folder), "--arch", *source.fresh]
     if data.is_monolingual:
         argv += ["--task", "language_modeling"]

@@ -91,12 +91,12 @@ def test_halting_costs_what_its_tokens_take_and_padding_nothing():
     x, mask = draw((4, 3, 5), 1, torch.float32), torch.zeros(4, 3, dtype=torch.bool)
     mask[2:, 1] = True
     skip(x, x, None, mask)
-    assert torch.equal(halting.cost.detach(), 3.0 * (~mask))
+    assert torch.equal(halting.expected_steps.detach(), 3.0 * (~mask))
     assert halting_cost([halting], torch.sum).item() == 0.5 * 3 * 10
     assert halting_cost([halting], torch.sum) is None
 
     skip(x, x, None, mask)
-    assert copy.deepcopy(skip).shares.cost is None and halting.cost is not None
+    assert copy.deepcopy(skip).shares.expected_steps is None and halting.expected_steps is not None
 
     halting.mean_steps.fill_(2.0)
     skip(x, x, None, mask)

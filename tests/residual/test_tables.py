@@ -9,7 +9,7 @@ from stream_rules import RULES
 
 pytest.importorskip("fairseq")
 
-from fairseq_rskip.models import unknown_architecture  # noqa: E402
+from fairseq_rskip.models import unknown_architecture_message  # noqa: E402
 from fairseq_rskip.models.architectures import (  # noqa: E402
     LM_SIZES,
     SIZES,
@@ -105,7 +105,7 @@ def test_the_rules_for_images_are_marked():
     ],
 )
 def test_a_rule_that_is_written_otherwise_is_suggested(written, meant):
-    assert f"did you mean {meant}? " in unknown_architecture(written)
+    assert f"did you mean {meant}? " in unknown_architecture_message(written)
 
 
 def test_the_overview_shows_every_rule_and_size_once():

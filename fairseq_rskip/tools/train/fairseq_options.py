@@ -19,7 +19,9 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, FairseqLanguageModel
 
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
-from fairseq_rskip.models import unknown_architecture  # the import registers the architectures
+from fairseq_rskip.models import (
+    unknown_architecture_message,
+)  # the import registers the architectures
 from fairseq_rskip.models.architectures import ANY_RULE
 from fairseq_rskip.option_error import refused
 from fairseq_rskip.tools.corpus import Corpus
@@ -124,7 +126,7 @@ def _training_parser(arch: str) -> argparse.ArgumentParser:
 
     def refuse(message: str) -> None:
         if "--arch/-a" in message:
-            message = unknown_architecture(arch)
+            message = unknown_architecture_message(arch)
         raise UserError(message.replace("argument ", "", 1).replace("<lambda> ", ""))
 
     parser = options.get_training_parser()
