@@ -96,7 +96,10 @@ class Halting(KeepsStatistics, nn.Module):
             self.mean_steps.lerp_(mean.to(self.mean_steps.dtype), 0.01)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "cost": None}  # a copy has no part in the last forward pass
+        return {
+            **self.__dict__,
+            "expected_steps": None,
+        }  # a copy has no part in the last forward pass
 
 
 def initial_biases(steps: int, initial: float) -> Tensor:
