@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import math
+import sys
+import tarfile
 
 import pandas
 import pytest
@@ -123,3 +125,21 @@ def test_a_sentence_is_counted_wrong_where_its_number_and_the_gradient_disagree(
     skip_weight.print_closeness(table)
     # ln 29 and ln 30 are close to ln 35 and ln 25, ln 2 to ln 2; inf has no logarithm
     assert "close at 3 of 3 updates" in capsys.readouterr().out
+
+
+def test_the_archived_logs_give_the_archived_table(tmp_path, monkeypatch, capsys):
+    """results/skip_weight_logs.tar.xz has the logs of both tables, and of the page's answers."""
+    with tarfile.open(ROOT / "results" / "skip_weight_logs.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    for folder, name in (("weight", "skip_weight"), ("lambda", "auto_lambda")):
+        stem = tmp_path / name
+        words = ["skip_weight.py", str(tmp_path / folder), "--output", str(stem)]
+        monkeypatch.setattr(sys, "argv", words)
+        skip_weight.main()
+        table = (ROOT / "results" / f"{name}.csv").read_text("utf-8")
+        assert stem.with_suffix(".csv").read_text("utf-8") == table
+    printed = capsys.readouterr().out
+    page = (ROOT / "docs" / "depth.md").read_text("utf-8")
+    (line,) = [line for line in printed.splitlines() if line.startswith("language model: ")]
+    count, of = line.split(" close at ")[1].split(" updates")[0].split(" of ")
+    assert f"at {count} of {of} of the updates of the language models" in page
