@@ -1,14 +1,16 @@
-"""How much of the gradient the skip connections of a stack pass on, by the weight that x keeps.
+"""How much of the gradient the residuals of a stack pass on, by the weight that x keeps.
 
 A norm after the sum z = a x + b F divides by the length of z. A gradient that reaches x by the skip
 is therefore multiplied by the weight of x in z,
 
     p = |a x| / |a x + b F| = 1 / sqrt(1 + 2 t c + t^2),  t = b |F| / (a |x|),  c = cos(x, F)
 
-(gains 1, |x| = |z| after the norm; docs/depth.md). The product over a stack is what its skips pass
-on from the last residual to the first; what the branches return is not counted. A LOG has t and c
-at every logged update (``--skip-log-interval``), of a CHECKPOINT they are measured on examples.
-Without a norm after the sum, as in pre-norm, p is 1: such residuals are left out.
+(a gradient at right angles to x, F and 1, gains 1, |x| = |z| after the norm; docs/depth.md). A LOG
+has t and c at every logged update (``--skip-log-interval``), and what the branch returns: the sum
+of the two gradients is p sqrt(1 + r^2 + 2 r k) times the gradient at y, r and k the size and cosine
+of the branch's beside the skip's. A CHECKPOINT is measured on examples, without gradients: p alone.
+The product over a stack is what it passes on from the last residual to the first. Without a norm
+after the sum, as in pre-norm, x keeps its weight: such residuals are left out.
 """
 
 import math
@@ -27,24 +29,34 @@ from .figures import Row, select
 from .live import summarise
 from .paths import PathProbe
 from .probe import SkipProbe
-from .skip_log import COS_X_F, F_OVER_X, NORM_AFTER_SUM, SKIP_LOG, X_TO_F, Values, by_block
+from .skip_log import (
+    BRANCH_OVER_SKIP,
+    COS_GRADIENTS,
+    COS_X_F,
+    F_OVER_X,
+    NORM_AFTER_SUM,
+    SKIP_LOG,
+    X_TO_F,
+    Values,
+    by_block,
+)
 from .study import SIDES, Study
 
-LEAST = 1 / 30  # of the gradient: a stack whose skips pass on less is taken to lose it
+LEAST = 1 / 30  # of the gradient: a stack that passes on less is taken to lose it
 LONG = 100  # updates: a stack that passes on less in all logged ones of so many is reported
 CURVES = 5  # updates of a log that the figure shows
-WRITES_COSINES = "expected a Transformer's training with --skip-log-interval N, which writes them"
+WRITES_THEM = "expected a Transformer's training with --skip-log-interval N, which writes them"
 WITHOUT_NORMS = "has no skip connection a x + b F with a norm after the sum: x keeps its weight"
 
 
-class Weight(NamedTuple):
-    """The weight of x in one residual, and the cosine of x and F there."""
+class Residual(NamedTuple):
+    """What a residual passes on of the gradient, and the cosine of x and F there."""
 
-    of_x: float
+    factor: float
     cosine: float
 
 
-Weights = dict[str, Weight]  # block -> weight, from the first residual to the last
+Residuals = dict[str, Residual]  # by block, from the first to the last
 
 
 def weight_of_x(t: float, cosine: float) -> float:
@@ -53,38 +65,42 @@ def weight_of_x(t: float, cosine: float) -> float:
     return 1.0 / length if length else math.inf
 
 
-def weights_in(values: Values) -> Weights:
-    """The weights of one logged update, of the blocks with a norm after the sum.
+def residuals_in(values: Values) -> Residuals:
+    """Those of one logged update, of the blocks with a norm after the sum.
 
     A log that does not say which have one, as an older one, is taken for post-norm's.
     """
     cosines, norms = by_block(values, COS_X_F), by_block(values, NORM_AFTER_SUM)
     ratios, shares = by_block(values, X_TO_F), by_block(values, F_OVER_X)
-    weights = {}
+    sizes, gradient_cosines = by_block(values, BRANCH_OVER_SKIP), by_block(values, COS_GRADIENTS)
+    residuals = {}
     for block, cosine in cosines.items():
         if norms.get(block) == 0 or not ratios.get(block) or block not in shares:
             continue
-        t = shares[block] / ratios[block]
-        weights[block] = Weight(weight_of_x(t, cosine), cosine)
-    return weights
+        factor = weight_of_x(shares[block] / ratios[block], cosine)
+        if block in sizes and block in gradient_cosines:
+            r, k = sizes[block], gradient_cosines[block]
+            factor *= math.sqrt(max(0.0, 1.0 + r * r + 2.0 * r * k))
+        residuals[block] = Residual(factor, cosine)
+    return residuals
 
 
-def passed_on(weights: Weights) -> dict[str, float]:
-    """Block -> what the skips pass on of the gradient, from the last of its stack to this one."""
+def passed_on(residuals: Residuals) -> dict[str, float]:
+    """Block -> what is passed on of the gradient, from the last of its stack to this one."""
     passed: dict[str, float] = {}
     of_stack: dict[str, float] = {}
-    for block, weight in reversed(weights.items()):
+    for block, residual in reversed(residuals.items()):
         side = side_of(block)
-        of_stack[side] = of_stack.get(side, 1.0) * weight.of_x
+        of_stack[side] = of_stack.get(side, 1.0) * residual.factor
         passed[block] = of_stack[side]
-    return {block: passed[block] for block in weights}
+    return {block: passed[block] for block in residuals}
 
 
-def stacks_in(weights: Weights) -> dict[str, Weights]:
-    """Stack -> the weights of its residuals."""
-    stacks: dict[str, Weights] = {}
-    for block, weight in weights.items():
-        stacks.setdefault(side_of(block), {})[block] = weight
+def stacks_in(residuals: Residuals) -> dict[str, Residuals]:
+    """Stack -> its residuals."""
+    stacks: dict[str, Residuals] = {}
+    for block, residual in residuals.items():
+        stacks.setdefault(side_of(block), {})[block] = residual
     return stacks
 
 
@@ -105,7 +121,7 @@ class Worst(NamedTuple):
 
     update: int | None  # None for a checkpoint
     passed: float
-    weights: Weights
+    residuals: Residuals
 
 
 class Losses:
@@ -119,10 +135,10 @@ class Losses:
         self.long: set[str] = set()
         self.worst: dict[str, Worst] = {}
 
-    def see(self, step: int, weights: Weights) -> None:
-        """Take in the weights of a logged update."""
-        for side, of_stack in stacks_in(weights).items():
-            passed = math.prod(weight.of_x for weight in of_stack.values())
+    def see(self, step: int, residuals: Residuals) -> None:
+        """Take in a logged update."""
+        for side, of_stack in stacks_in(residuals).items():
+            passed = math.prod(residual.factor for residual in of_stack.values())
             if side not in self.worst or passed < self.worst[side].passed:
                 self.worst[side] = Worst(step, passed, of_stack)
             if passed >= LEAST:
@@ -142,7 +158,7 @@ class GradientWarning:
 
     def line(self, step: int, values: Values) -> str:
         """The warning, from the tags of a logged update; "" where none is due."""
-        self.losses.see(step, weights_in(values))
+        self.losses.see(step, residuals_in(values))
         if self.has_warned or not self.losses.long:
             return ""
         self.has_warned = True
@@ -155,15 +171,15 @@ def sentence(side: str, worst: Worst, for_long: bool = True) -> str:
     """The result for a stack."""
     when = "" if worst.update is None else f" at update {worst.update}"
     passed = fraction(worst.passed)
-    result = f"the skip connections of the {side} pass on {passed} of the gradient{when}"
+    result = f"the residuals of the {side} pass on {passed} of the gradient{when}"
     if worst.passed >= LEAST:
         return f"{result}: it reaches the first layer (docs/depth.md)"
     if not for_long:
         return f"{result}, but less than {fraction(LEAST)} not for {LONG} updates in a row"
-    share = math.log(1 / LEAST) / len(worst.weights)  # of each residual, if all lose alike
-    beyond = [b for b, weight in worst.weights.items() if -math.log(weight.of_x) > share]
+    share = math.log(1 / LEAST) / len(worst.residuals)  # of each residual, if all lose alike
+    beyond = [b for b, each in worst.residuals.items() if -math.log(each.factor) > share]
     layers = ranges(sorted(set(map(layer_of, beyond))))
-    cosine = fmean(weight.cosine for weight in worst.weights.values())
+    cosine = fmean(residual.cosine for residual in worst.residuals.values())
     return (
         f"{result}, most of it lost in layers {layers}: expect it to vanish. The cosine of x and F "
         f"is {cosine:.2f} on average; {advice(worst.passed)} (docs/depth.md)"
@@ -213,7 +229,7 @@ def report(models: Sequence[str], stem: Path, load_study: Callable[[], Study]) -
         raise UserError(f"{len(models)} models or logs: depth-check expects one")
     label, path = label_and_path(models[0])
     log = find_log(Path(path))
-    updates: dict[int | None, Weights]
+    updates: dict[int | None, Residuals]
     if log is None:
         study = load_study()
         (label,) = study.models
@@ -222,13 +238,13 @@ def report(models: Sequence[str], stem: Path, load_study: Callable[[], Study]) -
         updates = read(log)
     losses = Losses()
     rows = []
-    for update, weights in updates.items():
-        losses.see(update or 0, weights)
-        rows += rows_of(label, update, weights)
+    for update, residuals in updates.items():
+        losses.see(update or 0, residuals)
+        rows += rows_of(label, update, residuals)
     if log is None:
         losses.worst = {side: worst._replace(update=None) for side, worst in losses.worst.items()}
         losses.long = set(losses.worst)
-    about = "what the skip connections pass on of the gradient, from the last residual of a stack"
+    about = "what is passed on of the gradient, from the last residual of a stack"
     figures.write(stem, rows, draw(rows, label), table_of(losses), about)
     for side, worst in losses.worst.items():
         line = sentence(side, worst, side in losses.long)
@@ -240,8 +256,8 @@ def table_of(losses: Losses) -> list[list[str]]:
     table = [["stack", "residuals", "passed on, least", "at update", "mean cosine of x and F"]]
     for side, worst in losses.worst.items():
         update = "" if worst.update is None else str(worst.update)
-        cosine = fmean(weight.cosine for weight in worst.weights.values())
-        count = str(len(worst.weights))
+        cosine = fmean(residual.cosine for residual in worst.residuals.values())
+        count = str(len(worst.residuals))
         table.append([side, count, fraction(worst.passed), update, f"{cosine:.2f}"])
     return table
 
@@ -262,26 +278,27 @@ def find_log(path: Path) -> Path | None:
     return logs[0] if logs else None
 
 
-def read(log: Path) -> dict[int | None, Weights]:
-    """Update -> the weights of a skip log.
+def read(log: Path) -> dict[int | None, Residuals]:
+    """Update -> the residuals of a skip log.
 
-    Raises ``UserError`` for a log without cosines, and for one of residuals without a norm after
-    the sum.
+    Raises ``UserError`` for a log that lacks what they are made of, and for one of residuals
+    without a norm after the sum.
     """
     logged = skip_log.read(log)
-    if not any(by_block(values, COS_X_F) for values in logged.values()):
-        raise UserError(f"{log} has no cosines, no tag {COS_X_F}/…: {WRITES_COSINES}")
-    updates: dict[int | None, Weights] = {}
+    for tag in (COS_X_F, X_TO_F, F_OVER_X):
+        if not any(by_block(values, tag) for values in logged.values()):
+            raise UserError(f"{log} has no tag {tag}/…: {WRITES_THEM}")
+    updates: dict[int | None, Residuals] = {}
     for update, values in logged.items():
-        updates[update] = weights_in(values)
+        updates[update] = residuals_in(values)
     if not any(updates.values()):
         raise UserError(f"{log} {WITHOUT_NORMS}")
     return updates
 
 
 @torch.no_grad()
-def measure(study: Study, label: str) -> Weights:
-    """The weights of a checkpoint or a fresh network, by means over the examples.
+def measure(study: Study, label: str) -> Residuals:
+    """The residuals of a checkpoint or a fresh network, by means over the examples.
 
     Raises ``UserError`` where there is none.
     """
@@ -289,18 +306,18 @@ def measure(study: Study, label: str) -> Weights:
     with SkipProbe(model) as probe, PathProbe(model) as paths:
         for batch in study.show_batches(label):
             study.losses(model, batch)
-    weights = weights_in(summarise(probe, paths=paths))
-    if not weights:
+    residuals = residuals_in(summarise(probe, paths=paths))
+    if not residuals:
         raise UserError(f"{label} {WITHOUT_NORMS}")
-    return weights
+    return residuals
 
 
-def rows_of(label: str, update: int | None, weights: Weights) -> list[Row]:
+def rows_of(label: str, update: int | None, residuals: Residuals) -> list[Row]:
     """A row for each residual, numbered within its stack."""
-    passed = passed_on(weights)
+    passed = passed_on(residuals)
     rows = []
-    for side, of_stack in stacks_in(weights).items():
-        for number, (block, weight) in enumerate(of_stack.items(), start=1):
+    for side, of_stack in stacks_in(residuals).items():
+        for number, (block, residual) in enumerate(of_stack.items(), start=1):
             rows.append(
                 {
                     "model": label,
@@ -309,8 +326,8 @@ def rows_of(label: str, update: int | None, weights: Weights) -> list[Row]:
                     "stack": side,
                     "layer": layer_of(block),
                     "residual": number,
-                    "weight": weight.of_x,
-                    "cosine": weight.cosine,
+                    "factor": residual.factor,
+                    "cosine": residual.cosine,
                     "passed_on": passed[block],
                 }
             )
@@ -331,7 +348,7 @@ def draw(rows: Sequence[Row], label: str) -> Any:
             values = [row["passed_on"] for row in line]
             axis.plot(depths, values, **figures.style(number), label=figures.label_text(name))
         axis.axhline(LEAST, color="0.3", linestyle="--", label=fraction(LEAST))
-        axis.set(xlabel=f"residual of the {stack}", ylabel="gradient that the skips pass on")
+        axis.set(xlabel=f"residual of the {stack}", ylabel="gradient that is passed on")
         axis.set_yscale("log")
         axis.legend(fontsize="small")
     return figure

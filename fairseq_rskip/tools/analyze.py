@@ -185,7 +185,7 @@ COMMANDS = {
         _course,
     ),
     "depth-check": Command(
-        "what the skip connections of a stack pass on of the gradient",
+        "what the residuals of a stack pass on of the gradient",
         lambda parser: _add_models(parser, examples=1_000),
         _depth_check,
     ),

@@ -15,7 +15,7 @@ import torch
 from transformer_helpers import TINY, batch, build, randomise, sentences
 
 from fairseq_rskip.analysis import depth_check, skip_log
-from fairseq_rskip.analysis.depth_check import GradientWarning, Losses, Weight
+from fairseq_rskip.analysis.depth_check import GradientWarning, Losses, Residual
 from fairseq_rskip.analysis.study import Study
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import create_skip
@@ -90,27 +90,36 @@ def test_the_weight_is_what_a_gradient_across_x_and_F_keeps(kind, options, cosin
         "skip_F_over_x/b": 2.0,
         "skip_cos_x_F/b": cosine,
     }
-    (weight,) = depth_check.weights_in(values).values()
-    assert x.grad.norm() / gradient.norm() == pytest.approx(weight.of_x, rel=1e-4)  # G's eps
+    (weight,) = depth_check.residuals_in(values).values()
+    assert x.grad.norm() / gradient.norm() == pytest.approx(weight.factor, rel=1e-4)  # G's eps
 
 
 def test_a_branch_of_zero_and_a_sum_without_a_norm_take_nothing():
     values = values_of({1: 0.5}, layers=2)
     del values["skip_cos_x_F/decoder.layers.0.final_skip"]  # undefined where F is zero
     values["skip_norm_after_sum/decoder.layers.1.final_skip"] = 0.0
-    weights = depth_check.weights_in(values)
-    assert {block: weight.of_x for block, weight in weights.items()} == {
+    weights = depth_check.residuals_in(values)
+    assert {block: weight.factor for block, weight in weights.items()} == {
         "decoder.layers.0.self_attn_skip": pytest.approx(0.5),
         "decoder.layers.1.self_attn_skip": 1.0,
     }
     assert [*depth_check.passed_on(weights).values()] == pytest.approx([0.5, 1.0])
 
 
+def test_what_the_branch_returns_counts_where_it_is_logged():
+    """Two gradients at 60 degrees, the second half as long: |a + b|^2 = 1 + 1/4 + 1/2."""
+    values = values_of({1: 0.5}, layers=1)
+    values["skip_branch_over_skip_gradient/decoder.layers.0.final_skip"] = 0.5
+    values["skip_cos_gradients/decoder.layers.0.final_skip"] = 0.5
+    factors = [residual.factor for residual in depth_check.residuals_in(values).values()]
+    assert factors == pytest.approx([0.5, 0.5 * math.sqrt(1.75)])
+
+
 def test_a_loss_needs_every_logged_update_of_a_hundred():
     losses = Losses()
 
     def see(step, of_x):
-        losses.see(step, {"decoder.layers.0.final_skip": Weight(of_x, 0.5)})
+        losses.see(step, {"decoder.layers.0.final_skip": Residual(of_x, 0.5)})
         return bool(losses.long)
 
     assert not see(10, 0.01) and not see(60, 0.01) and not see(100, 0.5)
@@ -127,7 +136,7 @@ def test_a_log_says_what_is_passed_on_and_where_it_is_lost(check, tmp_path):
     updates = {50: lossy, 100: lossy, 150: {**lossy, 8: 0.81}, 200: lossy}
     out, rows = check(write_log(tmp_path / "run", updates))
     assert (
-        "The skip connections of the decoder pass on 1/390 of the gradient at update 150, most of "
+        "The residuals of the decoder pass on 1/390 of the gradient at update 150, most of "
         "it lost in layers 1-2, 4-5: expect it to vanish. The cosine of x and F is 1.00 on "
         "average; about 1.8 times the λ of xSkip, or 1 more in rSkip, would be enough "
         "(docs/depth.md)."
@@ -144,20 +153,27 @@ def test_a_log_says_what_is_passed_on_and_where_it_is_lost(check, tmp_path):
 def test_a_gradient_that_is_lost_for_a_moment_and_one_that_is_kept(check, tmp_path):
     out, _ = check(write_log(tmp_path / "run", {50: {1: 0.1}, 100: {}, 200: {}}))
     assert (
-        "The skip connections of the decoder pass on 1/100 of the gradient at update 50, but less "
+        "The residuals of the decoder pass on 1/100 of the gradient at update 50, but less "
         "than 1/30 not for 100 updates in a row."
     ) in out
     out, _ = check(write_log(tmp_path / "other", {50: {1: 0.5}, 200: {}}))
     assert (
-        "The skip connections of the decoder pass on 1/4 of the gradient at update 50: it reaches "
+        "The residuals of the decoder pass on 1/4 of the gradient at update 50: it reaches "
         "the first layer (docs/depth.md)."
     ) in out
 
 
 def test_a_log_without_cosines_says_which_option_writes_them(check, tmp_path):
     (tmp_path / "skips.jsonl").write_text('{"step": 1, "skip_x_to_F/blocks.0.skip": 2.0}\n')
-    says = r"has no cosines.*--skip-log-interval N, which writes them"
+    says = r"has no tag skip_cos_x_F/.*--skip-log-interval N, which writes them"
     with pytest.raises(UserError, match=says):
+        check(tmp_path / "skips.jsonl")
+
+
+def test_a_log_without_one_of_the_tags_names_it(check, tmp_path):
+    values = {tag: 1.0 for tag in values_of({}) if not tag.startswith("skip_x_to_F")}
+    (tmp_path / "skips.jsonl").write_text(json.dumps({"step": 1, **values}) + "\n")
+    with pytest.raises(UserError, match="has no tag skip_x_to_F/"):
         check(tmp_path / "skips.jsonl")
 
 
@@ -204,9 +220,9 @@ def test_the_weight_in_a_model_is_that_of_x_before_the_norm():
     x, f_x = (seen[name].double().where(kept[..., None], 0.0) for name in ("x", "f_x"))
     cosine = ((x * f_x).sum(-1) / (x.norm(dim=-1) * f_x.norm(dim=-1)))[kept].mean()
     t = (f_x.norm(dim=(0, 2)) / x.norm(dim=(0, 2))).mean() / 2
-    expected = 1 / math.sqrt(1 + 2 * t * cosine + t**2)
+    expected = 1 / math.sqrt(1 + 2 * t.item() * cosine.item() + t.item() ** 2)
     weight = measured["decoder.layers.1.final_skip"]
-    assert weight.of_x == pytest.approx(expected, rel=1e-4)
+    assert weight.factor == pytest.approx(expected, rel=1e-4)
     assert weight.cosine == pytest.approx(cosine.item(), rel=1e-4)
 
 
@@ -224,7 +240,7 @@ def test_a_fresh_model_is_measured_on_the_examples(monkeypatch, check):
     assert [row["stack"] for row in rows] == ["encoder"] * 4 + ["decoder"] * 6
     assert {row["update"] for row in rows} == {""}
     for side in ("encoder", "decoder"):
-        assert f"The skip connections of the {side} pass on 1/" in out
+        assert f"The residuals of the {side} pass on 1/" in out
     assert out.count("of the gradient: it reaches the first layer") == 2
 
 
@@ -233,9 +249,7 @@ def test_a_training_is_warned_once():
     lossy = values_of(dict.fromkeys(range(1, 9), 0.5))
     assert [warning.line(step, lossy) for step in (1, 50, 100)] == ["", "", ""]
     line = warning.line(101, lossy)
-    assert line.startswith(
-        "too little for 100 updates or more: the skip connections of the decoder"
-    )
+    assert line.startswith("too little for 100 updates or more: the residuals of the decoder")
     assert "pass on 1/65,536 of the gradient at update 1" in line
     assert line.endswith("(rskip analyze depth-check)")
     assert warning.line(300, lossy) == ""

@@ -246,15 +246,15 @@ def test_fairseq_train_logs_trains_alike_and_resumes_at_another_interval(tiny_co
 def test_skips_that_pass_on_too_little_of_the_gradient_are_warned_of_once(
     model, folder, monkeypatch, caplog
 ):
-    monkeypatch.setattr(depth_check, "LEAST", 0.99)
+    monkeypatch.setattr(depth_check, "weight_of_x", lambda t, cosine: 0.1)
     log = SkipLog(train_step, model, interval=50)
     run(log, model, (49, 99))
     assert "pass on" not in caplog.text
     run(log, model, (149, 199))
     log.writer.close()
     (warning,) = [line for line in caplog.messages if "pass on" in line]
-    assert "the skip connections of the encoder pass on 1/" in warning
-    assert "the skip connections of the decoder pass on 1/" in warning
+    assert "the residuals of the encoder pass on 1/" in warning
+    assert "the residuals of the decoder pass on 1/" in warning
     assert warning.count("most of it lost in layers 1-2") == 2
 
 
