@@ -123,31 +123,30 @@ def read_run(run: FinishedRun) -> list[dict[str, Any]]:
     ]
 
 
+def of_decoder(values: skip_log.Values, quantity: str) -> dict[str, float]:
+    """Block -> value of a quantity, of the decoder's residuals."""
+    everything = skip_log.by_block(values, quantity)
+    return {block: value for block, value in everything.items() if block.startswith(LAYER)}
+
+
 def measured(values: skip_log.Values, layers: int, skip: SkipConnection) -> dict[str, str]:
     """The columns of one logged update, see the top of this file."""
-    decoder = {
-        quantity: {
-            block: value
-            for block, value in skip_log.by_block(values, quantity).items()
-            if block.startswith(LAYER)
-        }
-        for quantity in (
-            skip_log.F_OVER_X,
-            skip_log.COS_X_F,
-            skip_log.NORM_AFTER_SUM,
-            skip_log.BRANCH_OVER_SKIP,
-            skip_log.COS_GRADIENTS,
-        )
-    }
-    shares, cosines, normed, sizes, gradient_cosines = decoder.values()
-    lengths = {  # of the branch's term over the skip's
-        block: skip.branch_scale / skip.skip_scale * (1.0 if skip.branch else share)
-        for block, share in shares.items()
-    }
+    shares = of_decoder(values, skip_log.F_OVER_X)
+    cosines = of_decoder(values, skip_log.COS_X_F)
+    has_norm = of_decoder(values, skip_log.NORM_AFTER_SUM)
+    sizes = of_decoder(values, skip_log.BRANCH_OVER_SKIP)
+    gradient_cosines = of_decoder(values, skip_log.COS_GRADIENTS)
+
+    lengths = {}  # of the branch's term over the skip's
+    for block, share in shares.items():
+        f_over_x = (
+            1.0 if skip.branch else share
+        )  # with a norm on the branch x and F have one length
+        lengths[block] = f_over_x * skip.branch_scale / skip.skip_scale
     between = [block for block in shares if layer_of(block) > 1]
     by_weights = by_weights_across = returned = 0.0
     for block in between:
-        if normed[block]:
+        if has_norm[block]:
             t = lengths[block]
             by_weights -= math.log(weight_of_x(t, cosines[block], skip.steps))
             by_weights_across -= math.log(weight_of_x(t, 0.0, skip.steps))

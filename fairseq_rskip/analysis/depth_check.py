@@ -127,7 +127,8 @@ class Worst(NamedTuple):
 class Losses:
     """Finds the stacks that pass on less than ``LEAST`` at every logged update of ``LONG``.
 
-    ``long`` names those that ever did; ``worst`` has each stack's update with the least.
+    ``long`` names those that ever did; ``worst`` has each stack's update with the least. A
+    checkpoint, whose update is None, is judged as it is.
     """
 
     def __init__(self) -> None:
@@ -135,14 +136,17 @@ class Losses:
         self.long: set[str] = set()
         self.worst: dict[str, Worst] = {}
 
-    def see(self, step: int, residuals: Residuals) -> None:
-        """Take in a logged update."""
+    def see(self, step: int | None, residuals: Residuals) -> None:
+        """Take in a logged update, or a checkpoint."""
         for side, of_stack in stacks_in(residuals).items():
             passed = math.prod(residual.factor for residual in of_stack.values())
             if side not in self.worst or passed < self.worst[side].passed:
                 self.worst[side] = Worst(step, passed, of_stack)
             if passed >= LEAST:
                 self.since.pop(side, None)
+                continue
+            if step is None:
+                self.long.add(side)
                 continue
             first = self.since.setdefault(side, step)
             if step - first >= LONG:
@@ -239,11 +243,8 @@ def report(models: Sequence[str], stem: Path, load_study: Callable[[], Study]) -
     losses = Losses()
     rows = []
     for update, residuals in updates.items():
-        losses.see(update or 0, residuals)
+        losses.see(update, residuals)
         rows += rows_of(label, update, residuals)
-    if log is None:
-        losses.worst = {side: worst._replace(update=None) for side, worst in losses.worst.items()}
-        losses.long = set(losses.worst)
     about = "what is passed on of the gradient, from the last residual of a stack"
     figures.write(stem, rows, draw(rows, label), table_of(losses), about)
     for side, worst in losses.worst.items():

@@ -45,9 +45,8 @@ class Halting(KeepsStatistics, nn.Module):
         super().__init__()
         self.steps = steps
         self.halt_cost = halt_cost
-        self.expected_steps: Tensor | None = (
-            None  # E[k] at each position in the last training forward pass
-        )
+        # E[k] at each position in the last training forward pass
+        self.expected_steps: Tensor | None = None
         self.register_buffer("start", initial_biases(steps, initial).to(**factory))
         self.moved = nn.Parameter(torch.zeros(steps - 1, **factory))
         self.direction = nn.Parameter(torch.zeros(dim, **factory))
@@ -96,10 +95,8 @@ class Halting(KeepsStatistics, nn.Module):
             self.mean_steps.lerp_(mean.to(self.mean_steps.dtype), 0.01)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "expected_steps": None,
-        }  # a copy has no part in the last forward pass
+        # a copy has no part in the last forward pass
+        return {**self.__dict__, "expected_steps": None}
 
 
 def initial_biases(steps: int, initial: float) -> Tensor:

@@ -81,7 +81,7 @@ def describe(name: str, options: list[str]) -> None:
     for kind in dict.fromkeys(row.rule for row in rows):
         if formula := equation(kind):
             print_line(f"{kind}: {formula} (docs/rules.md)")
-    if "auto" in options:
+    if any(word in ("auto", "--skip-lambda=auto") for word in options):
         print_line("λ is auto's estimate from the number of residuals (docs/depth.md)")
     if wanting_profile(model):
         print_line("ω, or λ from the gradient, is set from the first batch of a training")

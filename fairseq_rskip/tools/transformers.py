@@ -20,9 +20,9 @@ from fairseq_rskip.analysis.study import Study, draw_examples
 from fairseq_rskip.console import progress
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import device_of
-from fairseq_rskip.models import (
-    unknown_architecture_message,
-)  # the import registers the architectures
+
+# the import registers the architectures
+from fairseq_rskip.models import unknown_architecture_message
 from fairseq_rskip.residual import SkipConnection
 from fairseq_rskip.residual.state import check_file
 from fairseq_rskip.safe_load import CheckpointError

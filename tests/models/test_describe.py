@@ -55,7 +55,7 @@ def test_what_is_no_single_number_says_so(capsys):
     assert main(["describe", "transformer_lm_gru_gate_tiny"]) == 0
     out = capsys.readouterr().out
     assert "mean branch_bias=0.6667 stream_bias=0" in out  # of b = 2, 0, 0 and of zeros
-    assert main(["describe", "transformer_xskip_ln_tiny", "--skip-lambda", "auto"]) == 0
+    assert main(["describe", "transformer_xskip_ln_tiny", "--skip-lambda=auto"]) == 0
     out = capsys.readouterr().out
     assert "xskip λ=2 " in out and "xskip: y = G(lambda * x + alpha * F)" in out
     assert "λ is auto's estimate from the number of residuals (docs/depth.md)" in out

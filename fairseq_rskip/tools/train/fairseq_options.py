@@ -19,9 +19,9 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, FairseqLanguageModel
 
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
-from fairseq_rskip.models import (
-    unknown_architecture_message,
-)  # the import registers the architectures
+
+# the import registers the architectures
+from fairseq_rskip.models import unknown_architecture_message
 from fairseq_rskip.models.architectures import ANY_RULE
 from fairseq_rskip.option_error import refused
 from fairseq_rskip.tools.corpus import Corpus
