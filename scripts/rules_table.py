@@ -4,7 +4,8 @@
     python scripts/rules_table.py          # rewrites docs/rules.md
     python scripts/rules_table.py --check  # names the rows that are out of date, exit status 1
 
-Name: that with which the docstring of the rule's class begins, and the paper's number there.
+Name: that with which the docstring of the rule's class begins, the paper's number there, and what
+the rule is called elsewhere.
 Parameters: those of the model of width 512 with 6+6 layers, less pre-norm's (``preln``). At the
 start: whether the logits of a model of width 32 with 6+6 layers are those of pre-norm or post-norm
 from the same seed: ``=`` bit for bit, ``≈`` up to 0.3 % of their standard deviation, which is what
@@ -29,7 +30,9 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
+from fairseq_rskip.models.architectures import first_variant
 from fairseq_rskip.residual import KINDS, skips
+from fairseq_rskip.residual.registry import OTHER_NAMES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "rules.md"
 COSTS = PAGE.parents[1] / "results" / "rule_cost.csv"
@@ -99,19 +102,32 @@ def cost_cell(variant: str) -> str:
     return "1, 1" if variant == BASELINES["pre-norm"] else costs().get(variant, "")
 
 
-def name_cell(kind: str) -> str:
-    """``Hyper-connections, [2409.19606](…)``: the docstring's name, its first arXiv number."""
+def name_cell(kind: str, variants: list[str]) -> str:
+    """``Hyper-connections, [2409.19606](…)``: the docstring's name and its first arXiv number; in
+    the rule's first row also what it is called elsewhere, where that is another name.
+    """
     docstring = " ".join((inspect.getdoc(KINDS[kind]) or "").split())
     name = re.split(r",|:| ``| \(| of ", docstring, maxsplit=1)[0]
     paper = re.search(r"arXiv (\d{4}\.\d{5})", docstring)
-    if paper is None or kind in ANCESTORS:
-        return name
-    return f"{name}, [{paper[1]}](https://arxiv.org/abs/{paper[1]})"
+    if paper is not None and kind not in ANCESTORS:
+        name = f"{name}, [{paper[1]}](https://arxiv.org/abs/{paper[1]})"
+    said = _letters(kind + name)
+    also = [
+        other
+        for other, its_kind in OTHER_NAMES.items()
+        if its_kind == kind and _letters(other) not in said
+    ]
+    first = first_variant(kind) in variants
+    return f"{name}; elsewhere {', '.join(also)}" if also and first else name
+
+
+def _letters(text: str) -> str:
+    return re.sub("[^a-z0-9]", "", text.lower())
 
 
 def cells(kind: str, variants: list[str]) -> list[str]:
     """The generated cells of a row; one value for each architecture, where they differ."""
-    row = [name_cell(kind)]
+    row = [name_cell(kind, variants)]
     for cell in (parameters_cell, start_cell, cost_cell):
         values = list(dict.fromkeys(cell(variant) for variant in variants))
         if len(values) > 1:

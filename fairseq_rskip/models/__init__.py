@@ -21,13 +21,10 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY  # noqa
 
 from fairseq_rskip.models import _help, architectures, building, skip_transformer  # noqa: E402
 from fairseq_rskip.residual import own_rules  # noqa: E402
+from fairseq_rskip.residual.registry import usual_name  # noqa: E402
 
-# how rules are written elsewhere -> in the name of an architecture
-SPELLINGS = (
-    (r"pre-?_?norm", "preln"),
-    (r"post-?_?norm", "postln"),
-    (r"_\d?([xra]skip)(?=_(?!ln|bn)|$)", r"_\1_ln"),
-)
+# λ before a rule's name, or no norm behind it: transformer_2rskip_tiny
+WITHOUT_NORM = re.compile(r"_\d?([xra]skip)(?=_(?!ln|bn)|$)")
 
 
 def skip_architectures() -> list[str]:
@@ -56,13 +53,17 @@ def unknown_architecture_message(name: str) -> str:
         )
         listed = ", ".join(size for size in sizes if size)
         expected = f"the sizes of {base} are none and {listed}"
-    meant = name
-    for written, ours in SPELLINGS:
-        meant = re.sub(written, ours, meant)
-    hint = did_you_mean(name, ARCH_MODEL_REGISTRY, expected)
-    if meant in ARCH_MODEL_REGISTRY:
-        hint = f"did you mean {meant}? {expected}"
-    return f"no architecture named {name!r}; {hint}"
+    return f"no architecture named {name!r}; {nearest_architecture(name, expected)}"
+
+
+def nearest_architecture(name: str, expected: str) -> str:
+    """``did you mean transformer_mudd?`` for transformer_muddformer or muddformer, if any is near,
+    then ``expected``.
+    """
+    full = name if name.startswith("transformer_") else f"transformer_{name}"
+    meant = WITHOUT_NORM.sub(r"_\1_ln", usual_name(full, architectures.first_variant))
+    known = meant if meant in ARCH_MODEL_REGISTRY else name
+    return did_you_mean(known, ARCH_MODEL_REGISTRY, expected)
 
 
 _help.show_model_options(skip_transformer.SkipTransformerModel)

@@ -131,6 +131,11 @@ LM_SIZES: dict[str, dict[str, Any]] = {
 _LM_NAMES = {"gpt2": "gpt2_init"}
 
 
+def first_variant(kind: str) -> str:
+    """The first variant of a rule: ``postln`` of xskip, ``rskip_ln`` of rskip."""
+    return next(name for name, skip in VARIANTS.items() if skip["skip_kind"] == kind)
+
+
 def translation_names(variant: str) -> list[str]:
     """The architectures of a variant for translation, in the order of ``SIZES``."""
     return [f"transformer_{variant}{size}" for size in SIZES]

@@ -101,7 +101,7 @@ class LearnedAngle(Angled):
         return theta.cos(), theta.sin()
 
 
-@register("geonorm")
+@register("geonorm", also=("GeoNorm",))
 class GeoNorm(SkipConnection):
     """GeoNorm ``y = cos(t) * x + sin(t) * |x| * v / |v|``, ``v = F - <F, x> / |x|^2 * x``: a step
     on the sphere by the angle t = min(pi/4, (s * min(pi/4, |v| / |x|) + b) / l), in layer l,
@@ -151,7 +151,7 @@ class GeoNorm(SkipConnection):
         return {"l": float(self.layer), **super().constants()}
 
 
-@register("nag")
+@register("nag", also=("norm-agnostic residual", "norm-agnostic"))
 class NormAgnostic(SkipConnection):
     """Norm-agnostic residual ``y = x + a * m * |x| * u / |u|``, ``u = f - <f, x> / |x|^2 * x``, f
     being F less its mean over the features: a step across x whose length is a share of x's, with

@@ -21,7 +21,7 @@ class BranchWeight(Weighted):
         return 1.0, self.per_channel(self.weight)
 
 
-@register("skipinit")
+@register("skipinit", also=("SkipInit",))
 class SkipInit(BranchWeight):
     """SkipInit, ``y = x + a * F`` with one learned scalar a per block, initially 0, and no norm.
 
@@ -41,7 +41,7 @@ class SkipInit(BranchWeight):
         self.weight = self.new_parameter(torch.full((1,), float(init)))
 
 
-@register("rezero")
+@register("rezero", also=("ReZero",))
 class ReZero(BranchWeight):
     """ReZero, ``y = x + a * F`` with one learned scalar a per layer, initially 0.
 
@@ -62,7 +62,7 @@ class ReZero(BranchWeight):
             self.weight = first.weight
 
 
-@register("layerscale")
+@register("layerscale", also=("LayerScale", "CaiT"))
 class LayerScale(BranchWeight):
     """LayerScale, ``y = x + gamma * F(G(x))``, gamma learned for each feature.
 

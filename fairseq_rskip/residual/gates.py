@@ -175,7 +175,7 @@ class LAuReL(SkipConnection):
         return {"rank": float(self.options.rank), **super().constants()}
 
 
-@register("gru_gate")
+@register("gru_gate", also=("GTrXL", "Gated Transformer-XL"))
 class GRUGate(SkipConnection):
     """GRU gate, ``y = G(z * x + (1 - z) * n)``, ``n = tanh(W_n F + b_n + r * (U_n x + c_n))`` with
     the gates z and r, each ``sigmoid(W F + U x + b + c)``: a GRU cell whose input is F and whose
@@ -213,7 +213,7 @@ class GRUGate(SkipConnection):
         return update * x + (1.0 - update) * new
 
 
-@register("review")
+@register("review", also=("review residual",))
 class ReviewResidual(SkipConnection):
     """Review residual, ``y = x + g * F``, ``g = sigmoid(V x / rms(x) + W F / rms(F) + b)``, F of
     G(x).
@@ -243,7 +243,7 @@ class ReviewResidual(SkipConnection):
         return at_least_float32(z) / root_mean_square(z, self.eps, self.channel_dim)
 
 
-@register("gpas")
+@register("gpas", also=("gradient-preserving activation scaling",))
 class GPAS(Weighted):
     """Gradient-preserving activation scaling, ``y = z - silu(g) * sg(z)``, ``z = x + F(G(x))``.
 
@@ -277,7 +277,7 @@ class GPAS(Weighted):
         return share, share
 
 
-@register("orthogonal")
+@register("orthogonal", also=("orthogonal residual", "ortho-residual"))
 class Orthogonal(SkipConnection):
     """Orthogonal residual update, ``y = x + F - <F, x> / (|x|^2 + eps) * x``, F of G(x).
 
@@ -298,7 +298,7 @@ class Orthogonal(SkipConnection):
         return x + f_x - along / (square + self.eps) * x
 
 
-@register("ddl")
+@register("ddl", also=("deep delta learning", "delta residual"))
 class DeltaResidual(SkipConnection):
     """Deep delta learning, ``y = x + b * (v - <k, x>) * k``, ``k = F / |F|``,
     ``b = 2 sigmoid(w_b . G(x) + c_b)``, ``v = 4 sigmoid(w_v . x + c_v)``, F of G(x): arXiv

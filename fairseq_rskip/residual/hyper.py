@@ -73,7 +73,7 @@ class MatrixSkip(StreamSkip):
         return {"n": float(self.n), **super().constants()}
 
 
-@register("hyper")
+@register("hyper", also=("hyper-connection", "HC", "DHC"))
 class HyperConnection(MatrixSkip):
     """Hyper-connections ``H' = A_r^T H + B F(G(A_m^T H))``; A_m (n), A_r (n, n) and B (n) are
     learned.
@@ -140,7 +140,7 @@ class HyperConnection(MatrixSkip):
         return mixed(a_m, h), a_r.transpose(-1, -2), self.b + self.s_b * gates[..., self.n]
 
 
-@register("fractional")
+@register("fractional", also=("frac-connection", "fractional connection"))
 class FractionalConnection(SkipConnection):
     """Fractional connections ``H' = A_r^T H + B F(G(A_m^T H))``: H is x itself, as m rows of dim /
     m channels, and F is split alike. A_m, A_r (m, m) and B (m) are learned, and as in

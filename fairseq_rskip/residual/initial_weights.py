@@ -69,7 +69,7 @@ class Fixup(Weighted):
         return self.bias_out
 
 
-@register("tfixup")
+@register("tfixup", also=("T-Fixup",))
 class TFixup(ConstantSkip):
     """T-Fixup, ``y = x + F`` without norm, trainable without warm-up.
 

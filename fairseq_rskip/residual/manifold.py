@@ -60,7 +60,7 @@ class SigmoidGates(MatrixSkip):
         return p, 2.0 * torch.sigmoid(self.alpha_post * post + self.b_post)
 
 
-@register("mhc")
+@register("mhc", also=("manifold-constrained hyper-connection", "manifold hyper-connection"))
 class ManifoldConstrained(SigmoidGates):
     """mHC ``H' = R H + w F(G(p H))``: R doubly stochastic or a rotation, ``p = sigmoid(P)``,
     ``w = 2 sigmoid(W)``.

@@ -15,7 +15,7 @@ from .place import BranchWeights
 from .registry import register
 
 
-@register("ngpt")
+@register("ngpt", also=("normalized Transformer",))
 class NGPT(SkipConnection):
     """nGPT's residual, ``y = N(N(x) + a * (N(F(N(x))) - N(x)))``, N(z) = sqrt(dim) z / |z|.
 

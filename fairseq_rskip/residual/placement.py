@@ -23,7 +23,7 @@ class PlacedNorm(ConstantSkip):
     for_images = False
 
 
-@register("preln")
+@register("preln", also=("pre-norm", "pre-LN"))
 class PreLN(PlacedNorm):
     """Pre-norm ``y = lambda * x + alpha * F(G(x))``.
 
@@ -46,7 +46,7 @@ class PreLN(PlacedNorm):
         return {"lambda": self.skip_scale, "alpha": self.branch_scale, **super().constants()}
 
 
-@register("outln")
+@register("outln", also=("output norm", "reordered norm", "res-post-norm", "OLMo 2"))
 class OutLN(PlacedNorm):
     """Output norm ``y = x + G(F(x))``: the same for any scale of F, up to eps.
 
@@ -57,7 +57,7 @@ class OutLN(PlacedNorm):
     slots = ("branch",)
 
 
-@register("periln")
+@register("periln", also=("Peri-LN", "Sandwich-LN", "sandwich norm"))
 class PeriLN(PlacedNorm):
     """Peri-LN ``y = x + G'(F(G(x)))``, two norms of the same type, each with its own parameters.
 
@@ -69,7 +69,7 @@ class PeriLN(PlacedNorm):
     slots = ("pre", "branch")
 
 
-@register("lnscale")
+@register("lnscale", also=("LayerNorm scaling", "LNS", "curse of depth"))
 class LNScale(PlacedNorm):
     """LayerNorm scaling ``y = x + F(G(x) / sqrt(l))``, l the layer's number.
 
@@ -92,7 +92,7 @@ class LNScale(PlacedNorm):
         return {"1/sqrt(l)": self.pre_scale, **super().constants()}
 
 
-@register("mixln")
+@register("mixln", also=("Mix-LN",))
 class MixLN(PlacedNorm):
     """Mix-LN: post-norm ``y = G(x + F(x))`` in the first layers, then pre-norm.
 

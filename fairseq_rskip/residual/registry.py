@@ -8,15 +8,17 @@ from ..errors import did_you_mean
 from ..option_error import OptionError
 
 KINDS: dict[str, Any] = {}
+OTHER_NAMES: dict[str, str] = {}  # a rule's name elsewhere -> its kind
 
 Rule = TypeVar("Rule", bound=type)
 
 
-def register(kind: str) -> Callable[[Rule], Rule]:
+def register(kind: str, also: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
     """A decorator that registers a rule's class as ``kind``.
 
-    Raises ``ValueError`` if another class has that name, or if it is no name, and ``TypeError`` for
-    what is no skip connection.
+    ``also`` has the names that papers and other codes give the rule, such as ``"MUDDFormer"``: they
+    are suggested, not accepted. Raises ``ValueError`` if another class has that name, or if it is
+    no name, and ``TypeError`` for what is no skip connection.
     """
     if not kind.isidentifier():
         raise ValueError(f"kind={kind!r}: expected a name of letters, digits and _")
@@ -33,6 +35,7 @@ def register(kind: str) -> Callable[[Rule], Rule]:
             raise ValueError(f"kind={kind!r} of {rule.__name__}: the name is taken by {owner}")
         rule.kind = kind  # type: ignore[attr-defined]
         KINDS[kind] = rule
+        OTHER_NAMES.update(dict.fromkeys(also, kind))
         return rule
 
     return add
@@ -44,9 +47,23 @@ def rule_of(kind: str) -> Any:
     Raises :class:`.OptionError`, with the known kinds, for another name.
     """
     if not isinstance(kind, str) or kind not in KINDS:
-        hint = did_you_mean(re.sub("[ -]", "_", kind), KINDS) if isinstance(kind, str) else ""
+        hint = did_you_mean(usual_name(kind), KINDS) if isinstance(kind, str) else ""
         raise OptionError("kind", kind, f"one of {', '.join(KINDS)}", reason=hint)
     return KINDS[kind]
+
+
+def usual_name(text: str, name_of: Callable[[str], str] = str) -> str:
+    """``text`` with the longest name that a rule has elsewhere replaced by ours, ``name_of(kind)``.
+
+    ``Pre-norm``, ``pre norm`` and ``prenorm`` are one name, and a plural is its singular.
+    """
+    text = re.sub("[ -]", "_", text.lower())
+    for other in sorted(OTHER_NAMES, key=len, reverse=True):
+        letters = re.sub("[ -]", "", other.lower())
+        pattern = rf"(?<![^_]){'_?'.join(letters)}s?(?![^_])"
+        if re.search(pattern, text):
+            return re.sub(pattern, name_of(OTHER_NAMES[other]), text, count=1)
+    return text
 
 
 def equation(kind: str) -> str:

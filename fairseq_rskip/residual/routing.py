@@ -16,7 +16,7 @@ from .registry import register
 from .streams import AttentionResidual, BlockSize, HistorySkip
 
 
-@register("mudd")
+@register("mudd", also=("MUDDFormer", "multiway dynamic dense"))
 class MUDD(HistorySkip):
     """Multiway dynamic dense connections, the residual stream alone: layer l, a pre-norm layer,
     reads ``c_l = sum_{k<l} w_lk y_k``, where ``w_l = W_2 gelu(W_1 y / rms(y)) + a_l`` and y is the
@@ -52,7 +52,7 @@ class MUDD(HistorySkip):
         return (history * weights.unsqueeze(-1)).sum(-2)
 
 
-@register("mhar")
+@register("mhar", also=("multi-head attention residual",))
 class MultiHeadAttentionResidual(AttentionResidual):
     """Multi-head attention residuals: in each of H groups of channels, block l reads ``c_l =
     sum_{k<l} p_k v_k``, where ``p = softmax_k(w_l . v_k / (t rms(v_k)))`` with the group's part of
@@ -94,7 +94,7 @@ class MultiHeadAttentionResidual(AttentionResidual):
         return {**own, **super().constants()}
 
 
-@register("delta_attnres")
+@register("delta_attnres", also=("delta attention residual",))
 class DeltaAttentionResidual(HistorySkip):
     """Delta attention residuals ``y = x + F(G(x + g * sum_{k<l} p_k v_k))``,
     ``p = softmax_k(q_l . v_k / rms(v_k))``.
@@ -147,7 +147,7 @@ class DeltaAttentionResidual(HistorySkip):
         return y if self.last else torch.cat([y, history, f_x], -1)
 
 
-@register("multi_gate")
+@register("multi_gate", also=("multi-gate residual",))
 class MultiGateResidual(HistorySkip):
     """Multi-gate residuals of n streams, ``s_i = (1 - beta_i) s_i + beta_i F(G(c))``,
     ``c = sum_i p_i s_i``. A gate is ``beta_i = sigmoid(w . s_i / (rms(s_i) sqrt(dim)) + b_i)``, and

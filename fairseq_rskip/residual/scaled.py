@@ -11,7 +11,7 @@ from .registry import register
 from .weighted import BranchScale, ConstantSkip
 
 
-@register("scaled")
+@register("scaled", also=("Stable ResNet",))
 class Scaled(ConstantSkip):
     """Fixed scale, ``y = G(x + F / sqrt(L))``: Hayou et al. 2021, "Stable ResNet".
 
@@ -30,7 +30,7 @@ class Scaled(ConstantSkip):
         return {"alpha": self.branch_scale, **super().constants()}
 
 
-@register("completep")
+@register("completep", also=("CompleteP",))
 class CompleteP(ConstantSkip):
     """CompleteP ``y = x + m^(-e) * F(G(x))``, m = L / L_0, L the layers of this side: Dey et al.
     2025, "Don't be lazy: CompleteP enables compute-efficient deep transformers", arXiv 2505.01618,
@@ -95,7 +95,7 @@ class ResidualScaling(ConstantSkip):
         return {"alpha": self.branch_scale, **super().constants()}
 
 
-@register("deepnorm")
+@register("deepnorm", also=("DeepNet",))
 class DeepNorm(ConstantSkip):
     """DeepNorm, ``y = LN(alpha * x + F)``, alpha by the depth.
 

@@ -57,7 +57,7 @@ class Scheduled(Weighted):
         return {"T": self.warmup, **super().constants()}
 
 
-@register("prores")
+@register("prores", also=("progressive residual warm-up", "ProRes"))
 class ProRes(Scheduled):
     """Progressive residual warm-up, ``y = x + min(1, t / (T * l)) * F(G(x))`` at update t in layer
     l.
@@ -81,7 +81,7 @@ class ProRes(Scheduled):
         return {**constants, "T": self.warmup / self.layer, "l": float(self.layer)}
 
 
-@register("branchnorm")
+@register("branchnorm", also=("BranchNorm",))
 class BranchNorm(Scheduled):
     """BranchNorm, ``y = LN(x + min(1, t / T) * F)`` at update t, post-norm from update T on.
 

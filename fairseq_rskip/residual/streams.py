@@ -45,7 +45,7 @@ class StreamSkip(SkipConnection):
         return self.tensor(x, 0), None
 
 
-@register("b2t")
+@register("b2t", also=("bottom-to-top",))
 class B2T(StreamSkip):
     """Bottom-to-top connection ``x_k = G(x_{k-1} + F_k)``, in a layer's last block
     ``y = G(x_0 + x_{k-1} + F_k)``.
@@ -80,7 +80,7 @@ class B2T(StreamSkip):
         return torch.cat([y, layer_input], -1)
 
 
-@register("spannorm")
+@register("spannorm", also=("SpanNorm",))
 class SpanNorm(B2T):
     """SpanNorm ``x_k = G(x_{k-1} + F_k)``, in a layer's last block ``y = G(x_0 + F_k)``, x_0 the
     input of the layer.
@@ -104,7 +104,7 @@ class SpanNorm(B2T):
         return self.tensor(x, 1 if spans else 0) + f_x
 
 
-@register("residual_dual")
+@register("residual_dual", also=("ResiDual",))
 class ResiDual(StreamSkip):
     """Dual residual ``x_k = G_k(x_{k-1} + F_k)``, ``r_k = r_{k-1} + F_k``, r_0 = x_0; at the end
     ``y = x_K + G(r_K)``.
@@ -135,7 +135,7 @@ class ResiDual(StreamSkip):
         return y + self.dual_norm(dual, padding_mask)
 
 
-@register("x0")
+@register("x0", also=("nanochat",))
 class X0(StreamSkip):
     """Scaled stream with the stack's input mixed back in: ``y = r * x + F(G(x)) + s * x_0``.
 
@@ -183,7 +183,7 @@ class X0(StreamSkip):
         return y if self.last else torch.cat([y, x0], -1)
 
 
-@register("siamesenorm")
+@register("siamesenorm", also=("SiameseNorm",))
 class SiameseNorm(StreamSkip):
     """SiameseNorm, two streams that share their branches: ``z = F(G(G_1(x) + G_2(y)))``,
     ``x = G_1(x) + z / sqrt(2l)``, ``y = y + z`` in layer l, counted from 1: a post-norm and a
@@ -289,7 +289,7 @@ class HistorySkip(StreamSkip):
         return y if self.last else torch.cat([y, history], -1)
 
 
-@register("dlcl")
+@register("dlcl", also=("dynamic linear combination",))
 class DLCL(HistorySkip):
     """Dynamic linear combination of layers: layer l, a pre-norm layer, reads
     ``c_l = sum_{k<l} W_lk G_k(y_k)``.
@@ -327,7 +327,7 @@ class DLCL(HistorySkip):
         return self.layer_norm(y)
 
 
-@register("denseformer")
+@register("denseformer", also=("DWA", "depth-weighted average", "depth-weighted averaging"))
 class DenseFormer(HistorySkip):
     """Depth-weighted average: layer l, a pre-norm layer, reads ``c_l = sum_{k<l} a_lk y_k``.
 
@@ -345,7 +345,7 @@ class DenseFormer(HistorySkip):
             self.weight = self.new_parameter(torch.eye(self.stored + 1)[-1])
 
 
-@register("attnres")
+@register("attnres", also=("AttnRes", "attention residual", "attn residual"))
 class AttentionResidual(HistorySkip):
     """Attention residuals: block l reads ``c_l = sum_{k<l} p_k v_k``,
     ``p = softmax_k(w_l . v_k / rms(v_k))``.

@@ -39,7 +39,7 @@ class UnmixedStreams(MatrixSkip):
         return h.sum(-2) if self.last else h.flatten(-2)
 
 
-@register("ihc")
+@register("ihc", also=("identity hyper-connection",))
 class IdentityHyperConnection(UnmixedStreams, SigmoidGates):
     """Identity hyper-connections ``H' = H + w F(G(p H))``, ``p = sigmoid(P)``, ``w = 2
     sigmoid(W)``: row i of H changes by w_i F alone.

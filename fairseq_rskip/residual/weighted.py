@@ -182,7 +182,7 @@ class ConstantSkip(Weighted):
         return self.post(x, f_x, self.skip_scale, self.branch_scale, padding_mask)
 
 
-@register("xskip")
+@register("xskip", also=("post-norm", "post-LN"))
 class XSkip(ConstantSkip):
     """Expanded skip ``y = G(lambda * x + alpha * F)``: Eq. 2 without G, Eq. 3 with it.
 
@@ -219,7 +219,7 @@ class Recursive(ConstantSkip):
         self.branch_scale = float(branch_scale)
 
 
-@register("rskip")
+@register("rskip", also=("recursive skip",))
 class RSkip(Recursive):
     """Recursive skip of Eq. 4: ``y_1 = G_1(x + alpha * F)``, ``y_k = G_k(x + y_{k-1})``,
     ``y = y_lambda``.

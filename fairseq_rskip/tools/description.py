@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fairseq_rskip.console import Parser, in_columns, print_line
-from fairseq_rskip.errors import UserError, did_you_mean
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.norms import NORMS
 from fairseq_rskip.norms.rows import DyT
 from fairseq_rskip.ops import in_use
@@ -109,13 +109,13 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
     from fairseq import models
     from fairseq.data import Dictionary
 
-    from fairseq_rskip.models import skip_architectures
+    from fairseq_rskip.models import nearest_architecture, skip_architectures
     from fairseq_rskip.residual import own_rules
 
-    if arch not in (known := skip_architectures()):
+    if arch not in skip_architectures():
         expected = "expected resnet20, resnet110 or another 6n+2, "
         expected += "one of ours that rskip train --archs lists, or a checkpoint"
-        hint = did_you_mean(arch, known, expected)
+        hint = nearest_architecture(arch, expected)
         raise UserError(f"no architecture named {arch!r}; {hint}{own_rules.hint()}")
     parser = Parser(prog=f"rskip describe {arch}", argument_default=argparse.SUPPRESS)
     words = Dictionary()

@@ -9,17 +9,27 @@ from stream_rules import RULES
 
 pytest.importorskip("fairseq")
 
-from fairseq_rskip.models import unknown_architecture_message  # noqa: E402
+from fairseq_rskip.models import (  # noqa: E402
+    nearest_architecture,
+    unknown_architecture_message,
+)
 from fairseq_rskip.models.architectures import (  # noqa: E402
     LM_SIZES,
     SIZES,
     VARIANTS,
     arch_configs,
+    first_variant,
 )
 from fairseq_rskip.models.flat_config import SkipLanguageModelConfig  # noqa: E402
 from fairseq_rskip.models.overview import overview  # noqa: E402
+from fairseq_rskip.option_error import OptionError  # noqa: E402
 from fairseq_rskip.residual import KINDS  # noqa: E402
-from fairseq_rskip.residual.registry import equation  # noqa: E402
+from fairseq_rskip.residual.registry import (  # noqa: E402
+    OTHER_NAMES,
+    equation,
+    rule_of,
+    usual_name,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND_OF_ARCH = {f"transformer_{variant}": skip["skip_kind"] for variant, skip in VARIANTS.items()}
@@ -103,10 +113,27 @@ def test_the_rules_for_images_are_marked():
         ("transformer_postnorm", "transformer_postln"),
         ("transformer_2rskip_tiny", "transformer_rskip_ln_tiny"),
         ("transformer_rskip_lm", "transformer_rskip_ln"),
+        ("transformer_lm_muddformer_tiny", "transformer_lm_mudd_tiny"),
+        ("GTrXL", "transformer_gru_gate"),
+        ("transformer_ResiDual", "transformer_residual_dual"),
+        ("Hyper-connections", "transformer_hyper"),
+        ("delta attention residuals", "transformer_delta_attnres"),
     ],
 )
 def test_a_rule_that_is_written_otherwise_is_suggested(written, meant):
     assert f"did you mean {meant}? " in unknown_architecture_message(written)
+
+
+@pytest.mark.parametrize("other", OTHER_NAMES)
+def test_a_name_from_elsewhere_leads_to_the_rule(other):
+    kind = OTHER_NAMES[other]
+    together = other.lower().replace(" ", "").replace("-", "")
+    assert usual_name(other) == usual_name(together) == kind
+    assert usual_name(f"transformer_lm_{other}s_tiny") == f"transformer_lm_{kind}_tiny"
+    assert f"did you mean transformer_{first_variant(kind)}? " in nearest_architecture(other, "x")
+    if other not in KINDS:
+        with pytest.raises(OptionError, match=f"did you mean {kind}?"):
+            rule_of(other)
 
 
 def test_the_overview_shows_every_rule_and_size_once():
