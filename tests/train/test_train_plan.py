@@ -158,8 +158,9 @@ OPTIONS = [  # what the user gives holds, and the rest follows: words, what fair
     (f"{WMT} --gpus 8 --max-tokens 600", {"max_tokens_valid": "1024"}),
     (
         f"{IWSLT} --optimizer sgd --save-dir /x/y",
-        {"optimizer": "sgd", "tensorboard_logdir": "/x/y/tensorboard"},
+        {"optimizer": "sgd", "tensorboard_logdir": "/x/y/tensorboard", "skip_log_interval": 100},
     ),
+    (f"{IWSLT} --skip-log-interval 0", {"skip_log_interval": 0}),
 ]
 
 

@@ -29,6 +29,7 @@ from fairseq_rskip.tools.train.schedule import LENGTHS, Schedule, step_options, 
 FP16 = {"fp16", "memory-efficient-fp16"}
 PRECISIONS = {*FP16, "bf16", "memory-efficient-bf16", "amp", "tpu"}
 CHECKPOINTS_ON_CPU = 5  # that are kept with --save-interval-updates: those that are averaged
+MEASURED = 100  # updates from one measure of the skip connections to the next
 
 
 class Plan(NamedTuple):
@@ -118,6 +119,7 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         "save-dir": save,
         "log-format": "json",
         "tensorboard-logdir": save / "tensorboard",
+        **_measures(parsed.model),
     }
     saved = None
     if "restore-file" in user_options:
@@ -165,6 +167,11 @@ def _options_of_model(own: argparse.Namespace, corpus: Corpus, parsed: Parsed) -
     if is_adaptive:
         chosen |= {"criterion": "adaptive_loss", "ddp-backend": "legacy_ddp"}
     return chosen
+
+
+def _measures(model: argparse.Namespace) -> dict[str, int]:
+    """The measures of the skip connections, for their warnings; fairseq's own models have none."""
+    return {"skip-log-interval": MEASURED} if hasattr(model, "skip_log_interval") else {}
 
 
 def _tie(corpus: Corpus) -> str:
