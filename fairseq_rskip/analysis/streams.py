@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..residual import KINDS, SkipConnection, skips
-from ..residual.streams import StreamSkip
+from ..residual.streams import HistorySkip, StreamSkip
 from . import figures
 from .figures import Row
 from .probe import Call, Watch, example_mean
@@ -205,6 +205,8 @@ def check_measured(label: str, block: str, skip: SkipConnection) -> None:
     reason = f"{block} has one stream"
     if isinstance(skip, StreamSkip):
         reason = f"the tensors that {block} keeps are not measured for {skip.kind}"
+    if isinstance(skip, HistorySkip):
+        reason = f"{block} ({skip.kind}) keeps outputs, which rskip analyze reads measures"
     kinds = ", ".join(sorted(kind for kind, rule in KINDS.items() if is_measured(rule)))
     raise UserError(f"{label}: {reason}: expected a rule of {kinds}")
 

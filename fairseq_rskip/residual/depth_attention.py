@@ -24,6 +24,14 @@ def depth_attention(
     return _DepthAttention.apply(history, query, *options)
 
 
+def depth_weights(
+    history: Tensor, query: Tensor, eps: float, heads: int = 1, temperature: float = 1.0
+) -> Tensor:
+    """The p of :func:`depth_attention`, ``(..., heads, k)``."""
+    _, _, share = _attend(at_least_float32(history), query, eps, heads, temperature)
+    return share.mT
+
+
 def _mixture(history: Tensor, query: Tensor, eps: float, heads: int, temperature: float) -> Tensor:
     values = at_least_float32(history)
     _, _, share = _attend(values, query, eps, heads, temperature)

@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from ..norms import at_least_float32, root_mean_square
 from .base import Common
-from .depth_attention import depth_attention
+from .depth_attention import depth_attention, depth_weights
 from .options import Choice, Integer, Positive, Real, largest_divisor
 from .registry import register
 from .streams import AttentionResidual, BlockSize, HistorySkip
@@ -43,13 +43,11 @@ class MUDD(HistorySkip):
             self.w1 = self.new_parameter(self.draw(hidden, dim) * dim**-0.5)
             self.w2 = self.new_parameter(torch.zeros(members, hidden))
 
-    def mix(self, history: Tensor) -> Tensor:
-        newest = at_least_float32(history[..., -1, :])
+    def weights(self, members: Tensor) -> Tensor:
+        newest = at_least_float32(members[..., -1, :])
         normal = newest / root_mean_square(newest, self.eps)
         hidden = F.gelu(F.linear(normal.to(self.w1.dtype), self.w1))
-        weights = self.weight + F.linear(hidden, self.w2)
-        # not matmul, whose type autocast would narrow
-        return (history * weights.unsqueeze(-1)).sum(-2)
+        return self.weight + F.linear(hidden, self.w2)
 
 
 @register("mhar", also=("multi-head attention residual",))
@@ -85,9 +83,13 @@ class MultiHeadAttentionResidual(AttentionResidual):
         super().__init__(dim, block_size=block_size, heads=heads, temperature=temperature, **common)
         self.heads = largest_divisor(dim, int(heads))
 
-    def mix(self, history: Tensor) -> Tensor:
+    def weights(self, members: Tensor) -> Tensor:
         temperature = float(self.options.temperature)
-        return depth_attention(history, self.query, self.eps, self.heads, temperature)
+        return depth_weights(members, self.query, self.eps, self.heads, temperature)
+
+    def mix(self, members: Tensor) -> Tensor:
+        temperature = float(self.options.temperature)
+        return depth_attention(members, self.query, self.eps, self.heads, temperature)
 
     def constants(self) -> dict[str, float]:
         own = {"H": float(self.heads), "t": float(self.options.temperature)}
@@ -133,13 +135,20 @@ class DeltaAttentionResidual(HistorySkip):
 
     def current(self, x: Tensor) -> tuple[Tensor, Any]:
         h, carried = super().current(x)
-        if self.first:
+        members = self.members(x, carried)
+        if members is None:
             return h, carried
-        values = carried[1].unflatten(-1, [self.stored, self.dim])
-        mixture = depth_attention(values, self.query, self.eps)
+        mixture = depth_attention(members, self.query, self.eps)
         if self.gate is not None:
             mixture = self.gate * mixture
         return (h + mixture).to(x.dtype), carried
+
+    def members(self, f_x: Tensor, carried: Any) -> Tensor | None:
+        """v_0, ..., v_(l-1), which this block's branch reads beside x."""
+        return None if self.first else carried[1].unflatten(-1, [self.stored, self.dim])
+
+    def weights(self, members: Tensor) -> Tensor:
+        return depth_weights(members, self.query, self.eps)
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         h, history = carried
@@ -193,17 +202,23 @@ class MultiGateResidual(HistorySkip):
         n, number = int(self.options.streams), self.place.block_number
         return min(number, n), number < n
 
-    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+    def members(self, f_x: Tensor, carried: Any) -> Tensor:
+        """The streams as this block leaves them, ``(..., n, dim)``."""
         _, history = carried
-        dtype = x.dtype
         streams = at_least_float32(history.unflatten(-1, [self.stored, self.dim]))
         f_x = f_x.unsqueeze(-2).to(streams.dtype)
         if self.stores:
-            streams = torch.cat([streams, f_x], -2)
-        else:
-            streams = streams + self.gates(streams).unsqueeze(-1) * (f_x - streams)
-        read = depth_attention(streams, self.query, self.eps, temperature=self.dim**0.5)
-        return (read if self.last else torch.cat([read, streams.flatten(-2)], -1)).to(dtype)
+            return torch.cat([streams, f_x], -2)
+        return streams + self.gates(streams).unsqueeze(-1) * (f_x - streams)
+
+    def weights(self, members: Tensor) -> Tensor:
+        return depth_weights(members, self.query, self.eps, temperature=self.dim**0.5)
+
+    def mix(self, members: Tensor) -> Tensor:
+        return depth_attention(members, self.query, self.eps, temperature=self.dim**0.5)
+
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        return super().combine(x, f_x, carried).to(x.dtype)
 
     def streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The streams so far, and ``diag(1 - beta)``: I in a block that adds a stream."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from .base import Common, SkipConnection
-from .depth_attention import depth_attention
+from .depth_attention import depth_attention, depth_weights
 from .options import Choice, Integer, all_norms
 from .registry import register
 
@@ -275,17 +275,32 @@ class HistorySkip(StreamSkip):
         """The tensor h to store for y, the newest output."""
         return y
 
-    def mix(self, history: Tensor) -> Tensor:
-        """The next c, ``(..., dim)``: the sum of ``history``, ``(..., k + 1, dim)``, weighted."""
+    def members(self, f_x: Tensor, carried: Any) -> Tensor | None:
+        """h_0, ..., h_k, of which this block makes a mixture, ``(..., k + 1, dim)``; or None."""
+        if not self.stores:
+            return None
+        c, history = carried
+        grown = torch.cat([history, self.store(c + f_x)], -1)
+        return grown.unflatten(-1, [self.stored + 1, self.dim])
+
+    def weights(self, members: Tensor) -> Tensor:
+        """The weight of each of ``members`` in the mixture: ``(k + 1,)`` for all positions,
+        ``(..., k + 1)``, or ``(..., heads, k + 1)`` of a rule that attends.
+        """
+        return self.weight
+
+    def mix(self, members: Tensor) -> Tensor:
+        """The next c, ``(..., dim)``: the weighted sum of ``members``, ``(..., k + 1, dim)``."""
         # not matmul, whose type autocast would narrow
-        return (history * self.weight.unsqueeze(-1)).sum(-2)
+        return (members * self.weights(members).unsqueeze(-1)).sum(-2)
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        c, history = carried
-        y = c + f_x
-        if self.stores:
-            history = torch.cat([history, self.store(y)], -1)
-            y = self.mix(history.unflatten(-1, [self.stored + 1, self.dim]))
+        members = self.members(f_x, carried)
+        if members is None:
+            c, history = carried
+            y = c + f_x
+        else:
+            y, history = self.mix(members), members.flatten(-2)
         return y if self.last else torch.cat([y, history], -1)
 
 
@@ -374,17 +389,18 @@ class AttentionResidual(HistorySkip):
         before, size = self.place.block_number - 1, int(self.options.block_size)
         return 1 + math.ceil(before / size), before % size == 0
 
-    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+    def members(self, f_x: Tensor, carried: Any) -> Tensor:
         _, history = carried
         if not self.stores:  # F is added to the last member
             f_x = history[..., -self.dim :] + f_x
             history = history[..., : -self.dim]
-        history = torch.cat([history, f_x], -1)
-        y = self.mix(history.unflatten(-1, [-1, self.dim]))
-        return y if self.last else torch.cat([y, history], -1)
+        return torch.cat([history, f_x], -1).unflatten(-1, [-1, self.dim])
 
-    def mix(self, history: Tensor) -> Tensor:
-        return depth_attention(history, self.query, self.eps)
+    def weights(self, members: Tensor) -> Tensor:
+        return depth_weights(members, self.query, self.eps)
+
+    def mix(self, members: Tensor) -> Tensor:
+        return depth_attention(members, self.query, self.eps)
 
     def constants(self) -> dict[str, float]:
         return {"block_size": float(self.options.block_size), **super().constants()}

@@ -122,6 +122,12 @@ def _streams(options: Namespace, stem: Path) -> None:
     report(_study(options), stem)
 
 
+def _reads(options: Namespace, stem: Path) -> None:
+    from ..analysis.reads import report
+
+    report(_study(options), stem)
+
+
 def _depth(options: Namespace, stem: Path) -> None:
     from ..analysis.depth import report
 
@@ -170,6 +176,11 @@ COMMANDS = {
         "the streams of hyper-connections: do they differ, do they mix, what moved",
         lambda parser: _add_models(parser, examples=200),
         _streams,
+    ),
+    "reads": Command(
+        "what attention residuals, MUDD and their kin read of earlier outputs",
+        lambda parser: _add_models(parser, examples=200),
+        _reads,
     ),
     "depth": Command(
         "gradients, branches and tokens against depth, in stacks at initialisation",

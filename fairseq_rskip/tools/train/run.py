@@ -55,14 +55,16 @@ class Progress:
         """Read one line of the output, and print what is new in it."""
         line = output.decode("utf-8", "replace")
         too_long = _TOO_LONG.search(line)
-        note = _LOADED.search(line) or _WARNING.search(line)
+        loaded, warning = _LOADED.search(line), _WARNING.search(line)
         if too_long:
             subject = "1 sentence is" if too_long[1] == "1" else f"{too_long[1]} sentences are"
             print_line(
                 f"warning: {subject} longer than --max-tokens or the model's positions and left out"
             )
-        elif note:
-            print_line(note[1])
+        elif warning:
+            print_line(f"warning: {warning[1]}")
+        elif loaded:
+            print_line(loaded[1])
         saved = _SAVED.search(line)
         if saved:
             self.saved = saved[1]

@@ -1,0 +1,136 @@
+"""rskip analyze reads: the weights are those of the mixture, and what the sentences say of them."""
+
+import csv
+
+import pytest
+import torch
+from conftest import ROOT
+from skip_variants import draw
+from stream_rules import Stack
+from test_analysis_streams import study_of
+
+from fairseq_rskip.analysis import reads, streams
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.residual import KINDS, create_skip
+
+MEASURED = {"attnres", "delta_attnres", "denseformer", "dlcl", "mhar", "mudd", "multi_gate"}
+
+
+@pytest.mark.parametrize("kind", sorted(MEASURED))
+def test_the_weights_give_what_is_read(kind):
+    """In a rule that makes its mixture in the block, that of its branch; else that behind it."""
+    skip = Stack(kind, 3, 2).randomise().double().skips[3]
+    x, f_x = draw((5, 3, skip.widths[0] * 9), 1), draw((5, 3, 9), 2)
+    h, carried = skip.prepare(x)
+    members = skip.members(f_x, carried)
+    weights = skip.weights(members)
+    if weights.dim() < members.dim():
+        weights = weights.unsqueeze(-2)
+    by_head = members.unflatten(-1, (weights.size(-2), -1))  # (..., k, heads, width)
+    mixture = torch.einsum("...hk,...khd->...hd", weights.expand(5, 3, -1, -1), by_head)
+    if kind == "delta_attnres":
+        read, start = skip.current(x)[0], x[..., :9]
+        torch.testing.assert_close(start + mixture.flatten(-2), read)
+    else:
+        y = skip(x, f_x, carried)
+        torch.testing.assert_close(mixture.flatten(-2), y[..., :9])
+
+
+def test_the_docs_name_the_rules_that_are_measured():
+    assert {kind for kind, rule in KINDS.items() if reads.is_measured(rule)} == MEASURED
+    text = (ROOT / "docs/analysis.md").read_text("utf-8")
+    (line,) = [line for line in text.splitlines() if line.startswith("`rskip analyze reads`")]
+    assert all(f"`{kind}`" in line for kind in MEASURED)
+
+
+def test_signs_do_not_count_and_shares_add_up_to_one():
+    members = draw((5, 3, 4, 9), 1)
+    shares = reads.shares_of(torch.tensor([1.0, -2.0, 1.0, 0.0]).double(), members)
+    assert shares.shape == (5, 3, 1, 4)
+    assert shares[0, 0, 0].tolist() == [0.25, 0.5, 0.25, 0.0]
+
+
+def test_the_variation_of_two_halves_that_read_other_outputs_is_a_half():
+    one_hot = torch.eye(2).double().view(2, 1, 1, 2)  # two positions of one example, one head
+    assert reads.variation(one_hot, None).flatten().tolist() == [0.5, 0.5]
+    padded = torch.tensor([[False], [True]])
+    assert float(reads.variation(one_hot, padded)[0]) == 0.0
+
+
+def measured(stack, mask=None):
+    with reads.ReadProbe(stack) as probe:
+        for seed in (1, 2):
+            stack(draw((4, 3, 9), seed, torch.float32))
+    return probe
+
+
+def test_at_the_start_attention_reads_all_alike_and_a_one_hot_the_newest():
+    probe = measured(Stack("attnres", 2, 2))
+    rows = [probe.columns(name) for name in probe.skips]
+    assert [row["outputs"] for row in rows] == [2, 3, 4, 5]
+    for row in rows:
+        assert row["effective_outputs"] == pytest.approx(row["outputs"])
+        assert row["newest"] == row["input"] == pytest.approx(1 / row["outputs"])
+        assert row["varies"] < 1e-12  # rounding of a mean, in float64
+    assert reads.verdict(rows) == "all nearly alike"
+    assert probe.mean_shares("skips.1") == pytest.approx([1 / 3] * 3)
+
+    probe = measured(Stack("mudd", 3, 2))
+    rows = [probe.columns(name) for name in probe.skips]
+    assert [row and row["outputs"] for row in rows] == [None, 2, None, 3, None, 4]
+    rows = [row for row in rows if row]
+    assert all(row["newest"] == row["effective_outputs"] == 1 for row in rows)
+    assert reads.verdict(rows).startswith("nearly the newest alone")
+
+
+def test_padding_is_left_out():
+    skip = Stack("attnres", 3, 2).randomise().skips[3]
+    x, f_x = draw((5, 3, skip.widths[0] * 9), 1, torch.float32), draw((5, 3, 9), 2, torch.float32)
+    mask = torch.zeros(5, 3, dtype=torch.bool)
+    mask[3:, 1] = True
+    found = []
+    for fill in (0.0, 7.0):
+        x[3:, 1], f_x[3:, 1] = fill, -fill
+        with reads.ReadProbe(skip) as probe:
+            skip(x, f_x, skip.prepare(x)[1], mask)
+        found.append((probe.columns(""), probe.mean_shares("")))
+    assert found[0] == found[1]
+
+
+def test_the_report_says_what_is_read(tmp_path, capsys):
+    stack = Stack("mudd", 3, 2)
+    with torch.no_grad():
+        for skip in stack.skips:
+            if skip.stores:
+                skip.weight.fill_(1.0)
+        skip.w2.normal_(std=3.0)
+    reads.report(study_of(stack), tmp_path / "f")
+    out = capsys.readouterr().out
+    lines = [line for line in out.splitlines() if line.startswith("m: ")]
+    assert len(lines) == 3
+    assert " of 3.00 outputs (effective number, mean of 3 mixtures; the fewest, " in lines[0]
+    assert " of 4, at skips.5): some more than others." in lines[0]
+    assert " is given to others than on average." in lines[1]
+    assert ": since the start 2 of 3 kinds of parameters have moved, all but w1" in lines[2]
+    shares = list(csv.DictReader((tmp_path / "f-shares.csv").open(encoding="utf-8")))
+    first = [float(row["share"]) for row in shares if row["block"] == "skips.1"]
+    assert first == [0.5, 0.5] and len(shares) == 2 + 3 + 4
+    assert (tmp_path / "f-shares.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize("kind", ["rskip", "hyper"])
+def test_a_rule_that_stores_no_outputs_is_refused(tmp_path, kind):
+    stack = Stack("hyper", 2, 2) if kind == "hyper" else torch.nn.Sequential(create_skip(kind, 9))
+    says = f" .{kind}. reads no mixture of earlier outputs: expected a rule of attnres, delta_"
+    with pytest.raises(UserError, match=says):
+        reads.report(study_of(stack), tmp_path / "f")
+
+
+def test_streams_sends_a_rule_that_keeps_outputs_to_reads(tmp_path):
+    with pytest.raises(UserError, match="keeps outputs, which rskip analyze reads measures"):
+        streams.report(study_of(Stack("attnres", 2, 2)), tmp_path / "f")
+
+
+def test_a_stack_of_one_block_reads_one_output(tmp_path):
+    with pytest.raises(UserError, match="m: no block reads two outputs"):
+        reads.report(study_of(Stack("delta_attnres", 1, 1)), tmp_path / "f")
