@@ -2,7 +2,8 @@
 
 ``python experiments/ends_first.py RUNS BASELINE ROW ...`` reads the finished runs below RUNS whose
 labels are BASELINE and ROW, or LABEL@RATE where a row has runs at several learning rates, and
-prints for each row the best validation loss and the scores, means over its seeds; the difference of
+prints for each row the best validation loss and the scores, means over its seeds with their sample
+standard deviations; the difference of
 the best validation loss from BASELINE's by seed, with its 95 % t-interval where two seeds or more
 are shared; and Spearman's correlation over the rows, with its exact two-sided p, between the
 validation loss at the validations nearest to ``--updates`` and the best one. ``--figure`` draws the
@@ -25,6 +26,7 @@ FEWEST_ROWS = 5  # for a rank correlation
 MOST_ROWS = 10  # 3,628,800 orders take ten seconds
 FEWEST_SEEDS = 2  # for an interval
 SCORES = ["sacreBLEU 13a", "chrF"]
+SCATTER = ", deviation"  # behind the name of a value: the sample standard deviation of its seeds
 
 
 def exact_rank_correlation(first: pandas.Series, second: pandas.Series) -> tuple[float, float]:
@@ -58,7 +60,7 @@ def runs_with(runs: pandas.DataFrame, name: str, seeds: list[int]) -> pandas.Dat
 def row_of(runs: pandas.DataFrame, name: str, baseline: str, seeds: list[int]) -> dict:
     """The values of the row ``name``, of ``seeds`` or all of them. Raises ``UserError``."""
     own, other = (runs_with(runs, each, seeds).drop(columns=LOSSES) for each in (name, baseline))
-    row = {"row": name, "seeds": len(own), **own.mean()}
+    row = {"row": name, "seeds": len(own), **own.mean(), **own.std().add_suffix(SCATTER)}
     if name == baseline:
         return row
     by_seed = (own[BEST] - other[BEST]).dropna()
@@ -120,7 +122,11 @@ def main() -> None:
         [row_of(runs, name, options.rows[0], options.seeds) for name in options.rows]
     ).sort_values(BEST)
     starts = [name for name in table.columns if name.startswith("validation loss near")]
-    columns = ["row", "seeds", BEST, "difference", "low", "high", "by seed", *SCORES, *starts]
+    starts = [name for name in starts if not name.endswith(SCATTER)]
+    columns = ["row", "seeds", BEST, BEST + SCATTER, "difference", "low", "high", "by seed"]
+    for score in SCORES:
+        columns += [score, score + SCATTER]
+    columns += starts
     table = table[[name for name in columns if name in table]]
     print_line(table.round(3).to_string(index=False, na_rep=""))
     for name in starts:

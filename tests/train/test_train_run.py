@@ -46,7 +46,7 @@ say 'INFO | train | {"epoch": 1, "train_loss": "9", "train_wps": "0", "train_num
 """
 LINES = [
     "Loaded checkpoint save/checkpoint_last.pt (epoch 1 @ 5 updates)",
-    "a skip scaled by 3 grows",
+    "warning: a skip scaled by 3 grows",
     "epoch 1, 20 updates, train loss 9.500 at update 10, valid loss 8.250, 1,234 words/s",
 ]
 
