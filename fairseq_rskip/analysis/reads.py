@@ -176,7 +176,7 @@ def sentences(label: str, rows: list[Row], movements: list[Row]) -> list[str]:
     least = min(rows, key=lambda row: row[NUMBER.column] / row[COUNT])
     by_position = "all positions read alike"
     if mean[VARIES.column] >= FIXED:
-        by_position = f"at a position {mean[VARIES.column]:.0%} is given to others than on average"
+        by_position = f"a position's shares differ from the mean by {mean[VARIES.column]:.0%}"
     return [
         f"{label}: a mixture reads {mean[NUMBER.column]:.2f} of {count:.2f} outputs (effective "
         f"number, mean of {len(rows)} mixtures; the fewest, {least[NUMBER.column]:.2f} of "
@@ -206,7 +206,8 @@ def draw_shares(shares: list[Row]) -> Any:
         grid = torch.full((max(row["output"] for row in mine) + 1, len(blocks)), torch.nan)
         for row in mine:
             grid[row["output"], blocks.index(row["index"])] = row["share"]
-        image = axis.imshow(grid.numpy(), vmin=0.0, vmax=1.0, origin="lower", aspect="auto", cmap="viridis")
+        look = {"vmin": 0.0, "vmax": 1.0, "origin": "lower", "aspect": "auto", "cmap": "viridis"}
+        image = axis.imshow(grid.numpy(), **look)
         axis.grid(False)
         axis.set_xticks(range(len(blocks)), blocks)
         axis.set(

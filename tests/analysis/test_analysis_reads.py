@@ -110,7 +110,7 @@ def test_the_report_says_what_is_read(tmp_path, capsys):
     assert len(lines) == 3
     assert " of 3.00 outputs (effective number, mean of 3 mixtures; the fewest, " in lines[0]
     assert " of 4, at skips.5): some more than others." in lines[0]
-    assert " is given to others than on average." in lines[1]
+    assert "; a position's shares differ from the mean by " in lines[1]
     assert ": since the start 2 of 3 kinds of parameters have moved, all but w1" in lines[2]
     shares = list(csv.DictReader((tmp_path / "f-shares.csv").open(encoding="utf-8")))
     first = [float(row["share"]) for row in shares if row["block"] == "skips.1"]
