@@ -17,20 +17,10 @@ from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import make_folder
 from fairseq_rskip.tools.report.reading import Line, by_row, read_report
-from fairseq_rskip.tools.report.sweep import ends
+from fairseq_rskip.tools.report.sweep import choices_at_an_end
 from fairseq_rskip.tools.significance import SeedModel
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-
-
-def choices_at_an_end(report: list[Line]) -> list[str]:
-    """A sentence for each option of which an end of its sweep was chosen."""
-    sentences = []
-    for line in report:
-        for option in ends(line.swept, line.chosen):
-            choice = f"{option} {line.chosen[option]}"
-            sentences.append(f"{line.row}, {line.column}: {choice} is an end of the sweep")
-    return sentences
 
 
 def gains(designs: dict[str, dict[str, Line]]) -> list[dict[str, Any]]:

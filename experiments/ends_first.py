@@ -7,7 +7,9 @@ standard deviations; the difference of
 the best validation loss from BASELINE's by seed, with its 95 % t-interval where two seeds or more
 are shared; and Spearman's correlation over the rows, with its exact two-sided p, between the
 validation loss at the validations nearest to ``--updates`` and the best one. ``--figure`` draws the
-validation losses of the rows over the training, means over their seeds.
+validation losses of the rows over the training, means over their seeds. ``--tests`` writes each
+difference by two tests: the paired t-test of two rows alone, and the linear model of all rows
+(rule + seed), which is that of rskip run's reports.
 """
 
 import math
@@ -21,11 +23,13 @@ from fairseq_rskip.analysis import figures
 from fairseq_rskip.console import Parser, print_line, whole_number
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.experiments.text_runs import BEST, LOSSES, read_runs, runs_of
+from fairseq_rskip.tools.significance import SeedModel, holm
 
 FEWEST_ROWS = 5  # for a rank correlation
 MOST_ROWS = 10  # 3,628,800 orders take ten seconds
 FEWEST_SEEDS = 2  # for an interval
-SCORES = ["sacreBLEU 13a", "chrF"]
+SCORES = ["sacreBLEU 13a", "chrF", "tokenised BLEU lower-cased"]
+TESTED = [BEST, "sacreBLEU 13a"]
 SCATTER = ", deviation"  # behind the name of a value: the sample standard deviation of its seeds
 
 
@@ -71,6 +75,36 @@ def row_of(runs: pandas.DataFrame, name: str, baseline: str, seeds: list[int]) -
     return row
 
 
+def tests_of(runs: pandas.DataFrame, names: list[str], seeds: list[int]) -> pandas.DataFrame:
+    """Each row minus the first of ``names`` by the paired t-test and by the linear model of all.
+
+    Each p also after Holm's correction over the rows, for each value of ``TESTED`` and each test.
+    """
+    tables = []
+    for value in TESTED:
+        by_row = {name: runs_with(runs, name, seeds)[value].to_dict() for name in names}
+        model = SeedModel(by_row)
+        baseline, *others = names
+        lines = []
+        for name in others:
+            shared = model.shared_seeds(name, baseline)
+            paired = [by_row[name][seed] - by_row[baseline][seed] for seed in shared]
+            test = stats.ttest_1samp(paired, 0.0)
+            low, high = test.confidence_interval(0.95)
+            line = {"value": value, "row": name, "difference": numpy.mean(paired)}
+            line |= {"paired low": low, "paired high": high, "paired p": test.pvalue}
+            by_model = model.difference(name, baseline)
+            if by_model is not None:
+                line |= {"model low": by_model.low, "model high": by_model.high}
+                line["model p"] = by_model.p
+            lines.append(line)
+        table = pandas.DataFrame(lines)
+        for kind in ("paired", "model"):
+            table[f"{kind} Holm p"] = holm(table[f"{kind} p"].tolist())
+        tables.append(table)
+    return pandas.concat(tables, ignore_index=True)
+
+
 def mean_by_epoch(runs: pandas.Series) -> pandas.Series:
     """The mean loss over ``runs`` at each epoch that all have, at the updates of the first run.
 
@@ -109,6 +143,7 @@ def main() -> None:
         help="(default: %(default)s)",
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there, too")
+    parser.add_argument("--tests", type=Path, metavar="FILE", help="write both tests there")
     parser.add_argument("--figure", type=Path, metavar="STEM", help="write STEM.png and STEM.pdf")
     options = parser.parse_args()
     if not FEWEST_ROWS <= len(options.rows) <= MOST_ROWS:
@@ -135,6 +170,10 @@ def main() -> None:
             print_line(f"{name} and {BEST}: Spearman's ρ = {rho:.2f}, p = {p:.3f}")
     if options.csv:
         table.round(4).to_csv(options.csv, index=False)
+    if options.tests:
+        tests = tests_of(runs, options.rows, options.seeds)
+        print_line(tests.round(3).to_string(index=False))
+        tests.round(4).to_csv(options.tests, index=False)
     if options.figure:
         losses = {
             name: mean_by_epoch(runs_with(runs, name, options.seeds)[LOSSES])

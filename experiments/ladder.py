@@ -4,10 +4,15 @@
 the test that docs/studies/ladder.md registers. It writes results/ladder_sides.csv, each rule's
 difference from pre-norm on each rung by seed with its 95 % interval, and the figure
 results/ladder.png and .pdf. On a rung with one seed a difference has no interval: it counts as one
-beyond ``MANY`` residual standard deviations of the rung below.
+beyond ``MANY`` residual standard deviations of the rung below; for a rule whose seeds scatter more
+there than the model allows, or if pre-norm's do, beyond as many of its own. There is a verdict when
+every registered rule is on every rung. ``--rates`` reads the report of ``ladder-rates.yaml``: is
+the rate that a rung takes from the first one right?
 """
 
 import itertools
+import math
+import statistics
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +24,23 @@ from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import make_folder
 from fairseq_rskip.tools.report.reading import Line, by_column, read_report
+from fairseq_rskip.tools.report.sweep import choices_at_an_end
 from fairseq_rskip.tools.significance import SeedModel
 
 BASELINE = "pre-norm"
 MANY = 4.0  # residual standard deviations, of a difference without an interval
-HOLDS = 0.8  # the least Spearman's ρ between neighbouring rungs, over at least ``FEWEST`` rules
-FEWEST = 7
+HOLDS = 0.8  # the least Spearman's ρ between neighbouring rungs, over the registered rules
+RUNGS = ("0.1 M", "0.5 M", "1.8 M")
+REGISTERED = (
+    BASELINE,
+    "post-norm",
+    "2rSkip+LN",
+    "Keel",
+    "fixed angle",
+    "Attention residuals, blocks",
+    "Hyper-connections",
+)
+WORSE = 2.0  # residual standard deviations by which another rate shows the transferred one wrong
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 Rungs = dict[str, dict[str, Line]]  # rung -> row -> line of the report
 
@@ -41,9 +57,9 @@ class Side(NamedTuple):
     side: int
 
 
-def read_rungs(path: Path) -> Rungs:
+def read_rungs(report: list[Line], path: Path) -> Rungs:
     """The rungs in the file's order. Raises ``UserError`` for one without the baseline."""
-    rungs = by_column(read_report(path))
+    rungs = by_column(report)
     for rung, rows in rungs.items():
         if BASELINE not in rows:
             raise UserError(f"{path}: rung {rung!r} has no row {BASELINE!r} with a result")
@@ -53,17 +69,18 @@ def read_rungs(path: Path) -> Rungs:
 def sides(rungs: Rungs) -> list[Side]:
     """Each rule's difference from the baseline on each rung."""
     compared = []
-    deviation = None  # of the residuals on the rung below
+    below = None  # the model of the rung below
     for rung, rows in rungs.items():
         model = SeedModel({row: line.values for row, line in rows.items()})
         for row in rows:
             if row != BASELINE:
-                compared.append(_side(rung, row, model, deviation))
-        deviation = model.deviation or deviation
+                compared.append(_side(rung, row, model, below))
+        if model.deviation is not None:
+            below = model
     return [side for side in compared if side is not None]
 
 
-def _side(rung: str, row: str, model: SeedModel, deviation: float | None) -> Side | None:
+def _side(rung: str, row: str, model: SeedModel, below: SeedModel | None) -> Side | None:
     """The difference on one rung; None without a seed in common."""
     tested = model.difference(row, BASELINE)
     seeds = model.shared_seeds(row, BASELINE)
@@ -71,12 +88,57 @@ def _side(rung: str, row: str, model: SeedModel, deviation: float | None) -> Sid
         return Side(rung, row, tested.value, tested.low, tested.high, len(seeds), tested.side)
     if not seeds:
         return None
-    values, baseline = model.values[row], model.values[BASELINE]
-    difference = sum(values[seed] - baseline[seed] for seed in seeds) / len(seeds)
+    difference = statistics.fmean(_differences(model, row).values())
     side = 0
-    if deviation is not None and abs(difference) > MANY * deviation:
+    if below is not None and abs(difference) > MANY * _deviation(below, row):
         side = -1 if difference < 0 else 1
     return Side(rung, row, difference, None, None, len(seeds), side)
+
+
+def _differences(model: SeedModel, row: str) -> dict[int, float]:
+    """Seed -> the rule's value minus the baseline's."""
+    values, baseline = model.values[row], model.values[BASELINE]
+    return {seed: values[seed] - baseline[seed] for seed in model.shared_seeds(row, BASELINE)}
+
+
+def _deviation(model: SeedModel, row: str) -> float:
+    """The standard deviation of a run of the rule: the model's, or its own where that is larger and
+    the model leaves the rule or the baseline out; infinite where the model does not know it.
+    """
+    differences = list(_differences(model, row).values()) if row in model.values else []
+    if model.deviation is None or len(differences) < 2:
+        return math.inf
+    if not {row, BASELINE} & {*model.scattered}:
+        return model.deviation
+    return max(model.deviation, statistics.stdev(differences) / math.sqrt(2))
+
+
+def missing(rungs: Rungs) -> list[str]:
+    """What the registered test lacks."""
+    lacks = []
+    for rung in RUNGS:
+        absent = [row for row in REGISTERED if row not in rungs.get(rung, {})]
+        if absent:
+            which = "all rules" if len(absent) == len(REGISTERED) else ", ".join(absent)
+            lacks.append(f"{which} on rung {rung}")
+    return lacks
+
+
+def wrong_rates(rungs: Rungs, report: list[Line]) -> list[str]:
+    """A sentence for each line of ladder-rates.yaml: is the rung better at that rate?"""
+    sentences = []
+    for line in report:
+        rung = line.column.partition(",")[0]
+        transferred = rungs.get(rung, {}).get(line.row)
+        if line.column == rung or transferred is None or not line.values:
+            continue
+        deviation = SeedModel({row: each.values for row, each in rungs[rung].items()}).deviation
+        shared = line.values.keys() & transferred.values.keys()
+        change = statistics.fmean(line.values[seed] - transferred.values[seed] for seed in shared)
+        limit = math.inf if deviation is None else WORSE * deviation
+        said = "the transferred rate is wrong" if change < -limit else "no better"
+        sentences.append(f"{line.row}, {line.column} of the rate: {change:+.3f} bits, {said}")
+    return sentences
 
 
 def changes(compared: list[Side]) -> list[str]:
@@ -94,10 +156,12 @@ def changes(compared: list[Side]) -> list[str]:
 
 
 def rank_correlations(rungs: Rungs) -> list[tuple[str, float, int]]:
-    """For neighbouring rungs: their names, Spearman's ρ of the rules' means, the rules in both."""
+    """For neighbouring rungs: their names, Spearman's ρ of the registered rules' means, and how
+    many of them are on both.
+    """
     correlations = []
     for (below, first), (above, second) in itertools.pairwise(rungs.items()):
-        rows = [row for row in first if row in second]
+        rows = [row for row in REGISTERED if row in first and row in second]
         means = []
         for rung in (first, second):
             means.append([rung[row].mean for row in rows])
@@ -107,14 +171,19 @@ def rank_correlations(rungs: Rungs) -> list[tuple[str, float, int]]:
     return correlations
 
 
-def verdict(changed: list[str], correlations: list[tuple[str, float, int]]) -> str:
-    """The answer to the registered question."""
+def verdict(
+    changed: list[str], correlations: list[tuple[str, float, int]], lacks: list[str]
+) -> str:
+    """The answer to the registered question, or what it lacks."""
     if changed:
-        return f"the order does not hold: {'; '.join(changed)}"
-    enough = [rho >= HOLDS and rows >= FEWEST for _, rho, rows in correlations]
-    if enough and all(enough):
-        return "the order holds: no rule changes sides"
-    return "open: no rule changes sides, and the ranks agree too little or are too few"
+        answer = f"the order does not hold: {'; '.join(changed)}"
+    elif correlations and all(rho >= HOLDS for _, rho, _ in correlations):
+        answer = "the order holds: no rule changes sides"
+    else:
+        answer = "open: no rule changes sides, and the ranks agree too little"
+    if lacks:
+        return f"no verdict yet, without {'; '.join(lacks)}; so far {answer}"
+    return answer
 
 
 def draw(compared: list[Side], rungs: list[str], stem: Path) -> None:
@@ -135,16 +204,18 @@ def draw(compared: list[Side], rungs: list[str], stem: Path) -> None:
     axis.set_xticks(range(len(rungs)), rungs)
     axis.set_xlabel("parameters in the blocks")
     axis.set_ylabel("validation loss minus pre-norm's, bits")
-    axis.legend(fontsize=6)
+    axis.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
     figures.save(figure, stem)
 
 
 def main() -> None:
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("report", metavar="REPORT.csv", type=Path)
+    parser.add_argument("--rates", metavar="CSV", type=Path, help="report of ladder-rates.yaml")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
-    rungs = read_rungs(options.report)
+    report = read_report(options.report)
+    rungs = read_rungs(report, options.report)
     compared = sides(rungs)
     table = pandas.DataFrame(compared)
     make_folder(options.output)
@@ -156,7 +227,16 @@ def main() -> None:
     correlations = rank_correlations(rungs)
     for names, rho, rows in correlations:
         print_line(f"{names}: Spearman's ρ = {rho:.2f}, {rows} rules")
-    print_line(verdict(changes(compared), correlations))
+    for rung, rows in rungs.items():
+        scattered = SeedModel({row: line.values for row, line in rows.items()}).scattered
+        if scattered:
+            print_line(f"{rung}: {', '.join(scattered)} scatter more than the model allows")
+    sentences = choices_at_an_end(report)
+    if options.rates:
+        sentences += wrong_rates(rungs, read_report(options.rates))
+    registered = [side for side in compared if side.row in REGISTERED]
+    lacks = missing(rungs)
+    print_line("\n".join([*sentences, verdict(changes(registered), correlations, lacks)]))
 
 
 if __name__ == "__main__":

@@ -34,9 +34,11 @@ def run(monkeypatch, *words, script="ends_first"):
 
 def test_the_archived_runs_give_the_published_table(runs, tmp_path, monkeypatch, capsys):
     file = tmp_path / "rows.csv"
-    figure = ["--figure", tmp_path / "rows"]
-    assert not run(monkeypatch, runs, *ROWS, "--seeds", 1, 2, 3, "--csv", file, *figure)
+    tests = tmp_path / "tests.csv"
+    files = ["--csv", file, "--tests", tests, "--figure", tmp_path / "rows"]
+    assert not run(monkeypatch, runs, *ROWS, "--seeds", 1, 2, 3, *files)
     assert file.read_text() == (ROOT / "results/gpu/multi30k_rows.csv").read_text()
+    assert tests.read_text() == (ROOT / "results/gpu/multi30k_tests.csv").read_text()
     assert (tmp_path / "rows.png").stat().st_size > 10_000
 
     # ρ and its exact p, computed from all orders of eight rows

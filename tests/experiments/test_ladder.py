@@ -9,17 +9,24 @@ import pandas
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "ladder.py"
-ROWS = ["pre-norm", "a", "b", "c", "d", "e", "f"]
+LADDER = runpy.run_path(str(SCRIPT))
+ROWS = list(LADDER["REGISTERED"])
+RUNGS = list(LADDER["RUNGS"])
+PRE_NORM, POST_NORM = ROWS[:2]
 
 
-def report(means_by_rung, seeds):
-    """A report whose rows scatter by 0.001; over an even number of seeds that is 0 on average."""
+def report(means_by_rung, seeds, scatter=None):
+    """A report whose rows scatter by 0.001; over an even number of seeds that is 0 on average.
+
+    ``scatter``: row -> a larger one.
+    """
+    scatter = scatter or {}
     lines = []
     for rung, means in means_by_rung.items():
         for number, (row, mean) in enumerate(zip(ROWS, means)):
             values = {}
             for seed in range(1, seeds[rung] + 1):
-                noise = 0.001 * (-1) ** (seed + number)
+                noise = scatter.get(row, 0.001) * (-1) ** (seed + number)
                 values[seed] = round(mean + 0.1 * seed + noise, 4)
             line = {"column": rung, "row": row, "metric": "valid_loss"}
             line |= {"seeds_planned": seeds[rung], "values_by_seed": json.dumps(values)}
@@ -27,19 +34,20 @@ def report(means_by_rung, seeds):
     return pandas.DataFrame(lines)
 
 
-def run(tmp_path, capsys, monkeypatch, table):
+def run(tmp_path, capsys, monkeypatch, table, *words):
     path = tmp_path / "report.csv"
     table.to_csv(path, index=False)
-    monkeypatch.setattr(sys, "argv", ["ladder", str(path), "--output", str(tmp_path)])
+    argv = ["ladder", str(path), "--output", str(tmp_path), *map(str, words)]
+    monkeypatch.setattr(sys, "argv", argv)
     with pytest.raises(SystemExit):
         runpy.run_path(str(SCRIPT), run_name="__main__")
     out, error = capsys.readouterr()
-    return (out + error).splitlines()[-1]
+    return (out + error).splitlines()
 
 
 SMALL = [5.0, 4.8, 4.9, 5.1, 5.2, 5.3, 5.4]
 SAME = [4.0, 3.8, 3.9, 4.1, 4.2, 4.3, 4.4]
-CROSSED = [4.0, 4.2, 3.9, 4.1, 4.2, 4.3, 4.4]  # a falls behind pre-norm
+CROSSED = [4.0, 4.2, 3.9, 4.1, 4.2, 4.3, 4.4]  # post-norm falls behind pre-norm
 LEVEL = [4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
 
 
@@ -48,23 +56,65 @@ LEVEL = [4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
     [
         (SAME, 3, "the order holds: no rule changes sides"),
         (SAME, 1, "the order holds: no rule changes sides"),
-        (CROSSED, 3, "the order does not hold: a between small and large"),
-        (CROSSED, 1, "the order does not hold: a between small and large"),
-        (LEVEL, 4, "open: no rule changes sides, and the ranks agree too little or are too few"),
+        (CROSSED, 3, "the order does not hold: post-norm between 0.5 M and 1.8 M"),
+        (CROSSED, 1, "the order does not hold: post-norm between 0.5 M and 1.8 M"),
+        (LEVEL, 4, "open: no rule changes sides, and the ranks agree too little"),
     ],
     ids=["same", "same, one seed", "crossed", "crossed, one seed", "level"],
 )
 def test_the_verdict_is_the_registered_one(tmp_path, capsys, monkeypatch, large, seeds, said):
-    table = report({"small": SMALL, "large": large}, {"small": 3, "large": seeds})
-    assert run(tmp_path, capsys, monkeypatch, table) == said
+    means = dict(zip(RUNGS, [SMALL, SMALL, large]))
+    table = report(means, dict(zip(RUNGS, [3, 3, seeds])))
+    assert run(tmp_path, capsys, monkeypatch, table)[-1] == said
     sides = pandas.read_csv(tmp_path / "ladder_sides.csv")
-    small = sides[(sides["rung"] == "small") & (sides["row"] == "a")].iloc[0]
+    small = sides[(sides["rung"] == RUNGS[0]) & (sides["row"] == POST_NORM)].iloc[0]
     assert small["difference"] == pytest.approx(-0.2, abs=0.002) and small["side"] == -1
     assert sides["low"].isna().sum() == (6 if seeds == 1 else 0)
     assert (tmp_path / "ladder.png").stat().st_size > 5000
 
 
+def test_without_a_rung_or_a_rule_there_is_no_verdict(tmp_path, capsys, monkeypatch):
+    table = report(dict(zip(RUNGS, [SMALL, SAME])), dict.fromkeys(RUNGS, 3))
+    table = table[(table["row"] != "Keel") | (table["column"] != RUNGS[1])]
+    assert run(tmp_path, capsys, monkeypatch, table)[-1] == (
+        "no verdict yet, without Keel on rung 0.5 M; all rules on rung 1.8 M; "
+        "so far the order holds: no rule changes sides"
+    )
+
+
+@pytest.mark.parametrize("noisy", [POST_NORM, PRE_NORM])
+def test_one_seed_of_a_rule_that_scatters_is_no_change_of_sides(
+    tmp_path, capsys, monkeypatch, noisy
+):
+    """By four of the other rules' deviations it would be; its own are two hundred times theirs."""
+    means = dict(zip(RUNGS, [SMALL, SMALL, CROSSED]))
+    table = report(means, dict(zip(RUNGS, [3, 3, 1])), {noisy: 0.2})
+    last = table["column"] == RUNGS[2]
+    exact = json.dumps({1: CROSSED[0]}), json.dumps({1: CROSSED[1]})
+    table.loc[last & (table["row"] == PRE_NORM), "values_by_seed"] = exact[0]
+    table.loc[last & (table["row"] == POST_NORM), "values_by_seed"] = exact[1]
+    lines = run(tmp_path, capsys, monkeypatch, table)
+    assert f"0.5 M: {noisy} scatter more than the model allows" in lines
+    assert "does not hold" not in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("half", "said"),
+    [(3.9, "-0.100 bits, the transferred rate is wrong"), (4.0, "+0.000 bits, no better")],
+)
+def test_another_rate_that_is_better_is_named(tmp_path, capsys, monkeypatch, half, said):
+    table = report(dict(zip(RUNGS, [SMALL, SAME, SAME])), dict.fromkeys(RUNGS, 3))
+    line = {"column": "0.5 M, half", "row": PRE_NORM, "metric": "valid_loss", "seeds_planned": 1}
+    mine = (table["column"] == RUNGS[1]) & (table["row"] == PRE_NORM)
+    (values,) = table[mine]["values_by_seed"]
+    line["values_by_seed"] = json.dumps({1: json.loads(values)["1"] + half - 4.0})
+    rates = tmp_path / "rates.csv"
+    pandas.DataFrame([line]).to_csv(rates, index=False)
+    lines = run(tmp_path, capsys, monkeypatch, table, "--rates", rates)
+    assert lines[-2] == f"pre-norm, 0.5 M, half of the rate: {said}"
+
+
 def test_a_rung_without_pre_norm_is_one_line(tmp_path, capsys, monkeypatch):
     table = report({"small": SMALL}, {"small": 2})
-    line = run(tmp_path, capsys, monkeypatch, table[table["row"] != "pre-norm"])
+    *_, line = run(tmp_path, capsys, monkeypatch, table[table["row"] != PRE_NORM])
     assert line.endswith("rung 'small' has no row 'pre-norm' with a result")
