@@ -59,7 +59,7 @@ test-py314: ## the fast tests under Python 3.14, in an environment of their own
 
 test-peers: ## the rules beside the code of other authors (x-transformers, timm, ...), in a folder of their own
 	@$(env) uv pip install -q --target .venv-peers --no-deps -r tests/peers/requirements.txt
-	@PYTHONPATH="$(CURDIR)/.venv-peers" $(env) python -m pytest tests/peers tests/residual/test_examples.py \
+	@RSKIP_PEERS=required PYTHONPATH="$(CURDIR)/.venv-peers" $(env) python -m pytest tests/peers tests/residual/test_examples.py \
 		tests/export/test_transformers.py
 
 dist: ## what an index takes, in dist/: the module, the patched fairseq for every python3.10 to 3.14 at hand

@@ -108,7 +108,13 @@ def missing_package(name: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], expected: str = "") -> str:
-    """``did you mean X?`` for the nearest of ``known``, if any is near, then ``expected``.
+    """``did you mean X?`` for the :func:`nearest` of ``known``, then ``expected``."""
+    near = nearest(word, known)
+    return f"did you mean {near}? {expected}".rstrip() if near else expected
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The name among ``known`` that ``word`` may mean; "" if none is near.
 
     A name that has ``word`` as one of its parts comes first (transformer_rskip_ln for rskip), then
     one of similar spelling, then one that is a part of ``word``.
@@ -119,14 +125,10 @@ def did_you_mean(word: str, known: Iterable[str], expected: str = "") -> str:
     similar = difflib.get_close_matches(word, names, 1, cutoff=0.65)
     shorter = [name for name in names if _is_part(name, word)]
     if longer:
-        near = min(longer, key=len)
-    elif similar:
-        near = similar[0]
-    elif shorter:
-        near = max(shorter, key=len)
-    else:
-        return expected
-    return f"did you mean {names[near]}? {expected}".rstrip()
+        return names[min(longer, key=len)]
+    if similar:
+        return names[similar[0]]
+    return names[max(shorter, key=len)] if shorter else ""
 
 
 def _is_part(part: str, name: str) -> bool:

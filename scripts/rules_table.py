@@ -32,12 +32,11 @@ from torch import Tensor, nn
 import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.models.architectures import first_variant
 from fairseq_rskip.residual import KINDS, skips
-from fairseq_rskip.residual.registry import OTHER_NAMES
+from fairseq_rskip.residual.registry import OTHER_NAMES, paper
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "rules.md"
 COSTS = PAGE.parents[1] / "results" / "rule_cost.csv"
 COLUMNS = ("name", "parameters", "at the start", "step, memory")
-ANCESTORS = ("angle", "learned_angle")  # whose docstrings have the papers of other rules
 BASELINES = {"pre-norm": "preln", "post-norm": "postln"}
 NEARLY = 3e-3
 SMALL = {"encoder_layers": 6, "decoder_layers": 6, "encoder_embed_dim": 32}
@@ -108,9 +107,9 @@ def name_cell(kind: str, variants: list[str]) -> str:
     """
     docstring = " ".join((inspect.getdoc(KINDS[kind]) or "").split())
     name = re.split(r",|:| ``| \(| of ", docstring, maxsplit=1)[0]
-    paper = re.search(r"arXiv (\d{4}\.\d{5})", docstring)
-    if paper is not None and kind not in ANCESTORS:
-        name = f"{name}, [{paper[1]}](https://arxiv.org/abs/{paper[1]})"
+    number = paper(kind)
+    if number:
+        name = f"{name}, [{number}](https://arxiv.org/abs/{number})"
     said = _letters(kind + name)
     also = [
         other

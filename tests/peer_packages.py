@@ -1,6 +1,7 @@
 """Packages of other authors, with weights and inputs for a comparison in float64."""
 
 import importlib
+import os
 from typing import Any
 
 import pytest
@@ -9,10 +10,15 @@ from torch import Tensor, nn
 
 
 def peer(name: str) -> Any:
-    """The module ``name``, or a skip that says what to install."""
+    """The module ``name``, or a skip that says what to install.
+
+    With ``RSKIP_PEERS=required``, as in ``make test-peers``, a module that is missing is a failure.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
+        if os.environ.get("RSKIP_PEERS") == "required":
+            raise
         pytest.skip(
             f"{name} is not installed ({error}): "
             "make test-peers installs tests/peers/requirements.txt"

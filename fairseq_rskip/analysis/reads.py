@@ -172,13 +172,12 @@ def check_measured(label: str, block: str, skip: SkipConnection) -> None:
 def sentences(label: str, rows: list[Row], movements: list[Row]) -> list[str]:
     """A sentence each: how many outputs a model reads and which, by position, what was learned."""
     mean = {q.column: fmean(row[q.column] for row in rows) for q in QUANTITIES}
-    count = fmean(row[COUNT] for row in rows)
-    least = min(rows, key=lambda row: row[NUMBER.column] / row[COUNT])
+    least = min(rows, key=part_read)
     by_position = "all positions read alike"
     if mean[VARIES.column] >= FIXED:
         by_position = f"a position's shares differ from the mean by {mean[VARIES.column]:.0%}"
     return [
-        f"{label}: a mixture reads {mean[NUMBER.column]:.2f} of {count:.2f} outputs (effective "
+        f"{label}: a mixture reads {fmean(map(part_read, rows)):.0%} of its outputs (effective "
         f"number, mean of {len(rows)} mixtures; the fewest, {least[NUMBER.column]:.2f} of "
         f"{least[COUNT]}, at {least['block']}): {verdict(rows)}.",
         f"{label}: the newest output has {mean[NEWEST.column]:.0%} of the weights, the stack's "
@@ -187,11 +186,16 @@ def sentences(label: str, rows: list[Row], movements: list[Row]) -> list[str]:
     ]
 
 
+def part_read(row: Row) -> float:
+    """The effective number of outputs over how many there are."""
+    return row[NUMBER.column] / row[COUNT]
+
+
 def verdict(rows: list[Row]) -> str:
     """What the shares say: the newest alone, all alike, or a choice."""
     if fmean(row[NEWEST.column] for row in rows) >= ALONE:
         return "nearly the newest alone, as a plain sum passes it on"
-    if fmean(row[NUMBER.column] / row[COUNT] for row in rows) >= ALIKE:
+    if fmean(map(part_read, rows)) >= ALIKE:
         return "all nearly alike"
     return "some more than others"
 
@@ -210,6 +214,7 @@ def draw_shares(shares: list[Row]) -> Any:
         image = axis.imshow(grid.numpy(), **look)
         axis.grid(False)
         axis.set_xticks(range(len(blocks)), blocks)
+        axis.yaxis.get_major_locator().set_params(integer=True)
         axis.set(
             title=figures.label_text(f"{label} {group}".strip()),
             xlabel="block that makes the mixture",

@@ -15,6 +15,7 @@ as 1.05 where their pairwise cosines are 0.99. Below ``1 + LITTLE (n - 1)`` they
 count as 1.3 at pairwise cosines of 0.93.
 """
 
+import math
 from pathlib import Path
 from statistics import fmean
 
@@ -47,6 +48,7 @@ MOVED = Quantity(
 QUANTITIES = (NUMBER, SHARE, DISTANCE, MOVED)
 COUNT = "streams"  # the column of n
 LONG = 100  # updates after which a training is warned of streams that do not differ
+HARDLY = 0.01  # a distance of the mixing matrix from its start that is next to nothing
 STILL = 1e-6  # a change of a parameter below this share of its size, or of 1, is none
 DOMINANT = 0.9  # the share of a stream beside which the others do not count
 COLLAPSED = 1.05  # effective streams
@@ -75,9 +77,10 @@ class StreamProbe(Watch):
         values = {
             NUMBER.column: effective_number(h),
             SHARE.column: dominant_share(h),
-            DISTANCE.column: distance_from_identity(matrix).expand(h.shape[:-2]),
         }
-        if name in self.starts:
+        if skip.mixes_streams:
+            values[DISTANCE.column] = distance_from_identity(matrix).expand(h.shape[:-2])
+        if skip.mixes_streams and name in self.starts:
             start = self.starts[name].to(call.x.device).streams(call.x)
             assert start is not None
             values[MOVED.column] = distance(matrix, start[1].double()).expand(h.shape[:-2])
@@ -98,6 +101,7 @@ class StreamProbe(Watch):
             return None
         row: Row = {COUNT: self.counts[name]}
         for quantity in QUANTITIES:
+            row[quantity.column] = row[quantity.error] = math.nan  # no matrix, or no start
             if quantity.column in measured:
                 row[quantity.column], row[quantity.error] = estimate(measured[quantity.column])
         return row
@@ -219,16 +223,30 @@ def mixes(model: nn.Module) -> bool:
 def sentences(label: str, model: nn.Module, rows: list[Row], movements: list[Row]) -> list[str]:
     """A sentence each: whether a model's streams differ, whether they mix, and what was learned."""
     mine = figures.select(rows, model=label)
-    later = [row for row in mine if row["index"] > 1] or mine  # a stack's first block has n copies
-    mean = Mean(later)
-    least = min(mean.rows, key=lambda row: row[NUMBER.column])
     learned = figures.select(movements, model=label)
+    stacks = [do_they_differ(figures.select(mine, group=group)) for group in groups_in(mine)]
     return [
-        f"{label}: {mean.number:.2f} of {mean.count} effective streams (mean of {len(mean.rows)} "
-        f"blocks; the fewest, {least[NUMBER.column]:.2f}, in {least['block']}): {mean.verdict()}.",
+        f"{label}: {'; '.join(stacks)}.",
         f"{label}: {how_they_mix(model, mine)}.",
         f"{label}: {what_moved(learned)}.",
     ]
+
+
+def groups_in(rows: list[Row]) -> list[str]:
+    """The stacks of ``rows``, such as encoder and decoder."""
+    return list(dict.fromkeys(row["group"] for row in rows))
+
+
+def do_they_differ(rows: list[Row]) -> str:
+    """How many streams a stack has in effect, and the verdict."""
+    later = [row for row in rows if row["index"] > 1] or rows  # a stack's first block has n copies
+    mean = Mean(later)
+    least = min(mean.rows, key=lambda row: row[NUMBER.column])
+    side = f"{rows[0]['group']} " if rows[0]["group"] else ""
+    return (
+        f"{side}{mean.number:.2f} of {mean.count} effective streams (mean of {len(mean.rows)} "
+        f"blocks; the fewest, {least[NUMBER.column]:.2f}, in {least['block']}): {mean.verdict()}"
+    )
 
 
 class Mean:
@@ -267,10 +285,11 @@ def how_they_mix(model: nn.Module, rows: list[Row]) -> str:
         return f"{' and '.join(sorted(kinds))} does not mix its streams"
     farthest = max(rows, key=lambda row: row[DISTANCE.column])
     changed = max(rows, key=lambda row: row[MOVED.column])
+    hardly = ", next to nothing" if changed[MOVED.column] < HARDLY else ""
     return (
         f"the mixing matrix is at most {farthest[DISTANCE.column]:.2g} from the identity, in "
         f"{farthest['block']} (0 keeps every stream as it is), and at most "
-        f"{changed[MOVED.column]:.2g} from its start, in {changed['block']}"
+        f"{changed[MOVED.column]:.2g} from its start, in {changed['block']}{hardly}"
     )
 
 
@@ -297,27 +316,45 @@ def has_moved(rows: list[Row]) -> bool:
 
 
 class StreamWarning:
-    """One warning in the log of a training whose streams do not differ after ``LONG`` updates."""
+    """Warnings in the log of a training whose streams do not differ for ``LONG`` updates in a row.
+
+    One for a stack whose streams have not become different since the start, where hyper-connections
+    have copies, and one if they had and are no longer. A warm-up does not count: its steps are
+    small.
+    """
 
     def __init__(self) -> None:
-        self.has_warned = False
+        self.since: dict[str, int] = {}  # stack -> the first of the updates in a row
+        self.differed: set[str] = set()  # stacks whose streams ever did
+        self.said: set[tuple[str, bool]] = set()
 
-    def line(self, step: int, probe: StreamProbe) -> str:
+    def line(self, step: int, probe: StreamProbe, warms_up: bool = False) -> str:
         """The warning, from what ``probe`` saw at update ``step``; "" where none is due."""
-        if self.has_warned or step < LONG:
-            return ""
-        later = []
-        for name, skip in probe.skips.items():
-            row = probe.columns(name)
-            if row is not None and not skip.place.is_first:
-                later.append(row)
-        if not later:
-            return ""
-        mean = Mean(later)
-        if mean.differ():
-            return ""
-        self.has_warned = True
-        return (
-            f"at update {step} the streams of the skip connections count as {mean.number:.2f} of "
-            f"{mean.count}: {mean.verdict()} (rskip analyze streams; docs/troubleshooting.md)"
-        )
+        lines = []
+        for side, rows in later_blocks(probe).items():
+            mean = Mean(rows)
+            if mean.differ():
+                self.differed.add(side)
+            if mean.differ() or warms_up:
+                self.since.pop(side, None)
+                continue
+            had_differed = side in self.differed
+            is_long = step - self.since.setdefault(side, step) >= LONG
+            if is_long and (side, had_differed) not in self.said:
+                self.said.add((side, had_differed))
+                lines.append(
+                    f"the streams of the {side} count as {mean.number:.2f} of {mean.count}: "
+                    f"{mean.verdict()}, "
+                    + ("and had differed" if had_differed else "as since the start")
+                )
+        return f"at update {step} {'; '.join(lines)} (rskip analyze streams)" if lines else ""
+
+
+def later_blocks(probe: StreamProbe) -> dict[str, list[Row]]:
+    """Stack -> what was measured in its blocks but the first, which has copies of its input."""
+    by_side: dict[str, list[Row]] = {}
+    for name, skip in probe.skips.items():
+        row = probe.columns(name)
+        if row is not None and not skip.place.is_first:
+            by_side.setdefault(skip.place.side, []).append(row)
+    return by_side

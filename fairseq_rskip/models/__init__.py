@@ -8,7 +8,7 @@ import logging
 import re
 
 from fairseq_rskip import compat
-from fairseq_rskip.errors import did_you_mean
+from fairseq_rskip.errors import nearest
 
 if importlib.util.find_spec("fairseq._today") is None:
     compat.prepare()
@@ -21,7 +21,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY  # noqa
 
 from fairseq_rskip.models import _help, architectures, building, skip_transformer  # noqa: E402
 from fairseq_rskip.residual import own_rules  # noqa: E402
-from fairseq_rskip.residual.registry import usual_name  # noqa: E402
+from fairseq_rskip.residual.registry import usual_name, why_not_built  # noqa: E402
 
 # λ before a rule's name, or no norm behind it: transformer_2rskip_tiny
 WITHOUT_NORM = re.compile(r"_\d?([xra]skip)(?=_(?!ln|bn)|$)")
@@ -60,10 +60,17 @@ def nearest_architecture(name: str, expected: str) -> str:
     """``did you mean transformer_mudd?`` for transformer_muddformer or muddformer, if any is near,
     then ``expected``.
     """
-    full = name if name.startswith("transformer_") else f"transformer_{name}"
-    meant = WITHOUT_NORM.sub(r"_\1_ln", usual_name(full, architectures.first_variant))
-    known = meant if meant in ARCH_MODEL_REGISTRY else name
-    return did_you_mean(known, ARCH_MODEL_REGISTRY, expected)
+    rule = name.removeprefix("transformer_")
+    if reason := why_not_built(rule.removeprefix("lm_")):
+        return f"{reason}; {expected}"
+    usual = usual_name(f"transformer_{rule}", architectures.first_variant)
+    meant = WITHOUT_NORM.sub(r"_\1_ln", usual)
+    if meant in ARCH_MODEL_REGISTRY:
+        return f"did you mean {meant}? {expected}".rstrip()
+    # without what all have in common, which makes any two alike
+    known = {arch.removeprefix("transformer_"): arch for arch in ARCH_MODEL_REGISTRY}
+    near = nearest(rule, known)
+    return f"did you mean {known[near]}? {expected}".rstrip() if near else expected
 
 
 _help.show_model_options(skip_transformer.SkipTransformerModel)

@@ -75,12 +75,15 @@ class SkipLog:
         self.first = 0  # the update that this process began with
         self.last = 0  # the update that it logged last
         self.writer: Any = None
+        self.rate = 0.0  # the learning rate of the update before
         self.gradient, self.streams = GradientWarning(), StreamWarning()
 
     def __call__(
         self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **options
     ):
         step = update_num + 1
+        rate = optimizer.get_lr() if hasattr(optimizer, "get_lr") else 0.0
+        warms_up, self.rate = rate > self.rate > 0.0, rate
         due = step % self.interval == 0 and step != self.last and not ignore_grad
         arguments = (sample, model, criterion, optimizer, update_num, ignore_grad)
         writes = has_folder() or wandb_run() is not None
@@ -104,7 +107,8 @@ class SkipLog:
         values = summarise(probe, scale, paths)
         if values:
             self.write(step, values)
-            for warning in (self.gradient.line(step, values), self.streams.line(step, streams)):
+            of_streams = self.streams.line(step, streams, warms_up)
+            for warning in (self.gradient.line(step, values), of_streams):
                 if warning:
                     logger.warning(warning)
         return loss, sample_size, output

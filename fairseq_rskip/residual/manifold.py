@@ -43,7 +43,9 @@ class SigmoidGates(MatrixSkip):
     def constants(self) -> dict[str, float]:
         # of b_pre, the gate of the stream that the branch reads at first: the others begin at minus
         # that, and the mean says little
-        return {**super().constants(), "b_pre": float(self.b_pre[self.reads].detach())}
+        numbers = super().constants()
+        numbers.pop("mean b_pre", None)
+        return {**numbers, "b_pre": float(self.b_pre[self.reads].detach())}
 
     def projected(self, h: Tensor, *phi: Tensor) -> tuple[Tensor, ...]:
         """``(vec(H) / rms(vec(H))) phi`` for each ``phi``, ``(n * dim, k)``: ``(..., k)``."""

@@ -1,7 +1,7 @@
 """The kinds of skip connections by name."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from ..errors import did_you_mean
@@ -9,6 +9,10 @@ from ..option_error import OptionError
 
 KINDS: dict[str, Any] = {}
 OTHER_NAMES: dict[str, str] = {}  # a rule's name elsewhere -> its kind
+# rules that are looked for and are not here; docs/rules.md says why
+NOT_BUILT = ("HAARES", "sHC", "SiHC", "HybridNorm", "Sub-LN", "ResFormer", "PowerNorm")
+
+ANCESTORS = ("angle", "learned_angle")  # whose docstrings have the papers of other rules
 
 Rule = TypeVar("Rule", bound=type)
 
@@ -47,9 +51,23 @@ def rule_of(kind: str) -> Any:
     Raises :class:`.OptionError`, with the known kinds, for another name.
     """
     if not isinstance(kind, str) or kind not in KINDS:
-        hint = did_you_mean(usual_name(kind), KINDS) if isinstance(kind, str) else ""
+        hint = nearest_kind(kind, KINDS) if isinstance(kind, str) else ""
         raise OptionError("kind", kind, f"one of {', '.join(KINDS)}", reason=hint)
     return KINDS[kind]
+
+
+def nearest_kind(name: str, kinds: Iterable[str]) -> str:
+    """``did you mean mudd?`` for MUDDFormer, or that a rule is not built; "" if nothing is near."""
+    return why_not_built(name) or did_you_mean(usual_name(name), kinds)
+
+
+def why_not_built(name: str) -> str:
+    """Where docs/rules.md says why ``name`` is no rule of ours; "" where it does not."""
+    letters = re.sub("[ _-]", "", name.lower())
+    for other in NOT_BUILT:
+        if re.sub("-", "", other.lower()) == letters:
+            return f"{other} is not built (docs/rules.md says why)"
+    return ""
 
 
 def usual_name(text: str, name_of: Callable[[str], str] = str) -> str:
@@ -64,6 +82,12 @@ def usual_name(text: str, name_of: Callable[[str], str] = str) -> str:
         if re.search(pattern, text):
             return re.sub(pattern, name_of(OTHER_NAMES[other]), text, count=1)
     return text
+
+
+def paper(kind: str) -> str:
+    """The arXiv number of a kind's paper, the first in its docstring; "" without one."""
+    found = re.search(r"arXiv (\d{4}\.\d{5})", " ".join((KINDS[kind].__doc__ or "").split()))
+    return "" if found is None or kind in ANCESTORS else found[1]
 
 
 def equation(kind: str) -> str:

@@ -39,7 +39,7 @@ class UnmixedStreams(MatrixSkip):
         return h.sum(-2) if self.last else h.flatten(-2)
 
 
-@register("ihc", also=("identity hyper-connection",))
+@register("ihc", also=("identity hyper-connection", "identity HC"))
 class IdentityHyperConnection(UnmixedStreams, SigmoidGates):
     """Identity hyper-connections ``H' = H + w F(G(p H))``, ``p = sigmoid(P)``, ``w = 2
     sigmoid(W)``: row i of H changes by w_i F alone.
@@ -69,7 +69,7 @@ class IdentityHyperConnection(UnmixedStreams, SigmoidGates):
         return mixed(p, h), writing
 
 
-@register("gated_residual")
+@register("gated_residual", also=("Qwen gated residual",))
 class GatedResidual(UnmixedStreams):
     """Gated residual ``H' = H + w F(r)``, ``r = sum_i a_i * N_i / n``, ``w = 2 sigmoid(J N / n)``,
     where N_i is row i of H over its rms, times a gain, and a, of a weight for each row and feature,

@@ -25,7 +25,7 @@ from fairseq_rskip.ops import in_use
 from fairseq_rskip.pretrained import bundled_names
 from fairseq_rskip.residual import BranchWeights, SkipConnection, skips
 from fairseq_rskip.residual.profile import wanting_profile
-from fairseq_rskip.residual.registry import equation
+from fairseq_rskip.residual.registry import equation, paper
 
 GREEK = {"lambda": "λ", "alpha": "α", "beta": "β", "gamma": "γ", "omega": "ω"}
 ALIKE = 0.1  # measured values of blocks that differ by less are shown as one
@@ -33,21 +33,23 @@ COLUMNS = (
     "added: parameters of rule and norm; std / Xavier's: of branch matrices, 1 as Xavier draws"
 )
 SEED = 1
-OF_VOCABULARY = ("embed_tokens.weight", "output_projection.weight")  # whose size is a corpus's
+# of modules whose size is a corpus's
+OF_VOCABULARY = ("embed_tokens.", "output_projection.", "adaptive_softmax.")
 
 
 class Row(NamedTuple):
     """One skip connection.
 
-    ``norms``: the name of each norm, and its α where it has one, by its position (before, branch,
-    after the sum); ``std``: the standard deviation of each branch matrix over Xavier's, by the
-    matrix's role.
+    ``choices``: the rule's options that are words; ``norms``: the name of each norm, and its α
+    where it has one, by its position (before, branch, after the sum); ``std``: the standard
+    deviation of each branch matrix over Xavier's, by the matrix's role.
     """
 
     side: str
     layer: int
     sublayer: str
     rule: str
+    choices: dict[str, str]
     constants: dict[str, float]
     norms: dict[str, str]
     rule_parameters: int
@@ -67,7 +69,7 @@ def describe(name: str, options: list[str]) -> None:
     added = sum(each.rule_parameters + each.norm_parameters for each in rows)
     total = 0
     for parameter_name, parameter in model.named_parameters():
-        if not parameter_name.endswith(OF_VOCABULARY):
+        if not any(module in parameter_name for module in OF_VOCABULARY):
             total += parameter.numel()
     left_out = "" if rows[0].side == "resnet" else ", embeddings and output projection not counted"
     print_line(
@@ -80,7 +82,9 @@ def describe(name: str, options: list[str]) -> None:
     print_line("\n".join([*table(rows), COLUMNS]))
     for kind in dict.fromkeys(row.rule for row in rows):
         if formula := equation(kind):
-            print_line(f"{kind}: {formula} (docs/rules.md)")
+            number = paper(kind)
+            source = f"arXiv {number}; docs/rules.md" if number else "docs/rules.md"
+            print_line(f"{kind}: {formula} ({source})")
     if any(word in ("auto", "--skip-lambda=auto") for word in options):
         print_line("λ is auto's estimate from the number of residuals (docs/depth.md)")
     if wanting_profile(model):
@@ -119,9 +123,15 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
         raise UserError(f"no architecture named {arch!r}; {hint}{own_rules.hint()}")
     parser = Parser(prog=f"rskip describe {arch}", argument_default=argparse.SUPPRESS)
     words = Dictionary()
+    for word in "abcd":
+        words.add_symbol(word)
     models.ARCH_MODEL_REGISTRY[arch].add_args(parser)
     # max_target_positions: of a language model, the task's
     arguments = {"arch": arch, "max_target_positions": 1024, **vars(parser.parse_args(options))}
+    config = models.MODEL_DATACLASS_REGISTRY[arch]()
+    for cutoff in ("adaptive_input_cutoff", "adaptive_softmax_cutoff"):
+        if arguments.get(cutoff, getattr(config, cutoff, None)):
+            arguments[cutoff] = "4,6"  # of a corpus's words: here there are eight
     logging.getLogger("fairseq_rskip").setLevel(logging.WARNING)
     try:
         return models.build_model(
@@ -163,6 +173,7 @@ def describe_skips(model: nn.Module) -> list[Row]:
                 layer=skip.place.index,
                 sublayer=skip.place.sublayer,
                 rule=skip.kind,
+                choices=_choices(skip),
                 constants=constants,
                 norms=_norms(skip),
                 rule_parameters=own,
@@ -171,6 +182,15 @@ def describe_skips(model: nn.Module) -> list[Row]:
             )
         )
     return rows
+
+
+def _choices(skip: SkipConnection) -> dict[str, str]:
+    """The options of the rule that are words, such as matrix=sinkhorn; its norm has a column."""
+    chosen = {}
+    for name, value in vars(skip.options).items():
+        if isinstance(value, str) and name != "norm" and value != "auto":
+            chosen[name] = value
+    return chosen
 
 
 def _size_of_rule(skip: SkipConnection, parameters: list[nn.Parameter]) -> int:
@@ -223,7 +243,7 @@ def table(rows: list[Row]) -> list[str]:
     cells = [("place", "rule", "norm", "added", "std / Xavier's")]
     for alike in groups.values():
         row = alike[0]
-        rule = [row.rule]
+        rule = [row.rule, *(f"{name}={value}" for name, value in row.choices.items())]
         for name, value in row.constants.items():
             rule.append(f"{GREEK.get(name, name)}={value:.4g}")
         cells.append(

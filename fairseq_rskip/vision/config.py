@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from ..flags import flag as skip_flag
 from ..flags import label, option_name, selected, settings
 from ..option_error import OptionError, RefusedOption
 from ..parameters import check_lr_scale
 from ..residual import KINDS, Place, SkipConnection, create_skip
+from ..residual.registry import nearest_kind
 from .options import DATA_SETS, FOLDER, Settings, flag, make_parser
 
 IMAGE_KINDS = {name: kind for name, kind in KINDS.items() if kind.for_images}
@@ -30,7 +31,7 @@ class Config(_SkipOptions, Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.skip_kind not in IMAGE_KINDS:
-            hint = "" if self.skip_kind in KINDS else did_you_mean(self.skip_kind, IMAGE_KINDS)
+            hint = "" if self.skip_kind in KINDS else nearest_kind(self.skip_kind, IMAGE_KINDS)
             known = "a kind" if hint else f"one of {', '.join(IMAGE_KINDS)}"
             error = OptionError("skip-kind", self.skip_kind, f"{known} for images", reason=hint)
             raise RefusedOption(error)

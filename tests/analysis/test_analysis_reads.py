@@ -108,7 +108,7 @@ def test_the_report_says_what_is_read(tmp_path, capsys):
     out = capsys.readouterr().out
     lines = [line for line in out.splitlines() if line.startswith("m: ")]
     assert len(lines) == 3
-    assert " of 3.00 outputs (effective number, mean of 3 mixtures; the fewest, " in lines[0]
+    assert "% of its outputs (effective number, mean of 3 mixtures; the fewest, " in lines[0]
     assert " of 4, at skips.5): some more than others." in lines[0]
     assert "; a position's shares differ from the mean by " in lines[1]
     assert ": since the start 2 of 3 kinds of parameters have moved, all but w1" in lines[2]

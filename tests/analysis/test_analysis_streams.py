@@ -171,7 +171,8 @@ def test_a_stack_that_carries_one_tensor_is_measured(tmp_path, capsys, layers, s
 def test_streams_that_never_differed_are_called_copies(tmp_path, capsys):
     streams.report(study_of(Stack("mhc", 2, 2, streams=4)), tmp_path / "f")
     out = capsys.readouterr().out
-    assert "m: 1.00 of 4 effective streams" in out and ": they are copies of one another." in out
+    assert "m: stage 1.00 of 4 effective streams" in out
+    assert ": they are copies of one another." in out
     assert "m: since the start 0 of 9 kinds of parameters have moved." in out
 
 
@@ -219,15 +220,39 @@ def test_the_distance_from_the_start_is_that_of_the_change_of_r():
     assert row["moved"] == pytest.approx(0.5 / 2) == row["distance"]
 
 
-def test_a_training_is_warned_once_of_streams_that_do_not_differ():
-    stack = Stack("mhc", 2, 2, streams=4)
+def probe_of(stack):
     with streams.StreamProbe(stack) as probe:
         stack(draw((5, 3, 9), 1, torch.float32))
+    return probe
+
+
+def test_a_training_is_warned_of_copies_and_of_a_collapse_once_each():
+    copies = probe_of(Stack("mhc", 2, 2, streams=4))
+    apart = Stack("mhc", 2, 2, streams=4)
+    with torch.no_grad():
+        for skip in apart.skips:
+            skip.b_post.copy_(torch.tensor([4.0, -4.0, 0.0, 2.0]))
+    apart = probe_of(apart)
     warning = streams.StreamWarning()
-    assert warning.line(99, probe) == ""
-    line = warning.line(100, probe)
-    assert "at update 100 the streams of the skip connections count as 1.00 of 4: they" in line
-    assert warning.line(101, probe) == ""
+    assert warning.line(100, copies, warms_up=True) == warning.line(900, copies, True) == ""
+    assert warning.line(1000, copies) == warning.line(1099, copies) == ""
+    says = "at update 1100 the streams of the encoder count as 1.00 of 4: they are copies of one"
+    assert warning.line(1100, copies).startswith(says)
+    assert warning.line(1200, copies) == ""
+    assert warning.line(1300, apart) == warning.line(1400, copies) == ""
+    assert " another, and had differed (rskip " in warning.line(1500, copies)
+    assert warning.line(1600, copies) == ""
+
+
+def test_a_stack_that_has_collapsed_is_not_hidden_by_another():
+    rows = []
+    for group, number in (("encoder", 1.0), ("decoder", 1.9)):
+        for index in (1, 2):
+            row = {"group": group, "index": index, "block": f"{group}.{index}", "streams": 4}
+            rows.append({**row, "effective_streams": number, "dominant_share": 0.3})
+    said = [streams.do_they_differ(rows[:2]), streams.do_they_differ(rows[2:])]
+    assert said[0].startswith("encoder 1.00 of 4") and said[0].endswith("copies of one another")
+    assert said[1].startswith("decoder 1.90 of 4") and said[1].endswith(": they differ")
 
 
 def mean_of(h):
@@ -277,9 +302,9 @@ def test_a_dominant_stream_is_warned_of_in_a_training():
     x = h.flatten(-2)
     with streams.StreamProbe(skip) as probe:
         skip(x, draw((5, 3, 9), 3, torch.float32), skip.prepare(x)[1])
-    assert ": they have collapsed, one has 99% of the squares" in streams.StreamWarning().line(
-        100, probe
-    )
+    warning = streams.StreamWarning()
+    assert warning.line(100, probe) == ""
+    assert ": they have collapsed, one has 99% of the squares" in warning.line(200, probe)
 
 
 @pytest.mark.parametrize(

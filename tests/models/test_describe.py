@@ -8,6 +8,7 @@ from conftest import ROOT, run_command
 from transformer_helpers import ALL_TINY
 
 from fairseq_rskip.__main__ import main
+from fairseq_rskip.models.architectures import LM_SIZES
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools import description
 
@@ -88,7 +89,7 @@ def test_layers_that_are_alike_are_one_row_that_fits_a_terminal(capsys):
         *(["decoder", "0-1", name] for name in ("self_attn", "encoder_attn", "ffn")),
     ]
     assert lines[0].split()[3:8] == ["mixln", "a=0.34", "after", "layer", "128"]
-    assert formula.startswith("mixln: ") and formula.endswith(" (docs/rules.md)")
+    assert formula.startswith("mixln: ") and formula.endswith(" (arXiv 2412.13795; docs/rules.md)")
     assert columns.startswith("added: parameters of rule and norm; std / Xavier's: ")
     assert max(map(len, [*lines, columns])) <= 90
 
@@ -188,3 +189,19 @@ def test_initial_values_of_a_norm_and_of_a_reading_gate_are_shown():
     assert norms == {"dyt α=2"}
     gates = described("transformer_lm_mhc_tiny", "--skip-read-bias", "1")
     assert {row["constants"]["b_pre"] for row in gates} == {1.0}  # and -1 of the other streams
+
+
+@pytest.mark.parametrize("size", LM_SIZES)
+def test_every_size_of_language_model_is_described(capsys, size):
+    """The embeddings of _wiki103 are cut at numbers of words that only a corpus has."""
+    layers = ["--decoder-layers", "1", "--decoder-embed-dim", "96"]
+    assert main(["describe", f"transformer_lm_mhc{size}", *layers]) == 0
+    first, *_, equation = capsys.readouterr().out.splitlines()
+    assert " skip connections with " in first
+    assert equation.endswith(" (arXiv 2512.24880; docs/rules.md)")
+
+
+@pytest.mark.parametrize(("rule", "matrix"), [("mhc", "sinkhorn"), ("jpmhc", "cayley")])
+def test_an_option_that_is_a_word_is_shown(capsys, rule, matrix):
+    assert main(["describe", f"transformer_lm_{rule}_tiny"]) == 0
+    assert f" mhc matrix={matrix} n=4 " in capsys.readouterr().out

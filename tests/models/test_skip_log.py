@@ -262,12 +262,31 @@ def test_streams_that_are_copies_are_warned_of_once(folder, caplog):
     """Every gate of a fresh mHC writes the same to all streams, and nothing is updated here."""
     model = build("transformer_mhc_tiny", dropout=0.0, **TINY)
     log = SkipLog(train_step, model, interval=50)
-    run(log, model, (49,))
+    run(log, model, (49, 99))
     assert "streams" not in caplog.text
-    run(log, model, (99, 149))
+    run(log, model, (149, 199))
     log.writer.close()
     (warning,) = [line for line in caplog.messages if "streams" in line]
     assert warning.startswith(
-        "at update 100 the streams of the skip connections count as 1.00 of 4: "
-        "they are copies of one another"
+        "at update 150 the streams of the encoder count as 1.00 of 4: "
+        "they are copies of one another, as since the start; the streams of the decoder "
     )
+
+
+def test_copies_during_the_warm_up_are_not_warned_of(folder, caplog):
+    """Its steps are small, and hyper-connections start as copies."""
+    model = build("transformer_mhc_tiny", dropout=0.0, **TINY)
+    log = SkipLog(train_step, model, interval=50)
+
+    class WarmingUp(Optimizer):
+        rate = 0.0
+
+        def get_lr(self):
+            self.rate += 1e-6
+            return self.rate
+
+    optimizer = WarmingUp()
+    for update in (49, 98, 99, 148, 149, 198, 199):
+        log(batch(sentences()), model, None, optimizer, update)
+    log.writer.close()
+    assert "streams" not in caplog.text

@@ -15,7 +15,7 @@ from transformer_helpers import batch, build, sentences
 from fairseq_rskip.modules.parameter_groups import ParameterGroups
 from fairseq_rskip.modules.step_hooks import attach
 from fairseq_rskip.parameters import without_decay
-from fairseq_rskip.residual import skips
+from fairseq_rskip.residual import KINDS, skips
 
 
 @pytest.mark.slow
@@ -108,9 +108,15 @@ def test_weight_decay_leaves_the_mixing_of_streams_alone(kind):
         assert torch.equal(value, before[name] * (1 if name in kept else 0.5)), name
 
 
+@pytest.mark.parametrize("decays", [False, True], ids=["ours", "all decays"])
 @pytest.mark.parametrize("kind", ["hyper", "mhc", "fractional"])
-def test_training_under_large_weight_decay_is_finite_and_keeps_mixing(kind):
-    """Ten updates that take a tenth of every other weight each, where others report NaN."""
+def test_under_large_weight_decay_the_mixing_stays_unless_all_decays(monkeypatch, kind, decays):
+    """Ten updates that take a tenth of every other weight each.
+
+    Elsewhere a NaN is reported where static mixing matrices decay. Here the loss stays finite even
+    then, but the matrices do not stay what they were.
+    """
+    monkeypatch.setattr(KINDS[kind], "decays", decays)
     model = build(f"transformer_{kind}_tiny")
     static = {
         name: value
@@ -133,8 +139,10 @@ def test_training_under_large_weight_decay_is_finite_and_keeps_mixing(kind):
     assert float(matrix.detach().norm()) < 0.5 * size  # 0.9^10 is 0.35
     assert len(static) >= 10
     for name, value in static.items():
-        # ten steps of at most 0.001 x 1.1 each; decay would take 65 %
-        torch.testing.assert_close(value.detach(), before[name], rtol=0, atol=0.02)
+        if decays:  # 0.9^10 and the steps
+            assert float(value.detach().norm()) < 0.5 * float(before[name].norm()), name
+        else:  # ten steps of at most 0.001 x 1.1 each; decay would take 65 %
+            torch.testing.assert_close(value.detach(), before[name], rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize(("kind", "watched"), [("rezero", True), ("rskip_ln", False)])

@@ -25,6 +25,7 @@ from fairseq_rskip.models.overview import overview  # noqa: E402
 from fairseq_rskip.option_error import OptionError  # noqa: E402
 from fairseq_rskip.residual import KINDS  # noqa: E402
 from fairseq_rskip.residual.registry import (  # noqa: E402
+    NOT_BUILT,
     OTHER_NAMES,
     equation,
     rule_of,
@@ -122,6 +123,23 @@ def test_the_rules_for_images_are_marked():
 )
 def test_a_rule_that_is_written_otherwise_is_suggested(written, meant):
     assert f"did you mean {meant}? " in unknown_architecture_message(written)
+
+
+@pytest.mark.parametrize("name", ["transformer_haares", "lm_sHC", "transformer_HybridNorm"])
+def test_a_rule_that_is_not_built_is_not_taken_for_another(name):
+    assert " is not built (docs/rules.md says why); x" in nearest_architecture(name, "x")
+    rule = name.removeprefix("transformer_").removeprefix("lm_")
+    with pytest.raises(OptionError, match="is not built"):
+        rule_of(rule)
+
+
+def test_a_name_that_is_like_no_other_has_no_suggestion():
+    assert nearest_architecture("transformer_qwen", "x") == "x"
+
+
+@pytest.mark.parametrize("rule", NOT_BUILT)
+def test_what_is_not_built_is_on_the_page(rule):
+    assert rule.lower() in (ROOT / "docs/rules.md").read_text("utf-8").lower()
 
 
 @pytest.mark.parametrize("other", OTHER_NAMES)

@@ -24,6 +24,8 @@ from fairseq_rskip.errors import UserError, did_you_mean, missing_package
 from fairseq_rskip.models import unknown_architecture_message
 from fairseq_rskip.models.architectures import ANY_RULE
 from fairseq_rskip.option_error import refused
+from fairseq_rskip.residual import KINDS
+from fairseq_rskip.residual.registry import nearest_kind
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.training_files import LAST
 
@@ -127,6 +129,10 @@ def _training_parser(arch: str) -> argparse.ArgumentParser:
     def refuse(message: str) -> None:
         if "--arch/-a" in message:
             message = unknown_architecture_message(arch)
+        kind = re.search(r"--skip-kind: invalid choice: '([^']*)'", message)
+        if kind:
+            hint = nearest_kind(kind[1], KINDS) or f"expected one of {', '.join(KINDS)}"
+            message = f"--skip-kind {kind[1]}: {hint}"
         raise UserError(message.replace("argument ", "", 1).replace("<lambda> ", ""))
 
     parser = options.get_training_parser()
