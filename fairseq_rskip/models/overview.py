@@ -1,9 +1,12 @@
 """The text of ``rskip train --archs``: every rule with its equation and options, every size."""
 
+import textwrap
 from typing import Any
 
 from fairseq_rskip.models.architectures import FAMILIES, LM_SIZES, SIZES, VARIANTS
 from fairseq_rskip.residual.registry import equation
+
+WIDTH = 120
 
 
 def options_of_variant(variant: str) -> str:
@@ -31,7 +34,8 @@ def overview() -> str:
         for variant, skip in variants.items():
             line = f"  {variant:{width}}  {equation(skip['skip_kind'])}"
             options = options_of_variant(variant)
-            lines.append(f"{line}  ({options})" if options else line)
+            line = f"{line}  ({options})" if options else line
+            lines += textwrap.wrap(line, WIDTH, subsequent_indent=" " * (width + 4))
         lines.append("")
     lines.append("Sizes (encoder layers × width, feed-forward width, heads):")
     lines += _lines_of_sizes(SIZES, "encoder")

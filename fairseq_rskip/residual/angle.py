@@ -103,8 +103,8 @@ class LearnedAngle(Angled):
 
 @register("geonorm", also=("GeoNorm",))
 class GeoNorm(SkipConnection):
-    """GeoNorm ``y = cos(t) * x + sin(t) * |x| * v / |v|``, ``v = F - <F, x> / |x|^2 * x``: a step
-    on the sphere by the angle t = min(pi/4, (s * min(pi/4, |v| / |x|) + b) / l), in layer l,
+    """GeoNorm ``y = cos(t) * x + sin(t) * |x| * v / |v|``, ``v = F - <F, x> / |x|^2 * x``, a step
+    on the sphere by the angle ``t = min(pi/4, (s * min(pi/4, |v| / |x|) + b) / l)`` in layer l,
     counted from 1.
 
     |y| = |x|, and where b is 0, F parallel to x leaves x; both up to eps, which is added to both

@@ -64,7 +64,7 @@ class SigmoidGates(MatrixSkip):
 
 @register("mhc", also=("manifold-constrained hyper-connection", "manifold hyper-connection"))
 class ManifoldConstrained(SigmoidGates):
-    """mHC ``H' = R H + w F(G(p H))``: R doubly stochastic or a rotation, ``p = sigmoid(P)``,
+    """mHC ``H' = R H + w F(G(p H))``, R doubly stochastic or a rotation, ``p = sigmoid(P)``,
     ``w = 2 sigmoid(W)``.
 
     P, W (n) and the logits Q are ``alpha * (vec(H) / rms(vec(H))) phi + b``, each with its own

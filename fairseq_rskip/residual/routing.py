@@ -159,8 +159,8 @@ class DeltaAttentionResidual(HistorySkip):
 @register("multi_gate", also=("multi-gate residual",))
 class MultiGateResidual(HistorySkip):
     """Multi-gate residuals of n streams, ``s_i = (1 - beta_i) s_i + beta_i F(G(c))``,
-    ``c = sum_i p_i s_i``. A gate is ``beta_i = sigmoid(w . s_i / (rms(s_i) sqrt(dim)) + b_i)``, and
-    the next block reads with ``p = softmax_i(q . s_i / (rms(s_i) sqrt(dim)))``.
+    ``c = sum_i p_i s_i``, with gates ``beta_i = sigmoid(w . s_i / (rms(s_i) sqrt(dim)) + b_i)``
+    and, for the next block, ``p = softmax_i(q . s_i / (rms(s_i) sqrt(dim)))``.
 
     s_1 is what enters the stack, and the first n - 1 blocks add what their branch returned as a
     stream, so that no two streams are equal: these have no gates. w, ``gate_weight``, and q,

@@ -32,9 +32,9 @@ class Scaled(ConstantSkip):
 
 @register("completep", also=("CompleteP",))
 class CompleteP(ConstantSkip):
-    """CompleteP ``y = x + m^(-e) * F(G(x))``, m = L / L_0, L the layers of this side: Dey et al.
-    2025, "Don't be lazy: CompleteP enables compute-efficient deep transformers", arXiv 2505.01618,
-    Table 1; code EleutherAI/nanoGPT-mup, branch completep.
+    """CompleteP ``y = x + m^(-e) * F(G(x))``, ``m = L / L_0``, L the layers of this side: Dey et
+    al. 2025, "Don't be lazy: CompleteP enables compute-efficient deep transformers", arXiv
+    2505.01618, Table 1; code EleutherAI/nanoGPT-mup, branch completep.
 
     e is ``depth_exponent``, in the paper from 0.5 to 1, which is CompleteP; L_0, the depth for
     which the rates were tuned, is ``base_depth``, by default that of the code's examples. Adam's

@@ -10,6 +10,9 @@ import re
 import pytest
 from conftest import ROOT
 
+from fairseq_rskip.tools.report.reading import read_rows
+from fairseq_rskip.tools.significance import SeedModel
+
 README = (ROOT / "README.md").read_text("utf-8")
 FINDINGS = (ROOT / "docs" / "findings.md").read_text("utf-8")
 RULES = (ROOT / "docs" / "rules.md").read_text("utf-8")
@@ -78,6 +81,25 @@ def test_at_the_lowest_rate_post_norm_is_ahead_of_2rskip(study):
         first, *_ = json.loads(rows[row]["swept"])
         lowest.append(first["result"])
     assert lowest[0] < lowest[1]
+
+
+def test_language_models_ahead_of_pre_norm_by_the_model_and_by_their_own_pairs():
+    page = (ROOT / "docs/studies/lm-rivals.md").read_text("utf-8")
+    lines = read_rows(ROOT / "results/lm_rivals.csv")
+    values = {row: line.values for row, line in lines.items() if line.values}
+    model = SeedModel(values)
+    ahead, open_alone = [], []
+    for row in values.keys() - {"pre-norm"}:
+        difference = model.difference(row, "pre-norm")
+        if difference is None or difference.side != -1:
+            continue
+        ahead.append(row)
+        pair = SeedModel({name: values[name] for name in (row, "pre-norm")})
+        if pair.difference(row, "pre-norm").side != -1:
+            open_alone.append(row)
+    assert f"{len(ahead)} rows start ahead of pre-norm" in page
+    assert f"{len(ahead) - len(open_alone)} of them by their own three pairs" in page
+    assert sorted(open_alone) == ["CompleteP", "SpanNorm", "mHC", "nGPT, residual"]
 
 
 def test_the_longer_training_has_the_figures_of_its_csv():
