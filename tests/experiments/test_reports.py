@@ -259,3 +259,24 @@ def test_a_report_names_the_architecture_that_a_row_has_in_each_column(tmp_path)
     assert about["row data"] == "de: transformer_postln_tiny, fr: transformer_preln_tiny"
     assert about["row one"] == "transformer_postln_tiny"
     assert about["data"] == "multi30k-en-de / multi30k-en-fr"
+
+
+def test_seeds_of_several_precisions_are_warned_of(images, capfd):
+    path, table, out = images
+    finish(table, out, {"plain": BAD, "recursive": GOOD}, computed="fp32 on a CPU")
+    finish(table, out, {"recursive": {2: 10.2}}, computed="fp16 on CUDA")
+    _, page = report(capfd, path, out, "--no-figures")
+    assert "recursive: its seeds were computed in fp32 on a CPU / fp16 on CUDA." in page
+    assert "plain: its seeds" not in page
+
+
+@pytest.mark.parametrize(
+    ("options", "computed"),
+    [
+        ("--cpu --lr 1", "fp32 on a CPU"),
+        ("--bf16 --cpu", "bf16 on a CPU"),
+        ("--memory-efficient-fp16 --lr 1", "fp16 on CUDA"),
+    ],
+)
+def test_precision_and_device_are_read_from_the_command(options, computed):
+    assert text_tasks._how_computed(f"fairseq-train data {options}") == computed

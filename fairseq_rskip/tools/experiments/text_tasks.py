@@ -165,6 +165,7 @@ class Translation(Task):
             "values": values,
             "parameters": int(size[1].replace(",", "")) if size else None,
             "versions": {"fairseq": fairseq_version(), "torch": version("torch")},
+            "computed": _how_computed(text),
         }
 
     def scores(self, run: Run) -> dict[str, Any] | None:
@@ -190,6 +191,13 @@ class Translation(Task):
             "references": report["ref"],
             "examples": _examples(run, Path(report["ref"][0])),
         }
+
+
+def _how_computed(log: str) -> str:
+    """Precision and device of a training, by the options in its log: ``fp16 on CUDA``."""
+    precision = re.search(r" --(?:memory-efficient-)?(fp16|bf16|amp)\b", log)
+    device = "a CPU" if re.search(r" --cpu\b", log) else "CUDA"
+    return f"{precision[1] if precision else 'fp32'} on {device}"
 
 
 class LanguageModel(Translation):

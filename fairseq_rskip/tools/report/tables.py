@@ -266,19 +266,30 @@ def _about_the_runs(experiment: Experiment, lines: list[Result]) -> dict[str, st
         "signature": distinct_text(signatures),
         "weights": distinct_text(weights),
         "versions": distinct_text(versions),
+        "computed in": distinct_text(_computed(line) for line in lines),
         "commit": distinct_text(short_commit(record.get("git") or "") for record in records),
     }
 
 
 def warnings(lines: list[Result]) -> list[str]:
-    """Which models failed, and which outputs are degenerate: their scores say nothing."""
+    """Which models failed, which outputs are degenerate, whose scores say nothing, and which rows
+    have seeds of several precisions or devices.
+    """
     texts = _failures(lines)
     for line in lines:
+        if " / " in _computed(line):
+            texts.append(f"{line.cell}: its seeds were computed in {_computed(line)}.")
         for seed in line.values:
             reason = line.records[seed].get("degenerate")
             if reason:
                 texts.append(f"{line.cell}, seed {seed}: the output is degenerate: {reason}.")
     return texts
+
+
+def _computed(line: Result) -> str:
+    """Precision and device of the trainings behind a line's values, where they are recorded."""
+    records = [read_record(line.runs[seed].folder) for seed in line.values]
+    return distinct_text((record.get("metrics") or {}).get("computed") for record in records)
 
 
 def _failures(lines: list[Result]) -> list[str]:
