@@ -116,16 +116,22 @@ def mean_by_epoch(runs: pandas.Series) -> pandas.Series:
 
 
 def draw(losses: dict[str, pandas.Series], stem: Path) -> None:
-    """The validation losses of each row: the beginning on the left, the end on the right."""
-    figure, (start, end) = figures.new_figure(columns=2)
+    """The validation losses of each row: over the training less the rows' mean, which shows who is
+    ahead while all fall, and as they are at the end.
+    """
+    figure, (course, end) = figures.new_figure(columns=2)
+    epochs = min(map(len, losses.values()))
+    middle = sum(values.to_numpy()[:epochs] for values in losses.values()) / len(losses)
     for number, (name, values) in enumerate(losses.items()):
-        third = len(values) // 3
-        for axis, part in ((start, values.iloc[:third]), (end, values.iloc[third:])):
-            axis.plot(part.index, part, label=name, **figures.style(number))
-    for axis in (start, end):
+        values = values.iloc[:epochs]
+        course.plot(values.index, values - middle, label=name, **figures.style(number))
+        part = values.iloc[epochs // 2 :]
+        end.plot(part.index, part, **figures.style(number))
+    course.set_ylabel("validation loss less the mean of the rows, bits")
+    end.set_ylabel("validation loss, bits")
+    for axis in (course, end):
         axis.set_xlabel("updates")
-        axis.set_ylabel("validation loss, bits")
-    start.legend()
+    course.legend(fontsize=8)
     figures.save(figure, stem)
 
 
