@@ -24,7 +24,7 @@ from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.model import PreActResNet
 
 ANALYZE = ["-m", "fairseq_rskip.tools", "analyze"]
-NAMES = ["gradients", "ratio", "streams", "depth", "curves", "course", "depth-check"]
+NAMES = ["gradients", "ratio", "streams", "reads", "depth", "curves", "course", "depth-check"]
 FRESH = "fresh:--depth 8 --skip-kind rskip --skip-lambda 2"
 
 
