@@ -79,8 +79,13 @@ def table(stem):
 
 
 def printed(capfd):
-    """The cells of each line of the table, without the headings."""
-    return [line.split() for line in capfd.readouterr().out.splitlines()[1:-1]]
+    """The cells of each line of the table, without the headings.
+
+    Before it matplotlib may say that it makes its cache of fonts, on a machine that is busy.
+    """
+    lines = capfd.readouterr().out.splitlines()
+    (heading,) = [k for k, line in enumerate(lines) if line.startswith("run ")]
+    return [line.split() for line in lines[heading + 1 : -1]]
 
 
 def test_fairseq_logs_come_back_number_by_number(tmp_path, capfd):
