@@ -6,8 +6,8 @@ difference from pre-norm on each rung by seed with its 95 % interval, and the fi
 results/ladder.png and .pdf. On a rung with one seed a difference has no interval: it counts as one
 beyond ``MANY`` residual standard deviations of the rung below; for a rule whose seeds scatter more
 there than the model allows, or if pre-norm's do, beyond as many of its own. There is a verdict when
-every registered rule is on every rung. ``--rates`` reads the report of ``ladder-rates.yaml``: is
-the rate that a rung takes from the first one right?
+every registered rule has its seeds on every rung. ``--rates`` reads the report of
+``ladder-rates.yaml``: is the rate that a rung takes from the first one right?
 """
 
 import itertools
@@ -30,7 +30,7 @@ from fairseq_rskip.tools.significance import SeedModel
 BASELINE = "pre-norm"
 MANY = 4.0  # residual standard deviations, of a difference without an interval
 HOLDS = 0.8  # the least Spearman's ρ between neighbouring rungs, over the registered rules
-RUNGS = ("0.1 M", "0.5 M", "1.8 M")
+RUNGS = {"0.1 M": 3, "0.5 M": 3, "1.8 M": 1}  # -> the seeds that are registered
 REGISTERED = (
     BASELINE,
     "post-norm",
@@ -114,10 +114,14 @@ def _deviation(model: SeedModel, row: str) -> float:
 
 
 def missing(rungs: Rungs) -> list[str]:
-    """What the registered test lacks."""
+    """What the registered test lacks: rules with too few seeds on a rung."""
     lacks = []
-    for rung in RUNGS:
-        absent = [row for row in REGISTERED if row not in rungs.get(rung, {})]
+    for rung, seeds in RUNGS.items():
+        absent = []
+        for row in REGISTERED:
+            line = rungs.get(rung, {}).get(row)
+            if line is None or len(line.values) < seeds:
+                absent.append(row)
         if absent:
             which = "all rules" if len(absent) == len(REGISTERED) else ", ".join(absent)
             lacks.append(f"{which} on rung {rung}")
@@ -134,10 +138,12 @@ def wrong_rates(rungs: Rungs, report: list[Line]) -> list[str]:
             continue
         deviation = SeedModel({row: each.values for row, each in rungs[rung].items()}).deviation
         shared = line.values.keys() & transferred.values.keys()
+        if not shared:
+            continue
         change = statistics.fmean(line.values[seed] - transferred.values[seed] for seed in shared)
         limit = math.inf if deviation is None else WORSE * deviation
         said = "the transferred rate is wrong" if change < -limit else "no better"
-        sentences.append(f"{line.row}, {line.column} of the rate: {change:+.3f} bits, {said}")
+        sentences.append(f"{line.row}, {line.column} the rate: {change:+.3f} bits, {said}")
     return sentences
 
 

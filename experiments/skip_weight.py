@@ -139,9 +139,8 @@ def measured(values: skip_log.Values, layers: int, skip: SkipConnection) -> dict
 
     lengths = {}  # of the branch's term over the skip's
     for block, share in shares.items():
-        f_over_x = (
-            1.0 if skip.branch else share
-        )  # with a norm on the branch x and F have one length
+        # with a norm on the branch x and F have one length
+        f_over_x = 1.0 if skip.branch else share
         lengths[block] = f_over_x * skip.branch_scale / skip.skip_scale
     between = [block for block in shares if layer_of(block) > 1]
     by_weights = by_weights_across = returned = 0.0

@@ -111,7 +111,7 @@ def test_another_rate_that_is_better_is_named(tmp_path, capsys, monkeypatch, hal
     rates = tmp_path / "rates.csv"
     pandas.DataFrame([line]).to_csv(rates, index=False)
     lines = run(tmp_path, capsys, monkeypatch, table, "--rates", rates)
-    assert lines[-2] == f"pre-norm, 0.5 M, half of the rate: {said}"
+    assert lines[-2] == f"pre-norm, 0.5 M, half the rate: {said}"
 
 
 def test_a_rung_without_pre_norm_is_one_line(tmp_path, capsys, monkeypatch):
