@@ -21,6 +21,14 @@ def all_cores() -> int:
     return os.cpu_count() or 1
 
 
+# glibc's settings that keep freed memory: the number of malloc.h, the variable of the environment
+_KEEP = (
+    (-4, "MALLOC_MMAP_MAX_", 0),
+    (-1, "MALLOC_TRIM_THRESHOLD_", 2**31 - 1),
+    (-2, "MALLOC_TOP_PAD_", 2**26),
+)
+
+
 def keep_freed_memory() -> None:
     """Ask glibc to keep freed memory for the rest of the process; does nothing elsewhere.
 
@@ -28,11 +36,15 @@ def keep_freed_memory() -> None:
     the next: that takes a third of a Transformer's training step. The process then holds the most
     memory that it ever used.
     """
-    trim_threshold, top_pad, mmap_max = -1, -2, -4  # of malloc.h
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        for option, value in ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 2**26)):
-            mallopt(option, value)
+        for number, _, value in _KEEP:
+            mallopt(number, value)
+
+
+def memory_variables() -> dict[str, str]:
+    """The environment of a command that is to keep freed memory, as this process's own may say."""
+    return {name: os.environ.get(name, str(value)) for _, name, value in _KEEP}
 
 
 def load_operator() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.machine import memory_variables
 
 PLUGIN = Path(__file__).resolve().parents[1]  # the package, fairseq's --user-dir
 CHECKOUT = PLUGIN.parent
@@ -62,7 +63,9 @@ def follow(
 
     Each line of its output and of its errors is written to ``log`` and handed to ``on_line``.
     Without ``on_line`` and ``log`` the command writes to this process's output. Commands beside
-    this Python can be named, too. The command keeps the file descriptors in ``inherit``.
+    this Python can be named, too. The command keeps the file descriptors in ``inherit``. With
+    ``--cpu`` among its words it keeps freed memory, whatever its model: fairseq's own models would
+    seem slower than this plugin's otherwise.
 
     If this function ends early, for any reason, all processes of the command end; on Linux also if
     this process is killed. Raises ``UserError`` for an unknown command.
@@ -123,10 +126,11 @@ def _start(command: Sequence[str], inherit: Sequence[int], piped: bool) -> subpr
             os.kill(os.getpid(), signal.SIGKILL)
 
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if piped else {}
+    memory = memory_variables() if "--cpu" in command else {}
     try:
         return subprocess.Popen(
             [*map(str, command)],
-            env=environment(),
+            env={**environment(), **memory},
             stdin=subprocess.DEVNULL,
             pass_fds=inherit,
             preexec_fn=set_up_child,

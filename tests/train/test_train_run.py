@@ -154,6 +154,29 @@ def test_a_signal_while_the_command_starts_ends_it(tmp_path, monkeypatch):
     assert not is_alive(child_of(tmp_path))
 
 
+FAULTS = """
+import resource, torch
+
+def faults_of_a_use():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**24)  # 64 MB, 16,384 pages of 4 KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(min(faults_of_a_use() for _ in range(6)))
+"""
+
+
+def test_a_command_with_cpu_keeps_freed_memory_whatever_its_model():
+    """Memory that was freed is used again without a page fault."""
+    faults = {}
+    for words in (["--cpu"], []):
+        printed = []
+        command = [sys.executable, "-c", FAULTS, *words]
+        assert process.follow(command, on_line=printed.append) == ""
+        faults[bool(words)] = int(printed[-1])
+    assert faults[False] > 1000 and faults[True] < faults[False] / 10
+
+
 def test_a_killed_parent_ends_the_training(tmp_path):
     with subprocess.Popen(
         running(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 100"), cwd=ROOT
