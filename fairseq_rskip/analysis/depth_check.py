@@ -3,7 +3,7 @@
 A norm after the sum z = a x + b F divides by the length of z. A gradient that reaches x by the skip
 is therefore multiplied by the weight of x in z,
 
-    p = |a x| / |a x + b F| = 1 / sqrt(1 + 2 t c + t^2),  t = b |F| / (a |x|),  c = cos(x, F)
+    p = |a x| / |a x + b F| = 1 / sqrt(1 + 2 t c + t^2),  t = |b F| / |a x|,  c = cos(x, F)
 
 (a gradient at right angles to x, F and 1, gains 1, |x| = |z| after the norm; docs/depth.md). A LOG
 has t and c at every logged update (``--skip-log-interval``), and what the branch returns: the sum
@@ -30,6 +30,7 @@ from .live import summarise
 from .paths import PathProbe
 from .probe import SkipProbe
 from .skip_log import (
+    BF_OVER_AX,
     BRANCH_OVER_SKIP,
     COS_GRADIENTS,
     COS_X_F,
@@ -68,16 +69,22 @@ def weight_of_x(t: float, cosine: float) -> float:
 def residuals_in(values: Values) -> Residuals:
     """Those of one logged update, of the blocks with a norm after the sum.
 
-    A log that does not say which have one, as an older one, is taken for post-norm's.
+    A log that does not say which have one, as an older one, is taken for post-norm's; where t was
+    not logged, as in an older one, it is ‖F‖ / ‖x‖ over the mean of a / b, which gains near zero
+    spoil.
     """
     cosines, norms = by_block(values, COS_X_F), by_block(values, NORM_AFTER_SUM)
     ratios, shares = by_block(values, X_TO_F), by_block(values, F_OVER_X)
+    parts = {
+        block: shares[block] / ratio for block, ratio in ratios.items() if ratio and block in shares
+    }
+    parts |= by_block(values, BF_OVER_AX)
     sizes, gradient_cosines = by_block(values, BRANCH_OVER_SKIP), by_block(values, COS_GRADIENTS)
     residuals = {}
     for block, cosine in cosines.items():
-        if norms.get(block) == 0 or not ratios.get(block) or block not in shares:
+        if norms.get(block) == 0 or block not in parts:
             continue
-        factor = weight_of_x(shares[block] / ratios[block], cosine)
+        factor = weight_of_x(parts[block], cosine)
         if block in sizes and block in gradient_cosines:
             r, k = sizes[block], gradient_cosines[block]
             factor *= math.sqrt(max(0.0, 1.0 + r * r + 2.0 * r * k))

@@ -1,9 +1,9 @@
 """What a training logs about its skip connections: the values of ``--skip-log-interval N``.
 
 Every N-th update logs, for each block, means over the examples (sentences or images) of one batch:
-x:F in y, ‖F(x)‖ / ‖x‖, the gradient norm at y; each learned coefficient; an adaptive lambda; of a
-Transformer also the cosines and gradients of :mod:`.paths`, and whether a norm follows the sum.
-docs/analysis.md defines them.
+x:F in y, ‖F(x)‖ / ‖x‖, ‖b⊙F‖ / ‖a⊙x‖, the gradient norm at y; each learned coefficient; an adaptive
+lambda; of a Transformer also the cosines and gradients of :mod:`.paths`, and whether a norm follows
+the sum. docs/analysis.md defines them.
 """
 
 import math
@@ -16,12 +16,26 @@ from ..residual.adaptive import lambdas
 from .paths import QUANTITIES as PATH_QUANTITIES
 from .paths import PathProbe
 from .probe import SkipProbe
-from .skip_log import F_OVER_X, GRAD_NORM, LAMBDA, LEARNED, NORM_AFTER_SUM, X_TO_F, Values
+from .skip_log import (
+    BF_OVER_AX,
+    F_OVER_X,
+    GRAD_NORM,
+    LAMBDA,
+    LEARNED,
+    NORM_AFTER_SUM,
+    X_TO_F,
+    Values,
+)
 
 # the tags of what SkipProbe measures
-TAGS = {"ratio": X_TO_F, "f_over_x": F_OVER_X, "y_grad_norm": GRAD_NORM}
+TAGS = {
+    "ratio": X_TO_F,
+    "f_over_x": F_OVER_X,
+    "bf_over_ax": BF_OVER_AX,
+    "y_grad_norm": GRAD_NORM,
+}
 # quotients and cosines, which are not defined where a vector is zero
-MAY_BE_UNDEFINED = (X_TO_F, F_OVER_X, *PATH_QUANTITIES)
+MAY_BE_UNDEFINED = (X_TO_F, F_OVER_X, BF_OVER_AX, *PATH_QUANTITIES)
 
 
 def summarise(probe: SkipProbe, loss_scale: float = 1.0, paths: PathProbe | None = None) -> Values:

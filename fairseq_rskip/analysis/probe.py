@@ -88,12 +88,14 @@ class SkipProbe(Watch):
     * ``f_over_x``: the norm of F(x) over that of x (in kinds that carry several tensors, of the one
       that the branch reads).
     * ``ratio``: the mean of x:F in y over an example's positions and features.
+    * ``bf_over_ax``: the norm of b * F over that of a * x in the sum a * x + b * F + c that the
+      last norm reads. A gain near zero changes it little, the mean of a / b without bounds.
     * ``y_grad_norm``: the norm of the gradient at the output y, of passes that a backward pass has
       reached.
 
     Args:
         model: any module, also one that DistributedDataParallel wraps.
-        ratio: measure x:F in y, too.
+        ratio: measure the two quantities of x and F in y, too.
         dtype: what norms are computed in, the tensor's own but at least fp32 by default. In fp32 a
             norm above 1.8e19 is infinite, and what is below 1e-19 gets lost, as in deep stacks with
             lambda > 1 or < 1: float64, slower.
@@ -135,6 +137,12 @@ class SkipProbe(Watch):
             with contextlib.suppress(NoCoefficients):
                 ratio = skip.ratio(x, f_x, padding_mask)
                 measured["ratio"] = example_mean(skip, ratio, padding_mask)
+            with contextlib.suppress(NoCoefficients):
+                of_x, of_branch = (
+                    example_norm(skip, part, padding_mask, self.dtype)
+                    for part in skip.parts(x, f_x, padding_mask)
+                )
+                measured["bf_over_ax"] = of_branch / of_x
         return measured
 
 

@@ -19,6 +19,7 @@ UPDATE = "step"  # the key of the update's number
 # the quantities of the tags
 X_TO_F = "skip_x_to_F"
 F_OVER_X = "skip_F_over_x"
+BF_OVER_AX = "skip_bF_over_ax"  # of the last sum, a x + b F + c
 GRAD_NORM = "skip_grad_norm"
 COS_Y_X = "skip_cos_y_x"
 COS_X_F = "skip_cos_x_F"

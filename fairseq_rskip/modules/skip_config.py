@@ -185,12 +185,17 @@ def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:
 
 
 def check_sizes(name: str, side: Any) -> None:
-    """Raise :class:`~fairseq_rskip.errors.UserError` for a width < 1 or heads that do not divide
-    it.
+    """Raise :class:`~fairseq_rskip.errors.UserError` for layers or a width < 1, or for heads that
+    do not divide the width.
     """
-    for option, width in (("embed-dim", side.embed_dim), ("ffn-embed-dim", side.ffn_embed_dim)):
-        if width < 1:
-            raise refused(f"{name}-{option}", width, "an integer >= 1")
+    sizes = {
+        "layers": side.layers,
+        "embed-dim": side.embed_dim,
+        "ffn-embed-dim": side.ffn_embed_dim,
+    }
+    for option, size in sizes.items():
+        if size < 1:
+            raise refused(f"{name}-{option}", size, "an integer >= 1")
     if side.attention_heads < 1 or side.embed_dim % side.attention_heads:
         width = {f"{name}-embed-dim": side.embed_dim}
         heads = side.attention_heads

@@ -82,7 +82,7 @@ def attach(task: Any, model: Any, interval: int, lr_scale: float = 1.0) -> None:
 
 def has_settings(skip: Any) -> bool:
     """Whether parameters of ``skip`` or beside it may have their own settings in the optimizer."""
-    return skip.learns or skip.layer_factors() != (1.0, 1.0)
+    return bool(skip.learned()) or skip.layer_factors() != (1.0, 1.0)
 
 
 class Report:

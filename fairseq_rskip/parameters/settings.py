@@ -47,7 +47,7 @@ def check_lr_scale(model: nn.Module, lr_scale: float) -> None:
     """Raise ``UserError`` for a ``--skip-lr-scale`` that is not positive or has no effect."""
     if not 0.0 < lr_scale < float("inf"):
         raise refused("skip-lr-scale", lr_scale, "a finite number > 0")
-    if lr_scale != 1.0 and not any(skip.learns for skip in skips(model).values()):
+    if lr_scale != 1.0 and not learned(model):
         kinds = ", ".join(sorted({skip.kind for skip in skips(model).values()}))
         reason = f"kind {kinds} learns no coefficients"
         raise RefusedOption(OptionError("skip-lr-scale", lr_scale, "1", reason=reason))

@@ -79,9 +79,7 @@ class AdaptiveSkip(Profiled, Recursive):
             accepted = f"a number from 1 to {self.steps}"
             raise OptionError("skip_lambda", skip_lambda, accepted, {"max_steps": self.steps})
         self.wants_profile = adapt == "gradient"
-        self.is_initialised = not self.wants_profile
         self.shares = self.new_shares(initial)
-        self.learns = len(list(self.shares.parameters())) > 0
 
     @property
     def steps(self) -> int:

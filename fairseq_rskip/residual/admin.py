@@ -44,7 +44,6 @@ class Admin(Profiled, Weighted):
     ):
         super().__init__(dim, omega=omega, **common)
         self.wants_profile = omega == "profile"
-        self.is_initialised = not self.wants_profile
         value = 1.0 if self.wants_profile else self._by_formula()
         self.weight = self.new_parameter(torch.full((dim,), value))
 

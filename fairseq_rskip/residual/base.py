@@ -97,7 +97,6 @@ class SkipConnection(Layout, WithRule):
 
     has_unit_length: ClassVar[bool] = False  # whether to_unit_length has to follow each update
     slots: tuple[str, ...] = ("post",)  # which of pre, branch and post the norm fills
-    learns = False  # whether new_parameter has made a parameter
 
     def __init__(
         self,
@@ -148,7 +147,8 @@ class SkipConnection(Layout, WithRule):
         if self.needs_place:
             self.require_place()
         self.drop_rate = float(drop_path) * self.place.block_number / self.place.num_blocks
-        self.is_initialised = not self.starts_branch  # by initialise, or by a state that was loaded
+        self.state_was_loaded = False
+        self.roles_started: set[str] = set()  # of the branch's weights that initialise has rescaled
         self.setup_checked = False  # whether missing_setup was asked
         if channel_dim == 1 and "pre" in self.slots:
             self._leave_norm_to_branch(norm)
@@ -241,7 +241,6 @@ class SkipConnection(Layout, WithRule):
         """
         if values.dim() == 0:
             raise ValueError(f"kind {self.kind}: a learned number has shape (1,), not ()")
-        self.learns = True
         return nn.Parameter(values.detach().to(**self.factory, copy=True))
 
     def draw(self, *shape: int) -> Tensor:
@@ -299,6 +298,17 @@ class SkipConnection(Layout, WithRule):
         """
         raise self._no_coefficients()
 
+    def parts(
+        self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``a * x`` and ``b * F``, what x and F add to the sum that the last norm reads.
+
+        They are at least fp32; of y itself in a rule that mixes the outputs of several norms.
+        Raises :class:`.NoCoefficients`.
+        """
+        a, b, _ = self.coefficients(x, f_x, padding_mask)
+        return a * x, b * f_x
+
     def _no_coefficients(self) -> NoCoefficients:
         return NoCoefficients(
             f"{self.kind} mixes features or streams: its y has no coefficient of x and of F"
@@ -321,15 +331,17 @@ class SkipConnection(Layout, WithRule):
         sets ``starts_branch``: without a call, its first forward pass in training warns.
 
         Nothing is redrawn: a run uses the same random numbers as stock fairseq. Raises
-        ``ValueError`` unless ``weights`` is a mapping from roles to ``Weight``; absent roles are
-        left as they are.
+        ``ValueError`` unless ``weights`` is a mapping from roles to ``Weight``, and where it would
+        rescale weights again; absent roles are left as they are.
         """
         check_weights(weights)
-        self.is_initialised = True
+        if self.starts_branch and not self.has_unit_length:
+            inputs.refuse_second_start(self, weights)
+        self.roles_started.update(weights)
 
     def missing_setup(self) -> str:
         """What should have been called before training and was not; "" if nothing is missing."""
-        if self.is_initialised:
+        if not self.starts_branch or self.roles_started or self.state_was_loaded:
             return ""
         return (
             "the branch's weights are as they were drawn; "
@@ -338,7 +350,7 @@ class SkipConnection(Layout, WithRule):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self.is_initialised = True
+        self.state_was_loaded = True
 
     def without_gradient(self) -> tuple[str, ...]:
         """The names of learned parameters that have no gradient at this place, by the equation."""
@@ -413,8 +425,7 @@ class SkipConnection(Layout, WithRule):
             f_x = self.branch(at_least_float32(f_x), padding_mask)
         if self.training and self.drop_rate > 0.0:
             f_x = inputs.drop_path(self, f_x)
-        if self.learns:
-            x, f_x = inputs.align(self, x, f_x, padding_mask)
+        x, f_x = inputs.align(self, x, f_x, padding_mask)
         if carried is None:
             carried = self.current(x)[1]
         y = self.sum_and_norm(x, f_x, carried, padding_mask)

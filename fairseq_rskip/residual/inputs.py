@@ -12,6 +12,7 @@ from ..option_error import OptionError
 
 if TYPE_CHECKING:
     from .base import SkipConnection
+    from .place import BranchWeights
 
 
 def warn_of_missing_setup(skip: SkipConnection) -> None:
@@ -23,6 +24,26 @@ def warn_of_missing_setup(skip: SkipConnection) -> None:
             f"kind {skip.kind}: {missing}",
             RuntimeWarning,
             stacklevel=5,  # past torch's two frames, to the caller
+        )
+
+
+def refuse_second_start(skip: SkipConnection, weights: BranchWeights) -> None:
+    """Raise ``ValueError`` where ``skip.initialise`` would rescale weights again.
+
+    Warn where they may have been loaded: a state that is loaded without the branch is seen, too.
+    """
+    if skip.state_was_loaded:
+        warnings.warn(
+            f"kind {skip.kind}: initialise after load_state_dict rescales the weights; call it "
+            "before, unless the branch's weights were not loaded",
+            RuntimeWarning,
+            stacklevel=4,  # past the rule's and the base class's initialise, to the caller
+        )
+    again = sorted(skip.roles_started & weights.keys())
+    if again:
+        raise ValueError(
+            f"kind {skip.kind}: initialise has already rescaled {', '.join(again)}: expected one "
+            "call for each weight"
         )
 
 
@@ -56,7 +77,9 @@ def check(
 
 
 def check_width(skip: SkipConnection, x: Tensor) -> None:
-    """Raise ``ValueError`` unless x has the channels that ``skip`` takes."""
+    """Raise ``ValueError`` unless x has the channels that ``skip`` takes, in floating point."""
+    if not x.is_floating_point():
+        raise ValueError(f"x has dtype {x.dtype}: expected floating point")
     width = skip.widths[0] * skip.dim
     if x.dim() == 0 or x.size(skip.channel_dim) != width:
         raise ValueError(
@@ -77,9 +100,9 @@ def check_mask(skip: SkipConnection, x: Tensor, padding_mask: Tensor) -> None:
 def align(
     skip: SkipConnection, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """x and F of one type, as learned coefficients need them.
+    """x and F of one type, which a rule's own matrices need.
 
-    They are zero where padding must not reach the coefficients' gradients.
+    They are zero where padding must not reach the gradients of what the rule learns.
     """
     if padding_mask is not None and skip.post.uses_padding_mask:
         padded = padding_mask.unsqueeze(skip.channel_dim)

@@ -51,11 +51,25 @@ class NGPT(SkipConnection):
         self.matrices: list[tuple[Tensor, int]] = []
 
     def initialise(self, weights: BranchWeights) -> None:
+        """Give the branch's vectors length 1, and know its matrices.
+
+        A training that is resumed calls this, too, before or after ``load_state_dict``.
+        """
         super().initialise(weights)
+        known = {id(matrix) for matrix, _ in self.matrices}
         for role, weight in weights.items():
-            if role != "embedding":  # the embedding is passed separately
+            # the embedding is passed separately
+            if role != "embedding" and id(weight.tensor) not in known:
                 self.matrices.append((weight.tensor, 0 if role in ("out", "fc2") else 1))
         self.to_unit_length()
+
+    def missing_setup(self) -> str:
+        if self.matrices:
+            return ""
+        return (
+            "to_unit_length does not know the branch's matrices; call initialise({role: "
+            "Weight(tensor, std), ...}) once in each process, also in one that resumes"
+        )
 
     @torch.no_grad()
     def to_unit_length(self, copies: Mapping[int, Tensor] = MappingProxyType({})) -> None:

@@ -12,10 +12,11 @@ class Profiled(nn.Module):
     """A mixin for kinds whose initial values come from one batch, if ``wants_profile`` is true."""
 
     wants_profile = True
-    is_initialised: bool
+    is_profiled = False
+    state_was_loaded: bool
 
     def missing_setup(self) -> str:
-        if self.is_initialised:
+        if not self.wants_profile or self.is_profiled or self.state_was_loaded:
             return ""
         return (
             "no profile yet; call residual.initialise_from_batch(model, loss) once, before training"
@@ -62,7 +63,7 @@ def initialise_from_batch(
     groups: dict[type[Profiled], dict[str, Profiled]] = {}
     for name, skip in wanting_profile(model).items():
         groups.setdefault(type(skip), {})[name] = skip
-        skip.is_initialised = True
+        skip.is_profiled = True
 
     values: dict[str, float] = {}
     for kind, group in groups.items():

@@ -88,6 +88,7 @@ class GatedResidual(UnmixedStreams):
     norms = ("none",)
     default_norm = "none"
     slots = ()
+    normalises_x = True
 
     def __init__(
         self,

@@ -115,10 +115,21 @@ class Weighted(SkipConnection):
         paper prints lambda as the sum's upper limit; its own Eq. 6, ``1 + sigma_1 / w_1`` for
         lambda = 2, shows that lambda - 1 is right.
         """
-        inputs.check(self, x, f_x, None, padding_mask)
-        x, f_x = at_least_float32(x), at_least_float32(f_x)
-        a, b, _ = self.sums(x, f_x, padding_mask)[-1]
+        a, b, _ = self.last_sum(x, f_x, padding_mask)
         return (a / b).expand_as(x)
+
+    def parts(
+        self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        a, b, _ = self.last_sum(x, f_x, padding_mask)
+        return a * x, b * f_x
+
+    def last_sum(
+        self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """a, b and c of the sum that the last norm reads."""
+        inputs.check(self, x, f_x, None, padding_mask)
+        return self.sums(at_least_float32(x), at_least_float32(f_x), padding_mask)[-1]
 
     def sum_coefficients(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None

@@ -13,6 +13,7 @@ defaults, a folder by the average of its last five.
 """
 
 from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -72,7 +73,7 @@ def compare(
     notes = []
     for name, metric in metrics.items():
         notes.append(f"{name} over {len(outputs[0]):,} sentences: {metric.get_signature()}")
-    notes.append(f"p against {names[0]}: {PAIRED}, {trials:,} trials")
+    notes.append(f"p against {names[0]}: {PAIRED}, {trials:,} trials{_uncorrected(names)}")
     if any(UNTESTED in row for row in table):
         notes.append(
             f"a system with fewer than {LEAST_DIFFERENT} differing translations is not tested"
@@ -142,6 +143,12 @@ def most_different(
     return shown or ["no sentences to show: all systems have the same chrF on every sentence"]
 
 
+def _uncorrected(names: Iterable[str]) -> str:
+    """What a note on p says of several comparisons with one system; "" where there is one."""
+    count = len(list(names)) - 1
+    return f", not corrected for {count} comparisons" if count > 1 else ""
+
+
 def compare_texts(paths: dict[str, Path], trials: int) -> tuple[list[list[str]], list[str]]:
     """The table, headings first, with each language model's test against the first one; and notes.
 
@@ -169,7 +176,7 @@ def compare_texts(paths: dict[str, Path], trials: int) -> tuple[list[list[str]],
     window = "windows of {tokens_per_sample} tokens, a stride of {stride}"
     windows = sorted({window.format(**each["context"]) for each in scores.values()})
     notes = [f"{len(bits[base]):,} documents, {first['bytes']:,} bytes; {' or '.join(windows)}"]
-    test = f"p of the documents: {PAIRED}, {trials:,} trials"
+    test = f"p of the documents: {PAIRED}, {trials:,} trials{_uncorrected(scores)}"
     notes.append(f"difference: of bits per byte, against {base}; {test}")
     smallest_p = 2 / 2 ** len(bits[base])  # all signs of the differences, or all of them flipped
     if smallest_p > SIGNIFICANT:

@@ -132,7 +132,8 @@ def decode(file: Path) -> Tensor:
     except UserError:
         raise
     except Exception as error:  # Pillow raises many kinds, SyntaxError and struct.error among them
-        raise UserError(f"the image {file} cannot be decoded: {error}") from None
+        reason = "Pillow knows no such format" if "_io.BytesIO" in str(error) else error
+        raise UserError(f"the image {file} cannot be decoded: {reason}") from None
 
 
 def _decode_bytes(data: bytes, file: Path) -> numpy.ndarray:

@@ -70,6 +70,7 @@ def test_an_examples_norms_and_ratio_leave_padding_out(case):
     measured = probe.values(name)
     f_x = 2 * torch.tanh(x.detach())
     ratio = model.skip.ratio(x.detach(), f_x, mask)
+    parts = model.skip.parts(x.detach(), f_x, mask)
     examples = case.shape[0] if case.channel_dim == 1 else case.shape[1]
     for i in range(examples):
         one = (lambda t, i=i: t[i]) if case.channel_dim == 1 else (lambda t, i=i: t[:, i])
@@ -78,12 +79,14 @@ def test_an_examples_norms_and_ratio_leave_padding_out(case):
             if mask is None
             else one((~mask).unsqueeze(case.channel_dim).expand(case.shape))
         )
-        x_norm, f_norm, gradient_norm = (
-            one(tensor.detach())[kept].square().sum().sqrt() for tensor in (x, f_x, upstream)
+        x_norm, f_norm, gradient_norm, skip_norm, branch_norm = (
+            one(tensor.detach())[kept].square().sum().sqrt()
+            for tensor in (x, f_x, upstream, *parts)
         )
         expected = {
             "f_over_x": f_norm / x_norm,
             "ratio": one(ratio)[kept].mean(),
+            "bf_over_ax": branch_norm / skip_norm,
             "y_grad_norm": gradient_norm,
         }
         assert list(measured) == list(expected)
@@ -131,7 +134,7 @@ def test_activation_checkpointing_measures_the_same_once():
         found.append([probe.values(name) for name in probe.skips])
     assert len(found[0]) == 2 * 2 + 2 * 3
     for plain, repeated in zip(*found):
-        assert [len(values) for values in plain.values()] == [6, 6, 6]
+        assert [len(values) for values in plain.values()] == [6, 6, 6, 6]
         torch.testing.assert_close(repeated, plain)
 
 
@@ -145,6 +148,7 @@ def test_an_example_is_a_sentence_whichever_dimension_comes_first():
     assert {quantity: len(values) for quantity, values in other.values("").items()} == {
         "f_over_x": 3,
         "ratio": 3,
+        "bf_over_ax": 3,
     }
     torch.testing.assert_close(other.values(""), probe.values(""))
 
@@ -161,7 +165,10 @@ def test_nothing_stays_behind():
     gc.collect()
     assert [reference() for reference in held] == [None, None]
     measured = probe.values("")
-    assert list(measured) == ["f_over_x", "ratio"] and not measured["f_over_x"].requires_grad
+    assert (
+        list(measured) == ["f_over_x", "ratio", "bf_over_ax"]
+        and not measured["f_over_x"].requires_grad
+    )
 
 
 def norms_one_by_one(model, examples, loss):

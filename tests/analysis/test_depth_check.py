@@ -12,17 +12,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from transformer_helpers import TINY, batch, build, randomise, sentences
 
 from fairseq_rskip.analysis import depth_check, skip_log
 from fairseq_rskip.analysis.depth_check import GradientWarning, Losses, Residual
+from fairseq_rskip.analysis.live import summarise
+from fairseq_rskip.analysis.paths import PathProbe
+from fairseq_rskip.analysis.probe import SkipProbe
 from fairseq_rskip.analysis.study import Study
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.residual import create_skip
+from fairseq_rskip.residual import create_skip, skip_stack
 from fairseq_rskip.tools import analyze
 
 SUBLAYERS = ("self_attn_skip", "final_skip")
 LAYERS = 8
+DIM = 64
 
 
 def values_of(weights, layers=LAYERS):
@@ -92,6 +97,47 @@ def test_the_weight_is_what_a_gradient_across_x_and_F_keeps(kind, options, cosin
     }
     (weight,) = depth_check.residuals_in(values).values()
     assert x.grad.norm() / gradient.norm() == pytest.approx(weight.factor, rel=1e-4)  # G's eps
+
+
+class Residuals(nn.Module):
+    """Twelve residuals whose branches send back no gradient."""
+
+    def __init__(self, kind, options, gain):
+        super().__init__()
+        torch.manual_seed(1)
+        layers = skip_stack(kind, DIM, layers=12, sublayers=("ffn",), **options)
+        self.skips = nn.ModuleList(layer["ffn"] for layer in layers)
+        self.weights = torch.randn(12, DIM, DIM) / 8
+        for skip in self.skips:
+            norm = skip.branch if kind == "angle" else skip.post[0]
+            nn.init.constant_(norm.weight[:1], gain)
+
+    def forward(self, x):
+        for skip, weight in zip(self.skips, self.weights, strict=True):
+            h, carried = skip.prepare(x)
+            x = skip(x, torch.tanh(h @ weight).detach(), carried)
+        return x
+
+
+@pytest.mark.parametrize(("kind", "options"), [("rskip", {"skip_lambda": 2}), ("angle", {})])
+@pytest.mark.parametrize("gain", [1.0, 0.01, -1e-4])
+def test_one_gain_near_zero_hides_no_loss(kind, options, gain):
+    """Of 64 gains; autograd of the stack. With the mean of a / b, the second would pass on all.
+
+    Ten percent: means over positions, and a gradient that is not quite across x and F.
+    """
+    model = Residuals(kind, options, gain)
+    x = torch.randn(10, 8, DIM, requires_grad=True)
+    with SkipProbe(model) as probe, PathProbe(model) as paths:
+        y = model(x)
+    upstream = torch.randn_like(y)
+    (gradient,) = torch.autograd.grad(y, x, upstream)
+    passed = math.prod(
+        residual.factor
+        for residual in depth_check.residuals_in(summarise(probe, paths=paths)).values()
+    )
+    assert passed < 0.9
+    assert passed == pytest.approx(float(gradient.norm() / upstream.norm()), rel=0.1)
 
 
 def test_a_branch_of_zero_and_a_sum_without_a_norm_take_nothing():

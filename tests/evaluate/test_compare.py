@@ -132,6 +132,12 @@ def test_examples_that_differ_most_come_first_and_two_are_not_tested(texts, caps
     assert "nrefs:1|case:mixed|eff:no|tok:13a" in out and "chrF over 60 sentences: nrefs:1|" in out
 
 
+def test_several_tests_against_one_system_are_said_to_be_uncorrected(texts, capsys):
+    note = "not corrected for 2 comparisons"
+    assert note in run(texts, capsys, "good", "bad", "short")
+    assert "not corrected" not in run(texts, capsys, "good", "bad")
+
+
 def test_systems_are_called_by_their_name_or_label(texts, capsys, tmp_path):
     """The name is NAME=PATH, else the label of the row in a run's record, else the end of the path.
 

@@ -277,6 +277,10 @@ def test_a_copied_file_finds_the_same_prepared_text(tmp_path, monkeypatch):
     first = folder("one")
     assert first.startswith(f"{tmp_path}/data/train-en-de-")
     assert folder("copy") == first
+    monkeypatch.chdir(tmp_path / "..")  # the texts are where the file is
+    elsewhere = folder("one")
+    assert elsewhere == first.replace(f"{tmp_path}/", f"{tmp_path.parent}/")
+    monkeypatch.chdir(tmp_path)
     assert folder("one", options={"bpe-size": 50}) != first
     misspelled = {"source": "en", "target": "de", **names, "options": {"bpe-sise": 3}}
     message = refused(write(tmp_path, TRANSLATION, "misspelled", data=misspelled))

@@ -18,7 +18,7 @@ from fairseq_rskip.modules.skip_log import SkipLog
 from fairseq_rskip.modules.step_hooks import attach
 from fairseq_rskip.residual import SkipConnection
 
-QUANTITIES = ("skip_x_to_F", "skip_F_over_x", "skip_grad_norm")
+QUANTITIES = ("skip_x_to_F", "skip_F_over_x", "skip_bF_over_ax", "skip_grad_norm")
 BLOCK = "decoder.layers.1.encoder_attn_skip"
 SCALE = 128.0
 
@@ -89,7 +89,7 @@ def written(log, folder):
 
 
 def by_hand(model, sample, name=BLOCK, target=None):
-    """Return the three figures of a block whose skip is rskip, λ = 2.
+    """Return the four figures of a block whose skip is rskip, λ = 2.
 
     They are made by autograd on a model that nobody watches.
     """
@@ -109,13 +109,16 @@ def by_hand(model, sample, name=BLOCK, target=None):
         tensor.detach().double() for tensor in (seen["x"], seen["f_x"], seen["y"].grad)
     )
     sigma = ((x + f_x).var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
-    ratio = 1 + sigma / skip.post[0].weight.detach().double()
+    scale = skip.post[0].weight.detach().double() / sigma
+    of_x, of_branch = (1 + scale) * x, scale * f_x  # in the second sum, x + y_1
+    ratio = (1 + scale) / scale
     rows = []
     for k in range(x.size(1)):
         kept = sample[2][k].ne(dictionary().pad())
-        part = [tensor[kept, k] for tensor in (x, f_x, gradient)]
+        part = [tensor[kept, k] for tensor in (x, f_x, gradient, of_x, of_branch)]
         norms = [torch.linalg.vector_norm(tensor) for tensor in part]
-        rows.append([ratio[kept, k].mean(), norms[1] / norms[0], norms[2] * x.size(1) / count])
+        quotients = [ratio[kept, k].mean(), norms[1] / norms[0], norms[4] / norms[3]]
+        rows.append([*quotients, norms[2] * x.size(1) / count])
     return torch.tensor(rows).mean(0).tolist()
 
 
@@ -125,8 +128,8 @@ def test_the_figures_are_those_computed_by_hand(model, folder):
     model.zero_grad()
     assert (
         len(found)
-        == (3 + 4 + 1) * sum(isinstance(module, SkipConnection) for module in model.modules())
-        == (3 + 4 + 1) * 10
+        == (4 + 4 + 1) * sum(isinstance(module, SkipConnection) for module in model.modules())
+        == (4 + 4 + 1) * 10
     )
     expected = by_hand(model, sample)
     for quantity, value in zip(QUANTITIES, expected):
@@ -152,7 +155,7 @@ def test_every_kind_has_all_figures_and_trains_the_same(folder, arch):
     assert same(*states)
     found = written(log, folder)
     assert all(values.keys() == {1, 2} for values in found.values())
-    assert sum(tag.startswith(QUANTITIES) for tag in found) == 30
+    assert sum(tag.startswith(QUANTITIES) for tag in found) == 40
 
 
 def test_weights_and_biases_is_sent_the_same_figures(model, folder, monkeypatch):
@@ -162,7 +165,7 @@ def test_weights_and_biases_is_sent_the_same_figures(model, folder, monkeypatch)
     )  # of a run, as fairseq begins it
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=api))
     found = written(run(SkipLog(train_step, model, 2), model, range(4)), folder)
-    assert len(found) == 80
+    assert len(found) == 90
     assert sent == {
         step: {f"skip/{tag}": values[step] for tag, values in found.items()} for step in (2, 4)
     }
@@ -227,7 +230,7 @@ def test_fairseq_train_logs_trains_alike_and_resumes_at_another_interval(tiny_co
     assert "skip_x_to_F" not in log
     folder = tmp_path / "watched" / "events" / "skip"
     found = read_scalars(folder)
-    assert len(found) == 80 and all(values.keys() == {2, 4} for values in found.values())
+    assert len(found) == 90 and all(values.keys() == {2, 4} for values in found.values())
     _, watched = train(
         tiny_corpus, tmp_path / "watched", "--max-update", "6", "--skip-log-interval", "3"
     )

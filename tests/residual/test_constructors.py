@@ -144,7 +144,9 @@ def test_askip_has_the_shares_of_its_option(adapt):
     for skip in (create_skip("askip", 4, adapt=adapt, max_steps=3), AdaptiveSkip(4, adapt=adapt)):
         assert type(skip) is AdaptiveSkip and skip.options.adapt == adapt
         assert type(skip.shares) is SHARES[adapt]
-        assert skip.wants_profile == (adapt == "gradient") and skip.learns == (adapt != "gradient")
+        assert skip.wants_profile == (adapt == "gradient") and bool(skip.learned()) == (
+            adapt != "gradient"
+        )
     if adapt != "halting":
         with pytest.raises(ValueError, match=f"halt_cost=0.1: expected 0 with adapt='{adapt}'"):
             create_skip("askip", 4, adapt=adapt, halt_cost=0.1)
@@ -299,17 +301,56 @@ def test_a_branch_that_does_not_start_as_its_rule_wants_it_is_warned_of(kind):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         one.eval()(x, branch, one.prepare(x)[1])
-    with pytest.warns(RuntimeWarning, match=f"kind {kind}: the branch's weights are as they were"):
+    missing = "to_unit_length does not know" if kind == "ngpt" else "the branch's weights are as"
+    with pytest.warns(RuntimeWarning, match=f"kind {kind}: {missing}"):
         one.train()(x, branch, one.prepare(x)[1])
     told.initialise({"fc1": Weight(torch.ones(4, 4), 1.0)})
     loaded.load_state_dict(one.state_dict())
     plain = create_skip("hyper", 4, place=place)
+    if kind == "ngpt":  # a state has no matrices
+        with pytest.warns(RuntimeWarning, match=missing):
+            loaded(x, branch, loaded.prepare(x)[1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for skip in (one, told, loaded):
             skip(x, branch, skip.prepare(x)[1])
         wide = torch.ones(3, 4 * plain.widths[0])
         plain(wide, branch, plain.prepare(wide)[1])
+
+
+@pytest.mark.parametrize("kind", sorted(START.keys() - {"ngpt"}))
+def test_a_second_start_is_refused_and_one_of_loaded_weights_warned_of(kind):
+    skip, loaded = (
+        create_skip(kind, 4, place=Place(depth=2, other_depth=2), **START[kind]) for _ in range(2)
+    )
+    weights = {role: Weight(torch.ones(4, 4), 1.0) for role in ("v", "out")}
+    skip.initialise({"embedding": Weight(torch.ones(4, 4), 1.0)})
+    skip.initialise(weights)
+    with pytest.raises(ValueError, match=f"{kind}: initialise has already rescaled out, v"):
+        skip.initialise(weights)
+    loaded.load_state_dict(skip.state_dict())
+    with pytest.warns(RuntimeWarning, match=f"{kind}: initialise after load_state_dict") as found:
+        loaded.initialise(weights)
+    assert found[0].filename == __file__
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_resumed_ngpt_keeps_its_lengths(before):
+    """``initialise`` is called in every process, before or after the state is loaded."""
+    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    skip, resumed = create_skip("ngpt", 4), create_skip("ngpt", 4)
+    skip.initialise({"fc1": Weight(first.weight, 0.5)})
+    for step in ("initialise", "load") if before else ("load", "initialise"):
+        if step == "load":
+            resumed.load_state_dict(skip.state_dict())
+            second.load_state_dict(first.state_dict())
+        else:
+            resumed.initialise({"fc1": Weight(second.weight, 0.5)})
+    torch.testing.assert_close(second.weight, first.weight)
+    with torch.no_grad():
+        second.weight.mul_(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
+    resumed.to_unit_length()
+    torch.testing.assert_close(second.weight, first.weight)
 
 
 @pytest.mark.parametrize(("kind", "option"), [("admin", "omega"), ("askip", "adapt")])
@@ -328,6 +369,9 @@ def test_a_rule_without_its_profile_is_warned_of_once(kind, option):
 def test_what_is_no_tensor_is_refused():
     with pytest.raises(ValueError, match="^x and f_x are Tensor and NoneType: expected tensors"):
         create_skip("rskip", 4)(torch.ones(3, 4), None)
+    for kind in ("rskip", "ngpt"):
+        with pytest.raises(ValueError, match="^x has dtype torch.int64: expected floating point"):
+            create_skip(kind, 4).prepare(torch.ones(3, 4, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("kind", ["prores", "branchnorm"])

@@ -108,6 +108,9 @@ def test_a_damaged_jpeg_is_named(tmp_path, ending):
     path.write_bytes(data[: data.index(b"\xff\xda") + 120] + ending)
     with pytest.raises(UserError, match=f"^the image {path} cannot be decoded: "):
         decode(path)
+    path.write_bytes(b"no image")
+    with pytest.raises(UserError, match=f"{path} cannot be decoded: Pillow knows no such format$"):
+        decode(path)
 
 
 def replaced_by(make):

@@ -14,7 +14,8 @@ from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.trainer import Group, Trainer
 
-QUANTITIES = ("skip_x_to_F", "skip_F_over_x", "skip_grad_norm")
+PROBED = ("ratio", "f_over_x", "bf_over_ax", "y_grad_norm")
+QUANTITIES = ("skip_x_to_F", "skip_F_over_x", "skip_bF_over_ax", "skip_grad_norm")
 BLOCKS = [f"blocks.{k}.skip" for k in range(3)]  # of depth 8
 GROUP = Group(0, 1, torch.device("cpu"))
 
@@ -45,7 +46,7 @@ def probed(config, updates, name):
         logits = trainer.module(trainer.augmenter.train(images.train_images, batch))
         F.cross_entropy(logits, images.train_labels[batch.index], reduction="sum").backward()
     measured = probe.values(name)
-    return [float(measured[name].mean()) for name in ("ratio", "f_over_x", "y_grad_norm")]
+    return [float(measured[name].mean()) for name in PROBED]
 
 
 def test_the_figures_are_those_of_the_probe(config, images, tmp_path, capfd):
@@ -123,7 +124,7 @@ def test_compiled_networks_are_measured_uncompiled(config, monkeypatch):
     compiled = dataclasses.replace(config, compile=True, skip_log_interval=1)
     trainer = Trainer(compiled, 1, load(compiled), GROUP)
     trainer.train_step()
-    assert len(trainer.skips) == 9 and trainer.skips["skip_grad_norm/blocks.0.skip"] > 0
+    assert len(trainer.skips) == 12 and trainer.skips["skip_grad_norm/blocks.0.skip"] > 0
 
 
 def test_the_scale_of_fp16_does_not_enter_and_an_overflow_is_not_logged(config, monkeypatch):
@@ -134,4 +135,4 @@ def test_the_scale_of_fp16_does_not_enter_and_an_overflow_is_not_logged(config, 
         monkeypatch.setattr(trainer.scaler, "get_scale", lambda scale=scale: scale)
         trainer.train_step()
         found.append(trainer.skips)
-    assert found[0] == pytest.approx(found[1], rel=1e-5) and len(found[0]) == 9 and found[2] == {}
+    assert found[0] == pytest.approx(found[1], rel=1e-5) and len(found[0]) == 12 and found[2] == {}

@@ -20,6 +20,21 @@ from .records import Table, dashed
 Text = Table.Pairs | Table.Documents | Table.Published
 
 
+def beside(text: Text, file: Path) -> Text:
+    """``text`` as the YAML ``file`` describes it: its paths count from that file's folder."""
+
+    def absolute(name: str) -> str:
+        return str(file.parent.absolute() / Path(name).expanduser())
+
+    if isinstance(text, Table.Documents):
+        return text.model_copy(update={"text": absolute(text.text)})
+    if isinstance(text, Table.Pairs):
+        splits = ("train", "valid", "test")
+        found = {split: [absolute(name) for name in getattr(text, split)] for split in splits}
+        return text.model_copy(update=found)
+    return text
+
+
 def files(text: Text) -> dict[str, Path]:
     """The text's files by their option of ``rskip prepare``; {} for a published corpus."""
     names = {}
@@ -30,7 +45,7 @@ def files(text: Text) -> dict[str, Path]:
             source, target = getattr(text, split)
             names[f"{split}-src"] = source
             names[f"{split}-tgt"] = target
-    return {option: Path(name).expanduser().absolute() for option, name in names.items()}
+    return {option: Path(name) for option, name in names.items()}
 
 
 def option_words(text: Text) -> list[str]:

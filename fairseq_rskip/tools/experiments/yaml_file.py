@@ -116,7 +116,7 @@ def load(path: Path, mistakes: list[str]) -> tuple[Table, Texts] | None:
         mistakes.append(str(error))
         return None
 
-    texts = _TextsOfFile(mistakes)
+    texts = _TextsOfFile(path, mistakes)
     columns = content.get("columns", {"": {}})
     if isinstance(columns, dict):
         for name, value in columns.items():
@@ -256,8 +256,8 @@ class _TextsOfFile:
     ``any_wrong`` says that some text could not be read; what is wrong is in ``mistakes``.
     """
 
-    def __init__(self, mistakes: list[str]):
-        self.mistakes = mistakes
+    def __init__(self, file: Path, mistakes: list[str]):
+        self.file, self.mistakes = file, mistakes
         self.by_folder: Texts = {}
         self.any_wrong = False
 
@@ -275,6 +275,7 @@ class _TextsOfFile:
             self.any_wrong = True
             return {**content, "data": str(DATA / name)}
 
+        text = own_text.beside(text, self.file)
         folder = str(DATA / name)
         try:
             folder = str(own_text.folder(text))

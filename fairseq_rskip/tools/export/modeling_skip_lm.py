@@ -195,6 +195,8 @@ class SkipLMForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class = SkipLMConfig
     base_model_prefix = "decoder"
+    # the loss is a mean over a batch: transformers.Trainer divides it by its accumulation steps
+    accepts_loss_kwargs = False
 
     def __init__(self, config: SkipLMConfig):
         super().__init__(config)
