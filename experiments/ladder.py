@@ -88,24 +88,18 @@ def _side(rung: str, row: str, model: SeedModel, below: SeedModel | None) -> Sid
         return Side(rung, row, tested.value, tested.low, tested.high, len(seeds), tested.side)
     if not seeds:
         return None
-    difference = statistics.fmean(_differences(model, row).values())
+    difference = statistics.fmean(model.differences(row, BASELINE).values())
     side = 0
     if below is not None and abs(difference) > MANY * _deviation(below, row):
         side = -1 if difference < 0 else 1
     return Side(rung, row, difference, None, None, len(seeds), side)
 
 
-def _differences(model: SeedModel, row: str) -> dict[int, float]:
-    """Seed -> the rule's value minus the baseline's."""
-    values, baseline = model.values[row], model.values[BASELINE]
-    return {seed: values[seed] - baseline[seed] for seed in model.shared_seeds(row, BASELINE)}
-
-
 def _deviation(model: SeedModel, row: str) -> float:
     """The standard deviation of a run of the rule: the model's, or its own where that is larger and
     the model leaves the rule or the baseline out; infinite where the model does not know it.
     """
-    differences = list(_differences(model, row).values()) if row in model.values else []
+    differences = list(model.differences(row, BASELINE).values()) if row in model.values else []
     if model.deviation is None or len(differences) < 2:
         return math.inf
     if not {row, BASELINE} & {*model.scattered}:

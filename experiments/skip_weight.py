@@ -69,11 +69,12 @@ def edge(runs: pandas.DataFrame) -> pandas.Series:
     return EDGE[0] / runs["N"] ** EDGE[1]
 
 
-def weight_of_x(t: float, cosine: float, steps: int = 1) -> float:
+def weight_by_constants(t: float, cosine: float, steps: int = 1) -> float:
     """The weight that x keeps in y behind the norm, for unit lengths of x and y.
 
     ``t`` is the length of the branch's term over that of the skip's, ``cosine`` the cosine of x and
-    F. One step is ``y = (x + t F) / |x + t F|``; ``steps`` of them rSkip+LN's recursion.
+    F. One step is ``y = (x + t F) / |x + t F|``; ``steps`` of them rSkip+LN's recursion. With one
+    step it is :func:`.depth_check.weight_of_x`, which takes the lengths of the last sum from a log.
     """
     along, across = t * cosine, t * math.sqrt(1 - cosine**2)  # F, in the plane of x and F
     weight = 0.0
@@ -147,8 +148,8 @@ def measured(values: skip_log.Values, layers: int, skip: SkipConnection) -> dict
     for block in between:
         if has_norm[block]:
             t = lengths[block]
-            by_weights -= math.log(weight_of_x(t, cosines[block], skip.steps))
-            by_weights_across -= math.log(weight_of_x(t, 0.0, skip.steps))
+            by_weights -= math.log(weight_by_constants(t, cosines[block], skip.steps))
+            by_weights_across -= math.log(weight_by_constants(t, 0.0, skip.steps))
         r, k = sizes[block], gradient_cosines[block]
         returned += math.log(1 + r**2 + 2 * r * k) / 2
     predicted = math.exp(by_weights - returned) if between else 1.0

@@ -14,7 +14,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import keep_freed_memory
 from fairseq_rskip.models.flat_config import resolve
 from fairseq_rskip.modules import fixnorm, step_hooks
-from fairseq_rskip.modules.profiling import profile
+from fairseq_rskip.modules.profiling import is_fully_sharded, profile
 from fairseq_rskip.modules.skip_config import check_sizes, growth_warning
 from fairseq_rskip.modules.upgrade import check_rule
 from fairseq_rskip.option_error import refused
@@ -101,7 +101,8 @@ def finish(model, task, cfg):
     make ``task`` log and report. From here on the process keeps freed memory if it has no GPU, and
     takes no attention of cuDNN if it has one.
     """
-    check_lr_scale(model, cfg.skip_lr_scale)
+    if not is_fully_sharded(model):  # which hides what the rules learn, and refuses every scale
+        check_lr_scale(model, cfg.skip_lr_scale)
     if torch.cuda.is_available():
         # cuDNN plans its attention again for each shape, 7 ms a call, and every batch of text has
         # another shape: a small model trained a third as fast (docs/gpu.md)

@@ -14,8 +14,8 @@ from fairseq.distributed.utils import get_global_rank
 from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.modules.profiling import is_fully_sharded
 from fairseq_rskip.parameters import ParameterSettings, parameter_settings
+from fairseq_rskip.residual import skips
 
 logger = logging.getLogger(__name__)
 RATES = ("lr", "lr_old")  # of a group; the second is NAG's: the rate of its last step
@@ -105,24 +105,45 @@ class ParameterGroups:
         warns.
         """
         optimised = {id(parameter) for group in groups for parameter in group["params"]}
-        sharded = is_fully_sharded(self.model) or any(
-            hasattr(step, "broadcast_global_state_dict") for step in steps
-        )
+        sharded = any(hasattr(step, "broadcast_global_state_dict") for step in steps)
         if ids <= optimised and not sharded:
             return True
-        if self.lr_scale != 1.0:
-            raise UserError(
-                f"--skip-lr-scale {self.lr_scale:g}: among sharded parameters ({SHARDED}) "
-                "the learned coefficients cannot be told apart: expected none of these options"
-            )
-        if not self.warned and get_global_rank() == 0:
-            logger.warning(
-                "--weight-decay also shrinks the learned coefficients of the skip connections, "
-                "and rates and epsilon of completep are left out: "
-                f"among sharded parameters ({SHARDED}) they cannot be told apart"
-            )
+        refuse_scale(self.lr_scale)
+        if not self.warned:
+            warn_of_sharding()
         self.warned = True
         return False
+
+
+def refuse_settings(model: nn.Module, lr_scale: float) -> None:
+    """Refuse ``lr_scale``, and warn if rules have settings, in a ``model`` that is fully sharded.
+
+    Its layers' parameters are parts of flat ones. Raises ``UserError``.
+    """
+    refuse_scale(lr_scale)
+    layers = [module for module in model.modules() if getattr(module, "learns", False)]
+    factors = {skip.layer_factors() for skip in skips(model).values()}
+    if layers or factors - {(1.0, 1.0)}:
+        warn_of_sharding()
+
+
+def refuse_scale(lr_scale: float) -> None:
+    """Raise ``UserError`` for a ``--skip-lr-scale`` where parameters are sharded."""
+    if lr_scale != 1.0:
+        raise UserError(
+            f"--skip-lr-scale {lr_scale:g}: among sharded parameters ({SHARDED}) "
+            "the learned coefficients cannot be told apart: expected none of these options"
+        )
+
+
+def warn_of_sharding() -> None:
+    """Say, on the first process, what is left out where parameters are sharded."""
+    if get_global_rank() == 0:
+        logger.warning(
+            "--weight-decay also shrinks the learned coefficients of the skip connections, "
+            "and rates and epsilon of completep are left out: "
+            f"among sharded parameters ({SHARDED}) they cannot be told apart"
+        )
 
 
 @contextlib.contextmanager
@@ -245,16 +266,17 @@ def step_flat_views(
         settings = by_parameter[id(view.parameter)]
         if settings.eps != 1.0:
             view.gradient.div_(settings.eps)
-        is_decayed = decays and settings.decays
-        if settings.lr == 1.0 and is_decayed == decays:
+        shrinks_wrongly = decays and not settings.decays
+        if settings.lr == 1.0 and not shrinks_wrongly:
             continue  # the plain step is right
-        moved.append((view, settings.lr, view.value.clone(), is_decayed))
-        if not is_decayed:
-            view.value.zero_()  # so that the step's weight decay is 0
+        before = view.value.clone()
+        if shrinks_wrongly or not decays:
+            view.value.zero_()  # its weight decay is 0, and its step not rounded to its value
+        moved.append((view, settings.lr, before, view.value.clone()))
     try:
         yield
     finally:
-        for view, factor, value, is_decayed in moved:
-            step = view.value - value if is_decayed else view.value
-            view.value.copy_(value + factor * step)
+        for view, factor, before, start in moved:
+            step = view.value - start
+            view.value.copy_(before + factor * step)
             view.parameter.data.copy_(view.value.view_as(view.parameter))

@@ -89,6 +89,8 @@ class SkipTransformerLayerBase(nn.Module):
             if skips:
                 skip.share_with(skips[0])
             skips.append(skip)
+        # noted here, because --ddp-backend fully_sharded takes the parameters out of a built layer
+        self.learns = any(skip.learned() for skip in skips)
         return skips
 
     def branch_weights(self, sublayer: str) -> BranchWeights:

@@ -202,32 +202,45 @@ def checked_options(skip: Any, values: dict[str, Any], place: Any) -> types.Simp
     """
     own = options_of(type(skip))
     known = {**own, **_inherited_options(type(skip), own)}
-    resolved = dict(values)
-    for name, value in values.items():
-        if name not in known:
-            hint = ""
-            if name in inspect.signature(type(skip).__init__).parameters:
-                hint = f"to make {name} an option, write Annotated[type, Real(help)] for its type"
-            raise UnknownOption(name, value, skip.kind, list(own), hint)
-        auto = known[name].about.auto
-        if auto is not None and isinstance(value, str) and value == "auto":
-            if place is None:
-                stack = f'skip_stack("{skip.kind}", {skip.dim}, layers=6, {name}="auto")'
-                raise OptionError(
-                    name,
-                    value,
-                    f"a number where the depth is unknown (place=None), or a whole stack: {stack}",
-                )
-            resolved[name] = auto(place)
-
+    _refuse_unknown(skip, values, known, own)
     for name in own.keys() - values.keys():
         raise TypeError(
             f"{type(skip).__name__} does not hand its option {name} to super().__init__"
         )
-    checked = {name: resolved[name] for name in known if name in resolved}
-    for name, value in checked.items():
-        known[name].check(value, skip.kind)
+    checked = {}
+    for name, option in known.items():
+        if name in values:
+            checked[name] = _without_auto(skip, option, values[name], place)
+            option.check(checked[name], skip.kind)
     return types.SimpleNamespace(**checked)
+
+
+def _refuse_unknown(
+    skip: Any, values: dict[str, Any], known: dict[str, Declared], own: dict[str, Declared]
+) -> None:
+    """Raise :class:`.OptionError` for the first of ``values`` that is no option."""
+    for name, value in values.items():
+        if name in known:
+            continue
+        hint = ""
+        if name in inspect.signature(type(skip).__init__).parameters:
+            hint = f"to make {name} an option, write Annotated[type, Real(help)] for its type"
+        raise UnknownOption(name, value, skip.kind, list(own), hint)
+
+
+def _without_auto(skip: Any, option: Declared, value: Any, place: Any) -> Any:
+    """``value``, or what "auto" stands for at ``place``. Raises :class:`.OptionError`."""
+    auto = option.about.auto
+    if auto is None or not isinstance(value, str) or value != "auto":
+        return value
+    if place is None:
+        stack = f'skip_stack("{skip.kind}", {skip.dim}, layers=6, {option.name}="auto")'
+        raise OptionError(
+            option.name,
+            value,
+            f"a number where the depth is unknown (place=None), or a whole stack: {stack}",
+        )
+    return auto(place)
 
 
 def _inherited_options(rule: type, own: dict[str, Declared]) -> dict[str, Declared]:

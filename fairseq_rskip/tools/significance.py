@@ -6,6 +6,7 @@ Over seeds: a linear model with Holm's correction. Over sentences: approximate r
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 import pandas
@@ -84,9 +85,9 @@ class SeedModel:
             return
 
         design = np.hstack([by_rule.to_numpy(), by_seed.to_numpy()])
-        self._fit = models.OLS(table["value"].to_numpy(dtype=float), design).fit()
-        self._squares = pandas.Series(self._fit.resid**2).groupby(table["rule"]).sum()
-        self.freedom = int(self._fit.df_resid)
+        fit = models.OLS(table["value"].to_numpy(dtype=float), design).fit()
+        self._squares = pandas.Series(fit.resid**2).groupby(table["rule"]).sum()
+        self.freedom = int(fit.df_resid)
         if self.freedom > 0:
             deviation = math.sqrt(float(self._squares.sum()) / self.freedom)
             if deviation > ROUNDING:
@@ -107,28 +108,37 @@ class SeedModel:
         return rule if corrected_p < OUTLIER else None
 
     def difference(self, rule: str, baseline: str) -> Difference | None:
-        """``rule`` minus ``baseline``; None with fewer than two shared seeds or equal values."""
+        """``rule`` minus ``baseline`` on the seeds of both: the mean of their differences.
+
+        Its standard error has the deviation of all rules. (Where both have the same seeds, that is
+        the contrast of least squares; else the contrast would also use other rules' values.) None
+        with fewer than two shared seeds or equal values.
+        """
         shared = self.shared_seeds(rule, baseline)
         if len(shared) < 2:
             return None
         if {rule, baseline} & {*self.scattered}:
-            return self._paired_difference(rule, baseline, shared)
+            return self._paired_difference(rule, baseline)
         if self.deviation is None:
             return None
-        contrast = np.zeros(self._fit.params.size)
-        contrast[self._rules.index(rule)] = 1
-        contrast[self._rules.index(baseline)] = -1
-        test = self._fit.t_test(contrast)
-        low, high = test.conf_int(LEVEL)[0]
-        return Difference(float(test.effect[0]), float(low), float(high), float(test.pvalue))
+        value = fmean(self.differences(rule, baseline).values())
+        error = self.deviation * math.sqrt(2 / len(shared))
+        margin = error * float(stats.t.isf(LEVEL / 2, self.freedom))
+        p = 2 * float(stats.t.sf(abs(value) / error, self.freedom))
+        return Difference(value, value - margin, value + margin, p)
 
     def shared_seeds(self, rule: str, baseline: str) -> list[int]:
         """The seeds with which both were trained."""
         return sorted(self.values.get(rule, {}).keys() & self.values.get(baseline, {}).keys())
 
-    def _paired_difference(self, rule: str, baseline: str, seeds: list[int]) -> Difference | None:
+    def differences(self, rule: str, baseline: str) -> dict[int, float]:
+        """Seed -> the value of ``rule`` minus that of ``baseline``."""
+        ours, theirs = self.values[rule], self.values[baseline]
+        return {seed: ours[seed] - theirs[seed] for seed in self.shared_seeds(rule, baseline)}
+
+    def _paired_difference(self, rule: str, baseline: str) -> Difference | None:
         """The paired t-test of these two rules alone."""
-        differences = [self.values[rule][seed] - self.values[baseline][seed] for seed in seeds]
+        differences = list(self.differences(rule, baseline).values())
         if np.ptp(differences) <= ROUNDING:
             return None
         test = stats.ttest_1samp(differences, 0.0)

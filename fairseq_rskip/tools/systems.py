@@ -107,6 +107,9 @@ def find_system(path: Path, data: Path | None) -> System:
     """
     if (path / "checkpoints").is_dir():  # a seed's folder of rskip run
         scored = sorted(each.parent for each in path.glob(f"{EVALUATION}*/{SCORES}"))
+        if len(scored) > 1 and not data:
+            listed = ", ".join(each.name for each in scored)
+            raise UserError(f"{path} has several evaluations: expected one of {listed} in it")
         path = scored[0] if scored and not data else path / "checkpoints"
 
     check_no_seeds(path)

@@ -54,15 +54,41 @@ def test_two_rules_are_compared_as_scipys_paired_t_test_does():
     assert difference.value == pytest.approx(0.9)
 
 
-def test_three_rules_with_a_missing_seed_are_a_two_way_model():
-    values = {**THREE, "c": {1: 29.5, 3: 29.6}}
+def fitted(values):
+    """rule + seed, by statsmodels' formula."""
     lines = []
     for rule, by_seed in values.items():
         lines += [{"rule": rule, "seed": seed, "y": value} for seed, value in by_seed.items()]
-    fitted = ols("y ~ C(rule) + C(seed)", pandas.DataFrame(lines)).fit()
+    return ols("y ~ C(rule) + C(seed)", pandas.DataFrame(lines)).fit()
+
+
+def test_three_rules_are_a_two_way_model():
+    """Also where a third rule lacks a seed: the two that are compared have the same ones."""
+    for values in (THREE, {**THREE, "b": {1: 31.0, 3: 30.6}}):
+        model = fitted(values)
+        difference = SeedModel(values).difference("c", "a")
+        low, high = model.conf_int().loc["C(rule)[T.c]"]
+        assert difference.value == pytest.approx(model.params["C(rule)[T.c]"], rel=1e-9)
+        assert difference.p == pytest.approx(model.pvalues["C(rule)[T.c]"], rel=1e-9)
+        assert (difference.low, difference.high) == pytest.approx((low, high), rel=1e-9)
+
+
+def test_a_missing_seed_leaves_the_mean_of_the_pairs_and_the_scatter_of_all():
+    """Least squares alone would bring in the values of other rules: here -0.425."""
+    values = {
+        "a": {1: 10.0, 2: 12.0, 3: 20.0},
+        "b": {1: 10.2, 2: 12.1, 3: 11.0},
+        "c": {1: 11.0, 2: 13.2},
+    }
+    model = fitted(values)
+    assert model.params["C(rule)[T.c]"] == pytest.approx(-0.425)
     difference = SeedModel(values).difference("c", "a")
-    assert difference.value == pytest.approx(fitted.params["C(rule)[T.c]"], rel=1e-9)
-    assert difference.p == pytest.approx(fitted.pvalues["C(rule)[T.c]"], rel=1e-9)
+    error = model.mse_resid**0.5  # times the root of 2 / 2 pairs
+    assert difference.value == pytest.approx((1.0 + 1.2) / 2)
+    margin = stats.t.isf(0.025, model.df_resid) * error
+    assert difference.high - difference.value == pytest.approx(margin, rel=1e-9)
+    p = 2 * stats.t.sf(1.1 / error, model.df_resid)
+    assert difference.p == pytest.approx(p, rel=1e-9)
 
 
 def test_a_seed_effect_that_all_rules_share_does_not_count():

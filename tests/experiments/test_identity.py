@@ -11,6 +11,7 @@ from experiment_runs import IMAGES, TRANSLATION, reproduce, tables, write
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import process
 from fairseq_rskip.tools.experiments import execution, results
+from fairseq_rskip.tools.experiments.records import evaluation_name
 from fairseq_rskip.tools.experiments.run_folder import measured, read_record
 from fairseq_rskip.tools.experiments.tasks import TASKS
 from fairseq_rskip.tools.report.tables import facts
@@ -173,6 +174,57 @@ def test_a_sweep_tries_values_with_one_seed_and_trains_the_best_with_all(tmp_pat
         (0.2, 2)
     ]
     assert results.undecided(table, tmp_path) == 0
+
+
+def test_an_option_of_a_row_is_not_swept(tmp_path):
+    options = {**IMAGES["options"], "valid-images": 100}
+    fixed = {"label": "fixed", "options": {"lr": 0.05, "skip-kind": "xskip"}}
+    path = write(
+        tmp_path,
+        IMAGES,
+        rows=[*IMAGES["rows"][:1], fixed],
+        sweep={"lr": [0.1, 0.2]},
+        options=options,
+        seeds=[1],
+    )
+    (table,) = tables(path)
+    rates = [[run.options["lr"] for run in cell.runs] for cell in table.cells]
+    assert rates == [[0.1, 0.2], [0.05]]
+
+
+@pytest.mark.parametrize("text", ["0.0001", "1e-4", "1.0e-4", "1E-4"])
+def test_a_number_has_one_name_however_it_is_written(tmp_path, text):
+    """PyYAML reads 1e-4 as text."""
+    path = write(tmp_path, TRANSLATION, options={"lr": 0.0001})
+    (expected,) = tables(path)
+    path.write_text(path.read_text("utf-8").replace("lr: 0.0001", f"lr: {text}"), "utf-8")
+    (found,) = tables(path)
+    (changed,) = tables(path, changes=[f"lr={text}"])
+    for table in (found, changed):
+        assert [run.identity for run in table.runs] == [run.identity for run in expected.runs]
+
+
+def test_a_whole_number_has_one_name_in_a_sweep_a_scale_and_a_change(tmp_path):
+    path = write(tmp_path, TRANSLATION, options={"skip-lambda": 2}, rows=TRANSLATION["rows"][:1])
+    (expected,) = tables(path)
+    swept = write(
+        tmp_path,
+        TRANSLATION,
+        "swept",
+        rows=TRANSLATION["rows"][:1],
+        sweep={"skip-lambda": [1.0, 4]},
+        columns={"a": {}, "b": {"sweep_of": "a", "scale": {"skip-lambda": 2}}},
+    )
+    (table,) = tables(swept)
+    names = [trial.run.name for trial in table.cells[1].trials]
+    (changed,) = tables(path, changes=["skip-lambda=2.0"])
+    assert changed.runs[0].name == expected.runs[0].name == names[0]
+
+
+def test_evaluations_that_differ_beyond_a_folders_name_have_two(tmp_path):
+    long = "/a/folder/with/a/long/name" * 7
+    names = {evaluation_name({"comet": long, "lenpen": value}) for value in (0.6, 1.0)}
+    assert len(names) == 2 and all(len(name) < 200 for name in names)
 
 
 def test_a_column_takes_the_scaled_choice_of_another_columns_sweep(tmp_path):

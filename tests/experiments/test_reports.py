@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import statistics
 
 import pytest
 from experiment_runs import IMAGES, TRANSLATION, finish, report, reproduce, tables, write
@@ -177,6 +178,40 @@ def test_translations_are_tested_sentence_by_sentence_for_each_seed(tmp_path, ca
     assert "nrefs:1|tok:13a" in page and "0.987" in page and "rSkip &lt;b&gt;" in page
 
 
+def test_rows_that_differ_in_evaluate_alone_are_compared(tmp_path, capfd):
+    """They share the trainings' folders. Translations by two beams, and another rule's."""
+    rule = {"arch": "transformer_preln_tiny"}
+    rows = [
+        {"label": "greedy", **rule, "evaluate": {"beam": 1}},
+        {"label": "beam 5", **rule, "evaluate": {"beam": 5}},
+        {"label": "other", "arch": "transformer_keel_tiny", "evaluate": {"beam": 5}},
+        {"label": "again", **rule, "evaluate": {"beam": 1}},
+    ]
+    path, out = write(tmp_path, TRANSLATION, rows=rows, test="seeds"), tmp_path / "out"
+    (table,) = tables(path)
+    scores = {
+        "greedy": [30.0, 30.5, 31.0],
+        "beam 5": [33.0, 33.6, 34.0],
+        "other": [36.0, 36.1, 37.3],
+    }
+    for cell in table.cells:
+        run = cell.trials[0].run
+        for seed, value in enumerate(scores.get(cell.row.label, []), start=1):
+            file = run.folder_in(out, seed) / "run.json"
+            record = {"metrics": {"values": {"valid_loss": 7.5}}, "scores": {}}
+            if file.exists():
+                record = json.loads(file.read_text())
+            file.parent.mkdir(parents=True, exist_ok=True)
+            record["scores"][run.evaluation] = {"values": {"sacreBLEU 13a": value}}
+            file.write_text(json.dumps(record))
+    found, _ = report(capfd, path, out, "--no-figures")
+    for label in ("beam 5", "other"):
+        expected = statistics.fmean(scores[label]) - statistics.fmean(scores["greedy"])
+        assert float(found[label]["ours_minus_baseline"]) == pytest.approx(expected)
+    assert found["again"]["untested"] == "same runs"
+    assert found["beam 5"]["tests"] == found["other"]["tests"] == "2"
+
+
 def test_the_length_ratio_is_that_of_sacrebleu(monkeypatch):
     """Compound-split BLEU, a later row, counts other tokens."""
     monkeypatch.setattr(text_tasks, "_examples", lambda run, reference: [])
@@ -201,6 +236,7 @@ def test_degenerate_output_is_warned_of_above_the_table(tmp_path, capfd):
     record_of.write_text(json.dumps(record))
     _, page = report(capfd, path, out, "--no-figures")
     assert "xSkip, seed 1: the output is degenerate: its length ratio is 0.25" in page
+    assert "With metric: valid_loss in the file their losses are compared" in page
 
 
 @pytest.mark.parametrize(

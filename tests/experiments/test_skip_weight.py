@@ -40,7 +40,7 @@ def test_the_weight_is_what_a_gradient_across_x_and_F_keeps(kind, options, t, st
     skip = create_skip(kind, dim, **options).double()
     x = x.clone().requires_grad_()
     skip(x[None], f_x[None]).backward(gradient[None])
-    weight = skip_weight.weight_of_x(t, cosine, steps)
+    weight = skip_weight.weight_by_constants(t, cosine, steps)
     assert x.grad.norm() / gradient.norm() == pytest.approx(weight, rel=1e-4)  # eps of the norm
 
 

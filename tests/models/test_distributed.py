@@ -107,7 +107,7 @@ def test_two_processes_equal_one_with_update_freq_2(
         assert len(list((tmp_path / "two" / "events" / "skip").iterdir())) == 2
         found = skip_lines(tmp_path / "two" / "events" / "skip" / "skips.jsonl")
         assert found.keys() == set(range(1, 7)) and all(
-            len(values) == 80 for values in found.values()
+            len(values) == 90 for values in found.values()
         )
     assert len(one_losses) >= 6
     assert two_losses == pytest.approx(one_losses, abs=2e-3)

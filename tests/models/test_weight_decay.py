@@ -12,6 +12,8 @@ from fairseq.optim.adam import Adam
 from optimizer_helpers import PRECISIONS, small_model, train, wrapped
 from transformer_helpers import batch, build, sentences
 
+from fairseq_rskip.errors import UserError
+from fairseq_rskip.modules import step_hooks
 from fairseq_rskip.modules.parameter_groups import ParameterGroups
 from fairseq_rskip.modules.step_hooks import attach
 from fairseq_rskip.parameters import without_decay
@@ -145,13 +147,19 @@ def test_under_large_weight_decay_the_mixing_stays_unless_all_decays(monkeypatch
             torch.testing.assert_close(value.detach(), before[name], rtol=0, atol=0.02)
 
 
-@pytest.mark.parametrize(("kind", "watched"), [("rezero", True), ("rskip_ln", False)])
-def test_fully_sharded_layers_keep_their_warning(monkeypatch, kind, watched):
+@pytest.mark.parametrize(
+    ("kind", "warns"), [("rezero", True), ("completep", True), ("rskip_ln", False)]
+)
+def test_fully_sharded_layers_warn_and_refuse_a_scale(monkeypatch, caplog, kind, warns):
     """fairscale takes the parameters out of the skip connections before the training is wrapped."""
     monkeypatch.setitem(sys.modules, "fairseq.trainer", torch)
-    model = build(f"transformer_{kind}_tiny")
+    monkeypatch.setattr(step_hooks, "is_fully_sharded", lambda model: True)
+    model = build(f"transformer_{kind}_tiny", encoder_layers=6)  # deeper than completep's base
     for skip in skips(model).values():
         skip._parameters.clear()
     task = SimpleNamespace(train_step=None, optimizer_step=None, load_dataset=None)
     attach(task, model, 0)
-    assert isinstance(task.optimizer_step, ParameterGroups) == watched
+    assert ("they cannot be told apart" in caplog.text) == warns
+    assert task.optimizer_step is None
+    with pytest.raises(UserError, match="--skip-lr-scale 2: among sharded parameters"):
+        attach(task, model, 0, lr_scale=2.0)

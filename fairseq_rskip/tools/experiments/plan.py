@@ -12,9 +12,9 @@ from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.option_error import InYaml, RefusedOption
 
 from .contradictions import contradictions
-from .records import Cell, Experiment, Row, Run, Table, Trial, dashed
+from .records import Cell, Experiment, Row, Run, Table, Trial, dashed, plain_number
 from .tasks import TASKS
-from .yaml_file import Texts, find, load
+from .yaml_file import NumbersLoader, Texts, find, load
 
 
 class Selection(NamedTuple):
@@ -170,7 +170,7 @@ def parse_changes(words: Sequence[str]) -> dict[str, Any]:
         name, equals, text = word.partition("=")
         name = name.lstrip("-").replace("_", "-")
         try:
-            value = yaml.safe_load(text)
+            value = plain_number(yaml.load(text, NumbersLoader))
         except (yaml.YAMLError, ValueError):
             value = text
         is_option = name and equals and name not in changed
@@ -250,9 +250,13 @@ def make_cell(experiment: Experiment, row: Row, column_name: str, changed: dict[
         options |= dashed(part.options)
     options |= changed
 
+    # an option that the row or the column sets is not swept, unless the sweep is the row's own
+    fixed = {*changed}
+    if row.sweep is None:
+        fixed |= {*dashed(column.options), *dashed(row.options)}
     sweep = {}
     for name, values in dashed(table.sweep if row.sweep is None else row.sweep).items():
-        if name not in changed:
+        if name not in fixed:
             sweep[name] = values
 
     arch = row.arch
@@ -288,7 +292,8 @@ def _with_runs(cell: Cell, experiment: Experiment, warnings: list[str]) -> Cell:
     trials = []
     for combination in itertools.product(*cell.sweep.values()):
         values = dict(zip(cell.sweep, combination))
-        complete = replace(cell, options={**cell.options, **_scaled(values, dashed(column.scale))})
+        used = dashed(_scaled(values, dashed(column.scale)))
+        complete = replace(cell, options={**cell.options, **used})
         run, its_warnings = task.make_run(data, complete, experiment)
         run = replace(run, label=cell.row.label)
         decided_by = next((trial.run for trial in deciding if trial.values == values), None)

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 # kinds of state of a run
 DONE, RUNNING, FAILED, STOPPED, NEW = "done", "running", "failed", "stopped", "not run"
 UNSCORED = "trained, not evaluated"
+LONGEST_NAME = 150  # of a folder, in characters
 NO_VALUE = "no value"  # done, and the metric is missing or not finite
 
 Number = int | FiniteFloat
@@ -311,8 +312,12 @@ class Result:
         return statistics.fmean(self.values.values()) if self.values else None
 
     @property
-    def folders(self) -> list[Path]:
-        return [self.runs[seed].folder for seed in self.values]
+    def measured(self) -> tuple[tuple[Path, float], ...]:
+        """The folder and the value of each run with one: what makes two rows the same.
+
+        Rows that differ in ``evaluate`` alone share the folders of their trainings.
+        """
+        return tuple((self.runs[seed].folder, value) for seed, value in self.values.items())
 
     def also(self, metric: str) -> list[float]:
         """Another metric of the seeds in ``values``; [] if one lacks it."""
@@ -322,20 +327,29 @@ class Result:
 
 def clean(name: str) -> str:
     """``name`` as part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:150]
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:LONGEST_NAME]
 
 
 def evaluation_name(options: Mapping[str, Any]) -> str:
     """The folder of an evaluation: "evaluation", then evaluate.sh's options with their values."""
     words = [f"{name}{value}" for name, value in sorted(options.items())]
-    return clean("-".join(["evaluation", *words]))
+    name = "-".join(["evaluation", *words])
+    if len(name) <= LONGEST_NAME:
+        return clean(name)
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]  # of what is cut, such as a path
+    return f"{clean(name)}-{digest}"
 
 
 def dashed(options: Mapping[str, Any]) -> dict[str, Any]:
     """``options`` with dashes in their names, and with one spelling for one number: 2.0 is 2."""
     result = {}
     for name, value in options.items():
-        if type(value) is float and value.is_integer():
-            value = int(value)
-        result[name.replace("_", "-")] = value
+        if isinstance(value, list):
+            value = [plain_number(each) for each in value]
+        result[name.replace("_", "-")] = plain_number(value)
     return result
+
+
+def plain_number(value: Any) -> Any:
+    """2 for 2.0; any other value as it is."""
+    return int(value) if type(value) is float and value.is_integer() else value

@@ -84,8 +84,17 @@ def _reason(error: Exception) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which also refuses a key twice in a mapping: its own drops the first.
+class NumbersLoader(yaml.SafeLoader):
+    """YAML's safe loader, for which 1e-4 is a number, as in YAML 1.2: PyYAML wants 1.0e-4."""
+
+
+NumbersLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+class _Loader(NumbersLoader):
+    """A loader which also refuses a key twice in a mapping: its own drops the first.
 
     Keys are compared before merge keys (``<<``) add others, which may be set again.
     """

@@ -166,10 +166,10 @@ def _figures(
     That is the figure that the table names, and learning curves.
     """
     table = experiment.table
-    finished: dict[tuple[Path, ...], Result] = {}  # rows that are the same runs are drawn once
+    finished: dict[tuple[Path, ...], Result] = {}  # rows that are the same trainings, drawn once
     for line in lines:
         if line.values:
-            finished.setdefault(tuple(line.folders), line)
+            finished.setdefault(tuple(folder for folder, _ in line.measured), line)
     if not finished:
         return []
 

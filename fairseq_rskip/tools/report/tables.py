@@ -63,8 +63,8 @@ def legend(experiment: Experiment, lines: list[Result], shown: pandas.DataFrame)
         experiment.metric: value,
         "n": "seeds with a value",
         f"{MINUS} {baseline}": (
-            f"the row's value minus that of {baseline}, on the seeds of both, and its 95 % "
-            f"interval, not corrected: {BY_SEED}"
+            f"the row's value minus that of {baseline}, the mean over the seeds of both, and its "
+            f"95 % interval, not corrected: {BY_SEED}"
         ),
         "p": f"how likely so large a difference is if the two rows do not differ: {tested}",
         "p, Holm": (
@@ -257,7 +257,7 @@ def _about_the_runs(experiment: Experiment, lines: list[Result]) -> dict[str, st
     signatures = [record.get("signatures", {}).get(experiment.metric) for record in measured]
     weights = [str(record.get("weights") or "").partition(":")[0] for record in measured]
 
-    records = [read_record(folder) for line in lines for folder in line.folders]
+    records = [read_record(folder) for line in lines for folder, _ in line.measured]
     versions = []
     for record in records:
         for part in (record, record.get("metrics") or {}):  # the command's, and the training's
@@ -276,13 +276,21 @@ def warnings(lines: list[Result]) -> list[str]:
     have seeds of several precisions or devices.
     """
     texts = _failures(lines)
+    outputs = degenerate = 0
     for line in lines:
         if " / " in _computed(line):
             texts.append(f"{line.cell}: its seeds were computed in {_computed(line)}.")
         for seed in line.values:
+            outputs += 1
             reason = line.records[seed].get("degenerate")
             if reason:
+                degenerate += 1
                 texts.append(f"{line.cell}, seed {seed}: the output is degenerate: {reason}.")
+    if degenerate > outputs / 2:
+        texts.append(
+            "Scores of degenerate outputs do not compare the rules. With metric: valid_loss in "
+            "the file their losses are compared, and nothing is trained again."
+        )
     return texts
 
 
