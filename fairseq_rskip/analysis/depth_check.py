@@ -69,27 +69,35 @@ def weight_of_x(t: float, cosine: float) -> float:
 def residuals_in(values: Values) -> Residuals:
     """Those of one logged update, of the blocks with a norm after the sum.
 
-    A log that does not say which have one, as an older one, is taken for post-norm's; where t was
-    not logged, as in an older one, it is ‖F‖ / ‖x‖ over the mean of a / b, which gains near zero
-    spoil.
+    A log that does not say which have one, as an older one, is taken for post-norm's.
     """
     cosines, norms = by_block(values, COS_X_F), by_block(values, NORM_AFTER_SUM)
-    ratios, shares = by_block(values, X_TO_F), by_block(values, F_OVER_X)
-    parts = {
-        block: shares[block] / ratio for block, ratio in ratios.items() if ratio and block in shares
-    }
-    parts |= by_block(values, BF_OVER_AX)
+    lengths = branch_over_skip(values)
     sizes, gradient_cosines = by_block(values, BRANCH_OVER_SKIP), by_block(values, COS_GRADIENTS)
     residuals = {}
     for block, cosine in cosines.items():
-        if norms.get(block) == 0 or block not in parts:
+        if norms.get(block) == 0 or block not in lengths:
             continue
-        factor = weight_of_x(parts[block], cosine)
+        factor = weight_of_x(lengths[block], cosine)
         if block in sizes and block in gradient_cosines:
             r, k = sizes[block], gradient_cosines[block]
             factor *= math.sqrt(max(0.0, 1.0 + r * r + 2.0 * r * k))
         residuals[block] = Residual(factor, cosine)
     return residuals
+
+
+def branch_over_skip(values: Values) -> dict[str, float]:
+    """Block -> t, the length of b F over that of a x.
+
+    An older log does not have it: there it is ‖F‖ / ‖x‖ over the mean of a / b, which a gain near
+    zero spoils.
+    """
+    lengths = {}
+    shares = by_block(values, F_OVER_X)
+    for block, ratio in by_block(values, X_TO_F).items():
+        if ratio and block in shares:
+            lengths[block] = shares[block] / ratio
+    return {**lengths, **by_block(values, BF_OVER_AX)}
 
 
 def passed_on(residuals: Residuals) -> dict[str, float]:

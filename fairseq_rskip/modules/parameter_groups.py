@@ -115,10 +115,10 @@ class ParameterGroups:
         return False
 
 
-def refuse_settings(model: nn.Module, lr_scale: float) -> None:
-    """Refuse ``lr_scale``, and warn if rules have settings, in a ``model`` that is fully sharded.
+def check_fully_sharded(model: nn.Module, lr_scale: float) -> None:
+    """Raise ``UserError`` for a ``lr_scale``, and warn if rules have settings of their own.
 
-    Its layers' parameters are parts of flat ones. Raises ``UserError``.
+    The parameters of a fully sharded ``model`` are parts of flat ones, which cannot have them.
     """
     refuse_scale(lr_scale)
     layers = [module for module in model.modules() if getattr(module, "learns", False)]
@@ -131,8 +131,8 @@ def refuse_scale(lr_scale: float) -> None:
     """Raise ``UserError`` for a ``--skip-lr-scale`` where parameters are sharded."""
     if lr_scale != 1.0:
         raise UserError(
-            f"--skip-lr-scale {lr_scale:g}: among sharded parameters ({SHARDED}) "
-            "the learned coefficients cannot be told apart: expected none of these options"
+            f"--skip-lr-scale {lr_scale:g} does not work where parameters are sharded: "
+            f"expected none of {SHARDED}"
         )
 
 
@@ -141,8 +141,8 @@ def warn_of_sharding() -> None:
     if get_global_rank() == 0:
         logger.warning(
             "--weight-decay also shrinks the learned coefficients of the skip connections, "
-            "and rates and epsilon of completep are left out: "
-            f"among sharded parameters ({SHARDED}) they cannot be told apart"
+            "and rates and epsilon of completep are left out, "
+            f"because parameters are sharded ({SHARDED})"
         )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import load_operator
-from fairseq_rskip.modules.parameter_groups import ParameterGroups, fp32_copies, refuse_settings
+from fairseq_rskip.modules.parameter_groups import ParameterGroups, check_fully_sharded, fp32_copies
 from fairseq_rskip.modules.profiling import is_fully_sharded, is_training_process
 from fairseq_rskip.modules.skip_config import FP16_MAX, way_out
 from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
@@ -67,7 +67,7 @@ def attach(task: Any, model: Any, interval: int, lr_scale: float = 1.0) -> None:
         task.train_step = HaltCost(task.train_step, model)
     task.train_step = OverflowWatch(task.train_step, model)
     if is_fully_sharded(model):
-        refuse_settings(model, lr_scale)
+        check_fully_sharded(model, lr_scale)
     elif any(has_settings(skip) for skip in skips(model).values()):
         task.optimizer_step = ParameterGroups(task.optimizer_step, model, lr_scale)
     on_sphere = [skip for skip in skips(model).values() if skip.has_unit_length]

@@ -122,6 +122,8 @@ def decode(file: Path) -> Tensor:
     The size in the header is checked before a pixel is decoded. Raises ``UserError`` if the image
     is damaged, of another size, or larger than ``MAX_IMAGE_BYTES``.
     """
+    from PIL import UnidentifiedImageError
+
     if not file.is_file():
         raise UserError(f"{file} is not a regular file: expected an image")
     if file.stat().st_size > MAX_IMAGE_BYTES:
@@ -131,9 +133,12 @@ def decode(file: Path) -> Tensor:
         return torch.from_numpy(_decode_bytes(data, file))
     except UserError:
         raise
+    except UnidentifiedImageError:  # whose text is about the bytes in memory
+        raise UserError(
+            f"the image {file} cannot be decoded: Pillow knows no such format"
+        ) from None
     except Exception as error:  # Pillow raises many kinds, SyntaxError and struct.error among them
-        reason = "Pillow knows no such format" if "_io.BytesIO" in str(error) else error
-        raise UserError(f"the image {file} cannot be decoded: {reason}") from None
+        raise UserError(f"the image {file} cannot be decoded: {error}") from None
 
 
 def _decode_bytes(data: bytes, file: Path) -> numpy.ndarray:

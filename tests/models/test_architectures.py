@@ -118,6 +118,11 @@ def test_naming_shared_embeddings_again_keeps_them():
             for arch in ("b2t", "keel")
         ),
         ("ngpt", {"encoder_normalize_before": True}, "kind ngpt normalises x itself"),
+        (
+            "gated_residual",
+            {"encoder_normalize_before": True},
+            "gated_residual normalises x itself",
+        ),
         ("mhc", {"skip_mixing": "static"}, "has no such option"),
         *(
             (arch, {"skip_norm": "batch"}, "expected one of none, layer, rms")

@@ -159,7 +159,9 @@ def test_fully_sharded_layers_warn_and_refuse_a_scale(monkeypatch, caplog, kind,
         skip._parameters.clear()
     task = SimpleNamespace(train_step=None, optimizer_step=None, load_dataset=None)
     attach(task, model, 0)
-    assert ("they cannot be told apart" in caplog.text) == warns
+    assert ("because parameters are sharded" in caplog.text) == warns
     assert task.optimizer_step is None
-    with pytest.raises(UserError, match="--skip-lr-scale 2: among sharded parameters"):
+    with pytest.raises(
+        UserError, match="--skip-lr-scale 2 does not work where parameters are sharded"
+    ):
         attach(task, model, 0, lr_scale=2.0)

@@ -250,14 +250,14 @@ def make_cell(experiment: Experiment, row: Row, column_name: str, changed: dict[
         options |= dashed(part.options)
     options |= changed
 
-    # an option that the row or the column sets is not swept, unless the sweep is the row's own
-    fixed = {*changed}
-    if row.sweep is None:
-        fixed |= {*dashed(column.options), *dashed(row.options)}
-    sweep = {}
-    for name, values in dashed(table.sweep if row.sweep is None else row.sweep).items():
-        if name not in fixed:
-            sweep[name] = values
+    if row.sweep is None:  # the table's, but for an option that the column or the row sets
+        sweep = dashed(table.sweep)
+        for name in (*dashed(column.options), *dashed(row.options)):
+            sweep.pop(name, None)
+    else:
+        sweep = dashed(row.sweep)
+    for name in changed:
+        sweep.pop(name, None)
 
     arch = row.arch
     if isinstance(arch, dict):

@@ -292,6 +292,9 @@ class Comparison:
     tests: int = 0  # number of tests that Holm's correction covers
 
 
+RunsAndValues = tuple[tuple[Path, float], ...]  # the folder and the value of each run of a row
+
+
 @dataclass(frozen=True)
 class Result:
     """The states and the values of a cell's runs, and how they compare with the baseline."""
@@ -312,7 +315,7 @@ class Result:
         return statistics.fmean(self.values.values()) if self.values else None
 
     @property
-    def measured(self) -> tuple[tuple[Path, float], ...]:
+    def runs_and_values(self) -> RunsAndValues:
         """The folder and the value of each run with one: what makes two rows the same.
 
         Rows that differ in ``evaluate`` alone share the folders of their trainings.

@@ -16,6 +16,7 @@ from fairseq_rskip.tools.experiments.records import (
     Comparison,
     Experiment,
     Result,
+    RunsAndValues,
     State,
 )
 from fairseq_rskip.tools.experiments.run_folder import EVALUATION
@@ -25,7 +26,6 @@ from fairseq_rskip.tools.score import make_metric
 from fairseq_rskip.tools.significance import LEVEL, SeedModel
 
 TRIALS = 10_000
-Measured = tuple[tuple[Path, float], ...]  # the runs and values of a row
 NEEDS_SEEDS = "needs 2 seeds"  # why a row with one seed is not tested
 
 
@@ -63,8 +63,8 @@ def seed_model(lines: list[Result]) -> SeedModel:
     values: dict[str, dict[int, float]] = {}
     seen = set()
     for line in lines:
-        if line.measured and line.measured not in seen:
-            seen.add(line.measured)
+        if line.runs_and_values and line.runs_and_values not in seen:
+            seen.add(line.runs_and_values)
             values[line.cell.row.label] = line.values
     return SeedModel(values)
 
@@ -93,11 +93,11 @@ def _compare_column(lines: list[Result], experiment: Experiment) -> list[Result]
     return _mark_best(_with_holm(compared), experiment)
 
 
-def _first_labels(lines: list[Result]) -> dict[Measured, str]:
-    """The label of each row by its runs; of rows that are the same runs, that of the first."""
-    labels: dict[Measured, str] = {}
+def _first_labels(lines: list[Result]) -> dict[RunsAndValues, str]:
+    """The label of each row by its runs and values; of rows with the same, that of the first."""
+    labels: dict[RunsAndValues, str] = {}
     for line in lines:
-        labels.setdefault(line.measured, line.cell.row.label)
+        labels.setdefault(line.runs_and_values, line.cell.row.label)
     return labels
 
 
@@ -105,12 +105,12 @@ def _compare_pair(
     line: Result,
     base: Result,
     model: SeedModel,
-    named: dict[Measured, str],
+    named: dict[RunsAndValues, str],
     experiment: Experiment,
 ) -> Comparison:
     """Compare a row with its baseline.
 
-    ``named`` has the label under which the model knows the runs of a row.
+    ``named`` has the label under which the model knows the runs and values of a row.
     """
     baseline = base.cell.row.label
     if not line.values:
@@ -118,10 +118,10 @@ def _compare_pair(
     if not base.values:
         reason = "; ".join(str(state) for state in dict.fromkeys(base.states.values())) or NEW
         return Comparison(baseline, untested=f"{baseline}: {reason}")
-    if line.measured == base.measured:
+    if line.runs_and_values == base.runs_and_values:
         return Comparison(baseline, 0.0, untested="same runs")
 
-    labels = named[line.measured], named[base.measured]
+    labels = named[line.runs_and_values], named[base.runs_and_values]
     shared = model.shared_seeds(*labels)
     difference = model.difference(*labels)
     about = Comparison(baseline, seeds=len(shared))
@@ -195,7 +195,7 @@ def _with_holm(lines: list[Result]) -> list[Result]:
     for line in lines:
         if line.comparison:
             for seed, p in line.comparison.p.items():
-                test = (line.comparison.baseline, *line.measured)
+                test = (line.comparison.baseline, *line.runs_and_values)
                 families.setdefault(seed, {})[test] = p
 
     corrected = {}
@@ -205,7 +205,7 @@ def _with_holm(lines: list[Result]) -> list[Result]:
     result = []
     for line in lines:
         if line.comparison and line.comparison.p:
-            test = (line.comparison.baseline, *line.measured)
+            test = (line.comparison.baseline, *line.runs_and_values)
             adjusted = {seed: corrected[seed][test] for seed in line.comparison.p}
             tests = max(len(families[seed]) for seed in adjusted)
             comparison = replace(line.comparison, adjusted=adjusted, tests=tests)

@@ -169,7 +169,7 @@ def _figures(
     finished: dict[tuple[Path, ...], Result] = {}  # rows that are the same trainings, drawn once
     for line in lines:
         if line.values:
-            finished.setdefault(tuple(folder for folder, _ in line.measured), line)
+            finished.setdefault(tuple(folder for folder, _ in line.runs_and_values), line)
     if not finished:
         return []
 

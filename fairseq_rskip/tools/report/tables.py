@@ -257,7 +257,7 @@ def _about_the_runs(experiment: Experiment, lines: list[Result]) -> dict[str, st
     signatures = [record.get("signatures", {}).get(experiment.metric) for record in measured]
     weights = [str(record.get("weights") or "").partition(":")[0] for record in measured]
 
-    records = [read_record(folder) for line in lines for folder, _ in line.measured]
+    records = [read_record(folder) for line in lines for folder, _ in line.runs_and_values]
     versions = []
     for record in records:
         for part in (record, record.get("metrics") or {}):  # the command's, and the training's
