@@ -284,6 +284,17 @@ def test_a_sweep_of_two_options_names_the_ends_that_were_chosen(tmp_path, capfd)
         assert f"chosen lr {rate}, skip-lambda {scale}{at_an_end}" in page
 
 
+def test_a_sweep_without_a_value_is_over(tmp_path, capfd):
+    options = {**IMAGES["options"], "valid-images": 100}
+    path = write(tmp_path, IMAGES, rows=IMAGES["rows"][:1], sweep={"lr": [1, 2]}, options=options)
+    tried = [point.run.folder_in(tmp_path / "out", 1) for point in tables(path)[0].cells[0].trials]
+    for folder, sentence in zip(tried, ("not decided yet", "none chosen"), strict=True):
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps({"failed": {"error": "loss: nan"}}))
+        _, page = report(capfd, path, tmp_path / "out", "--no-figures")
+        assert f"; {sentence}" in page
+
+
 def test_a_report_names_the_architecture_that_a_row_has_in_each_column(tmp_path):
     """A label such as "data" does not hide what the report says of the data."""
     arch = {"de": "transformer_postln_tiny", "fr": "transformer_preln_tiny"}

@@ -348,7 +348,12 @@ def _sweep(line: Result, held_out: str) -> str:
     for trial in line.trials:
         outcome = trial.state if trial.held_out is None else f"{trial.held_out:.3f}"
         tried.append(f"{listed(trial.values)}: {outcome}")
-    chosen = f"chosen {listed(line.chosen)}" if line.chosen else "not decided yet"
+    if line.chosen:
+        chosen = f"chosen {listed(line.chosen)}"
+    elif all(trial.state.kind == FAILED for trial in line.trials):
+        chosen = "none chosen, since no training has a value"
+    else:
+        chosen = "not decided yet"
     at_an_end = ends([trial.values for trial in line.trials], line.chosen)
     if at_an_end:
         chosen += ", the end of the sweep"
