@@ -6,8 +6,9 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from transformer_helpers import TINY, build
 
-from fairseq_rskip.residual import create_skip
+from fairseq_rskip.residual import create_skip, skips
 from fairseq_rskip.tools.__main__ import main as rskip
 from fairseq_rskip.tools.evaluate.weights import average
 
@@ -69,6 +70,36 @@ def test_the_average_keeps_the_rule_that_its_weights_belong_to(tmp_path):
     create_skip("xskip", 5, skip_lambda=2).load_state_dict(averaged)
     with pytest.raises(RuntimeError, match="was saved with skip_lambda=2: expected 3"):
         create_skip("xskip", 5, skip_lambda=3).load_state_dict(averaged)
+
+
+def test_models_of_two_rules_are_refused(tmp_path, capsys):
+    """Their tensors have the same names and shapes."""
+    paths = []
+    for scale in (1, 3):
+        state = create_skip("xskip", 5, skip_lambda=scale).state_dict()
+        paths.append(tmp_path / f"{scale}.pt")
+        torch.save({"args": argparse.Namespace(arch="x"), "model": state}, paths[-1])
+    assert run(tmp_path / "out.pt", "--inputs", *paths) == 1
+    error = capsys.readouterr().err
+    assert "has skip_lambda=1 in " in error and "but 3 in" in error and error.count("\n") == 1
+
+
+def test_the_average_of_ngpt_has_vectors_of_length_one(tmp_path):
+    """As after each update, in exactly the matrices that ``to_unit_length`` knows."""
+    models = [build("transformer_ngpt_tiny", seed, **TINY) for seed in (1, 2)]
+    for number, model in enumerate(models):
+        state = {"args": argparse.Namespace(arch="x"), "model": model.state_dict()}
+        torch.save(state, tmp_path / f"{number}.pt")
+    averaged = average([tmp_path / "0.pt", tmp_path / "1.pt"])["model"]
+
+    constrained = {}
+    for skip in skips(models[0]).values():
+        constrained |= {id(matrix): axis for matrix, axis in skip.matrices}
+    for name, parameter in models[0].named_parameters():
+        mean = (parameter.detach() + models[1].get_parameter(name).detach()) / 2
+        if id(parameter) in constrained:
+            mean /= mean.norm(dim=constrained[id(parameter)], keepdim=True)
+        torch.testing.assert_close(averaged[name], mean, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(

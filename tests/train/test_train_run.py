@@ -323,6 +323,11 @@ def test_training_is_killed_resumes_and_ends(tiny_corpus, tmp_path, capsys):
     for other, said in {
         "--skip-lambda 3": "skip-lambda 2, not 3",
         "--seed 7": "seed 1, not 7",
+        "--optimizer sgd": "optimizer adam, not sgd",
+        "--lr-scheduler fixed": "lr-scheduler inverse_sqrt, not fixed",
+        "--criterion cross_entropy": "criterion label_smoothed_cross_entropy, not cross_entropy",
+        "--max-tokens 500": "max-tokens 4000, not 500",
+        "--truncate-source": "truncate-source False, not True",
     }.items():
         words = [*map(str, argv), "--max-update", "60", *other.split()]
         assert main(["train", *words]) == 1

@@ -27,6 +27,8 @@ TRAINING_OPTIONS = {
     "lr_scheduler": ("warmup_updates",),
     "common": ("seed",),
 }
+# fairseq's matrices whose vectors nGPT keeps at length 1, and their axis of the model's dimension
+UNIT_VECTORS = {"q_proj": 1, "k_proj": 1, "v_proj": 1, "fc1": 1, "out_proj": 0, "fc2": 0}
 ACCEPTED = (
     "accepted are checkpoint<epoch>.pt, checkpoint_<epoch>_<update>.pt, "
     "checkpoint_best.pt or checkpoint_last.pt"
@@ -217,8 +219,23 @@ def training_options(path: Path) -> dict[str, Any]:
     return values
 
 
+def rules(model: dict) -> dict[str, dict[str, Any]]:
+    """The rule of each skip connection of a model's state, by its name."""
+    metadata = getattr(model, "_metadata", {})
+    return {name: noted["skip"] for name, noted in metadata.items() if "skip" in noted}
+
+
 def check_alike(first: dict, other: dict, first_path: Path, path: Path) -> None:
-    """Raises ``CheckpointError`` naming the tensor if two models cannot be averaged."""
+    """Raises ``CheckpointError`` naming what differs if two models cannot be averaged."""
+    one_rules, two_rules = rules(first), rules(other)
+    for name in one_rules.keys() & two_rules.keys():
+        one, two = one_rules[name], two_rules[name]
+        for option in {**one, **two}:
+            if one.get(option) != two.get(option):
+                raise CheckpointError(
+                    f"cannot average: {name or 'the skip connection'} has {option}="
+                    f"{one.get(option)!r} in {first_path} but {two.get(option)!r} in {path}"
+                )
     kinds = [
         {name: f"{tuple(t.shape)} {t.dtype}" for name, t in model.items()}
         for model in (first, other)
@@ -244,7 +261,8 @@ def average(paths: list[Path]) -> dict:
 
     The optimizer's state is left out: it belongs to one only. Sums are in float64 and rounded once,
     to the dtype that is stored. Counters and flags have no mean: those of the first checkpoint are
-    kept. Tensors that share memory (tied embeddings) still do. Raises ``CheckpointError``.
+    kept. Tensors that share memory (tied embeddings) still do. The vectors of nGPT's matrices have
+    length 1 again. Raises ``CheckpointError``.
     """
     result = load_state(paths[0])
     result.pop("last_optimizer_state", None)
@@ -257,11 +275,28 @@ def average(paths: list[Path]) -> dict:
         check_alike(model, other, paths[0], path)
         for name, total in sums.items():
             total += other[name]
+    axes = unit_vectors(model)
     for name, total in sums.items():
-        model[name].detach().copy_(
-            total / len(paths)
-        )  # in the same state: its _metadata has each skip's rule
+        mean = total / len(paths)
+        if name in axes:
+            mean = torch.nn.functional.normalize(mean, dim=axes[name])
+        model[name].detach().copy_(mean)  # in the same state: its _metadata has each skip's rule
     return result
+
+
+def unit_vectors(model: dict) -> dict[str, int]:
+    """The matrices of a model's state whose vectors have length 1 -> the axis of these."""
+    layers = {
+        name.rpartition(".")[0] for name, rule in rules(model).items() if rule["kind"] == "ngpt"
+    }
+    axes = {}
+    for name in model:
+        module, _, parameter = name.rpartition(".")
+        axis = UNIT_VECTORS.get(module.rpartition(".")[2])
+        inside = any(name.startswith(f"{layer}.") for layer in layers)
+        if inside and parameter == "weight" and axis is not None:
+            axes[name] = axis
+    return axes
 
 
 def save(paths: list[Path], output: Path) -> None:

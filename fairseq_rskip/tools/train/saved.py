@@ -11,11 +11,14 @@ from fairseq_rskip.residual.options import options_of
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools.training_files import LAST, early_stop
 
-# parts of a checkpoint's settings in which the options of a training are
-PARTS = ("model", "criterion", "optimizer", "lr_scheduler", "optimization", "common")
-# options in them that may differ: how long and where it is trained, and what it logs
+# parts of a checkpoint's settings that are chosen by name, as by --optimizer
+CHOICES = ("criterion", "optimizer", "lr_scheduler", "task")
+# all parts in which the options of a training are
+PARTS = ("model", *CHOICES, "optimization", "dataset", "common")
+# options in them that may differ: how long and where it is trained, what it logs, when it validates
 FREE = {"max-update", "max-epoch", "no-progress-bar", "log-interval", "log-format", "log-file"}
 FREE |= {"skip-log-interval", "tensorboard-logdir", "wandb-project", "cpu", "user-dir"}
+FREE |= {"num-workers", "data-buffer-size", "validate-interval", "validate-interval-updates"}
 
 
 class SavedTraining:
@@ -82,8 +85,8 @@ class SavedTraining:
     def differences(self, settings: dict[str, Any]) -> list[tuple[str, Any, Any]]:
         """Name, saved and asked value of the ``settings`` that it had otherwise.
 
-        Only what its last checkpoint says is compared. None is the default of a kind of skip.
-        Raises ``CheckpointError``.
+        An option that its last checkpoint does not have, such as when to save, counts as equal.
+        None is the default of a kind of skip. Raises ``CheckpointError``.
         """
         if not self._checkpoint:
             return []
@@ -91,7 +94,11 @@ class SavedTraining:
         known: dict[str, Any] = {}
         for part in PARTS:
             known |= dict(saved.get(part) or {})
+        known |= {part: known_part["_name"] for part in CHOICES if (known_part := saved.get(part))}
         known["arch"] = dict(saved["model"]).get("_name")
+        processes = (saved.get("distributed_training") or {}).get("distributed_world_size")
+        if processes:
+            known["distributed_world_size"] = processes
         kind = known.get("skip_kind")
 
         differing = []
