@@ -77,6 +77,12 @@ def train(capfd, output, data, **options):
     return (status, *capfd.readouterr()) if capfd is not None else (status,)
 
 
+def refused(result):
+    """The only line of a run that ended with status 1."""
+    assert result[0] == 1
+    return error_line(result[2])
+
+
 def train_process(output, data, timeout=120, env=None, **options):
     """``scripts/train_cifar.py`` in a process of its own."""
     return run_command(

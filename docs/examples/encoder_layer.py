@@ -11,8 +11,9 @@ from fairseq_rskip.residual import Place, Weight, create_skip
 class SkipEncoderLayer(nn.TransformerEncoderLayer):
     """Layer ``index`` of ``depth``, with ``batch_first``; ``skip``: arguments of ``create_skip``.
 
-    torch's own nn.TransformerEncoder would take a fused path around ``forward``: put the layers in
-    an nn.Sequential.
+    ``options`` are torch's but norm_first, which the rule decides: kind="preln". torch's own
+    nn.TransformerEncoder would take a fused path around ``forward``: put the layers in an
+    nn.Sequential.
     """
 
     def __init__(
@@ -25,7 +26,11 @@ class SkipEncoderLayer(nn.TransformerEncoderLayer):
         skip: dict,
         **options,
     ):
+        if "norm_first" in options:
+            raise ValueError('norm_first: expected skip={"kind": "preln"} for pre-norm')
         super().__init__(d_model, nhead, *sizes, batch_first=True, **options)
+        weight = self.linear1.weight
+        skip = {"eps": self.norm1.eps, "device": weight.device, "dtype": weight.dtype, **skip}
         self.norm1 = self.norm2 = None  # of the skip connections now
         skips = []
         for position, sublayer in enumerate(("self_attn", "ffn")):
@@ -50,10 +55,10 @@ class SkipEncoderLayer(nn.TransformerEncoderLayer):
         }
         if sublayer == "self_attn":
             std = (2 * self.self_attn.embed_dim) ** -0.5  # Xavier's, of q, k and v as one matrix
-            branch |= {
-                role: Weight(w, std)
-                for role, w in zip("qkv", self.self_attn.in_proj_weight.detach().chunk(3))
-            }
+            d_model = self.self_attn.embed_dim
+            for number, role in enumerate("qkv"):
+                rows = slice(number * d_model, (number + 1) * d_model)
+                branch[role] = Weight(self.self_attn.in_proj_weight, std, rows=rows)
         return branch
 
     def forward(self, src, src_mask=None, src_key_padding_mask=None, is_causal=False):

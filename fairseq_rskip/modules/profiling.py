@@ -47,8 +47,9 @@ def is_fully_sharded(model: nn.Module) -> bool:
 def profile(task: Any, model: nn.Module) -> None:
     """Profile the skip connections of ``model`` that want it, where a training can follow.
 
-    Raises :class:`~fairseq_rskip.errors.UserError` without training data, or where the model is
-    sharded.
+    None can without the training data: such a model is loaded, with the values of its checkpoint.
+    Raises :class:`~fairseq_rskip.errors.UserError` for data without a sentence to profile, or
+    where the model is sharded.
     """
     wanting = list(wanting_profile(model).values())
     if not is_training_process(task) or not wanting:
@@ -58,7 +59,10 @@ def profile(task: Any, model: nn.Module) -> None:
             f"--skip-kind {wanting[0].kind} cannot be profiled under --ddp-backend fully_sharded: "
             f"expected another backend, or {WITHOUT_PROFILE}"
         )
-    sample = first_batch(task, model)
+    try:
+        sample = first_batch(task, model)
+    except FileNotFoundError:
+        return
     with _every_layer(model):
         values = initialise_from_batch(model, lambda: token_loss(model, sample))
     logger.info(f"profiled {len(values)} skip connections on {sample['ntokens']} target tokens")
@@ -85,7 +89,8 @@ def first_batch(task: Any, model: Any) -> Any:
     """The first sentences of the training set, up to :data:`TOKENS`, as the task batches them.
 
     Those that are longer than the model's positions are left out, as in training. Raises
-    ``UserError`` where none is left, or none can be read.
+    ``UserError`` where none is left, or their entries are not "source" and "target";
+    ``FileNotFoundError`` without data.
     """
     limits = model.max_positions()
     if not isinstance(limits, tuple):
@@ -107,10 +112,10 @@ def first_batch(task: Any, model: Any) -> Any:
         if not sentences:
             raise UserError(f"no training example is within the model's {limits} positions")
         return data.collater(sentences)
-    except (FileNotFoundError, KeyError, AttributeError) as error:
+    except (KeyError, AttributeError) as error:
         raise UserError(
             "--skip-omega profile and --skip-adapt gradient need the training data, "
-            f"which cannot be read ({error}): prepare it, or choose {WITHOUT_PROFILE}"
+            f"which cannot be read ({error}): expected {WITHOUT_PROFILE}"
         ) from None
     finally:
         task.datasets.clear()

@@ -129,7 +129,7 @@ class HaltCost:
     def __call__(self, sample, model, criterion, *arguments, **options):
         def with_cost(model, sample):
             loss, sample_size, output = criterion(model, sample)
-            cost = halting_cost(self.halting, Tensor.sum)
+            cost = halting_cost(self.halting, "sum")
             if cost is not None:
                 loss = loss + cost.to(loss.dtype)
             return loss, sample_size, output
@@ -149,7 +149,8 @@ class UnitLength:
     def __call__(self, optimizer: Any, *arguments: Any, **options: Any) -> Any:
         stepped = self.optimizer_step(optimizer, *arguments, **options)
         copies = fp32_copies(
-            optimizer, {id(matrix) for skip in self.skips for matrix, _ in skip.matrices}
+            optimizer,
+            {id(matrix.parameter) for skip in self.skips for matrix, _ in skip.matrices},
         )
         for skip in self.skips:
             skip.to_unit_length(copies)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import nn
 
 from ..option_error import OptionError, RefusedOption, refused
-from ..residual import skips
+from ..residual import SkipConnection, skips
 from .coefficients import learned, without_decay
 
 
@@ -25,13 +25,21 @@ def parameter_settings(model: nn.Module, lr_scale: float = 1.0) -> dict[int, Par
 
     ``lr_scale`` multiplies the learning rate of what the skip connections learn, norms left out. A
     rule's own factors, :meth:`.SkipConnection.layer_factors`, are for all parameters of the module
-    that holds the skip connection: a Transformer's layer, a ResNet's block.
+    that holds the skip connection: a Transformer's layer, a ResNet's block. Raises ``ValueError``
+    where such a module holds nothing else, as one of :func:`.skip_stack` does: the factors would
+    miss the branches.
     """
     by_parameter: dict[int, ParameterSettings] = {}
     for name, skip in skips(model).items():
         lr, eps = skip.layer_factors()
         if (lr, eps) != (1.0, 1.0):
-            layer = model.get_submodule(name.rpartition(".")[0])
+            holder = name.rpartition(".")[0]
+            layer = model.get_submodule(holder)
+            if all(isinstance(child, SkipConnection) for child in layer.children()):
+                raise ValueError(
+                    f"kind {skip.kind} has factors for the parameters of its layer, and {holder} "
+                    "has skip connections only: expected them as attributes of the layer's module"
+                )
             for parameter in layer.parameters():
                 by_parameter[id(parameter)] = ParameterSettings(lr, eps)
 

@@ -21,14 +21,35 @@ def clean(line: str) -> str:
     return " ".join(INVISIBLE.sub(" ", line).split())
 
 
+# the codes of ISO 639-2 and -3 for the languages that sacremoses has rules for -> its own codes
+_MOSES_CODES = dict(
+    pair.split(":")
+    for pair in """
+    asm:as ben:bn cat:ca ces:cs cze:cs deu:de ger:de ell:el gre:el eng:en spa:es est:et fin:fi
+    fra:fr fre:fr gle:ga guj:gu hin:hi hun:hu isl:is ice:is ita:it jpn:ja kan:kn kor:ko lit:lt
+    lav:lv mal:ml mar:mr nld:nl dut:nl ori:or pan:pa pol:pl por:pt ron:ro rum:ro rus:ru slk:sk
+    slo:sk slv:sl swe:sv tam:ta tel:te zho:zh chi:zh
+    """.split()
+)
+
+
+def moses_code(language: str) -> str:
+    """sacremoses' code for a language: ``fr`` for ``fr``, ``fra`` and ``fr_CA``.
+
+    It treats a code that it does not know as a language without rules of its own.
+    """
+    base = language.partition("_")[0]
+    return _MOSES_CODES.get(base, base)
+
+
 def make_moses(language: str, normalise: bool) -> Callable[[str], str]:
     """Cleans, and makes Moses tokens: hyphens split off as ``@-@``, special characters escaped, as
     fairseq's prepare-*.sh do it; with ``normalise``, quotes and dashes become ASCII first.
     """
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-    tokenizer = MosesTokenizer(language)
-    normaliser = MosesPunctNormalizer(language)
+    tokenizer = MosesTokenizer(moses_code(language))
+    normaliser = MosesPunctNormalizer(moses_code(language))
 
     def tokenise(line: str) -> str:
         line = clean(line)
@@ -67,7 +88,7 @@ def make_detokenise(language: str) -> Callable[[str], str]:
     """
     from sacremoses import MosesDetokenizer
 
-    detokenizer = MosesDetokenizer(lang=language)
+    detokenizer = MosesDetokenizer(lang=moses_code(language))
     return lambda line: detokenizer.detokenize(line.split(), return_str=True)
 
 

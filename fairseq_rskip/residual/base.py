@@ -127,6 +127,9 @@ class SkipConnection(Layout, WithRule):
         self.norm_axes = norm_axes
         self.factory: dict[str, Any] = {"device": device, "dtype": dtype}
 
+        if not (place is None or isinstance(place, Place)):
+            raise ValueError(f"place={place!r}: expected a Place, such as Place(index=0, depth=6)")
+
         values = {
             "norm": self.default_norm if norm is None else norm,
             "norm_alpha": norm_alpha,
@@ -143,7 +146,7 @@ class SkipConnection(Layout, WithRule):
                 "only dyt and derf have an α",
             )
         self.has_place = place is not None
-        self.place = place or Place()
+        self.place = Place() if place is None else place
         if self.needs_place:
             self.require_place()
         self.drop_rate = float(drop_path) * self.place.block_number / self.place.num_blocks
@@ -273,7 +276,7 @@ class SkipConnection(Layout, WithRule):
         """
         numbers = {}
         for name, parameter in self.learned().items():
-            if parameter.dim() >= 2:
+            if parameter.dim() >= 2 or parameter.numel() == 0:
                 continue
             values = parameter.detach().double()
             is_one_value = bool((values == values.flatten()[0]).all())
@@ -327,12 +330,14 @@ class SkipConnection(Layout, WithRule):
         return 1.0
 
     def initialise(self, weights: BranchWeights) -> None:
-        """Rescale the initial ``weights`` of the branch; a rule that does so calls this first, and
-        sets ``starts_branch``: without a call, its first forward pass in training warns.
+        """Rescale the initial ``weights`` of the branch, as the rule wants them.
 
-        Nothing is redrawn: a run uses the same random numbers as stock fairseq. Raises
-        ``ValueError`` unless ``weights`` is a mapping from roles to ``Weight``, and where it would
-        rescale weights again; absent roles are left as they are.
+        Call it once, before training. Absent roles are left as they are. Nothing is redrawn: a run
+        uses the same random numbers as stock fairseq. Raises ``ValueError`` unless ``weights`` is a
+        mapping from roles to ``Weight``, and where it would rescale weights again.
+
+        A rule that overrides this calls it first, and sets ``starts_branch``: its first forward
+        pass in training then warns if nobody has called it.
         """
         check_weights(weights)
         if self.starts_branch and not self.has_unit_length:
@@ -345,12 +350,15 @@ class SkipConnection(Layout, WithRule):
             return ""
         return (
             "the branch's weights are as they were drawn; "
-            "call initialise({role: Weight(tensor, std), ...}) once, before training"
+            "call initialise({role: Weight(parameter, std), ...}) once, before training"
         )
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
-        self.state_was_loaded = True
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, metadata: Any, *strict_and_keys: Any
+    ) -> None:
+        super()._load_from_state_dict(state, prefix, metadata, *strict_and_keys)
+        if "skip" in metadata or any(name.startswith(prefix) for name in state):
+            self.state_was_loaded = True
 
     def without_gradient(self) -> tuple[str, ...]:
         """The names of learned parameters that have no gradient at this place, by the equation."""
@@ -409,13 +417,17 @@ class SkipConnection(Layout, WithRule):
         """The equation, before the norms after the sum: ``(..., widths[1] * dim)``.
 
         x is ``(..., widths[0] * dim)``, ``f_x`` ``(..., dim)``; ``carried`` is the second result of
-        :meth:`prepare`, or of :meth:`current` where ``forward`` was called without it.
+        :meth:`prepare`, also where ``forward`` was called without it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no combine(x, f_x, carried)")
 
     def forward(
         self, x: Tensor, f_x: Tensor, carried: Any = None, padding_mask: Tensor | None = None
     ) -> Tensor:
+        """y of x and the branch's output ``f_x`` = F(h), with h and ``carried`` of :meth:`prepare`.
+
+        Shapes, types, the mask and what is raised: :class:`SkipConnection`.
+        """
         inputs.check(self, x, f_x, carried, padding_mask)
         if self.training and not self.setup_checked and not torch.compiler.is_compiling():
             inputs.warn_of_missing_setup(self)
@@ -427,7 +439,8 @@ class SkipConnection(Layout, WithRule):
             f_x = inputs.drop_path(self, f_x)
         x, f_x = inputs.align(self, x, f_x, padding_mask)
         if carried is None:
-            carried = self.current(x)[1]
+            own_prepare = type(self).prepare is not SkipConnection.prepare
+            carried = self.prepare(x)[1] if own_prepare else self.current(x)[1]
         y = self.sum_and_norm(x, f_x, carried, padding_mask)
         return y if y.dtype == dtype else y.to(dtype)
 

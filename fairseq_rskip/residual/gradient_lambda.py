@@ -29,6 +29,7 @@ class OneStep(nn.Module):
         self.steps = steps
         self.chosen = round(initial)  # a Python int: avoids a device sync
         self.register_buffer("start", torch.tensor(float(self.chosen)).to(**factory))
+        self.version = -1  # of ``start`` when it was read
 
     def freeze(self, chosen: int) -> None:
         """Let lambda be ``chosen``."""
@@ -37,7 +38,14 @@ class OneStep(nn.Module):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self.chosen = int(self.start)
+        self.follow_start()
+
+    def follow_start(self) -> None:
+        """Choose what ``start`` says, if it was changed in place, as DDP's broadcast does."""
+        if torch.compiler.is_compiling() or self.start.is_inference() or self.start.is_meta:
+            return
+        if self.start._version != self.version:
+            self.version, self.chosen = self.start._version, int(self.start)
 
     def of_steps(self, ys: Tensor) -> Tensor:
         """p for the y_k in ``ys``, ``(K, ..., dim)``: of shape ``(K,)``, 1 at lambda."""
@@ -55,6 +63,7 @@ class OneStep(nn.Module):
         padding_mask: Tensor | None,
     ) -> Tensor:
         """y of step lambda of ``post``."""
+        self.follow_start()
         y = post(x, f_x, 1.0, branch_scale, padding_mask, steps=self.chosen)
         unused = [p for norm in list(post)[self.chosen :] for p in norm.parameters()]
         if unused and self.training and torch.is_grad_enabled():

@@ -1,7 +1,6 @@
 """Weights of the steps that every position computes for itself, and what halting late costs."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,6 +46,7 @@ class Halting(KeepsStatistics, nn.Module):
         self.halt_cost = halt_cost
         # E[k] at each position in the last training forward pass
         self.expected_steps: Tensor | None = None
+        self.tokens: Tensor | float = 1.0  # the number of positions there that are not padded
         self.register_buffer("start", initial_biases(steps, initial).to(**factory))
         self.moved = nn.Parameter(torch.zeros(steps - 1, **factory))
         self.direction = nn.Parameter(torch.zeros(dim, **factory))
@@ -88,15 +88,16 @@ class Halting(KeepsStatistics, nn.Module):
         if padding_mask is not None:
             unpadded = padding_mask.logical_not().to(expected.dtype)
         self.expected_steps = expected * unpadded if self.halt_cost else None
+        self.tokens = unpadded.sum().clamp(min=1.0)
         if is_recomputed():
             return
         with torch.no_grad():
-            mean = (expected * unpadded).sum() / unpadded.sum().clamp(min=1.0)
+            mean = (expected * unpadded).sum() / self.tokens
             self.mean_steps.lerp_(mean.to(self.mean_steps.dtype), 0.01)
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy has no part in the last forward pass
-        return {**self.__dict__, "expected_steps": None}
+        return {**self.__dict__, "expected_steps": None, "tokens": 1.0}
 
 
 def initial_biases(steps: int, initial: float) -> Tensor:
@@ -130,14 +131,19 @@ def halting_modules(model: nn.Module) -> list[Halting]:
     ]
 
 
-def halting_cost(modules: list[Halting], reduce: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """The mean over ``modules`` of tau times E[k] reduced over positions.
+def halting_cost(modules: list[Halting], reduction: str = "mean") -> Tensor | None:
+    """The mean over ``modules`` of tau times E[k], to be added to the loss.
 
+    ``reduction``, as that of the loss: "mean" over the positions that are not padded, or "sum".
     E[k] is that of the last training forward pass. A second call returns None until the next pass.
+    Raises ``ValueError`` for another reduction.
     """
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
     costs = []
     for module in modules:
         if module.expected_steps is not None:
-            costs.append(module.halt_cost * reduce(module.expected_steps))
+            positions = module.tokens if reduction == "mean" else 1.0
+            costs.append(module.halt_cost * module.expected_steps.sum() / positions)
         module.expected_steps = None
     return torch.stack(costs).sum() / len(modules) if costs else None

@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 from ..norms import at_least_float32
 from .base import Common, SkipConnection
 from .inputs import check_width, refuse_drop_path
-from .place import BranchWeights
+from .place import BranchWeights, Weight
 from .registry import register
 
 
@@ -48,19 +48,26 @@ class NGPT(SkipConnection):
         self.weight = self.new_parameter(torch.full((dim,), dim**-0.5))
         self.lr_multiplier = 0.05 * dim**0.5
         # the branch's matrices, each with the axis of the model's dimension
-        self.matrices: list[tuple[Tensor, int]] = []
+        self.matrices: list[tuple[Weight, int]] = []
 
     def initialise(self, weights: BranchWeights) -> None:
         """Give the branch's vectors length 1, and know its matrices.
 
-        A training that is resumed calls this, too, before or after ``load_state_dict``.
+        A training that is resumed calls this, too, before or after ``load_state_dict``. Raises
+        ``ValueError`` for a tensor that is no parameter: ``.to(device)`` would leave it behind.
         """
         super().initialise(weights)
-        known = {id(matrix) for matrix, _ in self.matrices}
+        known = {(id(matrix.parameter), matrix.rows.start) for matrix, _ in self.matrices}
         for role, weight in weights.items():
-            # the embedding is passed separately
-            if role != "embedding" and id(weight.tensor) not in known:
-                self.matrices.append((weight.tensor, 0 if role in ("out", "fc2") else 1))
+            if role == "embedding":  # it is passed separately
+                continue
+            if not isinstance(weight.parameter, nn.Parameter):
+                raise ValueError(
+                    f"initialise: {role!r} is a {type(weight.parameter).__name__}: expected "
+                    "Weight(parameter, std), with rows=slice(...) for a part of a parameter"
+                )
+            if (id(weight.parameter), weight.rows.start) not in known:
+                self.matrices.append((weight, 0 if role in ("out", "fc2") else 1))
         self.to_unit_length()
 
     def missing_setup(self) -> str:
@@ -68,16 +75,16 @@ class NGPT(SkipConnection):
             return ""
         return (
             "to_unit_length does not know the branch's matrices; call initialise({role: "
-            "Weight(tensor, std), ...}) once in each process, also in one that resumes"
+            "Weight(parameter, std), ...}) once in each process, also in one that resumes"
         )
 
     @torch.no_grad()
     def to_unit_length(self, copies: Mapping[int, Tensor] = MappingProxyType({})) -> None:
         """Give the branch's vectors length 1."""
         for matrix, axis in self.matrices:
-            updated = copies.get(id(matrix), matrix)
+            updated = copies.get(id(matrix.parameter), matrix.parameter)[matrix.rows]
             updated.div_(updated.norm(dim=axis, keepdim=True).clamp(min=self.eps))
-            matrix.copy_(updated)
+            matrix.tensor.copy_(updated)
 
     def unit(self, z: Tensor) -> Tensor:
         return nn.functional.normalize(at_least_float32(z), dim=-1, eps=self.eps) * self.dim**0.5

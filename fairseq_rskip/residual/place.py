@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+SIDES = ("encoder", "decoder", "resnet")
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -37,7 +39,14 @@ class Place:
     other_sublayers: int = 0
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a place outside its stack."""
+        """Raise ``ValueError`` for a place outside its stack, and for what is no place."""
+        if self.side not in SIDES:
+            raise ValueError(f"side={self.side!r}: expected one of {', '.join(SIDES)}")
+        for name, value in dataclasses.asdict(self).items():
+            if name in ("side", "sublayer"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name}={value!r}: expected an integer of at least 0")
         for name, count in (("index", "depth"), ("position", "sublayers")):
             number, total = getattr(self, name), getattr(self, count)
             if not 0 <= number < total:
@@ -57,7 +66,15 @@ class Place:
 
     @property
     def num_blocks_of_network(self) -> int:
-        """The number of residual blocks of both sides."""
+        """The number of residual blocks of both sides.
+
+        Raises ``ValueError`` where the other side has layers and no number of sublayers.
+        """
+        if self.other_depth and not self.other_sublayers:
+            raise ValueError(
+                "other_sublayers=0: expected the residual blocks of a layer of the other side, "
+                f"which has {self.other_depth} layers"
+            )
         return self.num_blocks + self.other_depth * self.other_sublayers
 
     @property
@@ -85,12 +102,19 @@ class Place:
 class Weight(NamedTuple):
     """A weight matrix or kernel of a branch, ``(out, in, ...)``, and its bias.
 
-    ``std`` is the standard deviation that it was drawn with.
+    It is ``parameter``, or the ``rows`` of one that holds several, as the ``in_proj_weight`` of
+    torch's MultiheadAttention does. ``std`` is the standard deviation that it was drawn with.
     """
 
-    tensor: Tensor
+    parameter: Tensor
     std: float
     bias: Tensor | None = None
+    rows: slice = slice(None)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The weight, of which a change in place changes the parameter."""
+        return self.parameter.detach()[self.rows]
 
     def rescale(self, std: float) -> None:
         """Make ``std`` the standard deviation that the weight was drawn with."""
@@ -98,14 +122,14 @@ class Weight(NamedTuple):
 
     def scale(self, factor: float) -> None:
         """Multiply the weight by ``factor``."""
-        with torch.no_grad():
-            self.tensor.mul_(factor)
+        self.tensor.mul_(factor)
 
     @property
     def xavier(self) -> float:
         """The standard deviation of Xavier's (Glorot and Bengio, 2010) initialisation, gain 1."""
-        field = self.tensor[0][0].numel()
-        return math.sqrt(2.0 / ((self.tensor.size(0) + self.tensor.size(1)) * field))
+        weight = self.tensor
+        field = weight[0][0].numel()
+        return math.sqrt(2.0 / ((weight.size(0) + weight.size(1)) * field))
 
 
 # of attention, of a feed-forward branch, of a ResNet's block; embedding in a side's first block

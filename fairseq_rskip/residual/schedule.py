@@ -35,14 +35,25 @@ class Scheduled(Weighted):
         super().__init__(dim, **options)
         self.warmup = float(self.options.warmup)
         self.counts_updates = False  # whether set_num_updates was called
+        self.loaded_updates = 0  # of the state that was loaded
         zero = torch.zeros((), dtype=torch.int64, device=self.factory["device"])
         self.register_buffer("updates", zero)
 
     def set_num_updates(self, updates: int) -> None:
+        """Set t, which does not fall below that of a state that was loaded.
+
+        A training that starts from a trained model and counts from 0 (--finetune-from-model) would
+        else lose its branches. Raises ``ValueError`` below 0.
+        """
         if updates < 0:
             raise ValueError(f"updates={updates}: expected 0 or more")
-        self.updates.fill_(updates)
+        self.updates.fill_(max(updates, self.loaded_updates))
         self.counts_updates = True
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        if not self.updates.is_meta:
+            self.loaded_updates = int(self.updates)
 
     def missing_setup(self) -> str:
         if self.counts_updates or self.updates.is_meta or int(self.updates) > 0:

@@ -30,11 +30,15 @@ def run(argv: list[str]) -> None:
     parser = Parser(prog="rskip analyze", description=__doc__)
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        usage = f"rskip analyze {name} --output STEM [options]"
+        usage = f"rskip analyze {name} [--output STEM] [options]"
         words = {"help": command.purpose, "description": command.purpose, "usage": usage}
         options_of_it = commands.add_parser(name, **words)
+        stem = f"figures/{name}"
         options_of_it.add_argument(
-            "--output", required=True, metavar="STEM", help="write STEM.csv, STEM.png and STEM.pdf"
+            "--output",
+            default=stem,
+            metavar="STEM",
+            help=f"write STEM.csv, STEM.png and STEM.pdf ({stem})",
         )
         command.add_options(options_of_it)
     options = parser.parse_args(argv)

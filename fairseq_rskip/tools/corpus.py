@@ -72,7 +72,7 @@ class Corpus:
         is_path = location.folder.is_dir() or "/" in str(data)
         if not location.known and not is_path:
             raise UserError(_no_corpus(str(data)))
-        if any(location.data_bin.glob("dict*.txt")):
+        if location.is_prepared:
             return cls._in(location.data_bin, location.known)
         name = location.known or location.folder.name
         return cls(location.folder / "data-bin", name, location.known, exists=False)
@@ -314,19 +314,29 @@ class _Location(NamedTuple):
         inner = self.folder / "data-bin"
         return inner if self.known or inner.is_dir() else self.folder
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a dictionary is there, which fairseq-preprocess makes."""
+        return any(self.data_bin.glob("dict*.txt"))
+
 
 def _locate(data: str) -> _Location:
-    """The corpus of this name, else the folder ``data``, else that of this name in ./data.
+    """The corpus of this name; else the folder ``data``, or that of this name in ./data.
 
-    Raises ``UserError`` for an empty word.
+    The one of these two that is prepared, the first if none is. Raises ``UserError`` for an empty
+    word, and where both are prepared.
     """
     if not data.strip():
         raise UserError(_no_corpus(data))
     if data in NAMES:
         return _Location(DATA / data, known=data)
-    if Path(data).is_dir():
-        return _Location(Path(data))
-    return _Location(DATA / data)
+    here, below = _Location(Path(data)), _Location(DATA / data)
+    is_word = "/" not in data
+    if is_word and below.is_prepared:
+        if here.is_prepared:
+            raise UserError(f"both ./{data} and {DATA / data} are prepared corpora: write which")
+        return below
+    return here if here.folder.is_dir() else below
 
 
 def folder_name(folder: Path) -> str:

@@ -22,8 +22,10 @@ from sacrebleu.metrics import BLEU, CHRF
 from fairseq_rskip.console import Parser, in_columns
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import write_json
+from fairseq_rskip.pretrained.text import moses_code
 from fairseq_rskip.tools import comet
 from fairseq_rskip.tools.lines import check_lengths, read_lines
+from fairseq_rskip.tools.prepare.languages import language
 
 BLEUS = {
     "sacreBLEU 13a": {"tokenize": "13a"},
@@ -125,13 +127,15 @@ def compute(
     if not tokenised:
         from sacremoses import MosesTokenizer
 
-        moses = MosesTokenizer(tgt_lang)
+        code = moses_code(str(tgt_lang))
+        moses = MosesTokenizer(code)
         texts = texts.rewritten(lambda line: moses.tokenize(line, return_str=True))
-        note = f"both sides through sacremoses {version('sacremoses')}'s MosesTokenizer({tgt_lang})"
+        note = f"both sides through sacremoses {version('sacremoses')}'s MosesTokenizer({code})"
     rows.append(texts.score("tokenised BLEU", note))
     rows.append(texts.score("tokenised BLEU lower-cased", note))
 
-    if tgt_lang == "de" and src_lang in (None, "en"):  # as tensor2tensor's get_ende_bleu.sh
+    languages = moses_code(src_lang or "en"), moses_code(tgt_lang or "")
+    if languages == ("en", "de"):  # as tensor2tensor's get_ende_bleu.sh
         texts = texts.rewritten(lambda line: re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line))
         note += ", a-b split into a ##AT##-##AT## b"
         rows.append(texts.score("compound-split BLEU", note))
@@ -195,9 +199,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--ref", type=Path, required=True, nargs="+", metavar="FILE", help="one or more references"
     )
-    parser.add_argument("--src-lang", metavar="LANG", help="language of the source, such as en")
     parser.add_argument(
-        "--tgt-lang", metavar="LANG", help="language of both files, for the rows with its tokeniser"
+        "--src-lang", type=language, metavar="LANG", help="language of the source, such as en"
+    )
+    parser.add_argument(
+        "--tgt-lang",
+        type=language,
+        metavar="LANG",
+        help="language of both files, for the rows with its tokeniser",
     )
     parser.add_argument(
         "--tokenised",

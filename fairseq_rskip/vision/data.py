@@ -18,7 +18,7 @@ from torch import Tensor
 from ..console import print_line
 from ..errors import UserError
 from ..files import make_folder, writing
-from ..safe_load import load_checkpoint
+from ..safe_load import CheckpointError, load_checkpoint
 from .config import FOLDER, Config
 from .image_files import SIZE, Split, decode_all, find_images, unpack
 
@@ -181,7 +181,10 @@ def load_image_folder(path: Path, cache: Path) -> ImageSet:
     test_files = find_images(test) if test.is_dir() else [test]
     cached = cache / f"imagefolder-{_fingerprint(train_files + test_files)}.pt"
     if cached.is_file():
-        return ImageSet(**load_checkpoint(cached))
+        try:
+            return ImageSet(**load_checkpoint(cached))
+        except CheckpointError as error:
+            print_line(f"warning: {error}; the images are decoded again", "stderr")
 
     print_line(f"decoding the images of {path} once; later runs read them from {cached.parent}")
     classes, train_images, train_labels = _decode_split(train, train_files)

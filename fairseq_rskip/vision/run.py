@@ -1,6 +1,7 @@
 """Train one run to its end: epochs, tests, checkpoints, the result."""
 
 import contextlib
+import hashlib
 import signal
 import statistics
 import sys
@@ -31,14 +32,39 @@ SMALLEST_SCALE = 1e-4
 ADVICE = "try a lower --lr, a longer --warmup-iterations, --amp off or bf16, or another --skip-norm"
 
 
+def identity_of(config: Config, images: ImageSet) -> dict[str, Any]:
+    """What must be equal, besides settings and seed, for two runs to be of one training.
+
+    Raises ``UserError`` for a --finetune-from that cannot be read.
+    """
+    identity = images.identity()
+    if config.finetune_from:
+        parent = Path(config.finetune_from).expanduser()
+        try:
+            content = parent.read_bytes()
+        except OSError as error:
+            raise UserError(f"cannot read --finetune-from {parent}: {error.strerror}") from None
+        identity["SHA-256 of --finetune-from"] = hashlib.sha256(content).hexdigest()
+    return identity
+
+
 class Run:
     """A training run from ``seed`` on ``images``; its checkpoint, log and result are in ``folder``.
 
-    The caller holds the folder's lock. Raises ``UserError`` if ``folder`` has a checkpoint of
-    another run, or any checkpoint without ``config.resume``.
+    ``identity`` is :func:`identity_of` the training. The caller holds the folder's lock. Raises
+    ``UserError`` if ``folder`` has a checkpoint of another run, or any checkpoint without
+    ``config.resume``.
     """
 
-    def __init__(self, config: Config, seed: int, images: ImageSet, group: Group, folder: Path):
+    def __init__(
+        self,
+        config: Config,
+        seed: int,
+        images: ImageSet,
+        identity: dict[str, Any],
+        group: Group,
+        folder: Path,
+    ):
         self.config = config
         self.seed = seed
         self.images = images
@@ -48,7 +74,7 @@ class Run:
         self.trainer = Trainer(config, seed, images, group)
         self.history: list[dict[str, Any]] = []
         self.epoch_seconds = 0.0
-        self.identity = {"seed": seed, **images.identity()}
+        self.identity = {"seed": seed, **identity}
 
         if self.path.exists():
             if not config.resume:

@@ -14,7 +14,7 @@ from ..files import locked, write_json
 from ..machine import keep_freed_memory, load_operator
 from .config import Config, check_same
 from .data import ImageSet, load
-from .run import RESULT, Run
+from .run import RESULT, Run, identity_of
 from .trainer import Group
 
 SUMMARY = "summary.json"
@@ -28,7 +28,8 @@ def train_all(config: Config, group: Group) -> None:
     _check_processes(config, group)
     _prepare_device(group.device)
     images = _read_images(config, group)
-    identity = images.identity()
+    identity = identity_of(config, images)
+    _check_other_seeds(config, identity)
 
     for seed in config.seeds:
         folder = config.folder() / f"seed{seed}"
@@ -102,7 +103,17 @@ def _train_seed(
             raise UserError(
                 f"another process is training in {folder}: wait, or choose another --output"
             )
-        return Run(config, seed, images, group, folder).run()
+        return Run(config, seed, images, identity, group, folder).run()
+
+
+def _check_other_seeds(config: Config, identity: dict[str, Any]) -> None:
+    """Raise ``UserError`` if a seed of these settings has its result from other images."""
+    for path in config.folder().glob(f"seed*/{RESULT}"):
+        try:
+            read_result(path, config, {})
+        except UserError:  # of other settings
+            continue
+        read_result(path, config, identity)
 
 
 def _print_result(seed: int, result: dict[str, Any], path: Path) -> None:

@@ -230,7 +230,7 @@ class Trainer:
         with self._autocast():
             logits = (net or self.net)(x)
             loss = F.cross_entropy(logits, y)
-            cost = halting_cost(self.halting, Tensor.mean)
+            cost = halting_cost(self.halting, "mean")
             objective = loss if cost is None else loss + cost
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(objective).backward()

@@ -94,7 +94,7 @@ def test_the_average_of_ngpt_has_vectors_of_length_one(tmp_path):
 
     constrained = {}
     for skip in skips(models[0]).values():
-        constrained |= {id(matrix): axis for matrix, axis in skip.matrices}
+        constrained |= {id(matrix.parameter): axis for matrix, axis in skip.matrices}
     for name, parameter in models[0].named_parameters():
         mean = (parameter.detach() + models[1].get_parameter(name).detach()) / 2
         if id(parameter) in constrained:

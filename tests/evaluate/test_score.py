@@ -167,6 +167,12 @@ REFUSED = {
 }
 
 
+def test_what_is_no_language_code_is_refused(pair, capsys):
+    files = ["--hyp", str(pair[0]), "--ref", str(pair[1])]
+    assert rskip(["score", *files, "--tgt-lang", "german"]) == 2
+    assert "'german' is not a language code such as en, ces or pt_BR" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("spoil, words", REFUSED.values(), ids=REFUSED)
 def test_bad_input_is_one_line(pair, spoil, words, capsys):
     spoil(*pair)
@@ -188,6 +194,7 @@ def test_rows_that_need_a_language_are_left_out_without_it(pair):
         ("--tokenised", tokens),
         ("--src-lang fr --tgt-lang de", tokens),
         ("--tgt-lang de", split),
+        ("--src-lang eng --tgt-lang deu", split),
     ):
         assert list(scores(*pair, options=options.split())) == [*SAME_AS, *more]
 

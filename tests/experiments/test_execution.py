@@ -208,6 +208,40 @@ def test_a_rule_that_has_changed_since_it_was_planned_is_not_trained(
     assert results.state(prepared).kind == "done"
 
 
+def test_seeds_of_a_corpus_that_was_prepared_again_are_not_one_row(prepared, monkeypatch):
+    """The run's identity, and so its folder, has the corpus's name only."""
+    content = iter(["first", "first", "second"])
+    task = type(TASKS["images"])
+    monkeypatch.setattr(task, "data_checksum", lambda self, data: next(content))
+    (prepared.folder / "good").touch()
+    assert execution.execute(prepared.folder)
+    commands = TASKS["images"].commands(prepared)
+
+    def into_its_folder(self, run):
+        return [[*words[:3], str(run.folder), words[-1]] for words in commands]
+
+    monkeypatch.setattr(task, "commands", into_its_folder)
+    assert read_record(prepared.folder)["data_checksum"] == "first"
+    for seed, state in ((2, "done"), (3, "failed")):
+        run = replace(prepared, seed=seed, folder=prepared.folder.with_name(f"seed{seed}"))
+        execution.prepare(run)
+        (run.folder / "good").touch()
+        assert execution.execute(run.folder) and results.state(run).kind == state
+    assert "was prepared again, and " in str(results.state(run))
+
+
+def test_the_checksum_of_a_corpus_is_of_its_words_not_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = TASKS["translation"]
+    assert text.data_checksum("mine") == ""
+    folder, found = tmp_path / "data" / "mine" / "data-bin", []
+    folder.mkdir(parents=True)
+    for words in ("a 3\n", "a 4\n", "a 3\n"):
+        (folder / "dict.en.txt").write_text(words)
+        found.append(text.data_checksum("mine"))
+    assert found[0] == found[2] != found[1]
+
+
 def test_a_run_that_another_process_does_is_left_alone(prepared):
     with locked(prepared.folder, LOCK):
         assert not execution.execute(prepared.folder)

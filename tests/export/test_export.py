@@ -398,6 +398,18 @@ def test_nothing_in_a_card_is_markup(classifier, tmp_path):
     assert "<script" not in text and "&lt;script" in text and "\\[x\\](y) \\`a\\` # b" in text
 
 
+def test_a_card_names_a_folder_of_images_without_its_path(classifier, tmp_path):
+    result = json.loads((classifier[0] / "result.json").read_text("utf-8"))
+    shutil.copy(classifier[0] / "checkpoint.pt", tmp_path)
+    for data in ("imagefolder:images", "imagefolder:/here/images"):
+        result["config"]["data"] = data
+        (tmp_path / "result.json").write_text(json.dumps(result))
+        assert export(tmp_path, tmp_path / "out", "--licence", "mit") == 0
+        text = card(tmp_path / "out")[1]
+        assert ", imagefolder:images" in text and "/here" not in text
+        shutil.rmtree(tmp_path / "out")
+
+
 def test_a_card_has_the_span_of_a_number_that_differs_between_blocks():
     blocks = [create_skip("wskip", 4, init=weight) for weight in (1.0, 2.5, 1.5)]
     assert rule_line(blocks).startswith("* `wskip` (alpha 1, weight 1 to 2.5): Learned skip ")

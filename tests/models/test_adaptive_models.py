@@ -30,7 +30,7 @@ def test_the_cost_of_halting_enters_the_loss():
 
     torch.manual_seed(0)
     plain, _, _ = criterion(model, inputs)
-    halting_cost(halting_modules(model), torch.sum)
+    halting_cost(halting_modules(model), "sum")
     torch.manual_seed(0)
     loss, size, _ = step_hooks.HaltCost(train_step, model)(inputs, model, criterion, None)
     tokens = [int(part.ne(model.encoder.padding_idx).sum()) for part in (inputs[0], inputs[2])]

@@ -20,7 +20,8 @@ from transformer_helpers import build
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules.parameter_groups import ParameterGroups
-from fairseq_rskip.parameters import learned
+from fairseq_rskip.parameters import learned, parameter_settings
+from fairseq_rskip.residual import skip_stack
 
 SCALE = 4.0
 SCHEDULES = {
@@ -275,6 +276,17 @@ def test_completep_with_exponent_1_changes_epsilon_alone():
     assert {rates for name, rates in found.items() if ".layers." not in name} == {(0.01, 1e-6)}
     ((lr, eps),) = {rates for name, rates in found.items() if ".layers." in name}
     assert (lr, eps) == (0.01, pytest.approx(1e-6 / 3))
+
+
+def test_a_stack_beside_its_branches_is_refused_for_completep():
+    """Its factors would reach the norms alone."""
+    model = torch.nn.Module()
+    model.skips = skip_stack("completep", 8, layers=4)
+    model.branches = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(8))
+    with pytest.raises(ValueError, match="^kind completep has factors .* skips.0 has skip"):
+        parameter_settings(model)
+    model.skips = skip_stack("rskip", 8, layers=4)
+    assert parameter_settings(model) == {}
 
 
 def test_sgd_has_no_epsilon_and_keeps_completeps_rates():

@@ -182,6 +182,10 @@ def test_admin_profiles_if_training_can_follow_and_leaves_draws_alone(monkeypatc
         profiling.profile(made, again)
 
     made.load_dataset = lambda split, **_: (_ for _ in ()).throw(FileNotFoundError("no train.src"))
+    loaded = build("transformer_admin_tiny", **TINY)
+    profiling.profile(made, loaded)  # as in a notebook that has trained before
+    assert all(torch.equal(s.weight, torch.ones(32)) for s in skips(loaded).values())
+    made.load_dataset = lambda split, **_: (_ for _ in ()).throw(KeyError("source"))
     with pytest.raises(
         UserError, match="--skip-omega profile and .* need the training data.*--skip-omega formula"
     ):

@@ -8,6 +8,7 @@ import itertools
 import random
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import sacremoses
@@ -88,6 +89,22 @@ def test_moses_tokens_are_those_of_sacremoses_on_any_number_of_workers(tmp_path,
     for workers in (1, 2):
         assert encoded(tmp_path, "moses", lang=lang, workers=workers) == done.stdout
         (tmp_path / "encoded" / "text").unlink()
+
+
+@pytest.mark.parametrize("code", ["fr", "fra", "fr_CA"])
+def test_a_language_has_its_rules_under_all_its_codes(code):
+    """sacremoses knows two letters only, and splits l'homme in another way without its rules."""
+    sentence = "L'homme dit qu'il aime l'été."
+    tokens = text.make_moses(code, False)(sentence)
+    assert tokens == "L&apos; homme dit qu&apos; il aime l&apos; été ."
+    assert text.detokenise([tokens], code) == [sentence]
+
+
+def test_codes_of_three_letters_are_those_of_sacremoses_rules():
+    """Each base code that sacremoses has a file of prefixes for can be written with three."""
+    files = Path(sacremoses.__file__).parent.glob("data/nonbreaking_prefixes/*")
+    own = {file.suffix[1:] for file in files} - {"mni", "tdt", "yue"}  # of three letters there
+    assert own <= set(text._MOSES_CODES.values())
 
 
 def test_punctuation_is_normalised_on_request_only():

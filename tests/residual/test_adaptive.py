@@ -92,8 +92,13 @@ def test_halting_costs_what_its_tokens_take_and_padding_nothing():
     mask[2:, 1] = True
     skip(x, x, None, mask)
     assert torch.equal(halting.expected_steps.detach(), 3.0 * (~mask))
-    assert halting_cost([halting], torch.sum).item() == 0.5 * 3 * 10
-    assert halting_cost([halting], torch.sum) is None
+    assert halting_cost([halting], "sum").item() == 0.5 * 3 * 10
+    assert halting_cost([halting], "sum") is None
+
+    skip(x, x, None, mask)
+    assert halting_cost([halting], "mean").item() == pytest.approx(0.5 * 3)
+    with pytest.raises(ValueError, match="^reduction='none': expected 'mean' or 'sum'"):
+        halting_cost([halting], "none")
 
     skip(x, x, None, mask)
     assert copy.deepcopy(skip).shares.expected_steps is None and halting.expected_steps is not None
@@ -106,9 +111,9 @@ def test_halting_costs_what_its_tokens_take_and_padding_nothing():
     # bf16 has nothing between 2 and 2.0156
     assert float(halting.mean_steps) == pytest.approx(2 + 0.0199)
 
-    halting_cost([skip.float().shares], torch.sum)
+    halting_cost([skip.float().shares], "sum")
     skip.eval()(x, x, None, mask)
-    assert halting_cost([halting], torch.sum) is None
+    assert halting_cost([halting], "sum") is None
 
 
 @pytest.mark.parametrize("norm", ["layer", "batch", "dyt", "ada"])
@@ -142,6 +147,18 @@ def test_a_missing_norm_of_an_rskip_is_named_and_a_rule_without_a_kind_differs()
     with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "post.1.weight"'):
         skip.load_state_dict(state)
     assert skip.mismatch({"skip_lambda": 1}) == "kind=None: expected 'askip'"
+
+
+def test_a_lambda_that_was_broadcast_is_the_one_that_is_used():
+    """DistributedDataParallel copies rank 0's buffers into those of the others, in place."""
+    skip = askip("gradient", 2)
+    told, before = copy.deepcopy(skip), copy.deepcopy(skip)
+    x, f_x = draw((3, 5), 1, torch.float32), draw((3, 5), 2, torch.float32)
+    with torch.no_grad():
+        skip.shares.start.fill_(4)
+    told.shares.freeze(4)
+    assert torch.equal(skip(x, f_x), told(x, f_x))
+    assert not torch.equal(skip(x, f_x), before(x, f_x))
 
 
 class Scaled(torch.nn.Module):

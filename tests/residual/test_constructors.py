@@ -15,6 +15,7 @@ from fairseq_rskip.residual import (
     KINDS,
     Place,
     RSkip,
+    SkipConnection,
     XSkip,
     create_skip,
     initialise_from_batch,
@@ -24,7 +25,7 @@ from fairseq_rskip.residual import (
 from fairseq_rskip.residual.adaptive import SHARES, AdaptiveSkip
 from fairseq_rskip.residual.gates import Highway
 from fairseq_rskip.residual.halting import Halting
-from fairseq_rskip.residual.options import Choice, Real, options_of
+from fairseq_rskip.residual.options import Choice, Real, all_norms, options_of
 from fairseq_rskip.residual.place import Weight
 
 NEED_PLACE = ["hyper", "mhc", "residual_dual", "siamesenorm", "attnres", "dlcl", "denseformer"]
@@ -274,7 +275,7 @@ def test_the_root_of_n_start_takes_it_from_the_branch_and_not_from_x():
 
 @pytest.mark.parametrize("kind", ["deepnorm", "fixup", "tfixup", "gpt2", "ngpt", "hyper", "rskip"])
 def test_a_branch_of_modules_is_refused_in_one_line(kind):
-    skip = create_skip(kind, 4, place=Place(depth=2, other_depth=2))
+    skip = create_skip(kind, 4, place=Place(depth=2, other_depth=2, other_sublayers=3))
     expected = r"expected Weight\(linear.weight, std\)"
     with pytest.raises(ValueError, match=f"'fc1' is a Linear; {expected}"):
         skip.initialise({"fc1": torch.nn.Linear(4, 4)})
@@ -294,7 +295,7 @@ START["hyper"] = {"output_init": "sqrt_n"}
 
 @pytest.mark.parametrize("kind", START)
 def test_a_branch_that_does_not_start_as_its_rule_wants_it_is_warned_of(kind):
-    place = Place(depth=2, other_depth=2)
+    place = Place(depth=2, other_depth=2, other_sublayers=3)
     one, told, loaded = (create_skip(kind, 4, place=place, **START[kind]) for _ in range(3))
     x = torch.ones(3, 4 * one.widths[0])
     branch = torch.ones(3, 4)
@@ -304,7 +305,7 @@ def test_a_branch_that_does_not_start_as_its_rule_wants_it_is_warned_of(kind):
     missing = "to_unit_length does not know" if kind == "ngpt" else "the branch's weights are as"
     with pytest.warns(RuntimeWarning, match=f"kind {kind}: {missing}"):
         one.train()(x, branch, one.prepare(x)[1])
-    told.initialise({"fc1": Weight(torch.ones(4, 4), 1.0)})
+    told.initialise({"fc1": Weight(torch.nn.Parameter(torch.ones(4, 4)), 1.0)})
     loaded.load_state_dict(one.state_dict())
     plain = create_skip("hyper", 4, place=place)
     if kind == "ngpt":  # a state has no matrices
@@ -321,7 +322,8 @@ def test_a_branch_that_does_not_start_as_its_rule_wants_it_is_warned_of(kind):
 @pytest.mark.parametrize("kind", sorted(START.keys() - {"ngpt"}))
 def test_a_second_start_is_refused_and_one_of_loaded_weights_warned_of(kind):
     skip, loaded = (
-        create_skip(kind, 4, place=Place(depth=2, other_depth=2), **START[kind]) for _ in range(2)
+        create_skip(kind, 4, place=Place(depth=2, other_depth=2, other_sublayers=3), **START[kind])
+        for _ in range(2)
     )
     weights = {role: Weight(torch.ones(4, 4), 1.0) for role in ("v", "out")}
     skip.initialise({"embedding": Weight(torch.ones(4, 4), 1.0)})
@@ -351,6 +353,11 @@ def test_a_resumed_ngpt_keeps_its_lengths(before):
         second.weight.mul_(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
     resumed.to_unit_length()
     torch.testing.assert_close(second.weight, first.weight)
+
+
+def test_ngpt_refuses_what_would_not_move_with_the_model():
+    with pytest.raises(ValueError, match="^initialise: 'q' is a Tensor: expected Weight"):
+        create_skip("ngpt", 4).initialise({"q": Weight(torch.ones(4, 4), 1.0)})
 
 
 @pytest.mark.parametrize(("kind", "option"), [("admin", "omega"), ("askip", "adapt")])
@@ -387,6 +394,68 @@ def test_a_loop_that_counts_no_updates_is_warned_once(kind):
         one(x, x), told(x, x), resumed(x, x), one.eval()(x, x)
     with pytest.raises(ValueError, match="^updates=-1: expected 0 or more$"):
         told.set_num_updates(-1)
+
+
+@pytest.mark.parametrize("kind", ["prores", "branchnorm"])
+def test_a_fine_tuning_that_counts_from_0_keeps_the_branch(kind):
+    trained, tuned = (create_skip(kind, 4, place=Place()) for _ in range(2))
+    trained.set_num_updates(100_000)
+    tuned.load_state_dict(trained.state_dict())
+    tuned.set_num_updates(0)
+    x, f_x = draw((3, 4), 1, torch.float32), draw((3, 4), 2, torch.float32)
+    assert torch.equal(tuned(x, f_x), trained(x, f_x))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"side": "Encoder"}, "side='Encoder': expected one of encoder, decoder, resnet"),
+        ({"other_depth": -1}, "other_depth=-1: expected an integer of at least 0"),
+        ({"depth": 2.0}, "depth=2.0: expected an integer of at least 0"),
+        ({"index": True, "depth": 2}, "index=True: expected an integer of at least 0"),
+    ],
+)
+def test_what_is_no_place_is_refused(fields, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Place(**fields)
+
+
+def test_fixup_asks_for_the_blocks_of_the_other_side():
+    with pytest.raises(ValueError, match="^other_sublayers=0: expected .* has 6 layers$"):
+        skip_stack("fixup", 4, layers=6, other_layers=6)[0]["ffn"].initialise(
+            {"fc1": Weight(torch.ones(4, 4), 1.0)}
+        )
+    with pytest.raises(ValueError, match=r"^place=3: expected a Place"):
+        create_skip("deepnorm", 4, place=3)
+
+
+def test_a_state_without_a_rules_entries_is_not_its_start():
+    """Of a partial state, such as an embedding alone, initialise is still missed."""
+    model = torch.nn.ModuleDict({"embedding": torch.nn.Linear(4, 4)})
+    model["skip"] = create_skip("deepnorm", 4, place=Place(depth=2))
+    model.load_state_dict({"embedding.weight": torch.zeros(4, 4)}, strict=False)
+    with pytest.warns(RuntimeWarning, match="kind deepnorm: the branch's weights are as"):
+        model["skip"](torch.ones(3, 4), torch.ones(3, 4))
+
+
+def test_what_a_rule_of_your_own_prepares_is_carried_without_a_call_of_prepare():
+    class Prepared(SkipConnection):
+        """x + F + h."""
+
+        kind = "prepared"
+        norms = all_norms()
+        slots = ("pre",)
+
+        def prepare(self, x):
+            h, _ = super().prepare(x)
+            return h, (h,)
+
+        def combine(self, x, f_x, carried):
+            return x + f_x + carried[0]
+
+    skip, x = Prepared(4), draw((3, 4), 1, torch.float32)
+    h, carried = skip.prepare(x)
+    assert torch.equal(skip(x, x), skip(x, x, carried)) and torch.equal(carried[0], h)
 
 
 def test_slots_may_be_a_property_of_an_image_kind():

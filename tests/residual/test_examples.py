@@ -3,6 +3,7 @@
 These equal the packages' own models with the rule that they have.
 """
 
+import copy
 import runpy
 from pathlib import Path
 
@@ -39,6 +40,32 @@ def test_torchs_encoder_layer(kind, stock_operators):
     deep = layer(16, 2, index=0, depth=8, skip={"kind": "deepnorm"})
     weight = deep.self_attn.in_proj_weight.detach().chunk(3)
     assert float(weight[2].std() / weight[0].std()) == pytest.approx(64**-0.25, rel=0.15)
+
+
+def test_torchs_encoder_layer_keeps_its_options():
+    layer = example("encoder_layer")["SkipEncoderLayer"]
+    skip = {"kind": "xskip"}
+    made = layer(16, 2, 32, layer_norm_eps=1e-3, dtype=torch.float64, skip=skip)
+    norm = made.attention_skip.post[0]
+    assert norm.eps == 1e-3 and {p.dtype for p in made.parameters()} == {torch.float64}
+    with pytest.raises(ValueError, match='^norm_first: expected skip={"kind": "preln"}'):
+        layer(16, 2, norm_first=True, skip=skip)
+
+
+@pytest.mark.parametrize("moved", [nn.Module.double, copy.deepcopy])
+def test_ngpt_knows_its_matrices_where_they_are_moved_to(moved):
+    layer = moved(example("encoder_layer")["SkipEncoderLayer"](16, 2, 32, skip={"kind": "ngpt"}))
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(3)
+    layer.attention_skip.to_unit_length()
+    layer.feed_forward_skip.to_unit_length()
+    attention, matrices = layer.self_attn, {}
+    matrices[1] = torch.cat([attention.in_proj_weight, layer.linear1.weight])
+    matrices[0] = torch.cat([attention.out_proj.weight, layer.linear2.weight], 1)
+    for axis, matrix in matrices.items():
+        length = matrix.norm(dim=axis)
+        torch.testing.assert_close(length, torch.ones_like(length))
 
 
 def test_gpt2_of_hugging_face():

@@ -3,12 +3,16 @@
 The tests cover the command that it makes, read by fairseq's own parser, and what it refuses.
 """
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from training_corpus import planner, prepare, refused
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.recipes import recipe_for
 from fairseq_rskip.tools.train.main import read
 from fairseq_rskip.tools.train.plan import make_plan
@@ -232,6 +236,22 @@ def test_data_that_are_not_prepared(plan, tmp_path, monkeypatch):
     refused(plan("data/nowhere", TINY), "data/nowhere does not exist", "rskip prepare")
     (tmp_path / "preparation.json").write_text("{")
     refused(plan(tmp_path, TINY), "preparation.json")
+
+
+def test_a_word_is_the_prepared_one_of_two_folders(plan, data, tmp_path, monkeypatch):
+    """A folder with the plain text may have the name of the corpus in ./data."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(data, tmp_path / "data" / "mine")
+    (tmp_path / "mine").mkdir()
+    assert Corpus.find("mine").folder == Path("data/mine/data-bin")
+    assert Corpus.find("./mine").folder == Path("./mine")
+    (tmp_path / "mine").rmdir()
+    shutil.copytree(data, tmp_path / "mine")
+    refused(plan("mine", TINY), "both ./mine and data/mine are prepared corpora: write which")
+    assert Corpus.find("./mine").folder == Path("mine/data-bin")
+    (tmp_path / "other").mkdir()
+    made = plan("other", TINY, "--dry-run", "--max-update", 9)
+    assert "other/data-bin is not prepared: the recipe is that of" in made.err
 
 
 def test_the_corpus_its_size_or_the_user_picks_the_recipe(plan, data):

@@ -316,6 +316,7 @@ def test_training_is_killed_resumes_and_ends(tiny_corpus, tmp_path, capsys):
     assert same.changes() == []
     (warning,) = same._replace(warm_up=14, settings={}).changes()  # the recipe's, as it is longer
     assert " had warmup-updates 10, now 14; another" in warning
+    assert warning.endswith(", --warmup-updates 10 keeps its schedule")
     assert (
         main(["train", *map(str, argv), "--max-update", "60"]) == 0
         and "all 60 updates" in capsys.readouterr().err
@@ -326,7 +327,7 @@ def test_training_is_killed_resumes_and_ends(tiny_corpus, tmp_path, capsys):
         "--optimizer sgd": "optimizer adam, not sgd",
         "--lr-scheduler fixed": "lr-scheduler inverse_sqrt, not fixed",
         "--criterion cross_entropy": "criterion label_smoothed_cross_entropy, not cross_entropy",
-        "--max-tokens 500": "max-tokens 4000, not 500",
+        "--max-tokens 500": "max-tokens 600, not 500",
         "--truncate-source": "truncate-source False, not True",
     }.items():
         words = [*map(str, argv), "--max-update", "60", *other.split()]

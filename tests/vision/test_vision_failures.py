@@ -5,17 +5,18 @@ import math
 
 import pytest
 import torch
-from vision_helpers import assert_same_run, error_line, stop_at, train, write_folder, write_image
+from vision_helpers import (
+    assert_same_run,
+    refused,
+    stop_at,
+    train,
+    write_folder,
+    write_image,
+)
 
 from fairseq_rskip import files
 from fairseq_rskip.vision import trainer as trainer_module
 from fairseq_rskip.vision.trainer import Trainer
-
-
-def refused(result):
-    """The only line of a run that ended with status 1."""
-    assert result[0] == 1
-    return error_line(result[2])
 
 
 def test_an_unfinished_run_is_never_overwritten(stopped_copy, images, capfd):
@@ -54,6 +55,9 @@ def test_other_images_are_refused_and_the_same_elsewhere_are_not(
         f"{'result.json' if done else 'checkpoint.pt'} is of another run: "
         "SHA-256 of images and labels: " in line
     )
+    if done:  # nor is another seed trained beside it
+        line = refused(train(capfd, tmp_path / "run", f"imagefolder:{folder}", seeds=[2]))
+        assert "seed1/result.json is of another run: SHA-256 of images and labels: " in line
     kept.write_bytes(pixels)
     monkeypatch.chdir(tmp_path)
     status, out, error = train(capfd, tmp_path / "run", "imagefolder:link", resume=True)

@@ -86,6 +86,16 @@ def test_the_second_read_comes_from_the_cache_until_something_changes(folder, mo
     assert not same(read(folder), first)
 
 
+def test_a_damaged_cache_is_made_again(folder, capsys):
+    first = read(folder)
+    (cached,) = (folder.parent / "cache").glob("*.pt")
+    whole = cached.read_bytes()
+    cached.write_bytes(whole[:1000])
+    assert same(read(folder), first)
+    assert f"{cached}: truncated, or not a checkpoint" in capsys.readouterr().err
+    assert len(cached.read_bytes()) == len(whole)
+
+
 def jpeg(path, **options):
     """``path``, a JPEG of noise."""
     Image.frombytes("RGB", (32, 32), bytes(k * k % 251 for k in range(3072))).save(

@@ -3,12 +3,13 @@
 import json
 import math
 import os
+import shutil
 import signal
 from inspect import getclosurevars
 
 import pytest
 import torch
-from vision_helpers import arguments, assert_same_run, history, stop_at, train, weights
+from vision_helpers import arguments, assert_same_run, history, refused, stop_at, train, weights
 
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
@@ -109,6 +110,12 @@ def test_askip_goes_on_from_an_rskips_checkpoint(tmp_path, images, capfd):
     )
     assert status == 1 and error.count("\n") == 1
     assert error.startswith(f"error: {checkpoint} is damaged, or does not fit this network: ")
+    shutil.copy(tmp_path / "askip" / "seed1" / "checkpoint.pt", checkpoint)  # another parent
+    line = refused(train(capfd, tmp_path / "askip", images, skip_kind="askip", seeds=[2], **start))
+    assert "seed1/result.json is of another run: SHA-256 of --finetune-from: " in line
+    start["finetune_from"] = tmp_path / "nowhere.pt"
+    line = refused(train(capfd, tmp_path / "none", images, skip_kind="askip", **start))
+    assert line.startswith(f"cannot read --finetune-from {tmp_path}/nowhere.pt: No such")
 
 
 def test_seeds_give_mean_and_deviation(tmp_path, images, capfd):

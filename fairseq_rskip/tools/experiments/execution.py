@@ -92,14 +92,30 @@ def execute(folder: Path) -> bool:
         versions = {"fairseq_rskip": __version__, "python": platform.python_version()}
         note(folder, commands=commands, versions=versions, git=process.git_commit(), failed=None)
 
-        error = ""
+        error = _data_have_changed(run)
         for number, command in enumerate(commands[complete:], complete + 1):
-            error = _rule_has_changed(run) or _follow(command, folder, lock.fileno())
+            error = error or _rule_has_changed(run) or _follow(command, folder, lock.fileno())
             if error:
                 break
             note(folder, complete=number)
         note_result(run, complete, error, round(time.monotonic() - start, 1))
     return True
+
+
+def _data_have_changed(run: Run) -> str:
+    """Why a run must not go on: it or another seed was trained on other data. Else "".
+
+    Notes what the data are, which the run's identity knows by their name only.
+    """
+    checksum = TASKS[run.task].data_checksum(run.data)
+    for folder in (run.folder, *sorted(run.folder.parent.glob("seed*"))):
+        if read_record(folder).get("data_checksum", checksum) != checksum:
+            return (
+                f"{run.data} was prepared again, and {folder} was trained on what it was before: "
+                "give the corpus another name, or another --output"
+            )
+    note(run.folder, data_checksum=checksum)
+    return ""
 
 
 def _rule_has_changed(run: Run) -> str:

@@ -1,6 +1,7 @@
 """Translation and language models as tasks of ``rskip run``: checks, commands and files."""
 
 import functools
+import hashlib
 import re
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +11,7 @@ from fairseq_rskip.console import to_argv
 from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.machine import fairseq_version
 from fairseq_rskip.tools import comet, training_files
-from fairseq_rskip.tools.corpus import DATA, NAMES, Corpus, folder_name
+from fairseq_rskip.tools.corpus import DATA, NAMES, PREPARATION, Corpus, folder_name
 from fairseq_rskip.tools.evaluate.scores_file import TRANSLATION, read_scores
 from fairseq_rskip.tools.lines import read_lines
 
@@ -93,6 +94,19 @@ class Translation(Task):
             averaged=_most_averaged(experiment),
         )
         return run, plan.warnings
+
+    def data_checksum(self, data: str) -> str:
+        """Of the dictionaries, which count the words of the training text, and of the numbers of
+        sentences and tokens; "" for a corpus that is not prepared.
+        """
+        try:
+            folder = Corpus.find(data).folder
+        except UserError:
+            return ""
+        digest = hashlib.sha256()
+        for path in sorted([*folder.glob("dict*.txt"), *folder.glob(PREPARATION)]):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
 
     def _check_plan(self, plan: Any, cell: Cell) -> None:
         """Raise ``UserError`` for a model of another task, or an option that cannot be unset."""

@@ -56,7 +56,7 @@ def describe(
     run = result["config"]
     data = run["data"]
     if data.startswith(FOLDER):  # the card names no path of this machine
-        data = FOLDER + Path(data).name
+        data = FOLDER + Path(data.removeprefix(FOLDER)).name
     title = f"PreAct-ResNet-{config['depth']}, {config['skip']['kind']}, {data}"
     score = (
         f"test error: {result['error']:.2f} % of {result['test_images']} test images, "

@@ -7,6 +7,8 @@ fairseq_rskip. ``fairseq_rskip.pretrained.text`` does the same.
 import json
 from typing import Any
 
+from fairseq_rskip.pretrained.text import moses_code
+
 MOSES = "MosesTokenizer({}).tokenize(text, aggressive_dash_splits=True, return_str=True)"
 SPLIT = {
     "subword-nmt": 'BPE(open({}, encoding="utf-8")).process_line(text).split()',
@@ -36,7 +38,7 @@ def imports(config: dict[str, Any]) -> str:
 
 def split(config: dict[str, Any]) -> str:
     """Code that makes the list ``pieces`` of ``text``, a line of plain text."""
-    language = json.dumps(config["source"])
+    language = json.dumps(moses_code(config["source"]))
     lines = []
     if config["tokenizer"] == "moses":
         if config["normalise_punctuation"]:
@@ -51,6 +53,6 @@ def joined(config: dict[str, Any]) -> str:
     """An expression: ``pieces`` as plain text."""
     text = JOINED[config["bpe"]]
     if config["tokenizer"] == "moses":
-        language = json.dumps(config["source"])
+        language = json.dumps(moses_code(config["source"]))
         return f"MosesDetokenizer({language}).detokenize(({text}).split())"
     return text

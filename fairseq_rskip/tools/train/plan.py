@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from fairseq.models import ARCH_MODEL_REGISTRY, FairseqLanguageModel
+from fairseq.models import (
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    FairseqLanguageModel,
+)
 
 from fairseq_rskip.console import to_argv
 from fairseq_rskip.errors import UserError
@@ -82,7 +86,12 @@ class Plan(NamedTuple):
         if not differing:
             return []
         listed = ", ".join(f"{name} {before}, now {now}" for name, before, now in differing)
-        return [f"the training in {self.save} had {listed}; another --save-dir begins a new one"]
+        warning = f"the training in {self.save} had {listed}; another --save-dir begins a new one"
+        if "warmup-updates" not in self.settings:
+            for name, before, _ in differing:
+                if name == "warmup-updates":
+                    warning += f", --{name} {before} keeps its schedule"
+        return [warning]
 
 
 def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
@@ -140,6 +149,7 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         switches=_switches(parsed.model, command),
         notes=notes,
         warnings=[
+            *_warnings_of_corpus(corpus),
             *_warnings_of_device(own, device),
             *schedule.warnings(),
             *_warnings_of_ramp(parsed.model, schedule),
@@ -182,9 +192,10 @@ def _tie(corpus: Corpus) -> str:
 def _settings(arch: str, parsed: Parsed) -> dict[str, Any]:
     """What the training is known by: the user's options, and those of its skip connections."""
     settings = {"arch": arch}
-    for name, value in vars(parsed.model).items():
+    config_class = MODEL_DATACLASS_REGISTRY.get(arch)
+    for name in vars(config_class()) if config_class else ():
         if name.startswith("skip_"):
-            settings[name.replace("_", "-")] = value
+            settings[name.replace("_", "-")] = getattr(parsed.model, name)
     settings |= parsed.user_options
     free = FREE | PRECISIONS
     return {name: value for name, value in settings.items() if name not in free}
@@ -292,6 +303,12 @@ def device_options(
     if user_options.get("save-interval-updates"):
         chosen["keep-interval-updates"] = CHECKPOINTS_ON_CPU
     return chosen, 1
+
+
+def _warnings_of_corpus(corpus: Corpus) -> list[str]:
+    if corpus.exists or corpus.known:
+        return []
+    return [f"{corpus.folder} is not prepared: the recipe is that of a corpus of unknown size"]
 
 
 def _warnings_of_device(own: argparse.Namespace, device: dict[str, Any]) -> list[str]:
