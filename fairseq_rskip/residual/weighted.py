@@ -84,7 +84,7 @@ class Weighted(SkipConnection):
         """:meth:`coefficients` of y_1, y_2, ... after each norm, or of the sum without a norm."""
         inputs.check(self, x, f_x, None, padding_mask)
         x, f_x = at_least_float32(x), at_least_float32(f_x)
-        sums = self.sums(x, f_x, padding_mask)
+        sums = self.coefficients_of_sums(x, f_x, padding_mask)
         if len(self.post) == 0:
             return [_expanded(x, *sums[0])]
         steps = []
@@ -92,13 +92,13 @@ class Weighted(SkipConnection):
             steps.append(_expanded(x, *_after(norm, coefficients, x, f_x, padding_mask)))
         return steps
 
-    def sums(
+    def coefficients_of_sums(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
         """a, b and c of what each norm after the sum reads, ``a * x + b * F + c``, for x and F of
         at least fp32.
         """
-        p, q, r = self.sum_coefficients(x, f_x, padding_mask)
+        p, q, r = self.coefficients_of_first_sum(x, f_x, padding_mask)
         sums = [(p, q, r)]
         for norm in list(self.post)[:-1]:
             a, b, c = _after(norm, sums[-1], x, f_x, padding_mask)
@@ -115,23 +115,25 @@ class Weighted(SkipConnection):
         paper prints lambda as the sum's upper limit; its own Eq. 6, ``1 + sigma_1 / w_1`` for
         lambda = 2, shows that lambda - 1 is right.
         """
-        a, b, _ = self.last_sum(x, f_x, padding_mask)
+        a, b, _ = self.coefficients_of_last_sum(x, f_x, padding_mask)
         return (a / b).expand_as(x)
 
     def parts(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        a, b, _ = self.last_sum(x, f_x, padding_mask)
+        a, b, _ = self.coefficients_of_last_sum(x, f_x, padding_mask)
         return a * x, b * f_x
 
-    def last_sum(
+    def coefficients_of_last_sum(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """a, b and c of the sum that the last norm reads."""
         inputs.check(self, x, f_x, None, padding_mask)
-        return self.sums(at_least_float32(x), at_least_float32(f_x), padding_mask)[-1]
+        return self.coefficients_of_sums(at_least_float32(x), at_least_float32(f_x), padding_mask)[
+            -1
+        ]
 
-    def sum_coefficients(
+    def coefficients_of_first_sum(
         self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """p, q and r of the sum ``p * x + q * F + r``, for x and F of at least fp32."""
