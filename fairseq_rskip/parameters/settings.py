@@ -35,7 +35,8 @@ def parameter_settings(model: nn.Module, lr_scale: float = 1.0) -> dict[int, Par
         if (lr, eps) != (1.0, 1.0):
             holder = name.rpartition(".")[0]
             layer = model.get_submodule(holder)
-            if all(isinstance(child, SkipConnection) for child in layer.children()):
+            own = any(True for _ in layer.parameters(recurse=False))
+            if not own and all(isinstance(child, SkipConnection) for child in layer.children()):
                 raise ValueError(
                     f"kind {skip.kind} has factors for the parameters of its layer, and {holder} "
                     "has skip connections only: expected them as attributes of the layer's module"

@@ -56,9 +56,10 @@ class SkipConnection(Layout, WithRule):
     A rule makes its parameters in its constructor, with :meth:`new_parameter`. Its equation is
     :meth:`combine`; a rule ``y = G(p x + q F)`` derives from :class:`.Weighted` and states p and q
     in ``scales``. What ``combine`` needs besides x and F, such as several streams, :meth:`current`
-    returns as a tuple; a rule that makes it from the norm's output overrides :meth:`prepare`. Its
-    options are annotated parameters of its constructor, which also make ``--skip-<name>``
-    (:mod:`.options`). docs/rules.md says how to add a rule.
+    returns as a tuple; a rule that makes it from the norm's output overrides :meth:`prepare`, and
+    calls it in ``combine`` where that gets None (``forward`` without ``prepare``). Its options are
+    annotated parameters of its constructor, which also make ``--skip-<name>`` (:mod:`.options`).
+    docs/rules.md says how to add a rule.
 
     Args:
         dim: size of the channel dimension.
@@ -357,6 +358,8 @@ class SkipConnection(Layout, WithRule):
         self, state: Any, prefix: str, metadata: Any, *strict_and_keys: Any
     ) -> None:
         super()._load_from_state_dict(state, prefix, metadata, *strict_and_keys)
+        if not [*self.parameters(), *self.buffers()]:  # a state of its layer is one of it
+            prefix = prefix[:-1].rpartition(".")[0]
         if "skip" in metadata or any(name.startswith(prefix) for name in state):
             self.state_was_loaded = True
 
@@ -417,7 +420,7 @@ class SkipConnection(Layout, WithRule):
         """The equation, before the norms after the sum: ``(..., widths[1] * dim)``.
 
         x is ``(..., widths[0] * dim)``, ``f_x`` ``(..., dim)``; ``carried`` is the second result of
-        :meth:`prepare`, also where ``forward`` was called without it.
+        :meth:`prepare`, or of :meth:`current` where ``forward`` was called without it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no combine(x, f_x, carried)")
 
@@ -439,8 +442,7 @@ class SkipConnection(Layout, WithRule):
             f_x = inputs.drop_path(self, f_x)
         x, f_x = inputs.align(self, x, f_x, padding_mask)
         if carried is None:
-            own_prepare = type(self).prepare is not SkipConnection.prepare
-            carried = self.prepare(x)[1] if own_prepare else self.current(x)[1]
+            carried = self.current(x)[1]
         y = self.sum_and_norm(x, f_x, carried, padding_mask)
         return y if y.dtype == dtype else y.to(dtype)
 

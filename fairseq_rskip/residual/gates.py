@@ -327,6 +327,8 @@ class DeltaResidual(SkipConnection):
         return h, (h,)
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        if carried is None:  # forward was called without prepare
+            _, carried = self.prepare(x)
         h = at_least_float32(carried[0])
         x, f_x = at_least_float32(x), at_least_float32(f_x)
         gate = 2.0 * torch.sigmoid(linear(h, self.channel_dim, self.gate_weight, self.gate_bias))

@@ -38,7 +38,17 @@ class OneStep(nn.Module):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self.follow_start()
+        self.version = -1
+        if not self.start.is_meta:
+            self.chosen = int(self.start)
+
+    def _apply(self, *arguments: Any, **options: Any) -> "OneStep":
+        self.version = -1  # another tensor counts its versions from 0 again
+        super()._apply(*arguments, **options)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "version": -1}
 
     def follow_start(self) -> None:
         """Choose what ``start`` says, if it was changed in place, as DDP's broadcast does."""

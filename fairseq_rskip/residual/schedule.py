@@ -50,9 +50,9 @@ class Scheduled(Weighted):
         self.updates.fill_(max(updates, self.loaded_updates))
         self.counts_updates = True
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
-        if not self.updates.is_meta:
+    def _load_from_state_dict(self, state: Any, prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(state, prefix, *arguments)
+        if f"{prefix}updates" in state and not self.updates.is_meta:
             self.loaded_updates = int(self.updates)
 
     def missing_setup(self) -> str:

@@ -333,7 +333,7 @@ def _locate(data: str) -> _Location:
     here, below = _Location(Path(data)), _Location(DATA / data)
     is_word = "/" not in data
     if is_word and below.is_prepared:
-        if here.is_prepared:
+        if here.is_prepared and here.data_bin.resolve() != below.data_bin.resolve():
             raise UserError(f"both ./{data} and {DATA / data} are prepared corpora: write which")
         return below
     return here if here.folder.is_dir() else below

@@ -15,6 +15,7 @@ from ..residual import KINDS, Place, SkipConnection, create_skip
 from ..residual.registry import nearest_kind
 from .options import DATA_SETS, FOLDER, Settings, flag, make_parser
 
+PARENT = "SHA-256 of --finetune-from"  # in the identity of a run
 IMAGE_KINDS = {name: kind for name, kind in KINDS.items() if kind.for_images}
 SKIP_SETTINGS = {skip_flag(setting.name): setting for setting in settings(IMAGE_KINDS)}
 _fields = [(name, Optional[setting.type], None) for name, setting in SKIP_SETTINGS.items()]
@@ -173,7 +174,9 @@ def check_same(path: Path, saved: dict[str, Any], config: Config, identity: dict
         before["data"] = now["data"]
 
     pairs = [(_as_option(name), before[name], now[name]) for name in now]
-    pairs += [(name, saved["identity"].get(name), value) for name, value in identity.items()]
+    for name, value in identity.items():
+        if name != PARENT or name in saved["identity"]:  # which older runs do not know
+            pairs.append((name, saved["identity"].get(name), value))
     differences = [f"{name}: {old} there, {new} here" for name, old, new in pairs if old != new]
     if differences:
         raise UserError(

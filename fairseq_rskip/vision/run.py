@@ -18,7 +18,7 @@ from ..files import make_folder, remove_parts, write_json, writing
 from ..machine import surroundings
 from ..residual.adaptive import lambdas
 from ..safe_load import CheckpointError, load_checkpoint
-from .config import Config, check_same
+from .config import PARENT, Config, check_same
 from .data import ImageSet
 from .run_log import RunLog
 from .trainer import Group, Trainer
@@ -33,18 +33,11 @@ ADVICE = "try a lower --lr, a longer --warmup-iterations, --amp off or bf16, or 
 
 
 def identity_of(config: Config, images: ImageSet) -> dict[str, Any]:
-    """What must be equal, besides settings and seed, for two runs to be of one training.
-
-    Raises ``UserError`` for a --finetune-from that cannot be read.
-    """
+    """What must be equal, besides settings and seed, for two runs to be of one training."""
     identity = images.identity()
-    if config.finetune_from:
-        parent = Path(config.finetune_from).expanduser()
-        try:
-            content = parent.read_bytes()
-        except OSError as error:
-            raise UserError(f"cannot read --finetune-from {parent}: {error.strerror}") from None
-        identity["SHA-256 of --finetune-from"] = hashlib.sha256(content).hexdigest()
+    parent = Path(config.finetune_from).expanduser()
+    if config.finetune_from and parent.is_file():  # a training that goes on does not need it
+        identity[PARENT] = hashlib.sha256(parent.read_bytes()).hexdigest()
     return identity
 
 

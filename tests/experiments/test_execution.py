@@ -208,6 +208,15 @@ def test_a_rule_that_has_changed_since_it_was_planned_is_not_trained(
     assert results.state(prepared).kind == "done"
 
 
+def test_a_corpus_that_was_corrected_before_anything_trained_is_the_rows(prepared, monkeypatch):
+    content = iter(["wrong", "right"])
+    monkeypatch.setattr(type(TASKS["images"]), "data_checksum", lambda self, data: next(content))
+    assert execution.execute(prepared.folder) and results.state(prepared).kind == "failed"
+    (prepared.folder / "good").touch()
+    assert execution.execute(prepared.folder) and results.state(prepared).kind == "done"
+    assert read_record(prepared.folder)["data_checksum"] == "right"
+
+
 def test_seeds_of_a_corpus_that_was_prepared_again_are_not_one_row(prepared, monkeypatch):
     """The run's identity, and so its folder, has the corpus's name only."""
     content = iter(["first", "first", "second"])

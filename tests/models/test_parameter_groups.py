@@ -287,6 +287,10 @@ def test_a_stack_beside_its_branches_is_refused_for_completep():
         parameter_settings(model)
     model.skips = skip_stack("rskip", 8, layers=4)
     assert parameter_settings(model) == {}
+    layer = torch.nn.Module()  # whose branch is a parameter of its own
+    layer.weight = torch.nn.Parameter(torch.ones(8, 8))
+    layer.skip = skip_stack("completep", 8, layers=4)[0]["ffn"]
+    assert id(layer.weight) in parameter_settings(torch.nn.ModuleList([layer]))
 
 
 def test_sgd_has_no_epsilon_and_keeps_completeps_rates():

@@ -161,6 +161,23 @@ def test_a_lambda_that_was_broadcast_is_the_one_that_is_used():
     assert not torch.equal(skip(x, f_x), before(x, f_x))
 
 
+@pytest.mark.parametrize("moved", [torch.nn.Module.float, copy.deepcopy])
+def test_a_second_state_is_used_wherever_the_buffer_was_moved_to(moved):
+    """A tensor that replaces another counts its changes from 0 again."""
+    states = []
+    for steps in (1, 4):
+        made = askip("gradient", 2)
+        made.shares.freeze(steps)
+        states.append(made.state_dict())
+    skip = askip("gradient", 2).double()
+    skip.load_state_dict(states[0])
+    x, f_x = draw((3, 5), 1, torch.float32), draw((3, 5), 2, torch.float32)
+    skip.double()(x.double(), f_x.double())
+    skip = moved(skip)
+    skip.load_state_dict(states[1])
+    assert skip.shares.chosen == 4 == skip.effective_lambda()
+
+
 class Scaled(torch.nn.Module):
     """Blocks of a linear branch and an askip."""
 

@@ -15,7 +15,6 @@ from fairseq_rskip.residual import (
     KINDS,
     Place,
     RSkip,
-    SkipConnection,
     XSkip,
     create_skip,
     initialise_from_batch,
@@ -25,7 +24,7 @@ from fairseq_rskip.residual import (
 from fairseq_rskip.residual.adaptive import SHARES, AdaptiveSkip
 from fairseq_rskip.residual.gates import Highway
 from fairseq_rskip.residual.halting import Halting
-from fairseq_rskip.residual.options import Choice, Real, all_norms, options_of
+from fairseq_rskip.residual.options import Choice, Real, options_of
 from fairseq_rskip.residual.place import Weight
 
 NEED_PLACE = ["hyper", "mhc", "residual_dual", "siamesenorm", "attnres", "dlcl", "denseformer"]
@@ -404,6 +403,11 @@ def test_a_fine_tuning_that_counts_from_0_keeps_the_branch(kind):
     tuned.set_num_updates(0)
     x, f_x = draw((3, 4), 1, torch.float32), draw((3, 4), 2, torch.float32)
     assert torch.equal(tuned(x, f_x), trained(x, f_x))
+    fresh = create_skip(kind, 4, place=Place())
+    fresh.set_num_updates(5000)
+    fresh.load_state_dict({}, strict=False)  # a state without it, such as an embedding alone
+    fresh.set_num_updates(10)
+    assert int(fresh.updates) == 10
 
 
 @pytest.mark.parametrize(
@@ -438,24 +442,12 @@ def test_a_state_without_a_rules_entries_is_not_its_start():
         model["skip"](torch.ones(3, 4), torch.ones(3, 4))
 
 
-def test_what_a_rule_of_your_own_prepares_is_carried_without_a_call_of_prepare():
-    class Prepared(SkipConnection):
-        """x + F + h."""
-
-        kind = "prepared"
-        norms = all_norms()
-        slots = ("pre",)
-
-        def prepare(self, x):
-            h, _ = super().prepare(x)
-            return h, (h,)
-
-        def combine(self, x, f_x, carried):
-            return x + f_x + carried[0]
-
-    skip, x = Prepared(4), draw((3, 4), 1, torch.float32)
-    h, carried = skip.prepare(x)
-    assert torch.equal(skip(x, x), skip(x, x, carried)) and torch.equal(carried[0], h)
+def test_a_rule_without_a_state_was_loaded_with_its_layer():
+    """T-Fixup has nothing to save; a state without torch's metadata is of safetensors."""
+    model = torch.nn.ModuleDict({"linear": torch.nn.Linear(4, 4)})
+    model["skip"] = create_skip("tfixup", 4, place=Place(depth=2))
+    model.load_state_dict(dict(model.state_dict()))
+    assert model["skip"].missing_setup() == ""
 
 
 def test_slots_may_be_a_property_of_an_image_kind():

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -355,6 +356,23 @@ def test_a_training_keeps_the_initial_values_that_it_began_with(tmp_path, given,
     with pytest.raises(UserError, match=r"^--skip-read-bias [24].0: the training in .* with 1.0,"):
         saved.check_initial_values(asked)
     saved.check_initial_values({**asked, "skip-norm": "rms"})  # the checkpoint refuses that itself
+
+
+def test_settings_of_fairseqs_older_classes_are_compared_too(tmp_path):
+    """Theirs are a Namespace where others have a mapping."""
+    cfg = {
+        "model": Namespace(_name="transformer_tiny", dropout=0.1),
+        "task": Namespace(_name="translation_multi_simple_epoch", langs="a,b"),
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": None,
+    }
+    torch.save({"cfg": cfg}, tmp_path / LAST)
+    asked = {"arch": "transformer_tiny", "dropout": 0.3, "langs": "a,b", "optimizer": "sgd"}
+    assert SavedTraining(tmp_path).differences({**asked, "task": "translation"}) == [
+        ("dropout", 0.1, 0.3),
+        ("optimizer", "adam", "sgd"),
+        ("task", "translation_multi_simple_epoch", "translation"),
+    ]
 
 
 def test_a_stop_names_the_updates_of_the_checkpoint(capsys):

@@ -108,8 +108,12 @@ def _data_have_changed(run: Run) -> str:
     Notes what the data are, which the run's identity knows by their name only.
     """
     checksum = TASKS[run.task].data_checksum(run.data)
-    for folder in (run.folder, *sorted(run.folder.parent.glob("seed*"))):
-        if read_record(folder).get("data_checksum", checksum) != checksum:
+    if not checksum:
+        return ""
+    for folder in sorted(run.folder.parent.glob("seed*")):
+        record = read_record(folder)
+        has_trained = has_checkpoints(folder) or trained(record)
+        if has_trained and record.get("data_checksum", checksum) != checksum:
             return (
                 f"{run.data} was prepared again, and {folder} was trained on what it was before: "
                 "give the corpus another name, or another --output"

@@ -1,5 +1,6 @@
 """Whether a training in a folder has ended, and whether it is the one that is asked for."""
 
+from argparse import Namespace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,13 @@ class SavedTraining:
         saved = self._checkpoint["cfg"]
         known: dict[str, Any] = {}
         for part in PARTS:
-            known |= dict(saved.get(part) or {})
-        known |= {part: known_part["_name"] for part in CHOICES if (known_part := saved.get(part))}
-        known["arch"] = dict(saved["model"]).get("_name")
-        processes = (saved.get("distributed_training") or {}).get("distributed_world_size")
+            values = _as_dict(saved.get(part))
+            name = values.pop("_name", None)
+            known |= values
+            if part in CHOICES and name:
+                known[part] = name
+        known["arch"] = _as_dict(saved["model"]).get("_name")
+        processes = _as_dict(saved.get("distributed_training")).get("distributed_world_size")
         if processes:
             known["distributed_world_size"] = processes
         kind = known.get("skip_kind")
@@ -109,6 +113,11 @@ class SavedTraining:
             if _comparable(before) != _comparable(now):
                 differing.append((name, before, now))
         return differing
+
+
+def _as_dict(part: Any) -> dict[str, Any]:
+    """A part of a checkpoint's settings: a mapping, or a Namespace of fairseq's older classes."""
+    return vars(part).copy() if isinstance(part, Namespace) else dict(part or {})
 
 
 def _initial_values(kind: Any) -> set[str]:
