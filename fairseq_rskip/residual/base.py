@@ -358,9 +358,9 @@ class SkipConnection(Layout, WithRule):
         self, state: Any, prefix: str, metadata: Any, *strict_and_keys: Any
     ) -> None:
         super()._load_from_state_dict(state, prefix, metadata, *strict_and_keys)
-        if not [*self.parameters(), *self.buffers()]:  # a state of its layer is one of it
-            prefix = prefix[:-1].rpartition(".")[0]
-        if "skip" in metadata or any(name.startswith(prefix) for name in state):
+        has_entries = any(name.startswith(prefix) for name in state)
+        could_have = bool([*self.parameters(), *self.buffers()])  # T-Fixup could not
+        if "skip" in metadata or has_entries or not could_have:
             self.state_was_loaded = True
 
     def without_gradient(self) -> tuple[str, ...]:
