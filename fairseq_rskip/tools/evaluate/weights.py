@@ -132,7 +132,7 @@ def as_one(taken: list[Path]) -> Iterator[Path]:
         yield taken[0]
         return
     folder = taken[0].parent
-    key = average_key(taken)
+    key = {"checkpoints": cached.identity(taken)}
     for near in (folder, folder.parent):  # of a run of rskip run: beside checkpoints/
         for path in sorted(near.glob("evaluation*/averaged.pt")):
             if cached.is_made(path, key):
@@ -144,11 +144,6 @@ def as_one(taken: list[Path]) -> Iterator[Path]:
         yield one_file(taken, Path(temporary) / "checkpoint_averaged.pt")
 
 
-def average_key(taken: list[Path]) -> dict[str, Any]:
-    """What an average is made of; the version counts how averages are made."""
-    return {"checkpoints": cached.identity(taken), "version": 2}
-
-
 def one_file(taken: list[Path], average_path: Path) -> Path:
     """Return the single checkpoint ``taken``, or the average of several.
 
@@ -156,7 +151,7 @@ def one_file(taken: list[Path], average_path: Path) -> Path:
     """
     if len(taken) == 1:
         return taken[0]
-    if not cached.is_made(average_path, key := average_key(taken)):
+    if not cached.is_made(average_path, key := {"checkpoints": cached.identity(taken)}):
         cached.make(average_path, key, lambda path: save(taken, path))
     return average_path
 
