@@ -87,10 +87,9 @@ class Plan(NamedTuple):
             return []
         listed = ", ".join(f"{name} {before}, now {now}" for name, before, now in differing)
         warning = f"the training in {self.save} had {listed}; another --save-dir begins a new one"
-        if "warmup-updates" not in self.settings:
-            for name, before, _ in differing:
-                if name == "warmup-updates":
-                    warning += f", --{name} {before} keeps its schedule"
+        name, before, _ = differing[0]
+        if name == "warmup-updates" and name not in self.settings:  # it is compared first
+            warning += f", --{name} {before} keeps its schedule"
         return [warning]
 
 
@@ -193,9 +192,11 @@ def _settings(arch: str, parsed: Parsed) -> dict[str, Any]:
     """What the training is known by: the user's options, and those of its skip connections."""
     settings = {"arch": arch}
     config_class = MODEL_DATACLASS_REGISTRY.get(arch)
-    for name in vars(config_class()) if config_class else ():
-        if name.startswith("skip_"):
-            settings[name.replace("_", "-")] = getattr(parsed.model, name)
+    if config_class is not None:
+        # not of the parser: fairseq has options --skip-… of its own
+        for name in vars(config_class()):
+            if name.startswith("skip_"):
+                settings[name.replace("_", "-")] = getattr(parsed.model, name)
     settings |= parsed.user_options
     free = FREE | PRECISIONS
     return {name: value for name, value in settings.items() if name not in free}
