@@ -36,7 +36,7 @@ def identity_of(config: Config, images: ImageSet) -> dict[str, Any]:
     """What must be equal, besides settings and seed, for two runs to be of one training."""
     identity = images.identity()
     parent = Path(config.finetune_from).expanduser()
-    if config.finetune_from and parent.is_file():  # a training that goes on does not need it
+    if config.finetune_from and parent.is_file():  # a resumed training does not need it
         identity[PARENT] = hashlib.sha256(parent.read_bytes()).hexdigest()
     return identity
 
