@@ -3,13 +3,17 @@
 ``python experiments/ladder.py results/ladder.csv`` reads the report of ``ladder.yaml`` and applies
 the test that docs/studies/ladder.md registers. It writes results/ladder_sides.csv, each rule's
 difference from pre-norm on each rung by seed with its 95 % interval, and the figure
-results/ladder.png and .pdf. On a rung with one seed a difference has no interval: it counts as one
-beyond ``MANY`` residual standard deviations of the rung below; for a rule whose seeds scatter more
-there than the model allows, or if pre-norm's do, beyond as many of its own. There is a verdict when
-every registered rule has its seeds on every rung. ``--rates`` reads the report of
+results/ladder.png and .pdf. For a rule with one seed on a rung a difference has no interval: it
+counts as one beyond ``MANY`` residual standard deviations of the rung below; for a rule whose seeds
+scatter more there than the model allows, or if pre-norm's do, beyond as many of its own. There is a
+verdict when every registered rule has its seeds on every rung.
+
+Further reports, such as results/gpu/ladder.csv, add the seeds that the ones before them lack; for a
+seed in both it says how far the two are apart. ``--rates`` reads the report of
 ``ladder-rates.yaml``: is the rate that a rung takes from the first one right?
 """
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -64,6 +68,23 @@ def read_rungs(report: list[Line], path: Path) -> Rungs:
         if BASELINE not in rows:
             raise UserError(f"{path}: rung {rung!r} has no row {BASELINE!r} with a result")
     return rungs
+
+
+def join(rungs: Rungs, further: Rungs) -> list[str]:
+    """Add to ``rungs`` the rows and seeds of ``further`` that they lack; a sentence for each seed
+    in both.
+    """
+    sentences = []
+    for rung, rows in further.items():
+        for row, line in rows.items():
+            known = rungs.setdefault(rung, {}).setdefault(row, line)
+            if known is not line:
+                for seed in sorted(known.values.keys() & line.values.keys()):
+                    again = line.values[seed] - known.values[seed]
+                    sentences.append(f"{row}, {rung}, seed {seed}, trained again: {again:+.3f}")
+            values = dict(sorted({**line.values, **known.values}.items()))
+            rungs[rung][row] = dataclasses.replace(known, values=values)
+    return sentences
 
 
 def sides(rungs: Rungs) -> list[Side]:
@@ -210,12 +231,15 @@ def draw(compared: list[Side], rungs: list[str], stem: Path) -> None:
 
 def main() -> None:
     parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("report", metavar="REPORT.csv", type=Path)
+    parser.add_argument("report", metavar="REPORT.csv", type=Path, nargs="+")
     parser.add_argument("--rates", metavar="CSV", type=Path, help="report of ladder-rates.yaml")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
-    report = read_report(options.report)
-    rungs = read_rungs(report, options.report)
+    first, *others = options.report
+    report = read_report(first)
+    rungs = read_rungs(report, first)
+    for path in others:
+        print_line("\n".join(join(rungs, by_column(read_report(path)))))
     compared = sides(rungs)
     table = pandas.DataFrame(compared)
     make_folder(options.output)

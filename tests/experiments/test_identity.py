@@ -147,6 +147,7 @@ def test_folders_of_one_name_do_not_share_runs_but_a_folder_may_be_moved(tmp_pat
         ("device=cpu", True),
         ("save-interval=5", True),
         ("lr=0.1", True),
+        ("amp=off", True),  # the default, which YAML reads as false
         ("lr=0.2", False),
         ("batch-size=16", False),
     ],

@@ -37,7 +37,7 @@ def report(means_by_rung, seeds, scatter=None):
 def run(tmp_path, capsys, monkeypatch, table, *words):
     path = tmp_path / "report.csv"
     table.to_csv(path, index=False)
-    argv = ["ladder", str(path), "--output", str(tmp_path), *map(str, words)]
+    argv = ["ladder", str(path), *map(str, words), "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", argv)
     with pytest.raises(SystemExit):
         runpy.run_path(str(SCRIPT), run_name="__main__")
@@ -71,6 +71,27 @@ def test_the_verdict_is_the_registered_one(tmp_path, capsys, monkeypatch, large,
     assert small["difference"] == pytest.approx(-0.2, abs=0.002) and small["side"] == -1
     assert sides["low"].isna().sum() == (6 if seeds == 1 else 0)
     assert (tmp_path / "ladder.png").stat().st_size > 5000
+
+
+def test_a_further_report_adds_the_seeds_that_are_missing(tmp_path, capsys, monkeypatch):
+    table = report(dict(zip(RUNGS, [SMALL, SMALL, CROSSED])), dict.fromkeys(RUNGS, 3))
+    last = table[table["column"] == RUNGS[2]]
+    again = {seed: value + 0.02 for seed, value in json.loads(last.iloc[0].values_by_seed).items()}
+    table.loc[last.index, "values_by_seed"] = [
+        json.dumps({"1": json.loads(values)["1"]}) for values in last["values_by_seed"]
+    ]
+    last.loc[last.index[0], "values_by_seed"] = json.dumps(again)
+    further = tmp_path / "further.csv"
+    last.to_csv(further, index=False)
+    lines = run(tmp_path, capsys, monkeypatch, table, further)
+    assert lines[0] == f"pre-norm, {RUNGS[2]}, seed 1, trained again: +0.020"
+    assert lines[1] == f"post-norm, {RUNGS[2]}, seed 1, trained again: +0.000"
+    sides = pandas.read_csv(tmp_path / "ladder_sides.csv")
+    of_last = sides[sides["rung"] == RUNGS[2]]
+    assert (of_last["seeds"] == 3).all() and of_last["low"].notna().all()
+    # seed 1 is the first report's, 2 and 3 the second's, where pre-norm has 0.02 more
+    post_norm = of_last[of_last["row"] == POST_NORM].iloc[0]
+    assert post_norm["difference"] == pytest.approx(0.2 - 0.02 * 2 / 3, abs=0.002)
 
 
 def test_without_a_rung_or_a_rule_there_is_no_verdict(tmp_path, capsys, monkeypatch):

@@ -323,7 +323,12 @@ def test_seeds_of_several_precisions_are_warned_of(images, capfd):
         ("--cpu --lr 1", "fp32 on a CPU"),
         ("--bf16 --cpu", "bf16 on a CPU"),
         ("--memory-efficient-fp16 --lr 1", "fp16 on CUDA"),
+        ("--lr 1", "fp32 on CUDA"),
     ],
 )
 def test_precision_and_device_are_read_from_the_command(options, computed):
-    assert text_tasks._how_computed(f"fairseq-train data {options}") == computed
+    log = (
+        f"recipe: sotu\n/usr/bin/fairseq-train data {options}\n"
+        "NOTE: your device may support faster training with --fp16 or --amp\n"
+    )
+    assert text_tasks._how_computed(log) == computed

@@ -100,6 +100,8 @@ class Images(Task):
                     words.append(f"--{name}" if value else f"--no-{name}")
             elif isinstance(value, list):
                 words += [f"--{name}", *map(str, value)]
+            elif value is False and "off" in (self.fields[name].metadata.get("choices") or ()):
+                words += [f"--{name}", "off"]  # YAML reads the word off as false
             else:
                 words += [f"--{name}", str(value)]
         return words

@@ -208,9 +208,11 @@ class Translation(Task):
 
 
 def _how_computed(log: str) -> str:
-    """Precision and device of a training, by the options in its log: ``fp16 on CUDA``."""
-    precision = re.search(r" --(?:memory-efficient-)?(fp16|bf16|amp)\b", log)
-    device = "a CPU" if re.search(r" --cpu\b", log) else "CUDA"
+    """Precision and device of a training, by the command in its log: ``fp16 on CUDA``."""
+    # only the command: fairseq's own lines name options that are not in use ("try --fp16")
+    command = "\n".join(line for line in log.splitlines() if "fairseq-train " in line)
+    precision = re.search(r" --(?:memory-efficient-)?(fp16|bf16|amp)\b", command)
+    device = "a CPU" if re.search(r" --cpu\b", command) else "CUDA"
     return f"{precision[1] if precision else 'fp32'} on {device}"
 
 
