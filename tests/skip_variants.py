@@ -200,6 +200,17 @@ def gru(x, f, p):
     return kept * x + (1 - kept) * new
 
 
+def gtrxl(x, f, p):
+    """Parisotto et al. 2020, section 3.2.1, "Gated-Recurrent-Unit-type gating", of relu(F)."""
+    y = f * (f > 0)
+    w_r, w_z, w_g = p["branch_weight"].split(x.size(1), 0)
+    u_r, u_z, u_g = p["stream_weight"].split(x.size(1), 0)
+    r = sigmoid(y @ w_r.T + x @ u_r.T)
+    z = sigmoid(y @ w_z.T + x @ u_z.T - p["gate_bias"])
+    h = 2 * sigmoid(2 * (y @ w_g.T + (r * x) @ u_g.T)) - 1
+    return (1 - z) * x + z * h
+
+
 def length(z):
     return ((z * z).sum(1, keepdim=True) + 1e-10) ** 0.5
 
@@ -236,6 +247,7 @@ def laurel(x, p):
 VARIANTS += [
     rival("ddl", lambda x, f, g, p: ddl(x, f, p)),
     rival("gru_gate", lambda x, f, g, p: gru(x, f, p)),
+    rival("gtrxl", lambda x, f, g, p: gtrxl(x, f, p)),
     rival("review", lambda x, f, g, p: review(x, f, p)),
     rival("geonorm", lambda x, f, g, p: geonorm(x, f, p, 3)),
     rival("nag", lambda x, f, g, p: nag(x, f, p)),
@@ -291,6 +303,7 @@ MIXING = (
     "ddl",
     "ngpt",
     "gru_gate",
+    "gtrxl",
     "review",
     "geonorm",
     "nag",

@@ -55,7 +55,7 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "that turn x by an angle": _named_as("angle", "learned_angle", "geonorm", "nag"),
     "with a gate or transform on the shortcut": {
-        **_named_as("review", "gpas", "orthogonal", "ddl"),
+        **_named_as("review", "gpas", "orthogonal", "ddl", "gtrxl"),
         # in place of the addition of a post-norm Transformer
         **_named_as("highway", "constant", "exclusive_gate", "shortcut_gate", skip_norm="layer"),
         **_named_as("conv_shortcut", "laurel", "gru_gate", "dropout_shortcut", skip_norm="layer"),

@@ -175,7 +175,7 @@ class LAuReL(SkipConnection):
         return {"rank": float(self.options.rank), **super().constants()}
 
 
-@register("gru_gate", also=("GTrXL", "Gated Transformer-XL"))
+@register("gru_gate")
 class GRUGate(SkipConnection):
     """GRU gate, ``y = G(z * x + (1 - z) * n)``, ``n = tanh(W_n F + b_n + r * (U_n x + c_n))`` with
     the gates z and r, each ``sigmoid(W F + U x + b + c)``: a GRU cell whose input is F and whose
@@ -186,9 +186,8 @@ class GRUGate(SkipConnection):
     at ``gate_bias``. Parisotto et al. 2020, "Stabilizing Transformers for Reinforcement Learning",
     arXiv 1910.06764, whose gate is 1 - z and whose b_g is 2: there n has no c_n and r multiplies x
     in U_n's product. The equation here is torch's GRUCell, as in codes lucidrains/hyper-connections
-    and x-transformers (gate_residual), which draw b at random. It is the gate alone: in the paper's
-    GTrXL the branch reads LN(x), its output passes a ReLU, and no norm follows the gate;
-    ``transformer_gru_gate`` has the gate in place of post-norm's sum.
+    and x-transformers (gate_residual), which draw b at random. It is the gate alone, in place of
+    post-norm's sum; :class:`GTrXL` is the paper's block.
     """
 
     default_norm = "none"
@@ -211,6 +210,40 @@ class GRUGate(SkipConnection):
         update = torch.sigmoid(of_branch[1] + of_stream[1])
         new = torch.tanh(of_branch[2] + reset * of_stream[2])
         return update * x + (1.0 - update) * new
+
+
+@register("gtrxl", also=("Gated Transformer-XL",))
+class GTrXL(SkipConnection):
+    """GTrXL, ``y = (1 - z) * x + z * n``, ``n = tanh(W_n R + U_n (r * x))`` with
+    ``r = sigmoid(W_r R + U_r x)``, ``z = sigmoid(W_z R + U_z x - b_z)``, R = relu(F) and F of G(x):
+    pre-norm with a GRU in place of the sum. z = 0 is x.
+
+    W_r, W_z and W_n are the rows of ``branch_weight``, (3 dim, dim), and the U of
+    ``stream_weight``; all start with standard deviation 1/sqrt(dim) (ours; the paper does not say),
+    b_z, of shape (dim,), at ``gate_bias``, so that a stack starts near its input. Parisotto et al.
+    2020, "Stabilizing Transformers for Reinforcement Learning", arXiv 1910.06764, section 3.2, the
+    gate "GRU" of the block "TrXL-I"; its 2 for b_z is the paper's choice in most experiments.
+    """
+
+    norms = all_norms(without=("batch",))
+    slots = ("pre",)
+
+    def __init__(self, dim: int, *, gate_bias: GateBias = 2.0, **common: Unpack[Common]):
+        super().__init__(dim, gate_bias=gate_bias, **common)
+        weights = self.draw(6 * dim, dim) * dim**-0.5
+        self.branch_weight = self.new_parameter(weights[: 3 * dim])
+        self.stream_weight = self.new_parameter(weights[3 * dim :])
+        self.gate_bias = self.new_parameter(torch.full((dim,), float(gate_bias)))
+
+    def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
+        axis = self.channel_dim
+        of_branch = linear(torch.relu(f_x), axis, self.branch_weight).chunk(3, axis)
+        of_gates, of_new = self.stream_weight.split((2 * self.dim, self.dim))
+        of_stream = linear(x, axis, of_gates).chunk(2, axis)
+        reset = torch.sigmoid(of_branch[0] + of_stream[0])
+        update = torch.sigmoid(of_branch[1] + of_stream[1] - self.per_channel(self.gate_bias))
+        new = torch.tanh(of_branch[2] + linear(reset * x, axis, of_new))
+        return (1.0 - update) * x + update * new
 
 
 @register("review", also=("review residual",))
@@ -337,9 +370,7 @@ class DeltaResidual(SkipConnection):
         return x + gate * (value - (k * x).sum(self.channel_dim, keepdim=True)) * k
 
 
-def linear(
-    x: Tensor, channel_dim: int, weight: nn.Parameter, bias: nn.Parameter | None = None
-) -> Tensor:
+def linear(x: Tensor, channel_dim: int, weight: Tensor, bias: nn.Parameter | None = None) -> Tensor:
     """``W x + b`` over the features of each position, W of shape ``(out, dim)``."""
     cast_bias = None if bias is None else bias.to(x.dtype)
     if channel_dim == 1:

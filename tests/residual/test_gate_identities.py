@@ -50,6 +50,18 @@ def test_a_gru_gate_is_torchs_gru_cell():
 
 
 @pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
+def test_gtrxls_gate_keeps_x_or_takes_the_new_value(shape):
+    axis = 1 if shape == IMAGE else -1
+    x, f = draw(shape, 1), draw(shape, 2)
+    kept = create_skip("gtrxl", 5, gate_bias=1e4, channel_dim=axis).double()
+    assert torch.equal(kept(x, f), x)
+    new = create_skip("gtrxl", 5, gate_bias=-1e4, channel_dim=axis).double()
+    assert new(x, f).abs().max() < 1  # a tanh
+    negative = -f.abs()  # nothing of it passes the ReLU
+    assert torch.equal(new(x, negative), new(x, 2 * negative))
+
+
+@pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
 def test_a_review_gate_starts_at_one_half_and_ends_as_pre_norm(shape):
     axis = 1 if shape == IMAGE else -1
     x, f = draw(shape, 1), draw(shape, 2)

@@ -115,7 +115,7 @@ def test_the_rules_for_images_are_marked():
         ("transformer_2rskip_tiny", "transformer_rskip_ln_tiny"),
         ("transformer_rskip_lm", "transformer_rskip_ln"),
         ("transformer_lm_muddformer_tiny", "transformer_lm_mudd_tiny"),
-        ("GTrXL", "transformer_gru_gate"),
+        ("Gated Transformer-XL", "transformer_gtrxl"),
         ("transformer_ResiDual", "transformer_residual_dual"),
         ("Hyper-connections", "transformer_hyper"),
         ("delta attention residuals", "transformer_delta_attnres"),
