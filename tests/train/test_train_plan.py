@@ -182,6 +182,9 @@ def test_gpus_are_found_by_torch(plan, monkeypatch):
 
 REFUSED = [
     ("--skip-lamda 3", "did you mean --skip-lambda?"),
+    ("--learning-rate 0.1", "did you mean --lr?"),
+    ("--max-steps=3", "did you mean --max-update?"),
+    ("--epochs 3", "did you mean --max-epoch?"),
     ("--max-tokens 0", "at least 1"),
     ("--lr 0", "above 0"),
     ("--lr=nan", "nan"),

@@ -74,6 +74,22 @@ class Parsed(NamedTuple):
     model: argparse.Namespace  # the model's, with defaults
 
 
+# what other trainers call an option -> fairseq's
+ELSEWHERE = {
+    "--learning-rate": "--lr",
+    "--epochs": "--max-epoch",
+    "--num-epochs": "--max-epoch",
+    "--num-train-epochs": "--max-epoch",
+    "--steps": "--max-update",
+    "--max-steps": "--max-update",
+    "--train-steps": "--max-update",
+    "--warmup": "--warmup-updates",
+    "--warmup-steps": "--warmup-updates",
+    "--gradient-accumulation-steps": "--update-freq",
+    "--output-dir": "--save-dir",
+}
+
+
 def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> Parsed:
     """Parse the recipe's options, and the user's ``words``, which override them.
 
@@ -95,7 +111,8 @@ def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> Parsed:
     actions = parser._option_string_actions
     unknown = [word for word in extra if word not in recipe_words]
     if unknown:
-        hint = did_you_mean(unknown[0].partition("=")[0], actions)
+        word = unknown[0].partition("=")[0]
+        hint = did_you_mean(ELSEWHERE.get(word, word), actions)
         hint = hint or "fairseq-train --help lists them"
         raise UserError(f"{arch} takes no option {_first_option(unknown)}; {hint}")
 
