@@ -254,6 +254,7 @@ def report(models: Sequence[str], stem: Path, load_study: Callable[[], Study]) -
         (label,) = study.models
         updates = {None: measure(study, label)}
     else:
+        print_line(f"{label}: the log {log}; a checkpoint is measured if it is named itself")
         updates = read(log)
     losses = Losses()
     rows = []

@@ -65,7 +65,10 @@ def check_stem(path: Any) -> Path:
         stem.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=stem.parent).close()
     except OSError as error:
-        raise UserError(f"cannot write into {stem.parent}: {error.strerror or error}") from None
+        reason = error.strerror or str(error)
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            reason = "it is no folder"
+        raise UserError(f"cannot write into {stem.parent}: {reason}") from None
     return stem
 
 

@@ -73,7 +73,17 @@ def report(study: Study, stem: Path) -> None:
     rows: list[Row] = []
     learned: list[Row] = []
     readings: list[Row] = []
-    for label, model, places in study.with_places():
+    models = study.with_places()
+    for label, model, places in models:  # one batch tells, before all are measured
+        with CoefficientProbe(model) as probe, torch.no_grad():
+            study.losses(model, next(study.batches()))
+        for place in places:
+            if not probe.values(place["block"]):
+                raise UserError(
+                    f"{label}: {place['block']} has no x:F: its rule mixes features or carries "
+                    "several tensors, or its norm is no affine map of its input"
+                )
+    for label, model, places in models:
         with CoefficientProbe(model) as probe, torch.no_grad():
             for batch in study.show_batches(label):
                 study.losses(model, batch)
@@ -81,13 +91,9 @@ def report(study: Study, stem: Path) -> None:
         of_blocks: list[dict[str, float]] = []
         for place in places:
             skip = probe.skips[place["block"]]
-            scales = probe.values(place["block"])
-            if not scales:
-                raise UserError(
-                    f"{label}: {place['block']} has no x:F: its rule mixes features or carries "
-                    "several tensors, or its norm is no affine map of its input"
-                )
-            columns = columns_of(scales, adapted.get(place["block"], math.nan))
+            columns = columns_of(
+                probe.values(place["block"]), adapted.get(place["block"], math.nan)
+            )
             rows.append({**place, **columns})
             learned += [{**place, **row} for row in learned_vectors(skip)]
             of_blocks.append(readings_of(skip, columns))

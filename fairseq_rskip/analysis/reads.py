@@ -125,10 +125,12 @@ def report(study: Study, stem: Path) -> None:
     rows: list[Row] = []
     shares: list[Row] = []
     movements: list[Row] = []
-    for label, model, places in study.with_places():
-        modules = skips(model)
+    models = study.with_places()
+    for label, model, places in models:  # before anything is measured
         for place in places:
-            check_measured(label, place["block"], modules[place["block"]])
+            check_measured(label, place["block"], skips(model)[place["block"]])
+    for label, model, places in models:
+        modules = skips(model)
         with ReadProbe(model) as probe, torch.no_grad():
             for batch in study.show_batches(label):
                 study.losses(model, batch)

@@ -167,10 +167,12 @@ def report(study: Study, stem: Path) -> None:
     """
     rows: list[Row] = []
     movements: list[Row] = []
-    for label, model, places in study.with_places():
-        modules = skips(model)
+    models = study.with_places()
+    for label, model, places in models:  # before anything is measured
         for place in places:
-            check_measured(label, place["block"], modules[place["block"]])
+            check_measured(label, place["block"], skips(model)[place["block"]])
+    for label, model, places in models:
+        modules = skips(model)
         seed = study.seeds.get(label)
         starts = {}
         for name, skip in modules.items():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..console import Parser, between, label_and_path, whole_number
+from ..errors import UserError
 
 MODELS = """\
 MODEL is one of
@@ -19,9 +20,14 @@ MODEL is one of
   'LABEL=fresh:ARCH ...'  a freshly initialised Transformer, with options of
                           fairseq-train --arch ARCH; needs --data:
                           '3rSkip+LN=fresh:transformer_rskip_ln_iwslt_de_en --skip-lambda 3'
-All models of one call are ResNets or all are Transformers, and see the same examples. A fresh
-network's batch norms get their running statistics from 10 batches of them in training mode; nothing
-is trained.
+All models of one call are ResNets, or translation models, or language models, and see the same
+examples. A fresh network's batch norms get their running statistics from 10 batches of them in
+training mode; nothing is trained.
+"""
+
+LOGS = """\
+depth-check takes one MODEL: the folder of a training that logged its skip connections, or the log
+itself, is read, and the options of examples have no effect; any other MODEL is measured.
 """
 
 
@@ -44,6 +50,11 @@ def run(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     from ..analysis.figures import check_stem
 
+    if not options.output or options.output.endswith("/"):
+        raise UserError(
+            f"--output {options.output!r}: expected how the names of the files begin, such as "
+            f"{options.output}{options.name}"
+        )
     stem = check_stem(options.output)
     COMMANDS[options.name].run(options, stem)
 
@@ -74,6 +85,11 @@ def _add_models(parser: argparse.ArgumentParser, examples: int) -> None:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help=device)
     stage = "show this stage of ResNets only; the paper shows 2"
     add("--stage", type=int, choices=(1, 2, 3), help=stage)
+
+
+def _add_depth_check(parser: argparse.ArgumentParser) -> None:
+    _add_models(parser, examples=1_000)
+    parser.epilog = f"{LOGS}\n{MODELS}"
 
 
 def _add_stacks(parser: argparse.ArgumentParser) -> None:
@@ -201,7 +217,7 @@ COMMANDS = {
     ),
     "depth-check": Command(
         "what the residuals of a stack pass on of the gradient",
-        lambda parser: _add_models(parser, examples=1_000),
+        _add_depth_check,
         _depth_check,
     ),
 }

@@ -10,7 +10,7 @@ from ..analysis.study import Study
 from ..console import label_and_path, print_line, progress
 from ..errors import UserError
 from ..vision.run import FORMAT
-from .saved_model import EXPORT, IMAGES, find_saved, read_checkpoint
+from .saved_model import IMAGES, find_saved, read_checkpoint
 from .source import Source
 
 FRESH = "fresh:"
@@ -72,10 +72,8 @@ def _source(text: str) -> Source:
 
 def _read(source: Source) -> Source:
     """``source`` with its checkpoint."""
-    saved = find_saved(Path(source.path), average=False)
+    saved = find_saved(Path(source.path), average=False, exports=False)
     path = saved.paths[0]
-    if saved.kind == EXPORT:
-        raise UserError(f"{source} is an export: expected a checkpoint, or a folder of checkpoints")
     if saved.which:
         print_line(f"{source.label}: {saved.which}")
     state = read_checkpoint(path)

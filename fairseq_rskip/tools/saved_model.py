@@ -31,20 +31,26 @@ class Saved(NamedTuple):
     which: str = ""
 
 
-def find_saved(path: Path, average: bool = True) -> Saved:
+def find_saved(path: Path, average: bool = True, exports: bool = True) -> Saved:
     """The model that ``path`` means.
 
     That is an export or the name of one that comes with the package; a checkpoint; the folder of a
     training of images; or a folder of fairseq's checkpoints (or ``RUN/seed1`` of rskip run), of
     which the last five are averaged if it is a translation model and ``average`` is true, else
-    checkpoint_best.pt. Raises ``UserError``, ``CheckpointError``.
+    checkpoint_best.pt. Raises ``UserError``, for an export, too, unless ``exports`` is true, and
+    ``CheckpointError``.
     """
-    path = locate(path.expanduser())
+    name, path = path, locate(path.expanduser())
+    only_checkpoints = "expected a checkpoint, or a folder of checkpoints"
+    if not path.exists() and not exports:
+        raise UserError(f"{path} does not exist; {only_checkpoints}")
     if not path.exists():
         expected = "expected a checkpoint, a folder of checkpoints, an export, "
         expected += f"or a model that comes with the package: {', '.join(bundled_names())}"
         hint = did_you_mean(path.name, bundled_names(), expected)
         raise UserError(f"{path} does not exist; {hint}")
+    if (path / CONFIG).is_file() and not exports:
+        raise UserError(f"{name} is an export: {only_checkpoints}")
     if (path / CONFIG).is_file():
         return Saved(EXPORT, [path])
     if (path / CHECKPOINT).is_file():

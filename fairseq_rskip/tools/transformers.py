@@ -50,6 +50,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     device = device_of(options.device)
     states = [read(source) for source in models]
     data = _data(models, states, options)
+    _check_task(models, states, data)
     built, tasks_of, seeds = {}, [], {}
     for source, state in progress(list(zip(models, states)), len(models), "loading", "model"):
         cfg = _fresh_settings(source, data) if state is None else state["cfg"]
@@ -57,9 +58,13 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
         tasks_of.append(task)
         built[source.label] = model.to(device).eval()
         seeds[source.label] = options.seed if state is None else cfg.common.seed
-    first = tasks_of[0]  # all have the same data
-    first.load_dataset(options.split)
-    dataset = first.dataset(options.split)
+    # all have the same data; the windows of a text are those of the model with the shortest
+    task = min(tasks_of, key=lambda each: getattr(_settings(each), "tokens_per_sample", 0))
+    try:
+        task.load_dataset(options.split)
+    except FileNotFoundError:
+        raise UserError(f"--split {options.split}: {data.folder} has no such part") from None
+    dataset = task.dataset(options.split)
     chosen = _choose(dataset, list(built.values()), options)
 
     def batches() -> Iterator[dict[str, Any]]:
@@ -67,7 +72,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
             sample = dataset.collater(
                 [dataset[i] for i in chosen[start : start + options.batch_size]]
             )
-            sample["pad"] = first.target_dictionary.pad()
+            sample["pad"] = task.target_dictionary.pad()
             yield utils.move_to_cuda(sample) if device.type == "cuda" else sample
 
     about = (
@@ -75,6 +80,11 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     )
     count = -(-len(chosen) // options.batch_size)
     return Study(built, batches, count, about, losses, side_of, seeds=seeds)
+
+
+def _settings(task: Any) -> Any:
+    """What a task of fairseq was set up with: ``args`` in language modelling, else ``cfg``."""
+    return getattr(task, "args", None) or task.cfg
 
 
 def side_of(name: str, skip: SkipConnection) -> str:
@@ -117,6 +127,21 @@ def _data(models: Sequence[Source], states: Sequence[Any], options: argparse.Nam
         raise UserError(f"the checkpoints name different data: say --data DATA-BIN ({listed})")
     folder, source = next(iter(named.items()), ("", None))
     return corpus_of(source, folder, options.data, Corpus.find)
+
+
+def _check_task(models: Sequence[Source], states: Sequence[Any], data: Corpus) -> None:
+    """Raise ``UserError`` for a language model with pairs, or a translation model with a text."""
+    for source, state in zip(models, states):
+        if state is None:  # a fresh model is of the task that the data has
+            continue
+        reads_text = state["cfg"]["task"]["_name"] == "language_modeling"
+        if reads_text != data.is_monolingual:
+            kind = "a language model" if reads_text else "a translation model"
+            found = "a text" if data.is_monolingual else "sentence pairs"
+            raise UserError(
+                f"{source} is {kind}, and {data.folder} has {found}: expected models of one task "
+                "and their data, since all see the same examples"
+            )
 
 
 def _fresh_settings(source: Source, data: Corpus) -> Any:
@@ -187,5 +212,7 @@ def _choose(dataset: Any, models: list[nn.Module], options: argparse.Namespace) 
     limits = [model.max_positions() for model in models]
     limit = min(limits) if isinstance(limits[0], int) else tuple(map(min, zip(*limits)))
     fitting, _ = dataset.filter_indices_by_size(torch.arange(len(dataset)).numpy(), limit)
+    if not len(fitting):
+        raise UserError(f"no example of {options.split} fits: the models take {limit} tokens")
     chosen = fitting[draw_examples(len(fitting), options.examples, options.seed).numpy()]
     return sorted((int(i) for i in chosen), key=lambda i: (dataset.size(i), i))

@@ -83,6 +83,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     add_search(parser)
     options = parser.parse_args(argv)
+    if sys.stdin is None:
+        raise UserError("the standard input is closed: expected sentences, one on each line")
     import torch  # takes seconds: after the options
 
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -16,7 +16,7 @@ from fairseq import checkpoint_utils, options, tasks
 from transformer_helpers import randomise
 from vision_helpers import arguments, error_line, write_folder
 
-from fairseq_rskip.errors import exit_status
+from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools import analyze as command
 from fairseq_rskip.vision import main as training
 from fairseq_rskip.vision.config import Config
@@ -274,9 +274,7 @@ def test_checkpoints_of_fairseq(trained, tiny_corpus, analyze):
 
 @pytest.mark.slow
 def test_what_is_wrong_with_a_transformer_gets_one_line(trained, tiny_corpus, analyze):
-    assert "Dataset not found: tset" in refused(
-        analyze("gradients", f"o={trained}", data="", split="tset")
-    )
+    assert "--split tset: " in refused(analyze("gradients", f"o={trained}", data="", split="tset"))
     near = ": no architecture named 'transformer_rksip_ln'; did you mean transformer_rskip_ln?"
     for fresh, end in (
         ("transformer_rksip_ln", near),
@@ -340,12 +338,15 @@ def test_stock_checkpoints_are_measured_as_the_same_network_of_ours(
 
 
 @pytest.mark.slow
-def test_language_models_are_measured_window_by_window(language_model, tmp_path, capfd):
+@pytest.mark.parametrize("longer", [False, True], ids=["equal", "longer"])
+def test_language_models_are_measured_window_by_window(language_model, tmp_path, capfd, longer):
+    """The windows are the checkpoint's, also after a fresh model that takes longer ones."""
     data, folder = language_model
-    models = [
-        f"ours={folder / 'checkpoint_best.pt'}",
-        "fresh=fresh:transformer_lm_preln_tiny --tokens-per-sample 32",
-    ]
+    models = [f"ours={folder / 'checkpoint_best.pt'}"]
+    if longer:
+        models.insert(0, "fresh=fresh:transformer_lm_preln_tiny")
+    else:
+        models.append("fresh=fresh:transformer_lm_preln_tiny --tokens-per-sample 32")
     command.run(["gradients", *models, "--split", "test", "--output", str(tmp_path / "gradients")])
     assert "13 windows of test" in capfd.readouterr().out
     rows = list(csv.DictReader((tmp_path / "gradients.csv").open(encoding="utf-8")))
@@ -359,4 +360,21 @@ def test_language_models_are_measured_window_by_window(language_model, tmp_path,
     samples = [
         task.dataset("test").collater([task.dataset("test")[number]]) for number in range(13)
     ]
-    assert float(rows[3]["gradient_norm"]) == last_gradient(model.eval(), samples)
+    of_ours = [row for row in rows if row["model"] == "ours"]
+    assert float(of_ours[3]["gradient_norm"]) == last_gradient(model.eval(), samples)
+
+
+@pytest.mark.slow
+def test_a_language_model_does_not_read_pairs(language_model, tiny_corpus, tmp_path):
+    _, folder = language_model
+    words = [f"ours={folder / 'checkpoint_best.pt'}", "--output", str(tmp_path / "gradients")]
+    with pytest.raises(UserError, match="ours .* is a language model, and .* has sentence pairs"):
+        command.run(["gradients", *words, "--data", str(tiny_corpus)])
+    with pytest.raises(UserError, match="--split training: .* has no such part"):
+        command.run(["gradients", *words, "--split", "training"])
+
+
+@pytest.mark.parametrize("stem", ["", "figures/"])
+def test_a_stem_without_a_name_is_refused(stem):
+    with pytest.raises(UserError, match=rf"--output '{stem}': .* such as {stem}gradients"):
+        command.run(["gradients", "run", "--output", stem])

@@ -46,6 +46,12 @@ def test_a_model_translates_a_caption_of_its_kind(name, tmp_path, monkeypatch, c
     assert fairseq_rskip.from_pretrained(name).translate(text) == "Zwei Hunde spielen im Schnee."
 
 
+def test_a_closed_standard_input_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert rskip(["translate", NAMES[0], "--cpu"]) == 1
+    assert "the standard input is closed" in capsys.readouterr().err
+
+
 def test_sentences_are_texts_and_empty_ones_stay_empty():
     model = fairseq_rskip.from_pretrained(NAMES[0])
     translated = model.translate(["", "Two dogs are playing in the snow.", " "])

@@ -52,14 +52,12 @@ def export(options: argparse.Namespace) -> None:
     from fairseq_rskip.tools.evaluate.weights import as_one  # takes seconds: after the options
     from fairseq_rskip.tools.export import card as cards
     from fairseq_rskip.tools.export import hugging_face
-    from fairseq_rskip.tools.saved_model import EXPORT, IMAGES, find_saved
+    from fairseq_rskip.tools.saved_model import IMAGES, find_saved
 
     folder = Path(os.path.realpath(options.folder.expanduser()))
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"DIR {options.folder} exists and is not an empty folder; give a new one")
-    saved = find_saved(options.checkpoint)
-    if saved.kind == EXPORT:
-        raise UserError(f"{options.checkpoint} is an export: expected a checkpoint, or a folder")
+    saved = find_saved(options.checkpoint, exports=False)
     if saved.which:
         print_line(saved.which)
     kind = import_module(f".{'images' if saved.kind == IMAGES else 'translation'}", __package__)
