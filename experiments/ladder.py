@@ -77,12 +77,14 @@ def join(rungs: Rungs, further: Rungs) -> list[str]:
     sentences = []
     for rung, rows in further.items():
         for row, line in rows.items():
-            known = rungs.setdefault(rung, {}).setdefault(row, line)
-            if known is not line:
-                for seed in sorted(known.values.keys() & line.values.keys()):
-                    again = line.values[seed] - known.values[seed]
-                    sentences.append(f"{row}, {rung}, seed {seed}, trained again: {again:+.3f}")
-            values = dict(sorted({**line.values, **known.values}.items()))
+            known = rungs.setdefault(rung, {}).get(row)
+            if known is None:
+                rungs[rung][row] = line
+                continue
+            for seed in sorted(known.values.keys() & line.values.keys()):
+                again = line.values[seed] - known.values[seed]
+                sentences.append(f"{row}, {rung}, seed {seed}, trained again: {again:+.3f}")
+            values = {**line.values, **known.values}
             rungs[rung][row] = dataclasses.replace(known, values=values)
     return sentences
 
@@ -239,7 +241,8 @@ def main() -> None:
     report = read_report(first)
     rungs = read_rungs(report, first)
     for path in others:
-        print_line("\n".join(join(rungs, by_column(read_report(path)))))
+        for sentence in join(rungs, by_column(read_report(path))):
+            print_line(sentence)
     compared = sides(rungs)
     table = pandas.DataFrame(compared)
     make_folder(options.output)

@@ -201,7 +201,7 @@ def gru(x, f, p):
 
 
 def gtrxl(x, f, p):
-    """Parisotto et al. 2020, section 3.2.1, "Gated-Recurrent-Unit-type gating", of relu(F)."""
+    """Parisotto et al. 2020, the gate of type GRU, of relu(F)."""
     y = f * (f > 0)
     w_r, w_z, w_g = p["branch_weight"].split(x.size(1), 0)
     u_r, u_z, u_g = p["stream_weight"].split(x.size(1), 0)

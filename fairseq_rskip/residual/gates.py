@@ -219,10 +219,10 @@ class GTrXL(SkipConnection):
     pre-norm with a GRU in place of the sum. z = 0 is x.
 
     W_r, W_z and W_n are the rows of ``branch_weight``, (3 dim, dim), and the U of
-    ``stream_weight``; all start with standard deviation 1/sqrt(dim) (ours; the paper does not say),
-    b_z, of shape (dim,), at ``gate_bias``, so that a stack starts near its input. Parisotto et al.
-    2020, "Stabilizing Transformers for Reinforcement Learning", arXiv 1910.06764, section 3.2, the
-    gate "GRU" of the block "TrXL-I"; its 2 for b_z is the paper's choice in most experiments.
+    ``stream_weight``; all start with standard deviation 1/sqrt(dim) (ours), b_z, of shape (dim,),
+    at ``gate_bias``, so that a stack starts near its input. Parisotto et al. 2020, "Stabilizing
+    Transformers for Reinforcement Learning", arXiv 1910.06764, the gate of type GRU; 2 for b_z is
+    the paper's.
     """
 
     norms = all_norms(without=("batch",))

@@ -41,16 +41,17 @@ def find_saved(path: Path, average: bool = True, exports: bool = True) -> Saved:
     ``CheckpointError``.
     """
     name, path = path, locate(path.expanduser())
-    only_checkpoints = "expected a checkpoint, or a folder of checkpoints"
-    if not path.exists() and not exports:
-        raise UserError(f"{path} does not exist; {only_checkpoints}")
+    if not exports:
+        expected = "expected a checkpoint, or a folder of checkpoints"
+        if not path.exists():
+            raise UserError(f"{path} does not exist; {expected}")
+        if (path / CONFIG).is_file():
+            raise UserError(f"{name} is an export: {expected}")
     if not path.exists():
         expected = "expected a checkpoint, a folder of checkpoints, an export, "
         expected += f"or a model that comes with the package: {', '.join(bundled_names())}"
         hint = did_you_mean(path.name, bundled_names(), expected)
         raise UserError(f"{path} does not exist; {hint}")
-    if (path / CONFIG).is_file() and not exports:
-        raise UserError(f"{name} is an export: {only_checkpoints}")
     if (path / CONFIG).is_file():
         return Saved(EXPORT, [path])
     if (path / CHECKPOINT).is_file():

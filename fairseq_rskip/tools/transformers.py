@@ -59,7 +59,7 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
         built[source.label] = model.to(device).eval()
         seeds[source.label] = options.seed if state is None else cfg.common.seed
     # all have the same data; the windows of a text are those of the model with the shortest
-    task = min(tasks_of, key=lambda each: getattr(_settings(each), "tokens_per_sample", 0))
+    task = min(tasks_of, key=window_length)
     try:
         task.load_dataset(options.split)
     except FileNotFoundError:
@@ -82,9 +82,9 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
     return Study(built, batches, count, about, losses, side_of, seeds=seeds)
 
 
-def _settings(task: Any) -> Any:
-    """What a task of fairseq was set up with: ``args`` in language modelling, else ``cfg``."""
-    return getattr(task, "args", None) or task.cfg
+def window_length(task: Any) -> int:
+    """Tokens in a window of a language modelling task's text; 0 for a task on sentence pairs."""
+    return getattr(getattr(task, "args", None), "tokens_per_sample", 0)
 
 
 def side_of(name: str, skip: SkipConnection) -> str:
