@@ -89,13 +89,20 @@ def join(rungs: Rungs, further: Rungs) -> list[str]:
     return sentences
 
 
-def sides(rungs: Rungs) -> list[Side]:
+def fit(rungs: Rungs) -> dict[str, SeedModel]:
+    """Each rung's model of rule + seed."""
+    models = {}
+    for rung, rows in rungs.items():
+        models[rung] = SeedModel({row: line.values for row, line in rows.items()})
+    return models
+
+
+def sides(models: dict[str, SeedModel]) -> list[Side]:
     """Each rule's difference from the baseline on each rung."""
     compared = []
     below = None  # the model of the rung below
-    for rung, rows in rungs.items():
-        model = SeedModel({row: line.values for row, line in rows.items()})
-        for row in rows:
+    for rung, model in models.items():
+        for row in model.values:
             if row != BASELINE:
                 compared.append(_side(rung, row, model, below))
         if model.deviation is not None:
@@ -145,7 +152,7 @@ def missing(rungs: Rungs) -> list[str]:
     return lacks
 
 
-def wrong_rates(rungs: Rungs, report: list[Line]) -> list[str]:
+def wrong_rates(rungs: Rungs, models: dict[str, SeedModel], report: list[Line]) -> list[str]:
     """A sentence for each line of ladder-rates.yaml: is the rung better at that rate?"""
     sentences = []
     for line in report:
@@ -153,7 +160,7 @@ def wrong_rates(rungs: Rungs, report: list[Line]) -> list[str]:
         transferred = rungs.get(rung, {}).get(line.row)
         if line.column == rung or transferred is None or not line.values:
             continue
-        deviation = SeedModel({row: each.values for row, each in rungs[rung].items()}).deviation
+        deviation = models[rung].deviation
         shared = line.values.keys() & transferred.values.keys()
         if not shared:
             continue
@@ -243,7 +250,8 @@ def main() -> None:
     for path in others:
         for sentence in join(rungs, by_column(read_report(path))):
             print_line(sentence)
-    compared = sides(rungs)
+    models = fit(rungs)
+    compared = sides(models)
     table = pandas.DataFrame(compared)
     make_folder(options.output)
     figures.write_csv(
@@ -254,13 +262,12 @@ def main() -> None:
     correlations = rank_correlations(rungs)
     for names, rho, rows in correlations:
         print_line(f"{names}: Spearman's ρ = {rho:.2f}, {rows} rules")
-    for rung, rows in rungs.items():
-        scattered = SeedModel({row: line.values for row, line in rows.items()}).scattered
-        if scattered:
-            print_line(f"{rung}: {', '.join(scattered)} scatter more than the model allows")
+    for rung, model in models.items():
+        if model.scattered:
+            print_line(f"{rung}: {', '.join(model.scattered)} scatter more than the model allows")
     sentences = choices_at_an_end(report)
     if options.rates:
-        sentences += wrong_rates(rungs, read_report(options.rates))
+        sentences += wrong_rates(rungs, models, read_report(options.rates))
     registered = [side for side in compared if side.row in REGISTERED]
     lacks = missing(rungs)
     print_line("\n".join([*sentences, verdict(changes(registered), correlations, lacks)]))
