@@ -88,6 +88,11 @@ def tests_of(runs: pandas.DataFrame, names: list[str], seeds: list[int]) -> pand
         lines = []
         for name in others:
             shared = model.shared_seeds(name, baseline)
+            if len(shared) < FEWEST_SEEDS:
+                raise UserError(
+                    f"--tests: {name} and {baseline} share {len(shared)} seeds: "
+                    f"expected {FEWEST_SEEDS} or more"
+                )
             paired = [by_row[name][seed] - by_row[baseline][seed] for seed in shared]
             test = stats.ttest_1samp(paired, 0.0)
             low, high = test.confidence_interval(0.95)

@@ -41,9 +41,10 @@ MAY_BE_UNDEFINED = (X_TO_F, F_OVER_X, BF_OVER_AX, *PATH_QUANTITIES)
 def summarise(probe: SkipProbe, loss_scale: float = 1.0, paths: PathProbe | None = None) -> Values:
     """Return tag -> value of the blocks that the probe saw.
 
-    Blocks that did not run (LayerDrop) have no tags. The loss whose gradients the probe saw is
-    ``loss_scale`` times the mean loss that is optimised: fp16's scale, and the number of tokens of
-    a summed loss. Empty if a gradient is not finite, as fp16 then drops the update.
+    Blocks that did not run (LayerDrop) have no tags but those of what they learn. The loss whose
+    gradients the probe saw is ``loss_scale`` times the mean loss that is optimised: fp16's scale,
+    and the number of tokens of a summed loss. Empty if a gradient is not finite, as fp16 then drops
+    the update.
     """
     values: Values = {}
     means = _means(probe, loss_scale)
@@ -55,7 +56,8 @@ def summarise(probe: SkipProbe, loss_scale: float = 1.0, paths: PathProbe | None
         for name, quantities in paths.means().items():
             for quantity, value in quantities.items():
                 values[f"{quantity}/{name}"] = value
-            values[f"{NORM_AFTER_SUM}/{name}"] = float(len(paths.skips[name].post) > 0)
+            if quantities:
+                values[f"{NORM_AFTER_SUM}/{name}"] = float(len(paths.skips[name].post) > 0)
 
     defined: Values = {}
     for tag, value in values.items():

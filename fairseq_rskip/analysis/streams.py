@@ -245,9 +245,11 @@ def do_they_differ(rows: list[Row]) -> str:
     mean = Mean(later)
     least = min(mean.rows, key=lambda row: row[NUMBER.column])
     side = f"{rows[0]['group']} " if rows[0]["group"] else ""
+    without_first = " behind the first" if len(later) < len(rows) else ""
     return (
         f"{side}{mean.number:.2f} of {mean.count} effective streams (mean of {len(mean.rows)} "
-        f"blocks; the fewest, {least[NUMBER.column]:.2f}, in {least['block']}): {mean.verdict()}"
+        f"blocks{without_first}; the fewest, {least[NUMBER.column]:.2f}, in {least['block']}): "
+        f"{mean.verdict()}"
     )
 
 
@@ -289,9 +291,9 @@ def how_they_mix(model: nn.Module, rows: list[Row]) -> str:
     changed = max(rows, key=lambda row: row[MOVED.column])
     hardly = ", next to nothing" if changed[MOVED.column] < HARDLY else ""
     return (
-        f"the mixing matrix is at most {farthest[DISTANCE.column]:.2g} from the identity, in "
-        f"{farthest['block']} (0 keeps every stream as it is), and at most "
-        f"{changed[MOVED.column]:.2g} from its start, in {changed['block']}{hardly}"
+        f"the mixing matrix is farthest from the identity, {farthest[DISTANCE.column]:.2g}, in "
+        f"{farthest['block']} (0 keeps every stream as it is), and farthest from its start, "
+        f"{changed[MOVED.column]:.2g}, in {changed['block']}{hardly}"
     )
 
 
@@ -307,7 +309,7 @@ def what_moved(learned: list[Row]) -> str:
     for name in moving:
         changes[name] = max(row["change"] for row in figures.select(learned, parameter=name))
     least = min(changes, key=changes.__getitem__, default="")
-    slowest = f"; {least} the least, by at most {changes[least]:.2g}" if least else ""
+    slowest = f"; {least} the least, by {changes[least]:.2g} where most" if least else ""
     kinds = f"{len(moving)} of {len(names)} kinds of parameters"
     return f"since the start {kinds} have moved{exception}{slowest}"
 

@@ -39,8 +39,11 @@ class Highway(Weighted):
         self.gate_bias = self.new_parameter(torch.full((dim,), float(gate_bias)))
 
     def gate(self, x: Tensor) -> Tensor:
-        """sigmoid(W x + b), of x's shape."""
-        return torch.sigmoid(linear(x, self.channel_dim, self.gate_weight, self.gate_bias))
+        """sigmoid(W x + b), of x's shape, in at least fp32: near 0 and 1, bf16 would round the
+        share of x alike in every block.
+        """
+        before = linear(x, self.channel_dim, self.gate_weight, self.gate_bias)
+        return torch.sigmoid(at_least_float32(before))
 
     def scales(self, x: Tensor) -> tuple[Tensor, Tensor | float]:
         gate = self.gate(x)
@@ -207,7 +210,7 @@ class GRUGate(SkipConnection):
         of_branch = linear(f_x, axis, self.branch_weight, self.branch_bias).chunk(3, axis)
         of_stream = linear(x, axis, self.stream_weight, self.stream_bias).chunk(3, axis)
         reset = torch.sigmoid(of_branch[0] + of_stream[0])
-        update = torch.sigmoid(of_branch[1] + of_stream[1])
+        update = torch.sigmoid(at_least_float32(of_branch[1] + of_stream[1]))
         new = torch.tanh(of_branch[2] + reset * of_stream[2])
         return update * x + (1.0 - update) * new
 
@@ -241,7 +244,8 @@ class GTrXL(SkipConnection):
         of_gates, of_new = self.stream_weight.split((2 * self.dim, self.dim))
         of_stream = linear(x, axis, of_gates).chunk(2, axis)
         reset = torch.sigmoid(of_branch[0] + of_stream[0])
-        update = torch.sigmoid(of_branch[1] + of_stream[1] - self.per_channel(self.gate_bias))
+        before = of_branch[1] + of_stream[1] - self.per_channel(self.gate_bias)
+        update = torch.sigmoid(at_least_float32(before))
         new = torch.tanh(of_branch[2] + linear(reset * x, axis, of_new))
         return (1.0 - update) * x + update * new
 

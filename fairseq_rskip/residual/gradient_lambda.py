@@ -40,7 +40,7 @@ class OneStep(nn.Module):
         super()._load_from_state_dict(*arguments)
         self.version = -1
         if not self.start.is_meta:
-            self.chosen = int(self.start)
+            self.chosen = self._in_start()
 
     def _apply(self, *arguments: Any, **options: Any) -> "OneStep":
         self.version = -1  # another tensor counts its versions from 0 again
@@ -55,11 +55,15 @@ class OneStep(nn.Module):
         if torch.compiler.is_compiling() or self.start.is_inference() or self.start.is_meta:
             return
         if self.start._version != self.version:
-            self.version, self.chosen = self.start._version, int(self.start)
+            self.version, self.chosen = self.start._version, self._in_start()
+
+    def _in_start(self) -> int:
+        """Lambda; rounded, as a moving average of equal values may be a little less."""
+        return round(float(self.start))
 
     def of_steps(self, ys: Tensor) -> Tensor:
         """p for the y_k in ``ys``, ``(K, ..., dim)``: of shape ``(K,)``, 1 at lambda."""
-        return (step_numbers(self.steps, self.start.device) == self.start).to(ys.dtype)
+        return (step_numbers(self.steps, self.start.device) == self.start.round()).to(ys.dtype)
 
     def effective_lambda(self) -> float:
         return float(self.start)

@@ -49,20 +49,21 @@ class Permutations(MixingMatrix):
     """``sum_k softmax(Q)_k P_k`` over all permutation matrices, Q ``(n!)``."""
 
     name = "permutations"
-    matrices: Tensor
 
     def __init__(self, streams: int):
         super().__init__()
         if streams > 5:
             raise self.refuse(streams, "at most 5")
-        orders = list(itertools.permutations(range(streams)))  # the identity first
-        matrices = torch.eye(streams)[torch.tensor(orders)]
-        self.register_buffer("matrices", matrices, persistent=False)
-        self.logits_of_identity = torch.tensor([0.0] + [-8.0] * (len(orders) - 1))
+        self.orders = list(itertools.permutations(range(streams)))  # the identity first
+        self.logits_of_identity = torch.tensor([0.0] + [-8.0] * (len(self.orders) - 1))
 
     def forward(self, logits: Tensor) -> Tensor:
         share = torch.softmax(logits, -1)
-        return (share[..., None, None] * self.matrices).sum(-3)
+        # made here, not kept: a buffer outside the state would be lost by to_empty()
+        rows = torch.eye(len(self.orders[0]), dtype=share.dtype, device=share.device).unbind()
+        permuted = torch.stack([rows[k] for order in self.orders for k in order])
+        matrices = permuted.unflatten(0, (len(self.orders), -1))
+        return (share[..., None, None] * matrices).sum(-3)
 
 
 class Kronecker(MixingMatrix):

@@ -148,12 +148,12 @@ def test_the_report_says_what_streams_do(tmp_path, capsys):
     out = capsys.readouterr().out
     lines = [line for line in out.splitlines() if line.startswith("m: ")]
     assert len(lines) == 3
-    assert " of 4 effective streams (mean of 3 blocks; " in lines[0]
+    assert " of 4 effective streams (mean of 3 blocks behind the first; " in lines[0]
     assert lines[0].endswith(": they differ little.")
-    assert "at most 0.87 from the identity, in skips.2 " in lines[1]  # sqrt(n - 1) / sqrt(n)
-    assert "its start, in skips.2." in lines[1]  # in the others R is as it was
+    assert "farthest from the identity, 0.87, in skips.2 " in lines[1]  # sqrt(n - 1) / sqrt(n)
+    assert "farthest from its start, 0.86, in skips.2." in lines[1]  # in the others R is as it was
     assert "2 of 9 kinds of parameters have moved, all but b_pre, phi_pre" in lines[2]
-    assert "; b_post the least, by at most 2.1." in lines[2]  # (9 + 9 + 0 + 0) / 4, its root
+    assert "; b_post the least, by 2.1 where most." in lines[2]  # (9 + 9 + 0 + 0) / 4, its root
 
     rows = list(csv.DictReader((tmp_path / "f.csv").open(encoding="utf-8")))
     numbers = [float(row["effective_streams"]) for row in rows]

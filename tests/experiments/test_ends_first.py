@@ -91,3 +91,9 @@ def test_too_few_or_too_many_rows_are_refused(number, tmp_path, monkeypatch, cap
     rows = [f"row {k}" for k in range(number)]
     assert run(monkeypatch, tmp_path, *rows) == 1
     assert f"error: {number} rows; expected 5 to 10" in capsys.readouterr().err
+
+
+def test_one_shared_seed_is_no_test(runs, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "tests.csv"
+    assert run(monkeypatch, runs, *ROWS, "--seeds", 1, "--tests", file) == 1
+    assert "share 1 seeds: expected 2 or more" in capsys.readouterr().err

@@ -218,3 +218,14 @@ def test_lambda_from_the_gradient_is_the_one_whose_ratio_is_nearest_one():
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
     assert list(found.values()) == [min(ratios, key=ratios.get) for ratios in expected.values()]
     assert len(set(found.values())) > 1 and all(p.grad is None for p in model.parameters())
+
+
+def test_a_lambda_from_the_gradient_that_a_moving_average_left_a_little_lower_is_the_same():
+    skip = create_skip("askip", 8, max_steps=4, adapt="gradient")
+    skip.shares.freeze(3)
+    skip.shares.start.copy_(torch.tensor(2.9999998))
+    x, f_x = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
+    fixed = create_skip("rskip", 8, skip_lambda=3)
+    torch.testing.assert_close(skip(x, f_x), fixed(x, f_x))
+    ys = torch.zeros(4, 1)
+    assert skip.shares.chosen == 3 and skip.shares.of_steps(ys).tolist() == [0.0, 0.0, 1.0, 0.0]

@@ -24,6 +24,7 @@ from fairseq_rskip.residual import (
 from fairseq_rskip.residual.adaptive import SHARES, AdaptiveSkip
 from fairseq_rskip.residual.gates import Highway
 from fairseq_rskip.residual.halting import Halting
+from fairseq_rskip.residual.mixing_matrices import MATRICES
 from fairseq_rskip.residual.options import Choice, Real, options_of
 from fairseq_rskip.residual.place import Weight
 
@@ -457,3 +458,40 @@ def test_slots_may_be_a_property_of_an_image_kind():
             return ("post",)
 
     assert len(Late(4, channel_dim=1).post) == 2
+
+
+ON_META = [{"kind": kind} for kind in KINDS]
+ON_META += [{"kind": "mhc", "matrix": name} for name in MATRICES]
+
+
+@pytest.mark.parametrize("assign", [False, True], ids=["to_empty", "assign"])
+@pytest.mark.parametrize("options", ON_META, ids=lambda options: "-".join(options.values()))
+def test_a_stack_from_the_meta_device_is_what_it_loads(options, assign):
+    """As frameworks build large models: nothing that a rule needs may be outside its state."""
+
+    def stack():
+        made = skip_stack(options["kind"], 8, layers=2, sublayers=("ffn",), **extra)
+        return torch.nn.ModuleList(torch.nn.ModuleDict(layer) for layer in made)
+
+    def output(skips, x):
+        for layer in skips:
+            h, carried = layer["ffn"].prepare(x)
+            x = layer["ffn"](x, h.sin(), carried)
+        return x
+
+    extra = {name: value for name, value in options.items() if name != "kind"}
+    trained = stack().eval()
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(0.1 * draw(parameter.shape, 1, torch.float32))
+    with torch.device("meta"):
+        empty = stack().eval()
+    if not assign:
+        empty.to_empty(device="cpu")
+        for tensor in empty.state_dict().values():
+            tensor.fill_(3)  # in place of whatever the memory held
+    empty.load_state_dict(trained.state_dict(), assign=assign)
+    x = draw((3, 2, 8), 2, torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of rules that rescale the branches' weights
+        assert torch.equal(output(empty, x), output(trained, x))

@@ -308,6 +308,13 @@ def test_the_warm_up_of_a_shorter_training_is_shorter(plan, argv, warmup, warns)
     assert ("the recipe has" in made.err) == (warmup != 200)
 
 
+def test_no_warm_up_is_refused_where_fairseq_would_divide_by_it(plan):
+    words = f"{IWSLT} --warmup-updates 0".split()
+    refused(plan(*words, "--dry-run"), "error: --warmup-updates 0: expected 1 or more")
+    other = plan(*f"{IWSLT} --warmup-updates 0 --lr-scheduler fixed".split(), "--dry-run")
+    assert other.args.warmup_updates == 0
+
+
 @pytest.mark.parametrize(
     ("options", "share", "ramp"),
     [("", "0.083", "6,000"), ("--skip-warmup 100", "0.83", "600"), ("--skip-warmup 20", "", "")],

@@ -267,7 +267,10 @@ def average(paths: list[Path]) -> dict:
     result = load_state(paths[0])
     result.pop("last_optimizer_state", None)
     model = result["model"]
-    sums = {name: value.double() for name, value in model.items() if value.is_floating_point()}
+    sums = {}
+    for name, value in model.items():
+        if value.is_floating_point():
+            sums[name] = value.to(torch.float64, copy=True)  # tied tensors have a sum each
     if not sums:
         raise CheckpointError(f"cannot average: {paths[0]} has no floating-point weights")
     for path in paths[1:]:

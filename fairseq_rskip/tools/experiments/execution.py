@@ -258,8 +258,12 @@ def run_all(runs: list[Run], environments: list[dict[str, str]]) -> list[State]:
             free += _remove_ended(jobs)
             while waiting and free:
                 run = waiting.popleft()
-                verb = "resumes" if state(run).kind == STOPPED else "starts"
-                jobs.append(Job(run, free.pop(0)))
+                was_stopped = state(run).kind == STOPPED
+                job = Job(run, free.pop(0))
+                jobs.append(job)
+                verb = "resumes" if was_stopped else "starts"
+                if job.done_before == 1.0:
+                    verb = "is trained, evaluation starts"
                 print_line(f"{run.titled}: {verb}; {len(waiting)} more to start")
 
             if jobs:

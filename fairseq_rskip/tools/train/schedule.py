@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.option_error import refused
 from fairseq_rskip.tools.corpus import POSITIONS
 from fairseq_rskip.tools.recipes import Recipe
 
@@ -18,7 +19,8 @@ class Schedule:
     ``end`` is the last of ``unit`` ("updates" or "epochs"), 0 for none; ``patience`` is fairseq's,
     0 for none. ``warm_up`` counts updates. The recipe's warm-up shrinks in proportion to a shorter
     training. It is at most a fifth of the training if only the user counts in updates, and does not
-    shrink if only the recipe does. Raises ``UserError`` for a training without an end.
+    shrink if only the recipe does. Raises ``UserError`` for a training without an end, and
+    for no warm-up where fairseq needs one.
     """
 
     def __init__(self, recipe: Recipe, user_options: dict[str, Any]):
@@ -33,6 +35,11 @@ class Schedule:
         self.full_warm_up = recipe.options["warmup-updates"]
         self.is_own_warm_up = "warmup-updates" in user_options
         self.warm_up = user_options.get("warmup-updates", self._warm_up_of_recipe())
+        scheduler = user_options.get("lr-scheduler", recipe.options["lr-scheduler"])
+        if self.warm_up < 1 and scheduler == "inverse_sqrt":  # fairseq divides by it
+            raise refused(
+                "warmup-updates", self.warm_up, "1 or more for --lr-scheduler inverse_sqrt"
+            )
 
     def __str__(self) -> str:
         return f"{self.end:,} {self.unit}" if self.end else ""
