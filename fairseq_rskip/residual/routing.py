@@ -102,16 +102,17 @@ class DeltaAttentionResidual(HistorySkip):
     ``p = softmax_k(q_l . v_k / rms(v_k))``.
 
     v_k is the output of branch k and v_0 the stack's input, whose first block reads only x; x is
-    the ordinary sum and the stack's output. q_l, ``query``, of shape (dim,), starts at
-    0, as in code wdlctc/hyper-connection-factory, where the mixture is the mean of the v_k, a share
-    of x: pre-norm but for eps; the authors' code draws it with standard deviation 0.02 and lets it
-    decay. The gain that
-    the paper's RMSNorm of v_k may have is a factor of q_l. g is 1, or with ``depth_gate`` "zero" a
-    learned scalar of each block, ``gate``, that starts at 0: pre-norm bit for bit, the authors'
-    start from a trained model. Luo et al. 2026, "Delta Attention Residuals", arXiv 2605.18855; code
-    wdlctc/delta-attention-residuals-code, its mode "delta". In code wdlctc/hyper-connection-factory
-    the first block reads x + g x, which G takes for x. Of the paper, the form with one v_k for a
-    block of layers is left out. The stream carries x, though it is the sum of the v_k.
+    the ordinary sum and the stack's output. q_l, ``query``, of shape (dim,), starts at 0, as in
+    code wdlctc/hyper-connection-factory, where the mixture is the mean of the v_k, a share of x:
+    pre-norm but for eps; the authors' code draws it with standard deviation 0.02 and lets it decay.
+    The gain that the paper's RMSNorm of v_k may have is a factor of q_l.
+
+    g is 1, or with ``depth_gate`` "zero" a learned scalar of each block, ``gate``, that starts at 0:
+    pre-norm bit for bit, the authors' start from a trained model. Luo et al. 2026, "Delta Attention
+    Residuals", arXiv 2605.18855; code wdlctc/delta-attention-residuals-code, its mode "delta". In
+    code wdlctc/hyper-connection-factory the first block reads x + g x, which G takes for x. Of the
+    paper, the form with one v_k for a block of layers is left out. The stream carries x, though it
+    is the sum of the v_k.
     """
 
     def __init__(
