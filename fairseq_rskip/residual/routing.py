@@ -107,12 +107,12 @@ class DeltaAttentionResidual(HistorySkip):
     pre-norm but for eps; the authors' code draws it with standard deviation 0.02 and lets it decay.
     The gain that the paper's RMSNorm of v_k may have is a factor of q_l.
 
-    g is 1, or with ``depth_gate`` "zero" a learned scalar of each block, ``gate``, that starts at 0:
-    pre-norm bit for bit, the authors' start from a trained model. Luo et al. 2026, "Delta Attention
-    Residuals", arXiv 2605.18855; code wdlctc/delta-attention-residuals-code, its mode "delta". In
-    code wdlctc/hyper-connection-factory the first block reads x + g x, which G takes for x. Of the
-    paper, the form with one v_k for a block of layers is left out. The stream carries x, though it
-    is the sum of the v_k.
+    g is 1, or with ``depth_gate`` "zero" a learned scalar of each block, ``gate``, that starts at
+    0: pre-norm bit for bit, the authors' start from a trained model. Luo et al. 2026, "Delta
+    Attention Residuals", arXiv 2605.18855; code wdlctc/delta-attention-residuals-code, its mode
+    "delta". In code wdlctc/hyper-connection-factory the first block reads x + g x, which G takes
+    for x. Of the paper, the form with one v_k for a block of layers is left out. The stream carries
+    x, though it is the sum of the v_k.
     """
 
     def __init__(
