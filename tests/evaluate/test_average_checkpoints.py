@@ -32,7 +32,7 @@ def random_model(seed):
         "bf16": bf16.bfloat16(),
         "double": bf16.double(),
         "tied double": (double := bf16.double()),
-        "its twin": double,
+        "tied double too": double,
     }
     return {**tensors, "steps": torch.tensor(10 + seed), "flag": torch.tensor([True, False])}
 
@@ -49,7 +49,7 @@ def test_the_mean_is_the_float64_mean_rounded_once(tmp_path):
     out = torch.load(tmp_path / "out.pt", weights_only=False)
     model = out.pop("model")
     assert list(model) == list(models[0]) and out == {"args": argparse.Namespace(arch="x"), "n": 7}
-    for name in ("embed", "output", "half", "bf16", "double", "tied double", "its twin"):
+    for name in ("embed", "output", "half", "bf16", "double", "tied double", "tied double too"):
         expected = (
             torch.stack([model[name].double() for model in models])
             .mean(0)

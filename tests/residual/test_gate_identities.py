@@ -82,7 +82,10 @@ def test_a_review_gate_does_not_see_the_size_of_its_inputs():
     torch.testing.assert_close((skip(3 * x, 5 * f) - 3 * x) / (5 * f), gate)
 
 
-@pytest.mark.parametrize("kind", ["highway", "exclusive_gate", "shortcut_gate", "gru_gate"])
+GATED = ["highway", "exclusive_gate", "shortcut_gate", "gru_gate", "gtrxl"]
+
+
+@pytest.mark.parametrize("kind", GATED)
 def test_under_autocast_a_gate_takes_as_much_of_x_as_in_fp32(kind):
     """1 - g = 0.9975 is 0.9961 in bf16: alike in every block, which 72 blocks make a tenth."""
     skip = create_skip(kind, 4)
