@@ -48,11 +48,12 @@ def register(kind: str, also: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
 def rule_of(kind: str) -> Any:
     """The class registered as ``kind``.
 
-    Raises :class:`.OptionError`, with the known kinds, for another name.
+    Raises :class:`.OptionError` for another name, with the nearest kind or else all of them.
     """
     if not isinstance(kind, str) or kind not in KINDS:
         hint = nearest_kind(kind, KINDS) if isinstance(kind, str) else ""
-        raise OptionError("kind", kind, f"one of {', '.join(KINDS)}", reason=hint)
+        expected = "a kind that docs/rules.md lists" if hint else f"one of {', '.join(KINDS)}"
+        raise OptionError("kind", kind, expected, reason=hint)
     return KINDS[kind]
 
 

@@ -75,6 +75,21 @@ def test_hydra_train_builds_the_architecture_with_its_defaults(tiny_corpus, tmp_
     assert "encoder.layers.0.final_skip.post.2.weight" not in state
 
 
+def test_a_misspelt_architecture_is_one_line_with_the_nearest_name(tmp_path):
+    done = run_command(["fairseq-train", tmp_path, *PLUGIN, "--arch", "transformer_rskp_ln"])
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert line.startswith("fairseq-train: error: no architecture named 'transformer_rskp_ln'; ")
+    assert "did you mean transformer_rskip_ln? " in line
+    assert "transformer_vaswani" not in done.stderr
+
+
+def test_help_has_the_options_of_the_architecture(tmp_path):
+    help_text = run_checked(["fairseq-train", *PLUGIN, "--arch", "transformer_rskip_ln", "-h"])
+    assert "Options of --arch transformer_rskip_ln" in help_text
+    assert "--skip-lambda" in help_text
+
+
 def test_a_checkpoint_of_another_lambda_is_one_line(tiny_corpus, trained, tmp_path):
     """fairseq catches the error and raises its own.
 

@@ -42,9 +42,9 @@ CASES = {
     ),
     "a kind": (
         ("hihgway", {}),
-        "kind='hihgway': expected one of xskip, ",
-        "--skip-kind hihgway: expected one of xskip, ",
-        "skip-kind: hihgway; expected one of xskip, ",
+        "kind='hihgway': expected a kind that docs/rules.md lists (did you mean highway?)",
+        "--skip-kind hihgway: expected a kind that docs/rules.md lists (did you mean highway?)",
+        "skip-kind: hihgway; expected a kind that docs/rules.md lists (did you mean highway?)",
     ),
 }
 
