@@ -2,6 +2,7 @@
 user can see.
 """
 
+import argparse
 import errno
 import importlib.util
 import sys
@@ -9,6 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT, run_command
 
 from fairseq_rskip import compat
@@ -102,6 +104,25 @@ print("transformer_rskip_ln" in ARCH_MODEL_REGISTRY, is_int)
 def test_user_dir_registers_architectures_and_reads_python_3_14s_types():
     """Although the package was imported before."""
     assert run_command(["python-with-fairseq", USER_DIR]).stdout == "True True\n"
+
+
+@needs_wheel
+@pytest.mark.parametrize("ema_fp32", [False, True])
+def test_a_moving_average_copies_counters(ema_fp32):
+    """Stock fairseq multiplies them by the decay and fails."""
+    from fairseq.models.ema.ema import EMA
+
+    config = {"ema_decay": 0.5, "ema_seed_model": None, "ema_fp32": ema_fp32}
+    config |= {"ema_start_update": 0, "ema_update_freq": 1}
+    norm = torch.nn.BatchNorm1d(2)
+    average = EMA(norm, argparse.Namespace(**config))
+    norm(torch.tensor([[1.0, 4.0], [3.0, 8.0]]))
+    norm.weight.data.fill_(3.0)
+    average.step(norm, 1)
+    averaged = average.get_model()
+    assert averaged.num_batches_tracked == 1
+    assert averaged.weight.tolist() == [2.0, 2.0]  # (1 + 3) / 2
+    torch.testing.assert_close(averaged.running_mean, norm.running_mean / 2)
 
 
 def test_a_copy_cut_off_half_way_leaves_the_old_file(tmp_path, monkeypatch):
