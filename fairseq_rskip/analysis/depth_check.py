@@ -15,6 +15,7 @@ after the sum, as in pre-norm, x keeps its weight: such residuals are left out.
 
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -155,6 +156,8 @@ class Losses:
         """Take in a logged update, or a checkpoint."""
         for side, of_stack in stacks_in(residuals).items():
             passed = math.prod(residual.factor for residual in of_stack.values())
+            if math.isnan(passed):
+                continue  # a training that diverged: fairseq reports it
             if side not in self.worst or passed < self.worst[side].passed:
                 self.worst[side] = Worst(step, passed, of_stack)
             if passed >= LEAST:
@@ -195,8 +198,8 @@ def sentence(side: str, worst: Worst, for_long: bool = True) -> str:
         return f"{result}: it reaches the first layer (docs/depth.md)"
     if not for_long:
         return f"{result}, but less than {fraction(LEAST)} not for {LONG} updates in a row"
-    share = math.log(1 / LEAST) / len(worst.residuals)  # of each residual, if all lose alike
-    beyond = [b for b, each in worst.residuals.items() if -math.log(each.factor) > share]
+    share = -_ln(LEAST) / len(worst.residuals)  # of each residual, if all lose alike
+    beyond = [b for b, each in worst.residuals.items() if -_ln(each.factor) > share]
     layers = ranges(sorted(set(map(layer_of, beyond))))
     cosine = fmean(residual.cosine for residual in worst.residuals.values())
     return (
@@ -210,9 +213,14 @@ def advice(passed: float) -> str:
 
     ln p falls as 1/λ in xSkip, and by half with each step of rSkip, where F points along x.
     """
-    factor = math.log(passed) / math.log(LEAST)
+    factor = _ln(passed) / _ln(LEAST)
     steps = max(1, math.ceil(math.log2(factor)))
     return f"about {factor:.2g} times the λ of xSkip, or {steps} more in rSkip, would be enough"
+
+
+def _ln(share: float) -> float:
+    """The natural logarithm; that of the smallest float for 0, to which a product may underflow."""
+    return math.log(max(share, sys.float_info.min))
 
 
 def fraction(share: float) -> str:
@@ -250,6 +258,11 @@ def report(models: Sequence[str], stem: Path, load_study: Callable[[], Study]) -
     log = find_log(Path(path))
     updates: dict[int | None, Residuals]
     if log is None:
+        if Path(path).is_dir():
+            print_line(
+                f"{label}: {path} has no log of --skip-log-interval: its checkpoint is measured, "
+                "without what the branches return of the gradient"
+            )
         study = load_study()
         (label,) = study.models
         updates = {None: measure(study, label)}

@@ -303,6 +303,25 @@ def test_a_training_is_warned_once():
     assert [kept.line(step, values_of({})) for step in (100, 200, 300)] == ["", "", ""]
 
 
+@pytest.mark.parametrize("factor", [0.0, 1e-10])
+def test_a_gradient_of_which_nothing_is_left_is_reported(factor):
+    """The product of 80 factors of 1e-10 underflows to 0."""
+    blocks = [f"decoder.layers.{layer}.final_skip" for layer in range(80)]
+    losses = Losses()
+    for step in (1, 101):
+        losses.see(step, {block: Residual(factor, 0.5) for block in blocks})
+    line = depth_check.sentence("decoder", losses.worst["decoder"])
+    assert "pass on nothing of the gradient" in line
+    assert "lost in layers 1-80:" in line
+
+
+def test_a_training_that_diverged_is_not_taken_for_a_loss():
+    losses = Losses()
+    for step in (1, 101):
+        losses.see(step, {"decoder.layers.0.final_skip": Residual(math.nan, math.nan)})
+    assert not losses.worst and not losses.long
+
+
 def test_fractions_are_short():
     shares = (1.0, 0.8, 1 / 30, 1 / 12_345, 1e-7, 0.0)
     written = ["all", "1/1.2", "1/30", "1/12,345", "1/1.0e+07", "nothing"]
