@@ -105,7 +105,7 @@ def sides(models: dict[str, SeedModel]) -> list[Side]:
         for row in model.values:
             if row != BASELINE:
                 compared.append(_side(rung, row, model, below))
-        if model.deviation is not None:
+        if model.residuals.deviation is not None:
             below = model
     return [side for side in compared if side is not None]
 
@@ -130,11 +130,11 @@ def _deviation(model: SeedModel, row: str) -> float:
     the model leaves the rule or the baseline out; infinite where the model does not know it.
     """
     differences = list(model.differences(row, BASELINE).values()) if row in model.values else []
-    if model.deviation is None or len(differences) < 2:
+    if model.residuals.deviation is None or len(differences) < 2:
         return math.inf
     if not {row, BASELINE} & {*model.scattered}:
-        return model.deviation
-    return max(model.deviation, statistics.stdev(differences) / math.sqrt(2))
+        return model.residuals.deviation
+    return max(model.residuals.deviation, statistics.stdev(differences) / math.sqrt(2))
 
 
 def missing(rungs: Rungs) -> list[str]:
@@ -160,7 +160,7 @@ def wrong_rates(rungs: Rungs, models: dict[str, SeedModel], report: list[Line]) 
         transferred = rungs.get(rung, {}).get(line.row)
         if line.column == rung or transferred is None or not line.values:
             continue
-        deviation = models[rung].deviation
+        deviation = models[rung].residuals.deviation
         shared = line.values.keys() & transferred.values.keys()
         if not shared:
             continue

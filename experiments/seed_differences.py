@@ -98,14 +98,15 @@ def describe(column: str, rows: dict[str, Values]) -> str:
     """The residual and what it lets the seeds detect, one line."""
     rows = {label: values for label, values in rows.items() if len(values) > 1}
     model = SeedModel(rows)
-    if model.deviation is None:
+    if model.residuals.deviation is None:
         return f"{column or 'all'}: no two rows with two seeds"
     seeds = min(len(values) for values in rows.values())
-    least = detectable(model.deviation, seeds, model.freedom)
+    freedom = model.residuals.freedom
+    least = detectable(model.residuals.deviation, seeds, freedom)
     line = (
         f"{column or 'all'}: {len(rows)} rows, {seeds} seeds or more; residual standard deviation "
+        f"{model.residuals.deviation:.3f}, {freedom} degrees of freedom; detects {least:.3f}"
     )
-    line += f"{model.deviation:.3f}, {model.freedom} degrees of freedom; detects {least:.3f}"
     if model.scattered:
         line += (
             f"; left out, because they scatter more than the others: {', '.join(model.scattered)}"

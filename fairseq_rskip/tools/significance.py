@@ -10,7 +10,6 @@ from statistics import fmean
 
 import numpy as np
 import pandas
-import statsmodels.api as models
 from sacrebleu.metrics.base import Metric
 from scipy import optimize, stats
 from statsmodels.stats.multitest import multipletests
@@ -42,6 +41,73 @@ class Difference:
         return 1 if self.low > 0 else 0
 
 
+@dataclass(frozen=True)
+class Squares:
+    """A sum of squared residuals and their degrees of freedom."""
+
+    sum: float
+    freedom: int
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation; None where nothing varies."""
+        if self.freedom < 1:
+            return None
+        deviation = math.sqrt(self.sum / self.freedom)
+        return deviation if deviation > ROUNDING else None
+
+
+def fit(values: Mapping[str, Mapping[int, float]]) -> tuple[Squares, dict[str, Squares]]:
+    """Least squares of value = rule + seed, and for each rule what it adds to the residuals.
+
+    That is the sum of the squares of this fit minus that of a fit without the rule (Cook and
+    Weisberg 1982, deletion of several cases): ``e' (I - H)^-1 e`` over the rule's residuals e and
+    its part of the hat matrix H, without another fit.
+    """
+    observed = []
+    for rule, by_seed in values.items():
+        for seed, value in by_seed.items():
+            observed.append((rule, seed, value))
+    if not observed:
+        return Squares(0.0, 0), {}
+    table = pandas.DataFrame(observed, columns=["rule", "seed", "value"])
+    design = pandas.get_dummies(table[["rule", "seed"]].astype(str), dtype=float).to_numpy()
+    y = table["value"].to_numpy(dtype=float)
+    to_residuals = np.eye(len(y)) - design @ np.linalg.pinv(design, ROUNDING)
+    residuals = to_residuals @ y
+    added = {}
+    for rule in values:
+        of_rule = np.flatnonzero(table["rule"] == rule)
+        block = to_residuals[np.ix_(of_rule, of_rule)]
+        own = residuals[of_rule]
+        squares = own @ np.linalg.pinv(block, ROUNDING, hermitian=True) @ own
+        freedom = np.linalg.matrix_rank(block, ROUNDING, hermitian=True)
+        added[rule] = Squares(float(squares), int(freedom))
+    everything = Squares(float(residuals @ residuals), len(y) - int(np.linalg.matrix_rank(design)))
+    return everything, added
+
+
+def most_scattered(everything: Squares, added: Mapping[str, Squares]) -> str | None:
+    """The rule that scatters most, if at least two others scatter much less (``OUTLIER``).
+
+    The F-test of what it adds to the residuals against those of the others' own fit: in the fit of
+    all, a rule that scatters moves the effects of the seeds, and with them the others' residuals.
+    """
+    if len(added) < 3:
+        return None
+    p_values = {}
+    for rule, own in added.items():
+        rest = Squares(max(0.0, everything.sum - own.sum), everything.freedom - own.freedom)
+        if own.freedom < 1 or rest.deviation is None:
+            continue
+        ratio = own.sum / own.freedom / rest.deviation**2
+        p_values[rule] = float(stats.f.sf(ratio, own.freedom, rest.freedom))
+    if not p_values:
+        return None
+    worst = min(p_values, key=p_values.__getitem__)
+    return worst if p_values[worst] * len(added) < OUTLIER else None
+
+
 class SeedModel:
     """Least squares of value = rule + seed + residual, for rules trained with the same seeds.
 
@@ -54,58 +120,20 @@ class SeedModel:
 
     Args:
         values: the value of each seed, by rule.
+
+    ``residuals`` are those of the rules that are not ``scattered``.
     """
 
     def __init__(self, values: Mapping[str, Mapping[int, float]]) -> None:
         self.values = {rule: dict(by_seed) for rule, by_seed in values.items() if by_seed}
         self.scattered: list[str] = []  # the rules that are left out
-        self._fit_rules([*self.values])
-        worst = self._most_scattered()
+        self.residuals, added = fit(self.values)
+        worst = most_scattered(self.residuals, added)
         while worst is not None:
             self.scattered.append(worst)
-            self._fit_rules([rule for rule in self._rules if rule != worst])
-            worst = self._most_scattered()
-
-    def _fit_rules(self, rules: list[str]) -> None:
-        """Fit these rules.
-
-        Sets the residuals' degrees of freedom and their ``deviation``, None where nothing varies.
-        """
-        observed = []
-        for rule in rules:
-            for seed, value in self.values[rule].items():
-                observed.append((rule, seed, value))
-        table = pandas.DataFrame(observed, columns=["rule", "seed", "value"])
-        by_rule = pandas.get_dummies(table["rule"], dtype=float)
-        by_seed = pandas.get_dummies(table["seed"], dtype=float).iloc[:, 1:]
-        self._rules = list(by_rule.columns)
-        self.freedom = 0
-        self.deviation = None
-        if not observed:
-            return
-
-        design = np.hstack([by_rule.to_numpy(), by_seed.to_numpy()])
-        fit = models.OLS(table["value"].to_numpy(dtype=float), design).fit()
-        self._squares = pandas.Series(fit.resid**2).groupby(table["rule"]).sum()
-        self.freedom = int(fit.df_resid)
-        if self.freedom > 0:
-            deviation = math.sqrt(float(self._squares.sum()) / self.freedom)
-            if deviation > ROUNDING:
-                self.deviation = deviation
-
-    def _most_scattered(self) -> str | None:
-        """The rule with the largest residuals, if at least two others have much smaller ones."""
-        if self.deviation is None or len(self._rules) < 3:
-            return None
-        rule = self._squares.idxmax()
-        own_freedom = len(self.values[rule]) - 1
-        rest_freedom = self.freedom - own_freedom
-        rest = float(self._squares.sum() - self._squares[rule])
-        if own_freedom < 1 or rest_freedom < 1 or rest <= ROUNDING**2:
-            return None
-        ratio = (self._squares[rule] / own_freedom) / (rest / rest_freedom)
-        corrected_p = stats.f.sf(ratio, own_freedom, rest_freedom) * len(self._rules)
-        return rule if corrected_p < OUTLIER else None
+            kept = {rule: self.values[rule] for rule in added if rule != worst}
+            self.residuals, added = fit(kept)
+            worst = most_scattered(self.residuals, added)
 
     def difference(self, rule: str, baseline: str) -> Difference | None:
         """``rule`` minus ``baseline`` on the seeds of both: the mean of their differences.
@@ -119,12 +147,12 @@ class SeedModel:
             return None
         if {rule, baseline} & {*self.scattered}:
             return self._paired_difference(rule, baseline)
-        if self.deviation is None:
+        if self.residuals.deviation is None:
             return None
         value = fmean(self.differences(rule, baseline).values())
-        error = self.deviation * math.sqrt(2 / len(shared))
-        margin = error * float(stats.t.isf(LEVEL / 2, self.freedom))
-        p = 2 * float(stats.t.sf(abs(value) / error, self.freedom))
+        error = self.residuals.deviation * math.sqrt(2 / len(shared))
+        margin = error * float(stats.t.isf(LEVEL / 2, self.residuals.freedom))
+        p = 2 * float(stats.t.sf(abs(value) / error, self.residuals.freedom))
         return Difference(value, value - margin, value + margin, p)
 
     def shared_seeds(self, rule: str, baseline: str) -> list[int]:

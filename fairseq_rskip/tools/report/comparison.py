@@ -269,14 +269,14 @@ def power(lines: list[Result], column: str, metric: str) -> str:
     """
     lines = [line for line in lines if line.cell.column == column and len(line.values) > 1]
     model = seed_model(lines)
-    if model.deviation is None:
+    if model.residuals.deviation is None:
         return ""
     seeds = min(len(line.values) for line in lines)
-    least = significance.detectable(model.deviation, seeds, model.freedom)
+    least = significance.detectable(model.residuals.deviation, seeds, model.residuals.freedom)
     subject = f"Power of {column}" if column else "Power"
     text = f"{subject}: {seeds} seeds per row find a difference of {least:.3g} in {metric} four "
     text += f"times of five (two-sided, {LEVEL:.0%}, not corrected; residual standard deviation "
-    text += f"{model.deviation:.3g}, {model.freedom} degrees of freedom)."
+    text += f"{model.residuals.deviation:.3g}, {model.residuals.freedom} degrees of freedom)."
     if model.scattered:
         text += (
             " Left out of that residual, because their seeds scatter more, and compared by their"
