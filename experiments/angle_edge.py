@@ -108,13 +108,14 @@ def collect(folders: list[Path]) -> None:
         )
 
     table = pandas.DataFrame(rows)
-    if RUNS.exists():
-        table = pandas.concat([pandas.read_csv(RUNS), table])
-    # 1, 1.0 and "1" are one run, or one update; pre-norm has no c
+    # 1, 1.0 and "1" are one run; pre-norm has no c
     table[["c", "update"]] = table[["c", "update"]].apply(pandas.to_numeric)
-    key = [*RUN, "update"]
-    table = table.drop_duplicates(key, keep="last").sort_values(key)
-    write_text(RUNS, table.to_csv(index=False, float_format="%.4g"))
+    if RUNS.exists():
+        old = pandas.read_csv(RUNS)
+        new_runs = table[RUN].drop_duplicates()
+        origin = old.merge(new_runs, how="left", on=RUN, indicator=True)["_merge"]
+        table = pandas.concat([old[(origin == "left_only").to_numpy()], table])
+    write_text(RUNS, table.sort_values([*RUN, "update"]).to_csv(index=False))
 
 
 def largest_ratio(run: pandas.DataFrame) -> float:

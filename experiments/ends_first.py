@@ -82,7 +82,9 @@ def tests_of(runs: pandas.DataFrame, names: list[str], seeds: list[int]) -> pand
     """
     tables = []
     for value in TESTED:
-        by_row = {name: runs_with(runs, name, seeds)[value].to_dict() for name in names}
+        by_row = {}
+        for name in names:
+            by_row[name] = runs_with(runs, name, seeds)[value].dropna().to_dict()
         model = SeedModel(by_row)
         baseline, *others = names
         lines = []
@@ -98,6 +100,7 @@ def tests_of(runs: pandas.DataFrame, names: list[str], seeds: list[int]) -> pand
             low, high = test.confidence_interval(0.95)
             line = {"value": value, "row": name, "difference": numpy.mean(paired)}
             line |= {"paired low": low, "paired high": high, "paired p": test.pvalue}
+            line |= {"model low": math.nan, "model high": math.nan, "model p": math.nan}
             by_model = model.difference(name, baseline)
             if by_model is not None:
                 line |= {"model low": by_model.low, "model high": by_model.high}
@@ -105,7 +108,8 @@ def tests_of(runs: pandas.DataFrame, names: list[str], seeds: list[int]) -> pand
             lines.append(line)
         table = pandas.DataFrame(lines)
         for kind in ("paired", "model"):
-            table[f"{kind} Holm p"] = holm(table[f"{kind} p"].tolist())
+            p_values = table[f"{kind} p"].dropna()
+            table.loc[p_values.index, f"{kind} Holm p"] = holm(p_values.tolist())
         tables.append(table)
     return pandas.concat(tables, ignore_index=True)
 
@@ -157,6 +161,8 @@ def main() -> None:
     parser.add_argument("--tests", type=Path, metavar="FILE", help="write both tests there")
     parser.add_argument("--figure", type=Path, metavar="STEM", help="write STEM.png and STEM.pdf")
     options = parser.parse_args()
+    if options.figure:
+        options.figure = figures.check_stem(options.figure)
     if not FEWEST_ROWS <= len(options.rows) <= MOST_ROWS:
         raise UserError(
             f"{len(options.rows)} rows; expected {FEWEST_ROWS} to {MOST_ROWS}: the correlation's p "

@@ -123,7 +123,7 @@ def main() -> None:
 
     table = differences(options.report)
     stem = RESULTS / f"forest_{options.report.stem}"
-    figures.write_csv(stem.with_suffix(".csv"), table.round(4).to_dict("records"))
+    figures.write_csv(Path(f"{stem}.csv"), table.round(4).to_dict("records"))
     figures.save(draw(table, family_of_rows(options.table)), stem)
     ahead = (table["high"] < 0).sum()
     behind = (table["low"] > 0).sum()

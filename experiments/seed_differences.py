@@ -17,6 +17,7 @@ from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_text
 from fairseq_rskip.tools.experiments import plan, results
 from fairseq_rskip.tools.experiments.records import Experiment
+from fairseq_rskip.tools.experiments.tasks import TASKS
 from fairseq_rskip.tools.significance import SeedModel, detectable, holm
 
 Values = dict[int, float]  # by seed
@@ -29,22 +30,37 @@ def planned_table(table: str, changes: list[str]) -> Experiment:
 
 
 def read_runs(planned: Experiment, runs: Path) -> dict[str, dict[str, Values]]:
-    """The values of each row with a finished run, by column."""
+    """The values of each row with a finished run, by column; the same runs count once."""
     columns: dict[str, dict[str, Values]] = defaultdict(dict)
+    seen = set()
     for cell in planned.cells:
         result = results.collect(planned, cell, runs)
-        if result.values:
-            columns[cell.column][cell.row.label] = result.values
+        if not result.values:
+            continue
+        if (cell.column, result.runs_and_values) in seen:
+            print_line(f"{cell.row.label}: the same runs as another row, left out")
+            continue
+        seen.add((cell.column, result.runs_and_values))
+        columns[cell.column][cell.row.label] = result.values
     return columns
 
 
 def best_rates(
     table: str, changes: list[str], runs: Path, rates: list[str]
 ) -> dict[str, dict[str, Values]]:
-    """As ``read_runs``, each row at the rate of the lowest value, a loss, with the sweep's seed."""
+    """As ``read_runs``, each row at the rate of the lowest value with the sweep's seed.
+
+    Raises ``UserError`` for a table whose values are not those that decide a sweep.
+    """
     columns: dict[str, dict[str, Values]] = defaultdict(dict)
     for rate in rates:
         planned = planned_table(table, [*changes, f"lr={rate}"])
+        held_out = TASKS[planned.task].held_out
+        if planned.metric != held_out:
+            raise UserError(
+                f"--rates chooses by {held_out}, and the metric of {table} is {planned.metric}; "
+                "expected another table, or a 'sweep' in it"
+            )
         seed = planned.sweep_seed
         for column, rows in read_runs(planned, runs).items():
             for label, values in rows.items():

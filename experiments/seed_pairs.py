@@ -29,7 +29,11 @@ def differences(runs: pandas.DataFrame, baseline: str, other: str) -> pandas.Dat
         raise UserError(f"the rows share {len(by_seed)} seeds; an interval needs {FEWEST}")
 
     rows = []
-    for name, values in by_seed.dropna(axis="columns").items():
+    for name, differences_of_seeds in by_seed.items():
+        values = differences_of_seeds.dropna()
+        if len(values) < FEWEST:
+            print_line(f"{name}: the rows share {len(values)} seeds that have it")
+            continue
         interval = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
         row = {"value": name, "seeds": len(values), "mean": values.mean()}
         row |= {"low": interval.low, "high": interval.high}
@@ -76,6 +80,8 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there, too")
     parser.add_argument("--figure", type=Path, metavar="STEM", help="write STEM.png and STEM.pdf")
     options = parser.parse_args()
+    if options.figure:
+        options.figure = figures.check_stem(options.figure)
     runs = read_runs(options.runs, options.updates)
     table = differences(runs, options.baseline, options.other)
     print_line(table.round(3).to_string(index=False))

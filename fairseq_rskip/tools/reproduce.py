@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fairseq_rskip.console import Parser, in_columns, print_line, whole_number
 from fairseq_rskip.errors import RESUME, UserError, exit_status
-from fairseq_rskip.files import make_folder, write_json
+from fairseq_rskip.files import locked, write_json
 from fairseq_rskip.tools.corpus import NAMES, Corpus
 from fairseq_rskip.tools.process import follow, stop_on_signals
 
@@ -22,6 +22,7 @@ from .experiments.text_tasks import planned
 from .experiments.yaml_file import FOLDER, read
 
 INPUTS = "inputs.json"  # in the folder of your own text: what it is prepared from
+INPUTS_LOCK = "inputs.lock"
 DESCRIPTION = """Prepare, train, evaluate and report the experiments of YAML files
 (docs/reproduce.md). The same command resumes stopped runs and tries failed ones again. The page of
 mine.yaml is runs/mine/report/report.html."""
@@ -231,12 +232,22 @@ def prepare_data(experiment: Experiment, dry_run: bool = False) -> bool:
         if dry_run:
             continue
         if text and not isinstance(text, Table.Published):
-            make_folder(Path(data))
-            write_json(Path(data) / INPUTS, own_text.identity(text))
-        if follow(command, lambda line: print_line(line.decode("utf-8", "replace").rstrip())):
-            raise UserError("the data is not prepared: rskip prepare failed, see above")
+            # the file says of what text data-bin will be: only one process may write both
+            with locked(Path(data), INPUTS_LOCK, wait=True):
+                if not _own_text_words(text, data):
+                    continue  # another process has prepared it meanwhile
+                write_json(Path(data) / INPUTS, own_text.identity(text))
+                _prepare(command)
+        else:
+            _prepare(command)
         any_prepared = True
     return any_prepared
+
+
+def _prepare(command: list[str]) -> None:
+    """Run ``rskip prepare`` and print what it prints. Raises ``UserError`` where it fails."""
+    if follow(command, lambda line: print_line(line.decode("utf-8", "replace").rstrip())):
+        raise UserError("the data is not prepared: rskip prepare failed, see above")
 
 
 def _corpus_words(name: str) -> list[str]:

@@ -18,6 +18,7 @@ from .run import RESULT, Run, identity_of
 from .trainer import Group
 
 SUMMARY = "summary.json"
+SUMMARY_LOCK = "summary.lock"
 
 
 def train_all(config: Config, group: Group) -> None:
@@ -147,6 +148,12 @@ def read_result(path: Path, config: Config, identity: dict[str, Any]) -> dict[st
 
 def summarise(config: Config, identity: dict[str, Any]) -> None:
     """Write, and print, mean and standard deviation of the errors of all seeds in the folder."""
+    # another seed's process may end at the same time
+    with locked(config.folder(), SUMMARY_LOCK, wait=True):
+        _summarise(config, identity)
+
+
+def _summarise(config: Config, identity: dict[str, Any]) -> None:
     results = _all_results(config, identity)
     errors = [result["error"] for result in results]
     mean = statistics.mean(errors)

@@ -332,3 +332,6 @@ def test_precision_and_device_are_read_from_the_command(options, computed):
         "NOTE: your device may support faster training with --fp16 or --amp\n"
     )
     assert text_tasks._how_computed(log) == computed
+    assert text_tasks._how_computed(log + log) == computed
+    resumed = text_tasks._how_computed(log + "/usr/bin/fairseq-train data --amp\n")
+    assert resumed == f"{computed} / amp on CUDA"

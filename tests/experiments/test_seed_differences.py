@@ -8,19 +8,20 @@ from conftest import ROOT
 from experiment_runs import IMAGES, finish, tables, write
 
 SCRIPT = ROOT / "experiments" / "seed_differences.py"
+HELD_OUT = {**IMAGES["options"], "valid-images": 40}
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
+def run(tmp_path, monkeypatch, capsys, metric):
     """The finished runs of two rates with 24 iterations; a call runs the script on them."""
-    path = write(tmp_path, IMAGES, seeds=[3, 1])
+    path = write(tmp_path, IMAGES, seeds=[3, 1], metric=metric, options=HELD_OUT)
     of_rates = {  # the first seed, 3, has the lowest error at the rate 0.1
         0.1: {"plain": {3: 10.0, 1: 30.0}, "recursive": {3: 14.0, 1: 34.1}},
         0.2: {"plain": {3: 20.0, 1: 5.0}, "recursive": {3: 24.0, 1: 5.1}},
     }
     for rate, values in of_rates.items():
         (table,) = tables(path, changes=["iterations=24", f"lr={rate}"])
-        finish(table, tmp_path, values)
+        finish(table, tmp_path, values, metric=metric)
 
     def call(*words):
         argv = ["seed_differences", path, "--runs", tmp_path, "--rates", "0.1", "0.2", *words]
@@ -32,9 +33,15 @@ def run(tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.parametrize("metric", ["valid_error"])
 def test_rates_are_chosen_by_the_first_seed_among_runs_with_the_changes(run):
     row = run("--set", "iterations=24", "--against", "plain").splitlines()[2]
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     assert cells[1:3] == ["recursive", "plain"] and float(cells[3]) == pytest.approx(4.05)
     assert "has no finished run" in run()
     assert "--set lr=0.1: expected NAME=VALUE, once for each option" in run("--set", "lr=0.1")
+
+
+@pytest.mark.parametrize("metric", ["error"])
+def test_rates_are_not_chosen_on_the_test_set(run):
+    assert "--rates chooses by valid_error, and the metric of" in run("--set", "iterations=24")

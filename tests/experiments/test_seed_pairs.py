@@ -1,6 +1,7 @@
 """experiments/seed_pairs.py on the archived pairs of Multi30k."""
 
 import json
+import math
 import re
 import runpy
 import sys
@@ -10,6 +11,8 @@ import numpy
 import pandas
 import pytest
 from conftest import ROOT
+
+from fairseq_rskip.tools.experiments.text_runs import read_runs
 
 SCRIPT = ROOT / "experiments" / "seed_pairs.py"
 FIVE = 2.776445  # Student's t, 4 degrees of freedom, 97.5 %; a table's
@@ -65,8 +68,11 @@ def test_a_run_with_two_evaluations_is_refused(tmp_path, monkeypatch, capsys):
     assert "has the evaluations beam1, beam4; expected one" in capsys.readouterr().err
 
 
-def record_of(folder, label, lr, seed, loss):
-    """A run's record without its log, as results/runs.tar.xz has it."""
+def record_of(folder, label, lr, seed, loss, updates=()):
+    """A run's record, as results/runs.tar.xz has it, with a log of validations after ``updates``.
+
+    The loss of the k-th validation is k bits.
+    """
     path = folder / f"{label}-{lr}" / f"seed{seed}" / "run.json"
     path.parent.mkdir(parents=True)
     names = ("sacreBLEU 13a", "chrF", "chrF++", "tokenised BLEU lower-cased")
@@ -77,6 +83,14 @@ def record_of(folder, label, lr, seed, loss):
         "scores": {"evaluation": {"values": dict.fromkeys(names, 40.0 - loss)}},
     }
     path.write_text(json.dumps(record))
+    if updates:
+        log = path.parent / "checkpoints" / "train.log"
+        log.parent.mkdir()
+        lines = []
+        for loss, update in enumerate(updates, 1):
+            values = {"epoch": 1, "valid_loss": str(loss), "valid_num_updates": str(update)}
+            lines.append(f"2026-11-28 08:00:00 | INFO | valid | {json.dumps(values)}\n")
+        log.write_text("".join(lines))
 
 
 def test_a_row_with_several_rates_is_named_with_one(tmp_path, monkeypatch, capsys):
@@ -91,6 +105,42 @@ def test_a_row_with_several_rates_is_named_with_one(tmp_path, monkeypatch, capsy
     row = pandas.read_csv(file).set_index("value").loc["best validation loss"]
     assert row["mean"] == pytest.approx(-0.35) and row["seeds"] == 2
     assert [row["seed 1"], row["seed 2"]] == pytest.approx([-0.4, -0.3])
+    assert run(monkeypatch, tmp_path, "a@x", "b") == 1
+    assert "'a@x': 'x' is no learning rate; expected LABEL@RATE" in capsys.readouterr().err
+
+
+def test_seeds_of_several_rates_are_no_row(tmp_path, monkeypatch, capsys):
+    for seed, rate in ((1, 0.1), (2, 0.1), (3, 0.2)):
+        record_of(tmp_path, "a", rate, seed, 4.0)
+        record_of(tmp_path, "b", 0.1, seed, 4.5)
+    assert run(monkeypatch, tmp_path, "a", "b") == 1
+    assert "'a' has runs at the rates 0.1, 0.2; expected a@RATE" in capsys.readouterr().err
+
+
+def test_a_score_that_a_seed_lacks_keeps_the_others(tmp_path, monkeypatch):
+    for seed in (1, 2, 3):
+        record_of(tmp_path, "a", 0.1, seed, 4.0)
+        record_of(tmp_path, "b", 0.1, seed, 4.5 + seed / 10)
+    path = tmp_path / "a-0.1" / "seed2" / "run.json"
+    record = json.loads(path.read_text())
+    del record["scores"]["evaluation"]["values"]["chrF"]
+    path.write_text(json.dumps(record))
+    file = tmp_path / "pairs.csv"
+    assert not run(monkeypatch, tmp_path, "a", "b", "--csv", file)
+    table = pandas.read_csv(file).set_index("value")
+    assert table["seeds"].to_dict()["chrF"] == 2 and table["seeds"].to_dict()["sacreBLEU 13a"] == 3
+    assert table.loc["chrF", "mean"] == pytest.approx(-0.7)
+
+
+def test_a_resumed_log_counts_once_and_a_run_that_stopped_has_no_later_loss(tmp_path):
+    """Resumed after update 300, whose epoch then ended an update earlier."""
+    record_of(tmp_path, "a", 0.1, 1, 4.0, updates=[100, 200, 300, 400, 500, 399, 499])
+    (losses,) = read_runs(tmp_path, [450, 590, 1000])["losses"]
+    assert losses.to_dict() == {100: 1, 200: 2, 300: 3, 399: 6, 499: 7}
+    values = read_runs(tmp_path, [430, 590, 1000]).iloc[0]
+    assert values["validation loss near update 430"] == 6
+    assert values["validation loss near update 590"] == 7
+    assert math.isnan(values["validation loss near update 1,000"])
 
 
 def test_a_row_that_is_not_there_is_named(runs, monkeypatch, capsys):

@@ -136,10 +136,15 @@ def run_fairseq(
             corpus, options.subset, options.beam, options.lenpen, options.max_tokens
         )
         shown = generation.translations(len(references))
+    device = []
+    if options.cpu or not torch.cuda.is_available():
+        device = ["--cpu"]
+    elif not options.fp32:
+        device = ["--fp16"]
     key: dict[str, Any] = {
         "checkpoints": cached.identity(taken),
         "data": corpus.checksums(options.subset),
-        "options": [*search, f"cpu={options.cpu}", f"fp32={options.fp32}"],
+        "options": [*search, *device],
         "versions": {"fairseq": fairseq_version(), "fairseq_rskip": fairseq_rskip.__version__},
     }
     rules = weights.own_rules_of(taken[0])
@@ -151,11 +156,6 @@ def run_fairseq(
         corpus.check_vocabulary(taken[0].parent, "name the corpus that it was trained on")
         checkpoint = weights.one_file(taken, options.out / "averaged.pt")
         weights.load_state(checkpoint)  # an unusable one ends in one line here
-        device = []
-        if options.cpu or not torch.cuda.is_available():
-            device = ["--cpu"]
-        elif not options.fp32:
-            device = ["--fp16"]
         command = generation.command(corpus, checkpoint, [*search, *device], program)
         print_line(f"== {program} on {len(references):,} lines\n{shlex.join(command)}")
         cached.make(log, key, lambda path: generation.run(command, path, shown))

@@ -41,32 +41,55 @@ def values_of(run: FinishedRun, updates: list[int]) -> dict[str, object]:
     values: dict[str, object] = {name: scores.get(name, math.nan) for name in SCORES}
     values |= {BEST: run.values["valid_loss"], LOSSES: losses}
     for update in updates if len(losses) else []:
-        nearest = min(losses.index, key=lambda at: abs(at - update))
-        values[f"validation loss near update {update:,}"] = losses[nearest]
+        values[f"validation loss near update {update:,}"] = loss_near(losses, update)
     return values
+
+
+def loss_near(losses: pandas.Series, update: int) -> float:
+    """The loss at the validation nearest to ``update``; NaN for a run that stopped before it."""
+    nearest = min(losses.index, key=lambda at: abs(at - update))
+    interval = losses.index.to_series().diff().max()
+    if update - nearest > interval:
+        return math.nan
+    return float(losses[nearest])
 
 
 def validation_losses(run: FinishedRun) -> pandas.Series:
     """The validation losses in bits, by the number of updates.
 
-    Empty where the record is kept without its log.
+    Empty where the record is kept without its log. Where a resumed run repeats updates, the last
+    values count.
     """
     log = run.folder / CHECKPOINTS / "train.log"
     if not log.exists():
         return pandas.Series(dtype=float)
-    valid = [each for each in records(log) if each.source == "valid"]
-    return pandas.Series({each.updates: each.values["loss"] for each in valid})
+    losses: dict[int, float] = {}
+    for each in records(log):
+        if each.source != "valid":
+            continue
+        # an epoch may end an update earlier than before the interruption
+        losses = {updates: loss for updates, loss in losses.items() if updates < each.updates}
+        losses[each.updates] = each.values["loss"]
+    return pandas.Series(losses, dtype=float)
 
 
 def runs_of(runs: pandas.DataFrame, name: str) -> pandas.DataFrame:
     """The lines of a row by seed; ``name`` is its label, or LABEL@RATE. Raises ``UserError``."""
     label, _, rate = name.partition("@")
     chosen = runs[runs["label"] == label] if len(runs) else runs
-    if rate:
-        chosen = chosen[chosen["lr"] == float(rate)]
+    if rate and len(chosen):
+        chosen = chosen[chosen["lr"] == _rate(rate, name)]
     if chosen.empty:
         raise UserError(f"there is no finished run of {name!r}; expected a row's label")
-    if chosen["seed"].duplicated().any():
+    if chosen["lr"].nunique() > 1 or chosen["seed"].duplicated().any():
         rates = ", ".join(f"{lr:g}" for lr in sorted(chosen["lr"].unique()))
         raise UserError(f"{name!r} has runs at the rates {rates}; expected {label}@RATE")
     return chosen.drop(columns=["label", "lr"]).set_index("seed")
+
+
+def _rate(text: str, name: str) -> float:
+    """The number behind @ in ``name``. Raises ``UserError`` for no number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{name!r}: {text!r} is no learning rate; expected LABEL@RATE") from None

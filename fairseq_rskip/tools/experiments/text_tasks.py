@@ -208,12 +208,19 @@ class Translation(Task):
 
 
 def _how_computed(log: str) -> str:
-    """Precision and device of a training, by the command in its log: ``fp16 on CUDA``."""
-    # only the command: fairseq's own lines name options that are not in use ("try --fp16")
-    command = "\n".join(line for line in log.splitlines() if "fairseq-train " in line)
-    precision = re.search(r" --(?:memory-efficient-)?(fp16|bf16|amp)\b", command)
-    device = "a CPU" if re.search(r" --cpu\b", command) else "CUDA"
-    return f"{precision[1] if precision else 'fp32'} on {device}"
+    """Precision and device of a training, by the command in its log: ``fp16 on CUDA``.
+
+    A training that was resumed in another way has both, ``fp16 on CUDA / fp32 on a CPU``.
+    """
+    ways = []
+    for command in log.splitlines():
+        # only the commands: fairseq's own lines name options that are not in use ("try --fp16")
+        if "fairseq-train " not in command:
+            continue
+        precision = re.search(r" --(?:memory-efficient-)?(fp16|bf16|amp)\b", command)
+        device = "a CPU" if re.search(r" --cpu\b", command) else "CUDA"
+        ways.append(f"{precision[1] if precision else 'fp32'} on {device}")
+    return " / ".join(dict.fromkeys(ways))
 
 
 class LanguageModel(Translation):

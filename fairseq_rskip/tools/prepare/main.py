@@ -296,7 +296,8 @@ def _own_pairs(options: argparse.Namespace) -> dict[str, Any]:
     files = {}
     for split in SPLITS:
         source, target = getattr(options, f"{split}_src"), getattr(options, f"{split}_tgt")
-        if source.is_file() and target.is_file() and filecmp.cmp(source, target, shallow=False):
+        has_text = source.is_file() and target.is_file() and source.stat().st_size > 0
+        if has_text and filecmp.cmp(source, target, shallow=False):
             raise UserError(
                 f"--{split}-src {source} and --{split}-tgt {target} have the same text: "
                 f"expected {options.src} and {options.tgt}"
