@@ -343,6 +343,23 @@ def test_a_published_corpus_in_a_folder_is_taken_if_it_was_prepared_so(
             reproduce_module._own_text_words(text, str(folder))
 
 
+def test_another_process_waits_while_own_text_is_prepared(tmp_path, monkeypatch):
+    """Its inputs.json would say of what text the data-bin of the first is."""
+    text_corpus.write_text(tmp_path / "text")
+    data = {"text": str(tmp_path / "text"), "folder": str(tmp_path / "data")}
+    rows = [{"label": "2rSkip", "arch": "transformer_lm_rskip_ln_tiny"}]
+    (table,) = tables(write(tmp_path, {"data": data, "rows": rows}))
+    was_held = []
+
+    def prepares(command, show):
+        with locked(tmp_path / "data", reproduce_module.INPUTS_LOCK) as file:
+            was_held.append(file is None)
+        return 0
+
+    monkeypatch.setattr(reproduce_module, "follow", prepares)
+    assert prepare_data(table) and was_held == [True]
+
+
 @pytest.mark.slow
 def test_a_language_model_of_ones_own_text_is_prepared_trained_and_scored(
     tmp_path, monkeypatch, capfd

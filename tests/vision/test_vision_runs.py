@@ -11,6 +11,8 @@ import pytest
 import torch
 from vision_helpers import arguments, assert_same_run, history, refused, stop_at, train, weights
 
+from fairseq_rskip.files import locked
+from fairseq_rskip.vision import seeds
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
 from fairseq_rskip.vision.main import main
@@ -117,6 +119,21 @@ def test_askip_goes_on_from_an_rskips_checkpoint(tmp_path, images, capfd):
     assert train(capfd, tmp_path / "askip", images, skip_kind="askip", **start)[::2] == (0, "")
     line = refused(train(capfd, tmp_path / "none", images, skip_kind="askip", **start))
     assert line == f"checkpoint {checkpoint} does not exist"
+
+
+def test_seeds_that_end_together_write_one_summary_after_the_other(
+    tmp_path, images, capfd, monkeypatch
+):
+    read_results, was_held = seeds._all_results, []
+
+    def reads(config, identity):
+        with locked(config.folder(), seeds.SUMMARY_LOCK) as file:
+            was_held.append(file is None)
+        return read_results(config, identity)
+
+    monkeypatch.setattr(seeds, "_all_results", reads)
+    assert train(capfd, tmp_path / "run", images)[0] == 0
+    assert was_held == [True]
 
 
 def test_seeds_give_mean_and_deviation(tmp_path, images, capfd):
