@@ -17,7 +17,8 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 
 def look_at_the_architecture(model_class, unknown: Callable[[str], str]) -> None:
     """Make ``--help`` print the options of the chosen architecture, or of ``model_class``, and a
-    name that fairseq does not know end in the message ``unknown(name)``.
+    name that fairseq does not know end in the message ``unknown(name)``: on the command line,
+    not where Python hands over the words and catches fairseq's error.
     """
     parse = options.parse_args_and_arch
     if hasattr(parse, "shows_model_options"):
@@ -33,7 +34,7 @@ def look_at_the_architecture(model_class, unknown: Callable[[str], str]) -> None
                     f"Options of --arch {arch or 'transformer_rskip_ln and its kin'}"
                 )
                 ARCH_MODEL_REGISTRY.get(arch, model_class).add_args(group)
-            elif arch and arch not in ARCH_MODEL_REGISTRY:
+            elif input_args is None and arch and arch not in ARCH_MODEL_REGISTRY:
                 parser.exit(2, f"{parser.prog}: error: {unknown(arch)}\n")
         return parse(parser, input_args=input_args, **kwargs)
 

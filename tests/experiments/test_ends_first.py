@@ -5,11 +5,10 @@ import json
 import re
 import runpy
 import sys
-import tarfile
 
 import pandas
 import pytest
-from conftest import ROOT
+from conftest import ROOT, unpack
 
 FOLDER = ROOT / "experiments"
 ROWS = ["post-norm@0.0025", "2rSkip+LN", "3rSkip+LN", "2xSkip+LN", "pre-norm", "DeepNorm", "Keel"]
@@ -20,8 +19,7 @@ ROWS += ["fixed angle"]
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rows")
     for name in ("multi30k", "multi30k_rows"):
-        with tarfile.open(ROOT / "results" / "gpu" / f"{name}.tar.xz") as archive:
-            archive.extractall(folder, filter="data")
+        unpack(ROOT / "results" / "gpu" / f"{name}.tar.xz", folder)
     return folder
 
 

@@ -2,10 +2,9 @@
 
 import csv
 import json
-import tarfile
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, unpack
 from experiment_runs import IMAGES, TRANSLATION, reproduce, tables, write
 
 from fairseq_rskip.errors import UserError
@@ -52,8 +51,7 @@ def published(tmp_path_factory):
     An empty image folder of the published name is in it, too.
     """
     folder = tmp_path_factory.mktemp("published")
-    with tarfile.open(ROOT / "results" / "runs.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+    unpack(ROOT / "results" / "runs.tar.xz", folder)
     (folder / "cifar10-jpg").mkdir()
     return folder
 

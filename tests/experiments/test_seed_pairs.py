@@ -5,12 +5,11 @@ import math
 import re
 import runpy
 import sys
-import tarfile
 
 import numpy
 import pandas
 import pytest
-from conftest import ROOT
+from conftest import ROOT, unpack
 
 from fairseq_rskip.tools.experiments.text_runs import read_runs
 
@@ -21,8 +20,7 @@ FIVE = 2.776445  # Student's t, 4 degrees of freedom, 97.5 %; a table's
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pairs")
-    with tarfile.open(ROOT / "results" / "gpu" / "multi30k.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+    unpack(ROOT / "results" / "gpu" / "multi30k.tar.xz", folder)
     return folder
 
 

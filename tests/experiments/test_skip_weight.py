@@ -4,12 +4,11 @@ import importlib.util
 import json
 import math
 import sys
-import tarfile
 
 import pandas
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, unpack
 
 from fairseq_rskip.analysis import skip_log
 from fairseq_rskip.residual import create_skip
@@ -129,8 +128,7 @@ def test_a_sentence_is_counted_wrong_where_its_number_and_the_gradient_disagree(
 
 def test_the_archived_logs_give_the_archived_table(tmp_path, monkeypatch, capsys):
     """results/skip_weight_logs.tar.xz has the logs of both tables, and of the page's answers."""
-    with tarfile.open(ROOT / "results" / "skip_weight_logs.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(ROOT / "results" / "skip_weight_logs.tar.xz", tmp_path)
     for folder, name in (("weight", "skip_weight"), ("lambda", "auto_lambda")):
         stem = tmp_path / name
         words = ["skip_weight.py", str(tmp_path / folder), "--output", str(stem)]

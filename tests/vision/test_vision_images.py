@@ -20,6 +20,9 @@ from fairseq_rskip.vision import image_files
 from fairseq_rskip.vision.data import load_image_folder
 from fairseq_rskip.vision.image_files import decode
 
+HAS_FILTERS = hasattr(tarfile, "data_filter")  # not in Python 3.11.2, that of Debian 12
+needs_filters = pytest.mark.skipif(not HAS_FILTERS, reason="this Python unpacks no archive safely")
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -46,6 +49,7 @@ def test_reads_pixels_and_labels_in_the_order_of_names(folder, tmp_path):
     assert got["train_images"].shape == (12, 32, 32, 3) and got["train_images"].dtype == torch.uint8
 
 
+@needs_filters
 @pytest.mark.parametrize("name", [None, "deep/er/train"])
 def test_archives_are_read_like_folders(folder, tmp_path, name):
     write_image(folder / "train" / "cat" / "more" / "a.png", seed="deeper")
@@ -195,6 +199,8 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_wrong_with_a_folder_or_an_archive_is_named(folder, name):
     spoil, message = BAD[name]
+    if name in ("no image in an archive", "a path out of an archive") and not HAS_FILTERS:
+        message = "this Python cannot unpack "
     spoil(folder)
     with pytest.raises(UserError) as error:
         read(folder)
