@@ -73,4 +73,4 @@ def nearest_architecture(name: str, expected: str) -> str:
     return f"did you mean {known[near]}? {expected}".rstrip() if near else expected
 
 
-_help.look_at_the_architecture(skip_transformer.SkipTransformerModel, unknown_architecture_message)
+_help.wrap_parse_args(skip_transformer.SkipTransformerModel, unknown_architecture_message)

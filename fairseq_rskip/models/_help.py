@@ -15,10 +15,12 @@ from fairseq import options
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 
-def look_at_the_architecture(model_class, unknown: Callable[[str], str]) -> None:
-    """Make ``--help`` print the options of the chosen architecture, or of ``model_class``, and a
-    name that fairseq does not know end in the message ``unknown(name)``: on the command line,
-    not where Python hands over the words and catches fairseq's error.
+def wrap_parse_args(model_class, unknown: Callable[[str], str]) -> None:
+    """Wrap fairseq's parser: ``--help`` prints the options of the chosen architecture, or of
+    ``model_class``; a name that fairseq does not know ends in the message ``unknown(name)``.
+
+    The second holds on the command line only. Where Python hands over the words, as ``rskip train``
+    does to collect all mistakes, fairseq's own error is raised.
     """
     parse = options.parse_args_and_arch
     if hasattr(parse, "shows_model_options"):

@@ -83,7 +83,8 @@ def fit(values: Mapping[str, Mapping[int, float]]) -> tuple[Squares, dict[str, S
         squares = own @ np.linalg.pinv(block, ROUNDING, hermitian=True) @ own
         freedom = np.linalg.matrix_rank(block, ROUNDING, hermitian=True)
         added[rule] = Squares(float(squares), int(freedom))
-    everything = Squares(float(residuals @ residuals), len(y) - int(np.linalg.matrix_rank(design)))
+    # the trace of a projection is its rank
+    everything = Squares(float(residuals @ residuals), round(np.trace(to_residuals)))
     return everything, added
 
 
