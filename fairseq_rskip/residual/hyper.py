@@ -8,6 +8,7 @@ from typing_extensions import Unpack
 
 from ..norms import create_norm
 from .base import Common, SkipConnection
+from .mixing_matrices import product
 from .options import Choice, Integer, all_norms, largest_divisor
 from .place import BranchWeights
 from .registry import register
@@ -187,8 +188,8 @@ class FractionalConnection(SkipConnection):
     def current(self, x: Tensor) -> tuple[Tensor, Any]:
         h = x.unflatten(-1, self.shape)
         a_m, a_r, b = self.matrices(h)
-        read = (a_m.unsqueeze(-1) * h.unsqueeze(-2)).sum(-3)
-        mixed_parts = (a_r.unsqueeze(-1) * h.unsqueeze(-2)).sum(-3)
+        read = product(a_m.transpose(-1, -2), h)
+        mixed_parts = product(a_r.transpose(-1, -2), h)
         return read.flatten(-2).to(x.dtype), (mixed_parts, b)
 
     def matrices(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -218,10 +219,7 @@ class FractionalConnection(SkipConnection):
 
 def updated(h: Tensor, matrix: Tensor, writing: Tensor, f_x: Tensor) -> Tensor:
     """``R H + w F`` of H ``(..., n, dim)``, R ``([...,] m, n)`` and w ``([...,] m)``."""
-    y = writing.unsqueeze(-1) * f_x.unsqueeze(-2)
-    for k in range(h.size(-2)):  # products rather than matmul, whose type autocast would narrow
-        y = y + matrix[..., k : k + 1] * h[..., k : k + 1, :]
-    return y
+    return product(matrix, h) + writing.unsqueeze(-1) * f_x.unsqueeze(-2)
 
 
 def mixed(weights: Tensor, h: Tensor) -> Tensor:

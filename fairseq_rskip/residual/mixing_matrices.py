@@ -1,8 +1,7 @@
 """mHC's mixing matrices, doubly stochastic ones and rotations, of unconstrained logits.
 
 Each class has the logits Q where its matrix is nearly the identity, and makes R of Q.
-:class:`.ManifoldConstrained` has the sources. Products are sums, not matmul, whose type autocast
-would narrow.
+:class:`.ManifoldConstrained` has the sources.
 """
 
 import itertools
@@ -135,8 +134,10 @@ MATRICES = {each.name: each for each in (Sinkhorn, Permutations, Kronecker, Quat
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """The matrix product of ``a`` and ``b``, ``(..., n, n)``."""
-    return (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
+    """``a @ b`` in the wider of their types, which autocast would narrow."""
+    wider = torch.promote_types(a.dtype, b.dtype)
+    with torch.autocast(a.device.type, enabled=False):
+        return a.to(wider) @ b.to(wider)
 
 
 def _left(p: Tensor) -> Tensor:
