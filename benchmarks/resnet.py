@@ -28,7 +28,8 @@ VARIANTS = {
 def train(trainer: Trainer, x: torch.Tensor, steps: int) -> int:
     """Train some steps; returns the number of images."""
     for _ in range(steps):
-        trainer.update(x, trainer.images.train_labels)
+        trainer.backward(x, trainer.images.train_labels)
+        trainer.step()
     return steps * len(x)
 
 

@@ -163,7 +163,8 @@ def print_line(line: str, stream: str = "stdout", bar: Any | None = None) -> Non
 class Progress:
     """The number done of ``total``, the speed and the time left.
 
-    A bar on a terminal, else a line in ``stream`` every ``LINES_EVERY`` seconds.
+    A bar on a terminal, else a line in ``stream`` every ``LINES_EVERY`` seconds. The first prepares
+    much, so its time does not count.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class Progress:
 
         self.terminal = sys.stderr.isatty()
         self.stream = stream
+        self.done = done  # before this process
         if self.terminal:
             look = {"dynamic_ncols": True, "mininterval": 1.0}
         else:
@@ -196,7 +198,12 @@ class Progress:
 
     def advance(self, figures: Callable[[], dict[str, str]] = dict) -> None:
         """Advance by one; ``figures`` is called only if something is shown."""
-        if self.bar.update():
+        is_first = self.bar.n == self.done
+        is_shown = self.bar.update()
+        if is_first:
+            self.bar.initial = self.bar.n
+            self.bar.start_t += self.bar.format_dict["elapsed"]
+        if is_shown:
             self.show(figures())
 
     def show(self, figures: Mapping[str, str]) -> None:

@@ -15,6 +15,6 @@ use_environment() {
   fi
   for tool in "$@"; do
     command -v "$tool" >/dev/null ||
-      die "$tool is not installed; scripts/setup_env.sh makes the environment, and activates it for a command: scripts/setup_env.sh ${0#"$root/"} ..."
+      die "$tool is not installed; scripts/setup_env.sh makes the environment, and runs a command in it: scripts/setup_env.sh COMMAND ..."
   done
 }

@@ -67,7 +67,10 @@ class Study:
         return progress(self.batches(), self.batch_count, label)
 
     def calibrate(self, label: str, seed: int) -> None:
-        """Set a fresh network's batch statistics to means over ``CALIBRATION`` batches."""
+        """Set a fresh network's batch statistics to means over ``CALIBRATION`` batches.
+
+        They are spread over the examples, whose order may be that of classes or lengths.
+        """
         model = self.models[label]
         norms: list[Any] = [norm for norm in model.modules() if hasattr(norm, "running_mean")]
         if not norms:
@@ -75,7 +78,9 @@ class Study:
         momenta = [norm.momentum for norm in norms]
         torch.manual_seed(seed)  # for dropout
         model.train()
-        for number, batch in enumerate(itertools.islice(self.batches(), CALIBRATION), 1):
+        every = max(1, self.batch_count // CALIBRATION)
+        spread = itertools.islice(self.batches(), 0, every * CALIBRATION, every)
+        for number, batch in enumerate(spread, 1):
             for norm in norms:
                 norm.momentum = 1 / number
             self.losses(model, batch)

@@ -15,7 +15,7 @@ from fairseq_rskip.machine import keep_freed_memory
 from fairseq_rskip.models.flat_config import resolve
 from fairseq_rskip.modules import fixnorm, step_hooks
 from fairseq_rskip.modules.profiling import is_fully_sharded, profile
-from fairseq_rskip.modules.skip_config import check_sizes, growth_warning
+from fairseq_rskip.modules.skip_config import check_sizes, growth
 from fairseq_rskip.modules.upgrade import check_rule
 from fairseq_rskip.option_error import refused
 from fairseq_rskip.parameters import check_lr_scale
@@ -90,7 +90,7 @@ def checked(model_class, cfg):
             f"--arch {arch} with --checkpoint-activations or --offload-activations: "
             "what halting costs would have no gradient there, expected --skip-halt-cost 0"
         )
-    fixnorm.check(arch, config)
+    fixnorm.check(arch, config, skip)
     return config
 
 
@@ -109,11 +109,11 @@ def finish(model, task, cfg):
         torch.backends.cuda.enable_cudnn_sdp(False)
     else:
         keep_freed_memory()
-    warning = growth_warning(
+    level, text = growth(
         {name: list(skips(stack).values()) for name, stack in stacks(model).items()}
     )
-    if warning:
-        logger.warning(warning)
+    if text:
+        logger.log(level, text)
     _scale_embeddings(model)
     _zero_classifier(model)
     profile(task, model)

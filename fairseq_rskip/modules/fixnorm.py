@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.norms import at_least_float32
+from fairseq_rskip.residual import SkipConnection
 
 
 @dataclass
@@ -30,11 +31,12 @@ class FixNormConfig(FairseqDataclass):
     )
 
 
-def check(arch: str, cfg) -> None:
+def check(arch: str, cfg, skip: SkipConnection) -> None:
     """Raise :class:`~fairseq_rskip.errors.UserError` where ``cfg`` has no single matrix of
-    embeddings, or where quantisation noise replaces it.
+    embeddings, where quantisation noise replaces it, or where the rule starts it with another
+    length.
 
-    ``cfg`` is a ``TransformerConfig``.
+    ``cfg`` is a ``TransformerConfig``, ``skip`` a skip connection of its model.
     """
     if cfg.fix_norm and (cfg.adaptive_input or cfg.adaptive_softmax_cutoff is not None):
         raise UserError(
@@ -45,6 +47,11 @@ def check(arch: str, cfg) -> None:
         raise UserError(
             f"--arch {arch} with --fix-norm: expected no --quant-noise-scalar, which replaces "
             "the embeddings of length 1"
+        )
+    if cfg.fix_norm and skip.scales_embedding:
+        raise UserError(
+            f"--arch {arch} with --fix-norm: expected no --skip-kind {skip.kind}, which scales the "
+            "embeddings at the start"
         )
 
 

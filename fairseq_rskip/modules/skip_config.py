@@ -3,6 +3,7 @@
 import argparse
 import functools
 import itertools
+import logging
 import math
 from dataclasses import field, make_dataclass
 from typing import Any, Optional
@@ -148,38 +149,38 @@ def _growth(skip: SkipConnection) -> float:
     return 1.0 if len(skip.post) else skip.stream_gain()
 
 
-def growth_warning(sides: dict[str, list[SkipConnection]]) -> str:
-    """One line on how a stream without a norm after the sum grows with depth, or ""."""
+def growth(sides: dict[str, list[SkipConnection]]) -> tuple[int, str]:
+    """One line on how a stream without a norm after the sum grows with depth, or "".
+
+    Before it comes the level to log it with: a warning, unless fp16 holds the stream.
+    """
     every = [skip for skips in sides.values() for skip in skips]
     if any(parameter.is_meta for skip in every for parameter in skip.parameters()):
-        return ""
+        return logging.INFO, ""
     gains = {side: [_growth(skip) for skip in skips] for side, skips in sides.items() if skips}
     fastest = max(every, key=_growth, default=None)
     if fastest is None:
-        return ""
+        return logging.INFO, ""
     scale = _growth(fastest)
     if scale <= 1:
-        return ""
+        return logging.INFO, ""
 
     largest = 0.0
     stacks = []
     for side, own in gains.items():
-        growth = math.prod(own)
-        largest = max(largest, growth)
+        product = math.prod(own)
+        largest = max(largest, product)
         alike = min(own) == max(own)
-        product = f"{own[0]:g}^{len(own)}" if alike else f"{own[0]:g} ... {own[-1]:g}"
-        stacks.append(f"{product} = {growth:.3g} through the {side}")
+        factors = f"{own[0]:g}^{len(own)}" if alike else f"{own[0]:g} ... {own[-1]:g}"
+        stacks.append(f"{factors} = {product:.3g} through the {side}")
     through = " and ".join(stacks)
 
-    if largest > FP16_MAX:
-        verdict = "overflows"
-    elif largest < FP16_MAX / FP16_MARGIN:
-        verdict = "is within"
-    else:
-        verdict = "comes close to the limit of"
-    return (
-        f"a skip scaled by {scale:g} without a normalisation grows with depth: "
-        f"about {through}. That {verdict} fp16 (largest value {FP16_MAX:g}); "
+    grows = f"a skip scaled by {scale:g} without a normalisation grows with depth: about {through}"
+    if largest < FP16_MAX / FP16_MARGIN:
+        return logging.INFO, f"{grows}. That is within fp16 (largest value {FP16_MAX:g})"
+    verdict = "overflows" if largest > FP16_MAX else "comes close to the limit of"
+    return logging.WARNING, (
+        f"{grows}. That {verdict} fp16 (largest value {FP16_MAX:g}); "
         f"the way out is {way_out(fastest)}"
     )
 

@@ -97,8 +97,12 @@ class Report:
         self.train_step, self.begun = train_step, False
         self.model, self.unmoved = model, UnmovedCoefficients(model)
 
-    def __call__(self, *arguments, **options):
-        result = self.train_step(*arguments, **options)
+    def __call__(self, sample, model, criterion, optimizer, update_num, *arguments, **options):
+        if not self.begun and update_num == 0:  # after --finetune-from-model has loaded its weights
+            self.unmoved = UnmovedCoefficients(self.model)
+        result = self.train_step(
+            sample, model, criterion, optimizer, update_num, *arguments, **options
+        )
         if not self.begun:  # a training that fails before its first update has learned nothing
             self.begun = True
             atexit.register(self.say)

@@ -52,10 +52,13 @@ class TextModel(GeneratorHubInterface):
 
 
 def check_search(options: dict[str, Any]) -> None:
-    """Raise ``UserError`` for an option that fairseq's search does not have."""
+    """Raise ``UserError`` for an option that fairseq's search does not have or take."""
     unknown = sorted(set(options) - set(GenerationConfig.__dataclass_fields__))
     if unknown:
         raise UserError(f"fairseq has no option {', '.join(unknown)} of its search")
+    temperature = options.get("temperature", 1.0)
+    if not temperature > 0:
+        raise UserError(f"temperature={temperature}: expected a number above 0")
 
 
 def build(folder: Path, config: dict[str, Any], task: FairseqTask) -> Any:

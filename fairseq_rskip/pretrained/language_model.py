@@ -108,10 +108,12 @@ class LanguageModel(TextModel):
 
         ``search``: fairseq-generate's ``sampling_topk``, ``sampling_topp``, ``temperature``,
         ``max_len_b`` (100 tokens behind the prompt) and others; ``sampling=False, beam=4``
-        searches. Raises ``UserError`` for an option that fairseq does not have, or a prompt longer
-        than the model takes.
+        searches. Raises ``UserError`` for an option that fairseq does not have, a prompt that is no
+        text, or one longer than the model takes.
         """
         check_search(search)
+        if not isinstance(prompt, str):
+            raise UserError(f"prompt={str(prompt)[:40]}: expected one text")
         tokens = self.encode(prompt)
         if len(tokens) >= self.max_positions:
             raise UserError(

@@ -26,6 +26,10 @@ class Translator(TextModel):
         self.cfg.dataset.max_tokens = max(MAX_TOKENS, *model.max_positions())
         self.languages = (config["source"], config["target"])
 
+    def score(self, *arguments: Any, **options: Any) -> None:
+        """Raise ``UserError``: fairseq would score a sentence as its own translation."""
+        raise UserError("a translation model has translate(sentences), and no score(text)")
+
     def translate(
         self,
         sentences: str | list[str],

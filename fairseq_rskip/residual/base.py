@@ -94,6 +94,7 @@ class SkipConnection(Layout, WithRule):
     normalises_x: ClassVar[bool] = False  # whether the branch reads x normalised by the rule itself
     replaces_batch_norm: ClassVar[bool] = False  # whether biases replace a ResNet's batch norm
     zero_classifier: ClassVar[bool] = False  # whether the classifier starts at 0
+    scales_embedding: ClassVar[bool] = False  # whether initialise rescales the word embeddings
     mixes_streams: ClassVar[bool] = True  # False where the matrix of streams() is I by definition
 
     has_unit_length: ClassVar[bool] = False  # whether to_unit_length has to follow each update

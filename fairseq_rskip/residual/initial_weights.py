@@ -86,7 +86,7 @@ class TFixup(ConstantSkip):
     slots = ()
     for_images = False
     needs_place = True
-    starts_branch = True
+    starts_branch = scales_embedding = True
 
     def __init__(self, dim: int, **common: Unpack[Common]):
         super().__init__(dim, **common)

@@ -23,7 +23,8 @@ COMMANDS = {
         "tools.reproduce:run_file",
         "prepare, train, evaluate and report what a YAML file lists",
     ),
-    "reproduce": ("tools.reproduce:main", "run and report tables of experiments"),
+    "report": ("tools.reproduce:report_file", "write the report of a YAML file again"),
+    "reproduce": ("tools.reproduce:main", "run, report and list tables of experiments"),
     "export": ("tools.export.main:main", "write a model as a folder to share"),
     "describe": ("tools.describe:main", "print every skip connection of a model"),
     "analyze": (

@@ -152,14 +152,15 @@ def run(options: argparse.Namespace) -> None:
     experiments = _tables(options)
     any_prepared = False
     for experiment in experiments:
-        for warning in experiment.warnings:
-            print_line(f"warning: {experiment.name}: {warning}", "stderr")
         any_prepared |= prepare_data(experiment, options.dry_run)
-    if options.dry_run:
-        return _show(experiments, options)
     if any_prepared:  # a recipe is chosen by the size of the prepared text
         planned.cache_clear()
         experiments = _tables(options)
+    for experiment in experiments:
+        for warning in experiment.warnings:
+            print_line(f"warning: {experiment.name}: {warning}", "stderr")
+    if options.dry_run:
+        return _show(experiments, options)
     _check_data(experiments)
     if options.slurm is not None:
         runs, _ = _untried(experiments, options, tried=set())
@@ -219,7 +220,7 @@ def _untried(
 def prepare_data(experiment: Experiment, dry_run: bool = False) -> bool:
     """Prepare the data of ``experiment`` that is not prepared; a dry run prints the commands.
 
-    Returns whether anything was prepared. Raises ``UserError``.
+    Returns whether the text of any run was prepared. Raises ``UserError``.
     """
     any_prepared = False
     for data in dict.fromkeys(run.data for run in experiment.runs):
@@ -336,3 +337,4 @@ def main(argv: list[str] | None = None, command: str = "") -> int:
 
 
 run_file = functools.partial(main, command="run")
+report_file = functools.partial(main, command="report")

@@ -131,8 +131,13 @@ def _to_evaluate(path: Path, data: Path | None) -> System:
     checkpoints = [path]
     if path.is_dir():
         checkpoints, _ = weights.choose(path, 1)
-    trained_on = data or weights.task_of(checkpoints[0]).get("data")
-    corpus = corpus_of(checkpoints[0], str(trained_on), data)
+    task = weights.task_of(checkpoints[0])
+    corpus = corpus_of(checkpoints[0], str(data or task.get("data")), data)
+    is_model = task.get("_name") == "language_modeling"
+    if is_model != corpus.is_monolingual:
+        kind = "language" if is_model else "translation"
+        raise UserError(f"{path} is a {kind} model, and {corpus.folder} is no text for one")
+    corpus.check_vocabulary(checkpoints[0].parent, "name the corpus that it was trained on")
 
     options = main.default_options(corpus.folder, path)
     text_sha256 = corpus.text_sha256(options.subset) if corpus.is_monolingual else None

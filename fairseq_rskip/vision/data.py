@@ -24,7 +24,7 @@ from .image_files import SIZE, Split, decode_all, find_images, unpack
 
 TEST_EVERY = 5  # every fifth digit is for testing
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
-CACHE_VERSION = "5"  # 5: images of more than 8 bits a channel are refused
+CACHE_VERSION = "6"  # 6: images of more than 8 bits a channel are refused, in colour, too
 
 
 @dataclasses.dataclass(frozen=True)

@@ -160,16 +160,26 @@ def _decode_bytes(data: bytes, file: Path) -> numpy.ndarray:
         _check_size(*image.size, file)
         if image.format == "TIFF":
             _check_tiles(image)
-        if image.mode.startswith(("I", "F")):  # convert would clip
-            raise UserError(
-                f"the image {file} has more than 8 bits a channel (mode {image.mode}): expected 8"
-            )
+        bits = _bits_per_channel(image, data)
+        if bits > 8:  # Pillow would clip them, or drop those that do not fit
+            raise UserError(f"the image {file} has {bits} bits a channel: expected 8")
         return numpy.array(image.convert("RGB"))
 
 
 def _check_size(width: int, height: int, file: Path) -> None:
     if (width, height) != (SIZE, SIZE):
         raise UserError(f"the image {file} is {width}x{height}: expected {SIZE}x{SIZE}")
+
+
+def _bits_per_channel(image: Any, data: bytes) -> int:
+    """The bits of a channel in the file, which may be more than Pillow's modes can hold."""
+    if image.format == "PNG":
+        return data[24]  # of the header chunk, which is always the first
+    if image.format == "TIFF":
+        return max(image.tag_v2.get(258, (1,)))  # BitsPerSample
+    if image.mode.startswith("I;16"):
+        return 16
+    return 32 if image.mode in ("I", "F") else 8
 
 
 def _check_tiles(image: Any) -> None:

@@ -94,11 +94,13 @@ class Run:
         try:
             if resume:
                 check_same(path, state, self.config, self.identity)
+                # a parent whose file is gone is still what this run began with
+                self.identity = {**state["identity"], **self.identity}
                 self.trainer.load_state_dict(state)
                 self.history = list(state["history"])
                 self.epoch_seconds = float(state["epoch_seconds"])
             else:
-                self.trainer.load_weights(state["model"])
+                self.trainer.start_from(state["model"])
         except UserError:
             raise
         except (AttributeError, KeyError, RuntimeError, ValueError, TypeError) as error:

@@ -186,10 +186,11 @@ class Trainer:
             scale = self.scaler.get_scale()
             net = self.module if self.config.compile else self.net  # compiled code calls no hooks
             with SkipProbe(self.module) as probe:
-                loss, logits = self.update(x, y, net)
-            self.skips = summarise(probe, scale)
+                loss, logits = self.backward(x, y, net)
+            self.skips = summarise(probe, scale)  # of the weights that these gradients are of
         else:
-            loss, logits = self.update(x, y)
+            loss, logits = self.backward(x, y)
+        self.step()
 
         self.iteration += 1
         loss_sum = loss.double() * share
@@ -216,14 +217,11 @@ class Trainer:
     def reset_meter(self) -> None:
         self.meter = torch.zeros(3, dtype=torch.float64, device=self.group.device)
 
-    def update(self, x: Tensor, y: Tensor, net: nn.Module | None = None) -> tuple[Tensor, Tensor]:
-        """Run forward, backward and the optimizer's step on images ``x`` with labels ``y``.
+    def backward(self, x: Tensor, y: Tensor, net: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+        """Compute the gradients on images ``x`` with labels ``y``.
 
         Returns the mean loss and the logits ``(N, classes)``, detached.
         """
-        rate = self.config.learning_rate(self.iteration)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group.get("rate", 1.0) * rate
         for skip in self.skip_connections:
             skip.set_num_updates(self.iteration)
 
@@ -234,9 +232,15 @@ class Trainer:
             objective = loss if cost is None else loss + cost
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(objective).backward()
+        return loss.detach(), logits.detach()
+
+    def step(self) -> None:
+        """Update the weights by their gradients."""
+        rate = self.config.learning_rate(self.iteration)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group.get("rate", 1.0) * rate
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return loss.detach(), logits.detach()
 
     def test(self) -> dict[str, float]:
         """Return ``test_loss`` and ``test_error`` (%).
@@ -307,7 +311,7 @@ class Trainer:
 
         Raises ``ValueError`` for weights that are not finite, and what torch raises.
         """
-        self.load_weights(state["model"])
+        self._load_weights(state["model"])
         for name, part in self._other_parts().items():
             part.load_state_dict(state[name])
         self.iteration = int(state["iteration"])
@@ -316,8 +320,12 @@ class Trainer:
                 state["meter"], dtype=torch.float64, device=self.group.device
             )
 
-    def load_weights(self, weights: dict[str, Any]) -> None:
-        """Load the network's weights. Raises as :meth:`load_state_dict`."""
+    def start_from(self, weights: dict[str, Any]) -> None:
+        """Begin a training with these weights. Raises as :meth:`load_state_dict`."""
+        self._load_weights(weights)
+        self.unmoved = UnmovedCoefficients(self.module)
+
+    def _load_weights(self, weights: dict[str, Any]) -> None:
         self.module.load_state_dict(weights)
         if not self.weights_are_finite():
             raise ValueError("it holds weights that are not finite")

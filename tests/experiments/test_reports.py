@@ -61,6 +61,30 @@ def test_nothing_is_bold_that_is_not_better_than_chance(images, capfd):
     assert "<strong>" not in report(capfd, path, out, "--no-figures")[1]
 
 
+def test_a_baseline_that_is_not_run_is_shown_with_its_reason(images, capfd):
+    path, table, out = images
+    finish(table, out, {"recursive": GOOD})
+    rows, page = report(capfd, path, out, "--no-figures")
+    assert rows["plain"]["state"] == "not run" and rows["recursive"]["untested"] == "plain: not run"
+    assert "\u2212 plain" in page
+
+
+def test_rows_of_equal_settings_are_said_to_be_the_same(tmp_path, capfd):
+    twin = {**IMAGES["rows"][1], "label": "twin"}
+    path = write(tmp_path, IMAGES, rows=[*IMAGES["rows"], twin], seeds=[1, 2, 3])
+    finish(tables(path)[0], tmp_path / "out", {"plain": BAD, "recursive": GOOD})
+    _, page = report(capfd, path, tmp_path / "out", "--no-figures")
+    assert "twin has the settings, and the runs, of recursive." in page
+
+
+def test_finished_runs_that_a_changed_file_leaves_out_are_named(images, capfd, tmp_path):
+    path, table, out = images
+    finish(table, out, {"plain": BAD, "recursive": GOOD})
+    for change in ([write(tmp_path, IMAGES, options={"depth": 14})], [path, "--seeds", 7]):
+        status, _, error = reproduce(capfd, "report", *change, "--output", out, "--no-figures")
+        assert status == 0 and "none of these runs is done, but 6 others below" in error
+
+
 def test_one_seed_has_no_p_value_and_says_so(images, capfd):
     path, table, out = images
     finish(table, out, {"plain": {1: 14.0}, "recursive": {1: 10.0}})

@@ -77,6 +77,10 @@ def test_samples_follow_the_models_probabilities(model):
     assert model[0].sample("a b c", sampling=False, beam=4, max_len_b=3).startswith("a b c d")
     with pytest.raises(UserError, match="the prompt has 41 tokens, the model takes 31"):
         model[0].sample("a " * 40)
+    with pytest.raises(UserError, match="^prompt=.'a', 'b'.: expected one text$"):
+        model[0].sample(["a", "b"])
+    with pytest.raises(UserError, match="^temperature=0: expected a number above 0$"):
+        model[0].sample("a", temperature=0)
 
 
 def test_a_language_model_does_not_translate(model):

@@ -67,3 +67,17 @@ def test_coefficients_that_never_moved_are_named():
         for value in learned(model).values():
             value.add_(0.1)
     assert movement.warning() == "" and list(lambdas(model).values()) == pytest.approx([2.1] * 10)
+
+
+def test_a_training_that_goes_on_from_a_model_begins_with_its_coefficients():
+    """fairseq loads the weights of --finetune-from-model after the model is built."""
+    model = build("transformer_layerscale_tiny", **TINY)
+    reports = {start: step_hooks.Report(lambda *_: None, model) for start in (0, 7)}
+    with torch.no_grad():
+        for value in learned(model).values():
+            value.add_(0.1)
+    for update, report in reports.items():
+        report(None, model, None, None, update)
+        report(None, model, None, None, update + 1)
+    begun, resumed = (report.unmoved.names() for report in reports.values())
+    assert len(begun) == len(learned(model)) and resumed == []

@@ -206,16 +206,27 @@ def test_growth_without_a_norm_is_warned_of_once(caplog):
     )
     growth = "1.41421^2 = 2 through the encoder and 6.9282^48 = 2.24e+40 through the decoder"
     assert growth in caplog.records[-1].getMessage()
-    for scale, verdict in (
-        (1.2, "1.2^12 = 8.92 through"),
-        (1.2, "is within fp16"),
-        (1.6, "comes close to the limit"),
+    for scale, verdict, level in (
+        (1.2, "1.2^12 = 8.92 through", "INFO"),
+        (1.2, "is within fp16 (largest value 65504)", "INFO"),
+        (1.6, "comes close to the limit", "WARNING"),
     ):
-        build(
-            "transformer_xskip", encoder_embed_dim=16, encoder_ffn_embed_dim=16, skip_lambda=scale
-        )
+        with caplog.at_level("INFO"):
+            build(
+                "transformer_xskip",
+                encoder_embed_dim=16,
+                encoder_ffn_embed_dim=16,
+                skip_lambda=scale,
+            )
         assert verdict in caplog.records[-1].getMessage()
-    build("transformer_x0", encoder_embed_dim=16, encoder_ffn_embed_dim=16, skip_x0_init="nanochat")
+        assert caplog.records[-1].levelname == level
+    with caplog.at_level("INFO"):
+        build(
+            "transformer_x0",
+            encoder_embed_dim=16,
+            encoder_ffn_embed_dim=16,
+            skip_x0_init="nanochat",
+        )
     growth = "1.15 ... 1 = 1.77 through the encoder"  # 1.15 1.13 1.11 1.09 1.07 1.05
     assert growth in caplog.records[-1].getMessage()
     caplog.clear()

@@ -72,3 +72,8 @@ def test_several_matrices_of_embeddings_are_refused():
 def test_quantisation_noise_of_unit_embeddings_is_refused():
     with pytest.raises(UserError, match="with --fix-norm: expected no --quant-noise-scalar"):
         build("transformer_scalenorm_tiny", **TINY, quant_noise_scalar=0.1)
+
+
+def test_a_rule_that_scales_the_embeddings_is_refused():
+    with pytest.raises(UserError, match="with --fix-norm: expected no --skip-kind tfixup, which"):
+        build("transformer_tfixup_tiny", **TINY, fix_norm=True)

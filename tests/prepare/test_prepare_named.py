@@ -174,6 +174,9 @@ def test_a_wrong_name_is_one_line(capsys):
     assert main.main(["multi30k-de"]) == 1
     error = capsys.readouterr().err
     assert "did you mean multi30k-en-de?" in error and "your own text: rskip prepare --src" in error
+    assert main.main(["data/mine", "--text", "my.txt"]) == 1
+    expected = "data/mine is no corpus, and a folder comes last: rskip prepare --text ... data/mine"
+    assert capsys.readouterr().err == f"error: {expected}\n"
 
 
 def test_the_help_lists_the_options_of_every_form(capsys):

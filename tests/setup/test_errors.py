@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fairseq_rskip import console
 from fairseq_rskip.errors import did_you_mean, exit_status
 from fairseq_rskip.residual import KINDS
 
@@ -47,3 +48,16 @@ def test_letters_that_the_locale_lacks_are_printed_as_escapes():
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
     assert run.stdout == b"\\u03bb = 2 \\xb1 1\n"
+
+
+def test_the_time_of_the_first_item_is_not_in_what_is_left(capsys):
+    """It loads a model, or starts a program."""
+    now = 1000.0
+    with console.Progress(100, "translated") as shown:
+        shown.bar._time, shown.bar.start_t, shown.bar.last_print_t = lambda: now, now, now
+        for seconds in (300.0, 30.0, 30.0):
+            now += seconds
+            shown.advance()
+    lines = capsys.readouterr().err.splitlines()
+    assert "1/100" in lines[0] and lines[0].endswith("? left")
+    assert "48:30 left" in lines[-1], lines  # 97 of half a minute

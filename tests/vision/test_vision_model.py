@@ -237,7 +237,8 @@ def test_one_update_moves_coefficients_by_the_factor_of_their_rate(kind):
     for factor in ("1", "8"):
         trainer = trainer_of("--skip-kind", kind, "--skip-lr-scale", factor)
         before = {k: v.detach().clone() for k, v in trainer.module.named_parameters()}
-        trainer.update(draw((8, 3, 32, 32), seed=1, dtype=torch.float32), torch.arange(8))
+        trainer.backward(draw((8, 3, 32, 32), seed=1, dtype=torch.float32), torch.arange(8))
+        trainer.step()
         after = dict(trainer.module.named_parameters())
         moved[factor] = {name: after[name].detach() - value for name, value in before.items()}
     own = learned(trainer.module)

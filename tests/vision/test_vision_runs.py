@@ -121,6 +121,32 @@ def test_askip_goes_on_from_an_rskips_checkpoint(tmp_path, images, capfd):
     assert line == f"checkpoint {checkpoint} does not exist"
 
 
+def test_a_run_that_goes_on_without_its_parent_remembers_it(tmp_path, images, capfd, monkeypatch):
+    start = {"warmup_iterations": 0, "finetune_from": tmp_path / "parent.pt"}
+    for name in ("first", "other"):
+        seed = ["first", "other"].index(name) + 1
+        assert train(capfd, tmp_path / name, images, seeds=[seed], warmup_iterations=0)[0] == 0
+    shutil.copy(tmp_path / "first" / "seed1" / "checkpoint.pt", start["finetune_from"])
+    with stop_at(monkeypatch, 2):
+        assert train(capfd, tmp_path / "run", images, save_interval=1, **start)[0] == 130
+    start["finetune_from"].unlink()
+    again = {"save_interval": 1, "resume": True, **start}
+    assert train(capfd, tmp_path / "run", images, **again)[0] == 0
+    shutil.copy(tmp_path / "other" / "seed2" / "checkpoint.pt", start["finetune_from"])
+    line = refused(train(capfd, tmp_path / "run", images, seeds=[2], save_interval=1, **start))
+    assert "seed1/result.json is of another run: SHA-256 of --finetune-from: " in line
+
+
+def test_a_coefficient_that_keeps_its_parents_value_never_moved(tmp_path, images, capfd):
+    settings = {"skip_kind": "layerscale", "warmup_iterations": 0, "iterations": 2}
+    assert train(capfd, tmp_path / "parent", images, **settings)[0] == 0
+    parent = tmp_path / "parent" / "seed1" / "checkpoint.pt"
+    still = {"skip_lr_scale": 1e-20, "finetune_from": parent, **settings}
+    status, _, error = train(capfd, tmp_path / "run", images, **still)
+    assert status == 0
+    assert "3 of 3 learned coefficients of the skip connections never moved" in error
+
+
 def test_seeds_that_end_together_write_one_summary_after_the_other(
     tmp_path, images, capfd, monkeypatch
 ):

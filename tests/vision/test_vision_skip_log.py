@@ -59,6 +59,17 @@ def test_the_figures_are_those_of_the_probe(config, images, tmp_path, capfd):
         assert logged[6][f"{quantity}/{BLOCKS[1]}"] == pytest.approx(value, rel=1e-4)
 
 
+def test_the_coefficients_are_those_that_the_ratio_is_of(tmp_path, images, capfd):
+    """Of ReZero's first forward pass: its weights are 0, and x:F has no value."""
+    options = {"skip_log_interval": 1, "skip_kind": "rezero", "skip_norm": "none"}
+    assert train(capfd, tmp_path / "run", images, warmup_iterations=0, **options)[0] == 0
+    first, second, *_ = skip_lines(tmp_path / "run" / "seed1" / "skips.jsonl").values()
+    for name in BLOCKS:
+        weight, ratio = f"skip_learned/{name}.weight", f"skip_x_to_F/{name}"
+        assert first[weight] == 0 and ratio not in first
+        assert second[ratio] == pytest.approx(1 / second[weight])
+
+
 def test_training_is_the_same_bit_for_bit(tmp_path, images, capfd):
     for interval in (0, 1):
         assert (

@@ -21,4 +21,7 @@ def read_scores(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError) as error:
         accepted = "expected a file of translations, checkpoints, a folder of rskip evaluate, or "
         accepted += "RUN/seed1 of rskip run"
-        raise UserError(f"{folder} has no readable {SCORES} ({error}): {accepted}") from None
+        problem = f"no readable {SCORES} ({error})"
+        if isinstance(error, FileNotFoundError):
+            problem = f"neither checkpoints nor {SCORES}"
+        raise UserError(f"{folder} has {problem}: {accepted}") from None

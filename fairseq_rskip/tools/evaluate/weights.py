@@ -67,9 +67,10 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[li
     if not taken:
         raise UserError(f"{folder} has no checkpoint: it holds {_names_in(folder)}; {ACCEPTED}")
 
-    fewer = f" (fewer than {count} are numbered)" if len(taken) < count else ""
     if len(taken) == 1:
+        fewer = f" (fewer than {enough} are numbered)" if count > 1 else ""
         return taken, f"checkpoint {taken[0]}{fewer}"
+    fewer = f" (fewer than {count} are numbered)" if len(taken) < count else ""
     members = ", ".join(path.name for path in taken)
     return taken, f"average of the last {len(taken)} {unit} checkpoints{fewer}: {members}"
 

@@ -369,6 +369,14 @@ def find_kind(argv: list[str]) -> tuple[Kind, list[str]]:
 
     rows = yaml.safe_load((FOLDER / "corpora.yaml").read_text("utf-8"))
     if name not in rows:
+        of_own_text = [
+            word for word in words if word.startswith(("--text", "--src", "--train-src"))
+        ]
+        if of_own_text:
+            raise UserError(
+                f"{name} is no corpus, and a folder comes last: "
+                f"rskip prepare {of_own_text[0]} ... {name}"
+            )
         hint = did_you_mean(name, CORPORA) or f"the corpora are {', '.join(CORPORA)}"
         raise UserError(
             f"no corpus named {name!r}; {hint}; your own text: rskip prepare {OWN_PAIRS}"

@@ -39,13 +39,18 @@ def test_of(experiment: Experiment) -> str:
 def compare(experiment: Experiment, results: list[Result]) -> list[Result]:
     """Return the results that a report shows, column by column, compared.
 
-    What is neither begun nor published is left out, unless nothing has begun.
+    What is neither begun nor published is left out, unless nothing has begun, or it is the baseline
+    of a row that has.
     """
     shown = [each for each in results if each.cell.run or each.cell.reported is not None]
-    begun = [each for each in shown if _is_begun(each)]
+    nothing_begun = not any(map(_is_begun, shown))
     compared = []
     for column in experiment.columns:
-        lines = [each for each in begun or shown if each.cell.column == column]
+        in_column = [each for each in shown if each.cell.column == column]
+        begun = [each.cell.row for each in in_column if _is_begun(each)]
+        labels = {row.label for row in begun}
+        labels |= {row.baseline or experiment.baseline for row in begun}
+        lines = [each for each in in_column if nothing_begun or each.cell.row.label in labels]
         compared += _compare_column(lines, experiment)
     return compared
 

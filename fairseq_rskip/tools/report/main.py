@@ -15,7 +15,7 @@ from fairseq_rskip.tools import analyze
 from fairseq_rskip.tools.experiments.changes import Changes, changes_of
 from fairseq_rskip.tools.experiments.records import Experiment, Result, dashed
 from fairseq_rskip.tools.experiments.results import collect
-from fairseq_rskip.tools.experiments.run_folder import CHECKPOINTS
+from fairseq_rskip.tools.experiments.run_folder import CHECKPOINTS, RECORD, read_record, trained
 from fairseq_rskip.tools.experiments.tasks import TASKS
 
 from . import tables as page
@@ -49,6 +49,8 @@ def write_report(tables: list[Experiment], output: Path, with_figures: bool = Tr
             folder / "report.csv",
             [{name: record.get(name) for name in names} for record in records],
         )
+    for warning in _unseen(parts, output):
+        print_line(f"warning: {warning}", "stderr")
     for part in parts:
         for warning in part["warnings"]:
             print_line(f"warning: {warning}", "stderr")
@@ -75,6 +77,20 @@ def _parts(experiments: list[Experiment], output: Path, with_figures: bool) -> l
     for line in empty:
         print_line(f"warning: {line}", "stderr")
     return parts
+
+
+def _unseen(parts: list[dict[str, Any]], output: Path) -> list[str]:
+    """One line where the folder has finished runs and the report has none of them."""
+    if any(record["seeds_done"] for part in parts for record in part["records"]):
+        return []
+    folders = [record.parent for record in output.glob(f"runs/*/*/{RECORD}")]
+    finished = sum(bool(trained(read_record(folder))) for folder in folders)
+    if not finished:
+        return []
+    return [
+        f"none of these runs is done, but {finished} others below {output}/runs are: of other "
+        "tables or seeds, or of these rows before their settings or their text changed"
+    ]
 
 
 def _part(

@@ -16,6 +16,7 @@ from fairseq_rskip.tools.experiments.records import (
     Experiment,
     Result,
     Row,
+    RunsAndValues,
     dashed,
 )
 from fairseq_rskip.tools.experiments.run_folder import read_record
@@ -324,11 +325,15 @@ def _failures(lines: list[Result]) -> list[str]:
 
 
 def notes(experiment: Experiment, lines: list[Result]) -> list[str]:
-    """What the table has no room for: missing seeds, and rows without runs."""
+    """What the table has no room for: missing seeds, rows that are the same, those without runs."""
     texts = []
+    first: dict[RunsAndValues, Result] = {}
     for line in lines:
         if missing(line)[0]:
             texts.append(f"{line.cell}: {missing(line)[0]}.")
+        same = first.setdefault(line.runs_and_values, line)
+        if line.values and same is not line:
+            texts.append(f"{line.cell} has the settings, and the runs, of {same.cell}.")
     shown = {str(line.cell) for line in lines}
     idle = [str(cell) for cell in experiment.cells if cell.run and str(cell) not in shown]
     if idle:
