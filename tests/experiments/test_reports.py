@@ -70,11 +70,11 @@ def test_a_baseline_that_is_not_run_is_shown_with_its_reason(images, capfd):
 
 
 def test_rows_of_equal_settings_are_said_to_be_the_same(tmp_path, capfd):
-    twin = {**IMAGES["rows"][1], "label": "twin"}
-    path = write(tmp_path, IMAGES, rows=[*IMAGES["rows"], twin], seeds=[1, 2, 3])
+    same = {**IMAGES["rows"][1], "label": "same"}
+    path = write(tmp_path, IMAGES, rows=[*IMAGES["rows"], same], seeds=[1, 2, 3])
     finish(tables(path)[0], tmp_path / "out", {"plain": BAD, "recursive": GOOD})
     _, page = report(capfd, path, tmp_path / "out", "--no-figures")
-    assert "twin has the settings, and the runs, of recursive." in page
+    assert "same has the settings, and the runs, of recursive." in page
 
 
 def test_finished_runs_that_a_changed_file_leaves_out_are_named(images, capfd, tmp_path):
