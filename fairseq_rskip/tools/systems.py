@@ -133,10 +133,11 @@ def _to_evaluate(path: Path, data: Path | None) -> System:
         checkpoints, _ = weights.choose(path, 1)
     task = weights.task_of(checkpoints[0])
     corpus = corpus_of(checkpoints[0], str(data or task.get("data")), data)
-    is_model = task.get("_name") == "language_modeling"
-    if is_model != corpus.is_monolingual:
-        kind = "language" if is_model else "translation"
-        raise UserError(f"{path} is a {kind} model, and {corpus.folder} is no text for one")
+    is_language_model = task.get("_name") == "language_modeling"
+    if is_language_model != corpus.is_monolingual:
+        kind = "language" if is_language_model else "translation"
+        languages = "one language" if corpus.is_monolingual else "two languages"
+        raise UserError(f"{path} is a {kind} model, and {corpus.folder} has {languages}")
     corpus.check_vocabulary(checkpoints[0].parent, "name the corpus that it was trained on")
 
     options = main.default_options(corpus.folder, path)

@@ -18,6 +18,7 @@ from evaluation_corpus import write
 from fairseq_rskip.tools import systems
 from fairseq_rskip.tools.__main__ import main as rskip
 from fairseq_rskip.tools.evaluate import main as evaluate_main
+from fairseq_rskip.tools.evaluate import weights
 
 WORDS = "the a cat dog house tree big red sees eats under over <b> & runs".split()
 
@@ -231,6 +232,25 @@ def test_different_texts_are_refused_before_the_first_is_evaluated(tmp_path, mon
     monkeypatch.setattr(systems, "read_scores", lambda folder: {"text_sha256": "0"})
     assert rskip(["compare", f"ours={training}", f"lm={text}"]) == 1
     assert capsys.readouterr().err == "error: ours and lm do not score the same text\n"
+
+
+@pytest.mark.parametrize("has_one_language, kind", [(True, "translation"), (False, "language")])
+def test_data_of_the_other_kind_are_refused_before_the_first_is_evaluated(
+    tmp_path, monkeypatch, capsys, has_one_language, kind
+):
+    task = "translation" if has_one_language else "language_modeling"
+    corpus = Namespace(is_monolingual=has_one_language, folder="data/mine")
+    monkeypatch.setattr(weights, "task_of", lambda path: {"_name": task, "data": "elsewhere"})
+    monkeypatch.setattr(systems, "corpus_of", lambda *_: corpus)
+    monkeypatch.setattr(evaluate_main, "evaluate", lambda options: pytest.fail("it is evaluated"))
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        torch.save({"model": {}}, tmp_path / name / "checkpoint_best.pt")
+    paths = [str(tmp_path / name) for name in ("one", "other")]
+    assert rskip(["compare", *paths, "--data", "data/mine"]) == 1
+    languages = "one language" if has_one_language else "two languages"
+    expected = f"one is a {kind} model, and data/mine has {languages}\n"
+    assert capsys.readouterr().err.endswith(expected)
 
 
 REFUSED = {

@@ -49,8 +49,9 @@ def write_report(tables: list[Experiment], output: Path, with_figures: bool = Tr
             folder / "report.csv",
             [{name: record.get(name) for name in names} for record in records],
         )
-    for warning in _unseen(parts, output):
-        print_line(f"warning: {warning}", "stderr")
+    unseen = _unseen(parts, output)
+    if unseen:
+        print_line(f"warning: {unseen}", "stderr")
     for part in parts:
         for warning in part["warnings"]:
             print_line(f"warning: {warning}", "stderr")
@@ -79,18 +80,18 @@ def _parts(experiments: list[Experiment], output: Path, with_figures: bool) -> l
     return parts
 
 
-def _unseen(parts: list[dict[str, Any]], output: Path) -> list[str]:
-    """One line where the folder has finished runs and the report has none of them."""
+def _unseen(parts: list[dict[str, Any]], output: Path) -> str:
+    """One line where the folder has finished runs and the report has none of them, or ""."""
     if any(record["seeds_done"] for part in parts for record in part["records"]):
-        return []
+        return ""
     folders = [record.parent for record in output.glob(f"runs/*/*/{RECORD}")]
     finished = sum(bool(trained(read_record(folder))) for folder in folders)
     if not finished:
-        return []
-    return [
+        return ""
+    return (
         f"none of these runs is done, but {finished} others below {output}/runs are: of other "
         "tables or seeds, or of these rows before their settings or their text changed"
-    ]
+    )
 
 
 def _part(
