@@ -77,10 +77,10 @@ class RunLog:
             return self._figures(number, loss)
 
         if self.progress is None:
-            # the first iteration prepares much, so its speed does not count
             self.progress = Progress(
-                self.config.iterations, "iteration", done=number, stream="stdout"
+                self.config.iterations, "iteration", done=number - 1, stream="stdout"
             )
+            self.progress.advance()
             self.progress.show(figures())
         else:
             self.progress.advance(figures)
