@@ -177,6 +177,9 @@ def _bits_per_channel(image: Any, data: bytes) -> int:
         return data[24]  # of the header chunk, which is always the first
     if image.format == "TIFF":
         return max(image.tag_v2.get(258, (1,)))  # BitsPerSample
+    if image.format == "PPM" and image.mode == "RGB":
+        mode_and_largest = image.tile[0].args  # the mode alone where the largest value is 255
+        return 8 if isinstance(mode_and_largest, str) else mode_and_largest[1].bit_length()
     if image.mode.startswith("I;16"):
         return 16
     return 32 if image.mode in ("I", "F") else 8

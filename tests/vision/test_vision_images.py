@@ -92,6 +92,18 @@ def test_an_image_of_sixteen_bits_is_refused(folder, channels):
         read(folder)
 
 
+@pytest.mark.parametrize("header", ["P6 32 32 1023", "P6 32 32 65535"])
+def test_a_ppm_in_colour_with_more_than_eight_bits_is_refused(folder, header):
+    """Pillow reads it as 8 bits."""
+    bits = int(header.split()[-1]).bit_length()
+    image = folder / "train" / "cat" / "deep.ppm"
+    image.write_bytes(header.encode() + b"\n" + bytes(6 * 32 * 32))
+    with pytest.raises(UserError, match=rf"deep\.ppm has {bits} bits a channel: expected 8"):
+        read(folder)
+    image.write_bytes(b"P6 32 32 255\n" + bytes(3 * 32 * 32))
+    assert len(read(folder)["train_images"]) == 13
+
+
 def test_the_second_read_comes_from_the_cache_until_something_changes(folder, monkeypatch):
     first = read(folder)
     with monkeypatch.context() as patch:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from fairseq_rskip.console import progress
 from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.option_error import InYaml, RefusedOption
 
@@ -194,7 +195,8 @@ def _cells(experiment: Experiment, mistakes: list[str]) -> tuple[list[Cell], lis
     cells: list[Cell] = []
     warnings: list[str] = []
     refusals: list[Refusal] = []
-    for row, name in itertools.product(experiment.rows, experiment.columns):
+    places = list(itertools.product(experiment.rows, experiment.columns))
+    for row, name in progress(places, len(places), f"{experiment.name}: checking", "cell"):
         cell = make_cell(experiment, row, name, experiment.changed)
         if not cell.run:
             if row.run:
