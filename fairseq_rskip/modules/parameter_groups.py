@@ -46,32 +46,30 @@ class ParameterGroups:
         with self.in_effect(optimizer):
             return self.optimizer_step(optimizer, *arguments, **options)
 
-    @contextlib.contextmanager
-    def in_effect(self, optimizer: Any) -> Iterator[None]:
-        """Have ``optimizer``, one of fairseq's, step in the block with the parameters' settings."""
+    def in_effect(self, optimizer: Any) -> contextlib.AbstractContextManager[Any]:
+        """A block in which ``optimizer``, one of fairseq's, steps with the parameters' settings."""
         parts = getattr(optimizer.optimizer, "optimizers", {})  # of --optimizer composite
         steps = [part.optimizer for part in parts.values()] or [optimizer.optimizer]
         groups = [group for step in steps for group in step.param_groups]
         decays = any(group.get("weight_decay") for group in groups)
         by_parameter = self.applicable(groups, decays)
         if not by_parameter:
-            yield
-            return
-        flat = flat_views(optimizer, set(by_parameter))
-        if flat:
-            with step_flat_views(flat, by_parameter, decays):
-                yield
-            return
+            return contextlib.nullcontext()
+
+        views = flat_views(optimizer, set(by_parameter))
+        if views:
+            return step_flat_views(views, by_parameter, decays)
 
         copies = fp32_copies(optimizer, set(by_parameter))
-        by_tensor = by_parameter
         if copies:
             by_tensor = {id(copy): by_parameter[parameter] for parameter, copy in copies.items()}
-        with contextlib.ExitStack() as stack:
+        else:  # the optimizer updates the parameters themselves
+            by_tensor = by_parameter
+        with contextlib.ExitStack() as blocks:
             if self.are_optimised(set(by_tensor), steps, groups):
                 for step in steps:
-                    stack.enter_context(split_groups(step, by_tensor))
-            yield
+                    blocks.enter_context(split_groups(step, by_tensor))
+            return blocks.pop_all()  # left at the end of the caller's block
 
     def applicable(
         self, groups: list[dict[str, Any]], decays: bool

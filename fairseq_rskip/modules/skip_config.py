@@ -112,20 +112,20 @@ class _SkipOptions:
         ``TransformerConfig``.
         """
 
+        # what depends on a layer's number or on the depth differs between two of these
+        places = [
+            Place(index=0, depth=1000, sublayers=2),
+            Place(index=1, depth=1000, sublayers=2),
+            Place(index=1998, depth=2000, sublayers=2),
+        ]
         with torch.device("cpu"):  # the model may be built without memory, on meta
-            first = self.build(1, Place(index=0, depth=1000, sublayers=2))
-            skip = self.build(1, Place(index=1, depth=1000, sublayers=2))
-            deeper = self.build(1, Place(index=1998, depth=2000, sublayers=2))
-            alike = (
-                _what_the_place_decides(first)
-                == _what_the_place_decides(skip)
-                == _what_the_place_decides(deeper)
-            )
+            of_places = [self.build(1, place) for place in places]
+            decided = [_what_the_place_decides(skip) for skip in of_places]
 
-        if skip.widths[0] > 1:
+        if of_places[1].widths[0] > 1:  # the first layer takes one tensor in every rule
             left_out_by = ("layerdrop", "layers_to_keep")
             reason = "hands several tensors from layer to layer"
-        elif not alike:
+        elif any(values != decided[0] for values in decided):
             left_out_by = ("layers_to_keep",)
             reason = "has constants or norms of a layer's number and depth, which change"
         else:
