@@ -202,7 +202,8 @@ def write(
 ) -> None:
     """Write ``stem``'s CSV of ``rows`` and figure of ``points``; print the ends of each curve."""
     lines = [["run", step, *panels.values()]]
-    for (run, _), of_log in points.groupby(["run", "log"], sort=False):
+    logs_of = points.groupby("run")["log"].nunique()
+    for (run, log), of_log in points.groupby(["run", "log"], sort=False):
         ends = []
         last = 0
         for name in panels:
@@ -214,7 +215,8 @@ def write(
             first, final = f"{values.iloc[0]:.4g}", f"{values.iloc[-1]:.4g}"
             ends.append(final if len(values) == 1 else f"{first} → {final}")
             last = max(last, curve["step"].max())
-        lines.append([run, str(last), *ends])
+        label = f"{run}, {Path(log).parent.name}" if logs_of[run] > 1 else run
+        lines.append([label, str(last), *ends])
 
     runs = points["run"].nunique()
     about = "1 run" if runs == 1 else f"{runs} runs"

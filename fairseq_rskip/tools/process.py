@@ -20,6 +20,7 @@ from fairseq_rskip.machine import memory_variables
 PLUGIN = Path(__file__).resolve().parents[1]  # the package, fairseq's --user-dir
 CHECKOUT = PLUGIN.parent
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_NOT_FINITE = re.compile(r"FloatingPointError|\bnan\b|not finite|Minimum loss scale", re.IGNORECASE)
 GRACE = 10.0  # seconds that a process has to end by itself
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -195,6 +196,11 @@ def explain(status: int, output: str) -> str:
         if match:
             reason = match[1] or match[2]
     return reason[:500]
+
+
+def is_divergence(reason: str) -> bool:
+    """Whether a training failed for this ``reason`` because its numbers left the finite range."""
+    return bool(_NOT_FINITE.search(reason))
 
 
 def git_commit() -> str | None:

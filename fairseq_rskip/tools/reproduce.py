@@ -14,8 +14,8 @@ from fairseq_rskip.tools.process import follow, stop_on_signals
 
 from .experiments import execution, own_text
 from .experiments.plan import Selection, make_tables
-from .experiments.records import DONE, RUNNING, Experiment, Run, State, Table
-from .experiments.results import distinct, ready, state, undecided
+from .experiments.records import DIVERGED, DONE, RUNNING, Experiment, Run, State, Table
+from .experiments.results import collect, distinct, ready, state, undecided
 from .experiments.task import RSKIP
 from .experiments.tasks import TASKS
 from .experiments.text_tasks import planned
@@ -24,7 +24,8 @@ from .experiments.yaml_file import FOLDER, read
 INPUTS = "inputs.json"  # in the folder of your own text: what it is prepared from
 INPUTS_LOCK = "inputs.lock"
 DESCRIPTION = """Prepare, train, evaluate and report the experiments of YAML files
-(docs/reproduce.md). The same command resumes stopped runs and tries failed ones again. The page of
+(docs/reproduce.md). The same command resumes stopped runs and tries failed ones again,
+but for trainings that diverged. The page of
 mine.yaml is runs/mine/report/report.html."""
 
 
@@ -147,7 +148,7 @@ def list_tables(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> None:
     """Check, prepare, train, evaluate and report.
 
-    Raises ``UserError`` if a run failed, after the others are done.
+    Raises ``UserError`` if a run failed, or a row's training diverged, after the others are done.
     """
     experiments = _tables(options)
     any_prepared = False
@@ -168,12 +169,32 @@ def run(options: argparse.Namespace) -> None:
 
     states = _run_all(experiments, options)
     report(options, experiments)
-    unfinished = [each for each in states if each.kind not in (DONE, RUNNING)]
+    unfinished = [each for each in states if each.kind not in (DONE, RUNNING, DIVERGED)]
     if unfinished:
         raise UserError(
             f"{len(unfinished)} of {len(states)} runs are not done, the first: {unfinished[0]}; "
             "the same command tries again"
         )
+    diverged = _diverged(experiments, options.output)
+    if diverged:
+        raise UserError(
+            f"without a value, because training diverged: {'; '.join(diverged)}; it would do so "
+            "again: change an option, such as a lower lr, or remove a run's folder to repeat it"
+        )
+
+
+def _diverged(experiments: list[Experiment], out: Path) -> list[str]:
+    """The runs of rows that diverged, and the sweeps of which no value is left."""
+    names = []
+    for experiment in experiments:
+        for cell in experiment.cells:
+            result = collect(experiment, cell, out)
+            if result.trials and all(trial.state.kind == DIVERGED for trial in result.trials):
+                names.append(f"{cell}, every value of its sweep")
+            for seed, ended in result.states.items():
+                if ended.kind == DIVERGED:
+                    names.append(f"{cell}, seed {seed}")
+    return names
 
 
 def _run_all(experiments: list[Experiment], options: argparse.Namespace) -> list[State]:
@@ -209,7 +230,7 @@ def _untried(
     """
     chosen: dict[Path, Run] = {}
     jobs = set()
-    for run in _ready(experiments, options, without=(RUNNING, DONE)):
+    for run in _ready(experiments, options, without=(RUNNING, DONE, DIVERGED)):
         job = (run.folder, run.evaluation if run.scored else "")
         if job not in tried and run.folder not in chosen:
             jobs.add(job)

@@ -18,6 +18,8 @@ from fairseq_rskip.tools.evaluate.scores_file import SCORES, TRANSLATION, read_s
 from fairseq_rskip.tools.experiments.run_folder import EVALUATION, check_no_seeds, read_record
 from fairseq_rskip.tools.lines import check_lengths, read_lines
 
+IMAGE_LOG = "log.jsonl"  # of rskip train-cifar
+
 
 def name_paths(words: list[str]) -> dict[str, Path]:
     """Each system's path by its name.
@@ -112,6 +114,7 @@ def find_system(path: Path, data: Path | None) -> System:
             raise UserError(f"{path} has several evaluations: expected one of {listed} in it")
         path = scored[0] if scored and not data else path / "checkpoints"
 
+    _check_is_not_of_images(path)
     check_no_seeds(path)
     if (path / WEIGHTS).is_file():
         raise UserError(f"{path} is an export; expected the checkpoints that it was made from")
@@ -122,6 +125,16 @@ def find_system(path: Path, data: Path | None) -> System:
         raise UserError(f"--data is for checkpoints, and {path} is evaluated already")
     text_sha256 = read_scores(path).get("text_sha256") if path.is_dir() else None
     return System(path, text_sha256)
+
+
+def _check_is_not_of_images(path: Path) -> None:
+    """Raise ``UserError`` for a training of images: its folder, that of its seeds, a checkpoint."""
+    folder = path if path.is_dir() else path.parent
+    if (folder / IMAGE_LOG).is_file() or any(folder.glob(f"seed*/{IMAGE_LOG}")):
+        raise UserError(
+            f"{path} is of rskip train-cifar, and rskip compare takes translations and language "
+            "models: for images, the report of rskip run compares rows over seeds"
+        )
 
 
 def _to_evaluate(path: Path, data: Path | None) -> System:

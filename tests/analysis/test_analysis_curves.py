@@ -167,7 +167,7 @@ def test_cifar_seeds_share_a_label_and_are_thin_beside_their_mean(tmp_path, capf
     }
     assert [" ".join(cells[-7:]) for cells in printed(capfd)][:2] == [
         "30 1 → 0.6667 30 → 20",
-        "đồ thị 20 1 33",
+        "đồ thị, seed2 20 1 33",
     ]
     kind, points = curves.read(runs, 20)
     figure = curves.draw(points, curves.shown(kind, points), kind.step, spread=())

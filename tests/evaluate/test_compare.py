@@ -181,6 +181,17 @@ def test_an_export_is_no_system(texts, capsys, tmp_path):
     assert f"{tmp_path} is an export; expected the checkpoints" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["", "seed1", "seed1/checkpoint.pt"])
+def test_a_training_of_images_is_no_system(texts, capsys, tmp_path, name):
+    seed = tmp_path / "run" / "seed1"
+    seed.mkdir(parents=True)
+    for file in ("checkpoint.pt", "log.jsonl", "result.json"):
+        (seed / file).touch()
+    status = rskip(["compare", str(tmp_path / "run" / name), str(texts["good"])])
+    line = capsys.readouterr().err
+    assert status == 1 and "is of rskip train-cifar" in line and line.count("\n") == 1
+
+
 def test_a_truncated_checkpoint_is_no_text(texts, capsys, tmp_path):
     torch.save({"model": {"w": torch.zeros(99)}}, tmp_path / "whole.pt")
     (tmp_path / "short.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:300])

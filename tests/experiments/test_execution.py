@@ -432,3 +432,39 @@ def test_a_task_of_other_data_is_one_line(task, data, arch, says, tmp_path, capf
     path = write(tmp_path, {"task": task, "data": data, "rows": [{"label": "x", "arch": arch}]})
     status, _, error = reproduce(capfd, "run", path, "--dry-run")
     assert status == 1 and says in error and len(error.splitlines()) == 1
+
+
+def test_a_training_that_diverged_is_not_repeated(tmp_path, monkeypatch, capfd):
+    """A value of a sweep that diverges is a result; a sweep without another value is a failure."""
+    options = {**IMAGES["options"], "valid-images": 100}
+    rows = IMAGES["rows"][:1]
+    path = write(tmp_path, IMAGES, rows=rows, seeds=[1], sweep={"lr": [0.1, 9]}, options=options)
+    folders = [
+        trial.run.folder_in(tmp_path / "out", 1) for trial in tables(path)[0].cells[0].trials
+    ]
+    started = []
+    for name in ("prepare_data", "_check_data", "report"):
+        monkeypatch.setattr(reproduce_module, name, lambda *_: False)
+
+    def run_all(runs, environments):
+        started.extend(run.folder for run in runs)
+        return []
+
+    monkeypatch.setattr(execution, "run_all", run_all)
+
+    def run(*records):
+        started.clear()
+        for folder, record in zip(folders, records, strict=True):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "run.json").write_text(json.dumps(record))
+        status, _, error = reproduce(capfd, "run", path, "--output", tmp_path / "out")
+        return status, error
+
+    good = {"metrics": {"values": {"valid_error": 10.0, "error": 10.0}}}
+    diverged = {"failed": {"error": "stopped at iteration 50, the loss is not finite"}}
+    killed = {"failed": {"error": "killed by SIGKILL, perhaps out of memory"}}
+    assert run(good, diverged) == (0, "") and not started
+    status, error = run(diverged, diverged)
+    assert status == 1 and "diverged: plain, every value of its sweep;" in error and not started
+    run(good, killed)
+    assert started == [folders[1]]

@@ -293,8 +293,8 @@ def test_a_sweep_of_two_options_names_the_ends_that_were_chosen(tmp_path, capfd)
     path = write(tmp_path, IMAGES, rows=rows, sweep=sweep, options=options, seeds=[1])
     (table,) = tables(path)
     for lowest, at_an_end in (
-        ((0.1, 4), ", the end of the sweep of lr and skip-lambda."),
-        ((0.1, 3), ", the end of the sweep of lr."),
+        ((0.1, 4), ", the end of the sweep of lr and skip-lambda: a value beyond"),
+        ((0.1, 3), ", the end of the sweep of lr: a value beyond"),
         ((0.2, 3), "."),
     ):
         for point in table.cells[0].trials:
@@ -306,6 +306,25 @@ def test_a_sweep_of_two_options_names_the_ends_that_were_chosen(tmp_path, capfd)
         _, page = report(capfd, path, tmp_path / "out", "--no-figures")
         rate, scale = lowest
         assert f"chosen lr {rate}, skip-lambda {scale}{at_an_end}" in page
+
+
+def test_a_value_of_a_sweep_that_diverged_is_a_result(tmp_path, capfd):
+    """It is not told as a row without a value, nor with the folder where its log is."""
+    options = {**IMAGES["options"], "valid-images": 100}
+    rows = IMAGES["rows"][:1]
+    path = write(tmp_path, IMAGES, rows=rows, seeds=[1], sweep={"lr": [0.1, 9]}, options=options)
+    diverged = {"error": "fairseq-train failed: FloatingPointError; its output is in /data/log"}
+    metrics = {"values": {"valid_error": 10.0, "error": 10.0}}
+    good, bad = tables(path)[0].cells[0].trials
+    for trial, record in ((good, {"metrics": metrics}), (bad, {"failed": diverged})):
+        folder = trial.run.folder_in(tmp_path / "out", 1)
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps(record))
+    rows, page = report(capfd, path, tmp_path / "out", "--no-figures")
+    why = "because training failed or diverged: plain, lr 9: diverged."
+    assert f"1 value of sweeps was not chosen, {why}" in page
+    assert "lr 0.1: 10.000, lr 9: diverged; chosen lr 0.1" in page
+    assert "/data/log" not in page + rows["plain"]["swept"] and "has no value" not in page
 
 
 def test_a_sweep_without_a_value_is_over(tmp_path, capfd):

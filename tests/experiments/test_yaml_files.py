@@ -405,8 +405,12 @@ def test_a_misspelt_rows_is_one_mistake(tmp_path):
         ({"also": ["chrf"]}, "also is 'chrf'; did you mean chrF? expected one of "),
         ({"metric": "none"}, "metric is 'none'; expected one of "),
         ({"sweep": {"lr": 0.1}}, "expected a list of two values or more for each option"),
+        (
+            {"rows": [{"label": "a", "sweep": {"lr": 0.1}}]},
+            "expected a list of two values or more for each option",
+        ),
     ],
-    ids=["list", "also", "metric", "sweep"],
+    ids=["list", "also", "metric", "sweep", "sweep of a row"],
 )
 def test_the_key_that_is_wrong_is_named_with_what_it_takes(tmp_path, keys, said):
     assert said in refused(write(tmp_path, TRANSLATION, **keys))
@@ -457,8 +461,9 @@ ADAPTIVE = "transformer_askip_ln_tiny"
             "skip-drop-path, skip-lambda, skip-branch-scale",
         ),
         (ADAPTIVE, {"dropout": 2}, "dropout: 2; expected a number from 0 to below 1"),
+        (ADAPTIVE, {"dropout": "much"}, "dropout: much; expected a number from 0 to below 1"),
     ],
-    ids=["halt cost", "lambda", "pre-norm", "norm of arch", "no such option", "dropout"],
+    ids=["halt cost", "lambda", "pre-norm", "norm of arch", "no such option", "dropout", "text"],
 )
 def test_one_wrong_option_is_one_line_in_yamls_spelling(tmp_path, arch, options, said):
     path = write(tmp_path, TRANSLATION, rows=[{"label": "a", "arch": arch, "options": options}])

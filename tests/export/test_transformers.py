@@ -255,5 +255,5 @@ def test_a_translator_is_refused(translator, tmp_path, capfd):
     line = refused(
         capfd, translator[1], tmp_path / "out", "--data", translator[0], "--transformers"
     )
-    assert "CHECKPOINT is of the kind translation: expected a language model" in line
+    assert "was trained for --task translation: expected language_modeling" in line
     assert not list(tmp_path.iterdir())

@@ -16,16 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
 # kinds of state of a run
 DONE, RUNNING, FAILED, STOPPED, NEW = "done", "running", "failed", "stopped", "not run"
+DIVERGED = "diverged"  # failed because its numbers left the finite range: it would again
 UNSCORED = "trained, not evaluated"
 LONGEST_NAME = 150  # of a folder, in characters
 NO_VALUE = "no value"  # done, and the metric is missing or not finite
 
 Number = int | FiniteFloat
 Options = dict[str, bool | Number | str | list[int]]
-Sweep = Annotated[
-    dict[str, Annotated[list[Number | str], Field(min_length=2)]],
-    Field(description="a list of two values or more for each option, such as {lr: [0.1, 0.2]}"),
-]
+Sweep = dict[str, Annotated[list[Number | str], Field(min_length=2)]]
+SWEEP = Field(description="a list of two values or more for each option, such as {lr: [0.1, 0.2]}")
 Files = Annotated[
     list[str],
     Field(min_length=2, max_length=2, description="a list of two files, source and target"),
@@ -48,7 +47,7 @@ class Row(Section):
     equation: str = ""
     arch: str | dict[str, str] = ""
     options: Options = {}
-    sweep: Sweep | None = None
+    sweep: Annotated[Sweep | None, SWEEP] = None
     reported: Number | dict[str, Number] | None = None
     parameters: str = ""  # as published
     baseline: str = ""
@@ -118,7 +117,7 @@ class Table(Section):
     ]
     options: Options = {}
     evaluate: Options = {}
-    sweep: Sweep = {}
+    sweep: Annotated[Sweep, SWEEP] = {}
     test: Literal["", "seeds", "randomisation"] = ""
     figure: Literal["", "gradients", "ratio", "curves", "course"] = ""
     figure_options: Options = {}

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.process import is_divergence
 
 from .records import (
+    DIVERGED,
     DONE,
     FAILED,
     NEW,
@@ -96,7 +98,8 @@ def state(run: Run) -> State:
 
     ended = None
     if record.get("failed"):
-        ended = State(FAILED, detail=str(record["failed"].get("error")))
+        error = str(record["failed"].get("error"))
+        ended = State(DIVERGED if is_divergence(error) else FAILED, detail=error)
     elif trained(record):
         ended = State(UNSCORED)
 
@@ -110,7 +113,7 @@ def state(run: Run) -> State:
     if ended:
         return ended
     if (run.folder / LOG).exists():
-        return State(STOPPED, f"{STOPPED} at {part:.0%}")
+        return State(UNSCORED) if part >= 1 else State(STOPPED, f"{STOPPED} at {part:.0%}")
     return State(NEW)
 
 
@@ -172,7 +175,7 @@ def _best(trials: list[Trial]) -> Trial | None:
     lowest = math.inf
     for trial in trials:
         if trial.held_out is None:
-            if trial.state.kind != FAILED:
+            if trial.state.kind not in (FAILED, DIVERGED):
                 return None
         elif trial.held_out < lowest:
             best, lowest = trial, trial.held_out
@@ -189,5 +192,5 @@ def _read(trial: Trial, experiment: Experiment, out: Path) -> Trial:
     metric = TASKS[run.task].held_out
     value = float(trained(read_record(run.folder))["values"].get(metric, math.nan))
     if not math.isfinite(value):
-        return replace(trial, state=State(FAILED, detail=f"{metric} is not finite"))
+        return replace(trial, state=State(DIVERGED, detail=f"{metric} is not finite"))
     return replace(trial, held_out=value, state=ended)

@@ -140,7 +140,7 @@ def load(path: Path, mistakes: list[str]) -> tuple[Table, Texts] | None:
     content = {key: value for key, value in content.items() if key != "rows_from"}
     seeds = content.get("seeds")
     if type(seeds) is int:
-        if seeds > 1:
+        if seeds != 1:
             print_line(
                 f"note: {path.name}: seeds: {seeds} is seed {seeds} alone; [1, 2, 3] are three",
                 "stderr",

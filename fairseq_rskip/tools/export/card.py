@@ -36,11 +36,15 @@ training.json has the training's settings. Exported with fairseq_rskip {version}
 
 LOADING = """\
 # in a checkout of fairseq_rskip: scripts/setup_env.sh, or
-# pip install "$(python -m fairseq_rskip.tools.build_fairseq)" '.[fairseq]'
+# pip install {packages}
 import fairseq_rskip
 
 model = fairseq_rskip.from_pretrained("DIR")  # this folder
 """
+LOADING_TEXT = LOADING.format(
+    packages="""\"$(python -m fairseq_rskip.tools.build_fairseq)\" '.[fairseq]'"""
+)
+LOADING_IMAGES = LOADING.format(packages="'.[vision]'")
 
 
 def _own_rules(model: Any) -> str:
@@ -76,7 +80,7 @@ class Card:
     title: str
     scores: list[str]
     example: str
-    loading: str = LOADING
+    loading: str = LOADING_TEXT
     note: str = ""
 
 

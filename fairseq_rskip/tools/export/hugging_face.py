@@ -90,10 +90,6 @@ def write_export(folder: Path, config: dict[str, Any], model: Any, card: Card) -
     ``config`` and ``card`` are those of an export in the project's own format. Raises ``UserError``
     as :func:`write_model` does.
     """
-    if config["kind"] != "language_model":
-        raise UserError(
-            f"--transformers: CHECKPOINT is of the kind {config['kind']}: expected a language model"
-        )
     settings = write_model(folder, model)
     (folder / "dict.txt").unlink()  # symbols.json has it, with the special symbols
 

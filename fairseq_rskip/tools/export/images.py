@@ -6,7 +6,7 @@ from typing import Any
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.safe_load import CheckpointError
-from fairseq_rskip.tools.export.card import Card
+from fairseq_rskip.tools.export.card import LOADING_IMAGES, Card
 from fairseq_rskip.tools.resnets import settings
 from fairseq_rskip.tools.saved_model import read_checkpoint
 from fairseq_rskip.tools.source import Source, fit
@@ -68,5 +68,6 @@ def describe(
         title=f"{title}, {result['classes']} classes",
         scores=[score],
         example="model.classify(images)  # uint8 (N, 32, 32, 3) to names of classes",
+        loading=LOADING_IMAGES,
     )
     return card, {**training, "data": data}

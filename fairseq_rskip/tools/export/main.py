@@ -49,7 +49,7 @@ def export(options: argparse.Namespace) -> None:
     """Write DIR, whole or not at all. Raises ``UserError``."""
     from fairseq_rskip.files import make_folder, write_json
     from fairseq_rskip.residual import own_rules, skips
-    from fairseq_rskip.tools.evaluate.weights import as_one  # takes seconds: after the options
+    from fairseq_rskip.tools.evaluate.weights import as_one, task_of  # takes seconds
     from fairseq_rskip.tools.export import card as cards
     from fairseq_rskip.tools.export import hugging_face
     from fairseq_rskip.tools.saved_model import IMAGES, find_saved
@@ -58,6 +58,13 @@ def export(options: argparse.Namespace) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"DIR {options.folder} exists and is not an empty folder; give a new one")
     saved = find_saved(options.checkpoint, exports=False)
+    if options.transformers:
+        if saved.kind == IMAGES:
+            raise UserError(
+                f"--transformers: {options.checkpoint} is of rskip train-cifar: "
+                "expected a language model"
+            )
+        task_of(saved.paths[0], expected="language_modeling")
     if saved.which:
         print_line(saved.which)
     kind = import_module(f".{'images' if saved.kind == IMAGES else 'translation'}", __package__)

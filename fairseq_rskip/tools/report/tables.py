@@ -4,6 +4,7 @@ import json
 import re
 import statistics
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas
@@ -11,12 +12,14 @@ import statsmodels
 
 from fairseq_rskip.tools.experiments.changes import Changes, changes_of
 from fairseq_rskip.tools.experiments.records import (
+    DIVERGED,
     FAILED,
     NO_VALUE,
     Experiment,
     Result,
     Row,
     RunsAndValues,
+    Trial,
     dashed,
 )
 from fairseq_rskip.tools.experiments.run_folder import read_record
@@ -302,26 +305,35 @@ def _computed(line: Result) -> str:
 
 
 def _failures(lines: list[Result]) -> list[str]:
-    """How many models failed, and why: a sentence, or none."""
+    """Which models have no value, and which values of sweeps: a sentence each, or none."""
     reasons: dict[Any, str] = {}  # by run: rows that are the same runs count once
+    tried: dict[Any, str] = {}
     for line in lines:
         for seed, state in line.states.items():
             folder = line.runs[seed].folder
-            if state.kind in (FAILED, NO_VALUE):
+            if state.kind in (DIVERGED, FAILED, NO_VALUE):
                 reasons.setdefault(folder, f"{line.cell}, seed {seed}: {state}")
         for trial in line.trials:
-            if trial.state.kind == FAILED:
-                values = listed(trial.values)
-                text = f"{line.cell}, {values} of its sweep: {trial.state}"
-                reasons.setdefault((str(line.cell), values), text)
-    if not reasons:
-        return []
-    count = len(reasons)
-    subject = "1 model has" if count == 1 else f"{count} models have"
-    text = (
-        f"{subject} no value, because training failed or diverged: {'; '.join(reasons.values())}. "
-    )
-    return [text + "The table shows the others."]
+            if trial.state.kind in (DIVERGED, FAILED):
+                text = f"{line.cell}, {listed(trial.values)}: {_outcome(trial)}"
+                tried.setdefault(trial.tried.folder_in(Path(), 0), text)
+
+    texts = []
+    if reasons:
+        subject = "1 model has" if len(reasons) == 1 else f"{len(reasons)} models have"
+        why = "; ".join(reasons.values())
+        texts.append(
+            f"{subject} no value, because training failed or diverged: {why}. "
+            "The table shows the others."
+        )
+    if tried:
+        subject = "1 value" if len(tried) == 1 else f"{len(tried)} values"
+        was = "was" if len(tried) == 1 else "were"
+        texts.append(
+            f"{subject} of sweeps {was} not chosen, because training failed or diverged: "
+            f"{'; '.join(tried.values())}."
+        )
+    return texts
 
 
 def notes(experiment: Experiment, lines: list[Result]) -> list[str]:
@@ -347,15 +359,24 @@ def sweeps(experiment: Experiment, lines: list[Result]) -> list[str]:
     return [_sweep(line, held_out) for line in lines if line.trials]
 
 
+def _outcome(trial: Trial) -> str:
+    """The held-out metric of a value that was tried, or what became of its training.
+
+    Why it diverged is in the run's folder.
+    """
+    if trial.held_out is not None:
+        return f"{trial.held_out:.3f}"
+    return trial.state.short if trial.state.kind == DIVERGED else str(trial.state)
+
+
 def _sweep(line: Result, held_out: str) -> str:
     """What a row's sweep has given, a sentence."""
     tried = []
     for trial in line.trials:
-        outcome = trial.state if trial.held_out is None else f"{trial.held_out:.3f}"
-        tried.append(f"{listed(trial.values)}: {outcome}")
+        tried.append(f"{listed(trial.values)}: {_outcome(trial)}")
     if line.chosen:
         chosen = f"chosen {listed(line.chosen)}"
-    elif all(trial.state.kind == FAILED for trial in line.trials):
+    elif all(trial.state.kind in (DIVERGED, FAILED) for trial in line.trials):
         chosen = "none chosen, since no training has a value"
     else:
         chosen = "not decided yet"
@@ -364,6 +385,7 @@ def _sweep(line: Result, held_out: str) -> str:
         chosen += ", the end of the sweep"
         if len(line.chosen) > 1:
             chosen += f" of {' and '.join(at_an_end)}"
+        chosen += ": a value beyond it may be better"
     return f"Sweep of {line.cell}, {held_out}: {', '.join(tried)}; {chosen}."
 
 
@@ -382,7 +404,7 @@ def _record(experiment: Experiment, line: Result, changes: Changes) -> dict[str,
     runs = [trial.run for trial in line.cell.trials]
     swept = []
     for trial in line.trials:
-        result = str(trial.state) if trial.held_out is None else trial.held_out
+        result = _outcome(trial) if trial.held_out is None else trial.held_out
         swept.append({"options": trial.values, "result": result})
     cells = {
         "plan": changes.name(experiment),

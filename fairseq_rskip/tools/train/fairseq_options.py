@@ -150,6 +150,11 @@ def _training_parser(arch: str) -> argparse.ArgumentParser:
         if kind:
             hint = nearest_kind(kind[1], KINDS) or f"expected one of {', '.join(KINDS)}"
             message = f"--skip-kind {kind[1]}: {hint}"
+        value = re.search(r"--([\w-]+): invalid .*value: '(.*)'", message)
+        if value:
+            for limits in RANGES:
+                if re.fullmatch(limits.options, value[1]):
+                    raise refused(value[1], value[2], limits.expected)
         raise UserError(message.replace("argument ", "", 1).replace("<lambda> ", ""))
 
     parser = options.get_training_parser()

@@ -16,7 +16,7 @@ from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.fairseq_log import Record, record
 from fairseq_rskip.files import lock_holder, locked, write_bytes
 from fairseq_rskip.tools.corpus import PREPARATION
-from fairseq_rskip.tools.process import Stopped, follow, stop_on_signals
+from fairseq_rskip.tools.process import Stopped, follow, is_divergence, stop_on_signals
 from fairseq_rskip.tools.training_files import LAST, LOG, summary
 
 LOCK = "train.lock"
@@ -27,7 +27,6 @@ _SAVED = re.compile(r"\| (?:Loaded|Saved) checkpoint .* @ (\d+) updates")
 _WARNING = re.compile(r"WARNING \| (?:fairseq_rskip|fairseq\.tasks)[\w.]* \| (.*)")
 # fairseq does not say of which option this is, nor that it is a warning
 _TOO_LONG = re.compile(r"\| ([\d,]+) samples have invalid sizes and will be skipped")
-_NOT_FINITE = re.compile(r"FloatingPointError|\bnan\b|Minimum loss scale", re.IGNORECASE)
 
 
 class Progress:
@@ -115,7 +114,7 @@ def run(save: Path, about: str, command: list[str]) -> int:
                 print_line(f"stopped: {progress.summary}; {resume}", "stderr")
                 return stopped.status
     if reason:
-        advice = "; try a lower --lr" if _NOT_FINITE.search(reason) else ""
+        advice = "; try a lower --lr" if is_divergence(reason) else ""
         raise UserError(f"fairseq-train failed: {reason}{advice}; its output is in {save / LOG}")
     print_line(f"trained in {progress.minutes}: {summary(progress.newest)}")
     return 0
