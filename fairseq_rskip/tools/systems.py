@@ -25,7 +25,7 @@ def name_paths(words: list[str]) -> dict[str, Path]:
     """Each system's path by its name.
 
     The name is NAME of ``NAME=PATH``, else the label in the run's record, else the end of the path.
-    Raises ``UserError`` for a path that does not exist or a system that is named twice.
+    Raises ``UserError`` for a path that does not exist, one that is given twice, or two of a name.
     """
     names, paths = [], []
     for word in words:
@@ -47,11 +47,11 @@ def name_paths(words: list[str]) -> dict[str, Path]:
     for name, end in zip(names, ends):
         unique.append(name if names.count(name) == 1 else f"{name} ({end})")
 
-    same_name = len(set(unique)) < len(unique)
-    same_path = len({path.resolve() for path in paths}) < len(paths)
-    if same_name or same_path:
-        listed = " and ".join(map(str, paths))
-        raise UserError(f"a system is named twice ({listed}): expected NAME=PATH for each")
+    listed = " and ".join(map(str, paths))
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError(f"a system is given twice ({listed}): expected different ones")
+    if len(set(unique)) < len(unique):
+        raise UserError(f"two systems have one name ({listed}): expected NAME=PATH for each")
     return dict(zip(unique, paths))
 
 

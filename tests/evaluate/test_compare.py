@@ -268,7 +268,7 @@ REFUSED = {
     "one system": (["good"], [], "error: two systems are needed"),
     "no reference": (["good", "bad"], [], "error: plain files need their reference: --ref FILE"),
     "another length": (["good", "four"], ["--ref", "ref"], "four.txt has 4 lines and "),
-    "twice the same": (["good", "good"], ["--ref", "ref"], "error: a system is named twice"),
+    "twice the same": (["good", "good"], ["--ref", "ref"], "error: a system is given twice"),
     "a folder of something else": (
         ["good", "folder"],
         ["--ref", "ref"],
