@@ -315,18 +315,19 @@ def _ready(
 def _show(experiments: list[Experiment], options: argparse.Namespace) -> None:
     """Print the commands that would run, and the number of runs that are done."""
     runs = _ready(experiments, options)
-    done = 0
+    ended = {DONE: 0, DIVERGED: 0}
     for run in runs:
         now = state(run)
-        if now.kind == DONE:
-            done += 1
+        if now.kind in ended:
+            ended[now.kind] += 1
             continue
         for command in TASKS[run.task].commands(run):
             print_line(f"{shlex.join(command)}  # {run}: {now}")
     waiting = sum(undecided(experiment, options.output) for experiment in experiments)
     rows = "row" if waiting == 1 else "rows"
     more = f"; more follow where sweeps end, in {waiting} {rows}" if waiting else ""
-    print_line(f"# {done} of {len(runs)} runs are done{more}")
+    diverged = f", {ended[DIVERGED]} diverged" if ended[DIVERGED] else ""
+    print_line(f"# {ended[DONE]} of {len(runs)} runs are done{diverged}{more}")
 
 
 def report(options: argparse.Namespace, experiments: list[Experiment] | None = None) -> None:

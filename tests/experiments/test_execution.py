@@ -464,6 +464,8 @@ def test_a_training_that_diverged_is_not_repeated(tmp_path, monkeypatch, capfd):
     diverged = {"failed": {"error": "stopped at iteration 50, the loss is not finite"}}
     killed = {"failed": {"error": "killed by SIGKILL, perhaps out of memory"}}
     assert run(good, diverged) == (0, "") and not started
+    _, printed, _ = reproduce(capfd, "run", path, "--output", tmp_path / "out", "--dry-run")
+    assert printed == "# 1 of 2 runs are done, 1 diverged\n"
     status, error = run(diverged, diverged)
     assert status == 1 and "diverged: plain, every value of its sweep;" in error and not started
     run(good, killed)
