@@ -37,11 +37,18 @@ class Setting(NamedTuple):
 def settings(kinds: dict[str, Any]) -> list[Setting]:
     """Every option of every kind (name -> class), in the order of their first appearance.
 
-    Raises ``UserError`` for a name that is a number in one kind and a word in another.
+    Raises ``UserError`` for a name that is a number in one kind and a word in another, and for one
+    whose flag is taken.
     """
     uses: dict[str, dict[str, Declared]] = {}
+    names = {"skip_kind": "kind"}  # by flag
     for kind, rule in kinds.items():
         for name, option in options_of(rule).items():
+            if names.setdefault(flag(name), name) != name or name == "kind":
+                raise UserError(
+                    f"option {name} of kind {kind}: --{option_name(name)} is taken: "
+                    "expected another name"
+                )
             uses.setdefault(name, {})[kind] = option
     return [_setting(name, by_kind, len(kinds)) for name, by_kind in uses.items()]
 

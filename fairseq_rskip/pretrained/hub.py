@@ -66,7 +66,12 @@ def build(folder: Path, config: dict[str, Any], task: FairseqTask) -> Any:
     name = config["architecture"]
     if name not in MODEL_DATACLASS_REGISTRY:
         raise unknown_architecture(name)
-    settings = OmegaConf.merge(MODEL_DATACLASS_REGISTRY[name](), {**config["model"], "_name": name})
+    defaults = MODEL_DATACLASS_REGISTRY[name]()
+    chosen = {"_name": name}
+    for key, value in config["model"].items():
+        if value is not None or hasattr(defaults, key):  # None: not chosen, of a rule not loaded
+            chosen[key] = value
+    settings = OmegaConf.merge(defaults, chosen)
     layers = max(getattr(settings, "encoder_layers", 0), settings.decoder_layers)
     return fill(lambda: task.build_model(settings), layers, folder, TENSORS_PER_LAYER)
 

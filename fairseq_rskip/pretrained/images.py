@@ -39,8 +39,9 @@ class Classifier(PreActResNet):
         """The network's input ``(N, 3, 32, 32)``, of uint8 images ``(N, 32, 32, 3)``: normalised as
         in training.
 
-        Raises ``UserError`` for images of another type or size.
+        An array of numpy is taken, too. Raises ``UserError`` for images of another type or size.
         """
+        images = torch.as_tensor(images)
         if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1:] != (SIZE, SIZE, 3):
             raise UserError(
                 f"images of {images.dtype} {tuple(images.shape)}: "

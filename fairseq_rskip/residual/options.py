@@ -44,6 +44,14 @@ class Option:
 
     accepted = ""
 
+    def __post_init__(self) -> None:
+        is_text = isinstance(self.help, str) and isinstance(self.short, str)
+        if not is_text or self.affects not in ("output", "start", "training"):
+            raise TypeError(
+                f"{type(self).__name__}({self.help!r}, {self.short!r}, {self.affects!r}): expected "
+                "its help, a text, and the rest by name, as affects='start'"
+            )
+
     def accepts(self, value: Any) -> bool:
         """Whether ``value`` is valid; ``accepted`` says in words what is."""
         return True

@@ -96,6 +96,18 @@ def is_unchanged(checksum: str) -> bool:
     return any(path.is_file() and _sha256(path) == checksum for path in paths_of_files())
 
 
+def changed_files(saved: dict[str, str]) -> list[str]:
+    """The files of your own that have changed since a model was saved.
+
+    ``saved`` is what ``state.rule_files`` returned of it.
+    """
+    changed = []
+    for kind, before in saved.items():
+        if checksum(kind) not in ("", before):
+            changed.append(str(file_of(kind)))
+    return changed
+
+
 def _is_file(module: Any, path: Path) -> bool:
     """Whether ``module`` was made from the file ``path``."""
     return _is_same(getattr(module, "__file__", None), path)
@@ -133,36 +145,77 @@ def check_loaded(folder: Path, expected: dict[str, str]) -> None:
         )
 
 
-def try_forward(build: Callable[[], Any]) -> None:
-    """Compute the skip connection of a rule of your own that ``build`` returns, on zeros.
+def try_forward(kind: str, build: Callable[[], Any]) -> None:
+    """Compute the skip connection of ``kind``, of your own, that ``build`` returns, on one batch.
 
+    ``build`` gives it a place.
     Raises ``UserError`` with the line of the file, where a training would fail later.
     """
+    path = file_of(kind)
+    assert path is not None
     try:
         skip = build()
     except ValueError:  # the rule does not take so few features
         return
-    kind, path = skip.kind, file_of(skip.kind)
-    assert path is not None
-    x = torch.zeros(2, 3, skip.widths[0] * skip.dim)
-    try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it does not start as a training does
-            h, carried = skip.prepare(x)
-            y = skip(x, torch.zeros_like(h), carried)
     except Exception as error:
-        line = _line(error, path)
-        where = f"{path}, line {line}" if line else str(path)
         raise UserError(
-            f"{VARIABLE}: {where}: kind {kind} on x of shape {list(x.shape)}: "
-            f"{type(error).__name__}: {error}"
+            f"{_where(error, path)}: kind {kind} cannot be built: {type(error).__name__}: {error}; "
+            "expected __init__(self, dim, *, options with defaults, **common), which calls "
+            "super().__init__(dim, options, **common) first"
         ) from error
+    if not skip.has_place:
+        raise UserError(
+            f"{VARIABLE}: {path}: kind {kind} does not hand **common to super().__init__, so that "
+            "norm, stochastic depth and its place would be the defaults"
+        )
+    _check_attributes(skip, path)
+
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it does not start as a training does
+        torch.manual_seed(1)
+        x = torch.randn(2, 3, skip.widths[0] * skip.dim)
+        try:
+            h, carried = skip.prepare(x)
+            y = skip(x, torch.randn_like(h), carried)
+        except Exception as error:
+            raise UserError(
+                f"{_where(error, path)}: kind {kind} on x of shape {list(x.shape)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
     expected = [2, 3, skip.widths[1] * skip.dim]
     if list(y.shape) != expected:
         raise UserError(
             f"{VARIABLE}: {path}: kind {kind} returns shape {list(y.shape)} for x of shape "
             f"{list(x.shape)}: expected {expected}"
         )
+    if not y.isfinite().all():
+        raise UserError(
+            f"{VARIABLE}: {path}: kind {kind} returns values that are not finite for x and F "
+            "from a normal distribution"
+        )
+
+
+def _check_attributes(skip: Any, path: Path) -> None:
+    """Raise ``UserError`` for parameters that torch does not see, which would never be learned."""
+    for name, value in vars(skip).items():
+        if name in ("_parameters", "_modules", "_buffers"):
+            continue
+        values = value.values() if isinstance(value, dict) else value
+        parts = list(values) if isinstance(value, (list, tuple, dict)) else [value]
+        for part in parts:
+            is_tensor = isinstance(part, torch.Tensor) and part.requires_grad
+            if is_tensor or isinstance(part, torch.nn.Module):
+                raise UserError(
+                    f"{VARIABLE}: {path}: kind {skip.kind}: self.{name} would not be learned: "
+                    "expected self.new_parameter(tensor), and several in a "
+                    "torch.nn.ParameterList or ModuleList"
+                )
+
+
+def _where(error: BaseException, path: Path) -> str:
+    """The file, and its last line that led to ``error``, after the name of the variable."""
+    line = _line(error, path)
+    return f"{VARIABLE}: {path}, line {line}" if line else f"{VARIABLE}: {path}"
 
 
 def _line(error: BaseException, path: Path) -> int | None:

@@ -28,6 +28,15 @@ def check_file(noted: dict[str, Any]) -> str:
     return present
 
 
+def rule_files(state: Any) -> dict[str, str]:
+    """Kind -> checksum of its file, of the rules in files of your own that a state dict notes."""
+    files = {}
+    for noted in getattr(state, "_metadata", {}).values():
+        if noted.get("file"):
+            files[noted["skip"]["kind"]] = noted["file"]
+    return files
+
+
 @functools.cache  # one line for a model, not one for each block
 def _warn_of_file(file: str, saved: str, present: str) -> None:
     logger.warning(

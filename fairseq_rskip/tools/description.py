@@ -23,7 +23,7 @@ from fairseq_rskip.norms import NORMS
 from fairseq_rskip.norms.rows import DyT
 from fairseq_rskip.ops import in_use
 from fairseq_rskip.pretrained import bundled_names
-from fairseq_rskip.residual import BranchWeights, SkipConnection, skips
+from fairseq_rskip.residual import BranchWeights, SkipConnection, own_rules, skips
 from fairseq_rskip.residual.profile import wanting_profile
 from fairseq_rskip.residual.registry import equation, paper
 
@@ -83,7 +83,8 @@ def describe(name: str, options: list[str]) -> None:
     for kind in dict.fromkeys(row.rule for row in rows):
         if formula := equation(kind):
             number = paper(kind)
-            source = f"arXiv {number}; docs/rules.md" if number else "docs/rules.md"
+            where = own_rules.file_of(kind) or "docs/rules.md"
+            source = f"arXiv {number}; {where}" if number else where
             print_line(f"{kind}: {formula} ({source})")
     if any(word in ("auto", "--skip-lambda=auto") for word in options):
         print_line("λ is auto's estimate from the number of residuals (docs/depth.md)")
@@ -114,7 +115,6 @@ def _transformer(arch: str, options: list[str]) -> nn.Module:
     from fairseq.data import Dictionary
 
     from fairseq_rskip.models import nearest_architecture, skip_architectures
-    from fairseq_rskip.residual import own_rules
 
     if arch not in skip_architectures():
         expected = "expected resnet20, resnet110 or another 6n+2, "

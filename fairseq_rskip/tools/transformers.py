@@ -190,7 +190,8 @@ def build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> tuple[A
             cfg.task.eval_bleu = False  # it would build a tokenizer and a generator
         task = tasks.setup_task(cfg.task)
         torch.manual_seed(seed)
-        model = task.build_model(ours(cfg.model))
+        # fairseq leaves out options that are unknown now: of rules that were loaded beside it
+        model = task.build_model(ours(cfg.model), from_checkpoint=True)
     except (
         OSError,
         AssertionError,

@@ -11,11 +11,13 @@ from ..flags import flag as skip_flag
 from ..flags import label, option_name, selected, settings
 from ..option_error import OptionError, RefusedOption
 from ..parameters import check_lr_scale
-from ..residual import KINDS, Place, SkipConnection, create_skip
+from ..residual import KINDS, Place, SkipConnection, create_skip, own_rules
 from ..residual.registry import nearest_kind
 from .options import DATA_SETS, FOLDER, Settings, flag, make_parser
 
-PARENT = "SHA-256 of --finetune-from"  # in the identity of a run
+# in the identity of a run
+PARENT = "SHA-256 of --finetune-from"
+RULE = "SHA-256 of the rule's own file"
 IMAGE_KINDS = {name: kind for name, kind in KINDS.items() if kind.for_images}
 SKIP_SETTINGS = {skip_flag(setting.name): setting for setting in settings(IMAGE_KINDS)}
 _fields = [(name, Optional[setting.type], None) for name, setting in SKIP_SETTINGS.items()]
@@ -37,6 +39,8 @@ class Config(_SkipOptions, Settings):
             error = OptionError("skip-kind", self.skip_kind, f"{known} for images", reason=hint)
             raise RefusedOption(error)
         try:
+            if own_rules.file_of(self.skip_kind) is not None:
+                own_rules.try_forward(self.skip_kind, self._skip_for_sequences)
             skip = self.first_skip()
         except OptionError as error:
             raise RefusedOption(error.renamed(option_name)) from None
@@ -68,6 +72,10 @@ class Config(_SkipOptions, Settings):
         blocks = (self.depth - 2) // 2  # a block has two convolutions
         place = Place("resnet", "block", depth=blocks)
         return create_skip(dim=self.width, channel_dim=1, place=place, **self.skip_options())
+
+    def _skip_for_sequences(self) -> SkipConnection:
+        """A skip connection with the same options, over eight features."""
+        return create_skip(dim=8, place=Place("resnet", "block", depth=9), **self.skip_options())
 
     def skip_options(self) -> dict[str, Any]:
         """Return the options of ``create_skip`` except ``dim``, ``place`` and ``channel_dim``."""
@@ -175,7 +183,7 @@ def check_same(path: Path, saved: dict[str, Any], config: Config, identity: dict
 
     pairs = [(_as_option(name), before[name], now[name]) for name in now]
     for name, value in identity.items():
-        if name != PARENT or name in saved["identity"]:  # which older runs do not know
+        if name not in (PARENT, RULE) or name in saved["identity"]:  # older runs lack these
             pairs.append((name, saved["identity"].get(name), value))
     differences = [f"{name}: {old} there, {new} here" for name, old, new in pairs if old != new]
     if differences:

@@ -16,9 +16,10 @@ from ..console import print_line
 from ..errors import UserError
 from ..files import make_folder, remove_parts, write_json, writing
 from ..machine import surroundings
+from ..residual import own_rules
 from ..residual.adaptive import lambdas
 from ..safe_load import CheckpointError, load_checkpoint
-from .config import PARENT, Config, check_same
+from .config import PARENT, RULE, Config, check_same
 from .data import ImageSet
 from .run_log import RunLog
 from .trainer import Group, Trainer
@@ -38,6 +39,9 @@ def identity_of(config: Config, images: ImageSet) -> dict[str, Any]:
     parent = Path(config.finetune_from).expanduser()
     if config.finetune_from and parent.is_file():  # a resumed training does not need it
         identity[PARENT] = hashlib.sha256(parent.read_bytes()).hexdigest()
+    checksum = own_rules.checksum(config.skip_kind)
+    if checksum:
+        identity[RULE] = checksum
     return identity
 
 

@@ -63,6 +63,17 @@ def test_a_mistake_in_the_file_is_one_line(folder):
     [
         ("init=init, ", "", "does not hand its option init to super().__init__"),
         ("torch.full((dim,)", "torch.full((dim + 1,)", "on x of shape [2, 3, 8]: RuntimeError: "),
+        ("super().__init__(dim, init=init, **common)", "pass", "line 23: kind feature_gate cannot"),
+        ("**common: Unpack[Common],", "", "unexpected keyword argument 'place'"),
+        ("init=init, **common", "init=init", "does not hand **common to super().__init__"),
+        ("self.weight = self.new_parameter", "weight = self.new_parameter", "AttributeError"),
+        (
+            "self.weight = self.new_parameter(torch.full((dim,), float(init)))",
+            "self.weight = torch.full((dim,), float(init), requires_grad=True)",
+            "self.weight would not be learned",
+        ),
+        (".sigmoid(), 1.0", ".log().log(), 1.0", "returns values that are not finite"),
+        ('"initial g", affects="start"', '0.0, 1.0, "initial g"', "line 19: TypeError: Real(0.0, "),
     ],
 )
 def test_a_mistake_in_the_rule_is_one_line_of_describe(folder, before, after, words):
@@ -144,6 +155,64 @@ def test_a_state_of_another_version_of_the_file_is_loaded_with_a_warning(folder)
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
     assert "was saved with another version of" in line and "my_rule.py (SHA-256 " in line
+
+
+def test_a_name_of_an_option_that_is_taken_is_refused(folder):
+    text = (folder / "my_rule.py").read_text()
+    for name in ("kind", "skip_init"):
+        (folder / "my_rule.py").write_text(re.sub(r"\binit\b", name, text))
+        script = "from fairseq_rskip import flags; flags.settings(flags.KINDS)"
+        error = run(folder, "-c", script).stderr.splitlines()[-1]
+        flag = "skip-kind" if name == "kind" else "skip-init"
+        assert f"option {name} of kind feature_gate: --{flag} is taken" in error
+
+
+def test_what_was_trained_by_an_earlier_file_is_told_from_what_is_now(folder):
+    """An image run's identity, and what a state dict notes for an export or a finished training."""
+    save = "import torch; torch.save(create_skip('feature_gate', 2).state_dict(), 's.pt')"
+    start = "from fairseq_rskip.residual import create_skip, own_rules, state; "
+    assert run(folder, "-c", start + save).returncode == 0
+    script = (
+        "import torch; files = state.rule_files(torch.load('s.pt'));"
+        "print(list(files), [name.split('/')[-1] for name in own_rules.changed_files(files)])"
+    )
+    assert run(folder, "-c", start + script).stdout == "['feature_gate'] []\n"
+    with open(folder / "my_rule.py", "a") as file:
+        file.write("# changed\n")
+    assert run(folder, "-c", start + script).stdout == "['feature_gate'] ['my_rule.py']\n"
+
+
+@pytest.mark.slow
+def test_an_image_run_of_an_earlier_file_is_refused(folder):
+    words = "train-cifar --data digits --depth 8 --iterations 2 --skip-kind feature_gate"
+    command = ["-m", "fairseq_rskip.tools", *words.split(), "--output", "out"]
+    assert run(folder, *command).returncode == 0
+    assert run(folder, *command).returncode == 0
+    with open(folder / "my_rule.py", "a") as file:
+        file.write("# changed\n")
+    done = run(folder, *command)
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "of another run: SHA-256 of the rule's own file" in line
+
+
+@pytest.mark.slow
+def test_an_export_needs_no_rule_that_was_loaded_beside_its_own(folder):
+    """Options of rules that are not loaded now are null in its settings."""
+    pytest.importorskip("fairseq")
+    script = (
+        "from omegaconf import OmegaConf\n"
+        "from fairseq.models import MODEL_DATACLASS_REGISTRY as models\n"
+        "from fairseq_rskip.pretrained import hub\n"
+        "defaults = models['transformer_lm_postln_tiny']()\n"
+        "hub.fill = lambda build, *_: build()\n"
+        "class Task:\n"
+        "    build_model = staticmethod(lambda settings: settings)\n"
+        "config = {'architecture': 'transformer_lm_postln_tiny'}\n"
+        "model = {'skip_gone': None, 'decoder_layers': 3}\n"
+        "print(hub.build(None, {**config, 'model': model}, Task()).decoder_layers)\n"
+    )
+    done = run(folder, "-c", "import fairseq_rskip.models\n" + script)
+    assert done.stdout == "3\n", done.stderr
 
 
 def test_a_copy_of_the_file_is_the_same_rule(folder):

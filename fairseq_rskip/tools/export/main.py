@@ -49,7 +49,7 @@ def export(options: argparse.Namespace) -> None:
     """Write DIR, whole or not at all. Raises ``UserError``."""
     from fairseq_rskip.files import make_folder, write_json
     from fairseq_rskip.residual import own_rules, skips
-    from fairseq_rskip.tools.evaluate.weights import as_one, task_of  # takes seconds
+    from fairseq_rskip.tools.evaluate.weights import as_one  # takes seconds: after the options
     from fairseq_rskip.tools.export import card as cards
     from fairseq_rskip.tools.export import hugging_face
     from fairseq_rskip.tools.saved_model import IMAGES, find_saved
@@ -58,13 +58,7 @@ def export(options: argparse.Namespace) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"DIR {options.folder} exists and is not an empty folder; give a new one")
     saved = find_saved(options.checkpoint, exports=False)
-    if options.transformers:
-        if saved.kind == IMAGES:
-            raise UserError(
-                f"--transformers: {options.checkpoint} is of rskip train-cifar: "
-                "expected a language model"
-            )
-        task_of(saved.paths[0], expected="language_modeling")
+    _check(saved, options)
     if saved.which:
         print_line(saved.which)
     kind = import_module(f".{'images' if saved.kind == IMAGES else 'translation'}", __package__)
@@ -88,6 +82,28 @@ def export(options: argparse.Namespace) -> None:
         os.replace(stage, folder)
     names = sorted(path.name for path in folder.iterdir())
     print_line(f"written to {options.folder}: {', '.join(names)}")
+
+
+def _check(saved: Any, options: argparse.Namespace) -> None:
+    """Raise ``UserError`` for a model that cannot be exported as ``options`` say."""
+    from fairseq_rskip.residual import own_rules
+    from fairseq_rskip.residual.state import rule_files
+    from fairseq_rskip.tools.evaluate.weights import task_of
+    from fairseq_rskip.tools.saved_model import IMAGES, read_checkpoint
+
+    if options.transformers:
+        if saved.kind == IMAGES:
+            raise UserError(
+                f"--transformers: {options.checkpoint} is of rskip train-cifar: "
+                "expected a language model"
+            )
+        task_of(saved.paths[0], expected="language_modeling")
+    changed = own_rules.changed_files(rule_files(read_checkpoint(saved.paths[0])["model"]))
+    if changed:
+        raise UserError(
+            f"{options.checkpoint} was trained with another version of {', '.join(changed)}: "
+            "expected the file as it was, because the export contains it"
+        )
 
 
 def to_half(model: Any) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.flags import flag
-from fairseq_rskip.residual import KINDS
+from fairseq_rskip.residual import KINDS, own_rules
 from fairseq_rskip.residual.options import options_of
+from fairseq_rskip.residual.state import rule_files
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools.training_files import LAST, early_stop
 
@@ -37,7 +38,11 @@ class SavedTraining:
         if not (self.folder / LAST).exists():
             return {}
         checkpoint = load_checkpoint(self.folder / LAST, map_location="cpu")
-        return {"cfg": checkpoint["cfg"], "history": checkpoint.get("optimizer_history")}
+        return {
+            "cfg": checkpoint["cfg"],
+            "history": checkpoint.get("optimizer_history"),
+            "rule_files": rule_files(checkpoint.get("model")),
+        }
 
     def why_ended(self, end: int, unit: str, patience: int) -> str:
         """Why it has ended, where fairseq would train further; else "".
@@ -59,7 +64,16 @@ class SavedTraining:
         return f"{self.folder} has all {end} updates: nothing to train"
 
     def check_settings(self, settings: dict[str, Any]) -> None:
-        """Raise ``UserError`` if it had other ``settings``, ``CheckpointError``."""
+        """Raise ``UserError`` if it had other ``settings``, ``CheckpointError``.
+
+        A rule in a file of your own that has changed is one.
+        """
+        changed = self._checkpoint and own_rules.changed_files(self._checkpoint["rule_files"])
+        if changed:
+            raise UserError(
+                f"{self.folder} has a finished training with another version of "
+                f"{', '.join(changed)}; another --save-dir keeps both"
+            )
         for name, before, now in self.differences(settings):
             raise UserError(
                 f"{self.folder} has a finished training with {name} {before}, not {now}; "
