@@ -41,10 +41,10 @@ def settings(kinds: dict[str, Any]) -> list[Setting]:
     whose flag is taken.
     """
     uses: dict[str, dict[str, Declared]] = {}
-    names = {"skip_kind": "kind"}  # by flag
+    names = {"skip_kind": ""}  # flag -> its option; the kind's own flag is no option's
     for kind, rule in kinds.items():
         for name, option in options_of(rule).items():
-            if names.setdefault(flag(name), name) != name or name == "kind":
+            if names.setdefault(flag(name), name) != name:
                 raise UserError(
                     f"option {name} of kind {kind}: --{option_name(name)} is taken: "
                     "expected another name"

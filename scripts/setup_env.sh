@@ -73,7 +73,7 @@ for name in INDEX_URL EXTRA_INDEX_URL NO_INDEX FIND_LINKS; do
   uvs=UV_$name pips=PIP_$name
   [[ -z ${!uvs:-${!pips:-}} ]] || export "$uvs=${!uvs:-${!pips}}" "$pips=${!pips:-${!uvs}}"
 done
-# where Python may not write bytecode itself, each command would compile torch again: 6 seconds
+# where Python may not write bytecode itself, each command would compile torch again, for seconds
 [[ -z ${PYTHONDONTWRITEBYTECODE:-} ]] || export UV_COMPILE_BYTECODE=${UV_COMPILE_BYTECODE:-1}
 export UV_INDEX_STRATEGY=${UV_INDEX_STRATEGY:-unsafe-best-match} # as pip; the lock's hashes say which file is meant
 venv=${RSKIP_VENV:-.venv}

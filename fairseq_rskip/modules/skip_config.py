@@ -83,10 +83,8 @@ class _SkipOptions:
         build = functools.partial(self.build, place=place, pre_norm=bool(pre_norm))
         chosen = f"--arch {arch} with --skip-kind {self.skip_kind}"
         try:
-            kind = str(self.skip_kind)
-            if kind in KINDS and own_rules.file_of(kind) is not None:
-                with torch.device("cpu"):  # the model may be built without memory, on meta
-                    own_rules.try_forward(kind, functools.partial(build, 8))
+            with torch.device("cpu"):  # the model may be built without memory, on meta
+                own_rules.try_forward(str(self.skip_kind), functools.partial(build, 8))
             return build(1)
         except OptionError as error:
 

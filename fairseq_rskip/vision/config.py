@@ -39,8 +39,7 @@ class Config(_SkipOptions, Settings):
             error = OptionError("skip-kind", self.skip_kind, f"{known} for images", reason=hint)
             raise RefusedOption(error)
         try:
-            if own_rules.file_of(self.skip_kind) is not None:
-                own_rules.try_forward(self.skip_kind, self._skip_for_sequences)
+            own_rules.try_forward(self.skip_kind, lambda: self._skip(8, channel_dim=-1))
             skip = self.first_skip()
         except OptionError as error:
             raise RefusedOption(error.renamed(option_name)) from None
@@ -69,13 +68,13 @@ class Config(_SkipOptions, Settings):
 
         Raises ``ValueError`` if its options are invalid.
         """
+        return self._skip(self.width, channel_dim=1)
+
+    def _skip(self, dim: int, channel_dim: int) -> SkipConnection:
+        """The first block's over ``dim`` features; ``channel_dim`` -1 is for sequences."""
         blocks = (self.depth - 2) // 2  # a block has two convolutions
         place = Place("resnet", "block", depth=blocks)
-        return create_skip(dim=self.width, channel_dim=1, place=place, **self.skip_options())
-
-    def _skip_for_sequences(self) -> SkipConnection:
-        """A skip connection with the same options, over eight features."""
-        return create_skip(dim=8, place=Place("resnet", "block", depth=9), **self.skip_options())
+        return create_skip(dim=dim, channel_dim=channel_dim, place=place, **self.skip_options())
 
     def skip_options(self) -> dict[str, Any]:
         """Return the options of ``create_skip`` except ``dim``, ``place`` and ``channel_dim``."""

@@ -271,6 +271,7 @@ def test_the_networks_error_is_the_runs(classifier):
     model = fairseq_rskip.from_pretrained(folder)
     images = load(Config(data="digits"))
     names = model.classify(images.test_images)
+    assert model.classify(images.test_images.numpy()) == names
     wrong = sum(
         name != images.classes[label] for name, label in zip(names, images.test_labels.tolist())
     )

@@ -182,6 +182,25 @@ def test_what_was_trained_by_an_earlier_file_is_told_from_what_is_now(folder):
     assert run(folder, "-c", start + script).stdout == "['feature_gate'] ['my_rule.py']\n"
 
 
+def test_a_finished_training_of_an_earlier_file_is_refused(folder):
+    pytest.importorskip("fairseq")
+    save = (
+        "import torch; from fairseq_rskip.residual import create_skip\n"
+        "model = create_skip('feature_gate', 2).state_dict()\n"
+        "torch.save({'cfg': {'model': {}}, 'model': model}, 'checkpoint_last.pt')"
+    )
+    check = (
+        "from pathlib import Path; from fairseq_rskip.tools.train.saved import SavedTraining\n"
+        "SavedTraining(Path('here').parent).check_settings({})"
+    )
+    assert run(folder, "-c", save).returncode == 0
+    assert run(folder, "-c", check).returncode == 0
+    with open(folder / "my_rule.py", "a") as file:
+        file.write("# changed\n")
+    error = run(folder, "-c", check).stderr.splitlines()[-1]
+    assert "has a finished training with another version of " in error and "my_rule.py" in error
+
+
 @pytest.mark.slow
 def test_an_image_run_of_an_earlier_file_is_refused(folder):
     words = "train-cifar --data digits --depth 8 --iterations 2 --skip-kind feature_gate"
@@ -200,10 +219,7 @@ def test_an_export_needs_no_rule_that_was_loaded_beside_its_own(folder):
     """Options of rules that are not loaded now are null in its settings."""
     pytest.importorskip("fairseq")
     script = (
-        "from omegaconf import OmegaConf\n"
-        "from fairseq.models import MODEL_DATACLASS_REGISTRY as models\n"
         "from fairseq_rskip.pretrained import hub\n"
-        "defaults = models['transformer_lm_postln_tiny']()\n"
         "hub.fill = lambda build, *_: build()\n"
         "class Task:\n"
         "    build_model = staticmethod(lambda settings: settings)\n"

@@ -98,6 +98,8 @@ def _check(saved: Any, options: argparse.Namespace) -> None:
                 "expected a language model"
             )
         task_of(saved.paths[0], expected="language_modeling")
+    if not own_rules.own_kinds():
+        return
     changed = own_rules.changed_files(rule_files(read_checkpoint(saved.paths[0])["model"]))
     if changed:
         raise UserError(
