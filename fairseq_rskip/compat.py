@@ -164,9 +164,9 @@ def unknown_architecture(name):
     """The error for a model that nothing registered, mostly one of a plugin that was not loaded."""
     reason = f"no architecture named {name!r} is registered"
     if "fairseq_rskip.models" in sys.modules:  # the plugin is loaded
-        return UserError(
-            f"{reason}; a rule of your own needs RSKIP_RULES=FILE, the file that registers it"
-        )
+        from fairseq_rskip.residual import own_rules
+
+        return UserError(f"{reason}{own_rules.hint()}")
     return UserError(
         f"{reason}; if it comes from a plugin, load it with --user-dir (common.user_dir= under "
         "hydra; for fairseq_rskip the folder that `python -m fairseq_rskip` prints); a rule of "

@@ -295,7 +295,8 @@ def read_skips(folder: Path, at_the_end: bool = False) -> list[list[Row]]:
     seeds = [rows for rows in seeds if rows]
     if not seeds:
         raise UserError(
-            f"{folder} has no {skip_log.SKIP_LOG}: expected a training with --skip-log-interval N"
+            f"{folder} has no values in a {skip_log.SKIP_LOG}: expected a training with "
+            "--skip-log-interval N, of at least N updates"
         )
     return seeds
 

@@ -24,8 +24,15 @@ _checksums: dict[str, str] = {}  # module -> SHA-256 of its file when it was run
 
 
 def hint() -> str:
-    """What an error for an unknown architecture adds; "" where own rules are loaded."""
-    return "" if paths_of_files() else f"; a rule of your own needs {VARIABLE}=FILE"
+    """What an error for an unknown architecture or kind adds."""
+    paths = paths_of_files()
+    if not paths:
+        return f"; a rule of your own needs {VARIABLE}=FILE"
+    late = [path for path in paths if path.stem not in _checksums and not _is_main(path)]
+    if late:
+        return f"; {VARIABLE} was set after fairseq_rskip was imported: set it before"
+    loaded = os.pathsep.join(map(str, paths))
+    return f"; rules of your own are those of {VARIABLE}={loaded}"
 
 
 def paths_of_files() -> list[Path]:
@@ -50,8 +57,8 @@ def _run(path: Path) -> None:
         raise UserError(f"{VARIABLE}: {path} {what}")
     if not path.stem.isidentifier():
         raise UserError(f"{VARIABLE}: {path}: expected a name that can be imported, my_rule.py")
-    if _is_file(sys.modules["__main__"], path):
-        return  # the program itself, which will register its rule
+    if _is_main(path):
+        return  # it will register its rule
     loaded = sys.modules.get(path.stem)
     if path.stem in _checksums and _is_file(loaded, path):
         return
@@ -106,6 +113,11 @@ def changed_files(saved: dict[str, str]) -> list[str]:
         if checksum(kind) not in ("", before):
             changed.append(str(file_of(kind)))
     return changed
+
+
+def _is_main(path: Path) -> bool:
+    """Whether ``path`` is the program itself."""
+    return _is_file(sys.modules["__main__"], path)
 
 
 def _is_file(module: Any, path: Path) -> bool:

@@ -34,9 +34,13 @@ class Config(_SkipOptions, Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.skip_kind not in IMAGE_KINDS:
-            hint = "" if self.skip_kind in KINDS else nearest_kind(self.skip_kind, IMAGE_KINDS)
-            known = "a kind" if hint else f"one of {', '.join(IMAGE_KINDS)}"
-            error = OptionError("skip-kind", self.skip_kind, f"{known} for images", reason=hint)
+            if self.skip_kind in KINDS:
+                reason = "a rule of Transformers alone"
+            else:
+                reason = nearest_kind(self.skip_kind, IMAGE_KINDS)
+            known = "a kind" if reason else f"one of {', '.join(IMAGE_KINDS)}"
+            expected = f"{known} for images, which --help-skips lists{own_rules.hint()}"
+            error = OptionError("skip-kind", self.skip_kind, expected, reason=reason)
             raise RefusedOption(error)
         try:
             own_rules.try_forward(self.skip_kind, lambda: self._skip(8, channel_dim=-1))

@@ -86,6 +86,21 @@ def test_a_mistake_in_the_rule_is_one_line_of_describe(folder, before, after, wo
     assert result.returncode == 1 and line.startswith("error: ") and words in line
 
 
+def test_an_unknown_name_says_which_files_were_run(folder):
+    hint = (
+        "import os, fairseq_rskip.residual.own_rules as own\n"
+        "if not own.paths_of_files():\n"
+        "    print(own.hint())\n"
+        "    os.environ['RSKIP_RULES'] = 'my_rule.py'\n"
+        "print(own.hint())"
+    )
+    late = "; RSKIP_RULES was set after fairseq_rskip was imported: set it before"
+    none = "; a rule of your own needs RSKIP_RULES=FILE"
+    assert run(folder, "-c", hint, rules="").stdout.splitlines() == [none, late]
+    loaded = f"; rules of your own are those of RSKIP_RULES={folder / 'my_rule.py'}"
+    assert run(folder, "-c", hint).stdout.splitlines() == [loaded]
+
+
 def test_a_file_is_run_once_by_whatever_name_it_is_reached(folder):
     """Through a link to its folder, and as the program that is run."""
     (folder / "link").symlink_to(folder)

@@ -37,6 +37,12 @@ BAD = [  # options of the command line -> the error, and the exit status
         "--data /: expected imagefolder:/ for the images in that folder, or one of cifar10, ",
         1,
     ),
+    (
+        "--skip-kind hyper",
+        "--skip-kind hyper: expected a kind for images, which --help-skips lists; a rule of your "
+        "own needs RSKIP_RULES=FILE (a rule of Transformers alone)",
+        1,
+    ),
 ]
 
 
