@@ -23,20 +23,54 @@ def run(folder, *words, rules="my_rule.py"):
     )
 
 
+def rule_of_the_docs(kind):
+    """The text of the file that docs/rules.md writes for ``kind``."""
+    text = RULES.read_text("utf-8")
+    blocks = re.findall(r"^   ```python\n(.*?)^   ```$", text, re.MULTILINE | re.DOTALL)
+    (block,) = [each for each in blocks if f'@register("{kind}")' in each]
+    lines = [line.removeprefix("   ") for line in block.splitlines()]
+    return "\n".join(lines) + "\n"
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A folder with the rule that docs/rules.md writes, as ``my_rule.py``."""
-    text = RULES.read_text("utf-8")
-    blocks = re.findall(r"^   ```python\n(.*?)^   ```$", text, re.MULTILINE | re.DOTALL)
-    (block,) = [each for each in blocks if '@register("feature_gate")' in each]
-    lines = [line.removeprefix("   ") for line in block.splitlines()]
-    (tmp_path / "my_rule.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (tmp_path / "my_rule.py").write_text(rule_of_the_docs("feature_gate"), encoding="utf-8")
     return tmp_path
 
 
 def test_the_rule_of_the_docs_is_built(folder):
     result = run(folder, "-c", BUILD)
     assert result.stdout == "[0.0, 0.0]\n", result.stderr
+
+
+def test_the_rule_of_two_tensors_of_the_docs_is_its_equation(tmp_path):
+    """Three blocks, against the recurrence in float64."""
+    (tmp_path / "momentum.py").write_text(rule_of_the_docs("momentum"), encoding="utf-8")
+    (tmp_path / "check.py").write_text(
+        """
+import torch
+from fairseq_rskip.residual import skip_stack
+
+torch.manual_seed(1)
+x = torch.randn(4, 2, 8, dtype=torch.float64)
+matrices = torch.randn(3, 8, 8, dtype=torch.float64)
+y, expected, v = x, x, 0
+skips = skip_stack("momentum", 8, layers=3, sublayers=("ffn",), momentum=0.7, dtype=x.dtype)
+for layer, matrix in zip(skips, matrices):
+    h, carried = layer["ffn"].prepare(y)
+    y = layer["ffn"](y, h @ matrix, carried)
+    v = 0.7 * v + 0.3 * torch.nn.functional.layer_norm(expected, [8]) @ matrix
+    expected = expected + v
+torch.testing.assert_close(y, expected)
+print(y.shape)
+"""
+    )
+    result = run(tmp_path, "check.py", rules="momentum.py")
+    assert result.stdout == "torch.Size([4, 2, 8])\n", result.stderr
+    describe = ["-m", "fairseq_rskip", "describe", "transformer_momentum_tiny"]
+    described = run(tmp_path, *describe, rules="momentum.py")
+    assert described.returncode == 0 and "v = c v + (1 - c) F(G(x))" in described.stdout
 
 
 def test_a_mistake_in_the_file_is_one_line(folder):
