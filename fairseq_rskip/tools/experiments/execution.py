@@ -34,6 +34,11 @@ PROGRESS_INTERVAL = 60.0  # seconds between lines of progress
 GRACE = 60.0  # seconds that a training has to save its state
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 SLURM = {"time": 1440, "gpus_per_node": 1, "cpus_per_task": 8, "array_parallelism": 64}
+# OpenMP would take all cores of a node; srun has no --cpus-per-task of sbatch from Slurm 22.05 on
+SLURM_SETUP = [
+    'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
+    'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}"',
+]
 
 
 def note(folder: Path, **changes: object) -> None:
@@ -309,15 +314,34 @@ def submit(runs: list[Run], words: list[str], out: Path) -> None:
 
     for run in runs:
         prepare(run)
-    executor = SlurmExecutor(out / "slurm")
-    executor.update_parameters(job_name="rskip", additional_parameters=of_sbatch, **options)
     try:
-        jobs = executor.map_array(main, [[str(run.folder)] for run in runs])
+        executor = SlurmExecutor(out / "slurm")
+        executor.update_parameters(
+            job_name="rskip", setup=SLURM_SETUP, additional_parameters=of_sbatch, **options
+        )
+        jobs = executor.map_array(SlurmJob(), [str(run.folder) for run in runs])
     except (OSError, RuntimeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        if "(gres)" in reason:
+            reason += " (gpus-per-node=0 asks for no GPU)"
         raise UserError(f"SLURM did not take the jobs: {reason}") from None
     for run, job in zip(runs, jobs):
         print_line(f"{run.titled}: SLURM job {job.job_id}")
+
+
+class SlurmJob:
+    """What a job of SLURM calls with the folder of its run.
+
+    Because of ``checkpoint`` submitit queues it again when its time is over, up to three times.
+    """
+
+    def __call__(self, folder: str) -> int:
+        return main([folder])
+
+    def checkpoint(self, folder: str) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, folder)  # the run's folder has what it resumes from
 
 
 def _sbatch_options(words: list[str]) -> dict[str, int | str]:
