@@ -7,7 +7,7 @@ colour, their mean is a thick one.
 
 import collections
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -202,8 +202,8 @@ def write(
 ) -> None:
     """Write ``stem``'s CSV of ``rows`` and figure of ``points``; print the ends of each curve."""
     lines = [["run", step, *panels.values()]]
-    logs_of = points.groupby("run")["log"].nunique()
     for (run, log), of_log in points.groupby(["run", "log"], sort=False):
+        logs = points.loc[points["run"] == run, "log"].unique()
         ends = []
         last = 0
         for name in panels:
@@ -215,12 +215,20 @@ def write(
             first, final = f"{values.iloc[0]:.4g}", f"{values.iloc[-1]:.4g}"
             ends.append(final if len(values) == 1 else f"{first} → {final}")
             last = max(last, curve["step"].max())
-        label = f"{run}, {Path(log).parent.name}" if logs_of[run] > 1 else run
+        label = f"{run}, {_seed_name(log, logs)}" if len(logs) > 1 else run
         lines.append([label, str(last), *ends])
 
     runs = points["run"].nunique()
     about = "1 run" if runs == 1 else f"{runs} runs"
     figures.write(stem, rows, draw(points, panels, step, spread), lines, about)
+
+
+def _seed_name(log: str, logs: Iterable[str]) -> str:
+    """The first part of the path of ``log`` in which the ``logs`` of a run differ: ``seed2``."""
+    for part, *others in zip(Path(log).parts, *(Path(other).parts for other in logs)):
+        if len({*others}) > 1:
+            return part
+    return Path(log).parent.name
 
 
 def draw(

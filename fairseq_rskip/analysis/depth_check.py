@@ -260,8 +260,8 @@ def report(models: Sequence[str], stem: Path, load_study: Callable[[], Study]) -
     if log is None:
         if Path(path).is_dir():
             print_line(
-                f"{label}: {path} has no log of --skip-log-interval: its checkpoint is measured, "
-                "without what the branches return of the gradient"
+                f"{label}: {path} has no log of --skip-log-interval N, or fewer than N updates: "
+                "its checkpoint is measured, without what the branches return of the gradient"
             )
         study = load_study()
         (label,) = study.models

@@ -148,7 +148,8 @@ def list_tables(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> None:
     """Check, prepare, train, evaluate and report.
 
-    Raises ``UserError`` if a run failed, or a row's training diverged, after the others are done.
+    Raises ``UserError`` if a run failed, another process has it, or a row's training diverged,
+    after the others are done.
     """
     experiments = _tables(options)
     any_prepared = False
@@ -174,6 +175,12 @@ def run(options: argparse.Namespace) -> None:
         raise UserError(
             f"{len(unfinished)} of {len(states)} runs are not done, the first: {unfinished[0]}; "
             "the same command tries again"
+        )
+    elsewhere = [run for run in _ready(experiments, options) if state(run).kind == RUNNING]
+    if elsewhere:
+        raise UserError(
+            f"another process executes {len(elsewhere)} of these runs, the first: {elsewhere[0]}; "
+            "when it has ended, the same command does what is left"
         )
     diverged = _diverged(experiments, options.output)
     if diverged:
@@ -268,8 +275,9 @@ def prepare_data(experiment: Experiment, dry_run: bool = False) -> bool:
 
 def _prepare(command: list[str]) -> None:
     """Run ``rskip prepare`` and print what it prints. Raises ``UserError`` where it fails."""
-    if follow(command, lambda line: print_line(line.decode("utf-8", "replace").rstrip())):
-        raise UserError("the data is not prepared: rskip prepare failed, see above")
+    reason = follow(command, lambda line: print_line(line.decode("utf-8", "replace").rstrip()))
+    if reason:
+        raise UserError(f"the data is not prepared: {reason}")
 
 
 def _corpus_words(name: str) -> list[str]:

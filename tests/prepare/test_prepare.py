@@ -147,6 +147,19 @@ def test_held_out_text_of_another_script_is_warned_about(raw, tmp_path):
     assert "% of the tokens in test.de are unknown" in line
 
 
+def test_blank_lines_of_a_held_out_text_are_warned_about(raw, tmp_path, quick):
+    for name, blank in (("train.en", (4,)), ("valid.de", (0, 2)), ("test.en", range(6))):
+        text = lines(raw / name)
+        for number in blank:
+            text[number] = "  "
+        (raw / name).write_text("\n".join(text) + "\n", encoding="utf-8")
+    said = prepare(raw, tmp_path / "out", env=quick)
+    assert "of 300 training pairs; dropped 1 (0.3 %) by an empty side" in said
+    warnings = [line for line in said.splitlines() if line.startswith("warning: ")]
+    assert "valid.de has 2 blank of its lines (1, 3), " in warnings[0]
+    assert "test.en has 6 blank of its lines (1, 2, 3, 4, 5, ...), " in warnings[1]
+
+
 def test_what_is_done_is_not_done_again_and_what_changes_is(raw, quick):
     out = raw / "out ü"
     times = {
@@ -161,10 +174,8 @@ def test_what_is_done_is_not_done_again_and_what_changes_is(raw, quick):
     assert times == {path: path.stat().st_mtime_ns for path in times}
     said = prepare(raw, "--max-length", 12, "--replace", out, env=quick)
     assert made(said) == (STAGES[2:], STAGES[:2])
-    assert (
-        "training pairs; dropped 0.0 % by an empty side, " in said
-        and " % by --max-length 12, " in said
-    )
+    assert "training pairs; dropped 0 (0.0 %) by an empty side, " in said
+    assert " %) by --max-length 12, " in said
     assert max(len(line.split()) for line in lines(out / "subwords" / "train.en")) <= 12
     for name, line in (("test.en", "the dog\n"), ("test.de", "der Hund\n")):
         with (raw / name).open("a") as file:

@@ -83,7 +83,6 @@ def execute(folder: Path) -> bool:
 
     Returns False if another process holds the run's lock.
     """
-    start = time.monotonic()
     with held(folder) as lock:
         if lock is None:
             return False
@@ -99,11 +98,14 @@ def execute(folder: Path) -> bool:
 
         error = _data_have_changed(run)
         for number, command in enumerate(commands[complete:], complete + 1):
+            start = time.monotonic()
             error = error or _rule_has_changed(run) or _follow(command, folder, lock.fileno())
             if error:
                 break
             note(folder, complete=number)
-        note_result(run, complete, error, round(time.monotonic() - start, 1))
+            if number == 1:  # the training
+                note(folder, seconds=round(time.monotonic() - start, 1))
+        note_result(run, complete, error)
     return True
 
 
@@ -159,14 +161,14 @@ def count_complete(run: Run, record: dict[str, Any], commands: list[list[str]]) 
     return number if same_commands else 0
 
 
-def note_result(run: Run, complete: int, error: str, seconds: float) -> None:
+def note_result(run: Run, complete: int, error: str) -> None:
     """Write the results of the commands into the record, or why they failed.
 
     ``complete`` commands had ended well before.
     """
     changes: dict[str, Any] = {}
     if not error:
-        changes = _results(run, complete, seconds)
+        changes = _results(run, complete)
         missing = not changes["metrics"] or (run.scored and "scores" not in changes)
         if missing:
             error = "the commands succeeded but left no complete result"
@@ -174,10 +176,10 @@ def note_result(run: Run, complete: int, error: str, seconds: float) -> None:
     if error:
         note(run.folder, **changes, failed={"error": error, "time": time.strftime(TIME)})
     else:
-        note(run.folder, **changes, failed=None, complete=None)
+        note(run.folder, **changes, failed=None, complete=None, seconds=None)
 
 
-def _results(run: Run, complete: int, seconds: float) -> dict[str, Any]:
+def _results(run: Run, complete: int) -> dict[str, Any]:
     """The ``metrics`` of the training, or None, and the ``scores`` of the evaluation, if any."""
     task = TASKS[run.task]
     record = read_record(run.folder)
@@ -188,7 +190,7 @@ def _results(run: Run, complete: int, seconds: float) -> dict[str, Any]:
     if not metrics:
         metrics = task.measure(run)
     if metrics and "time" not in metrics:
-        metrics |= {"seconds": seconds, "time": time.strftime(TIME)}
+        metrics |= {"seconds": record.get("seconds"), "time": time.strftime(TIME)}
 
     changes: dict[str, Any] = {"metrics": metrics}
     scores = task.scores(run) if run.scored else None

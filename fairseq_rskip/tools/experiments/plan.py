@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from tqdm import tqdm
 
-from fairseq_rskip.console import progress
 from fairseq_rskip.errors import UserError, did_you_mean
 from fairseq_rskip.option_error import InYaml, RefusedOption
 
@@ -109,6 +109,8 @@ def _default_task(table: Table, texts: Texts) -> str:
     """The task by the data and the rows."""
     if any(isinstance(text, Table.Documents) for text in texts.values()):
         return "language-model"
+    if any(isinstance(text, Table.Pairs) for text in texts.values()):
+        return "translation"
 
     architectures = [str(row.arch) for row in table.rows if row.arch]  # mappings, perhaps
     of_text = ["transformer_lm" in arch for arch in architectures]
@@ -196,7 +198,11 @@ def _cells(experiment: Experiment, mistakes: list[str]) -> tuple[list[Cell], lis
     warnings: list[str] = []
     refusals: list[Refusal] = []
     places = list(itertools.product(experiment.rows, experiment.columns))
-    for row, name in progress(places, len(places), f"{experiment.name}: checking", "cell"):
+    # a bar on a terminal alone
+    checked = tqdm(
+        places, f"{experiment.name}: checking", leave=False, unit=" cells", disable=None
+    )
+    for row, name in checked:
         cell = make_cell(experiment, row, name, experiment.changed)
         if not cell.run:
             if row.run:

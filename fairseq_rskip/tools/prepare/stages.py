@@ -148,7 +148,10 @@ def prepare(plan: Preparation) -> None:
         "sentences, tokens and unknown words"
     )
     facts = json.loads((plan.out / "data-bin" / PREPARATION).read_text("utf-8"))
-    for warning in unknown_words(facts):
+    warnings = unknown_words(facts)
+    if plan.tgt:
+        warnings += empty_sides(plan.out / "data-bin" / "raw", plan.languages)
+    for warning in warnings:
         print_line(f"warning: {plan.corpus}: {warning}", "stderr")
 
 
@@ -161,6 +164,25 @@ def unknown_words(facts: dict[str, Any]) -> list[str]:
                 warnings.append(
                     f"{percent:.1f} % of the tokens in {split}.{language} are unknown: no training "
                     "text has them, so the model sees <unk>; is it of the same kind and language?"
+                )
+    return warnings
+
+
+def empty_sides(folder: Path, languages: list[str]) -> list[str]:
+    """A warning for each held-out file of pairs in ``folder`` that has blank lines.
+
+    They are kept, since a score covers the whole test set.
+    """
+    warnings = []
+    for split in ("valid", "test"):
+        for language in languages:
+            path = folder / f"{split}.{language}"
+            blank = [str(n) for n, line in enumerate(lines.read(path), 1) if not line.strip()]
+            if blank:
+                which = ", ".join(blank[:5]) + (", ..." if len(blank) > 5 else "")
+                warnings.append(
+                    f"{path.name} has {len(blank):,} blank of its lines ({which}), which count in "
+                    "losses and scores: is a sentence missing, or are the files shifted?"
                 )
     return warnings
 

@@ -259,7 +259,7 @@ def filter_pairs(
     """Drop training pairs by the rules of Moses' clean-corpus-n.perl, as fairseq's scripts do.
 
     Each side has 1 to ``max_length`` subwords, and at most ``max_ratio`` times the other's.
-    Prints the share that each rule dropped.
+    Prints how many each rule dropped.
     """
     empty = "an empty side"
     long = f"--max-length {max_length}"
@@ -284,7 +284,9 @@ def filter_pairs(
             raise UserError(
                 f"none of the {count:,} training pairs is left: see --max-length and --max-ratio"
             )
-    shares = [f"{100 * number / count:.1f} % by {rule}" for rule, number in dropped.items()]
+    shares = [
+        f"{number:,} ({100 * number / count:.1f} %) by {rule}" for rule, number in dropped.items()
+    ]
     print_line(f"filter: kept {kept:,} of {count:,} training pairs; dropped {', '.join(shares)}")
 
 

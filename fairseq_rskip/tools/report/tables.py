@@ -78,8 +78,8 @@ def legend(experiment: Experiment, lines: list[Result], shown: pandas.DataFrame)
         "tests": "the seeds that both rows have, and the tests that the correction counts",
         "length ratio": "tokens of the output over tokens of the reference, as sacreBLEU counts "
         "them: punctuation marks are tokens",
-        "seconds": "duration of a run, of one that was interrupted since it was resumed, on the "
-        "machine that ran it, whatever else that machine did",
+        "seconds": "duration of a training, of one that was interrupted since it was resumed, on "
+        "the machine that ran it, whatever else that machine did",
         "chosen": "the value that the sweep chose",
         "published": "the value in the source named above",
         f"{MINUS} published": "the row's value minus the published one",
