@@ -61,13 +61,11 @@ class Side(NamedTuple):
     side: int
 
 
-def read_rungs(report: list[Line], path: Path) -> Rungs:
-    """The rungs in the file's order. Raises ``UserError`` for one without the baseline."""
-    rungs = by_column(report)
+def check(rungs: Rungs) -> None:
+    """Raise ``UserError`` for a rung without the baseline."""
     for rung, rows in rungs.items():
         if BASELINE not in rows:
-            raise UserError(f"{path}: rung {rung!r} has no row {BASELINE!r} with a result")
-    return rungs
+            raise UserError(f"rung {rung!r} has no row {BASELINE!r} with a result")
 
 
 def join(rungs: Rungs, further: Rungs) -> list[str]:
@@ -246,10 +244,11 @@ def main() -> None:
     options = parser.parse_args()
     first, *others = options.report
     report = read_report(first)
-    rungs = read_rungs(report, first)
+    rungs = by_column(report)
     for path in others:
         for sentence in join(rungs, by_column(read_report(path))):
             print_line(sentence)
+    check(rungs)
     models = fit(rungs)
     compared = sides(models)
     table = pandas.DataFrame(compared)

@@ -185,3 +185,17 @@ def test_a_difference_that_every_trial_has_is_not_significant():
     second[0] = reference[0]
     p = significance.paired(first, second, [reference], {"BLEU": BLEU()}, trials=200)
     assert p["BLEU"] > 0.9
+
+
+def test_a_worse_system_is_tested_as_a_better_one_is():
+    rng = random.Random(1)
+    reference = [" ".join(rng.choices("abcdefgh", k=9)) for _ in range(40)]
+    worse = [line if n % 2 else "x " * 9 for n, line in enumerate(reference)]
+    args = [reference], {"BLEU": BLEU()}, 200
+    p = significance.paired(reference, worse, *args)
+    assert p == significance.paired(worse, reference, *args) and p["BLEU"] < 0.05
+
+
+def test_ten_sentences_have_to_differ():
+    assert significance.are_tested(["a"] * 12, ["b"] * 10 + ["a"] * 2)
+    assert not significance.are_tested(["a"] * 12, ["b"] * 9 + ["a"] * 3)

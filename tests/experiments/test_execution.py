@@ -179,14 +179,38 @@ def test_a_failed_run_says_why_and_resumes_at_the_failed_command(prepared):
     assert str(results.state(prepared)) == "failed: a full disk"
     label = read_record(prepared.folder)["settings"]["label"]  # rskip compare shows it
     assert label == IMAGES["rows"][0]["label"]
+    seconds = read_record(prepared.folder)["seconds"]
     (prepared.folder / "good").touch()
     assert execution.execute(prepared.folder)
+    # of the first command, which trains
+    assert read_record(prepared.folder)["metrics"]["seconds"] == seconds > 0
     assert results.state(prepared).kind == "done" and read_record(prepared.folder)["metrics"][
         "values"
     ] == {"error": 5.0}
     log = (prepared.folder / "log.txt").read_text()
     assert [line for line in log.splitlines() if line in ("one", "two")] == ["one", "two", "two"]
     assert execution.execute(prepared.folder) and (prepared.folder / "log.txt").read_text() == log
+
+
+def test_only_commands_that_are_as_they_were_are_not_repeated(prepared):
+    done = {"complete": 1, "commands": [["a"], ["b"]]}
+    assert execution.count_complete(prepared, done, [["a"], ["c"]]) == 1
+    assert execution.count_complete(prepared, done, [["c"], ["b"]]) == 0
+
+
+def test_the_time_left_is_that_of_the_part_trained_since_the_start(prepared, monkeypatch):
+    """Resumed at a half, at three quarters after ten minutes."""
+    monkeypatch.setattr(type(TASKS["images"]), "progress", lambda self, run: (0.75, "loss 2"))
+    job = execution.Job.__new__(execution.Job)
+    job.run, job.done_before, job.started = prepared, 0.5, time.monotonic() - 600
+    assert job.progress().endswith(": 75%, 10 min, 10 min left; loss 2")
+
+
+def test_parallel_runs_share_the_cores(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr(execution, "all_cores", lambda: 9)
+    assert [each["OMP_NUM_THREADS"] for each in execution.environments(4)] == ["2"] * 4
+    assert execution.environments(1) == [{}]
 
 
 def test_a_rule_that_has_changed_since_it_was_planned_is_not_trained(
@@ -256,6 +280,15 @@ def test_a_run_that_another_process_does_is_left_alone(prepared):
         assert not execution.execute(prepared.folder)
         assert results.state(prepared).kind == "running"
     assert not (prepared.folder / "log.txt").exists()
+
+
+def test_runs_of_another_process_are_named_and_the_command_does_not_succeed(tmp_path, capfd):
+    path = write(tmp_path, IMAGES, seeds=[1], rows=IMAGES["rows"][:1])
+    (run,) = results.ready(tables(path)[0], tmp_path / "out")
+    execution.prepare(run)
+    with locked(run.folder, LOCK):
+        status, _, error = reproduce(capfd, "run", path, "--output", tmp_path / "out")
+    assert status == 1 and f"another process executes 1 of these runs, the first: {run};" in error
 
 
 def test_slurm_gets_one_array_with_the_options_of_sbatch(prepared, tmp_path, monkeypatch, capfd):

@@ -49,6 +49,7 @@ SMALL = [5.0, 4.8, 4.9, 5.1, 5.2, 5.3, 5.4]
 SAME = [4.0, 3.8, 3.9, 4.1, 4.2, 4.3, 4.4]
 CROSSED = [4.0, 4.2, 3.9, 4.1, 4.2, 4.3, 4.4]  # post-norm falls behind pre-norm
 LEVEL = [4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
+REVERSED = [4.0, 3.8, 3.9, 4.4, 4.3, 4.2, 4.1]  # the last four, all behind pre-norm: ρ 0.64
 
 
 @pytest.mark.parametrize(
@@ -59,13 +60,17 @@ LEVEL = [4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
         (CROSSED, 3, "the order does not hold: post-norm between 0.5 M and 1.8 M"),
         (CROSSED, 1, "the order does not hold: post-norm between 0.5 M and 1.8 M"),
         (LEVEL, 4, "open: no rule changes sides, and the ranks agree too little"),
+        (REVERSED, 4, "open: no rule changes sides, and the ranks agree too little"),
     ],
-    ids=["same", "same, one seed", "crossed", "crossed, one seed", "level"],
+    ids=["same", "same, one seed", "crossed", "crossed, one seed", "level", "reversed"],
 )
 def test_the_verdict_is_the_registered_one(tmp_path, capsys, monkeypatch, large, seeds, said):
     means = dict(zip(RUNGS, [SMALL, SMALL, large]))
     table = report(means, dict(zip(RUNGS, [3, 3, seeds])))
-    assert run(tmp_path, capsys, monkeypatch, table)[-1] == said
+    lines = run(tmp_path, capsys, monkeypatch, table)
+    assert lines[-1] == said
+    if large is REVERSED:
+        assert "0.5 M and 1.8 M: Spearman's ρ = 0.64, 7 rules" in lines
     sides = pandas.read_csv(tmp_path / "ladder_sides.csv")
     small = sides[(sides["rung"] == RUNGS[0]) & (sides["row"] == POST_NORM)].iloc[0]
     assert small["difference"] == pytest.approx(-0.2, abs=0.002) and small["side"] == -1
@@ -108,7 +113,8 @@ def test_one_seed_of_a_rule_that_scatters_is_no_change_of_sides(
     tmp_path, capsys, monkeypatch, noisy
 ):
     """By four of the other rules' deviations it would be; its own are two hundred times theirs."""
-    means = dict(zip(RUNGS, [SMALL, SMALL, CROSSED]))
+    far_ahead = [5.0, 3.0, *SMALL[2:]]
+    means = dict(zip(RUNGS, [far_ahead, far_ahead, CROSSED]))
     table = report(means, dict(zip(RUNGS, [3, 3, 1])), {noisy: 0.2})
     last = table["column"] == RUNGS[2]
     exact = json.dumps({1: CROSSED[0]}), json.dumps({1: CROSSED[1]})
@@ -121,7 +127,11 @@ def test_one_seed_of_a_rule_that_scatters_is_no_change_of_sides(
 
 @pytest.mark.parametrize(
     ("half", "said"),
-    [(3.9, "-0.100 bits, the transferred rate is wrong"), (4.0, "+0.000 bits, no better")],
+    [
+        (3.9, "-0.100 bits, the transferred rate is wrong"),
+        (3.999, "-0.001 bits, no better"),
+        (4.0, "+0.000 bits, no better"),
+    ],
 )
 def test_another_rate_that_is_better_is_named(tmp_path, capsys, monkeypatch, half, said):
     table = report(dict(zip(RUNGS, [SMALL, SAME, SAME])), dict.fromkeys(RUNGS, 3))
@@ -136,6 +146,11 @@ def test_another_rate_that_is_better_is_named(tmp_path, capsys, monkeypatch, hal
 
 
 def test_a_rung_without_pre_norm_is_one_line(tmp_path, capsys, monkeypatch):
+    """In the only report, or as a rung that a further report adds."""
     table = report({"small": SMALL}, {"small": 2})
-    *_, line = run(tmp_path, capsys, monkeypatch, table[table["row"] != PRE_NORM])
-    assert line.endswith("rung 'small' has no row 'pre-norm' with a result")
+    without = table[table["row"] != PRE_NORM]
+    further = tmp_path / "further.csv"
+    without.replace("small", "large").to_csv(further, index=False)
+    for words, rung in (((without,), "small"), ((table, further), "large")):
+        *_, line = run(tmp_path, capsys, monkeypatch, *words)
+        assert line.endswith(f"rung '{rung}' has no row 'pre-norm' with a result")

@@ -10,7 +10,7 @@ from experiment_runs import IMAGES, TRANSLATION, finish, report, reproduce, tabl
 from scipy import stats
 
 from fairseq_rskip.tools.experiments import results, text_tasks
-from fairseq_rskip.tools.report.tables import facts
+from fairseq_rskip.tools.report.tables import _p_values, facts, warnings
 
 GOOD, BAD = {1: 10.0, 2: 10.2, 3: 9.9}, {1: 14.0, 2: 14.3, 3: 14.1}
 
@@ -73,8 +73,10 @@ def test_rows_of_equal_settings_are_said_to_be_the_same(tmp_path, capfd):
     same = {**IMAGES["rows"][1], "label": "same"}
     path = write(tmp_path, IMAGES, rows=[*IMAGES["rows"], same], seeds=[1, 2, 3])
     finish(tables(path)[0], tmp_path / "out", {"plain": BAD, "recursive": GOOD})
-    _, page = report(capfd, path, tmp_path / "out", "--no-figures")
+    rows, page = report(capfd, path, tmp_path / "out", "--no-figures")
     assert "same has the settings, and the runs, of recursive." in page
+    test = stats.ttest_rel([*GOOD.values()], [*BAD.values()])
+    assert float(rows["recursive"]["p"]) == pytest.approx(test.pvalue, rel=1e-9)
 
 
 def test_finished_runs_that_a_changed_file_leaves_out_are_named(images, capfd, tmp_path):
@@ -83,6 +85,29 @@ def test_finished_runs_that_a_changed_file_leaves_out_are_named(images, capfd, t
     for change in ([write(tmp_path, IMAGES, options={"depth": 14})], [path, "--seeds", 7]):
         status, _, error = reproduce(capfd, "report", *change, "--output", out, "--no-figures")
         assert status == 0 and "none of these runs is done, but 6 others below" in error
+
+
+def test_the_power_is_that_of_the_row_with_the_fewest_seeds_that_has_two(tmp_path, capfd):
+    rows = [*IMAGES["rows"], {**IMAGES["rows"][1], "options": {"skip-kind": "rezero"}}]
+    rows[2]["label"] = "third"
+    path = write(tmp_path, IMAGES, rows=rows, seeds=[1, 2, 3])
+    values = {"plain": BAD, "recursive": {1: 10.0, 2: 10.4}, "third": {1: 12.0}}
+    finish(tables(path)[0], tmp_path / "out", values)
+    _, page = report(capfd, path, tmp_path / "out", "--no-figures")
+    assert "Power: 2 seeds per row" in page
+
+
+def test_seconds_are_the_mean_of_the_seeds(images, capfd):
+    path, table, out = images
+    for seed, seconds in ((1, 60.0), (2, 120.0), (3, 300.0)):
+        finish(table, out, {"plain": {seed: BAD[seed]}}, seconds=seconds)
+    assert re.search(r"<td[^>]*>160</td>", report(capfd, path, out, "--no-figures")[1])
+
+
+def test_p_values_are_as_a_reader_expects_them():
+    assert _p_values({"": 0.0049}, mark=False) == "0.005"
+    assert _p_values({"": 0.0009}, mark=True) == "< 0.001 *"
+    assert _p_values({"1": 0.3, "2": 0.049}, mark=True) == "seed 1: 0.300, seed 2: 0.049 *"
 
 
 def test_one_seed_has_no_p_value_and_says_so(images, capfd):
@@ -174,32 +199,55 @@ def translate(table, out, label, seed, hypotheses, reference, score):
     (folder / "run.json").write_text(json.dumps(record))
 
 
-def test_translations_are_tested_sentence_by_sentence_for_each_seed(tmp_path, capfd):
+def noisy(lines, share, rng):
+    """``lines`` with a ``share`` of the words replaced."""
+    return [
+        " ".join(rng.choice("abcdefgh") if rng.random() < share else w for w in line.split())
+        for line in lines
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scores", "second", "significant", "is_bold"),
+    [
+        ([(10, 60), (11, 62)], 0.1, True, True),
+        ([(10, 60), (10, 60)], 0.1, True, False),  # the seeds have no variance to compare
+        ([(10, 60), (40, 41)], 0.1, True, False),
+        ([(10, 60), (11, 62)], 0.6, False, False),
+    ],
+    ids=["both", "no variance", "not over seeds", "one seed of two"],
+)
+def test_translations_are_tested_for_each_seed_and_bold_needs_all_and_the_seeds(
+    tmp_path, capfd, scores, second, significant, is_bold
+):
     rng = random.Random(1)
     lines = [" ".join(rng.choices("abcdefgh", k=9)) for _ in range(60)]
-
-    def noisy(share):
-        words = (line.split() for line in lines)
-        return [
-            " ".join(rng.choice("abcdefgh") if rng.random() < share else w for w in line)
-            for line in words
-        ]
-
-    few, many = noisy(0.1), noisy(0.6)
     reference, out = tmp_path / "test.de", tmp_path / "out"
     reference.write_text("\n".join(lines) + "\n")
     path = write(tmp_path, TRANSLATION, seeds=[1, 2])
     (table,) = tables(path)
-    for seed in (1, 2):
-        translate(table, out, "xSkip", seed, many, reference, 10.0)
-        translate(table, out, "rSkip", seed, few, reference, 60.0)
+    for seed, share, (base, ours) in zip((1, 2), (0.1, second), scores):
+        translate(table, out, "xSkip", seed, noisy(lines, 0.6, rng), reference, base)
+        translate(table, out, "rSkip", seed, noisy(lines, share, rng), reference, ours)
     rows, page = report(capfd, path, out, "--no-figures")
     p = dict(word.split(":") for word in rows["rSkip"]["p"].split())
-    assert set(p) == {"1", "2"} and all(float(value) < 0.01 for value in p.values())
-    assert (
-        "<strong>" not in page
-    )  # the seeds have no variance: no difference between seeds is shown
+    assert set(p) == {"1", "2"} and float(p["1"]) < 0.01
+    assert (float(p["2"]) < 0.01) is significant and (float(p["2"]) > 0.05) is not significant
+    assert ("<strong>" in page) is is_bold
     assert "nrefs:1|tok:13a" in page and "0.987" in page and "rSkip &lt;b&gt;" in page
+
+
+def test_translations_of_two_test_sets_are_not_compared(tmp_path, capfd):
+    path, out = write(tmp_path, TRANSLATION, seeds=[1, 2]), tmp_path / "out"
+    (table,) = tables(path)
+    for label, score in (("xSkip", 10.0), ("rSkip", 60.0)):
+        reference = tmp_path / f"{label}.de"
+        reference.write_text(f"{label} a b c\n" * 12)
+        for seed in (1, 2):
+            translate(table, out, label, seed, [f"{label} a"] * 12, reference, score)
+    rows, _ = report(capfd, path, out, "--no-figures")
+    assert rows["rSkip"]["p"] == ""
+    assert rows["rSkip"]["untested"] == "seed 1: other test set; seed 2: other test set"
 
 
 def test_rows_that_differ_in_evaluate_alone_are_compared(tmp_path, capfd):
@@ -261,6 +309,20 @@ def test_degenerate_output_is_warned_of_above_the_table(tmp_path, capfd):
     _, page = report(capfd, path, out, "--no-figures")
     assert "xSkip, seed 1: the output is degenerate: its length ratio is 0.25" in page
     assert "With metric: valid_loss in the file their losses are compared" in page
+
+
+def test_one_degenerate_output_of_three_does_not_spoil_the_others(tmp_path, capfd):
+    path, out = write(tmp_path, TRANSLATION), tmp_path / "out"
+    (table,) = tables(path)
+    reference = tmp_path / "test.de"
+    reference.write_text("a b c d\n" * 12)
+    for seed in (1, 2, 3):
+        translate(table, out, "xSkip", seed, ["a b c d"] * 12, reference, 50.0)
+    (line, _) = [results.collect(table, cell, out) for cell in table.cells]
+    line.records[2]["degenerate"] = "its length ratio is 0.25"
+    assert warnings([line]) == [
+        "xSkip, seed 2: the output is degenerate: its length ratio is 0.25."
+    ]
 
 
 @pytest.mark.parametrize(

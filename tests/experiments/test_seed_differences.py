@@ -45,3 +45,18 @@ def test_rates_are_chosen_by_the_first_seed_among_runs_with_the_changes(run):
 @pytest.mark.parametrize("metric", ["error"])
 def test_rates_are_not_chosen_on_the_test_set(run):
     assert "--rates chooses by valid_error, and the metric of" in run("--set", "iterations=24")
+
+
+def test_tests_against_one_row_are_corrected_and_the_fewest_seeds_are_said():
+    script = runpy.run_path(str(SCRIPT))
+    rows = {
+        "base": {1: 1.0, 2: 1.2, 3: 1.1},
+        "far": {1: 2.0, 2: 2.1, 3: 2.2},
+        "near": {1: 1.3, 2: 1.2},
+    }
+    table = script["differences"]("", rows, ["base"]).set_index("row")
+    p = table["p"]
+    assert p["far"] < p["near"]
+    assert table["p_holm"]["far"] == pytest.approx(2 * p["far"])
+    assert table["p_holm"]["near"] == pytest.approx(max(2 * p["far"], p["near"]))
+    assert "3 rows, 2 seeds or more" in script["describe"]("", rows)

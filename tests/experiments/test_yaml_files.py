@@ -5,7 +5,7 @@ from experiment_runs import IMAGES, PLAIN, TRANSLATION, tables, write
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import reproduce
-from fairseq_rskip.tools.experiments import own_text
+from fairseq_rskip.tools.experiments import own_text, plan
 from fairseq_rskip.tools.experiments.yaml_file import FOLDER
 
 SHIPPED = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -231,6 +231,37 @@ def test_options_of_the_row_win_over_column_and_table_and_set_over_all(tmp_path)
     assert [cell.column for cell in table.cells] == ["b"]
 
 
+def test_an_option_that_is_set_more_narrowly_ends_the_sweep_of_the_table(tmp_path):
+    rows = [
+        {"label": "swept"},
+        {"label": "own rate", "options": {"lr": 0.3}},
+        {"label": "no sweep", "sweep": {}},
+    ]
+    columns = {"a": {}, "b": {"options": {"lr": 0.2}}}
+    options = {**IMAGES["options"], "valid-images": 40}
+    table = {"rows": rows, "columns": columns, "options": options, "sweep": {"lr": [0.1, 0.4]}}
+    path = write(tmp_path, IMAGES, **table)
+
+    def rates(**selection):
+        (made,) = tables(path, **selection)
+        return [[trial.run.options.get("lr") for trial in cell.trials] for cell in made.cells]
+
+    assert rates() == [[0.1, 0.4], [0.2], [0.3], [0.3], [None], [0.2]]
+    assert rates(changes=["lr=0.5"]) == [[0.5]] * 6
+
+
+def test_the_evaluation_of_a_row_wins_and_seeds_of_the_command_line_over_its_own(tmp_path):
+    rows = [{**row, "evaluate": {"beam": 5}, "seeds": [4]} for row in TRANSLATION["rows"]]
+    path = write(tmp_path, TRANSLATION, rows=rows, evaluate={"beam": 4, "lenpen": 0.6})
+    (table,) = tables(path)
+    assert table.cells[0].evaluate == {"beam": 5, "lenpen": 0.6} and table.seeds == [4]
+    assert tables(path, seeds=[7])[0].seeds == [7]
+
+
+def test_a_scaled_rate_is_as_a_person_writes_it():
+    assert plan._scaled({"lr": 0.003, "warmup": 9}, {"lr": 0.1}) == {"lr": 0.0003, "warmup": 9}
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [({"rows": ["recursiv"]}, "recursive"), ({"columns": ["x"]}, "column"),
@@ -253,6 +284,9 @@ def test_own_text_has_its_own_folder_and_options_that_are_checked_early(
         assert {run.data for cell in table.cells for run in cell.runs} == {str(tmp_path / "text")}
         (tmp_path / "text" / "data-bin.part").mkdir(parents=True, exist_ok=True)
         (tmp_path / "text" / "inputs.json").write_text("{}")
+    rows = [{"label": "a", "arch": "transformer_lm_preln_tiny"}]
+    line = refused(write(tmp_path, TRANSLATION, data={**data, **files}, rows=rows))
+    assert "transformer_lm_preln_tiny is a language model: the task of this table is trans" in line
     wrong = {**data, **files, "train": ["one"], "tst": 1}
     lines = refused(write(tmp_path, TRANSLATION, data=wrong, options={"lrr": 1})).splitlines()
     assert lines[0].endswith(

@@ -199,9 +199,7 @@ def _cells(experiment: Experiment, mistakes: list[str]) -> tuple[list[Cell], lis
     refusals: list[Refusal] = []
     places = list(itertools.product(experiment.rows, experiment.columns))
     # a bar on a terminal alone
-    checked = tqdm(
-        places, f"{experiment.name}: checking", leave=False, unit=" cells", disable=None
-    )
+    checked = tqdm(places, f"{experiment.name}: checking", leave=False, unit=" cells", disable=None)
     for row, name in checked:
         cell = make_cell(experiment, row, name, experiment.changed)
         if not cell.run:
