@@ -29,9 +29,9 @@ class MUDD(HistorySkip):
     Transformers via Multiway Dynamic Dense Connections", arXiv 2502.12170; code
     Caiyun-AI/MUDDFormer. The paper's layers read four mixtures: queries, keys and values have their
     own, which changes the sublayer. Here all read the fourth, as in code
-    wdlctc/hyper-connection-factory with ``qkv=False``, from which we take h: 4 (k + 1), rounded up
-    to the next multiple of 64. Its optional norm of the aggregate, for deep narrow models, and its
-    feed-forward layers that grow with depth are left out.
+    wdlctc/hyper-connection-factory with ``qkv=False``, from which we take h: the next multiple of
+    64 above 4 (k + 1), 128 where that is 64. Its optional norm of the aggregate, for deep narrow
+    models, and its feed-forward layers that grow with depth are left out.
     """
 
     def __init__(self, dim: int, **common: Unpack[Common]):

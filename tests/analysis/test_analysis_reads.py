@@ -16,10 +16,10 @@ from fairseq_rskip.residual import KINDS, create_skip
 MEASURED = {"attnres", "delta_attnres", "denseformer", "dlcl", "mhar", "mudd", "multi_gate"}
 
 
-@pytest.mark.parametrize("kind", sorted(MEASURED))
-def test_the_weights_give_what_is_read(kind):
+@pytest.mark.parametrize("rule", [*sorted(MEASURED), "mhar-blocks"])
+def test_the_weights_give_what_is_read(rule):
     """In a rule that makes its mixture in the block, that of its branch; else that behind it."""
-    skip = Stack(kind, 3, 2).randomise().double().skips[3]
+    skip = Stack(rule, 3, 2).randomise().double().skips[3]
     x, f_x = draw((5, 3, skip.widths[0] * 9), 1), draw((5, 3, 9), 2)
     h, carried = skip.prepare(x)
     members = skip.members(f_x, carried)
@@ -28,7 +28,7 @@ def test_the_weights_give_what_is_read(kind):
         weights = weights.unsqueeze(-2)
     by_head = members.unflatten(-1, (weights.size(-2), -1))  # (..., k, heads, width)
     mixture = torch.einsum("...hk,...khd->...hd", weights.expand(5, 3, -1, -1), by_head)
-    if kind == "delta_attnres":
+    if rule == "delta_attnres":
         read, start = skip.current(x)[0], x[..., :9]
         torch.testing.assert_close(start + mixture.flatten(-2), read)
     else:

@@ -1,6 +1,7 @@
 """The parts of rskip evaluate that need no trained model: choices, command lines, explanations."""
 
 import pytest
+import torch
 from conftest import run_command
 
 from fairseq_rskip.errors import UserError
@@ -45,6 +46,23 @@ def test_the_last_checkpoints_are_chosen(tmp_path, there, count, expected):
     assert all(name in which for name in expected)
     least = count if len(taken) > 1 else 2  # of which an average is made
     assert (f"fewer than {least} are numbered" in which) == (len(taken) < count)
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("translation", [f"checkpoint{n}.pt" for n in (12, 11, 10, 9, 8)]),
+        ("language_modeling", ["checkpoint_best.pt"]),
+    ],
+    ids=["translation", "language model"],
+)
+def test_the_last_five_of_a_translation_model_are_averaged(tmp_path, task, expected):
+    """Vaswani et al. 2017, section 6.1: five checkpoints of a base model."""
+    state = {"cfg": {"task": {"_name": task}}, "model": {"w": torch.zeros(2)}}
+    for name in [*(f"checkpoint{n}.pt" for n in range(1, 13)), *LAST]:
+        torch.save(state, tmp_path / name)
+    taken, _ = weights.choose_by_task(tmp_path)
+    assert [path.name for path in taken] == expected
 
 
 def test_the_checkpoints_of_a_run_folder_are_chosen(tmp_path):

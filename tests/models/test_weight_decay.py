@@ -86,6 +86,19 @@ def test_the_parts_of_a_composite_optimizer():
         assert torch.equal(value, before[name] * (1 if name in kept else 0.5)), name
 
 
+def test_where_each_process_steps_a_share_all_decays_and_one_line_says_so(caplog):
+    """--zero-sharding: fairscale's optimizer steps an inner one, which has other groups."""
+    model, groups = small_model(), []
+    sharded = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.5)
+    sharded.broadcast_global_state_dict = None
+    step = ParameterGroups(lambda o: groups.append(len(o.optimizer.param_groups)), model)
+    for _ in range(2):
+        step(wrapped(sharded))
+    assert groups == [1, 1] and caplog.text.count("because parameters are sharded") == 1
+    with pytest.raises(UserError, match="--skip-lr-scale 4 does not work where parameters"):
+        ParameterGroups(None, model, 4.0)(wrapped(sharded))
+
+
 MIXING = ("hyper", "mhc", "ihc", "gated_residual", "fractional", "x0")
 MIXING += ("dlcl", "denseformer", "mudd", "attnres", "mhar", "delta_attnres")
 MIXING += ("ohc", "jpmhc", "multi_gate", "single_pass_mhc")

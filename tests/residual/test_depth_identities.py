@@ -50,6 +50,15 @@ def test_mudd_without_its_dynamic_weights_is_denseformer():
     torch.testing.assert_close(mudd(x), dense(x), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("members", "hidden"), [(2, 64), (15, 64), (16, 128), (17, 128), (31, 128), (32, 192)]
+)
+def test_mudds_hidden_size_is_a_multiple_of_64_above_four_times_its_members(members, hidden):
+    skip = create_skip("mudd", 8, place=Place(index=members - 2, depth=40))
+    assert skip.weight.shape == (members,)
+    assert skip.w1.shape == (hidden, 8) and skip.w2.shape == (members, hidden)
+
+
 def test_mudd_weighs_each_position_by_its_own_newest_output():
     """A change at one position changes nothing at another."""
     stack, x = Stack("mudd", 2, 2).randomise().double(), draw((4, 9), 1)

@@ -29,6 +29,18 @@ def test_a_closed_gate(kind, expected, shape):
     assert torch.equal(skip(x, f), x if expected == "x" else x + f)
 
 
+@pytest.mark.parametrize(
+    ("kind", "bias"), [("highway", -1), ("exclusive_gate", -6), ("shortcut_gate", -6)]
+)
+def test_a_gate_opens_as_far_at_the_start_as_in_the_paper(kind, bias):
+    """-1 to -3 in Srivastava et al. 2015; -6 is the best in He et al. 2016b, Table 1."""
+    skip, x, f = create_skip(kind, 5).double(), draw(SEQUENCE, 1), draw(SEQUENCE, 2)
+    torch.nn.init.zeros_(skip.gate_weight)
+    gate = 1 / (1 + math.exp(-bias))
+    expected = (1 - gate) * x + (f if kind == "shortcut_gate" else gate * f)
+    torch.testing.assert_close(skip(x, f), expected)
+
+
 @pytest.mark.parametrize("shape", [SEQUENCE, IMAGE], ids=["sequence", "image"])
 def test_a_gru_gate_that_keeps_everything_returns_x(shape):
     axis = 1 if shape == IMAGE else -1

@@ -38,10 +38,11 @@ def test_a_schedule_ends_as_the_plain_rule_and_is_in_checkpoints(kind, warm_up, 
     assert torch.equal(skip(x, f), start)
     skip.set_num_updates(warm_up - 1)
     assert not torch.equal(skip(x, f), plain(x, f))
-    skip.set_num_updates(warm_up)
-    loaded = create_skip(kind, 5, place=ENCODER).double()
-    loaded.load_state_dict(skip.state_dict())
-    assert torch.equal(loaded(x, f), plain(x, f))
+    for updates in (warm_up, 3 * warm_up):
+        skip.set_num_updates(updates)
+        loaded = create_skip(kind, 5, place=ENCODER).double()
+        loaded.load_state_dict(skip.state_dict())
+        assert torch.equal(loaded(x, f), plain(x, f))
 
 
 def test_the_delta_rule_writes_its_value_and_reflects():
@@ -92,6 +93,23 @@ def test_constants_at_six_and_six_layers():
     )
     assert of("admin", ENCODER, omega="formula") == pytest.approx({"weight": 2.0170}, **near)
     assert of("admin", DECODER, omega="formula") == pytest.approx({"weight": 2.3351}, **near)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "deviation"),
+    [
+        ("conv_shortcut", "weight", math.sqrt(2 / 256)),  # He et al. 2015, Eq. 14
+        ("highway", "gate_weight", 1 / 16),
+        ("laurel", "low", 1 / 16),
+        ("mudd", "w1", 1 / 16),
+    ],
+    ids=["conv_shortcut", "highway", "laurel", "mudd"],
+)
+def test_a_random_matrix_starts_as_wide_as_its_rule_says(kind, name, deviation):
+    torch.manual_seed(1)
+    start = create_skip(kind, 256, place=LAST).get_parameter(name).detach()
+    # of at least 4,096 values, whose estimate has a deviation of 1.1 % of it
+    assert float(start.std()) == pytest.approx(deviation, rel=0.06)
 
 
 def test_laurel_starts_plain():

@@ -3,6 +3,7 @@
 Its parameter counts are tested, too.
 """
 
+import copy
 import functools
 import math
 
@@ -220,13 +221,13 @@ def test_lambda_from_the_gradient_sees_the_input_where_the_width_changes():
     assert list(found.values()) == [min(each, key=each.get) for each in ratios.values()]
 
 
-def trainer_of(*options):
+def trainer_of(*options, seed=1):
     """Of eight random images in as many classes."""
     generator, labels = torch.Generator().manual_seed(0), torch.arange(8)
     images = torch.randint(256, (8, 32, 32, 3), dtype=torch.uint8, generator=generator)
     config = parse(["--data", "digits", "--depth", "8", *options])
     return Trainer(
-        config, 1, ImageSet(tuple("12345678"), images, labels, images, labels), Group(0, 1, CPU)
+        config, seed, ImageSet(tuple("12345678"), images, labels, images, labels), Group(0, 1, CPU)
     )
 
 
@@ -246,6 +247,66 @@ def test_one_update_moves_coefficients_by_the_factor_of_their_rate(kind):
     for name, step in moved["1"].items():
         factor = 8.0 if name in own else 1.0
         torch.testing.assert_close(moved["8"][name], factor * step, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "decays"), [("layerscale", False), ("wskip", True)])
+def test_weight_decay_shrinks_all_but_a_rules_coefficients(kind, decays):
+    """wskip's decay, as in its paper. SGD's first step with decay is longer by 0.01 * 0.5 w."""
+    starts, ends = {}, {}
+    for decay in ("0", "0.5"):
+        trainer = trainer_of("--skip-kind", kind, "--weight-decay", decay)
+        starts = {k: v.detach().clone() for k, v in trainer.module.named_parameters()}
+        trainer.backward(draw((8, 3, 32, 32), seed=1, dtype=torch.float32), torch.arange(8))
+        trainer.step()
+        ends[decay] = dict(trainer.module.named_parameters())
+    own = learned(trainer.module)
+    for name, start in starts.items():
+        expected = -0.005 * start if decays or name not in own else torch.zeros_like(start)
+        got = ends["0.5"][name].detach() - ends["0"][name].detach()
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-6, msg=name)
+
+
+def test_halting_costs_the_same_in_a_batch_of_twice_the_images():
+    """Each image twice: the mean loss, its gradients and the batch's statistics stay."""
+    options = "--skip-kind askip --skip-adapt halting --skip-halt-cost 0.5"
+    trainer = trainer_of(*options.split())
+    trainer.module.double()
+    x, y, found = draw((4, 3, 32, 32), seed=1), torch.arange(4), []
+    for times in (1, 2):
+        trainer.backward(x.repeat(times, 1, 1, 1), y.repeat(times))
+        found.append({name: p.grad for name, p in trainer.module.named_parameters()})
+    assert all(found[0][name].any() for name in learned(trainer.module))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-9)
+
+
+def test_every_seed_and_update_has_random_numbers_of_its_own():
+    seeds = []
+    for seed in (1, 2):
+        trainer = trainer_of("--batch-size", "8", seed=seed)
+        for _ in range(2):
+            trainer.train_step()
+            seeds.append(torch.initial_seed())
+    assert len(set(seeds)) == 4
+
+
+def test_digits_are_not_flipped():
+    flips = {data: trainer_of("--data", data).stream.next().flip for data in ("digits", "cifar10")}
+    assert not flips["digits"].any() and flips["cifar10"].any()
+
+
+def test_a_test_uses_the_running_statistics_and_training_goes_on():
+    trainer = trainer_of("--batch-size", "8")
+    trainer.train_step()
+    still = copy.deepcopy(trainer.module).eval()
+    labels = trainer.images.test_labels
+    with torch.no_grad():
+        logits = still(trainer.augmenter.test(trainer.images.test_images))
+    losses = logits.logsumexp(1) - logits[torch.arange(8), labels]
+    found = trainer.test()
+    assert found["test_loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert found["test_error"] == 12.5 * int((logits.argmax(1) != labels).sum())
+    assert all(module.training for module in trainer.module.modules())
+    assert all(map(torch.equal, trainer.module.buffers(), still.buffers()))
 
 
 def test_a_factor_is_refused_where_nothing_is_learned():
