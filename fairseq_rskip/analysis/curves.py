@@ -273,7 +273,8 @@ def course(runs: Sequence[str], by_block: bool, stem: Path) -> None:
     """Draw what ``--skip-log-interval`` logged of ``runs``, each ``LABEL=FOLDER`` or a folder.
 
     It is each quantity's geometric mean over the residual blocks, against the updates, or with
-    ``by_block`` each block at the last update; the mean is also over the seeds of a label.
+    ``by_block`` each block at the last update; the mean is also over the seeds of a label. A label
+    without such a mean gets a warning. Raises ``UserError`` if none has one.
     """
     rows: list[Row] = []
     seeds: collections.Counter[str] = collections.Counter()
@@ -287,9 +288,30 @@ def course(runs: Sequence[str], by_block: bool, stem: Path) -> None:
     else:
         by, axis, what = "step", "update", ", mean over blocks"
     points = means_over_blocks(rows, by)
+    drawn = set(points["run"])
+    empty = []
+    for label, count in seeds.items():
+        if label not in drawn:
+            reason = _why_no_point(figures.select(rows, run=label), count, axis)
+            empty.append(f"{label}: {reason}")
+    if points.empty:
+        raise UserError("; ".join(empty))
+    for line in empty:
+        print_line(f"warning: {line}; it is left out", "stderr")
     logged = set(points["curve"])
     panels = {name: f"{title}{what}" for name, title in QUANTITIES.items() if name in logged}
     write(stem, rows, points, panels, axis, spread=tuple(panels))
+
+
+def _why_no_point(rows: list[Row], seeds: int, axis: str) -> str:
+    """Why nothing can be drawn of the values of a label's ``seeds``, and what is accepted."""
+    if not any(row["value"] > 0 for row in rows):
+        names = ", ".join(QUANTITIES)
+        return f"no logged value is positive: expected a value above 0 of one of {names}"
+    return (
+        f"its {seeds} seeds share no logged {axis} with a positive value: expected seeds of one "
+        "network and one --skip-log-interval N"
+    )
 
 
 def read_skips(folder: Path, at_the_end: bool = False) -> list[list[Row]]:

@@ -153,6 +153,8 @@ def test_cifar_seeds_share_a_label_and_are_thin_beside_their_mean(tmp_path, capf
         cifar_run(tmp_path / "đồ thị" / seed, *errors)
     with open(tmp_path / "đồ thị" / "seed2" / "log.jsonl", "a", encoding="utf-8") as log:
         log.write('{"iteration": 30, "tra')  # what a kill leaves
+    logs = [log.parent.name for log, _ in curves.find_logs(tmp_path / "đồ thị")]
+    assert logs == ["seed1", "seed2", "seed10"]
     runs = [
         str(tmp_path / "đồ thị"),
         *(f"one={cifar_run(tmp_path / name, 40, 50)}" for name in "bc"),
@@ -238,6 +240,31 @@ def test_by_block_a_course_is_the_last_update_against_depth(tmp_path, capfd):
     assert draw("course", tmp_path / "none", tmp_path / "plain") == 1
     line = error_line(capfd.readouterr().err)
     assert "plain has no values in a skips.jsonl" in line and "of at least N updates" in line
+
+
+@pytest.mark.parametrize(
+    ("seeds", "option", "reason"),
+    [
+        ([{10: 1.5, 20: 1.5}, {15: 1.5, 25: 1.5}], (), "its 2 seeds share no logged update"),
+        ([{10: 0.0, 20: -1.0}], (), "no logged value is positive"),
+        ([{10: 0.0}, {10: 0.0}], ("--by-block",), "no logged value is positive"),
+    ],
+    ids=["apart", "zero", "by block"],
+)
+def test_a_run_of_which_a_course_has_no_point_is_one_line(tmp_path, capfd, seeds, option, reason):
+    tag = "skip_x_to_F/encoder.layers.0.final_skip"
+    for number, values in enumerate(seeds, 1):
+        skip_run(tmp_path / "a" / f"seed{number}", {(tag, at): v for at, v in values.items()})
+    assert draw("course", tmp_path / "x", *option, tmp_path / "a") == 1
+    line = error_line(capfd.readouterr().err)
+    assert line.startswith(f"a: {reason}") and ": expected " in line
+    assert not list(tmp_path.glob("x.*"))
+
+    other = skip_run(tmp_path / "b", {(tag, 10): 2.0})
+    assert draw("course", tmp_path / "x", *option, tmp_path / "a", other) == 0
+    out, err = capfd.readouterr()
+    assert f"warning: {line}; it is left out\n" in err
+    assert "\nb " in out and "\na " not in out
 
 
 def test_a_stem_is_checked_before_anything_is_computed(tmp_path):
