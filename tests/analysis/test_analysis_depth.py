@@ -66,21 +66,43 @@ def test_branches_add_to_the_rate_as_their_squares(name, gain):
 
 @pytest.mark.parametrize("name", list(BY_NAME))
 def test_gradients_equal_jacobians_multiplied_by_hand(name):
-    stack, x, upstream = two_layers(BY_NAME[name], 3, 4, gain=0.7), draw(1, 4), draw(1, 4, seed=8)
+    """Of two examples, the mean of whose ratios is not the ratio of their means."""
+    stack, xs, upstreams = two_layers(BY_NAME[name], 3, 4, gain=0.7), draw(2, 4), draw(2, 4, seed=8)
 
     def block(number):
         branch, skip = stack.blocks[number]
         return lambda x: skip(x, branch(x)) if skip else branch(x)
 
-    states = [x]
-    for number in range(3):
-        states.append(block(number)(states[-1]).detach())
-    gradient, norms = upstream.flatten(), [1.0]
-    for number in (2, 1):  # from the last block's output to the first one's
-        jacobian = torch.autograd.functional.jacobian(block(number), states[number]).reshape(4, 4)
-        gradient = jacobian.T @ gradient
-        norms.insert(0, float(gradient.norm() / upstream.norm()))
-    assert depth.gradient_norms(stack, x, upstream).tolist() == pytest.approx(norms, rel=1e-10)
+    means = torch.zeros(3, dtype=torch.float64)
+    for x, upstream in zip(xs.split(1), upstreams.split(1)):
+        states = [x]
+        for number in range(3):
+            states.append(block(number)(states[-1]).detach())
+        gradient, norms = upstream.flatten(), [1.0]
+        for number in (2, 1):  # from the last block's output to the first one's
+            jacobian = torch.autograd.functional.jacobian(block(number), states[number])
+            gradient = jacobian.reshape(4, 4).T @ gradient
+            norms.insert(0, float(gradient.norm() / upstream.norm()))
+        means += torch.tensor(norms, dtype=torch.float64) / 2
+    found = depth.gradient_norms(stack, xs, upstreams).tolist()
+    assert found == pytest.approx(means.tolist(), rel=1e-10)
+
+
+def test_a_branch_is_measured_by_what_it_reads():
+    branches = [lambda x: 3 * x, lambda x: x / 2, lambda x: 0 * x, lambda x: x]
+    stack = Stack(branches, [None, Variant("x", "xskip", 2.0).skip(4), None, None])
+    assert depth.branch_ratios(stack, draw(3, 4)).tolist() == pytest.approx([3, 0.5, 0, 0])
+
+
+def test_the_deviation_is_that_of_two_seeds():
+    """The first is v and the mean m, so that the second is 2 m - v."""
+    variants = [BY_NAME["2xSkip"], BY_NAME["2rSkip+LN"]]
+    one, two = (depth.measure(sizes(3, dim=8, seeds=count), variants) for count in (1, 2))
+    assert {row["deviation_over_seeds"] for row in one} == {None}
+    deviations = [row["deviation_over_seeds"] for row in two]
+    apart = [abs(2 * m["mean"] - 2 * v["mean"]) for v, m in zip(one, two)]
+    assert deviations == pytest.approx([each / 2**0.5 for each in apart])
+    assert deviations[2] == 0 and min(deviations[3:9]) > 0  # the last gradient's ratio is 1
 
 
 def test_a_scaled_skip_drowns_its_branches_and_a_normalised_one_does_not():
@@ -138,6 +160,9 @@ def test_the_command_writes_figure_and_table(tmp_path, capfd):
     ]
     rows = list(csv.DictReader((stem.parent / "depth.csv").open(newline="", encoding="utf-8")))
     assert len(rows) == len(BY_NAME) * (6 + 6 + 7)
+    for quantity, first in (("gradient", 1), ("branch", 1), ("similarity", 0)):
+        blocks = [int(row["block"]) for row in select(rows, quantity=quantity, variant="2xSkip")]
+        assert blocks == list(range(first, 7))
     doubled = [row for row in rows if (row["variant"], row["quantity"]) == ("2xSkip", "gradient")]
     assert [float(row["skip_path"]) for row in doubled] == [32, 16, 8, 4, 2, 1]
     assert [float(row["mean"]) for row in doubled] == of(depth.measure(SMALL), "gradient", "2xSkip")

@@ -94,6 +94,37 @@ def test_an_examples_norms_and_ratio_leave_padding_out(case):
             torch.testing.assert_close(measured[quantity][i], value, equal_nan=True)
 
 
+def test_padding_is_no_part_of_a_batchs_statistics_in_training():
+    """G(x + G(x + F)) with gains 1: the last sum is (1 + 1 / s) x + F / s and more, x:F is 1 + s,
+    s the deviation of x + F over the positions that are not padded."""
+    model = Residual(create_skip("rskip", 5, norm="batch", eps=1e-20).double())
+    x = draw((4, 3, 5), 1)
+    mask = torch.zeros(4, 3, dtype=torch.bool)
+    mask[2:, 1] = True
+    x[mask] *= 9
+    with SkipProbe(model) as probe:
+        model(x, mask)
+    f_x = 2 * torch.tanh(x)
+    s = (x + f_x)[~mask].std(0, correction=0)
+    found = probe.values("skip")
+    for i in range(3):
+        kept = ~mask[:, i]
+        of_x, of_branch = ((1 + 1 / s) * x)[kept, i], (f_x / s)[kept, i]
+        torch.testing.assert_close(found["bf_over_ax"][i], of_branch.norm() / of_x.norm())
+        torch.testing.assert_close(found["ratio"][i], (1 + s).mean())
+
+
+def test_two_batches_of_one_backward_pass_keep_their_order():
+    model = Residual(create_skip("xskip", 5))
+    inputs = [draw((4, 3, 5), seed, torch.float32).requires_grad_() for seed in (1, 2)]
+    upstreams = [draw((4, 3, 5), seed, torch.float32) for seed in (3, 4)]
+    with SkipProbe(model) as probe:
+        ys = [model(x) for x in inputs]
+        torch.autograd.backward(ys, upstreams)
+    expected = torch.cat([upstream.norm(dim=(0, 2)) for upstream in upstreams])
+    torch.testing.assert_close(probe.values("skip")["y_grad_norm"], expected)
+
+
 def test_x_is_the_tensor_that_the_branch_stands_on():
     """At their start these are pre-norm: one stream, however many tensors travel in it."""
     found = {}

@@ -3,6 +3,8 @@
 They are compared with float64 references with frozen statistics, and with the closed form.
 """
 
+import math
+
 import pytest
 import torch
 from skip_variants import CASES, MIXING, draw, gradients, reference
@@ -54,26 +56,47 @@ def test_closed_form_and_probe_agree(case):
 
 
 def test_coefficients_in_numbers():
-    """y = LN(2x + F) with row (2x + F) = (0, 2, 4, 6), so sigma = sqrt(5), and gains 1, 2, 3, 4."""
+    """y = LN(2x + F) with row (2x + F) = (0, 2, 4, 6), so sigma = sqrt(5), and gains 1, -2, 3, 4.
+
+    |a| is 2 |w| / sigma.
+    """
     skip = create_skip("xskip", 4, skip_lambda=2, eps=1e-20).double().eval()
     with torch.no_grad():
-        skip.post[0].weight.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        skip.post[0].weight.copy_(torch.tensor([1.0, -2.0, 3.0, 4.0]))
     x, f_x = (
         torch.tensor([[[0.0, 0.5, 1.0, 1.5]]]).double(),
         torch.tensor([[[0.0, 1.0, 2.0, 3.0]]]).double(),
     )
     a, b, _ = skip.coefficients(x, f_x)
-    torch.testing.assert_close(b.flatten(), torch.tensor([1.0, 2.0, 3.0, 4.0]).double() / 5**0.5)
+    torch.testing.assert_close(b.flatten(), torch.tensor([1.0, -2.0, 3.0, 4.0]).double() / 5**0.5)
     torch.testing.assert_close(a, 2 * b)
     with CoefficientProbe(skip) as probe:
         skip(x, f_x)
     mean_a, norm_a, *others = readings_of(skip, columns_of(probe.values(""), 2.0)).values()
     assert (mean_a, norm_a) == pytest.approx(
         (5 / 5**0.5, 2 * 6**0.5)
-    )  # 2 * mean w / sigma; its norm
+    )  # 2 * mean |w| / sigma; its norm
     assert others == pytest.approx(
-        [5, 30**0.5, 2 * 30**0.5, 2, 1]
+        [3, 30**0.5, 2 * 30**0.5, 2, 1]
     )  # mean λw, norms of w and λw; x:F; a = 2b, x = F/2
+
+
+@pytest.mark.parametrize(
+    ("skip_lambda", "readings"),
+    [(1.0, [1, 2, 2]), (2.0, [20, 20, 40]), (1.5, [math.nan] * 3)],
+    ids=["one", "two", "between"],
+)
+def test_at_a_whole_lambda_the_gain_is_that_of_its_step(skip_lambda, readings):
+    """Of four features each 1, 10 and 100, of norm 2, 20 and 200; between two steps of none."""
+    skip = create_skip("askip", 4, skip_lambda=skip_lambda, max_steps=3).double()
+    with torch.no_grad():
+        for norm, gain in zip(skip.post, (1.0, 10.0, 100.0)):
+            norm.weight.fill_(gain)
+    with CoefficientProbe(skip) as probe:
+        skip(draw((4, 3, 4), 1), draw((4, 3, 4), 2))
+    found = readings_of(skip, columns_of(probe.values(""), skip_lambda))
+    names = ("mean λw", "norm of w", "norm of λw")
+    assert [found[name] for name in names] == pytest.approx(readings, nan_ok=True)
 
 
 def test_a_training_batch_norm_uses_batch_statistics_and_keeps_none():

@@ -9,7 +9,7 @@ from skip_variants import draw
 from stream_rules import Stack
 from test_analysis_streams import study_of
 
-from fairseq_rskip.analysis import reads, streams
+from fairseq_rskip.analysis import figures, reads, streams
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual import KINDS, create_skip
 
@@ -95,6 +95,43 @@ def test_padding_is_left_out():
             skip(x, f_x, skip.prepare(x)[1], mask)
         found.append((probe.columns(""), probe.mean_shares("")))
     assert found[0] == found[1]
+
+
+def test_heads_are_measured_one_by_one():
+    """One head reads h_0 alone, the other both outputs alike: 1 and 2 outputs in effect."""
+    skip = Stack("mhar", 1, 2, dim=4, heads=2).skips[0]
+    with torch.no_grad():
+        skip.query.copy_(torch.tensor([50.0, 50.0, 0.0, 0.0]))
+    x = torch.ones(5, 3, 4)
+    with reads.ReadProbe(skip) as probe:
+        skip(x, -x, skip.prepare(x)[1])
+    row = probe.columns("")
+    found = [row[q.column] for q in (reads.NUMBER, reads.NEWEST, reads.INPUT, reads.VARIES)]
+    assert found == pytest.approx([1.5, 0.25, 0.75, 0.0], abs=1e-6)
+    assert probe.mean_shares("") == pytest.approx([0.75, 0.25])
+
+
+def test_the_verdict_is_by_the_mean_over_the_mixtures():
+    values = [(0.95, 1.2), (0.3, 1.95)]
+    rows = [{"newest": share, "effective_outputs": n, "outputs": 2} for share, n in values]
+    assert reads.verdict(rows) == "some more than others"
+    assert reads.verdict(rows[:1]).startswith("nearly the newest alone")
+
+
+@pytest.mark.parametrize(
+    ("kind", "report", "kinds"),
+    [("gated_residual", streams.report, 4), ("mudd", reads.report, 3)],
+    ids=["streams", "reads"],
+)
+def test_what_the_trainings_own_seed_drew_has_not_moved(
+    tmp_path, capsys, monkeypatch, kind, report, kinds
+):
+    monkeypatch.setattr(figures, "save", lambda figure, stem: None)
+    torch.manual_seed(7)
+    study = study_of(Stack(kind, 2, 2), seeds={"m": 7})
+    torch.manual_seed(1)
+    report(study, tmp_path / "f")
+    assert f"m: since the start 0 of {kinds} kinds of para" in capsys.readouterr().out
 
 
 def test_the_report_says_what_is_read(tmp_path, capsys):

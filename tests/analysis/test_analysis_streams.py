@@ -1,6 +1,7 @@
 """rskip analyze streams: its measures on streams made by hand, and its sentences on a model."""
 
 import csv
+import re
 
 import pytest
 import torch
@@ -126,7 +127,7 @@ def test_only_what_was_changed_has_moved(kind, name):
     assert set(changes.values()) == {0}
 
 
-def study_of(model):
+def study_of(model, **options):
     """Two batches of random inputs; a loss for each example."""
 
     def batches():
@@ -135,7 +136,10 @@ def study_of(model):
     def losses(model, batch):
         return model(batch).square().mean((0, 2))
 
-    return Study({"m": model}, batches, 2, "6 examples", losses, lambda name, skip: "stage")
+    def group(name, skip):
+        return "stage"
+
+    return Study({"m": model}, batches, 2, "6 examples", losses, group, **options)
 
 
 def test_the_report_says_what_streams_do(tmp_path, capsys):
@@ -158,6 +162,8 @@ def test_the_report_says_what_streams_do(tmp_path, capsys):
     rows = list(csv.DictReader((tmp_path / "f.csv").open(encoding="utf-8")))
     numbers = [float(row["effective_streams"]) for row in rows]
     assert numbers[0] == pytest.approx(1) and min(numbers[1:]) > 1
+    fewest = numbers.index(min(numbers[1:]))
+    assert f"; the fewest, {numbers[fewest]:.2f}, in skips.{fewest}): " in lines[0]
     assert (tmp_path / "f.png").stat().st_size > 10_000
 
 
@@ -173,6 +179,7 @@ def test_streams_that_never_differed_are_called_copies(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "m: stage 1.00 of 4 effective streams" in out
     assert ": they are copies of one another." in out
+    assert re.search(r"from its start, .*, next to nothing\.\n", out)
     assert "m: since the start 0 of 9 kinds of parameters have moved." in out
 
 
@@ -220,6 +227,30 @@ def test_the_distance_from_the_start_is_that_of_the_change_of_r():
     assert row["moved"] == pytest.approx(0.5 / 2) == row["distance"]
 
 
+def test_padding_is_left_out():
+    skip = Stack("mhc", 3, 2).randomise().skips[3]
+    start = streams.as_at_the_start(skip)
+    x, f_x = draw((5, 3, skip.widths[0] * 9), 1, torch.float32), draw((5, 3, 9), 2, torch.float32)
+    mask = torch.zeros(5, 3, dtype=torch.bool)
+    mask[3:, 1] = True
+    found = []
+    for fill in (x[3:, 1].clone(), 0.0):
+        x[3:, 1] = fill
+        with streams.StreamProbe(skip, {"": start}) as probe:
+            skip(x, f_x, skip.prepare(x)[1], mask)
+        found.append(probe.columns(""))
+    assert found[0] == found[1] and set(found[0]) > {"effective_streams", "distance", "moved"}
+
+
+def test_what_moved_least_is_by_the_block_where_it_moved_most():
+    changes = {"a": (0.1, 0.5), "b": (0.3, 0.2), "c": (5e-7, 0.0)}
+    rows = []
+    for name, of_blocks in changes.items():
+        rows += [{"parameter": name, "start": 0.0, "change": change} for change in of_blocks]
+    says = "2 of 3 kinds of parameters have moved, all but c; b the least, by 0.3 where most"
+    assert streams.what_moved(rows) == f"since the start {says}"
+
+
 def probe_of(stack):
     with streams.StreamProbe(stack) as probe:
         stack(draw((5, 3, 9), 1, torch.float32))
@@ -233,6 +264,7 @@ def test_a_training_is_warned_of_copies_and_of_a_collapse_once_each():
         for skip in apart.skips:
             skip.b_post.copy_(torch.tensor([4.0, -4.0, 0.0, 2.0]))
     apart = probe_of(apart)
+    assert len(streams.later_blocks(apart)["encoder"]) == 3  # of 4 blocks
     warning = streams.StreamWarning()
     assert warning.line(100, copies, warms_up=True) == warning.line(900, copies, True) == ""
     assert warning.line(1000, copies) == warning.line(1099, copies) == ""
@@ -253,6 +285,12 @@ def test_a_stack_that_has_collapsed_is_not_hidden_by_another():
     said = [streams.do_they_differ(rows[:2]), streams.do_they_differ(rows[2:])]
     assert said[0].startswith("encoder 1.00 of 4") and said[0].endswith("copies of one another")
     assert said[1].startswith("decoder 1.90 of 4") and said[1].endswith(": they differ")
+
+
+def test_a_stack_has_not_collapsed_where_one_block_has():
+    row = {"streams": 4, "effective_streams": 1.9}
+    mean = streams.Mean([{**row, "dominant_share": share} for share in (0.95, 0.3)])
+    assert mean.share == pytest.approx(0.625) and mean.verdict() == "they differ"
 
 
 def mean_of(h):

@@ -299,6 +299,10 @@ def test_a_training_is_warned_once():
     assert "pass on 1/65,536 of the gradient at update 1" in line
     assert line.endswith("(rskip analyze depth-check)")
     assert warning.line(300, lossy) == ""
+    of_encoder = {tag.replace("decoder", "encoder"): value for tag, value in lossy.items()}
+    of_one_stack = GradientWarning()
+    lines = [of_one_stack.line(step, {**of_encoder, **values_of({})}) for step in (1, 101)]
+    assert "the residuals of the encoder pass on" in lines[1] and "decoder" not in lines[1]
     kept = GradientWarning()
     assert [kept.line(step, values_of({})) for step in (100, 200, 300)] == ["", "", ""]
 
@@ -320,6 +324,25 @@ def test_a_training_that_diverged_is_not_taken_for_a_loss():
     for step in (1, 101):
         losses.see(step, {"decoder.layers.0.final_skip": Residual(math.nan, math.nan)})
     assert not losses.worst and not losses.long
+
+
+def test_the_cosine_is_the_mean_of_the_residuals():
+    losses, blocks = Losses(), [f"decoder.layers.0.{sublayer}" for sublayer in SUBLAYERS]
+    losses.see(None, {block: Residual(0.1, cosine) for block, cosine in zip(blocks, (1.0, 0.5))})
+    said = depth_check.sentence("decoder", losses.worst["decoder"])
+    assert "The cosine of x and F is 0.75 on average" in said
+    assert depth_check.table_of(losses)[1] == ["decoder", "2", "1/100", "", "0.75"]
+
+
+@pytest.mark.parametrize(("factor", "steps"), [(1.1, 1), (4, 2), (5, 3), (9, 4)])
+def test_each_step_of_rskip_halves_the_loss_until_it_is_enough(factor, steps):
+    said = depth_check.advice(depth_check.LEAST**factor)
+    assert said.startswith(f"about {factor} times the λ of xSkip, or {steps} more in rSkip")
+
+
+def test_the_figure_shows_five_updates_the_first_and_the_last_among_them():
+    assert depth_check.shown_updates(list(range(9))) == [0, 2, 4, 6, 8]
+    assert depth_check.shown_updates([7, 7, 9]) == [7, 9]
 
 
 def test_fractions_are_short():
