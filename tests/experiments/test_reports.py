@@ -77,6 +77,7 @@ def test_rows_of_equal_settings_are_said_to_be_the_same(tmp_path, capfd):
     assert "same has the settings, and the runs, of recursive." in page
     test = stats.ttest_rel([*GOOD.values()], [*BAD.values()])
     assert float(rows["recursive"]["p"]) == pytest.approx(test.pvalue, rel=1e-9)
+    assert "2 degrees of freedom" in page
 
 
 def test_finished_runs_that_a_changed_file_leaves_out_are_named(images, capfd, tmp_path):
