@@ -8,7 +8,7 @@ source scripts/shell.sh
 folder=${DEMO_DIR:-demo} pairs=${DEMO_PAIRS:-20000} epochs=${DEMO_EPOCHS:-4} least_bleu=${DEMO_LEAST_BLEU:-95}
 # More GPUs or threads do not help a model this small, and threads that spin while they wait slow a busy machine down.
 export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0}
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 
 # run COMMAND...: shows what a user would type.
 run() {

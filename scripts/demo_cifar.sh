@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=shell.sh
 source scripts/shell.sh
 # Threads that spin while they wait crawl on a busy machine.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 iterations=${DEMO_ITERATIONS:-160} most_error=${DEMO_MOST_ERROR:-5}
 
 if (($#)); then

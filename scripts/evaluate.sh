@@ -6,6 +6,4 @@ scripts=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$scripts/shell.sh"
 
 use_environment python fairseq-generate
-# Decoding takes small steps: threads that spin while they wait make a busy machine crawl.
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 RSKIP_PROG=evaluate.sh exec python -m fairseq_rskip.tools evaluate "$@"

@@ -6,6 +6,7 @@ import sys
 
 from fairseq_rskip import __version__
 from fairseq_rskip.errors import did_you_mean, exit_status
+from fairseq_rskip.machine import share_cores
 
 # command -> (module:function of this package, purpose); only the command's own module is imported
 COMMANDS = {
@@ -38,6 +39,7 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run the command that ``argv`` names; return its exit status, 2 for an unknown command."""
     argv = sys.argv[1:] if argv is None else argv
+    share_cores()
     if not argv or argv[0] in ("-h", "--help"):
         rows = "\n".join(f"  {name:12}  {purpose}" for name, (_, purpose) in COMMANDS.items())
         print(

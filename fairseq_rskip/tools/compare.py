@@ -174,8 +174,12 @@ def compare_texts(paths: dict[str, Path], trials: int) -> tuple[list[list[str]],
         table.append([name, *cells])
 
     window = "windows of {tokens_per_sample} tokens, a stride of {stride}"
-    windows = sorted({window.format(**each["context"]) for each in scores.values()})
-    notes = [f"{len(bits[base]):,} documents, {first['bytes']:,} bytes; {' or '.join(windows)}"]
+    windows = {name: window.format(**each["context"]) for name, each in scores.items()}
+    seen = windows[base]
+    if len(set(windows.values())) > 1:
+        seen = "they saw unlike contexts, which is part of their difference: "
+        seen += "; ".join(f"{name}, {each}" for name, each in windows.items())
+    notes = [f"{len(bits[base]):,} documents, {first['bytes']:,} bytes; {seen}"]
     test = f"p of the documents: {PAIRED}, {trials:,} trials{_uncorrected(scores)}"
     notes.append(f"difference: of bits per byte, against {base}; {test}")
     smallest_p = 2 / 2 ** len(bits[base])  # all signs of the differences, or all of them flipped

@@ -127,7 +127,15 @@ def test_language_models_are_compared_by_documents(
         path.write_text(json.dumps({**scores, "documents": scores["documents"][:2]}))
     folders = [str(path.parent) for path in paths]
     assert rskip("compare", *folders) == 0
-    assert "with 2 documents p cannot be below 0.50" in capsys.readouterr().out
+    compared = capsys.readouterr().out
+    assert "with 2 documents p cannot be below 0.50" in compared and "unlike" not in compared
+
+    scores["context"]["tokens_per_sample"] = 64
+    path.write_text(json.dumps(scores))
+    assert rskip("compare", f"ours={folder}", f"other={path.parent}") == 0
+    unlike = "unlike contexts, which is part of their difference: ours, windows of 32 tokens, "
+    unlike += "a stride of 32; other, windows of 64 tokens, a stride of 32"
+    assert unlike in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -86,6 +86,11 @@ def test_finished_runs_that_a_changed_file_leaves_out_are_named(images, capfd, t
     for change in ([write(tmp_path, IMAGES, options={"depth": 14})], [path, "--seeds", 7]):
         status, _, error = reproduce(capfd, "report", *change, "--output", out, "--no-figures")
         assert status == 0 and "none of these runs is done, but 6 others below" in error
+    report(capfd, path, out, "--no-figures")
+    page = (out / "report" / "report.html").read_bytes()
+    status, _, error = reproduce(capfd, "report", *change, "--output", out, "--no-figures")
+    assert status == 0 and f"the report in {out / 'report'} is kept" in error
+    assert (out / "report" / "report.html").read_bytes() == page
 
 
 def test_the_power_is_that_of_the_row_with_the_fewest_seeds_that_has_two(tmp_path, capfd):

@@ -211,9 +211,8 @@ def environments(jobs: int | None) -> list[dict[str, str]]:
     if jobs == 1:
         return [{}]
 
-    # threads that spin while they wait would take the cores from the other runs
     threads = max(1, all_cores() // jobs)
-    made = [{"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"} for _ in range(jobs)]
+    made = [{"OMP_NUM_THREADS": str(threads)} for _ in range(jobs)]
     if count:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = visible.split(",") if visible else [str(number) for number in range(count)]

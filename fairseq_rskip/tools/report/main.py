@@ -32,31 +32,41 @@ TITLES |= {
 def write_report(tables: list[Experiment], output: Path, with_figures: bool = True) -> None:
     """Write report.html, report.md, report.csv and figures/ of ``tables`` into OUTPUT/report.
 
-    The runs are below ``output``. The tables are printed.
+    The runs are below ``output``. The tables are printed. A report that is there is kept where this
+    one would have no value though ``output`` has finished runs, as after a change of the text.
     """
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
     folder = output / "report"
     with locked(folder, wait=True):
         parts = _parts(tables, output, with_figures)
-        template = Path(__file__).with_name("report.html.j2").read_text("utf-8")
-        environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        environment.filters["png"] = lambda path: base64.b64encode(path.read_bytes()).decode()
-        write_text(folder / "report.html", environment.from_string(template).render(parts=parts))
-        write_text(folder / "report.md", "\n\n".join(map(_markdown, parts)) + "\n")
-        records = [record for part in parts for record in part["records"]]
-        names = dict.fromkeys(name for record in records for name in record)
-        write_csv(
-            folder / "report.csv",
-            [{name: record.get(name) for name in names} for record in records],
-        )
-    unseen = _unseen(parts, output)
+        unseen = _unseen(parts, output)
+        is_kept = bool(unseen) and (folder / "report.csv").exists()
+        if not is_kept:
+            _write(folder, parts)
     if unseen:
         print_line(f"warning: {unseen}", "stderr")
     for part in parts:
         for warning in part["warnings"]:
             print_line(f"warning: {warning}", "stderr")
         print_line(f"{part['heading']}\n{part['frame'].to_string(index=False)}")
-    print_line(f"{folder}/report.html, report.md and report.csv")
+    if is_kept:
+        print_line(f"warning: this has no value: the report in {folder} is kept", "stderr")
+    else:
+        print_line(f"{folder}/report.html, report.md and report.csv")
+
+
+def _write(folder: Path, parts: list[dict[str, Any]]) -> None:
+    """Write report.html, report.md and report.csv into ``folder``."""
+    template = Path(__file__).with_name("report.html.j2").read_text("utf-8")
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["png"] = lambda path: base64.b64encode(path.read_bytes()).decode()
+    write_text(folder / "report.html", environment.from_string(template).render(parts=parts))
+    write_text(folder / "report.md", "\n\n".join(map(_markdown, parts)) + "\n")
+    records = [record for part in parts for record in part["records"]]
+    names = dict.fromkeys(name for record in records for name in record)
+    write_csv(
+        folder / "report.csv", [{name: record.get(name) for name in names} for record in records]
+    )
 
 
 def _parts(experiments: list[Experiment], output: Path, with_figures: bool) -> list[dict[str, Any]]:
