@@ -39,7 +39,7 @@ class Config(_SkipOptions, Settings):
             else:
                 reason = nearest_kind(self.skip_kind, IMAGE_KINDS)
             known = "a kind" if reason else f"one of {', '.join(IMAGE_KINDS)}"
-            expected = f"{known} for images, which --help-skips lists{own_rules.hint()}"
+            expected = f"{known} for images, which train-cifar --help-skips lists{own_rules.hint()}"
             error = OptionError("skip-kind", self.skip_kind, expected, reason=reason)
             raise RefusedOption(error)
         try:

@@ -155,7 +155,7 @@ def test_a_resnets_checkpoint_is_described_with_its_weights(whole):
         (f"{ROOT}/tests", 1, "has no checkpoint"),
         ("transformer_depnorm", 1, "transformer_deepnorm?"),
         ("resnet20 --depth 14", 1, "resnet14"),
-        ("resnet20 --skip-kind preln", 1, "--skip-kind preln: expected one of xskip"),
+        ("resnet20 --skip-kind preln", 1, "--skip-kind preln: expected a kind for images"),
         ("transformer_preln_tiny --nosuch 7", 2, "argument --nosuch"),
         ("", 2, "ARCH"),
     ],
