@@ -39,8 +39,8 @@ BAD = [  # options of the command line -> the error, and the exit status
     ),
     (
         "--skip-kind hyper",
-        "--skip-kind hyper: expected a kind for images, which train-cifar --help-skips lists; a rule of "
-        "your own needs RSKIP_RULES=FILE (a rule of Transformers alone)",
+        "--skip-kind hyper: expected a kind for images, which train-cifar --help-skips lists; a "
+        "rule of your own needs RSKIP_RULES=FILE (a rule of Transformers alone)",
         1,
     ),
 ]
