@@ -24,12 +24,12 @@ def all_cores() -> int:
 def share_cores() -> None:
     """Have OpenMP's threads sleep soon where they wait, unless the environment says how they wait.
 
-    Commands call it before torch is imported. By default a thread spins for milliseconds, which
-    takes the core from other processes: a training was 2 to 7 times as slow beside two others on
-    two cores, and on an idle machine as fast.
+    Entry points call it before torch is imported. By default a thread spins for long, which takes
+    the core from other processes: on two busy cores (AMD EPYC family 25) a training was 2 to 7
+    times as slow, on idle ones as fast.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "1000"  # turns of a loop, a few microseconds
+        os.environ["GOMP_SPINCOUNT"] = "1000"  # turns of the loop in which a thread waits
 
 
 # glibc's settings that keep freed memory: the number of malloc.h, the variable of the environment

@@ -3,7 +3,9 @@
 
 import sys
 
+from fairseq_rskip.machine import share_cores
 from fairseq_rskip.tools.reproduce import main
 
 if __name__ == "__main__":
+    share_cores()
     sys.exit(main())

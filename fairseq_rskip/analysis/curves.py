@@ -225,10 +225,9 @@ def write(
 
 def _seed_name(log: str, logs: Iterable[str]) -> str:
     """The first part of the path of ``log`` in which the ``logs`` of a run differ: ``seed2``."""
-    for part, *others in zip(Path(log).parts, *(Path(other).parts for other in logs)):
-        if len({*others}) > 1:
-            return part
-    return Path(log).parent.name
+    parts_of_logs = [Path(each).parts for each in logs]
+    in_one_place = zip(Path(log).parts, *parts_of_logs)
+    return next(own for own, *others in in_one_place if len(set(others)) > 1)
 
 
 def draw(

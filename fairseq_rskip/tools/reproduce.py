@@ -9,7 +9,6 @@ from pathlib import Path
 from fairseq_rskip.console import Parser, in_columns, print_line, whole_number
 from fairseq_rskip.errors import RESUME, UserError, exit_status
 from fairseq_rskip.files import locked, write_json
-from fairseq_rskip.machine import share_cores
 from fairseq_rskip.tools.corpus import NAMES, Corpus
 from fairseq_rskip.tools.process import follow, stop_on_signals
 
@@ -358,8 +357,6 @@ def main(argv: list[str] | None = None, command: str = "") -> int:
 
     Each mistake that the user can fix is one line.
     """
-
-    share_cores()
 
     def act() -> int | None:
         options = parse(argv, command)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ..console import print_line
 from ..errors import UserError, exit_status
-from ..machine import share_cores
 from .options import WARM_UP, WHOLE, make_parser
 
 
@@ -17,7 +16,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         argv = sys.argv[1:]
-    share_cores()
     if "-h" in argv or "--help" in argv:  # before torch is imported, which takes seconds
         parser, _ = make_parser()
         parser.print_help()

@@ -156,8 +156,8 @@ def test_blank_lines_of_a_held_out_text_are_warned_about(raw, tmp_path, quick):
     said = prepare(raw, tmp_path / "out", env=quick)
     assert "of 300 training pairs; dropped 1 (0.3 %) by an empty side" in said
     warnings = [line for line in said.splitlines() if line.startswith("warning: ")]
-    assert "valid.de has 2 blank of its lines (1, 3), " in warnings[0]
-    assert "test.en has 6 blank of its lines (1, 2, 3, 4, 5, ...), " in warnings[1]
+    assert "valid.de has blank lines, 2 in all (1, 3), " in warnings[0]
+    assert "test.en has blank lines, 6 in all (1, 2, 3, 4, 5, ...), " in warnings[1]
 
 
 def test_what_is_done_is_not_done_again_and_what_changes_is(raw, quick):

@@ -102,9 +102,10 @@ def execute(folder: Path) -> bool:
             error = error or _rule_has_changed(run) or _follow(command, folder, lock.fileno())
             if error:
                 break
-            note(folder, complete=number)
+            ended: dict[str, Any] = {"complete": number}
             if number == 1:  # the training
-                note(folder, seconds=round(time.monotonic() - start, 1))
+                ended["seconds"] = round(time.monotonic() - start, 1)
+            note(folder, **ended)
         note_result(run, complete, error)
     return True
 

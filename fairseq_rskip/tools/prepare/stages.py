@@ -177,13 +177,19 @@ def empty_sides(folder: Path, languages: list[str]) -> list[str]:
     for split in ("valid", "test"):
         for language in languages:
             path = folder / f"{split}.{language}"
-            blank = [str(n) for n, line in enumerate(lines.read(path), 1) if not line.strip()]
-            if blank:
-                which = ", ".join(blank[:5]) + (", ..." if len(blank) > 5 else "")
-                warnings.append(
-                    f"{path.name} has {len(blank):,} blank of its lines ({which}), which count in "
-                    "losses and scores: is a sentence missing, or are the files shifted?"
-                )
+            blank = []
+            for number, line in enumerate(lines.read(path), start=1):
+                if not line.strip():
+                    blank.append(str(number))
+            if not blank:
+                continue
+            which = ", ".join(blank[:5])
+            if len(blank) > 5:
+                which += ", ..."
+            warnings.append(
+                f"{path.name} has blank lines, {len(blank):,} in all ({which}), which count in "
+                "losses and scores: is a sentence missing, or are the files shifted?"
+            )
     return warnings
 
 
