@@ -12,7 +12,7 @@ from fairseq_rskip.files import locked, write_json
 from fairseq_rskip.tools.corpus import NAMES, Corpus
 from fairseq_rskip.tools.process import follow, stop_on_signals
 
-from .experiments import execution, own_text
+from .experiments import execution, own_text, slurm
 from .experiments.plan import Selection, make_tables
 from .experiments.records import DIVERGED, DONE, RUNNING, Experiment, Run, State, Table
 from .experiments.results import collect, distinct, ready, state, undecided
@@ -166,7 +166,7 @@ def run(options: argparse.Namespace) -> None:
     _check_data(experiments)
     if options.slurm is not None:
         runs, _ = _untried(experiments, options, tried=set())
-        return execution.submit(runs, options.slurm, options.output)
+        return slurm.submit(runs, options.slurm, options.output)
 
     states = _run_all(experiments, options)
     report(options, experiments)
@@ -214,6 +214,9 @@ def _run_all(experiments: list[Experiment], options: argparse.Namespace) -> list
         if not runs:
             return states
         tried |= jobs
+        more = _more(experiments, options)
+        if more:
+            print_line(f"{len(runs)} runs to start{more}")
         states += execution.run_all(runs, environments)
 
 
@@ -331,11 +334,16 @@ def _show(experiments: list[Experiment], options: argparse.Namespace) -> None:
             continue
         for command in TASKS[run.task].commands(run):
             print_line(f"{shlex.join(command)}  # {run}: {now}")
+    diverged = f", {ended[DIVERGED]} diverged" if ended[DIVERGED] else ""
+    more = _more(experiments, options)
+    print_line(f"# {ended[DONE]} of {len(runs)} runs are done{diverged}{more}")
+
+
+def _more(experiments: list[Experiment], options: argparse.Namespace) -> str:
+    """What to say of the runs that wait for the end of a sweep; "" if none does."""
     waiting = sum(undecided(experiment, options.output) for experiment in experiments)
     rows = "row" if waiting == 1 else "rows"
-    more = f"; more follow where sweeps end, in {waiting} {rows}" if waiting else ""
-    diverged = f", {ended[DIVERGED]} diverged" if ended[DIVERGED] else ""
-    print_line(f"# {ended[DONE]} of {len(runs)} runs are done{diverged}{more}")
+    return f"; more follow where sweeps end, in {waiting} {rows}" if waiting else ""
 
 
 def report(options: argparse.Namespace, experiments: list[Experiment] | None = None) -> None:

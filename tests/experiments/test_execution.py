@@ -1,4 +1,4 @@
-"""Runs from the command line: done once, failing alone, killed and resumed, submitted."""
+"""Runs from the command line: done once, failing alone, killed and resumed."""
 
 import hashlib
 import json
@@ -9,24 +9,17 @@ import time
 from dataclasses import replace
 
 import pytest
-import text_corpus
 from conftest import ROOT
-from evaluation_corpus import follow_in_server
 from experiment_runs import IMAGES, TRANSLATION, reproduce, tables, write
 from fairseq import models
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_json
-from fairseq_rskip.tools import process
 from fairseq_rskip.tools import reproduce as reproduce_module
-from fairseq_rskip.tools.__main__ import main as rskip
-from fairseq_rskip.tools.evaluate import generation
-from fairseq_rskip.tools.experiments import execution, own_text, results
-from fairseq_rskip.tools.experiments.records import Table
-from fairseq_rskip.tools.experiments.run_folder import LOCK, measured, read_record
+from fairseq_rskip.tools.experiments import execution, results
+from fairseq_rskip.tools.experiments.run_folder import LOCK, read_record
 from fairseq_rskip.tools.experiments.tasks import TASKS
 from fairseq_rskip.tools.experiments.text_tasks import planned
-from fairseq_rskip.tools.reproduce import prepare_data
 from fairseq_rskip.tools.train.main import read
 from fairseq_rskip.tools.train.plan import make_plan
 
@@ -291,55 +284,6 @@ def test_runs_of_another_process_are_named_and_the_command_does_not_succeed(tmp_
     assert status == 1 and f"another process executes 1 of these runs, the first: {run};" in error
 
 
-def test_slurm_gets_one_array_with_the_options_of_sbatch(prepared, tmp_path, monkeypatch, capfd):
-    import submitit
-
-    calls = {}
-
-    class Executor(submitit.SlurmExecutor):
-        def __init__(self, folder):
-            calls["folder"] = folder
-
-        def update_parameters(self, **options):
-            calls["options"] = options
-
-        def map_array(self, job, folders):
-            calls["folders"] = folders
-            return [type("Job", (), {"job_id": "7_0"}) for _ in folders]
-
-    monkeypatch.setattr(submitit, "SlurmExecutor", Executor)
-    execution.submit([prepared], ["partition=gpu", "time=60", "reservation=x"], tmp_path)
-    assert calls["folders"] == [str(prepared.folder)]
-    assert calls["options"]["additional_parameters"] == {"reservation": "x"}
-    assert (calls["options"]["partition"], calls["options"]["time"]) == ("gpu", 60)
-    assert "7_0" in capfd.readouterr().out
-
-    shell = "\n".join([*calls["options"]["setup"], "echo $SRUN_CPUS_PER_TASK $OMP_NUM_THREADS"])
-    for given, threads in (("", "3"), ("1", "1")):
-        environment = {"SLURM_CPUS_PER_TASK": "3", "OMP_NUM_THREADS": given}
-        found = subprocess.run(["bash", "-c", shell], env=environment, stdout=-1, text=True)
-        assert found.stdout.split() == ["3", threads]
-
-
-def test_what_slurm_refuses_is_one_line(prepared, tmp_path, monkeypatch):
-    import submitit
-
-    binaries = tmp_path / "bin"
-    binaries.mkdir()
-    monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
-    monkeypatch.setattr(submitit.SlurmExecutor, "affinity", lambda *_: -1)
-    with pytest.raises(UserError, match="did not take the jobs.*on a slurm cluster"):
-        execution.submit([prepared], [], tmp_path)
-
-    monkeypatch.setattr(submitit.SlurmExecutor, "affinity", lambda *_: 2)
-    sbatch = "sbatch: error: Invalid generic resource (gres) specification"
-    (binaries / "sbatch").write_text(f"#!/bin/sh\necho '{sbatch}' >&2\nexit 1\n")
-    (binaries / "sbatch").chmod(0o755)
-    with pytest.raises(UserError, match="gpus-per-node=0 asks for no GPU") as error:
-        execution.submit([prepared], [], tmp_path)
-    assert sbatch in str(error.value)
-
-
 def start(*words, home):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(home), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "scripts" / "reproduce.py"), *map(str, words)]
@@ -378,118 +322,14 @@ def test_a_table_that_is_killed_stops_all_and_the_same_command_resumes(tmp_path)
     assert (out / "report" / "report.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("corpus", "options", "same"),
-    [("multi30k-en-de", {"bpe-size": 10}, True), ("multi30k-en-fr", {"bpe-size": 10}, False),
-     ("multi30k-en-de", {"bpe-size": 20}, False), ("multi30k-en-de", {"max-ratio": 2.0}, False)],
-    ids=["same", "corpus", "size", "filter"],
-)  # fmt: skip
-def test_a_published_corpus_in_a_folder_is_taken_if_it_was_prepared_so(
-    tmp_path, corpus, options, same
-):
-    """Perhaps not by ``rskip run``: without network ``rskip prepare`` takes its archives."""
-    folder = tmp_path / "mine"
-    prepared = Table.Published(corpus="multi30k-en-de", options={"bpe-size": 10})
-    facts = own_text.facts(prepared, str(folder))
-    (folder / "data-bin").mkdir(parents=True)
-    write_json(folder / "data-bin" / "preparation.json", {**facts, "splits": {}})
-    text = Table.Published(corpus=corpus, folder=str(folder), options=options)
-    if same:
-        assert reproduce_module._own_text_words(text, str(folder)) == []
-    else:
-        with pytest.raises(UserError, match="prepared from other text"):
-            reproduce_module._own_text_words(text, str(folder))
-
-
-def test_another_process_waits_while_own_text_is_prepared(tmp_path, monkeypatch):
-    """Its inputs.json would say of what text the data-bin of the first is."""
-    text_corpus.write_text(tmp_path / "text")
-    data = {"text": str(tmp_path / "text"), "folder": str(tmp_path / "data")}
-    rows = [{"label": "2rSkip", "arch": "transformer_lm_rskip_ln_tiny"}]
-    (table,) = tables(write(tmp_path, {"data": data, "rows": rows}))
-    was_held = []
-
-    def prepares(command, show):
-        with locked(tmp_path / "data", reproduce_module.INPUTS_LOCK) as file:
-            was_held.append(file is None)
-        return 0
-
-    monkeypatch.setattr(reproduce_module, "follow", prepares)
-    assert prepare_data(table) and was_held == [True]
-
-
-@pytest.mark.slow
-def test_a_language_model_of_ones_own_text_is_prepared_trained_and_scored(
-    tmp_path, monkeypatch, capfd
-):
-    """The evaluation in this process, its fairseq-eval-lm in fairseq's server."""
-    text_corpus.write_text(tmp_path / "text")
-    options = {"held-out": 0.1, "bpe": "none", "tokenizer": "none", "workers": 1}
-    data = {"text": str(tmp_path / "text"), "folder": str(tmp_path / "data"), "options": options}
-    options = {
-        "max-update": 20,
-        "warmup-updates": 5,
-        "max-tokens": 512,
-        "tokens-per-sample": 32,
-        "cpu": True,
-    }
-    rows = [{"label": "2rSkip", "arch": "transformer_lm_rskip_ln_tiny"}]
-    path = write(
-        tmp_path, {"data": data, "options": options, "also": ["bits per byte"], "rows": rows}
-    )
-    status, printed, _ = reproduce(capfd, "run", path, "--dry-run")
-    assert status == 0 and f" --workers 1 --text {tmp_path}/text {tmp_path}/data" in printed
-    (table,) = tables(path)
-    assert prepare_data(table) and "data-bin" in capfd.readouterr().out
-    assert not prepare_data(table) and not capfd.readouterr().out
-    (tmp_path / "text").write_text("another text")
-    with pytest.raises(UserError, match="prepared from other text"):
-        prepare_data(table)
-
-    real = process.follow
-    monkeypatch.setattr(generation, "follow", follow_in_server)
-    monkeypatch.setattr(
-        process, "follow", lambda c, *a, **o: rskip(c[3:]) if "evaluate" in c else real(c, *a, **o)
-    )
-    (run,) = results.ready(tables(path)[0], tmp_path / "out")
-    execution.prepare(run)
-    assert execution.execute(run.folder) and results.state(run).kind == "done"
-    scores = json.loads((run.folder / "evaluation" / "scores.json").read_text())
-    values = measured(run, read_record(run.folder))["values"]
-    assert (values["perplexity"], values["bits per byte"]) == (
-        scores["perplexity"]["subword"],
-        scores["bits"]["byte"],
-    )
-    assert values["perplexity"] < 30 and "valid_loss" in values
-
-
-@pytest.mark.parametrize(
-    ("task", "data", "arch", "says"),
-    [
-        (
-            "language-model",
-            "multi30k-en-de",
-            "transformer_tiny",
-            "transformer_tiny is a translation model: the task of this table is language-model",
-        ),
-        (
-            "",
-            "multi30k-en-de",
-            "transformer_lm",
-            "multi30k-en-de has two languages: expected a transl",
-        ),
-        (
-            "translation",
-            "wikitext103",
-            "transformer_lm",
-            "transformer_lm is a language model: the task of this table is translation",
-        ),
-    ],
-)
-def test_a_task_of_other_data_is_one_line(task, data, arch, says, tmp_path, capfd):
-    path = write(tmp_path, {"task": task, "data": data, "rows": [{"label": "x", "arch": arch}]})
-    status, _, error = reproduce(capfd, "run", path, "--dry-run")
-    assert status == 1 and says in error and len(error.splitlines()) == 1
+def test_runs_that_wait_for_a_sweep_are_said_where_the_others_start(tmp_path, monkeypatch, capfd):
+    options = {**IMAGES["options"], "valid-images": 100}
+    path = write(tmp_path, IMAGES, sweep={"lr": [0.1, 0.2]}, options=options)
+    for name in ("prepare_data", "_check_data", "report"):
+        monkeypatch.setattr(reproduce_module, name, lambda *_: False)
+    monkeypatch.setattr(execution, "run_all", lambda runs, environments: [])
+    _, printed, _ = reproduce(capfd, "run", path, "--output", tmp_path / "out")
+    assert printed == "4 runs to start; more follow where sweeps end, in 2 rows\n"
 
 
 def test_a_training_that_diverged_is_not_repeated(tmp_path, monkeypatch, capfd):
