@@ -32,10 +32,30 @@ class Parser(argparse.ArgumentParser):
         return names
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        options, unknown = self.parse_known_args(args, namespace)
+        words = list(sys.argv[1:] if args is None else args)
+        try:
+            options, unknown = self.parse_known_args(words, namespace)
+        except UsageError as error:
+            unknown = self.unknown_options(words)  # perhaps what is missing, misspelled
+            if "required" not in str(error) or not unknown:
+                raise
         if unknown:
             self.refuse(unknown, self.option_strings)
         return options
+
+    def unknown_options(self, words: Sequence[str]) -> list[str]:
+        """Those of ``words`` that begin with -- and name none of the options.
+
+        None of a command with further commands, which have options of their own.
+        """
+        if self._subparsers is not None:
+            return []
+        known = self._option_string_actions
+        return [
+            word
+            for word in words
+            if word.startswith("--") and word.partition("=")[0] not in {"--", *known}
+        ]
 
     def refuse(self, unknown: Sequence[str], known: Sequence[str]) -> NoReturn:
         """Raise ``UsageError`` for the first of the ``unknown`` words that is an option, with the

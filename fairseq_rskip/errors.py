@@ -117,18 +117,24 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """The name among ``known`` that ``word`` may mean; "" if none is near.
 
     A name that has ``word`` as one of its parts comes first (transformer_rskip_ln for rskip), then
-    one of similar spelling, then one that is a part of ``word``.
+    one of the same parts (en-de for de-en), then one of similar spelling, then one that is a part
+    of ``word``.
     """
     names = {name.lower().strip("-"): name for name in known}
     word = word.lower().strip("-")
     longer = [name for name in names if _is_part(word, name)]
-    similar = difflib.get_close_matches(word, names, 1, cutoff=0.65)
+    same = [name for name in names if sorted(_parts(name)) == sorted(_parts(word))]
+    similar = same or difflib.get_close_matches(word, names, 1, cutoff=0.65)
     shorter = [name for name in names if _is_part(name, word)]
     if longer:
         return names[min(longer, key=len)]
     if similar:
         return names[similar[0]]
     return names[max(shorter, key=len)] if shorter else ""
+
+
+def _parts(name: str) -> list[str]:
+    return name.replace("-", "_").split("_")
 
 
 def _is_part(part: str, name: str) -> bool:

@@ -16,6 +16,7 @@ from .experiments import execution, own_text, slurm
 from .experiments.plan import Selection, make_tables
 from .experiments.records import DIVERGED, DONE, RUNNING, Experiment, Run, State, Table
 from .experiments.results import collect, distinct, ready, state, undecided
+from .experiments.run_folder import read_record
 from .experiments.task import RSKIP
 from .experiments.tasks import TASKS
 from .experiments.text_tasks import planned
@@ -332,7 +333,9 @@ def _show(experiments: list[Experiment], options: argparse.Namespace) -> None:
         if now.kind in ended:
             ended[now.kind] += 1
             continue
-        for command in TASKS[run.task].commands(run):
+        commands = TASKS[run.task].commands(run)
+        complete = execution.count_complete(run, read_record(run.folder), commands)
+        for command in commands[complete:]:
             print_line(f"{shlex.join(command)}  # {run}: {now}")
     diverged = f", {ended[DIVERGED]} diverged" if ended[DIVERGED] else ""
     more = _more(experiments, options)

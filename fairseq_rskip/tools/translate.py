@@ -49,7 +49,7 @@ def load(path: Path, data: Path | None) -> Any:
     task_of(saved.paths[0], "translation")  # an unusable checkpoint ends in one line here
     with as_one(saved.paths) as checkpoint, tempfile.TemporaryDirectory() as stage_name:
         stage = Path(stage_name)
-        config, model, _ = convert(stage, checkpoint, data)
+        config, model, _ = convert(stage, checkpoint, data, saved.paths[0].parent)
         task = make_task(stage, (config["source"], config["target"]), config["model"])
         return Translator(config, stage, task, model.eval())
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import ROOT
-from experiment_runs import IMAGES, TRANSLATION, reproduce, tables, write
+from experiment_runs import IMAGES, TRANSLATION, finish, reproduce, tables, write
 from fairseq import models
 
 from fairseq_rskip.errors import UserError
@@ -31,6 +31,17 @@ def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path, capfd):
     )
     assert status == 0 and printed.count("train-cifar") == 4 and "0 of 4 runs are done" in printed
     assert not out.exists()
+
+
+def test_a_dry_run_does_not_repeat_the_training_of_a_run_that_lacks_an_evaluation(tmp_path, capfd):
+    path = write(tmp_path, TRANSLATION, seeds=[1], rows=TRANSLATION["rows"][:1])
+    finish(tables(path)[0], tmp_path / "out", {"xSkip": {1: 4.1}}, metric="valid_loss")
+    (run,) = results.ready(tables(path)[0], tmp_path / "out")
+    (run.folder / "checkpoints").mkdir()
+    (run.folder / "checkpoints" / "checkpoint_best.pt").touch()
+    _, printed, _ = reproduce(capfd, "run", path, "--output", tmp_path / "out", "--dry-run")
+    commands = [line for line in printed.splitlines() if line.endswith("trained, not evaluated")]
+    assert len(commands) == 1 and " evaluate " in commands[0]
 
 
 def test_a_run_that_died_is_no_success(tmp_path, capfd, monkeypatch):

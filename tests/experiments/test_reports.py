@@ -93,6 +93,14 @@ def test_finished_runs_that_a_changed_file_leaves_out_are_named(images, capfd, t
     assert (out / "report" / "report.html").read_bytes() == page
 
 
+def test_runs_that_another_evaluation_has_scored_are_said_to_be_trained(tmp_path, capfd):
+    """The page that is there is kept until they are evaluated."""
+    path, out = write(tmp_path, TRANSLATION), tmp_path / "out"
+    finish(tables(path)[0], out, {"xSkip": {1: 4.1, 2: 4.2}}, metric="valid_loss")
+    status, _, error = reproduce(capfd, "report", path, "--output", out, "--no-figures")
+    assert status == 0 and "warning: 2 of these runs are trained, and not evaluated as" in error
+
+
 def test_the_power_is_that_of_the_row_with_the_fewest_seeds_that_has_two(tmp_path, capfd):
     rows = [*IMAGES["rows"], {**IMAGES["rows"][1], "options": {"skip-kind": "rezero"}}]
     rows[2]["label"] = "third"

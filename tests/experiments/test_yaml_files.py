@@ -417,6 +417,13 @@ def test_list_counts_a_sweeps_seed_that_is_not_asked_for(tmp_path, monkeypatch, 
         assert f"{networks} networks, {each * networks} runs" in capsys.readouterr().out
 
 
+def test_a_row_of_images_with_an_arch_is_told_what_images_take(tmp_path):
+    rows = [{"label": "plain", "arch": "transformer_xskip_ln"}, IMAGES["rows"][1]]
+    (line,) = refused(write(tmp_path, IMAGES, rows=rows, also=["test_loss"])).splitlines()
+    said = "images take no 'arch'; expected a rule in 'options', as skip-kind: xskip"
+    assert line.endswith(f"row 1 ('plain'): {said}")
+
+
 def test_a_missing_file_does_not_hide_the_mistakes_of_another(tmp_path):
     path = write(tmp_path, TRANSLATION, sedes=[1])
     with pytest.raises(UserError) as raised:

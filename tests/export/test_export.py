@@ -110,6 +110,12 @@ def test_an_average_of_rskip_run_is_checked_against_its_vocabulary(translator, t
     assert export(average, tmp_path / "out", "--data", translator[0]) == 1
     assert "holds checkpoints of another vocabulary" in capsys.readouterr().err
 
+    checkpoints = run / "checkpoints"  # several, whose average is made elsewhere
+    for command in (["export", checkpoints, tmp_path / "out"], ["translate", checkpoints, "--cpu"]):
+        assert rskip([*map(str, command), "--data", str(translator[0])]) == 1
+        expected = f"error: {checkpoints} holds checkpoints of another vocabulary"
+        assert capsys.readouterr().err.splitlines()[-1].startswith(expected)
+
 
 def test_translate_reads_and_writes_lines(translator, texts, exported, monkeypatch, capsys):
     """From the export and from the folder of checkpoints, whose last five are averaged; empty lines

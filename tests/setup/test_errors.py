@@ -9,6 +9,7 @@ import pytest
 from fairseq_rskip import console
 from fairseq_rskip.errors import did_you_mean, exit_status
 from fairseq_rskip.residual import KINDS
+from fairseq_rskip.tools.__main__ import main as rskip
 
 ARCHITECTURES = [
     "transformer",
@@ -28,6 +29,7 @@ ARCHITECTURES = [
         ("rskip", ARCHITECTURES, "transformer_rskip_ln"),
         ("transformer_rskip", ARCHITECTURES, "transformer_rskip_ln"),
         ("transformer_rskp_ln", ARCHITECTURES, "transformer_rskip_ln"),
+        ("corpus-de-en", ["corpus-en-fr", "corpus-en-de"], "corpus-en-de"),
         ("--depht", ["--depth", "--width"], "--depth"),
         ("--update", ["--max-update", "--updates-file"], "--max-update"),
         ("recursive", KINDS, ""),
@@ -61,3 +63,18 @@ def test_the_time_of_the_first_item_is_not_in_what_is_left(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert "1/100" in lines[0] and lines[0].endswith("? left")
     assert "48:30 left" in lines[-1], lines  # 97 of half a minute
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("prepare --texts my.txt data/mine", "argument --texts; did you mean --text?"),
+        ("export --hlaf", "argument --hlaf; did you mean --half?"),
+        ("export --half", "required: CHECKPOINT, DIR"),
+        ("reproduce run --output runs", "required: TABLE"),
+    ],
+)
+def test_a_misspelled_option_is_named_before_what_it_leaves_missing(words, said, capsys):
+    assert rskip(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{said}; -h lists the options" in line

@@ -1,7 +1,6 @@
 """Choose checkpoints of fairseq, check that they can be used, and average their weights."""
 
 import contextlib
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,7 +126,7 @@ def as_one(taken: list[Path]) -> Iterator[Path]:
     """One checkpoint with the weights of ``taken``: itself, or the average of several.
 
     An average that an evaluation has made is used again. Any other is in a temporary folder during
-    the block, with copies of the dictionaries beside it.
+    the block.
     """
     if len(taken) == 1:
         yield taken[0]
@@ -140,8 +139,6 @@ def as_one(taken: list[Path]) -> Iterator[Path]:
                 yield path
                 return
     with tempfile.TemporaryDirectory() as temporary:
-        for dictionary in folder.glob("dict*.txt"):
-            shutil.copy(dictionary, temporary)
         yield one_file(taken, Path(temporary) / "checkpoint_averaged.pt")
 
 

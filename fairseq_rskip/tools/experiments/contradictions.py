@@ -52,7 +52,7 @@ def _in_row(table: Table, number: int, task_name: str) -> Iterator[str]:
     task = TASKS.get(task_name)
     if task and row.run and bool(row.arch) != task.has_architectures:
         if row.arch:
-            yield f"{where}images take no 'arch'"
+            yield f"{where}images take no 'arch'; expected a rule in 'options', as skip-kind: xskip"
         else:
             alone = f"or '- {row.label}' alone for that row of rows_from"
             yield f"{where}expected 'arch', 'run: false', {alone}"

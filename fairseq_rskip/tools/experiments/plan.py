@@ -111,6 +111,8 @@ def _default_task(table: Table, texts: Texts) -> str:
         return "language-model"
     if any(isinstance(text, Table.Pairs) for text in texts.values()):
         return "translation"
+    if table.data in TASKS["images"].names:
+        return "images"
 
     architectures = [str(row.arch) for row in table.rows if row.arch]  # mappings, perhaps
     of_text = ["transformer_lm" in arch for arch in architectures]

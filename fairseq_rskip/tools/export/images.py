@@ -16,7 +16,7 @@ from fairseq_rskip.vision.run import RESULT
 
 
 def convert(
-    _stage: Path, checkpoint: Path, data: Path | None
+    _stage: Path, checkpoint: Path, data: Path | None, _trained: Path
 ) -> tuple[dict[str, Any], Any, dict[str, Any]]:
     """config.json, the model, and what :func:`describe` needs: the run's result.
 

@@ -65,7 +65,7 @@ def export(options: argparse.Namespace) -> None:
 
     make_folder(folder.parent)
     with as_one(saved.paths) as checkpoint, stage_beside(folder) as stage:
-        config, model, facts = kind.convert(stage, checkpoint, options.data)
+        config, model, facts = kind.convert(stage, checkpoint, options.data, saved.paths[0].parent)
         card, settings = kind.describe(checkpoint, config, facts)
         if options.half:
             to_half(model)

@@ -42,11 +42,12 @@ SHOWN = ("optimization", "optimizer", "lr_scheduler", "criterion")  # of the tra
 
 
 def convert(
-    stage: Path, checkpoint: Path, data: Path | None
+    stage: Path, checkpoint: Path, data: Path | None, trained: Path
 ) -> tuple[dict[str, Any], Any, dict[str, Any]]:
     """config.json, the model, and what :func:`describe` needs: fairseq's checkpoint.
 
-    Dictionaries and subwords are copied to ``stage``. Raises ``UserError``.
+    Dictionaries and subwords are copied to ``stage``. ``trained`` is the folder that the weights
+    come from, with copies of the training's dictionaries in it or beside it. Raises ``UserError``.
     """
     logging.getLogger("fairseq.tasks").setLevel(logging.WARNING)  # the sizes of dictionaries
     read_checkpoint(checkpoint)  # an unusable one ends in one line here
@@ -59,8 +60,8 @@ def convert(
         )
     kind, search = TASKS[cfg.task._name]
     corpus = corpus_of(checkpoint, str(cfg.task.data), data)
-    beside = checkpoint.parent.parent
-    for folder in (checkpoint.parent, beside, beside / CHECKPOINTS):  # an average is in a folder
+    beside = trained.parent  # of an evaluation's folder, where an average is
+    for folder in (trained, beside, beside / CHECKPOINTS):
         corpus.check_vocabulary(folder, "name the corpus that it was trained on with --data")
     if kind == "translation":
         cfg.task.source_lang = corpus.source

@@ -199,8 +199,8 @@ def add_pairs(group: Any) -> None:
     )
 
 
-def show_all_options() -> None:
-    """Print the help of every form of the command at once."""
+def all_options() -> Parser:
+    """Every form of the command at once."""
     parser = Parser(prog="rskip prepare", usage=USAGE, description=ABOUT, epilog=RESUMES)
     add_subwords(
         parser.add_argument_group("all", "With --text, --bpe is sentencepiece by default."),
@@ -212,7 +212,7 @@ def show_all_options() -> None:
     add_own_pairs(parser.add_argument_group("your own text in two languages"))
     add_own_text(parser.add_argument_group("your own text in one language"))
     add_own(parser.add_argument_group("your own text"))
-    parser.print_help()
+    return parser
 
 
 def read(kind: Kind, words: list[str], prog: str) -> argparse.Namespace:
@@ -354,6 +354,10 @@ def find_kind(argv: list[str]) -> tuple[Kind, list[str]]:
         late = [word for word in argv if word in CORPORA]
         if late and not flags & {"--text", "--src", "--train-src"}:
             raise UserError(f"the corpus comes first: rskip prepare {late[0]} ...")
+        parser = all_options()
+        unknown = parser.unknown_options(argv)
+        if unknown:
+            parser.refuse(unknown, parser.option_strings)
         return Kind(TEXT if "--text" in flags else PAIRS), argv
     if name in (PAIRS, TEXT):  # as prepare-corpus.sh and prepare-text.sh call them
         return Kind(name), words
@@ -409,6 +413,6 @@ def prepare(argv: list[str]) -> None:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit status."""
     if argv[:1] in ([], ["-h"], ["--help"]):
-        show_all_options()
+        all_options().print_help()
         return 0
     return exit_status(lambda: prepare(argv), RESUME)

@@ -13,8 +13,8 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_text
 from fairseq_rskip.tools import analyze
 from fairseq_rskip.tools.experiments.changes import Changes, changes_of
-from fairseq_rskip.tools.experiments.records import Experiment, Result, dashed
-from fairseq_rskip.tools.experiments.results import collect
+from fairseq_rskip.tools.experiments.records import UNSCORED, Experiment, Result, dashed
+from fairseq_rskip.tools.experiments.results import collect, ready, state
 from fairseq_rskip.tools.experiments.run_folder import CHECKPOINTS, RECORD, read_record, trained
 from fairseq_rskip.tools.experiments.tasks import TASKS
 
@@ -39,7 +39,7 @@ def write_report(tables: list[Experiment], output: Path, with_figures: bool = Tr
     folder = output / "report"
     with locked(folder, wait=True):
         parts = _parts(tables, output, with_figures)
-        unseen = _unseen(parts, output)
+        unseen = _unseen(tables, parts, output)
         is_kept = bool(unseen) and (folder / "report.csv").exists()
         if not is_kept:
             _write(folder, parts)
@@ -90,10 +90,17 @@ def _parts(experiments: list[Experiment], output: Path, with_figures: bool) -> l
     return parts
 
 
-def _unseen(parts: list[dict[str, Any]], output: Path) -> str:
+def _unseen(tables: list[Experiment], parts: list[dict[str, Any]], output: Path) -> str:
     """One line where the folder has finished runs and the report has none of them, or ""."""
     if any(record["seeds_done"] for part in parts for record in part["records"]):
         return ""
+    runs = [run for table in tables for run in ready(table, output)]
+    trained_only = sum(state(run).kind == UNSCORED for run in runs)
+    if trained_only:
+        return (
+            f"{trained_only} of these runs are trained, and not evaluated as this report says: "
+            "rskip run with the same file evaluates them"
+        )
     folders = [record.parent for record in output.glob(f"runs/*/*/{RECORD}")]
     finished = sum(bool(trained(read_record(folder))) for folder in folders)
     if not finished:
