@@ -111,7 +111,13 @@ def test_naming_shared_embeddings_again_keeps_them():
         ("xskip_ln", {"skip_branch_scale": float("inf")}, "--skip-branch-scale inf"),
         ("wskip", {"skip_lambda": 2}, "has no such option"),
         ("xskip", {"skip_init": 2}, "--skip-init"),
-        ("rskip_ln", {"encoder_normalize_before": True}, "-before: expected no pre-norm (kind "),
+        *(
+            (arch, {"encoder_normalize_before": True}, f"no pre-norm (kind {kind} needs its {norm}")
+            for arch, kind, norm in (
+                ("rskip_ln", "rskip", "norm after the sum)"),
+                ("outln", "outln", "norm behind the branch)"),
+            )
+        ),
         ("xskip_ln", {"decoder_normalize_before": True}, "expected 'none'"),
         *(
             (arch, {"encoder_normalize_before": True}, "-before: expected no pre-norm (kind ")

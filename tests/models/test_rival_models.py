@@ -55,8 +55,9 @@ def test_ngpt_stays_on_its_sphere_and_keeps_branch_vectors_at_length_1():
     x, f, skip = draw(SEQUENCE, 1), draw(SEQUENCE, 2), create_skip("ngpt", 5).double()
     y = skip(x, f)
     torch.testing.assert_close(y.square().sum(-1), torch.full((4, 3), 5.0).double())
-    torch.nn.init.constant_(skip.weight, 20 / 5**0.5)  # a = 1: y = N(F)
-    torch.testing.assert_close(skip(x, f), skip.unit(f))
+    for sign in (1, -1):  # a = 1, whatever the sign of its weight: y = N(F)
+        torch.nn.init.constant_(skip.weight, sign * 20 / 5**0.5)
+        torch.testing.assert_close(skip(x, f), skip.unit(f))
     model = build("transformer_ngpt_tiny", **TINY)
     matrices = {
         name: weight
@@ -204,9 +205,12 @@ def test_admin_profiles_if_training_can_follow_and_leaves_draws_alone(monkeypatc
 def test_every_place_has_draws_of_its_own(kind):
     name = {"highway": "gate_weight", "conv_shortcut": "weight", "laurel": "low"}[kind]
     model, again = (build(f"transformer_{kind}_tiny", **TINY) for _ in range(2))
+    other = build(f"transformer_{kind}_tiny", seed=2, **TINY)
     found = [getattr(skip, name).detach() for skip in skips(model).values()]
     assert len({tuple(weight[0].tolist()) for weight in found}) == len(found) == 10
     assert all(torch.equal(a, getattr(b, name)) for a, b in zip(found, skips(again).values()))
+    for weight, skip in zip(found, skips(other).values()):  # of another seed
+        assert not torch.isclose(weight, getattr(skip, name)).any()
 
 
 @pytest.mark.parametrize("kind", ["fixup", "skipinit"])

@@ -138,7 +138,11 @@ def test_one_rule_is_another_in_its_limit(arch, options, other, other_options):
     assert torch.equal(logits(model, *inputs), logits(expected, *inputs))
 
 
-@pytest.mark.parametrize("arch", ["preln", "periln", "outln", "lnscale", "mixln", "rmsnorm", "dyt"])
+ENDS_IN_A_NORM = ["preln", "periln", "outln", "lnscale", "mixln", "rmsnorm", "dyt"]
+ENDS_IN_A_NORM += ["nag", "gated_residual"]
+
+
+@pytest.mark.parametrize("arch", ENDS_IN_A_NORM)
 def test_an_unnormalised_stream_ends_in_the_norm_of_the_skips(arch):
     model = build(f"transformer_{arch}_tiny", **TINY)
     name = {"rmsnorm": "RMSNorm", "dyt": "DyT"}.get(arch, "LayerNorm")

@@ -223,6 +223,44 @@ def test_outputs_are_written_whole(mode, cpu_operator):
     assert all(torch.isfinite(t).all() for t in found)
 
 
+@every_mode
+@pytest.mark.parametrize("name", ["layer", "rms"])
+@pytest.mark.parametrize("channel_dim", [-1, 1], ids=["sequence", "image"])
+def test_norms_give_the_operator_their_eps_kind_and_scales(channel_dim, name, mode, cpu_operator):
+    leaves = [leaf.detach() for leaf in inputs((2, 3, 4, 16), 2, biases=name == "layer", mode=mode)]
+    norm = RecursiveNorm(name, 16, steps=2, channel_dim=channel_dim, eps=0.1)
+    with torch.no_grad():
+        for k, each in enumerate(norm):
+            each.weight.copy_(leaves[2 + k])
+            if each.has_bias:
+                each.bias.copy_(leaves[4 + k])
+    x, f_x = (rows.movedim(-1, channel_dim) for rows in leaves[:2])
+    scales = {"branch_scale": 0.5}
+    if mode == "norm":
+        scales["skip_scale"] = 2.0
+        found = norm(x, f_x, **scales)
+    else:
+        found, _ = norm.mixture(x, f_x, *leaves[-MODES.index(mode) :], **scales)
+    assert ops.should_fuse(x, f_x, 16, 2, mixed=mode != "norm")
+
+    truth = [leaf.double() for leaf in leaves]
+    expected = call(eq4, truth, 2, mode, eps=0.1, rms=name == "rms", **scales)[0]
+    agree([found], [expected.movedim(-1, channel_dim)], torch.float32)
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["last", "mixture"])
+def test_a_norm_of_whole_images_is_not_that_of_the_operators_rows(mixed, cpu_operator):
+    norm = RecursiveNorm("layer", 16, steps=2, channel_dim=1, norm_axes="chw")
+    x, f_x = (random((2, 16, 3, 4), seed, torch.float32) for seed in (1, 2))
+    share = torch.tensor([0.25, 0.75])
+    found = norm.mixture(x, f_x, share)[0] if mixed else norm(x, f_x)
+
+    first = torch.group_norm(x.double() + f_x.double(), 1)
+    second = torch.group_norm(x.double() + first, 1)
+    expected = 0.25 * first + 0.75 * second if mixed else second
+    agree([found], [expected], torch.float32)
+
+
 @pytest.mark.parametrize("mode, name", [*((mode, "layer") for mode in MODES), ("norm", "rms")])
 def test_torchs_operators_pass_gradcheck_once_and_twice(mode, name, stock_operators):
     leaves = [leaf.detach().double().requires_grad_() for leaf in inputs((2, 16), 2, mode=mode)]

@@ -100,6 +100,9 @@ def test_halting_costs_what_its_tokens_take_and_padding_nothing():
     with pytest.raises(ValueError, match="^reduction='none': expected 'mean' or 'sum'"):
         halting_cost([halting], "none")
 
+    skip(x, x, None, torch.ones_like(mask))  # nothing but padding costs nothing
+    assert halting_cost([halting], "mean").item() == 0
+
     skip(x, x, None, mask)
     assert copy.deepcopy(skip).shares.expected_steps is None and halting.expected_steps is not None
 
@@ -114,6 +117,30 @@ def test_halting_costs_what_its_tokens_take_and_padding_nothing():
     halting_cost([skip.float().shares], "sum")
     skip.eval()(x, x, None, mask)
     assert halting_cost([halting], "sum") is None
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["new", "reentrant"])
+def test_activation_checkpointing_counts_the_steps_of_a_batch_once(reentrant):
+    skip = askip("halting", 3)
+    skip.shares.mean_steps.fill_(2.0)
+    x = draw((4, 3, 5), 1, torch.float32).requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(skip, x, x, use_reentrant=reentrant)
+    y.square().sum().backward()
+    assert float(skip.shares.mean_steps) == pytest.approx(2 + 0.01)  # towards 3
+
+
+@pytest.mark.parametrize("adapt", ["fraction", "mixture", "halting"])
+def test_a_small_move_of_what_bfloat16_holds_counts(adapt):
+    """Beside a start of 1.25 or 3, whose neighbours in bf16 are 0.008 or 0.016 away."""
+    half = create_skip("askip", 5, adapt=adapt, skip_lambda=1.25, dtype=torch.bfloat16)
+    single = create_skip("askip", 5, adapt=adapt, skip_lambda=1.25)
+    single.load_state_dict(half.state_dict())
+    with torch.no_grad():
+        for skip in (half, single):
+            skip.shares.moved[0] = 2**-9
+    ys = draw((4, 3, 2, 5), 1, torch.float32)
+    shares = [skip.shares.of_steps(ys) for skip in (half, single)]
+    torch.testing.assert_close(*shares, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("norm", ["layer", "batch", "dyt", "ada"])
@@ -138,6 +165,20 @@ def test_a_used_askip_that_loads_an_rskip_starts_at_its_lambda(adapt, steps, nor
     assert used.effective_lambda() == pytest.approx(steps, abs=0.3)
     with pytest.raises(RuntimeError, match="was saved with kind='askip'"):
         create_skip("rskip", 5, skip_lambda=4, norm=norm).load_state_dict(used.state_dict())
+
+
+@pytest.mark.parametrize("adapt", MODES)
+def test_a_state_that_notes_no_rule_has_the_lambda_of_its_number_of_norms(adapt):
+    """That of stock fairseq, or of an rskip whose metadata is lost."""
+    skip = create_skip("askip", 5, adapt=adapt, skip_lambda=1.0)
+    skip.load_state_dict(dict(create_skip("rskip", 5, skip_lambda=3).state_dict()))
+    assert skip.effective_lambda() == pytest.approx(3, abs=0.3)
+
+
+def test_an_xskip_that_is_no_recursive_skip_is_refused():
+    state = create_skip("xskip", 5, skip_lambda=2.0, norm="layer").state_dict()
+    with pytest.raises(RuntimeError, match="was saved with kind='xskip': expected 'askip'"):
+        create_skip("askip", 5).load_state_dict(state)
 
 
 def test_a_missing_norm_of_an_rskip_is_named_and_a_rule_without_a_kind_differs():
@@ -218,6 +259,12 @@ def test_lambda_from_the_gradient_is_the_one_whose_ratio_is_nearest_one():
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
     assert list(found.values()) == [min(ratios, key=ratios.get) for ratios in expected.values()]
     assert len(set(found.values())) > 1 and all(p.grad is None for p in model.parameters())
+
+
+def test_a_lambda_without_a_gradient_stays_as_it_was():
+    model, x = Scaled([1.0, 1.0]), draw((6, 4, 8), 1, torch.float32).requires_grad_()
+    found = initialise_from_batch(model, lambda: 0.0 * model(x)[-1].sum())
+    assert list(found.values()) == [2, 2] == [skip.effective_lambda() for skip in model.skips]
 
 
 def test_a_lambda_from_the_gradient_that_a_moving_average_left_a_little_lower_is_the_same():

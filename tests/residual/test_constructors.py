@@ -79,6 +79,17 @@ def test_a_stack_without_layers_or_names_is_refused(options):
         skip_stack("rskip", 8, **options)
 
 
+def test_every_block_of_a_stack_is_at_its_place():
+    names = ("self_attn", "encoder_attn", "ffn")
+    other = {"other_layers": 5, "other_sublayers": 2}
+    stack = skip_stack("fixup", 4, 2, names, side="decoder", **other)
+    expected = []
+    for index in (0, 1):
+        for position, name in enumerate(names):
+            expected.append(Place("decoder", name, index, 2, 5, position, 3, 2))
+    assert [skip.place for skip in skips(stack).values()] == expected
+
+
 @pytest.mark.parametrize(
     "place", [{"index": 5, "depth": 2}, {"index": -1}, {"position": 1, "sublayers": 1}], ids=str
 )
@@ -248,6 +259,22 @@ def test_the_branches_of_single_pass_mhc_read_the_streams_of_mhc_at_first():
         assert gate.b_pre.argmax() == skip.b_pre.argmax()
         assert gate.constants()["b_pre"] == 1.5
     assert last.b_pre.tolist() == [-1.5, -1.5, 1.5, -1.5]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("hyper", ("s_a", "s_b")),
+        ("fractional", ("s_a", "s_b")),
+        ("mhc", ("alpha_pre", "alpha_post", "alpha_res")),
+        ("ihc", ("alpha_pre", "alpha_post")),
+    ],
+)
+def test_what_depends_on_the_position_starts_at_a_hundredth(kind, names):
+    """As in the papers: it multiplies a map that starts at 0, and so the rate of its learning."""
+    skip = create_skip(kind, 4, place=Place())
+    found = [skip.get_parameter(name).item() for name in names]
+    assert found == pytest.approx([0.01] * len(names))
 
 
 def test_hyper_connections_start_with_outputs_over_the_root_of_n():

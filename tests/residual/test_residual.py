@@ -198,6 +198,9 @@ def test_a_branch_reads_what_its_kind_says():
     for kind in ("fixup", "rezero", "x0"):  # asked for
         skip = create_skip(kind, 5, pre_norm=True, place=Place())
         torch.testing.assert_close(skip.prepare(x)[0], normal)
+    fixup = create_skip("fixup", 5, place=Place())
+    torch.nn.init.constant_(fixup.bias_in, 0.25)
+    torch.testing.assert_close(fixup.prepare(x)[0], x + 0.25)
     first = create_skip("lnscale", 5, place=Place(index=0, depth=10))
     assert torch.equal(first.prepare(x)[0], create_skip("preln", 5).prepare(x)[0])
     for share, post_norm in ((0.0, False), (0.29, False), (0.3, True), (1.0, True)):
@@ -223,7 +226,7 @@ INVALID: list[dict] = [
     dict(kind="wskip", skip_lambda=3),
     dict(kind="xskip", init=7),
     dict(drop_path=1),
-    *(dict(kind=kind, drop_path=0.5) for kind in ("ngpt", "ddl")),
+    *(dict(kind=kind, place=Place(), drop_path=0.5) for kind in ("ngpt", "ddl", "nag")),
     dict(norm="instance"),
     *(dict(kind=kind, place=Place(), norm="none") for kind in ("rskip", "keel", "deepnorm")),
     *(
@@ -235,6 +238,7 @@ INVALID: list[dict] = [
     dict(kind="fixup", place=Place(), norm="layer"),
     *(dict(kind=kind, place=Place(), pre_norm=True) for kind in ("ngpt", "nag")),
     dict(kind="askip", skip_lambda=5.0),
+    dict(kind="constant", skip_lambda=1.0),
     dict(kind="askip", halt_cost=0.1),
     *(
         dict(kind="mhc", place=Place(), matrix=matrix, streams=6)

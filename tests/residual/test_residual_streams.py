@@ -27,6 +27,18 @@ def test_a_stack_is_its_equation_with_all_gradients(rule, shape):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_the_parameters_without_a_gradient_are_those_that_the_rule_names(rule):
+    stack = Stack(rule).randomise().double()
+    (stack(draw((4, 3, 9), 1)) * draw((4, 3, 9), 2)).sum().backward()
+    blocks = list(stack.skips)
+    if rule in ("mhc-lite", "kromhc"):  # the last sum of the rows does not depend on R
+        blocks.pop()
+    for skip in blocks:
+        still = {name for name, p in skip.learned().items() if p.grad.abs().max() < 1e-12}
+        assert still == set(skip.without_gradient())
+
+
 # type of x and of the parameters, width, whether under autocast to bf16, tolerance
 PRECISIONS = [
     (torch.float16, torch.float16, 33, False, 0.01),

@@ -62,9 +62,10 @@ def test_layerscale_of_one_is_pre_norm():
     assert torch.equal(skip.prepare(x)[0], torch.layer_norm(x, [5], skip.pre.weight, skip.pre.bias))
     starts = {
         depth: create_skip("layerscale", 5, place=Place(depth=depth)).weight[0]
-        for depth in (18, 24, 36)
+        for depth in (18, 19, 24, 25, 36)
     }
-    assert [float(start) for start in starts.values()] == pytest.approx([0.1, 1e-5, 1e-6])
+    expected = [0.1, 1e-5, 1e-5, 1e-6, 1e-6]
+    assert [float(start) for start in starts.values()] == pytest.approx(expected)
 
 
 def test_the_variance_of_a_scaled_stream_stays_bounded():
@@ -102,8 +103,15 @@ def test_constants_at_six_and_six_layers():
         ("highway", "gate_weight", 1 / 16),
         ("laurel", "low", 1 / 16),
         ("mudd", "w1", 1 / 16),
+        ("gru_gate", "branch_weight", 1 / 16),
+        ("gru_gate", "stream_weight", 1 / 16),
+        ("gtrxl", "branch_weight", 1 / 16),
+        ("gtrxl", "stream_weight", 1 / 16),
+        ("nag", "direction", 0.02),
+        ("gated_residual", "gate_down", 0.02),
+        ("gated_residual", "gate_up", 0.02),
+        ("gated_residual", "write", 0.02),
     ],
-    ids=["conv_shortcut", "highway", "laurel", "mudd"],
 )
 def test_a_random_matrix_starts_as_wide_as_its_rule_says(kind, name, deviation):
     torch.manual_seed(1)
@@ -154,6 +162,17 @@ def test_admin_takes_its_start_from_one_batch():
     mask[:] = True
     initialise_from_batch(model, forward)
     assert all(skip.weight.eq(1).all() for skip in chain)  # nothing but padding says nothing
+
+
+@pytest.mark.parametrize(("kind", "options"), [("admin", {}), ("askip", {"adapt": "gradient"})])
+def test_a_start_from_one_batch_leaves_running_statistics_as_they_were(kind, options):
+    skip, x = create_skip(kind, 8, norm="batch", **options), draw((6, 4, 8), 1, torch.float32)
+    x.requires_grad_()
+    statistics = {name: b.clone() for name, b in skip.named_buffers() if name.startswith("post.")}
+    initialise_from_batch(skip, lambda: skip(x, x.sin() + 1).square().sum())
+    assert statistics
+    for name, value in statistics.items():
+        assert torch.equal(skip.get_buffer(name), value), name
 
 
 def test_spannorm_with_a_last_branch_of_zero_normalises_the_layers_input():
