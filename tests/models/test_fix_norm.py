@@ -48,6 +48,14 @@ def test_the_length_of_a_stored_embedding_means_nothing(model):
     torch.testing.assert_close(along, torch.zeros_like(along), rtol=0, atol=1e-9)
 
 
+def test_padding_stays_zero(model):
+    embedding, pad = model.encoder.embed_tokens, dictionary().pad()
+    found = embedding(torch.tensor([pad, 5]))
+    (found * torch.arange(32.0)).sum().backward()
+    assert found[0].eq(0).all() and embedding.weight.grad[pad].eq(0).all()
+    assert embedding.weight.grad[5].abs().max() > 0
+
+
 @pytest.mark.parametrize("saved", ["scalenorm", "preln"])
 def test_a_checkpoint_of_the_other_setting_is_refused(saved):
     models = {
@@ -67,6 +75,9 @@ def test_a_checkpoint_of_the_other_setting_is_refused(saved):
 def test_several_matrices_of_embeddings_are_refused():
     with pytest.raises(UserError, match="with --fix-norm: expected neither --adaptive-input nor"):
         build("transformer_scalenorm_tiny", **TINY, adaptive_softmax_cutoff="10,20")
+    adaptive = {"adaptive_input": True, "adaptive_input_cutoff": "10,20"}
+    with pytest.raises(UserError, match="with --fix-norm: expected neither --adaptive-input nor"):
+        build("transformer_lm_scalenorm_tiny", tokens_per_sample=64, **adaptive)
 
 
 def test_quantisation_noise_of_unit_embeddings_is_refused():

@@ -201,6 +201,24 @@ def test_admin_profiles_if_training_can_follow_and_leaves_draws_alone(monkeypatc
         profiling.profile(made, model)
 
 
+def test_a_profile_reads_the_first_sentences_and_leaves_padding_out(monkeypatch):
+    made, model = task(), build("transformer_admin_tiny", **TINY)
+    pairs = [
+        {"source": torch.tensor(s), "target": torch.tensor(t)} for s, t in sentences((7, 3, 5))
+    ]
+    made.datasets, made.load_dataset = {}, lambda split, **_: None
+    made.dataset = lambda split: Pairs(pairs)
+    sample = profiling.first_batch(made, model)
+    found = profiling.token_loss(model, sample)
+    logits, target = model(**sample["net_input"])[0], sample["target"]
+    kept = target.ne(model.decoder.padding_idx)
+    assert not kept.all() and len(target) == 3
+    torch.testing.assert_close(found, torch.nn.functional.cross_entropy(logits[kept], target[kept]))
+    in_two = sum(len(side) for pair in pairs[:2] for side in pair.values())
+    monkeypatch.setattr(profiling, "TOKENS", in_two)
+    assert len(profiling.first_batch(made, model)["target"]) == 2
+
+
 @pytest.mark.parametrize("kind", ["highway", "conv_shortcut", "laurel"])
 def test_every_place_has_draws_of_its_own(kind):
     name = {"highway": "gate_weight", "conv_shortcut": "weight", "laurel": "low"}[kind]

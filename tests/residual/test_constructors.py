@@ -127,6 +127,14 @@ def test_device_and_dtype_are_those_of_every_parameter(kind):
     assert all(buffer.is_meta for buffer in skip.buffers())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_parameter_has_a_memory_of_its_own(kind):
+    """A part of a larger tensor would be saved with the whole, and safetensors refuses it."""
+    for parameter in create_skip(kind, 8, place=Place(other_depth=1)).parameters():
+        size = parameter.numel() * parameter.element_size()
+        assert parameter.untyped_storage().nbytes() == size
+
+
 def test_two_gates_without_a_place_have_draws_of_their_own():
     torch.manual_seed(1)
     first, second = (create_skip("highway", 8).gate_weight for _ in range(2))

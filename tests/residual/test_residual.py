@@ -247,6 +247,7 @@ INVALID: list[dict] = [
     dict(kind="mixln", place=Place(), post_share=1.5),
     *(dict(kind=kind, place=None) for kind in ("hyper", "deepnorm", "layerscale", "b2t")),
     dict(channel_dim=1, kind="periln"),
+    dict(channel_dim=1, kind="gpas", norm="layer"),
     *(dict(norm="layer", norm_axes=axes) for axes in ("chw", "hw")),
     *(dict(dim=d) for d in (0, -3, 5.0, "5", True, None)),
     *(dict(channel_dim=c) for c in (0, 2, None, True, "1")),

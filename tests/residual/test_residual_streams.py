@@ -90,6 +90,15 @@ def test_what_padding_holds_reaches_no_other_position(rule):
     assert torch.equal(clean[~mask], poisoned[~mask])
 
 
+@pytest.mark.parametrize("rule", ["b2t", "residual_dual"])
+def test_batch_norms_of_a_stack_leave_padding_out(rule):
+    stack, mask = Stack(rule, norm="batch").randomise().double(), torch.zeros(4, 3).bool()
+    mask[1, 0] = mask[3, 2] = True
+    x = draw((4, 3, 9), 1).masked_fill(mask.unsqueeze(-1), float("nan"))
+    packed = stack(x[~mask])
+    torch.testing.assert_close(stack(x, mask)[~mask], packed, rtol=1e-10, atol=1e-10)
+
+
 def test_b2t_with_a_branch_of_zero_is_a_recursive_skip(stock_operators):
     stack = Stack("b2t", 1, 2).randomise().double()
     recursive = create_skip("rskip", 9, skip_lambda=2, norm="layer").double()
