@@ -50,6 +50,9 @@ OPTIONS = [
     {"decoder_learned_pos": True, "no_decoder_final_norm": True},
     ADAPTIVE,
     TIED,
+    {"decoder_layers_to_keep": "1"},
+    {"activation_dropout": 0.3, "attention_dropout": 0.2},
+    {**ADAPTIVE, "quant_noise_pq": 0.3, "quant_noise_pq_block_size": 2},
 ]
 CASES = [
     (f"transformer_lm_{arch}_tiny", {"skip_lambda": 1}, {}, {}) for arch in ("postln", "xskip_ln")
@@ -160,6 +163,17 @@ def test_a_contradiction_is_one_clear_line(arch, changes, says):
     with pytest.raises(UserError) as refused:
         build(f"transformer_lm_{arch}", **{**TINY, **changes})
     assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_offloaded_activations_are_checkpointed():
+    model = build("transformer_lm_rskip_ln_tiny", **TINY, offload_activations=True)
+    assert [layer.forward.args[-1] for layer in model.decoder.layers] == [True, True]
+
+
+def test_a_text_is_as_long_as_the_tasks_samples():
+    options = {**TINY, "tokens_per_sample": 48}
+    del options["max_target_positions"]
+    assert build("transformer_lm_rskip_ln_tiny", **options).max_positions() == 48
 
 
 def test_growth_is_that_of_the_decoder(caplog):

@@ -4,6 +4,7 @@ These are the settings with which the optimizer steps.
 """
 
 import copy
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from transformer_helpers import build
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules.parameter_groups import ParameterGroups
+from fairseq_rskip.modules.step_hooks import attach
 from fairseq_rskip.parameters import learned, parameter_settings
 from fairseq_rskip.residual import skip_stack
 
@@ -291,6 +293,33 @@ def test_a_stack_beside_its_branches_is_refused_for_completep():
     layer.weight = torch.nn.Parameter(torch.ones(8, 8))
     layer.skip = skip_stack("completep", 8, layers=4)[0]["ffn"]
     assert id(layer.weight) in parameter_settings(torch.nn.ModuleList([layer]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "inside", "learned_too"),
+    [("completep", 1.0, 4**-0.5, 1.0), ("laurel", SCALE, 1.0, SCALE), ("preln", 1.0, 1.0, 1.0)],
+)
+def test_the_step_of_a_training_has_the_rates_of_its_rule(
+    monkeypatch, kind, scale, inside, learned_too
+):
+    monkeypatch.setitem(sys.modules, "fairseq.trainer", torch)
+    deep = {"encoder_layers": 8, "decoder_layers": 2}
+    options = DEEP if kind == "completep" else deep
+    model = build(f"transformer_{kind}_tiny", **options)
+    rates = {}
+
+    def look(fairseqs):
+        for group in fairseqs.optimizer.param_groups:
+            rates.update({id(p): group["lr"] for p in group["params"]})
+
+    made = SimpleNamespace(train_step=None, optimizer_step=look, load_dataset=None)
+    attach(made, model, 0, scale)
+    made.optimizer_step(wrapped(Adam(list(model.parameters()), lr=0.01)))
+    own = {id(p) for p in learned(model).values()}
+    for name, parameter in model.named_parameters():
+        factor = inside if name.startswith("encoder.layers.") else 1.0
+        factor *= learned_too if id(parameter) in own else 1.0
+        assert rates[id(parameter)] == pytest.approx(0.01 * factor), name
 
 
 def test_sgd_has_no_epsilon_and_keeps_completeps_rates():

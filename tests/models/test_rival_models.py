@@ -113,12 +113,25 @@ def test_branches_start_with_the_papers_standard_deviations(kind, expected):
     assert {role: found[role] for role in expected} == pytest.approx(expected, rel=0.05)
 
 
+def test_attention_between_two_widths_starts_with_the_papers_standard_deviations():
+    """fairseq draws it with another gain than that of one width."""
+    widths = {**BASE, "encoder_embed_dim": 64, "decoder_embed_dim": 32}
+    attention = build("transformer_deepnorm_tiny", **widths).decoder.layers[3].encoder_attn
+    expected = {"q": 1 / 32, "k": 2 / 96, "v": 0.3433**2 * 2 / 96, "out": 0.3433**2 / 32}
+    for role, variance in expected.items():
+        found = getattr(attention, f"{role}_proj").weight.std().item()
+        assert found == pytest.approx(variance**0.5, rel=0.05), role
+
+
 def test_a_rule_rescales_and_does_not_redraw():
     """From one seed every kind draws what stock draws: its weights are stock's times a constant."""
     stock, scaled = (
         build(f"transformer_{kind}_tiny", **TINY).state_dict() for kind in ("xskip_ln", "deepnorm")
     )
     gate = build("transformer_highway_tiny", **TINY).state_dict()
+    small = build("transformer_gpt2_tiny", **TINY).state_dict()
+    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
+        assert torch.equal(small[name], stock[name]) and torch.equal(scaled[name], stock[name])
     for name, weight in stock.items():
         if name.endswith(("proj.weight", "fc1.weight", "fc2.weight")):
             ratio = scaled[name] / weight
@@ -131,6 +144,13 @@ def test_tfixup_scales_embeddings_and_fixups_own_output_starts_at_zero():
     for side in ("encoder", "decoder"):
         before, after = (getattr(model, side).embed_tokens.weight for model in (plain, scaled))
         torch.testing.assert_close(after, before * 54**-0.25)
+    plain, scaled = (
+        build(f"transformer_{kind}_tiny", **BASE, share_all_embeddings=True).encoder
+        for kind in ("xskip", "tfixup")
+    )
+    torch.testing.assert_close(
+        scaled.embed_tokens.weight, plain.embed_tokens.weight * 54**-0.25
+    )  # once
     for shared in (False, True):
         model = build("transformer_fixup_tiny", **TINY, share_decoder_input_output_embed=shared)
         assert bool(model.decoder.output_projection.weight.eq(0).all()) is not shared

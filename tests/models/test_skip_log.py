@@ -197,6 +197,13 @@ def test_an_updates_first_batch_is_logged_but_no_dummy_or_overflow(model, folder
     assert found[f"skip_F_over_x/{BLOCK}"] == {1: pytest.approx(by_hand(model, first)[1], rel=1e-5)}
 
 
+def test_the_factor_of_the_loss_is_that_of_either_scaler():
+    """--fp16 has fairseq's own, --amp torch's; in fp32 there is none."""
+    scalers = [Optimizer.scaler, torch.amp.GradScaler("cpu", init_scale=8.0), None]
+    found = [skip_log.loss_scale(SimpleNamespace(scaler=scaler)) for scaler in scalers]
+    assert [*found, skip_log.loss_scale(SimpleNamespace())] == [SCALE, 8.0, 1.0, 1.0]
+
+
 def test_off_and_where_nobody_trains_nothing_is_wrapped(monkeypatch, model):
     build_bar = progress_bar.progress_bar
     off = SimpleNamespace(train_step=train_step)

@@ -15,6 +15,7 @@ from transformer_helpers import ALL_TINY, TINY, batch, build, dictionary, random
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.models.flat_config import resolve
 from fairseq_rskip.modules.transformer import SkipTransformerEncoderLayer
+from fairseq_rskip.residual import skips
 
 OPTIONS = [
     {},
@@ -163,8 +164,16 @@ def test_an_unnormalised_stream_ends_in_the_norm_of_the_skips(arch):
             {"skip_lambda": 1},
         ),
         ({}, PRE_NORM, "preln", {}),
+        ({"activation_dropout": 0.3, "attention_dropout": 0.2}, {}, "rskip_ln", {"skip_lambda": 1}),
+        ({"relu_dropout": 0.3}, {}, "rskip_ln", {"skip_lambda": 1}),
+        (
+            {"quant_noise_pq": 0.3, "quant_noise_pq_block_size": 4},
+            {},
+            "rskip_ln",
+            {"skip_lambda": 1},
+        ),
     ],
-    ids=["post-norm", "one-attention", "pre-norm"],
+    ids=["post-norm", "one-attention", "pre-norm", "dropout", "relu_dropout", "quant_noise"],
 )
 def test_same_seed_gives_stock_weights_dropout_and_gradients(
     options, stocks, arch, ours, stock_operators
@@ -220,6 +229,39 @@ def test_checkpointed_activations_give_the_same_gradients(arch):
         model(*batch(sentences()))[0].logsumexp(-1).sum().backward()
         found.append({name: p.grad for name, p in model.named_parameters()})
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_activations_are_checkpointed_where_stocks_are(offload):
+    kept = []
+    for arch in ("transformer_rskip_ln_tiny", "transformer_tiny"):
+        options = {"checkpoint_activations": True, "offload_activations": offload}
+        model = build(arch, **TINY, **options)
+        layers = [*model.encoder.layers, *model.decoder.layers]
+        kept.append([layer.forward.args[-1] for layer in layers])  # whether on the CPU
+    assert kept[0] == kept[1] == [offload] * 4
+
+
+def test_more_padding_changes_no_batch_norm_in_training(exact_attention):
+    model = build("transformer_rskip_bn_tiny", **TINY, dropout=0.0).double().train()
+    src, lengths, prev = batch(sentences())
+    pad = dictionary().pad()
+    wide = torch.nn.functional.pad(src, (4, 0), value=pad), lengths
+    wide = (*wide, torch.nn.functional.pad(prev, (0, 4), value=pad))
+    kept = prev.ne(pad)
+    found, expected = model(*wide)[0][:, : prev.size(1)], model(src, lengths, prev)[0]
+    torch.testing.assert_close(found[kept], expected[kept], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "blocks"),
+    [({}, 2 * 2 + 2 * 3), ({"cross_self_attention": True, "no_cross_attention": True}, 8)],
+    ids=["two attentions", "one attention"],
+)
+def test_every_block_knows_how_many_the_network_has(options, blocks):
+    model = build("transformer_rskip_ln_tiny", **TINY, **options)
+    found = [skip.place.num_blocks_of_network for skip in skips(model).values()]
+    assert found == [blocks] * blocks
 
 
 def count(model) -> int:
