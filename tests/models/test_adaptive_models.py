@@ -3,13 +3,17 @@
 The tests cover the cost of halting, checkpoints of rskip, and coefficients that never moved.
 """
 
+import logging
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformer_helpers import TINY, batch, build, sentences
 
 from fairseq_rskip.modules import step_hooks
 from fairseq_rskip.parameters import UnmovedCoefficients, learned
-from fairseq_rskip.residual import skips
+from fairseq_rskip.residual import create_skip, skips
 from fairseq_rskip.residual.adaptive import lambdas
 from fairseq_rskip.residual.halting import halting_cost, halting_modules
 
@@ -41,6 +45,32 @@ def test_the_cost_of_halting_enters_the_loss():
     assert all(skip.shares.moved.grad.abs().sum() > 0 for skip in skips(model).values())
 
 
+def test_a_training_learns_from_the_cost_of_halting_and_reports_lambda(monkeypatch, caplog):
+    """The cost is all that has a gradient here."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setitem(sys.modules, "fairseq.trainer", torch)
+    ended = []
+    monkeypatch.setattr(step_hooks.atexit, "register", ended.append)
+    halting = {"skip_adapt": "halting", "skip_halt_cost": 0.25}
+    model = build("transformer_askip_ln_tiny", **TINY, **halting).train()
+
+    def train_step(sample, model, criterion, *_):
+        return criterion(model, sample)
+
+    def criterion(net, sample):
+        return 0.0 * net(*sample)[0].sum(), 1, {}
+
+    made = SimpleNamespace(train_step=train_step, optimizer_step=None, load_dataset=None)
+    step_hooks.attach(made, model, 0)
+    loss, _, _ = made.train_step(batch(sentences()), model, criterion, None, 0)
+    loss.backward()
+    assert loss > 0
+    assert all(skip.shares.moved.grad.abs().sum() > 0 for skip in skips(model).values())
+    (say,) = ended
+    say()
+    assert "adaptive λ: encoder.layers.0.self_attn_skip 2." in caplog.text
+
+
 @pytest.mark.parametrize("adapt", MODES)
 def test_a_checkpoint_of_rskip_goes_on_as_askip(adapt):
     fixed = build("transformer_rskip_ln_tiny", skip_lambda=3, **TINY)
@@ -67,6 +97,23 @@ def test_coefficients_that_never_moved_are_named():
         for value in learned(model).values():
             value.add_(0.1)
     assert movement.warning() == "" and list(lambdas(model).values()) == pytest.approx([2.1] * 10)
+
+
+def test_a_coefficient_that_was_only_halved_has_not_moved():
+    """fairseq halves a model under --fp16 after it is built; 0.1 is no number of fp16."""
+    model = torch.nn.Sequential(create_skip("layerscale", 4, init=0.1))
+    unmoved = UnmovedCoefficients(model)
+    assert unmoved.names() == ["0.weight"]
+    model.half()
+    assert unmoved.names() == ["0.weight"]
+
+
+def test_as_many_coefficients_as_a_warning_has_room_for_are_all():
+    blocks = [create_skip("skipinit", 4) for _ in range(4)]
+    names = "0.weight, 1.weight, 2.weight"
+    for count, shown in ((3, names), (4, f"{names}, ...")):
+        warning = UnmovedCoefficients(torch.nn.Sequential(*blocks[:count])).warning()
+        assert warning.endswith(f"their initial value: {shown}")
 
 
 def test_a_training_that_goes_on_from_a_model_begins_with_its_coefficients():

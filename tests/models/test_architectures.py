@@ -177,6 +177,7 @@ def test_naming_shared_embeddings_again_keeps_them():
         ),
         ("xskip", {"encoder_embed_dim": 0}, "--encoder-embed-dim 0: expected an integer >= 1"),
         ("deepnorm", {"skip_rank": 1}, "--skip-rank 1: kind deepnorm has no such option"),
+        ("postln", {"skip_log_interval": -1}, "-log-interval -1: expected an integer >= 0"),
     ],
 )
 def test_a_contradiction_is_one_clear_line(arch, changes, says):

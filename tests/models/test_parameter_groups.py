@@ -23,7 +23,7 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.modules.parameter_groups import ParameterGroups
 from fairseq_rskip.modules.step_hooks import attach
 from fairseq_rskip.parameters import learned, parameter_settings
-from fairseq_rskip.residual import skip_stack
+from fairseq_rskip.residual import create_skip, skip_stack
 
 SCALE = 4.0
 SCHEDULES = {
@@ -82,6 +82,21 @@ def test_steps_are_those_of_groups_that_the_optimizer_has_from_the_start(made, d
     assert optimizer.param_groups is groups
     assert [len(group["params"]) for group in groups] == [len(results[0])]
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_nag_knows_its_last_rate_where_every_parameter_has_a_factor():
+    """Its momentum is divided by the rate of the last step."""
+    model = create_skip("wskip", 5, norm="none")
+    plain = torch.nn.Parameter(model.weight.detach().clone())
+    ours, theirs = OPTIMIZERS["nag"]([model.weight]), OPTIMIZERS["nag"]([plain])
+    step = ParameterGroups(lambda o: o.optimizer.step(), model, SCALE)
+    for k in range(4):
+        ours.param_groups[0]["lr"] = 0.1 / (k + 1)
+        theirs.param_groups[0]["lr"] = SCALE * 0.1 / (k + 1)
+        model.weight.grad, plain.grad = (torch.full((5,), 0.1 + k) for _ in range(2))
+        step(wrapped(ours))
+        theirs.step()
+    torch.testing.assert_close(model.weight, plain, rtol=1e-6, atol=1e-6)
 
 
 def flat_copy(model):

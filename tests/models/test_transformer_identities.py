@@ -231,6 +231,15 @@ def test_checkpointed_activations_give_the_same_gradients(arch):
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
 
 
+def test_a_decoder_layer_has_attention_weights_where_they_are_asked_for():
+    layer = build("transformer_rskip_ln_tiny", **TINY).decoder.layers[0]
+    x, encoder_out = torch.randn(3, 2, 32), torch.randn(5, 2, 32)
+    assert layer(x, encoder_out)[1].shape == (2, 3, 5)
+    layer.make_generation_fast_(need_attn=False)
+    assert layer(x, encoder_out)[1] is None
+    assert layer(x, encoder_out, need_attn=True)[1].shape == (2, 3, 5)
+
+
 @pytest.mark.parametrize("offload", [False, True])
 def test_activations_are_checkpointed_where_stocks_are(offload):
     kept = []

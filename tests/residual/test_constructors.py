@@ -390,6 +390,14 @@ def test_a_resumed_ngpt_keeps_its_lengths(before):
     torch.testing.assert_close(second.weight, first.weight)
 
 
+def test_a_vector_of_zeros_is_no_nan_on_ngpts_sphere():
+    linear = torch.nn.Linear(4, 3)
+    with torch.no_grad():
+        linear.weight[0] = 0
+    create_skip("ngpt", 4).initialise({"fc1": Weight(linear.weight, 0.5)})
+    torch.testing.assert_close(linear.weight.norm(dim=1), torch.tensor([0.0, 1.0, 1.0]))
+
+
 def test_ngpt_refuses_what_would_not_move_with_the_model():
     with pytest.raises(ValueError, match="^initialise: 'q' is a Tensor: expected Weight"):
         create_skip("ngpt", 4).initialise({"q": Weight(torch.ones(4, 4), 1.0)})

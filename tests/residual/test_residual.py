@@ -156,9 +156,10 @@ def test_stochastic_depth_draws_per_example_and_scales_in_training():
     kept = (scaled != x).any(-1)
     torch.testing.assert_close(scaled[kept], (x + 2 * f)[kept])
     assert torch.equal(kept.all(0), kept.any(0)) and 70 < kept.any(0).sum() < 130
-    front = create_skip(dim=5, **PLAIN, drop_path=0.5, batch_dim=0)
-    kept = (front(x.transpose(0, 1), f.transpose(0, 1)) != x.transpose(0, 1)).any(-1)
-    assert torch.equal(kept.all(1), kept.any(1)) and 70 < kept.any(1).sum() < 130
+    for batch_dim in (0, -3):
+        front = create_skip(dim=5, **PLAIN, drop_path=0.5, batch_dim=batch_dim)
+        kept = (front(x.transpose(0, 1), f.transpose(0, 1)) != x.transpose(0, 1)).any(-1)
+        assert torch.equal(kept.all(1), kept.any(1)) and 70 < kept.any(1).sum() < 130
     first = create_skip(dim=5, **PLAIN, drop_path=0.5, place=Place(index=0, depth=2, sublayers=1))
     assert first.drop_rate == 0.25
     for each in (skip, front):
@@ -206,6 +207,9 @@ def test_a_branch_reads_what_its_kind_says():
     for share, post_norm in ((0.0, False), (0.29, False), (0.3, True), (1.0, True)):
         skip = create_skip("mixln", 5, post_share=share, place=place)
         assert torch.equal(skip.prepare(x)[0], x) == post_norm == (len(skip.post) == 1)
+    # 0.29 * 100 is 28.999999999999996 in float64
+    last = create_skip("mixln", 5, post_share=0.29, place=Place(index=28, depth=100))
+    assert len(last.post) == 1
 
 
 def test_a_rule_that_needs_a_norm_before_the_branch_is_refused_in_a_resnet():
@@ -246,6 +250,7 @@ INVALID: list[dict] = [
     ),
     dict(kind="mixln", place=Place(), post_share=1.5),
     *(dict(kind=kind, place=None) for kind in ("hyper", "deepnorm", "layerscale", "b2t")),
+    *(dict(norm="dyt", norm_alpha=value) for value in (0.0, -1.0)),
     dict(channel_dim=1, kind="periln"),
     dict(channel_dim=1, kind="gpas", norm="layer"),
     *(dict(norm="layer", norm_axes=axes) for axes in ("chw", "hw")),

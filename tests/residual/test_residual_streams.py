@@ -3,7 +3,10 @@
 Whole stacks are compared with their equations, and with what each is at its start.
 """
 
+import depth_equations
+import hyper_equations
 import pytest
+import stream_blocks
 import torch
 from skip_variants import draw, gradients
 from stream_rules import RULES, Stack, pre_norm
@@ -25,6 +28,15 @@ def test_a_stack_is_its_equation_with_all_gradients(rule, shape):
     theirs = gradients(expected, upstream, [x, *blocks.parameters.values()])
     for name, a, b in zip(["x", *blocks.parameters], ours, theirs):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_eps_is_that_of_every_norm_of_a_stack(rule, monkeypatch):
+    for module in (stream_blocks, depth_equations, hyper_equations):
+        monkeypatch.setattr(module, "EPS", 0.1, raising=False)
+    stack, x = Stack(rule, eps=0.1).randomise().double(), draw((4, 3, 9), 1)
+    expected = RULES[rule][1](x, stack.blocks())
+    torch.testing.assert_close(stack(x), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -45,6 +45,18 @@ def test_a_schedule_ends_as_the_plain_rule_and_is_in_checkpoints(kind, warm_up, 
         assert torch.equal(loaded(x, f), plain(x, f))
 
 
+@pytest.mark.parametrize("kind", ["prores", "branchnorm"])
+def test_a_long_schedule_is_the_same_in_halves(kind):
+    """fp16 has no number of 70,000 updates."""
+    skip = create_skip(kind, 5, warmup=100_000, place=Place())
+    skip.set_num_updates(70_000)
+    x, f = draw(SEQUENCE, 1, torch.float16), draw(SEQUENCE, 2, torch.float16)
+    expected = x.double() + 0.7 * f.double()
+    if kind == "branchnorm":
+        expected = torch.layer_norm(expected, [5])
+    torch.testing.assert_close(skip(x, f).double(), expected, rtol=4e-3, atol=4e-3)
+
+
 def test_the_delta_rule_writes_its_value_and_reflects():
     x, f, skip = draw(SEQUENCE, 1), draw(SEQUENCE, 2), create_skip("ddl", 5).double()
     k = torch.nn.functional.normalize(f, dim=-1)
@@ -199,6 +211,12 @@ def test_completep_with_exponent_one_half_and_base_one_is_the_fixed_scale():
     ours = create_skip("completep", 5, **options).double()
     scaled = create_skip("scaled", 5, place=place).double()
     torch.testing.assert_close(ours(x, f), scaled(x, f), rtol=1e-14, atol=1e-14)
+
+
+def test_completep_leaves_the_rates_of_a_resnet_alone():
+    place = Place("resnet", "block", index=0, depth=8)
+    options = {"depth_exponent": 0.5, "channel_dim": 1, "place": place}
+    assert create_skip("completep", 5, **options).layer_factors() == (1, 1)
 
 
 def test_completep_names_the_factors_of_the_optimizer():
