@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from ..norms import at_least_float32
 from ..option_error import OptionError
-from .base import Common, skips
+from .base import Common, SkipConnection, skips
 from .gradient_lambda import OneStep, choose_steps
 from .halting import Halting
 from .learned_lambda import Fraction, Mixture
@@ -123,6 +123,8 @@ class AdaptiveSkip(Profiled, Recursive):
     def ratio(self, x: Tensor, f_x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         a, b, _ = self.coefficients(x, f_x, padding_mask)
         return a / b
+
+    parts = SkipConnection.parts  # of y, which several norms return together
 
     def constants(self) -> dict[str, float]:
         learned = super().constants().items()

@@ -46,6 +46,22 @@ def test_at_an_integer_it_is_rskip_bit_for_bit(adapt, steps, shape, dtype, stock
         assert skip.effective_lambda() == pytest.approx(steps)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("adapt", MODES)
+def test_the_parts_of_x_and_f_are_those_of_the_steps_that_count(adapt, steps):
+    """Of one row, whose last norm divides both parts by one number."""
+    skip = askip(adapt, steps).double()
+    fixed = create_skip("rskip", 5, skip_lambda=steps).double()
+    for norm in [*skip.post, *fixed.post]:
+        torch.nn.init.ones_(norm.weight), torch.nn.init.zeros_(norm.bias)
+    x, f_x = draw((1, 5), 1), draw((1, 5), 2)
+    quotients = []
+    for each in (skip, fixed):
+        of_x, of_branch = each.parts(x, f_x)
+        quotients.append(of_branch.norm() / of_x.norm())
+    torch.testing.assert_close(*quotients, rtol=1e-9, atol=0.0)
+
+
 def lambda_at_the_start(skip):
     """``sum_k k p_k`` for y_k of zeros."""
     steps = skip.steps
