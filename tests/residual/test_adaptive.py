@@ -80,6 +80,15 @@ def test_the_initial_lambda_is_that_of_the_option(adapt, steps, start):
     assert skip.effective_lambda() == pytest.approx(lambda_at_the_start(skip))
 
 
+@pytest.mark.parametrize(("value", "rounded"), [(1.4, 1), (2.6, 3)])
+def test_an_initial_lambda_for_the_gradient_to_change_is_rounded(value, rounded):
+    skip = create_skip("askip", 5, adapt="gradient", skip_lambda=value)
+    fixed = create_skip("rskip", 5, skip_lambda=rounded)
+    x, f = draw(SEQUENCE, 1, torch.float32), draw(SEQUENCE, 2, torch.float32)
+    torch.testing.assert_close(skip.eval()(x, f), fixed(x, f))
+    assert skip.effective_lambda() == rounded
+
+
 @pytest.mark.parametrize("value", [1, 2, 3])
 @pytest.mark.parametrize("steps", [4, 8, 64])
 def test_at_a_small_lambda_an_early_step_halts_with_sigmoid_of_minus_three(steps, value):
