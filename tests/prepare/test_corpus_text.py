@@ -91,6 +91,14 @@ def test_moses_tokens_are_those_of_sacremoses_on_any_number_of_workers(tmp_path,
         (tmp_path / "encoded" / "text").unlink()
 
 
+def test_a_file_that_is_encoded_is_not_encoded_again(tmp_path):
+    """A preparation that was killed resumes; the text of WMT'14 takes hours."""
+    write(tmp_path / "text", sentences(3))
+    (tmp_path / "encoded").mkdir()
+    write(tmp_path / "encoded" / "text", ["as an earlier command left it"])
+    assert encoded(tmp_path, "moses", lang="en") == "as an earlier command left it\n"
+
+
 @pytest.mark.parametrize("code", ["fr", "fra", "fr_CA"])
 def test_a_language_has_its_rules_under_all_its_codes(code):
     """sacremoses knows two letters only, and splits l'homme in another way without its rules."""
@@ -134,6 +142,19 @@ def test_subwords_are_those_of_subword_nmt(tmp_path, monkeypatch):
     )
     ours = encoded(tmp_path, "subword-nmt", codes)
     assert ours == (tmp_path / "theirs").read_text("utf-8") and "@@ " in ours
+
+
+def test_fewer_merges_than_asked_for_are_counted(tmp_path, capsys):
+    text = write(tmp_path / "text", ["low low lower", "low lower"])
+    subwords.learn_subword_nmt([text], tmp_path / "codes", 99)
+    merges = list(lines.read(tmp_path / "codes"))[1:]  # the first line is the version
+    assert capsys.readouterr().out.startswith(f"subword-nmt: {len(merges)} merges learned, not 99")
+
+
+def test_words_seen_once_are_forgotten_where_there_are_too_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(subwords, "MOST_COUNTED", 3)
+    text = write(tmp_path / "text", ["a a b b", "c d", "c"])
+    assert subwords.count_words([text]) == {"a": 2, "b": 2, "c": 1}
 
 
 def test_a_corpus_without_anything_to_merge_is_refused(tmp_path):

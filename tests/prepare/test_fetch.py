@@ -3,8 +3,10 @@
 import gzip
 import hashlib
 import random
+import shutil
 import subprocess
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -65,6 +67,7 @@ def test_fetched_once_then_checked_at_every_run(server, place):
     place.row(server.url("none.gz"), server.url("a.gz"))
     assert place.fetch() == "c: a.gz: fetched, sha256 checked\n"
     assert place.files() == {"a.gz": DATA}
+    assert len(server.gets("none.gz")) == 1  # a file that is not there is not asked for again
     assert "up to date" in place.fetch() and len(server.gets("a.gz")) == 2
     (place.archives / "a.gz").write_bytes(OTHER)
     assert "fetched" in place.fetch()
@@ -77,6 +80,17 @@ def test_nothing_is_fetched_that_the_disk_has_no_room_for(server, place):
     place.row(server.url("b.gz"), name="b.gz", size=10**18)
     assert "the archives need another 1000000000.0 GB" in place.fails()
     assert not server.gets("a.gz")
+
+
+def test_only_what_is_missing_needs_room(server, place, monkeypatch):
+    """An archive that is there needs none, and one that was begun needs room for the rest."""
+    server.answers["/a.gz"] = Answer(DATA)
+    place.row(server.url("a.gz"), size=len(DATA))
+    (place.archives / "a.gz.part").write_bytes(DATA[:-1000])
+    for free in (1000, 0):
+        usage = SimpleNamespace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder, usage=usage: usage)
+        assert "sha256 checked" in place.fetch()
 
 
 def test_a_copy_of_your_own_needs_no_room_for_a_download(place, tmp_path):
@@ -243,8 +257,9 @@ def test_a_member_outside_of_the_folder_is_refused(tmp_path):
     tarball(tmp_path / "x.tgz", {"../evil": b"x"})
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr("a/../../evil", "x")
+    tarball(tmp_path / "absolute.tgz", {f"{tmp_path}/evil": b"x"})
     (tmp_path / "out").mkdir()
-    for name in ("x.tgz", "x.zip"):
+    for name in ("x.tgz", "x.zip", "absolute.tgz"):
         with pytest.raises(UserError, match=f"cannot unpack {name}: .*evil leads out"):
             archives.unpack(tmp_path / name, "*", tmp_path / "out")
     assert not (tmp_path / "evil").exists()

@@ -184,6 +184,13 @@ def test_what_is_done_is_not_done_again_and_what_changes_is(raw, quick):
     assert lines(out / "text" / "test.de")[-1] == "der Hund"
 
 
+@pytest.mark.parametrize("option", ["--bpe-size 60", "--separate", "--max-ratio 2"])
+def test_an_option_of_the_subwords_is_noticed(prepared, capsys, option):
+    words = command(prepared, *option.split(), prepared / "out ü")
+    assert main.main(["corpus", *map(str, words[2:])]) == 1
+    assert "by another version (subwords differs)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "options",
     ["--separate --normalise-punctuation", "--bpe sentencepiece", "--bpe none --tokenizer none"],

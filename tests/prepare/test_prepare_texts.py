@@ -15,7 +15,7 @@ from fairseq.data import Dictionary, data_utils
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.prepare import main
-from fairseq_rskip.tools.prepare.stages import Stages
+from fairseq_rskip.tools.prepare.stages import Stages, unknown_words
 from fairseq_rskip.tools.prepare.text import content_hash, documents, draw_documents
 
 COMMAND = ["python", "-m", "fairseq_rskip.tools", "prepare"]
@@ -111,6 +111,43 @@ def test_documents_of_a_file_and_of_a_folder_and_too_few(tmp_path):
     assert list(documents(tmp_path)) == [["four"], ["one", "two", "three"]]
 
 
+def test_the_same_documents_are_held_out_by_every_version(tmp_path):
+    """Scores are compared between versions; the shares are rounded, here 1.7 to 2."""
+    text, targets = tmp_path / "text", [tmp_path / name for name in ("train", "valid", "test")]
+    text.write_text("\n\n".join(map(str, range(17))))
+    draw_documents(text, targets, 0.1)
+    assert [path.read_text().split() for path in targets[1:]] == [["2", "4"], ["1", "16"]]
+
+
+def test_an_option_that_changes_the_data_is_noticed(tmp_path, monkeypatch, capsys):
+    text, out = tmp_path / "text", str(tmp_path / "out")
+    text.write_text("\n\n".join(f"{letter} b c\nd e" for letter in "abcdefghij"))
+    quick = stand_ins(tmp_path / "bin", fairseq_preprocess=PREPROCESS)
+    monkeypatch.setenv("PATH", quick["PATH"])
+    words = ["--text", str(text), "--bpe", "none", "--workers", "1"]
+    assert main.main([*words, out]) == 0
+    for option, stage in {
+        "--lang cs": "raw",
+        "--lines 2": "raw",
+        "--held-out 0.2": "raw",
+        "--tokenizer none": "text",
+        "--normalise-punctuation": "text",
+        "--bpe subword-nmt": "subwords",
+        "--name another": "data-bin",
+    }.items():
+        capsys.readouterr()
+        assert main.main([*words, *option.split(), out]) == 1
+        assert f"by another version ({stage} differs)" in capsys.readouterr().err
+
+
+def test_tokens_that_training_lacks_are_warned_of_in_both_held_out_parts():
+    shares = {"valid": {"en": 1.5, "de": 0.9}, "test": {"en": 0.0, "de": 40.0}}
+    splits = {split: {"unknown_percent": each} for split, each in shares.items()}
+    first, second = unknown_words({"splits": splits})
+    assert first.startswith("1.5 % of the tokens in valid.en are unknown")
+    assert second.startswith("40.0 % of the tokens in test.de are unknown")
+
+
 def test_every_missing_file_of_a_pair_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = [f"{split}-{side}" for split in ("train", "valid", "test") for side in ("src", "tgt")]
@@ -196,6 +233,21 @@ def test_a_text_is_another_where_its_documents_end_elsewhere(tmp_path):
     hashes = {content_hash(path) for path in (file, tmp_path / "one", tmp_path / "two")}
     assert len(hashes) == 3
     assert content_hash(file) == hashlib.sha256(b"a\nb\n").hexdigest()
+
+
+@pytest.mark.parametrize("inputs", ["the same", "others"])
+def test_a_part_is_resumed_if_its_inputs_are_the_same(tmp_path, inputs):
+    def killed(part):
+        (part / "finished").touch()
+        (part / ".begun.1234.part").touch()
+        raise KeyboardInterrupt
+
+    found = []
+    with pytest.raises(KeyboardInterrupt):
+        Stages("mine", tmp_path, "the same").make("raw", killed)
+    Stages("mine", tmp_path, inputs).make("raw", lambda part: found.extend(part.iterdir()))
+    names = sorted(path.name for path in found)
+    assert names == ([".key", "finished"] if inputs == "the same" else [".key"])
 
 
 def test_a_kill_while_an_old_stage_is_removed_costs_nothing(tmp_path, monkeypatch):
