@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import sacrebleu
@@ -173,6 +174,16 @@ def test_systems_without_a_difference_are_said_to_have_none(texts, capsys, tmp_p
     nothing = "\nno sentences to show: all systems have the same"
     assert nothing in run(paths, capsys, "good", "same")
     assert nothing not in run(paths, capsys, "good", "same", options=["--examples", "0"])
+
+
+def test_a_run_is_evaluated_again_on_other_data(tmp_path, monkeypatch):
+    seed = tmp_path / "seed1"
+    write(seed / "evaluation" / "scores.json", ["{}"])
+    (seed / "checkpoints").mkdir()
+    (seed / "checkpoints" / "checkpoint_best.pt").touch()
+    monkeypatch.setattr(systems, "_to_evaluate", lambda path, data: (path, data))
+    assert systems.find_system(seed, None).path == seed / "evaluation"
+    assert systems.find_system(seed, Path("mine")) == (seed / "checkpoints", Path("mine"))
 
 
 def test_an_export_is_no_system(texts, capsys, tmp_path):

@@ -12,6 +12,8 @@ import pytest
 import torch
 from conftest import ROOT, run_checked, run_command
 from evaluation_corpus import follow_in_server
+from fairseq import options
+from sacremoses import MosesDetokenizer
 from spoilt_evaluation import SPOILT, longer_dictionary
 from training_corpus import lengthen
 
@@ -19,7 +21,8 @@ from fairseq_rskip.files import locked
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools import cached, score
 from fairseq_rskip.tools.__main__ import main as rskip
-from fairseq_rskip.tools.evaluate import generation
+from fairseq_rskip.tools.evaluate import generation, weights
+from fairseq_rskip.tools.evaluate import main as evaluate_main
 from fairseq_rskip.tools.evaluate.main import main
 
 pytestmark = pytest.mark.slow
@@ -123,7 +126,9 @@ def test_compare_takes_checkpoints_and_evaluates_each_once(
     assert rskip(words) == 0 and capsys.readouterr().out == out
 
 
-def test_a_finished_generation_is_not_repeated_until_something_changes(copy, calls, capsys):
+def test_a_finished_generation_is_not_repeated_until_something_changes(
+    copy, calls, capsys, monkeypatch
+):
     data, folder = copy
     assert evaluate(*copy) == 0 and len(calls) == 1
     assert "average of the last 5 epoch checkpoints" in capsys.readouterr().out
@@ -137,6 +142,40 @@ def test_a_finished_generation_is_not_repeated_until_something_changes(copy, cal
     assert evaluate(*copy, "--lenpen", "0.6") == 0 and len(calls) == 4
     (folder / "evaluation-test" / "generate.log").unlink()
     assert evaluate(*copy, "--lenpen", "0.6") == 0 and len(calls) == 5
+    for each in copy:  # a word of the dictionary was counted once more
+        dictionary = each / "dict.en.txt"
+        dictionary.write_text(re.sub(r" (\d+)\n\Z", r" 9\1\n", dictionary.read_text("utf-8")))
+    assert evaluate(*copy, "--lenpen", "0.6") == 0 and len(calls) == 6
+    monkeypatch.setattr(evaluate_main, "fairseq_version", lambda: "another")
+    assert evaluate(*copy, "--lenpen", "0.6") == 0 and len(calls) == 7
+    monkeypatch.setattr(weights, "own_rules_of", lambda path: ["of another file"])
+    assert evaluate(*copy, "--lenpen", "0.6") == 0 and len(calls) == 8
+
+
+def test_options_reach_fairseq_generate_and_the_scores_are_of_their_subset(copy, monkeypatch):
+    """English's detokeniser would leave other blanks in the output."""
+    tokens, commands = ["ein &apos;s Haus , d&apos; Haus"] * 20, []
+
+    def run(command, log, shown):
+        commands.append(command)
+        log.write_text("".join(f"H-{n}\t-1\t{line}\n" for n, line in enumerate(tokens)))
+
+    monkeypatch.setattr(generation, "run", run)
+    words = ["--subset", "valid", "--beam", 7, "--lenpen", 0.3, "--max-tokens", 900]
+    assert evaluate(*copy, "--average", 0, *words) == 0
+    args = options.parse_args_and_arch(options.get_generation_parser(), commands[0][1:])
+    assert (args.gen_subset, args.beam, args.lenpen, args.max_tokens) == ("valid", 7, 0.3, 900)
+    assert (args.max_len_a, args.max_len_b) == (1, 50)  # Vaswani et al. 2017, section 6.1
+
+    out = copy[1] / "evaluation-valid"
+    german, english = (
+        MosesDetokenizer(lang).detokenize(tokens[0].split()) for lang in ("de", "en")
+    )
+    assert (out / "hyp.txt").read_text("utf-8") == f"{german}\n" * 20 and german != english
+    found = json.loads((out / "scores.json").read_text("utf-8"))
+    assert found["ref"] == [str(copy[0] / "raw" / "valid.de")]
+    assert found["evaluation"]["subset"] == "valid"
+    assert found["scores"][-1]["name"] == "compound-split BLEU"  # from English to German only
 
 
 def test_a_useless_output_is_warned_of_and_noted(copy, capsys, monkeypatch):
@@ -244,6 +283,8 @@ def test_interrupted_it_leaves_nothing_half_done(copy, calls, capsys, monkeypatc
 
 def test_two_evaluations_do_not_write_to_one_folder(copy, capsys):
     out = copy[1] / "evaluation-test"
+    with locked(out):
+        pass  # an earlier one
     with locked(out):
         assert evaluate(*copy) == 1
     named = f"another evaluation writes to {out} (process {os.getpid()})"

@@ -85,6 +85,39 @@ def prepared(tmp_path, bpe="subword-nmt", tokenizer="moses", corpus="own"):
     return Corpus(tmp_path, corpus, "", "en", "vi", {"bpe": bpe, "tokenizer": tokenizer})
 
 
+@pytest.mark.parametrize(
+    ("corpus", "bpe", "tokenizer", "tokenised"),
+    [
+        ("own", "subword-nmt", "moses", False),
+        ("own", "subword-nmt", "none", True),
+        ("own", "sentencepiece", "none", False),
+        ("iwslt15-en-vi", "sentencepiece", "none", True),
+    ],
+)
+def test_text_that_is_published_as_tokens_is_scored_as_tokens(
+    tmp_path, corpus, bpe, tokenizer, tokenised
+):
+    assert prepared(tmp_path, bpe, tokenizer, corpus).tokenised == tokenised
+
+
+@pytest.mark.parametrize("direction", ["en-vi", "vi-en"])
+def test_a_data_bin_serves_both_directions(tmp_path, direction):
+    for suffix in ("bin", "idx"):
+        (tmp_path / f"test.{direction}.en.{suffix}").touch()
+    assert all(path.is_file() for path in prepared(tmp_path).binarised("test"))
+
+
+def test_an_average_has_the_dictionaries_of_its_checkpoints_beside_it(tmp_path):
+    """With them a corpus of another vocabulary is refused."""
+    paths = [tmp_path / f"checkpoint{number}.pt" for number in (2, 1)]
+    for path in paths:
+        torch.save({"cfg": {"task": {}}, "model": {"w": torch.ones(2)}}, path)
+    (tmp_path / "dict.de.txt").write_text("neu 1\n")
+    with weights.as_one(paths) as average:
+        assert (average.parent / "dict.de.txt").read_text() == "neu 1\n"
+    assert not average.exists()
+
+
 def test_the_command_names_the_plugin_and_refuses_misread_paths(tmp_path):
     command = generation.command(
         prepared(tmp_path / "a b's"), tmp_path / "é $x.pt", ["--beam", "4"]

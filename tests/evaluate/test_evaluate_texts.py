@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import re
+from argparse import Namespace
 
 import numpy
 import pytest
@@ -20,7 +21,7 @@ import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools.__main__ import main
 from fairseq_rskip.tools.evaluate import generation
-from fairseq_rskip.tools.evaluate.language_model import documents
+from fairseq_rskip.tools.evaluate.language_model import documents, eval_options
 from fairseq_rskip.tools.significance import paired_values
 from fairseq_rskip.tools.systems import find_system
 
@@ -148,6 +149,29 @@ def test_a_translation_model_cannot_score_a_text(rskip, language_model, tmp_path
     assert (
         "was trained for --task translation: expected language_modeling" in capsys.readouterr().err
     )
+
+
+def test_windows_are_those_of_the_training():
+    options = Namespace(subset="valid", context_window=0, max_tokens=16)
+    task = {"tokens_per_sample": 32, "add_bos_token": True}
+    words = eval_options(options, task)
+    assert words[words.index("--gen-subset") + 1] == "valid"
+    assert words[words.index("--max-tokens") + 1] == "32"  # a batch holds one window at least
+    assert "--add-bos-token" in words
+    assert "--add-bos-token" not in eval_options(options, {**task, "add_bos_token": False})
+
+
+def test_the_documents_are_tested_with_as_many_trials_as_asked_for(rskip, tmp_path, capsys):
+    for name, bits in (("one", 10.0), ("other", 11.0)):
+        documents = [{"bits": bits * (12 + number)} for number in range(12)]
+        scores = {"perplexity": {"subword": 2, "word": 3}, "bits": {"byte": 1}, "bytes": 100}
+        scores |= {"context": {"tokens_per_sample": 32, "stride": 32}, "documents": documents}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "scores.json").write_text(json.dumps({**scores, "text_sha256": "0"}))
+    for trials, p in ((1, "1.0000"), (5000, "0.0005")):  # 2 of all 4,096 signs
+        assert rskip("compare", tmp_path / "one", tmp_path / "other", "--trials", trials) == 0
+        printed = capsys.readouterr().out
+        assert printed.splitlines()[2].endswith(f" {p}") and f"{trials:,} trials" in printed
 
 
 def test_documents_end_at_blank_lines(tmp_path):

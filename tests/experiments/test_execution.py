@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from fairseq import models
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import locked, write_json
+from fairseq_rskip.tools import process
 from fairseq_rskip.tools import reproduce as reproduce_module
 from fairseq_rskip.tools.experiments import execution, results
 from fairseq_rskip.tools.experiments.run_folder import LOCK, read_record
@@ -200,6 +202,53 @@ def test_only_commands_that_are_as_they_were_are_not_repeated(prepared):
     done = {"complete": 1, "commands": [["a"], ["b"]]}
     assert execution.count_complete(prepared, done, [["a"], ["c"]]) == 1
     assert execution.count_complete(prepared, done, [["c"], ["b"]]) == 0
+
+
+def test_what_is_trained_is_not_trained_again_while_its_checkpoints_are_there(prepared):
+    """Whatever the commands are now: fairseq would train further than --patience did."""
+    done = {"metrics": {"values": {"error": 9.0}}, "commands": [["a"], ["b"]], "complete": 2}
+    assert execution.count_complete(prepared, done, [["c"], ["d"]]) == 0
+    (prepared.folder / "checkpoints").mkdir()
+    (prepared.folder / "checkpoints" / "checkpoint_best.pt").touch()
+    assert execution.count_complete(prepared, done, [["c"], ["d"]]) == 1
+
+
+@pytest.mark.parametrize("scores", [{"values": {"error": 1.0}}, None], ids=["scored", "no scores"])
+def test_another_evaluation_keeps_the_scores_of_the_first(prepared, monkeypatch, scores):
+    """The checkpoints of the earlier training are gone, so its figures are measured again."""
+    monkeypatch.setattr(type(TASKS["images"]), "scores", lambda self, run: scores)
+    run = replace(prepared, scored=True, evaluate={"beam": 4})
+    execution.prepare(run)
+    first = {"evaluation": {"values": {"error": 2.0}}}
+    earlier = {"values": {"error": 9.0}, "time": "2026-01-01T00:00:00+0000"}
+    execution.note(run.folder, scores=first, metrics=earlier)
+    (run.folder / "good").touch()
+    assert execution.execute(run.folder)
+    record = read_record(run.folder)
+    assert record["metrics"]["values"] == {"error": 5.0}
+    if scores:
+        assert record["scores"] == {**first, "evaluation-beam4": scores}
+    else:
+        assert record["scores"] == first and results.state(run).kind == "failed"
+        assert "left no complete result" in str(results.state(run))
+
+
+def test_a_command_that_is_still_running_keeps_its_runs_lock(prepared):
+    """Nothing else may write there, even if the process that started it was killed."""
+    script = f"sleep 100 >/dev/null 2>&1 & echo $! > {prepared.folder}/pid"
+    with locked(prepared.folder, LOCK) as lock:
+        assert execution._follow(["sh", "-c", script], prepared.folder, lock.fileno()) == ""
+    with locked(prepared.folder, LOCK) as lock:
+        assert lock is None
+    os.kill(int((prepared.folder / "pid").read_text()), signal.SIGKILL)
+
+
+def test_a_training_has_a_minute_to_save_its_state(tmp_path, monkeypatch):
+    for name in ("end_with_parent", "stop_on_signals"):
+        monkeypatch.setattr(process, name, lambda *_: None)
+    monkeypatch.setattr(process, "GRACE", process.GRACE)
+    monkeypatch.setattr(execution, "execute", lambda folder: True)
+    assert execution.main([str(tmp_path)]) == 0 and process.GRACE == 60
 
 
 def test_the_time_left_is_that_of_the_part_trained_since_the_start(prepared, monkeypatch):

@@ -224,6 +224,7 @@ def test_evaluations_that_differ_beyond_a_folders_name_have_two(tmp_path):
     long = "/a/folder/with/a/long/name" * 7
     names = {evaluation_name({"comet": long, "lenpen": value}) for value in (0.6, 1.0)}
     assert len(names) == 2 and all(len(name) < 200 for name in names)
+    assert evaluation_name({"beam": 5, "lenpen": 1}) == evaluation_name({"lenpen": 1, "beam": 5})
 
 
 def test_a_column_takes_the_scaled_choice_of_another_columns_sweep(tmp_path):

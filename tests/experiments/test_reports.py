@@ -10,7 +10,7 @@ from experiment_runs import IMAGES, TRANSLATION, finish, report, reproduce, tabl
 from scipy import stats
 
 from fairseq_rskip.tools.experiments import results, text_tasks
-from fairseq_rskip.tools.report.tables import _p_values, facts, warnings
+from fairseq_rskip.tools.report.tables import _p_values, facts, short_commit, warnings
 
 GOOD, BAD = {1: 10.0, 2: 10.2, 3: 9.9}, {1: 14.0, 2: 14.3, 3: 14.1}
 
@@ -33,6 +33,9 @@ def test_means_differences_and_p_values_are_those_of_scipy(images, capfd):
     assert float(row["p"]) == float(row["p_holm"]) == pytest.approx(test.pvalue, rel=1e-9)
     interval = test.confidence_interval()
     assert (float(row["low"]), float(row["high"])) == pytest.approx(interval, rel=1e-9)
+    deviation = statistics.stdev(GOOD.values())
+    assert float(row["standard_deviation"]) == pytest.approx(deviation, rel=1e-9)
+    assert (row["shared_seeds"], row["tests"]) == ("3", "1")
     assert "3 seeds, 1 test" in page and "sample standard deviation" in page
     assert re.findall("<strong>(.*?)</strong>", page) == ["10.03 ± 0.15"]
     assert "Power" in page
@@ -40,6 +43,21 @@ def test_means_differences_and_p_values_are_those_of_scipy(images, capfd):
     meaning = dict(columns)
     assert "value minus that of plain" in meaning["\u2212 plain"]
     assert "* marks what is below 0.05" in meaning["p, Holm"]
+
+
+def test_a_further_metric_is_its_mean_where_every_seed_has_it(tmp_path, capfd):
+    path = write(tmp_path, IMAGES, also=["test_loss"], seeds=[1, 2])
+    (table,) = tables(path)
+    finish(table, tmp_path / "out", {"plain": {1: 10.0, 2: 12.0}, "recursive": {1: 9.0, 2: 9.5}})
+    losses = {"plain": [0.25, 0.75], "recursive": [0.5]}
+    for cell in table.cells:
+        for seed, loss in enumerate(losses[cell.row.label], start=1):
+            file = cell.trials[0].run.folder_in(tmp_path / "out", seed) / "run.json"
+            record = json.loads(file.read_text())
+            record["metrics"]["values"]["test_loss"] = loss
+            file.write_text(json.dumps(record))
+    rows, _ = report(capfd, path, tmp_path / "out", "--no-figures")
+    assert float(rows["plain"]["test_loss"]) == 0.5 and rows["recursive"]["test_loss"] == ""
 
 
 def test_each_column_has_its_own_length_and_power(tmp_path, capfd):
@@ -118,6 +136,10 @@ def test_seconds_are_the_mean_of_the_seeds(images, capfd):
     assert re.search(r"<td[^>]*>160</td>", report(capfd, path, out, "--no-figures")[1])
 
 
+def test_a_commit_is_short_and_says_whether_files_differed_from_it():
+    assert short_commit(f"{'ab' * 20}+changes") == "ababababab+changes"
+
+
 def test_p_values_are_as_a_reader_expects_them():
     assert _p_values({"": 0.0049}, mark=False) == "0.005"
     assert _p_values({"": 0.0009}, mark=True) == "< 0.001 *"
@@ -164,10 +186,16 @@ def test_published_values_are_compared_only_with_the_whole_experiment(tmp_path, 
     finish(tables(path)[0], out, {"plain": {1: 10.0, 2: 10.5}})
     found, page = report(capfd, path, out, "--no-figures")
     assert float(found["plain"]["ours_minus_paper"]) == 0.75 and "Not the published" not in page
+    assert found["plain"]["papers_experiment"] == "True"
     short = ["iterations=6", "batch-size=4"]
     finish(tables(path, changes=short)[0], out, {"plain": {1: 20.0, 2: 20.5}})
     found, page = report(capfd, path, out, "--no-figures", "--set", *short)
     assert found["plain"]["ours_minus_paper"] == "" and "Not the published experiment" in page
+    assert found["plain"]["papers_experiment"] == "False"
+    own = write(tmp_path, IMAGES, name="own", rows=rows)  # of no paper
+    found, _ = report(capfd, own, out, "--no-figures")
+    assert found["plain"]["papers_experiment"] == "False"
+    found, page = report(capfd, path, out, "--no-figures", "--set", *short)
     assert (found["plain"]["scale"], found["plain"]["changed"]) == ("0.5", "batch-size 4")
 
 
@@ -296,6 +324,11 @@ def test_rows_that_differ_in_evaluate_alone_are_compared(tmp_path, capfd):
         assert float(found[label]["ours_minus_baseline"]) == pytest.approx(expected)
     assert found["again"]["untested"] == "same runs"
     assert found["beam 5"]["tests"] == found["other"]["tests"] == "2"
+    p = {label: float(found[label]["p"]) for label in ("beam 5", "other")}
+    corrected = {label: float(found[label]["p_holm"]) for label in p}
+    least, most = sorted(p, key=p.get)
+    assert corrected[least] == pytest.approx(2 * p[least])  # Holm's correction of two tests
+    assert corrected[most] == pytest.approx(max(2 * p[least], p[most]))
 
 
 def test_the_length_ratio_is_that_of_sacrebleu(monkeypatch):
@@ -401,6 +434,10 @@ def test_a_value_of_a_sweep_that_diverged_is_a_result(tmp_path, capfd):
     assert f"1 value of sweeps was not chosen, {why}" in page
     assert "lr 0.1: 10.000, lr 9: diverged; chosen lr 0.1" in page
     assert "/data/log" not in page + rows["plain"]["swept"] and "has no value" not in page
+    assert json.loads(rows["plain"]["swept"]) == [
+        {"options": {"lr": 0.1}, "result": 10.0},
+        {"options": {"lr": 9}, "result": "diverged"},
+    ]
 
 
 def test_a_sweep_without_a_value_is_over(tmp_path, capfd):

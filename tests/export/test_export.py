@@ -17,6 +17,7 @@ from vision_helpers import error_line, train
 
 import fairseq_rskip
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.pretrained.hub import detokeniser
 from fairseq_rskip.residual import create_skip, own_rules
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools import translate
@@ -115,6 +116,25 @@ def test_an_average_of_rskip_run_is_checked_against_its_vocabulary(translator, t
         assert rskip([*map(str, command), "--data", str(translator[0])]) == 1
         expected = f"error: {checkpoints} holds checkpoints of another vocabulary"
         assert capsys.readouterr().err.splitlines()[-1].startswith(expected)
+
+
+def test_punctuation_is_normalised_where_the_corpuss_was(translator, tmp_path):
+    data = shutil.copytree(translator[0], tmp_path / "data")
+    file = data / "data-bin" / "preparation.json"
+    about = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps({**about, "normalise_punctuation": True}))
+    out = tmp_path / "out"
+    assert export(translator[1] / "checkpoint_best.pt", out, "--data", data) == 0
+    split = fairseq_rskip.from_pretrained(out).to_tokens
+    assert split("It’s a “red” house.") == split('It\'s a "red" house.')
+    # others may read the weights if they may read the settings
+    assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode
+
+
+def test_output_is_detokenised_by_the_rules_of_its_own_language():
+    config = {"tokenizer": "moses", "source": "en", "target": "fr"}
+    assert detokeniser(config)("l&apos; été") == "l'été"
+    assert detokeniser({**config, "source": "fr", "target": ""})("l&apos; été") == "l'été"
 
 
 def test_translate_reads_and_writes_lines(translator, texts, exported, monkeypatch, capsys):

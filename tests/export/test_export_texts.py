@@ -83,6 +83,17 @@ def test_samples_follow_the_models_probabilities(model):
         model[0].sample("a", temperature=0)
 
 
+def test_a_model_that_was_trained_with_a_first_symbol_gets_it(model, monkeypatch):
+    ours = model[0]
+    monkeypatch.setattr(ours.task.args, "add_bos_token", True)
+    tokens = ours.encode("a b c")
+    inputs = torch.tensor([ours.src_dict.bos(), ours.src_dict.eos(), *tokens[:-1]])
+    with torch.no_grad():
+        log_probabilities = ours.models[0](inputs[None])[0][0].log_softmax(-1)
+    expected = log_probabilities[1:].gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(ours.score("a b c").log_probabilities, expected)
+
+
 def test_a_language_model_does_not_translate(model):
     with pytest.raises(UserError, match=r"does not translate; it has score\(text\) and sample"):
         model[0].translate("a b")

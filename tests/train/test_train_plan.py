@@ -165,6 +165,16 @@ OPTIONS = [  # what the user gives holds, and the rest follows: words, what fair
         {"optimizer": "sgd", "tensorboard_logdir": "/x/y/tensorboard", "skip_log_interval": 100},
     ),
     (f"{IWSLT} --skip-log-interval 0", {"skip_log_interval": 0}),
+    (f"{CAPTIONS} --max-update 300", {"max_update": 300, "max_epoch": 0}),
+    (f"{IWSLT} --max-epoch 3", {"max_update": 0, "max_epoch": 3}),
+    (
+        f"{CAPTIONS} --recipe multi30k-tiny --max-update 0",
+        {"max_update": 0, "max_epoch": 0, "patience": 10},
+    ),
+    (  # its dimension decides where the recipe has no rate
+        "captions transformer_lm_rskip_ln_tiny --recipe iwslt15-en-vi --decoder-embed-dim 256",
+        {"lr": [1e-3]},
+    ),
 ]
 
 
@@ -188,6 +198,11 @@ REFUSED = [
     ("--max-tokens 0", "at least 1"),
     ("--lr 0", "above 0"),
     ("--lr=nan", "nan"),
+    ("--adam-eps 0", "above 0"),
+    ("--clip-norm=-1", "at least 0"),
+    ("--update-freq 0", "at least 1"),
+    ("--batch-size 0", "at least 1"),
+    ("--decoder-layers 0", "at least 1"),
     ("--adam-betas (2,2)", "two numbers"),
     ("--weight-decay=-1", "at least 0"),
     ("--save-dir=", "a folder"),
@@ -330,6 +345,9 @@ def test_a_training_that_ends_within_the_ramp_of_prores_is_warned_of(plan, optio
 
 
 def test_embeddings_are_shared_only_with_one_dictionary(plan, data):
+    assert "--share-all-embeddings" in plan(data, TINY, "--dry-run").words
+    some = plan(data, TINY, "--share-decoder-input-output-embed", "--dry-run").words
+    assert "--share-all-embeddings" not in some  # the user shares fewer
     with open(data / "data-bin" / "dict.tgt.txt", "a", encoding="utf-8") as dictionary:
         dictionary.write("more 1\n")
     assert "--share-all-embeddings" not in plan(data, TINY, "--dry-run").words

@@ -180,6 +180,85 @@ def test_a_command_with_cpu_keeps_freed_memory_whatever_its_model():
     assert faults[False] > 1000 and faults[True] < faults[False] / 10
 
 
+def test_a_command_with_cpu_keeps_the_memory_settings_of_the_environment(monkeypatch):
+    monkeypatch.setenv("MALLOC_TOP_PAD_", "7")
+    printed = []
+    command = ["sh", "-c", "echo $MALLOC_TOP_PAD_ $MALLOC_MMAP_MAX_", "sh", "--cpu"]
+    assert process.follow(command, on_line=printed.append) == ""
+    assert printed == [b"7 0\n"]
+
+
+@pytest.fixture
+def signals():
+    """Puts the handlers back that a test changes."""
+    before = {number: signal.getsignal(number) for number in process._STOPPING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_what_nohup_ignores_is_still_ignored(signals):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    process.stop_on_signals()
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_a_second_signal_does_not_end_what_the_first_one_cleans_up(signals):
+    process.stop_on_signals()
+    with pytest.raises(process.Stopped) as stopped:
+        os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stopped.value.status == 143
+
+
+def test_a_command_that_ignores_the_signal_is_killed(monkeypatch):
+    monkeypatch.setattr(process, "GRACE", 0.2)
+
+    def interrupt(line):
+        raise KeyboardInterrupt
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        process.follow(["sh", "-c", "trap '' TERM; echo; sleep 60"], on_line=interrupt)
+    assert time.monotonic() - start < 30
+
+
+def test_a_full_disk_for_the_log_does_not_end_the_command():
+    lines = []
+    with open("/dev/full", "wb", buffering=0) as log:
+        assert process.follow(["sh", "-c", "echo a; echo b"], lines.append, log) == ""
+    assert lines == [b"a\n", b"b\n"]
+
+
+def test_a_commit_says_whether_files_differ_from_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "CHECKOUT", tmp_path)
+    assert process.git_commit() is None
+    (tmp_path / "file").write_text("as committed\n")
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    commit = process.git_commit()
+    assert re.fullmatch("[0-9a-f]{40}", commit)
+    (tmp_path / "file").write_text("changed\n")
+    assert process.git_commit() == f"{commit}+changes"
+
+
+def test_what_a_training_left_running_keeps_its_folder(tmp_path):
+    """A worker may write there still, though the process that started it has ended."""
+    left = running(tmp_path, f"sleep 100 >/dev/null 2>&1 & echo $! > {tmp_path}/pid")
+    assert run_command(left).returncode == 0
+    second = run_command(running(tmp_path, "true"))
+    os.kill(child_of(tmp_path), signal.SIGKILL)
+    assert second.returncode == 1 and f"another training writes to {tmp_path}" in second.stderr
+
+
+def test_what_a_killed_training_left_unfinished_is_removed(tmp_path):
+    for name in ("checkpoint_last.pt.tmp", "checkpoint_last.pt.part", "checkpoint_last.pt"):
+        (tmp_path / name).touch()
+    assert run_command(running(tmp_path, "true")).returncode == 0
+    assert [path.name for path in tmp_path.glob("*.pt*")] == ["checkpoint_last.pt"]
+
+
 def test_a_killed_parent_ends_the_training(tmp_path):
     with subprocess.Popen(
         running(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 100"), cwd=ROOT
@@ -356,6 +435,17 @@ def test_a_training_keeps_the_initial_values_that_it_began_with(tmp_path, given,
     with pytest.raises(UserError, match=r"^--skip-read-bias [24].0: the training in .* with 1.0,"):
         saved.check_initial_values(asked)
     saved.check_initial_values({**asked, "skip-norm": "rms"})  # the checkpoint refuses that itself
+
+
+def test_a_resumed_training_has_ended_by_the_updates_of_its_last_part(tmp_path):
+    history = [{"num_updates": 50}, {"num_updates": 100}]
+    cfg = {"model": {"_name": "transformer"}, "distributed_training": {"distributed_world_size": 1}}
+    torch.save({"cfg": cfg, "optimizer_history": history}, tmp_path / LAST)
+    saved = SavedTraining(tmp_path)
+    assert saved.why_ended(100, "updates", 0).endswith("has all 100 updates: nothing to train")
+    assert saved.why_ended(101, "updates", 0) == ""
+    processes = ("distributed-world-size", 1, 2)
+    assert saved.differences({"distributed-world-size": 2}) == [processes]
 
 
 def test_settings_of_fairseqs_older_classes_are_compared_too(tmp_path):
