@@ -8,6 +8,7 @@ import math
 import re
 import shlex
 import sys
+from argparse import Namespace
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from vision_helpers import arguments, error_line, write_folder
 
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools import analyze as command
+from fairseq_rskip.tools import transformers
+from fairseq_rskip.tools.source import Source
 from fairseq_rskip.vision import main as training
 from fairseq_rskip.vision.config import Config
 from fairseq_rskip.vision.data import load
@@ -335,6 +338,40 @@ def test_stock_checkpoints_are_measured_as_the_same_network_of_ours(
     assert float(rows[-1]["gradient_norm"]) == last_gradient(
         model, [data.collater([data[n]]) for n in chosen]
     )
+
+
+def measured(models, **changes):
+    """What ``rskip analyze`` measures of Transformers."""
+    options = {"device": "cpu", "data": None, "seed": 3, "split": "valid", "examples": 40}
+    return transformers.study(models, Namespace(**{**options, "batch_size": 8, **changes}))
+
+
+def test_fresh_transformers_are_those_of_the_seed(tiny_corpus):
+    source = Source("new", fresh=("transformer_rskip_ln_tiny", "--encoder-layers", "1"))
+    weights = []
+    for seed in (3, 3, 4):
+        study = measured([source], data=tiny_corpus, seed=seed)
+        assert study.seeds == {"new": seed}
+        weights.append(study.models["new"].encoder.layers[0].fc1.weight)
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_examples_fit_the_model_that_takes_the_shortest(tiny_corpus):
+    sizes = {"long": 1024, "short": 5}
+    models = []
+    for label, size in sizes.items():
+        limits = (f"--max-source-positions={size}", f"--max-target-positions={size}")
+        models.append(Source(label, fresh=("transformer_rskip_ln_tiny", *limits)))
+    study = measured(models, data=tiny_corpus)
+    lengths = {batch["net_input"]["src_tokens"].shape[1] for batch in study.batches()}
+    assert max(lengths) == 5
+
+
+@pytest.mark.slow
+def test_a_checkpoint_has_the_seed_of_its_training(language_model):
+    data, folder = language_model
+    source = Source("ours", str(folder / "checkpoint_best.pt"))
+    assert measured([source], data=data, examples=2).seeds == {"ours": 3}
 
 
 @pytest.mark.slow

@@ -62,6 +62,12 @@ def test_what_is_no_single_number_says_so(capsys):
     assert "λ is auto's estimate from the number of residuals (docs/depth.md)" in out
 
 
+def test_the_share_of_dropped_branches_is_shown():
+    """It grows with the depth, to the one that was asked for."""
+    skips = described("transformer_xskip_ln_tiny", "--skip-drop-path", "0.1")
+    assert max(skip["constants"]["drop"] for skip in skips) == pytest.approx(0.1)
+
+
 def test_a_language_model_is_a_decoder_alone():
     skips = described("transformer_lm_deepnorm_tiny", "--decoder-layers", "6")
     assert [(skip["side"], skip["sublayer"]) for skip in skips] == 6 * [
@@ -118,7 +124,7 @@ def test_a_resnet_takes_the_options_of_train_cifar():
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_described_with_its_weights(translator, tmp_path):
+def test_a_checkpoint_is_described_with_its_weights(translator, tmp_path, capsys):
     """Deviations of the trained matrices come from the file itself.
 
     They are taken over Xavier's sqrt(2 / (inputs + outputs)).
@@ -134,7 +140,9 @@ def test_a_checkpoint_is_described_with_its_weights(translator, tmp_path):
     run = tmp_path / "seed1"
     run.mkdir()
     (run / "checkpoints").symlink_to(translator[1])
+    capsys.readouterr()
     assert len(described(str(run))) == 5
+    assert capsys.readouterr().out == f"checkpoint {run}/checkpoints/checkpoint_best.pt\n"
 
 
 def test_a_resnets_checkpoint_is_described_with_its_weights(whole):

@@ -27,10 +27,12 @@ def test_errors_of_the_user_and_of_the_disk_are_one_line(monkeypatch, capsys):
     with warnings.catch_warnings():
         compat.prepare()
     full = OSError(errno.ENOSPC, "No space left on device", "a.pt")
+    over = OSError(errno.EDQUOT, "Disk quota exceeded", "b.pt")
     for cause in (
         compat.UserError("what to do"),
         compat.UnsafeCheckpointError("why"),
         full,
+        over,
         KeyError("x"),
     ):
         error = RuntimeError("torch's")
@@ -41,9 +43,16 @@ def test_errors_of_the_user_and_of_the_disk_are_one_line(monkeypatch, capsys):
         "error: what to do",
         "error: why",
         "error: No space left on device: a.pt",
+        "error: Disk quota exceeded: b.pt",
     ] and others == [error]
     with pytest.raises(SystemExit, match="error: cannot read the setting"):
         compat.exit_on_user_error(compat.literal, "what(")
+
+
+def test_only_settings_of_a_node_that_names_its_class_are_added_for_hydra():
+    words = ["model._name=x", "model.layers=3", "optimizer.lr=1", "task=translation", "--help"]
+    expected = ["++model._name=x", "++model.layers=3", *words[2:]]
+    assert compat.hydra_overrides(words) == expected
 
 
 LOADING_AHEAD = """

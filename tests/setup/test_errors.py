@@ -1,13 +1,14 @@
 """Errors in one line: the nearest name, and files that are missing."""
 
+import argparse
 import os
 import subprocess
 import sys
 
 import pytest
 
-from fairseq_rskip import console
-from fairseq_rskip.errors import did_you_mean, exit_status
+from fairseq_rskip import console, files
+from fairseq_rskip.errors import UserError, did_you_mean, exit_status
 from fairseq_rskip.residual import KINDS
 from fairseq_rskip.tools.__main__ import main as rskip
 
@@ -43,6 +44,32 @@ def test_the_nearest_name_is_suggested(word, known, expected):
 def test_a_missing_file_does_not_exist(capsys, tmp_path):
     assert exit_status((tmp_path / "nothing").read_text) == 1
     assert capsys.readouterr().err == f"error: {tmp_path / 'nothing'} does not exist\n"
+
+
+def test_a_file_that_cannot_be_read_is_not_called_one_that_cannot_be_written(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nothing"), files.writing(tmp_path / "new"):
+        (tmp_path / "nothing").read_text()
+    with pytest.raises(UserError, match="^cannot write .*new: No such file or directory$"):
+        files.write_text(tmp_path / "nowhere" / "new", "a text")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path):
+    path = tmp_path / "log.jsonl"
+    for number in (1, 2):
+        files.append_json(path, {"n": number})
+    path.write_text(path.read_text() + '{"n": 3')
+    assert files.read_json_lines(path) == [{"n": 1}, {"n": 2}]
+
+
+def test_a_range_has_its_least_number_unless_it_is_open():
+    assert console.between(0, 1)("0") == 0
+    for convert, text in (
+        (console.between(0, 1, open_below=True), "0"),
+        (console.between(0, 1), "1"),
+    ):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}' is not a number"):
+            convert(text)
 
 
 def test_letters_that_the_locale_lacks_are_printed_as_escapes():

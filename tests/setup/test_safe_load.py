@@ -120,6 +120,12 @@ def test_everything_a_checkpoint_may_hold_comes_back(tmp_path):
             assert copy.shape == array.shape and copy.flags.writeable
 
 
+def test_tensors_are_put_where_they_are_asked_for(tmp_path):
+    """Those of a GPU on the CPU, on a machine without one."""
+    torch.save({"w": torch.zeros(2)}, tmp_path / "a.pt")
+    assert load_checkpoint(tmp_path / "a.pt", map_location="meta")["w"].is_meta
+
+
 def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing():
     """torch itself loads a tensor of other numbers: it does not compare the zip's check sums."""
     state, whole, refused = {"w": torch.arange(3.0)}, io.BytesIO(), 0
