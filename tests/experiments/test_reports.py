@@ -33,9 +33,6 @@ def test_means_differences_and_p_values_are_those_of_scipy(images, capfd):
     assert float(row["p"]) == float(row["p_holm"]) == pytest.approx(test.pvalue, rel=1e-9)
     interval = test.confidence_interval()
     assert (float(row["low"]), float(row["high"])) == pytest.approx(interval, rel=1e-9)
-    deviation = statistics.stdev(GOOD.values())
-    assert float(row["standard_deviation"]) == pytest.approx(deviation, rel=1e-9)
-    assert (row["shared_seeds"], row["tests"]) == ("3", "1")
     assert "3 seeds, 1 test" in page and "sample standard deviation" in page
     assert re.findall("<strong>(.*?)</strong>", page) == ["10.03 ± 0.15"]
     assert "Power" in page
@@ -186,16 +183,10 @@ def test_published_values_are_compared_only_with_the_whole_experiment(tmp_path, 
     finish(tables(path)[0], out, {"plain": {1: 10.0, 2: 10.5}})
     found, page = report(capfd, path, out, "--no-figures")
     assert float(found["plain"]["ours_minus_paper"]) == 0.75 and "Not the published" not in page
-    assert found["plain"]["papers_experiment"] == "True"
     short = ["iterations=6", "batch-size=4"]
     finish(tables(path, changes=short)[0], out, {"plain": {1: 20.0, 2: 20.5}})
     found, page = report(capfd, path, out, "--no-figures", "--set", *short)
     assert found["plain"]["ours_minus_paper"] == "" and "Not the published experiment" in page
-    assert found["plain"]["papers_experiment"] == "False"
-    own = write(tmp_path, IMAGES, name="own", rows=rows)  # of no paper
-    found, _ = report(capfd, own, out, "--no-figures")
-    assert found["plain"]["papers_experiment"] == "False"
-    found, page = report(capfd, path, out, "--no-figures", "--set", *short)
     assert (found["plain"]["scale"], found["plain"]["changed"]) == ("0.5", "batch-size 4")
 
 
@@ -324,11 +315,6 @@ def test_rows_that_differ_in_evaluate_alone_are_compared(tmp_path, capfd):
         assert float(found[label]["ours_minus_baseline"]) == pytest.approx(expected)
     assert found["again"]["untested"] == "same runs"
     assert found["beam 5"]["tests"] == found["other"]["tests"] == "2"
-    p = {label: float(found[label]["p"]) for label in ("beam 5", "other")}
-    corrected = {label: float(found[label]["p_holm"]) for label in p}
-    least, most = sorted(p, key=p.get)
-    assert corrected[least] == pytest.approx(2 * p[least])  # Holm's correction of two tests
-    assert corrected[most] == pytest.approx(max(2 * p[least], p[most]))
 
 
 def test_the_length_ratio_is_that_of_sacrebleu(monkeypatch):
@@ -434,10 +420,6 @@ def test_a_value_of_a_sweep_that_diverged_is_a_result(tmp_path, capfd):
     assert f"1 value of sweeps was not chosen, {why}" in page
     assert "lr 0.1: 10.000, lr 9: diverged; chosen lr 0.1" in page
     assert "/data/log" not in page + rows["plain"]["swept"] and "has no value" not in page
-    assert json.loads(rows["plain"]["swept"]) == [
-        {"options": {"lr": 0.1}, "result": 10.0},
-        {"options": {"lr": 9}, "result": "diverged"},
-    ]
 
 
 def test_a_sweep_without_a_value_is_over(tmp_path, capfd):
