@@ -107,15 +107,13 @@ def test_a_data_bin_serves_both_directions(tmp_path, direction):
     assert all(path.is_file() for path in prepared(tmp_path).binarised("test"))
 
 
-def test_an_average_has_the_dictionaries_of_its_checkpoints_beside_it(tmp_path):
-    """With them a corpus of another vocabulary is refused."""
+def test_an_average_that_nobody_asked_to_keep_is_removed(tmp_path):
     paths = [tmp_path / f"checkpoint{number}.pt" for number in (2, 1)]
-    for path in paths:
-        torch.save({"cfg": {"task": {}}, "model": {"w": torch.ones(2)}}, path)
-    (tmp_path / "dict.de.txt").write_text("neu 1\n")
+    for number, path in enumerate(paths):
+        torch.save({"cfg": {"task": {}}, "model": {"w": torch.full((2,), 2.0 * number)}}, path)
     with weights.as_one(paths) as average:
-        assert (average.parent / "dict.de.txt").read_text() == "neu 1\n"
-    assert not average.exists()
+        assert torch.load(average)["model"]["w"].tolist() == [1.0, 1.0]
+    assert not average.parent.exists()
 
 
 def test_the_command_names_the_plugin_and_refuses_misread_paths(tmp_path):
