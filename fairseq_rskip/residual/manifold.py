@@ -91,7 +91,8 @@ class ManifoldConstrained(SigmoidGates):
     elsewhere. Ours are b_pre at ``read_bias``, 4, for one stream, the next one in each block, and
     minus that elsewhere, and b_post at 0 (w = 1). R does not change n equal rows, so the sum of the
     rows starts as n times the plain pre-norm stack; and in the first block, whose rows are equal,
-    the parameters of R get no gradient. The sigmoid's slope at 4 is 0.018, where that code's 1 has
+    the parameters of R get no gradient. Nor do those of permutations and kronecker in the last
+    block, whose columns sum to 1. The sigmoid's slope at 4 is 0.018, where that code's 1 has
     0.20: what a branch reads changes more slowly at first. The stack's output is the sum of the
     rows, which a norm follows; mHC-lite's code has the norm of each row and then the sum,
     DeepSeek-V4 a learned mean. In Hugging Face's ``deepseek_v4`` 1e-6 (hc_eps) is added to p and in
@@ -125,8 +126,11 @@ class ManifoldConstrained(SigmoidGates):
         return mixed(p, h), matrix, writing
 
     def without_gradient(self) -> tuple[str, ...]:
-        """The streams of the first block are equal, which a matrix with rows of sum 1 keeps."""
+        """Those of R where it cannot matter: the streams of the first block are equal, which a
+        matrix with rows of sum 1 keeps, and of the last block's streams only the sum is used.
+        """
         is_fixed = self.first and self.matrix.rows_sum_to_one
+        is_fixed = is_fixed or (self.last and self.matrix.columns_sum_to_one)
         return ("b_res", "phi_res", "alpha_res") if is_fixed else ()
 
     def weights(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:

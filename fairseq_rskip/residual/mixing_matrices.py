@@ -23,6 +23,7 @@ class MixingMatrix(nn.Module):
 
     name: ClassVar[str]
     rows_sum_to_one: ClassVar[bool] = True  # so that equal streams stay as they are
+    columns_sum_to_one: ClassVar[bool] = True  # so that the sum of the streams stays as it is
     logits_of_identity: Tensor
 
     def refuse(self, streams: int, accepted: str) -> OptionError:
@@ -33,6 +34,7 @@ class Sinkhorn(MixingMatrix):
     """20 steps of Sinkhorn and Knopp, columns then rows, from ``exp(Q)``, Q ``(n, n)``."""
 
     name = "sinkhorn"
+    columns_sum_to_one = False  # nearly
 
     def __init__(self, streams: int):
         super().__init__()
@@ -94,7 +96,7 @@ class Quaternions(MixingMatrix):
     """
 
     name = "quaternions"
-    rows_sum_to_one = False
+    rows_sum_to_one = columns_sum_to_one = False
 
     def __init__(self, streams: int):
         super().__init__()
@@ -114,7 +116,7 @@ class Cayley(MixingMatrix):
     """
 
     name = "cayley"
-    rows_sum_to_one = False
+    rows_sum_to_one = columns_sum_to_one = False
     step = 0.1
 
     def __init__(self, streams: int):

@@ -41,6 +41,10 @@ class SinglePass(ManifoldConstrained):
         width = 1 + self.n
         return 1 if self.first else width, 1 if self.last else width
 
+    def without_gradient(self) -> tuple[str, ...]:
+        # of the last block's streams it returns a weighted mean, not the sum
+        return super().without_gradient() if self.first else ()
+
     def current(self, x: Tensor) -> tuple[Tensor, Any]:
         if self.first:
             read, h = x, torch.stack([x] * self.n, -2)
