@@ -4,7 +4,8 @@
 and applies the test that docs/studies/depthbench.md registers. It writes
 results/depthbench_gains.csv, each design's loss at each depth minus that at the fewest layers, by
 seed with its 95 % interval, and the figure results/depthbench.png and .pdf. A choice of the
-learning rate at the end of its sweep is named.
+learning rate at the end of its sweep is named. A depth whose sweep has not ended is in neither: a
+sentence says whether its lowest loss lies between those of the depths beside it.
 """
 
 from pathlib import Path
@@ -66,6 +67,31 @@ def verdicts(rows: list[dict[str, Any]]) -> list[str]:
     return sentences
 
 
+def between(report: list[Line]) -> list[str]:
+    """A sentence for each design at each depth whose sweep has not ended.
+
+    The losses are the lowest of the sweep's seed.
+    """
+    lowest: dict[str, dict[str, float]] = {}
+    for line in report:
+        results = [result for result in line.results if result is not None]
+        if results:
+            lowest.setdefault(line.row, {})[line.column] = min(results)
+    ended = {(line.row, line.column) for line in report if line.values}
+
+    sentences = []
+    for design, losses in lowest.items():
+        depths = list(losses)
+        for above, depth, below in zip(depths, depths[1:], depths[2:]):
+            if (design, depth) in ended:
+                continue
+            ends = (losses[above], losses[below])
+            where = "between" if min(ends) <= losses[depth] <= max(ends) else "outside"
+            beside = f"{above} ({ends[0]:.3f}) and {below} ({ends[1]:.3f})"
+            sentences.append(f"{design}, {depth}: {losses[depth]:.3f}, {where} {beside}")
+    return sentences
+
+
 def draw(rows: list[dict[str, Any]], stem: Path) -> None:
     """The figure: each design's loss against depth; dotted is one seed."""
     figure, (axis,) = figures.new_figure(width=7, height=4.5)
@@ -111,7 +137,7 @@ def main() -> None:
     )
     draw(rows, options.output / "depthbench")
     print_line(table.to_markdown(index=False, floatfmt=".3f"))
-    print_line("\n".join([*choices_at_an_end(report), *verdicts(rows)]))
+    print_line("\n".join([*choices_at_an_end(report), *verdicts(rows), *between(report)]))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,29 @@ def report(designs):
     return pandas.DataFrame(lines)
 
 
+def test_a_depth_with_some_rates_lies_between_those_beside_it_or_outside(
+    tmp_path, capsys, monkeypatch
+):
+    lines = []
+    for design, middle in (("a", 5.1), ("b", 5.3)):
+        for depth, results in zip(DEPTHS, ([5.4, 5.0], [middle, None], [5.4, 5.2])):
+            swept = [{"options": {"lr": n}, "result": each} for n, each in enumerate(results)]
+            values = {} if None in results else {1: min(results)}
+            line = {"column": depth, "row": design, "values_by_seed": json.dumps(values)}
+            line |= {"metric": "valid_loss", "seeds_planned": 1, "chosen": "{}"}
+            lines.append({**line, "swept": json.dumps(swept)})
+    pandas.DataFrame(lines).to_csv(tmp_path / "report.csv", index=False)
+    words = [str(tmp_path / "report.csv"), "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["depthbench", *words])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(FOLDER / "depthbench.py"), run_name="__main__")
+    beside = "3 layers (5.000) and 48 layers (5.200)"
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"a, 12 layers: 5.100, between {beside}",
+        f"b, 12 layers: 5.300, outside {beside}",
+    ]
+
+
 def test_a_design_gains_loses_or_is_open(tmp_path, capsys, monkeypatch):
     path = tmp_path / "report.csv"
     designs = {"a": [5.0, 4.8, 4.7], "b": [5.0, 4.9, 5.2], "c": [5.0, 4.9, 5.0]}

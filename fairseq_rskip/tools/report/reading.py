@@ -23,6 +23,7 @@ class Line:
         planned: number of seeds that are planned.
         chosen: option -> the value that the sweep chose; {} without a sweep.
         swept: the combinations of options that the sweep tried.
+        results: what they gave, with the sweep's seed; None where there is no value.
         difference: the mean minus that of the baseline, on the seeds of both, by the linear model.
         interval: its 95 % interval.
         p_holm: its p after Holm's correction, as text: tests of sentences have one for each seed.
@@ -36,6 +37,7 @@ class Line:
     planned: int
     chosen: dict[str, Any]
     swept: list[dict[str, Any]]
+    results: list[float | None]
     difference: float | None
     interval: tuple[float, float] | None
     p_holm: str
@@ -93,10 +95,16 @@ def _line(cells: dict[str, str]) -> Line:
         planned=int(cells["seeds_planned"]),
         chosen=json.loads(cells.get("chosen", "{}")),
         swept=[trial["options"] for trial in swept],
+        results=[_number(trial.get("result")) for trial in swept],
         difference=float(difference) if difference else None,
         interval=interval,
         p_holm=cells.get("p_holm", ""),
     )
+
+
+def _number(result: Any) -> float | None:
+    """``result``, unless it says why there is none."""
+    return float(result) if isinstance(result, int | float) else None
 
 
 def read_rows(path: Path) -> dict[str, Line]:
