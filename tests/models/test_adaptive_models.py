@@ -47,7 +47,7 @@ def test_the_cost_of_halting_enters_the_loss():
 
 def test_a_training_learns_from_the_cost_of_halting_and_reports_lambda(monkeypatch, caplog):
     """The cost is all that has a gradient here."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger=step_hooks.logger.name)
     monkeypatch.setitem(sys.modules, "fairseq.trainer", torch)
     ended = []
     monkeypatch.setattr(step_hooks.atexit, "register", ended.append)

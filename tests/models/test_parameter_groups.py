@@ -318,6 +318,7 @@ def test_the_step_of_a_training_has_the_rates_of_its_rule(
     monkeypatch, kind, scale, inside, learned_too
 ):
     monkeypatch.setitem(sys.modules, "fairseq.trainer", torch)
+    monkeypatch.setattr("atexit.register", lambda say: None)  # what the end of a training says
     deep = {"encoder_layers": 8, "decoder_layers": 2}
     options = DEEP if kind == "completep" else deep
     model = build(f"transformer_{kind}_tiny", **options)
