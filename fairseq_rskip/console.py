@@ -50,12 +50,13 @@ class Parser(argparse.ArgumentParser):
         """
         if self._subparsers is not None:
             return []
-        known = self._option_string_actions
-        return [
-            word
-            for word in words
-            if word.startswith("--") and word.partition("=")[0] not in {"--", *known}
-        ]
+        unknown = []
+        for word in words:
+            name = word.partition("=")[0]
+            is_option = name.startswith("--") and name != "--"
+            if is_option and name not in self._option_string_actions:
+                unknown.append(word)
+        return unknown
 
     def refuse(self, unknown: Sequence[str], known: Sequence[str]) -> NoReturn:
         """Raise ``UsageError`` for the first of the ``unknown`` words that is an option, with the

@@ -129,9 +129,9 @@ class ManifoldConstrained(SigmoidGates):
         """Those of R where it cannot matter: the streams of the first block are equal, which a
         matrix with rows of sum 1 keeps, and of the last block's streams only the sum is used.
         """
-        is_fixed = self.first and self.matrix.rows_sum_to_one
-        is_fixed = is_fixed or (self.last and self.matrix.columns_sum_to_one)
-        return ("b_res", "phi_res", "alpha_res") if is_fixed else ()
+        keeps_streams = self.first and self.matrix.rows_sum_to_one
+        keeps_sum = self.last and self.matrix.columns_sum_to_one
+        return ("b_res", "phi_res", "alpha_res") if keeps_streams or keeps_sum else ()
 
     def weights(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """p, R and w of H ``(..., n, dim)``: ``(..., n)``, ``(..., n, n)`` and ``(..., n)``."""
