@@ -116,8 +116,9 @@ def test_as_many_coefficients_as_a_warning_has_room_for_are_all():
         assert warning.endswith(f"their initial value: {shown}")
 
 
-def test_a_training_that_goes_on_from_a_model_begins_with_its_coefficients():
+def test_a_training_that_goes_on_from_a_model_begins_with_its_coefficients(monkeypatch):
     """fairseq loads the weights of --finetune-from-model after the model is built."""
+    monkeypatch.setattr(step_hooks.atexit, "register", lambda say: None)
     model = build("transformer_layerscale_tiny", **TINY)
     reports = {start: step_hooks.Report(lambda *_: None, model) for start in (0, 7)}
     with torch.no_grad():

@@ -127,6 +127,18 @@ def test_a_resumed_training_says_what_it_resumes_from_until_something_is_logged(
     assert progress.summary == "no update logged yet after the 60 of the checkpoint"
 
 
+def test_lines_of_progress_end_with_the_training(monkeypatch, capsys):
+    """A thread that went on would print into whatever the process does next."""
+    monkeypatch.setattr("fairseq_rskip.tools.train.run.LINES_EVERY", 0.01)
+    before = set(threading.enumerate())
+    with Progress():
+        (thread,) = set(threading.enumerate()) - before
+        while not capsys.readouterr().out:
+            time.sleep(0.01)
+    thread.join(60)
+    assert not thread.is_alive()
+
+
 def test_a_signal_while_the_command_starts_ends_it(tmp_path, monkeypatch):
     """It comes between the start of the process and the first line that could end it.
 

@@ -30,13 +30,23 @@ _TOO_LONG = re.compile(r"\| ([\d,]+) samples have invalid sizes and will be skip
 
 
 class Progress:
-    """Lines about a training from its log: one for each validation, and one every half minute."""
+    """Lines about a training from its log: one for each validation.
+
+    Within a ``with`` block there is also one every half minute.
+    """
 
     def __init__(self) -> None:
         self.newest: dict[str, Record] = {}
         self.saved = ""  # updates in the last checkpoint, where the log has named one
         self.started = time.time()
+        self.ended = threading.Event()
+
+    def __enter__(self) -> "Progress":
         threading.Thread(target=self._print_regularly, daemon=True).start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.ended.set()
 
     @property
     def summary(self) -> str:
@@ -76,8 +86,7 @@ class Progress:
             print_line(summary(self.newest))
 
     def _print_regularly(self) -> None:
-        while True:
-            time.sleep(LINES_EVERY)
+        while not self.ended.wait(LINES_EVERY):
             print_line(f"{self.minutes}: {self.summary}")
 
 
@@ -101,9 +110,8 @@ def run(save: Path, about: str, command: list[str]) -> int:
             path.unlink()
 
         print_line(f"{about}\nthe whole log: {save / LOG}")
-        with open(save / LOG, "ab", buffering=0) as log:
+        with open(save / LOG, "ab", buffering=0) as log, Progress() as progress:
             log.write(about.encode() + b"\n")
-            progress = Progress()
             try:  # fairseq-train inherits the lock: it is held while anything writes there
                 reason = follow(command, progress.read, log, [lock.fileno()])
             except Stopped as stopped:
