@@ -88,12 +88,14 @@ class Halting(KeepsStatistics, nn.Module):
         if padding_mask is not None:
             unpadded = padding_mask.logical_not().to(expected.dtype)
         self.expected_steps = expected * unpadded if self.halt_cost else None
-        self.tokens = unpadded.sum().clamp(min=1.0)
+        tokens = unpadded.sum()
+        self.tokens = tokens.clamp(min=1.0)
         if is_recomputed():
             return
         with torch.no_grad():
             mean = (expected * unpadded).sum() / self.tokens
-            self.mean_steps.lerp_(mean.to(self.mean_steps.dtype), 0.01)
+            share = 0.01 * (tokens > 0)  # a batch of padding alone says nothing
+            self.mean_steps.lerp_(mean.to(self.mean_steps.dtype), share.to(self.mean_steps.dtype))
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy has no part in the last forward pass

@@ -135,6 +135,8 @@ def test_halting_costs_what_its_tokens_take_and_padding_nothing():
     skip(x, x, None, mask)
     # a running mean, from its start towards 3
     assert float(halting.mean_steps) == pytest.approx(2 + 0.01)
+    skip(x, x, None, torch.ones_like(mask))  # nothing but padding moves nothing
+    assert float(halting.mean_steps) == pytest.approx(2 + 0.01)
     skip.bfloat16()(x.bfloat16(), x.bfloat16())
     # bf16 has nothing between 2 and 2.0156
     assert float(halting.mean_steps) == pytest.approx(2 + 0.0199)
