@@ -41,26 +41,29 @@ def _train(argv: Sequence[str]) -> None:
     try:
         train_all(config, group)
     except Exception as error:
-        line = str(error) if isinstance(error, UserError) else _explain(error)
+        line = str(error) if isinstance(error, UserError) else _explain(error, config.compile)
         if not line:
             raise
-        if group.first:
-            raise UserError(line) from None
-        raise SystemExit(1) from None  # the first process reports it
+        if not group.first:  # the first process may have no error, or another one
+            line = f"process {group.rank}: {line}"
+        raise UserError(line) from None
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _explain(error: Exception) -> str:
-    """Return a line for errors of torch and wandb that the user can act on, else ""."""
+def _explain(error: Exception, compiles: bool) -> str:
+    """Return a line for errors of torch and wandb that the user can act on, else "".
+
+    ``compiles`` says that the training has --compile.
+    """
     name = type(error).__name__
     if name in ("OutOfMemoryError", "MemoryError") or "allocate memory" in str(error):
         return "the memory is full: try a smaller --batch-size, on a GPU also --amp bf16"
 
     module = type(error).__module__
     reason = " ".join(str(error).split())[:200]
-    if module.startswith("torch._"):
+    if compiles and module.startswith("torch._"):
         return f"--compile failed, train without it: {reason}"
     if module.startswith("wandb"):
         return f"--wandb-project failed, train without it: {reason}"

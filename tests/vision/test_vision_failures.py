@@ -186,3 +186,28 @@ def test_one_process_trains_in_a_folder(tmp_path, images, capfd):
     assert line == f"another process is training in {folder}: wait, or choose another --output"
     assert sorted(path.name for path in folder.iterdir()) == [part.name, ".lock"]
     assert train(capfd, tmp_path / "run", images, resume=True)[0] == 0 and not part.exists()
+
+
+@pytest.mark.parametrize(("rank", "said"), [(0, ""), (1, "process 1: ")])
+def test_each_process_says_its_own_failure(tmp_path, images, capfd, monkeypatch, rank, said):
+    """One process alone may have no memory left."""
+
+    def fill_memory(config, group):
+        raise MemoryError
+
+    group = trainer_module.Group(rank, 2, torch.device("cpu"))
+    monkeypatch.setattr(trainer_module, "join", lambda device: group)
+    monkeypatch.setattr("fairseq_rskip.vision.seeds.train_all", fill_memory)
+    line = refused(train(capfd, tmp_path / "run", images))
+    assert line.startswith(f"{said}the memory is full: try a smaller --batch-size")
+
+
+def test_only_a_compiled_training_is_told_to_train_without(tmp_path, images, capfd, monkeypatch):
+    def fail(config, group):
+        raise torch._C._LinAlgError("no solution")
+
+    monkeypatch.setattr("fairseq_rskip.vision.seeds.train_all", fail)
+    with pytest.raises(torch._C._LinAlgError):
+        train(capfd, tmp_path / "run", images)
+    line = refused(train(capfd, tmp_path / "run", images, compile=True))
+    assert line == "--compile failed, train without it: no solution"
