@@ -17,6 +17,7 @@ from typing import Any
 import pandas
 
 from fairseq_rskip.analysis import figures, skip_log
+from fairseq_rskip.analysis.skip_log import LOST
 from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.tools.experiments.finished import FinishedRun, finished_runs
@@ -24,7 +25,6 @@ from fairseq_rskip.tools.experiments.finished import FinishedRun, finished_runs
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 ARCHIVE = RESULTS / "angle_cause.csv"
 EDGES = RESULTS / "angle_edge.csv"
-LOST = 30.0  # the gradient's ratio, top over bottom of the decoder, from which it counts as lost
 RESIDUALS = 3  # of a decoder layer
 
 

@@ -23,7 +23,7 @@ import statsmodels.api
 from scipy import stats
 
 from fairseq_rskip.analysis import figures, skip_log
-from fairseq_rskip.analysis.skip_log import BRANCH_OVER_SKIP, COS_GRADIENTS, by_block
+from fairseq_rskip.analysis.skip_log import BRANCH_OVER_SKIP, COS_GRADIENTS, LOST, by_block
 from fairseq_rskip.console import Parser, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.files import write_text
@@ -34,8 +34,7 @@ RUNS = RESULTS / "angle_runs.csv"
 EDGES = RESULTS / "angle_edge"
 
 FIRST_UPDATE, INTERVAL = 50, 10  # of the logged updates that count, to the end of the training
-LOST = 30.0  # the gradient's ratio, top over bottom, from which it counts as lost
-KEPT = 10.0  # and below which it counts as kept, for the cosine of the two paths
+KEPT = 10.0  # the ratio below which a gradient counts as kept, for the cosine of the two paths
 CONFIDENCE = 0.95
 FEWEST_DEPTHS = 3  # for a fit
 # the settings of the registered test; angle-settings.yaml changes one at a time

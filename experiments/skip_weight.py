@@ -16,6 +16,7 @@ of the arccos of the logged mean cosine of y and x. ``angle_from_norms``: the sa
 """
 
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +28,7 @@ from scipy.stats import mannwhitneyu
 
 from fairseq_rskip.analysis import figures, skip_log
 from fairseq_rskip.analysis.depth_check import layer_of
+from fairseq_rskip.analysis.skip_log import LOST
 from fairseq_rskip.console import Parser, in_columns, print_line
 from fairseq_rskip.errors import UserError, exit_status
 from fairseq_rskip.residual import Place, SkipConnection, create_skip
@@ -50,7 +52,6 @@ RESIDUALS = {TRANSLATION: 3, LANGUAGE_MODEL: 2}  # of a decoder layer
 LAYER = "decoder.layers."
 EDGE = (5.0, 0.80)  # the largest angle is 5.0 / N^0.80 by results/angle_edge.csv at 0.003
 FIRST_UPDATE = 50  # of the logged updates that count
-LOST = 30.0  # the ratio from which a run counts as lost
 CLOSE = (1.0, 0.15)  # |ln ratio - ln predicted| is close up to the first + the second * ln ratio
 RUN = ["task", "rule", "lambda", "c", "layers", "lr", "seed"]  # the columns that name a run
 
@@ -76,7 +77,8 @@ def weight_by_constants(t: float, cosine: float, steps: int = 1) -> float:
     F. One step is ``y = (x + t F) / |x + t F|``; ``steps`` of them rSkip+LN's recursion. With one
     step it is :func:`.depth_check.weight_of_x`, which takes the lengths of the last sum from a log.
     """
-    along, across = t * cosine, t * math.sqrt(1 - cosine**2)  # F, in the plane of x and F
+    sine = math.sqrt(max(0.0, 1 - cosine**2))  # a logged cosine may be rounded to above 1
+    along, across = t * cosine, t * sine  # F, in the plane of x and F
     weight = 0.0
     for _ in range(steps):
         along += 1.0  # x + y_{k-1}
@@ -151,7 +153,7 @@ def measured(values: skip_log.Values, layers: int, skip: SkipConnection) -> dict
             by_weights -= math.log(weight_by_constants(t, cosines[block], skip.steps))
             by_weights_across -= math.log(weight_by_constants(t, 0.0, skip.steps))
         r, k = sizes[block], gradient_cosines[block]
-        returned += math.log(1 + r**2 + 2 * r * k) / 2
+        returned += math.log(max(sys.float_info.min, 1 + r**2 + 2 * r * k)) / 2
     predicted = math.exp(by_weights - returned) if between else 1.0
 
     angles = skip_log.angles(values)

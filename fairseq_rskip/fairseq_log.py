@@ -23,11 +23,6 @@ class Record(NamedTuple):
     updates: int
     values: dict[str, float]
 
-    @property
-    def kind(self) -> str:
-        """train or valid."""
-        return self.source.partition("_")[0]
-
 
 def record(line: str) -> Record | None:
     """Return the figures in one line of a log; None if it has none."""

@@ -34,8 +34,8 @@ QUANTITIES = {
 }
 
 
-class Kind(NamedTuple):
-    """A kind of log.
+class LogFormat(NamedTuple):
+    """A format of logs.
 
     ``writer`` is the program that writes it, ``log`` its file name, ``step`` the name of its steps,
     ``curves`` the values that are read. ``panels``, of training loss and validation metric, have
@@ -49,32 +49,35 @@ class Kind(NamedTuple):
     panels: tuple[dict[str, str], dict[str, str]]
 
 
-_CIFAR = {"train_loss": "training loss (nats)"}, {"test_error": "test error (%)"}
-_FAIRSEQ = (
-    dict.fromkeys(("train_inner_loss", "train_loss"), "training loss (bits a token)"),
-    {"valid_ppl": "validation perplexity", "valid_loss": "validation loss (bits a token)"},
+CIFAR = LogFormat(
+    writer="train_cifar.py",
+    log="log.jsonl",
+    step="iteration",
+    curves=("train_loss", "test_error", "valid_error"),
+    panels=({"train_loss": "training loss (nats)"}, {"test_error": "test error (%)"}),
 )
-KINDS = (
-    Kind(
-        "train_cifar.py",
-        "log.jsonl",
-        "iteration",
-        ("train_loss", "test_error", "valid_error"),
-        _CIFAR,
+FAIRSEQ = LogFormat(
+    writer="fairseq-train",
+    log="train.log",
+    step="update",
+    curves=("loss", "nll_loss", "ppl"),
+    panels=(
+        dict.fromkeys(("train_inner_loss", "train_loss"), "training loss (bits a token)"),
+        {"valid_ppl": "validation perplexity", "valid_loss": "validation loss (bits a token)"},
     ),
-    Kind("fairseq-train", "train.log", "update", ("loss", "nll_loss", "ppl"), _FAIRSEQ),
 )
+FORMATS = (CIFAR, FAIRSEQ)
 
 
 def report(runs: Sequence[str], first: int, stem: Path) -> None:
     """Draw the losses of ``runs``, each ``LABEL=FOLDER`` or a folder, from step ``first`` on."""
-    kind, points = read(runs, first)
-    panels = shown(kind, points)
+    form, points = read(runs, first)
+    panels = shown(form, points)
     rows = points.to_dict("records")
-    write(stem, rows, points, panels, kind.step, spread=("train_loss", "valid_ppl"))
+    write(stem, rows, points, panels, form.step, spread=("train_loss", "valid_ppl"))
 
 
-def read(arguments: Sequence[str], first: int) -> tuple[Kind, "pandas.DataFrame"]:
+def read(arguments: Sequence[str], first: int) -> tuple[LogFormat, "pandas.DataFrame"]:
     """The points of every run's logs from step ``first`` on; an empty log gets a warning.
 
     Their columns are ``run``, ``log``, ``kind``, ``curve``, ``step`` and ``value``. Raises
@@ -83,7 +86,7 @@ def read(arguments: Sequence[str], first: int) -> tuple[Kind, "pandas.DataFrame"
     import pandas
 
     points: list[Row] = []
-    labels, kinds = [], []
+    labels, forms = [], []
     for argument in arguments:
         label, path = label_and_path(argument)
         if label in labels and path == argument:
@@ -91,21 +94,21 @@ def read(arguments: Sequence[str], first: int) -> tuple[Kind, "pandas.DataFrame"
                 f"two runs are called {label}: say LABEL={path}; runs of one LABEL are its seeds"
             )
         labels.append(label)
-        for log, kind in find_logs(Path(path)):
-            kinds.append(kind)
-            curves = read_log(log, kind)
+        for log, form in find_logs(Path(path)):
+            forms.append(form)
+            curves = read_log(log, form)
             if not curves:
-                print_line(f"warning: {log} holds no {kind.step} yet and is left out", "stderr")
-            about = {"run": label, "log": str(log), "kind": kind.writer}
+                print_line(f"warning: {log} holds no {form.step} yet and is left out", "stderr")
+            about = {"run": label, "log": str(log), "kind": form.writer}
             points += points_of(curves, about, first)
-    if any(kind is not kinds[0] for kind in kinds):
+    if any(form is not forms[0] for form in forms):
         raise UserError(
             "these are runs of train_cifar.py and of fairseq-train: draw them in two figures"
         )
     if not points:
         since = f" from {first} on" if first else ""
         raise UserError(f"there is nothing to draw: no run has logged anything{since}")
-    return kinds[0], pandas.DataFrame(points)
+    return forms[0], pandas.DataFrame(points)
 
 
 def points_of(curves: dict[str, Curve], about: Row, first: int) -> list[Row]:
@@ -118,34 +121,34 @@ def points_of(curves: dict[str, Curve], about: Row, first: int) -> list[Row]:
     return points
 
 
-def find_logs(run: Path) -> list[tuple[Path, Kind]]:
+def find_logs(run: Path) -> list[tuple[Path, LogFormat]]:
     """The logs of a run, its folder or one log: one for each seed.
 
     Raises ``UserError`` for none.
     """
     if run.is_file():
-        return [(run, KINDS[0] if run.suffix == ".jsonl" else KINDS[1])]
-    for kind in KINDS:
+        return [(run, CIFAR if run.suffix == ".jsonl" else FAIRSEQ)]
+    for form in FORMATS:
         seeds = sorted(
-            run.glob(f"seed*/{kind.log}"),
+            run.glob(f"seed*/{form.log}"),
             key=lambda path: int(re.sub(r"\D", "", path.parent.name) or 0),
         )
-        logs = [run / kind.log] if (run / kind.log).is_file() else seeds
+        logs = [run / form.log] if (run / form.log).is_file() else seeds
         if logs:
-            return [(path, kind) for path in logs]
-    expected = " or ".join(f"{kind.log} of {kind.writer}" for kind in KINDS)
+            return [(path, form) for path in logs]
+    expected = " or ".join(f"{form.log} of {form.writer}" for form in FORMATS)
     raise UserError(
         f"{run} holds no log: expected {expected}" if run.is_dir() else f"{run} does not exist"
     )
 
 
-def read_log(path: Path, kind: Kind) -> dict[str, Curve]:
+def read_log(path: Path, form: LogFormat) -> dict[str, Curve]:
     """Read the curves of one log, by name.
 
     Where a resumed run repeats updates, the last values count.
     """
     curves: dict[str, Curve] = {}
-    for step, values in _records(path, kind):
+    for step, values in _records(path, form):
         last_steps = [next(reversed(curves[name])) for name in values if curves.get(name)]
         if any(step < last for last in last_steps):
             curves = {name: _until(curve, step) for name, curve in curves.items()}
@@ -159,24 +162,24 @@ def _until(curve: Curve, step: int) -> Curve:
     return {each: value for each, value in curve.items() if each < step}
 
 
-def _records(path: Path, kind: Kind) -> Iterator[tuple[int, dict[str, float]]]:
+def _records(path: Path, form: LogFormat) -> Iterator[tuple[int, dict[str, float]]]:
     """Step, and values by the name of their curve, of each record of a log."""
-    if kind is KINDS[0]:
+    if form is CIFAR:
         try:
             for record in read_json_lines(path):
-                values = {name: float(record[name]) for name in kind.curves if name in record}
+                values = {name: float(record[name]) for name in form.curves if name in record}
                 if values:
                     yield int(record["iteration"]), values
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path} is not a log of {kind.writer}") from None
+            raise UserError(f"{path} is not a log of {form.writer}") from None
         return
     for logged in records(path):
         if "loss" in logged.values:  # not every criterion has the others
-            names = [name for name in kind.curves if name in logged.values]
+            names = [name for name in form.curves if name in logged.values]
             yield logged.updates, {f"{logged.source}_{name}": logged.values[name] for name in names}
 
 
-def shown(kind: Kind, points: "pandas.DataFrame") -> dict[str, str]:
+def shown(form: LogFormat, points: "pandas.DataFrame") -> dict[str, str]:
     """The curves to draw, with their axis labels.
 
     For each panel it is the first one in every log, else the first in any log. A panel is left out
@@ -184,7 +187,7 @@ def shown(kind: Kind, points: "pandas.DataFrame") -> dict[str, str]:
     """
     logs = [set(curves) for _, curves in points.groupby("log")["curve"]]
     chosen = {}
-    for panel in kind.panels:
+    for panel in form.panels:
         in_all = [name for name in panel if all(name in log for log in logs)]
         in_any = [name for name in panel if any(name in log for log in logs)]
         for name in (in_all + in_any)[:1]:
@@ -359,8 +362,8 @@ def means_over_blocks(rows: list[Row], by: str) -> "pandas.DataFrame":
     points = []
     for (run, quantity), curve in pandas.DataFrame(rows).groupby(["run", "quantity"], sort=False):
         for step, at_step in curve.groupby(by):
-            positive = at_step.loc[at_step["value"] > 0, "value"]
-            if len(positive) and at_step["seed"].nunique() == curve["seed"].nunique():
-                mean = geometric_mean(positive)
+            positive = at_step[at_step["value"] > 0]
+            if len(positive) and positive["seed"].nunique() == curve["seed"].nunique():
+                mean = geometric_mean(positive["value"])
                 points.append((run, run, quantity, step, mean))
     return pandas.DataFrame(points, columns=["run", "log", "curve", "step", "value"])

@@ -36,6 +36,7 @@ from .skip_log import (
     COS_GRADIENTS,
     COS_X_F,
     F_OVER_X,
+    LOST,
     NORM_AFTER_SUM,
     SKIP_LOG,
     X_TO_F,
@@ -44,7 +45,7 @@ from .skip_log import (
 )
 from .study import SIDES, Study
 
-LEAST = 1 / 30  # of the gradient: a stack that passes on less is taken to lose it
+LEAST = 1 / LOST  # of the gradient: a stack that passes on less is taken to lose it
 LONG = 100  # updates: a stack that passes on less in all logged ones of so many is reported
 CURVES = 5  # updates of a log that the figure shows
 WRITES_THEM = "expected a Transformer's training with --skip-log-interval N, which writes them"

@@ -29,6 +29,9 @@ NORM_AFTER_SUM = "skip_norm_after_sum"  # 1 or 0
 LEARNED = "skip_learned"  # the mean of a coefficient; the block is followed by its name
 LAMBDA = "skip_lambda"  # of a rule whose λ adapts
 
+# the gradient's norm at the top of a stack over that at its bottom, from which it counts as lost
+LOST = 30.0
+
 Values = dict[str, float]  # tag -> value, of one update
 
 

@@ -112,7 +112,7 @@ def test_fairseq_logs_come_back_number_by_number(tmp_path, capfd):
 
 
 def inner_losses(folder, *lines):
-    return curves.read_log(fairseq_run(folder, *lines) / "train.log", curves.KINDS[1])[
+    return curves.read_log(fairseq_run(folder, *lines) / "train.log", curves.FAIRSEQ)[
         "train_inner_loss"
     ]
 
@@ -171,8 +171,8 @@ def test_cifar_seeds_share_a_label_and_are_thin_beside_their_mean(tmp_path, capf
         "30 1 → 0.6667 30 → 20",
         "đồ thị, seed2 20 1 33",
     ]
-    kind, points = curves.read(runs, 20)
-    figure = curves.draw(points, curves.shown(kind, points), kind.step, spread=())
+    form, points = curves.read(runs, 20)
+    figure = curves.draw(points, curves.shown(form, points), form.step, spread=())
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["đồ thị", "one"]
     mean, *seeds, other = figure.axes[1].get_lines()[:4]
     assert [list(line.get_ydata()) for line in (mean, *seeds)] == [[31.5], [30, 20], [33]]
@@ -207,19 +207,22 @@ def test_a_course_is_the_geometric_mean_over_blocks_and_seeds(tmp_path, capfd):
         ("skip_F_over_x/a", 10): 1.0,
         ("skip_F_over_x/b", 10): 4.0,
         ("skip_F_over_x/a", 20): 9.0,
+        ("skip_F_over_x/a", 30): 9.0,
     }
     skip_run(tmp_path / "run" / "seed2" / "tensorboard" / "skip", {**first, ("loss", 10): 3.0})
     second = {
         ("skip_F_over_x/a", 10): 16.0,
         ("skip_lambda/a", 10): 2.5,
         ("skip_F_over_x/b", 10): 0.0,
+        ("skip_F_over_x/a", 30): 0.0,
     }
     skip_run(tmp_path / "run" / "seed10", second)
     assert draw("course", tmp_path / "course", f"2rSkip={tmp_path / 'run'}") == 0
-    # (1 * 4 * 16) ** (1/3): what is 0 has no logarithm; update 20 is of one seed only
+    # (1 * 4 * 16) ** (1/3): what is 0 has no logarithm; update 20 is of one seed only, and of
+    # update 30 one seed has nothing above 0
     assert printed(capfd) == [["2rSkip", "10", "4", "2.5"]]
     rows = list(csv.DictReader((tmp_path / "course.csv").open(encoding="utf-8")))
-    assert len(rows) == 6 and [row["seed"] for row in rows] == [*"111222"]
+    assert len(rows) == 8 and [row["seed"] for row in rows] == [*"11112222"]
 
 
 def test_by_block_a_course_is_the_last_update_against_depth(tmp_path, capfd):

@@ -1,5 +1,7 @@
 """The parts of rskip evaluate that need no trained model: choices, command lines, explanations."""
 
+import argparse
+
 import pytest
 import torch
 from conftest import run_command
@@ -164,3 +166,13 @@ def test_hypotheses_come_in_order_and_may_hold_anything_but_a_newline(tmp_path):
     log.write_text("H-1\t-1\ta\nH-1\t-1\ta\n", encoding="utf-8")
     with pytest.raises(UserError, match="2 hypotheses for 2 references"):
         generation.hypotheses(log, 2)
+
+
+def test_a_checkpoint_from_before_fairseq_0_10_has_its_task_among_all_options(tmp_path):
+    path = tmp_path / "checkpoint_best.pt"
+    options = argparse.Namespace(task="translation", data="data-bin", arch="transformer")
+    torch.save({"args": options, "model": {"weight": torch.ones(2)}}, path)
+    task = weights.task_of(path, "translation")
+    assert (task["_name"], task["data"]) == ("translation", "data-bin")
+    with pytest.raises(UserError, match="was trained for --task translation: expected language_m"):
+        weights.task_of(path, "language_modeling")

@@ -115,6 +115,16 @@ def test_seeds_of_several_rates_are_no_row(tmp_path, monkeypatch, capsys):
     assert "'a' has runs at the rates 0.1, 0.2; expected a@RATE" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("rate", [0.1, None], ids=["a rate", "the recipe's rate"])
+def test_two_runs_of_one_seed_are_no_row(tmp_path, monkeypatch, capsys, rate):
+    """Of two columns, for example: a rate does not tell them apart."""
+    record_of(tmp_path / "one", "a", rate, 1, 4.0)
+    record_of(tmp_path / "two", "a", rate, 1, 4.1)
+    record_of(tmp_path, "b", 0.1, 1, 4.5)
+    assert run(monkeypatch, tmp_path, "a", "b") == 1
+    assert "error: 'a' has several runs of one seed, in columns" in capsys.readouterr().err
+
+
 def test_a_score_that_a_seed_lacks_keeps_the_others(tmp_path, monkeypatch):
     for seed in (1, 2, 3):
         record_of(tmp_path, "a", 0.1, seed, 4.0)
@@ -139,6 +149,13 @@ def test_a_resumed_log_counts_once_and_a_run_that_stopped_has_no_later_loss(tmp_
     assert values["validation loss near update 430"] == 6
     assert values["validation loss near update 590"] == 7
     assert math.isnan(values["validation loss near update 1,000"])
+
+
+def test_a_single_validation_is_near_no_later_update(tmp_path):
+    record_of(tmp_path, "a", 0.1, 1, 4.0, updates=[300])
+    values = read_runs(tmp_path, [100, 300, 5000]).iloc[0]
+    assert [values[f"validation loss near update {at}"] for at in (100, 300)] == [1, 1]
+    assert math.isnan(values["validation loss near update 5,000"])
 
 
 def test_a_row_that_is_not_there_is_named(runs, monkeypatch, capsys):

@@ -89,6 +89,27 @@ def test_a_run_is_read_update_by_update(run):
     assert float(first["predicted"]) == pytest.approx(1 / (weight * returned), rel=1e-3)
 
 
+def test_a_logged_cosine_may_be_rounded_to_beyond_1():
+    assert skip_weight.weight_by_constants(0.5, 1 + 1e-12) == pytest.approx(1 / 1.5)
+    assert skip_weight.weight_by_constants(0.5, -1 - 1e-12) == pytest.approx(2)
+
+
+def test_a_branch_that_returns_the_gradient_negated_loses_it_all(run):
+    log = run.skip_log
+    text = log.read_text().replace(
+        '_over_skip_gradient/decoder.layers.1.final_skip": 0.1',
+        '_over_skip_gradient/decoder.layers.1.final_skip": 1.0',
+    )
+    log.write_text(
+        text.replace(
+            'cos_gradients/decoder.layers.1.final_skip": 0.5',
+            'cos_gradients/decoder.layers.1.final_skip": -1.0',
+        )
+    )
+    first, _ = skip_weight.read_run(run)
+    assert float(first["predicted"]) > 1e100
+
+
 def test_a_sentence_is_counted_wrong_where_its_number_and_the_gradient_disagree(capsys):
     """Three runs of 6 layers, N = 18, made up: lost beyond every limit, kept within, lost within.
 

@@ -198,7 +198,11 @@ def task_of(path: Path, expected: str = "") -> dict:
     Raises ``UserError`` unless it is the task ``expected``, where one is.
     """
     state = load_state(path)
-    task = (state.get("cfg") or {}).get("task") or {}
+    if state.get("cfg"):
+        task = state["cfg"].get("task") or {}
+    else:  # a checkpoint from before fairseq 0.10 has all options in one Namespace
+        options = vars(state["args"])
+        task = {**options, "_name": options.get("task")}
     if expected and task.get("_name") != expected:
         name = task.get("_name")
         hint = "; rskip export gives it sample()" if name == "language_modeling" else ""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas
 
+from fairseq_rskip.analysis.curves import FAIRSEQ, read_log
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.fairseq_log import records
 
 from .finished import FinishedRun, finished_runs
 from .run_folder import CHECKPOINTS
@@ -48,8 +48,9 @@ def values_of(run: FinishedRun, updates: list[int]) -> dict[str, object]:
 def loss_near(losses: pandas.Series, update: int) -> float:
     """The loss at the validation nearest to ``update``; NaN for a run that stopped before it."""
     nearest = min(losses.index, key=lambda at: abs(at - update))
-    interval = losses.index.to_series().diff().max()
-    if update - nearest > interval:
+    interval = losses.index.to_series().diff().max()  # NaN for a single validation
+    is_near = update <= nearest or update - nearest <= interval
+    if not is_near:
         return math.nan
     return float(losses[nearest])
 
@@ -57,20 +58,10 @@ def loss_near(losses: pandas.Series, update: int) -> float:
 def validation_losses(run: FinishedRun) -> pandas.Series:
     """The validation losses in bits, by the number of updates.
 
-    Empty where the record is kept without its log. Where a resumed run repeats updates, the last
-    values count.
+    Empty where the record is kept without its log.
     """
-    log = run.folder / CHECKPOINTS / "train.log"
-    if not log.exists():
-        return pandas.Series(dtype=float)
-    losses: dict[int, float] = {}
-    for each in records(log):
-        if each.source != "valid":
-            continue
-        # an epoch may end an update earlier than before the interruption
-        losses = {updates: loss for updates, loss in losses.items() if updates < each.updates}
-        losses[each.updates] = each.values["loss"]
-    return pandas.Series(losses, dtype=float)
+    log = run.folder / CHECKPOINTS / FAIRSEQ.log
+    return pandas.Series(read_log(log, FAIRSEQ).get("valid_loss", {}), dtype=float)
 
 
 def runs_of(runs: pandas.DataFrame, name: str) -> pandas.DataFrame:
@@ -81,9 +72,14 @@ def runs_of(runs: pandas.DataFrame, name: str) -> pandas.DataFrame:
         chosen = chosen[chosen["lr"] == _rate(rate, name)]
     if chosen.empty:
         raise UserError(f"there is no finished run of {name!r}; expected a row's label")
-    if chosen["lr"].nunique() > 1 or chosen["seed"].duplicated().any():
-        rates = ", ".join(f"{lr:g}" for lr in sorted(chosen["lr"].unique()))
+    if chosen["lr"].nunique() > 1:
+        rates = ", ".join(f"{lr:g}" for lr in sorted(chosen["lr"].dropna().unique()))
         raise UserError(f"{name!r} has runs at the rates {rates}; expected {label}@RATE")
+    if chosen["seed"].duplicated().any():
+        raise UserError(
+            f"{name!r} has several runs of one seed, in columns or with other options; expected "
+            "the folder of one of them"
+        )
     return chosen.drop(columns=["label", "lr"]).set_index("seed")
 
 
