@@ -8,20 +8,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
-from ..norms import (
-    DyT,
-    Layout,
-    NoCoefficients,
-    Norm,
-    RecursiveNorm,
-    at_least_float32,
-    check_layout,
-    create_norm,
-    parameters_of_norms,
-)
+from ..norms import NoCoefficients, at_least_float32, check_layout, parameters_of_norms
 from ..option_error import OptionError
 from . import inputs
-from .options import WITH_ALPHA, all_norms, checked_options, options_of, short
+from .norm_slots import NormSlots
+from .options import WITH_ALPHA, checked_options, options_of, short
 from .place import BranchWeights, Place, check_weights
 from .registry import KINDS, rule_of
 from .state import WithRule
@@ -43,7 +34,7 @@ class Common(TypedDict, total=False):
     dtype: torch.dtype | None
 
 
-class SkipConnection(Layout, WithRule):
+class SkipConnection(NormSlots, WithRule):
     """The base class of every kind; :func:`create_skip` builds one by name.
 
         h, carried = skip.prepare(x)
@@ -85,20 +76,16 @@ class SkipConnection(Layout, WithRule):
     """
 
     kind: ClassVar[str] = ""
-    norms: ClassVar[tuple[str, ...]] = all_norms()  # which norms the rule accepts
-    default_norm: ClassVar[str] = "layer"
     for_images: ClassVar[bool] = True
     needs_place: ClassVar[bool] = False  # whether the rule depends on its position
     starts_branch: bool = False  # whether initialise rescales the weights of the branch
     decays: ClassVar[bool] = False  # whether weight decay applies to what the rule learns
-    normalises_x: ClassVar[bool] = False  # whether the branch reads x normalised by the rule itself
     replaces_batch_norm: ClassVar[bool] = False  # whether biases replace a ResNet's batch norm
     zero_classifier: ClassVar[bool] = False  # whether the classifier starts at 0
     scales_embedding: ClassVar[bool] = False  # whether initialise rescales the word embeddings
     mixes_streams: ClassVar[bool] = True  # False where the matrix of streams() is I by definition
 
     has_unit_length: ClassVar[bool] = False  # whether to_unit_length has to follow each update
-    slots: tuple[str, ...] = ("post",)  # which of pre, branch and post the norm fills
 
     def __init__(
         self,
@@ -155,89 +142,12 @@ class SkipConnection(Layout, WithRule):
         self.state_was_loaded = False
         self.roles_started: set[str] = set()  # of the branch's weights that initialise has rescaled
         self.setup_checked = False  # whether missing_setup was asked
-        if channel_dim == 1 and "pre" in self.slots:
-            self._leave_norm_to_branch(norm)
-        filled = () if self.options.norm == "none" else self.slots
-        if pre_norm:
-            self._check_pre_norm(filled)
-        self._add_norms(filled, pre_norm)
-
-    def _leave_norm_to_branch(self, norm: str | None) -> None:
-        """Have no norm: the branches of a ResNet begin with one. Raises :class:`.OptionError`."""
-        if norm not in (None, "none"):
-            raise OptionError(
-                "norm",
-                norm,
-                f"'none' for kind {self.kind} in a ResNet",
-                reason="its branches begin with a norm of their own",
-            )
-        if "none" not in self.norms:
-            raise OptionError(
-                "kind",
-                self.kind,
-                "a rule that takes norm='none', for a ResNet",
-                reason="its branches begin with a norm of their own",
-            )
-        self.options.norm = "none"
-
-    def _add_norms(self, filled: tuple[str, ...], pre_norm: bool) -> None:
-        """Make ``pre``, ``branch`` and ``post``, those of them that are ``filled``."""
-        self.new_norm()  # raises for a layout or eps that the norm does not take
-        self.pre: Norm | None = None
-        if "pre" in filled:
-            self.pre = self.new_norm()
-        elif pre_norm:
-            self.pre = self.new_norm("layer")
-        self.branch = self.new_norm() if "branch" in filled else None
-        self.post = self.new_post(self.steps if "post" in filled else 0)
-
-    def _check_pre_norm(self, filled: tuple[str, ...]) -> None:
-        """Raise :class:`.OptionError` for a pre-norm beside another norm of the rule."""
-        if self.normalises_x:
-            reason = f"kind {self.kind} normalises x itself"
-            raise OptionError("pre_norm", True, "no pre-norm", reason=reason)
-        if not set(filled) - {"pre"}:
-            return
-        if "none" not in self.norms:
-            where = "after the sum" if "post" in self.slots else "behind the branch"
-            reason = f"kind {self.kind} needs its norm {where}"
-            raise OptionError("pre_norm", True, "no pre-norm", reason=reason)
-        raise OptionError(
-            "norm",
-            self.options.norm,
-            "'none'",
-            {"pre_norm": True},
-            "pre-norm is y = λx + αF(LN(x)), without a normalisation after the sum",
-        )
-
-    @property
-    def steps(self) -> int:
-        """The number of norms after the sum."""
-        return 1
+        self.add_norms(norm, pre_norm)
 
     @property
     def widths(self) -> tuple[int, int]:
         """What ``forward`` takes and returns, in tensors of ``dim`` channels."""
         return 1, 1
-
-    def new_post(self, steps: int) -> RecursiveNorm:
-        """The norms after the sum."""
-        layout = (self.channel_dim, self.norm_axes, self.eps)
-        post = RecursiveNorm(self.options.norm, self.dim, steps, *layout, **self.factory)
-        for norm in post:
-            self._set_alpha(norm)
-        return post
-
-    def new_norm(self, name: str | None = None) -> Norm:
-        """A norm over the features, by default that of the option ``norm``."""
-        layout = (self.channel_dim, self.norm_axes, self.eps)
-        norm = create_norm(name or self.options.norm, self.dim, *layout, **self.factory)
-        self._set_alpha(norm)
-        return norm
-
-    def _set_alpha(self, norm: Norm) -> None:
-        if isinstance(norm, DyT) and self.options.norm_alpha is not None:
-            nn.init.constant_(norm.alpha, self.options.norm_alpha)
 
     def new_parameter(self, values: Tensor) -> nn.Parameter:
         """A parameter of the rule with initial ``values``, on its device and of its dtype.
@@ -388,12 +298,6 @@ class SkipConnection(Layout, WithRule):
 
     def share_with(self, first: "SkipConnection") -> None:
         """Share parameters with ``first``, the skip connection of the layer's first sublayer."""
-
-    def needs_final_norm(self) -> bool:
-        """Whether the output of a stack's last block still has to be normalised, as in pre-norm."""
-        if len(self.post) > 0:
-            return False
-        return self.pre is not None or "pre" in self.slots or "branch" in self.slots
 
     def example_axis(self, x: Tensor) -> int | None:
         """The axis of x's examples (sentences or images); None where x is a single one."""

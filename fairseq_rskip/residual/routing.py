@@ -136,9 +136,9 @@ class DeltaAttentionResidual(HistorySkip):
 
     def current(self, x: Tensor) -> tuple[Tensor, Any]:
         h, carried = super().current(x)
-        members = self.members(x, carried)
-        if members is None:
+        if self.first:
             return h, carried
+        members = self._returned(carried)
         mixture = depth_attention(members, self.query, self.eps)
         if self.gate is not None:
             mixture = self.gate * mixture
@@ -146,7 +146,11 @@ class DeltaAttentionResidual(HistorySkip):
 
     def members(self, f_x: Tensor, carried: Any) -> Tensor | None:
         """v_0, ..., v_(l-1), which this block's branch reads beside x."""
-        return None if self.first else carried[1].unflatten(-1, [self.stored, self.dim])
+        return None if self.first else self._returned(carried)
+
+    def _returned(self, carried: Any) -> Tensor:
+        """What the branches before this block returned."""
+        return carried[1].unflatten(-1, [self.stored, self.dim])
 
     def weights(self, members: Tensor) -> Tensor:
         return depth_weights(members, self.query, self.eps)

@@ -66,9 +66,14 @@ class B2T(StreamSkip):
         ends_layer = self.place.position == self.place.sublayers - 1
         return 1 if begins_layer else 2, 1 if ends_layer else 2
 
+    @property
+    def closes_layer(self) -> bool:
+        """Whether it is the last of several blocks of a layer, whose input is then tensor 1."""
+        return self.widths == (2, 1)
+
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         z = self.tensor(x, 0) + f_x
-        return z + self.tensor(x, 1) if self.widths == (2, 1) else z
+        return z + self.tensor(x, 1) if self.closes_layer else z
 
     def sum_and_norm(
         self, x: Tensor, f_x: Tensor, carried: Any, padding_mask: Tensor | None
@@ -100,8 +105,7 @@ class SpanNorm(B2T):
         return ("pre", "post") if self.place.is_first else ("post",)
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
-        spans = self.widths == (2, 1)
-        return self.tensor(x, 1 if spans else 0) + f_x
+        return self.tensor(x, 1 if self.closes_layer else 0) + f_x
 
 
 @register("residual_dual", also=("ResiDual",))
