@@ -132,9 +132,8 @@ def main() -> None:
     rows = gains(designs)
     table = pandas.DataFrame(rows).round(4)
     make_folder(options.output)
-    figures.write_csv(
-        options.output / "depthbench_gains.csv", table.astype(object).to_dict("records")
-    )
+    filled = table.astype(object).where(table.notna(), None)  # a cell without a number is empty
+    figures.write_csv(options.output / "depthbench_gains.csv", filled.to_dict("records"))
     draw(rows, options.output / "depthbench")
     print_line(table.to_markdown(index=False, floatfmt=".3f"))
     print_line("\n".join([*choices_at_an_end(report), *verdicts(rows), *between(report)]))

@@ -253,9 +253,7 @@ def main() -> None:
     compared = sides(models)
     table = pandas.DataFrame(compared)
     make_folder(options.output)
-    figures.write_csv(
-        options.output / "ladder_sides.csv", table.round(4).astype(object).to_dict("records")
-    )
+    figures.write_csv(options.output / "ladder_sides.csv", table.round(4).to_dict("records"))
     draw(compared, list(rungs), options.output / "ladder")
     print_line(table.drop(columns="side").to_markdown(index=False, floatfmt=".3f"))
     correlations = rank_correlations(rungs)

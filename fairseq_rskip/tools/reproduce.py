@@ -344,7 +344,7 @@ def _show(experiments: list[Experiment], options: argparse.Namespace) -> None:
 
 def _more(experiments: list[Experiment], options: argparse.Namespace) -> str:
     """What to say of the runs that wait for the end of a sweep; "" if none does."""
-    waiting = sum(undecided(experiment, options.output) for experiment in experiments)
+    waiting = sum(len(undecided(experiment, options.output)) for experiment in experiments)
     rows = "row" if waiting == 1 else "rows"
     return f"; more follow where sweeps end, in {waiting} {rows}" if waiting else ""
 

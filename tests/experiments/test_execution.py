@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -163,7 +164,7 @@ def test_a_table_builds_one_small_model_for_each_network(tmp_path, monkeypatch):
 
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
-    """Prepare a run of two commands that write lines.
+    """Prepare a run of two commands that write lines, the first one a checkpoint, too.
 
     The second one fails until the file ``good`` is there.
     """
@@ -173,11 +174,18 @@ def prepared(tmp_path, monkeypatch):
         "if sys.argv[2] == 'two' and not (folder / 'good').exists(): "
         "sys.exit('error: a full disk')\n"
     )
-    script += "(folder / 'result.json').write_text(json.dumps({'error': 5.0}))"
+    script += "(folder / 'result.json').write_text(json.dumps({'error': 5.0}))\n"
+    script += "(folder / 'checkpoints').mkdir(exist_ok=True)\n"
+    script += "(folder / 'checkpoints' / 'checkpoint_best.pt').touch()\n"
     commands = [[sys.executable, "-c", script, str(run.folder), word] for word in ("one", "two")]
     monkeypatch.setattr(type(TASKS["images"]), "commands", lambda self, run: commands)
     execution.prepare(run)
     return run
+
+
+def add_checkpoint(run):
+    (run.folder / "checkpoints").mkdir()
+    (run.folder / "checkpoints" / "checkpoint_best.pt").touch()
 
 
 def test_a_failed_run_says_why_and_resumes_at_the_failed_command(prepared):
@@ -200,16 +208,39 @@ def test_a_failed_run_says_why_and_resumes_at_the_failed_command(prepared):
 
 def test_only_commands_that_are_as_they_were_are_not_repeated(prepared):
     done = {"complete": 1, "commands": [["a"], ["b"]]}
+    add_checkpoint(prepared)
     assert execution.count_complete(prepared, done, [["a"], ["c"]]) == 1
     assert execution.count_complete(prepared, done, [["c"], ["b"]]) == 0
+
+
+def test_what_is_to_be_evaluated_is_trained_again_where_its_checkpoints_were_removed(prepared):
+    assert execution.execute(prepared.folder)
+    assert str(results.state(prepared)) == "failed: a full disk"
+    shutil.rmtree(prepared.folder / "checkpoints")
+    (prepared.folder / "good").touch()
+    assert execution.execute(prepared.folder) and results.state(prepared).kind == "done"
+    log = (prepared.folder / "log.txt").read_text()
+    lines = [line for line in log.splitlines() if line in ("one", "two")]
+    assert lines == ["one", "two", "one", "two"]
+
+
+def test_what_was_complete_of_other_commands_does_not_count(prepared, monkeypatch):
+    """Even where the attempt with the new commands is killed before one of them has ended."""
+    execution.execute(prepared.folder)
+    assert read_record(prepared.folder)["complete"] == 1
+    monkeypatch.setattr(type(TASKS["images"]), "commands", lambda self, run: [["true"], ["x"]])
+    monkeypatch.setattr(execution, "_data_have_changed", lambda run: sys.exit("killed"))
+    with pytest.raises(SystemExit):
+        execution.execute(prepared.folder)
+    record = read_record(prepared.folder)
+    assert execution.count_complete(prepared, record, [["true"], ["x"]]) == 0
 
 
 def test_what_is_trained_is_not_trained_again_while_its_checkpoints_are_there(prepared):
     """Whatever the commands are now: fairseq would train further than --patience did."""
     done = {"metrics": {"values": {"error": 9.0}}, "commands": [["a"], ["b"]], "complete": 2}
     assert execution.count_complete(prepared, done, [["c"], ["d"]]) == 0
-    (prepared.folder / "checkpoints").mkdir()
-    (prepared.folder / "checkpoints" / "checkpoint_best.pt").touch()
+    add_checkpoint(prepared)
     assert execution.count_complete(prepared, done, [["c"], ["d"]]) == 1
 
 
@@ -251,6 +282,22 @@ def test_a_training_has_a_minute_to_save_its_state(tmp_path, monkeypatch):
     assert execution.main([str(tmp_path)]) == 0 and process.GRACE == 60
 
 
+def test_a_training_counted_in_epochs_has_ended_with_its_last_one(tmp_path):
+    """fairseq logs a line "train" when an epoch is over, others while it lasts."""
+    path = write(tmp_path, TRANSLATION, options={"max-epoch": 2}, seeds=[1])
+    run = results.ready(tables(path)[0], tmp_path)[0]
+    (run.folder / "checkpoints").mkdir(parents=True)
+    log = run.folder / "checkpoints" / "train.log"
+    line = '2026-01-01 00:00:00 | INFO | {0} | {{"epoch": {1}, "{0}_num_updates": "{2}"}}\n'
+    for source, epoch, expected in (("valid", 1, 0), ("train", 1, 0.5), ("train", 2, 1.0)):
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(line.format(source, epoch, 10 * epoch))
+        assert TASKS["translation"].progress(run)[0] == expected
+    (run.folder / "run.lock").touch()
+    (run.folder / "log.txt").touch()
+    assert results.state(run).kind == "trained, not evaluated"
+
+
 def test_the_time_left_is_that_of_the_part_trained_since_the_start(prepared, monkeypatch):
     """Resumed at a half, at three quarters after ten minutes."""
     monkeypatch.setattr(type(TASKS["images"]), "progress", lambda self, run: (0.75, "loss 2"))
@@ -289,6 +336,7 @@ def test_a_corpus_that_was_corrected_before_anything_trained_is_the_rows(prepare
     content = iter(["wrong", "right"])
     monkeypatch.setattr(type(TASKS["images"]), "data_checksum", lambda self, data: next(content))
     assert execution.execute(prepared.folder) and results.state(prepared).kind == "failed"
+    shutil.rmtree(prepared.folder / "checkpoints")
     (prepared.folder / "good").touch()
     assert execution.execute(prepared.folder) and results.state(prepared).kind == "done"
     assert read_record(prepared.folder)["data_checksum"] == "right"

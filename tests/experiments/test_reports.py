@@ -171,9 +171,7 @@ def test_missing_seeds_failures_and_values_that_are_not_finite_are_named(images,
         assert word in rows["recursive"]["state"]
     assert "the &lt;disk&gt; is full" in page and "<disk>" not in page
     first = re.search('<p class="warning">(.*?)</p>', page)[1]
-    assert first.startswith(
-        "2 models have no value, because training failed or diverged: recursive,"
-    )
+    assert first.startswith("2 models have no value: recursive,")
     assert "seed 1: done, with error not finite" in first and "seed 2: failed: the" in first
 
 
@@ -188,6 +186,19 @@ def test_published_values_are_compared_only_with_the_whole_experiment(tmp_path, 
     found, page = report(capfd, path, out, "--no-figures", "--set", *short)
     assert found["plain"]["ours_minus_paper"] == "" and "Not the published experiment" in page
     assert (found["plain"]["scale"], found["plain"]["changed"]) == ("0.5", "batch-size 4")
+
+
+def test_a_length_is_not_compared_with_that_of_a_file_whose_own_options_are_refused(
+    tmp_path, capfd
+):
+    """The whole table was trained with what --set gives: its report must not end in an error."""
+    path, out = write(tmp_path, IMAGES, metric="valid_error"), tmp_path / "out"
+    words = ["valid-images=100", "iterations=6"]
+    (table,) = tables(path, changes=words)
+    finish(table, out, {"plain": {1: 20.0, 2: 20.5}}, metric="valid_error")
+    found, _ = report(capfd, path, out, "--no-figures", "--set", *words)
+    assert (found["plain"]["scale"], float(found["plain"]["mean"])) == ("1.0", 20.25)
+    assert "iterations 6" in found["plain"]["changed"]
 
 
 def test_a_table_without_a_row_to_show_does_not_stop_the_others(images, capfd, tmp_path):
@@ -420,6 +431,20 @@ def test_a_value_of_a_sweep_that_diverged_is_a_result(tmp_path, capfd):
     assert f"1 value of sweeps was not chosen, {why}" in page
     assert "lr 0.1: 10.000, lr 9: diverged; chosen lr 0.1" in page
     assert "/data/log" not in page + rows["plain"]["swept"] and "has no value" not in page
+
+
+def test_a_choice_without_a_value_that_failed_is_one_for_now(tmp_path, capfd):
+    options = {**IMAGES["options"], "valid-images": 100}
+    rows = IMAGES["rows"][:1]
+    path = write(tmp_path, IMAGES, rows=rows, seeds=[1], sweep={"lr": [0.1, 9]}, options=options)
+    metrics = {"values": {"valid_error": 10.0, "error": 10.0}}
+    good, bad = tables(path)[0].cells[0].trials
+    for trial, record in ((good, {"metrics": metrics}), (bad, {"failed": {"error": "disk"}})):
+        folder = trial.run.folder_in(tmp_path / "out", 1)
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps(record))
+    _, page = report(capfd, path, tmp_path / "out", "--no-figures")
+    assert "chosen lr 0.1, for now: what failed is tried again and may be better" in page
 
 
 def test_a_sweep_without_a_value_is_over(tmp_path, capfd):

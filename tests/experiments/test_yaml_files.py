@@ -112,6 +112,15 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, changes, named):
     ("changes", "words"),
     [
         ({"evaluate": {"beem": 5}}, "evaluate has no option 'beem'; did you mean beam?"),
+        (
+            {"metric": "valid_loss", "options": {"best-checkpoint-metric": "bleu"}},
+            "option 'best-checkpoint-metric' is 'bleu': a sweep, and the metrics valid_loss and "
+            "last_valid_loss, need the held-out loss; expected no such option",
+        ),
+        (
+            {"sweep": {"lr": [0.1, 0.2]}, "options": {"best-checkpoint-metric": "bleu"}},
+            "need the held-out loss",
+        ),
         ({"evaluate": {"out": "elsewhere"}}, "evaluate has no option 'out'"),
         ({"evaluate": {"beam": 0}}, "evaluate: --beam: '0' is not a whole number"),
         (
@@ -131,7 +140,16 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, changes, named):
             "option 'share-all-embeddings' is false, but transformer_",
         ),
     ],
-    ids=["an option", "a reserved option", "a value", "a language model", "of arch", "of recipe"],
+    ids=[
+        "an option",
+        "another loss",
+        "another loss of a sweep",
+        "a reserved option",
+        "a value",
+        "a language model",
+        "of arch",
+        "of recipe",
+    ],
 )
 def test_a_mistake_of_evaluation_or_one_row_is_named(tmp_path, changes, words):
     message = refused(write(tmp_path, TRANSLATION, **changes))

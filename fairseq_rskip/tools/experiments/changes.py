@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fairseq_rskip.errors import UserError
+
 from .plan import make_cell
 from .records import Experiment, clean
 from .tasks import TASKS
@@ -63,7 +65,11 @@ def _other_data(experiment: Experiment) -> str:
 
 
 def _relative_length(experiment: Experiment) -> float | None:
-    """The first run's length relative to that of the file; None if they have different units."""
+    """The first run's length relative to that of the file.
+
+    None if they have different units, and where the file's own options are refused: fp16 without a
+    GPU, for example.
+    """
     cell = next((cell for cell in experiment.cells if cell.trials), None)
     if cell is None:
         return None
@@ -71,8 +77,11 @@ def _relative_length(experiment: Experiment) -> float | None:
     trial = cell.trials[0]
     run = trial.run
     in_file = make_cell(experiment, cell.row, cell.column, changed={})
-    in_file = replace(in_file, options={**in_file.options, **trial.used})
-    whole, _ = TASKS[experiment.task].make_run(run.data, in_file, experiment)
+    in_file = replace(in_file, options={**in_file.options, **trial.values_of_run})
+    try:
+        whole, _ = TASKS[experiment.task].make_run(run.data, in_file, experiment)
+    except UserError:
+        return None
     if whole.unit != run.unit or not whole.length:
         return None
     return run.length / whole.length

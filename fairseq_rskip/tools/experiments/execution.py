@@ -88,7 +88,14 @@ def execute(folder: Path) -> bool:
         commands = TASKS[run.task].commands(run)
         complete = count_complete(run, record, commands)
         versions = {"fairseq_rskip": __version__, "python": platform.python_version()}
-        note(folder, commands=commands, versions=versions, git=process.git_commit(), failed=None)
+        note(
+            folder,
+            commands=commands,
+            complete=complete or None,
+            versions=versions,
+            git=process.git_commit(),
+            failed=None,
+        )
 
         error = _data_have_changed(run)
         for number, command in enumerate(commands[complete:], complete + 1):
@@ -147,8 +154,11 @@ def _follow(command: list[str], folder: Path, lock: int) -> str:
 def count_complete(run: Run, record: dict[str, Any], commands: list[list[str]]) -> int:
     """The number of ``commands`` that have ended well, and are not repeated.
 
-    A training that --patience has ended must not be: fairseq would train further.
+    A training that --patience has ended must not be: fairseq would train further. One whose
+    checkpoints were removed is repeated where they are to be evaluated.
     """
+    if len(commands) > 1 and not has_checkpoints(run.folder):
+        return 0
     if trained(record) and has_checkpoints(run.folder):
         return 1  # only its evaluation is missing
     number = record.get("complete", 0)

@@ -182,7 +182,7 @@ class Trial:
     """A combination of a sweep's values, {} without a sweep, and its run.
 
     ``decided_by`` is the run of another column that tries these values, None where ``run`` does.
-    Once the folders are read, ``held_out`` is that run's held-out metric and ``state`` its state.
+    Once the folders are read, ``held_out`` and ``state`` are those of the ``deciding_run``.
     """
 
     values: dict[str, Any]
@@ -192,12 +192,12 @@ class Trial:
     state: State = State(NEW)
 
     @property
-    def tried(self) -> Run:
+    def deciding_run(self) -> Run:
         """The run whose held-out metric is compared."""
         return self.decided_by or self.run
 
     @property
-    def used(self) -> dict[str, Any]:
+    def values_of_run(self) -> dict[str, Any]:
         """The values as ``run`` has them: a column may scale those of its sweep."""
         return {name: self.run.options[name] for name in self.values}
 
@@ -303,7 +303,8 @@ class Result:
     states: dict[int, State] = field(default_factory=dict)
     records: dict[int, dict[str, Any]] = field(default_factory=dict)  # of the finished runs
     values: dict[int, float] = field(default_factory=dict)  # of the table's metric
-    trials: list[Trial] = field(default_factory=list)  # of its sweep
+    # of its sweep; in a column with sweep_of those of the other column, until that has decided
+    trials: list[Trial] = field(default_factory=list)
     chosen: dict[str, Any] = field(default_factory=dict)  # the best trial's values
     is_baseline: bool = False
     comparison: Comparison | None = None

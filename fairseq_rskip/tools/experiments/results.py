@@ -58,10 +58,15 @@ def ready(experiment: Experiment, out: Path) -> list[Run]:
     return distinct(runs)
 
 
-def undecided(experiment: Experiment, out: Path) -> int:
-    """The number of cells with a sweep that has not ended: more runs follow its choice."""
-    swept = [cell for cell in experiment.cells if cell.sweep]
-    return sum(not collect(experiment, cell, out).runs for cell in swept)
+def undecided(experiment: Experiment, out: Path) -> set[str]:
+    """The labels of the rows with a sweep that has not ended: more runs follow its choice."""
+    labels = set()
+    for cell in experiment.cells:
+        result = collect(experiment, cell, out)
+        is_over = all(trial.state.kind == DIVERGED for trial in result.trials)
+        if cell.sweep and not result.runs and not is_over:
+            labels.add(cell.row.label)
+    return labels
 
 
 def distinct(runs: list[Run]) -> list[Run]:
@@ -83,7 +88,7 @@ def distinct(runs: list[Run]) -> list[Run]:
 
 def _sweep_run(trial: Trial, experiment: Experiment, out: Path) -> Run:
     """The run that tries a combination of a sweep's values: decided by a loss, it is not scored."""
-    return with_folder(replace(trial.tried, scored=False), out, experiment.sweep_seed)
+    return with_folder(replace(trial.deciding_run, scored=False), out, experiment.sweep_seed)
 
 
 def state(run: Run) -> State:
@@ -148,7 +153,7 @@ def collect(experiment: Experiment, cell: Cell, out: Path) -> Result:
     if best is None:
         return Result(cell, trials=trials)
 
-    result = Result(cell, trials=trials if cell.decides else [], chosen=best.used)
+    result = Result(cell, trials=trials if cell.decides else [], chosen=best.values_of_run)
     for seed in experiment.seeds_of(cell.row):
         run = with_folder(best.run, out, seed)
         result.runs[seed] = run
@@ -169,7 +174,8 @@ def collect(experiment: Experiment, cell: Cell, out: Path) -> Result:
 def _best(trials: list[Trial]) -> Trial | None:
     """The best trial, the first of equals.
 
-    None until all trials have ended, and where none of them has a value.
+    None until all trials have ended, and where none of them has a value. A trial that failed has
+    ended: it may fail for a reason that lasts, and would keep the row from being trained.
     """
     best = None
     lowest = math.inf

@@ -78,6 +78,7 @@ class Translation(Task):
         self._check_plan(plan, cell)
         metrics = {experiment.metric, *experiment.table.also}
         _check_metrics(metrics, cell.evaluate)
+        self._check_held_out(metrics, cell)
 
         corpus = Path(data).name if data in experiment.texts else self.data_name(data)
         run = Run(
@@ -121,6 +122,17 @@ class Translation(Task):
                     "no-fp16), or an architecture without it, as transformer_skip with skip-kind"
                 )
 
+    def _check_held_out(self, metrics: set[str], cell: Cell) -> None:
+        """Raise ``UserError`` where the held-out loss is needed and the checkpoint has none."""
+        option = "best-checkpoint-metric"
+        chosen_by = cell.options.get(option, "loss")
+        needs_loss = cell.sweep or metrics.intersection(self.losses)
+        if chosen_by != "loss" and needs_loss:
+            raise UserError(
+                f"option {option!r} is {chosen_by!r}: a sweep, and the metrics "
+                f"{' and '.join(self.losses)}, need the held-out loss; expected no such option"
+            )
+
     def _identity(self, corpus: str, cell: Cell, plan: Any) -> dict[str, Any]:
         """What distinguishes the training from others."""
         fixed = {name: value for name, value in cell.options.items() if name not in self.free}
@@ -161,7 +173,8 @@ class Translation(Task):
             if run.unit == "updates":
                 done = max(done, record.updates)
             else:
-                done = max(done, record.epoch - 1)
+                epoch_is_over = record.source == "train"
+                done = max(done, record.epoch if epoch_is_over else record.epoch - 1)
         return min(1.0, done / max(1, run.length)), training_files.summary(newest)
 
     def measure(self, run: Run) -> dict[str, Any] | None:

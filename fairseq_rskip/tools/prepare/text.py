@@ -195,7 +195,7 @@ def mapper(
 
     ``make`` is called in each process.
     """
-    # here first: workers inherit its imports, and its errors are reported
+    # here first: its errors are reported, and workers that are forked inherit its imports
     function = make(*arguments)
     if workers == 1:
         yield functools.partial(map, function)

@@ -18,6 +18,7 @@ from fairseq_rskip.tools.experiments.results import collect, ready, state
 from fairseq_rskip.tools.experiments.run_folder import CHECKPOINTS, RECORD, read_record, trained
 from fairseq_rskip.tools.experiments.tasks import TASKS
 
+from . import csv_records
 from . import tables as page
 from .comparison import compare, power
 from .sweep import listed
@@ -153,7 +154,7 @@ def _part(
         "facts": page.facts(experiment, lines),
         "figures": figures,
         "examples": examples,
-        "records": page.records(experiment, lines),
+        "records": csv_records.records(experiment, lines),
     }
 
 

@@ -1,6 +1,5 @@
-"""The tables of a report as text and as records of CSV."""
+"""The tables of a report as text."""
 
-import json
 import re
 import statistics
 from collections.abc import Iterable, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 import pandas
 import statsmodels
 
-from fairseq_rskip.tools.experiments.changes import Changes, changes_of
+from fairseq_rskip.tools.experiments.changes import changes_of
 from fairseq_rskip.tools.experiments.records import (
     DIVERGED,
     FAILED,
@@ -37,8 +36,8 @@ DEVIATION = "± is the sample standard deviation over seeds."
 def frame(experiment: Experiment, lines: list[Result]) -> pandas.DataFrame:
     """The table as text; a column in which no row has anything is left out."""
     base = f"{MINUS} {_baseline(lines)}"
-    is_whole = changes_of(experiment).are_none
-    shown = pandas.DataFrame([_texts(experiment, line, base, is_whole) for line in lines])
+    nothing_changed = changes_of(experiment).are_none
+    shown = pandas.DataFrame([_texts(experiment, line, base, nothing_changed) for line in lines])
     shown["column"] = shown["column"].mask(shown["column"].duplicated(), "")
     return shown.loc[:, (shown != "").any()]
 
@@ -96,10 +95,12 @@ def legend(experiment: Experiment, lines: list[Result], shown: pandas.DataFrame)
     return {name: meaning[name] for name in shown if name in meaning}
 
 
-def _texts(experiment: Experiment, line: Result, base: str, is_whole: bool) -> dict[str, str]:
+def _texts(
+    experiment: Experiment, line: Result, base: str, nothing_changed: bool
+) -> dict[str, str]:
     """Return a row as text, by the headings of the table.
 
-    ``is_whole`` says that nothing differs from its file.
+    ``nothing_changed`` says that nothing differs from the table's file.
     """
     metric = experiment.metric
     texts = {
@@ -126,7 +127,7 @@ def _texts(experiment: Experiment, line: Result, base: str, is_whole: bool) -> d
 
     reported = line.cell.reported
     texts["published"] = "" if reported is None else spread([reported], metric)
-    minus = _minus_published(line) if is_whole else None
+    minus = minus_published(line) if nothing_changed else None
     texts[f"{MINUS} published"] = "" if minus is None else spread([minus], metric, "+")
     return texts
 
@@ -139,7 +140,7 @@ def _count(line: Result) -> str:
     return planned if line.values.keys() == line.runs.keys() else f"{len(line.values)} of {planned}"
 
 
-def _minus_published(line: Result) -> float | None:
+def minus_published(line: Result) -> float | None:
     """The difference from the published value."""
     if not line.values or line.cell.reported is None:
         return None
@@ -315,17 +316,14 @@ def _failures(lines: list[Result]) -> list[str]:
                 reasons.setdefault(folder, f"{line.cell}, seed {seed}: {state}")
         for trial in line.trials:
             if trial.state.kind in (DIVERGED, FAILED):
-                text = f"{line.cell}, {listed(trial.values)}: {_outcome(trial)}"
-                tried.setdefault(trial.tried.folder_in(Path(), 0), text)
+                text = f"{line.cell}, {listed(trial.values)}: {outcome(trial)}"
+                tried.setdefault(trial.deciding_run.folder_in(Path(), 0), text)
 
     texts = []
     if reasons:
         subject = "1 model has" if len(reasons) == 1 else f"{len(reasons)} models have"
         why = "; ".join(reasons.values())
-        texts.append(
-            f"{subject} no value, because training failed or diverged: {why}. "
-            "The table shows the others."
-        )
+        texts.append(f"{subject} no value: {why}. The table shows the others.")
     if tried:
         subject = "1 value" if len(tried) == 1 else f"{len(tried)} values"
         was = "was" if len(tried) == 1 else "were"
@@ -359,7 +357,7 @@ def sweeps(experiment: Experiment, lines: list[Result]) -> list[str]:
     return [_sweep(line, held_out) for line in lines if line.trials]
 
 
-def _outcome(trial: Trial) -> str:
+def outcome(trial: Trial) -> str:
     """The held-out metric of a value that was tried, or what became of its training.
 
     Why it diverged is in the run's folder.
@@ -373,13 +371,15 @@ def _sweep(line: Result, held_out: str) -> str:
     """What a row's sweep has given, a sentence."""
     tried = []
     for trial in line.trials:
-        tried.append(f"{listed(trial.values)}: {_outcome(trial)}")
+        tried.append(f"{listed(trial.values)}: {outcome(trial)}")
     if line.chosen:
         chosen = f"chosen {listed(line.chosen)}"
     elif all(trial.state.kind in (DIVERGED, FAILED) for trial in line.trials):
         chosen = "none chosen, since no training has a value"
     else:
         chosen = "not decided yet"
+    if line.chosen and any(trial.state.kind == FAILED for trial in line.trials):
+        chosen += ", for now: what failed is tried again and may be better"
     at_an_end = ends([trial.values for trial in line.trials], line.chosen)
     if at_an_end:
         chosen += ", the end of the sweep"
@@ -387,83 +387,6 @@ def _sweep(line: Result, held_out: str) -> str:
             chosen += f" of {' and '.join(at_an_end)}"
         chosen += ": a value beyond it may be better"
     return f"Sweep of {line.cell}, {held_out}: {', '.join(tried)}; {chosen}."
-
-
-def records(experiment: Experiment, lines: list[Result]) -> list[dict[str, Any]]:
-    """The rows of the CSV file, with every digit.
-
-    Their columns are those of earlier reports. ``swept``, ``chosen`` and ``values_by_seed`` are
-    JSON.
-    """
-    changes = changes_of(experiment)
-    return [_record(experiment, line, changes) for line in lines]
-
-
-def _record(experiment: Experiment, line: Result, changes: Changes) -> dict[str, Any]:
-    """A row of the CSV file."""
-    runs = [trial.run for trial in line.cell.trials]
-    swept = []
-    for trial in line.trials:
-        result = _outcome(trial) if trial.held_out is None else trial.held_out
-        swept.append({"options": trial.values, "result": result})
-    cells = {
-        "plan": changes.name(experiment),
-        "table": experiment.name,
-        "column": line.cell.column,
-        "row": line.cell.row.label,
-        "equation": line.cell.row.equation,
-        "metric": experiment.metric,
-        "papers_experiment": changes.are_none and bool(experiment.table.source),
-        "data": distinct_text(run.identity["data"] for run in runs),
-        "scale": changes.length,
-        "length": distinct_text(f"{run.length:,} {run.unit}" for run in runs),
-        "changed": listed(changes.options),
-        "swept": json.dumps(swept, ensure_ascii=False),
-        "chosen": json.dumps(line.chosen, ensure_ascii=False),
-        "seeds_planned": len(experiment.seeds_of(line.cell.row)) if line.cell.run else 0,
-        "seeds_done": len(line.values),
-        "values_by_seed": json.dumps(line.values),
-        "mean": line.mean,
-        "standard_deviation": (
-            statistics.stdev(line.values.values()) if len(line.values) > 1 else None
-        ),
-    }
-    for metric in experiment.table.also:
-        values = line.also(metric)
-        cells[metric] = statistics.fmean(values) if values else None
-    cells |= {
-        "state": missing(line)[0] or ("done" if line.values else "quoted"),
-        "paper": line.cell.reported,
-        "papers_data": line.cell.data,
-        "ours_minus_paper": _minus_published(line) if changes.are_none else None,
-    }
-    return cells | _comparison_cells(experiment, line)
-
-
-def _comparison_cells(experiment: Experiment, line: Result) -> dict[str, Any]:
-    """The columns of a row that compare it with its baseline."""
-    comparison = line.comparison
-    names = ["baseline", "ours_minus_baseline", "low", "high", "test", "untested", "p", "p_holm"]
-    cells: dict[str, Any] = dict.fromkeys([*names, "shared_seeds", "tests"])
-    cells["baseline"] = ""
-    if comparison is None:
-        return cells
-    by_seed = test_of(experiment) == "seeds"
-    cells["baseline"] = comparison.baseline
-    cells["ours_minus_baseline"] = comparison.difference
-    if comparison.interval:
-        cells["low"], cells["high"] = comparison.interval
-    cells["untested"] = comparison.untested
-    if comparison.p:
-        cells["test"] = "by seed" if by_seed else "on the test set"
-        cells["shared_seeds"], cells["tests"] = comparison.seeds, comparison.tests
-    cells["p"], cells["p_holm"] = _by_seed(comparison.p), _by_seed(comparison.adjusted)
-    return cells
-
-
-def _by_seed(values: Mapping[Any, float]) -> str:
-    texts = [f"{seed}:{value!r}" if seed != "" else repr(value) for seed, value in values.items()]
-    return " ".join(texts)
 
 
 def markdown(text: Any) -> str:
