@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fairseq_rskip.console import Parser, whole_number
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.files import make_folder
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -26,10 +27,7 @@ def main(argv: list[str] | None = None) -> None:
         "--last", type=whole_number(1), default=5, metavar="N", help="checkpoints of a folder (5)"
     )
     options = parser.parse_args(argv)
-    from fairseq_rskip.tools.evaluate.weights import (
-        choose,
-        save,
-    )  # takes seconds: after the options
+    from fairseq_rskip.tools.evaluate.weights import choose, save  # seconds: after the options
 
     paths = options.inputs
     which = f"average of {', '.join(map(str, paths))}"
@@ -37,5 +35,6 @@ def main(argv: list[str] | None = None) -> None:
         if len(paths) > 1:
             raise UserError(f"--inputs {paths[0]} and others: expected one folder, or checkpoints")
         paths, which = choose(paths[0], options.last)
+    make_folder(options.output.parent)
     save(paths, options.output)
     print(f"{which}; written to {options.output}")

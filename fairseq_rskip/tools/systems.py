@@ -67,8 +67,12 @@ def recorded_label(path: Path) -> str:
 def evaluations_of(checkpoint: Path) -> Iterator[dict[str, Any]]:
     """The scores beside ``checkpoint``, or beside its folder, of exactly its weights.
 
-    Raises as ``read_scores``.
+    A model with rules in files of your own was evaluated with these files as they are now. Raises
+    as ``read_scores``.
     """
+    from fairseq_rskip.tools.evaluate import weights  # takes seconds
+
+    rules = weights.own_rules_of(checkpoint)
     beside = checkpoint.parent
     beside_checkpoints = beside.parent  # where rskip run evaluates
     folders = [beside]
@@ -78,6 +82,8 @@ def evaluations_of(checkpoint: Path) -> Iterator[dict[str, Any]]:
     for folder in folders:
         if (folder / SCORES).is_file():
             scores = read_scores(folder)
+            if scores["evaluation"].get("rules", []) != rules:
+                continue
             scored = scores["evaluation"].get("checkpoints")
             same_file = scored == cached.identity([checkpoint])
             if same_file or cached.is_made(checkpoint, {"checkpoints": scored}):

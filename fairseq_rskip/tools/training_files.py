@@ -57,6 +57,12 @@ def early_stop(folder: Path) -> int:
     return 0
 
 
+def epochs_before(checkpoint: Path) -> float:
+    """The epochs that a numbered checkpoint has seen; half of the last one within an epoch."""
+    epoch = int(re.findall(r"\d+", checkpoint.name)[0])
+    return epoch if NUMBERED["epoch"].fullmatch(checkpoint.name) else epoch - 0.5
+
+
 def numbered(folder: Path, unit: str) -> list[Path]:
     """The checkpoints that can be averaged, newest first: of ``unit``, a key of ``NUMBERED``."""
     checkpoints = []

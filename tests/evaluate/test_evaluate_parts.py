@@ -1,18 +1,22 @@
 """The parts of rskip evaluate that need no trained model: choices, command lines, explanations."""
 
 import argparse
+import json
 
 import pytest
 import torch
 from conftest import run_command
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.evaluate import generation, weights
 from fairseq_rskip.tools.process import explain
+from fairseq_rskip.tools.systems import evaluations_of
 
 EPOCHS = [f"checkpoint{n}.pt" for n in (1, 2, 9, 10)]
 UPDATES = [f"checkpoint_{e}_{u}.pt" for e, u in ((1, 500), (2, 1000), (10, 9500))]
+OFTEN = [f"checkpoint_{e}_{u}.pt" for e, u in ((9, 8500), (10, 9000), (10, 9500))]
 LAST = ["checkpoint_best.pt", "checkpoint_last.pt"]
 
 
@@ -21,11 +25,10 @@ LAST = ["checkpoint_best.pt", "checkpoint_last.pt"]
     [
         (EPOCHS + LAST, 3, ["checkpoint10.pt", "checkpoint9.pt", "checkpoint2.pt"]),
         (UPDATES, 2, ["checkpoint_10_9500.pt", "checkpoint_2_1000.pt"]),
-        (
-            EPOCHS + UPDATES,
-            3,
-            ["checkpoint_10_9500.pt", "checkpoint_2_1000.pt", "checkpoint_1_500.pt"],
-        ),
+        # of three the epochs reach back to the second, the updates into the first
+        (EPOCHS + UPDATES, 3, ["checkpoint10.pt", "checkpoint9.pt", "checkpoint2.pt"]),
+        (EPOCHS + OFTEN, 2, ["checkpoint_10_9500.pt", "checkpoint_10_9000.pt"]),
+        (EPOCHS + OFTEN[:2], 2, ["checkpoint10.pt", "checkpoint9.pt"]),
         (
             EPOCHS + UPDATES,
             4,
@@ -176,3 +179,22 @@ def test_a_checkpoint_from_before_fairseq_0_10_has_its_task_among_all_options(tm
     assert (task["_name"], task["data"]) == ("translation", "data-bin")
     with pytest.raises(UserError, match="was trained for --task translation: expected language_m"):
         weights.task_of(path, "language_modeling")
+
+
+def test_scores_are_of_the_rules_files_as_they_are_now(tmp_path, monkeypatch):
+    """A card would else have the scores of another equation: the weights alone do not tell."""
+    checkpoint = tmp_path / "checkpoint_best.pt"
+    checkpoint.touch()
+    evaluation = {"checkpoints": cached.identity([checkpoint])}
+    (tmp_path / "evaluation-test").mkdir()
+    scores = tmp_path / "evaluation-test" / "scores.json"
+    for written, now, known in (
+        ([], [], True),
+        (["abc"], ["abc"], True),
+        (["abc"], ["def"], False),
+        ([], ["def"], False),
+        (["abc"], [], False),
+    ):
+        scores.write_text(json.dumps({"evaluation": {**evaluation, "rules": written}}))
+        monkeypatch.setattr(weights, "own_rules_of", lambda path, now=now: now)
+        assert bool(list(evaluations_of(checkpoint))) is known

@@ -95,6 +95,7 @@ def test_options_of_a_misspelled_kind_are_not_refused_beside_it(tmp_path):
         ({"figure": "pie"}, "curves"), ({"path": "x"}, "path"),
         ({"columns": {"a": {"dta": "x"}}}, "data"), ({"options": {"depth": 9}}, "depth"),
         ({"data": "nowhere"}, "digits"), ({"rows_from": "mine.yaml"}, "circle"),
+        ({"rows_from": "none.yaml"}, "mine.yaml: rows_from is 'none.yaml', and /"),
         ({"sweep": {"lr": [0.1]}}, "sweep"),
         ({"sweep": {"lr": [0.1, 0.1]}, "options": {"depth": 8, "valid-images": 99}}, "lr"),
         ({"sweep": {"lr": [0.1, 0.2]}}, "valid-images"),

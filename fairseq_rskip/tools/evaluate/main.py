@@ -237,6 +237,7 @@ def evaluate(options: Namespace) -> None:
             "checksums": made_from["data"],
             "options": made_from["options"],
             "versions": made_from["versions"],
+            "rules": made_from.get("rules", []),
         }
         if corpus.is_monolingual:
             language_model.report(options, corpus, about)

@@ -15,7 +15,7 @@ from fairseq_rskip.residual import own_rules
 from fairseq_rskip.residual.state import check_file
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
 from fairseq_rskip.tools import cached
-from fairseq_rskip.tools.training_files import LAST, NUMBERED, numbered
+from fairseq_rskip.tools.training_files import LAST, NUMBERED, epochs_before, numbered
 
 AVERAGED = 5  # checkpoints of a translation model, unless a command is given another number
 # whose differences a comparison names: a rule may have its own learning rate, but the same data
@@ -87,10 +87,16 @@ def _named(checkpoint: Path, folder: Path) -> Path:
 def _newest(folder: Path, count: int) -> tuple[str, list[Path]]:
     """The newest ``count`` numbered checkpoints, of updates or of epochs, and which these are.
 
-    The unit is the one with more checkpoints in the result, updates if both have as many.
+    The unit is the one with more checkpoints in the result; if both have as many, the one that
+    reaches back less far.
     """
     newest = {unit: numbered(folder, unit)[:count] for unit in NUMBERED}
-    unit = max(newest, key=lambda unit: len(newest[unit]))  # the first of equals
+
+    def order(unit: str) -> tuple[int, float]:
+        paths = newest[unit]
+        return len(paths), epochs_before(paths[-1]) if paths else 0.0
+
+    unit = max(newest, key=order)
     return unit, newest[unit]
 
 

@@ -202,6 +202,8 @@ def _known_rows(
     if source in chain:
         circle = " -> ".join(each.name for each in [*chain, source])
         raise UserError(f"{path}: rows_from is a circle: {circle}")
+    if not source.exists():
+        raise UserError(f"{path}: rows_from is {name!r}, and {source} does not exist")
     rows = _rows(read(source), source, [*chain, source], mistakes)
     return {row.label: row for row in rows if row}
 
