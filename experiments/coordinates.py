@@ -53,10 +53,10 @@ LM_RULES = sorted(
     and f"{name}_tiny" in ARCHITECTURES
     and "tfixup" not in name  # needs an encoder
 )
-Run = Callable[[], tuple[Tensor, Sequence[Tensor]]]  # the loss, and the output of each block
+Forward = Callable[[], tuple[Tensor, Sequence[Tensor]]]  # the loss, and the output of each block
 
 
-def stack(kind: str, width: int) -> tuple[nn.Module, Run]:
+def stack(kind: str, width: int) -> tuple[nn.Module, Forward]:
     """Blocks of a kind around feed-forward branches."""
     branches = nn.ModuleList()
     for _ in range(BLOCKS):
@@ -84,7 +84,7 @@ def stack(kind: str, width: int) -> tuple[nn.Module, Run]:
     return nn.ModuleList((skips, branches)), run
 
 
-def language_model(rule: str, width: int) -> tuple[nn.Module, Run]:
+def language_model(rule: str, width: int) -> tuple[nn.Module, Forward]:
     """fairseq's decoder with a rule, heads of 32."""
     words = Dictionary()
     words.pad_to_multiple_(WORDS)
@@ -114,7 +114,7 @@ def language_model(rule: str, width: int) -> tuple[nn.Module, Run]:
     return model, run
 
 
-def measure(make: Callable[[str, int], tuple[nn.Module, Run]], kind: str) -> Iterator[Row]:
+def measure(make: Callable[[str, int], tuple[nn.Module, Forward]], kind: str) -> Iterator[Row]:
     """Rows of a kind: ``size`` and ``change`` of each block's output after ``step`` updates.
 
     ``block`` counts from 1. ``size`` is the root mean square of the output, ``change`` that of its

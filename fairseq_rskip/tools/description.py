@@ -37,7 +37,7 @@ SEED = 1
 OF_VOCABULARY = ("embed_tokens.", "output_projection.", "adaptive_softmax.")
 
 
-class Row(NamedTuple):
+class SkipRow(NamedTuple):
     """One skip connection.
 
     ``choices``: the rule's options that are words; ``norms``: the name of each norm, and its α
@@ -156,7 +156,7 @@ def _resnet(depth: int, options: list[str]) -> nn.Module:
     return PreActResNet(num_classes=10, **config.network())
 
 
-def describe_skips(model: nn.Module) -> list[Row]:
+def describe_skips(model: nn.Module) -> list[SkipRow]:
     """A row for each skip connection. A shared parameter counts with the first that has it."""
     counted: set[nn.Parameter] = set()
     rows = []
@@ -168,7 +168,7 @@ def describe_skips(model: nn.Module) -> list[Row]:
         if skip.drop_rate:
             constants["drop"] = skip.drop_rate
         rows.append(
-            Row(
+            SkipRow(
                 side=skip.place.side,
                 layer=skip.place.index,
                 sublayer=skip.place.sublayer,
@@ -233,9 +233,9 @@ def skips_with_branches(model: nn.Module) -> Iterator[tuple[SkipConnection, Bran
                 yield child, module.branch_weights(child.place.sublayer)
 
 
-def table(rows: list[Row]) -> list[str]:
+def table(rows: list[SkipRow]) -> list[str]:
     """Lines of text; blocks of the same rule, constants, norms and parameters are one."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[SkipRow]] = {}
     for row in rows:
         same = repr(row._replace(layer=0, std={}))
         groups.setdefault(same, []).append(row)
@@ -258,7 +258,7 @@ def table(rows: list[Row]) -> list[str]:
     return in_columns(cells)
 
 
-def _layers(rows: list[Row]) -> str:
+def _layers(rows: list[SkipRow]) -> str:
     """The numbers of the layers: 0-5, or 0,2,4."""
     layers = [row.layer for row in rows]
     if len(layers) > 1 and layers == [*range(layers[0], layers[-1] + 1)]:
@@ -266,7 +266,7 @@ def _layers(rows: list[Row]) -> str:
     return ",".join(map(str, layers))
 
 
-def _spans(rows: list[Row]) -> str:
+def _spans(rows: list[SkipRow]) -> str:
     """The deviations of each matrix over the rows; matrices with the same ones are together."""
     spans = {role: _span([row.std[role] for row in rows]) for role in rows[0].std}
     parts = []
