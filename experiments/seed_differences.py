@@ -23,9 +23,12 @@ from fairseq_rskip.tools.significance import SeedModel, detectable, holm
 Values = dict[int, float]  # by seed
 
 
-def planned_table(table: str, changes: list[str]) -> Experiment:
-    """The table with the options of ``changes``, NAME=VALUE. Raises ``UserError``."""
-    (planned,) = plan.make_tables([table], plan.Selection(changes=changes))
+def planned_table(table: str, changes: list[str], corpus: str) -> Experiment:
+    """The table with the options of ``changes``, NAME=VALUE, on ``corpus`` ("": its own data).
+
+    Raises ``UserError``.
+    """
+    (planned,) = plan.make_tables([table], plan.Selection(changes=changes, corpus=corpus))
     return planned
 
 
@@ -46,7 +49,7 @@ def read_runs(planned: Experiment, runs: Path) -> dict[str, dict[str, Values]]:
 
 
 def best_rates(
-    table: str, changes: list[str], runs: Path, rates: list[str]
+    table: str, changes: list[str], corpus: str, runs: Path, rates: list[str]
 ) -> dict[str, dict[str, Values]]:
     """As ``read_runs``, each row at the rate of the lowest value with the sweep's seed.
 
@@ -54,7 +57,7 @@ def best_rates(
     """
     columns: dict[str, dict[str, Values]] = defaultdict(dict)
     for rate in rates:
-        planned = planned_table(table, [*changes, f"lr={rate}"])
+        planned = planned_table(table, [*changes, f"lr={rate}"], corpus)
         held_out = TASKS[planned.task].held_out
         if planned.metric != held_out:
             raise UserError(
@@ -135,15 +138,19 @@ def main() -> None:
     parser.add_argument("table", metavar="TABLE", help="a table's name, or the path of a YAML file")
     parser.add_argument("--runs", type=Path, default=Path("runs/paper"), metavar="DIR")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--corpus", default="", metavar="DATA", help="other data than the table's")
     parser.add_argument("--rates", nargs="+", default=[], metavar="LR", help="choose among these")
     parser.add_argument("--against", nargs="+", default=[], metavar="ROW", help="only these pairs")
     parser.add_argument("--output", type=Path, metavar="CSV", help="also write a CSV file")
     options = parser.parse_args()
 
     if options.rates:
-        columns = best_rates(options.table, options.set, options.runs, options.rates)
+        columns = best_rates(
+            options.table, options.set, options.corpus, options.runs, options.rates
+        )
     else:
-        columns = read_runs(planned_table(options.table, options.set), options.runs)
+        planned = planned_table(options.table, options.set, options.corpus)
+        columns = read_runs(planned, options.runs)
     if not columns:
         raise UserError(f"{options.runs} has no finished run of {options.table}")
     for rows in columns.values():

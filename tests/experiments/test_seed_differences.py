@@ -6,6 +6,7 @@ import sys
 import pytest
 from conftest import ROOT
 from experiment_runs import IMAGES, finish, tables, write
+from vision_helpers import write_folder
 
 SCRIPT = ROOT / "experiments" / "seed_differences.py"
 HELD_OUT = {**IMAGES["options"], "valid-images": 40}
@@ -60,3 +61,19 @@ def test_tests_against_one_row_are_corrected_and_the_fewest_seeds_are_said():
     assert table["p_holm"]["far"] == pytest.approx(2 * p["far"])
     assert table["p_holm"]["near"] == pytest.approx(max(2 * p["far"], p["near"]))
     assert "3 rows, 2 seeds or more" in script["describe"]("", rows)
+
+
+def test_the_runs_may_be_those_of_other_data(tmp_path, monkeypatch, capsys):
+    path = write(tmp_path, IMAGES)
+    folder = write_folder(tmp_path / "set")
+    (table,) = tables(path, corpus=str(folder))
+    finish(table, tmp_path, {"plain": {1: 10.0, 2: 12.0}, "recursive": {1: 13.0, 2: 15.1}})
+    argv = ["seed_differences", str(path), "--runs", str(tmp_path)]
+    for words, said in (
+        (["--corpus", str(folder)], "2 rows, 2 seeds or more"),
+        ([], "no finished run"),
+    ):
+        monkeypatch.setattr(sys, "argv", [*argv, *words])
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        assert said in "".join(capsys.readouterr())
