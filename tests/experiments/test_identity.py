@@ -48,11 +48,12 @@ STUDIES = {
 def published(tmp_path_factory):
     """Unpack results/runs.tar.xz into a folder.
 
-    An empty image folder of the published name is in it, too.
+    Empty image folders of the published names are in it, too.
     """
     folder = tmp_path_factory.mktemp("published")
     unpack(ROOT / "results" / "runs.tar.xz", folder)
-    (folder / "cifar10-jpg").mkdir()
+    for name in ("cifar10-jpg", "cifar10-png"):
+        (folder / name).mkdir()
     return folder
 
 
@@ -68,6 +69,7 @@ def test_the_published_runs_of_a_study_are_done(published, name):
 
 PUBLISHED = {
     "skips_cifar": "skips-cifar --corpus {}/cifar10-jpg --seeds 1 2 3 4 5",
+    "cifar_png": "cifar --corpus {}/cifar10-png",
     "rivals": "rivals",
     "rivals_cifar": "rivals-cifar --corpus {}/cifar10-jpg --set "
     "iterations=300 warmup-iterations=2 batch-size=32 amp=bf16",
