@@ -23,12 +23,9 @@ from fairseq_rskip.tools.significance import SeedModel, detectable, holm
 Values = dict[int, float]  # by seed
 
 
-def planned_table(table: str, changes: list[str], corpus: str) -> Experiment:
-    """The table with the options of ``changes``, NAME=VALUE, on ``corpus`` ("": its own data).
-
-    Raises ``UserError``.
-    """
-    (planned,) = plan.make_tables([table], plan.Selection(changes=changes, corpus=corpus))
+def planned_table(table: str, selection: plan.Selection) -> Experiment:
+    """The table with the data and the options of ``selection``. Raises ``UserError``."""
+    (planned,) = plan.make_tables([table], selection)
     return planned
 
 
@@ -49,7 +46,7 @@ def read_runs(planned: Experiment, runs: Path) -> dict[str, dict[str, Values]]:
 
 
 def best_rates(
-    table: str, changes: list[str], corpus: str, runs: Path, rates: list[str]
+    table: str, selection: plan.Selection, runs: Path, rates: list[str]
 ) -> dict[str, dict[str, Values]]:
     """As ``read_runs``, each row at the rate of the lowest value with the sweep's seed.
 
@@ -57,7 +54,8 @@ def best_rates(
     """
     columns: dict[str, dict[str, Values]] = defaultdict(dict)
     for rate in rates:
-        planned = planned_table(table, [*changes, f"lr={rate}"], corpus)
+        changes = [*selection.changes, f"lr={rate}"]
+        planned = planned_table(table, selection._replace(changes=changes))
         held_out = TASKS[planned.task].held_out
         if planned.metric != held_out:
             raise UserError(
@@ -144,13 +142,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, metavar="CSV", help="also write a CSV file")
     options = parser.parse_args()
 
+    selection = plan.Selection(corpus=options.corpus, changes=options.set)
     if options.rates:
-        columns = best_rates(
-            options.table, options.set, options.corpus, options.runs, options.rates
-        )
+        columns = best_rates(options.table, selection, options.runs, options.rates)
     else:
-        planned = planned_table(options.table, options.set, options.corpus)
-        columns = read_runs(planned, options.runs)
+        columns = read_runs(planned_table(options.table, selection), options.runs)
     if not columns:
         raise UserError(f"{options.runs} has no finished run of {options.table}")
     for rows in columns.values():

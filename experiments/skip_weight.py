@@ -16,7 +16,6 @@ of the arccos of the logged mean cosine of y and x. ``angle_from_norms``: the sa
 """
 
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +26,7 @@ import pandas
 from scipy.stats import mannwhitneyu
 
 from fairseq_rskip.analysis import figures, skip_log
-from fairseq_rskip.analysis.depth_check import layer_of
+from fairseq_rskip.analysis.depth_check import gain_of_branch, layer_of, ln
 from fairseq_rskip.analysis.skip_log import LOST
 from fairseq_rskip.console import Parser, in_columns, print_line
 from fairseq_rskip.errors import UserError, exit_status
@@ -152,8 +151,7 @@ def measured(values: skip_log.Values, layers: int, skip: SkipConnection) -> dict
             t = lengths[block]
             by_weights -= math.log(weight_by_constants(t, cosines[block], skip.steps))
             by_weights_across -= math.log(weight_by_constants(t, 0.0, skip.steps))
-        r, k = sizes[block], gradient_cosines[block]
-        returned += math.log(max(sys.float_info.min, 1 + r**2 + 2 * r * k)) / 2
+        returned += ln(gain_of_branch(sizes[block], gradient_cosines[block]))
     predicted = math.exp(by_weights - returned) if between else 1.0
 
     angles = skip_log.angles(values)

@@ -71,10 +71,10 @@ FORMATS = (CIFAR, FAIRSEQ)
 
 def report(runs: Sequence[str], first: int, stem: Path) -> None:
     """Draw the losses of ``runs``, each ``LABEL=FOLDER`` or a folder, from step ``first`` on."""
-    form, points = read(runs, first)
-    panels = shown(form, points)
+    log_format, points = read(runs, first)
+    panels = shown(log_format, points)
     rows = points.to_dict("records")
-    write(stem, rows, points, panels, form.step, spread=("train_loss", "valid_ppl"))
+    write(stem, rows, points, panels, log_format.step, spread=("train_loss", "valid_ppl"))
 
 
 def read(arguments: Sequence[str], first: int) -> tuple[LogFormat, "pandas.DataFrame"]:
@@ -86,7 +86,7 @@ def read(arguments: Sequence[str], first: int) -> tuple[LogFormat, "pandas.DataF
     import pandas
 
     points: list[Row] = []
-    labels, forms = [], []
+    labels, formats = [], []
     for argument in arguments:
         label, path = label_and_path(argument)
         if label in labels and path == argument:
@@ -94,21 +94,23 @@ def read(arguments: Sequence[str], first: int) -> tuple[LogFormat, "pandas.DataF
                 f"two runs are called {label}: say LABEL={path}; runs of one LABEL are its seeds"
             )
         labels.append(label)
-        for log, form in find_logs(Path(path)):
-            forms.append(form)
-            curves = read_log(log, form)
+        for log, log_format in find_logs(Path(path)):
+            formats.append(log_format)
+            curves = read_log(log, log_format)
             if not curves:
-                print_line(f"warning: {log} holds no {form.step} yet and is left out", "stderr")
-            about = {"run": label, "log": str(log), "kind": form.writer}
+                print_line(
+                    f"warning: {log} holds no {log_format.step} yet and is left out", "stderr"
+                )
+            about = {"run": label, "log": str(log), "kind": log_format.writer}
             points += points_of(curves, about, first)
-    if any(form is not forms[0] for form in forms):
+    if any(log_format is not formats[0] for log_format in formats):
         raise UserError(
             "these are runs of train_cifar.py and of fairseq-train: draw them in two figures"
         )
     if not points:
         since = f" from {first} on" if first else ""
         raise UserError(f"there is nothing to draw: no run has logged anything{since}")
-    return forms[0], pandas.DataFrame(points)
+    return formats[0], pandas.DataFrame(points)
 
 
 def points_of(curves: dict[str, Curve], about: Row, first: int) -> list[Row]:
@@ -128,27 +130,27 @@ def find_logs(run: Path) -> list[tuple[Path, LogFormat]]:
     """
     if run.is_file():
         return [(run, CIFAR if run.suffix == ".jsonl" else FAIRSEQ)]
-    for form in FORMATS:
+    for log_format in FORMATS:
         seeds = sorted(
-            run.glob(f"seed*/{form.log}"),
+            run.glob(f"seed*/{log_format.log}"),
             key=lambda path: int(re.sub(r"\D", "", path.parent.name) or 0),
         )
-        logs = [run / form.log] if (run / form.log).is_file() else seeds
+        logs = [run / log_format.log] if (run / log_format.log).is_file() else seeds
         if logs:
-            return [(path, form) for path in logs]
-    expected = " or ".join(f"{form.log} of {form.writer}" for form in FORMATS)
+            return [(path, log_format) for path in logs]
+    expected = " or ".join(f"{log_format.log} of {log_format.writer}" for log_format in FORMATS)
     raise UserError(
         f"{run} holds no log: expected {expected}" if run.is_dir() else f"{run} does not exist"
     )
 
 
-def read_log(path: Path, form: LogFormat) -> dict[str, Curve]:
+def read_log(path: Path, log_format: LogFormat) -> dict[str, Curve]:
     """Read the curves of one log, by name.
 
     Where a resumed run repeats updates, the last values count.
     """
     curves: dict[str, Curve] = {}
-    for step, values in _records(path, form):
+    for step, values in _records(path, log_format):
         last_steps = [next(reversed(curves[name])) for name in values if curves.get(name)]
         if any(step < last for last in last_steps):
             curves = {name: _until(curve, step) for name, curve in curves.items()}
@@ -162,24 +164,24 @@ def _until(curve: Curve, step: int) -> Curve:
     return {each: value for each, value in curve.items() if each < step}
 
 
-def _records(path: Path, form: LogFormat) -> Iterator[tuple[int, dict[str, float]]]:
+def _records(path: Path, log_format: LogFormat) -> Iterator[tuple[int, dict[str, float]]]:
     """Step, and values by the name of their curve, of each record of a log."""
-    if form is CIFAR:
+    if log_format is CIFAR:
         try:
             for record in read_json_lines(path):
-                values = {name: float(record[name]) for name in form.curves if name in record}
+                values = {name: float(record[name]) for name in log_format.curves if name in record}
                 if values:
                     yield int(record["iteration"]), values
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path} is not a log of {form.writer}") from None
+            raise UserError(f"{path} is not a log of {log_format.writer}") from None
         return
     for logged in records(path):
         if "loss" in logged.values:  # not every criterion has the others
-            names = [name for name in form.curves if name in logged.values]
+            names = [name for name in log_format.curves if name in logged.values]
             yield logged.updates, {f"{logged.source}_{name}": logged.values[name] for name in names}
 
 
-def shown(form: LogFormat, points: "pandas.DataFrame") -> dict[str, str]:
+def shown(log_format: LogFormat, points: "pandas.DataFrame") -> dict[str, str]:
     """The curves to draw, with their axis labels.
 
     For each panel it is the first one in every log, else the first in any log. A panel is left out
@@ -187,7 +189,7 @@ def shown(form: LogFormat, points: "pandas.DataFrame") -> dict[str, str]:
     """
     logs = [set(curves) for _, curves in points.groupby("log")["curve"]]
     chosen = {}
-    for panel in form.panels:
+    for panel in log_format.panels:
         in_all = [name for name in panel if all(name in log for log in logs)]
         in_any = [name for name in panel if any(name in log for log in logs)]
         for name in (in_all + in_any)[:1]:

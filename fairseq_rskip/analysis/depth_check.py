@@ -68,6 +68,13 @@ def weight_of_x(t: float, cosine: float) -> float:
     return 1.0 / length if length else math.inf
 
 
+def gain_of_branch(size: float, cosine: float) -> float:
+    """The gradient at x over its part through the skip, where the branch returns ``size`` times
+    that part, with ``cosine`` between the two.
+    """
+    return math.sqrt(max(0.0, 1.0 + size * size + 2.0 * size * cosine))
+
+
 def residuals_in(values: Values) -> Residuals:
     """Those of one logged update, of the blocks with a norm after the sum.
 
@@ -82,8 +89,7 @@ def residuals_in(values: Values) -> Residuals:
             continue
         factor = weight_of_x(lengths[block], cosine)
         if block in sizes and block in gradient_cosines:
-            r, k = sizes[block], gradient_cosines[block]
-            factor *= math.sqrt(max(0.0, 1.0 + r * r + 2.0 * r * k))
+            factor *= gain_of_branch(sizes[block], gradient_cosines[block])
         residuals[block] = Residual(factor, cosine)
     return residuals
 
@@ -199,8 +205,8 @@ def sentence(side: str, worst: Worst, for_long: bool = True) -> str:
         return f"{result}: it reaches the first layer (docs/depth.md)"
     if not for_long:
         return f"{result}, but less than {fraction(LEAST)} not for {LONG} updates in a row"
-    share = -_ln(LEAST) / len(worst.residuals)  # of each residual, if all lose alike
-    beyond = [b for b, each in worst.residuals.items() if -_ln(each.factor) > share]
+    share = -ln(LEAST) / len(worst.residuals)  # of each residual, if all lose alike
+    beyond = [b for b, each in worst.residuals.items() if -ln(each.factor) > share]
     layers = ranges(sorted(set(map(layer_of, beyond))))
     cosine = fmean(residual.cosine for residual in worst.residuals.values())
     return (
@@ -214,12 +220,12 @@ def advice(passed: float) -> str:
 
     ln p falls as 1/λ in xSkip, and by half with each step of rSkip, where F points along x.
     """
-    factor = _ln(passed) / _ln(LEAST)
+    factor = ln(passed) / ln(LEAST)
     steps = max(1, math.ceil(math.log2(factor)))
     return f"about {factor:.2g} times the λ of xSkip, or {steps} more in rSkip, would be enough"
 
 
-def _ln(share: float) -> float:
+def ln(share: float) -> float:
     """The natural logarithm; that of the smallest float for 0, to which a product may underflow."""
     return math.log(max(share, sys.float_info.min))
 

@@ -15,7 +15,7 @@ from fairseq_rskip.tools.process import follow, stop_on_signals
 from .experiments import execution, own_text, slurm
 from .experiments.plan import Selection, make_tables
 from .experiments.records import DIVERGED, DONE, RUNNING, Experiment, Run, State, Table
-from .experiments.results import collect, distinct, ready, state, undecided
+from .experiments.results import collect, distinct, ready, rows_that_wait, state
 from .experiments.run_folder import read_record
 from .experiments.task import RSKIP
 from .experiments.tasks import TASKS
@@ -344,7 +344,7 @@ def _show(experiments: list[Experiment], options: argparse.Namespace) -> None:
 
 def _more(experiments: list[Experiment], options: argparse.Namespace) -> str:
     """What to say of the runs that wait for the end of a sweep; "" if none does."""
-    waiting = sum(len(undecided(experiment, options.output)) for experiment in experiments)
+    waiting = sum(len(rows_that_wait(experiment, options.output)) for experiment in experiments)
     rows = "row" if waiting == 1 else "rows"
     return f"; more follow where sweeps end, in {waiting} {rows}" if waiting else ""
 

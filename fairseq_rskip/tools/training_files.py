@@ -58,7 +58,9 @@ def early_stop(folder: Path) -> int:
 
 
 def epochs_before(checkpoint: Path) -> float:
-    """The epochs that a numbered checkpoint has seen; half of the last one within an epoch."""
+    """The epochs that a numbered checkpoint has seen: n for ``checkpoint<n>.pt``, and n - 0.5 for
+    ``checkpoint_<n>_<update>.pt``, which is of the n-th epoch.
+    """
     epoch = int(re.findall(r"\d+", checkpoint.name)[0])
     return epoch if NUMBERED["epoch"].fullmatch(checkpoint.name) else epoch - 0.5
 

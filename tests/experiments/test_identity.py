@@ -165,7 +165,7 @@ def test_a_sweep_tries_values_with_one_seed_and_trains_the_best_with_all(tmp_pat
     (table,) = tables(path)
     first = results.ready(table, tmp_path)
     assert [(run.options["lr"], run.seed) for run in first] == [(0.1, 1), (0.2, 1), (0.4, 1)]
-    assert results.undecided(table, tmp_path) == {"plain"}
+    assert results.rows_that_wait(table, tmp_path) == {"plain"}
     for run, error in zip(first, (30.0, 20.0, float("nan"))):
         run.folder.mkdir(parents=True)
         (run.folder / "run.json").write_text(
@@ -174,11 +174,11 @@ def test_a_sweep_tries_values_with_one_seed_and_trains_the_best_with_all(tmp_pat
     assert [(run.options["lr"], run.seed) for run in results.ready(table, tmp_path)][3:] == [
         (0.2, 2)
     ]
-    assert results.undecided(table, tmp_path) == set()
+    assert results.rows_that_wait(table, tmp_path) == set()
 
     for run in first:  # a sweep that is over without a value brings no more runs
         (run.folder / "run.json").write_text(json.dumps({"failed": {"error": "loss: nan"}}))
-    assert results.undecided(table, tmp_path) == set()
+    assert results.rows_that_wait(table, tmp_path) == set()
 
 
 def test_an_option_of_a_row_is_not_swept(tmp_path):

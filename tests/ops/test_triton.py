@@ -38,10 +38,7 @@ def test_the_kernels_equal_eq4():
 
 
 def run_by_the_interpreter():
-    """Run the kernels on the CPU, over buffers of NaN; prints the number of each case that agrees.
-
-    Then a row whose variance overflows: NaN, and the next row is as ever.
-    """
+    """Run the kernels on the CPU, over buffers of NaN; prints the name of each case that holds."""
     from fairseq_rskip.ops import cuda
 
     torch.use_deterministic_algorithms(True)  # fills what torch.empty returns
@@ -54,14 +51,24 @@ def run_by_the_interpreter():
         test_ops.check(SimpleNamespace(skip_norm=skip_norm), *case)
         print(number)
 
+    check_overflow(skip_norm)
+    print("overflow")
+    check_strided(skip_norm)
+    print("strided")
+
+
+def check_overflow(skip_norm):
+    """A row whose variance overflows is NaN, and the next row is as ever."""
     x, f_x, gain = torch.ones(2, 32), torch.zeros(2, 32), torch.ones(32)
     x[0], x[1] = torch.linspace(1e25, 2e25, 32), torch.linspace(1, 2, 32)
     for steps in (1, 3):
         y = skip_norm(x, f_x, [gain] * steps, [gain] * steps)
         assert y[0].isnan().all() and y[1].isfinite().all()
-    print("overflow")
 
-    # the kernels read rows that lie one after the other; a batch-first sequence's do not
+
+def check_strided(skip_norm):
+    """The kernels read rows that lie one after the other; a transposed tensor's do not."""
+
     def results(x, f_x, gain, bias, gradient):
         leaves = [x, f_x, gain, bias]
         for leaf in leaves:
@@ -69,16 +76,14 @@ def run_by_the_interpreter():
         y = skip_norm(x, f_x, [gain] * 2, [bias] * 2)
         return [y, *torch.autograd.grad(y, leaves, gradient)]
 
-    tensors = [torch.randn(5, 32, 7, generator=torch.Generator().manual_seed(n)) for n in range(3)]
-    x, f_x, gradient = (tensor.transpose(1, 2) for tensor in tensors)
-    gain, bias = torch.linspace(0.5, 2, 64).view(2, 32).unbind(0)
-    gain, bias = gain.repeat_interleave(2)[::2], bias.repeat_interleave(3)[::3]
+    generator = torch.Generator().manual_seed(1)
+    x, f_x, gradient = torch.randn(3, 5, 32, 7, generator=generator).transpose(2, 3)
+    gain, bias = torch.randn(32, 2, generator=generator).unbind(1)
     strided = [x, f_x, gain, bias, gradient]
     assert not any(tensor.is_contiguous() for tensor in strided)
     found = results(*(tensor.detach() for tensor in strided))
-    expected = results(*(tensor.detach().contiguous() for tensor in strided))
+    expected = results(*(tensor.contiguous().detach() for tensor in strided))
     assert all(map(torch.equal, found, expected))
-    print("strided")
 
 
 class Compiler:

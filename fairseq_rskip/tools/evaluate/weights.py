@@ -92,11 +92,12 @@ def _newest(folder: Path, count: int) -> tuple[str, list[Path]]:
     """
     newest = {unit: numbered(folder, unit)[:count] for unit in NUMBERED}
 
-    def order(unit: str) -> tuple[int, float]:
+    def count_and_oldest(unit: str) -> tuple[int, float]:
         paths = newest[unit]
-        return len(paths), epochs_before(paths[-1]) if paths else 0.0
+        oldest = epochs_before(paths[-1]) if paths else 0.0
+        return len(paths), oldest
 
-    unit = max(newest, key=order)
+    unit = max(newest, key=count_and_oldest)
     return unit, newest[unit]
 
 

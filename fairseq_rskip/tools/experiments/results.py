@@ -58,7 +58,7 @@ def ready(experiment: Experiment, out: Path) -> list[Run]:
     return distinct(runs)
 
 
-def undecided(experiment: Experiment, out: Path) -> set[str]:
+def rows_that_wait(experiment: Experiment, out: Path) -> set[str]:
     """The labels of the rows with a sweep that has not ended: more runs follow its choice."""
     labels = set()
     for cell in experiment.cells:

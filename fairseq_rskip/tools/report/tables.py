@@ -374,12 +374,12 @@ def _sweep(line: Result, held_out: str) -> str:
         tried.append(f"{listed(trial.values)}: {outcome(trial)}")
     if line.chosen:
         chosen = f"chosen {listed(line.chosen)}"
+        if any(trial.state.kind == FAILED for trial in line.trials):
+            chosen += ", for now: what failed is tried again and may be better"
     elif all(trial.state.kind in (DIVERGED, FAILED) for trial in line.trials):
         chosen = "none chosen, since no training has a value"
     else:
         chosen = "not decided yet"
-    if line.chosen and any(trial.state.kind == FAILED for trial in line.trials):
-        chosen += ", for now: what failed is tried again and may be better"
     at_an_end = ends([trial.values for trial in line.trials], line.chosen)
     if at_an_end:
         chosen += ", the end of the sweep"
