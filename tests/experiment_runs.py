@@ -7,8 +7,10 @@ import csv
 import json
 import signal
 
+import pytest
 import yaml
 
+from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools.experiments import plan
 from fairseq_rskip.tools.reproduce import main
 
@@ -40,6 +42,13 @@ def write(folder, table, name="mine", **changes):
 def tables(*names, **selection):
     """The tables of these names or files, as ``rskip run`` reads them."""
     return plan.make_tables([*map(str, names)], plan.Selection(**selection))
+
+
+def refused(path, **selection):
+    """The sentences in which the tables of ``path`` are refused, a line each."""
+    with pytest.raises(UserError) as raised:
+        tables(path, **selection)
+    return str(raised.value)
 
 
 def finish(table, out, values, metric="error", **more):

@@ -27,6 +27,7 @@ MIXED = "bfloat branch_half gains_wide".split()
 # shape, steps, options, types
 TRIED = [*(test_ops.CASES[name] for name in CASES), ((2, 8192), 1, {}), ((2, 4096), 2, {})]
 TRIED += [((9, 40), 4, {"branch_scale": 0.5}, test_ops.MIXED[name]) for name in MIXED]
+TRIED += [((10, 2048), 2, {})]  # rows of two turns: six programs of one row each run at once
 
 
 def test_the_kernels_equal_eq4():
