@@ -93,26 +93,18 @@ def between(report: list[Line]) -> list[str]:
 
 
 def draw(rows: list[dict[str, Any]], stem: Path) -> None:
-    """The figure: each design's loss against depth; dotted is one seed."""
+    """The figure: each design's loss against depth; a hollow point is of one seed."""
     figure, (axis,) = figures.new_figure(width=7, height=4.5)
     depths = list(dict.fromkeys(row["depth"] for row in rows))
     for number, design in enumerate(dict.fromkeys(row["design"] for row in rows)):
         mine = [row for row in rows if row["design"] == design]
+        colour = figures.COLOURS[number % len(figures.COLOURS)]
+        at = [depths.index(row["depth"]) for row in mine]
+        losses = [row["loss"] for row in mine]
         line = "-" if number < len(figures.COLOURS) else "--"
-        label = design
-        if all(row["seeds"] == 1 for row in mine):
-            line = ":"
-            label = f"{design} (1 seed)"
-        axis.plot(
-            [depths.index(row["depth"]) for row in mine],
-            [row["loss"] for row in mine],
-            line,
-            color=figures.COLOURS[number % len(figures.COLOURS)],
-            marker="o",
-            ms=3,
-            linewidth=1,
-            label=label,
-        )
+        axis.plot(at, losses, line, color=colour, linewidth=1, label=design)
+        faces = [colour if row["seeds"] > 1 else "white" for row in mine]
+        axis.scatter(at, losses, s=12, c=faces, edgecolors=colour, linewidths=1, zorder=3)
     axis.set_xticks(range(len(depths)), depths)
     axis.set_xlabel("depth, at one size")
     axis.set_ylabel("validation loss, bits")

@@ -115,6 +115,16 @@ def test_seeds_of_several_rates_are_no_row(tmp_path, monkeypatch, capsys):
     assert "'a' has runs at the rates 0.1, 0.2; expected a@RATE" in capsys.readouterr().err
 
 
+def test_a_rate_and_the_recipes_are_two_rates(tmp_path, monkeypatch, capsys):
+    for seed, rate in ((1, 0.1), (2, None)):
+        record_of(tmp_path, "a", rate, seed, 4.0)
+        record_of(tmp_path, "b", 0.1, seed, 4.5)
+    assert run(monkeypatch, tmp_path, "a", "b") == 1
+    assert "'a' has runs at the rates 0.1, the recipe's; expected a@RATE, or a folder" in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize("rate", [0.1, None], ids=["a rate", "the recipe's rate"])
 def test_two_runs_of_one_seed_are_no_row(tmp_path, monkeypatch, capsys, rate):
     """Of two columns, for example: a rate does not tell them apart."""

@@ -72,9 +72,13 @@ def runs_of(runs: pandas.DataFrame, name: str) -> pandas.DataFrame:
         chosen = chosen[chosen["lr"] == _rate(rate, name)]
     if chosen.empty:
         raise UserError(f"there is no finished run of {name!r}; expected a row's label")
-    if chosen["lr"].nunique() > 1:
-        rates = ", ".join(f"{lr:g}" for lr in sorted(chosen["lr"].dropna().unique()))
-        raise UserError(f"{name!r} has runs at the rates {rates}; expected {label}@RATE")
+    if chosen["lr"].nunique(dropna=False) > 1:
+        rates = [f"{lr:g}" for lr in sorted(chosen["lr"].dropna().unique())]
+        expected = f"{label}@RATE"
+        if chosen["lr"].hasnans:
+            rates.append("the recipe's")
+            expected += ", or a folder with those at the recipe's alone"
+        raise UserError(f"{name!r} has runs at the rates {', '.join(rates)}; expected {expected}")
     if chosen["seed"].duplicated().any():
         raise UserError(
             f"{name!r} has several runs of one seed, in columns or with other options; expected "
