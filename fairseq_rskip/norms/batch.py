@@ -28,7 +28,7 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
-    momentum: float
+    momentum: float | None  # None: the mean over all batches, as torch.optim.swa_utils sets it
 
     def __init__(self, dim: int, *layout: Any, **options: Any):
         super().__init__(dim, *layout, **options)
@@ -68,7 +68,10 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
         weight = self.weight.to(self.running_mean.dtype)
         bias = self.bias.to(self.running_mean.dtype)
         z = x if self.channel_dim == 1 else self._rows(x)
-        y = F.batch_norm(z, mean, var, weight, bias, self.training, self.momentum, self.eps)
+        momentum = self.momentum
+        if momentum is None:
+            momentum = 1.0 / max(1, int(self.num_batches_tracked))
+        y = F.batch_norm(z, mean, var, weight, bias, self.training, momentum, self.eps)
         return y.view(x.shape).to(x.dtype)
 
     def _rows(self, x: Tensor) -> Tensor:
@@ -96,14 +99,17 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
     def _update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         counted = count >= 2
         dtype = self.running_mean.dtype
-        momentum = self.momentum * counted.to(dtype)
+        self.num_batches_tracked.add_(counted)
+        momentum = self.momentum
+        if momentum is None:
+            momentum = 1.0 / self.num_batches_tracked.clamp(min=1).to(dtype)
+        momentum = momentum * counted.to(dtype)
         unbiased = var.detach() * (count / (count - 1.0).clamp(min=1.0))
         # .data, because torch's kernel saves the statistics of an earlier batch, though its
         # backward does not use them: a plain in-place update would make that backward raise an
         # error
         self.running_mean.data.lerp_(mean.detach().to(dtype), momentum)
         self.running_var.data.lerp_(unbiased.to(dtype), momentum)
-        self.num_batches_tracked.add_(counted)
 
     def affine_map(self, x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         mean, var = self.running_mean, self.running_var

@@ -142,7 +142,11 @@ def skip_mix(
 
 
 def is_transformed() -> bool:
-    """Whether torch.func (vmap, grad, ...) or forward-mode differentiation is active."""
+    """Whether torch.func (vmap, grad, ...), forward-mode differentiation or torch.jit.trace, which
+    the older ONNX exporter uses, is active.
+    """
+    if torch.jit.is_tracing():
+        return True
     functional = torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore
     return functional or autograd.forward_ad._current_level >= 0
 

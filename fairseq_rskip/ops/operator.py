@@ -48,7 +48,8 @@ def _first_derivative(*arguments) -> list[Tensor]:
     """
     if torch.is_grad_enabled():
         raise UserError(
-            "the skip connections' operator has no second derivative; RSKIP_OPS=torch has"
+            "the skip connections' operator has no second derivative; RSKIP_OPS=torch, set before "
+            "the process starts, has"
         )
     with torch._C._AutoDispatchBelowAutograd():
         return _backward(*arguments)

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from ..norms import at_least_float32, root_mean_square
 from .base import Common, SkipConnection
-from .inputs import check_width, refuse_drop_path
+from .inputs import refuse_drop_path
 from .options import Between, all_norms
 from .registry import register
 from .weighted import ConstantSkip, Weighted
@@ -187,8 +187,8 @@ class NormAgnostic(SkipConnection):
         return True  # the length of x grows with depth
 
     def prepare(self, x: Tensor) -> tuple[Tensor, None]:
-        check_width(self, x)
-        return self.unit(x).to(x.dtype), None
+        h, _ = super().prepare(x)
+        return self.unit(h).to(x.dtype), None
 
     def unit(self, z: Tensor) -> Tensor:
         """sqrt(dim) z / |z|."""

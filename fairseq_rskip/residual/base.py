@@ -142,6 +142,7 @@ class SkipConnection(NormSlots, WithRule):
         self.state_was_loaded = False
         self.roles_started: set[str] = set()  # of the branch's weights that initialise has rescaled
         self.setup_checked = False  # whether missing_setup was asked
+        self.was_prepared = False  # whether prepare was called
         self.add_norms(norm, pre_norm)
 
     @property
@@ -315,9 +316,11 @@ class SkipConnection(NormSlots, WithRule):
     def prepare(self, x: Tensor) -> tuple[Tensor, Any]:
         """The branch's input, and what is carried to ``forward``: None, or a tuple.
 
-        Raises ``ValueError`` for an x of another width.
+        Raises ``ValueError`` for an x of another width. A rule that overrides this calls it.
         """
         inputs.check_width(self, x)
+        if not torch.compiler.is_compiling():
+            self.was_prepared = True
         h, carried = self.current(x)
         return h if self.pre is None else self.pre(h), carried
 
@@ -337,8 +340,8 @@ class SkipConnection(NormSlots, WithRule):
         Shapes, types, the mask and what is raised: :class:`SkipConnection`.
         """
         inputs.check(self, x, f_x, carried, padding_mask)
-        if self.training and not self.setup_checked and not torch.compiler.is_compiling():
-            inputs.warn_of_missing_setup(self)
+        if self.training and not self.setup_checked:
+            inputs.warn_of_missing_setup(self, x)
         dtype = x.dtype
         if self.branch is not None:
             # rounded to a half type once, after the sum

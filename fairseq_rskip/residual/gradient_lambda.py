@@ -29,7 +29,8 @@ class OneStep(nn.Module):
         self.steps = steps
         self.chosen = round(initial)  # a Python int: avoids a device sync
         self.register_buffer("start", torch.tensor(float(self.chosen)).to(**factory))
-        self.version = -1  # of ``start`` when it was read
+        # ``start`` and its version when it was read; the tensor itself, as an id may be used again
+        self.read: tuple[Tensor, int] | None = None
 
     def freeze(self, chosen: int) -> None:
         """Let lambda be ``chosen``."""
@@ -38,24 +39,27 @@ class OneStep(nn.Module):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self.version = -1
+        self.read = None
         if not self.start.is_meta:
             self.chosen = self._in_start()
 
     def _apply(self, *arguments: Any, **options: Any) -> "OneStep":
-        self.version = -1  # another tensor counts its versions from 0 again
+        self.read = None
         super()._apply(*arguments, **options)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "version": -1}
+        return {**self.__dict__, "read": None}
 
     def follow_start(self) -> None:
-        """Choose what ``start`` says, if it was changed in place, as DDP's broadcast does."""
+        """Choose what ``start`` says, if it was changed in place, as DDP's broadcast does, or is
+        another tensor, as in ``torch.func.functional_call``.
+        """
         if torch.compiler.is_compiling() or self.start.is_inference() or self.start.is_meta:
             return
-        if self.start._version != self.version:
-            self.version, self.chosen = self.start._version, self._in_start()
+        version = self.start._version
+        if self.read is None or self.read[0] is not self.start or self.read[1] != version:
+            self.read, self.chosen = (self.start, version), self._in_start()
 
     def _in_start(self) -> int:
         """Lambda; rounded, as a moving average of equal values may be a little less."""

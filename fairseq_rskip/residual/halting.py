@@ -137,14 +137,22 @@ def halting_cost(modules: list[Halting], reduction: str = "mean") -> Tensor | No
     """The mean over ``modules`` of tau times E[k], to be added to the loss.
 
     ``reduction``, as that of the loss: "mean" over the positions that are not padded, or "sum".
-    E[k] is that of the last training forward pass. A second call returns None until the next pass.
-    Raises ``ValueError`` for another reduction.
+    E[k] is that of the last training forward pass: call this behind each. A second call returns
+    None until the next pass, and so does one behind a pass in evaluation. Raises ``ValueError`` for
+    another reduction, and for a pass that kept no gradient, as in reentrant checkpointing.
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
     costs = []
     for module in modules:
         if module.expected_steps is not None:
+            learns = module.moved.requires_grad or module.direction.requires_grad
+            if torch.is_grad_enabled() and learns and not module.expected_steps.requires_grad:
+                raise ValueError(
+                    "halting_cost: the last forward pass kept no gradient, so the cost would have "
+                    "none: expected one without torch.no_grad() and, with "
+                    "torch.utils.checkpoint, use_reentrant=False"
+                )
             positions = module.tokens if reduction == "mean" else 1.0
             costs.append(module.halt_cost * module.expected_steps.sum() / positions)
         module.expected_steps = None

@@ -15,16 +15,42 @@ if TYPE_CHECKING:
     from .place import BranchWeights
 
 
-def warn_of_missing_setup(skip: SkipConnection) -> None:
-    """Warn, once for a skip connection, of what should have been called before training."""
-    skip.setup_checked = True
+def warn_of_missing_setup(skip: SkipConnection, x: Tensor) -> None:
+    """Warn, once for a skip connection, of what should have been called before its first training
+    pass, whose input is ``x``. A compiled model warns while it is compiled.
+    """
     missing = skip.missing_setup()
+    if torch.compiler.is_compiling():
+        if missing:
+            _warn_while_compiling(f"kind {skip.kind}: {missing}")
+        return
+    skip.setup_checked = True
+    if not missing and not skip.was_prepared and _changes_branch_input(skip, x):
+        missing = (
+            "the branch reads x as it is, without what the rule does to its input; call "
+            "h, carried = skip.prepare(x), then skip(x, F(h), carried)"
+        )
     if missing:
         warnings.warn(
             f"kind {skip.kind}: {missing}",
             RuntimeWarning,
             stacklevel=5,  # past torch's two frames, to the caller
         )
+
+
+@torch.no_grad()
+def _changes_branch_input(skip: SkipConnection, x: Tensor) -> bool:
+    """Whether the branch reads anything else than x."""
+    h, _ = skip.prepare(x)
+    return h is not x
+
+
+def _warn_while_compiling(message: str) -> None:
+    warnings.warn(message, RuntimeWarning)  # noqa: B028 (the caller is inside torch's compiler)
+
+
+# torch.compile calls it once, while it compiles, instead of a graph break at each warning
+setattr(_warn_while_compiling, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def refuse_second_start(skip: SkipConnection, weights: BranchWeights) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from ..norms import at_least_float32
 from .base import Common, SkipConnection
-from .inputs import check_width, refuse_drop_path
+from .inputs import refuse_drop_path
 from .place import BranchWeights, Weight
 from .registry import register
 
@@ -90,8 +90,8 @@ class NGPT(SkipConnection):
         return nn.functional.normalize(at_least_float32(z), dim=-1, eps=self.eps) * self.dim**0.5
 
     def prepare(self, x: Tensor) -> tuple[Tensor, None]:
-        check_width(self, x)
-        return self.unit(x).to(x.dtype), None
+        h, _ = super().prepare(x)
+        return self.unit(h).to(x.dtype), None
 
     def combine(self, x: Tensor, f_x: Tensor, carried: Any) -> Tensor:
         x = self.unit(x)

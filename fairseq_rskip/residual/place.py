@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -99,6 +100,9 @@ class Place:
         return torch.empty(*shape).copy_(values)
 
 
+ENOUGH_FOR_STD = 64  # so many draws have a standard deviation within a quarter of the true one
+
+
 class Weight(NamedTuple):
     """A weight matrix or kernel of a branch, ``(out, in, ...)``, and its bias.
 
@@ -117,8 +121,26 @@ class Weight(NamedTuple):
         return self.parameter.detach()[self.rows]
 
     def rescale(self, std: float) -> None:
-        """Make ``std`` the standard deviation that the weight was drawn with."""
+        """Make ``std`` the standard deviation that the weight was drawn with.
+
+        Warn if it cannot have been drawn with the present one: another number was given, or the
+        weight has been rescaled already.
+        """
+        measured = self._measured_std()
+        if measured and not 0.5 < measured / self.std < 2.0:
+            warnings.warn(
+                f"a weight of shape {tuple(self.tensor.shape)} has the standard deviation "
+                f"{measured:.3g}, where Weight(…, std={self.std:.3g}) says how it was drawn",
+                RuntimeWarning,
+                stacklevel=3,  # past the rule's initialise
+            )
         self.scale(std / self.std)
+
+    def _measured_std(self) -> float:
+        """That of the values; 0 of constants, of too few values to tell, and on the meta device."""
+        if self.tensor.is_meta or self.tensor.numel() < ENOUGH_FOR_STD:
+            return 0.0
+        return float(self.tensor.float().std())
 
     def scale(self, factor: float) -> None:
         """Multiply the weight by ``factor``."""

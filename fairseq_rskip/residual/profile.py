@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .base import skips
+from .hooks import hooked
 
 
 class Profiled(nn.Module):
@@ -58,16 +59,35 @@ def initialise_from_batch(
             there is one.
 
     If there is anything to initialise, gradients are cleared; the random state and the buffers are
-    restored. Returns module name -> the value that it got: Admin's omega, askip's lambda.
+    restored. Returns module name -> the value that it got: Admin's omega, askip's lambda. A skip
+    connection that ``loss`` does not run stays as it was, and warns when it is trained. Raises
+    ``ValueError`` if ``loss`` runs none of a kind, and for a model that is already in
+    DistributedDataParallel, whose processes would get values of their own.
     """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            "initialise_from_batch: the model is in DistributedDataParallel, which copies the "
+            "parameters when it is made: expected the model before it is wrapped"
+        )
     groups: dict[type[Profiled], dict[str, Profiled]] = {}
     for name, skip in wanting_profile(model).items():
         groups.setdefault(type(skip), {})[name] = skip
-        skip.is_profiled = True
 
     values: dict[str, float] = {}
     for kind, group in groups.items():
-        values.update(kind.profile(group, model, loss, shortcuts or {}))
+        seen: set[str] = set()
+
+        def see(name: str, skip: Profiled, *_: Any) -> None:
+            seen.add(name)  # noqa: B023 (called within this turn of the loop)
+            skip.is_profiled = True  # before its forward pass asks
+
+        with hooked(group, nn.Module.register_forward_pre_hook, see):
+            values.update(kind.profile(group, model, loss, shortcuts or {}))
+        if not seen:
+            raise ValueError(
+                f"initialise_from_batch: loss() ran none of the {len(group)} skip connections of "
+                f"kind {next(iter(group.values())).kind}: expected a function that runs the model"
+            )
     if groups:
         model.zero_grad(set_to_none=True)
     return values

@@ -56,7 +56,7 @@ class Scheduled(Weighted):
             self.loaded_updates = int(self.updates)
 
     def missing_setup(self) -> str:
-        if self.counts_updates or self.updates.is_meta or int(self.updates) > 0:
+        if self.counts_updates or self.loaded_updates > 0:
             return super().missing_setup()
         return "the branch is left out at update 0; call set_num_updates(n) before each update"
 

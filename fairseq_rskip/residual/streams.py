@@ -190,13 +190,13 @@ class X0(StreamSkip):
 @register("siamesenorm", also=("SiameseNorm",))
 class SiameseNorm(StreamSkip):
     """SiameseNorm, two streams that share their branches: ``z = F(G(G_1(x) + G_2(y)))``,
-    ``x = G_1(x) + z / sqrt(2l)``, ``y = y + z`` in layer l, counted from 1: a post-norm and a
-    pre-norm stream.
+    ``x = G_1(x) + z / sqrt(m l)``, ``y = y + z`` in layer l, counted from 1, of m sublayers: a
+    post-norm and a pre-norm stream.
 
     Both start as x_0; the stack's output is ``G_3(x) + G_4(y)``, which the model's last norm
     follows. Li et al. 2026, arXiv 2602.08064; equation and initial values follow code
-    Qwen-Applications/SiameseNorm, ``deit-model-siamesenorm.py`` (2l for two sublayers a layer; here
-    l times the sublayers). The paper's language models have other norms on x.
+    Qwen-Applications/SiameseNorm, ``deit-model-siamesenorm.py`` (2l, for two sublayers a
+    layer). The paper's language models have other norms on x.
     """
 
     norms = all_norms(without=("batch",))

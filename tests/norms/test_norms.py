@@ -10,6 +10,7 @@ import pytest
 import torch
 from skip_variants import draw, to_rows
 from torch import nn
+from torch.optim import swa_utils
 
 from fairseq_rskip.norms import NORMS, BatchNorm, LayerNorm, create_norm
 
@@ -121,6 +122,23 @@ def test_activation_checkpointing_counts_a_batch_once(masked, reentrant):
     assert torch.equal(y, plain(x, mask)) and given.grad is not None
     assert norm.num_batches_tracked == 1
     assert all(torch.equal(mine, other) for mine, other in zip(norm.buffers(), plain.buffers()))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_update_bn_takes_the_mean_over_batches(masked):
+    """torch.optim.swa_utils sets the momentum to None, as torch's own layers take it."""
+    norm, plain = create_norm("batch", 5), torch.nn.BatchNorm1d(5)
+    batches = [draw((6, 5), seed, torch.float32) for seed in (1, 2, 3)]
+    swa_utils.update_bn(batches, torch.nn.Sequential(plain))
+    if masked:
+        norm.momentum = None
+        for x in batches:
+            padded = torch.cat([x, torch.full((1, 5), torch.nan)])
+            norm(padded, torch.tensor([False] * 6 + [True]))
+    else:
+        swa_utils.update_bn(batches, torch.nn.Sequential(norm))
+    for mine, other in zip(norm.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-6)
 
 
 def test_running_statistics_stay_fp32_in_a_half_model():

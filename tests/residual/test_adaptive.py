@@ -156,6 +156,18 @@ def test_activation_checkpointing_counts_the_steps_of_a_batch_once(reentrant):
     assert float(skip.shares.mean_steps) == pytest.approx(2 + 0.01)  # towards 3
 
 
+def test_a_cost_without_a_gradient_is_refused():
+    """Reentrant checkpointing runs the pass that E[k] is of without one."""
+    skip = create_skip("askip", 5, adapt="halting", halt_cost=1.0)
+    x = draw((4, 3, 5), 1, torch.float32).requires_grad_()
+    torch.utils.checkpoint.checkpoint(skip, x, x, use_reentrant=True)
+    with pytest.raises(ValueError, match="kept no gradient.*use_reentrant=False"):
+        halting_cost([skip.shares])
+    torch.utils.checkpoint.checkpoint(skip, x, x, use_reentrant=False)
+    halting_cost([skip.shares]).backward()
+    assert skip.shares.moved.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("adapt", ["fraction", "mixture", "halting"])
 def test_a_small_move_of_what_bfloat16_holds_counts(adapt):
     """Beside a start of 1.25 or 3, whose neighbours in bf16 are 0.008 or 0.016 away."""
@@ -286,6 +298,19 @@ def test_lambda_from_the_gradient_is_the_one_whose_ratio_is_nearest_one():
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
     assert list(found.values()) == [min(ratios, key=ratios.get) for ratios in expected.values()]
     assert len(set(found.values())) > 1 and all(p.grad is None for p in model.parameters())
+
+
+def test_functional_call_has_the_lambda_of_its_own_buffers():
+    """Two tensors that were written equally often have the same version."""
+    one, four = (
+        create_skip("askip", 5, adapt="gradient", skip_lambda=value, max_steps=4)
+        for value in (1.0, 4.0)
+    )
+    x, f_x = draw((6, 5), 1, torch.float32), draw((6, 5), 2, torch.float32)
+    own = one(x, f_x)
+    state = {**dict(four.named_parameters()), **dict(four.named_buffers())}
+    assert torch.equal(torch.func.functional_call(one, state, (x, f_x)), four(x, f_x))
+    assert torch.equal(one(x, f_x), own) and not torch.equal(own, four(x, f_x))
 
 
 def test_a_lambda_without_a_gradient_stays_as_it_was():

@@ -1,5 +1,7 @@
 """Whole stacks: every block's place, what blocks share, and stacks of the meta device."""
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -138,3 +140,32 @@ def test_a_stack_from_the_meta_device_is_what_it_loads(options, assign):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rules that rescale the branches' weights
         assert torch.equal(output(empty, x), output(trained, x))
+
+
+@pytest.mark.parametrize("options", [{"kind": "rskip", "skip_lambda": 2}, {"kind": "attnres"}])
+def test_a_trace_can_be_saved_and_run_without_this_package(options, tmp_path):
+    """A trace holds torch's own operators; the operator and its autograd function do not save."""
+    kind, more = options["kind"], {k: v for k, v in options.items() if k != "kind"}
+    stack = torch.nn.ModuleList(skips(skip_stack(kind, 16, 2, ("ffn",), **more)).values())
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stack = stack
+
+        def forward(self, x):
+            for skip in self.stack:
+                h, carried = skip.prepare(x)
+                x = skip(x, h.sin(), carried)
+            return x
+
+    model, x = Model().eval(), draw((3, 2, 16), 1, torch.float32)
+    torch.jit.trace(model, x).save(tmp_path / "model.pt")
+    program = (
+        "import sys, torch; model, x, y = sys.argv[1:]; "
+        "torch.save(torch.jit.load(model)(torch.load(x)), y)"
+    )
+    torch.save(x, tmp_path / "x")
+    files = [str(tmp_path / name) for name in ("model.pt", "x", "y")]
+    subprocess.run([sys.executable, "-c", program, *files], check=True)
+    torch.testing.assert_close(torch.load(tmp_path / "y"), model(x), rtol=1e-5, atol=1e-6)

@@ -7,7 +7,14 @@ import torch
 from skip_variants import draw
 
 from fairseq_rskip.norms import DyT
-from fairseq_rskip.residual import Place, create_skip, initialise_from_batch, skip_stack, skips
+from fairseq_rskip.residual import (
+    KINDS,
+    Place,
+    create_skip,
+    initialise_from_batch,
+    skip_stack,
+    skips,
+)
 from fairseq_rskip.residual.place import Weight
 
 
@@ -152,6 +159,53 @@ def test_a_branch_that_does_not_start_as_its_rule_wants_it_is_warned_of(kind):
         plain(wide, branch, plain.prepare(wide)[1])
 
 
+def test_a_compiled_model_is_warned_while_it_is_compiled():
+    skip = create_skip("deepnorm", 4, place=Place(depth=2))
+    compiled = torch.compile(skip, backend="eager", fullgraph=True)
+    with pytest.warns(RuntimeWarning, match="kind deepnorm: the branch's weights are as"):
+        compiled(torch.ones(3, 4), torch.ones(3, 4))
+    skip.initialise({"fc1": Weight(torch.nn.Parameter(torch.ones(4, 4)), 1.0)})
+    torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        compiled(torch.ones(3, 4), torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forgotten_prepare_is_warned_of_where_the_branch_reads_another_tensor(kind):
+    """In training, at the first forward pass; another call that is missing is said instead."""
+    stack, other = (skips(skip_stack(kind, 8, layers=2, sublayers=("ffn",))) for _ in range(2))
+    x, branch = draw((3, 2, 8), 1, torch.float32), torch.ones(3, 2, 8)
+    for skip, twin in zip(stack.values(), other.values(), strict=True):
+        changes = twin.prepare(x)[0] is not x and not skip.missing_setup()
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            y = skip(x, branch)
+            skip(x, branch), twin(x, branch)
+        said = [str(warning.message) for warning in found]
+        assert [("skip.prepare(x)" in message) for message in said].count(True) == int(changes)
+        x = y.detach()
+
+
+def test_a_standard_deviation_that_is_not_that_of_the_weight_is_warned_of():
+    """Such as torch's default given for a GPT-2 that was drawn at 0.02."""
+    linear = torch.nn.Linear(16, 16)
+    torch.nn.init.normal_(linear.weight, std=0.02)
+    skip = create_skip("gpt2", 16, place=Place(depth=2))
+    with pytest.warns(
+        RuntimeWarning, match=r"standard deviation 0.0\d+, where Weight.*0.144\)"
+    ) as w:
+        skip.initialise({"fc1": Weight(linear.weight, 48**-0.5)})
+    assert w[0].filename == __file__
+    torch.nn.init.normal_(linear.weight, std=48**-0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        create_skip("gpt2", 16, place=Place(depth=2)).initialise(
+            {"fc1": Weight(linear.weight, 48**-0.5)}
+        )
+    assert float(linear.weight.std()) == pytest.approx(0.02, rel=0.2)
+
+
 @pytest.mark.parametrize("kind", sorted(START.keys() - {"ngpt"}))
 def test_a_second_start_is_refused_and_one_of_loaded_weights_warned_of(kind):
     skip, loaded = (
@@ -201,6 +255,28 @@ def test_ngpt_refuses_what_would_not_move_with_the_model():
         create_skip("ngpt", 4).initialise({"q": Weight(torch.ones(4, 4), 1.0)})
 
 
+@pytest.mark.parametrize("options", [{"kind": "admin"}, {"kind": "askip", "adapt": "gradient"}])
+def test_a_profile_of_a_loss_that_runs_none_is_refused_and_what_it_leaves_out_is_warned_of(options):
+    model = torch.nn.ModuleDict(
+        {name: create_skip(dim=4, **options) for name in ("used", "unused")}
+    )
+    x = draw((3, 4), 1, torch.float32).requires_grad_()
+    with pytest.raises(ValueError, match="loss.. ran none of the 2 skip connections of kind"):
+        initialise_from_batch(model, lambda: x.square().sum())
+    initialise_from_batch(model, lambda: model["used"](x, x.sin()).square().sum())
+    with pytest.warns(RuntimeWarning, match="no profile yet"):
+        model["unused"](x, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model["used"](x, x)
+
+
+def test_a_profile_behind_distributed_data_parallel_is_refused():
+    wrapped = object.__new__(torch.nn.parallel.DistributedDataParallel)
+    with pytest.raises(ValueError, match="expected the model before it is wrapped"):
+        initialise_from_batch(wrapped, lambda: torch.zeros(()))
+
+
 @pytest.mark.parametrize(("kind", "option"), [("admin", "omega"), ("askip", "adapt")])
 def test_a_rule_without_its_profile_is_warned_of_once(kind, option):
     options = {"omega": "profile"} if option == "omega" else {"adapt": "gradient"}
@@ -220,6 +296,8 @@ def test_a_loop_that_counts_no_updates_is_warned_once(kind):
     x = torch.ones(3, 4)
     with pytest.warns(RuntimeWarning, match=f"kind {kind}: the branch is left out at update 0"):
         one(x, x)
+    for skip in (told, resumed):
+        skip.prepare(x)
     told.set_num_updates(0)
     resumed.load_state_dict({**one.state_dict(), "updates": torch.tensor(3)})
     with warnings.catch_warnings():
