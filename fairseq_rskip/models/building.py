@@ -5,7 +5,12 @@ import logging
 
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model, register_model_architecture
+from fairseq.models import (
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    register_model,
+    register_model_architecture,
+)
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 from torch import nn
@@ -161,6 +166,13 @@ class _Node(ConfigNode):
         values._name = self.name[: -len(".yaml")]
         self.node = OmegaConf.structured(values)
         return self.node
+
+
+def __getattr__(name: str) -> type:
+    """An architecture's class by its name, where ``pickle`` looks for it."""
+    if name in ARCH_MODEL_REGISTRY:
+        return ARCH_MODEL_REGISTRY[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(model_class, arch, config) -> None:

@@ -77,7 +77,9 @@ def _config(name: str, model: str, own: Iterator[tuple[str, Any, Any]]) -> Any:
     """The dataclass ``name``: its ``own`` fields, of fairseq, and those of this package."""
     about = f"Every option of a {model}, flat. The defaults are Base with rSkip+LN, λ = 2."
     bases = (SkipConfig, FixNormConfig, TrainingConfig)
-    return make_dataclass(name, list(own), bases=bases, namespace={"__doc__": about})
+    return make_dataclass(
+        name, list(own), bases=bases, namespace={"__doc__": about, "__module__": __name__}
+    )
 
 
 SkipTransformerConfig = _config("SkipTransformerConfig", "skip Transformer", _flat_fields())

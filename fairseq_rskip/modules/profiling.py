@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from fairseq.modules import LayerDropModuleList
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fairseq_rskip.errors import UserError
@@ -85,6 +86,15 @@ def _every_layer(model: nn.Module) -> Iterator[None]:
             stack.p = p
 
 
+def training_subset(task: Any) -> str:
+    """fairseq-train's --train-subset, which some tasks hold themselves; "train" if none is set."""
+    options = getattr(task, "cfg", None) or getattr(task, "args", None)
+    subset = getattr(options, "train_subset", None)
+    if subset is None and isinstance(options, DictConfig):
+        subset = OmegaConf.select(options._get_root(), "dataset.train_subset")
+    return subset or "train"
+
+
 def first_batch(task: Any, model: Any) -> Any:
     """The first sentences of the training set, up to :data:`TOKENS`, as the task batches them.
 
@@ -97,8 +107,9 @@ def first_batch(task: Any, model: Any) -> Any:
         limits = (limits,)
     loaded = dict(task.datasets)
     try:
-        task.load_dataset("train", epoch=1, combine=False)
-        data = task.dataset("train")
+        subset = training_subset(task)
+        task.load_dataset(subset, epoch=1, combine=False)
+        data = task.dataset(subset)
         sentences: list[Any] = []
         tokens = 0
         for number in range(len(data)):
@@ -112,7 +123,7 @@ def first_batch(task: Any, model: Any) -> Any:
         if not sentences:
             raise UserError(f"no training example is within the model's {limits} positions")
         return data.collater(sentences)
-    except (KeyError, AttributeError) as error:
+    except (KeyError, AttributeError, TypeError) as error:
         raise UserError(
             "--skip-omega profile and --skip-adapt gradient need the training data, "
             f"which cannot be read ({error}): expected {WITHOUT_PROFILE}"

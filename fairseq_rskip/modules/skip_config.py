@@ -214,5 +214,5 @@ SkipConfig: type[Any] = make_dataclass(
     "SkipConfig",
     _fields(),
     bases=(_SkipOptions, FairseqDataclass),
-    namespace={"__doc__": _SkipOptions.__doc__},
+    namespace={"__doc__": _SkipOptions.__doc__, "__module__": __name__},
 )

@@ -1,9 +1,12 @@
 """The rivals in whole models: what training tells them, profiles, starts."""
 
+import pickle
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from skip_variants import SEQUENCE, draw
 from transformer_helpers import TINY, batch, build, sentences, task
 from vision_helpers import train
@@ -219,6 +222,22 @@ def test_admin_profiles_if_training_can_follow_and_leaves_draws_alone(monkeypatc
         match="admin cannot be profiled under --ddp-backend fully_sharded: expected another",
     ):
         profiling.profile(made, model)
+
+
+def test_a_profile_reads_the_subset_that_is_trained():
+    """Tasks of translation hold --train-subset; others only the group of options beside theirs."""
+    config = OmegaConf.create({"task": {"data": "x"}, "dataset": {"train_subset": "train1"}})
+    assert profiling.training_subset(SimpleNamespace(cfg=config.task)) == "train1"
+    assert profiling.training_subset(SimpleNamespace(args=Namespace(train_subset="a"))) == "a"
+    assert profiling.training_subset(SimpleNamespace()) == "train"
+
+
+def test_a_whole_model_can_be_pickled():
+    model = build("transformer_rskip_ln_tiny", **TINY)
+    again = pickle.loads(pickle.dumps(model))
+    assert type(again) is type(model)
+    for mine, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(mine, other)
 
 
 def test_a_profile_reads_the_first_sentences_and_leaves_padding_out(monkeypatch):
