@@ -100,16 +100,17 @@ class BatchNorm(KeepsStatistics, Norm, nn.modules.batchnorm._BatchNorm):
         counted = count >= 2
         dtype = self.running_mean.dtype
         self.num_batches_tracked.add_(counted)
-        momentum = self.momentum
-        if momentum is None:
-            momentum = 1.0 / self.num_batches_tracked.clamp(min=1).to(dtype)
-        momentum = momentum * counted.to(dtype)
+        share = counted.to(dtype)  # of this batch in the averages
+        if self.momentum is None:
+            share = share / self.num_batches_tracked.clamp(min=1)
+        else:
+            share = share * self.momentum
         unbiased = var.detach() * (count / (count - 1.0).clamp(min=1.0))
         # .data, because torch's kernel saves the statistics of an earlier batch, though its
         # backward does not use them: a plain in-place update would make that backward raise an
         # error
-        self.running_mean.data.lerp_(mean.detach().to(dtype), momentum)
-        self.running_var.data.lerp_(unbiased.to(dtype), momentum)
+        self.running_mean.data.lerp_(mean.detach().to(dtype), share)
+        self.running_var.data.lerp_(unbiased.to(dtype), share)
 
     def affine_map(self, x: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         mean, var = self.running_mean, self.running_var
