@@ -319,7 +319,7 @@ class SkipConnection(NormSlots, WithRule):
         Raises ``ValueError`` for an x of another width. A rule that overrides this calls it.
         """
         inputs.check_width(self, x)
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not self.was_prepared:
             self.was_prepared = True
         h, carried = self.current(x)
         return h if self.pre is None else self.pre(h), carried

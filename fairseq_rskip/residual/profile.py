@@ -75,19 +75,33 @@ def initialise_from_batch(
 
     values: dict[str, float] = {}
     for kind, group in groups.items():
-        seen: set[str] = set()
-
-        def see(name: str, skip: Profiled, *_: Any) -> None:
-            seen.add(name)  # noqa: B023 (called within this turn of the loop)
-            skip.is_profiled = True  # before its forward pass asks
-
-        with hooked(group, nn.Module.register_forward_pre_hook, see):
-            values.update(kind.profile(group, model, loss, shortcuts or {}))
-        if not seen:
-            raise ValueError(
-                f"initialise_from_batch: loss() ran none of the {len(group)} skip connections of "
-                f"kind {next(iter(group.values())).kind}: expected a function that runs the model"
-            )
+        values |= _profile_group(kind, group, model, loss, shortcuts or {})
     if groups:
         model.zero_grad(set_to_none=True)
+    return values
+
+
+def _profile_group(
+    kind: type[Profiled],
+    group: dict[str, Profiled],
+    model: nn.Module,
+    loss: Callable[[], Tensor],
+    shortcuts: dict[str, nn.Module],
+) -> dict[str, float]:
+    """Initialise ``group``, all skip connections of one ``kind``; those that ``loss`` runs count
+    as profiled. Raises ``ValueError`` if it runs none.
+    """
+
+    def see(name: str, skip: Profiled, *_: Any) -> None:
+        skip.is_profiled = True  # before its forward pass asks
+
+    for skip in group.values():
+        skip.is_profiled = False
+    with hooked(group, nn.Module.register_forward_pre_hook, see):
+        values = kind.profile(group, model, loss, shortcuts)
+    if not any(skip.is_profiled for skip in group.values()):
+        raise ValueError(
+            f"initialise_from_batch: loss() ran none of the {len(group)} skip connections of "
+            f"{kind.__name__}: expected a function that runs the model"
+        )
     return values

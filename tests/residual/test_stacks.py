@@ -145,8 +145,8 @@ def test_a_stack_from_the_meta_device_is_what_it_loads(options, assign):
 @pytest.mark.parametrize("options", [{"kind": "rskip", "skip_lambda": 2}, {"kind": "attnres"}])
 def test_a_trace_can_be_saved_and_run_without_this_package(options, tmp_path):
     """A trace holds torch's own operators; the operator and its autograd function do not save."""
-    kind, more = options["kind"], {k: v for k, v in options.items() if k != "kind"}
-    stack = torch.nn.ModuleList(skips(skip_stack(kind, 16, 2, ("ffn",), **more)).values())
+    made = skip_stack(dim=16, layers=2, sublayers=("ffn",), **options)
+    stack = torch.nn.ModuleList(skips(made).values())
 
     class Model(torch.nn.Module):
         def __init__(self):
