@@ -48,8 +48,7 @@ class ParameterGroups:
 
     def in_effect(self, optimizer: Any) -> contextlib.AbstractContextManager[Any]:
         """A block in which ``optimizer``, one of fairseq's, steps with the parameters' settings."""
-        parts = getattr(optimizer.optimizer, "optimizers", {})  # of --optimizer composite
-        steps = [part.optimizer for part in parts.values()] or [optimizer.optimizer]
+        steps = torch_optimizers(optimizer)
         groups = [group for step in steps for group in step.param_groups]
         decays = any(group.get("weight_decay") for group in groups)
         by_parameter = self.applicable(groups, decays)
@@ -111,6 +110,12 @@ class ParameterGroups:
             warn_of_sharding()
         self.warned = True
         return False
+
+
+def torch_optimizers(optimizer: Any) -> list[Any]:
+    """Those of torch in ``optimizer``, one of fairseq's: several in ``--optimizer composite``."""
+    parts = getattr(optimizer.optimizer, "optimizers", {})
+    return [part.optimizer for part in parts.values()] or [optimizer.optimizer]
 
 
 def check_fully_sharded(model: nn.Module, lr_scale: float) -> None:

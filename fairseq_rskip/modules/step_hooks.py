@@ -16,7 +16,12 @@ from torch import Tensor
 
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.machine import load_operator
-from fairseq_rskip.modules.parameter_groups import ParameterGroups, check_fully_sharded, fp32_copies
+from fairseq_rskip.modules.parameter_groups import (
+    ParameterGroups,
+    check_fully_sharded,
+    fp32_copies,
+    torch_optimizers,
+)
 from fairseq_rskip.modules.profiling import is_fully_sharded, is_training_process
 from fairseq_rskip.modules.skip_config import FP16_MAX, way_out
 from fairseq_rskip.modules.skip_log import Folder, SkipLog, loss_scale
@@ -78,6 +83,7 @@ def attach(task: Any, model: Any, interval: int, lr_scale: float = 1.0) -> None:
                 "expected another backend"
             )
         task.optimizer_step = UnitLength(task.optimizer_step, on_sphere)
+    task.optimizer_step = StockState(task.optimizer_step, model)
     if learned(model) or lambdas(model):
         task.train_step = Report(task.train_step, model)
 
@@ -159,6 +165,35 @@ class UnitLength:
         for skip in self.skips:
             skip.to_unit_length(copies)
         return stepped
+
+
+class StockState:
+    """A task's ``optimizer_step`` that refuses the state of stock fairseq's optimizer.
+
+    It has no names, only stock's order of parameters: there a layer's norms stand beside their
+    sublayers, here they come last. In one flat tensor, as under --fp16, it would fit without an
+    error. Raises :class:`~fairseq_rskip.errors.UserError` at the first step.
+    """
+
+    def __init__(self, optimizer_step: Any, model: Any):
+        self.optimizer_step, self.model, self.checked = optimizer_step, model, False
+
+    def __call__(self, optimizer: Any, *arguments: Any, **options: Any) -> Any:
+        if not self.checked:
+            self.check(optimizer)
+            self.checked = True
+        return self.optimizer_step(optimizer, *arguments, **options)
+
+    def check(self, optimizer: Any) -> None:
+        layers = self.model.modules()
+        from_stock = any(getattr(layer, "loaded_from_stock", False) for layer in layers)
+        was_loaded = any(step.state for step in torch_optimizers(optimizer))
+        if from_stock and was_loaded:
+            raise UserError(
+                "the checkpoint's optimizer state is in the order of stock fairseq's parameters: "
+                "expected --reset-optimizer --reset-lr-scheduler --reset-meters "
+                "--reset-dataloader, or --finetune-from-model instead of --restore-file"
+            )
 
 
 class OverflowWatch:

@@ -44,6 +44,7 @@ class SkipTransformerLayerBase(nn.Module):
     def __init__(self, cfg, side, other, index: int):
         super().__init__()
         self.cfg, self.index = cfg, index
+        self.loaded_from_stock = False  # whether its weights are those of a stock checkpoint
         self.depth, self.other_depth = side.layers, other.layers
         other_is_decoder = other is cfg.decoder
         self.other_sublayers = 3 if other_is_decoder and not cfg.no_cross_attention else 2
@@ -122,7 +123,8 @@ class SkipTransformerLayerBase(nn.Module):
         Raises :class:`~fairseq_rskip.errors.UserError` where the checkpoint was trained with
         another rule.
         """
-        upgrade_layer(state_dict, name, dict(self.named_children()))
+        children = dict(self.named_children())
+        self.loaded_from_stock = upgrade_layer(state_dict, name, children)
 
 
 class SkipTransformerEncoderLayer(SkipTransformerLayerBase):

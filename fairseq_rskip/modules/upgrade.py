@@ -16,15 +16,16 @@ _STOCK_DUPLICATES = [
 ]
 
 
-def upgrade_layer(state_dict: dict[str, Tensor], name: str, children: dict[str, nn.Module]) -> None:
+def upgrade_layer(state_dict: dict[str, Tensor], name: str, children: dict[str, nn.Module]) -> bool:
     """Rename a stock fairseq layer's normalisations to ours and drop its duplicates, in place.
 
     ``….final_layer_norm.weight`` is ``….final_skip.post.0.weight`` here (``.pre.`` before the
-    branch).
+    branch). Returns whether there was one of stock's names.
 
     ``children`` are those of the layer ``name``. Raises ``UserError`` where it was trained with
     another rule.
     """
+    is_stock = False
     for duplicate in _STOCK_DUPLICATES:
         state_dict.pop(f"{name}.{duplicate}", None)
     for child, skip in children.items():
@@ -34,10 +35,12 @@ def upgrade_layer(state_dict: dict[str, Tensor], name: str, children: dict[str, 
             for part in ("weight", "bias"):
                 stock = f"{place[: -len('_skip')]}_layer_norm.{part}"
                 if stock in state_dict:
+                    is_stock = True
                     state_dict[f"{place}.{ours}.{part}"] = state_dict.pop(stock)
             skip.upgrade(state_dict, f"{place}.", _noted(state_dict, place).get("skip"))
             check_rule(state_dict, place, skip)
             _check_lambda(state_dict, place, len(skip.post))
+    return is_stock
 
 
 def check_rule(state_dict: dict[str, Tensor], name: str, module: WithRule) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, autograd
 
 from ..errors import UserError
+from .compiling import constant_while_compiling
 from .operator import operator
 
 CHOICES = ("auto", "torch", "cpu", "cuda")
@@ -151,18 +152,15 @@ def is_transformed() -> bool:
     return functional or autograd.forward_ad._current_level >= 0
 
 
+@constant_while_compiling
 def _has_kernel(device: str) -> bool:
-    """Whether the operator computes on ``device``; torch.compile takes the answer as a constant."""
+    """Whether the operator computes on ``device``."""
     return in_use(device).name != "torch"
 
 
+@constant_while_compiling
 def _choice() -> str:
     return os.environ.get("RSKIP_OPS") or "auto"
-
-
-# as torch.compiler.assume_constant_result does, which would import torch._dynamo, a second's work
-for _function in (_has_kernel, _choice):
-    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010 (mypy knows no such attribute)
 
 
 def _choose(device: str, build: bool) -> Backend:

@@ -19,7 +19,7 @@ from .learned_lambda import Fraction, Mixture
 from .options import Between, Choice, Integer, Positive
 from .profile import Profiled
 from .registry import register
-from .weighted import BranchScale, Recursive
+from .weighted import BranchScale, Recursive, is_recursive
 
 InitialLambda = Annotated[float, Positive("the initial λ", affects="start")]
 Adapt = Literal["fraction", "mixture", "halting", "gradient"]
@@ -138,7 +138,7 @@ class AdaptiveSkip(Profiled, Recursive):
     def mismatch(self, stored: dict[str, Any] | None) -> str:
         # the state of an rskip with these options fits, see upgrade; rskip of lambda 1 stores
         # itself as xskip
-        if stored is not None and _is_recursive(stored):
+        if stored is not None and is_recursive(stored):
             own = self.rule()
             stored = {name: stored.get(name, value) for name, value in own.items()}
             stored["kind"] = own["kind"]
@@ -163,19 +163,13 @@ class AdaptiveSkip(Profiled, Recursive):
                 state[f"{prefix}{name}"] = value.to(device)
 
 
-def _is_recursive(rule: dict[str, Any]) -> bool:
-    """Whether a stored rule is rskip's."""
-    kind = rule.get("kind")
-    return kind == "rskip" or (kind == "xskip" and rule.get("skip_lambda") == 1)
-
-
 def _steps_of(state: dict[str, Tensor], prefix: str, stored: dict[str, Any] | None) -> int:
     """The lambda of an rskip's state; 0 if it is another's.
 
     A state without a rule, such as stock fairseq's, has a gain for each step.
     """
     if stored is not None:
-        return int(stored["skip_lambda"]) if _is_recursive(stored) else 0
+        return int(stored["skip_lambda"]) if is_recursive(stored) else 0
     return sum(name.startswith(f"{prefix}post.") and ".weight" in name for name in state)
 
 

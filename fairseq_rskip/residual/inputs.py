@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..ops.compiling import constant_while_compiling
 from ..option_error import OptionError
 
 if TYPE_CHECKING:
@@ -45,12 +46,9 @@ def _changes_branch_input(skip: SkipConnection, x: Tensor) -> bool:
     return h is not x
 
 
+@constant_while_compiling
 def _warn_while_compiling(message: str) -> None:
     warnings.warn(message, RuntimeWarning)  # noqa: B028 (the caller is inside torch's compiler)
-
-
-# torch.compile calls it once, while it compiles, instead of a graph break at each warning
-setattr(_warn_while_compiling, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def refuse_second_start(skip: SkipConnection, weights: BranchWeights) -> None:

@@ -261,12 +261,23 @@ class RSkip(Recursive):
         rule = super().rule()
         return {**rule, "kind": "xskip"} if self.steps == 1 else rule
 
+    def mismatch(self, stored: dict[str, Any] | None) -> str:
+        if stored is not None and is_recursive(stored):  # they differ in lambda, not in kind
+            stored = {**stored, "kind": self.rule()["kind"]}
+        return super().mismatch(stored)
+
     def constants(self) -> dict[str, float]:
         return {
             "lambda": float(self.steps),
             "alpha": self.branch_scale,
             **super().constants(),
         }
+
+
+def is_recursive(rule: dict[str, Any]) -> bool:
+    """Whether a stored rule is rskip's, which stores itself as xskip at lambda = 1."""
+    kind = rule.get("kind")
+    return kind == "rskip" or (kind == "xskip" and rule.get("skip_lambda") == 1)
 
 
 @register("wskip")

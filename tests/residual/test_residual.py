@@ -347,6 +347,14 @@ def test_a_state_with_an_option_that_the_rule_does_not_have_is_refused():
     assert found == "gate_bias=-1.0: expected no such option"
 
 
+def test_a_recursive_skip_of_one_step_differs_from_others_in_lambda():
+    """It stores itself as xskip, which it equals."""
+    one, two = (create_skip("rskip", 5, skip_lambda=steps) for steps in (1, 2))
+    assert two.mismatch(one.rule()) == "skip_lambda=1: expected 2"
+    assert one.mismatch(two.rule()) == "skip_lambda=2: expected 1"
+    assert two.mismatch(create_skip("xskip", 5).rule()) == "kind='xskip': expected 'rskip'"
+
+
 @pytest.mark.parametrize("saved,built,message", RULES.values(), ids=RULES)
 def test_the_state_of_another_rule_is_refused_in_one_line(saved, built, message, tmp_path):
     """All names and shapes fit. Without the stored rule it loads."""
