@@ -20,8 +20,12 @@ if importlib.util.find_spec("fairseq._today") is None:
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY  # noqa: E402
 
 from fairseq_rskip.models import _help, architectures, building, skip_transformer  # noqa: E402
-from fairseq_rskip.residual import own_rules  # noqa: E402
-from fairseq_rskip.residual.registry import usual_name, why_not_built  # noqa: E402
+from fairseq_rskip.residual import KINDS, own_rules  # noqa: E402
+from fairseq_rskip.residual.registry import (  # noqa: E402
+    nearest_kind,
+    usual_name,
+    why_not_built,
+)
 
 # λ before a rule's name, or no norm behind it: transformer_2rskip_tiny
 WITHOUT_NORM = re.compile(r"_\d?([xra]skip)(?=_(?!ln|bn)|$)")
@@ -73,4 +77,15 @@ def nearest_architecture(name: str, expected: str) -> str:
     return f"did you mean {known[near]}? {expected}".rstrip() if near else expected
 
 
-_help.wrap_parse_args(skip_transformer.SkipTransformerModel, unknown_architecture_message)
+def with_nearest_kind(message: str) -> str:
+    """argparse's ``message``; where it lists all kinds for a misspelt --skip-kind, the nearest."""
+    found = re.search(r"--skip-kind: invalid choice: '([^']*)'", message)
+    if found is None:
+        return message
+    hint = nearest_kind(found[1], KINDS) or f"expected one of {', '.join(KINDS)}"
+    return f"--skip-kind {found[1]}: {hint}"
+
+
+_help.wrap_parse_args(
+    skip_transformer.SkipTransformerModel, unknown_architecture_message, with_nearest_kind
+)

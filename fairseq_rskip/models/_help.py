@@ -3,7 +3,7 @@
 fairseq parses twice, first to learn the architecture and then with its options added, but
 ``--help`` already ends the first pass: the options of a model never appear. The plugin adds them to
 the parser before that first pass. A misspelt name would be answered with all 900 names of fairseq
-and the plugin; here it is the nearest one.
+and the plugin, a misspelt kind with all 60; here it is the nearest one.
 """
 
 import argparse
@@ -15,12 +15,15 @@ from fairseq import options
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 
-def wrap_parse_args(model_class, unknown: Callable[[str], str]) -> None:
+def wrap_parse_args(
+    model_class, unknown: Callable[[str], str], with_nearest_kind: Callable[[str], str]
+) -> None:
     """Wrap fairseq's parser: ``--help`` prints the options of the chosen architecture, or of
-    ``model_class``; a name that fairseq does not know ends in the message ``unknown(name)``.
+    ``model_class``; a name that fairseq does not know ends in the message ``unknown(name)``, any
+    other mistake in ``with_nearest_kind(message)`` of argparse's message.
 
-    The second holds on the command line only. Where Python hands over the words, as ``rskip train``
-    does to collect all mistakes, fairseq's own error is raised.
+    The messages are those of the command line only. Where Python hands over the words, as ``rskip
+    train`` does to collect all mistakes, fairseq's own error is raised.
     """
     parse = options.parse_args_and_arch
     if hasattr(parse, "shows_model_options"):
@@ -38,6 +41,9 @@ def wrap_parse_args(model_class, unknown: Callable[[str], str]) -> None:
                 ARCH_MODEL_REGISTRY.get(arch, model_class).add_args(group)
             elif input_args is None and arch and arch not in ARCH_MODEL_REGISTRY:
                 parser.exit(2, f"{parser.prog}: error: {unknown(arch)}\n")
+        if input_args is None:
+            refuse = parser.error
+            parser.error = lambda message: refuse(with_nearest_kind(message))
         return parse(parser, input_args=input_args, **kwargs)
 
     parse_with_help.shows_model_options = True

@@ -84,6 +84,15 @@ def test_a_misspelt_architecture_is_one_line_with_the_nearest_name(tmp_path):
     assert "transformer_vaswani" not in done.stderr
 
 
+@pytest.mark.parametrize("kind,meant", [("rskp", "rskip"), ("MUDDFormer", "mudd")])
+def test_a_misspelt_kind_is_one_line_with_the_nearest(tmp_path, kind, meant):
+    command = ["fairseq-train", tmp_path, *PLUGIN, "--arch", "transformer_skip"]
+    done = run_command([*command, "--skip-kind", kind])
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == f"fairseq-train: error: --skip-kind {kind}: did you mean {meant}?"
+
+
 def test_help_has_the_options_of_the_architecture(tmp_path):
     help_text = run_checked(["fairseq-train", *PLUGIN, "--arch", "transformer_rskip_ln", "-h"])
     assert "Options of --arch transformer_rskip_ln" in help_text

@@ -21,11 +21,9 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, Fairse
 from fairseq_rskip.errors import UserError, did_you_mean, missing_package
 
 # the import registers the architectures
-from fairseq_rskip.models import unknown_architecture_message
+from fairseq_rskip.models import unknown_architecture_message, with_nearest_kind
 from fairseq_rskip.models.architectures import ANY_RULE
 from fairseq_rskip.option_error import refused
-from fairseq_rskip.residual import KINDS
-from fairseq_rskip.residual.registry import nearest_kind
 from fairseq_rskip.tools.corpus import Corpus
 from fairseq_rskip.tools.training_files import LAST
 
@@ -146,10 +144,7 @@ def _training_parser(arch: str) -> argparse.ArgumentParser:
     def refuse(message: str) -> None:
         if "--arch/-a" in message:
             message = unknown_architecture_message(arch)
-        kind = re.search(r"--skip-kind: invalid choice: '([^']*)'", message)
-        if kind:
-            hint = nearest_kind(kind[1], KINDS) or f"expected one of {', '.join(KINDS)}"
-            message = f"--skip-kind {kind[1]}: {hint}"
+        message = with_nearest_kind(message)
         value = re.search(r"--([\w-]+): invalid .*value: '(.*)'", message)
         if value:
             for limits in RANGES:
