@@ -20,8 +20,6 @@ from . import fill, required, text
 
 # At least: weights and biases of self-attention, and of the two matrices behind it.
 TENSORS_PER_LAYER = 12
-# subwords as config.json names them -> what makes the function that splits
-SUBWORDS = {"subword-nmt": text.make_subword_nmt, "sentencepiece": text.make_sentencepiece}
 
 
 class TextModel(GeneratorHubInterface):
@@ -95,7 +93,7 @@ def splitter(config: dict[str, Any], folder: Path) -> Callable[[str], str]:
         tokenise = text.make_moses(language, config["normalise_punctuation"])
     if config["bpe"] == "none":
         return tokenise
-    make_subwords = SUBWORDS[config["bpe"]]
+    make_subwords = text.SUBWORDS[config["bpe"]]
     split = make_subwords(required(folder, config["subwords"][language]))
     return lambda sentence: split(tokenise(sentence))
 

@@ -42,6 +42,11 @@ def moses_code(language: str) -> str:
     return _MOSES_CODES.get(base, base)
 
 
+def make_clean() -> Callable[[str], str]:
+    """Only cleans (:func:`clean`)."""
+    return clean
+
+
 def make_moses(language: str, normalise: bool) -> Callable[[str], str]:
     """Cleans, and makes Moses tokens: hyphens split off as ``@-@``, special characters escaped, as
     fairseq's prepare-*.sh do it; with ``normalise``, quotes and dashes become ASCII first.
@@ -80,6 +85,10 @@ def make_sentencepiece(model: Path) -> Callable[[str], str]:
 
     processor = SentencePieceProcessor(model_file=str(model))
     return lambda line: " ".join(processor.encode(line, out_type=str))
+
+
+# subwords as preparation.json and config.json name them -> what makes the function that splits
+SUBWORDS = {"subword-nmt": make_subword_nmt, "sentencepiece": make_sentencepiece}
 
 
 def make_detokenise(language: str) -> Callable[[str], str]:

@@ -15,7 +15,7 @@ import sacremoses
 from conftest import run_checked, run_command
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.pretrained import text
+from fairseq_rskip.pretrained import text as encoders
 from fairseq_rskip.tools import lines
 from fairseq_rskip.tools.prepare import subwords
 from fairseq_rskip.tools.prepare import text as steps
@@ -40,12 +40,11 @@ def write(path, content):
     return path
 
 
-def encoded(folder, kind, model="", lang="", workers=2):
-    """What becomes of the file "text" of ``folder``."""
+def encoded(folder, make, *arguments, workers=2):
+    """What becomes of the file "text" of ``folder``, encoded by ``make(*arguments)``."""
     target = folder / "encoded"
     target.mkdir(exist_ok=True)
-    options = {"model": model, "lang": lang, "normalise_punctuation": False}
-    steps.encode(kind, folder, target, ["text"], workers, **options)
+    steps.encode(folder, target, ["text"], workers, make, arguments)
     return (target / "text").read_text("utf-8")
 
 
@@ -75,7 +74,7 @@ def test_unreadable_text_is_named(tmp_path, content, message):
 
 
 def test_clean():
-    assert text.clean(" a\u00a0b\u200b \tc\x07\rd\ufeff\u2028e ") == "a b c d e"
+    assert encoders.clean(" a\u00a0b\u200b \tc\x07\rd\ufeff\u2028e ") == "a b c d e"
 
 
 @pytest.mark.parametrize("lang", ["en", "de"])
@@ -87,7 +86,7 @@ def test_moses_tokens_are_those_of_sacremoses_on_any_number_of_workers(tmp_path,
     )
     assert done.returncode == 0 and "@-@" in done.stdout and "&apos;" in done.stdout
     for workers in (1, 2):
-        assert encoded(tmp_path, "moses", lang=lang, workers=workers) == done.stdout
+        assert encoded(tmp_path, encoders.make_moses, lang, False, workers=workers) == done.stdout
         (tmp_path / "encoded" / "text").unlink()
 
 
@@ -96,37 +95,37 @@ def test_a_file_that_is_encoded_is_not_encoded_again(tmp_path):
     write(tmp_path / "text", sentences(3))
     (tmp_path / "encoded").mkdir()
     write(tmp_path / "encoded" / "text", ["as an earlier command left it"])
-    assert encoded(tmp_path, "moses", lang="en") == "as an earlier command left it\n"
+    assert encoded(tmp_path, encoders.make_moses, "en", False) == "as an earlier command left it\n"
 
 
 @pytest.mark.parametrize("code", ["fr", "fra", "fr_CA"])
 def test_a_language_has_its_rules_under_all_its_codes(code):
     """sacremoses knows two letters only, and splits l'homme in another way without its rules."""
     sentence = "L'homme dit qu'il aime l'été."
-    tokens = text.make_moses(code, False)(sentence)
+    tokens = encoders.make_moses(code, False)(sentence)
     assert tokens == "L&apos; homme dit qu&apos; il aime l&apos; été ."
-    assert text.detokenise([tokens], code) == [sentence]
+    assert encoders.detokenise([tokens], code) == [sentence]
 
 
 def test_codes_of_three_letters_are_those_of_sacremoses_rules():
     """Each base code that sacremoses has a file of prefixes for can be written with three."""
     files = Path(sacremoses.__file__).parent.glob("data/nonbreaking_prefixes/*")
     own = {file.suffix[1:] for file in files} - {"mni", "tdt", "yue"}  # of three letters there
-    assert own <= set(text._MOSES_CODES.values())
+    assert own <= set(encoders._MOSES_CODES.values())
 
 
 def test_punctuation_is_normalised_on_request_only():
     line = "„Hallo“ – sagte er…"
     normalised = sacremoses.MosesPunctNormalizer("de").normalize(line)
     expected = sacremoses.MosesTokenizer("de").tokenize(normalised, return_str=True)
-    assert text.make_moses("de", True)(line) == expected and "„" in text.make_moses("de", False)(
-        line
-    )
+    assert encoders.make_moses("de", True)(line) == expected and "„" in encoders.make_moses(
+        "de", False
+    )(line)
 
 
 def test_subwords_are_those_of_subword_nmt(tmp_path, monkeypatch):
     monkeypatch.setattr(steps, "CHUNK", 100)
-    monkeypatch.setattr(text, "CACHED_WORDS", 10)
+    monkeypatch.setattr(encoders, "CACHED_WORDS", 10)
     sides = [
         write(tmp_path / name, sentences(300, seed)) for seed, name in enumerate(("text", "b"))
     ]
@@ -140,7 +139,7 @@ def test_subwords_are_those_of_subword_nmt(tmp_path, monkeypatch):
     run_checked(
         ["subword-nmt", "apply-bpe", "-c", codes, "-i", sides[0], "-o", tmp_path / "theirs"]
     )
-    ours = encoded(tmp_path, "subword-nmt", codes)
+    ours = encoded(tmp_path, encoders.make_subword_nmt, codes)
     assert ours == (tmp_path / "theirs").read_text("utf-8") and "@@ " in ours
 
 
@@ -166,7 +165,8 @@ def test_a_corpus_without_anything_to_merge_is_refused(tmp_path):
 def test_sentencepiece_is_undone_without_loss(tmp_path, capsys):
     text = write(tmp_path / "text", [*sentences(800), "NFKC would change … 5 m² ½ ™ ﬁ №"] * 2)
     subwords.learn_sentencepiece([text], tmp_path / "model", 120)
-    pieces = encoded(tmp_path, "sentencepiece", tmp_path / "model", workers=1).splitlines()
+    make = encoders.make_sentencepiece
+    pieces = encoded(tmp_path, make, tmp_path / "model", workers=1).splitlines()
     assert [line.replace(" ", "").replace("▁", " ").strip() for line in pieces] == list(
         lines.read(text)
     )
@@ -274,7 +274,7 @@ def test_no_more_is_read_ahead_than_the_workers_may_wait_for(monkeypatch):
     """
     monkeypatch.setattr(steps, "CHUNK", 3)
     read = itertools.count(1)
-    with steps.mapper(steps.make_clean, (), 2) as mapped:
+    with steps.mapper(encoders.make_clean, (), 2) as mapped:
         results = mapped(f"line {next(read)}" for _ in itertools.count())
         for done, _ in zip(range(1, 150), results):
             assert int(str(read)[6:-1]) <= 2 + done + 3 * 2 * steps.WAITING

@@ -179,6 +179,21 @@ def test_a_wrong_name_is_one_line(capsys):
     assert capsys.readouterr().err == f"error: {expected}\n"
 
 
+def test_own_text_in_a_wrong_order_is_told_so_without_a_checkout(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(main, "FOLDER", tmp_path / "missing")
+    assert main.main(["data/mine", "--text", "my.txt"]) == 1
+    assert "a folder comes last" in capsys.readouterr().err
+    assert main.main(["captions"]) == 1
+    assert "published corpora need a checkout" in capsys.readouterr().err
+
+
+def test_a_name_with_a_target_takes_no_other_target(capsys):
+    assert main.main(["multi30k-en-de", "--tgt", "fr"]) != 0
+    assert "unrecognized argument --tgt" in capsys.readouterr().err
+    kind, options = main.parse(["multi30k", "--tgt", "fr"])
+    assert main.plan(kind, options).corpus == "multi30k-en-fr"
+
+
 def test_the_help_lists_the_options_of_every_form(capsys):
     assert main.main(["-h"]) == 0
     text = capsys.readouterr().out

@@ -250,6 +250,20 @@ def test_a_part_is_resumed_if_its_inputs_are_the_same(tmp_path, inputs):
     assert names == ([".key", "finished"] if inputs == "the same" else [".key"])
 
 
+def test_a_part_whose_key_a_full_disk_left_empty_is_begun_again(tmp_path):
+    part = tmp_path / "raw.part"
+    part.mkdir()
+    (part / ".key").touch()
+    (part / "text").write_text("unfinished")
+    Stages("mine", tmp_path, "inputs").make("raw", lambda part: None)
+    assert not (tmp_path / "raw" / "text").exists()
+
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "letter.txt").write_text("a user's")
+    with pytest.raises(UserError, match="was not made by rskip prepare"):
+        Stages("mine", tmp_path, "inputs").make("text", lambda part: None)
+
+
 def test_a_kill_while_an_old_stage_is_removed_costs_nothing(tmp_path, monkeypatch):
     def make(source):
         def fill(part):

@@ -159,6 +159,11 @@ OPTIONS = [  # what the user gives holds, and the rest follows: words, what fair
         f"{CAPTIONS} --gpus 0 --save-interval-updates 20 --keep-interval-updates 2",
         {"keep_interval_updates": 2},
     ),
+    # a step takes seconds on a CPU, whatever a recipe for GPUs has
+    (f"{WMT} --gpus 0", {"save_interval_updates": 200, "keep_interval_updates": 1}),
+    (f"{WMT} --gpus 1", {"save_interval_updates": 2500, "keep_interval_updates": 10}),
+    (f"{WMT} --gpus 0 --save-interval-updates 100", {"keep_interval_updates": 5}),
+    (f"{CAPTIONS} --gpus 0 --recipe multi30k-tiny", {"save_interval_updates": 0}),
     (f"{WMT} --gpus 8 --max-tokens 600", {"max_tokens_valid": "1024"}),
     (
         f"{IWSLT} --optimizer sgd --save-dir /x/y",
@@ -195,6 +200,7 @@ REFUSED = [
     ("--learning-rate 0.1", "did you mean --lr?"),
     ("--max-steps=3", "did you mean --max-update?"),
     ("--epochs 3", "did you mean --max-epoch?"),
+    ("--adam-eps=1e-9 --optimizer sgd", "takes no option"),  # the recipe has it, too
     ("--max-tokens 0", "at least 1"),
     ("--lr 0", "above 0"),
     ("--lr=nan", "nan"),

@@ -23,7 +23,8 @@ from fairseq_rskip.tools.process import CHECKOUT, stop_on_signals
 
 FOLDER = CHECKOUT / "data-prep"  # has what is particular to published corpora
 PAIRS, TEXT = "corpus", "text"  # your own text in two languages, or in one
-BPE = ("subword-nmt", "sentencepiece", "none")
+SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"
+BPE = (SUBWORD_NMT, SENTENCEPIECE, "none")
 CORPORA = [name for name in NAMES if name != "numbers"]
 OWN_PAIRS = "--src en --tgt de --train-src FILE --train-tgt FILE ... FOLDER"
 USAGE = f"""rskip prepare CORPUS [option ...] [FOLDER]
@@ -83,6 +84,7 @@ def add_published(group: Any) -> None:
     """Add where a published corpus's archives come from."""
     group.add_argument(
         "--from",
+        dest="mirror",
         default="",
         metavar="DIR-or-URL",
         help="take the archives from a folder or a mirror",
@@ -204,7 +206,7 @@ def all_options() -> Parser:
     parser = Parser(prog="rskip prepare", usage=USAGE, description=ABOUT, epilog=RESUMES)
     add_subwords(
         parser.add_argument_group("all", "With --text, --bpe is sentencepiece by default."),
-        BPE[0],
+        SUBWORD_NMT,
         None,
     )
     add_pairs(parser.add_argument_group("two languages"))
@@ -242,10 +244,14 @@ def read(kind: Kind, words: list[str], prog: str) -> argparse.Namespace:
             metavar="LANG",
             help=f"{' or '.join(kind.targets)} ({kind.targets[0]})",
         )
-    default = BPE[1] if kind.name == TEXT else BPE[0]
-    add_subwords(parser, kind.values.get("bpe", default), kind.values.get("bpe-size"))
+    elif kind.targets:
+        parser.set_defaults(tgt=kind.targets[0])
+    bpe = SENTENCEPIECE if kind.name == TEXT else SUBWORD_NMT
+    add_subwords(parser, kind.values.get("bpe", bpe), kind.values.get("bpe-size"))
     if kind.has_pairs:
         add_pairs(parser)
+    else:
+        parser.set_defaults(separate=False, max_length=0, max_ratio=0.0)
     options = parser.parse_args(words)
     check_existing(options)
     return options
@@ -253,11 +259,15 @@ def read(kind: Kind, words: list[str], prog: str) -> argparse.Namespace:
 
 def plan(kind: Kind, options: argparse.Namespace) -> stages.Preparation:
     """What to prepare. Raises ``UserError``."""
-    own = {PAIRS: _own_pairs, TEXT: _own_text}.get(kind.name)
-    settings = own(options) if own else _published(kind, options)
+    if kind.name == PAIRS:
+        settings = _own_pairs(options)
+    elif kind.name == TEXT:
+        settings = _own_text(options)
+    else:
+        settings = _published(kind, options)
     if settings["src"] == settings["tgt"]:
         raise UserError(f"--src and --tgt are both {settings['src']}")
-    if options.bpe == "sentencepiece":
+    if options.bpe == SENTENCEPIECE:
         settings["tokenizer"] = "none"
     if options.normalise_punctuation and settings["tokenizer"] == "none":
         raise UserError(
@@ -274,10 +284,10 @@ def plan(kind: Kind, options: argparse.Namespace) -> stages.Preparation:
         **settings,
         bpe=options.bpe,
         bpe_size=options.bpe_size,
-        joined=not getattr(options, "separate", False),
+        joined=not options.separate,
         normalise_punctuation=options.normalise_punctuation,
-        max_length=getattr(options, "max_length", 0),
-        max_ratio=getattr(options, "max_ratio", 0.0),
+        max_length=options.max_length,
+        max_ratio=options.max_ratio,
         workers=options.workers,
         replace=options.replace,
     )
@@ -326,14 +336,13 @@ def _own_text(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _published(kind: Kind, options: argparse.Namespace) -> dict[str, Any]:
-    target = getattr(options, "tgt", kind.targets[0])
-    corpus = kind.name if kind.name in NAMES else f"{kind.name}-en-{target}"
+    corpus = kind.name if kind.name in NAMES else f"{kind.name}-en-{options.tgt}"
     listed = options.archives or FOLDER / "archives" / f"{corpus}.tsv"
     return {
         "corpus": corpus,
         "out": (options.folder or DATA / corpus).absolute(),
         "source": stages.Published(
-            archives=read_list(listed, getattr(options, "from")),
+            archives=read_list(listed, options.mirror),
             members=kind.values["unpack"],
             parts={split: kind.values[split] for split in SPLITS if split in kind.values},
             document_lines=kind.values.get("document-lines", 0),
@@ -341,7 +350,7 @@ def _published(kind: Kind, options: argparse.Namespace) -> dict[str, Any]:
             held_out=kind.values.get("held-out", 0.0),
         ),
         "src": "en",
-        "tgt": target,
+        "tgt": options.tgt,
         "tokenizer": kind.values["tokenizer"],
     }
 
@@ -350,20 +359,45 @@ def find_kind(argv: list[str]) -> tuple[Kind, list[str]]:
     """What the command line prepares, and the words that are left. Raises ``UserError``."""
     name, *words = argv
     if name.startswith("-"):
-        flags = {word.partition("=")[0] for word in argv}
-        late = [word for word in argv if word in CORPORA]
-        if late and not flags & {"--text", "--src", "--train-src"}:
-            raise UserError(f"the corpus comes first: rskip prepare {late[0]} ...")
-        parser = all_options()
-        unknown = parser.unknown_options(argv)
-        if unknown:
-            parser.refuse(unknown, parser.option_strings)
-        return Kind(TEXT if "--text" in flags else PAIRS), argv
+        return _kind_of_own_text(argv), argv
     if name in (PAIRS, TEXT):  # as prepare-corpus.sh and prepare-text.sh call them
         return Kind(name), words
+    rows = _rows_of_corpora(name, words)
     if name in CORPORA and name.startswith("multi30k-en-"):
-        name, target = "multi30k", name.rpartition("-")[2]
-        words = ["--tgt", target, *words]
+        return Kind("multi30k", [name.removeprefix("multi30k-en-")], rows["multi30k"]), words
+    if name not in rows:
+        hint = did_you_mean(name, CORPORA) or f"the corpora are {', '.join(CORPORA)}"
+        raise UserError(
+            f"no corpus named {name!r}; {hint}; your own text: rskip prepare {OWN_PAIRS}"
+        )
+    return Kind(name, rows[name]["tgt"], rows[name]), words
+
+
+def _kind_of_own_text(argv: list[str]) -> Kind:
+    """``TEXT`` or ``PAIRS``, by the options. Raises ``UserError``."""
+    flags = {word.partition("=")[0] for word in argv}
+    corpora = [word for word in argv if word in CORPORA]
+    if corpora and not flags & {"--text", "--src", "--train-src"}:
+        raise UserError(f"the corpus comes first: rskip prepare {corpora[0]} ...")
+    parser = all_options()
+    unknown = parser.unknown_options(argv)
+    if unknown:
+        parser.refuse(unknown, parser.option_strings)
+    return Kind(TEXT if "--text" in flags else PAIRS)
+
+
+def _rows_of_corpora(name: str, words: list[str]) -> dict[str, dict[str, Any]]:
+    """The rows of corpora.yaml, one of which should be ``name``.
+
+    Raises ``UserError`` without a checkout, and where ``name`` is a folder before the options of
+    your own text.
+    """
+    of_own_text = [word for word in words if word.startswith(("--text", "--src", "--train-src"))]
+    if of_own_text and name not in (*CORPORA, "multi30k"):
+        raise UserError(
+            f"{name} is no corpus, and a folder comes last: "
+            f"rskip prepare {of_own_text[0]} ... {name}"
+        )
     if not FOLDER.is_dir():
         raise UserError(
             f"there is no {FOLDER}: published corpora need a checkout of the project; "
@@ -371,21 +405,7 @@ def find_kind(argv: list[str]) -> tuple[Kind, list[str]]:
         )
     import yaml
 
-    rows = yaml.safe_load((FOLDER / "corpora.yaml").read_text("utf-8"))
-    if name not in rows:
-        of_own_text = [
-            word for word in words if word.startswith(("--text", "--src", "--train-src"))
-        ]
-        if of_own_text:
-            raise UserError(
-                f"{name} is no corpus, and a folder comes last: "
-                f"rskip prepare {of_own_text[0]} ... {name}"
-            )
-        hint = did_you_mean(name, CORPORA) or f"the corpora are {', '.join(CORPORA)}"
-        raise UserError(
-            f"no corpus named {name!r}; {hint}; your own text: rskip prepare {OWN_PAIRS}"
-        )
-    return Kind(name, rows[name]["tgt"], rows[name]), words
+    return yaml.safe_load((FOLDER / "corpora.yaml").read_text("utf-8"))
 
 
 def parse(argv: list[str]) -> tuple[Kind, argparse.Namespace]:

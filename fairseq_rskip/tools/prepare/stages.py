@@ -18,6 +18,7 @@ from typing import Any
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import PART
+from fairseq_rskip.pretrained import text as encoders
 from fairseq_rskip.tools import lines
 from fairseq_rskip.tools.corpus import PREPARATION
 from fairseq_rskip.tools.prepare import archives, subwords, text
@@ -117,14 +118,7 @@ def prepare(plan: Preparation) -> None:
     if isinstance(source, Published) and source.members:
         members = source.members
         stages.make("unpacked", lambda part: unpack(plan.out, members, part), members)
-    how: list[Any] = []
-    if isinstance(source, Documents):
-        how = [source.document_lines, source.held_out]
-    elif isinstance(source, Published):
-        how = [source.parts, source.document_lines, source.at_titles]
-        if source.held_out:
-            how.append(source.held_out)
-    stages.make("raw", lambda part: make_raw(plan, part), *plan.languages, *how)
+    stages.make("raw", lambda part: make_raw(plan, part), *plan.languages, *splitting(source))
     stages.make(
         "text",
         lambda part: tokenise(plan, part),
@@ -147,10 +141,25 @@ def prepare(plan: Preparation) -> None:
         f"{plan.corpus}: ready: {plan.out / 'data-bin'}; its preparation.json has the numbers of "
         "sentences, tokens and unknown words"
     )
-    facts = json.loads((plan.out / "data-bin" / PREPARATION).read_text("utf-8"))
-    warnings = unknown_words(facts)
+    print_warnings(plan)
+
+
+def splitting(source: Pairs | Documents | Published) -> list[Any]:
+    """How the splits are made of ``source``'s text; the stage ``raw`` depends on it."""
+    if isinstance(source, Pairs):
+        return []
+    if isinstance(source, Documents):
+        return [source.document_lines, source.held_out]
+    how = [source.parts, source.document_lines, source.at_titles]
+    return [*how, source.held_out] if source.held_out else how
+
+
+def print_warnings(plan: Preparation) -> None:
+    """Print what may be wrong with the text of a data-bin that was made."""
+    data_bin = plan.out / "data-bin"
+    warnings = unknown_words(json.loads((data_bin / PREPARATION).read_text("utf-8")))
     if plan.tgt:
-        warnings += empty_sides(plan.out / "data-bin" / "raw", plan.languages)
+        warnings += empty_sides(data_bin / "raw", plan.languages)
     for warning in warnings:
         print_line(f"warning: {plan.corpus}: {warning}", "stderr")
 
@@ -210,22 +219,32 @@ class Stages:
         words = [FORMAT, self.key, name, *map(str, depends_on)]
         self.key = hashlib.sha256("\0".join(words).encode()).hexdigest()
         folder, part = self.out / name, self.out / f"{name}.part"
-        replaced = self.out / f".{name}.replaced"  # not a name that a user would choose
-        for path in (folder, part):
-            if path.exists() and not _read_key(path) and any(path.iterdir()):
-                raise UserError(
-                    f"{path} is there already and was not made by rskip prepare: move it, or "
-                    "choose another FOLDER"
-                )
-        if _read_key(folder) == self.key:
+        _check_is_a_stage(folder)
+        _check_is_a_stage(part)
+        made_from = _read_key(folder)
+        if made_from == self.key:
             print_line(f"{self.corpus}: {name}: up to date")
             return
-        if _read_key(folder) and _read_key(self.out / "data-bin") and not self.replace:
+        if made_from:
+            self._check_may_replace(name)
+        self._begin(part)
+        print_line(f"{self.corpus}: {name}")
+        fill(part)
+        # not a name that a user would choose
+        _put_in_place(part, folder, replaced=self.out / f".{name}.replaced")
+
+    def _check_may_replace(self, name: str) -> None:
+        """Raise ``UserError`` where a data-bin was made from the stage ``name`` as it is."""
+        data_bin = self.out / "data-bin"
+        if _read_key(data_bin) and not self.replace:
             raise UserError(
-                f"{self.out / 'data-bin'} was made from other text, with other options or by "
-                f"another version ({name} differs), and what was trained on it needs it: expected "
-                "another FOLDER, or --replace"
+                f"{data_bin} was made from other text, with other options or by another version "
+                f"({name} differs), and what was trained on it needs it: expected another FOLDER, "
+                "or --replace"
             )
+
+    def _begin(self, part: Path) -> None:
+        """Empty ``part``, unless an earlier call began it from the same inputs."""
         if _read_key(part) != self.key:
             if part.exists():
                 shutil.rmtree(part)
@@ -233,20 +252,32 @@ class Stages:
             (part / KEY).write_text(self.key)
         for unfinished in part.rglob(f".*{PART}"):  # begun by a killed step
             unfinished.unlink()
-        print_line(f"{self.corpus}: {name}")
-        fill(part)
-        if replaced.exists():  # an earlier process was killed below
-            shutil.rmtree(replaced)
-        if folder.exists():
-            folder.rename(replaced)
-        part.rename(folder)
-        if replaced.exists():
-            shutil.rmtree(replaced)
 
 
 def _read_key(folder: Path) -> str:
+    """The key of a stage's folder; "" where it has none, or a full disk left it empty."""
     key = folder / KEY
     return key.read_text().strip() if key.is_file() else ""
+
+
+def _check_is_a_stage(folder: Path) -> None:
+    """Raise ``UserError`` for a folder with files of other origin."""
+    if folder.exists() and not (folder / KEY).is_file() and any(folder.iterdir()):
+        raise UserError(
+            f"{folder} is there already and was not made by rskip prepare: move it, or choose "
+            "another FOLDER"
+        )
+
+
+def _put_in_place(part: Path, folder: Path, replaced: Path) -> None:
+    """Rename ``part`` to ``folder``, whose old content is called ``replaced`` meanwhile."""
+    if replaced.exists():  # an earlier process was killed below
+        shutil.rmtree(replaced)
+    if folder.exists():
+        folder.rename(replaced)
+    part.rename(folder)
+    if replaced.exists():
+        shutil.rmtree(replaced)
 
 
 def identity(source: Pairs | Documents | Published) -> str:
@@ -279,7 +310,13 @@ def make_raw(plan: Preparation, part: Path) -> None:
         return
     if isinstance(source, Published) and source.held_out:
         (name,) = source.parts["train"]
-        text.draw_documents(plan.out / name, every_split, source.held_out, source.document_lines)
+        text.draw_documents(
+            plan.out / name,
+            every_split,
+            source.held_out,
+            source.document_lines,
+            source.at_titles,
+        )
         return
     for split in SPLITS:
         if all((part / f"{split}.{language}").exists() for language in plan.languages):
@@ -296,24 +333,23 @@ def make_raw(plan: Preparation, part: Path) -> None:
             text.draw_documents(path, targets, 0.0, source.document_lines, source.at_titles)
 
 
-def encode(plan: Preparation, kind: str, source: Path, target: Path, **options: Any) -> None:
-    """Write the encoded files of one language that ``target`` lacks."""
-    names = [f"{split}.{options['lang']}" for split in SPLITS]
-    text.encode(kind, source, target, names, plan.workers, **options)
+def encode(
+    plan: Preparation, language: str, source: Path, target: Path, make: Callable, *arguments: Any
+) -> None:
+    """Write the files of ``language`` that ``target`` lacks, encoded by ``make(*arguments)``."""
+    names = [f"{split}.{language}" for split in SPLITS]
+    text.encode(source, target, names, plan.workers, make, arguments)
 
 
 def tokenise(plan: Preparation, part: Path) -> None:
     """Write the words of the raw text, separated by spaces, or the text itself, cleaned."""
-    kind = "clean" if plan.tokenizer == "none" else plan.tokenizer
+    raw = plan.out / "raw"
     for language in plan.languages:
-        encode(
-            plan,
-            kind,
-            plan.out / "raw",
-            part,
-            lang=language,
-            normalise_punctuation=plan.normalise_punctuation,
-        )
+        if plan.tokenizer == "none":
+            encode(plan, language, raw, part, encoders.make_clean)
+        else:
+            normalises = plan.normalise_punctuation
+            encode(plan, language, raw, part, encoders.make_moses, language, normalises)
 
 
 def follow_corpus(plan: Preparation) -> int:
@@ -347,7 +383,7 @@ def split_words(plan: Preparation, part: Path) -> None:
                 if plan.bpe == "sentencepiece" and isinstance(plan.source, Published):
                     options["longest_line"] = subwords.LONGEST_PUBLISHED_LINE
                 subwords.LEARNERS[plan.bpe](texts, model, plan.bpe_size, **options)
-            encode(plan, plan.bpe, words, everything, model=model, lang=language)
+            encode(plan, language, words, everything, encoders.SUBWORDS[plan.bpe], model)
     for language in plan.languages:
         for split in SPLITS:
             _link(f"all/{split}.{language}", part / f"{split}.{language}")

@@ -22,7 +22,6 @@ from tqdm import tqdm
 from fairseq_rskip import files as storage
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.pretrained import text as encoders
 from fairseq_rskip.tools import lines
 from fairseq_rskip.tools.corpus import PREPARATION
 
@@ -34,20 +33,6 @@ WAITING = 16  # chunks that are read for each process at a time, which bounds th
 # "| [en] some/train.en: 29000 sents, 412893 tokens, 0.0% replaced (by <unk>)"
 COUNTS = re.compile(r"\[(\S+)\] (.+): (\d+) sents, (\d+) tokens, ([\d.e+-]+)% replaced")
 TYPES = re.compile(r"\[(\S+)\] Dictionary: (\d+) types")
-
-
-def make_clean() -> Callable[[str], str]:
-    """An encoder that only cleans."""
-    return encoders.clean
-
-
-# kind -> the function that makes its encoder, and the options it takes
-ENCODERS: dict[str, tuple[Callable[..., Callable[[str], str]], list[str]]] = {
-    "clean": (make_clean, []),
-    "moses": (encoders.make_moses, ["lang", "normalise_punctuation"]),
-    "subword-nmt": (encoders.make_subword_nmt, ["model"]),
-    "sentencepiece": (encoders.make_sentencepiece, ["model"]),
-}
 
 
 def find_part(part: Path, language: str, role: str) -> Path:
@@ -235,17 +220,16 @@ def _run(line: str) -> str:
 
 
 def encode(
-    kind: str, source: Path, target: Path, names: Sequence[str], workers: int, **options: Any
+    source: Path, target: Path, names: Sequence[str], workers: int, make: Callable, arguments: tuple
 ) -> None:
-    """Write the encoded lines of the files ``names`` in ``source`` to ``target``.
+    """Write the lines of the files ``names`` in ``source``, encoded, to ``target``.
 
-    Existing files stay. ``kind`` is a key of ``ENCODERS``, which take some of the ``options``.
+    Existing files stay. ``make(*arguments)`` is the encoder, a function from line to line.
     """
     missing = [name for name in names if not (target / name).exists()]
     if not missing:
         return
-    make, needed = ENCODERS[kind]
-    with mapper(make, tuple(options[name] for name in needed), workers) as mapped:
+    with mapper(make, arguments, workers) as mapped:
         for name in missing:
             with lines.writing(target / name) as output:
                 encoded = mapped(lines.read(source / name))

@@ -32,8 +32,20 @@ class Range(NamedTuple):
     """Values of fairseq's ``options`` (a regular expression) that can be trained with."""
 
     expected: str
-    accepts: Callable[[Any], Any]
+    accepts: Callable[[Any], bool]
     options: str
+
+
+def _is_below_1(value: float) -> bool:
+    return 0 <= value < 1
+
+
+def _are_betas(text: str) -> bool:
+    return re.fullmatch(r"\W?(0|0?\.\d+),\s*(0|0?\.\d+)\W?", text) is not None
+
+
+def _is_not_blank(text: str) -> bool:
+    return text.strip() != ""
 
 
 RANGES = (
@@ -41,14 +53,10 @@ RANGES = (
     Range("a number of at least 0", lambda value: 0 <= value < math.inf, "weight-decay|clip-norm"),
     Range(
         "a number from 0 to below 1",
-        lambda value: 0 <= value < 1,
+        _is_below_1,
         "(.*-)?dropout|label-smoothing|(en|de)coder-layerdrop",
     ),
-    Range(
-        "two numbers from 0 to below 1",
-        re.compile(r"\W?(0|0?\.\d+),\s*(0|0?\.\d+)\W?").fullmatch,
-        "adam-betas",
-    ),
+    Range("two numbers from 0 to below 1", _are_betas, "adam-betas"),
     Range("an integer from 0 to 2^32 - 1", lambda value: 0 <= value < 2**32, "seed"),
     Range(
         "an integer of at least 0",
@@ -60,7 +68,7 @@ RANGES = (
         lambda value: value >= 1,
         "max-tokens|batch-size|update-freq|(en|de)coder-layers",
     ),
-    Range("a folder", str.strip, "save-dir"),
+    Range("a folder", _is_not_blank, "save-dir"),
 )
 
 
@@ -107,7 +115,8 @@ def parse(arch: str, recipe: dict[str, Any], words: list[str]) -> Parsed:
         raise UserError(f"cannot load --user-dir: {error}") from None
 
     actions = parser._option_string_actions
-    unknown = [word for word in extra if word not in recipe_words]
+    # the user may give an option of the recipe's that does not apply, too
+    unknown = [word for word in extra if word not in recipe_words or word in words]
     if unknown:
         word = unknown[0].partition("=")[0]
         hint = did_you_mean(ELSEWHERE.get(word, word), actions)
@@ -142,19 +151,25 @@ def _training_parser(arch: str) -> argparse.ArgumentParser:
     """fairseq-train's parser, which raises ``UserError`` instead of ending the program."""
 
     def refuse(message: str) -> None:
-        if "--arch/-a" in message:
-            message = unknown_architecture_message(arch)
-        message = with_nearest_kind(message)
-        value = re.search(r"--([\w-]+): invalid .*value: '(.*)'", message)
-        if value:
-            for limits in RANGES:
-                if re.fullmatch(limits.options, value[1]):
-                    raise refused(value[1], value[2], limits.expected)
-        raise UserError(message.replace("argument ", "", 1).replace("<lambda> ", ""))
+        raise _refusal(message, arch)
 
     parser = options.get_training_parser()
     parser.error = refuse
     return parser
+
+
+def _refusal(message: str, arch: str) -> UserError:
+    """argparse's ``message`` as an error, with what is accepted where we know it."""
+    if "--arch/-a" in message:
+        return UserError(unknown_architecture_message(arch))
+    invalid = re.search(r"--([\w-]+): invalid .*value: '(.*)'", message)
+    if invalid:
+        name, value = invalid.groups()
+        for limits in RANGES:
+            if re.fullmatch(limits.options, name):
+                return refused(name, value, limits.expected)
+    message = with_nearest_kind(message).removeprefix("argument ")
+    return UserError(message.replace("<lambda> ", ""))
 
 
 def _model_options(arch: str, args: argparse.Namespace) -> argparse.Namespace:

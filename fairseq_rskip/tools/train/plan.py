@@ -19,7 +19,14 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.residual.schedule import last_ramp
 from fairseq_rskip.tools.corpus import CHECKPOINTS, PREPARATION, Corpus
 from fairseq_rskip.tools.process import PLUGIN, environment
-from fairseq_rskip.tools.recipes import CPU, RECIPES, peak_lr, recipe_for
+from fairseq_rskip.tools.recipes import (
+    CPU,
+    CPU_SAVE_INTERVAL,
+    RECIPES,
+    Recipe,
+    peak_lr,
+    recipe_for,
+)
 from fairseq_rskip.tools.train.fairseq_options import (
     Parsed,
     check_model,
@@ -99,6 +106,7 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     recipe_name = own.recipe or corpus.known or _recipe_by_size(corpus)
     recipe = RECIPES[recipe_name]
     task = _task_options(corpus)
+    # with the option to share embeddings: the parser says whether the architecture has it
     parsed = parse(own.arch, {**task, **recipe.options, _tie(corpus): True}, words)
     user_options = parsed.user_options
     corpus = _in_direction(corpus, user_options)
@@ -108,20 +116,13 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
     processes = user_options.get("distributed-world-size") or devices
     step = step_options(recipe.tokens, processes, user_options)
 
-    length = f": {schedule}" if schedule.end else ""
-    notes = [f"recipe: {recipe_name}{_why(own, corpus)}{length}", *schedule.notes()]
-    if step:
-        notes.append(tokens_per_step(step, processes, recipe.tokens))
     save = Path(user_options.get("save-dir") or CHECKPOINTS / Path(corpus.name).name / own.arch)
-    chosen = {
-        "user-dir": PLUGIN,
-        "arch": own.arch,
-        "lr": f"{_default_lr(parsed.model):g}",
-        **device,
-        **recipe.options,
+    below_recipe = {"lr": f"{_default_lr(parsed.model):g}", **device}
+    above_recipe = {
         **task,
         **of_model,
         **step,
+        **(_saves_on_cpu(recipe, user_options) if "cpu" in device else {}),
         "warmup-updates": schedule.warm_up,
         "skip-invalid-size-inputs-valid-test": True,
         "save-dir": save,
@@ -129,6 +130,8 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         "tensorboard-logdir": save / "tensorboard",
         **_measures(parsed.model),
     }
+    chosen = {"user-dir": PLUGIN, "arch": own.arch}
+    chosen |= {**below_recipe, **recipe.options, **above_recipe}
     saved = None
     if "restore-file" in user_options:
         check_restore_file(user_options["restore-file"], save)
@@ -146,7 +149,11 @@ def make_plan(own: argparse.Namespace, words: list[str]) -> Plan:
         settings=_settings(own.arch, parsed),
         warm_up=schedule.warm_up,
         switches=_switches(parsed.model, command),
-        notes=notes,
+        notes=[
+            _recipe_note(own, corpus, recipe_name, schedule),
+            *schedule.notes(),
+            *([tokens_per_step(step, processes, recipe.tokens)] if step else []),
+        ],
         warnings=[
             *_warnings_of_corpus(corpus),
             *_warnings_of_device(own, device),
@@ -276,12 +283,16 @@ def _default_lr(model: argparse.Namespace) -> float:
     return peak_lr(512)
 
 
-def _why(own: argparse.Namespace, corpus: Corpus) -> str:
-    """Why this recipe, where the size of your own corpus has decided; else ""."""
-    if own.recipe or corpus.known or not corpus.pairs:
-        return ""
-    unit = "lines" if corpus.is_monolingual else "pairs"
-    return f" (for {corpus.pairs:,} {unit}; --recipe NAME selects another)"
+def _recipe_note(
+    own: argparse.Namespace, corpus: Corpus, recipe_name: str, schedule: Schedule
+) -> str:
+    """A line with the recipe, why it is this one if a corpus's size decided, and the length."""
+    why = ""
+    if corpus.pairs and not (own.recipe or corpus.known):
+        unit = "lines" if corpus.is_monolingual else "pairs"
+        why = f" (for {corpus.pairs:,} {unit}; --recipe NAME selects another)"
+    length = f": {schedule}" if schedule.end else ""
+    return f"recipe: {recipe_name}{why}{length}"
 
 
 def _gpus(own: argparse.Namespace) -> int:
@@ -300,10 +311,17 @@ def device_options(
     if FP16 & user_options.keys():
         reason = "--cpu is given" if gpus else "torch sees none"
         raise UserError(f"--fp16 needs a GPU, and {reason}")
-    chosen = {**CPU, "cpu": True, "distributed-world-size": 1}  # not one process for each GPU
+    # not one process for each GPU
+    return {**CPU, "cpu": True, "distributed-world-size": 1}, 1
+
+
+def _saves_on_cpu(recipe: Recipe, user_options: dict[str, Any]) -> dict[str, int]:
+    """Which updates are saved between two epochs, in place of the recipe's."""
     if user_options.get("save-interval-updates"):
-        chosen["keep-interval-updates"] = CHECKPOINTS_ON_CPU
-    return chosen, 1
+        return {"keep-interval-updates": CHECKPOINTS_ON_CPU}
+    if recipe.options.get("save-interval-updates") == 0:  # the recipe wants none
+        return {}
+    return {"save-interval-updates": CPU_SAVE_INTERVAL, "keep-interval-updates": 1}
 
 
 def _warnings_of_corpus(corpus: Corpus) -> list[str]:

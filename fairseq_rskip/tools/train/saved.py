@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.flags import flag
+from fairseq_rskip.flags import flag, option_name
 from fairseq_rskip.residual import KINDS, own_rules
 from fairseq_rskip.residual.options import options_of
 from fairseq_rskip.residual.state import rule_files
@@ -68,7 +68,7 @@ class SavedTraining:
 
         A rule in a file of your own that has changed is one.
         """
-        changed = self._checkpoint and own_rules.changed_files(self._checkpoint["rule_files"])
+        changed = own_rules.changed_files(self._checkpoint.get("rule_files", {}))
         if changed:
             raise UserError(
                 f"{self.folder} has a finished training with another version of "
@@ -136,10 +136,12 @@ def _as_dict(part: Any) -> dict[str, Any]:
 
 def _initial_values(kind: Any) -> set[str]:
     """The options of a kind of skip connection that are initial values."""
+    if kind not in KINDS:
+        return set()
     names = set()
-    for name, option in options_of(KINDS[kind]).items() if kind in KINDS else ():
+    for name, option in options_of(KINDS[kind]).items():
         if option.about.affects == "start":
-            names.add(flag(name).replace("_", "-"))
+            names.add(option_name(name))
     return names
 
 
