@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import NamedTuple
 
 from fairseq_rskip.console import Parser
 from fairseq_rskip.errors import UserError
@@ -71,29 +72,27 @@ def program() -> Path:
     return Path(located)
 
 
-def segment_scores(
-    model: str,
-    sources: Sequence[str],
-    outputs: Sequence[Sequence[str]],
-    references: Sequence[str],
-    gpu: bool,
-) -> list[list[float]]:
-    """The score of each sentence, for each system in ``outputs``.
+class PlainTexts(NamedTuple):
+    """What COMET reads, plain text, one line a sentence; ``about`` says how it was made."""
 
-    Args:
-        model: as ``model_name`` returns it.
-        sources, references: plain text, one line a sentence.
-        outputs: the detokenised translations of each system.
-        gpu: whether to use one.
+    sources: Sequence[str]
+    outputs: Sequence[Sequence[str]]  # of each system
+    references: Sequence[str]
+    about: str
 
-    Raises:
-        UserError: comet-score is not installed, or fails.
+
+def segment_scores(model: str, texts: PlainTexts, gpu: bool) -> list[list[float]]:
+    """The score of each sentence, for each system in ``texts.outputs``.
+
+    ``model`` is as ``model_name`` returns it, ``gpu`` whether to use one. Raises ``UserError``
+    where comet-score is not installed, or fails.
     """
     with tempfile.TemporaryDirectory(prefix="rskip-comet-") as temporary:
         folder = Path(temporary)
-        names = [f"system{number}" for number in range(len(outputs))]
-        texts = {"source": sources, "reference": references, **dict(zip(names, outputs))}
-        for name, lines in texts.items():
+        names = [f"system{number}" for number in range(len(texts.outputs))]
+        by_name = {"source": texts.sources, "reference": texts.references}
+        by_name |= dict(zip(names, texts.outputs))
+        for name, lines in by_name.items():
             with writing(folder / name) as file:
                 # comet-score would end a line at a carriage return
                 file.writelines(line.replace("\r", " ") + "\n" for line in lines)
@@ -115,18 +114,22 @@ def plain_texts(
     subset: str,
     outputs: Sequence[list[str]],
     references: list[str],
-) -> tuple[list[str], list[list[str]], list[str], str]:
-    """Source, translations and reference as COMET takes them, plain text; and a line that says so.
+) -> PlainTexts:
+    """Source, translations and reference as COMET takes them.
 
     Text that is published as tokens is detokenised. Raises ``UserError`` without a raw source.
     """
     sources = corpus.sources(subset)
     if not corpus.tokenised:
-        return sources, [*outputs], references, "source, detokenised translation and reference"
+        about = "source, detokenised translation and reference"
+        return PlainTexts(sources, outputs, references, about)
     source, target = str(corpus.source), str(corpus.target)
-    plain = [detokenise(lines, target) for lines in outputs]
-    text = "source, translation and reference, each detokenised by sacremoses"
-    return detokenise(sources, source), plain, detokenise(references, target), text
+    return PlainTexts(
+        detokenise(sources, source),
+        [detokenise(lines, target) for lines in outputs],
+        detokenise(references, target),
+        "source, translation and reference, each detokenised by sacremoses",
+    )
 
 
 def signature(model: str) -> str:

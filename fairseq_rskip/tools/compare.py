@@ -32,7 +32,7 @@ from fairseq_rskip.tools.score import degenerate
 from fairseq_rskip.tools.systems import are_texts, find_system, load, name_paths
 
 UNTESTED = "not tested"
-SIGNIFICANT = 0.05
+EXAMPLES = 10  # sentences that are shown
 
 
 def compare(
@@ -52,29 +52,24 @@ def compare(
 
     metrics: dict[str, Any] = {"BLEU": BLEU(), "chrF": CHRF(), "chrF++": CHRF(word_order=2)}
     tested = {name: metrics[name] for name in ("BLEU", "chrF")}
-    headings = ["BLEU without brevity penalty", "brevity penalty", "length ratio"]
-    table = [["system", *metrics, *headings, *(f"{name}: p" for name in tested)]]
-    for number, (name, lines) in enumerate(zip(names, outputs)):
-        scores = {key: metric.corpus_score(lines, references) for key, metric in metrics.items()}
-        bleu = scores["BLEU"]
-        unpenalised = bleu.score / bleu.bp if bleu.bp else 0.0
-        cells = [f"{score.score:.2f}" for score in scores.values()]
-        cells += [f"{unpenalised:.2f}", f"{bleu.bp:.3f}", f"{bleu.sys_len / bleu.ref_len:.3f}"]
-
-        if number == 0:
-            p_cells = ["baseline"] * len(tested)
-        else:
+    headings = ["system", *metrics, "BLEU without brevity penalty", "brevity penalty"]
+    headings += ["length ratio", *(f"{name}: p" for name in tested)]
+    rows = []
+    for name, lines in zip(names, outputs):
+        p_cells = ["baseline"] * len(tested)
+        if rows:
             p_cells = p_values(outputs[0], lines, references, tested, trials)
-        table.append([name, *cells, *p_cells])
+        rows.append([name, *score_cells(lines, references, metrics), *p_cells])
     if segments:
-        cells = [[comet.NAME, f"{comet.NAME}: p"], *comet_cells(outputs, segments, trials)]
-        table = [row + more for row, more in zip(table, cells)]
+        headings += [comet.NAME, f"{comet.NAME}: p"]
+        for row, cells in zip(rows, comet_cells(outputs, segments, trials)):
+            row += cells
 
     notes = []
     for name, metric in metrics.items():
         notes.append(f"{name} over {len(outputs[0]):,} sentences: {metric.get_signature()}")
     notes.append(f"p against {names[0]}: {PAIRED}, {trials:,} trials{_uncorrected(names)}")
-    if any(UNTESTED in row for row in table):
+    if any(UNTESTED in row for row in rows):
         notes.append(
             f"a system with fewer than {LEAST_DIFFERENT} differing translations is not tested"
         )
@@ -84,7 +79,23 @@ def compare(
             notes.append(f"WARNING: the output of {name} is degenerate: {wrong}")
     if examples:
         notes += most_different(names, outputs, references, examples)
-    return table, notes
+    return [headings, *rows], notes
+
+
+def score_cells(
+    lines: list[str], references: list[list[str]], metrics: dict[str, Any]
+) -> list[str]:
+    """The cells with each of the ``metrics``, and the parts of BLEU."""
+    scores = {name: metric.corpus_score(lines, references) for name, metric in metrics.items()}
+    bleu = scores["BLEU"]
+    unpenalised = bleu.score / bleu.bp if bleu.bp else 0.0
+    cells = [f"{score.score:.2f}" for score in scores.values()]
+    return [
+        *cells,
+        f"{unpenalised:.2f}",
+        f"{bleu.bp:.3f}",
+        f"{bleu.sys_len / bleu.ref_len:.3f}",
+    ]
 
 
 def p_values(
@@ -154,7 +165,7 @@ def compare_texts(paths: dict[str, Path], trials: int) -> tuple[list[list[str]],
 
     All have scored the same text. Raises ``UserError``.
     """
-    from fairseq_rskip.tools.significance import PAIRED, paired_values  # takes seconds
+    from fairseq_rskip.tools.significance import LEVEL, PAIRED, paired_values  # takes seconds
 
     scores = {name: read_scores(path) for name, path in paths.items()}
     base, first = next(iter(scores.items()))
@@ -183,7 +194,7 @@ def compare_texts(paths: dict[str, Path], trials: int) -> tuple[list[list[str]],
     test = f"p of the documents: {PAIRED}, {trials:,} trials{_uncorrected(scores)}"
     notes.append(f"difference: of bits per byte, against {base}; {test}")
     smallest_p = 2 / 2 ** len(bits[base])  # all signs of the differences, or all of them flipped
-    if smallest_p > SIGNIFICANT:
+    if smallest_p > LEVEL:
         notes.append(f"with {len(bits[base])} documents p cannot be below {smallest_p:.2f}")
     return table, notes
 
@@ -196,9 +207,8 @@ def compare_translations(
     segments, note = None, ""
     if options.comet:
         segments, note = comet_segments(paths, options, outputs, references)
-    table, notes = compare(
-        [*paths], outputs, references, options.trials, options.examples, segments
-    )
+    examples = EXAMPLES if options.examples is None else options.examples
+    table, notes = compare([*paths], outputs, references, options.trials, examples, segments)
     return table, ([note] if note else []) + notes
 
 
@@ -217,15 +227,16 @@ def comet_segments(
     if options.src:
         sources = read_lines(options.src)
         check_lengths(outputs[0], {options.src: sources}, next(iter(paths.values())))
-        texts, text = [sources, outputs, references[0]], "text as given"
+        texts = comet.PlainTexts(sources, outputs, references[0], "text as given")
     elif evaluations:
         corpus = Corpus.find_for_evaluation(evaluations[0]["data"])
         subset = evaluations[0]["subset"]
-        *texts, text = comet.plain_texts(corpus, subset, outputs, references[0])
+        texts = comet.plain_texts(corpus, subset, outputs, references[0])
     else:
         raise UserError("--comet needs the source of plain files: --src FILE")
-    segments = comet.segment_scores(options.comet, *texts, gpu=torch.cuda.is_available())
-    return segments, f"{comet.NAME}, mean over sentences: {comet.signature(options.comet)}; {text}"
+    segments = comet.segment_scores(options.comet, texts, gpu=torch.cuda.is_available())
+    signature = comet.signature(options.comet)
+    return segments, f"{comet.NAME}, mean over sentences: {signature}; {texts.about}"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -239,7 +250,7 @@ def main(argv: list[str] | None = None) -> None:
         "--data", type=Path, help="corpus to evaluate checkpoints on (the one they were trained on)"
     )
     parser.add_argument(
-        "--examples", type=whole_number(0), default=10, metavar="N", help="sentences to show (10)"
+        "--examples", type=whole_number(0), metavar="N", help=f"sentences to show ({EXAMPLES})"
     )
     parser.add_argument(
         "--trials", type=whole_number(1), default=1000, metavar="N", help="trials per test (1000)"
@@ -258,6 +269,8 @@ def main(argv: list[str] | None = None) -> None:
     for name, path in name_paths(options.systems).items():
         systems[name] = find_system(path, options.data)
     score_texts = are_texts(systems)
+    if score_texts:
+        check_options_of_texts(options)
     paths = {name: system.evaluated() for name, system in systems.items()}
 
     if score_texts:
@@ -269,6 +282,13 @@ def main(argv: list[str] | None = None) -> None:
         if path.is_dir():
             evaluations[name] = read_scores(path)["evaluation"]
     print("\n".join([*in_columns(table), "", *about_trainings(evaluations), *notes]))
+
+
+def check_options_of_texts(options: Namespace) -> None:
+    """Raise ``UserError`` for an option that language models do not have."""
+    for name in ("comet", "ref", "src", "examples"):
+        if getattr(options, name) is not None:
+            raise UserError(f"--{name} is for translations, and these are language models")
 
 
 def about_trainings(evaluations: dict[str, dict[str, Any]]) -> list[str]:

@@ -8,12 +8,14 @@ import gzip
 import itertools
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
 
 from fairseq_rskip import files
 from fairseq_rskip.errors import UserError
+
+GZIP = b"\x1f\x8b"  # with which a gzipped file begins
 
 
 def read(path: str | Path) -> Iterator[str]:
@@ -23,15 +25,11 @@ def read(path: str | Path) -> Iterator[str]:
     for an empty file.
     """
     number = 0
-    with (
-        open(path, "rb") as plain,
-        gzip.open(plain) if plain.peek(2)[:2] == b"\x1f\x8b" else plain as file,
-    ):
+    with _opened(path) as file:
         try:
             for number, raw in enumerate(file, start=1):
-                yield raw.decode("utf-8" if number > 1 else "utf-8-sig").removesuffix(
-                    "\n"
-                )  # no byte order mark
+                encoding = "utf-8-sig" if number == 1 else "utf-8"  # without a byte order mark
+                yield raw.decode(encoding).removesuffix("\n")
         except UnicodeDecodeError as error:
             byte = f"byte 0x{error.object[error.start]:02x}, {error.reason}"
             raise UserError(f"{path}: line {number} is not valid UTF-8 ({byte})") from None
@@ -39,6 +37,17 @@ def read(path: str | Path) -> Iterator[str]:
             raise UserError(f"{path}: damaged gzip file ({error})") from None
     if number == 0:
         raise UserError(f"{path} is empty")
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[IO[bytes]]:
+    """The content of ``path``, unpacked if it is gzipped."""
+    with open(path, "rb") as plain:
+        if plain.peek(len(GZIP))[: len(GZIP)] != GZIP:
+            yield plain
+            return
+        with gzip.open(plain) as unpacked:
+            yield unpacked
 
 
 def read_lines(path: Path) -> list[str]:

@@ -40,29 +40,31 @@ def find_saved(path: Path, average: bool = True, exports: bool = True) -> Saved:
     checkpoint_best.pt. Raises ``UserError``, for an export, too, unless ``exports`` is true, and
     ``CheckpointError``.
     """
-    name, path = path, locate(path.expanduser())
-    if not exports:
-        expected = "expected a checkpoint, or a folder of checkpoints"
-        if not path.exists():
-            raise UserError(f"{path} does not exist; {expected}")
-        if (path / CONFIG).is_file():
-            raise UserError(f"{name} is an export: {expected}")
-    if not path.exists():
-        expected = "expected a checkpoint, a folder of checkpoints, an export, "
-        expected += f"or a model that comes with the package: {', '.join(bundled_names())}"
-        hint = did_you_mean(path.name, bundled_names(), expected)
-        raise UserError(f"{path} does not exist; {hint}")
-    if (path / CONFIG).is_file():
-        return Saved(EXPORT, [path])
-    if (path / CHECKPOINT).is_file():
-        return Saved(IMAGES, [path / CHECKPOINT])
-    if path.is_file():
-        is_of_images = read_checkpoint(path).get("format") == FORMAT
-        return Saved(IMAGES if is_of_images else TEXT, [path])
+    located = locate(path.expanduser())
+    if not located.exists():
+        raise UserError(f"{located} does not exist; {_expected(located.name, exports)}")
+    if (located / CONFIG).is_file():
+        if not exports:
+            raise UserError(f"{path} is an export: {_expected(located.name, exports)}")
+        return Saved(EXPORT, [located])
+    if (located / CHECKPOINT).is_file():
+        return Saved(IMAGES, [located / CHECKPOINT])
+    if located.is_file():
+        is_of_images = read_checkpoint(located).get("format") == FORMAT
+        return Saved(IMAGES if is_of_images else TEXT, [located])
 
-    check_no_seeds(path)
-    paths, which = choose_by_task(path) if average else choose(path, 0)
+    check_no_seeds(located)
+    paths, which = choose_by_task(located) if average else choose(located, 0)
     return Saved(TEXT, paths, which)
+
+
+def _expected(name: str, exports: bool) -> str:
+    """What a command takes in place of ``name``, with the nearest bundled model."""
+    if not exports:
+        return "expected a checkpoint, or a folder of checkpoints"
+    expected = "expected a checkpoint, a folder of checkpoints, an export, "
+    expected += f"or a model that comes with the package: {', '.join(bundled_names())}"
+    return did_you_mean(name, bundled_names(), expected)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

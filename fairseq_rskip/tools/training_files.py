@@ -1,7 +1,9 @@
 """The files of fairseq-train: figures in its log (``--log-format json``), numbered checkpoints."""
 
 import re
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from fairseq_rskip.fairseq_log import Record, records, tail
 
@@ -13,6 +15,15 @@ NUMBERED = {
 TAIL = 200_000  # bytes that hold the newest figures of a training
 LAST_LINES = 20  # of a log, which have the reason for its end
 _EARLY_STOP = re.compile(r"early stop since valid performance hasn't improved for last (\d+) runs")
+
+
+def section(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """A part of a checkpoint's settings, such as ``task``; {} where it has none.
+
+    Those of fairseq's older classes, as the task translation_multi_simple_epoch, are Namespaces.
+    """
+    part = settings.get(name) or {}
+    return vars(part).copy() if isinstance(part, Namespace) else dict(part)
 
 
 def last(path: Path) -> dict[str, Record]:

@@ -30,19 +30,22 @@ def load(path: Path, data: Path | None) -> Any:
     Raises ``UserError``.
     """
     from fairseq_rskip.pretrained import from_pretrained, read_config
+    from fairseq_rskip.tools.saved_model import EXPORT, TEXT, find_saved
+
+    saved = find_saved(path)
+    if saved.kind == TEXT:
+        return _converted(saved, data)
+    kind = read_config(saved.paths[0])["kind"] if saved.kind == EXPORT else saved.kind
+    if kind != "translation":
+        raise UserError(f"{path} is a model of the kind {kind}: expected translation")
+    return from_pretrained(saved.paths[0])
+
+
+def _converted(saved: Any, data: Path | None) -> Any:
+    """The translator of the checkpoints ``saved``. Raises ``UserError``."""
     from fairseq_rskip.pretrained.translation import Translator, make_task
     from fairseq_rskip.tools.evaluate.weights import as_one, task_of
     from fairseq_rskip.tools.export.translation import convert
-    from fairseq_rskip.tools.saved_model import EXPORT, IMAGES, find_saved
-
-    saved = find_saved(path)
-    kind = saved.kind
-    if kind == EXPORT:
-        kind = read_config(saved.paths[0])["kind"]
-    if kind == "translation":
-        return from_pretrained(saved.paths[0])
-    if saved.kind in (EXPORT, IMAGES):
-        raise UserError(f"{path} is a model of the kind {kind}: expected translation")
 
     if saved.which:
         print_line(saved.which, "stderr")

@@ -122,7 +122,7 @@ def test_text_published_as_tokens_is_detokenised_first(translator, tmp_path):
     for language, tokens in lines.items():
         write(data / "raw" / f"test.{language}", tokens)
     output = ["das Auto &amp; ich ."]
-    sources, (translations,), references, text = comet.plain_texts(
+    sources, (translations,), references, about = comet.plain_texts(
         Corpus.find_for_evaluation(data), "test", [output], lines["de"]
     )
 
@@ -134,7 +134,7 @@ def test_text_published_as_tokens_is_detokenised_first(translator, tmp_path):
     assert sources == plain(lines["en"], "en") == ['a red car, "he said".']
     assert translations == plain(output, "de") == ["das Auto & ich."]
     assert references == plain(lines["de"], "de") == ["ein rotes Auto, ja!"]
-    assert "detokenised" in text
+    assert "detokenised" in about
 
 
 @pytest.fixture

@@ -181,6 +181,17 @@ def test_a_checkpoint_from_before_fairseq_0_10_has_its_task_among_all_options(tm
         weights.task_of(path, "language_modeling")
 
 
+def test_a_task_of_fairseqs_older_classes_is_a_namespace(tmp_path):
+    path = tmp_path / "checkpoint_best.pt"
+    name = "translation_multi_simple_epoch"
+    cfg = {"task": argparse.Namespace(_name=name, data="data-bin"), "common": {"seed": 3}}
+    torch.save({"cfg": cfg, "model": {"weight": torch.ones(2)}}, path)
+    assert weights.task_of(path)["data"] == "data-bin"
+    assert weights.training_options(path) == {"seed": 3}
+    with pytest.raises(UserError, match=f"was trained for --task {name}: expected translation"):
+        weights.task_of(path, "translation")
+
+
 def test_scores_are_of_the_rules_files_as_they_are_now(tmp_path, monkeypatch):
     """A card would else have the scores of another equation: the weights alone do not tell."""
     checkpoint = tmp_path / "checkpoint_best.pt"

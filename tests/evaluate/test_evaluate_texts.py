@@ -21,7 +21,7 @@ import fairseq_rskip.models  # noqa: F401  (registers the architectures)
 from fairseq_rskip.safe_load import load_checkpoint
 from fairseq_rskip.tools.__main__ import main
 from fairseq_rskip.tools.evaluate import generation
-from fairseq_rskip.tools.evaluate.language_model import documents, eval_options
+from fairseq_rskip.tools.evaluate.language_model import documents, eval_options, windows
 from fairseq_rskip.tools.significance import paired_values
 from fairseq_rskip.tools.systems import find_system
 
@@ -154,11 +154,12 @@ def test_a_translation_model_cannot_score_a_text(rskip, language_model, tmp_path
 def test_windows_are_those_of_the_training():
     options = Namespace(subset="valid", context_window=0, max_tokens=16)
     task = {"tokens_per_sample": 32, "add_bos_token": True}
-    words = eval_options(options, task)
+    words = eval_options(options, windows(options, task))
     assert words[words.index("--gen-subset") + 1] == "valid"
     assert words[words.index("--max-tokens") + 1] == "32"  # a batch holds one window at least
     assert "--add-bos-token" in words
-    assert "--add-bos-token" not in eval_options(options, {**task, "add_bos_token": False})
+    without = windows(options, {**task, "add_bos_token": False})
+    assert "--add-bos-token" not in eval_options(options, without)
 
 
 def test_the_documents_are_tested_with_as_many_trials_as_asked_for(rskip, tmp_path, capsys):
@@ -172,6 +173,8 @@ def test_the_documents_are_tested_with_as_many_trials_as_asked_for(rskip, tmp_pa
         assert rskip("compare", tmp_path / "one", tmp_path / "other", "--trials", trials) == 0
         printed = capsys.readouterr().out
         assert printed.splitlines()[2].endswith(f" {p}") and f"{trials:,} trials" in printed
+    assert rskip("compare", tmp_path / "one", tmp_path / "other", "--examples", 3) == 1
+    assert "--examples is for translations, and these are" in capsys.readouterr().err
 
 
 def test_documents_end_at_blank_lines(tmp_path):

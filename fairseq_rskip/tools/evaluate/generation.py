@@ -16,6 +16,7 @@ from fairseq_rskip.tools.process import PLUGIN, follow
 # torch's list below "Error(s) in loading ..."
 MISFIT = r"^\s*((?:size mismatch for|Missing key|Unexpected key).*)$"
 # turns off fairseq-generate's own limits; the model's limits still apply
+LOG = "generate.log"
 NO_LIMIT = ["--max-source-positions", "1000000", "--max-target-positions", "1000000"]
 
 
@@ -28,9 +29,13 @@ class Shown(NamedTuple):
     unit: str
 
 
-def translations(count: int) -> Shown:
-    """The progress of fairseq-generate on this number of sentences."""
-    return Shown(rb"^H-", count, "translated", "sent")
+class Program(NamedTuple):
+    """A command of fairseq, with the ``options`` that decide its results; ``log`` gets these."""
+
+    name: str
+    log: Path
+    options: list[str]
+    shown: Shown
 
 
 def search_options(

@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections import Counter
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairseq_rskip.console import in_columns, print_line
 from fairseq_rskip.errors import UserError
@@ -20,46 +20,67 @@ from fairseq_rskip.tools.evaluate.scores_file import SCORES
 
 LOG = "eval_lm.log"
 # "2026-01-01 12:00:00 | INFO | fairseq_cli.eval_lm | 3 two [-4.100000]\tdogs [-2.000000]"
-WINDOW = rb" \| \d+ .*\]$"
+LINE = rb" \| \d+ .*\]$"
 
 
-def eval_options(options: Namespace, task: dict[str, Any]) -> list[str]:
-    """Return fairseq-eval-lm's options that decide the probabilities.
-
-    Raises ``UserError`` for a context window that leaves no token to score.
+class Windows(NamedTuple):
+    """How a text is cut: windows of ``length`` tokens, of which the first ``context`` are context
+    alone, and whether each begins with the symbol for a beginning.
     """
-    length = window_length(task)
+
+    length: int
+    context: int
+    has_start: bool
+
+    @property
+    def stride(self) -> int:
+        """The tokens that a window scores, and by which the next one is further on."""
+        return self.length - self.context
+
+
+def windows(options: Namespace, task: dict[str, Any]) -> Windows:
+    """Those of the training ``task``, with the context that is asked for.
+
+    Raises ``UserError`` for one that leaves no token to score.
+    """
+    length = int(task.get("tokens_per_sample") or 1024)
     if options.context_window >= length:
         raise UserError(
             f"--context-window {options.context_window}: "
             f"expected less than the model's {length} tokens"
         )
+    return Windows(length, options.context_window, bool(task.get("add_bos_token")))
+
+
+def eval_options(options: Namespace, windows: Windows) -> list[str]:
+    """Return fairseq-eval-lm's options that decide the probabilities."""
     words = ["--task", "language_modeling", "--gen-subset", options.subset]
-    words += ["--sample-break-mode", "none", "--tokens-per-sample", str(length)]
-    words += ["--context-window", str(options.context_window)]
-    words += ["--max-tokens", str(max(options.max_tokens, length)), "--output-word-probs"]
-    if task.get("add_bos_token"):
+    words += ["--sample-break-mode", "none", "--tokens-per-sample", str(windows.length)]
+    words += ["--context-window", str(windows.context)]
+    words += ["--max-tokens", str(max(options.max_tokens, windows.length)), "--output-word-probs"]
+    if windows.has_start:
         words.append("--add-bos-token")
     return words
 
 
-def windows(options: Namespace, corpus: Corpus, task: dict[str, Any]) -> generation.Shown:
-    """The progress of fairseq-eval-lm, which prints a line for each window of tokens."""
+def scoring(options: Namespace, corpus: Corpus, windows: Windows) -> generation.Program:
+    """The command that scores the text; it prints a line for each window of tokens."""
     tokens = int(corpus.lengths(options.subset, str(corpus.source)).sum())
-    new_tokens = window_length(task) - options.context_window
-    return generation.Shown(WINDOW, math.ceil(tokens / new_tokens), "scored", "window")
-
-
-def window_length(task: dict[str, Any]) -> int:
-    """The number of tokens of a window, as in training."""
-    return int(task.get("tokens_per_sample") or 1024)
+    shown = generation.Shown(LINE, math.ceil(tokens / windows.stride), "scored", "window")
+    words = eval_options(options, windows)
+    return generation.Program("fairseq-eval-lm", options.out / LOG, words, shown)
 
 
 def log_probabilities(log: Path) -> list[float]:
     """The natural log-probability of every token in ``log``, in the order of the text."""
-    lines = re.findall(r" \| (\d+) (.*\])$", log.read_bytes().decode("utf-8"), re.MULTILINE)
-    samples = {int(number): re.findall(r" \[(\S+)\](?:\t|$)", words) for number, words in lines}
-    return [float(value) for _, values in sorted(samples.items()) for value in values]
+    text = log.read_bytes().decode("utf-8")
+    by_window = {}
+    for number, words in re.findall(r" \| (\d+) (.*\])$", text, re.MULTILINE):
+        by_window[int(number)] = re.findall(r" \[(\S+)\](?:\t|$)", words)
+    values = []
+    for number in sorted(by_window):
+        values += [float(value) for value in by_window[number]]
+    return values
 
 
 def documents(raw: Path, lengths: Any) -> list[dict[str, int]]:
@@ -103,15 +124,13 @@ def measure(corpus: Corpus, subset: str, values: list[float]) -> dict[str, Any]:
     }
 
 
-def report(options: Namespace, corpus: Corpus, about: dict) -> None:
+def report(options: Namespace, corpus: Corpus, windows: Windows, about: dict) -> None:
     """Print the table and write OUT/scores.json."""
     result = measure(corpus, options.subset, log_probabilities(options.out / LOG))
-    length = int(_value_of("--tokens-per-sample", about["options"]))
-    window = int(_value_of("--context-window", about["options"]))
     result["context"] = {
-        "tokens_per_sample": length,
-        "context_window": window,
-        "stride": length - window,
+        "tokens_per_sample": windows.length,
+        "context_window": windows.context,
+        "stride": windows.stride,
     }
     bits, perplexity = result["bits"], result["perplexity"]
     subwords, words = f"{perplexity['subword']:.2f}", f"{perplexity['word']:.2f}"
@@ -122,13 +141,9 @@ def report(options: Namespace, corpus: Corpus, about: dict) -> None:
     ]
     print_line(f"\n{corpus.name} {options.subset}, {len(result['documents']):,} documents")
     context = (
-        f"windows of {length} tokens, a stride of {length - window}: "
-        f"at least {window} tokens of context"
+        f"windows of {windows.length} tokens, a stride of {windows.stride}: "
+        f"at least {windows.context} tokens of context"
     )
     print_line("\n".join([*in_columns(rows), context]))
     write_json(options.out / SCORES, {**result, "evaluation": about})
     print_line(f"\nwritten to {options.out}: {LOG}, {SCORES}")
-
-
-def _value_of(option: str, words: list[str]) -> str:
-    return words[words.index(option) + 1]

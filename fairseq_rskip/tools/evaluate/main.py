@@ -114,28 +114,26 @@ def choose_checkpoints(options: Namespace, corpus: Corpus) -> tuple[list[Path], 
     return weights.choose(options.folder, average, options.checkpoint)
 
 
-def run_fairseq(
-    options: Namespace, corpus: Corpus, references: list[str], taken: list[Path]
-) -> dict[str, Any]:
-    """Make OUT/generate.log or eval_lm.log unless it is up to date.
+def translating(options: Namespace, corpus: Corpus, sentences: int) -> generation.Program:
+    """The command that translates this number of ``sentences``."""
+    search = generation.search_options(
+        corpus, options.subset, options.beam, options.lenpen, options.max_tokens
+    )
+    shown = generation.Shown(rb"^H-", sentences, "translated", "sent")
+    return generation.Program("fairseq-generate", options.out / generation.LOG, search, shown)
 
-    Returns what it was made from. Raises ``UserError``.
+
+def run_fairseq(
+    options: Namespace, corpus: Corpus, taken: list[Path], program: generation.Program
+) -> dict[str, Any]:
+    """Run ``program`` with the weights ``taken``, unless its log is up to date.
+
+    Returns what the log was made from. Raises ``UserError``.
     """
     import torch
 
     from fairseq_rskip.tools.evaluate import weights
 
-    if corpus.is_monolingual:
-        program, log = "fairseq-eval-lm", options.out / language_model.LOG
-        task = weights.task_of(taken[0], "language_modeling")
-        search = language_model.eval_options(options, task)
-        shown = language_model.windows(options, corpus, task)
-    else:
-        program, log = "fairseq-generate", options.out / "generate.log"
-        search = generation.search_options(
-            corpus, options.subset, options.beam, options.lenpen, options.max_tokens
-        )
-        shown = generation.translations(len(references))
     device = []
     if options.cpu or not torch.cuda.is_available():
         device = ["--cpu"]
@@ -144,21 +142,23 @@ def run_fairseq(
     key: dict[str, Any] = {
         "checkpoints": cached.identity(taken),
         "data": corpus.checksums(options.subset),
-        "options": [*search, *device],
+        "options": [*program.options, *device],
         "versions": {"fairseq": fairseq_version(), "fairseq_rskip": fairseq_rskip.__version__},
     }
     rules = weights.own_rules_of(taken[0])
     if rules:
         key["rules"] = rules
-    if cached.is_made(log, key):
-        print_line(f"== {program}: up to date ({log})")
-    else:
-        corpus.check_vocabulary(taken[0].parent, "name the corpus that it was trained on")
-        checkpoint = weights.one_file(taken, options.out / "averaged.pt")
-        weights.load_state(checkpoint)  # an unusable one ends in one line here
-        command = generation.command(corpus, checkpoint, [*search, *device], program)
-        print_line(f"== {program} on {len(references):,} lines\n{shlex.join(command)}")
-        cached.make(log, key, lambda path: generation.run(command, path, shown))
+    if cached.is_made(program.log, key):
+        print_line(f"== {program.name}: up to date ({program.log})")
+        return key
+
+    corpus.check_vocabulary(taken[0].parent, "name the corpus that it was trained on")
+    checkpoint = weights.one_file(taken, options.out / "averaged.pt")
+    weights.load_state(checkpoint)  # an unusable one ends in one line here
+    command = generation.command(corpus, checkpoint, key["options"], program.name)
+    lines = len(corpus.references(options.subset))
+    print_line(f"== {program.name} on {lines:,} lines\n{shlex.join(command)}")
+    cached.make(program.log, key, lambda path: generation.run(command, path, program.shown))
     return key
 
 
@@ -190,7 +190,7 @@ def score(
     write_json(options.out / SCORES, result)
     if wrong:
         print_line(f"WARNING: the output is degenerate: {wrong}", "stderr")
-    print_line(f"\nwritten to {options.out}: generate.log, hyp.tok, hyp.txt, {SCORES}")
+    print_line(f"\nwritten to {options.out}: {generation.LOG}, hyp.tok, hyp.txt, {SCORES}")
 
 
 def comet_row(
@@ -202,10 +202,10 @@ def comet_row(
     from fairseq_rskip.tools import score as metrics
 
     print_line(f"== {comet.COMMAND} on {len(references):,} lines")
-    *texts, text = comet.plain_texts(corpus, options.subset, [hypotheses], references)
+    texts = comet.plain_texts(corpus, options.subset, [hypotheses], references)
     gpu = torch.cuda.is_available() and not options.cpu
-    (segments,) = comet.segment_scores(options.comet, *texts, gpu)
-    return metrics.comet_score(options.comet, segments, text)
+    (segments,) = comet.segment_scores(options.comet, texts, gpu)
+    return metrics.comet_score(options.comet, segments, texts.about)
 
 
 def evaluate(options: Namespace) -> None:
@@ -213,9 +213,11 @@ def evaluate(options: Namespace) -> None:
     from fairseq_rskip.tools.evaluate import weights  # takes seconds
 
     corpus = Corpus.find_for_evaluation(options.data)
+    if options.comet and corpus.is_monolingual:
+        raise UserError(f"{corpus.folder} is a text: --comet scores translations")
+    if options.context_window and not corpus.is_monolingual:
+        raise UserError(f"{corpus.folder} has two languages: --context-window is for a text")
     if options.comet:
-        if corpus.is_monolingual:
-            raise UserError(f"{corpus.folder} is a text: --comet scores translations")
         comet.program()
     references = corpus.references(options.subset)
     taken, which = choose_checkpoints(options, corpus)
@@ -226,7 +228,13 @@ def evaluate(options: Namespace) -> None:
                 f"another evaluation writes to {options.out} ({lock_holder(options.out)}); "
                 "give another --out, or wait for it"
             )
-        made_from = run_fairseq(options, corpus, references, taken)
+        if corpus.is_monolingual:
+            task = weights.task_of(taken[0], "language_modeling")
+            windows = language_model.windows(options, task)
+            program = language_model.scoring(options, corpus, windows)
+        else:
+            program = translating(options, corpus, len(references))
+        made_from = run_fairseq(options, corpus, taken, program)
         about = {
             "data": str(corpus.folder),
             "corpus": corpus.name,
@@ -240,7 +248,7 @@ def evaluate(options: Namespace) -> None:
             "rules": made_from.get("rules", []),
         }
         if corpus.is_monolingual:
-            language_model.report(options, corpus, about)
+            language_model.report(options, corpus, windows, about)
         else:
             write_translations(options, corpus, references, about)
 
@@ -249,7 +257,7 @@ def write_translations(
     options: Namespace, corpus: Corpus, references: list[str], about: dict[str, Any]
 ) -> None:
     """Write OUT/hyp.tok and hyp.txt, and score them."""
-    tokens = generation.hypotheses(options.out / "generate.log", len(references))
+    tokens = generation.hypotheses(options.out / generation.LOG, len(references))
     hypotheses = tokens
     if corpus.tokenizer == "moses":
         hypotheses = detokenise(tokens, corpus.target)

@@ -15,7 +15,13 @@ from fairseq_rskip.residual import own_rules
 from fairseq_rskip.residual.state import check_file
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
 from fairseq_rskip.tools import cached
-from fairseq_rskip.tools.training_files import LAST, NUMBERED, epochs_before, numbered
+from fairseq_rskip.tools.training_files import (
+    LAST,
+    NUMBERED,
+    epochs_before,
+    numbered,
+    section,
+)
 
 AVERAGED = 5  # checkpoints of a translation model, unless a command is given another number
 # whose differences a comparison names: a rule may have its own learning rate, but the same data
@@ -61,8 +67,8 @@ def choose(folder: Path, count: int, checkpoint: Path | None = None) -> tuple[li
     if count and len(newest) >= enough:
         taken = newest
     else:
-        usual = (folder / "checkpoint_best.pt", folder / LAST)
-        taken = [*filter(Path.is_file, usual), *newest][:1]
+        usual = [path for path in (folder / "checkpoint_best.pt", folder / LAST) if path.is_file()]
+        taken = (usual + newest)[:1]
     if not taken:
         raise UserError(f"{folder} has no checkpoint: it holds {_names_in(folder)}; {ACCEPTED}")
 
@@ -156,7 +162,8 @@ def one_file(taken: list[Path], average_path: Path) -> Path:
     """
     if len(taken) == 1:
         return taken[0]
-    if not cached.is_made(average_path, key := {"checkpoints": cached.identity(taken)}):
+    key = {"checkpoints": cached.identity(taken)}
+    if not cached.is_made(average_path, key):
         cached.make(average_path, key, lambda path: save(taken, path))
     return average_path
 
@@ -206,7 +213,7 @@ def task_of(path: Path, expected: str = "") -> dict:
     """
     state = load_state(path)
     if state.get("cfg"):
-        task = state["cfg"].get("task") or {}
+        task = section(state["cfg"], "task")
     else:  # a checkpoint from before fairseq 0.10 has all options in one Namespace
         options = vars(state["args"])
         task = {**options, "_name": options.get("task")}
@@ -219,12 +226,13 @@ def task_of(path: Path, expected: str = "") -> dict:
 
 def training_options(path: Path) -> dict[str, Any]:
     """The options in ``TRAINING_OPTIONS`` with which a checkpoint was trained, by name."""
-    sections = load_state(path).get("cfg") or {}
+    settings = load_state(path).get("cfg") or {}
     values = {}
-    for section, names in TRAINING_OPTIONS.items():
+    for part, names in TRAINING_OPTIONS.items():
+        options = section(settings, part)
         for name in names:
-            if name in (sections.get(section) or {}):
-                values[name.replace("_", "-")] = sections[section][name]
+            if name in options:
+                values[name.replace("_", "-")] = options[name]
     return values
 
 
@@ -236,6 +244,27 @@ def rules(model: dict) -> dict[str, dict[str, Any]]:
 
 def check_alike(first: dict, other: dict, first_path: Path, path: Path) -> None:
     """Raises ``CheckpointError`` naming what differs if two models cannot be averaged."""
+    check_same_rules(first, other, first_path, path)
+    for name in dict.fromkeys([*first, *other]):
+        one, two = _shape_and_type(first, name), _shape_and_type(other, name)
+        if one != two:
+            raise CheckpointError(
+                f"cannot average: {name} is {one} in {first_path} but {two} in {path}"
+            )
+        has_mean = first[name].is_floating_point()
+        is_counter = first[name].numel() < 2
+        if not (has_mean or is_counter) and not torch.equal(first[name], other[name]):
+            raise CheckpointError(
+                f"cannot average: {name} is {one} and differs between {first_path} and {path}"
+            )
+
+
+def _shape_and_type(model: dict, name: str) -> str:
+    return f"{tuple(model[name].shape)} {model[name].dtype}" if name in model else "missing"
+
+
+def check_same_rules(first: dict, other: dict, first_path: Path, path: Path) -> None:
+    """Raises ``CheckpointError`` naming the option in which two models' skips differ."""
     one_rules, two_rules = rules(first), rules(other)
     for name in one_rules.keys() & two_rules.keys():
         one, two = one_rules[name], two_rules[name]
@@ -245,24 +274,6 @@ def check_alike(first: dict, other: dict, first_path: Path, path: Path) -> None:
                     f"cannot average: {name or 'the skip connection'} has {option}="
                     f"{one.get(option)!r} in {first_path} but {two.get(option)!r} in {path}"
                 )
-    kinds = [
-        {name: f"{tuple(t.shape)} {t.dtype}" for name, t in model.items()}
-        for model in (first, other)
-    ]
-    for name in {**first, **other}:
-        one, two = (kind.get(name, "missing") for kind in kinds)
-        if one != two:
-            raise CheckpointError(
-                f"cannot average: {name} is {one} in {first_path} but {two} in {path}"
-            )
-        if not (
-            first[name].is_floating_point()
-            or first[name].numel() < 2
-            or torch.equal(first[name], other[name])
-        ):
-            raise CheckpointError(
-                f"cannot average: {name} is {one} and differs between {first_path} and {path}"
-            )
 
 
 def average(paths: list[Path]) -> dict:

@@ -1,6 +1,5 @@
 """Whether a training in a folder has ended, and whether it is the one that is asked for."""
 
-from argparse import Namespace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from fairseq_rskip.residual import KINDS, own_rules
 from fairseq_rskip.residual.options import options_of
 from fairseq_rskip.residual.state import rule_files
 from fairseq_rskip.safe_load import load_checkpoint
-from fairseq_rskip.tools.training_files import LAST, early_stop
+from fairseq_rskip.tools.training_files import LAST, early_stop, section
 
 # parts of a checkpoint's settings that are chosen by name, as by --optimizer
 CHOICES = ("criterion", "optimizer", "lr_scheduler", "task")
@@ -108,13 +107,13 @@ class SavedTraining:
         saved = self._checkpoint["cfg"]
         known: dict[str, Any] = {}
         for part in PARTS:
-            values = _as_dict(saved.get(part))
+            values = section(saved, part)
             name = values.pop("_name", None)
             known |= values
             if part in CHOICES and name:
                 known[part] = name
-        known["arch"] = _as_dict(saved["model"]).get("_name")
-        processes = _as_dict(saved.get("distributed_training")).get("distributed_world_size")
+        known["arch"] = section(saved, "model").get("_name")
+        processes = section(saved, "distributed_training").get("distributed_world_size")
         if processes:
             known["distributed_world_size"] = processes
         kind = known.get("skip_kind")
@@ -127,11 +126,6 @@ class SavedTraining:
             if _comparable(before) != _comparable(now):
                 differing.append((name, before, now))
         return differing
-
-
-def _as_dict(part: Any) -> dict[str, Any]:
-    """A part of a checkpoint's settings: a mapping, or a Namespace of fairseq's older classes."""
-    return vars(part).copy() if isinstance(part, Namespace) else dict(part or {})
 
 
 def _initial_values(kind: Any) -> set[str]:
