@@ -36,9 +36,10 @@ class Parser(argparse.ArgumentParser):
         try:
             options, unknown = self.parse_known_args(words, namespace)
         except UsageError as error:
-            unknown = self.unknown_options(words)  # perhaps what is missing, misspelled
-            if "required" not in str(error) or not unknown:
-                raise
+            misspelled = self.unknown_options(words)  # perhaps what is missing
+            if "required" in str(error) and misspelled:
+                self.refuse(misspelled, self.option_strings)
+            raise
         if unknown:
             self.refuse(unknown, self.option_strings)
         return options

@@ -121,15 +121,13 @@ def load_checkpoint(file, map_location=None, **_ignored):
             raise CheckpointError(
                 f"cannot read checkpoint {file}: {error.strerror or error}"
             ) from None
-    name = getattr(file, "name", "(no file name)")
     try:
         _inspect_zip(file)
-        with torch.serialization.safe_globals(
-            [(item, name) for name, item in allowed_globals().items()]
-        ):
+        allowed = [(item, name) for name, item in allowed_globals().items()]
+        with torch.serialization.safe_globals(allowed):
             return _finished(torch.load(file, map_location=map_location, weights_only=True))
     except Exception as error:
-        raise _explain(name, error) from None
+        raise _explain(getattr(file, "name", "(no file name)"), error) from None
 
 
 def _finished(value):

@@ -48,16 +48,20 @@ class Translator(TextModel):
         beam = self.cfg.generation.beam if beam is None else beam
         if isinstance(beam, bool) or not isinstance(beam, numbers.Integral) or beam < 1:
             raise UserError(f"beam={beam!r}: expected an integer > 0")
-        one = isinstance(sentences, str)
-        texts: Any = [sentences]
-        if not one:
-            texts = list(sentences) if isinstance(sentences, Iterable) else [sentences]
+        is_one = isinstance(sentences, str)
+        is_list = isinstance(sentences, Iterable) and not is_one
+        texts: list[Any] = list(sentences) if is_list else [sentences]
         if not all(isinstance(text, str) for text in texts):
             raise UserError(f"sentences={str(sentences)[:40]}: expected a text or a list of texts")
-        filled = [text for text in texts if clean(text)]
-        in_order = iter(super().translate(filled, int(beam), verbose, **search) if filled else [])
-        translations = [next(in_order) if clean(text) else "" for text in texts]
-        return translations[0] if one else translations
+
+        translations = [""] * len(texts)  # of an empty sentence
+        filled = [index for index, text in enumerate(texts) if clean(text)]
+        if filled:
+            to_translate = [texts[index] for index in filled]
+            found = super().translate(to_translate, int(beam), verbose, **search)
+            for index, translation in zip(filled, found):
+                translations[index] = translation
+        return translations[0] if is_one else translations
 
     def encode(self, sentence: str) -> Tensor:
         """Token numbers of plain text, end of sentence included. Raises ``UserError`` for more than

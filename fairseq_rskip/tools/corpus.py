@@ -74,7 +74,7 @@ class Corpus:
             raise UserError(_no_corpus(str(data)))
         if location.is_prepared:
             return cls._in(location.data_bin, location.known)
-        name = location.known or location.folder.name
+        name = location.known or folder_name(location.folder)
         return cls(location.folder / "data-bin", name, location.known, exists=False)
 
     @classmethod

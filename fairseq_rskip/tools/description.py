@@ -9,7 +9,6 @@ import logging
 import re
 from argparse import Namespace
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -268,11 +267,11 @@ def _layers(rows: list[SkipRow]) -> str:
 
 def _spans(rows: list[SkipRow]) -> str:
     """The deviations of each matrix over the rows; matrices with the same ones are together."""
-    spans = {role: _span([row.std[role] for row in rows]) for role in rows[0].std}
-    parts = []
-    for span, roles in groupby(spans, key=spans.get):
-        parts.append(f"{','.join(roles)} {span}")
-    return " ".join(parts)
+    roles_of: dict[str, list[str]] = {}
+    for role in rows[0].std:
+        span = _span([row.std[role] for row in rows])
+        roles_of.setdefault(span, []).append(role)
+    return " ".join(f"{','.join(roles)} {span}" for span, roles in roles_of.items())
 
 
 def _span(values: list[float]) -> str:

@@ -3,7 +3,6 @@
 import argparse
 import shlex
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
 
 from ..analysis.study import Study
@@ -36,8 +35,11 @@ def load_study(options: argparse.Namespace) -> Study:
         )
     if options.stage and not resnets:
         raise UserError("--stage: expected with ResNets only, Transformers have none")
-    kind = "resnets" if resnets else "transformers"
-    study = import_module(f".{kind}", __package__).study(models, options)
+    if resnets:
+        from .resnets import study as make_study
+    else:
+        from .transformers import study as make_study  # imports fairseq, which takes seconds
+    study = make_study(models, options)
     for source in models:
         if source.fresh:
             study.calibrate(source.label, options.seed)

@@ -265,16 +265,25 @@ def prepare_data(experiment: Experiment, dry_run: bool = False) -> bool:
         if dry_run:
             continue
         if text and not isinstance(text, Table.Published):
-            # the file says of what text data-bin will be: only one process may write both
-            with locked(Path(data), INPUTS_LOCK, wait=True):
-                if not _own_text_words(text, data):
-                    continue  # another process has prepared it meanwhile
-                write_json(Path(data) / INPUTS, own_text.identity(text))
-                _prepare(command)
+            any_prepared |= _prepare_own_text(text, data, command)
         else:
             _prepare(command)
-        any_prepared = True
+            any_prepared = True
     return any_prepared
+
+
+def _prepare_own_text(text: own_text.Text, folder: str, command: list[str]) -> bool:
+    """Prepare ``text`` in ``folder``, unless another process has done it meanwhile.
+
+    Returns whether it did. The file of inputs says of what text data-bin will be: only one process
+    may write both.
+    """
+    with locked(Path(folder), INPUTS_LOCK, wait=True):
+        if not _own_text_words(text, folder):
+            return False
+        write_json(Path(folder) / INPUTS, own_text.identity(text))
+        _prepare(command)
+    return True
 
 
 def _prepare(command: list[str]) -> None:

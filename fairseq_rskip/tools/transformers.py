@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -69,16 +70,14 @@ def study(models: Sequence[Source], options: argparse.Namespace) -> Study:
 
     def batches() -> Iterator[dict[str, Any]]:
         for start in range(0, len(chosen), options.batch_size):
-            sample = dataset.collater(
-                [dataset[i] for i in chosen[start : start + options.batch_size]]
-            )
+            batch = chosen[start : start + options.batch_size]
+            sample = dataset.collater([dataset[index] for index in batch])
             sample["pad"] = task.target_dictionary.pad()
             yield utils.move_to_cuda(sample) if device.type == "cuda" else sample
 
-    about = (
-        f"{len(chosen)} {'windows' if data.is_monolingual else 'sentence pairs'} of {options.split}"
-    )
-    count = -(-len(chosen) // options.batch_size)
+    unit = "windows" if data.is_monolingual else "sentence pairs"
+    about = f"{len(chosen)} {unit} of {options.split}"
+    count = math.ceil(len(chosen) / options.batch_size)
     return Study(built, batches, count, about, losses, side_of, seeds=seeds)
 
 
@@ -175,11 +174,12 @@ def ours(model: Any) -> Any:
     pre_norm = any(getattr(model, f"{side}_normalize_before", False) for side in sides)
     rule = "xskip" if pre_norm else "xskip_ln"
     name = f"transformer_{prefix}{rule}"
-    ours = MODEL_DATACLASS_REGISTRY[name](skip_lambda=1.0)
-    for field in dataclasses.fields(ours):
-        setattr(ours, field.name, getattr(model, field.name, getattr(ours, field.name)))
-    ours._name = name
-    return OmegaConf.structured(ours)
+    config = MODEL_DATACLASS_REGISTRY[name](skip_lambda=1.0)
+    for field in dataclasses.fields(config):
+        if hasattr(model, field.name):
+            setattr(config, field.name, getattr(model, field.name))
+    config._name = name
+    return OmegaConf.structured(config)
 
 
 def build(source: Source, cfg: Any, state: Any, data: str, seed: int) -> tuple[Any, nn.Module]:

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, run_command
@@ -98,6 +99,11 @@ def test_layers_that_are_alike_are_one_row_that_fits_a_terminal(capsys):
     assert formula.startswith("mixln: ") and formula.endswith(" (arXiv 2412.13795; docs/rules.md)")
     assert columns.startswith("added: parameters of rule and norm; std / Xavier's: ")
     assert max(map(len, [*lines, columns])) <= 90
+
+
+def test_matrices_of_one_deviation_are_together_wherever_they_stand():
+    row = SimpleNamespace(std={"q": 1.0, "k": 0.5, "out": 1.001})
+    assert description._spans([row, row]) == "q,out 1.00 k 0.50"
 
 
 def test_every_architecture_is_described():

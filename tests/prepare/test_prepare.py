@@ -315,6 +315,7 @@ def test_bad_text_is_one_line_and_keeps_what_is_finished(raw):
         ("--bpe wordpiece", "--bpe: invalid choice: 'wordpiece'"),
         ("--max-ratio 0.5", "--max-ratio: '0.5'"),
         ("--tgt en OUT", "--src and --tgt are both en"),
+        ("--tokenizer moses --bpe sentencepiece OUT", "splits text that is not tokenised"),
         ("--tgt zh-CN OUT", "'zh-CN'"),
         ("", "required: FOLDER"),
     ],

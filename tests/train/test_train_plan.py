@@ -276,6 +276,9 @@ def test_a_word_is_the_prepared_one_of_two_folders(plan, data, tmp_path, monkeyp
     shutil.copytree(data, tmp_path / "mine")
     refused(plan("mine", TINY), "both ./mine and data/mine are prepared corpora: write which")
     assert Corpus.find("./mine").folder == Path("mine/data-bin")
+    monkeypatch.chdir(tmp_path / "data")
+    assert Corpus.find_or_plan("..").name == tmp_path.name  # not ..: it names a folder
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "other").mkdir()
     made = plan("other", TINY, "--dry-run", "--max-update", 9)
     assert "other/data-bin is not prepared: the recipe is that of" in made.err

@@ -153,21 +153,9 @@ def download(url: str, part: Path) -> None:
     tries = TRIES
     most = 0  # a part that an earlier call left may be of another file
     while True:
-        try:
-            _transfer(url, part)
+        problem = _try(url, part)
+        if problem is None:
             return
-        except urllib.error.HTTPError as error:
-            problem: OSError = error
-            if error.code in FINAL:
-                raise
-            if error.code == CANNOT_RESUME:
-                part.unlink(missing_ok=True)
-        except http.client.HTTPException as error:
-            problem = OSError(f"{type(error).__name__} {error}")
-        except OSError as error:
-            if not isinstance(error, urllib.error.URLError | ConnectionError | TimeoutError):
-                raise  # an error of the disk
-            problem = error
         if _size(part) > most:
             tries, most = TRIES, _size(part)
         else:
@@ -177,8 +165,28 @@ def download(url: str, part: Path) -> None:
         time.sleep(DELAY)
 
 
+def _try(url: str, part: Path) -> OSError | None:
+    """Transfer once; a problem that another try may not have is returned.
+
+    Raises ``OSError`` for others: what the server says for good, and errors of the disk.
+    """
+    try:
+        _transfer(url, part)
+    except urllib.error.HTTPError as error:
+        if error.code in FINAL:
+            raise
+        if error.code == CANNOT_RESUME:
+            part.unlink(missing_ok=True)
+        return error
+    except http.client.HTTPException as error:
+        return OSError(f"{type(error).__name__} {error}")
+    except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+        return error
+    return None
+
+
 def _transfer(url: str, part: Path) -> None:
-    """One try: append the missing bytes to ``part``; write all if the server cannot resume."""
+    """Append the missing bytes to ``part``; write all if the server cannot resume."""
     have = _size(part)
     headers = {"User-Agent": "fairseq_rskip"}
     if have:

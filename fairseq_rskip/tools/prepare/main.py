@@ -147,7 +147,6 @@ def add_own(group: Any) -> None:
     group.add_argument(
         "--tokenizer",
         choices=["moses", "none"],
-        default="moses",
         help="none: the text is tokenised already (moses; with sentencepiece none)",
     )
     group.add_argument("--name", default="", help="name of the corpus (default: FOLDER's name)")
@@ -267,7 +266,9 @@ def plan(kind: Kind, options: argparse.Namespace) -> stages.Preparation:
         settings = _published(kind, options)
     if settings["src"] == settings["tgt"]:
         raise UserError(f"--src and --tgt are both {settings['src']}")
-    if options.bpe == SENTENCEPIECE:
+    if kind.is_own:
+        settings["tokenizer"] = _own_tokenizer(options)
+    elif options.bpe == SENTENCEPIECE:
         settings["tokenizer"] = "none"
     if options.normalise_punctuation and settings["tokenizer"] == "none":
         raise UserError(
@@ -302,6 +303,18 @@ def _own_name(options: argparse.Namespace) -> str:
     return name
 
 
+def _own_tokenizer(options: argparse.Namespace) -> str:
+    """Moses, or none before sentencepiece, which splits plain text. Raises ``UserError``."""
+    if options.bpe != SENTENCEPIECE:
+        return options.tokenizer or "moses"
+    if options.tokenizer == "moses":
+        raise UserError(
+            "--tokenizer moses with --bpe sentencepiece, which splits text that is not tokenised: "
+            "expected --tokenizer none, or another --bpe"
+        )
+    return "none"
+
+
 def _own_pairs(options: argparse.Namespace) -> dict[str, Any]:
     files = {}
     for split in SPLITS:
@@ -319,7 +332,6 @@ def _own_pairs(options: argparse.Namespace) -> dict[str, Any]:
         "source": stages.Pairs(files),
         "src": options.src,
         "tgt": options.tgt,
-        "tokenizer": options.tokenizer,
     }
 
 
@@ -331,7 +343,6 @@ def _own_text(options: argparse.Namespace) -> dict[str, Any]:
         "source": stages.Documents(options.text, options.lines, options.held_out),
         "src": options.lang,
         "tgt": "",
-        "tokenizer": options.tokenizer,
     }
 
 

@@ -13,29 +13,29 @@ from .sweep import listed
 from .tables import distinct_text, minus_published, outcome
 
 
-def records(experiment: Experiment, lines: list[Result]) -> list[dict[str, Any]]:
+def records(experiment: Experiment, results: list[Result]) -> list[dict[str, Any]]:
     """The rows of the CSV file, with every digit.
 
     Their columns are those of earlier reports. ``swept``, ``chosen`` and ``values_by_seed`` are
     JSON.
     """
     changes = changes_of(experiment)
-    return [_record(experiment, line, changes) for line in lines]
+    return [_record(experiment, result, changes) for result in results]
 
 
-def _record(experiment: Experiment, line: Result, changes: Changes) -> dict[str, Any]:
+def _record(experiment: Experiment, result: Result, changes: Changes) -> dict[str, Any]:
     """A row of the CSV file."""
-    runs = [trial.run for trial in line.cell.trials]
+    runs = [trial.run for trial in result.cell.trials]
     swept = []
-    for trial in line.trials:
-        result = outcome(trial) if trial.held_out is None else trial.held_out
-        swept.append({"options": trial.values, "result": result})
+    for trial in result.trials:
+        value = outcome(trial) if trial.held_out is None else trial.held_out
+        swept.append({"options": trial.values, "result": value})
     cells = {
         "plan": changes.name(experiment),
         "table": experiment.name,
-        "column": line.cell.column,
-        "row": line.cell.row.label,
-        "equation": line.cell.row.equation,
+        "column": result.cell.column,
+        "row": result.cell.row.label,
+        "equation": result.cell.row.equation,
         "metric": experiment.metric,
         "papers_experiment": changes.are_none and bool(experiment.table.source),
         "data": distinct_text(run.identity["data"] for run in runs),
@@ -43,30 +43,30 @@ def _record(experiment: Experiment, line: Result, changes: Changes) -> dict[str,
         "length": distinct_text(f"{run.length:,} {run.unit}" for run in runs),
         "changed": listed(changes.options),
         "swept": json.dumps(swept, ensure_ascii=False),
-        "chosen": json.dumps(line.chosen, ensure_ascii=False),
-        "seeds_planned": len(experiment.seeds_of(line.cell.row)) if line.cell.run else 0,
-        "seeds_done": len(line.values),
-        "values_by_seed": json.dumps(line.values),
-        "mean": line.mean,
+        "chosen": json.dumps(result.chosen, ensure_ascii=False),
+        "seeds_planned": len(experiment.seeds_of(result.cell.row)) if result.cell.run else 0,
+        "seeds_done": len(result.values),
+        "values_by_seed": json.dumps(result.values),
+        "mean": result.mean,
         "standard_deviation": (
-            statistics.stdev(line.values.values()) if len(line.values) > 1 else None
+            statistics.stdev(result.values.values()) if len(result.values) > 1 else None
         ),
     }
     for metric in experiment.table.also:
-        values = line.also(metric)
+        values = result.also(metric)
         cells[metric] = statistics.fmean(values) if values else None
     cells |= {
-        "state": missing(line)[0] or ("done" if line.values else "quoted"),
-        "paper": line.cell.reported,
-        "papers_data": line.cell.data,
-        "ours_minus_paper": minus_published(line) if changes.are_none else None,
+        "state": missing(result)[0] or ("done" if result.values else "quoted"),
+        "paper": result.cell.reported,
+        "papers_data": result.cell.data,
+        "ours_minus_paper": minus_published(result) if changes.are_none else None,
     }
-    return cells | _comparison_cells(experiment, line)
+    return cells | _comparison_cells(experiment, result)
 
 
-def _comparison_cells(experiment: Experiment, line: Result) -> dict[str, Any]:
+def _comparison_cells(experiment: Experiment, result: Result) -> dict[str, Any]:
     """The columns of a row that compare it with its baseline."""
-    comparison = line.comparison
+    comparison = result.comparison
     names = ["baseline", "ours_minus_baseline", "low", "high", "test", "untested", "p", "p_holm"]
     cells: dict[str, Any] = dict.fromkeys([*names, "shared_seeds", "tests"])
     cells["baseline"] = ""

@@ -1,11 +1,13 @@
-"""Write the report of tables: Markdown, CSV and one self-contained page."""
+"""Write the report of tables: Markdown, CSV and one self-contained tables."""
 
 import base64
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas
 
 from fairseq_rskip.analysis.figures import write_csv
 from fairseq_rskip.console import print_line, to_argv
@@ -18,8 +20,7 @@ from fairseq_rskip.tools.experiments.results import collect, ready, state
 from fairseq_rskip.tools.experiments.run_folder import CHECKPOINTS, RECORD, read_record, trained
 from fairseq_rskip.tools.experiments.tasks import TASKS
 
-from . import csv_records
-from . import tables as page
+from . import csv_records, tables
 from .comparison import compare, power
 from .sweep import listed
 
@@ -28,10 +29,44 @@ TITLES |= {
     "gradients": "Gradient norm at the output of every block",
     "ratio": "x:F in the output of every block",
 }
+TEXTS = ("column", "row", "equation")  # columns of words, which begin at the left
 
 
-def write_report(tables: list[Experiment], output: Path, with_figures: bool = True) -> None:
-    """Write report.html, report.md, report.csv and figures/ of ``tables`` into OUTPUT/report.
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a report in ``path``, or the ``problem`` with which drawing it ended."""
+
+    title: str
+    path: Path
+    link: str  # from report.md
+    problem: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a report says of one table."""
+
+    name: str
+    heading: str
+    title: str
+    metric: str
+    source: str
+    note: str
+    warnings: list[str]
+    frame: pandas.DataFrame  # all cells are text
+    sides: list[str]  # of the text in each column: left or right
+    bases: list[bool]  # whether a row is a baseline
+    legend: dict[str, str]  # what each column means
+    notes: list[str]
+    sweeps: list[str]
+    facts: dict[str, str]
+    figures: list[Figure]
+    examples: list[tuple[str, list[dict[str, str]]]]  # translations of each row
+    records: list[dict[str, Any]]  # the rows of the CSV file
+
+
+def write_report(experiments: list[Experiment], output: Path, with_figures: bool) -> None:
+    """Write report.html, report.md, report.csv and figures/ of ``experiments`` into OUTPUT/report.
 
     The runs are below ``output``. The tables are printed. A report that is there is kept where this
     one would have no value though ``output`` has finished runs, as after a change of the text.
@@ -39,38 +74,38 @@ def write_report(tables: list[Experiment], output: Path, with_figures: bool = Tr
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
     folder = output / "report"
     with locked(folder, wait=True):
-        parts = _parts(tables, output, with_figures)
-        unseen = _unseen(tables, parts, output)
+        parts = _parts(experiments, output, with_figures)
+        unseen = _unseen(experiments, parts, output)
         is_kept = bool(unseen) and (folder / "report.csv").exists()
         if not is_kept:
             _write(folder, parts)
     if unseen:
         print_line(f"warning: {unseen}", "stderr")
     for part in parts:
-        for warning in part["warnings"]:
+        for warning in part.warnings:
             print_line(f"warning: {warning}", "stderr")
-        print_line(f"{part['heading']}\n{part['frame'].to_string(index=False)}")
+        print_line(f"{part.heading}\n{part.frame.to_string(index=False)}")
     if is_kept:
         print_line(f"warning: this has no value: the report in {folder} is kept", "stderr")
     else:
         print_line(f"{folder}/report.html, report.md and report.csv")
 
 
-def _write(folder: Path, parts: list[dict[str, Any]]) -> None:
+def _write(folder: Path, parts: list[Part]) -> None:
     """Write report.html, report.md and report.csv into ``folder``."""
     template = Path(__file__).with_name("report.html.j2").read_text("utf-8")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["png"] = lambda path: base64.b64encode(path.read_bytes()).decode()
     write_text(folder / "report.html", environment.from_string(template).render(parts=parts))
     write_text(folder / "report.md", "\n\n".join(map(_markdown, parts)) + "\n")
-    records = [record for part in parts for record in part["records"]]
+    records = [record for part in parts for record in part.records]
     names = dict.fromkeys(name for record in records for name in record)
     write_csv(
         folder / "report.csv", [{name: record.get(name) for name in names} for record in records]
     )
 
 
-def _parts(experiments: list[Experiment], output: Path, with_figures: bool) -> list[dict[str, Any]]:
+def _parts(experiments: list[Experiment], output: Path, with_figures: bool) -> list[Part]:
     """What the report says of each table that has a row to show.
 
     A line names the others. Raises ``UserError`` where no table has one.
@@ -79,9 +114,9 @@ def _parts(experiments: list[Experiment], output: Path, with_figures: bool) -> l
     empty = []
     for experiment in experiments:
         results = [collect(experiment, cell, output) for cell in experiment.cells]
-        lines = compare(experiment, results)
-        if lines:
-            parts.append(_part(experiment, lines, output, with_figures))
+        compared = compare(experiment, results)
+        if compared:
+            parts.append(_part(experiment, compared, output, with_figures))
         else:
             empty.append(f"{experiment.path}: no row of these is run or has a published value")
     if not parts:
@@ -91,11 +126,11 @@ def _parts(experiments: list[Experiment], output: Path, with_figures: bool) -> l
     return parts
 
 
-def _unseen(tables: list[Experiment], parts: list[dict[str, Any]], output: Path) -> str:
+def _unseen(experiments: list[Experiment], parts: list[Part], output: Path) -> str:
     """One line where the folder has finished runs and the report has none of them, or ""."""
-    if any(record["seeds_done"] for part in parts for record in part["records"]):
+    if any(record["seeds_done"] for part in parts for record in part.records):
         return ""
-    runs = [run for table in tables for run in ready(table, output)]
+    runs = [run for experiment in experiments for run in ready(experiment, output)]
     trained_only = sum(state(run).kind == UNSCORED for run in runs)
     if trained_only:
         return (
@@ -112,50 +147,47 @@ def _unseen(tables: list[Experiment], parts: list[dict[str, Any]], output: Path)
     )
 
 
-def _part(
-    experiment: Experiment, lines: list[Result], output: Path, with_figures: bool
-) -> dict[str, Any]:
-    """What a report says of one table, whose rows are ``lines``."""
+def _part(experiment: Experiment, results: list[Result], output: Path, with_figures: bool) -> Part:
+    """What a report says of one table, whose rows are ``results``."""
     table = experiment.table
     changes = changes_of(experiment)
     name = changes.name(experiment)
 
-    warnings = page.warnings(lines)
+    warnings = tables.warnings(results)
     if not changes.are_none:
         whole = "published" if table.source else "whole"
         warnings.insert(0, f"Not the {whole} experiment: {in_words(changes)}.")
 
-    notes = page.notes(experiment, lines)
-    notes += [power(lines, column, experiment.metric) for column in experiment.columns]
+    notes = tables.notes(experiment, results)
+    notes += [power(results, column, experiment.metric) for column in experiment.columns]
     examples = []
-    for line in lines:
-        first = next(iter(line.records.values()), {}).get("examples")
+    for result in results:
+        first = next(iter(result.records.values()), {}).get("examples")
         if first:
-            examples.append((str(line.cell), first))
-    shown = page.frame(experiment, lines)
-    texts = ("column", "row", "equation")
+            examples.append((str(result.cell), first))
+    frame = tables.frame(experiment, results)
     figures = []
     if with_figures:
-        figures = _figures(experiment, name, lines, output / "report" / "figures")
-    return {
-        "name": name,
-        "heading": name if experiment.title == experiment.name else f"{name}: {experiment.title}",
-        "title": experiment.title,
-        "metric": experiment.metric,
-        "source": table.source,
-        "note": table.note,
-        "warnings": warnings,
-        "frame": shown,
-        "sides": ["left" if column in texts else "right" for column in shown],
-        "bases": [line.is_baseline for line in lines],
-        "legend": page.legend(experiment, lines, shown),
-        "notes": list(filter(None, notes)),
-        "sweeps": page.sweeps(experiment, lines),
-        "facts": page.facts(experiment, lines),
-        "figures": figures,
-        "examples": examples,
-        "records": csv_records.records(experiment, lines),
-    }
+        figures = _figures(experiment, name, results, output / "report" / "figures")
+    return Part(
+        name=name,
+        heading=name if experiment.title == experiment.name else f"{name}: {experiment.title}",
+        title=experiment.title,
+        metric=experiment.metric,
+        source=table.source,
+        note=table.note,
+        warnings=warnings,
+        frame=frame,
+        sides=["left" if column in TEXTS else "right" for column in frame],
+        bases=[result.is_baseline for result in results],
+        legend=tables.legend(experiment, results, frame),
+        notes=[note for note in notes if note],
+        sweeps=tables.sweeps(experiment, results),
+        facts=tables.facts(experiment, results),
+        figures=figures,
+        examples=examples,
+        records=csv_records.records(experiment, results),
+    )
 
 
 def in_words(changes: Changes) -> str:
@@ -170,79 +202,75 @@ def in_words(changes: Changes) -> str:
     return ", ".join(words)
 
 
-def _markdown(part: dict[str, Any]) -> str:
+def _markdown(part: Part) -> str:
     """The part as Markdown."""
-    shown = part["frame"].map(page.markdown).rename(columns=page.markdown)
-    table = shown.to_markdown(index=False, colalign=part["sides"], disable_numparse=True)
-    legend = [f"{name}: {text}." for name, text in part["legend"].items()]
-    lines = [part["source"], part["note"], *part["warnings"], *legend]
-    lines += [*part["notes"], *part["sweeps"]]
+    shown = part.frame.map(tables.markdown).rename(columns=tables.markdown)
+    table = shown.to_markdown(index=False, colalign=part.sides, disable_numparse=True)
+    legend = [f"{name}: {text}." for name, text in part.legend.items()]
+    sentences = [part.source, part.note, *part.warnings, *legend, *part.notes, *part.sweeps]
 
-    facts = [f"{name}: {value}" for name, value in part["facts"].items()]
-    for row, examples in part["examples"]:
+    facts = [f"{name}: {value}" for name, value in part.facts.items()]
+    for row, examples in part.examples:
         for example in examples:
             facts += [f"{row}, {name}: {text}" for name, text in example.items()]
-    bullets = "\n".join(f"- {page.markdown(fact)}" for fact in facts)
+    bullets = "\n".join(f"- {tables.markdown(fact)}" for fact in facts)
 
-    blocks = [f"# {page.markdown(part['heading'])}", table]
-    blocks += [page.markdown(line) for line in lines if line]
+    blocks = [f"# {tables.markdown(part.heading)}", table]
+    blocks += [tables.markdown(sentence) for sentence in sentences if sentence]
     blocks.append(bullets)
-    for figure in part["figures"]:
-        if not figure["problem"]:
-            blocks.append(f"![{figure['title']}]({figure['link']})")
+    blocks += [f"![{each.title}]({each.link})" for each in part.figures if not each.problem]
     return "\n\n".join(blocks)
 
 
 def _figures(
-    experiment: Experiment, name: str, lines: list[Result], folder: Path
-) -> list[dict[str, Any]]:
+    experiment: Experiment, name: str, results: list[Result], folder: Path
+) -> list[Figure]:
     """Return what ``rskip analyze`` draws of the finished runs.
 
     That is the figure that the table names, and learning curves.
     """
     table = experiment.table
     finished: dict[tuple[Path, ...], Result] = {}  # rows that are the same trainings, drawn once
-    for line in lines:
-        if line.values:
-            finished.setdefault(tuple(folder for folder, _ in line.runs_and_values), line)
+    for result in results:
+        if result.values:
+            finished.setdefault(tuple(run for run, _ in result.runs_and_values), result)
     if not finished:
         return []
 
     drawn = []
-    for kind in dict.fromkeys(filter(None, (table.figure, "curves"))):
+    kinds = ["curves"] if table.figure in ("", "curves") else [table.figure, "curves"]
+    for kind in kinds:
         models = []
-        for line in finished.values():
-            models += _models(line, kind, TASKS[experiment.task].weights)
-        options = table.figure_options if kind == (table.figure or "curves") else {}
+        for result in finished.values():
+            models += _models(result, kind, TASKS[experiment.task].weights)
+        options = table.figure_options if kind == kinds[0] else {}
         stem, problem = folder / f"{name}-{kind}", ""
         try:
             analyze.run([kind, "--output", str(stem), *to_argv(dashed(options)), *models])
         except (UserError, OSError, ImportError) as error:
             problem = str(error).split("\n")[0]
         path = stem.with_name(f"{stem.name}.png")
-        drawn.append(
-            {
-                "title": TITLES[kind],
-                "path": path,
-                "link": f"figures/{path.name}",
-                "problem": problem,
-            }
-        )
+        drawn.append(Figure(TITLES[kind], path, f"figures/{path.name}", problem))
     return drawn
 
 
-def _models(line: Result, kind: str, weights: tuple[str, ...]) -> list[str]:
+def _models(result: Result, kind: str, weights: tuple[str, ...]) -> list[str]:
     """Return what a figure is drawn of, NAME=PATH.
 
     That is the logs of all runs of a row, or the weights of the first.
     """
-    of_logs = kind in ("curves", "course")
-    runs = [line.runs[seed] for seed in line.values]
-    label = str(line.cell).replace("=", ":")
-    models = []
-    for run in runs if of_logs else runs[:1]:
-        averaged = f"{run.evaluation}/averaged.pt"
-        names = (CHECKPOINTS,) if of_logs else (averaged, *weights)
-        there = [run.folder / name for name in names if (run.folder / name).exists()]
-        models.append(f"{label}={[*there, run.folder][0]}")
-    return models
+    runs = [result.runs[seed] for seed in result.values]
+    label = str(result.cell).replace("=", ":")
+    if kind in ("curves", "course"):
+        return [f"{label}={_first_existing(run.folder, (CHECKPOINTS,))}" for run in runs]
+    first = runs[0]
+    names = (f"{first.evaluation}/averaged.pt", *weights)
+    return [f"{label}={_first_existing(first.folder, names)}"]
+
+
+def _first_existing(folder: Path, names: tuple[str, ...]) -> Path:
+    """The first of ``names`` in ``folder`` that there is, else the folder."""
+    for name in names:
+        if (folder / name).exists():
+            return folder / name
+    return folder

@@ -33,43 +33,44 @@ MINUS = "\u2212"
 DEVIATION = "± is the sample standard deviation over seeds."
 
 
-def frame(experiment: Experiment, lines: list[Result]) -> pandas.DataFrame:
+def frame(experiment: Experiment, results: list[Result]) -> pandas.DataFrame:
     """The table as text; a column in which no row has anything is left out."""
-    base = f"{MINUS} {_baseline(lines)}"
+    base = f"{MINUS} {_baseline(results)}"
     nothing_changed = changes_of(experiment).are_none
-    shown = pandas.DataFrame([_texts(experiment, line, base, nothing_changed) for line in lines])
+    shown = pandas.DataFrame(
+        [_texts(experiment, result, base, nothing_changed) for result in results]
+    )
     shown["column"] = shown["column"].mask(shown["column"].duplicated(), "")
     return shown.loc[:, (shown != "").any()]
 
 
-def _baseline(lines: list[Result]) -> str:
+def _baseline(results: list[Result]) -> str:
     """The row that all others are compared with, or "its baseline" where there are several."""
-    bases = {line.comparison.baseline for line in lines if line.comparison}
+    bases = {result.comparison.baseline for result in results if result.comparison}
     return bases.pop() if len(bases) == 1 else "its baseline"
 
 
-def legend(experiment: Experiment, lines: list[Result], shown: pandas.DataFrame) -> dict[str, str]:
+def legend(
+    experiment: Experiment, results: list[Result], shown: pandas.DataFrame
+) -> dict[str, str]:
     """What each column of ``shown`` means, by its heading."""
     better = "lower" if TASKS[experiment.task].metrics[experiment.metric] else "higher"
     value = f"{better} is better"
-    if any(len(line.values) > 1 for line in lines):
+    if any(len(result.values) > 1 for result in results):
         value = f"mean over seeds; {DEVIATION} {value.capitalize()}"
-    if any(line.best for line in lines):
+    if any(result.best for result in results):
         value += ". Bold: the best, if its difference is below 0.05 after Holm's correction "
         value += "and over seeds"
-    tested = f"{BY_SEED}, by statsmodels {statsmodels.__version__}"
-    if test_of(experiment) == "randomisation":
-        tested = f"{PAIRED}, {TRIALS:,} trials, for the translations of each seed (seed 1: …); "
-        tested += "it covers the choice of test sentences, not of seeds"
-    baseline = _baseline(lines)
+    baseline = _baseline(results)
+    difference = f"the row's value minus that of {baseline}"
+    if _is_any_tested(results):
+        difference += ", the mean over the seeds of both, and its "
+        difference += f"95 % interval, not corrected: {BY_SEED}"
     meaning = {
         experiment.metric: value,
         "n": "seeds with a value",
-        f"{MINUS} {baseline}": (
-            f"the row's value minus that of {baseline}, the mean over the seeds of both, and its "
-            f"95 % interval, not corrected: {BY_SEED}"
-        ),
-        "p": f"how likely so large a difference is if the two rows do not differ: {tested}",
+        f"{MINUS} {baseline}": difference,
+        "p": _meaning_of_p(experiment, results),
         "p, Holm": (
             "p corrected for all tests of the column. < 0.001 *: below 0.001; "
             f"* marks what is below {LEVEL}"
@@ -85,18 +86,32 @@ def legend(experiment: Experiment, lines: list[Result], shown: pandas.DataFrame)
     }
     for name, about in TASKS[experiment.task].meanings.items():
         meaning[name] = f"{about}; {meaning[name]}" if name in meaning else about
-    compared = [line.comparison for line in lines if line.comparison]
-    if not any(comparison.p for comparison in compared):
-        meaning["p"] = "none; each row has the reason"
-        if any(comparison.untested == NEEDS_SEEDS for comparison in compared):
-            meaning["p"] += ". A report tests rows with two seeds or more in common; rskip compare "
-            meaning["p"] += "tests the sentences of a pair, or the documents of a text"
-        meaning[f"{MINUS} {baseline}"] = f"the row's value minus that of {baseline}"
     return {name: meaning[name] for name in shown if name in meaning}
 
 
+def _is_any_tested(results: list[Result]) -> bool:
+    return any(result.comparison and result.comparison.p for result in results)
+
+
+def _meaning_of_p(experiment: Experiment, results: list[Result]) -> str:
+    """What the p of a table is, or why it has none."""
+    if _is_any_tested(results):
+        about = "how likely so large a difference is if the two rows do not differ: "
+        if test_of(experiment) != "randomisation":
+            return f"{about}{BY_SEED}, by statsmodels {statsmodels.__version__}"
+        about += f"{PAIRED}, {TRIALS:,} trials, for the translations of each seed (seed 1: …); "
+        return f"{about}it covers the choice of test sentences, not of seeds"
+
+    about = "none; each row has the reason"
+    untested = [result.comparison.untested for result in results if result.comparison]
+    if NEEDS_SEEDS in untested:
+        about += ". A report tests rows with two seeds or more in common; rskip compare "
+        about += "tests the sentences of a pair, or the documents of a text"
+    return about
+
+
 def _texts(
-    experiment: Experiment, line: Result, base: str, nothing_changed: bool
+    experiment: Experiment, result: Result, base: str, nothing_changed: bool
 ) -> dict[str, str]:
     """Return a row as text, by the headings of the table.
 
@@ -104,54 +119,65 @@ def _texts(
     """
     metric = experiment.metric
     texts = {
-        "column": line.cell.column,
-        "row": line.cell.row.label,
-        "equation": line.cell.row.equation,
+        "column": result.cell.column,
+        "row": result.cell.row.label,
+        "equation": result.cell.row.equation,
     }
-    ours = spread([*line.values.values()], metric)
-    texts[metric] = f"**{ours}**" if line.best else ours or missing(line)[1] or "quoted"
-    texts["n"] = _count(line)
+    texts[metric] = _value(result, metric)
+    texts["n"] = _count(result)
     for name in experiment.table.also:
-        texts[name] = spread(line.also(name), name)
-    texts |= _compared(line, metric, base)
+        texts[name] = spread(result.also(name), name)
+    texts |= _compared(result, metric, base)
     for name, form in (
         ("length_ratio", "{:.3f}"),
         ("parameters", "{:,.0f}"),
         ("seconds", "{:,.0f}"),
     ):
-        values = [line.records[seed].get(name) for seed in line.values]
+        values = [result.records[seed].get(name) for seed in result.values]
         values = [value for value in values if value is not None]
         texts[name.replace("_", " ")] = form.format(statistics.fmean(values)) if values else ""
-    texts["parameters, published"] = line.cell.row.parameters
-    texts["chosen"] = listed(line.chosen)
+    texts["parameters, published"] = result.cell.row.parameters
+    texts["chosen"] = listed(result.chosen)
 
-    reported = line.cell.reported
+    reported = result.cell.reported
     texts["published"] = "" if reported is None else spread([reported], metric)
-    minus = minus_published(line) if nothing_changed else None
+    minus = minus_published(result) if nothing_changed else None
     texts[f"{MINUS} published"] = "" if minus is None else spread([minus], metric, "+")
     return texts
 
 
-def _count(line: Result) -> str:
+def _value(result: Result, metric: str) -> str:
+    """The mean over seeds, the best in bold; or why there is none."""
+    ours = spread([*result.values.values()], metric)
+    if not ours:
+        return missing(result)[1] or "quoted"
+    return f"**{ours}**" if result.best else ours
+
+
+def _count(result: Result) -> str:
     """The number of seeds, and of how many where some are missing."""
-    if not line.runs:
+    if not result.runs:
         return ""
-    planned = str(len(line.runs))
-    return planned if line.values.keys() == line.runs.keys() else f"{len(line.values)} of {planned}"
+    planned = str(len(result.runs))
+    return (
+        planned
+        if result.values.keys() == result.runs.keys()
+        else f"{len(result.values)} of {planned}"
+    )
 
 
-def minus_published(line: Result) -> float | None:
+def minus_published(result: Result) -> float | None:
     """The difference from the published value."""
-    if not line.values or line.cell.reported is None:
+    if not result.values or result.cell.reported is None:
         return None
-    return line.mean - line.cell.reported
+    return result.mean - result.cell.reported
 
 
-def _compared(line: Result, metric: str, base: str) -> dict[str, str]:
+def _compared(result: Result, metric: str, base: str) -> dict[str, str]:
     """The cells of a row that compare it with its baseline."""
-    comparison = line.comparison
+    comparison = result.comparison
     if comparison is None:
-        return {base: "baseline" if line.is_baseline else "", "p": "", "p, Holm": "", "tests": ""}
+        return {base: "baseline" if result.is_baseline else "", "p": "", "p, Holm": "", "tests": ""}
     difference = ""
     if comparison.difference is not None:
         difference = spread([comparison.difference], metric, "+")
@@ -203,9 +229,9 @@ def distinct_text(values: Iterable[Any]) -> str:
     return " / ".join(dict.fromkeys(str(value) for value in values if value))
 
 
-def facts(experiment: Experiment, lines: list[Result]) -> dict[str, str]:
+def facts(experiment: Experiment, results: list[Result]) -> dict[str, str]:
     """What the numbers were made with, and what each column and row is made of."""
-    about = _about_all(experiment) | _about_the_runs(experiment, lines) | _about_rows(lines)
+    about = _about_all(experiment) | _about_the_runs(experiment, results) | _about_rows(results)
     for name, column in experiment.columns.items():
         texts = [listed(column.options)]
         if column.sweep_of:
@@ -215,15 +241,15 @@ def facts(experiment: Experiment, lines: list[Result]) -> dict[str, str]:
     return {name: text for name, text in about.items() if text}
 
 
-def _about_rows(lines: list[Result]) -> dict[str, str]:
+def _about_rows(results: list[Result]) -> dict[str, str]:
     """What each row is made of: its architecture, in each column if they differ, and options."""
     archs: dict[str, dict[str, str]] = {}  # row -> column -> architecture
     rows: dict[str, Row] = {}
-    for line in lines:
-        if line.cell.run:
-            label = line.cell.row.label
-            rows[label] = line.cell.row
-            archs.setdefault(label, {})[line.cell.column] = line.cell.arch
+    for result in results:
+        if result.cell.run:
+            label = result.cell.row.label
+            rows[label] = result.cell.row
+            archs.setdefault(label, {})[result.cell.column] = result.cell.arch
 
     about = {}
     for label, row in rows.items():
@@ -256,13 +282,13 @@ def _about_all(experiment: Experiment) -> dict[str, str]:
     }
 
 
-def _about_the_runs(experiment: Experiment, lines: list[Result]) -> dict[str, str]:
+def _about_the_runs(experiment: Experiment, results: list[Result]) -> dict[str, str]:
     """What the runs recorded: the score's signature, which weights, versions, commit."""
-    measured = [line.records[seed] for line in lines for seed in line.values]
+    measured = [result.records[seed] for result in results for seed in result.values]
     signatures = [record.get("signatures", {}).get(experiment.metric) for record in measured]
     weights = [str(record.get("weights") or "").partition(":")[0] for record in measured]
 
-    records = [read_record(folder) for line in lines for folder, _ in line.runs_and_values]
+    records = [read_record(folder) for result in results for folder, _ in result.runs_and_values]
     versions = []
     for record in records:
         for part in (record, record.get("metrics") or {}):  # the command's, and the training's
@@ -271,26 +297,26 @@ def _about_the_runs(experiment: Experiment, lines: list[Result]) -> dict[str, st
         "signature": distinct_text(signatures),
         "weights": distinct_text(weights),
         "versions": distinct_text(versions),
-        "computed in": distinct_text(_computed(line) for line in lines),
+        "computed in": distinct_text(_computed(result) for result in results),
         "commit": distinct_text(short_commit(record.get("git") or "") for record in records),
     }
 
 
-def warnings(lines: list[Result]) -> list[str]:
+def warnings(results: list[Result]) -> list[str]:
     """Which models failed, which outputs are degenerate, whose scores say nothing, and which rows
     have seeds of several precisions or devices.
     """
-    texts = _failures(lines)
+    texts = _failures(results)
     outputs = degenerate = 0
-    for line in lines:
-        if " / " in _computed(line):
-            texts.append(f"{line.cell}: its seeds were computed in {_computed(line)}.")
-        for seed in line.values:
+    for result in results:
+        if " / " in _computed(result):
+            texts.append(f"{result.cell}: its seeds were computed in {_computed(result)}.")
+        for seed in result.values:
             outputs += 1
-            reason = line.records[seed].get("degenerate")
+            reason = result.records[seed].get("degenerate")
             if reason:
                 degenerate += 1
-                texts.append(f"{line.cell}, seed {seed}: the output is degenerate: {reason}.")
+                texts.append(f"{result.cell}, seed {seed}: the output is degenerate: {reason}.")
     if degenerate > outputs / 2:
         texts.append(
             "Scores of degenerate outputs do not compare the rules. With metric: valid_loss in "
@@ -299,24 +325,24 @@ def warnings(lines: list[Result]) -> list[str]:
     return texts
 
 
-def _computed(line: Result) -> str:
-    """Precision and device of the trainings behind a line's values, where they are recorded."""
-    records = [read_record(line.runs[seed].folder) for seed in line.values]
+def _computed(result: Result) -> str:
+    """Precision and device of the trainings behind a result's values, where they are recorded."""
+    records = [read_record(result.runs[seed].folder) for seed in result.values]
     return distinct_text((record.get("metrics") or {}).get("computed") for record in records)
 
 
-def _failures(lines: list[Result]) -> list[str]:
+def _failures(results: list[Result]) -> list[str]:
     """Which models have no value, and which values of sweeps: a sentence each, or none."""
     reasons: dict[Any, str] = {}  # by run: rows that are the same runs count once
     tried: dict[Any, str] = {}
-    for line in lines:
-        for seed, state in line.states.items():
-            folder = line.runs[seed].folder
+    for result in results:
+        for seed, state in result.states.items():
+            folder = result.runs[seed].folder
             if state.kind in (DIVERGED, FAILED, NO_VALUE):
-                reasons.setdefault(folder, f"{line.cell}, seed {seed}: {state}")
-        for trial in line.trials:
+                reasons.setdefault(folder, f"{result.cell}, seed {seed}: {state}")
+        for trial in result.trials:
             if trial.state.kind in (DIVERGED, FAILED):
-                text = f"{line.cell}, {listed(trial.values)}: {outcome(trial)}"
+                text = f"{result.cell}, {listed(trial.values)}: {outcome(trial)}"
                 tried.setdefault(trial.deciding_run.folder_in(Path(), 0), text)
 
     texts = []
@@ -334,27 +360,27 @@ def _failures(lines: list[Result]) -> list[str]:
     return texts
 
 
-def notes(experiment: Experiment, lines: list[Result]) -> list[str]:
+def notes(experiment: Experiment, results: list[Result]) -> list[str]:
     """What the table has no room for: missing seeds, rows that are the same, those without runs."""
     texts = []
     first: dict[RunsAndValues, Result] = {}
-    for line in lines:
-        if missing(line)[0]:
-            texts.append(f"{line.cell}: {missing(line)[0]}.")
-        same = first.setdefault(line.runs_and_values, line)
-        if line.values and same is not line:
-            texts.append(f"{line.cell} has the settings, and the runs, of {same.cell}.")
-    shown = {str(line.cell) for line in lines}
+    for result in results:
+        if missing(result)[0]:
+            texts.append(f"{result.cell}: {missing(result)[0]}.")
+        same = first.setdefault(result.runs_and_values, result)
+        if result.values and same is not result:
+            texts.append(f"{result.cell} has the settings, and the runs, of {same.cell}.")
+    shown = {str(result.cell) for result in results}
     idle = [str(cell) for cell in experiment.cells if cell.run and str(cell) not in shown]
     if idle:
         texts.append(f"Not run yet: {', '.join(idle) if len(idle) < 9 else f'{len(idle)} cells'}.")
     return texts
 
 
-def sweeps(experiment: Experiment, lines: list[Result]) -> list[str]:
+def sweeps(experiment: Experiment, results: list[Result]) -> list[str]:
     """What each row's sweep gave, a sentence each."""
     held_out = TASKS[experiment.task].held_out
-    return [_sweep(line, held_out) for line in lines if line.trials]
+    return [_sweep(result, held_out) for result in results if result.trials]
 
 
 def outcome(trial: Trial) -> str:
@@ -367,26 +393,26 @@ def outcome(trial: Trial) -> str:
     return trial.state.short if trial.state.kind == DIVERGED else str(trial.state)
 
 
-def _sweep(line: Result, held_out: str) -> str:
+def _sweep(result: Result, held_out: str) -> str:
     """What a row's sweep has given, a sentence."""
     tried = []
-    for trial in line.trials:
+    for trial in result.trials:
         tried.append(f"{listed(trial.values)}: {outcome(trial)}")
-    if line.chosen:
-        chosen = f"chosen {listed(line.chosen)}"
-        if any(trial.state.kind == FAILED for trial in line.trials):
+    if result.chosen:
+        chosen = f"chosen {listed(result.chosen)}"
+        if any(trial.state.kind == FAILED for trial in result.trials):
             chosen += ", for now: what failed is tried again and may be better"
-    elif all(trial.state.kind in (DIVERGED, FAILED) for trial in line.trials):
+    elif all(trial.state.kind in (DIVERGED, FAILED) for trial in result.trials):
         chosen = "none chosen, since no training has a value"
     else:
         chosen = "not decided yet"
-    at_an_end = ends([trial.values for trial in line.trials], line.chosen)
+    at_an_end = ends([trial.values for trial in result.trials], result.chosen)
     if at_an_end:
         chosen += ", the end of the sweep"
-        if len(line.chosen) > 1:
+        if len(result.chosen) > 1:
             chosen += f" of {' and '.join(at_an_end)}"
         chosen += ": a value beyond it may be better"
-    return f"Sweep of {line.cell}, {held_out}: {', '.join(tried)}; {chosen}."
+    return f"Sweep of {result.cell}, {held_out}: {', '.join(tried)}; {chosen}."
 
 
 def markdown(text: Any) -> str:
