@@ -40,6 +40,7 @@ _WARNINGS = (
     (r"Positional args are being deprecated, use kwargs", FutureWarning),
     (r"Support for mismatched key_padding_mask and attn_mask", UserWarning),
 )
+LONGEST_WAIT = 10.0  # seconds, for a source of batches that never answers
 
 
 def prepare():
@@ -70,7 +71,7 @@ def _accept_hydras_help():
         argparse.ArgumentParser._check_help = lambda parser, action: None
 
 
-def _end_batch_loading(timeout=10.0):
+def _end_batch_loading():
     """Stop the threads in which fairseq loads batches ahead, as after ``--max-update`` in the
     middle of an epoch.
 
@@ -80,7 +81,7 @@ def _end_batch_loading(timeout=10.0):
     iterators = sys.modules.get("fairseq.data.iterators")
     if iterators is None:
         return
-    deadline = time.monotonic() + timeout  # in seconds; for a source that never answers
+    deadline = time.monotonic() + LONGEST_WAIT
     for thread in threading.enumerate():
         if isinstance(thread, iterators.BackgroundConsumer):
             _end_thread(thread, deadline)

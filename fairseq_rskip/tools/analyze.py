@@ -245,10 +245,12 @@ def _trainings(arguments: list[str]) -> list[str]:
 
     RUN is a run of rskip run, or a seed's folder in it; any other argument stays as it is.
     """
+    from .training_files import CHECKPOINTS
+
     expanded = []
     for argument in arguments:
         label, path = label_and_path(argument)
-        folders = [Path(path, "checkpoints"), *sorted(Path(path).glob("seed*/checkpoints"))]
+        folders = [Path(path, CHECKPOINTS), *sorted(Path(path).glob(f"seed*/{CHECKPOINTS}"))]
         inside = [f"{label}={folder}" for folder in folders if folder.is_dir()]
         expanded += inside or [argument]
     return expanded

@@ -28,6 +28,7 @@ NAMES = (
     *TEXTS,
 )
 PREPARATION = "preparation.json"
+SPLITS = ("train", "valid", "test")
 POSITIONS = 1024  # fairseq's default of --max-source-positions and --max-target-positions
 TOKENIZERS = ("moses", "none")
 PAPER_TOKENISED = "iwslt15-en-vi"
@@ -224,7 +225,7 @@ class Corpus:
         Raises ``UserError``, which names the missing file.
         """
         subsets = []
-        for name in ("train", "valid", "test", subset):
+        for name in (*SPLITS, subset):
             if all(path.is_file() for path in self.binarised(name)):
                 subsets.append(name)
         if not subsets:

@@ -15,8 +15,13 @@ from fairseq_rskip.pretrained import WEIGHTS, check_is_not_bundled
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.corpus import corpus_of
 from fairseq_rskip.tools.evaluate.scores_file import SCORES, TRANSLATION, read_scores
-from fairseq_rskip.tools.experiments.run_folder import EVALUATION, check_no_seeds, read_record
+from fairseq_rskip.tools.experiments.run_folder import (
+    EVALUATION,
+    check_no_seeds,
+    read_record,
+)
 from fairseq_rskip.tools.lines import check_lengths, read_lines
+from fairseq_rskip.tools.training_files import CHECKPOINTS
 
 IMAGE_LOG = "log.jsonl"  # of rskip train-cifar
 
@@ -113,12 +118,8 @@ def find_system(path: Path, data: Path | None) -> System:
     A checkpoint, or the average of a training's folder, is to be evaluated with default options on
     ``data`` (default: its training data), beside it. Raises ``UserError``.
     """
-    if (path / "checkpoints").is_dir():  # a seed's folder of rskip run
-        scored = sorted(each.parent for each in path.glob(f"{EVALUATION}*/{SCORES}"))
-        if len(scored) > 1 and not data:
-            listed = ", ".join(each.name for each in scored)
-            raise UserError(f"{path} has several evaluations: expected one of {listed} in it")
-        path = scored[0] if scored and not data else path / "checkpoints"
+    if (path / CHECKPOINTS).is_dir():
+        path = path / CHECKPOINTS if data else _scored_or_checkpoints(path)
 
     _check_is_not_of_images(path)
     check_no_seeds(path)
@@ -131,6 +132,18 @@ def find_system(path: Path, data: Path | None) -> System:
         raise UserError(f"--data is for checkpoints, and {path} is evaluated already")
     text_sha256 = read_scores(path).get("text_sha256") if path.is_dir() else None
     return System(path, text_sha256)
+
+
+def _scored_or_checkpoints(folder: Path) -> Path:
+    """The evaluation in a seed's folder of rskip run, or its checkpoints without one.
+
+    Raises ``UserError`` for several.
+    """
+    scored = sorted(each.parent for each in folder.glob(f"{EVALUATION}*/{SCORES}"))
+    if len(scored) > 1:
+        listed = ", ".join(each.name for each in scored)
+        raise UserError(f"{folder} has several evaluations: expected one of {listed} in it")
+    return scored[0] if scored else folder / CHECKPOINTS
 
 
 def _check_is_not_of_images(path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from fairseq_rskip.fairseq_log import Record, records, tail
 
 LAST, LOG = "checkpoint_last.pt", "train.log"  # in a training's folder
+CHECKPOINTS = "checkpoints"  # that folder, in a run of rskip run
 NUMBERED = {
     "update": re.compile(r"checkpoint_\d+_(\d+)\.pt"),
     "epoch": re.compile(r"checkpoint(\d+)\.pt"),

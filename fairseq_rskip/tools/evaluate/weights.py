@@ -16,6 +16,7 @@ from fairseq_rskip.residual.state import check_file
 from fairseq_rskip.safe_load import CheckpointError, diverged, load_checkpoint
 from fairseq_rskip.tools import cached
 from fairseq_rskip.tools.training_files import (
+    CHECKPOINTS,
     LAST,
     NUMBERED,
     epochs_before,
@@ -116,7 +117,7 @@ def training_folder(folder: Path) -> Path:
 
     Such a folder is a run's ``seed1`` of ``rskip run``.
     """
-    inner = folder / "checkpoints"
+    inner = folder / CHECKPOINTS
     if inner.is_dir() and not any(folder.glob("checkpoint*.pt")):
         return inner
     return folder

@@ -12,7 +12,7 @@ from typing import Any
 
 from fairseq_rskip.console import to_argv
 from fairseq_rskip.errors import UserError
-from fairseq_rskip.tools.corpus import DATA, NAMES
+from fairseq_rskip.tools.corpus import DATA, NAMES, SPLITS
 from fairseq_rskip.tools.prepare.text import content_hash
 
 from .records import Table, dashed
@@ -29,8 +29,7 @@ def beside(text: Text, file: Path) -> Text:
     if isinstance(text, Table.Documents):
         return text.model_copy(update={"text": absolute(text.text)})
     if isinstance(text, Table.Pairs):
-        splits = ("train", "valid", "test")
-        found = {split: [absolute(name) for name in getattr(text, split)] for split in splits}
+        found = {split: [absolute(name) for name in getattr(text, split)] for split in SPLITS}
         return text.model_copy(update=found)
     return text
 
@@ -41,7 +40,7 @@ def files(text: Text) -> dict[str, Path]:
     if isinstance(text, Table.Documents):
         names["text"] = text.text
     if isinstance(text, Table.Pairs):
-        for split in ("train", "valid", "test"):
+        for split in SPLITS:
             source, target = getattr(text, split)
             names[f"{split}-src"] = source
             names[f"{split}-tgt"] = target

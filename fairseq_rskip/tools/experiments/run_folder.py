@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.training_files import CHECKPOINTS
 
 from .records import Run, evaluation_name
 
 RECORD, LOG, LOCK = "run.json", "log.txt", "run.lock"
-CHECKPOINTS = "checkpoints"
 EVALUATION = evaluation_name({})
 LOSSES = ("valid_loss", "last_valid_loss")  # of a training on text, per token, in bits
 

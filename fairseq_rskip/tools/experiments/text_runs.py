@@ -7,9 +7,9 @@ import pandas
 
 from fairseq_rskip.analysis.curves import FAIRSEQ, read_log
 from fairseq_rskip.errors import UserError
+from fairseq_rskip.tools.training_files import CHECKPOINTS
 
 from .finished import FinishedRun, finished_runs
-from .run_folder import CHECKPOINTS
 
 BEST = "best validation loss"
 LOSSES = "losses"  # by the number of updates

@@ -16,7 +16,7 @@ from fairseq_rskip.tools.evaluate.scores_file import TRANSLATION, read_scores
 from fairseq_rskip.tools.lines import read_lines
 
 from .records import Cell, Experiment, Run
-from .run_folder import CHECKPOINTS, LOSSES
+from .run_folder import LOSSES
 from .task import RSKIP, Task, own_rule
 
 
@@ -147,7 +147,7 @@ class Translation(Task):
 
     def commands(self, run: Run) -> list[list[str]]:
         """The command lines that fill the run's folder: training, and evaluation if scored."""
-        save = run.folder / CHECKPOINTS
+        save = run.folder / training_files.CHECKPOINTS
         options = dict(run.options)
         if run.averaged:  # training keeps as many checkpoints, for rows that share it, too
             for name in ("keep-interval-updates", "keep-last-epochs"):
@@ -168,7 +168,7 @@ class Translation(Task):
             return 1.0, "evaluating"
 
         done = 0
-        newest = training_files.last(run.folder / CHECKPOINTS / training_files.LOG)
+        newest = training_files.last(run.folder / training_files.CHECKPOINTS / training_files.LOG)
         for record in newest.values():
             if run.unit == "updates":
                 done = max(done, record.updates)
@@ -182,7 +182,7 @@ class Translation(Task):
 
         None if the training is not finished.
         """
-        save = run.folder / CHECKPOINTS
+        save = run.folder / training_files.CHECKPOINTS
         values = _held_out_losses(save)
         if not values and not run.scored:
             return None

@@ -17,12 +17,12 @@ from fairseq_rskip.modules.step_hooks import TrainingConfig
 from fairseq_rskip.residual import own_rules
 from fairseq_rskip.tools.corpus import Corpus, corpus_of
 from fairseq_rskip.tools.evaluate.main import DEFAULT_LENPEN
-from fairseq_rskip.tools.experiments.run_folder import CHECKPOINTS
 from fairseq_rskip.tools.export.card import Card
 from fairseq_rskip.tools.saved_model import read_checkpoint
 from fairseq_rskip.tools.score import digits
 from fairseq_rskip.tools.source import Source
 from fairseq_rskip.tools.systems import evaluations_of
+from fairseq_rskip.tools.training_files import CHECKPOINTS
 from fairseq_rskip.tools.transformers import build, ours, read
 
 SEARCH = {

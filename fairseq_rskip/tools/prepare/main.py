@@ -13,11 +13,10 @@ from fairseq_rskip.console import Parser, between, print_line, whole_number
 from fairseq_rskip.errors import RESUME, UserError, did_you_mean, exit_status
 from fairseq_rskip.files import lock_holder, locked
 from fairseq_rskip.machine import all_cores
-from fairseq_rskip.tools.corpus import DATA, NAMES, folder_name
+from fairseq_rskip.tools.corpus import DATA, NAMES, SPLITS, folder_name
 from fairseq_rskip.tools.prepare import stages
 from fairseq_rskip.tools.prepare.archives import read_list
 from fairseq_rskip.tools.prepare.languages import UNDETERMINED, language
-from fairseq_rskip.tools.prepare.stages import SPLITS
 from fairseq_rskip.tools.prepare.text import text_files
 from fairseq_rskip.tools.process import CHECKOUT, stop_on_signals
 

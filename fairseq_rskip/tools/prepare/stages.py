@@ -20,11 +20,10 @@ from fairseq_rskip.errors import UserError
 from fairseq_rskip.files import PART
 from fairseq_rskip.pretrained import text as encoders
 from fairseq_rskip.tools import lines
-from fairseq_rskip.tools.corpus import PREPARATION
+from fairseq_rskip.tools.corpus import PREPARATION, SPLITS
 from fairseq_rskip.tools.prepare import archives, subwords, text
 from fairseq_rskip.tools.process import follow
 
-SPLITS = ("train", "valid", "test")
 FORMAT = "2"  # of the stages' files; another number makes all of them again
 KEY = ".key"
 MOST_UNKNOWN = 1.0  # percent of a held-out text; subwords of one kind of text leave below a tenth

@@ -23,7 +23,7 @@ from fairseq_rskip import files as storage
 from fairseq_rskip.console import print_line
 from fairseq_rskip.errors import UserError
 from fairseq_rskip.tools import lines
-from fairseq_rskip.tools.corpus import PREPARATION
+from fairseq_rskip.tools.corpus import PREPARATION, SPLITS
 
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.I)
 TITLE = re.compile(r" ?= [^=]+ = ?")  # of an article in WikiText
@@ -291,7 +291,7 @@ def describe(data_bin: Path, facts: dict[str, Any]) -> None:
         )
         split["tokens"][language] = int(tokens)
         split["unknown_percent"][language] = float(unknown)
-    missing = {"train", "valid", "test"} - splits.keys()
+    missing = set(SPLITS) - splits.keys()
     if missing:
         raise UserError(f"fairseq-preprocess logged no counts for {', '.join(sorted(missing))}")
     types = {language: int(count) for language, count in TYPES.findall(log)}

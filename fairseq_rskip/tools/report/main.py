@@ -17,8 +17,9 @@ from fairseq_rskip.tools import analyze
 from fairseq_rskip.tools.experiments.changes import Changes, changes_of
 from fairseq_rskip.tools.experiments.records import UNSCORED, Experiment, Result, dashed
 from fairseq_rskip.tools.experiments.results import collect, ready, state
-from fairseq_rskip.tools.experiments.run_folder import CHECKPOINTS, RECORD, read_record, trained
+from fairseq_rskip.tools.experiments.run_folder import RECORD, read_record, trained
 from fairseq_rskip.tools.experiments.tasks import TASKS
+from fairseq_rskip.tools.training_files import CHECKPOINTS
 
 from . import csv_records, tables
 from .comparison import compare, power
